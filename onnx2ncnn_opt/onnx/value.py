@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -44,6 +45,10 @@ class Tensor:
         """Return the same blob under another view."""
         return Tensor(self.blob, view, self.dtype)
 
+    def transpose(self, order: Sequence[int]) -> Tensor:
+        """Return the same blob with its axes in another order."""
+        return self.viewed(self.view.transpose(order))
+
 
 @dataclass(frozen=True, eq=False)
 class Constant:
@@ -70,6 +75,10 @@ class Constant:
     def scalar(self) -> float | None:
         """The number that every element is, where the array has one element."""
         return float(self.array.reshape(-1)[0]) if self.array.size == 1 else None
+
+    def transpose(self, order: Sequence[int]) -> Constant:
+        """Return the constant with its axes in another order."""
+        return Constant(self.array.transpose(order))
 
 
 @dataclass(frozen=True, eq=False)

@@ -130,9 +130,7 @@ def _scalars(node: onnx_ir.Node, inputs: Inputs) -> list[Array | None]:
 
 
 def _with_defaults(node: onnx_ir.Node, opset: int) -> tuple[onnx.NodeProto, dict[str, Any]]:
-    """Return the node with its opset's defaults filled in (onnx.reference would take the newest ones), and all
-    attributes.
-    """
+    """Return the node with its opset's defaults (onnx.reference would take the newest ones), and all attributes."""
     proto = onnx_ir.serde.serialize_node(node)
     schema = onnx.defs.get_schema(node.op_type, opset, "")
     given = {attribute.name for attribute in proto.attribute}
@@ -167,17 +165,7 @@ def _ignore(*_: object) -> None:
 _USUAL_KINDS = tuple(getattr(onnx_ir.DataType, name) for name in ("FLOAT", "INT32", "INT64", "BOOL"))
 _USUAL = tuple(kind.numpy() for kind in _USUAL_KINDS)
 _OF_ONE_TYPE = (
-    "Add",
-    "Concat",
-    "Div",
-    "Equal",
-    "Greater",
-    "GreaterOrEqual",
-    "Less",
-    "LessOrEqual",
-    "Mul",
-    "Range",
-    "Sub",
+    *("Add", "Concat", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mul", "Range", "Sub"),
 )
 _NUMPY: Mapping[str, Callable[[Sequence[Any], Mapping[str, Any]], Any]] = {
     "Add": lambda x, a: np.add(*x),

@@ -7,7 +7,7 @@ where it knows less than every size, nothing stands in, and the nodes that read 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import onnx
@@ -31,11 +31,8 @@ def inferred_outputs(
     subgraphs = (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS)
     if node.domain or any(attribute.type in subgraphs for attribute in node.attributes.values()):
         return nothing
-    if not any(isinstance(operand, Tensor) for operand in operands):
-        return nothing
-    if any(
-        isinstance(operand, TensorSequence) or (operand is not None and not _typed(operand)) for operand in operands
-    ):
+    given = [operand for operand in operands if operand is not None]
+    if not any(isinstance(operand, Tensor) for operand in given) or not all(map(_typed, given)):
         return nothing
     proto = onnx_ir.serde.serialize_node(node)
     del proto.input[:], proto.output[:]
@@ -46,8 +43,10 @@ def inferred_outputs(
     for i, operand in enumerate(operands):
         if operand is None or isinstance(operand, TensorSequence):
             continue
-        dims = [size if isinstance(size, int) else _named(size, sizes) for size in operand.shape]
-        inputs.append(helper.make_tensor_value_info(f"x{i}", _element(operand.dtype), dims))
+        sizes |= {str(size): size for size in operand.shape}
+        dims = [size if isinstance(size, int) else str(size) for size in operand.shape]
+        element = helper.np_dtype_to_tensor_dtype(np.dtype(operand.dtype.type))
+        inputs.append(helper.make_tensor_value_info(f"x{i}", element, dims))
         if isinstance(operand, Constant) and operand.array.size <= _LARGEST_GIVEN:
             constants.append(numpy_helper.from_array(operand.array, f"x{i}"))
     outputs = [onnx.ValueInfoProto(name=name) for name in proto.output]
@@ -62,16 +61,6 @@ def inferred_outputs(
 
 def _typed(operand: Item) -> bool:
     return not isinstance(operand, TensorSequence) and operand.dtype.kind in "biuf"
-
-
-def _element(dtype: np.dtype[Any]) -> int:
-    return helper.np_dtype_to_tensor_dtype(np.dtype(dtype.type))
-
-
-def _named(size: Dim, sizes: dict[str, Dim]) -> str:
-    name = str(size)
-    sizes[name] = size
-    return name
 
 
 def _read(tensor: onnx.TypeProto.Tensor, sizes: Mapping[str, Dim]) -> Inferred:

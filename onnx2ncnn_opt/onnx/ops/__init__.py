@@ -11,9 +11,9 @@ from onnx2ncnn_opt.onnx.registry import OnnxOp, Traits
 # What most models need comes first. Each has all versions of its operators.
 _FAMILIES = (
     *("activation", "shape", "convolution", "elementwise", "matrix", "reduction", "pooling", "normalization"),
-    *("gather", "pad_slice", "division", "resize", "cast", "power", "where", "logic", "symbolic", "recurrent"),
-    *("sampling", "scatter", "arg", "attention", "bitwise", "control", "einsum", "linear_attention"),
-    *("lists", "quantization", "sequences", "spectral", "statistics", "topk", "microsoft"),
+    *("gather", "pad_slice", "division", "resize", "power", "logic", "recurrent"),
+    *("sampling", "scatter", "arg", "attention", "bitwise", "control", "linear_attention"),
+    *("lists", "quantization", "spectral", "statistics", "topk", "microsoft"),
 )
 
 

@@ -18,6 +18,11 @@ from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, as_numbers, turned
 from onnx2ncnn_opt.onnx.registry import Errors, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Operand, SymbolicTensor, Tensor, Value
 
+# UnaryOps of the same names.
+_UNARY = (
+    *("Abs", "Neg", "Floor", "Ceil", "Sqrt", "Exp", "Sin", "Cos", "Tan", "Asin", "Acos", "Atan"),
+    *("Round", "Sign", "Sinh", "Asinh", "Cosh", "Atanh"),  # Round is half to even in both
+)
 # ONNX operator -> ncnn layer and its parameters; neither has attributes.
 _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "Relu": ("ReLU", {}),
@@ -26,24 +31,7 @@ _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "Mish": ("Mish", {}),
     "Erf": ("Erf", {}),
     "HardSwish": ("HardSwish", {"alpha": 1 / 6, "beta": 0.5}),
-    "Abs": ("UnaryOp", {"op_type": UnaryOp.ABS}),
-    "Neg": ("UnaryOp", {"op_type": UnaryOp.NEG}),
-    "Floor": ("UnaryOp", {"op_type": UnaryOp.FLOOR}),
-    "Ceil": ("UnaryOp", {"op_type": UnaryOp.CEIL}),
-    "Sqrt": ("UnaryOp", {"op_type": UnaryOp.SQRT}),
-    "Exp": ("UnaryOp", {"op_type": UnaryOp.EXP}),
-    "Sin": ("UnaryOp", {"op_type": UnaryOp.SIN}),
-    "Cos": ("UnaryOp", {"op_type": UnaryOp.COS}),
-    "Tan": ("UnaryOp", {"op_type": UnaryOp.TAN}),
-    "Asin": ("UnaryOp", {"op_type": UnaryOp.ASIN}),
-    "Acos": ("UnaryOp", {"op_type": UnaryOp.ACOS}),
-    "Atan": ("UnaryOp", {"op_type": UnaryOp.ATAN}),
-    "Round": ("UnaryOp", {"op_type": UnaryOp.ROUND}),  # half to even, as ONNX
-    "Sign": ("UnaryOp", {"op_type": UnaryOp.SIGN}),
-    "Sinh": ("UnaryOp", {"op_type": UnaryOp.SINH}),
-    "Asinh": ("UnaryOp", {"op_type": UnaryOp.ASINH}),
-    "Cosh": ("UnaryOp", {"op_type": UnaryOp.COSH}),
-    "Atanh": ("UnaryOp", {"op_type": UnaryOp.ATANH}),
+    **{name: ("UnaryOp", {"op_type": UnaryOp[name.upper()]}) for name in _UNARY},
 }
 _OF_INTEGERS = ("Relu", "Abs", "Neg", "Sign")
 _JUMPING = ("Ceil", "Floor", "Round", "Sign")
@@ -55,12 +43,7 @@ _ERRORS: dict[str, Errors] = {
 }
 _NOT_FOLDED = ("HardSwish", "Mish")
 # Where functions are real numbers, and neither infinite nor as steep as they are there.
-_DOMAINS = {
-    "Acos": (-0.9, 0.9),
-    "Asin": (-0.9, 0.9),
-    "Atanh": (-0.9, 0.9),
-    "Sqrt": (0.0, 4.0),
-}
+_DOMAINS = {"Acos": (-0.9, 0.9), "Asin": (-0.9, 0.9), "Atanh": (-0.9, 0.9), "Sqrt": (0.0, 4.0)}
 
 
 def _register_plain(name: str, layer: str, params: dict[str, Any]) -> None:
@@ -69,15 +52,13 @@ def _register_plain(name: str, layer: str, params: dict[str, Any]) -> None:
 
     code = params.get("op_type")
     plain.__doc__ = f"{layer}." if code is None else f"{layer} {code.name.lower()}."
-    domains = {0: _DOMAINS[name]} if name in _DOMAINS else None
-    integers, jumps, zeros = name in _OF_INTEGERS, name in _JUMPING, name in _KEEPING_ZEROS
     onnx_op(
         name,
-        integers=integers,
+        integers=name in _OF_INTEGERS,
         axes="each",
-        domains=domains,
-        jumps=jumps,
-        keeps_zeros=zeros,
+        domains={0: _DOMAINS[name]} if name in _DOMAINS else None,
+        jumps=name in _JUMPING,
+        keeps_zeros=name in _KEEPING_ZEROS,
         errors=_ERRORS.get(name, "result"),
         folds=None if name in _NOT_FOLDED else bounds.first,
     )(plain)
@@ -151,8 +132,7 @@ def selu(
     im: ImportContext, x: Tensor, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
 ) -> Tensor:
     """SELU."""
-    params: dict[str, Any] = {"alpha": alpha, "lambda": gamma}
-    return im.unary(x, "SELU", **params)
+    return im.unary(x, "SELU", **{"alpha": alpha, "lambda": gamma})
 
 
 @onnx_op("HardSigmoid", axes="each", folds=bounds.first)
@@ -223,15 +203,10 @@ def clip11(im: ImportContext, x: Tensor, min: Value | None = None, max: Value | 
 
 
 @onnx_op("Dropout", axes="each")
+@onnx_op("Dropout", since=10, axes="each")
 def dropout7(im: ImportContext, x: Value, *, ratio: float = 0.5) -> tuple[Value, Operand]:
     """Nothing at inference, where ONNX Runtime's mask is of zeros."""
-    return x, _all(x, np.zeros((), x.dtype))
-
-
-@onnx_op("Dropout", since=10, axes="each")
-def dropout10(im: ImportContext, x: Value, *, ratio: float = 0.5) -> tuple[Value, Operand]:
-    """Nothing at inference, where ONNX Runtime's mask is of zeros."""
-    return x, _all(x, np.zeros((), np.bool_))
+    return x, _all(x, np.zeros((), x.dtype if im.opset < 10 else np.bool_))
 
 
 @onnx_op("Dropout", since=12, axes="each")

@@ -48,9 +48,8 @@ def _trip_count(im: ImportContext, m: Item) -> int:
     if isinstance(m, Tensor):
         reason = "its number of iterations is computed at run time, and ncnn has no loops"
         raise im.refuse(reason, im.value_hint(0))
-    raise im.refuse(
-        "its number of iterations depends on a dynamic dimension, and ncnn has no loops", "bind it with --shape"
-    )
+    reason = "its number of iterations depends on a dynamic dimension, and ncnn has no loops"
+    raise im.refuse(reason, "bind it with --shape")
 
 
 def _holds(im: ImportContext, condition: Item, operand: int) -> bool:
@@ -75,9 +74,8 @@ def scan9(
 ) -> tuple[Item | None, ...]:
     """As many copies of the body as the sequence is long."""
     initial, scanned = xs[: len(xs) - num_scan_inputs], xs[len(xs) - num_scan_inputs :]
-    axes = scan_input_axes or (0,) * len(scanned)
-    backwards = scan_input_directions or (0,) * len(scanned)
-    return _scan(im, body, initial, scanned, axes, backwards, scan_output_axes, scan_output_directions)
+    axes = scan_input_axes, scan_output_axes
+    return _scan(im, body, initial, scanned, scan_input_directions, scan_output_directions, *axes)
 
 
 @onnx_op("Scan", since=8, integers=True)
@@ -98,8 +96,7 @@ def scan8(
         raise im.refuse("its sequences are padded (input sequence_lens)", "export it without sequence_lens")
     rows = []
     for item in zip(*items, strict=True):
-        state, steps = item[: len(initial)], item[len(initial) :]
-        rows.append(_scan(im, body, state, steps, (0,) * len(steps), directions or (0,) * len(steps), (), ()))
+        rows.append(_scan(im, body, item[: len(initial)], item[len(initial) :], directions))
     return tuple(_stack(im, column, 0) if im.is_used(i) else None for i, column in enumerate(zip(*rows, strict=True)))
 
 
@@ -108,11 +105,12 @@ def _scan(
     body: onnx_ir.Graph,
     initial: Sequence[Value],
     scanned: Sequence[Value],
-    axes: Ints,
     backwards: Ints,
-    result_axes: Ints,
-    results_backwards: Ints,
+    results_backwards: Ints = (),
+    axes: Ints = (),
+    result_axes: Ints = (),
 ) -> tuple[Item | None, ...]:
+    axes, backwards = axes or (0,) * len(scanned), backwards or (0,) * len(scanned)
     if not len(body.inputs) == len(initial) + len(scanned) == len(initial) + len(axes) == len(initial) + len(backwards):
         raise im.invalid(f"its body takes {len(body.inputs)} values, not {len(initial) + len(scanned)}")
     axes_in = [im.axis(axis, x.rank) for axis, x in zip(axes, scanned, strict=True)]
@@ -120,10 +118,8 @@ def _scan(
     if len(lengths) != 1 or not all(isinstance(length, int) for length in lengths):
         text = " or ".join(sorted(map(str, lengths)))
         raise im.refuse(f"its sequence has the dynamic length {text}", "bind it with --shape")
-    steps = [
-        parts[::-1] if back else parts
-        for parts, back in zip(map(lambda x, axis: unstacked(im, x, axis), scanned, axes_in), backwards, strict=True)
-    ]
+    slices = [unstacked(im, x, axis) for x, axis in zip(scanned, axes_in, strict=True)]
+    steps = [parts[::-1] if back else parts for parts, back in zip(slices, backwards, strict=True)]
     state: Sequence[Item] = initial
     rows: list[Sequence[Item]] = []
     for step in zip(*steps, strict=True):
@@ -164,9 +160,7 @@ def _stack(im: ImportContext, column: Sequence[Item | None], axis: int) -> Value
 
 def _empty(im: ImportContext, declared: onnx_ir.Value) -> Constant:
     """Return the result of no iterations: no elements, of the shape that the body declares."""
-    shape = None if declared.shape is None else [size for size in declared.shape if isinstance(size, int)]
-    if shape is None or declared.dtype is None or declared.shape is None or len(shape) < len(declared.shape):
-        raise im.refuse(
-            "it has no iterations, so its stacked outputs are empty, and ncnn has no empty tensors", "remove the loop"
-        )
-    return Constant(np.zeros((0, *shape), declared.dtype.numpy()))
+    if declared.shape is None or declared.dtype is None or not declared.shape.is_static():
+        reason = "it has no iterations, so its stacked outputs are empty, and ncnn has no empty tensors"
+        raise im.refuse(reason, "remove the loop")
+    return Constant(np.zeros((0, *declared.shape.numpy()), declared.dtype.numpy()))

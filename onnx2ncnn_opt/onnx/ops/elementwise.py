@@ -1,32 +1,31 @@
-"""Operators of two and more tensors with broadcasting."""
+"""Operators of two and more tensors with broadcasting, Identity, and casts between element types."""
 
 from __future__ import annotations
 
 from functools import reduce
 
 import numpy as np
+import onnx_ir
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import add, binary, maximum, minimum, mul, within_type
+from onnx2ncnn_opt.onnx.lower.functional.cast import cast_to
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Item, Operand, Value
+from onnx2ncnn_opt.onnx.value import Constant, Item, Operand, Tensor, Value
 
 onnx_op("Add", since=7, integers=True, axes="each", folds=bounds.broadcast)(add)
+onnx_op("Mul", since=7, integers=True, axes="each", folds=bounds.broadcast)(mul)
 
 
 @onnx_op("Sub", since=7, integers=True, axes="each", folds=bounds.broadcast)
 def sub(im: ImportContext, a: Operand, b: Operand) -> Value:
     """BinaryOp sub."""
     if a.dtype.kind == "u" and a.dtype.itemsize >= 4:
-        raise im.refuse(
-            f"a difference of {a.dtype}, which wraps below 0 to more than float32 holds", "cast to int64 before"
-        )
+        reason = f"a difference of {a.dtype}, which wraps below 0 to more than float32 holds"
+        raise im.refuse(reason, "cast to int64 before")
     return within_type(im, binary(im, BinaryOp.SUB, a, b))
-
-
-onnx_op("Mul", since=7, integers=True, axes="each", folds=bounds.broadcast)(mul)
 
 
 @onnx_op("Sum", axes="each", folds=bounds.broadcast)
@@ -57,3 +56,23 @@ def mean(im: ImportContext, *xs: Value) -> Value:
 def identity(im: ImportContext, x: Item) -> Item:
     """Nothing."""
     return x
+
+
+@onnx_op("Cast", since=6, integers=True, moves=(0,), jumps=True, axes="each", folds=bounds.first)
+def cast(im: ImportContext, x: Tensor, *, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
+    """Nothing between floats; Dequantize from integers, UnaryOp trunc to them; to bool by thresholds.
+
+    Integers of 8 and 16 bits turn over as ONNX's do.
+    """
+    known = {int(kind) for kind in onnx_ir.DataType} - {onnx_ir.DataType.UNDEFINED, onnx_ir.DataType.STRING}
+    if to not in known:
+        raise im.refuse(f"a cast to element type {to}", "cast to a type of numbers or bools")
+    return cast_to(im, x, onnx_ir.DataType(to).numpy())
+
+
+@onnx_op("CastLike", since=15, integers=True, axes="each", folds=bounds.first)
+def cast_like(im: ImportContext, x: Value, target: Value, *, saturate: int = 1, round_mode: str = "up") -> Value:
+    """As Cast."""
+    if isinstance(x, Constant):
+        return Constant(x.array.astype(target.dtype))
+    return cast_to(im, x, target.dtype)

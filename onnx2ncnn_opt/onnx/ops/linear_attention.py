@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
@@ -36,10 +38,8 @@ def causal_conv_with_state(
         raise im.refuse(f"operands of shapes {list(x.shape)} and {list(weight.shape)}", "bind sizes with --shape")
     if length == 1:
         if im.is_used(1):
-            raise im.refuse(
-                "a state of no elements, and ncnn has no empty tensors",
-                "use Conv, since a kernel of one element has no state",
-            )
+            reason = "a state of no elements, and ncnn has no empty tensors"
+            raise im.refuse(reason, "use Conv, since a kernel of one element has no state")
         padded: Value = x
     elif past_state is None:
         padded = pad(im, x, pads=(0, 0, length - 1, 0, 0, 0))
@@ -75,14 +75,13 @@ def linear_attention(
     if not isinstance(steps, int) or not isinstance(width, int):
         raise im.refuse("a dynamic number of steps", "bind it with --shape")
     if steps > MOST_STEPS:
-        raise im.refuse(
-            f"{steps} steps one after the other, more than {MOST_STEPS}", "feed the sequence in shorter parts"
-        )
+        reason = f"{steps} steps one after the other, more than {MOST_STEPS}"
+        raise im.refuse(reason, "feed the sequence in shorter parts")
     if kv_num_heads < 1 or q_num_heads % kv_num_heads or width % q_num_heads:
         raise im.invalid(f"{q_num_heads} heads of {width} elements, which share {kv_num_heads} of keys")
     shared, size = q_num_heads // kv_num_heads, width // q_num_heads
 
-    def each_step(x: Value | None, rows: int) -> list[Value | None]:
+    def each_step(x: Value | None, rows: int) -> list[Any]:
         """[batch, steps, heads * rows * columns] as [batch, heads, rows, columns] for each step."""
         if x is None:
             return [None] * steps
@@ -96,9 +95,6 @@ def linear_attention(
     factor, state, read = scale or size**-0.5, past_state, []
     operands = (each_step(x, rows) for x, rows in ((query, shared), (key, 1), (value, 1), (decay, 1), (beta, 1)))
     for q, k, v, gate, rate in zip(*operands, strict=True):
-        assert q is not None
-        assert k is not None
-        assert v is not None
         if state is not None and gate is not None:
             state = binary(im, BinaryOp.MUL, state, im.apply(transposed(gate), UnaryOp.EXP))
         if state is not None and rate is not None:

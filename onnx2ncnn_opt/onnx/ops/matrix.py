@@ -1,14 +1,28 @@
-"""Matrix products."""
+"""Matrix products, and Einsum as products of two operands at a time, each a MatMul between regrouped axes.
+
+Axes of one name within an operand of Einsum are their diagonal, taken first.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.dim import Dim, product
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.items import Mixed, Seen
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.crop import pick
 from onnx2ncnn_opt.onnx.lower.functional.matmul import gemm, matmul
+from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Value
+from onnx2ncnn_opt.onnx.value import Tensor, Value
+
+# Letters of an equation, and numbers for the axes of an ellipsis (counted from the last).
+_Axes = tuple[str, ...]
 
 
 def _rows(seen: Seen) -> int:
@@ -18,8 +32,7 @@ def _rows(seen: Seen) -> int:
     if seen.axis(0) != (1 if seen.number("transA", 0) else 0) or added not in (0, None):
         raise Mixed
     if added is None and len(seen.operands) > 2 and seen.operands[2] is not None:
-        shape = seen.shape(2)
-        if len(shape) > 1 and shape[-2] != 1:
+        if seen.shape(2)[-2:-1] not in ((), (1,)):
             raise Mixed
     elif added == 0 and len(seen.shape(2)) != 2:
         raise Mixed
@@ -33,3 +46,127 @@ onnx_op("Gemm", since=7, items=_rows, folds=bounds.gemm)(gemm)
 def matmul_op(im: ImportContext, a: Value, b: Value) -> Value:
     """MatMul; with a constant matrix on the right InnerProduct or Gemm."""
     return matmul(im, a, b)
+
+
+def _letters_kept(seen: Seen) -> int:
+    """Items that have one letter everywhere, which the result has too."""
+    equation = seen.text("equation").replace(" ", "")
+    left, arrow, right = equation.partition("->")
+    terms = left.split(",")
+    if not arrow or "." in equation or [*map(len, terms)] != [len(seen.shape(i)) for i in range(len(seen.operands))]:
+        raise Mixed
+    axes = [seen.axis(i) for i in range(len(terms))]
+    letters = {term[axis] for term, axis in zip(terms, axes, strict=True) if axis is not None}
+    if len(letters) != 1:
+        raise Mixed
+    [letter] = letters
+    if right.count(letter) != 1 or any(
+        term.count(letter) != (at is not None) for term, at in zip(terms, axes, strict=True)
+    ):
+        raise Mixed
+    sizes = [seen.shape(i)[at] for i, at in enumerate(axes) if at is not None]
+    if len(set(sizes)) != 1:
+        raise Mixed
+    seen.is_batch = len(sizes) > 1
+    return right.index(letter)
+
+
+@onnx_op("Einsum", since=12, items=_letters_kept)
+def einsum(im: ImportContext, *xs: Value, equation: str) -> Value:
+    """MatMul of operands whose axes are regrouped, Reduction of those that nobody wants."""
+    terms, result = _parse(im, equation.replace(" ", ""), xs)
+    sizes: dict[str, Dim] = {}
+    operands: list[tuple[Value, _Axes]] = []
+    for x, axes in zip(xs, terms, strict=True):
+        for axis, size in zip(axes, x.shape, strict=True):
+            if size != 1 and sizes.setdefault(axis, size) != size:
+                reason = f"axis {axis} of '{equation}' is both {sizes[axis]} and {size}"
+                raise im.invalid(reason, [(size, sizes[axis])])
+        operands.append(_without_ones(im, *_diagonal(im, x, axes)))
+    value, axes = operands[0]
+    for i, (other, axes_of_other) in enumerate(operands[1:], 1):
+        wanted = {*result, *(axis for _, later in operands[i + 1 :] for axis in later)}
+        value, axes = _product(im, (value, axes), (other, axes_of_other), wanted)
+    value, axes = _summed(im, value, axes, set(result))
+    kept = [axis for axis in result if axis in axes]
+    value = value.transpose([axes.index(axis) for axis in kept])
+    return im.reshape(value, tuple(sizes.get(axis, 1) for axis in result))
+
+
+def _parse(im: ImportContext, equation: str, xs: Sequence[Value]) -> tuple[list[_Axes], _Axes]:
+    """Return the axes of each operand and of the result."""
+    left, arrow, right = equation.partition("->")
+    terms = left.split(",")
+    if len(terms) != len(xs) or not all(re.fullmatch(r"[A-Za-z]*(\.\.\.)?[A-Za-z]*", t) for t in (*terms, right)):
+        raise im.invalid(f"equation '{equation}' for {len(xs)} operands")
+    axes = []
+    most = 0
+    for term, x in zip(terms, xs, strict=True):
+        more = x.rank - len(term.replace("...", ""))
+        if more < 0 or (more and "..." not in term):
+            raise im.invalid(f"'{term}' of equation '{equation}' for an operand of rank {x.rank}")
+        most = max(most, more)
+        axes.append(_letters(term, more))
+    if not arrow:
+        letters = left.replace(",", "").replace("...", "")
+        right = "..." * bool(most) + "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+    result = _letters(right, most)
+    if len(set(result)) != len(result) or not set(result) <= {axis for term in axes for axis in term}:
+        reason = f"the result '{right}' of equation '{equation}'"
+        raise im.refuse(reason, "name axes of the operands in the result, each once")
+    return axes, result
+
+
+def _letters(term: str, more: int) -> _Axes:
+    before, dots, after = term.partition("...")
+    middle = [str(i) for i in reversed(range(more))] if dots else []
+    return (*before, *middle, *after)
+
+
+def _diagonal(im: ImportContext, x: Value, axes: _Axes) -> tuple[Value, _Axes]:
+    """Without axes of one name: every (size + 1)th element of the two as one."""
+    twice = next((i for i, axis in enumerate(axes) if axis in axes[:i]), None)
+    if twice is None:
+        return x, axes
+    first, size = axes.index(axes[twice]), x.shape[twice]
+    if not isinstance(size, int) or x.shape[first] != size:
+        raise im.invalid(f"the diagonal of sizes {x.shape[first]} and {size}")
+    others = [i for i in range(len(axes)) if i not in (first, twice)]
+    transposed = x.transpose([*others, first, twice])
+    flat = im.reshape(transposed, (*(x.shape[i] for i in others), size * size))
+    picked = pick(im, im.tensor(flat), len(others), np.arange(size) * (size + 1))
+    return _diagonal(im, picked, (*(axes[i] for i in others), axes[twice]))
+
+
+def _without_ones(im: ImportContext, x: Value, axes: _Axes) -> tuple[Value, _Axes]:
+    kept = [i for i, size in enumerate(x.shape) if size != 1]
+    return im.reshape(x, tuple(x.shape[i] for i in kept)), tuple(axes[i] for i in kept)
+
+
+def _summed(im: ImportContext, x: Value, axes: _Axes, wanted: set[str]) -> tuple[Value, _Axes]:
+    """Without the axes that nobody wants."""
+    gone = tuple(i for i, axis in enumerate(axes) if axis not in wanted)
+    if not gone:
+        return x, axes
+    return reduce(im, im.tensor(x), "ReduceSum", gone, 0), tuple(axis for axis in axes if axis in wanted)
+
+
+def _product(
+    im: ImportContext, left: tuple[Value, _Axes], right: tuple[Value, _Axes], wanted: set[str]
+) -> tuple[Tensor, _Axes]:
+    """Return the sum of products over the axes that both have and nobody wants."""
+    a, axes_a = _summed(im, *left, wanted | set(right[1]))
+    b, axes_b = _summed(im, *right, wanted | set(left[1]))
+    batch = [axis for axis in axes_a if axis in axes_b and axis in wanted]
+    inner = [axis for axis in axes_a if axis in axes_b and axis not in wanted]
+    rows = [axis for axis in axes_a if axis not in axes_b]
+    columns = [axis for axis in axes_b if axis not in axes_a]
+    sizes = dict(zip((*axes_a, *axes_b), (*a.shape, *b.shape), strict=True))
+    shared = tuple(sizes[axis] for axis in batch)
+    height, depth, width = (product(sizes[axis] for axis in axes) for axes in (rows, inner, columns))
+    a = a.transpose([axes_a.index(axis) for axis in (*batch, *rows, *inner)])
+    b = b.transpose([axes_b.index(axis) for axis in (*batch, *inner, *columns)])
+    a = im.reshape(a, (*shared, height, depth))
+    b = im.reshape(b, (*shared, depth, width))
+    axes = (*batch, *rows, *columns)
+    return im.tensor(im.reshape(matmul(im, a, b), tuple(sizes[axis] for axis in axes))), axes

@@ -16,15 +16,12 @@ from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
-
-def per_channel(im: ImportContext, param: Value, rank: int) -> Value:
-    """Return a vector as it broadcasts along axis 1 of a tensor of `rank`."""
-    return im.reshape(param, (*param.shape, *(1,) * (rank - 2)))
+_RANKS = "reshape it in the model: ncnn takes images and, for some layers, rows and volumes"
 
 
 def _affine(im: ImportContext, x: Value, scale: Value, bias: Value) -> Value:
-    """Return a factor and an offset per channel."""
-    factor, offset = (per_channel(im, param, x.rank) for param in (scale, bias))
+    """x * scale + bias, which are vectors along axis 1."""
+    factor, offset = (im.reshape(param, (*param.shape, *(1,) * (x.rank - 2))) for param in (scale, bias))
     return binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, x, factor), offset)
 
 
@@ -76,9 +73,7 @@ def _in_training(
     im: ImportContext, x: Tensor, scale: Value, bias: Value, mean: Value, var: Value, epsilon: float, momentum: float
 ) -> tuple[Value, ...]:
     """With the statistics of the operand itself, and what they make of the running ones where that is asked for."""
-    y: Value | None = None
-    if x.shape[0] == 1 and 3 <= x.rank <= 5:
-        y = instance_norm(im, x, scale, bias, epsilon=epsilon)
+    y = instance_norm(im, x, scale, bias, epsilon=epsilon) if x.shape[0] == 1 and 3 <= x.rank <= 5 else None
     axes = tuple(axis for axis in range(x.rank) if axis != 1)
     now = reduce(im, x, "ReduceMean", axes, 1)
     apart = binary(im, BinaryOp.SUB, x, now)
@@ -87,10 +82,8 @@ def _in_training(
         y = _affine(im, binary(im, BinaryOp.DIV, apart, deviation(im, variance, epsilon)), scale, bias)
 
     def running(old: Value, new: Value) -> Value:
-        kept, added = (
-            binary(im, BinaryOp.MUL, old, number(momentum)),
-            binary(im, BinaryOp.MUL, new, number(1 - momentum)),
-        )
+        kept = binary(im, BinaryOp.MUL, old, number(momentum))
+        added = binary(im, BinaryOp.MUL, new, number(1 - momentum))
         return binary(im, BinaryOp.ADD, kept, im.reshape(added, old.shape))
 
     return y, running(mean, now), running(var, variance)
@@ -100,10 +93,8 @@ def _in_training(
 def instance_norm(im: ImportContext, x: Tensor, scale: Value, bias: Value, *, epsilon: float = 1e-5) -> Value:
     """InstanceNorm per channel over all further axes, on a Mat of three dims; BinaryOps where these are computed."""
     if not 3 <= x.rank <= 5:
-        raise im.refuse(
-            f"the operand has rank {x.rank}",
-            "reshape it in the model: ncnn takes images and, for some layers, rows and volumes",
-        )
+        reason = f"the operand has rank {x.rank}"
+        raise im.refuse(reason, "reshape it in the model: ncnn takes images and, for some layers, rows and volumes")
     # A 2-D Mat would be one single channel.
     dims = [[1], [], [2]] if x.rank == 3 else [[axis] for axis in range(1, x.rank)]
     params: dict[str, Any] = {"affine": 0}
@@ -157,13 +148,10 @@ def lrn(
 ) -> Tensor:
     """LRN across the channels."""
     if size < 1 or size % 2 == 0:
-        raise im.refuse(
-            f"size {size} is even: ncnn's window is symmetric around its channel", "export it with an odd size"
-        )
+        reason = f"size {size} is even: ncnn's window is symmetric around its channel"
+        raise im.refuse(reason, "export it with an odd size")
     if x.rank != 4:
-        raise im.refuse(
-            f"the operand has rank {x.rank}",
-            "reshape it in the model: ncnn takes images and, for some layers, rows and volumes",
-        )
+        reason = f"the operand has rank {x.rank}"
+        raise im.refuse(reason, "reshape it in the model: ncnn takes images and, for some layers, rows and volumes")
     blob = im.layer("LRN", im.channels(x), local_size=size, alpha=alpha, beta=beta, bias=bias)
     return im.wrap(blob, x.shape, [[axis] for axis in range(1, x.rank)], [0])

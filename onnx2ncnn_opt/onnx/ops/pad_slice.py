@@ -87,8 +87,6 @@ def center_crop_pad(im: ImportContext, x: Tensor, shape: Ints, *, axes: Ints = (
         size = x.shape[axis]
         if not isinstance(size, int):
             raise im.refuse(f"axis {axis} is dynamic", "bind it with --shape")
-        less = abs(wanted - size) // 2
-        more = abs(wanted - size) - less
-        before.append(less if wanted > size else -less)
-        after.append(more if wanted > size else -more)
+        before.append(int((wanted - size) / 2))  # towards 0
+        after.append(wanted - size - before[-1])
     return pad11(im, x, (*before, *after), axes=tuple(wanted_axes))

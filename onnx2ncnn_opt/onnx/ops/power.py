@@ -9,7 +9,7 @@ from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, float_value
-from onnx2ncnn_opt.onnx.lower.functional.division import infinite_at_zero, reciprocal
+from onnx2ncnn_opt.onnx.lower.functional.division import applied, infinite_at_zero, reciprocal
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, is_float
 
@@ -30,12 +30,8 @@ def pow_(im: ImportContext, a: Value, b: Value) -> Value:
     """
     exponent = b.scalar if isinstance(b, Constant) and b.rank <= a.rank else None
     if not is_float(a.dtype):
-        if (
-            isinstance(a, Constant)
-            or exponent is None
-            or exponent not in range(1, _LARGEST_PRODUCT + 1)
-            or a.dtype.itemsize < 4
-        ):
+        is_small = exponent in range(1, _LARGEST_PRODUCT + 1)
+        if isinstance(a, Constant) or exponent is None or not is_small or a.dtype.itemsize < 4:
             reason = f"a power of {a.dtype} other than a constant whole one from 1 to {_LARGEST_PRODUCT}"
             raise im.refuse(reason, "cast the base to float before")
         return _whole_power(im, as_numbers(im, a), int(exponent))
@@ -50,27 +46,15 @@ def pow_(im: ImportContext, a: Value, b: Value) -> Value:
 def _signed_power(im: ImportContext, a: Value, b: Value) -> Value:
     """Compute a ** b for any base. For a negative base it is negative for odd exponents, NaN for fractional ones."""
     power: Value = im.unary(_logarithm(im, a, b), "Exp")
-    below: Value = (
-        Constant((a.array < 0).astype(np.float32))
-        if isinstance(a, Constant)
-        else im.unary(im.apply(a, UnaryOp.NEG), "Threshold", threshold=0.0)
-    )
-    odd = arithmetic(
-        im,
-        BinaryOp.SUB,
-        b,
-        arithmetic(im, BinaryOp.MUL, _floor(im, arithmetic(im, BinaryOp.MUL, b, number(0.5))), number(2)),
-    )
+    below = _is_positive(im, applied(im, a, UnaryOp.NEG, np.negative))
+    half = _floor(im, arithmetic(im, BinaryOp.MUL, b, number(0.5)))
+    odd = arithmetic(im, BinaryOp.SUB, b, arithmetic(im, BinaryOp.MUL, half, number(2)))
     if not isinstance(odd, Constant) or odd.array.any():
         power = binary(im, BinaryOp.MUL, power, _turned(im, arithmetic(im, BinaryOp.MUL, odd, below)))
     broken = arithmetic(im, BinaryOp.SUB, b, _floor(im, b))
-    if isinstance(broken, Constant):
-        if not broken.array.any():
-            return power
-        broken = Constant((broken.array > 0).astype(np.float32))
-    else:
-        broken = im.unary(broken, "Threshold", threshold=0.0)
-    wrong = im.tensor(_turned(im, arithmetic(im, BinaryOp.MUL, broken, below)))
+    if isinstance(broken, Constant) and not broken.array.any():
+        return power
+    wrong = _turned(im, arithmetic(im, BinaryOp.MUL, _is_positive(im, broken), below))
     return binary(im, BinaryOp.ADD, power, im.unary(wrong, "Log"))
 
 
@@ -84,7 +68,7 @@ def _logarithm(im: ImportContext, a: Value, b: Value) -> Value:
         return binary(im, BinaryOp.MUL, im.unary(log, "Clip", min=-_BEYOND, max=_BEYOND), b)
     cut = im.unary(log, "Clip", min=-_FURTHEST, max=_FURTHEST)
     side = im.apply(binary(im, BinaryOp.SUB, log, cut), UnaryOp.SIGN)
-    sign = Constant(np.sign(b.array)) if isinstance(b, Constant) else im.apply(b, UnaryOp.SIGN)
+    sign = applied(im, b, UnaryOp.SIGN, np.sign)
     far = binary(im, BinaryOp.MUL, side, arithmetic(im, BinaryOp.MUL, sign, number(_BEYOND)))
     return binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, cut, b), far)
 
@@ -95,7 +79,14 @@ def _turned(im: ImportContext, x: Value) -> Value:
 
 
 def _floor(im: ImportContext, x: Value) -> Value:
-    return Constant(np.floor(x.array)) if isinstance(x, Constant) else im.apply(x, UnaryOp.FLOOR)
+    return applied(im, x, UnaryOp.FLOOR, np.floor)
+
+
+def _is_positive(im: ImportContext, x: Value) -> Value:
+    """1 for numbers above 0, else 0."""
+    if isinstance(x, Constant):
+        return Constant((x.array > 0).astype(np.float32))
+    return im.unary(x, "Threshold", threshold=0.0)
 
 
 def _scalar_power(im: ImportContext, x: Tensor, exponent: float) -> Tensor:

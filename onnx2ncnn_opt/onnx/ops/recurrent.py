@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import Direction
-from onnx2ncnn_opt.ir.dim import known, shape_text
+from onnx2ncnn_opt.ir.dim import Shape, known, shape_text
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.items import Mixed, Seen
@@ -87,8 +87,7 @@ def lstm(
     plain = p is None or (isinstance(p, Constant) and not p.array.any())
     if plain and node.fits:
         return node.layer(states)
-    unrolled = node.unrolled
-    return node.arranged(unrolled.lstm(node.steps_first, node.directions_first(states), None if plain else p))
+    return node.arranged(node.unrolled.lstm(node.steps_first, node.directions_first(states), None if plain else p))
 
 
 @onnx_op("DynamicQuantizeLSTM", domain=MICROSOFT, integers=True, quantises=True)
@@ -119,20 +118,9 @@ def dynamic_quantize_lstm(
         return Constant(((matrix.astype(np.float32) - zero) * scale).transpose(0, 2, 1))
 
     rounded = im.tensor(dequantize_linear(im, *dynamic_quantize_linear(im, x)))
-    return lstm(
-        im,
-        rounded,
-        floats(w, w_scale, w_zero_point),
-        floats(r, r_scale, r_zero_point),
-        b,
-        sequence_lens,
-        initial_h,
-        initial_c,
-        p,
-        activations=activations,
-        given=given,
-        input_forget=input_forget,
-    )
+    weights = floats(w, w_scale, w_zero_point), floats(r, r_scale, r_zero_point), b
+    attributes: Any = {"activations": activations, "given": given, "input_forget": input_forget}
+    return lstm(im, rounded, *weights, sequence_lens, initial_h, initial_c, p, **attributes)
 
 
 @onnx_op("GRU", since=7, items=_states, errors="input")
@@ -153,8 +141,7 @@ def gru(
     node = _Node(im, _GRU, x, w, r, b, sequence_lens, activations, given)
     if linear_before_reset and node.fits:
         return node.layer([initial_h])
-    unrolled = node.unrolled
-    return node.arranged(unrolled.gru(node.steps_first, node.directions_first([initial_h]), linear_before_reset))
+    return node.arranged(node.unrolled.gru(node.steps_first, node.directions_first([initial_h]), linear_before_reset))
 
 
 @onnx_op("RNN", since=7, items=_states, errors="input")
@@ -174,8 +161,7 @@ def rnn(
     node = _Node(im, _RNN, x, w, r, b, sequence_lens, activations, given)
     if node.fits:
         return node.layer([initial_h])
-    unrolled = node.unrolled
-    return node.arranged(unrolled.rnn(node.steps_first, node.directions_first([initial_h])))
+    return node.arranged(node.unrolled.rnn(node.steps_first, node.directions_first([initial_h])))
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,15 +183,14 @@ class _Node:
             raise self.im.invalid(f"the operand has rank {self.x.rank}, not 3")
         if self.given.direction not in _DIRECTIONS:
             raise self.im.invalid(f"direction {self.given.direction} is not known")
-        items = self.x.shape[0 if self.given.layout else 1]
-        if self.lengths is not None and self.lengths.shape != (items,):
-            reason = f"sequence_lens has shape {list(self.lengths.shape)}, not {shape_text((items,))}"
-            raise self.im.invalid(reason, zip(self.lengths.shape, (items,), strict=False))
+        items = self.steps_first.shape[1:2]
+        if self.lengths is not None and self.lengths.shape != items:
+            reason = f"sequence_lens has shape {list(self.lengths.shape)}, not {shape_text(items)}"
+            raise self.im.invalid(reason, zip(self.lengths.shape, items, strict=False))
         if self.x.shape[2] != self.w.shape[-1]:
             reason = f"{self.w.shape[-1]} inputs for an operand of shape {shape_text(self.x.shape)}"
             raise self.im.invalid(reason, [(self.x.shape[2], self.w.shape[-1])])
-        hidden, size = self.r.shape[-1], self.kind.gates
-        rows = hidden * len(size)
+        hidden, rows = self.r.shape[-1], self.r.shape[-1] * len(self.kind.gates)
         expected = ((self.count, rows, self.w.shape[-1]), (self.count, rows, hidden), (self.count, 2 * rows))
         for name, value, shape in zip("WRB", (self.w, self.r, self.b), expected, strict=True):
             if value is not None and value.shape != shape:
@@ -220,23 +205,26 @@ class _Node:
     def fits(self) -> bool:
         """True if ncnn's layer supports all that the node requests."""
         defaults = self.kind.activations * self.count
-        steps = self.x.shape[1 if self.given.layout else 0]
         return (
             all(value is None or isinstance(value, Constant) for value in (self.w, self.r, self.b))
             and tuple(name.lower() for name in self.activations) in ((), defaults, self.kind.activations * 2)
             and self.given.clip is None
-            and (self.lengths is None or bool((self.lengths == steps).all()))
+            and self.uneven_lengths is None
         )
 
-    def layer(self, states: list[Operand | None]) -> tuple[Tensor, ...]:
+    @property
+    def uneven_lengths(self) -> Array | None:
+        """The lengths of the sequences; None if all are the whole axis."""
+        steps = self.steps_first.shape[0]
+        return None if self.lengths is None or (self.lengths == steps).all() else self.lengths
+
+    def layer(self, states: list[Operand | None]) -> tuple[Value, ...]:
         """Return the outputs of ncnn's layer."""
-        im, x, count, hidden = self.im, self.x, self.count, self.r.shape[-1]
-        time, batch = (1, 0) if self.given.layout else (0, 1)
+        im, x, hidden = self.im, self.steps_first, self.r.shape[-1]
         weights = self._weights()
-        # The axes of Y are steps, directions, batch, hidden; with layout 1 batch, steps, directions, hidden.
-        blobs = im.layers(
+        y, *last = im.layers(
             self.kind.layer,
-            im.mat(x, [[time], [2]], [batch]),
+            im.mat(x, [[0], [2]], [1]),
             *self._states(states),
             weights=weights,
             outputs=1 + len(states) if any(im.is_used(1 + i) for i in range(len(states))) else 1,
@@ -244,33 +232,26 @@ class _Node:
             weight_data_size=weights["weight_xc_data"].size,
             direction=_DIRECTIONS[self.given.direction],
         )
-        steps, items = x.shape[time], x.shape[batch]
-        if self.given.layout:
-            y = im.wrap(blobs[0], (items, steps, count, hidden), [[1], [2, 3]], [0], x.dtype)
-            return y, *(im.wrap(blob, (items, count, hidden), [[1], [2]], [0], x.dtype) for blob in blobs[1:])
-        y = im.wrap(blobs[0], (steps, count, items, hidden), [[0], [1, 3]], [2], x.dtype)
-        return y, *(im.wrap(blob, (count, items, hidden), [[0], [2]], [1], x.dtype) for blob in blobs[1:])
+        steps, items, _ = x.shape
+        every = im.wrap(y, (steps, self.count, items, hidden), [[0], [1, 3]], [2], x.dtype)
+        ends = (im.wrap(blob, (self.count, items, hidden), [[0], [2]], [1], x.dtype) for blob in last)
+        return self.arranged([every, *ends])
 
     def _weights(self) -> dict[str, Array]:
         """Rows of all matrices by gates in ncnn's order; the two biases added where they are alike."""
-        values = (self.w, self.r, self.b)
-        w, r, b = (self.im.f32(value.array) if isinstance(value, Constant) else None for value in values)
+        w, r, b = (self.im.f32(x.array) if isinstance(x, Constant) else None for x in (self.w, self.r, self.b))
         assert w is not None
         assert r is not None
-        count, gates, hidden = len(w), len(self.kind.gates), r.shape[-1]
-        order = list(self.kind.gates)
-        matrices = {
-            name: array.reshape(count, gates, hidden, -1)[:, order]
-            for name, array in (("weight_xc_data", w), ("weight_hc_data", r))
-        }
-        biases = np.zeros((count, 2, gates, hidden), np.float32)
+        shape, order = (self.count, len(self.kind.gates), r.shape[-1]), list(self.kind.gates)
+        biases = np.zeros((shape[0], 2, *shape[1:]), np.float32)
         if b is not None:
-            biases = b.reshape(count, 2, gates, hidden)[:, :, order]
+            biases = b.reshape(biases.shape)[:, :, order]
         bias = biases.sum(axis=1)
         if self.kind is _GRU:
             # The reset gate works between the hidden gate's two biases.
             bias = np.concatenate([bias[:, :2], biases[:, :, 2]], axis=1)
-        return {**matrices, "bias_c_data": bias}
+        rows = (array.reshape(*shape, -1)[:, order] for array in (w, r))
+        return dict(zip(("weight_xc_data", "weight_hc_data", "bias_c_data"), (*rows, bias), strict=True))
 
     def _states(self, states: Sequence[Operand | None]) -> list[Blob]:
         """Return the initial states as Mats (directions, hidden size); none if all of them are 0."""
@@ -278,13 +259,16 @@ class _Node:
         if all(state is None for state in kept):
             return []
         zeros = np.zeros(known((self.count, self.r.shape[-1])), np.float32)
-        dims, batch = ([[1], [2]], [0]) if self.given.layout else ([[0], [2]], [1])
-        return [self.im.memory(zeros) if state is None else self.im.mat(state, dims, batch) for state in kept]
+        return [self.im.memory(zeros) if state is None else self._mat(state) for state in kept]
+
+    def _mat(self, state: Value) -> Blob:
+        return self.im.mat(self._turned(self.im.tensor(state), (1, 0, 2)), [[0], [2]], [1])
 
     def _nonzero(self, states: Sequence[Operand | None]) -> list[Value | None]:
         """Return the initial states that are not all 0; refused if one has another shape."""
-        items, count, hidden = self.x.shape[0 if self.given.layout else 1], self.count, self.r.shape[-1]
-        expected = (items, count, hidden) if self.given.layout else (count, items, hidden)
+        expected: Shape = (self.count, self.steps_first.shape[1], self.r.shape[-1])
+        if self.given.layout:
+            expected = (expected[1], expected[0], expected[2])
         for state in states:
             if state is not None and state.shape != expected:
                 reason = f"an initial state has shape {shape_text(state.shape)}, not {shape_text(expected)}"
@@ -300,15 +284,13 @@ class _Node:
         if len(names) < len(self.kind.activations) * self.count:
             raise self.im.invalid(f"activations {', '.join(names)} for {self.count} directions")
         backwards = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[given.direction]
-        steps = self.x.shape[1 if given.layout else 0]
-        lengths = None if self.lengths is None or (self.lengths == steps).all() else self.lengths
         numbers = given.activation_alpha, given.activation_beta, given.clip
-        return Unrolled(self.im, self.w, self.r, self.b, lengths, backwards, names, *numbers)
+        return Unrolled(self.im, self.w, self.r, self.b, self.uneven_lengths, backwards, names, *numbers)
 
     @property
     def steps_first(self) -> Tensor:
         """The operand as in layout 0."""
-        return self.x.viewed(self.x.view.transpose((1, 0, 2))) if self.given.layout else self.x
+        return self.x.transpose((1, 0, 2)) if self.given.layout else self.x
 
     def directions_first(self, states: Sequence[Operand | None]) -> list[Value | None]:
         """Return the states as in layout 0; None for one of zeros."""
@@ -320,9 +302,7 @@ class _Node:
         return self._turned(y, (2, 0, 1, 3)), *(self._turned(state, (1, 0, 2)) for state in states)
 
     def _turned(self, x: Value, order: tuple[int, ...]) -> Value:
-        if not self.given.layout:
-            return x
-        return Constant(x.array.transpose(order)) if isinstance(x, Constant) else x.viewed(x.view.transpose(order))
+        return x.transpose(order) if self.given.layout else x
 
 
 def _is_zero(state: Operand | None) -> bool:

@@ -112,29 +112,25 @@ def resize11(
     nearest_mode: str = "round_prefer_floor",
 ) -> Value:
     """Interp, or products with constant matrices."""
-    sampling = _Sampling(
-        mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, bool(exclude_outside), bool(antialias)
-    )
-    which = im.axes(axes, x.rank) if axes is not None else list(range(x.rank))
+    coordinates, exclude = coordinate_transformation_mode, bool(exclude_outside)
+    sampling = _Sampling(mode, coordinates, nearest_mode, cubic_coeff_a, exclude, bool(antialias))
+    which = im.axes(range(x.rank) if axes is None else axes, x.rank)
     if sampling.crops:
-        given_scales = scales is not None and not np.array_equal(scales, np.ones_like(scales))
-        if given_scales or keep_aspect_ratio_policy != "stretch":
+        if keep_aspect_ratio_policy != "stretch" or (scales is not None and (scales != 1).any()):
             # ONNX takes them as those of the region, ONNX Runtime as those of the whole axis.
             raise im.refuse("scales with coordinate_transformation_mode tf_crop_and_resize", "export it with sizes")
         region = _region(im, x.rank, which, roi)
         sampling = sampling._replace(region=region, outside=extrapolation_value)
-    given = sizes if sizes else scales
-    if np.ndim(() if scales is None else scales) != 1:
+    if scales is not None and scales.ndim != 1:
         raise im.invalid("its scales are not a list")
+    given = sizes or scales
     if given is not None and len(given) not in (0, len(which)):
         raise im.invalid(f"{len(given)} sizes or scales for {len(which)} axes")
     if sizes and keep_aspect_ratio_policy != "stretch":
         return _resize(im, x, _in_proportion(im, x, which, sizes, keep_aspect_ratio_policy), sampling)
     if sizes:
-        full = list(x.shape)
-        for axis, size in zip(which, sizes, strict=True):
-            full[axis] = size
-        return _resize(im, x, [_sized(a, n, m) for a, (n, m) in enumerate(zip(x.shape, full, strict=True))], sampling)
+        outs = dict(zip(which, sizes, strict=True))
+        return _resize(im, x, [_sized(axis, n, outs.get(axis, n)) for axis, n in enumerate(x.shape)], sampling)
     if scales is None or not scales.size:
         raise im.invalid("it has neither sizes nor scales")
     factors = np.ones(x.rank, np.float32)
@@ -160,10 +156,9 @@ def _in_proportion(im: ImportContext, x: Tensor, which: Sequence[int], sizes: Si
         raise im.refuse("keep_aspect_ratio_policy with dynamic dimensions", "bind them with --shape")
     shape = known(x.shape)
     scale = limit(out / shape[axis] for axis, out in zip(which, known(sizes), strict=True))
-    grown = [int(np.floor(size * scale + 0.5)) if axis in which else size for axis, size in enumerate(shape)]
     return [
-        _Axis(axis, size, out, scale if axis in which else 1.0)
-        for axis, (size, out) in enumerate(zip(shape, grown, strict=True))
+        _Axis(axis, size, int(np.floor(size * scale + 0.5)), scale) if axis in which else _Axis(axis, size, size, 1.0)
+        for axis, size in enumerate(shape)
     ]
 
 
@@ -182,7 +177,7 @@ def _by_scales(im: ImportContext, x: Tensor, scales: Sequence[float] | Array, sa
     if not all(0 < factor < np.inf for factor in scales):
         raise im.invalid(f"scales {[float(factor) for factor in scales]} are not all positive")
     axes = []
-    for axis, (size, factor) in enumerate(zip(x.shape, (np.float32(s) for s in scales), strict=True)):
+    for axis, (size, factor) in enumerate(zip(x.shape, np.asarray(scales, np.float32), strict=True)):
         if isinstance(size, int):
             # ONNX: floor(size * scale), computed in float32.
             axes.append(_Axis(axis, size, int(np.floor(np.float32(size) * factor)), float(factor)))
@@ -198,33 +193,29 @@ def _by_scales(im: ImportContext, x: Tensor, scales: Sequence[float] | Array, sa
     return _resize(im, x, axes, sampling)
 
 
-def _resize(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _Sampling) -> Tensor:  # noqa: C901, PLR0912
+def _resize(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _Sampling) -> Tensor:
     cut = [a for a in axes if sampling.crops and sampling.region[a.axis] != (0.0, 1.0)]
     if any(a.out == a.size for a in cut):
-        raise im.refuse(
-            "a region that becomes as large as all: ONNX Runtime does not cut it out", "resize without a region"
-        )
-    # As ONNX Runtime does: a scale that changes no size moves nothing where no other size changes, nor with antialias.
-    changed = [a for a in axes if a.out != a.size or (a.scale != 1 and not sampling.antialias)]
+        reason = "a region that becomes as large as all: ONNX Runtime does not cut it out"
+        raise im.refuse(reason, "resize without a region")
     if all(a.out == a.size for a in axes):
         return x
-    if not is_float(x.dtype):
-        if sampling.mode != "nearest" or sampling.crops:
-            raise im.refuse(f"mode {sampling.mode} of {x.dtype}: ncnn's is between integers", "cast to float before")
-        if x.dtype.itemsize > 2 and not is_held_as_float(x.dtype):
-            raise im.refuse(f"numbers of {x.dtype}, not all of which float32 holds exactly", "cast to float before")
-        y = _resize(im, as_float(im, x), axes, sampling)
-        return Tensor(y.blob, y.view, held_as_float(x.dtype))
-    if sampling.mode not in ("nearest", "linear", "cubic"):
-        raise im.invalid(f"mode {sampling.mode}")
-    if sampling.coordinates not in (*_COORDINATES, "tf_crop_and_resize") or sampling.nearest not in _ROUNDING:
-        raise im.invalid(f"modes {sampling.coordinates} and {sampling.nearest} are not known")
-    if any(isinstance(a.out, int) and a.out > _LONGEST for a in changed):
-        raise im.refuse(f"an axis of more than {_LONGEST} elements", "resize to fewer elements")
-    if any(isinstance(a.out, int) and a.out < 1 for a in changed):
-        raise im.refuse("an axis shrinks to nothing, and ncnn has no empty tensors", "use a larger scale or size")
+    if is_float(x.dtype):
+        return _resize_floats(im, x, axes, sampling)
+    if sampling.mode != "nearest" or sampling.crops:
+        raise im.refuse(f"mode {sampling.mode} of {x.dtype}: ncnn's is between integers", "cast to float before")
+    if x.dtype.itemsize > 2 and not is_held_as_float(x.dtype):
+        raise im.refuse(f"numbers of {x.dtype}, not all of which float32 holds exactly", "cast to float before")
+    y = _resize_floats(im, as_float(im, x), axes, sampling)
+    return Tensor(y.blob, y.view, held_as_float(x.dtype))
+
+
+def _resize_floats(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _Sampling) -> Tensor:
+    # As ONNX Runtime does: a scale that changes no size moves nothing where no other size changes, nor with antialias.
+    changed = [a for a in axes if a.out != a.size or (a.scale != 1 and not sampling.antialias)]
+    _check(im, changed, sampling)
     if all(a.axis >= 2 for a in changed) and x.rank in (3, 4):
-        params = _interp(axes, changed, sampling)
+        params = _interp(changed, sampling)
         if params is not None:
             return _interp_layer(im, x, axes, params)
     for one in changed:
@@ -248,7 +239,20 @@ def _resize(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _Sampling
     return im.tensor(binary(im, BinaryOp.ADD, x, Constant(np.where(inside, 0, sampling.outside))))
 
 
-def _interp(axes: list[_Axis], changed: list[_Axis], sampling: _Sampling) -> dict[str, int] | None:
+def _check(im: ImportContext, changed: list[_Axis], sampling: _Sampling) -> None:
+    """Refuse unknown modes, and sizes out of bounds."""
+    if sampling.mode not in ("nearest", "linear", "cubic"):
+        raise im.invalid(f"mode {sampling.mode}")
+    if sampling.coordinates not in (*_COORDINATES, "tf_crop_and_resize") or sampling.nearest not in _ROUNDING:
+        raise im.invalid(f"modes {sampling.coordinates} and {sampling.nearest} are not known")
+    sizes = [a.out for a in changed if isinstance(a.out, int)]
+    if max(sizes, default=1) > _LONGEST:
+        raise im.refuse(f"an axis of more than {_LONGEST} elements", "resize to fewer elements")
+    if min(sizes, default=1) < 1:
+        raise im.refuse("an axis shrinks to nothing, and ncnn has no empty tensors", "use a larger scale or size")
+
+
+def _interp(changed: list[_Axis], sampling: _Sampling) -> dict[str, int] | None:
     """Interp's parameters where it samples the axes as ONNX does, else None."""
     if sampling.crops:
         return None
@@ -266,10 +270,8 @@ def _interp(axes: list[_Axis], changed: list[_Axis], sampling: _Sampling) -> dic
         return None
     if not all(_leads_to_size(a) for a in changed):
         return None  # ONNX computes with a scale that does not quite lead to the size
-    return {
-        "resize_type": Interp.BILINEAR if sampling.mode == "linear" else Interp.BICUBIC,
-        "align_corner": int(aligned),
-    }
+    kind = Interp.BILINEAR if sampling.mode == "linear" else Interp.BICUBIC
+    return {"resize_type": kind, "align_corner": int(aligned)}
 
 
 def _is_floor(axis: _Axis, sampling: _Sampling) -> bool:
@@ -350,10 +352,9 @@ def _product(im: ImportContext, x: Tensor, axis: _Axis, sampling: _Sampling) -> 
     assert isinstance(axis.size, int)
     assert isinstance(axis.out, int)
     require_room(axis.size * axis.out, "a matrix")
-    matrix = _matrix(axis, sampling)
     perm = [a for a in range(x.rank) if a != axis.axis] + [axis.axis]
-    made = linear(im, x.viewed(x.view.transpose(perm)), matrix)
-    return made.viewed(made.view.transpose([perm.index(a) for a in range(x.rank)]))
+    made = linear(im, x.transpose(perm), _matrix(axis, sampling))
+    return made.transpose([perm.index(a) for a in range(x.rank)])
 
 
 # ---- ONNX's sampling, after the operator's specification (Resize, opset 19)

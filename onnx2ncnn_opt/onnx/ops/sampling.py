@@ -15,6 +15,7 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, number
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
+from onnx2ncnn_opt.onnx.lower.functional.division import applied
 from onnx2ncnn_opt.onnx.lower.functional.gather import fixed, gather_nd
 from onnx2ncnn_opt.onnx.lower.functional.matmul import matmul
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
@@ -22,13 +23,7 @@ from onnx2ncnn_opt.onnx.lower.functional.window import pad_params, spatial
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 
-_SAMPLE_TYPES = {
-    "bilinear": Sample.BILINEAR,
-    "linear": Sample.BILINEAR,
-    "nearest": Sample.NEAREST,
-    "bicubic": Sample.BICUBIC,
-    "cubic": Sample.BICUBIC,
-}
+_SAMPLE_TYPES = {mode.name.lower(): mode for mode in Sample} | {"linear": Sample.BILINEAR, "cubic": Sample.BICUBIC}
 _PADDINGS = {mode.name.lower(): mode for mode in SamplePadding}
 _MOST_REGIONS = 256
 _MOST_PIXELS = 2**20  # that are looked up for the maxima in regions
@@ -67,9 +62,8 @@ def _grid_sample(im: ImportContext, x: Tensor, grid: Value, mode: str, given: _G
     if n not in (2, 3) or grid.rank != x.rank or grid.shape[-1] != n:
         raise im.invalid(f"a grid of shape {list(grid.shape)} for an operand of rank {x.rank}")
     if mode not in _SAMPLE_TYPES or padding_mode not in _PADDINGS or (n == 3 and _SAMPLE_TYPES[mode] == Sample.BICUBIC):
-        raise im.refuse(
-            f"mode {mode} with padding_mode {padding_mode} in {n} dimensions", "use bilinear or nearest in volumes"
-        )
+        reason = f"mode {mode} with padding_mode {padding_mode} in {n} dimensions"
+        raise im.refuse(reason, "use bilinear or nearest in volumes")
     if mode == "nearest":
         grid = _rounded(im, grid, x.shape[:1:-1], align_corners)
     if padding_mode == "reflection":
@@ -92,27 +86,20 @@ def _rounded(im: ImportContext, grid: Value, sizes: Shape, align_corners: int) -
     `sizes` are those of the axes that the coordinates x, y(, z) go along.
     """
     if not all(isinstance(size, int) for size in sizes) or (align_corners and 1 in sizes):
-        raise im.refuse(
-            f"mode nearest in an image whose sizes are {', '.join(map(str, reversed(sizes)))}",
-            "bind its sizes with --shape; with align_corners each has to be 2 or more",
-        )
+        reason = f"mode nearest in an image whose sizes are {', '.join(map(str, reversed(sizes)))}"
+        raise im.refuse(reason, "bind its sizes with --shape; with align_corners each has to be 2 or more")
     size = np.array(known(sizes), np.float32)
     if isinstance(grid, Constant):
         grid = Constant(im.f32(grid.array))
     # In ONNX Runtime's order of operations, that the same positions are halves.
     position = arithmetic(im, BinaryOp.ADD, grid, number(1))
     if align_corners:
-        pixel = _whole(
-            im, arithmetic(im, BinaryOp.MUL, arithmetic(im, BinaryOp.MUL, position, number(0.5)), Constant(size - 1))
-        )
+        pixel = arithmetic(im, BinaryOp.MUL, arithmetic(im, BinaryOp.MUL, position, number(0.5)), Constant(size - 1))
+        pixel = applied(im, pixel, UnaryOp.ROUND, np.rint)
         return arithmetic(im, BinaryOp.SUB, arithmetic(im, BinaryOp.MUL, pixel, Constant(2 / (size - 1))), number(1))
     pixel = arithmetic(im, BinaryOp.SUB, arithmetic(im, BinaryOp.MUL, position, Constant(size)), number(1))
-    pixel = _whole(im, arithmetic(im, BinaryOp.MUL, pixel, number(0.5)))
+    pixel = applied(im, arithmetic(im, BinaryOp.MUL, pixel, number(0.5)), UnaryOp.ROUND, np.rint)
     return arithmetic(im, BinaryOp.ADD, arithmetic(im, BinaryOp.MUL, pixel, Constant(2 / size)), Constant(1 / size - 1))
-
-
-def _whole(im: ImportContext, x: Value) -> Value:
-    return Constant(np.rint(x.array)) if isinstance(x, Constant) else im.apply(x, UnaryOp.ROUND)
 
 
 def _folded(im: ImportContext, grid: Value) -> Value:
@@ -120,8 +107,7 @@ def _folded(im: ImportContext, grid: Value) -> Value:
     position = arithmetic(im, BinaryOp.ADD, grid, number(1))
     turns = arithmetic(im, BinaryOp.MUL, arithmetic(im, BinaryOp.FLOOR_DIVIDE, position, number(4)), number(4))
     apart = arithmetic(im, BinaryOp.SUB, arithmetic(im, BinaryOp.SUB, position, turns), number(2))
-    distance = Constant(np.abs(apart.array)) if isinstance(apart, Constant) else im.apply(apart, UnaryOp.ABS)
-    return arithmetic(im, BinaryOp.SUB, number(1), distance)
+    return arithmetic(im, BinaryOp.SUB, number(1), applied(im, apart, UnaryOp.ABS, np.abs))
 
 
 @onnx_op("AffineGrid", since=20)
@@ -131,14 +117,13 @@ def affine_grid(im: ImportContext, theta: Tensor, size: Ints, *, align_corners: 
     if n not in (2, 3) or theta.rank != 3 or theta.shape[1:] != (n, n + 1):
         raise im.invalid(f"theta of shape {list(theta.shape)} for the size {list(size)}")
     if align_corners and 1 in size[2:]:
-        raise im.refuse(
-            "align_corners of an axis with one pixel, which has no two corners", "export it with align_corners = 0"
-        )
+        reason = "align_corners of an axis with one pixel, which has no two corners"
+        raise im.refuse(reason, "export it with align_corners = 0")
     axes = [np.linspace(-1, 1, k) if align_corners else (2 * np.arange(k) + 1) / k - 1 for k in size[2:]]
     # Coordinates are x, y(, z), then 1.
     positions = [*reversed(np.meshgrid(*axes, indexing="ij")), np.ones(size[2:])]
     base = Constant(np.stack(positions, axis=-1).reshape(-1, n + 1).astype(np.float32))
-    flat = matmul(im, base, theta.viewed(theta.view.transpose((0, 2, 1))))
+    flat = matmul(im, base, theta.transpose((0, 2, 1)))
     return im.reshape(flat, (size[0], *size[2:], n))
 
 
@@ -161,10 +146,8 @@ def deform_conv(
     """DeformableConv2D, one for each group of channels and of offsets."""
     channels = x.shape[1]
     if w.ndim != 4 or x.rank != 4:
-        raise im.refuse(
-            f"a kernel of rank {w.ndim} for an operand of rank {x.rank}: ncnn has images only",
-            "write it as a convolution of images",
-        )
+        reason = f"a kernel of rank {w.ndim} for an operand of rank {x.rank}: ncnn has images only"
+        raise im.refuse(reason, "write it as a convolution of images")
     if not isinstance(channels, int) or channels != w.shape[1] * group or w.shape[0] % group or channels % offset_group:
         raise im.invalid(
             f"a kernel of shape {list(w.shape)}, {group} groups and {offset_group} of offsets for {channels} channels"
@@ -231,17 +214,14 @@ def roi_align16(
     if mode not in ("avg", "max"):
         raise im.invalid(f"mode {mode} is not known")
     if mode == "max" and not isinstance(rois, Constant):
-        raise im.refuse(
-            "mode max in regions that are computed at run time: ncnn averages only",
-            "use mode avg, or make the regions constant",
-        )
+        reason = "mode max in regions that are computed at run time: ncnn averages only"
+        raise im.refuse(reason, "use mode avg, or make the regions constant")
     count = rois.shape[0]
     if x.rank != 4 or (x.shape[0] != 1 and not isinstance(batch_indices, Constant)):
         raise im.refuse("the image of each region is known only at run time", "convert it for one image")
     if not isinstance(count, int) or not 1 <= count <= _MOST_REGIONS:
-        raise im.refuse(
-            f"{count} regions: their number must be known, and at most {_MOST_REGIONS}", "convert it for fewer regions"
-        )
+        reason = f"{count} regions: their number must be known, and at most {_MOST_REGIONS}"
+        raise im.refuse(reason, "convert it for fewer regions")
     which = batch_indices.array.reshape(-1) if isinstance(batch_indices, Constant) else np.zeros(count, int)
     if which.shape != (count,) or which.min() < 0 or (isinstance(x.shape[0], int) and which.max() >= x.shape[0]):
         raise im.invalid(f"regions in images {which.tolist()} for {count} regions of {x.shape[0]} images")
@@ -289,18 +269,16 @@ def _largest(
         weights.append((of_rows[:, None, :, None] * of_columns[None, :, None, :]).reshape(positions[-1].shape))
     most = max(1, *(position.shape[1] for position in positions))
     if len(positions) * size[0] * size[1] * most > _MOST_PIXELS:
-        raise im.refuse(
-            f"mode max of {most} pixels in each of {size[0] * size[1]} cells of {len(positions)} regions",
-            "use fewer or smaller regions, or sampling_ratio 1",
-        )
+        reason = f"mode max of {most} pixels in each of {size[0] * size[1]} cells of {len(positions)} regions"
+        raise im.refuse(reason, "use fewer or smaller regions, or sampling_ratio 1")
     # Cells of fewer pixels look at the first one again, without weight where they have none at all.
     position = np.concatenate([_widened(position, most) for position in positions])
     weight = np.concatenate([_widened(weight, most) for weight in weights])
-    flat = im.reshape(x.viewed(x.view.transpose((0, 2, 3, 1))), (batch * height * width, channels))
+    flat = im.reshape(x.transpose((0, 2, 3, 1)), (batch * height * width, channels))
     pixels = gather_nd(im, flat, Constant(position[..., None]))
     weighted = im.tensor(binary(im, BinaryOp.MUL, pixels, Constant(weight[..., None].astype(np.float32))))
     largest = im.tensor(im.reshape(reduce(im, weighted, "ReduceMax", (1,), 0), (len(positions), *size, channels)))
-    return largest.viewed(largest.view.transpose((0, 3, 1, 2)))
+    return largest.transpose((0, 3, 1, 2))
 
 
 def _widened(x: Array, width: int) -> Array:

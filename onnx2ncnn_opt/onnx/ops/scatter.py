@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
-from onnx2ncnn_opt.ir.dim import Shape, axis_index, product
+from onnx2ncnn_opt.ir.dim import Shape, axis_index, known, product
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds
@@ -74,11 +74,6 @@ def _is_everywhere(indices: Operand, sizes: Shape) -> bool:
 
 
 @onnx_op("Scatter", since=9, integers=True)
-def scatter(im: ImportContext, data: Value, indices: Value, updates: Value, *, axis: int = 0) -> Value:
-    """Concat of what stays and what is new."""
-    return scatter_elements11(im, data, indices, updates, axis=axis)
-
-
 @onnx_op("ScatterElements", since=11, integers=True, folds=bounds.first)
 def scatter_elements11(im: ImportContext, data: Value, indices: Value, updates: Value, *, axis: int = 0) -> Value:
     """Concat of what stays and what is new."""
@@ -117,7 +112,7 @@ def tensor_scatter(
     if along == 0:
         raise im.refuse("it writes along the axis of the batch", "give it another axis")
     perm = [0, along, *(a for a in range(1, past_cache.rank) if a != along)]
-    cache, rows = _transposed(past_cache, perm), _transposed(update, perm)
+    cache, rows = past_cache.transpose(perm), update.transpose(perm)
     if isinstance(write_indices, Tensor):
         begins = im.tensor(im.reshape(as_numbers(im, write_indices), (batch, 1)))
         row: Value = as_indices(im, binary(im, BinaryOp.ADD, begins, Constant(np.arange(new, dtype=np.float32))))
@@ -133,16 +128,12 @@ def tensor_scatter(
         items = np.broadcast_to(np.arange(batch)[:, None], targets.shape)
         index = np.stack([items, targets % length if mode == "circular" else targets])
         placed = _scatter(im, cache, index, rows, past_cache.rank - 2)
-    return _transposed(placed, [perm.index(a) for a in range(past_cache.rank)])
+    return placed.transpose([perm.index(a) for a in range(past_cache.rank)])
 
 
 def _check_reduction(im: ImportContext, reduction: str) -> None:
     if reduction not in ("none", *_REDUCTIONS):
         raise im.invalid(f"reduction {reduction} is not known")
-
-
-def _transposed(x: Value, perm: Sequence[int]) -> Value:
-    return Constant(x.array.transpose(perm)) if isinstance(x, Constant) else x.viewed(x.view.transpose(perm))
 
 
 def _scatter(
@@ -200,15 +191,14 @@ def _scatter_cells(im: ImportContext, data: Value, indices: Tensor, updates: Val
     order, count = [*others, axis], math.prod(shape[a] for a in others)
     check_indices(im, indices)
     indices = as_indices(im, counted(im, indices, shape[axis]))
-    old, targets, new = (im.reshape(_transposed(x, order), (count, x.shape[axis])) for x in (data, indices, updates))
+    old, targets, new = (im.reshape(x.transpose(order), (count, x.shape[axis])) for x in (data, indices, updates))
     row = im.tensor(targets)
     if reduction == "none":
-        both = concat(im, old, new, axis=1)
-        found = gather_elements(im, both, _sources(im, row, shape[axis]), axis=1)
+        found = gather_elements(im, concat(im, old, new, axis=1), _sources(im, row, shape[axis]), axis=1)
     else:
-        columns = [im.reshape(x, (*x.shape, 1)) for x in (old, new)]
-        found = _combined(im, columns[0], columns[1], _hits(im, row, shape[axis], 1), reduction)
-    return _transposed(im.reshape(found, tuple(shape[a] for a in order)), [order.index(a) for a in range(data.rank)])
+        columns = (im.reshape(x, (*x.shape, 1)) for x in (old, new))
+        found = _combined(im, *columns, _hits(im, row, shape[axis], 1), reduction)
+    return im.reshape(found, tuple(shape[a] for a in order)).transpose([order.index(a) for a in range(data.rank)])
 
 
 def _combined(im: ImportContext, data: Value, updates: Value, hits: Tensor, reduction: str) -> Value:
@@ -263,9 +253,8 @@ def _reduced(im: ImportContext, data: Value, targets: Array, updates: Value, inn
     turn = np.empty_like(targets)
     turn[order] = np.arange(targets.size) - np.searchsorted(targets[order], targets[order])
     if turn.max() >= _MOST_TURNS:
-        raise im.refuse(
-            f"its constant indices name one element {turn.max() + 1} times", "add up the updates of an element before"
-        )
+        reason = f"its constant indices name one element {turn.max() + 1} times"
+        raise im.refuse(reason, "add up the updates of an element before")
     outer = data.shape[: data.rank - len(inner)]
     rows = im.reshape(data, (product(outer), *inner))
     new = im.reshape(updates, (targets.size, *inner))
@@ -294,10 +283,8 @@ def _place_along(im: ImportContext, data: Value, updates: Value, rows: Array, ax
     source[rows] = size + np.arange(rows.size)  # of two values for one element the later one stays
     runs = np.split(source, np.flatnonzero(np.diff(source) != 1) + 1)
     if len(runs) > _MOST_PIECES:
-        raise im.refuse(
-            f"its constant indices cut the operand into more than {_MOST_PIECES} pieces",
-            "scatter fewer runs of elements",
-        )
+        reason = f"its constant indices cut the operand into more than {_MOST_PIECES} pieces"
+        raise im.refuse(reason, "scatter fewer runs of elements")
     parts = [_rows(im, data, run, axis) if run[0] < size else _rows(im, updates, run - size, axis) for run in runs]
     return concat(im, *parts, axis=axis)
 
@@ -317,14 +304,15 @@ def trilu(im: ImportContext, x: Tensor, k: Ints | None = None, *, upper: int = 1
     shape, offset = x.shape[-2:], k[0] if k else 0
     if len(shape) < 2:
         raise im.invalid(f"a triangle of a tensor of rank {x.rank}")
-    if not isinstance(shape[0], int) or not isinstance(shape[1], int):
+    if all(isinstance(size, int) for size in shape):
+        ones = np.ones(known(shape), bool)
+        inside: Value = Constant(np.triu(ones, offset) if upper else np.tril(ones, offset))
+    else:
         to_the_right = axis_index(0) - axis_index(1)
         beyond = to_the_right - offset if upper else offset - to_the_right
         distance = im.tensor(SymbolicTensor(np.full((1, 1), beyond, dtype=object), shape, np.dtype(np.float32)))
-        return where(im, im.unary(distance, "Threshold", threshold=-0.5), x, Constant(np.zeros((), x.dtype)))
-    ones = np.ones((shape[0], shape[1]), bool)
-    inside = np.triu(ones, offset) if upper else np.tril(ones, offset)
-    return where(im, Constant(inside), x, Constant(np.zeros((), x.dtype)))
+        inside = im.unary(distance, "Threshold", threshold=-0.5)
+    return where(im, inside, x, Constant(np.zeros((), x.dtype)))
 
 
 @onnx_op("CumSum", since=11, integers=True, axes="same", items=items.along(None, index=1), folds=bounds.first)
@@ -389,12 +377,10 @@ def one_hot(im: ImportContext, indices: Tensor, depth: Array, values: Array, *, 
     if not np.issubdtype(indices.dtype, np.unsignedinteger):
         # Sums are rounded to whole numbers where ONNX Runtime's are.
         below = im.unary(im.apply(numbers, UnaryOp.NEG), "Threshold", threshold=0.0)
-        numbers = im.tensor(
-            binary(im, BinaryOp.ADD, numbers, binary(im, BinaryOp.MUL, below, Constant(np.array(count, np.float32))))
-        )
+        numbers = im.tensor(binary(im, BinaryOp.ADD, numbers, binary(im, BinaryOp.MUL, below, number(count))))
     column = numbers.viewed(numbers.view.with_axes((*numbers.view.axes[:axis], (), *numbers.view.axes[axis:])))
     targets = np.arange(count, dtype=np.float32).reshape(-1, *(1,) * (rank - axis - 1))
     hot = _equal(im, column, targets)
     off, on = (float(value) for value in values.astype(np.float64))
-    scaled = hot if on - off == 1 else binary(im, BinaryOp.MUL, hot, Constant(np.array(on - off, np.float32)))
-    return scaled if off == 0 else binary(im, BinaryOp.ADD, scaled, Constant(np.array(off, np.float32)))
+    scaled = hot if on - off == 1 else binary(im, BinaryOp.MUL, hot, number(on - off))
+    return scaled if off == 0 else binary(im, BinaryOp.ADD, scaled, number(off))

@@ -1,4 +1,7 @@
-"""Operators that move elements without computing: most of them only change the view."""
+"""Operators that move elements without computing: most of them only change the view.
+
+And those whose results fold if they are known up to dynamic dimensions, and are refused otherwise.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, known, product, shape_text
+from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.items import Mixed, Seen
@@ -16,7 +20,7 @@ from onnx2ncnn_opt.onnx.lower.functional.binary import expand, spread
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
 from onnx2ncnn_opt.onnx.lower.functional.repeat import repeated
-from onnx2ncnn_opt.onnx.lower.functional.split import split
+from onnx2ncnn_opt.onnx.lower.functional.split import split as parts_of
 from onnx2ncnn_opt.onnx.lower.functional.views import squeeze, unsqueeze
 from onnx2ncnn_opt.onnx.registry import ALL, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value
@@ -34,14 +38,12 @@ def reshape(im: ImportContext, x: Tensor, shape: Sizes, *, allowzero: int = 0) -
         if rest is None and isinstance(whole, Sym) and others != 0:
             rest = whole // others  # which ONNX demands to be even
         if rest is None:
-            raise im.refuse(
-                f"{shape_text(x.shape)} cannot be reshaped to {shape_text(shape)}", "bind sizes with --shape"
-            )
+            reason = f"{shape_text(x.shape)} cannot be reshaped to {shape_text(shape)}"
+            raise im.refuse(reason, "bind sizes with --shape")
         wanted[wanted.index(-1)] = rest
-    if isinstance(total := product(wanted), int) and isinstance(product(x.shape), int) and total != product(x.shape):
-        raise im.misfit(
-            f"{shape_text(x.shape)} cannot be reshaped to {shape_text(tuple(wanted))}", [(product(x.shape), total)]
-        )
+    size, total = product(x.shape), product(wanted)
+    if isinstance(size, int) and isinstance(total, int) and size != total:
+        raise im.misfit(f"{shape_text(x.shape)} cannot be reshaped to {shape_text(tuple(wanted))}", [(size, total)])
     return im.reshape(x, tuple(wanted))
 
 
@@ -88,13 +90,12 @@ def transpose(im: ImportContext, x: Tensor, *, perm: Ints = ()) -> Value:
     order = perm or tuple(reversed(range(x.rank)))
     if sorted(order) != list(range(x.rank)):
         raise im.invalid(f"perm {perm} does not fit rank {x.rank}")
-    return x.viewed(x.view.transpose(order))
+    return x.transpose(order)
 
 
 def _joined(seen: Seen) -> int:
-    axes = {seen.axis(i) for i in range(len(seen.operands))}
-    [axis] = axes if len(axes) == 1 else (None,)
-    if axis is None or axis == seen.number("axis", 0) % len(seen.shape(0)):
+    axis, *others = {seen.axis(i) for i in range(len(seen.operands))}
+    if others or axis is None or axis == seen.number("axis", 0) % len(seen.shape(0)):
         raise Mixed
     return axis
 
@@ -108,13 +109,13 @@ def concat_op(im: ImportContext, *xs: Value, axis: int) -> Value:
 @onnx_op("Split", integers=True, moves=(0,), axes="same", items=items.along(0), folds=bounds.first)
 def split2(im: ImportContext, x: Tensor, *, axis: int = 0, split: Ints = ()) -> tuple[Value, ...]:
     """Slice."""
-    return _split(im, x, axis, split, None)
+    return split18(im, x, split, axis=axis)
 
 
 @onnx_op("Split", since=13, integers=True, moves=(0,), axes="same", items=items.along(0), folds=bounds.first)
 def split13(im: ImportContext, x: Tensor, split: Ints | None = None, *, axis: int = 0) -> tuple[Value, ...]:
     """Slice."""
-    return _split(im, x, axis, split or (), None)
+    return split18(im, x, split, axis=axis)
 
 
 @onnx_op("Split", since=18, integers=True, moves=(0,), axes="same", items=items.along(0), folds=bounds.first)
@@ -122,19 +123,15 @@ def split18(
     im: ImportContext, x: Tensor, split: Ints | None = None, *, axis: int = 0, num_outputs: int | None = None
 ) -> tuple[Value, ...]:
     """Slice."""
-    return _split(im, x, axis, split or (), num_outputs)
-
-
-def _split(im: ImportContext, x: Tensor, axis: int, sizes: Ints, count: int | None) -> tuple[Value, ...]:
     axis = im.axis(axis, x.rank)
     size = x.shape[axis]
-    if not sizes:
-        is_whole, count = count is None, count or im.output_count
+    if not split:
+        is_whole, count = num_outputs is None, num_outputs or im.output_count
         if not isinstance(size, int):
             return tuple(_equal_parts(im, x, axis, size, count, is_whole=is_whole))
         each = -(-size // count)
-        sizes = tuple(min(each, size - each * i) for i in range(count))
-    return split(im, x, axis, sizes)
+        split = tuple(min(each, size - each * i) for i in range(count))
+    return parts_of(im, x, axis, split)
 
 
 def _equal_parts(im: ImportContext, x: Tensor, axis: int, size: Dim, count: int, *, is_whole: bool) -> Iterator[Tensor]:
@@ -200,10 +197,8 @@ def depth_to_space(im: ImportContext, x: Tensor, *, blocksize: int, mode: str = 
     if depth is None:
         raise im.invalid(f"{c} channels do not divide by the block of {b} x {b}")
     order = (n, depth, b, b, h, w) if mode == "CRD" else (n, b, b, depth, h, w)
-    parts = im.reshape(x, order)
-    assert isinstance(parts, Tensor)
     perm = (0, 1, 4, 2, 5, 3) if mode == "CRD" else (0, 3, 4, 1, 5, 2)
-    return im.reshape(parts.viewed(parts.view.transpose(perm)), (n, depth, h * b, w * b))
+    return im.reshape(im.reshape(x, order).transpose(perm), (n, depth, h * b, w * b))
 
 
 @onnx_op("SpaceToDepth", batch=0, folds=bounds.first)
@@ -214,13 +209,25 @@ def space_to_depth(im: ImportContext, x: Tensor, *, blocksize: int, mode: str = 
     rows, columns = exact_div(h, b), exact_div(w, b)
     if rows is None or columns is None:
         raise im.invalid(f"an image of {h} x {w} does not divide into blocks of {b}")
-    parts = im.reshape(x, (n, c, rows, b, columns, b))
-    assert isinstance(parts, Tensor)
     perm = (0, 1, 3, 5, 2, 4) if mode == "CRD" else (0, 3, 5, 1, 2, 4)
-    return im.reshape(parts.viewed(parts.view.transpose(perm)), (n, c * b * b, rows, columns))
+    parts = im.reshape(x, (n, c, rows, b, columns, b)).transpose(perm)
+    return im.reshape(parts, (n, c * b * b, rows, columns))
 
 
 def _image(im: ImportContext, x: Tensor) -> Shape:
     if x.rank != 4:
         raise im.invalid(f"the operand has rank {x.rank}, not 4")
     return x.shape
+
+
+@onnx_op("Range", since=11, integers=True, folds=bounds.arange)
+def range_(im: ImportContext, start: Value, limit: Value, delta: Value, *, stash_type: int = 1) -> Value:
+    """Sum ones, in sizes only."""
+    reason = "its length depends on values that are computed at run time, or on a step that is not an integer"
+    raise im.refuse(reason, "make it depend on the shapes of inputs only, with an integer step")
+
+
+@onnx_op("ConstantOfShape", since=9, integers=True, folds=bounds.sizes)
+def constant_of_shape(im: ImportContext, shape: Value, *, value: Array | None = None) -> Value:
+    """Ones of dynamic sizes, times a constant."""
+    raise im.refuse("its shape is computed at run time", "make it depend on the shapes of inputs only")

@@ -44,10 +44,8 @@ def _dft(im: ImportContext, x: Tensor, length: Ints | None, axis: int, inverse: 
     axis = im.axis(axis, x.rank)
     size, parts = x.shape[axis], x.shape[-1]
     if axis == x.rank - 1 or not isinstance(size, int) or not isinstance(parts, int) or parts not in (1, 2):
-        raise im.refuse(
-            f"axis {axis} of shape {list(x.shape)}, whose last axis must be the one of complex numbers",
-            "bind its sizes with --shape, and keep the complex numbers on the last axis",
-        )
+        reason = f"axis {axis} of shape {list(x.shape)}, whose last axis must be the one of complex numbers"
+        raise im.refuse(reason, "bind its sizes with --shape, and keep the complex numbers on the last axis")
     to_real = bool(inverse and onesided)
     count = length[0] if length else 2 * (size - 1) if to_real else size
     if count < 1:
@@ -55,35 +53,28 @@ def _dft(im: ImportContext, x: Tensor, length: Ints | None, axis: int, inverse: 
     # [results, re and im, operands, re and im]; operands after the length do not count.
     if to_real:
         if parts != 2 or size != count // 2 + 1:
-            raise im.refuse(
-                f"{count} real numbers from a spectrum of shape {list(x.shape)}, which is not padded or cut",
-                f"give it {count // 2 + 1} complex numbers",
-            )
+            reason = f"{count} real numbers from a spectrum of shape {list(x.shape)}, which is not padded or cut"
+            raise im.refuse(reason, f"give it {count // 2 + 1} complex numbers")
         matrix = _from_half(im, count)
     else:
         matrix = _fourier(im, count, min(size, count), onesided, -1 if inverse else 1) / (count if inverse else 1)
     weight = np.zeros((*matrix.shape[:2], size, parts))
     weight[:, :, : matrix.shape[2]] = matrix[..., :parts]
     outer = [a for a in range(x.rank - 1) if a != axis]
-    transposed = x.viewed(x.view.transpose((*outer, axis, x.rank - 1)))
+    order = (*outer, axis, x.rank - 1)
     shape = tuple(x.shape[a] for a in outer)
-    rows = im.reshape(transposed, (product(shape), size * parts))
+    rows = im.reshape(x.transpose(order), (product(shape), size * parts))
     spectrum = linear(im, im.tensor(rows), weight.reshape(-1, size * parts).astype(np.float32))
     apart = im.tensor(im.reshape(spectrum, (*shape, *weight.shape[:2])))
-    back = [0] * x.rank
-    for i, a in enumerate((*outer, axis, x.rank - 1)):
-        back[a] = i
-    return apart.viewed(apart.view.transpose(back))
+    return apart.transpose([order.index(a) for a in range(x.rank)])
 
 
 def _fourier(im: ImportContext, count: int, samples: int, onesided: int, sign: int) -> Array:
     """Return the factors of real and imaginary samples for each frequency: [frequencies, 2, samples, 2]."""
     frequencies = count // 2 + 1 if onesided else count
     if frequencies * samples * 4 > _MOST_NUMBERS:
-        raise im.refuse(
-            f"a transform of length {count} would be a matrix of {frequencies * samples * 4} numbers",
-            "transform shorter signals",
-        )
+        reason = f"a transform of length {count} would be a matrix of {frequencies * samples * 4} numbers"
+        raise im.refuse(reason, "transform shorter signals")
     # Whole turns are taken off before the angle is a float.
     turns = np.outer(np.arange(frequencies), np.arange(samples)) % count
     angle = 2 * np.pi * turns / count
@@ -96,8 +87,7 @@ def _from_half(im: ImportContext, count: int) -> Array:
     half = count // 2 + 1
     # The other half is the first one mirrored, but for frequency 0 and the one in the middle.
     times = np.array([1 if 2 * k in (0, count) else 2 for k in range(half)])
-    matrix: Array = _fourier(im, count, half, 0, -1)[:, :1] * times[:, None] / count
-    return matrix
+    return np.asarray(_fourier(im, count, half, 0, -1)[:, :1] * times[:, None] / count)
 
 
 @onnx_op("STFT", since=17)
@@ -115,12 +105,8 @@ def stft(
         raise im.refuse("neither a window nor a frame_length", "give it a frame_length")
     count = frame_length[0] if frame_length else len(window) if window is not None else 0
     parts = signal.shape[2] if signal.rank == 3 else 1
-    if (
-        not isinstance(parts, int)
-        or parts not in (1, 2)
-        or signal.rank not in (2, 3)
-        or (window is not None and len(window) != count)
-    ):
+    fits = window is None or len(window) == count
+    if not isinstance(parts, int) or parts not in (1, 2) or signal.rank not in (2, 3) or not fits:
         raise im.invalid(f"a signal of shape {list(signal.shape)} in frames of {count}")
     weight = _fourier(im, count, count, onesided, 1)[..., :parts]
     if window is not None:
@@ -131,15 +117,11 @@ def stft(
     blob = im.layer("Convolution1D", wave, weights={"weight_data": kernels}, num_output=len(kernels), **params)
     shape = (signal.shape[0], len(weight), 2, blob.known_shape[1])
     y = im.wrap(blob, shape, [[1, 2], [3]], [0], signal.dtype)
-    return y.viewed(y.view.transpose((0, 3, 1, 2)))
+    return y.transpose((0, 3, 1, 2))
 
 
 # The terms of each window: a sum of cosines of whole multiples of the turn.
-_WINDOWS = {
-    "HannWindow": (0.5, -0.5),
-    "HammingWindow": (25 / 46, -21 / 46),
-    "BlackmanWindow": (0.42, -0.5, 0.08),
-}
+_WINDOWS = {"HannWindow": (0.5, -0.5), "HammingWindow": (25 / 46, -21 / 46), "BlackmanWindow": (0.42, -0.5, 0.08)}
 
 
 def _register(name: str, terms: tuple[float, ...]) -> None:

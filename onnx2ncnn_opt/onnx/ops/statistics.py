@@ -48,9 +48,8 @@ def lp_pool(
     """Pooling avg of powers, times the size of the window."""
     if given.ceil_mode:
         # Its last windows have as many zeros as any other, but ncnn would divide by fewer.
-        raise im.refuse(
-            "ceil_mode: the last windows divide by another number than in ncnn", "export it with ceil_mode = 0"
-        )
+        reason = "ceil_mode: the last windows divide by another number than in ncnn"
+        raise im.refuse(reason, "export it with ceil_mode = 0")
     powers = _power(im, x, p)
     pooled = average_pool(im, powers, given=given, count_include_pad=1, dilations=dilations)
     return _root(im, binary(im, BinaryOp.MUL, pooled, number(math.prod(given.kernel_shape))), p)

@@ -66,20 +66,16 @@ def top_k11(
     if _are_rounds_better(rows, size, count):
         return _in_rounds(im, x, order, axis, count)
     if not isinstance(rows, int) or rows * size * size > _MOST_COMPARISONS:
-        raise im.refuse(
-            f"{rows} rows of {size} numbers: too many to compare all with all",
-            "convert what is before it with --outputs, and pick the largest numbers outside ncnn",
-        )
+        reason = f"{rows} rows of {size} numbers: too many to compare all with all"
+        raise im.refuse(reason, "convert what is before it with --outputs, and pick the largest numbers outside ncnn")
     perm = [a for a in range(x.rank) if a != axis] + [axis]
-    flat, ordered = (im.reshape(y.viewed(y.view.transpose(perm)), (rows, size)) for y in (x, order))
+    flat, ordered = (im.reshape(y.transpose(perm), (rows, size)) for y in (x, order))
     assert isinstance(ordered, Tensor)
     indices = _of_rank(im, _ranks(im, ordered, size), size, count)
-    shape = (*(x.shape[a] for a in perm[:-1]), count)
-    results = []
-    for y in (gather_elements(im, flat, indices, axis=1), indices):
-        result = im.tensor(im.reshape(y, shape))
-        results.append(result.viewed(result.view.transpose([perm.index(a) for a in range(x.rank)])))
-    return results[0], Tensor(results[1].blob, results[1].view, _INDEX)
+    shape, back = (*(x.shape[a] for a in perm[:-1]), count), [perm.index(a) for a in range(x.rank)]
+    found = gather_elements(im, flat, indices, axis=1)
+    values, places = (im.tensor(im.reshape(y, shape)).transpose(back) for y in (found, indices))
+    return values, Tensor(places.blob, places.view, _INDEX)
 
 
 def _are_rounds_better(rows: Dim | None, size: int, count: int) -> bool:
@@ -100,32 +96,28 @@ def _in_rounds(im: ImportContext, x: Tensor, order: Tensor, axis: int, count: in
     """
     size = x.shape[axis]
     assert isinstance(size, int)
-    left = im.unary(_scaled(im, order, 1 / _ROOM), "Clip", min=-1.5 / _ROOM * FLT_MAX, max=1.5 / _ROOM * FLT_MAX)
+    quarter = im.apply(order, BinaryOp.MUL, 1 / _ROOM)
+    left = im.unary(quarter, "Clip", min=-1.5 / _ROOM * FLT_MAX, max=1.5 / _ROOM * FLT_MAX)
     from_end = Constant(np.arange(size, 0, -1, dtype=np.float32).reshape(-1, *(1,) * (x.rank - axis - 1)))
-    found: list[Value] = []
-    from_ends: list[Value] = []
+    found, from_ends = [], []
     for turn in range(count):
         largest = reduce(im, left, "ReduceMax", (axis,), 1)
-        reached = im.unary(im.tensor(binary(im, BinaryOp.SUB, left, largest)), "Threshold", threshold=-FLT_MIN)
+        reached = im.unary(binary(im, BinaryOp.SUB, left, largest), "Threshold", threshold=-FLT_MIN)
         marked = im.tensor(binary(im, BinaryOp.MUL, reached, from_end))
         first = reduce(im, marked, "ReduceMax", (axis,), 1)
         found.append(largest)
         from_ends.append(first)
         if turn < count - 1:
             # 0 where the number is that is found, at least 1 below that elsewhere.
-            others = im.tensor(binary(im, BinaryOp.SUB, marked, first))
-            taken = _scaled(im, im.tensor(binary(im, BinaryOp.ADD, others, number(0.5))), -FLT_MAX)
+            others = binary(im, BinaryOp.SUB, marked, first)
+            taken = im.apply(binary(im, BinaryOp.ADD, others, number(0.5)), BinaryOp.MUL, -FLT_MAX)
             left = im.tensor(binary(im, BinaryOp.MIN, left, taken))
     sign = 1 if order is x else -1
-    values = _scaled(im, im.tensor(concat(im, *found, axis=axis)), sign * _ROOM)
+    values = im.apply(concat(im, *found, axis=axis), BinaryOp.MUL, sign * _ROOM)
     # No number equals NaN: where a row has one, `first` may be 0.
-    counted = im.apply(im.tensor(concat(im, *from_ends, axis=axis)), BinaryOp.MAX, 1.0)
+    counted = im.apply(concat(im, *from_ends, axis=axis), BinaryOp.MAX, 1.0)
     indices = im.apply(counted, BinaryOp.RSUB, float(size))
     return Tensor(values.blob, values.view, x.dtype), Tensor(indices.blob, indices.view, _INDEX)
-
-
-def _scaled(im: ImportContext, x: Tensor, factor: float) -> Tensor:
-    return im.apply(x, BinaryOp.MUL, factor)
 
 
 def _ranks(im: ImportContext, x: Tensor, size: int) -> Tensor:

@@ -32,7 +32,7 @@ def as_symbolic(x: Known) -> SymbolicTensor:
 
 def decided(x: SymbolicTensor) -> Known:
     """Return a constant, where nothing is open about it."""
-    if not all(isinstance(size, int) for size in x.shape) or any(isinstance(cell, Sym) for cell in x.cells.flat):
+    if is_open(*x.shape, *x.cells.flat):
         return x
     shape = known(x.shape)
     return x if math.prod(shape) > _LARGEST else Constant(np.broadcast_to(x.cells.astype(x.dtype), shape))
@@ -52,33 +52,30 @@ def plain(cell: Any) -> Any:
 
 def sizes_of(x: SymbolicTensor) -> tuple[Dim, ...] | None:
     """Return the elements of a tensor that is a list of sizes; None if its length is open, or very large."""
-    whole: SymbolicTensor | None = x
-    for axis in range(x.rank):
-        whole = whole and materialised_or_none(whole, axis)
-    return tuple(plain(cell) for cell in whole.cells.reshape(-1)) if whole else None
+    try:
+        return tuple(numbers(x))
+    except Undecided:
+        return None
 
 
 def numbers(x: SymbolicTensor) -> list[Dim]:
     """Return the elements of a tensor that is a list of sizes."""
-    found = sizes_of(x)
-    if found is None:
-        raise Undecided
-    return list(found)
+    return [plain(cell) for cell in all_materialised(x).cells.reshape(-1)]
 
 
 def whole_numbers(x: SymbolicTensor) -> list[int]:
     """Return the elements of a tensor that is a list of numbers."""
     found = numbers(x)
-    if any(isinstance(n, Sym) for n in found):
+    if is_open(*found):
         raise Undecided
     return list(known(found))
 
 
 def replaced(cells: Array, values: Mapping[int, Dim]) -> Array:
     """Return the cells with axis indices replaced, given by axes counted from the last one."""
-    names = {str(axis_index(axis)): value for axis, value in values.items()}
     if cells.dtype != object:
         return cells
+    names = {str(axis_index(axis)): value for axis, value in values.items()}
     return each(lambda cell: cell.subs(names) if isinstance(cell, Sym) else cell, cells)
 
 
@@ -91,9 +88,7 @@ def each(function: Callable[..., Any], *cells: Array) -> Array:
 
 
 def moved(x: SymbolicTensor, axes: Sequence[int | None]) -> SymbolicTensor:
-    """Return a tensor whose axis i is axis ``axes[i]`` of x, or a new one of size 1; axes that are left out have size
-    1.
-    """
+    """Return a tensor whose axis i is axis ``axes[i]`` of x, or a new one of size 1; all other axes have size 1."""
     last, rank = len(axes) - 1, x.rank
     values = {rank - 1 - old: axis_index(last - new) for new, old in enumerate(axes) if old is not None}
     gone = {rank - 1 - old: 0 for old in range(rank) if old not in axes}
@@ -114,6 +109,13 @@ def materialised(x: SymbolicTensor, axis: int) -> SymbolicTensor:
     where = x.rank - 1 - axis
     parts = [replaced(x.cells, {where: i}) for i in range(size)]
     return SymbolicTensor(np.concatenate(parts, axis), x.shape, x.dtype)
+
+
+def all_materialised(x: SymbolicTensor) -> SymbolicTensor:
+    """Return the symbolic tensor with a cell for every element."""
+    for axis in range(x.rank):
+        x = materialised(x, axis)
+    return x
 
 
 def materialised_or_none(x: SymbolicTensor, axis: int) -> SymbolicTensor | None:
@@ -152,7 +154,13 @@ def with_size(shape: Shape, axis: int, size: Dim) -> Shape:
     return (*shape[:axis], size, *shape[axis + 1 :])
 
 
-def check_whole(*cells: Any) -> None:
-    """Require whole numbers: a size and a fraction do not make a size."""
+def whole(*cells: Any) -> tuple[Any, ...]:
+    """Return whole numbers as integers; a size and a fraction do not make a size."""
     if not all(isinstance(cell, (int, Sym)) or float(cell).is_integer() for cell in cells):
         raise Undecided
+    return tuple(cell if isinstance(cell, Sym) else int(cell) for cell in cells)
+
+
+def is_open(*cells: Any) -> bool:
+    """Return True if one of the cells follows from a dynamic size."""
+    return any(isinstance(cell, Sym) for cell in cells)

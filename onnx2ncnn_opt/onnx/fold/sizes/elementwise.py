@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from itertools import product as choices
+from functools import partial, reduce
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,12 @@ from onnx2ncnn_opt.onnx.fold.sizes.cells import (
     axes_of,
     axis_of,
     broadcast,
-    check_whole,
     each,
+    is_open,
     materialised,
     moved,
     plain,
+    whole,
     with_size,
 )
 from onnx2ncnn_opt.onnx.value import SymbolicTensor, is_float
@@ -50,20 +51,16 @@ def _surely(size: Dim, bound: int, shape: Shape) -> bool:
     if not isinstance(size, Sym):
         return False
     # An index counted from the other end is an index as well.
-    flipped = {
-        name: shape[-1 - int(name[1:])] - 1 - axis_index(int(name[1:])) for name in size.names() if name[0] == "#"
-    }
-    for some in choices(*((None, name) for name in flipped)):
-        values = {name: flipped[name] for name in some if name is not None}
-        if values and at_least(size.subs(values), bound):
-            return True
-    return False
+    axes = {name: int(name[1:]) for name in size.names() if name[0] == "#"}
+    flipped = [(name, shape[-1 - axis] - 1 - axis_index(axis)) for name, axis in axes.items()]
+    subsets = (some for count in range(1, len(flipped) + 1) for some in combinations(flipped, count))
+    return any(at_least(size.subs(dict(some)), bound) for some in subsets)
 
 
 def _less(shape: Shape, a: Any, b: Any) -> bool:
-    if not isinstance(a, Sym) and not isinstance(b, Sym):
+    if not is_open(a, b):
         return bool(a < b)
-    check_whole(a, b)
+    a, b = whole(a, b)
     if _surely(b - a, 1, shape):
         return True
     if _surely(a - b, 0, shape):
@@ -74,9 +71,9 @@ def _less(shape: Shape, a: Any, b: Any) -> bool:
 def _equal(shape: Shape, a: Any, b: Any) -> bool:
     if a == b:
         return True
-    if not isinstance(a, Sym) and not isinstance(b, Sym):
+    if not is_open(a, b):
         return False
-    check_whole(a, b)
+    a, b = whole(a, b)
     if _surely(a - b, 1, shape) or _surely(b - a, 1, shape):
         return False
     raise Undecided
@@ -84,23 +81,19 @@ def _equal(shape: Shape, a: Any, b: Any) -> bool:
 
 def _arithmetic(function: Callable[[Any, Any], Any]) -> Any:
     def compute(kind: np.dtype[np.generic], shape: Shape, a: Any, b: Any) -> Any:
-        if isinstance(a, Sym) or isinstance(b, Sym):
-            check_whole(a, b)
-            a, b = (cell if isinstance(cell, Sym) else int(cell) for cell in (a, b))
-        return function(a, b)
+        return function(*whole(a, b)) if is_open(a, b) else function(a, b)
 
     return _elementwise(compute)
 
 
 def _divided(kind: np.dtype[np.generic], shape: Shape, a: Any, b: Any) -> Any:
-    if not isinstance(a, Sym) and not isinstance(b, Sym):
+    if not is_open(a, b):
         if b == 0:
             raise Undecided
         if is_float(kind):
             return a / b
         return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
-    check_whole(a, b)
-    a, b = (cell if isinstance(cell, Sym) else int(cell) for cell in (a, b))
+    a, b = whole(a, b)
     even = exact_div(a, b) if b != 0 else None
     if even is not None:
         return even
@@ -116,28 +109,20 @@ def _divided(kind: np.dtype[np.generic], shape: Shape, a: Any, b: Any) -> Any:
 
 def _remainder(fmod: int, kind: np.dtype[np.generic], shape: Shape, a: Any, b: Any) -> Any:
     """Mod, whose sign is the divisor's; the operand's with `fmod`, which is the same for positive ones."""
-    if not isinstance(a, Sym) and not isinstance(b, Sym):
+    if not is_open(a, b):
         raise Undecided
-    check_whole(a, b)
+    a, b = whole(a, b)
     is_positive = _surely(a, 0, shape)
     if not _surely(b, 1, shape) or (fmod and not is_positive):
         raise Undecided
     if is_positive and _surely(b - a, 1, shape):
         return a
-    a, b = (cell if isinstance(cell, Sym) else int(cell) for cell in (a, b))
     return a - (exact_div(a, b) or a // b) * b
 
 
 def _extreme(function: Callable[[Dim, Dim], Dim]) -> Any:
     def compute(kind: np.dtype[np.generic], shape: Shape, *cells: Any) -> Any:
-        result = cells[0]
-        for cell in cells[1:]:
-            if isinstance(result, Sym) or isinstance(cell, Sym):
-                check_whole(result, cell)
-                result = function(result, cell if isinstance(cell, Sym) else int(cell))
-            else:
-                result = function(result, cell)
-        return result
+        return reduce(lambda a, b: function(*whole(a, b)) if is_open(a, b) else function(a, b), cells)
 
     return _elementwise(compute)
 
@@ -155,18 +140,20 @@ def _cast(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor
         return SymbolicTensor(each(lambda cell: not _equal(shape, plain(cell), 0), x[0].cells), shape, _BOOL)
     if target not in (np.int64, np.int32, np.float32, np.float64):
         raise Undecided
-    if any(isinstance(cell, Sym) for cell in x[0].cells.flat):
-        return SymbolicTensor(x[0].cells, x[0].shape, target)
-    return SymbolicTensor(x[0].cells.astype(x[0].dtype).astype(target), x[0].shape, target)
+    cells = x[0].cells if is_open(*x[0].cells.flat) else x[0].cells.astype(x[0].dtype).astype(target)
+    return SymbolicTensor(cells, x[0].shape, target)
 
 
 def _rounded(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
     """Floor, Ceil and Round of what is whole already."""
-    each(lambda cell: check_whole(plain(cell)), x[0].cells)
+    each(lambda cell: whole(plain(cell)), x[0].cells)
     return x[0]
 
 
 def _reduction(function: Callable[[Dim, Dim], Dim]) -> Any:
+    def combine(a: Any, b: Any) -> Dim:
+        return function(plain(a), plain(b))
+
     def operator(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
         data, axes = x[0], axes_of(x, attributes)
         every = [] if attributes.get("noop_with_empty_axes") else range(data.rank)
@@ -174,9 +161,7 @@ def _reduction(function: Callable[[Dim, Dim], Dim]) -> Any:
         for axis in along:
             data = materialised(data, axis)
             parts = [np.take(data.cells, [i], axis) for i in range(data.cells.shape[axis])]
-            cells = parts[0]
-            for part in parts[1:]:
-                cells = each(lambda a, b: function(plain(a), plain(b)), cells, part)
+            cells = reduce(lambda a, b: each(combine, a, b), parts)
             data = SymbolicTensor(cells, with_size(data.shape, axis, 1), data.dtype)
         if attributes.get("keepdims", 1):
             return data
@@ -217,4 +202,3 @@ OPERATORS: Mapping[str, Operator] = {
     "ReduceProd": _reduction(lambda a, b: a * b),
     "ReduceSum": _reduction(lambda a, b: a + b),
 }
-"""The function of each operator."""

@@ -12,15 +12,17 @@ from onnx2ncnn_opt.onnx.fold.sizes.cells import (
     Attributes,
     Operator,
     Undecided,
+    all_materialised,
     axes_of,
     axis_of,
     broadcast,
-    check_whole,
     each,
+    is_open,
     materialised,
     moved,
     numbers,
     replaced,
+    whole,
     whole_numbers,
     with_size,
 )
@@ -46,11 +48,9 @@ def _reshaped(x: SymbolicTensor, shape: Shape) -> SymbolicTensor:
     if [x.shape[axis] for axis in kept] == [size for size in shape if size != 1]:
         axes = iter(kept)
         return moved(x, [None if size == 1 else next(axes) for size in shape])
-    if not all(isinstance(size, int) for size in (*x.shape, *shape)) or product(x.shape) != product(shape):
+    if is_open(*x.shape, *shape) or product(x.shape) != product(shape):
         raise Undecided
-    for axis in range(x.rank):
-        x = materialised(x, axis)
-    return SymbolicTensor(x.cells.reshape(known(shape)), shape, x.dtype)
+    return SymbolicTensor(all_materialised(x).cells.reshape(known(shape)), shape, x.dtype)
 
 
 def _unsqueeze(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
@@ -63,8 +63,9 @@ def _unsqueeze(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicT
 
 def _squeeze(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
     axes = axes_of(x, attributes)
-    given = {axis_of(axis, x[0].rank) for axis in axes} if axes is not None else None
-    gone = given if given is not None else {axis for axis, size in enumerate(x[0].shape) if size == 1}
+    if axes is None:
+        axes = [axis for axis, size in enumerate(x[0].shape) if size == 1]
+    gone = {axis_of(axis, x[0].rank) for axis in axes}
     if any(x[0].shape[axis] != 1 for axis in gone):
         raise Undecided
     return moved(x[0], [axis for axis in range(x[0].rank) if axis not in gone])
@@ -82,26 +83,21 @@ def _expand(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
 
 def _concat(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
     axis = axis_of(attributes["axis"], x[0].rank)
-    others = broadcast([tuple(1 if i == axis else size for i, size in enumerate(part.shape)) for part in x])
+    others = broadcast([with_size(part.shape, axis, 1) for part in x])
     if any(others[i] != size for part in x for i, size in enumerate(part.shape) if i != axis):
         raise Undecided
-    parts = [materialised(part, axis).cells for part in x]
-    cells = [max(part.shape[i] for part in parts) for i in range(x[0].rank)]
-    for i, count in enumerate(cells):
-        if i != axis and count > 1:
-            parts = [
-                materialised(SymbolicTensor(p, with_size(others, axis, p.shape[axis]), x[0].dtype), i).cells
-                for p in parts
-            ]
-    return SymbolicTensor(
-        np.concatenate(parts, axis), with_size(others, axis, sum(p.shape[axis] for p in parts)), x[0].dtype
-    )
+    parts = [materialised(part, axis) for part in x]
+    for i in range(x[0].rank):
+        if i != axis and any(part.cells.shape[i] > 1 for part in parts):
+            parts = [materialised(part, i) for part in parts]
+    cells = np.concatenate([part.cells for part in parts], axis)
+    return SymbolicTensor(cells, with_size(others, axis, cells.shape[axis]), x[0].dtype)
 
 
 def _gather(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
     data, indices = x[0], x[1]
     axis = axis_of(attributes.get("axis", 0), data.rank)
-    if any(isinstance(cell, Sym) for cell in indices.cells.flat):
+    if is_open(*indices.cells.flat):
         raise Undecided
     data = materialised(data, axis)
     taken = indices.cells.astype(np.int64)
@@ -138,11 +134,10 @@ def _slice(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTenso
     if len(x) == 1:  # opset 1: attributes
         starts, ends = list(attributes["starts"]), list(attributes["ends"])
         axes = list(attributes.get("axes", range(len(starts))))
-        steps = [1] * len(starts)
     else:
         starts, ends = numbers(x[1]), numbers(x[2])
         axes = whole_numbers(x[3]) if len(x) > 3 else list(range(len(starts)))
-        steps = whole_numbers(x[4]) if len(x) > 4 else [1] * len(starts)
+    steps = whole_numbers(x[4]) if len(x) > 4 else [1] * len(starts)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         data = _cut(data, axis_of(axis, data.rank), start, end, step)
     return data
@@ -170,9 +165,7 @@ def _cut(x: SymbolicTensor, axis: int, start: Dim, end: Dim, step: int) -> Symbo
 
 
 def taken(size: int, start: int, end: int, step: int) -> range:
-    """Return the indices that a slice takes; backwards from before the axis it is the first one, where Python takes
-    none.
-    """
+    """Return the indices that a slice takes: backwards from before the axis the first one, where Python takes none."""
     return range(size)[0 if step < 0 and start < -size else start : end : step]
 
 
@@ -215,19 +208,12 @@ def _constant_of_shape(x: Sequence[SymbolicTensor], attributes: Attributes) -> S
 
 
 def _range(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
-    start, limit, step = (numbers(part)[0] if part.dtype.kind != "f" else _number(part) for part in x)
+    start, limit, step = (whole(*numbers(part))[0] for part in x)
     if not isinstance(step, int) or step == 0:
         raise Undecided
     far, step_size = (limit - start, step) if step > 0 else (start - limit, -step)
     count = larger((far + step_size - 1) // step_size, 0)
     return SymbolicTensor(np.array([axis_index(0) * step + start], dtype=object), (count,), x[0].dtype)
-
-
-def _number(x: SymbolicTensor) -> Dim:
-    """Return a number of type float that is whole."""
-    cell = x.cells.reshape(-1)[0]
-    check_whole(cell)
-    return cell if isinstance(cell, Sym) else int(cell)
 
 
 OPERATORS: Mapping[str, Operator] = {
@@ -244,4 +230,3 @@ OPERATORS: Mapping[str, Operator] = {
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
 }
-"""The function of each operator."""

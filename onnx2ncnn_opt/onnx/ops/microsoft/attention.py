@@ -53,10 +53,8 @@ def multi_head_attention(
 ) -> tuple[Value, ...]:
     """SDPA of projected queries, keys and values."""
     if past_sequence_length is not None or cache_indirection is not None:
-        raise im.refuse(
-            "past_sequence_length and cache_indirection (a buffer for pasts) are not supported",
-            "export it with pasts that grow, without a buffer",
-        )
+        reason = "past_sequence_length and cache_indirection (a buffer for pasts) are not supported"
+        raise im.refuse(reason, "export it with pasts that grow, without a buffer")
     parts = _unpacked(im, query, key, value)
     if b is not None:
         if any(part.rank != 3 for part in parts):
@@ -77,8 +75,8 @@ def _unpacked(im: ImportContext, query: Tensor, key: Tensor | None, value: Tenso
     packed, count = (query, 3) if key is None else (key, 2)
     if value is not None or packed.rank != 5 or packed.shape[3] != count:
         raise im.invalid(f"{count} operands packed in one of shape {list(packed.shape)}")
-    parts = [im.tensor(gather(im, packed, Constant(np.array(i)), axis=3)) for i in range(count)]
-    heads: list[Value] = [part.viewed(part.view.transpose((0, 2, 1, 3))) for part in parts]
+    parts = [gather(im, packed, Constant(np.array(i)), axis=3) for i in range(count)]
+    heads = [part.transpose((0, 2, 1, 3)) for part in parts]
     return heads if key is None else [query, *heads]
 
 
@@ -104,10 +102,8 @@ def attention(
 ) -> tuple[Value | None, ...]:
     """One projection to queries, keys and values, and SDPA."""
     if past_sequence_length is not None or past_present_share_buffer or do_rotary:
-        raise im.refuse(
-            "past_sequence_length, past_present_share_buffer and rotary embeddings are not supported",
-            "export it without them",
-        )
+        reason = "past_sequence_length, past_present_share_buffer and rotary embeddings are not supported"
+        raise im.refuse(reason, "export it without them")
     total = weights.shape[-1]
     sizes = qkv_hidden_sizes or (total // 3,) * 3
     projected = linear(im, x, im.f32(weights).T, None if b is None else im.f32(b))
@@ -141,10 +137,8 @@ def _padding(im: ImportContext, mask: Value | None, keys: Tensor, hidden: float)
 def _backwards(im: ImportContext, unidirectional: int, heads: Sequence[Tensor], past: int) -> Value | None:
     """Return the mask that hides later keys from a query."""
     if unidirectional and heads[0].shape[2] + past != heads[1].shape[2]:
-        raise im.refuse(
-            "it looks backwards at keys that are not those of its queries: ONNX Runtime hides none of the last",
-            "let the queries be the last of the keys",
-        )
+        reason = "it looks backwards at keys that are not those of its queries: ONNX Runtime hides none of the last"
+        raise im.refuse(reason, "let the queries be the last of the keys")
     return Sight(causal=bool(unidirectional)).bias(im, heads, past)
 
 
@@ -182,14 +176,11 @@ def group_query_attention(
     total = before + length
     for lengths, most in ((seqlens_k, total - 1), (total_sequence_length, total)):
         if isinstance(lengths, Tensor):
-            raise im.refuse(
-                "the number of keys of each item is known only at run time",
-                f"make the mask that they are counted in a constant: ones for all {total} keys",
-            )
+            reason = "the number of keys of each item is known only at run time"
+            raise im.refuse(reason, f"make the mask that they are counted in a constant: ones for all {total} keys")
         if ((lengths.array if isinstance(lengths, Constant) else lengths.cells) != most).any():
-            raise im.refuse(
-                f"items of other lengths than {total}, as many as there are keys", "pad the items to one length"
-            )
+            reason = f"items of other lengths than {total}, as many as there are keys"
+            raise im.refuse(reason, "pad the items to one length")
     heads = [split_heads(im, x, n) for x, n in ((query, num_heads), (key, kv_num_heads), (value, kv_num_heads))]
     if do_rotary:
         if cos_cache is None or sin_cache is None:
@@ -233,8 +224,7 @@ def rotary_embedding(
     if x.rank == 3 and not count:
         half, width = cos.shape[-1], x.shape[-1]
         if not isinstance(half, int) or not isinstance(width, int):
-            raise im.refuse(
-                "num_heads is missing, and does not follow from the shapes", "set num_heads, or bind sizes with --shape"
-            )
+            reason = "num_heads is missing, and does not follow from the shapes"
+            raise im.refuse(reason, "set num_heads, or bind sizes with --shape")
         count = width // (2 * half)
     return rotate(im, x, (cos, sin), position_ids, interleaved, count, rotary_embedding_dim)

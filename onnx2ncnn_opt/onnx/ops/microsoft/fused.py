@@ -93,29 +93,36 @@ def _sum(im: ImportContext, x: Tensor, skip: Value, b: Value | None) -> Tensor:
 def _statistics(im: ImportContext) -> tuple[None, None]:
     """Return nothing for outputs 1 and 2, which only training needs."""
     if im.is_used(1) or im.is_used(2):
-        raise im.refuse(
-            "its mean or deviation is used, and ncnn's layer gives neither",
-            "remove these outputs, which only training needs",
-        )
+        reason = "its mean or deviation is used, and ncnn's layer gives neither"
+        raise im.refuse(reason, "remove these outputs, which only training needs")
     return None, None
+
+
+# Activation -> ncnn layer, and its parameters.
+_ACTIVATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "Relu": ("ReLU", ()),
+    "Sigmoid": ("Sigmoid", ()),
+    "Tanh": ("TanH", ()),
+    "LeakyRelu": ("ReLU", ("slope",)),
+    "HardSigmoid": ("HardSigmoid", ("alpha", "beta")),
+    "Clip": ("Clip", ("min", "max")),
+}
 
 
 def _activated(im: ImportContext, x: Value, activation: str, params: tuple[float, ...]) -> Value:
     """Apply a fused operator's activation to its result."""
-    x = im.tensor(x)
-    plain = {"": None, "Relu": "ReLU", "Sigmoid": "Sigmoid", "Tanh": "TanH"}
-    if activation in plain:
-        kind = plain[activation]
-        return x if kind is None else im.unary(x, kind)
+    if not activation:
+        return x
+    if activation not in _ACTIVATIONS:
+        raise im.invalid(f"activation {activation} is not known")
+    kind, names = _ACTIVATIONS[activation]
     if activation == "LeakyRelu":
-        return im.unary(x, "ReLU", slope=params[0] if params else 0.01)
+        params = params or (0.01,)
+    if len(params) < len(names):
+        raise im.invalid(f"activation {activation} with {len(params)} parameters, not {len(names)}")
     if activation == "Clip":
-        low, high = params
-        return clip(im, x, low, high)
-    if activation == "HardSigmoid":
-        alpha, beta = params
-        return im.unary(x, "HardSigmoid", alpha=alpha, beta=beta)
-    raise im.invalid(f"activation {activation} is not known")
+        return clip(im, im.tensor(x), *params[:2])
+    return im.unary(x, kind, **dict(zip(names, params, strict=False)))
 
 
 @onnx_op("FusedConv", domain=MICROSOFT, batch=0)
@@ -149,9 +156,8 @@ def fused_matmul(
 ) -> Value:
     """MatMul of transposed operands, times alpha."""
     if transBatchA or transBatchB:
-        raise im.refuse(
-            "transBatchA or transBatchB is 1: only the last two axes are transposed", "use a Transpose before it"
-        )
+        reason = "transBatchA or transBatchB is 1: only the last two axes are transposed"
+        raise im.refuse(reason, "use a Transpose before it")
     product = matmul(im, transposed(a) if transA else a, transposed(b) if transB else b)
     return product if alpha == 1 else binary(im, BinaryOp.MUL, product, number(alpha))
 

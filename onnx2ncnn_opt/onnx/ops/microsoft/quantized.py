@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 
@@ -30,18 +30,21 @@ from onnx2ncnn_opt.onnx.lower.functional.window import PoolAttributes
 from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
+Zero: TypeAlias = Value | None
+"""A zero point; 0 where it is left out."""
+
 
 @onnx_op("QLinearAdd", domain=MICROSOFT, integers=True, quantises=True)
 def qlinear_add(
     im: ImportContext,
     a: Value,
     a_scale: Value,
-    a_zero_point: Value | None,
+    a_zero_point: Zero,
     b: Value,
     b_scale: Value,
-    b_zero_point: Value | None,
+    b_zero_point: Zero,
     c_scale: Value,
-    c_zero_point: Value | None = None,
+    c_zero_point: Zero = None,
 ) -> Value:
     """BinaryOp add between DequantizeLinear and QuantizeLinear."""
     left, right = dequantize_linear(im, a, a_scale, a_zero_point), dequantize_linear(im, b, b_scale, b_zero_point)
@@ -53,12 +56,12 @@ def qlinear_mul(
     im: ImportContext,
     a: Value,
     a_scale: Value,
-    a_zero_point: Value | None,
+    a_zero_point: Zero,
     b: Value,
     b_scale: Value,
-    b_zero_point: Value | None,
+    b_zero_point: Zero,
     c_scale: Value,
-    c_zero_point: Value | None = None,
+    c_zero_point: Zero = None,
 ) -> Value:
     """BinaryOp mul of whole numbers, and as QuantizeLinear."""
     products = binary(im, BinaryOp.MUL, centred(im, a, a_zero_point), centred(im, b, b_zero_point))
@@ -66,31 +69,17 @@ def qlinear_mul(
     return quantized(im, binary(im, BinaryOp.MUL, products, factor), c_zero_point, type_of(c_zero_point))
 
 
-def _between(
-    im: ImportContext,
-    function: Callable[[Tensor], Value],
-    x: Value,
-    x_scale: Value,
-    x_zero_point: Value | None,
-    y_scale: Value,
-    y_zero_point: Value | None,
-) -> Value:
-    """Return a function of floats, between DequantizeLinear and QuantizeLinear."""
-    y = function(im.tensor(dequantize_linear(im, x, x_scale, x_zero_point)))
-    return quantize_linear(im, y, y_scale, y_zero_point)
+def _floats(im: ImportContext, x: Value, scale: Value, zero_point: Zero) -> Tensor:
+    return im.tensor(dequantize_linear(im, x, scale, zero_point))
 
 
 @onnx_op("QLinearSigmoid", domain=MICROSOFT, integers=True, quantises=True, axes="each")
 def qlinear_sigmoid(
-    im: ImportContext,
-    x: Value,
-    x_scale: Value,
-    x_zero_point: Value | None,
-    y_scale: Value,
-    y_zero_point: Value | None = None,
+    im: ImportContext, x: Value, x_scale: Value, x_zero_point: Zero, y_scale: Value, y_zero_point: Zero = None
 ) -> Value:
     """Sigmoid between DequantizeLinear and QuantizeLinear."""
-    return _between(im, lambda t: im.unary(t, "Sigmoid"), x, x_scale, x_zero_point, y_scale, y_zero_point)
+    y = im.unary(_floats(im, x, x_scale, x_zero_point), "Sigmoid")
+    return quantize_linear(im, y, y_scale, y_zero_point)
 
 
 @onnx_op("QLinearLeakyRelu", domain=MICROSOFT, integers=True, quantises=True, axes="each")
@@ -98,14 +87,15 @@ def qlinear_leaky_relu(
     im: ImportContext,
     x: Value,
     x_scale: Value,
-    x_zero_point: Value | None,
+    x_zero_point: Zero,
     y_scale: Value,
-    y_zero_point: Value | None = None,
+    y_zero_point: Zero = None,
     *,
     alpha: float = 0.01,
 ) -> Value:
     """ReLU with slope between DequantizeLinear and QuantizeLinear."""
-    return _between(im, lambda t: im.unary(t, "ReLU", slope=alpha), x, x_scale, x_zero_point, y_scale, y_zero_point)
+    y = im.unary(_floats(im, x, x_scale, x_zero_point), "ReLU", slope=alpha)
+    return quantize_linear(im, y, y_scale, y_zero_point)
 
 
 @onnx_op("QLinearSoftmax", domain=MICROSOFT, integers=True, quantises=True, axes="same")
@@ -113,7 +103,7 @@ def qlinear_softmax(
     im: ImportContext,
     x: Value,
     x_scale: Value,
-    x_zero_point: Value | None,
+    x_zero_point: Zero,
     y_scale: Value,
     y_zero_point: Value,
     *,
@@ -122,7 +112,8 @@ def qlinear_softmax(
 ) -> Value:
     """Softmax between DequantizeLinear and QuantizeLinear."""
     function = softmax if opset >= 13 else flat_softmax
-    return _between(im, lambda t: function(im, t, axis), x, x_scale, x_zero_point, y_scale, y_zero_point)
+    y = function(im, _floats(im, x, x_scale, x_zero_point), axis)
+    return quantize_linear(im, y, y_scale, y_zero_point)
 
 
 @onnx_op("QLinearGlobalAveragePool", domain=MICROSOFT, batch=0, integers=True, quantises=True)
@@ -139,7 +130,8 @@ def qlinear_global_average_pool(
     """GlobalAveragePool between DequantizeLinear and QuantizeLinear."""
     if channels_last:
         raise im.refuse("channels_last is 1: ncnn has channels first", "quantise the model with channels first")
-    return _between(im, lambda t: global_average_pool(im, t), x, x_scale, x_zero_point, y_scale, y_zero_point)
+    y = global_average_pool(im, _floats(im, x, x_scale, x_zero_point))
+    return quantize_linear(im, y, y_scale, y_zero_point)
 
 
 @onnx_op("QLinearAveragePool", domain=MICROSOFT, batch=0, integers=True, quantises=True)
@@ -147,9 +139,9 @@ def qlinear_average_pool(
     im: ImportContext,
     x: Value,
     x_scale: Value,
-    x_zero_point: Value | None,
+    x_zero_point: Zero,
     y_scale: Value,
-    y_zero_point: Value | None = None,
+    y_zero_point: Zero = None,
     *,
     given: PoolAttributes,
     channels_last: int = 0,
@@ -158,11 +150,9 @@ def qlinear_average_pool(
     """AveragePool between DequantizeLinear and QuantizeLinear."""
     if channels_last:
         raise im.refuse("channels_last is 1: ncnn has channels first", "quantise the model with channels first")
-
-    def pooled(t: Tensor) -> Value:
-        return average_pool(im, t, given=given, count_include_pad=count_include_pad)
-
-    return _between(im, pooled, x, x_scale, x_zero_point, y_scale, y_zero_point)
+    x = _floats(im, x, x_scale, x_zero_point)
+    y = average_pool(im, x, given=given, count_include_pad=count_include_pad)
+    return quantize_linear(im, y, y_scale, y_zero_point)
 
 
 @onnx_op("QLinearConcat", domain=MICROSOFT, integers=True, quantises=True)
@@ -183,7 +173,7 @@ def qgemm(
     b_zero_point: Value,
     c: Array | None = None,
     y_scale: Value | None = None,
-    y_zero_point: Value | None = None,
+    y_zero_point: Zero = None,
     *,
     alpha: float = 1.0,
     transA: int = 0,
@@ -198,12 +188,8 @@ def qgemm(
     factor = scaling(im, BinaryOp.MUL, scaling(im, BinaryOp.MUL, number(alpha), a_scale), b_scale)
     if y_scale is None:
         return binary(im, BinaryOp.MUL, sums, factor)
-    return quantized(
-        im,
-        binary(im, BinaryOp.MUL, sums, scaling(im, BinaryOp.DIV, factor, y_scale)),
-        y_zero_point,
-        type_of(y_zero_point),
-    )
+    scaled = binary(im, BinaryOp.MUL, sums, scaling(im, BinaryOp.DIV, factor, y_scale))
+    return quantized(im, scaled, y_zero_point, type_of(y_zero_point))
 
 
 @onnx_op("MatMulIntegerToFloat", domain=MICROSOFT, integers=True)
@@ -213,8 +199,8 @@ def matmul_integer_to_float(
     b: Value,
     a_scale: Value,
     b_scale: Value,
-    a_zero_point: Value | None = None,
-    b_zero_point: Value | None = None,
+    a_zero_point: Zero = None,
+    b_zero_point: Zero = None,
     bias: Value | None = None,
 ) -> Value:
     """MatMul of whole numbers, times the scales."""
@@ -225,12 +211,7 @@ def matmul_integer_to_float(
 
 @onnx_op("DynamicQuantizeMatMul", domain=MICROSOFT, integers=True, quantises=True)
 def dynamic_quantize_matmul(
-    im: ImportContext,
-    a: Tensor,
-    b: Value,
-    b_scale: Value,
-    b_zero_point: Value | None = None,
-    bias: Value | None = None,
+    im: ImportContext, a: Tensor, b: Value, b_scale: Value, b_zero_point: Zero = None, bias: Value | None = None
 ) -> Value:
     """DynamicQuantizeLinear and MatMulIntegerToFloat."""
     quantised, scale, zero = dynamic_quantize_linear(im, a)
