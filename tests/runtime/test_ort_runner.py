@@ -3,6 +3,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,15 @@ def test_outputs_by_name_from_memory_and_from_a_file(tmp_path: Path) -> None:
         assert list(outputs) == ["z", "y"]
         np.testing.assert_array_equal(outputs["y"], A - B)
         np.testing.assert_array_equal(outputs["z"], (A - B) * [1, 2])
+
+
+def test_threads_take_turns() -> None:
+    def run(number: int) -> bool:
+        models = [OrtRunner(MODEL.SerializeToString()) for _ in range(3)]
+        return all((each.run({"a": A * number, "b": B})["y"] == A * number - B).all() for each in models * 5)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(run, range(8)))
 
 
 def test_a_model_that_it_refuses(tmp_path: Path) -> None:
