@@ -75,7 +75,9 @@ FAULTY = [
 
 
 @pytest.mark.parametrize(("model", "kind"), FAULTY)
-def test_the_layer_is_found_in_a_net_with_a_manifest(tmp_path: Path, model: str, kind: str) -> None:
+def test_the_layer_is_found_by_the_manifest_and_by_the_values_of_the_model(
+    tmp_path: Path, model: str, kind: str
+) -> None:
     assert kind in FAULTS
     path, layer = planted(tmp_path, model, kind)
     found = bisected(tmp_path, path, with_manifest=True)
@@ -93,10 +95,6 @@ def test_the_layer_is_found_in_a_net_with_a_manifest(tmp_path: Path, model: str,
     status = "shape" if "shape" in found.located.message else "mismatch"
     assert [output.status for output in again(found.pair).outputs] == [status]
 
-
-@pytest.mark.parametrize(("model", "kind"), FAULTY)
-def test_the_layer_is_found_by_the_values_of_the_model(tmp_path: Path, model: str, kind: str) -> None:
-    path, layer = planted(tmp_path, model, kind)
     found = bisected(tmp_path, path, with_manifest=False)
     assert found.difference is None
     assert found.located is not None

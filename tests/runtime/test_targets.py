@@ -97,10 +97,10 @@ def test_a_crash_there_is_told_from_a_lost_connection(tmp_path: Path, board: Ncn
 
 
 def test_a_net_that_does_not_end_there_is_stopped_and_cleaned_up(tmp_path: Path, board: NcnnWorker) -> None:
-    runner = NcnnRunner(*write_net(tmp_path, *ENDLESS), timeout=3, worker=board)
+    runner = NcnnRunner(*write_net(tmp_path, *ENDLESS), timeout=1, worker=board)
     results = runner.extract({"x": X}, ["z"])
     assert isinstance(results["z"], Failure)
-    assert "did not finish within 3 s" in results["z"].reason
+    assert "did not finish within 1 s" in results["z"].reason
     assert is_empty(tmp_path / "tmp")
 
 
@@ -113,7 +113,7 @@ def test_nothing_goes_on_there_when_the_caller_has_gone(tmp_path: Path) -> None:
         "from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker\n"
         "from onnx2ncnn_opt.runtime.targets import find_target\n"
         "worker = NcnnWorker(find_target(sys.argv[1])); worker.start()\n"
-        "threading.Timer(1, os._exit, [9]).start()\n"  # as if it was killed
+        "threading.Timer(0.5, os._exit, [9]).start()\n"  # as if it was killed
         "NcnnRunner(Path(sys.argv[2]), Path(sys.argv[3]), worker=worker).extract({'x': np.ones((2, 3))}, ['z'])\n"
     )
     assert subprocess.run([sys.executable, "-c", code, command, *map(str, paths)]).returncode == 9
@@ -138,6 +138,7 @@ def test_a_command_that_starts_no_worker(
     tmp_path: Path, lines: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setattr(child, "_PATIENCE", 0.2)
     runner = NcnnRunner(*write_net(tmp_path, *RELU), worker=NcnnWorker(find_target(script(tmp_path, *lines))))
     with pytest.raises(UsageError, match=message):
         runner.run({"x": X})
