@@ -25,7 +25,7 @@ from onnx2ncnn_opt.verification.beside import manifest_beside
 from onnx2ncnn_opt.verification.driver import VerifyReport
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.verify import verify_net
-from testing.command import SMALL, run, write_model
+from testing.command import SMALL, run, run_well, write_model
 from testing.exports import ROOT, refilled
 from testing.faults import FAULTS, places, plant
 from testing.handmade import write_net
@@ -328,8 +328,7 @@ def test_a_right_net(wrong: tuple[Path, str]) -> None:
 
 def test_the_command_with_passes(tmp_path: Path) -> None:
     write_model(tmp_path, SMALL)
-    ended = run(tmp_path, "bisect", "--passes", "model.onnx")
-    assert (ended.code, ended.err) == (0, "")
+    ended = run_well(tmp_path, "bisect", "--passes", "model.onnx")
     assert ended.out.splitlines()[-1].startswith("right: the net is right with all ")
 
 
