@@ -290,12 +290,13 @@ def test_a_net_that_is_wrong_without_rewrites(tmp_path: Path) -> None:
     assert (found.number, found.event, found.report.ok) == (0, None, False)
 
 
-@pytest.fixture
-def wrong(tmp_path: Path) -> tuple[Path, str]:
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A folder with a wrong net and its manifest, and the name of the layer."""
-    _, layer = planted(tmp_path, "residual.ts", "slope")
-    (tmp_path / "wrong.json").write_bytes((tmp_path / "net.ncnn.json").read_bytes())
-    return tmp_path, layer.name
+    folder = tmp_path_factory.mktemp("wrong")
+    _, layer = planted(folder, "residual.ts", "slope")
+    (folder / "wrong.json").write_bytes((folder / "net.ncnn.json").read_bytes())
+    return folder, layer.name
 
 
 def test_the_command(wrong: tuple[Path, str]) -> None:

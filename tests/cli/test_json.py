@@ -67,13 +67,6 @@ def test_every_command_is_on_the_page() -> None:
     assert set(cli.list_commands(Context(cli))) <= set(tables())
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    write_model(tmp_path, SMALL)
-    assert run(tmp_path, "convert", "model.onnx", "--no-verify", "-q").code == 0
-    return tmp_path
-
-
 NET = ("model.ncnn.param", "model.ncnn.bin")
 
 

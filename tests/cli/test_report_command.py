@@ -20,13 +20,6 @@ def nets(page: Path) -> list[dict[str, Any]]:
     return list(data["nets"])
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    write_model(tmp_path, SMALL)
-    assert run(tmp_path, "convert", "model.onnx", "--no-verify").code == 0
-    return tmp_path
-
-
 def test_report_of_a_model(small: Path) -> None:
     ended = run_well(small, "report", "model.onnx", "-o", "page.html")
     assert [words[1] for words in ended.lines("output")] == ["ok", "ok"]

@@ -25,15 +25,8 @@ from onnx2ncnn_opt.runtime._worker import GREETING
 from onnx2ncnn_opt.runtime.base import Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import LOCAL, MODES, Target, find_target
-from testing.handmade import raw, write_net
+from testing.handmade import CRASH, ENDLESS, RELU, raw, write_net
 
-RELU = ("Input in 0 1 x", "ReLU relu 1 1 x y")
-CRASH = ("Input in 0 1 x", "ReLU one 1 1 x y", "ReLU two 1 1 x z")
-ENDLESS = (
-    "Input in 0 1 x",
-    "Padding a 1 1 x y 0=20000 1=20000 2=20000 3=20000",
-    "Softmax b 1 1 y z 0=1 1=1",
-)
 X = np.array([[-1, 2, -3], [4, -5, 6]], np.float32)
 
 
