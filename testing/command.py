@@ -12,6 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx.parser
@@ -55,6 +56,41 @@ def run(folder: Path, *args: str | Path, **environment: str) -> Ended:
     assert "Traceback" not in err, err
     assert "\x1b" not in out + err
     return Ended(code, out, without_progress(err))
+
+
+def run_well(folder: Path, *args: str | Path, **environment: str) -> Ended:
+    """Run a command that has to succeed, without a word on stderr."""
+    ended = run(folder, *args, **environment)
+    assert (ended.code, ended.err) == (0, "")
+    return ended
+
+
+def refused(folder: Path, *args: str | Path, code: int = 2, **environment: str) -> str:
+    """Run a command that has to fail, to print nothing else and to write no files; return its error in one line."""
+    before = names(folder)
+    ended = run(folder, *args, **environment)
+    assert (ended.code, ended.out, names(folder)) == (code, "", before)
+    return " ".join(ended.err.split())
+
+
+def install_plugin(folder: Path, code: str, **points: str) -> dict[str, Any]:
+    """Put a package `my_plugin` into FOLDER/site, as pip does, with entry points by their groups.
+
+    Return the environment of a command that finds it.
+    """
+    site = folder / "site"
+    info = site / "my_plugin-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / "my_plugin.py").write_text(code)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-plugin\nVersion: 1.0\n")
+    groups = [f"[onnx2ncnn_opt.{group}]\nmine = my_plugin:{name}\n" for group, name in points.items()]
+    (info / "entry_points.txt").write_text("\n".join(groups))
+    return with_plugin(folder)
+
+
+def with_plugin(folder: Path) -> dict[str, Any]:
+    """Return the environment with FOLDER/site before what is on PYTHONPATH already."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder / "site"), os.environ.get("PYTHONPATH")]))}
 
 
 def without_progress(err: str) -> str:

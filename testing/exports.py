@@ -10,6 +10,7 @@ from testing.skeletons import refill
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = sorted((ROOT / "fixtures" / "models").glob("*.onnx"))
+SKELETONS = [path for path in MODELS if b'{"fill"' in path.read_bytes()]
 
 
 def refilled(path: Path) -> onnx.ModelProto:

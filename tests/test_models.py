@@ -12,11 +12,10 @@ import pytest
 
 from onnx2ncnn_opt.errors import ModelError
 from onnx2ncnn_opt.onnx.read.load import load_model
-from testing.exports import MODELS, ROOT
+from testing.exports import MODELS, ROOT, SKELETONS
 from testing.skeletons import refill, strip
 
 NAMES = [path.name.removesuffix(".onnx") for path in MODELS]
-SKELETONS = [path for path in MODELS if b'{"fill"' in path.read_bytes()]
 
 
 def test_both_exporters_and_a_bounded_size() -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from testing.command import Ended, run, write_model
+from testing.command import Ended, install_plugin, refused, run, run_well, with_plugin, write_model
 from testing.handmade import raw, write_net
 
+CONVERT = ("convert", "model.onnx", "--no-verify")
+OPTIMIZE = ("optimize", "in.param", "in.bin", "-o", "out", "--no-verify")
 DOCS = Path(__file__).parents[1] / "docs" / "plugins.md"
 
 
@@ -20,16 +21,6 @@ def python_of_the_page() -> str:
     blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
     *_, importers, passes, layers = blocks
     return "\n".join((importers, passes, layers))
-
-
-def install(site: Path, code: str, points: dict[str, str], name: str = "my_plugin") -> None:
-    """What pip leaves of a package: the module, its metadata, its entry points."""
-    info = site / f"{name}-1.0.dist-info"
-    info.mkdir(parents=True)
-    (site / f"{name}.py").write_text(code)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: 1.0\n")
-    groups = "\n".join(f"[onnx2ncnn_opt.{group}]\nmine = {value}\n" for group, value in points.items())
-    (info / "entry_points.txt").write_text(groups)
 
 
 def net(folder: Path) -> None:
@@ -44,19 +35,17 @@ def net(folder: Path) -> None:
     write_net(folder, *lines, weights=raw(rng.standard_normal(2), [0.25, 0.5]), stem="in")
 
 
-def importable(site: Path) -> str:
-    """PYTHONPATH with the plug-in before what is on it already."""
-    return os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
-
-
 def optimize(folder: Path, *options: str) -> Ended:
-    site = importable(folder / "site")
-    return run(folder, "optimize", "in.param", "in.bin", "-o", "out", "--no-verify", "-v", *options, PYTHONPATH=site)
+    return run(folder, *OPTIMIZE, "-v", *options, **with_plugin(folder))
+
+
+def convert(folder: Path, *options: str) -> Ended:
+    return run_well(folder, *CONVERT, *options, **with_plugin(folder))
 
 
 def test_the_example_of_the_page(tmp_path: Path) -> None:
     net(tmp_path)
-    install(tmp_path / "site", python_of_the_page(), {"passes": "my_plugin:PASSES", "layers": "my_plugin:MY_LAYER"})
+    install_plugin(tmp_path, python_of_the_page(), passes="PASSES", layers="MY_LAYER")
     ended = optimize(tmp_path)
     assert (ended.code, ended.err) == (0, "")
     assert ended.lines("rewrite") == [
@@ -64,7 +53,7 @@ def test_the_example_of_the_page(tmp_path: Path) -> None:
     ]
     assert "MyTanhTwice" in (tmp_path / "out.param").read_text()
     assert (tmp_path / "out.bin").read_bytes() == (tmp_path / "in.bin").read_bytes()
-    listed = run(tmp_path, "passes", PYTHONPATH=importable(tmp_path / "site"))
+    listed = run(tmp_path, "passes", **with_plugin(tmp_path))
     assert listed.out.split()[0] == "fuse_my_tanh"
     assert optimize(tmp_path, "--skip", "fuse_my_tanh").lines("rewrite") == []
     assert optimize(tmp_path, "--only", "fuse_my_tanh").code == 0
@@ -81,12 +70,11 @@ def test_without_the_plug_in(tmp_path: Path) -> None:
 
 
 def test_convert_knows_the_passes(tmp_path: Path) -> None:
-    install(tmp_path / "site", python_of_the_page(), {"passes": "my_plugin:PASSES"})
+    install_plugin(tmp_path, python_of_the_page(), passes="PASSES")
     write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { t = Tanh(x) y = Tanh(t) }")
-    ended = run(tmp_path, "convert", "model.onnx", "--no-verify", PYTHONPATH=importable(tmp_path / "site"))
-    assert (ended.code, ended.err) == (0, "")
+    convert(tmp_path)
     assert "MyTanhTwice" in (tmp_path / "model.ncnn.param").read_text()
-    failed = run(tmp_path, "convert", "model.onnx", "-o", "other", PYTHONPATH=importable(tmp_path / "site"))
+    failed = run(tmp_path, "convert", "model.onnx", "-o", "other", **with_plugin(tmp_path))
     assert failed.code == 3  # ncnn does not have the layer
     assert not list(tmp_path.glob("other*"))
 
@@ -104,10 +92,9 @@ def replace_tanh(tanh, x):
 
 
 def test_a_pass_may_make_layers_that_the_package_declares(tmp_path: Path) -> None:
-    install(tmp_path / "site", LAYER_OF_A_PASS, {"passes": "my_plugin:replace_tanh", "layers": "my_plugin:LAYER"})
+    install_plugin(tmp_path, LAYER_OF_A_PASS, passes="replace_tanh", layers="LAYER")
     write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { y = Tanh(x) }")
-    ended = run(tmp_path, "convert", "model.onnx", "--no-verify", PYTHONPATH=importable(tmp_path / "site"))
-    assert (ended.code, ended.err) == (0, "")
+    convert(tmp_path)
     assert np.fromfile(tmp_path / "model.ncnn.bin", np.float32).tolist() == [0, 1, 2]
 
 
@@ -119,18 +106,16 @@ CUSTOM_OPERATORS = (
 
 def test_importers_of_the_page(tmp_path: Path) -> None:
     code = python_of_the_page().replace("my.domain", "made.up")
-    install(tmp_path / "site", code, {"ops": "my_plugin:OPS", "layers": "my_plugin:MY_LAYER"})
+    site = install_plugin(tmp_path, code, ops="OPS", layers="MY_LAYER")
     write_model(tmp_path, CUSTOM_OPERATORS)
-    site = {"PYTHONPATH": importable(tmp_path / "site")}
-    ended = run(tmp_path, "convert", "model.onnx", "--no-verify", **site)
-    assert (ended.code, ended.err) == (0, "")
+    convert(tmp_path)
     lines = [line.split() for line in (tmp_path / "model.ncnn.param").read_text().splitlines()[2:]]
     assert [line[0] for line in lines] == ["Input", "MyLayer", "BinaryOp", "ReLU"]
     assert lines[1][6:] == ["0=3", "1=0.25"]
     assert (tmp_path / "model.ncnn.bin").read_bytes() == raw([1, 2, 3])
     listed = run(tmp_path, "ops", **site)
     assert "made.up::Gain" in listed.out
-    refused = run(tmp_path, "convert", "model.onnx", "--no-verify")
+    refused = run(tmp_path, *CONVERT)
     assert refused.code == 1
     assert "made.up::Gain 'a', made.up::Twice 'b': ncnn has no equivalent of this operator" in refused.err
 
@@ -147,10 +132,9 @@ def relu(im: ImportContext, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("since", "layer"), [(14, "Clip"), (19, "ReLU")])
 def test_importers_of_plug_ins_win(tmp_path: Path, since: int, layer: str) -> None:
-    install(tmp_path / "site", OUR_RELU.format(since=since), {"ops": "my_plugin:relu"})
+    install_plugin(tmp_path, OUR_RELU.format(since=since), ops="relu")
     write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { y = Relu(x) }")  # of opset 18
-    ended = run(tmp_path, "convert", "model.onnx", "--no-optimize", PYTHONPATH=importable(tmp_path / "site"))
-    assert (ended.code, ended.err) == (0, "")
+    convert(tmp_path, "--no-optimize")
     assert layer in (tmp_path / "model.ncnn.param").read_text()
 
 
@@ -163,40 +147,38 @@ def test_importers_of_plug_ins_win(tmp_path: Path, since: int, layer: str) -> No
     ],
 )
 def test_broken_importers_are_named(tmp_path: Path, code: str, message: str) -> None:
-    install(tmp_path / "site", code, {"ops": "my_plugin:X"})
+    install_plugin(tmp_path, code, ops="X")
     write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { y = Relu(x) }")
-    ended = run(tmp_path, "convert", "model.onnx", "--no-verify", PYTHONPATH=importable(tmp_path / "site"))
-    assert (ended.code, ended.out) == (2, "")
-    assert message in ended.err
+    assert message in refused(tmp_path, *CONVERT, **with_plugin(tmp_path))
 
 
 @pytest.mark.parametrize(
     ("code", "points", "message"),
     [
-        ("", {"passes": "my_plugin:PASSES"}, "the plug-in mine (my_plugin:PASSES) of my-plugin cannot be loaded"),
+        ("", {"passes": "PASSES"}, "the plug-in mine (my_plugin:PASSES) of my-plugin cannot be loaded"),
         (
             "import no_such_module",
-            {"layers": "my_plugin:X"},
+            {"layers": "X"},
             "cannot be loaded: its import failed: ModuleNotFoundError: No module named 'no_such_module'",
         ),
-        ("X = 1 +", {"passes": "my_plugin:X"}, "cannot be loaded: its import failed: SyntaxError: invalid syntax"),
-        ("X = [print]", {"passes": "my_plugin:X"}, "of my-plugin is not a pass, but builtin_function_or_method"),
-        ("X = 'ReLU'", {"layers": "my_plugin:X"}, "of my-plugin is not a LayerSpec, but str"),
+        ("X = 1 +", {"passes": "X"}, "cannot be loaded: its import failed: SyntaxError: invalid syntax"),
+        ("X = [print]", {"passes": "X"}, "of my-plugin is not a pass, but builtin_function_or_method"),
+        ("X = 'ReLU'", {"layers": "X"}, "of my-plugin is not a LayerSpec, but str"),
         (
             "from onnx2ncnn_opt.ir.layers import LAYERS; X = LAYERS['ReLU']",
-            {"layers": "my_plugin:X"},
+            {"layers": "X"},
             "ReLU cannot be declared as a custom layer",
         ),
         (
             "from onnx2ncnn_opt.passes import PASSES; X = PASSES",
-            {"passes": "my_plugin:X"},
+            {"passes": "X"},
             "of my-plugin: there is a pass called eliminate_",
         ),
     ],
 )
 def test_broken_plug_ins_are_named(tmp_path: Path, code: str, points: dict[str, str], message: str) -> None:
     net(tmp_path)
-    install(tmp_path / "site", code, points)
+    install_plugin(tmp_path, code, **points)
     ended = optimize(tmp_path, "--custom", "MyLayer:p0")
     # Code that fails is not the caller's mistake; a thing of the wrong kind is.
     assert (ended.code, ended.out) == (1 if "cannot be loaded" in message else 2, "")
@@ -233,14 +215,13 @@ def test_a_broken_plug_in_is_one_error_or_warning(tmp_path: Path, how: str) -> N
     body, kind, said = RAISING[how]
     name = "PASSES" if kind == "PASSES" else "broken"
     group = "ops" if kind == "OP" else "passes"
-    install(tmp_path / "site", IMPORTS + FRAMES[kind].format(body=body), {group: f"my_plugin:{name}"})
-    site = importable(tmp_path / "site")
+    site = install_plugin(tmp_path, IMPORTS + FRAMES[kind].format(body=body), **{group: name})
     if kind == "OP":
         write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { y = made.up.Op(x) }")
-        ended = run(tmp_path, "convert", "model.onnx", "--no-verify", PYTHONPATH=site)
+        ended = run(tmp_path, *CONVERT, **site)
     else:
         write_net(tmp_path, "Input data 0 1 data 0=4 1=3 2=2", "TanH t 1 1 data out", stem="in")
-        ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out", "--no-verify", PYTHONPATH=site)
+        ended = run(tmp_path, *OPTIMIZE, **site)
     if kind in ("PASS", "SWEEP"):  # the net is as good without it
         assert (ended.code, ended.err) == (0, "")
         (warning,) = (line for line in ended.out.splitlines() if line.startswith("warning: "))

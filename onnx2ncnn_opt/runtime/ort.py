@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,6 +41,7 @@ class OrtWorker(Worker):
 
     def __init__(self) -> None:
         super().__init__()
+        self.turn = RLock()  # that of a thread to talk with the process
         self._child: Child | None = None
         self._held: list[OrtRunner] = []
 
@@ -79,9 +81,10 @@ class OrtWorker(Worker):
 
     def drop(self, runner: OrtRunner) -> None:
         """Forget a runner's session."""
-        if runner in self._held and self._child is not None:
-            self._held.remove(runner)
-            self._child.send({"do": "drop", "number": runner.number})
+        with self.turn:
+            if runner in self._held and self._child is not None:
+                self._held.remove(runner)
+                self._child.send({"do": "drop", "number": runner.number})
 
     def lost(self) -> None:
         """Note that the process has ended."""
@@ -166,28 +169,32 @@ class OrtRunner:
             if array.dtype.kind not in "biuf":
                 raise RunError(f"ONNX Runtime failed on {self._name}: it takes no {array.dtype} as '{name}'")
         described = [{"name": name, "dtype": a.dtype.str, "shape": a.shape} for name, a in arrays.items()]
-        child = self._worker.start()
-        try:
-            with child.within(self._timeout):
-                if not self._worker.hold(self, child):
-                    self._load(child)
-                child.send({**request, "number": self.number, "feeds": described}, *arrays.values())
-                yield child, self._receive(child, "failed on", **fields)
-        except Ended as end:
-            raise self._lost(end) from end
+        with self._talking() as child:
+            if not self._worker.hold(self, child):
+                self._load(child)
+            child.send({**request, "number": self.number, "feeds": described}, *arrays.values())
+            yield child, self._receive(child, "failed on", **fields)
+
+    @contextmanager
+    def _talking(self) -> Iterator[Child]:
+        """Yield the process; other threads wait until the end of the block."""
+        with self._worker.turn:
+            child = self._worker.start()
+            try:
+                with child.within(self._timeout):
+                    yield child
+            except Ended as end:
+                raise self._lost(end) from end
 
     def close(self) -> None:
         """Let the process forget the model."""
         self._worker.drop(self)
 
     def _loaded(self) -> dict[str, Any]:
-        child = self._worker.start()
         try:
-            with child.within(self._timeout):
+            with self._talking() as child:
                 self._worker.hold(self, child)
                 return self._load(child)
-        except Ended as end:
-            raise self._lost(end) from end
         except RunError:
             self._worker.drop(self)
             raise

@@ -25,7 +25,7 @@ from onnx2ncnn_opt.verification.beside import manifest_beside
 from onnx2ncnn_opt.verification.driver import VerifyReport
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.verify_net import verify_net
-from testing.command import SMALL, run, write_model
+from testing.command import SMALL, run, run_well, write_model
 from testing.exports import ROOT, refilled
 from testing.faults import FAULTS, places, plant
 from testing.handmade import write_net
@@ -75,7 +75,9 @@ FAULTY = [
 
 
 @pytest.mark.parametrize(("model", "kind"), FAULTY)
-def test_the_layer_is_found_in_a_net_with_a_manifest(tmp_path: Path, model: str, kind: str) -> None:
+def test_the_layer_is_found_by_the_manifest_and_by_the_values_of_the_model(
+    tmp_path: Path, model: str, kind: str
+) -> None:
     assert kind in FAULTS
     path, layer = planted(tmp_path, model, kind)
     found = bisected(tmp_path, path, with_manifest=True)
@@ -93,10 +95,6 @@ def test_the_layer_is_found_in_a_net_with_a_manifest(tmp_path: Path, model: str,
     status = "shape" if "shape" in found.located.message else "mismatch"
     assert [output.status for output in again(found.pair).outputs] == [status]
 
-
-@pytest.mark.parametrize(("model", "kind"), FAULTY)
-def test_the_layer_is_found_by_the_values_of_the_model(tmp_path: Path, model: str, kind: str) -> None:
-    path, layer = planted(tmp_path, model, kind)
     found = bisected(tmp_path, path, with_manifest=False)
     assert found.difference is None
     assert found.located is not None
@@ -292,12 +290,13 @@ def test_a_net_that_is_wrong_without_rewrites(tmp_path: Path) -> None:
     assert (found.number, found.event, found.report.ok) == (0, None, False)
 
 
-@pytest.fixture
-def wrong(tmp_path: Path) -> tuple[Path, str]:
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A folder with a wrong net and its manifest, and the name of the layer."""
-    _, layer = planted(tmp_path, "residual.ts", "slope")
-    (tmp_path / "wrong.json").write_bytes((tmp_path / "net.ncnn.json").read_bytes())
-    return tmp_path, layer.name
+    folder = tmp_path_factory.mktemp("wrong")
+    _, layer = planted(folder, "residual.ts", "slope")
+    (folder / "wrong.json").write_bytes((folder / "net.ncnn.json").read_bytes())
+    return folder, layer.name
 
 
 def test_the_command(wrong: tuple[Path, str]) -> None:
@@ -330,8 +329,7 @@ def test_a_right_net(wrong: tuple[Path, str]) -> None:
 
 def test_the_command_with_passes(tmp_path: Path) -> None:
     write_model(tmp_path, SMALL)
-    ended = run(tmp_path, "bisect", "--passes", "model.onnx")
-    assert (ended.code, ended.err) == (0, "")
+    ended = run_well(tmp_path, "bisect", "--passes", "model.onnx")
     assert ended.out.splitlines()[-1].startswith("right: the net is right with all ")
 
 

@@ -3,24 +3,23 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-from testing.command import SMALL, run, write_model
+from testing.command import run
 
 
-def test_a_first_check_a_baseline_and_a_failure(tmp_path: Path) -> None:
-    write_model(tmp_path, SMALL)
-    (tmp_path / "ncnn-check.toml").write_text('models = ["*.onnx"]\nthresholds = { latency = inf, memory = inf }\n')
-    recorded = run(tmp_path, "check", "--record")
+def test_a_first_check_a_baseline_and_a_failure(small: Path) -> None:
+    (small / "ncnn-check.toml").write_text('models = ["*.onnx"]\nthresholds = { latency = inf, memory = inf }\n')
+    recorded = run(small, "check", "--record")
     assert recorded.code == 0, recorded.err
-    assert recorded.lines("recorded") == [["1", "of", "1", "models", "in", str(tmp_path / "ncnn-baseline")]]
+    assert recorded.lines("recorded") == [["1", "of", "1", "models", "in", str(small / "ncnn-baseline")]]
     assert "model: recorded" in recorded.err
-    again = run(tmp_path, "check", "--junit", "out.xml", "--markdown", "out.md")
+    again = run(small, "check", "--junit", "out.xml", "--markdown", "out.md")
     assert again.code == 0, again.err
     assert again.lines("passed") == [["1", "of", "1", "models"]]
-    assert ElementTree.parse(tmp_path / "out.xml").getroot()[0].get("failures") == "0"
-    assert "| model | ok |" in (tmp_path / "out.md").read_text()
-    (tmp_path / "model.onnx").unlink()
-    (tmp_path / "ncnn-check.toml").write_text('models = ["model.onnx"]\n')
-    gone = run(tmp_path, "check")
+    assert ElementTree.parse(small / "out.xml").getroot()[0].get("failures") == "0"
+    assert "| model | ok |" in (small / "out.md").read_text()
+    (small / "model.onnx").unlink()
+    (small / "ncnn-check.toml").write_text('models = ["model.onnx"]\n')
+    gone = run(small, "check")
     assert gone.code == 2
     assert gone.lines("failed")[0][:2] == ["model:", "model:"]
 

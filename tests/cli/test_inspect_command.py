@@ -10,13 +10,11 @@ import pytest
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.ir.cost import multiplications, parameters
 from onnx2ncnn_opt.manifest import read_manifest
-from testing.command import SMALL, names, run, write_model
+from testing.command import names, run, run_well, write_model
 
 
-def test_a_model(tmp_path: Path) -> None:
-    write_model(tmp_path, SMALL)
-    ended = run(tmp_path, "inspect", "model.onnx")
-    assert (ended.code, ended.err) == (0, "")
+def test_a_model(small: Path) -> None:
+    ended = run_well(small, "inspect", "model.onnx")
     assert ended.out.splitlines() == [
         "file: model.onnx (opset 18, unknown)",
         "input: x float32[1, 3, 8, 8]",
@@ -30,7 +28,7 @@ def test_a_model(tmp_path: Path) -> None:
         "peak memory of blobs: 1.5 kB",
         "ncnn: 20240102 or newer runs it",
     ]
-    assert names(tmp_path) == {"model.onnx"}
+    assert names(small) == {"model.onnx"}
 
 
 def test_json_of_a_model_and_of_its_net(tmp_path: Path) -> None:
@@ -60,8 +58,7 @@ def test_json_of_a_model_and_of_its_net(tmp_path: Path) -> None:
 
 def test_what_would_be_refused(tmp_path: Path) -> None:
     write_model(tmp_path, "(float[1, 4] x) => (float[n] y, float[1, 4] z) { z = Relu(x) y = Unique(z) }")
-    ended = run(tmp_path, "inspect", "model.onnx")
-    assert ended.code == 0
+    ended = run_well(tmp_path, "inspect", "model.onnx")
     assert "refused: Unique 'y': ncnn has no equivalent of this operator" in ended.out
     assert "hint: convert the 1 of 2 nodes before them with --outputs z" in ended.out
     data = json.loads(run(tmp_path, "inspect", "model.onnx", "--json").out)

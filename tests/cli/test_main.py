@@ -13,7 +13,7 @@ import pytest
 
 from onnx2ncnn_opt.onnx.ops import all_ops
 from onnx2ncnn_opt.passes import PASSES
-from testing.command import COMMAND, SMALL, names, net_files, run, write_model
+from testing.command import COMMAND, names, net_files, run, run_well, write_model
 
 
 @pytest.mark.parametrize("command", [(), ("convert",), ("verify",), ("passes",), ("ops",)])
@@ -32,8 +32,7 @@ def test_help_needs_nothing_heavy(tmp_path: Path, command: tuple[str, ...]) -> N
 
 
 def test_version_and_no_command(tmp_path: Path) -> None:
-    ended = run(tmp_path, "--version")
-    assert ended.code == 0
+    ended = run_well(tmp_path, "--version")
     assert re.fullmatch(r"onnx2ncnn-opt, version \d+\.\d+\.\d+\n", ended.out)
     assert run(tmp_path, "nonsense").code == 2
     assert run(tmp_path).code == 2
@@ -46,15 +45,13 @@ def test_the_installed_command_is_the_same() -> None:
 
 
 def test_passes_are_listed_in_order(tmp_path: Path) -> None:
-    ended = run(tmp_path, "passes", PYTHONIOENCODING="utf-8")
-    assert ended.code == 0
+    ended = run_well(tmp_path, "passes", PYTHONIOENCODING="utf-8")
     rows = [line.split(maxsplit=3) for line in ended.out.splitlines()]
     assert rows == [[p.name, "bit-equal", "yes" if p.exact else "no", p.summary] for p in PASSES]
 
 
 def test_ops_are_listed(tmp_path: Path) -> None:
-    ended = run(tmp_path, "ops")
-    assert ended.code == 0
+    ended = run_well(tmp_path, "ops")
     rows = [line.split(maxsplit=3) for line in ended.out.splitlines()]
     assert rows == [[op.qualified_name, "opset", str(op.since), op.summary] for op in all_ops()]
 
@@ -98,9 +95,8 @@ def on_terminal(folder: Path, *args: str) -> tuple[int, str]:
     return process.wait(timeout=60), output.decode()
 
 
-def test_a_terminal_gets_tables_and_a_spinner(tmp_path: Path) -> None:
-    write_model(tmp_path, SMALL)
-    code, output = on_terminal(tmp_path, "convert", "model.onnx")
+def test_a_terminal_gets_tables_and_a_spinner(small: Path) -> None:
+    code, output = on_terminal(small, "convert", "model.onnx")
     assert code == 0
     assert re.search(r"converting model\.onnx: \w+ ", output)  # which steps are seen depends on how long they take
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output)
@@ -129,22 +125,21 @@ def test_a_shell_completes(tmp_path: Path) -> None:
     assert run(tmp_path, **asked).out == "plain,convert\n"
 
 
-def test_odd_arguments(tmp_path: Path) -> None:
-    write_model(tmp_path, SMALL)
+def test_odd_arguments(small: Path) -> None:
     for args, message in (
         (("--fp16", "--bf16"), "give one of them"),
         (("--ncnn", "20990101"), "20990101 is not known here"),
         (("-o", "-"), "a net is several files"),
     ):
-        ended = run(tmp_path, "convert", "model.onnx", "--no-verify", *args)
+        ended = run(small, "convert", "model.onnx", "--no-verify", *args)
         assert (ended.code, ended.out) == (2, "")
         assert message in ended.err
-    assert names(tmp_path) == {"model.onnx"}
-    with (tmp_path / "model.onnx").open("rb") as model:  # which another process would not see under that name
+    assert names(small) == {"model.onnx"}
+    with (small / "model.onnx").open("rb") as model:  # which another process would not see under that name
         command = [*COMMAND, "convert", "/dev/stdin", "-o", "net"]
-        done = subprocess.run(command, cwd=tmp_path, stdin=model, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, cwd=small, stdin=model, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (1, "")
     assert "/dev/stdin is not a plain file" in done.stderr
-    assert names(tmp_path) == {"model.onnx"}
-    assert run(tmp_path, "convert", "model.onnx", "--no-verify", "-o", "x.ncnn").code == 0
-    assert names(tmp_path) == {"model.onnx"} | net_files("x")
+    assert names(small) == {"model.onnx"}
+    assert run(small, "convert", "model.onnx", "--no-verify", "-o", "x.ncnn").code == 0
+    assert names(small) == {"model.onnx"} | net_files("x")

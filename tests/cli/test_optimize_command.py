@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from onnx2ncnn_opt.param.files import read_net
-from testing.command import names, run
+from testing.command import install_plugin, names, refused, run, run_well
 from testing.handmade import raw, tagged, write_net
 
 LINES = (
@@ -19,6 +19,7 @@ LINES = (
     "ReLU r 1 1 b_0 x",
     "Sigmoid g 1 1 b_1 y",
 )
+OPTIMIZE = ("optimize", "in.param", "in.bin", "-o", "out")
 
 
 def net(folder: Path, kernel: float = 1.0) -> None:
@@ -28,11 +29,15 @@ def net(folder: Path, kernel: float = 1.0) -> None:
     write_net(folder, *LINES, weights=weights, stem="in")
 
 
-def test_a_net_is_optimised_and_verified(tmp_path: Path) -> None:
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
     net(tmp_path)
-    ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out", "-v")
-    assert (ended.code, ended.err) == (0, "")
-    assert names(tmp_path) == {"in.param", "in.bin", "out.param", "out.bin"}
+    return tmp_path
+
+
+def test_a_net_is_optimised_and_verified(folder: Path) -> None:
+    ended = run_well(folder, *OPTIMIZE, "-v")
+    assert names(folder) == {"in.param", "in.bin", "out.param", "out.bin"}
     assert ended.lines("pass") == [["fuse_affine", "1"]]
     fused = "rewrite: fuse_affine: Convolution 'c' + BatchNorm 'n' => Convolution 'c'"
     assert fused in ended.out.splitlines()
@@ -40,21 +45,19 @@ def test_a_net_is_optimised_and_verified(tmp_path: Path) -> None:
     assert ended.lines("memory")[0][:5] == ["1.5", "kB", "->", "1.5", "kB"]
     assert [words[:2] for words in ended.lines("output")] == [["x", "ok"], ["y", "ok"]]
     assert len(ended.lines("wrote")) == 2
-    graph = read_net(tmp_path / "out.param", tmp_path / "out.bin").graph
+    graph = read_net(folder / "out.param", folder / "out.bin").graph
     assert [layer.type for layer in graph] == ["Input", "Convolution", "ReLU", "Sigmoid"]
-    again = run(tmp_path, "optimize", "out.param", "out.bin", "-o", "again", "--no-verify")
+    again = run(folder, "optimize", "out.param", "out.bin", "-o", "again", "--no-verify")
     assert again.lines("pass") == []
     assert "not verified" in again.out
-    assert (tmp_path / "again.param").read_bytes() == (tmp_path / "out.param").read_bytes()
-    assert (tmp_path / "again.bin").read_bytes() == (tmp_path / "out.bin").read_bytes()
+    assert (folder / "again.param").read_bytes() == (folder / "out.param").read_bytes()
+    assert (folder / "again.bin").read_bytes() == (folder / "out.bin").read_bytes()
 
 
-def test_layers_that_the_header_does_not_count_are_told_of(tmp_path: Path) -> None:
-    net(tmp_path)
-    with (tmp_path / "in.param").open("a") as file:
+def test_layers_that_the_header_does_not_count_are_told_of(folder: Path) -> None:
+    with (folder / "in.param").open("a") as file:
         file.write("Noop end 2 1 x y z\n")
-    ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out")
-    assert ended.code == 0
+    ended = run_well(folder, *OPTIMIZE)
     assert "note: layers after those that the header counts are left out: 1" in ended.out
     assert [words[:2] for words in ended.lines("output")] == [["x", "ok"], ["y", "ok"]]
 
@@ -62,12 +65,12 @@ def test_layers_that_the_header_does_not_count_are_told_of(tmp_path: Path) -> No
 def test_shapes_that_a_net_does_not_take_verify_nothing(tmp_path: Path) -> None:
     lines = ("Input data 0 1 data", "ReLU r 1 1 data a", "InnerProduct p 1 1 a out 0=2 2=24")
     write_net(tmp_path, *lines, weights=tagged(np.ones(24)), stem="in")
-    ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out", "--shape", "data:16")
+    ended = run(tmp_path, *OPTIMIZE, "--shape", "data:16")
     assert ended.code == 2
     told = "InnerProduct 'p' on 'a' (16): the inputs of the weights and the elements of the blob must be equal"
     assert f"the net cannot be verified at these shapes, which it does not take: {told}" in ended.err
     assert names(tmp_path) == {"in.param", "in.bin"}
-    assert run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out", "--shape", "data:12").code == 0
+    assert run(tmp_path, *OPTIMIZE, "--shape", "data:12").code == 0
 
 
 def test_caches_of_attention_stay_unset_and_are_not_compared(tmp_path: Path) -> None:
@@ -80,67 +83,57 @@ def test_caches_of_attention_stay_unset_and_are_not_compared(tmp_path: Path) -> 
     )
     write_net(tmp_path, *lines, stem="in")
     shapes = [word for shape in ("q:4,3,8", "k:2,3,8", "v:2,3,8", "mask:3,3") for word in ("--shape", shape)]
-    ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out", *shapes)
-    assert (ended.code, ended.err) == (0, "")
+    ended = run_well(tmp_path, *OPTIMIZE, *shapes)
     assert [words[:2] for words in ended.lines("output")] == [["y", "ok"]]
     assert "note: caches are not compared, as only ncnn can read them: next_k, next_v" in ended.out
     graph = read_net(tmp_path / "out.param", tmp_path / "out.bin").graph
     assert [layer.type for layer in graph] == ["Input", "Input", "ReLU", "SDPA"]
 
 
-def test_binary_and_back(tmp_path: Path) -> None:
-    net(tmp_path)
-    ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "mid", "--binary")
-    assert (ended.code, ended.err) == (0, "")
-    assert {"mid.param.bin", "mid.bin"} < names(tmp_path)
+def test_binary_and_back(folder: Path) -> None:
+    ended = run_well(folder, "optimize", "in.param", "in.bin", "-o", "mid", "--binary")
+    assert {"mid.param.bin", "mid.bin"} < names(folder)
     indexes = {words[0]: words[2] for words in ended.lines("blob")}
     assert set(indexes) == {"data", "x", "y"}
-    ended = run(tmp_path, "optimize", "mid.param.bin", "mid.bin", "-o", "same")
+    ended = run(folder, "optimize", "mid.param.bin", "mid.bin", "-o", "same")
     assert (ended.code, ended.lines("blob")) == (0, [])
-    assert (tmp_path / "same.param.bin").read_bytes() == (tmp_path / "mid.param.bin").read_bytes()
-    ended = run(tmp_path, "optimize", "mid.param.bin", "mid.bin", "-o", "text", "--text")
-    assert ended.code == 0
-    graph = read_net(tmp_path / "text.param", tmp_path / "text.bin").graph
+    assert (folder / "same.param.bin").read_bytes() == (folder / "mid.param.bin").read_bytes()
+    ended = run_well(folder, "optimize", "mid.param.bin", "mid.bin", "-o", "text", "--text")
+    graph = read_net(folder / "text.param", folder / "text.bin").graph
     assert {blob.name for blob in (*graph.inputs, *graph.outputs)} == set(indexes.values())
 
 
 @pytest.mark.parametrize("kind", ["fp16", "bf16"])
-def test_weights_in_16_bits(tmp_path: Path, kind: str) -> None:
-    net(tmp_path)
-    ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out", f"--{kind}")
-    assert (ended.code, ended.err) == (0, "")
+def test_weights_in_16_bits(folder: Path, kind: str) -> None:
+    ended = run_well(folder, *OPTIMIZE, f"--{kind}")
     assert ended.lines("storage") == [["1", "weights", "as", f"{kind},", "0", "stay", "as", "they", "are"]]
     assert len(ended.lines("output")) == len(ended.lines("output in fp32")) == 2
-    assert (tmp_path / "out.bin").stat().st_size == 4 + 20 + 12
+    assert (folder / "out.bin").stat().st_size == 4 + 20 + 12
 
 
 def test_a_weight_that_overflows_is_named(tmp_path: Path) -> None:
     net(tmp_path, kernel=1e6)
-    ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out", "--fp16")
-    assert ended.code == 0
+    ended = run_well(tmp_path, *OPTIMIZE, "--fp16")
     (line,) = ended.lines("not fp16")
     assert "Convolution 'c', weight_data:" in " ".join(line)
     assert "beyond the largest number of fp16" in " ".join(line)
 
 
-def test_a_cut(tmp_path: Path) -> None:
-    net(tmp_path)
-    ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out", "--start", "a", "--end", "y", "--shape-hints")
-    assert (ended.code, ended.err) == (0, "")
-    graph = read_net(tmp_path / "out.param", tmp_path / "out.bin").graph
+def test_a_cut(folder: Path) -> None:
+    run_well(folder, *OPTIMIZE, "--start", "a", "--end", "y", "--shape-hints")
+    graph = read_net(folder / "out.param", folder / "out.bin").graph
     assert [blob.name for blob in (*graph.inputs, *graph.outputs)] == ["a", "y"]
-    assert all("-23330=4,3,8,8,3" in line for line in (tmp_path / "out.param").read_text().splitlines()[2:])
+    assert all("-23330=4,3,8,8,3" in line for line in (folder / "out.param").read_text().splitlines()[2:])
 
 
-def test_passes_are_chosen(tmp_path: Path) -> None:
-    net(tmp_path)
+def test_passes_are_chosen(folder: Path) -> None:
     for options, rewrites in (
         (["--only", "fuse_convolution_batchnorm"], 1),
         (["--skip", "fuse_convolution_batchnorm"], 0),
         (["--limit", "0"], 0),
         (["--only", "eliminate_noop"], 0),
     ):
-        ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out", "--no-verify", "-v", *options)
+        ended = run(folder, *OPTIMIZE, "--no-verify", "-v", *options)
         assert ended.code == 0
         assert len([line for line in ended.lines("rewrite") if line[0] == "fuse_affine:"]) == rewrites
 
@@ -150,44 +143,29 @@ def test_near_misses_have_reasons(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     weights = tagged(rng.standard_normal(9)) + raw(rng.standard_normal(3), *np.ones((4, 3)))
     write_net(tmp_path, *lines, weights=weights, stem="in")
-    ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out", "-v")
-    assert ended.code == 0
+    ended = run_well(tmp_path, *OPTIMIZE, "-v")
     assert any("BatchNorm 'n'" in " ".join(words) for words in ended.lines("near miss"))
 
 
 def test_a_net_that_ncnn_refuses(tmp_path: Path) -> None:
     write_net(tmp_path, "Input data 0 1 data 0=4", "Mine m 1 1 data out", stem="in")
-    ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out")
-    assert (ended.code, ended.out) == (3, "")
-    assert "cannot run the original net" in ended.err
-    assert "--no-verify" in ended.err
-    assert names(tmp_path) == {"in.param", "in.bin"}
-    assert run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out", "--no-verify").code == 0
+    error = refused(tmp_path, *OPTIMIZE, code=3)
+    assert "cannot run the original net" in error
+    assert "--no-verify" in error
+    assert run(tmp_path, *OPTIMIZE, "--no-verify").code == 0
     assert "Mine" in (tmp_path / "out.param").read_text()
 
 
-def test_a_pass_that_is_wrong_leaves_nothing(tmp_path: Path) -> None:
-    net(tmp_path)
-    plugin(tmp_path / "site", "wrong", WRONG_PASS, "onnx2ncnn_opt.passes", "wrong:drop_sigmoid")
-    (tmp_path / "out.param").write_text("what was here before")
-    ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out", PYTHONPATH=str(tmp_path / "site"))
+def test_a_pass_that_is_wrong_leaves_nothing(folder: Path) -> None:
+    site = install_plugin(folder, WRONG_PASS, passes="drop_sigmoid")
+    (folder / "out.param").write_text("what was here before")
+    ended = run(folder, *OPTIMIZE, **site)
     assert ended.code == 3
     assert ended.err == "Error: 1 of 2 outputs differ from the original net's; no files are written\n"
     assert [words[1] for words in ended.lines("output")] == ["ok", "mismatch"]
-    assert names(tmp_path) == {"in.param", "in.bin", "out.param", "site"}
-    assert (tmp_path / "out.param").read_text() == "what was here before"
-    skipped = run(
-        tmp_path,
-        "optimize",
-        "in.param",
-        "in.bin",
-        "-o",
-        "out",
-        "--skip",
-        "drop_sigmoid",
-        PYTHONPATH=str(tmp_path / "site"),
-    )
-    assert skipped.code == 0
+    assert names(folder) == {"in.param", "in.bin", "out.param", "site"}
+    assert (folder / "out.param").read_text() == "what was here before"
+    assert run(folder, *OPTIMIZE, "--skip", "drop_sigmoid", **site).code == 0
 
 
 WRONG_PASS = """
@@ -200,15 +178,6 @@ def drop_sigmoid(sigmoid):
     \"\"\"A hard one instead, which is something else.\"\"\"
     return sigmoid.having(type="HardSigmoid")
 """
-
-
-def plugin(site: Path, name: str, code: str, group: str, value: str) -> None:
-    """An installed package: a module, and the metadata that pip writes."""
-    info = site / f"{name}-1.0.dist-info"
-    info.mkdir(parents=True)
-    (site / f"{name}.py").write_text(code)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{group}]\nmine = {value}\n")
 
 
 @pytest.mark.parametrize(
@@ -233,22 +202,16 @@ def plugin(site: Path, name: str, code: str, group: str, value: str) -> None:
         (["open.param", "in.bin", "-o", "out"], 2, "nothing tells the shape of the input 'data'"),
     ],
 )
-def test_wrong_usage(tmp_path: Path, args: list[str], code: int, message: str) -> None:
-    net(tmp_path)
-    (tmp_path / "open.param").write_text((tmp_path / "in.param").read_text().replace("data 0=8 1=8 2=3", "data"))
-    before = names(tmp_path)
-    ended = run(tmp_path, "optimize", *args)
-    assert (ended.code, ended.out) == (code, "")
-    assert message in " ".join(ended.err.split())
-    assert names(tmp_path) == before
+def test_wrong_usage(folder: Path, args: list[str], code: int, message: str) -> None:
+    (folder / "open.param").write_text((folder / "in.param").read_text().replace("data 0=8 1=8 2=3", "data"))
+    assert message in refused(folder, "optimize", *args, code=code)
 
 
-def test_without_verification_nothing_of_onnx_is_loaded(tmp_path: Path) -> None:
-    net(tmp_path)
+def test_without_verification_nothing_of_onnx_is_loaded(folder: Path) -> None:
     code = (
         "import sys; from onnx2ncnn_opt.cli.main import main;"
         "code = main(['optimize', 'in.param', 'in.bin', '-o', 'out', '--no-verify']);"
         "print('loaded', sorted({'ncnn', 'onnx', 'onnx_ir', 'onnxruntime'} & set(sys.modules))); sys.exit(code)"
     )
-    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    ended = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "loaded []")

@@ -10,7 +10,7 @@ import pytest
 from onnx2ncnn_opt.api.apply_passes import apply_passes
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UsageError
-from testing.command import names, run
+from testing.command import refused, run, run_well
 from testing.handmade import tagged, write_net
 
 PROGRAM = """
@@ -46,8 +46,7 @@ def net(folder: Path) -> None:
 def test_from_pnnx_s_program(tmp_path: Path, feed: str) -> None:
     net(tmp_path)
     (tmp_path / "m_ncnn.py").write_text(PROGRAM.format(feed=feed))
-    ended = run(tmp_path, "optimize", "m.ncnn.param", "m.ncnn.bin", "-o", "out")
-    assert (ended.code, ended.err) == (0, "")
+    ended = run_well(tmp_path, "optimize", "m.ncnn.param", "m.ncnn.bin", "-o", "out")
     assert "note: from m_ncnn.py: in0:3,8,9, in1:5" in ended.out
     assert [words[:2] for words in ended.lines("output")] == [["out0", "ok"], ["out1", "ok"]]
 
@@ -55,16 +54,14 @@ def test_from_pnnx_s_program(tmp_path: Path, feed: str) -> None:
 def test_from_pnnx_s_graph(tmp_path: Path) -> None:
     net(tmp_path)
     (tmp_path / "m.pnnx.param").write_text(GRAPH)
-    ended = run(tmp_path, "optimize", "m.ncnn.param", "-o", "out")
-    assert ended.code == 0, ended.err
+    ended = run_well(tmp_path, "optimize", "m.ncnn.param", "-o", "out")
     assert "note: from m.pnnx.param: in0:3,8,9, in1:5" in ended.out
 
 
 def test_what_is_given_comes_first(tmp_path: Path) -> None:
     net(tmp_path)
     (tmp_path / "m.pnnx.param").write_text(GRAPH)
-    ended = run(tmp_path, "optimize", "m.ncnn.param", "-o", "out", "--shape", "in0:1,3,4,5", "--shape", "in1:7")
-    assert ended.code == 0, ended.err
+    ended = run_well(tmp_path, "optimize", "m.ncnn.param", "-o", "out", "--shape", "in0:1,3,4,5", "--shape", "in1:7")
     assert "note: in0:1,3,4,5 is a batch of one, in0:3,4,5" in ended.out
     assert "m.pnnx.param" not in ended.out
 
@@ -76,12 +73,9 @@ def test_files_that_tell_nothing(tmp_path: Path, text: str) -> None:
     net(tmp_path)
     (tmp_path / "m.pnnx.param").write_text(text)
     (tmp_path / "m_ncnn.py").mkdir()
-    before = names(tmp_path)
-    ended = run(tmp_path, "optimize", "m.ncnn.param", "-o", "out")
-    assert (ended.code, ended.out) == (2, "")
-    assert "nothing tells the shape of the input 'in0' and 'in1'" in ended.err
-    assert "--shape in0:3,224,224 --shape in1:16 " in ended.err
-    assert names(tmp_path) == before
+    error = refused(tmp_path, "optimize", "m.ncnn.param", "-o", "out")
+    assert "nothing tells the shape of the input 'in0' and 'in1'" in error
+    assert "--shape in0:3,224,224 --shape in1:16 " in error
 
 
 def test_an_example_of_the_right_rank(tmp_path: Path) -> None:
@@ -107,8 +101,7 @@ def test_shapes_that_the_net_does_not_take(tmp_path: Path) -> None:
 
 def test_a_layer_that_ncnn_lacks(tmp_path: Path) -> None:
     write_net(tmp_path, "Input in 0 1 x 0=4", "Mine m 1 1 x y", "Mine n 1 1 y z")
-    ended = run(tmp_path, "optimize", "net.param", "-o", "out", "--no-verify")
-    assert ended.code == 0
+    ended = run_well(tmp_path, "optimize", "net.param", "-o", "out", "--no-verify")
     assert "note: ncnn has no layer type Mine (2 layers)" in ended.out
 
 

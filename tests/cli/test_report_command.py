@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from testing.command import SINE, SINE_AT, SMALL, names, net_files, run, write_model
+from testing.command import SINE, SINE_AT, SMALL, names, net_files, run, run_well, write_model
 
 
 def nets(page: Path) -> list[dict[str, Any]]:
@@ -20,20 +20,11 @@ def nets(page: Path) -> list[dict[str, Any]]:
     return list(data["nets"])
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    write_model(tmp_path, SMALL)
-    assert run(tmp_path, "convert", "model.onnx", "--no-verify").code == 0
-    return tmp_path
-
-
-def test_report_of_a_model(tmp_path: Path) -> None:
-    write_model(tmp_path, SMALL)
-    ended = run(tmp_path, "report", "model.onnx", "-o", "page.html")
-    assert (ended.code, ended.err) == (0, "")
+def test_report_of_a_model(small: Path) -> None:
+    ended = run_well(small, "report", "model.onnx", "-o", "page.html")
     assert [words[1] for words in ended.lines("output")] == ["ok", "ok"]
-    assert names(tmp_path) == {"model.onnx", "page.html"}
-    (net,) = nets(tmp_path / "page.html")
+    assert names(small) == {"model.onnx", "page.html"}
+    (net,) = nets(small / "page.html")
     assert net["verdict"] == "ok"
 
 
@@ -47,12 +38,10 @@ def test_report_of_a_net(folder: Path) -> None:
     assert net["verdict"] == "wrong"
 
 
-def test_convert_with_a_report(tmp_path: Path) -> None:
-    write_model(tmp_path, SMALL)
-    ended = run(tmp_path, "convert", "model.onnx", "--report", "page.html")
-    assert ended.code == 0
+def test_convert_with_a_report(small: Path) -> None:
+    ended = run_well(small, "convert", "model.onnx", "--report", "page.html")
     assert re.fullmatch(r"wrote: page.html \(\d+\.\d kB\)", ended.out.splitlines()[-1])
-    assert nets(tmp_path / "page.html")[0]["verdict"] == "ok"
+    assert nets(small / "page.html")[0]["verdict"] == "ok"
 
 
 NET = ("model.ncnn.param", "model.ncnn.bin")
@@ -107,14 +96,13 @@ def test_no_net_no_page(tmp_path: Path) -> None:
         ("model.onnx", "cannot write model.onnx: it is the model itself"),
     ],
 )
-def test_where_nothing_can_be_written_is_told_before_the_work(tmp_path: Path, target: str, problem: str) -> None:
-    write_model(tmp_path, SMALL)
-    (tmp_path / "folder").mkdir()
+def test_where_nothing_can_be_written_is_told_before_the_work(small: Path, target: str, problem: str) -> None:
+    (small / "folder").mkdir()
     for command in (("report", "model.onnx", "-o", target), ("convert", "model.onnx", "--report", target)):
-        ended = run(tmp_path, *command)
+        ended = run(small, *command)
         assert (ended.code, ended.out) == (2, "")
         assert re.sub(r"the model model.onnx", "the model", ended.err) == f"Error: {problem}\n"
-        assert names(tmp_path) == {"model.onnx", "folder"}
+        assert names(small) == {"model.onnx", "folder"}
 
 
 def test_a_manifest_needs_a_net(folder: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from testing.command import SMALL, names, run, write_model
+from testing.command import SMALL, names, refused, run, run_well, write_model
 from testing.handmade import write_net
 
 # y = relu(x), z = -x, and nets that other converters could have made of it.
@@ -16,10 +16,7 @@ BOTH = "(float[1, 3, 4, 5] x) => (float[1, 3, 4, 5] y, float[1, 3, 4, 5] z) { y 
 RIGHT = ("Input in 0 1 x", "Split s 1 2 x a b", "ReLU r 1 1 a y", "UnaryOp n 1 1 b z 0=1")
 PNNX = ("Input in 0 1 in0", "Split s 1 2 in0 a b", "ReLU r 1 1 a out0", "UnaryOp n 1 1 b out1 0=1")
 WRONG = ("Input in 0 1 x", "Split s 1 2 x a b", "ReLU r 1 1 a y 0=0.5", "UnaryOp n 1 1 b z 0=1")
-NOT_FINITE = ("Input in 0 1 x", "Split s 1 2 x a b", "ReLU r 1 1 a y", "UnaryOp n 1 1 b z 0=8")
-MISSING = ("Input in 0 1 x", "ReLU r 1 1 x y")
-FLAT = ("Input in 0 1 x", "Split s 1 2 x a b", "ReLU r 1 1 a y", "UnaryOp n 1 1 b c 0=1", "Pooling p 1 1 c z 4=1")
-CRASHING = ("Input in 0 1 x", "ReLU r 1 1 x y", "UnaryOp n 1 1 x z 0=1")
+VERIFY = ("verify", "model.onnx", "net.param", "net.bin")
 UNKNOWN = ("Input in 0 1 x", "Nonsense n 1 1 x y")
 
 
@@ -27,8 +24,7 @@ UNKNOWN = ("Input in 0 1 x", "Nonsense n 1 1 x y")
 def test_right_nets(tmp_path: Path, lines: tuple[str, ...]) -> None:
     write_model(tmp_path, BOTH)
     write_net(tmp_path, *lines)
-    ended = run(tmp_path, "verify", "model.onnx", "net.param", "net.bin")
-    assert (ended.code, ended.err) == (0, "")
+    ended = run_well(tmp_path, *VERIFY)
     assert [words[:2] for words in ended.lines("output")] == [["y", "ok"], ["z", "ok"]]
 
 
@@ -36,17 +32,13 @@ def test_right_nets(tmp_path: Path, lines: tuple[str, ...]) -> None:
     ("lines", "y", "z", "message"),
     [
         (WRONG, "mismatch", "ok", "off by up to"),
-        (NOT_FINITE, "ok", "nan", "NaN in"),
-        (MISSING, "ok", "missing", "the net has no blob for it; its outputs are y"),
-        (FLAT, "ok", "shape", "its shape is [1, 3], the model's [1, 3, 4, 5]"),
-        (CRASHING, "ok", "crashed", "ncnn crashed with SIGSEGV"),
         (UNKNOWN, "refused", "refused", "layer Nonsense not exists"),
     ],
 )
 def test_wrong_nets(tmp_path: Path, lines: tuple[str, ...], y: str, z: str, message: str) -> None:
     write_model(tmp_path, BOTH)
     write_net(tmp_path, *lines)
-    ended = run(tmp_path, "verify", "model.onnx", "net.param", "net.bin")
+    ended = run(tmp_path, *VERIFY)
     assert ended.code == 3
     assert [words[:2] for words in ended.lines("output")] == [["y", y], ["z", z]]
     assert message in ended.out
@@ -58,18 +50,17 @@ def test_wrong_nets(tmp_path: Path, lines: tuple[str, ...], y: str, z: str, mess
 def test_the_tolerance_of_the_user(tmp_path: Path) -> None:
     write_model(tmp_path, BOTH)
     write_net(tmp_path, "Input in 0 1 x", "Split s 1 2 x a b", "ReLU r 1 1 a y 0=0.01", "UnaryOp n 1 1 b z 0=1")
-    command = ("verify", "model.onnx", "net.param", "net.bin")
-    assert run(tmp_path, *command).code == 3
-    assert run(tmp_path, *command, "--rtol", "0.05", "--seeds", "1").code == 0
-    lax = run(tmp_path, *command, "--atol", "1")
+    assert run(tmp_path, *VERIFY).code == 3
+    assert run(tmp_path, *VERIFY, "--rtol", "0.05", "--seeds", "1").code == 0
+    lax = run(tmp_path, *VERIFY, "--atol", "1")
     assert (lax.code, "cause conversion" in lax.out) == (0, True)
-    assert run(tmp_path, *command, "--rtol", "0.001", "--atol", "0").code == 3
+    assert run(tmp_path, *VERIFY, "--rtol", "0.001", "--atol", "0").code == 3
     write_net(tmp_path, *RIGHT)
-    assert run(tmp_path, *command, "--modes", "bf16", "--rtol", "0.02").code == 0
-    strict = run(tmp_path, *command, "--modes", "bf16", "--rtol", "1e-5", "--atol", "1e-6")
+    assert run(tmp_path, *VERIFY, "--modes", "bf16", "--rtol", "0.02").code == 0
+    strict = run(tmp_path, *VERIFY, "--modes", "bf16", "--rtol", "1e-5", "--atol", "1e-6")
     assert (strict.code, [words[2] for words in strict.lines("output")]) == (3, ["mismatch", "mismatch"])
     for wrong in ("nan", "-1", "inf", "x"):
-        assert run(tmp_path, *command, "--rtol", wrong).code == 2
+        assert run(tmp_path, *VERIFY, "--rtol", wrong).code == 2
 
 
 def test_inputs_and_shapes(tmp_path: Path) -> None:
@@ -77,8 +68,8 @@ def test_inputs_and_shapes(tmp_path: Path) -> None:
     write_net(tmp_path, "Input in 0 1 x", "Clip r 1 1 x y 0=0 1=2")  # right up to 2
     for upper, code in ((1, 0), (3, 3)):
         np.savez(tmp_path / "in.npz", x=np.linspace(-1, upper, 7, dtype=np.float32)[None])
-        assert run(tmp_path, "verify", "model.onnx", "net.param", "net.bin", "--inputs", "in.npz").code == code
-    ended = run(tmp_path, "verify", "model.onnx", "net.param", "net.bin", "--shape", "x:1,2,3")
+        assert run(tmp_path, *VERIFY, "--inputs", "in.npz").code == code
+    ended = run(tmp_path, *VERIFY, "--shape", "x:1,2,3")
     assert ended.code == 2
     assert "has 3 sizes, the model wants 2" in ended.err
 
@@ -98,60 +89,50 @@ def test_wrong_usage(tmp_path: Path, args: tuple[str, ...], message: str) -> Non
     write_model(tmp_path, SMALL.replace("] x)", "] input)").replace("Conv(x", "Conv(input"), "other.onnx")
     assert run(tmp_path, "convert", "other.onnx", "--no-verify").code == 0
     (tmp_path / "other.ncnn.json").rename(tmp_path / "other.json")
-    ended = run(tmp_path, "verify", *args)
-    assert (ended.code, ended.out) == (2, "")
-    assert message in " ".join(ended.err.split())
+    assert message in refused(tmp_path, "verify", *args)
 
 
 def test_a_broken_model_is_not_a_failed_verification(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"nonsense")
     write_net(tmp_path, *RIGHT)
-    ended = run(tmp_path, "verify", "model.onnx", "net.param", "net.bin")
-    assert (ended.code, ended.out) == (1, "")
-    assert ended.err.startswith("Error: model.onnx: not an ONNX model")
+    error = refused(tmp_path, *VERIFY, code=1)
+    assert error.startswith("Error: model.onnx: not an ONNX model")
 
 
-def convert(folder: Path) -> tuple[str, str, str]:
-    write_model(folder, SMALL)
-    assert run(folder, "convert", "model.onnx", "--no-verify").code == 0
-    return ("model.onnx", "model.ncnn.param", "model.ncnn.bin")
+CONVERTED = ("model.onnx", "model.ncnn.param", "model.ncnn.bin")
 
 
-def test_the_manifest_beside_the_net_is_used(tmp_path: Path) -> None:
-    args = convert(tmp_path)
-    path = tmp_path / "model.ncnn.json"
-    ended = run(tmp_path, "verify", *args)
-    assert (ended.code, ended.err) == (0, "")
+def test_the_manifest_beside_the_net_is_used(folder: Path) -> None:
+    path = folder / "model.ncnn.json"
+    ended = run_well(folder, "verify", *CONVERTED)
     assert "note:" not in ended.out
     # It is believed: with another batch axis the shapes do not fit any more.
     manifest = json.loads(path.read_text())
     assert manifest["outputs"][0]["batch_axis"] == 0
     manifest["outputs"][0]["batch_axis"] = None
     path.write_text(json.dumps(manifest))
-    y, z = run(tmp_path, "verify", *args).lines("output")
+    y, z = run(folder, "verify", *CONVERTED).lines("output")
     assert (y[:2], z[:2]) == (["y", "shape"], ["z", "ok"])
-    path.rename(tmp_path / "moved.json")
-    assert run(tmp_path, "verify", *args).code == 0
-    assert run(tmp_path, "verify", *args, "--manifest", "moved.json").code == 3
+    path.rename(folder / "moved.json")
+    assert run(folder, "verify", *CONVERTED).code == 0
+    assert run(folder, "verify", *CONVERTED, "--manifest", "moved.json").code == 3
 
 
 @pytest.mark.parametrize("case", ["model", "net", "broken"])
-def test_a_stale_manifest_is_not_trusted(tmp_path: Path, case: str) -> None:
-    args = convert(tmp_path)
-    manifest = tmp_path / "model.ncnn.json"
+def test_a_stale_manifest_is_not_trusted(folder: Path, case: str) -> None:
+    manifest = folder / "model.ncnn.json"
     if case == "model":  # exported once more
-        write_model(tmp_path, SMALL.replace("r = Relu(c)", "r0 = Relu(c) r = Identity(r0)"))
+        write_model(folder, SMALL.replace("r = Relu(c)", "r0 = Relu(c) r = Identity(r0)"))
         reason = "model.ncnn.json is not used: it was written for another model"
     elif case == "net":  # converted once more, by pnnx
-        net = tmp_path / "model.ncnn.param"
+        net = folder / "model.ncnn.param"
         net.write_text(re.sub(r"\bx\b", "in0", re.sub(r"\bz\b", "out1", re.sub(r"\by\b", "out0", net.read_text()))))
         reason = "model.ncnn.json is not used: model.ncnn.param has no blob 'x'"
     else:
         manifest.write_text("{")
         reason = "not used: model.ncnn.json: not a manifest"
-    ended = run(tmp_path, "verify", *args)
+    ended = run_well(folder, "verify", *CONVERTED)
     assert ended.out.startswith(f"note: {reason}")
-    assert (ended.code, ended.err) == (0, "")
     assert [words[:2] for words in ended.lines("output")] == [["y", "ok"], ["z", "ok"]]
 
 

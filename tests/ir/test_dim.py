@@ -55,7 +55,7 @@ def numbers(size: Dim, at: Values) -> Dim:
     return size.subs(at) if isinstance(size, Sym) else size
 
 
-@settings(max_examples=400, derandomize=True, deadline=None)
+@settings(max_examples=200, derandomize=True, deadline=None)
 @given(formulas, st.lists(values, min_size=1, max_size=5))
 def test_bounds_hold_for_all_sizes(formula: Formula, many: list[Values]) -> None:
     symbolic = formula(symbol)
@@ -105,7 +105,7 @@ def test_long_division() -> None:
     assert exact_div(h * w + 1, h + 1) is None
 
 
-@settings(max_examples=400, derandomize=True, deadline=None)
+@settings(max_examples=200, derandomize=True, deadline=None)
 @given(formulas, values)
 def test_calculates_like_integers(formula: Formula, at: Values) -> None:
     symbolic = formula(symbol)

@@ -150,7 +150,7 @@ def test_the_waiting_layers_and_the_place_of_the_peak() -> None:
 
 
 def test_a_deep_net_needs_no_deep_stack() -> None:
-    lines = [f"Sigmoid s{i} 1 1 b{i} b{i + 1}" for i in range(20_000)]
+    lines = [f"Sigmoid s{i} 1 1 b{i} b{i + 1}" for i in range(5_000)]
     assert peak_memory(net("Input in 0 1 b0 0=16", *lines)).peak == 64
 
 

@@ -627,7 +627,7 @@ RANDOM = {
 def test_random_parameters(worker: NcnnWorker, tmp_path: Path, type: str) -> None:
     compared = 0
 
-    @settings(derandomize=True, max_examples=80, deadline=None, database=None)
+    @settings(derandomize=True, max_examples=50, deadline=None, database=None)
     @given(RANDOM[type])
     def compare(drawn: tuple[dict[str, Any], tuple[int, ...]]) -> None:
         nonlocal compared
@@ -649,7 +649,7 @@ def test_random_parameters(worker: NcnnWorker, tmp_path: Path, type: str) -> Non
     assert compared > 20
 
 
-@settings(derandomize=True, max_examples=300, deadline=None, database=None)
+@settings(derandomize=True, max_examples=100, deadline=None, database=None)
 @given(st.lists(sizes(1, 3), min_size=1, max_size=4), st.lists(sizes(1, 3), min_size=1, max_size=4))
 def test_matmul_takes_what_numpy_takes(a: list[int], b: list[int]) -> None:
     try:
@@ -664,7 +664,7 @@ def test_matmul_takes_what_numpy_takes(a: list[int], b: list[int]) -> None:
         assert infer_shapes(layer) == [(expected, 1)]
 
 
-@settings(derandomize=True, max_examples=300, deadline=None, database=None)
+@settings(derandomize=True, max_examples=100, deadline=None, database=None)
 @given(st.integers(1, 4).flatmap(lambda rank: st.tuples(*[st.tuples(sizes(1, 3), sizes(1, 3))] * rank)))
 def test_equal_ranks_broadcast_as_in_numpy(pairs: tuple[tuple[int, int], ...]) -> None:
     a, b = tuple(a for a, _ in pairs), tuple(b for _, b in pairs)

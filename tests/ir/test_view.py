@@ -15,7 +15,7 @@ from onnx2ncnn_opt.ir.dim import Dim, symbol
 from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, Atoms, Dims, Regroup, Reorder, Shuffle, Step, View, flat, plan, sizes
 from onnx2ncnn_opt.ir.weight import Array
 
-SETTINGS = settings(derandomize=True, deadline=None, max_examples=400)
+SETTINGS = settings(derandomize=True, deadline=None, max_examples=200)
 
 
 def execute(mat: Array, batched: bool, steps: Sequence[Step]) -> Array:

@@ -145,12 +145,12 @@ def test_a_large_bin_is_not_read_into_memory(tmp_path: Path) -> None:
 
 
 def test_a_long_net_takes_linear_time(tmp_path: Path) -> None:
-    count = 20_000
+    count = 10_000
     lines = [f"ReLU r{i} 1 1 x{i} x{i + 1}" for i in range(count)]
     text = f"7767517\n{count + 1} {count + 1}\nInput in 0 1 x0\n" + "\n".join(lines)
     start = time.process_time()
     assert format_param(parse_param(text).graph).count("\n") == count + 3
-    assert time.process_time() - start < 10
+    assert time.process_time() - start < 5
 
 
 def outcome(text: bytes, weights: bytes) -> None:
@@ -172,7 +172,7 @@ def test_a_param_cut_off_anywhere() -> None:
             outcome(net.text[:size], net.weights)
 
 
-@settings(max_examples=1500, derandomize=True, deadline=None)
+@settings(max_examples=500, derandomize=True, deadline=None)
 @given(
     st.integers(0, 40),
     st.lists(st.tuples(st.integers(0, 2000), st.sampled_from("ridx"), st.integers(0, 255)), min_size=1, max_size=6),
@@ -191,7 +191,7 @@ def test_a_param_with_random_bytes(seed: int, edits: list[tuple[int, str, int]])
     outcome(bytes(text), net.weights)
 
 
-@settings(max_examples=500, derandomize=True, deadline=None)
+@settings(max_examples=200, derandomize=True, deadline=None)
 @given(st.integers(0, 2**32), st.integers(0, 10_000), st.binary(min_size=1, max_size=8))
 def test_a_net_of_any_layers_with_a_random_bin(seed: int, position: int, noise: bytes) -> None:
     text = format_param(random_graph(Random(seed))).encode()

@@ -32,7 +32,7 @@ def finite_floats(count: int) -> Array:
     return numbers[:count]
 
 
-@settings(max_examples=500, derandomize=True, deadline=None)
+@settings(max_examples=200, derandomize=True, deadline=None)
 @given(st.integers(0, 2**32 - 1).map(from_bits).filter(np.isfinite))
 def test_text_is_short_and_reads_back(number: np.float32) -> None:
     text = float_text(float(number))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from contextlib import suppress
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -12,13 +11,10 @@ import pytest
 
 from onnx2ncnn_opt.errors import GraphError, ParamError
 from onnx2ncnn_opt.ir.graph import Graph
-from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.param.param_bin import blob_indexes, format_param_bin, is_param_bin, parse_param_bin
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.param.text import parse_param
-from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from testing.random_nets import random_graph
-from testing.runnable_nets import SHAPE, Net
 
 
 def net(*lines: str) -> Graph:
@@ -61,33 +57,6 @@ def test_random_nets_round_trip(seed: int) -> None:
     ]
     again = format_param_bin(list_layers(read))
     assert format_param_bin(list_layers(parse_param_bin(again).graph)) == again
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_ncnn_computes_the_same(tmp_path: Path, worker: NcnnWorker, seed: int) -> None:
-    source = Net(Random(seed))
-    text = tmp_path / "net.param", tmp_path / "net.bin"
-    text[0].write_bytes(source.text)
-    text[1].write_bytes(source.weights)
-    graph = read_net(*text).graph
-    binary = tmp_path / "net.param.bin", tmp_path / "copy.bin"
-    names = {blob.name: index for blob, index in write_net(graph, *binary, binary=True).items()}
-    loaded = read_net(*binary)
-    assert loaded.is_binary
-    again = tmp_path / "again.param.bin", tmp_path / "again.bin"
-    kept = write_net(loaded.graph, *again, binary=True)
-    assert {blob.name for blob in kept} == set(kept.values())
-
-    rng = np.random.default_rng(seed)
-    outputs = [blob.name for blob in graph.outputs if not blob.is_input]
-    feeds = {name: rng.standard_normal(SHAPE, np.float32) for name in source.inputs}
-    expected = NcnnRunner(*text, exact=True, worker=worker).run(feeds, outputs)
-    for paths in (binary, again):
-        runner = NcnnRunner(*paths, exact=True, worker=worker)
-        assert runner.input_names() == [names[name] for name in source.inputs]
-        found = runner.run({names[name]: array for name, array in feeds.items()}, [names[name] for name in outputs])
-        for name in outputs:
-            assert found[names[name]].tobytes() == expected[name].tobytes(), name
 
 
 def test_layers_in_any_order() -> None:

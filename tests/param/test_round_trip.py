@@ -30,7 +30,7 @@ def read(text: str, weights: bytes) -> Graph:
     return graph
 
 
-@settings(max_examples=300, derandomize=True, deadline=None)
+@settings(max_examples=150, derandomize=True, deadline=None)
 @given(randoms)
 def test_what_was_read_is_written_the_same(rng: Random) -> None:
     first = written(random_graph(rng))
@@ -38,7 +38,7 @@ def test_what_was_read_is_written_the_same(rng: Random) -> None:
     assert again == first
 
 
-@settings(max_examples=300, derandomize=True, deadline=None)
+@settings(max_examples=150, derandomize=True, deadline=None)
 @given(randoms)
 def test_what_was_written_is_read_the_same(rng: Random) -> None:
     graph = random_graph(rng)

@@ -51,7 +51,7 @@ def steps() -> list[str]:
     return [*found, *(line.strip().removeprefix("- ") for line in script.splitlines())]
 
 
-def test_the_steps_of_the_workflows(tmp_path: Path) -> None:
+def test_the_steps_of_the_workflows(tmp_path: Path, quick: None) -> None:
     """All of them but those that download."""
     install, emulator, github, install_too, gitlab = steps()
     assert install.strip() == install_too == "python -m pip install -r requirements-ncnn.txt"

@@ -18,6 +18,7 @@ from onnx2ncnn_opt.regression.run import check
 from testing.handmade import tagged, write_net
 from testing.projects import MODEL, by_name, failed, measured, save_graph, write_project, write_right_net
 
+pytestmark = pytest.mark.usefixtures("quick")
 PREBUILT = 'net = "nets/{stem}.param"\n'
 
 
@@ -116,7 +117,7 @@ elif kind != "nothing":
 SAID = {
     "crashes": "the converter crashed with SIGSEGV",
     "fails": "the converter ended with exit code 1; it says: a message of the converter",
-    "hangs": "the converter did not finish within 2 s",
+    "hangs": "the converter did not finish within 0.5 s",
     "half": "there is no file net.ncnn.bin beside net.ncnn.param",
     "older": "net.ncnn.param and net.ncnn.bin is older than the conversion",
     "nothing": "there is no net: no file net.ncnn.param or net.param was written",
@@ -128,7 +129,7 @@ def test_converters_that_fail(tmp_path: Path) -> None:
     names = (*SAID, "outdated", "crashing_net", "hanging_net", "right")
     text = "\n".join(
         f"[model.'models/{name}']\nconvert = \"'{sys.executable}' converter.py {name} {{onnx}} {{out}}\"\n"
-        + ({"hangs": "timeout = 2\n", "hanging_net": "timeout = 5\n"}.get(name, ""))
+        + ({"hangs": "timeout = 0.5\n", "hanging_net": "timeout = 2\n"}.get(name, ""))
         for name in names
     )
     file = write_project(tmp_path, f"version = \"'{sys.executable}' -V\"\n{text}", **dict.fromkeys(names, MODEL))
@@ -151,7 +152,7 @@ def test_converters_that_fail(tmp_path: Path) -> None:
         assert failed(found[name]) == ["conversion"]
         assert found[name].failures[0].message.startswith(message)
     assert failed(found["outdated"]) == failed(found["hanging_net"]) == ["accuracy fp32"]
-    assert "did not finish within 5 s" in found["hanging_net"].failures[0].message
+    assert "did not finish within 2 s" in found["hanging_net"].failures[0].message
     assert found["right"].versions["converter"].startswith("Python 3")
 
 

@@ -12,18 +12,9 @@ import pytest
 from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker, as_ncnn
-from testing.handmade import raw, tagged, write_net
+from testing.handmade import CRASH, ENDLESS, RELU, raw, tagged, write_net
 
 X = np.array([[-1, 2, -3], [4, -5, 6]], np.float32)
-RELU = ("Input in 0 1 x", "ReLU relu 1 1 x y")
-# Nothing splits x, and the second ReLU works in place on a blob that the first one has freed.
-CRASH = ("Input in 0 1 x", "ReLU one 1 1 x y", "ReLU two 1 1 x z")
-# Softmax over 1.6e9 elements takes many seconds.
-ENDLESS = (
-    "Input in 0 1 x",
-    "Padding a 1 1 x y 0=20000 1=20000 2=20000 3=20000",
-    "Softmax b 1 1 y z 0=1 1=1",
-)
 
 
 def failure(result: Array | Failure) -> Failure:

@@ -14,7 +14,7 @@ import pytest
 from onnx2ncnn_opt import Net
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
-from testing.handmade import write_net
+from testing.handmade import CRASH, write_net
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = '<ir_version: 8, opset_import: ["" : 18]> g '
@@ -172,7 +172,7 @@ def test_nets_that_are_not_there_or_not_what_the_manifest_says(tmp_path: Path) -
 
 
 def test_a_crash_is_an_error_here(tmp_path: Path) -> None:
-    write_net(tmp_path, "Input in 0 1 x", "ReLU one 1 1 x y", "ReLU two 1 1 x z")
+    write_net(tmp_path, *CRASH)
     with Net(tmp_path / "net") as net:
         with pytest.raises(RunError, match="crashed"):
             net.run({"x": np.ones((2, 3), np.float32)}, ["y", "z"])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,15 @@ def test_outputs_by_name_from_memory_and_from_a_file(tmp_path: Path) -> None:
         assert list(outputs) == ["z", "y"]
         np.testing.assert_array_equal(outputs["y"], A - B)
         np.testing.assert_array_equal(outputs["z"], (A - B) * [1, 2])
+
+
+def test_threads_take_turns() -> None:
+    def run(number: int) -> bool:
+        models = [OrtRunner(MODEL.SerializeToString()) for _ in range(3)]
+        return all((each.run({"a": A * number, "b": B})["y"] == A * number - B).all() for each in models * 5)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(run, range(8)))
 
 
 def test_a_model_that_it_refuses(tmp_path: Path) -> None:
@@ -77,18 +87,21 @@ def test_weights_stay_in_the_file_of_a_model_that_is_changed(is_link: bool, tmp_
 PROCESSORS = ["this machine", *(["Haswell"] if shutil.which("qemu-x86_64-static") else [])]
 
 
-@pytest.fixture(params=PROCESSORS)
-def processor(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture(scope="module", params=PROCESSORS)
+def processor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Run ONNX Runtime on this machine's CPU, and on an emulated one that has no VNNI."""
-    if request.param == "Haswell":
-        python = tmp_path / "python"
-        python.write_text(f'#!/bin/sh\nexec qemu-x86_64-static -cpu Haswell {sys.executable} "$@" 2>/dev/null\n')
-        python.chmod(0o755)
-        SHARED.close()
-        monkeypatch.setattr(sys, "executable", str(python))
+    if request.param != "Haswell":
+        yield
+        return
+    python = tmp_path_factory.mktemp("emulated") / "python"
+    python.write_text(f'#!/bin/sh\nexec qemu-x86_64-static -cpu Haswell {sys.executable} "$@" 2>/dev/null\n')
+    python.chmod(0o755)
+    SHARED.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(python))
+        SHARED.start()
     yield
-    if request.param == "Haswell":
-        SHARED.close()
+    SHARED.close()
 
 
 _QUANTISED = "q = QuantizeLinear(x, s, zu) d = DequantizeLinear(q, s, zu)"

@@ -25,15 +25,8 @@ from onnx2ncnn_opt.runtime._worker import GREETING
 from onnx2ncnn_opt.runtime.base import Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import LOCAL, MODES, Target, find_target
-from testing.handmade import raw, write_net
+from testing.handmade import CRASH, ENDLESS, RELU, raw, write_net
 
-RELU = ("Input in 0 1 x", "ReLU relu 1 1 x y")
-CRASH = ("Input in 0 1 x", "ReLU one 1 1 x y", "ReLU two 1 1 x z")
-ENDLESS = (
-    "Input in 0 1 x",
-    "Padding a 1 1 x y 0=20000 1=20000 2=20000 3=20000",
-    "Softmax b 1 1 y z 0=1 1=1",
-)
 X = np.array([[-1, 2, -3], [4, -5, 6]], np.float32)
 
 
@@ -97,10 +90,10 @@ def test_a_crash_there_is_told_from_a_lost_connection(tmp_path: Path, board: Ncn
 
 
 def test_a_net_that_does_not_end_there_is_stopped_and_cleaned_up(tmp_path: Path, board: NcnnWorker) -> None:
-    runner = NcnnRunner(*write_net(tmp_path, *ENDLESS), timeout=3, worker=board)
+    runner = NcnnRunner(*write_net(tmp_path, *ENDLESS), timeout=1, worker=board)
     results = runner.extract({"x": X}, ["z"])
     assert isinstance(results["z"], Failure)
-    assert "did not finish within 3 s" in results["z"].reason
+    assert "did not finish within 1 s" in results["z"].reason
     assert is_empty(tmp_path / "tmp")
 
 
@@ -113,7 +106,7 @@ def test_nothing_goes_on_there_when_the_caller_has_gone(tmp_path: Path) -> None:
         "from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker\n"
         "from onnx2ncnn_opt.runtime.targets import find_target\n"
         "worker = NcnnWorker(find_target(sys.argv[1])); worker.start()\n"
-        "threading.Timer(1, os._exit, [9]).start()\n"  # as if it was killed
+        "threading.Timer(0.5, os._exit, [9]).start()\n"  # as if it was killed
         "NcnnRunner(Path(sys.argv[2]), Path(sys.argv[3]), worker=worker).extract({'x': np.ones((2, 3))}, ['z'])\n"
     )
     assert subprocess.run([sys.executable, "-c", code, command, *map(str, paths)]).returncode == 9
@@ -138,6 +131,7 @@ def test_a_command_that_starts_no_worker(
     tmp_path: Path, lines: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setattr(child, "_PATIENCE", 0.2)
     runner = NcnnRunner(*write_net(tmp_path, *RELU), worker=NcnnWorker(find_target(script(tmp_path, *lines))))
     with pytest.raises(UsageError, match=message):
         runner.run({"x": X})

@@ -218,7 +218,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_it_is_found_and_located(tmp_path: Path, case: Case) -> None:
     model = write_model(tmp_path, case.graph)
-    found = bisect(model, *write_net(tmp_path, *case.lines, weights=case.weights), write=tmp_path / "pair")
+    found = bisect(model, *write_net(tmp_path, *case.lines, weights=case.weights))
     assert {output.status for output in found.report.outputs} - {"ok"} == {case.status}
     assert found.located is not None
     assert [ref.name for ref in found.located.suspects] == list(case.layers)
