@@ -132,9 +132,9 @@ def multi_head_attention(
         raise im.refuse(reason, "export it with pasts that grow, without a buffer")
     parts = _unpacked(im, query, key, value)
     if b is not None:
-        cuts = np.cumsum([part.shape[-1] for part in parts[:2] if part.rank == 3])
         if any(part.rank != 3 for part in parts):
             raise im.refuse("a bias on keys that are split into heads already", "add it before they are split")
+        cuts = np.cumsum([part.shape[-1] for part in parts[:2]])
         parts = [binary(im, BinaryOp.ADD, p, Constant(c)) for p, c in zip(parts, np.split(b, cuts), strict=True)]
     heads, before = with_past(im, [split_heads(im, part, num_heads) for part in parts], past_key, past_value)
     mask = added(im, bias(im, attention_bias), _backwards(im, unidirectional, heads, before))
@@ -265,10 +265,8 @@ def group_query_attention(
     heads, past = with_past(im, heads, past_key, past_value)
     # The window counts the query's own key.
     mask = Sight(causal=True, left=local_window_size - 1 if local_window_size > 0 else -1).bias(im, heads, past)
-    if softcap:
-        y, _ = capped(im, heads, mask, scale or None, softcap, 0)
-    else:
-        y = attend(im, heads, mask, scale or None)
+    options = heads, mask, scale or None
+    y = capped(im, *options, softcap, 0)[0] if softcap else attend(im, *options)
     return merge_heads(im, y), heads[1], heads[2]
 
 
@@ -294,11 +292,10 @@ def microsoft_rotary_embedding(
         if not isinstance(position_ids, Constant) or not isinstance(length, int):
             raise im.refuse("a first position that is computed at run time", "give it the positions of all elements")
         position_ids = Constant(position_ids.array.reshape(1, 1) + np.arange(length))
-    count = num_heads
-    if x.rank == 3 and not count:
+    if x.rank == 3 and not num_heads:
         half, width = cos.shape[-1], x.shape[-1]
         if not isinstance(half, int) or not isinstance(width, int):
             reason = "num_heads is missing, and does not follow from the shapes"
             raise im.refuse(reason, "set num_heads, or bind sizes with --shape")
-        count = width // (2 * half)
-    return rotate(im, x, (cos, sin), position_ids, interleaved, count, rotary_embedding_dim)
+        num_heads = width // (2 * half)
+    return rotate(im, x, (cos, sin), position_ids, interleaved, num_heads, rotary_embedding_dim)
