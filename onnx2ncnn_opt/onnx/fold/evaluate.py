@@ -61,7 +61,7 @@ def evaluate_node(
             import onnx.reference.ops
 
             implementation = onnx.reference.ops.load_op("", node.op_type, opset)
-            parameters = {"log": _ignore, "opsets": {"": opset}, "new_ops": None, "verbose": 0}
+            parameters = {"log": lambda *_: None, "opsets": {"": opset}, "new_ops": None, "verbose": 0}
             results = implementation(proto, parameters).run(*_scalars(node, inputs))
     except _FAILURES as error:
         reason = " ".join(str(error).split())[:200]
@@ -73,13 +73,13 @@ def evaluate_node(
 
 def _with_numpy(operator: str, inputs: Inputs, attributes: Mapping[str, Any]) -> Any | None:
     """Return the result of an operator of `_NUMPY`; None for other operators, or if its inputs are unusual."""
-    function = _NUMPY.get(operator)
     given = [array for array in inputs if array is not None]
-    if function is None or len(given) < len(inputs) or not all(array.dtype in _USUAL for array in given):
+    types = {array.dtype for array in given}
+    if operator not in _NUMPY or len(given) < len(inputs) or not types <= {*_USUAL}:
         return None
-    if operator in _OF_ONE_TYPE and len({array.dtype for array in given}) > 1:
+    if operator in _OF_ONE_TYPE and len(types) > 1:
         return None
-    return function(given, attributes)
+    return _NUMPY[operator](given, attributes)
 
 
 def _axes(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[int, ...]:
@@ -155,10 +155,6 @@ _FAILURES = (
     AssertionError,  # checks within the operators
     MemoryError,  # numpy refuses sizes beyond the address space
 )
-
-
-def _ignore(*_: object) -> None:
-    """Take the operators' log."""
 
 
 # Elements for which numpy does what ONNX says.

@@ -13,7 +13,7 @@ _FAMILIES = (
     *("activation", "shape", "convolution", "elementwise", "matrix", "reduction", "pooling", "normalization"),
     *("gather", "pad_slice", "division", "resize", "power", "logic", "recurrent"),
     *("sampling", "scatter", "arg", "attention", "bitwise", "control", "linear_attention"),
-    *("lists", "quantization", "spectral", "statistics", "topk", "microsoft"),
+    *("lists", "quantization", "spectral", "topk", "fused"),
 )
 
 

@@ -132,7 +132,8 @@ def selu(
     im: ImportContext, x: Tensor, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
 ) -> Tensor:
     """SELU."""
-    return im.unary(x, "SELU", **{"alpha": alpha, "lambda": gamma})
+    params: dict[str, Any] = {"alpha": alpha, "lambda": gamma}
+    return im.unary(x, "SELU", **params)
 
 
 @onnx_op("HardSigmoid", axes="each", folds=bounds.first)

@@ -1,10 +1,13 @@
-"""Attention over heads, and rotary embeddings."""
+"""Attention over heads, and rotary embeddings: ONNX's, and those of com.microsoft."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
+from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.items import Mixed, Seen
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
@@ -22,9 +25,16 @@ from onnx2ncnn_opt.onnx.lower.functional.attention import (
     split_heads,
     with_past,
 )
-from onnx2ncnn_opt.onnx.lower.functional.binary import binary
-from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
+from onnx2ncnn_opt.onnx.lower.functional.concat import concat
+from onnx2ncnn_opt.onnx.lower.functional.gather import fixed, gather
+from onnx2ncnn_opt.onnx.lower.functional.logic import greater
+from onnx2ncnn_opt.onnx.lower.functional.matmul import linear
+from onnx2ncnn_opt.onnx.lower.functional.split import split
+from onnx2ncnn_opt.onnx.lower.functional.views import unsqueeze
+from onnx2ncnn_opt.onnx.lower.functional.where import where
+from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Operand, Tensor, Value
 
 
 def _attended(seen: Seen) -> int:
@@ -66,9 +76,10 @@ def attention23(
     if softcap or im.is_used(3):
         y, scores = capped(im, heads, mask, scale, softcap, qk_matmul_output_mode)
         return merge_heads(im, y) if q.rank == 3 else y, heads[1], heads[2], scores
-    hides_all = mask is not None and not (isinstance(mask, Constant) and (mask.array.max(-1) > -np.inf).all())
-    y = attend(im, heads, finite(im, mask) if mask is not None and hides_all else mask, scale)
-    if mask is not None and hides_all:  # rows that see no key are 0; a Softmax of nothing but -inf is NaN on ARM
+    if mask is None or (isinstance(mask, Constant) and (mask.array.max(-1) > -np.inf).all()):
+        y = attend(im, heads, mask, scale)
+    else:  # rows that see no key are 0; a Softmax of nothing but -inf is NaN on ARM
+        y = attend(im, heads, finite(im, mask), scale)
         y = im.tensor(binary(im, BinaryOp.MUL, y, any_key(im, mask)))
     return merge_heads(im, y) if q.rank == 3 else y, heads[1], heads[2]
 
@@ -94,3 +105,198 @@ def rotary_embedding(
 ) -> Value:
     """RotaryEmbed."""
     return rotate(im, x, (cos, sin), position_ids, interleaved, num_heads or 0, rotary_embedding_dim)
+
+
+@onnx_op("MultiHeadAttention", domain=MICROSOFT, integers=True)
+def multi_head_attention(
+    im: ImportContext,
+    query: Tensor,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    b: Array | None = None,
+    key_padding_mask: Value | None = None,
+    attention_bias: Value | None = None,
+    past_key: Tensor | None = None,
+    past_value: Tensor | None = None,
+    past_sequence_length: Value | None = None,
+    cache_indirection: Value | None = None,
+    *,
+    mask_filter_value: float = -10000.0,
+    num_heads: int,
+    scale: float = 0.0,
+    unidirectional: int = 0,
+) -> tuple[Value, ...]:
+    """SDPA of projected queries, keys and values."""
+    if past_sequence_length is not None or cache_indirection is not None:
+        reason = "past_sequence_length and cache_indirection (a buffer for pasts) are not supported"
+        raise im.refuse(reason, "export it with pasts that grow, without a buffer")
+    parts = _unpacked(im, query, key, value)
+    if b is not None:
+        if any(part.rank != 3 for part in parts):
+            raise im.refuse("a bias on keys that are split into heads already", "add it before they are split")
+        of_query, of_key = fixed(im, (parts[0].shape[2], parts[1].shape[2]))
+        biases = np.split(b, [of_query, of_query + of_key])
+        parts = [binary(im, BinaryOp.ADD, part, Constant(array)) for part, array in zip(parts, biases, strict=True)]
+    heads, before = with_past(im, [split_heads(im, part, num_heads) for part in parts], past_key, past_value)
+    mask = added(im, bias(im, attention_bias), _backwards(im, unidirectional, heads, before))
+    mask = added(im, mask, _padding(im, key_padding_mask, heads[1], mask_filter_value))
+    return merge_heads(im, attend(im, heads, mask, scale or None)), heads[1], heads[2]
+
+
+def _unpacked(im: ImportContext, query: Tensor, key: Tensor | None, value: Tensor | None) -> list[Value]:
+    """Return queries, keys, values; those packed in one operand [batch, length, heads, 2 or 3, size] become heads."""
+    if key is not None and value is not None:
+        return [query, key, value]
+    packed, count = (query, 3) if key is None else (key, 2)
+    if value is not None or packed.rank != 5 or packed.shape[3] != count:
+        raise im.invalid(f"{count} operands packed in one of shape {list(packed.shape)}")
+    parts = [gather(im, packed, Constant(np.array(i)), axis=3) for i in range(count)]
+    heads = [part.transpose((0, 2, 1, 3)) for part in parts]
+    return heads if key is None else [query, *heads]
+
+
+@onnx_op("Attention", domain=MICROSOFT, integers=True)
+def microsoft_attention(
+    im: ImportContext,
+    x: Tensor,
+    weights: Array,
+    b: Array | None = None,
+    mask_index: Value | None = None,
+    past: Tensor | None = None,
+    attention_bias: Value | None = None,
+    past_sequence_length: Value | None = None,
+    *,
+    do_rotary: int = 0,
+    mask_filter_value: float = -10000.0,
+    num_heads: int,
+    past_present_share_buffer: int = 0,
+    qkv_hidden_sizes: Ints = (),
+    rotary_embedding_dim: int = 0,
+    scale: float = 0.0,
+    unidirectional: int = 0,
+) -> tuple[Value | None, ...]:
+    """One projection to queries, keys and values, and SDPA."""
+    if past_sequence_length is not None or past_present_share_buffer or do_rotary:
+        reason = "past_sequence_length, past_present_share_buffer and rotary embeddings are not supported"
+        raise im.refuse(reason, "export it without them")
+    total = weights.shape[-1]
+    sizes = qkv_hidden_sizes or (total // 3,) * 3
+    projected = linear(im, x, im.f32(weights).T, None if b is None else im.f32(b))
+    parts = split(im, projected, 2, sizes)
+    keys = values = None
+    if past is not None:
+        keys, values = (im.tensor(gather(im, past, Constant(np.array(i)), axis=0)) for i in (0, 1))
+    heads, before = with_past(im, [split_heads(im, part, num_heads) for part in parts], keys, values)
+    mask = added(im, bias(im, attention_bias), _backwards(im, unidirectional, heads, before))
+    mask = added(im, mask, _padding(im, mask_index, heads[1], mask_filter_value))
+    present = concat(im, *(unsqueeze(im, part, (0,)) for part in heads[1:]), axis=0) if im.is_used(1) else None
+    return merge_heads(im, attend(im, heads, mask, scale or None)), present
+
+
+def _padding(im: ImportContext, mask: Value | None, keys: Tensor, hidden: float) -> Value | None:
+    """Return the summand of the scores of keys that a mask of 0 and 1 hides, or that are beyond each item's length."""
+    if mask is None:
+        return None
+    items, length = keys.shape[0], keys.shape[2]
+    if mask.shape == (items,) and isinstance(length, int):
+        mask, above = im.reshape(mask, (items, 1, 1, 1)), np.arange(length, dtype=np.float32)
+    elif mask.rank in (2, 3) and mask.shape[0] == items and mask.shape[-1] == length:
+        mask, above = im.reshape(mask, (items, 1, *(mask.shape[1:-1] or (1,)), length)), np.zeros((), np.float32)
+    else:
+        raise im.refuse(f"a mask of shape {list(mask.shape)}", "give it a 0 or a 1 for each key")
+    if isinstance(mask, Constant):
+        return Constant(np.where(mask.array > above, 0, hidden).astype(np.float32))
+    return where(im, greater(im, mask, Constant(above)), number(0), number(hidden))
+
+
+def _backwards(im: ImportContext, unidirectional: int, heads: Sequence[Tensor], past: int) -> Value | None:
+    """Return the mask that hides later keys from a query."""
+    if unidirectional and heads[0].shape[2] + past != heads[1].shape[2]:
+        reason = "it looks backwards at keys that are not those of its queries: ONNX Runtime hides none of the last"
+        raise im.refuse(reason, "let the queries be the last of the keys")
+    return Sight(causal=bool(unidirectional)).bias(im, heads, past)
+
+
+@onnx_op("GroupQueryAttention", domain=MICROSOFT, integers=True)
+def group_query_attention(
+    im: ImportContext,
+    query: Tensor,
+    key: Value | None,
+    value: Value | None,
+    past_key: Tensor | None,
+    past_value: Tensor | None,
+    seqlens_k: Operand,
+    total_sequence_length: Operand,
+    cos_cache: Value | None = None,
+    sin_cache: Value | None = None,
+    *,
+    do_rotary: int = 0,
+    kv_num_heads: int,
+    local_window_size: int = -1,
+    num_heads: int,
+    rotary_interleaved: int = 0,
+    scale: float = 0.0,
+    softcap: float = 0.0,
+) -> tuple[Value, ...]:
+    """SDPA, or step by step where scores are capped, of as many keys for each item, the queries' own last."""
+    if key is None or value is None:
+        width = query.shape[-1]
+        size = width // (num_heads + 2 * kv_num_heads) if isinstance(width, int) else 0
+        query, key, value = (im.tensor(x) for x in split(im, query, 2, (num_heads * size, *(kv_num_heads * size,) * 2)))
+    if local_window_size == 0:
+        raise im.refuse("a window of no keys", "use a window of one key at least")
+    length, before = query.shape[1], 0 if past_key is None else past_key.shape[2]
+    if not isinstance(length, int) or not isinstance(before, int):
+        raise im.refuse("a dynamic length", "bind it with --shape")
+    total = before + length
+    for lengths, most in ((seqlens_k, total - 1), (total_sequence_length, total)):
+        if isinstance(lengths, Tensor):
+            reason = "the number of keys of each item is known only at run time"
+            raise im.refuse(reason, f"make the mask that they are counted in a constant: ones for all {total} keys")
+        if ((lengths.array if isinstance(lengths, Constant) else lengths.cells) != most).any():
+            reason = f"items of other lengths than {total}, as many as there are keys"
+            raise im.refuse(reason, "pad the items to one length")
+    heads = [split_heads(im, x, n) for x, n in ((query, num_heads), (key, kv_num_heads), (value, kv_num_heads))]
+    if do_rotary:
+        if cos_cache is None or sin_cache is None:
+            raise im.refuse("rotary embeddings without their tables", "give it cos_cache and sin_cache")
+        positions = Constant(np.arange(before, total)[None])
+        for i in (0, 1):
+            heads[i] = im.tensor(rotate(im, heads[i], (cos_cache, sin_cache), positions, rotary_interleaved, 0, 0))
+    heads, past = with_past(im, heads, past_key, past_value)
+    # The window counts the query's own key.
+    mask = Sight(causal=True, left=local_window_size - 1 if local_window_size > 0 else -1).bias(im, heads, past)
+    options = heads, mask, scale or None
+    y = capped(im, *options, softcap, 0)[0] if softcap else attend(im, *options)
+    return merge_heads(im, y), heads[1], heads[2]
+
+
+@onnx_op("RotaryEmbedding", domain=MICROSOFT, integers=True)
+def microsoft_rotary_embedding(
+    im: ImportContext,
+    x: Tensor,
+    position_ids: Value,
+    cos: Value,
+    sin: Value,
+    *,
+    interleaved: int = 0,
+    is_packed_batching: int = 0,
+    num_heads: int = 0,
+    rotary_embedding_dim: int = 0,
+    scale: float = 1.0,
+) -> Value:
+    """RotaryEmbed."""
+    if is_packed_batching or scale != 1:
+        raise im.refuse("is_packed_batching is 1, or scale is not 1", "export it without packing, and with scale 1")
+    if position_ids.rank == 1:  # where the first position is
+        length = x.shape[1 if x.rank == 3 else 2]
+        if not isinstance(position_ids, Constant) or not isinstance(length, int):
+            raise im.refuse("a first position that is computed at run time", "give it the positions of all elements")
+        position_ids = Constant(position_ids.array.reshape(1, 1) + np.arange(length))
+    if x.rank == 3 and not num_heads:
+        half, width = cos.shape[-1], x.shape[-1]
+        if not isinstance(half, int) or not isinstance(width, int):
+            reason = "num_heads is missing, and does not follow from the shapes"
+            raise im.refuse(reason, "set num_heads, or bind sizes with --shape")
+        num_heads = width // (2 * half)
+    return rotate(im, x, (cos, sin), position_ids, interleaved, num_heads, rotary_embedding_dim)

@@ -6,6 +6,7 @@ The floors of numbers below 0 have the bits of their two's complement.
 from __future__ import annotations
 
 from functools import reduce
+from itertools import zip_longest
 
 import numpy as np
 
@@ -108,20 +109,13 @@ def _bits(im: ImportContext, x: Value, width: int, *, signed: bool) -> list[Valu
 def _masked(im: ImportContext, x: Value, mask: int) -> Value:
     """x & mask: of each run of ones in the mask what is left of x without the bits below and above."""
     total: Value | None = None
-    bit = 0
-    while mask >> bit:
-        if not mask >> bit & 1:
-            bit += 1
-            continue
-        part = _cleared(im, x, bit)
-        while mask >> bit & 1 and mask >> bit != -1:
-            bit += 1
-        endless = mask >> bit == -1  # the mask is below 0
-        if not endless:
-            part = binary(im, BinaryOp.SUB, part, _cleared(im, x, bit))
+    changes = mask ^ (mask << 1)  # where runs begin and end; the last one of a mask below 0 does not end
+    edges = [bit for bit in range(changes.bit_length()) if changes >> bit & 1]
+    for begin, end in zip_longest(edges[::2], edges[1::2]):
+        part = _cleared(im, x, begin)
+        if end is not None:
+            part = binary(im, BinaryOp.SUB, part, _cleared(im, x, end))
         total = part if total is None else binary(im, BinaryOp.ADD, total, part)
-        if endless:
-            break
     return binary(im, BinaryOp.MUL, x, number(0)) if total is None else total
 
 

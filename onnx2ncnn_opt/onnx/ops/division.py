@@ -12,14 +12,7 @@ from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
 from onnx2ncnn_opt.onnx.lower.functional.cast import turned_over
-from onnx2ncnn_opt.onnx.lower.functional.division import (
-    by_whole,
-    divided,
-    mod,
-    quotient,
-    reciprocal,
-    truncated,
-)
+from onnx2ncnn_opt.onnx.lower.functional.division import by_whole, divided, mod, quotient, reciprocal, truncated
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Operand, SymbolicTensor, Tensor, Value, is_float
 
@@ -52,7 +45,7 @@ def div(im: ImportContext, a: Operand, b: Operand) -> Value:
 
 
 def _is_whole(b: Constant) -> bool:
-    return bool(b.scalar is not None and b.scalar == np.rint(b.scalar) and 0 < abs(b.scalar) < _LARGEST_WHOLE)
+    return b.scalar is not None and b.scalar.is_integer() and 0 < abs(b.scalar) < _LARGEST_WHOLE
 
 
 def _is_rounding_scale(im: ImportContext) -> bool:

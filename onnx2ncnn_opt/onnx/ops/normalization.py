@@ -11,10 +11,11 @@ from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.items import Mixed, Seen
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number, spread
+from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MIN
 from onnx2ncnn_opt.onnx.lower.functional.norm import deviation, layer_norm, rms_norm
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 
 _RANKS = "reshape it in the model: ncnn takes images and, for some layers, rows and volumes"
 
@@ -155,3 +156,24 @@ def lrn(
         raise im.refuse(reason, "reshape it in the model: ncnn takes images and, for some layers, rows and volumes")
     blob = im.layer("LRN", im.channels(x), local_size=size, alpha=alpha, beta=beta, bias=bias)
     return im.wrap(blob, x.shape, [[axis] for axis in range(1, x.rank)], [0])
+
+
+_MVN_EPSILON = 1e-9
+
+
+@onnx_op("MeanVarianceNormalization", since=9, axes="same", items=items.along((0, 2, 3), "axes"), errors="input")
+def mean_variance_norm(im: ImportContext, x: Tensor, *, axes: Ints = (0, 2, 3)) -> Value:
+    """Compute means, differences, and a square root, as ONNX defines it."""
+    apart = binary(im, BinaryOp.SUB, x, reduce(im, x, "ReduceMean", axes, 1))
+    variance = reduce(im, im.apply(apart, UnaryOp.SQUARE), "ReduceMean", axes, 1)
+    deviation = binary(im, BinaryOp.ADD, im.apply(variance, UnaryOp.SQRT), number(_MVN_EPSILON))
+    return binary(im, BinaryOp.DIV, apart, deviation)
+
+
+@onnx_op("LpNormalization", axes="same", items=items.along(-1))
+def lp_norm(im: ImportContext, x: Tensor, *, axis: int = -1, p: int = 2) -> Value:
+    """Divide by a Reduction; zeros stay zeros."""
+    if p not in (1, 2):
+        raise im.refuse(f"p is {p}: only 1 and 2 are norms in ONNX", "export it with p = 1 or 2")
+    norm = reduce(im, x, f"ReduceL{p}", (im.axis(axis, x.rank),), 1)
+    return binary(im, BinaryOp.DIV, x, binary(im, BinaryOp.MAX, norm, number(FLT_MIN)))

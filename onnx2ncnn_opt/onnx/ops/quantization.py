@@ -1,6 +1,8 @@
-"""Operators of quantised tensors."""
+"""Operators of quantised tensors: ONNX's, and those of com.microsoft that ONNX Runtime's quantiser writes."""
 
 from __future__ import annotations
+
+from typing import TypeAlias
 
 import numpy as np
 
@@ -9,8 +11,11 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.binary import binary
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
+from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.conv import conv
+from onnx2ncnn_opt.onnx.lower.functional.matmul import linear, matmul
+from onnx2ncnn_opt.onnx.lower.functional.pool import average_pool, global_average_pool
 from onnx2ncnn_opt.onnx.lower.functional.quantize import (
     beside,
     centred,
@@ -23,26 +28,27 @@ from onnx2ncnn_opt.onnx.lower.functional.quantize import (
     sums_of,
     type_of,
 )
-from onnx2ncnn_opt.onnx.lower.functional.window import ConvAttributes
+from onnx2ncnn_opt.onnx.lower.functional.softmax import flat_softmax, softmax
+from onnx2ncnn_opt.onnx.lower.functional.views import transposed
+from onnx2ncnn_opt.onnx.lower.functional.window import ConvAttributes, PoolAttributes
 from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float
 
+Zero: TypeAlias = Value | None
+"""A zero point; 0 where it is left out."""
+
 onnx_op("QuantizeLinear", since=10, integers=True, divisor=1, quantises=True, axes="each", folds=bounds.first)(
-    onnx_op("QuantizeLinear", domain=MICROSOFT, integers=True, divisor=1, quantises=True, axes="each")(quantize_linear)
+    quantize_linear
 )
-
-
-onnx_op("DequantizeLinear", since=10, integers=True, axes="each", folds=bounds.first)(
-    onnx_op("DequantizeLinear", domain=MICROSOFT, integers=True, axes="each")(dequantize_linear)
-)
-
-
+onnx_op("QuantizeLinear", domain=MICROSOFT, integers=True, divisor=1, quantises=True, axes="each")(quantize_linear)
+onnx_op("DequantizeLinear", since=10, integers=True, axes="each", folds=bounds.first)(dequantize_linear)
+onnx_op("DequantizeLinear", domain=MICROSOFT, integers=True, axes="each")(dequantize_linear)
 onnx_op("DynamicQuantizeLinear", since=11, quantises=True)(dynamic_quantize_linear)
 
 
 @onnx_op("MatMulInteger", since=10, integers=True, items=items.product_of(0, 1))
 def matmul_integer(
-    im: ImportContext, a: Value, b: Value, a_zero_point: Value | None = None, b_zero_point: Value | None = None
+    im: ImportContext, a: Value, b: Value, a_zero_point: Zero = None, b_zero_point: Zero = None
 ) -> Value:
     """MatMul of whole numbers; sums beyond 2**24 are rounded."""
     return _whole(sums_of(im, a, a_zero_point, b, b_zero_point))
@@ -53,8 +59,8 @@ def conv_integer(
     im: ImportContext,
     x: Value,
     w: Value,
-    x_zero_point: Value | None = None,
-    w_zero_point: Value | None = None,
+    x_zero_point: Zero = None,
+    w_zero_point: Zero = None,
     *,
     given: ConvAttributes,
 ) -> Value:
@@ -78,13 +84,8 @@ def qlinear_conv(
     given: ConvAttributes,
 ) -> Value:
     """Convolution of whole numbers, and as QuantizeLinear of the sums."""
-    sums = conv(
-        im,
-        im.tensor(centred(im, x, x_zero_point)),
-        _kernel(im, w, w_zero_point),
-        None if b is None else Constant(b.astype(np.float32)),
-        given=given,
-    )
+    bias = None if b is None else Constant(b.astype(np.float32))
+    sums = conv(im, im.tensor(centred(im, x, x_zero_point)), _kernel(im, w, w_zero_point), bias, given=given)
     factor = scaling(im, BinaryOp.DIV, scaling(im, BinaryOp.MUL, x_scale, beside(im, sums, w_scale, 1)), y_scale)
     return quantized(im, binary(im, BinaryOp.MUL, sums, factor), y_zero_point, type_of(y_zero_point))
 
@@ -103,14 +104,13 @@ def qlinear_matmul(
 ) -> Value:
     """MatMul of whole numbers, and as QuantizeLinear of the sums."""
     sums = sums_of(im, a, a_zero_point, b, b_zero_point)
-    factor = scaling(
-        im, BinaryOp.DIV, scaling(im, BinaryOp.MUL, per_row(im, a, a_scale), b_scale), per_row(im, a, y_scale)
-    )
+    scale = scaling(im, BinaryOp.MUL, per_row(im, a, a_scale), b_scale)
+    factor = scaling(im, BinaryOp.DIV, scale, per_row(im, a, y_scale))
     zero = per_row(im, a, y_zero_point)
     return quantized(im, binary(im, BinaryOp.MUL, sums, factor), zero, type_of(y_zero_point))
 
 
-def _kernel(im: ImportContext, w: Value, zero_point: Value | None) -> Value:
+def _kernel(im: ImportContext, w: Value, zero_point: Zero) -> Value:
     """Return the weight of a convolution minus its zero point, which there may be for each kernel."""
     return centred(im, w, None if zero_point is None else beside(im, w, zero_point, 0))
 
@@ -118,3 +118,228 @@ def _kernel(im: ImportContext, w: Value, zero_point: Value | None) -> Value:
 def _whole(x: Value) -> Value:
     """Return a result of whole numbers, as integers."""
     return Tensor(x.blob, x.view, held_as_float(np.dtype(np.int32))) if isinstance(x, Tensor) else x
+
+
+@onnx_op("QLinearAdd", domain=MICROSOFT, integers=True, quantises=True)
+def qlinear_add(
+    im: ImportContext,
+    a: Value,
+    a_scale: Value,
+    a_zero_point: Zero,
+    b: Value,
+    b_scale: Value,
+    b_zero_point: Zero,
+    c_scale: Value,
+    c_zero_point: Zero = None,
+) -> Value:
+    """BinaryOp add between DequantizeLinear and QuantizeLinear."""
+    left, right = dequantize_linear(im, a, a_scale, a_zero_point), dequantize_linear(im, b, b_scale, b_zero_point)
+    return quantize_linear(im, binary(im, BinaryOp.ADD, left, right), c_scale, c_zero_point)
+
+
+@onnx_op("QLinearMul", domain=MICROSOFT, integers=True, quantises=True)
+def qlinear_mul(
+    im: ImportContext,
+    a: Value,
+    a_scale: Value,
+    a_zero_point: Zero,
+    b: Value,
+    b_scale: Value,
+    b_zero_point: Zero,
+    c_scale: Value,
+    c_zero_point: Zero = None,
+) -> Value:
+    """BinaryOp mul of whole numbers, and as QuantizeLinear."""
+    products = binary(im, BinaryOp.MUL, centred(im, a, a_zero_point), centred(im, b, b_zero_point))
+    factor = scaling(im, BinaryOp.DIV, scaling(im, BinaryOp.MUL, a_scale, b_scale), c_scale)
+    return quantized(im, binary(im, BinaryOp.MUL, products, factor), c_zero_point, type_of(c_zero_point))
+
+
+def _floats(im: ImportContext, x: Value, scale: Value, zero_point: Zero) -> Tensor:
+    return im.tensor(dequantize_linear(im, x, scale, zero_point))
+
+
+@onnx_op("QLinearSigmoid", domain=MICROSOFT, integers=True, quantises=True, axes="each")
+def qlinear_sigmoid(
+    im: ImportContext, x: Value, x_scale: Value, x_zero_point: Zero, y_scale: Value, y_zero_point: Zero = None
+) -> Value:
+    """Sigmoid between DequantizeLinear and QuantizeLinear."""
+    y = im.unary(_floats(im, x, x_scale, x_zero_point), "Sigmoid")
+    return quantize_linear(im, y, y_scale, y_zero_point)
+
+
+@onnx_op("QLinearLeakyRelu", domain=MICROSOFT, integers=True, quantises=True, axes="each")
+def qlinear_leaky_relu(
+    im: ImportContext,
+    x: Value,
+    x_scale: Value,
+    x_zero_point: Zero,
+    y_scale: Value,
+    y_zero_point: Zero = None,
+    *,
+    alpha: float = 0.01,
+) -> Value:
+    """ReLU with slope between DequantizeLinear and QuantizeLinear."""
+    y = im.unary(_floats(im, x, x_scale, x_zero_point), "ReLU", slope=alpha)
+    return quantize_linear(im, y, y_scale, y_zero_point)
+
+
+@onnx_op("QLinearSoftmax", domain=MICROSOFT, integers=True, quantises=True, axes="same")
+def qlinear_softmax(
+    im: ImportContext,
+    x: Value,
+    x_scale: Value,
+    x_zero_point: Zero,
+    y_scale: Value,
+    y_zero_point: Value,
+    *,
+    axis: int = -1,
+    opset: int,
+) -> Value:
+    """Softmax between DequantizeLinear and QuantizeLinear."""
+    function = softmax if opset >= 13 else flat_softmax
+    y = function(im, _floats(im, x, x_scale, x_zero_point), axis)
+    return quantize_linear(im, y, y_scale, y_zero_point)
+
+
+@onnx_op("QLinearGlobalAveragePool", domain=MICROSOFT, batch=0, integers=True, quantises=True)
+def qlinear_global_average_pool(
+    im: ImportContext,
+    x: Value,
+    x_scale: Value,
+    x_zero_point: Value,
+    y_scale: Value,
+    y_zero_point: Value,
+    *,
+    channels_last: int = 0,
+) -> Value:
+    """GlobalAveragePool between DequantizeLinear and QuantizeLinear."""
+    if channels_last:
+        raise im.refuse("channels_last is 1: ncnn has channels first", "quantise the model with channels first")
+    y = global_average_pool(im, _floats(im, x, x_scale, x_zero_point))
+    return quantize_linear(im, y, y_scale, y_zero_point)
+
+
+@onnx_op("QLinearAveragePool", domain=MICROSOFT, batch=0, integers=True, quantises=True)
+def qlinear_average_pool(
+    im: ImportContext,
+    x: Value,
+    x_scale: Value,
+    x_zero_point: Zero,
+    y_scale: Value,
+    y_zero_point: Zero = None,
+    *,
+    given: PoolAttributes,
+    channels_last: int = 0,
+    count_include_pad: int = 0,
+) -> Value:
+    """AveragePool between DequantizeLinear and QuantizeLinear."""
+    if channels_last:
+        raise im.refuse("channels_last is 1: ncnn has channels first", "quantise the model with channels first")
+    x = _floats(im, x, x_scale, x_zero_point)
+    y = average_pool(im, x, given=given, count_include_pad=count_include_pad)
+    return quantize_linear(im, y, y_scale, y_zero_point)
+
+
+@onnx_op("QLinearConcat", domain=MICROSOFT, integers=True, quantises=True)
+def qlinear_concat(im: ImportContext, y_scale: Value, y_zero_point: Value, *xs: Value, axis: int) -> Value:
+    """Concat between DequantizeLinear and QuantizeLinear."""
+    parts = (dequantize_linear(im, *xs[i : i + 3]) for i in range(0, len(xs), 3))
+    return quantize_linear(im, concat(im, *parts, axis=axis), y_scale, y_zero_point)
+
+
+@onnx_op("QGemm", domain=MICROSOFT, integers=True, quantises=True)
+def qgemm(
+    im: ImportContext,
+    a: Value,
+    a_scale: Value,
+    a_zero_point: Value,
+    b: Value,
+    b_scale: Value,
+    b_zero_point: Value,
+    c: Array | None = None,
+    y_scale: Value | None = None,
+    y_zero_point: Zero = None,
+    *,
+    alpha: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Value:
+    """Gemm of whole numbers; as QuantizeLinear of the sums where it has a scale for them."""
+    left = centred(im, transposed(a) if transA else a, a_zero_point)
+    right = centred(im, transposed(b) if transB else b, b_zero_point)
+    sums: Value = matmul(im, left, right)
+    if c is not None:
+        sums = binary(im, BinaryOp.ADD, sums, Constant(c.astype(np.float32)))
+    factor = scaling(im, BinaryOp.MUL, scaling(im, BinaryOp.MUL, number(alpha), a_scale), b_scale)
+    if y_scale is None:
+        return binary(im, BinaryOp.MUL, sums, factor)
+    scaled = binary(im, BinaryOp.MUL, sums, scaling(im, BinaryOp.DIV, factor, y_scale))
+    return quantized(im, scaled, y_zero_point, type_of(y_zero_point))
+
+
+@onnx_op("MatMulIntegerToFloat", domain=MICROSOFT, integers=True)
+def matmul_integer_to_float(
+    im: ImportContext,
+    a: Value,
+    b: Value,
+    a_scale: Value,
+    b_scale: Value,
+    a_zero_point: Zero = None,
+    b_zero_point: Zero = None,
+    bias: Value | None = None,
+) -> Value:
+    """MatMul of whole numbers, times the scales."""
+    sums = sums_of(im, a, a_zero_point, b, b_zero_point)
+    result = binary(im, BinaryOp.MUL, sums, scaling(im, BinaryOp.MUL, per_row(im, a, a_scale), b_scale))
+    return result if bias is None else binary(im, BinaryOp.ADD, result, bias)
+
+
+@onnx_op("DynamicQuantizeMatMul", domain=MICROSOFT, integers=True, quantises=True)
+def dynamic_quantize_matmul(
+    im: ImportContext, a: Tensor, b: Value, b_scale: Value, b_zero_point: Zero = None, bias: Value | None = None
+) -> Value:
+    """DynamicQuantizeLinear and MatMulIntegerToFloat."""
+    quantised, scale, zero = dynamic_quantize_linear(im, a)
+    return matmul_integer_to_float(im, quantised, b, scale, b_scale, zero, b_zero_point, bias)
+
+
+@onnx_op("MatMulNBits", domain=MICROSOFT)
+def matmul_nbits(
+    im: ImportContext,
+    a: Tensor,
+    b: Array,
+    scales: Array,
+    zero_points: Array | None = None,
+    g_idx: Array | None = None,
+    bias: Value | None = None,
+    *,
+    K: int,
+    N: int,
+    accuracy_level: int = 0,
+    bits: int = 4,
+    block_size: int,
+    weight_prepacked: int = 0,
+) -> Value:
+    """InnerProduct or Gemm of the weight as floats."""
+    if g_idx is not None or weight_prepacked or bits not in (2, 4, 8):
+        raise im.refuse(f"{bits} bits: only 2, 4 and 8, without g_idx and weight_prepacked", "quantise it without them")
+    blocks = -(-K // block_size)
+    if b.size * 8 != N * blocks * block_size * bits or scales.size != N * blocks:
+        raise im.invalid(f"a weight of shape {list(b.shape)} and scales of shape {list(scales.shape)}")
+    zeros: Array = np.full((N, blocks), 2 ** (bits - 1), np.float32)
+    if zero_points is not None and zero_points.dtype == np.uint8:
+        zeros = _unpacked(zero_points.reshape(N, -1), bits)[:, :blocks]
+    elif zero_points is not None:
+        zeros = im.f32(zero_points).reshape(N, blocks)
+    centres = _unpacked(b.reshape(N, blocks, -1), bits) - zeros[..., None]
+    weight = (centres * im.f32(scales).reshape(N, blocks, 1)).reshape(N, -1)[:, :K]
+    y = linear(im, a, np.ascontiguousarray(weight))
+    return y if bias is None else binary(im, BinaryOp.ADD, y, bias)
+
+
+def _unpacked(packed: Array, bits: int) -> Array:
+    """Return the numbers packed in each byte along the last axis, the lowest bits first."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    parts = (packed[..., None] >> shifts) & np.uint8(2**bits - 1)
+    return parts.reshape(*packed.shape[:-1], -1).astype(np.float32)

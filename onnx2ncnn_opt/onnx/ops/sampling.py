@@ -210,7 +210,7 @@ def roi_align16(
     coordinate_transformation_mode: str = "half_pixel",
 ) -> Tensor:
     """One ROIAlign for each region, and Concat; maxima in constant regions are those of constant pixels."""
-    mode, spatial_scale = given.mode, given.spatial_scale
+    mode = given.mode
     if mode not in ("avg", "max"):
         raise im.invalid(f"mode {mode} is not known")
     if mode == "max" and not isinstance(rois, Constant):
@@ -227,9 +227,8 @@ def roi_align16(
         raise im.invalid(f"regions in images {which.tolist()} for {count} regions of {x.shape[0]} images")
     is_centred = coordinate_transformation_mode == "half_pixel"
     if mode == "max" and isinstance(rois, Constant):
-        ends = rois.array.astype(np.float32) * np.float32(spatial_scale) - np.float32(0.5 if is_centred else 0)
-        size = given.output_height, given.output_width
-        return _largest(im, x, which, ends, size, given.sampling_ratio, is_centred=is_centred)
+        ends = rois.array.astype(np.float32) * np.float32(given.spatial_scale) - np.float32(0.5 if is_centred else 0)
+        return _largest(im, x, which, ends, given, is_centred=is_centred)
     image = {i: im.channels(x if x.shape[0] == 1 else crop(im, x, 0, i, i + 1)) for i in sorted(set(which.tolist()))}
     regions = im.mat(rois, [[0], [1]])
     rows = [regions] if count == 1 else im.layers("Slice", regions, outputs=count, slices=(1,) * count, axis=0)
@@ -240,7 +239,7 @@ def roi_align16(
             row,
             pooled_width=given.output_width,
             pooled_height=given.output_height,
-            spatial_scale=spatial_scale,
+            spatial_scale=given.spatial_scale,
             sampling_ratio=given.sampling_ratio,
             aligned=int(is_centred),
             version=1,
@@ -254,12 +253,13 @@ def roi_align16(
 
 
 def _largest(
-    im: ImportContext, x: Tensor, images: Array, ends: Array, size: tuple[int, int], ratio: int, *, is_centred: bool
+    im: ImportContext, x: Tensor, images: Array, ends: Array, given: _RoiAttributes, *, is_centred: bool
 ) -> Tensor:
     """Return the largest in each cell of each region, as ONNX Runtime has it: of weighted pixels, not of samples."""
     if not all(isinstance(n, int) for n in x.shape):
         raise im.refuse("mode max in an image of dynamic size", "bind them with --shape")
     batch, channels, height, width = known(x.shape)
+    size, ratio = (given.output_height, given.output_width), given.sampling_ratio
     positions, weights = [], []
     for image, (left, top, right, bottom) in zip(images.tolist(), ends, strict=True):
         rows, of_rows = _around(top, bottom, height, size[0], ratio, is_centred=is_centred)
@@ -319,30 +319,21 @@ def col2im(
     n = len(image_shape)
     if n > 2:
         raise im.refuse(f"an image of {n} dimensions: ncnn folds two", "fold it in two dimensions")
+    dilation, stride, pad = dilations or (1,) * n, strides or (1,) * n, pads or (0, 0) * n
     if n == 1:
-        row = col2im(
-            im,
-            x,
-            (1, *image_shape),
-            (1, *block_shape),
-            dilations=(1, *(dilations or (1,))),
-            pads=(0, pads[0], 0, pads[1]) if pads else (),
-            strides=(1, *(strides or (1,))),
-        )
+        sizes, pad = ((1, *image_shape), (1, *block_shape)), (0, pad[0], 0, pad[1])
+        row = col2im(im, x, *sizes, dilations=(1, *dilation), pads=pad, strides=(1, *stride))
         return row.viewed(row.view.with_axes([row.view.axes[0], row.view.axes[1], row.view.axes[3]]))
-    dilation, stride, pad = dilations or (1, 1), strides or (1, 1), pads or (0, 0, 0, 0)
     blocks = [
         (size + begin + end - d * (k - 1) - 1) // s + 1
         for size, begin, end, d, k, s in zip(image_shape, pad[:2], pad[2:], dilation, block_shape, stride, strict=True)
     ]
-    channels = x.shape[1]
+    channels, size = x.shape[1], block_shape[0] * block_shape[1]
     if x.rank != 3 or x.shape[2] != blocks[0] * blocks[1] or not isinstance(channels, int):
         raise im.invalid(f"columns of shape {list(x.shape)} for {blocks[0]} x {blocks[1]} blocks")
-    if channels % (block_shape[0] * block_shape[1]):
+    if channels % size:
         raise im.invalid(f"{channels} rows do not divide into blocks of {block_shape[0]} x {block_shape[1]}")
     params: dict[str, Any] = spatial("kernel", block_shape) | spatial("dilation", dilation)
-    params |= spatial("stride", stride) | pad_params(pad)
-    params |= {"output_w": image_shape[1], "output_h": image_shape[0]}
+    params |= spatial("stride", stride) | pad_params(pad) | spatial("output", image_shape)
     blob = im.layer("Fold", im.mat(x, [[1], [2]], [0]), **params)
-    depth = channels // (block_shape[0] * block_shape[1])
-    return im.wrap(blob, (x.shape[0], depth, *image_shape), [[1], [2], [3]], [0], x.dtype)
+    return im.wrap(blob, (x.shape[0], channels // size, *image_shape), [[1], [2], [3]], [0], x.dtype)

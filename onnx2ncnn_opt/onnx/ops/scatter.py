@@ -108,7 +108,7 @@ def tensor_scatter(
 ) -> Value:
     """Concat of what stays and what is new."""
     along = im.axis(axis, past_cache.rank)
-    [batch, length], new = (_size(im, past_cache, a) for a in (0, along)), _size(im, update, along)
+    batch, length, new = _size(im, past_cache, 0), _size(im, past_cache, along), _size(im, update, along)
     if along == 0:
         raise im.refuse("it writes along the axis of the batch", "give it another axis")
     perm = [0, along, *(a for a in range(1, past_cache.rank) if a != along)]
@@ -196,8 +196,8 @@ def _scatter_cells(im: ImportContext, data: Value, indices: Tensor, updates: Val
     if reduction == "none":
         found = gather_elements(im, concat(im, old, new, axis=1), _sources(im, row, shape[axis]), axis=1)
     else:
-        columns = (im.reshape(x, (*x.shape, 1)) for x in (old, new))
-        found = _combined(im, *columns, _hits(im, row, shape[axis], 1), reduction)
+        old, new = (im.reshape(x, (*x.shape, 1)) for x in (old, new))
+        found = _combined(im, old, new, _hits(im, row, shape[axis], 1), reduction)
     return im.reshape(found, tuple(shape[a] for a in order)).transpose([order.index(a) for a in range(data.rank)])
 
 
@@ -270,8 +270,8 @@ def _place(im: ImportContext, data: Value, updates: Value, box: list[Array], axi
     partial = [a for a in range(axis, len(box)) if len(box[a]) < _size(im, data, a)]
     if not partial:
         return updates
-    first = partial[0]
-    if len(partial) > 1:
+    first, *others = partial
+    if others:
         updates = _place(im, _rows(im, data, box[first], first), updates, box, first + 1)
     return _place_along(im, data, updates, box[first], first)
 

@@ -73,8 +73,8 @@ def top_k11(
     assert isinstance(ordered, Tensor)
     indices = _of_rank(im, _ranks(im, ordered, size), size, count)
     shape, back = (*(x.shape[a] for a in perm[:-1]), count), [perm.index(a) for a in range(x.rank)]
-    found = gather_elements(im, flat, indices, axis=1)
-    values, places = (im.tensor(im.reshape(y, shape)).transpose(back) for y in (found, indices))
+    taken = gather_elements(im, flat, indices, axis=1)
+    values, places = (im.tensor(im.reshape(y, shape)).transpose(back) for y in (taken, indices))
     return values, Tensor(places.blob, places.view, _INDEX)
 
 

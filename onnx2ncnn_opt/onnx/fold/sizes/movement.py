@@ -175,10 +175,8 @@ def _progression(cells: Array, axis: int, first: Dim) -> Array:
         raise Undecided
     head = np.take(cells, [0], axis)
     steps = np.diff(cells.astype(np.int64), axis=axis)
-    if steps.size and (steps != np.take(steps, [0], axis)).any():
-        raise Undecided
     step = np.take(steps, [0], axis) if steps.size else head * 0
-    if cells.dtype == np.bool_ and step.any():
+    if (steps != step).any() or (cells.dtype == np.bool_ and step.any()):
         raise Undecided
     if not step.any():
         return head

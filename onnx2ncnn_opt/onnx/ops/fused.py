@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.items import Mixed, Seen
@@ -122,7 +124,8 @@ def _activated(im: ImportContext, x: Value, activation: str, params: tuple[float
         raise im.invalid(f"activation {activation} with {len(params)} parameters, not {len(names)}")
     if activation == "Clip":
         return clip(im, im.tensor(x), *params[:2])
-    return im.unary(x, kind, **dict(zip(names, params, strict=False)))
+    numbers: dict[str, Any] = dict(zip(names, params, strict=False))
+    return im.unary(x, kind, **numbers)
 
 
 @onnx_op("FusedConv", domain=MICROSOFT, batch=0)
