@@ -27,8 +27,8 @@ from onnx2ncnn_opt.onnx.fold.sizes.cells import each
 from onnx2ncnn_opt.onnx.fold.stand_in import inferred_outputs
 from onnx2ncnn_opt.onnx.items import Batch
 from onnx2ncnn_opt.onnx.lower.budget import Budget, check_results, check_size
-from onnx2ncnn_opt.onnx.lower.builder import Misfit, Refusal
-from onnx2ncnn_opt.onnx.lower.context import ImportContext, Incomplete
+from onnx2ncnn_opt.onnx.lower.builder import Refusal, ShapeMismatch
+from onnx2ncnn_opt.onnx.lower.context import ImportContext, MissingOperand
 from onnx2ncnn_opt.onnx.lower.functional.symbolic_tensor import computed
 from onnx2ncnn_opt.onnx.lower.layout import Layout
 from onnx2ncnn_opt.onnx.ops import find, fold_bound, traits_of
@@ -241,14 +241,18 @@ class _Walk(ImportContext):
             # An input is missing: unknown whether the node would fold.
             if self._fold_bound(node) is None and self._request(node) is None:
                 self._known(node)
-        except Incomplete:
+        except MissingOperand:
             pass
         except Refusal as refusal:
             sizes = solved(refusal.equal)
             if sizes:
                 raise _Equal(sizes) from None
             self._refuse(node, refusal.reason, refusal.hint)
-            if isinstance(refusal, Misfit) and self._model.given and self._tainted.isdisjoint(_input_names(node)):
+            if (
+                isinstance(refusal, ShapeMismatch)
+                and self._model.given
+                and self._tainted.isdisjoint(_input_names(node))
+            ):
                 self._misfit = self._misfit or self._does_not_accept(node, refusal)
         except (ShapeError, GraphError) as error:
             self._refuse(node, str(error))
@@ -256,7 +260,7 @@ class _Walk(ImportContext):
             self._refuse(node, "it takes more memory than there is")
         return [None] * len(node.outputs)
 
-    def _does_not_accept(self, node: onnx_ir.Node, misfit: Misfit) -> str:
+    def _does_not_accept(self, node: onnx_ir.Node, misfit: ShapeMismatch) -> str:
         given = self._model.given.items()
         shapes = " ".join(f"{name}:{','.join('?' if n is None else str(n) for n in sizes)}" for name, sizes in given)
         a, b = misfit.sizes
@@ -341,7 +345,7 @@ class _Walk(ImportContext):
         if not op.is_foreign:
             return call(self, op, node, operands)
         what = f"the importer of {op.qualified_name} of the plug-in {op.function.__module__}"
-        with plugged(f"{what}, for node '{self._label}',", Refusal, Incomplete, ShapeError, GraphError):
+        with plugged(f"{what}, for node '{self._label}',", Refusal, MissingOperand, ShapeError, GraphError):
             results = call(self, op, node, operands)
             for result in results:
                 if not isinstance(result, (Tensor, Constant, SymbolicTensor, TensorSequence, NoneType)):
@@ -386,7 +390,7 @@ class _Walk(ImportContext):
         self._label, self._node = state
         done = tuple(x for x in results if x is not None)
         if len(done) < len(results) or (iterations is not None and len(self._refused) > refused):
-            raise Incomplete
+            raise MissingOperand
         if self._inlined > MOST_INLINED:
             count = "its iterations" if iterations is None else f"its {iterations} iterations"
             raise self.refuse(

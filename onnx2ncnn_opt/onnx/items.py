@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # `optimize` imports the registry, and nothing of ONNX
     import onnx_ir
 
 
-class Mixed(Exception):
+class ItemsMixed(Exception):
     """Raised by a rule: the items may not stay apart."""
 
 
@@ -53,12 +53,12 @@ class Indices(NamedTuple):
     cells: Array
 
     def own(self, cells: Array, stride: Dim) -> list[Dim]:
-        """Return the cells of the first item; Mixed unless those of the others are larger by `stride` from item to
+        """Return the cells of the first item; ItemsMixed unless those of the others are larger by `stride` from item to
         item.
         """
         first = [cell.subs({str(self.number): 0}) if isinstance(cell, Sym) else int(cell) for cell in cells.flat]
         if any(cell - own != self.number * stride for cell, own in zip(cells.flat, first, strict=True)):
-            raise Mixed
+            raise ItemsMixed
         return first
 
     def is_within(self, index: Dim, size: Dim) -> bool:
@@ -73,7 +73,7 @@ class Indices(NamedTuple):
         return index >= 0 and at_least(size - 1 - index, 0)
 
 
-class Seen:
+class NodeView:
     """A node as its rule sees it."""
 
     def __init__(
@@ -90,7 +90,7 @@ class Seen:
         """Return the shape of an operand."""
         operand = self.operands[index] if index < len(self.operands) else None
         if operand is None or isinstance(operand, TensorSequence):
-            raise Mixed
+            raise ItemsMixed
         return operand.shape
 
     def axis(self, index: int) -> int | None:
@@ -100,32 +100,32 @@ class Seen:
         operand = self.operands[index] if index < len(self.operands) else None
         known = self._batch.known(operand)
         if isinstance(known, str):
-            raise Mixed
+            raise ItemsMixed
         if known is None:
             return None
         shape = self.shape(index)
         axis = self._batch.place(shape)
         outer = None if axis is None else exact_div(known.before, product(shape[:axis]))
         if axis is None or outer is None or exact_div(shape[axis], self._batch.size * outer) is None:
-            raise Mixed
+            raise ItemsMixed
         self.outer.add(outer)
         return axis
 
     def only(self, *indices: int) -> None:
-        """Raise Mixed if operands besides these have items."""
+        """Raise ItemsMixed if operands besides these have items."""
         if any(self.axis(i) is not None for i in range(len(self.operands)) if i not in indices):
-            raise Mixed
+            raise ItemsMixed
 
     def indices(self, index: int) -> Indices:
-        """Return an operand of known integers, of which each item has some; raise Mixed for any other operand."""
+        """Return an operand of known integers, of which each item has some; raise ItemsMixed for any other operand."""
         operand = self.operands[index]
         axis = self._batch.place(operand.shape) if isinstance(operand, SymbolicTensor) else None
         if not isinstance(operand, SymbolicTensor) or axis is None or operand.shape[axis] != self._batch.size:
-            raise Mixed
+            raise ItemsMixed
         number = axis_index(operand.rank - 1 - axis)
         cells = np.broadcast_to(operand.cells, (1,) * (operand.rank - operand.cells.ndim) + operand.cells.shape)
         if cells.shape[axis] != 1 or any(map(self._batch.depends, cells.flat)):
-            raise Mixed
+            raise ItemsMixed
         return Indices(axis, number, operand.shape, cells)
 
     def inner(self, index: int) -> Dim:
@@ -133,7 +133,7 @@ class Seen:
         axis = self.axis(index)
         size = None if axis is None else exact_div(self.shape(index)[axis], self._batch.size)
         if size is None or self.outer != {1}:
-            raise Mixed
+            raise ItemsMixed
         return size
 
     def ints(self, attribute: str, index: int = 0) -> tuple[int, ...] | None:
@@ -145,7 +145,7 @@ class Seen:
         if operand is None:
             return None
         if not isinstance(operand, Constant):
-            raise Mixed
+            raise ItemsMixed
         return tuple(map(int, operand.array.reshape(-1)))
 
     def number(self, attribute: str, default: int) -> int:
@@ -162,21 +162,21 @@ class Seen:
         """The shape of the first result."""
         result = self.results[0]
         if result is None or isinstance(result, TensorSequence):
-            raise Mixed
+            raise ItemsMixed
         return result.shape
 
     def grown(self) -> int:
         """Return the axis of the first result that has the items."""
         axis = self._batch.place(self.result)
         if axis is None:
-            raise Mixed
+            raise ItemsMixed
         return axis
 
 
-ItemRule: TypeAlias = Callable[[Seen], "Sequence[int | None] | int | None"]
+ItemRule: TypeAlias = Callable[[NodeView], "Sequence[int | None] | int | None"]
 """The axis of the items in all results, or in each one of them (-1: nothing is known).
 
-None says that the results have the elements of the first operand in the same order. Raises Mixed.
+None says that the results have the elements of the first operand in the same order. Raises ItemsMixed.
 """
 
 
@@ -214,10 +214,10 @@ class Batch:
             return
         if rule is None:
             return
-        seen = Seen(self, node, operands, results)
+        seen = NodeView(self, node, operands, results)
         try:
             axes = rule(seen)
-        except Mixed:
+        except ItemsMixed:
             return
         self._is_known |= seen.is_batch
         fed = any(isinstance(each, Items) and each.fed for each in known)
@@ -245,21 +245,21 @@ class Batch:
             return False
         try:
             self.outputs = {name: self._output(result) for name, result in outputs.items()}
-        except Mixed:
+        except ItemsMixed:
             return False
         return any(output.axis is not None for output in self.outputs.values())
 
     def _output(self, result: Item | None) -> Output:
         if result is None or isinstance(result, TensorSequence):
-            raise Mixed
+            raise ItemsMixed
         known = self.known(result)
         if known is None:
             return Output(result.shape, None)
         axis = self.place(result.shape)
         if isinstance(known, str) or not known.fed or axis is None or result.shape[axis] != self.size:
-            raise Mixed
+            raise ItemsMixed
         if product(result.shape[:axis]) != known.before:
-            raise Mixed
+            raise ItemsMixed
         return Output(result.shape, axis)
 
     def known(self, item: Item | None) -> Items | str | None:
@@ -301,15 +301,15 @@ class Batch:
 # ---- rules
 
 
-def each(seen: Seen) -> int:
+def each(seen: NodeView) -> int:
     """Apply the rule of elementwise operators, with broadcasting."""
     at = {axis - len(seen.shape(i)) for i in range(len(seen.operands)) if (axis := seen.axis(i)) is not None}
     shapes = [seen.shape(i) for i, operand in enumerate(seen.operands) if operand is not None]
     if len(at) != 1:
-        raise Mixed
+        raise ItemsMixed
     [place] = at
     if len({shape[place] for shape in shapes if len(shape) >= -place} - {1}) != 1:
-        raise Mixed
+        raise ItemsMixed
     return max(map(len, shapes)) + place
 
 
@@ -320,18 +320,18 @@ def batch(*operands: int, axis: int = 0, sizes: Collection[int] = ()) -> ItemRul
     Operands that are `sizes` say what the shape of the result is.
     """
 
-    def rule(seen: Seen) -> Sequence[int]:
+    def rule(seen: NodeView) -> Sequence[int]:
         seen.only(*operands, *sizes)
         if {seen.axis(i) for i in operands} - {axis, None} or seen.result[axis] != seen.shape(operands[0])[axis]:
-            raise Mixed
+            raise ItemsMixed
         seen.is_batch = True
         return (axis,)
 
     return rule
 
 
-def kept(seen: Seen, mixed: Collection[int], sizes: Collection[int] = ()) -> int:
-    """Return the items' axis of the first operand; raise Mixed if it is one of these axes, or another operand has
+def kept(seen: NodeView, mixed: Collection[int], sizes: Collection[int] = ()) -> int:
+    """Return the items' axis of the first operand; raise ItemsMixed if it is one of these axes, or another operand has
     items.
 
     Operands that are `sizes` say what the shape of the result is.
@@ -339,17 +339,17 @@ def kept(seen: Seen, mixed: Collection[int], sizes: Collection[int] = ()) -> int
     seen.only(0, *sizes)
     axis, rank = seen.axis(0), len(seen.shape(0))
     if axis is None or axis in {at % rank for at in mixed}:
-        raise Mixed
+        raise ItemsMixed
     return axis
 
 
-def along(default: int | tuple[int, ...] | None, attribute: str = "axis", index: int = 0) -> Callable[[Seen], int]:
+def along(default: int | tuple[int, ...] | None, attribute: str = "axis", index: int = 0) -> Callable[[NodeView], int]:
     """Return the rule of operators that combine elements along the axes of an attribute or operand `index`.
 
     Without such axes, the rule takes `default`; None means all axes.
     """
 
-    def rule(seen: Seen) -> int:
+    def rule(seen: NodeView) -> int:
         axes = seen.ints(attribute, index)
         usual = range(len(seen.shape(0))) if default is None else (default,) if isinstance(default, int) else default
         return kept(seen, axes or usual)
@@ -360,7 +360,7 @@ def along(default: int | tuple[int, ...] | None, attribute: str = "axis", index:
 def from_axis(default: int) -> ItemRule:
     """Return the rule of operators that combine elements along an axis and all axes after it."""
 
-    def rule(seen: Seen) -> int:
+    def rule(seen: NodeView) -> int:
         rank, first = len(seen.shape(0)), seen.number("axis", default)
         return kept(seen, range(first + rank if first < 0 else first, rank))
 
@@ -370,7 +370,7 @@ def from_axis(default: int) -> ItemRule:
 def reduced(default: int | None, attribute: str, index: int = 0) -> ItemRule:
     """As `along`, of what drops these axes unless ``keepdims`` is 1."""
 
-    def rule(seen: Seen) -> int:
+    def rule(seen: NodeView) -> int:
         axis, rank = along(default, attribute, index)(seen), len(seen.shape(0))
         if seen.number("keepdims", 1):
             return axis
@@ -380,7 +380,7 @@ def reduced(default: int | None, attribute: str, index: int = 0) -> ItemRule:
     return rule
 
 
-def in_order(seen: Seen) -> None:
+def in_order(seen: NodeView) -> None:
     """Apply the rule of operators that keep the order of the elements, and give them another shape."""
     seen.axis(0)
 
@@ -388,7 +388,7 @@ def in_order(seen: Seen) -> None:
 def product_of(first: int = 0, second: int = 1) -> ItemRule:
     """Of numpy.matmul of two operands; the others are scalars or the like."""
 
-    def rule(seen: Seen) -> int:
+    def rule(seen: NodeView) -> int:
         seen.only(first, second)
         shapes = seen.shape(first), seen.shape(second)
         rank = max(map(len, shapes))
@@ -397,15 +397,15 @@ def product_of(first: int = 0, second: int = 1) -> ItemRule:
             for i, shape in zip((first, second), shapes, strict=True)
         )
         if min(map(len, shapes)) < 2 or a == -1 or b == -2:
-            raise Mixed
+            raise ItemsMixed
         if a is not None and b is not None:
             if a != b or a > -3 or shapes[0][a] != shapes[1][b]:
-                raise Mixed
+                raise ItemsMixed
             seen.is_batch = True
             return rank + a
         at, other = (a, shapes[1]) if a is not None else (b, shapes[0])
         if at is None or (at < -2 and len(other) >= -at and other[at] != 1):
-            raise Mixed
+            raise ItemsMixed
         return rank + at
 
     return rule

@@ -18,7 +18,7 @@ from onnx2ncnn_opt.ir.shapes import infer_shapes
 from onnx2ncnn_opt.ir.spec import LayerSpec
 from onnx2ncnn_opt.ir.view import MAX_DIMS, Atoms, Dims, Regroup, Step, View, flat, plan, step_layer
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.lower.expressions import LONGEST_TEXT, SizeWriter, UntoldError
+from onnx2ncnn_opt.onnx.lower.expressions import LONGEST_TEXT, SizeWriter, UnknownSize
 from onnx2ncnn_opt.onnx.lower.layout import Layout, separations
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float, is_float
 
@@ -36,7 +36,7 @@ class Refusal(Exception):
         self.reason, self.hint, self.equal = reason, hint, tuple(equal)
 
 
-class Misfit(Refusal):
+class ShapeMismatch(Refusal):
     """Operands whose sizes do not fit together, so that no runtime takes the model at these; `sizes` are the two."""
 
     def __init__(self, reason: str, sizes: Sequence[int]) -> None:
@@ -87,7 +87,7 @@ class Builder:
         """As `refuse`, for sizes that have to be equal, or to broadcast, two by two."""
         for a, b in pairs:
             if isinstance(a, int) and isinstance(b, int) and a != b:
-                return Misfit(reason, (a, b))
+                return ShapeMismatch(reason, (a, b))
         return Refusal(reason, _FIT)
 
     def layer(
@@ -356,7 +356,7 @@ class Builder:
         writer = SizeWriter(blob, self._sources, whole_batch=whole_batch)
         try:
             texts = [",".join(map(writer.text, listed)) for listed in lists]
-        except UntoldError as error:
+        except UnknownSize as error:
             raise self.refuse(
                 f"the size {error} cannot be computed from those of the inputs", "bind it with --shape"
             ) from None

@@ -20,7 +20,7 @@ from onnx2ncnn_opt.onnx.value import Item, Operand, SymbolicTensor, Tensor
 MOST_FLAGS = 64  # elements of an input that can be meant as a choice, and not as data
 
 
-class Incomplete(Exception):
+class MissingOperand(Exception):
     """Raised inside an importer: a part of this node was refused already."""
 
 
@@ -171,7 +171,7 @@ class ImportContext(Builder, ABC):
         """Return the outputs of a graph in an attribute for these inputs, its nodes imported in the node's place.
 
         `iterations` is how often that is meant to happen, for the message that refuses a loop that is too long.
-        Raises Incomplete where some of its nodes were refused.
+        Raises MissingOperand where some of its nodes were refused.
         """
 
 

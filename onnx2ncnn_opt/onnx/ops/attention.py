@@ -6,7 +6,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.onnx import items
-from onnx2ncnn_opt.onnx.items import Mixed, Seen
+from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.attention import (
     Sight,
@@ -27,10 +27,10 @@ from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 
-def _attended(seen: Seen) -> int:
+def _attended(seen: NodeView) -> int:
     """Let all operands have items; a mask of fewer axes would have something else in front."""
     if seen.axis(3) is not None and len(seen.shape(3)) != 4:
-        raise Mixed
+        raise ItemsMixed
     items.batch(*range(len(seen.operands)))(seen)
     return 0
 
@@ -73,10 +73,10 @@ def attention23(
     return merge_heads(im, y) if q.rank == 3 else y, heads[1], heads[2]
 
 
-def _rotated(seen: Seen) -> int:
+def _rotated(seen: NodeView) -> int:
     """Tables may be those of each item, but as many axes as they have then, they have else too."""
     if {seen.axis(i) for i in range(len(seen.operands))} != {0, None} or seen.axis(0) is None:
-        raise Mixed
+        raise ItemsMixed
     return 0
 
 

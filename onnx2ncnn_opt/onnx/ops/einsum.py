@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnx2ncnn_opt.ir.dim import Dim, product
-from onnx2ncnn_opt.onnx.items import Mixed, Seen
+from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.crop import pick
 from onnx2ncnn_opt.onnx.lower.functional.matmul import matmul
@@ -23,25 +23,25 @@ from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 _Axes = tuple[str, ...]
 
 
-def _letters_kept(seen: Seen) -> int:
+def _letters_kept(seen: NodeView) -> int:
     """Items that have one letter everywhere, which the result has too."""
     equation = seen.text("equation").replace(" ", "")
     left, arrow, right = equation.partition("->")
     terms = left.split(",")
     if not arrow or "." in equation or [*map(len, terms)] != [len(seen.shape(i)) for i in range(len(seen.operands))]:
-        raise Mixed
+        raise ItemsMixed
     axes = [seen.axis(i) for i in range(len(terms))]
     letters = {term[axis] for term, axis in zip(terms, axes, strict=True) if axis is not None}
     if len(letters) != 1:
-        raise Mixed
+        raise ItemsMixed
     [letter] = letters
     if right.count(letter) != 1 or any(
         term.count(letter) != (at is not None) for term, at in zip(terms, axes, strict=True)
     ):
-        raise Mixed
+        raise ItemsMixed
     sizes = {seen.shape(i)[at] for i, at in enumerate(axes) if at is not None}
     if len(sizes) != 1:
-        raise Mixed
+        raise ItemsMixed
     seen.is_batch = len([at for at in axes if at is not None]) > 1
     return right.index(letter)
 

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds
-from onnx2ncnn_opt.onnx.items import Mixed, Seen
+from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.matmul import gemm, matmul
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Value
 
 
-def _rows(seen: Seen) -> int:
+def _rows(seen: NodeView) -> int:
     """Items that are rows of the first matrix."""
     seen.only(0, 2)
     added = seen.axis(2)
     if seen.axis(0) != (1 if seen.number("transA", 0) else 0) or added not in (0, None):
-        raise Mixed
+        raise ItemsMixed
     if added is None and len(seen.operands) > 2 and seen.operands[2] is not None:
         shape = seen.shape(2)
         if len(shape) > 1 and shape[-2] != 1:
-            raise Mixed
+            raise ItemsMixed
     elif added == 0 and len(seen.shape(2)) != 2:
-        raise Mixed
+        raise ItemsMixed
     return 0
 
 

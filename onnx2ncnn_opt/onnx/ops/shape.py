@@ -10,7 +10,7 @@ import onnx_ir
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, known, product, shape_text
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds
-from onnx2ncnn_opt.onnx.items import Mixed, Seen
+from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import expand, spread
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
@@ -76,7 +76,7 @@ def unsqueeze13(im: ImportContext, x: Tensor, axes: Ints) -> Value:
     return unsqueeze(im, x, axes)
 
 
-def _permuted(seen: Seen) -> int:
+def _permuted(seen: NodeView) -> int:
     axis, rank = items.kept(seen, ()), len(seen.shape(0))
     order = seen.ints("perm") or tuple(reversed(range(rank)))
     return order.index(axis) if axis in order else -1
@@ -91,11 +91,11 @@ def transpose(im: ImportContext, x: Tensor, *, perm: Ints = ()) -> Value:
     return x.viewed(x.view.transpose(order))
 
 
-def _joined(seen: Seen) -> int:
+def _joined(seen: NodeView) -> int:
     axes = {seen.axis(i) for i in range(len(seen.operands))}
     [axis] = axes if len(axes) == 1 else (None,)
     if axis is None or axis == seen.number("axis", 0) % len(seen.shape(0)):
-        raise Mixed
+        raise ItemsMixed
     return axis
 
 
@@ -145,16 +145,16 @@ def _equal_parts(im: ImportContext, x: Tensor, axis: int, size: Dim, count: int,
         yield crop(im, x, axis, each * i, end)
 
 
-def _grown(seen: Seen) -> int:
+def _grown(seen: NodeView) -> int:
     """Items that are there already, or copies of what is the same for each of them."""
     before, after = seen.shape(0), seen.result
     at = seen.grown() - len(after)  # counted from the last axis, as operands may get more in front
     size = before[at] if len(before) >= -at else 1
     given = seen.axis(0)
     if given is None and size != 1:
-        raise Mixed
+        raise ItemsMixed
     if given is not None and (given - len(before) != at or size != after[at]):
-        raise Mixed
+        raise ItemsMixed
     return len(after) + at
 
 

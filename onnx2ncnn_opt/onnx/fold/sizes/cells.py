@@ -21,7 +21,7 @@ _LARGEST = 1 << 26  # elements of a constant that was a symbolic tensor
 INT = np.dtype(np.int64)
 
 
-class Undecided(Exception):
+class UnknownValue(Exception):
     """The result cannot be said in sizes."""
 
 
@@ -62,7 +62,7 @@ def numbers(x: SymbolicTensor) -> list[Dim]:
     """Return the elements of a tensor that is a list of sizes."""
     found = sizes_of(x)
     if found is None:
-        raise Undecided
+        raise UnknownValue
     return list(found)
 
 
@@ -70,7 +70,7 @@ def whole_numbers(x: SymbolicTensor) -> list[int]:
     """Return the elements of a tensor that is a list of numbers."""
     found = numbers(x)
     if any(isinstance(n, Sym) for n in found):
-        raise Undecided
+        raise UnknownValue
     return list(known(found))
 
 
@@ -85,7 +85,7 @@ def replaced(cells: Array, values: Mapping[int, Dim]) -> Array:
 def each(function: Callable[..., Any], *cells: Array) -> Array:
     """Return a function of elements, on arrays that broadcast."""
     if np.broadcast(*cells).size > MOST_CELLS:
-        raise Undecided
+        raise UnknownValue
     result = np.frompyfunc(function, len(cells), 1)(*(x.astype(object) for x in cells))
     return np.asarray(result, dtype=object)
 
@@ -108,7 +108,7 @@ def materialised(x: SymbolicTensor, axis: int) -> SymbolicTensor:
     """Return the symbolic tensor with a cell for every element along an axis."""
     size = x.shape[axis]
     if not isinstance(size, int) or size > MOST_CELLS:
-        raise Undecided
+        raise UnknownValue
     if x.cells.shape[axis] == size:
         return x
     where = x.rank - 1 - axis
@@ -120,14 +120,14 @@ def materialised_or_none(x: SymbolicTensor, axis: int) -> SymbolicTensor | None:
     """As `materialised`; None for an axis that is dynamic, or very long."""
     try:
         return materialised(x, axis)
-    except Undecided:
+    except UnknownValue:
         return None
 
 
 def axis_of(axis: int, rank: int) -> int:
     """Return an axis counted from the front."""
     if not -rank <= axis < rank:
-        raise Undecided
+        raise UnknownValue
     return axis % rank
 
 
@@ -143,7 +143,7 @@ def broadcast(shapes: Sequence[Shape]) -> Shape:
     """Return the shape to which shapes broadcast, to the extent that their sizes tell it."""
     shape = broadcast_shape(shapes, lambda a, b: b if a == 1 else a if b == 1 else fitting(a, b))
     if shape is None:
-        raise Undecided
+        raise UnknownValue
     return shape
 
 
@@ -155,4 +155,4 @@ def with_size(shape: Shape, axis: int, size: Dim) -> Shape:
 def check_whole(*cells: Any) -> None:
     """Require whole numbers: a size and a fraction do not make a size."""
     if not all(isinstance(cell, (int, Sym)) or float(cell).is_integer() for cell in cells):
-        raise Undecided
+        raise UnknownValue

@@ -11,7 +11,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.fold.sizes.cells import (
     Attributes,
     Operator,
-    Undecided,
+    UnknownValue,
     axes_of,
     axis_of,
     broadcast,
@@ -35,7 +35,7 @@ def _reshape(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTen
     if -1 in wanted:
         rest = exact_div(product(data.shape), product(size for size in wanted if size != -1))
         if rest is None:
-            raise Undecided
+            raise UnknownValue
         wanted[wanted.index(-1)] = rest
     return _reshaped(data, tuple(wanted))
 
@@ -47,7 +47,7 @@ def _reshaped(x: SymbolicTensor, shape: Shape) -> SymbolicTensor:
         axes = iter(kept)
         return moved(x, [None if size == 1 else next(axes) for size in shape])
     if not all(isinstance(size, int) for size in (*x.shape, *shape)) or product(x.shape) != product(shape):
-        raise Undecided
+        raise UnknownValue
     for axis in range(x.rank):
         x = materialised(x, axis)
     return SymbolicTensor(x.cells.reshape(known(shape)), shape, x.dtype)
@@ -66,7 +66,7 @@ def _squeeze(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTen
     given = {axis_of(axis, x[0].rank) for axis in axes} if axes is not None else None
     gone = given if given is not None else {axis for axis, size in enumerate(x[0].shape) if size == 1}
     if any(x[0].shape[axis] != 1 for axis in gone):
-        raise Undecided
+        raise UnknownValue
     return moved(x[0], [axis for axis in range(x[0].rank) if axis not in gone])
 
 
@@ -84,7 +84,7 @@ def _concat(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTens
     axis = axis_of(attributes["axis"], x[0].rank)
     others = broadcast([tuple(1 if i == axis else size for i, size in enumerate(part.shape)) for part in x])
     if any(others[i] != size for part in x for i, size in enumerate(part.shape) if i != axis):
-        raise Undecided
+        raise UnknownValue
     parts = [materialised(part, axis).cells for part in x]
     cells = [max(part.shape[i] for part in parts) for i in range(x[0].rank)]
     for i, count in enumerate(cells):
@@ -102,12 +102,12 @@ def _gather(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTens
     data, indices = x[0], x[1]
     axis = axis_of(attributes.get("axis", 0), data.rank)
     if any(isinstance(cell, Sym) for cell in indices.cells.flat):
-        raise Undecided
+        raise UnknownValue
     data = materialised(data, axis)
     taken = indices.cells.astype(np.int64)
     count = data.cells.shape[axis]
     if taken.size and (taken.min() < -count or taken.max() >= count):
-        raise Undecided
+        raise UnknownValue
     # The axes before the gathered one count anew from the last.
     grown = indices.rank - 1
     inner = data.rank - 1 - axis
@@ -125,11 +125,11 @@ def _gather_elements(x: Sequence[SymbolicTensor], attributes: Attributes) -> Sym
             continue
         head = np.take(data.cells, [0], i)
         if not (data.cells == head).all():
-            raise Undecided
+            raise UnknownValue
         data = SymbolicTensor(head, data.shape, data.dtype)
     name = str(axis_index(data.rank - 1 - axis))
     if any(name in cell.names() for cell in data.cells.flat if isinstance(cell, Sym)):
-        raise Undecided
+        raise UnknownValue
     return SymbolicTensor(data.cells, indices.shape, data.dtype)
 
 
@@ -157,7 +157,7 @@ def _cut(x: SymbolicTensor, axis: int, start: Dim, end: Dim, step: int) -> Symbo
     else:
         bounds = cut(size, start, end) if step == 1 else None
         if bounds is None:
-            raise Undecided
+            raise UnknownValue
         first, count = bounds[0], bounds[1] - bounds[0]
     if x.cells.shape[axis] == 1:
         where = x.rank - 1 - axis
@@ -179,14 +179,14 @@ def taken(size: int, start: int, end: int, step: int) -> range:
 def _progression(cells: Array, axis: int, first: Dim) -> Array:
     """Return the one cell that numbers of equal distance along an axis make, from `first` on: for ``positions[:n]``."""
     if cells.dtype == object or cells.dtype.kind not in "iub":
-        raise Undecided
+        raise UnknownValue
     head = np.take(cells, [0], axis)
     steps = np.diff(cells.astype(np.int64), axis=axis)
     if steps.size and (steps != np.take(steps, [0], axis)).any():
-        raise Undecided
+        raise UnknownValue
     step = np.take(steps, [0], axis) if steps.size else head * 0
     if cells.dtype == np.bool_ and step.any():
-        raise Undecided
+        raise UnknownValue
     if not step.any():
         return head
     where = axis_index(cells.ndim - 1 - axis) + first
@@ -217,7 +217,7 @@ def _constant_of_shape(x: Sequence[SymbolicTensor], attributes: Attributes) -> S
 def _range(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
     start, limit, step = (numbers(part)[0] if part.dtype.kind != "f" else _number(part) for part in x)
     if not isinstance(step, int) or step == 0:
-        raise Undecided
+        raise UnknownValue
     far, step_size = (limit - start, step) if step > 0 else (start - limit, -step)
     count = larger((far + step_size - 1) // step_size, 0)
     return SymbolicTensor(np.array([axis_index(0) * step + start], dtype=object), (count,), x[0].dtype)

@@ -22,14 +22,7 @@ _SUFFIX = {1: "1D", 2: "", 3: "3D"}
 _PLAIN = ConvAttributes()
 
 
-def conv(
-    im: ImportContext,
-    x: Tensor,
-    w: Value,
-    b: Value | None = None,
-    *,
-    given: ConvAttributes = _PLAIN,
-) -> Value:
+def conv(im: ImportContext, x: Tensor, w: Value, b: Value | None = None, *, given: ConvAttributes = _PLAIN) -> Value:
     """Convolution[DepthWise][1D|3D], also of weights that are computed; InnerProduct where the image is one pixel."""
     kernel, group = _check(im, x, w, given), given.group
     _check_channels(im, x, w.shape[1], group)

@@ -178,10 +178,7 @@ def rest_of(im: ImportContext, a: Value, turns: Tensor, b: Value) -> Value:
     """Compute a - turns * b for whole numbers of turns near a / b, without any error up to 2**24 of them."""
     step = number(2.0**_HALF_BITS)
     many = binary(
-        im,
-        BinaryOp.MUL,
-        im.apply(binary(im, BinaryOp.MUL, turns, Constant(1 / step.array)), UnaryOp.TRUNC),
-        step,
+        im, BinaryOp.MUL, im.apply(binary(im, BinaryOp.MUL, turns, Constant(1 / step.array)), UnaryOp.TRUNC), step
     )
     few = binary(im, BinaryOp.SUB, turns, many)
     for part in _parts(im, b):

@@ -20,12 +20,7 @@ _MODES = {"constant": Padding.CONSTANT, "edge": Padding.REPLICATE, "reflect": Pa
 
 
 def pad(  # noqa: C901
-    im: ImportContext,
-    x: Tensor,
-    pads: Sizes,
-    mode: str = "constant",
-    value: float = 0.0,
-    axes: Ints | None = None,
+    im: ImportContext, x: Tensor, pads: Sizes, mode: str = "constant", value: float = 0.0, axes: Ints | None = None
 ) -> Tensor:
     """ONNX's Pad by the amounts before, then after the axes (all by default); negative ones are cropped."""
     if mode == "constant" and math.isinf(value) and (im.is_result() or are_infinities_tested(im)):

@@ -23,12 +23,7 @@ _MOST_TAPS = 32
 
 
 def max_pool(
-    im: ImportContext,
-    x: Tensor,
-    *,
-    given: PoolAttributes,
-    dilations: Ints = (),
-    storage_order: int = 0,
+    im: ImportContext, x: Tensor, *, given: PoolAttributes, dilations: Ints = (), storage_order: int = 0
 ) -> Tensor:
     """Pooling[1D|3D] max; along an axis with dilation BinaryOp max of Crops before it."""
     x = as_numbers(im, x)
@@ -41,12 +36,7 @@ def max_pool(
 
 
 def average_pool(
-    im: ImportContext,
-    x: Tensor,
-    *,
-    given: PoolAttributes,
-    count_include_pad: int = 0,
-    dilations: Ints = (),
+    im: ImportContext, x: Tensor, *, given: PoolAttributes, count_include_pad: int = 0, dilations: Ints = ()
 ) -> Tensor:
     """Pooling[1D|3D] avg; with dilation ConvolutionDepthWise, and BinaryOp mul by how many are in a window."""
     window = _window(im, x, given, dilations)

@@ -51,8 +51,7 @@ def _constant(im: ImportContext, numbers: Array, *, whole: bool) -> Constant:
     array = numbers.astype(np.float64)
     if whole and np.abs(array).max(initial=0) > LARGEST_EXACT:
         raise im.refuse(
-            "it computes with integers beyond 2**24, which float32 does not hold exactly",
-            "bind sizes with --shape",
+            "it computes with integers beyond 2**24, which float32 does not hold exactly", "bind sizes with --shape"
         )
     return Constant(im.f32(array))
 
