@@ -2,15 +2,16 @@
 
 ncnn runs a net over a Mat's batch, item by item. So a model with a dynamic batch can be converted as if it had one
 item, which costs no layer, if item i of its outputs depends on item i of its inputs alone. `Batch` proves that node by
-node, from what importers say with ``items=`` (`onnx.registry`): a rule that names the axis of the items in the results.
+node, with the rules that importers give as ``items=`` (`onnx.registry`). A rule names the axis of the items in results.
 
-What is known of a tensor: it is the same for each item, or, seen as ``[before, batch, after]``, its part ``[:, i]`` is
-what the model computes for item i alone. An operator without a rule leaves nothing known of its results.
+A tensor is the same for each item, or, seen as ``[before, batch, after]``, its part ``[:, i]`` is what the model
+computes for item i alone. An operator without a rule leaves its results unknown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
@@ -44,6 +45,12 @@ class Output(NamedTuple):
 _UNKNOWN = "nothing is known"
 
 
+def _shape_of(item: Item | None) -> Shape:
+    if item is None or isinstance(item, TensorSequence):
+        raise ItemsMixed
+    return item.shape
+
+
 class Indices(NamedTuple):
     """Known integers for each item: `cells` as in a `SymbolicTensor` of `shape`, in which `number` is the item's."""
 
@@ -53,9 +60,7 @@ class Indices(NamedTuple):
     cells: Array
 
     def own(self, cells: Array, stride: Dim) -> list[Dim]:
-        """Return the cells of the first item; ItemsMixed unless those of the others are larger by `stride` from item to
-        item.
-        """
+        """Return the cells of the first item; ItemsMixed unless they grow by `stride` from item to item."""
         first = [cell.subs({str(self.number): 0}) if isinstance(cell, Sym) else int(cell) for cell in cells.flat]
         if any(cell - own != self.number * stride for cell, own in zip(cells.flat, first, strict=True)):
             raise ItemsMixed
@@ -64,49 +69,42 @@ class Indices(NamedTuple):
     def is_within(self, index: Dim, size: Dim) -> bool:
         """Return True if an index is, at each of its places, an index of an axis of `size`."""
         last = {f"#{len(self.shape) - 1 - axis}": size - 1 for axis, size in enumerate(self.shape)}
-        if isinstance(index, Sym):
-            if any(
-                k < 0 or not all(isinstance(factor, str) for factor in factors) for factors, k in index.terms.items()
-            ):
-                return False
-            return at_least(size - 1 - index.subs(last), 0)
-        return index >= 0 and at_least(size - 1 - index, 0)
+        if isinstance(index, int):
+            return index >= 0 and at_least(size - 1 - index, 0)
+        is_plain = all(isinstance(factor, str) for factors in index.terms for factor in factors)
+        return is_plain and min(index.terms.values()) >= 0 and at_least(size - 1 - index.subs(last), 0)
 
 
+@dataclass
 class NodeView:
     """A node as its rule sees it."""
 
-    def __init__(
-        self, batch: Batch, node: onnx_ir.Node, operands: Sequence[Item | None], results: Sequence[Item | None]
-    ):
-        self.node = node
-        self.operands = operands
-        self.results = results
-        self.outer: set[Dim] = set()  # outer repetitions of the batch
-        self.is_batch = False  # set by rules of operators for which the axis is a batch, and no other axis would do
-        self._batch = batch
+    batch: Batch
+    node: onnx_ir.Node
+    operands: Sequence[Item | None]
+    results: Sequence[Item | None]
+    outer: set[Dim] = field(default_factory=set)  # outer repetitions of the batch
+    is_batch: bool = False  # set by rules of operators for which the axis is a batch, and no other axis would do
+
+    def operand(self, index: int) -> Item | None:
+        """Return an operand, None if it is left out."""
+        return self.operands[index] if index < len(self.operands) else None
 
     def shape(self, index: int) -> Shape:
         """Return the shape of an operand."""
-        operand = self.operands[index] if index < len(self.operands) else None
-        if operand is None or isinstance(operand, TensorSequence):
-            raise ItemsMixed
-        return operand.shape
+        return _shape_of(self.operand(index))
 
     def axis(self, index: int) -> int | None:
-        """Return the axis of an operand that has the items; None if there is no operand, or it is the same for each
-        item.
-        """
-        operand = self.operands[index] if index < len(self.operands) else None
-        known = self._batch.known(operand)
+        """Return the axis of an operand that has the items; None for no operand, or one that is the same for each."""
+        known = self.batch.known(self.operand(index))
         if isinstance(known, str):
             raise ItemsMixed
         if known is None:
             return None
         shape = self.shape(index)
-        axis = self._batch.place(shape)
+        axis = self.batch.place(shape)
         outer = None if axis is None else exact_div(known.before, product(shape[:axis]))
-        if axis is None or outer is None or exact_div(shape[axis], self._batch.size * outer) is None:
+        if axis is None or outer is None or exact_div(shape[axis], self.batch.size * outer) is None:
             raise ItemsMixed
         self.outer.add(outer)
         return axis
@@ -119,19 +117,19 @@ class NodeView:
     def indices(self, index: int) -> Indices:
         """Return an operand of known integers, of which each item has some; raise ItemsMixed for any other operand."""
         operand = self.operands[index]
-        axis = self._batch.place(operand.shape) if isinstance(operand, SymbolicTensor) else None
-        if not isinstance(operand, SymbolicTensor) or axis is None or operand.shape[axis] != self._batch.size:
+        axis = self.batch.place(operand.shape) if isinstance(operand, SymbolicTensor) else None
+        if not isinstance(operand, SymbolicTensor) or axis is None or operand.shape[axis] != self.batch.size:
             raise ItemsMixed
         number = axis_index(operand.rank - 1 - axis)
         cells = np.broadcast_to(operand.cells, (1,) * (operand.rank - operand.cells.ndim) + operand.cells.shape)
-        if cells.shape[axis] != 1 or any(map(self._batch.depends, cells.flat)):
+        if cells.shape[axis] != 1 or any(map(self.batch.depends, cells.flat)):
             raise ItemsMixed
         return Indices(axis, number, operand.shape, cells)
 
     def inner(self, index: int) -> Dim:
         """Return how many consecutive elements of its axis each item has."""
         axis = self.axis(index)
-        size = None if axis is None else exact_div(self.shape(index)[axis], self._batch.size)
+        size = None if axis is None else exact_div(self.shape(index)[axis], self.batch.size)
         if size is None or self.outer != {1}:
             raise ItemsMixed
         return size
@@ -141,7 +139,7 @@ class NodeView:
         if attribute in self.node.attributes:
             value = self.node.attributes[attribute]
             return (value.as_int(),) if value.type.name == "INT" else tuple(value.as_ints())
-        operand = self.operands[index] if 0 < index < len(self.operands) else None
+        operand = self.operand(index) if index else None
         if operand is None:
             return None
         if not isinstance(operand, Constant):
@@ -154,20 +152,16 @@ class NodeView:
 
     def text(self, attribute: str) -> str:
         """Return a string attribute; empty if there is none."""
-        found = self.node.attributes.get(attribute)
-        return "" if found is None else found.as_string()
+        return self.node.attributes[attribute].as_string() if attribute in self.node.attributes else ""
 
     @property
     def result(self) -> Shape:
         """The shape of the first result."""
-        result = self.results[0]
-        if result is None or isinstance(result, TensorSequence):
-            raise ItemsMixed
-        return result.shape
+        return _shape_of(self.results[0])
 
     def grown(self) -> int:
         """Return the axis of the first result that has the items."""
-        axis = self._batch.place(self.result)
+        axis = self.batch.place(self.result)
         if axis is None:
             raise ItemsMixed
         return axis
@@ -225,8 +219,7 @@ class Batch:
             if not isinstance(result, Tensor):
                 continue
             if axes is None:
-                first = known[0]
-                self._known[result] = first if isinstance(first, Items) else _UNKNOWN
+                self._known[result] = known[0] if isinstance(known[0], Items) else _UNKNOWN
                 continue
             axis = axes if isinstance(axes, int) else axes[i] if i < len(axes) else -1
             if axis is None or axis < 0 or self.place(result.shape) != axis or len(seen.outer) > 1:
@@ -236,8 +229,7 @@ class Batch:
                 self._known[result] = Items(product(result.shape[:axis]) * outer, fed)
 
     def is_free(self, outputs: Mapping[str, Item | None], minimum: Collection[Dim]) -> bool:
-        """Return True if the model is that of one item, applied to each; then `self.outputs` describes the
-        outputs.
+        """Return True if the model is that of one item, applied to each; then `self.outputs` describes the outputs.
 
         `minimum` are dimensions below which the conversion gives another net: then one item may be special.
         """
@@ -250,17 +242,15 @@ class Batch:
         return any(output.axis is not None for output in self.outputs.values())
 
     def _output(self, result: Item | None) -> Output:
-        if result is None or isinstance(result, TensorSequence):
-            raise ItemsMixed
-        known = self.known(result)
+        shape, known = _shape_of(result), self.known(result)
         if known is None:
-            return Output(result.shape, None)
-        axis = self.place(result.shape)
-        if isinstance(known, str) or not known.fed or axis is None or result.shape[axis] != self.size:
+            return Output(shape, None)
+        axis = self.place(shape)
+        if isinstance(known, str) or not known.fed or axis is None or shape[axis] != self.size:
             raise ItemsMixed
-        if product(result.shape[:axis]) != known.before:
+        if product(shape[:axis]) != known.before:
             raise ItemsMixed
-        return Output(result.shape, axis)
+        return Output(shape, axis)
 
     def known(self, item: Item | None) -> Items | str | None:
         """Return the place of a value's items; None if the value is the same for each item."""
@@ -314,8 +304,7 @@ def each(seen: NodeView) -> int:
 
 
 def batch(*operands: int, axis: int = 0, sizes: Collection[int] = ()) -> ItemRule:
-    """Return the rule of operators for which an axis of these operands is a batch; the first result has the same batch
-    axis.
+    """Return the rule of operators with a batch axis, the same in these operands and in the first result.
 
     Operands that are `sizes` say what the shape of the result is.
     """
@@ -331,8 +320,7 @@ def batch(*operands: int, axis: int = 0, sizes: Collection[int] = ()) -> ItemRul
 
 
 def kept(seen: NodeView, mixed: Collection[int], sizes: Collection[int] = ()) -> int:
-    """Return the items' axis of the first operand; raise ItemsMixed if it is one of these axes, or another operand has
-    items.
+    """Return the items' axis of the first operand; ItemsMixed if it is among `mixed`, or another operand has items.
 
     Operands that are `sizes` say what the shape of the result is.
     """

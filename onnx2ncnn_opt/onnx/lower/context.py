@@ -52,10 +52,7 @@ class ImportContext(Builder, ABC):
         return result
 
     def demand(self, size: Dim, least: int) -> None:
-        """Let the net be right only where a dynamic dimension is `least` or more; nothing where it surely is.
-
-        For a fixed size there is nothing to demand.
-        """
+        """Let the net be right only where a dynamic dimension is `least` or more, unless it surely is."""
         if isinstance(size, Sym) and not self.becomes(size, least):
             self._minimum[size] = max(least, self._minimum.get(size, least))
 
@@ -127,9 +124,9 @@ class ImportContext(Builder, ABC):
         seen, left = {value}, [value]
         while left:
             current = left.pop()
-            node = None if current is None else current.producer()
             if current is None or current.const_value is not None:
                 continue
+            node = current.producer()
             if node is None:
                 info = inputs.get(current.name or "")
                 if info is None or not _is_flag(info):
@@ -147,19 +144,17 @@ class ImportContext(Builder, ABC):
 
         A size is None if it is not expressed in sizes of the model's inputs.
         """
-        sizes: dict[str | None, Dim] = {}
-        for source, info in zip(self._model.graph.inputs, self._model.inputs, strict=True):
-            for dim, size in zip(source.shape or (), info.shape, strict=False):
-                sizes.setdefault(None if isinstance(dim, int) else dim.value, size)
-        named = {name: size for name, size in sizes.items() if name is not None}
         if value.shape is None:
             return None
-        return tuple(dim if isinstance(dim, int) else parsed_size(dim.value or "", named) for dim in value.shape)
+        sizes: dict[str, Dim] = {}
+        for source, info in zip(self._model.graph.inputs, self._model.inputs, strict=True):
+            for dim, size in zip(source.shape or (), info.shape, strict=False):
+                if not isinstance(dim, int) and dim.value is not None:
+                    sizes.setdefault(dim.value, size)
+        return tuple(dim if isinstance(dim, int) else parsed_size(dim.value or "", sizes) for dim in value.shape)
 
     def tensor(self, x: Operand) -> Tensor:
-        """Return the value as a tensor of the running net; a constant becomes MemoryData, a symbolic tensor is
-        computed.
-        """
+        """As in `Builder`; a symbolic tensor is computed."""
         return self.computed(x) if isinstance(x, SymbolicTensor) else super().tensor(x)
 
     @abstractmethod

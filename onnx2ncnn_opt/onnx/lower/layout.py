@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import combinations
 from typing import NamedTuple, TypeAlias
 
-from onnx2ncnn_opt.ir.dim import Dim, broadcast, fitting
+from onnx2ncnn_opt.ir.dim import Dim, Shape, broadcast, fitting
 from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, Atoms, Dims, View, flat, refine
 
 
@@ -24,6 +24,12 @@ class Layout(NamedTuple):
     def atoms(self, view: View) -> tuple[Dims, Atoms]:
         """Return the atoms of a tensor's dims and batch in this layout."""
         return tuple(flat(view.axes[a] for a in group) for group in self.dims), flat(view.axes[a] for a in self.batch)
+
+
+def plain_dims(shape: Shape) -> list[list[int]]:
+    """Return each axis as a dim, without those of size 1; all as one dim if they are more than four."""
+    kept = [axis for axis, size in enumerate(shape) if size != 1]
+    return [[axis] for axis in kept] or [[]] if len(kept) <= MAX_DIMS else [kept]
 
 
 def layout_of(view: View) -> Layout | None:

@@ -66,10 +66,7 @@ class Unrolled:
     @property
     def hidden(self) -> int:
         """The size of a state."""
-        size = self.r.shape[-1]
-        if not isinstance(size, int):
-            raise self.im.refuse("a state of dynamic size", "bind it with --shape")
-        return size
+        return self.im.fixed(self.r.shape[-1:], "a state of dynamic size")[0]
 
     def lstm(self, x: Tensor, states: Sequence[Value | None], p: Value | None) -> tuple[Value, ...]:
         """Return the outputs of an LSTM, with peepholes `p` [directions, 3 * hidden]."""
@@ -91,25 +88,24 @@ class Unrolled:
 
     def gru(self, x: Tensor, states: Sequence[Value | None], linear_before_reset: int) -> tuple[Value, ...]:
         """Return the outputs of a GRU."""
-        im, count = self.im, 3
+        im = self.im
 
         def step(direction: int, products: list[Value], before: list[Value]) -> list[Value]:
             (h,) = before
             f, g = self._functions[2 * direction : 2 * direction + 2]
-            r = _rows(im, _part(im, self.r, direction), self.hidden)
+            r = _split(im, _part(im, self.r, direction), 0, self.hidden)
             z = self._gate(f, products[0], _product(im, h, r[0]))
             reset = self._gate(f, products[1], _product(im, h, r[1]))
             if linear_before_reset:
-                inner = self._columns(_part(im, self.b, direction))[2 * count - 1] if self.b is not None else None
+                inner = self._columns(_part(im, self.b, direction))[5] if self.b is not None else None
                 held = _times(im, reset, _sum(im, _product(im, h, r[2]), inner))
             else:
                 held = _product(im, _times(im, reset, h), r[2])
             new = self._gate(g, products[2], held)
-            return [
-                _total(im, binary(im, BinaryOp.MUL, binary(im, BinaryOp.RSUB, z, number(1)), new), _times(im, z, h))
-            ]
+            kept = binary(im, BinaryOp.RSUB, z, number(1))
+            return [_total(im, binary(im, BinaryOp.MUL, kept, new), _times(im, z, h))]
 
-        return self._run(x, states, self._bias(count - 1 if linear_before_reset else count), step)
+        return self._run(x, states, self._bias(2 if linear_before_reset else 3), step)
 
     def rnn(self, x: Tensor, states: Sequence[Value | None]) -> tuple[Value, ...]:
         """Return the outputs of an RNN."""
@@ -138,18 +134,13 @@ class Unrolled:
         return function(x if self.clip is None else self.im.unary(x, "Clip", min=-self.clip, max=self.clip))
 
     def _bias(self, inner: int | None = None) -> Value | None:
-        """Return the biases of W and R added, [directions, 1, gates * hidden]; of R only those of the first `inner`
-        gates.
-        """
+        """Return the biases of W, [directions, 1, gates * hidden], with those of R for the first `inner` gates."""
         if self.b is None:
             return None
         pieces = self._columns(self.b)
         half = len(pieces) // 2
-        inner = half if inner is None else inner
-        both = [
-            _sum(self.im, a, b) if i < inner else a
-            for i, (a, b) in enumerate(zip(pieces[:half], pieces[half:], strict=True))
-        ]
+        both = [_sum(self.im, a, b) for a, b in zip(pieces[:half], pieces[half:][:inner], strict=False)]
+        both += pieces[len(both) : half]
         if all(isinstance(piece, Constant) for piece in both):
             return Constant(np.concatenate([piece.array for piece in both if isinstance(piece, Constant)], -1))
         return concat(self.im, *(piece for piece in both if piece is not None), axis=1)
@@ -174,14 +165,10 @@ class Unrolled:
     ) -> tuple[Value, ...]:
         """Y and the last states: [steps, directions, batch, hidden] and [directions, batch, hidden]."""
         im = self.im
-        count, items, _ = x.shape
-        if not isinstance(count, int) or not isinstance(items, int):
-            raise im.refuse("a dynamic number of steps, or a dynamic batch", "bind it with --shape")
+        count, items = im.fixed(x.shape[:2], "a dynamic number of steps, or a dynamic batch")
         if count * len(self.backwards) > MOST_STEPS:
-            raise im.refuse(
-                f"{count * len(self.backwards)} steps one after the other, more than {MOST_STEPS}",
-                "feed the sequence in shorter parts",
-            )
+            reason = f"{count * len(self.backwards)} steps one after the other, more than {MOST_STEPS}"
+            raise im.refuse(reason, "feed the sequence in shorter parts")
         zeros = Constant(np.zeros((items, self.hidden), np.float32))
         outputs, ends = [], []
         for direction, backward in enumerate(self.backwards):
@@ -213,10 +200,6 @@ def _kept(im: ImportContext, alive: Array | None, new: Value, old: Value) -> Val
 def _part(im: ImportContext, x: Value, direction: int) -> Value:
     """Return the part of a direction, which is the first axis."""
     return Constant(x.array[direction]) if isinstance(x, Constant) else gather(im, x, Constant(np.array(direction)))
-
-
-def _rows(im: ImportContext, x: Value, size: int) -> list[Value]:
-    return _split(im, x, 0, size)
 
 
 def _split(im: ImportContext, x: Value, axis: int, size: int) -> list[Value]:
