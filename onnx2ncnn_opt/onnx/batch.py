@@ -147,7 +147,8 @@ def _before_flatten(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis
 
 
 def _before_reshape(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis: int) -> int | None:
-    target, after = _constant(node.inputs[1]), y.shape
+    target = _constant(node.inputs[1])
+    after: Iterable[Size] | None = y.shape
     copies = not node.attributes.get_int("allowzero", 0)
     if target and copies and not any(target[: axis + 1]):
         return axis

@@ -17,6 +17,8 @@ from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.spec import SHAPE_HINTS_ID
 from onnx2ncnn_opt.ir.view import MAX_DIMS, View
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.layout import Layout
+from onnx2ncnn_opt.onnx.registry import qualified
 from onnx2ncnn_opt.onnx.value import Constant, Item, SymbolicTensor, Tensor, TensorSequence, held_as_float
 from onnx2ncnn_opt.param.values import format_value
 
@@ -42,11 +44,6 @@ class CustomOp(NamedTuple):
     def __str__(self) -> str:
         params = ", ".join(f"{id}={name}" for id, name in enumerate(self.attributes or ()))
         return f"{qualified(self.domain, self.name)} is {self.layer}{f' ({params})' if params else ''}"
-
-
-def qualified(domain: str, name: str) -> str:
-    """Return an operator with its domain, if that is not ONNX's own."""
-    return f"{domain}::{name}" if domain else name
 
 
 def parse_custom(requests: Iterable[str]) -> tuple[CustomOp, ...]:
@@ -130,16 +127,14 @@ def _natural(im: ImportContext, operand: Item | None) -> tuple[Blob, int | None]
         operand = im.tensor(operand)
     batch = None
     if isinstance(operand, Tensor):
-        axes = operand.view.axes
-        batch = next((axis for axis, atoms in enumerate(axes) if atoms and atoms == operand.view.batch), None)
+        batch = operand.batch_axis
         if batch is None and operand.rank > 1 and (operand.shape[0] == 1 or operand.rank > MAX_DIMS):
             batch = 0
     if operand.rank - (batch is not None) > MAX_DIMS:
         raise im.refuse(f"an input has rank {operand.rank}: ncnn has four dims and a batch", "reshape it in the model")
     if isinstance(operand, Constant):
         return im.memory(operand.array.reshape(operand.array.shape or (1,))), None
-    dims = [[axis] for axis in range(operand.rank) if axis != batch] or [[]]
-    return im.mat(operand, dims, [] if batch is None else [batch]), batch
+    return im.mat(operand, *Layout.plain(operand.rank, batch)), batch
 
 
 def _params(im: ImportContext, op: CustomOp, node: onnx_ir.Node) -> dict[int, Any]:
@@ -177,11 +172,11 @@ def _result(im: ImportContext, value: onnx_ir.Value, axis: int | None, count: Di
     if batch is None and count != 1:
         reason = f"its output {value.name} has no axis {axis} of {count}, which is the batch of its inputs"
         raise im.refuse(reason, _WRITE_IMPORTER)
-    dims = [[other] for other in range(len(shape)) if other != batch] or [[]]
-    if len(dims) > MAX_DIMS:
+    layout = Layout.plain(len(shape), batch)
+    if len(layout.dims) > MAX_DIMS:
         reason = f"its output {value.name} has rank {len(shape)}: ncnn has four dims and a batch"
         raise im.refuse(reason, _WRITE_IMPORTER)
-    return View.of(shape, dims, [] if batch is None else [batch])
+    return View.of(shape, *layout)
 
 
 def _dtype(value: onnx_ir.Value) -> np.dtype[np.generic]:

@@ -36,7 +36,7 @@ from onnx2ncnn_opt.onnx.read.given import solved
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.onnx.read.schema import misfit
 from onnx2ncnn_opt.onnx.read.structure import read_values
-from onnx2ncnn_opt.onnx.registry import OnnxOp
+from onnx2ncnn_opt.onnx.registry import OnnxOp, qualified
 from onnx2ncnn_opt.onnx.value import Constant, Item, SymbolicTensor, Tensor, TensorSequence, element_type, held_as_float
 from onnx2ncnn_opt.progress import counted
 
@@ -52,18 +52,14 @@ class _Equal(Exception):
 
 
 class Port(NamedTuple):
-    """One input or output of the model: its ONNX name, shape and type, and the blob that stands for it.
-
-    `batch_axis` is the ONNX axis that is not among the Mat's dims but its batch count; None if the array goes as it is.
-    `element` is the type of the Mat's elements.
-    """
+    """One input or output of the model: its ONNX name, shape and type, and the blob that stands for it."""
 
     name: str
     blob: Blob
     shape: Shape
     dtype: np.dtype[np.generic]
-    batch_axis: int | None
-    element: str
+    batch_axis: int | None  # the ONNX axis that is the Mat's batch count, not a dim; None if the array goes as it is
+    element: str  # the type of the Mat's elements
 
     @property
     def free_batch(self) -> str | None:
@@ -73,16 +69,13 @@ class Port(NamedTuple):
 
 
 class Imported(NamedTuple):
-    """The ncnn graph of a model, and its inputs and outputs in ONNX order.
-
-    `minimum` are dynamic dimensions below which the model is another one than the net (see `ImportContext.demand`).
-    """
+    """The ncnn graph of a model, and its inputs and outputs in ONNX order."""
 
     graph: Graph
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     custom: tuple[CustomOp, ...]
-    minimum: Mapping[Dim, int]
+    minimum: Mapping[Dim, int]  # dynamic dimensions below which the net differs (see `ImportContext.demand`)
 
 
 def import_model(
@@ -166,16 +159,16 @@ class _Ends(ImportContext):
         preferred, ports = batch_axes(self._model), []
         for info in self._model.inputs:
             dtype, batch = info.dtype.numpy(), self._batch_axis(info, preferred)
-            axes = [axis for axis in range(len(info.shape)) if axis != batch]
+            layout = Layout.plain(len(info.shape), batch)
             self._label = info.name
-            if len(axes) > MAX_DIMS or 0 in info.shape:
+            if len(layout.dims) > MAX_DIMS or 0 in info.shape:
                 problem = "is empty" if 0 in info.shape else "has more than four axes besides the batch"
                 reason = f"shape {shape_text(info.shape)} {problem}, and ncnn has no such tensors"
                 self._refused.append(Unsupported(info.name, "graph input", reason))
                 self._values[info.name] = None
                 self._tainted.add(info.name)
                 continue
-            view = View.of(info.shape, [[axis] for axis in axes] or [[]], [] if batch is None else [batch])
+            view = View.of(info.shape, *layout)
             blob = self.input(info.name, view)
             self._values[info.name] = Tensor(blob, view, dtype)
             ports.append(Port(info.name, blob, info.shape, dtype, batch, element_type(dtype)))
@@ -223,17 +216,14 @@ class _Ends(ImportContext):
 
     def _output_layout(self, x: Tensor, told: int | None = None) -> tuple[Layout, int | None]:
         """Return the layout in which an output leaves the net, and its batch axis: as told, else the cheapest one."""
-        options: list[tuple[Layout, int | None]] = []
         one = [axis for axis in range(x.rank) if x.shape[axis] == 1]
         batches: list[int | None] = [*(a for a in one if a == 0 and x.rank > 1), None, *(a for a in one if a != 0)]
-        if x.view.batch and x.rank > 1:  # a Mat has a dim besides its batch
-            batches = [*(axis for axis in range(x.rank) if x.view.axes[axis] == x.view.batch), *batches]
+        if x.batch_axis is not None and x.rank > 1:  # a Mat has a dim besides its batch
+            batches = [x.batch_axis, *batches]
         if x.rank > MAX_DIMS:  # one axis more than a Mat has dims
             batches += [axis for axis, size in enumerate(x.shape) if isinstance(size, int)]
-        for batch in batches if told is None else [told]:
-            dims = tuple((axis,) for axis in range(x.rank) if axis != batch) or ((),)
-            if len(dims) <= MAX_DIMS:
-                options.append((Layout(dims, () if batch is None else (batch,)), batch))
+        layouts = [(Layout.plain(x.rank, batch), batch) for batch in (batches if told is None else [told])]
+        options = [(layout, batch) for layout, batch in layouts if len(layout.dims) <= MAX_DIMS]
         if not options:
             reason = f"shape {shape_text(x.shape)} has more than four axes besides the batch"
             raise self.refuse(reason, "squeeze or reshape it in the model")
@@ -300,7 +290,7 @@ class _Walk(_Ends):
 
     def _import(self, node: onnx_ir.Node) -> None:
         outputs = _names(node.outputs)
-        self._label, self._node = node.name or next(filter(None, outputs), node.op_type), node
+        self._label, self.node = node.name or next(filter(None, outputs), node.op_type), node
         refused = len(self._refused)
         names = _names(node.inputs)
         operands = [self._values[name] if name else None for name in names]
@@ -358,8 +348,7 @@ class _Walk(_Ends):
         return f"the model does not accept {shapes}: {node.op_type} {self._label} gets {a} and {b}{advice}"
 
     def _refuse(self, node: onnx_ir.Node, reason: str, hint: str = "") -> None:
-        operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-        self._refused.append(Unsupported(self._label, operator, reason, hint))
+        self._refused.append(Unsupported(self._label, qualified(node.domain, node.op_type), reason, hint))
 
     def _stand_ins(self, node: onnx_ir.Node, operands: Sequence[Item | None]) -> Sequence[Item | None]:
         """Return tensors in place of a refused node's results; None where the shape is unknown."""
@@ -378,9 +367,8 @@ class _Walk(_Ends):
         """Return how to convert the nodes before all refused ones; empty if each of these has a hint."""
         if all(node.hint for node in self._refused):
             return ""
-        sound, tainted = [], []
-        for node in self._model.graph:
-            (sound if self._tainted.isdisjoint(_names(node.outputs)) else tainted).append(node)
+        sound = [node for node in self._model.graph if self._tainted.isdisjoint(_names(node.outputs))]
+        tainted = set(self._model.graph).difference(sound)
         wanted = {info.name for info in self._model.outputs}.union(*map(_read_names, tainted)) - {""}
         made = [(name, self._values[name]) for node in sound for name in _names(node.outputs) if name in wanted]
         cut = [(name, x) for name, x in made if isinstance(x, Tensor)]
@@ -456,7 +444,7 @@ class _Walk(_Ends):
     def inlined(self, graph: onnx_ir.Graph, *operands: Item, iterations: int | None = None) -> tuple[Item, ...]:
         """See `ImportContext`."""
         outer, refused = dict(self._values), len(self._refused)
-        state = self._label, self._node
+        state = self._label, self.node
         self._values.update(_initializers(graph))
         self._values.update((value.name or "", x) for value, x in zip(graph.inputs, operands, strict=True))
         self._inlined += 1
@@ -465,16 +453,14 @@ class _Walk(_Ends):
             self._inlined += 1
         results = [self._values.get(value.name or "") for value in graph.outputs]
         self._values = outer  # the names of a subgraph end with it
-        self._label, self._node = state
+        self._label, self.node = state
         done = tuple(x for x in results if x is not None)
         if len(done) < len(results) or (iterations is not None and len(self._refused) > refused):
             raise MissingOperand
         if self._inlined > MOST_INLINED:
             count = "its iterations" if iterations is None else f"its {iterations} iterations"
-            raise self.refuse(
-                f"{count} of {len(graph)} nodes are too many: loops may have {MOST_INLINED} in all",
-                "export the loop with fewer iterations",
-            )
+            reason = f"{count} of {len(graph)} nodes are too many: loops may have {MOST_INLINED} in all"
+            raise self.refuse(reason, "export the loop with fewer iterations")
         return done
 
     def _name_blob(self, value: Item | None, name: str) -> None:

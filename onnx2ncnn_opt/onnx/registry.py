@@ -102,8 +102,8 @@ class OnnxOp:
 
     @property
     def qualified_name(self) -> str:
-        """The name with its domain, if that is not ONNX's own."""
-        return f"{self.domain}::{self.name}" if self.domain else self.name
+        """See `qualified`."""
+        return qualified(self.domain, self.name)
 
     @cached_property
     def _parameters(self) -> list[inspect.Parameter]:
@@ -144,6 +144,11 @@ class OnnxOp:
             del found[name]
             found |= dict.fromkeys(group._fields, inspect.Parameter.empty) | group._field_defaults
         return found
+
+
+def qualified(domain: str, name: str) -> str:
+    """Return an operator with its domain, if that is not ONNX's own."""
+    return f"{domain}::{name}" if domain else name
 
 
 _OPS: dict[tuple[str, str], list[OnnxOp]] = {}

@@ -40,6 +40,11 @@ class Tensor:
         """The number of ONNX axes."""
         return len(self.view.axes)
 
+    @property
+    def batch_axis(self) -> int | None:
+        """The axis that is the Mat's batch; None if none is."""
+        return next((axis for axis, atoms in enumerate(self.view.axes) if atoms and atoms == self.view.batch), None)
+
     def viewed(self, view: View) -> Tensor:
         """Return the same blob under another view."""
         return Tensor(self.blob, view, self.dtype)

@@ -26,10 +26,7 @@ _FIT = "give sizes that fit with --shape, or check how the model was exported"
 
 
 class Refusal(Exception):
-    """Raised inside an importer: this node has no exact ncnn form.
-
-    `equal` are pairs of sizes: if all of them are equal, the node may have one.
-    """
+    """Raised inside an importer: the node has no exact ncnn form, unless all pairs of sizes in `equal` are equal."""
 
     def __init__(self, reason: str, hint: str = "", equal: Iterable[tuple[Dim, Dim]] = ()) -> None:
         super().__init__(reason)
@@ -245,10 +242,7 @@ class Builder(Layers):
         return [[axis] for axis in range(1, x.rank)]
 
     def along(self, x: Value, axes: Sequence[int]) -> Tensor:
-        """Return the tensor in a layout in which each of these axes is a Mat dim of its own (see `View.dim_of`).
-
-        Axes of size 1 are ignored.
-        """
+        """Return the tensor in a layout in which each of these axes, unless of size 1, is a dim (see `View.dim_of`)."""
         laid_out = self.separated(x, axes)
         if laid_out is None:
             reason = f"axes {list(axes)} of a rank {x.rank} tensor need more than ncnn's four dims"

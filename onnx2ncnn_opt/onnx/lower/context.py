@@ -30,7 +30,7 @@ class ImportContext(Builder, ABC):
     def __init__(self, model: LoadedModel, types: Mapping[str, LayerSpec]) -> None:
         super().__init__(types, [value.name for value in (*model.inputs, *model.outputs)])
         self._model = model
-        self._node: onnx_ir.Node
+        self.node: onnx_ir.Node  # the node that is being imported
         self._minimum: dict[Dim, int] = {}
 
     @property
@@ -87,33 +87,25 @@ class ImportContext(Builder, ABC):
     @property
     def output_count(self) -> int:
         """The number of outputs of the node."""
-        return len(self._node.outputs)
+        return len(self.node.outputs)
 
     def is_used(self, output: int) -> bool:
         """Return True if the node has this output, and somebody reads it."""
         if output >= self.output_count:
             return False
-        value = self._node.outputs[output]
+        value = self.node.outputs[output]
         return bool(value.name and (value.uses() or value.is_graph_output()))
 
     def readers(self) -> Sequence[onnx_ir.Node]:
         """Return the nodes that read the node's first output."""
-        return self._node.outputs[0].consumers()
-
-    def is_result(self) -> bool:
-        """Return True if the node's first output is an output of the model."""
-        return self._node.outputs[0].is_graph_output()
-
-    def operand(self, at: int) -> onnx_ir.Value | None:
-        """Return the node's input number `at`."""
-        return self._node.inputs[at]
+        return self.node.outputs[0].consumers()
 
     def value_hint(self, operand: int, otherwise: str = "") -> str:
         """Return how to make an operand of the node constant: the inputs that it is computed from, bound to values.
 
         Return `otherwise` if it comes from more than a few flags, thresholds and sizes.
         """
-        names = self._flags_behind(self._node.inputs[operand])
+        names = self._flags_behind(self.node.inputs[operand])
         options = " ".join(f"--value {name}=..." for name in names)
         return f"bind {'it' if len(names) == 1 else 'them'} with {options}" if names else otherwise
 

@@ -8,7 +8,7 @@ costs the fewest layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, groupby
 from typing import NamedTuple, TypeAlias
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape, broadcast, fitting
@@ -20,6 +20,11 @@ class Layout(NamedTuple):
 
     dims: tuple[tuple[int, ...], ...]
     batch: tuple[int, ...] = ()
+
+    @classmethod
+    def plain(cls, rank: int, batch: int | None) -> Layout:
+        """Return the layout in which each axis is a dim, other than the batch axis."""
+        return cls(tuple((axis,) for axis in range(rank) if axis != batch) or ((),), () if batch is None else (batch,))
 
     def atoms(self, view: View) -> tuple[Dims, Atoms]:
         """Return the atoms of a tensor's dims and batch in this layout."""
@@ -182,14 +187,8 @@ def _with_dim(layout: Layout, axis: int) -> Iterator[Layout]:
 
 
 def _merged(axes: list[int], present: list[tuple[bool | int, ...]], whole: int | None) -> Iterator[tuple[int, ...]]:
-    """Neighbouring axes that the same views have, as one dim."""
-    group: list[int] = []
-    for axis in axes:
-        if group and (axis == whole or group[-1] == whole or present[axis] != present[group[-1]]):
-            yield tuple(group)
-            group = []
-        group.append(axis)
-    if group:
+    """Yield runs of neighbouring axes that the same views have; `whole` is a run of its own."""
+    for _, group in groupby(axes, lambda axis: (axis == whole, present[axis])):
         yield tuple(group)
 
 

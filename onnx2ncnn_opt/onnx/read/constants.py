@@ -12,6 +12,7 @@ import mmap
 import os
 import stat
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import numpy as np
@@ -60,12 +61,12 @@ def settle(graph: onnx_ir.Graph, embedded: Embedded | None = None) -> None:
                 node.attributes[name] = onnx_ir.AttrTensors(name, tensors)
 
 
+@dataclass
 class _Files:
     """Maps of external data files, one for each file, and of the model's own."""
 
-    def __init__(self, embedded: Embedded | None) -> None:
-        self.embedded = embedded
-        self._maps: dict[str, mmap.mmap] = {}
+    embedded: Embedded | None
+    _maps: dict[str, mmap.mmap] = field(default_factory=dict)
 
     def map(self, path: str, where: str) -> mmap.mmap:
         """Return the file's bytes; ModelError (begins with `where`) unless it is a plain non-empty file of one link."""

@@ -74,10 +74,7 @@ class Equations:
         return size
 
     def equate(self, declared: Dim, given: Dim) -> bool:
-        """Let two sizes be equal; False if they cannot be, or where neither can be told from the other.
-
-        A declared name gives way to the caller's.
-        """
+        """Let two sizes be equal, in the caller's names; False if they cannot be, or neither follows from the other."""
         a, b = self.resolved(declared), self.resolved(given)
         if a == b:
             return True
@@ -129,6 +126,7 @@ def _parsed(tree: ast.expr, sizes: Mapping[str, Dim]) -> Dim | None:
     if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):  # -1 + a
         negated = _parsed(tree.operand, sizes)
         return None if negated is None else -negated
+    function: Callable[[Any, Any], Dim] | None
     if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and len(tree.args) == 2:
         function, operands = {"min": smaller, "max": larger}.get(tree.func.id), tree.args
     elif isinstance(tree, ast.BinOp):

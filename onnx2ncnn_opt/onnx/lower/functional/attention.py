@@ -12,6 +12,7 @@ from onnx2ncnn_opt.ir.dim import Dim, exact_div, known, product
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.onnx.lower.budget import require_room
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.activation import softmax
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number, spread
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
@@ -20,7 +21,6 @@ from onnx2ncnn_opt.onnx.lower.functional.gather import gather
 from onnx2ncnn_opt.onnx.lower.functional.logic import and_, greater_or_equal
 from onnx2ncnn_opt.onnx.lower.functional.matmul import matmul
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
-from onnx2ncnn_opt.onnx.lower.functional.softmax import softmax
 from onnx2ncnn_opt.onnx.lower.functional.views import transposed
 from onnx2ncnn_opt.onnx.lower.functional.where import where
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
@@ -75,7 +75,8 @@ def with_past(
     if past_key is None or past_value is None:
         return [q, k, v], 0
     [past] = im.fixed([past_key.shape[2]], "a past of dynamic length")
-    return [q, concat_heads(im, (past_key, k)), concat_heads(im, (past_value, v))], past
+    k, v = (im.tensor(concat(im, *pair, axis=2)) for pair in ((past_key, k), (past_value, v)))
+    return [q, k, v], past
 
 
 def lengthened(im: ImportContext, mask: Value | None, length: Dim) -> Value | None:
@@ -108,11 +109,6 @@ def merge_heads(im: ImportContext, x: Tensor) -> Value:
     """Return the inverse of `split_heads`."""
     batch, heads, length, size = x.shape
     return im.reshape(x.viewed(x.view.transpose(_HEADS)), (batch, length, heads * size))
-
-
-def concat_heads(im: ImportContext, parts: Sequence[Tensor]) -> Tensor:
-    """Past and present along the length."""
-    return im.tensor(concat(im, *parts, axis=2))
 
 
 def bias(im: ImportContext, mask: Value | None) -> Value | None:

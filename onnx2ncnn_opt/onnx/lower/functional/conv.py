@@ -15,7 +15,7 @@ from onnx2ncnn_opt.ir.dim import Dim
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
 from onnx2ncnn_opt.onnx.lower.functional.pad import pad
-from onnx2ncnn_opt.onnx.lower.functional.window import SUFFIX, ConvAttributes, pad_params, same_pads, spatial
+from onnx2ncnn_opt.onnx.lower.functional.window import SUFFIX, ConvAttributes, same_pads, window_params
 from onnx2ncnn_opt.onnx.value import Ints, Tensor, Value
 
 _PLAIN = ConvAttributes()
@@ -30,8 +30,7 @@ def conv(im: ImportContext, x: Tensor, w: Value, b: Value | None = None, *, give
     # One tap has no dilation; ncnn crashes on one that is larger than the image, where packing is off.
     dilation = tuple(1 if k == 1 else d for k, d in zip(kernel, given.dilations or (1,) * n, strict=True))
     begins_ends = same_pads(im, x.shape[2:], given.auto_pad, given.pads, kernel, dilation, stride)
-    params = spatial("kernel", kernel) | spatial("dilation", dilation) | spatial("stride", stride)
-    params |= pad_params(begins_ends) | ({} if group == 1 else {"group": group})
+    params = window_params(kernel, dilation, stride, begins_ends) | ({} if group == 1 else {"group": group})
     kind = ("Convolution" if group == 1 else "ConvolutionDepthWise") + SUFFIX[n]
     if isinstance(w, Tensor):
         return _of_computed_weights(im, kind, x, w, b, w.shape[0], params)
@@ -85,8 +84,7 @@ def conv_transpose(
     if any(p < 0 for p in pads):
         narrow = conv_transpose(im, x, w, given=given, output_padding=output_padding)
         return _widened(im, narrow, [max(-p, 0) for p in pads], b)
-    params = spatial("kernel", kernel) | spatial("dilation", dilation) | spatial("stride", stride)
-    params |= pad_params(pads) | ({} if group == 1 else {"group": group})
+    params = window_params(kernel, dilation, stride, pads) | ({} if group == 1 else {"group": group})
     for name, size in zip(("right", "bottom", "behind"), reversed(extra), strict=False):
         params[f"output_pad_{name}"] = size
     kind = ("Deconvolution" if group == 1 else "DeconvolutionDepthWise") + SUFFIX[n]

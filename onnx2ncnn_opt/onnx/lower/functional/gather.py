@@ -20,7 +20,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, expand
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, float_value
-from onnx2ncnn_opt.onnx.lower.functional.crop import MOST_RUNS, crop, pick
+from onnx2ncnn_opt.onnx.lower.functional.crop import MOST_RUNS, crop, from_front, pick
 from onnx2ncnn_opt.onnx.lower.functional.gather_slices import picked, picked_together
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.value import (
@@ -168,9 +168,7 @@ def gather_elements(im: ImportContext, data: Value, indices: Value, *, axis: int
 
 def _constant_elements(im: ImportContext, data: Value, indices: Array, axis: int) -> Value:
     shape = fixed(im, data.shape)
-    if indices.size and (indices.min() < -shape[axis] or indices.max() >= shape[axis]):
-        raise im.invalid(f"indices {indices.min()} to {indices.max()} are not all in an axis of size {shape[axis]}")
-    indices = np.where(indices < 0, indices + shape[axis], indices)
+    indices = from_front(im, indices, shape[axis])
     if isinstance(data, Constant):
         targets: list[Array] = list(np.indices(indices.shape, sparse=True))
         targets[axis] = indices

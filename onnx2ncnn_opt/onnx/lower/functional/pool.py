@@ -15,7 +15,14 @@ from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
 from onnx2ncnn_opt.onnx.lower.functional.infinity import are_infinities_tested, in_quarters
 from onnx2ncnn_opt.onnx.lower.functional.pad import pad
-from onnx2ncnn_opt.onnx.lower.functional.window import SUFFIX, PoolAttributes, pad_params, same_pads, spatial
+from onnx2ncnn_opt.onnx.lower.functional.window import (
+    SUFFIX,
+    PoolAttributes,
+    pad_params,
+    same_pads,
+    spatial,
+    window_params,
+)
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 
 _MOST_TAPS = 32
@@ -45,17 +52,14 @@ def average_pool(
 
 
 class _Window(NamedTuple):
-    """The movement of a window; `tail` is the extra padding of `ceil_mode` at the ends of the axes.
-
-    With `mode` FULL ncnn adds it itself, as the sizes are dynamic.
-    """
+    """The movement of a window."""
 
     kernel: Ints
     dilations: Ints
     strides: Ints
     pads: Ints
-    tail: Ints
-    mode: PadMode = PadMode.VALID
+    tail: Ints  # the extra padding of `ceil_mode` at the ends of the axes
+    mode: PadMode = PadMode.VALID  # with FULL ncnn adds the tail itself, as the sizes are dynamic
 
     @property
     def has_gaps(self) -> bool:
@@ -121,9 +125,8 @@ def _largest(im: ImportContext, x: Tensor, axis: int, taps: int, dilation: int, 
     padded = pad(im, x, pads=tuple(around), value=-FLT_MAX)
     reach = (taps - 1) * dilation
     if isinstance(size := padded.shape[axis], int) and size <= reach:
-        raise im.refuse(
-            f"a window of {reach + 1} elements over an axis of {size}", "use a smaller window, or a larger --shape"
-        )
+        reason = f"a window of {reach + 1} elements over an axis of {size}"
+        raise im.refuse(reason, "use a smaller window, or a larger --shape")
     largest: Value = crop(im, padded, axis, 0, -reach)
     for tap in range(1, taps):
         # -233: to the end.
@@ -138,8 +141,7 @@ def _dilated_average(im: ImportContext, x: Tensor, window: _Window, include: boo
     [channels] = im.fixed(x.shape[1:2], "dilations over a dynamic number of channels")
     even = not any(window.tail) and (include or not any(pads))
     weight = np.full((channels, 1, *kernel), 1 / math.prod(kernel) if even else 1, np.float32)
-    params: dict[str, Any] = spatial("kernel", kernel) | spatial("dilation", window.dilations)
-    params |= spatial("stride", window.strides) | pad_params(window.around)
+    params = window_params(kernel, window.dilations, window.strides, window.around)
     params |= {"num_output": channels, "group": channels, "weight_data_size": weight.size}
     kind = f"ConvolutionDepthWise{SUFFIX[n]}"
     blob = im.layer(kind, im.channels(x), weights={"weight_data": weight}, **params)

@@ -1,7 +1,7 @@
 """LSTM, GRU and RNN step by step, for what ncnn's layers do not have.
 
-That is weights that are computed at run time, GRU's reset gate before the product, peepholes, other activations,
-clipped gates, and sequences that end early. Every step is unrolled, so the number of steps has a limit.
+These are computed weights, GRU's reset gate before the product, peepholes, other activations, clipped gates, and
+sequences that end early. Every step is unrolled, so the number of steps has a limit.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from onnx2ncnn_opt.onnx.lower.budget import MOST_STEPS
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import softplus, softsign
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
-from onnx2ncnn_opt.onnx.lower.functional.concat import concat
+from onnx2ncnn_opt.onnx.lower.functional.concat import concat, joined, parts
+from onnx2ncnn_opt.onnx.lower.functional.crop import split
 from onnx2ncnn_opt.onnx.lower.functional.gather import gather
 from onnx2ncnn_opt.onnx.lower.functional.matmul import matmul
-from onnx2ncnn_opt.onnx.lower.functional.split import split
 from onnx2ncnn_opt.onnx.lower.functional.views import transposed
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
@@ -134,16 +134,14 @@ class Unrolled:
         return function(x if self.clip is None else self.im.unary(x, "Clip", min=-self.clip, max=self.clip))
 
     def _bias(self, inner: int | None = None) -> Value | None:
-        """Return the biases of W, [directions, 1, gates * hidden], with those of R for the first `inner` gates."""
+        """Return the biases of W, [directions, gates * hidden], with those of R for the first `inner` gates."""
         if self.b is None:
             return None
         pieces = self._columns(self.b)
         half = len(pieces) // 2
         both = [_sum(self.im, a, b) for a, b in zip(pieces[:half], pieces[half:][:inner], strict=False)]
         both += pieces[len(both) : half]
-        if all(isinstance(piece, Constant) for piece in both):
-            return Constant(np.concatenate([piece.array for piece in both if isinstance(piece, Constant)], -1))
-        return concat(self.im, *(piece for piece in both if piece is not None), axis=1)
+        return joined(self.im, [piece for piece in both if piece is not None], 1)
 
     def _products(self, state: Value, direction: int) -> list[Value | None]:
         """Return a state times each gate's matrix; None for a state of zeros."""
@@ -206,9 +204,7 @@ def _split(im: ImportContext, x: Value, axis: int, size: int) -> list[Value]:
     """Return an axis in parts of a size."""
     length = x.shape[axis]
     assert isinstance(length, int)
-    if isinstance(x, Constant):
-        return [Constant(piece) for piece in np.split(x.array, length // size, axis)]
-    return list(split(im, x, axis, (size,) * (length // size)))
+    return list(parts(im, x, axis, (size,) * (length // size)))
 
 
 def _is_zero(x: Value | None) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
@@ -12,7 +12,7 @@ from onnx2ncnn_opt.onnx.value import Ints
 # Spatial axes outermost first, as ONNX orders them, by their number.
 AXES = {1: ("w",), 2: ("h", "w"), 3: ("d", "h", "w")}
 # ncnn's names of the pads at the beginning and the end of an axis.
-PADS = {"w": ("pad_left", "pad_right"), "h": ("pad_top", "pad_bottom"), "d": ("pad_front", "pad_behind")}
+_PADS = {"w": ("pad_left", "pad_right"), "h": ("pad_top", "pad_bottom"), "d": ("pad_front", "pad_behind")}
 
 
 # The end of the type of ncnn's layers, by the number of spatial axes.
@@ -45,10 +45,16 @@ def spatial(name: str, values: Sequence[int]) -> dict[str, int]:
     return {f"{name}_{axis}": int(value) for axis, value in zip(AXES[len(values)], values, strict=True)}
 
 
+def window_params(kernel: Ints, dilations: Ints, strides: Ints, pads: Ints) -> dict[str, Any]:
+    """Return the parameters of a window that moves over a padded operand."""
+    sizes = spatial("kernel", kernel) | spatial("dilation", dilations) | spatial("stride", strides)
+    return sizes | pad_params(pads)
+
+
 def pad_params(pads: Sequence[int]) -> dict[str, int]:
     """ONNX pads (all begins, then all ends) as ncnn's parameters."""
     axes = AXES[len(pads) // 2]
-    names = [PADS[axis][end] for end in (0, 1) for axis in axes]
+    names = [_PADS[axis][end] for end in (0, 1) for axis in axes]
     return {name: int(pad) for name, pad in zip(names, pads, strict=True)}
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.activation import flat_softmax, softmax
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.matmul import linear, matmul
@@ -24,7 +25,6 @@ from onnx2ncnn_opt.onnx.lower.functional.quantize import (
     sums_of,
     type_of,
 )
-from onnx2ncnn_opt.onnx.lower.functional.softmax import flat_softmax, softmax
 from onnx2ncnn_opt.onnx.lower.functional.views import transposed
 from onnx2ncnn_opt.onnx.lower.functional.window import PoolAttributes
 from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
