@@ -30,11 +30,12 @@ def call(im: ImportContext, op: OnnxOp, node: onnx_ir.Node, operands: list[Item 
         attributes[name] = group(**{field: attributes.pop(field) for field in group._fields if field in attributes})
     result = op.function(im, *arguments, **attributes)
     results = list(result) if isinstance(result, tuple) else [result]
-    asked = [value.name for i, value in enumerate(node.outputs) if i >= len(results) and im.is_used(i)]
+    count = len(node.outputs)
+    asked = [node.outputs[i].name for i in range(len(results), count) if im.is_used(i)]
     if asked:
         reason = f"output {asked[-1]} is used, but ncnn cannot give it"
         raise Refusal(reason, "leave out what uses it with --outputs")
-    return [results[i] if i < len(results) else None for i in range(len(node.outputs))]
+    return [*results, *[None] * count][:count]
 
 
 def _arguments(im: ImportContext, op: OnnxOp, operands: list[Item | None]) -> list[Any]:
@@ -59,9 +60,8 @@ def _argument(im: ImportContext, op: OnnxOp, i: int, declared: Input, operand: I
         return operand
     if isinstance(operand, TensorSequence) or declared.type == TensorSequence:
         if declared.type != TensorSequence or not isinstance(operand, TensorSequence):
-            raise Refusal(
-                f"input {declared.name} is {'a' if isinstance(operand, TensorSequence) else 'not a'} sequence"
-            )
+            article = "a" if isinstance(operand, TensorSequence) else "not a"
+            raise Refusal(f"input {declared.name} is {article} sequence")
         return operand
     if operand.dtype.kind == "c":
         raise Refusal(f"input {declared.name} is {operand.dtype}: ncnn has real numbers only")

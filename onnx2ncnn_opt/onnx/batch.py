@@ -1,15 +1,14 @@
 """The batch axis of each graph input: solved once, backwards from the operators that have one.
 
 An importer registered with ``batch=k`` says that axis k of its first input is a batch. The rows of an operand that one
-matrix multiplies again and again, in a loop or in steps that are written out, are a batch too. From there the axis is
-followed up to the graph inputs, through operators that keep their operands' axes, and through Reshape and its kin where
-the axis surely stays. The result only decides how inputs are handed over (dims or batch count of the Mat). Other uses
-of the axis in the graph stay right, since every tensor's view knows where its axes are.
+matrix multiplies again and again, in a loop or in unrolled steps, are a batch too. From there the axis is followed up
+to the graph inputs, through operators that keep it. The result only decides how inputs are handed over (dims or batch
+count of the Mat): every tensor's view knows where its axes are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir
 
@@ -68,8 +67,7 @@ def dynamic_batches(model: LoadedModel, told: Mapping[str, int | None], found: M
 
 
 def _axes_of(name: str, model: LoadedModel) -> dict[str, int]:
-    """Return the axis of each input that has this dimension; none if it is not one whole axis next to others
-    everywhere.
+    """Return the axis of each input that has this dimension; none if it is not always one whole axis next to others.
 
     A Mat has a dim besides its batch, and a batch of another size for another input cannot be fed.
     """
@@ -109,78 +107,96 @@ def _sources(
 ) -> Iterator[tuple[onnx_ir.Value, int]]:
     """Yield the inputs of a node that have an axis of its output, and as which of theirs."""
     first = node.inputs[0] if node.inputs else None
+    before = _AXIS_BEFORE.get(node.op_type) if node.domain == "" else None
     if traits_of(node.domain, node.op_type, model.opsets.get(node.domain, 1)).axes is not None:
         for operand in node.inputs:
             if operand is not None and (at := axis - _missing_axes(operand, node)) >= 0:
                 yield operand, at
-    elif first is not None and node.domain == "" and (at_first := _axis_before(node, first, value, axis)) is not None:
+    elif first is not None and before is not None and (at_first := before(node, first, value, axis)) is not None:
         yield first, at_first
 
 
 def _missing_axes(operand: onnx_ir.Value, node: onnx_ir.Node) -> int:
     """Return how many axes broadcasting puts before the operand's axes; 0 if the shape is unknown."""
-    ranks = [
-        len(value.shape) for value in (*node.inputs, *node.outputs) if value is not None and value.shape is not None
-    ]
-    return 0 if operand.shape is None else max(ranks) - len(operand.shape)
+    shapes = [value.shape for value in (*node.inputs, *node.outputs) if value is not None]
+    return 0 if operand.shape is None else max(len(shape or ()) for shape in shapes) - len(operand.shape)
 
 
-def _axis_before(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis: int) -> int | None:
-    """Return the axis of x that becomes this one of y, if the node moves or regroups axes and leaves this one whole."""
-    if node.op_type in ("Flatten", "Reshape", "Squeeze", "Unsqueeze"):
-        return _axis_before_view(node, x, y, axis)
-    if node.op_type == "Transpose":
-        return node.attributes["perm"].as_ints()[axis] if "perm" in node.attributes else None
+def _before_transpose(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis: int) -> int | None:
+    return node.attributes["perm"].as_ints()[axis] if "perm" in node.attributes else None
+
+
+def _before_cut(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis: int) -> int | None:
     if node.op_type == "Split":
-        return axis if node.attributes.get_int("axis", 0) not in (axis, axis - len(x.shape or ())) else None
-    if node.op_type == "Slice":
-        cut = _constant(node.inputs[3]) if len(node.inputs) > 3 else ()
-        return axis if cut and not {axis, axis - len(x.shape or ())} & {*cut} else None
-    if node.op_type == "Gather":
-        index, at = node.inputs[1], node.attributes.get_int("axis", 0)
-        is_scalar = index is not None and index.shape is not None and not len(index.shape)
-        return axis + (axis >= at) if is_scalar and at >= 0 else None
-    return None
+        axes: Sequence[int] = [node.attributes.get_int("axis", 0)]
+    else:
+        axes = _constant(node.inputs[3]) if len(node.inputs) > 3 else ()
+    return axis if axes and not {axis, axis - len(x.shape or ())} & {*axes} else None
 
 
-def _axis_before_view(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis: int) -> int | None:
-    """Return the same for a node that leaves the order of elements as it is."""
-    if node.op_type == "Flatten" and node.attributes.get_int("axis", 1) == 1 and axis == 0:
+def _before_gather(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis: int) -> int | None:
+    index, at = node.inputs[1], node.attributes.get_int("axis", 0)
+    is_scalar = index is not None and index.shape is not None and not len(index.shape)
+    return axis + (axis >= at) if is_scalar and at >= 0 else None
+
+
+def _before_flatten(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis: int) -> int | None:
+    if node.attributes.get_int("axis", 1) == 1 and axis == 0:
         return 0
-    before, after = (None if value.shape is None else list(value.shape) for value in (x, y))
-    if node.op_type == "Reshape" and (target := _constant(node.inputs[1])):
-        copies = not node.attributes.get_int("allowzero", 0)
-        if copies and not any(target[: axis + 1]):
-            return axis
-        if before is not None:
-            after = [before[at] if size == 0 and copies else size for at, size in enumerate(target)]
-    axes = _constant_axes(node)
-    if axes and min(axes) < 0 and before is not None:
-        rank = len(before) + (len(axes) if node.op_type == "Unsqueeze" else 0)
+    return _axis_of_same_size(x.shape, y.shape, axis)
+
+
+def _before_reshape(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis: int) -> int | None:
+    target = _constant(node.inputs[1])
+    after: Iterable[Size] | None = y.shape
+    copies = not node.attributes.get_int("allowzero", 0)
+    if target and copies and not any(target[: axis + 1]):
+        return axis
+    if target and x.shape is not None:
+        after = [x.shape[at] if size == 0 and copies else size for at, size in enumerate(target)]
+    return _axis_of_same_size(x.shape, after, axis)
+
+
+def _before_squeeze(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis: int) -> int | None:
+    axes: Sequence[int] = ()
+    if "axes" in node.attributes:  # before opset 13
+        axes = node.attributes["axes"].as_ints()
+    elif len(node.inputs) > 1:
+        axes = _constant(node.inputs[1])
+    is_unsqueeze = node.op_type == "Unsqueeze"
+    if axes and min(axes) < 0 and x.shape is not None:
+        rank = len(x.shape) + (len(axes) if is_unsqueeze else 0)
         axes = [at % rank for at in axes]
-    if axes and min(axes) >= 0:
-        if node.op_type == "Unsqueeze":
-            return None if axis in axes else axis - sum(at < axis for at in axes)
-        return [at for at in range(len(axes) + axis + 1) if at not in axes][axis]
-    return None if before is None or after is None else _axis_of_same_size(before, after, axis)
+    if not axes or min(axes) < 0:
+        return _axis_of_same_size(x.shape, y.shape, axis)
+    if is_unsqueeze:
+        return None if axis in axes else axis - sum(at < axis for at in axes)
+    return [at for at in range(len(axes) + axis + 1) if at not in axes][axis]
 
 
-def _axis_of_same_size(before: Sequence[Size], after: Sequence[Size], axis: int) -> int | None:
+# The axis of the first input x that becomes this one of the output y, where it stays whole; None if that is not sure.
+_AXIS_BEFORE: Mapping[str, Callable[[onnx_ir.Node, onnx_ir.Value, onnx_ir.Value, int], int | None]] = {
+    "Flatten": _before_flatten,
+    "Gather": _before_gather,
+    "Reshape": _before_reshape,
+    "Slice": _before_cut,
+    "Split": _before_cut,
+    "Squeeze": _before_squeeze,
+    "Transpose": _before_transpose,
+    "Unsqueeze": _before_squeeze,
+}
+
+
+def _axis_of_same_size(before: Iterable[Size] | None, after: Iterable[Size] | None, axis: int) -> int | None:
     """Return the result's axis that is as large as this one, if the sizes before it are the same except for ones."""
+    if before is None or after is None:
+        return None
+    before, after = list(before), list(after)
     outer = [size for size in after[:axis] if size != 1]
     for at, size in enumerate(before):
         if size == after[axis] and [other for other in before[:at] if other != 1] == outer:
             return at
     return None
-
-
-def _constant_axes(node: onnx_ir.Node) -> Sequence[int]:
-    """Return the axes of a Squeeze or Unsqueeze, an attribute before opset 13; none if they are not constant."""
-    if "axes" in node.attributes:
-        return node.attributes["axes"].as_ints()
-    if node.op_type in ("Squeeze", "Unsqueeze") and len(node.inputs) > 1:
-        return _constant(node.inputs[1])
-    return ()
 
 
 def _constant(value: onnx_ir.Value | None) -> Sequence[int]:

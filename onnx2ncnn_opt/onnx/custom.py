@@ -17,16 +17,13 @@ from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.spec import SHAPE_HINTS_ID
 from onnx2ncnn_opt.ir.view import MAX_DIMS, View
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.layout import Layout
+from onnx2ncnn_opt.onnx.registry import qualified
 from onnx2ncnn_opt.onnx.value import Constant, Item, SymbolicTensor, Tensor, TensorSequence, held_as_float
 from onnx2ncnn_opt.param.values import format_value
 
-_KINDS = (
-    onnx_ir.AttributeType.INT,
-    onnx_ir.AttributeType.FLOAT,
-    onnx_ir.AttributeType.INTS,
-    onnx_ir.AttributeType.FLOATS,
-    onnx_ir.AttributeType.STRING,
-)
+_KINDS = ("INT", "FLOAT", "INTS", "FLOATS", "STRING")
+_WRITE_IMPORTER = "write an importer for the operator (docs/plugins.md)"
 _REQUEST = r"(?:([^\s:=,]*)::)?([^\s:=,]+)(?:=([^\s:=,]+))?(?::(|[^\s:=,]+(?:,[^\s:=,]+)*))?"
 
 
@@ -47,11 +44,6 @@ class CustomOp(NamedTuple):
     def __str__(self) -> str:
         params = ", ".join(f"{id}={name}" for id, name in enumerate(self.attributes or ()))
         return f"{qualified(self.domain, self.name)} is {self.layer}{f' ({params})' if params else ''}"
-
-
-def qualified(domain: str, name: str) -> str:
-    """Return an operator with its domain, if that is not ONNX's own."""
-    return f"{domain}::{name}" if domain else name
 
 
 def parse_custom(requests: Iterable[str]) -> tuple[CustomOp, ...]:
@@ -95,10 +87,8 @@ def numbered(ops: Sequence[CustomOp], graph: onnx_ir.Graph) -> tuple[CustomOp, .
             raise UsageError(f"the model has no {qualified(op.domain, op.name)}; it has {', '.join(other)}")
         attributes = tuple(sorted(nodes[op.domain, op.name])) if op.attributes is None else op.attributes
         if len(attributes) > SHAPE_HINTS_ID:
-            raise UsageError(
-                f"{qualified(op.domain, op.name)} has {len(attributes)} attributes, a layer {SHAPE_HINTS_ID} "
-                f"parameters; list those that matter"
-            )
+            problem = f"has {len(attributes)} attributes, a layer {SHAPE_HINTS_ID} parameters"
+            raise UsageError(f"{qualified(op.domain, op.name)} {problem}; list those that matter")
         result.append(op._replace(attributes=attributes))
     return tuple(result)
 
@@ -106,19 +96,15 @@ def numbered(ops: Sequence[CustomOp], graph: onnx_ir.Graph) -> tuple[CustomOp, .
 def import_custom(
     im: ImportContext, op: CustomOp, node: onnx_ir.Node, operands: Sequence[Item | None]
 ) -> tuple[Tensor | None, ...]:
-    """Return the results of a node as a layer: its operands as they are, its outputs of the shapes that the model
-    declares.
-    """
+    """Return the results of a node as a layer: its operands as they are, its outputs of the declared shapes."""
     while operands and operands[-1] is None:
         operands = operands[:-1]
     inputs = [_natural(im, operand) for operand in operands]
     params = _params(im, op, node)
     counts = {blob.batch for blob, _ in inputs} - {1}
     if len(counts) > 1:
-        raise im.refuse(
-            f"its inputs have batches of {' and '.join(sorted(map(str, counts)))}",
-            "give the operator's inputs the same batch, or none",
-        )
+        reason = f"its inputs have batches of {' and '.join(sorted(map(str, counts)))}"
+        raise im.refuse(reason, "give the operator's inputs the same batch, or none")
     count = next(iter(counts), 1)
     axis = next((axis for blob, axis in inputs if axis is not None and blob.batch == count), None)
     views = [_result(im, value, axis, count) if im.is_used(i) else None for i, value in enumerate(node.outputs)]
@@ -133,26 +119,22 @@ def import_custom(
 def _natural(im: ImportContext, operand: Item | None) -> tuple[Blob, int | None]:
     """Return an operand with every axis but its batch axis as a dim, and the batch axis; constants have none."""
     if operand is None:
-        raise im.refuse(
-            "an input is left out before others, and a layer's inputs have no gaps",
-            "give the operator every input up to the last one that it has",
-        )
+        reason = "an input is left out before others, and a layer's inputs have no gaps"
+        raise im.refuse(reason, "give the operator every input up to the last one that it has")
     if isinstance(operand, TensorSequence):
         raise im.refuse("an input is a sequence, and ncnn has tensors only", "pass its tensors one by one")
     if isinstance(operand, SymbolicTensor):
         operand = im.tensor(operand)
     batch = None
     if isinstance(operand, Tensor):
-        axes = operand.view.axes
-        batch = next((axis for axis, atoms in enumerate(axes) if atoms and atoms == operand.view.batch), None)
+        batch = operand.batch_axis
         if batch is None and operand.rank > 1 and (operand.shape[0] == 1 or operand.rank > MAX_DIMS):
             batch = 0
     if operand.rank - (batch is not None) > MAX_DIMS:
         raise im.refuse(f"an input has rank {operand.rank}: ncnn has four dims and a batch", "reshape it in the model")
     if isinstance(operand, Constant):
         return im.memory(operand.array.reshape(operand.array.shape or (1,))), None
-    dims = [[axis] for axis in range(operand.rank) if axis != batch] or [[]]
-    return im.mat(operand, dims, [] if batch is None else [batch]), batch
+    return im.mat(operand, *Layout.plain(operand.rank, batch)), batch
 
 
 def _params(im: ImportContext, op: CustomOp, node: onnx_ir.Node) -> dict[int, Any]:
@@ -161,50 +143,40 @@ def _params(im: ImportContext, op: CustomOp, node: onnx_ir.Node) -> dict[int, An
     params: dict[int, Any] = {}
     for name, attribute in node.attributes.items():
         if name not in op.attributes:
-            raise im.refuse(
-                f"attribute {name} is not among those that --custom lists: {', '.join(op.attributes)}", "add it there"
-            )
-        if attribute.type not in _KINDS:
-            raise im.refuse(
-                f"attribute {name} is {attribute.type.name}; a layer has numbers, lists of them and strings",
-                "write an importer for the operator (docs/plugins.md)",
-            )
+            reason = f"attribute {name} is not among those that --custom lists: {', '.join(op.attributes)}"
+            raise im.refuse(reason, "add it there")
+        if attribute.type.name not in _KINDS:
+            reason = f"attribute {name} is {attribute.type.name}; a layer has numbers, lists of them and strings"
+            raise im.refuse(reason, _WRITE_IMPORTER)
+        number = op.attributes.index(name)
         value = tuple(attribute.value) if isinstance(attribute.value, (list, tuple)) else attribute.value
         try:
-            format_value(op.attributes.index(name), None, value)
+            format_value(number, None, value)
         except ValueError as error:
-            raise im.refuse(
-                f"attribute {name} is {value!r}: {error}", "write an importer for the operator (docs/plugins.md)"
-            ) from None
-        params[op.attributes.index(name)] = value
+            raise im.refuse(f"attribute {name} is {value!r}: {error}", _WRITE_IMPORTER) from None
+        params[number] = value
     return params
 
 
 def _result(im: ImportContext, value: onnx_ir.Value, axis: int | None, count: Dim) -> View:
-    """Return the layout of an output: by the shape that the model declares for it, with the batch of the inputs.
+    """Return the view of an output: of the shape that the model declares, with the batch of the inputs.
 
-    A size that is declared, but not in sizes of the inputs, is one that only a run can tell.
+    A declared size that is not in sizes of the inputs is known only at run time.
     """
     declared = im.declared_shape(value)
     if declared is None or 0 in declared or None in declared[axis or 0 : (axis or 0) + 1]:
-        raise im.refuse(
-            f"the model does not say which shape its output {value.name} has",
-            "declare it in the graph's value_info (torch: setType in the symbolic function)",
-        )
+        hint = "declare it in the graph's value_info (torch: setType in the symbolic function)"
+        raise im.refuse(f"the model does not say which shape its output {value.name} has", hint)
     shape = tuple(symbol(f"{value.name}.{i}") if size is None else size for i, size in enumerate(declared))
     batch = axis if axis is not None and axis < len(shape) > 1 and shape[axis] == count else None
     if batch is None and count != 1:
-        raise im.refuse(
-            f"its output {value.name} has no axis {axis} of {count}, which is the batch of its inputs",
-            "write an importer for the operator (docs/plugins.md)",
-        )
-    dims = [[other] for other in range(len(shape)) if other != batch] or [[]]
-    if len(dims) > MAX_DIMS:
-        raise im.refuse(
-            f"its output {value.name} has rank {len(shape)}: ncnn has four dims and a batch",
-            "write an importer for the operator (docs/plugins.md)",
-        )
-    return View.of(shape, dims, [] if batch is None else [batch])
+        reason = f"its output {value.name} has no axis {axis} of {count}, which is the batch of its inputs"
+        raise im.refuse(reason, _WRITE_IMPORTER)
+    layout = Layout.plain(len(shape), batch)
+    if len(layout.dims) > MAX_DIMS:
+        reason = f"its output {value.name} has rank {len(shape)}: ncnn has four dims and a batch"
+        raise im.refuse(reason, _WRITE_IMPORTER)
+    return View.of(shape, *layout)
 
 
 def _dtype(value: onnx_ir.Value) -> np.dtype[np.generic]:

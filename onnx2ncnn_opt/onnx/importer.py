@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import NoneType
 from typing import NamedTuple
@@ -26,10 +25,10 @@ from onnx2ncnn_opt.onnx.fold.evaluate import CannotFold, TooLarge, evaluate_node
 from onnx2ncnn_opt.onnx.fold.sizes.cells import each
 from onnx2ncnn_opt.onnx.fold.stand_in import inferred_outputs
 from onnx2ncnn_opt.onnx.items import Batch
-from onnx2ncnn_opt.onnx.lower.builder import Misfit, Refusal
-from onnx2ncnn_opt.onnx.lower.context import ImportContext, Incomplete
+from onnx2ncnn_opt.onnx.lower.builder import Refusal, ShapeMismatch
+from onnx2ncnn_opt.onnx.lower.context import ImportContext, MissingOperand
 from onnx2ncnn_opt.onnx.lower.functional.symbolic_tensor import computed
-from onnx2ncnn_opt.onnx.lower.layout import Layout
+from onnx2ncnn_opt.onnx.lower.layout import Layout, plain_dims
 from onnx2ncnn_opt.onnx.lower.memory_budget import MemoryBudget, check_results, check_size
 from onnx2ncnn_opt.onnx.ops import find, fold_bound, traits_of
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
@@ -37,24 +36,15 @@ from onnx2ncnn_opt.onnx.read.given import solved
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.onnx.read.schema import misfit
 from onnx2ncnn_opt.onnx.read.structure import read_values
-from onnx2ncnn_opt.onnx.registry import OnnxOp
-from onnx2ncnn_opt.onnx.value import (
-    Constant,
-    Item,
-    SymbolicTensor,
-    Tensor,
-    TensorSequence,
-    held_as_float,
-    is_float,
-    is_held_as_float,
-)
+from onnx2ncnn_opt.onnx.registry import OnnxOp, qualified
+from onnx2ncnn_opt.onnx.value import Constant, Item, SymbolicTensor, Tensor, TensorSequence, element_type, held_as_float
 from onnx2ncnn_opt.progress import counted
 
 MOST_INLINED = 20_000  # nodes of all loops; larger nets are useless
 
 
 class _Equal(Exception):
-    """Raised by the walk: operators demand what `sizes` says of dynamic dimensions."""
+    """Raised by the walk: operators demand these `sizes` of dynamic dimensions."""
 
     def __init__(self, sizes: Mapping[str, Dim]) -> None:
         super().__init__()
@@ -62,18 +52,14 @@ class _Equal(Exception):
 
 
 class Port(NamedTuple):
-    """One input or output of the model: its ONNX name, shape and type, and the blob that stands for it.
-
-    `batch_axis` is the ONNX axis that is not among the Mat's dims but its batch count; None if the array goes as it is.
-    `element` is the type of the Mat's elements.
-    """
+    """One input or output of the model: its ONNX name, shape and type, and the blob that stands for it."""
 
     name: str
     blob: Blob
     shape: Shape
     dtype: np.dtype[np.generic]
-    batch_axis: int | None
-    element: str
+    batch_axis: int | None  # the ONNX axis that is the Mat's batch count, not a dim; None if the array goes as it is
+    element: str  # the type of the Mat's elements
 
     @property
     def free_batch(self) -> str | None:
@@ -83,16 +69,13 @@ class Port(NamedTuple):
 
 
 class Imported(NamedTuple):
-    """The ncnn graph of a model, and its inputs and outputs in ONNX order.
-
-    `minimum` are dynamic dimensions below which the model is another one than the net (see `ImportContext.demand`).
-    """
+    """The ncnn graph of a model, and its inputs and outputs in ONNX order."""
 
     graph: Graph
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     custom: tuple[CustomOp, ...]
-    minimum: Mapping[Dim, int]
+    minimum: Mapping[Dim, int]  # dynamic dimensions below which the net differs (see `ImportContext.demand`)
 
 
 def import_model(
@@ -113,25 +96,18 @@ def import_model(
         UsageError: `batch_axes` names no input, or `custom` an operator that the model does not have.
     """
     told = batch_axes or {}
-    while True:
+    walk = _Walk(model, told, types, custom)
+    result = walk.attempt()
+    while isinstance(result, _Equal):
+        model = model.bound(result.sizes)
         walk = _Walk(model, told, types, custom)
-        result: Imported | UnsupportedError
-        try:
-            result = walk.run()
-        except UnsupportedError as error:
-            result = error
-        except _Equal as found:
-            model = model.bound(found.sizes)
-            continue
-        break
+        result = walk.attempt()
     batch = walk.free_batch()
     if batch is not None:
         axes = {name: output.axis for name, output in batch.outputs.items()}
-        one = _Walk(model.bound({batch.name: 1}), {**told, **batch.inputs}, types, custom, axes)
-        with suppress(UnsupportedError, _Equal):
-            imported = one.run()
-            if _reach(imported, batch):
-                result = _with_batch(imported, model, batch)
+        one = _Walk(model.bound({batch.name: 1}), {**told, **batch.inputs}, types, custom, axes).attempt()
+        if isinstance(one, Imported) and _reach(one, batch):
+            result = _with_batch(one, model, batch)
     if isinstance(result, UnsupportedError):
         raise result
     return result
@@ -155,8 +131,8 @@ def _with_batch(one: Imported, model: LoadedModel, batch: Batch) -> Imported:
     )
 
 
-class _Walk(ImportContext):
-    """One model on its way into a net."""
+class _Ends(ImportContext):
+    """The inputs and outputs of a model on its way into a net, and the values between them."""
 
     def __init__(
         self,
@@ -174,264 +150,28 @@ class _Walk(ImportContext):
         self._values: dict[str, Item | None] = {}  # None: computed by a node that was refused
         self._refused: list[Unsupported] = []
         self._tainted: set[str] = set()  # values that depend on a refused node
-        self._misfit = ""  # the first node that shows that the model does not take the sizes that were given
-        self._inlined = 0
-        self._output_names = {info.name for info in model.outputs}
-        self._budget = MemoryBudget(())
-
-    def run(self) -> Imported:
-        """Import every node, then the outputs."""
-        inputs = self._inputs()
-        constants = {name: self._initializer(v) for name, v in self._model.graph.initializers.items()}
-        self._values.update(constants)
-        self._budget = MemoryBudget(constant.array for constant in constants.values())
-        for node in counted(self._model.graph, "making layers of the operators", "nodes"):
-            self._import(node)
-        outputs = self._outputs()
-        if self._misfit:
-            raise UsageError(self._misfit)
-        if self._refused:
-            raise UnsupportedError(self._refused, self._cut_advice())
-        self._prune()
-        self._demand_elements()
-        return Imported(self.graph, inputs, outputs, tuple(self._custom.values()), self._minimum)
-
-    def free_batch(self) -> Batch | None:
-        """Return a dynamic batch whose items stay apart in all of the model, so that it need not be part of the net."""
-        outputs = {info.name: self._values.get(info.name) for info in self._model.outputs}
-        return next((batch for batch in self._batches if batch.is_free(outputs, self._minimum)), None)
-
-    # ---- nodes
-
-    def computed(self, x: SymbolicTensor) -> Tensor:
-        """See `ImportContext`; made of functions that take an import context themselves."""
-        return computed(self, x)
-
-    def _import(self, node: onnx_ir.Node) -> None:
-        self._label, self._node = _node_name(node), node
-        refused = len(self._refused)
-        names = _input_names(node)
-        operands = [self._values[name] if name else None for name in names]
-        poisoned = any(name and self._values[name] is None for name in names)
-        results = self._attempt(node, None if poisoned else operands)
-        if len(self._refused) > refused or not self._tainted.isdisjoint(_read_names(node)):
-            self._tainted.update(value.name or "" for value in node.outputs)
-        if len(self._refused) > refused and not poisoned:
-            results = self._stand_ins(node, operands)
-        is_sound = len(self._refused) == refused or (not node.domain and misfit(node, self.opset) is None)
-        if self._batches and is_sound and not poisoned:
-            rule = traits_of(node.domain, node.op_type, self._model.opsets.get(node.domain, 1)).items
-            for batch in self._batches:
-                batch.see(node, rule, operands, results)
-        for value, result in zip(node.outputs, results, strict=True):
-            if value.name:
-                self._values[value.name] = result
-                self._name_blob(result, value.name)
-
-    def _attempt(self, node: onnx_ir.Node, operands: list[Item | None] | None) -> Sequence[Item | None]:
-        """Return the results of a node; None for each, and a refusal, if ncnn cannot express it.
-
-        Without operands, because an earlier node was refused, only check that there is an importer.
-        """
-        try:
-            if operands is not None:
-                results = self._results(node, operands)
-                check_results(node, results)
-                return results
-            # An input is missing: unknown whether the node would fold.
-            if self._fold_bound(node) is None and self._request(node) is None:
-                self._known(node)
-        except Incomplete:
-            pass
-        except Refusal as refusal:
-            sizes = solved(refusal.equal)
-            if sizes:
-                raise _Equal(sizes) from None
-            self._refuse(node, refusal.reason, refusal.hint)
-            if isinstance(refusal, Misfit) and self._model.given and self._tainted.isdisjoint(_input_names(node)):
-                self._misfit = self._misfit or self._does_not_accept(node, refusal)
-        except (ShapeError, GraphError) as error:
-            self._refuse(node, str(error))
-        except MemoryError:
-            self._refuse(node, "it takes more memory than there is")
-        return [None] * len(node.outputs)
-
-    def _does_not_accept(self, node: onnx_ir.Node, misfit: Misfit) -> str:
-        given = self._model.given.items()
-        shapes = " ".join(f"{name}:{','.join('?' if n is None else str(n) for n in sizes)}" for name, sizes in given)
-        a, b = misfit.sizes
-        is_odd = any(isinstance(n, int) and n % 32 for _, sizes in given if len(sizes) == 4 for n in sizes[2:])
-        advice = "; many nets want multiples of 32" if is_odd else ""
-        return f"the model does not accept {shapes}: {node.op_type} {self._label} gets {a} and {b}{advice}"
-
-    def _refuse(self, node: onnx_ir.Node, reason: str, hint: str = "") -> None:
-        operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-        self._refused.append(Unsupported(self._label, operator, reason, hint))
-
-    def _stand_ins(self, node: onnx_ir.Node, operands: Sequence[Item | None]) -> Sequence[Item | None]:
-        """Tensors that stand in for what a refused node would have given, as far as their shapes are known."""
-        results: list[Item | None] = []
-        for value, inferred in zip(node.outputs, inferred_outputs(node, operands, self._model.opsets), strict=True):
-            if inferred is None or not value.name:
-                results.append(None)
-                continue
-            shape, dtype = inferred
-            kept = [axis for axis, size in enumerate(shape) if size != 1]
-            view = View.of(shape, ([[axis] for axis in kept] if len(kept) <= MAX_DIMS else [kept]) or [[]])
-            blob = self.input(self._names.take(f"{value.name}_stand_in"), view)
-            results.append(Tensor(blob, view, dtype if is_float(dtype) else held_as_float(dtype)))
-        return results
-
-    def _cut_advice(self) -> str:
-        """Return how to convert the nodes before all refused ones if some have no cure; an empty string otherwise."""
-        if all(node.hint for node in self._refused):
-            return ""
-        wanted = {info.name for info in self._model.outputs}
-        kept = 0
-        for node in self._model.graph:
-            if self._is_tainted(node):
-                wanted |= _read_names(node)
-            else:
-                kept += 1
-        made = [value.name for node in self._model.graph for value in node.outputs if not self._is_tainted(node)]
-        tensors = [(name, self._values[name]) for name in made if name in wanted and name]
-        cut = [(name, x) for name, x in tensors if isinstance(x, Tensor)]
-        try:
-            for self._label, x in cut:
-                self._output_layout(x)
-        except Refusal:
-            return ""
-        if not cut:
-            return ""
-        has_nms = any(node.operator == "NonMaxSuppression" for node in self._refused)
-        export = "export the model without NMS, or " if has_nms else ""
-        names, count = ",".join(name for name, _ in cut), len(self._model.graph)
-        part = f"convert the {kept} of {count} nodes before them with --outputs {names}"
-        return f"{export}{part} and do the rest outside ncnn"
-
-    def _is_tainted(self, node: onnx_ir.Node) -> bool:
-        """Return True if a node was refused, or depends on a refused node."""
-        return any(value.name in self._tainted for value in node.outputs)
-
-    def _known(self, node: onnx_ir.Node) -> OnnxOp:
-        op = find(node.domain, node.op_type, self._model.opsets.get(node.domain, 1))
-        if op is None:
-            raise Refusal("ncnn has no equivalent of this operator")
-        return op
-
-    def _results(self, node: onnx_ir.Node, operands: list[Item | None]) -> Sequence[Item | None]:
-        problem = None if node.domain else misfit(node, self.opset)
-        if problem is not None:
-            raise Refusal(problem)
-        shaped = operands[0] if node.op_type in ("Shape", "Size") and not node.domain else None
-        if shaped is not None and not isinstance(shaped, TensorSequence):
-            attributes = attributes_of(node)
-            if node.op_type == "Size":
-                return [sizes.size_of(shaped.shape)]
-            return [sizes.shape_of(shaped.shape, attributes.get("start", 0), attributes.get("end"))]
-        check_size(node, self.opset, operands)
-        if not any(isinstance(operand, (Tensor, TensorSequence)) for operand in operands):
-            folded = self._fold(node, operands)
-            if folded is not None:
-                return folded
-        request = self._request(node)
-        if request is not None:
-            return import_custom(self, request, node, operands)
-        op = self._known(node)
-        if not op.is_foreign:
-            return call(self, op, node, operands)
-        what = f"the importer of {op.qualified_name} of the plug-in {op.function.__module__}"
-        with plugged(f"{what}, for node '{self._label}',", Refusal, Incomplete, ShapeError, GraphError):
-            results = call(self, op, node, operands)
-            for result in results:
-                if not isinstance(result, (Tensor, Constant, SymbolicTensor, TensorSequence, NoneType)):
-                    raise TypeError(f"a {type(result).__name__} is not a result of an importer")
-            return results
-
-    def _request(self, node: onnx_ir.Node) -> CustomOp | None:
-        return self._custom.get((node.domain, node.op_type))
-
-    def _fold_bound(self, node: onnx_ir.Node) -> Bound | None:
-        return fold_bound(node.domain, node.op_type, self.opset)
-
-    def _fold(self, node: onnx_ir.Node, operands: list[Item | None]) -> Sequence[Item | None] | None:
-        known = [operand if isinstance(operand, (Constant, SymbolicTensor)) else None for operand in operands]
-        if any(isinstance(operand, SymbolicTensor) for operand in known):
-            result = None if node.domain else sizes.evaluate(node.op_type, known, attributes_of(node))
-            if isinstance(result, SymbolicTensor) and result.cells.dtype == object:
-                result = replace(result, cells=each(self.resolved, result.cells))
-            return None if result is None else [result]
-        arrays = [operand.array if isinstance(operand, Constant) else None for operand in known]
-        try:
-            results = evaluate_node(node, arrays, self.opset, self._fold_bound(node))
-        except TooLarge as error:
-            raise Refusal(str(error), "export the model without it, or bind a smaller size with --shape") from None
-        except CannotFold:
-            return None
-        self._budget.take(results)
-        return [Constant(array) for array in results]
-
-    def inlined(self, graph: onnx_ir.Graph, *operands: Item, iterations: int | None = None) -> tuple[Item, ...]:
-        """See `ImportContext`."""
-        outer, refused = dict(self._values), len(self._refused)
-        state = self._label, self._node
-        self._values.update((name, self._initializer(v)) for name, v in graph.initializers.items())
-        self._values.update((value.name or "", x) for value, x in zip(graph.inputs, operands, strict=True))
-        self._inlined += 1
-        for node in graph:
-            self._import(node)
-            self._inlined += 1
-        results = [self._values.get(value.name or "") for value in graph.outputs]
-        self._values = outer  # the names of a subgraph end with it
-        self._label, self._node = state
-        done = tuple(x for x in results if x is not None)
-        if len(done) < len(results) or (iterations is not None and len(self._refused) > refused):
-            raise Incomplete
-        if self._inlined > MOST_INLINED:
-            count = "its iterations" if iterations is None else f"its {iterations} iterations"
-            raise self.refuse(
-                f"{count} of {len(graph)} nodes are too many: loops may have {MOST_INLINED} in all",
-                "export the loop with fewer iterations",
-            )
-        return done
-
-    @staticmethod
-    def _initializer(value: onnx_ir.Value) -> Constant:
-        assert value.const_value is not None
-        return Constant(value.const_value.numpy())
-
-    def _name_blob(self, value: Item | None, name: str) -> None:
-        """Let the blob that a node made carry the name of the node's output."""
-        if not isinstance(value, Tensor) or value.blob.producer is None or value.blob.producer.type == "Input":
-            return
-        if value.blob.name.startswith(f"{self._label}_out") and name not in self._output_names:
-            self._rename(value.blob, self._names.take(name))
-
-    # ---- the ends of the graph
 
     def _inputs(self) -> tuple[Port, ...]:
         unknown = set(self._batch_axes) - {info.name for info in self._model.inputs}
         if unknown:
             names = ", ".join(info.name for info in self._model.inputs)
             raise UsageError(f"no input is called '{min(unknown)}'; the inputs are {names}")
-        preferred = batch_axes(self._model)
-        ports = []
+        preferred, ports = batch_axes(self._model), []
         for info in self._model.inputs:
-            rank, dtype = len(info.shape), info.dtype.numpy()
-            batch = self._batch_axis(info, preferred)
-            axes = [axis for axis in range(rank) if axis != batch]
+            dtype, batch = info.dtype.numpy(), self._batch_axis(info, preferred)
+            layout = Layout.plain(len(info.shape), batch)
             self._label = info.name
-            if len(axes) > MAX_DIMS or 0 in info.shape:
+            if len(layout.dims) > MAX_DIMS or 0 in info.shape:
                 problem = "is empty" if 0 in info.shape else "has more than four axes besides the batch"
                 reason = f"shape {shape_text(info.shape)} {problem}, and ncnn has no such tensors"
                 self._refused.append(Unsupported(info.name, "graph input", reason))
                 self._values[info.name] = None
                 self._tainted.add(info.name)
                 continue
-            view = View.of(info.shape, [[axis] for axis in axes] or [[]], [] if batch is None else [batch])
+            view = View.of(info.shape, *layout)
             blob = self.input(info.name, view)
             self._values[info.name] = Tensor(blob, view, dtype)
-            ports.append(Port(info.name, blob, info.shape, dtype, batch, _element(dtype)))
+            ports.append(Port(info.name, blob, info.shape, dtype, batch, element_type(dtype)))
         self._batches = list(dynamic_batches(self._model, self._batch_axes, preferred))
         for port in ports:
             for known in self._batches:
@@ -439,9 +179,7 @@ class _Walk(ImportContext):
         return tuple(ports)
 
     def _batch_axis(self, info: InputInfo, preferred: Mapping[str, int]) -> int | None:
-        """Return the axis of an input that is the Mat's batch count: as told, else as the operators tell, else a first
-        1.
-        """
+        """Return the axis of an input that is the Mat's batch: as told, else as operators tell, else a first 1."""
         rank = len(info.shape)
         if info.name in self._batch_axes:
             axis = self._batch_axes[info.name]
@@ -473,28 +211,23 @@ class _Walk(ImportContext):
             self._rename(blob, info.name)
             self.graph.add_output(blob)
             dtype = x.dtype if info.dtype is onnx_ir.DataType.UNDEFINED else info.dtype.numpy()
-            ports.append(Port(info.name, blob, x.shape, dtype, batch, _element(x.dtype)))
+            ports.append(Port(info.name, blob, x.shape, dtype, batch, element_type(x.dtype)))
         return tuple(ports)
 
     def _output_layout(self, x: Tensor, told: int | None = None) -> tuple[Layout, int | None]:
         """Return the layout in which an output leaves the net, and its batch axis: as told, else the cheapest one."""
-        options: list[tuple[int, int, Layout, int | None]] = []
         one = [axis for axis in range(x.rank) if x.shape[axis] == 1]
         batches: list[int | None] = [*(a for a in one if a == 0 and x.rank > 1), None, *(a for a in one if a != 0)]
-        if x.view.batch and x.rank > 1:  # a Mat has a dim besides its batch
-            batches = [*(axis for axis in range(x.rank) if x.view.axes[axis] == x.view.batch), *batches]
+        if x.batch_axis is not None and x.rank > 1:  # a Mat has a dim besides its batch
+            batches = [x.batch_axis, *batches]
         if x.rank > MAX_DIMS:  # one axis more than a Mat has dims
             batches += [axis for axis, size in enumerate(x.shape) if isinstance(size, int)]
-        for order, batch in enumerate(batches if told is None else [told]):
-            dims = tuple((axis,) for axis in range(x.rank) if axis != batch) or ((),)
-            layout = Layout(dims, () if batch is None else (batch,))
-            if len(dims) <= MAX_DIMS:
-                options.append((self.cost(x, layout), order, layout, batch))
+        layouts = [(Layout.plain(x.rank, batch), batch) for batch in (batches if told is None else [told])]
+        options = [(layout, batch) for layout, batch in layouts if len(layout.dims) <= MAX_DIMS]
         if not options:
             reason = f"shape {shape_text(x.shape)} has more than four axes besides the batch"
             raise self.refuse(reason, "squeeze or reshape it in the model")
-        _, _, layout, batch = min(options, key=lambda option: option[:2])
-        return layout, batch
+        return min(options, key=lambda option: self.cost(x, option[0]))
 
     def _rename(self, blob: Blob, name: str) -> None:
         self._names.release(blob.name)
@@ -515,18 +248,239 @@ class _Walk(ImportContext):
                 self.graph.remove(layer)
 
 
-def _input_names(node: onnx_ir.Node) -> list[str]:
-    return [value.name or "" if value is not None else "" for value in node.inputs]
+class _Walk(_Ends):
+    """One model on its way into a net, node by node."""
+
+    _misfit = ""  # the first node that shows that the model does not take the sizes that were given
+    _inlined = 0
+    _budget: MemoryBudget
+
+    def attempt(self) -> Imported | UnsupportedError | _Equal:
+        """Return the result of `run`, or the error that it raises."""
+        try:
+            return self.run()
+        except (UnsupportedError, _Equal) as error:
+            return error
+
+    def run(self) -> Imported:
+        """Import every node, then the outputs."""
+        inputs = self._inputs()
+        constants = _initializers(self._model.graph)
+        self._values.update(constants)
+        self._budget = MemoryBudget(constant.array for constant in constants.values())
+        for node in counted(self._model.graph, "making layers of the operators", "nodes"):
+            self._import(node)
+        outputs = self._outputs()
+        if self._misfit:
+            raise UsageError(self._misfit)
+        if self._refused:
+            raise UnsupportedError(self._refused, self._cut_advice())
+        self._prune()
+        self._demand_elements()
+        return Imported(self.graph, inputs, outputs, tuple(self._custom.values()), self._minimum)
+
+    def free_batch(self) -> Batch | None:
+        """Return a dynamic batch whose items stay apart in all of the model, so that it need not be part of the net."""
+        outputs = {info.name: self._values.get(info.name) for info in self._model.outputs}
+        return next((batch for batch in self._batches if batch.is_free(outputs, self._minimum)), None)
+
+    def computed(self, x: SymbolicTensor) -> Tensor:
+        """See `ImportContext`."""
+        return computed(self, x)
+
+    def _import(self, node: onnx_ir.Node) -> None:
+        outputs = _names(node.outputs)
+        self._label, self.node = node.name or next(filter(None, outputs), node.op_type), node
+        refused = len(self._refused)
+        names = _names(node.inputs)
+        operands = [self._values[name] if name else None for name in names]
+        poisoned = any(name and self._values[name] is None for name in names)
+        results = self._attempt(node, None if poisoned else operands)
+        if len(self._refused) > refused or not self._tainted.isdisjoint(_read_names(node)):
+            self._tainted.update(filter(None, outputs))
+        if len(self._refused) > refused and not poisoned:
+            results = self._stand_ins(node, operands)
+        is_sound = len(self._refused) == refused or (not node.domain and misfit(node, self.opset) is None)
+        if self._batches and is_sound and not poisoned:
+            rule = traits_of(node.domain, node.op_type, self._model.opsets.get(node.domain, 1)).items
+            for batch in self._batches:
+                batch.see(node, rule, operands, results)
+        for name, result in zip(outputs, results, strict=True):
+            if name:
+                self._values[name] = result
+                self._name_blob(result, name)
+
+    def _attempt(self, node: onnx_ir.Node, operands: list[Item | None] | None) -> Sequence[Item | None]:
+        """Return the results of a node; None for each, and a refusal, if ncnn cannot express it.
+
+        Without operands, because an earlier node was refused, only check that there is an importer.
+        """
+        try:
+            if operands is not None:
+                results = self._results(node, operands)
+                check_results(node, results)
+                return results
+            # An input is missing: unknown whether the node would fold.
+            if self._fold_bound(node) is None and (node.domain, node.op_type) not in self._custom:
+                self._known(node)
+        except MissingOperand:
+            pass
+        except Refusal as refusal:
+            sizes = solved(refusal.equal)
+            if sizes:
+                raise _Equal(sizes) from None
+            self._refuse(node, refusal.reason, refusal.hint)
+            is_clean = self._tainted.isdisjoint(_names(node.inputs))
+            if isinstance(refusal, ShapeMismatch) and self._model.given and is_clean:
+                self._misfit = self._misfit or self._does_not_accept(node, refusal)
+        except (ShapeError, GraphError) as error:
+            self._refuse(node, str(error))
+        except MemoryError:
+            self._refuse(node, "it takes more memory than there is")
+        return [None] * len(node.outputs)
+
+    def _does_not_accept(self, node: onnx_ir.Node, misfit: ShapeMismatch) -> str:
+        given = self._model.given.items()
+        shapes = " ".join(f"{name}:{','.join('?' if n is None else str(n) for n in sizes)}" for name, sizes in given)
+        a, b = misfit.sizes
+        is_odd = any(isinstance(n, int) and n % 32 for _, sizes in given if len(sizes) == 4 for n in sizes[2:])
+        advice = "; many nets want multiples of 32" if is_odd else ""
+        return f"the model does not accept {shapes}: {node.op_type} {self._label} gets {a} and {b}{advice}"
+
+    def _refuse(self, node: onnx_ir.Node, reason: str, hint: str = "") -> None:
+        self._refused.append(Unsupported(self._label, qualified(node.domain, node.op_type), reason, hint))
+
+    def _stand_ins(self, node: onnx_ir.Node, operands: Sequence[Item | None]) -> Sequence[Item | None]:
+        """Return tensors in place of a refused node's results; None where the shape is unknown."""
+        results: list[Item | None] = []
+        for value, inferred in zip(node.outputs, inferred_outputs(node, operands, self._model.opsets), strict=True):
+            if inferred is None or not value.name:
+                results.append(None)
+                continue
+            shape, dtype = inferred
+            view = View.of(shape, plain_dims(shape))
+            blob = self.input(self._names.take(f"{value.name}_stand_in"), view)
+            results.append(Tensor(blob, view, held_as_float(dtype)))
+        return results
+
+    def _cut_advice(self) -> str:
+        """Return how to convert the nodes before all refused ones; empty if each of these has a hint."""
+        if all(node.hint for node in self._refused):
+            return ""
+        sound = [node for node in self._model.graph if self._tainted.isdisjoint(_names(node.outputs))]
+        tainted = set(self._model.graph).difference(sound)
+        wanted = {info.name for info in self._model.outputs}.union(*map(_read_names, tainted)) - {""}
+        made = [(name, self._values[name]) for node in sound for name in _names(node.outputs) if name in wanted]
+        cut = [(name, x) for name, x in made if isinstance(x, Tensor)]
+        try:
+            for self._label, x in cut:
+                self._output_layout(x)
+        except Refusal:
+            return ""
+        if not cut:
+            return ""
+        has_nms = any(node.operator == "NonMaxSuppression" for node in self._refused)
+        export = "export the model without NMS, or " if has_nms else ""
+        names, count = ",".join(name for name, _ in cut), len(self._model.graph)
+        part = f"convert the {len(sound)} of {count} nodes before them with --outputs {names}"
+        return f"{export}{part} and do the rest outside ncnn"
+
+    def _known(self, node: onnx_ir.Node) -> OnnxOp:
+        op = find(node.domain, node.op_type, self._model.opsets.get(node.domain, 1))
+        if op is None:
+            raise Refusal("ncnn has no equivalent of this operator")
+        return op
+
+    def _results(self, node: onnx_ir.Node, operands: list[Item | None]) -> Sequence[Item | None]:
+        problem = None if node.domain else misfit(node, self.opset)
+        if problem is not None:
+            raise Refusal(problem)
+        shaped = operands[0] if node.op_type in ("Shape", "Size") and not node.domain else None
+        if shaped is not None and not isinstance(shaped, TensorSequence):
+            attributes = attributes_of(node)
+            if node.op_type == "Size":
+                return [sizes.size_of(shaped.shape)]
+            return [sizes.shape_of(shaped.shape, attributes.get("start", 0), attributes.get("end"))]
+        check_size(node, self.opset, operands)
+        folded = self._fold(node, operands)
+        if folded is not None:
+            return folded
+        request = self._custom.get((node.domain, node.op_type))
+        if request is not None:
+            return import_custom(self, request, node, operands)
+        op = self._known(node)
+        if not op.is_foreign:
+            return call(self, op, node, operands)
+        what = f"the importer of {op.qualified_name} of the plug-in {op.function.__module__}"
+        with plugged(f"{what}, for node '{self._label}',", Refusal, MissingOperand, ShapeError, GraphError):
+            results = call(self, op, node, operands)
+            for result in results:
+                if not isinstance(result, (Tensor, Constant, SymbolicTensor, TensorSequence, NoneType)):
+                    raise TypeError(f"a {type(result).__name__} is not a result of an importer")
+            return results
+
+    def _fold_bound(self, node: onnx_ir.Node) -> Bound | None:
+        return fold_bound(node.domain, node.op_type, self.opset)
+
+    def _fold(self, node: onnx_ir.Node, operands: list[Item | None]) -> Sequence[Item | None] | None:
+        if any(isinstance(operand, (Tensor, TensorSequence)) for operand in operands):
+            return None
+        known = [operand if isinstance(operand, (Constant, SymbolicTensor)) else None for operand in operands]
+        if any(isinstance(operand, SymbolicTensor) for operand in known):
+            result = None if node.domain else sizes.evaluate(node.op_type, known, attributes_of(node))
+            if isinstance(result, SymbolicTensor) and result.cells.dtype == object:
+                result = replace(result, cells=each(self.resolved, result.cells))
+            return None if result is None else [result]
+        arrays = [operand.array if isinstance(operand, Constant) else None for operand in known]
+        try:
+            results = evaluate_node(node, arrays, self.opset, self._fold_bound(node))
+        except TooLarge as error:
+            raise Refusal(str(error), "export the model without it, or bind a smaller size with --shape") from None
+        except CannotFold:
+            return None
+        self._budget.take(results)
+        return [Constant(array) for array in results]
+
+    def inlined(self, graph: onnx_ir.Graph, *operands: Item, iterations: int | None = None) -> tuple[Item, ...]:
+        """See `ImportContext`."""
+        outer, refused = dict(self._values), len(self._refused)
+        state = self._label, self.node
+        self._values.update(_initializers(graph))
+        self._values.update((value.name or "", x) for value, x in zip(graph.inputs, operands, strict=True))
+        self._inlined += 1
+        for node in graph:
+            self._import(node)
+            self._inlined += 1
+        results = [self._values.get(value.name or "") for value in graph.outputs]
+        self._values = outer  # the names of a subgraph end with it
+        self._label, self.node = state
+        done = tuple(x for x in results if x is not None)
+        if len(done) < len(results) or (iterations is not None and len(self._refused) > refused):
+            raise MissingOperand
+        if self._inlined > MOST_INLINED:
+            count = "its iterations" if iterations is None else f"its {iterations} iterations"
+            reason = f"{count} of {len(graph)} nodes are too many: loops may have {MOST_INLINED} in all"
+            raise self.refuse(reason, "export the loop with fewer iterations")
+        return done
+
+    def _name_blob(self, value: Item | None, name: str) -> None:
+        """Let the blob that a node made carry the name of the node's output."""
+        if not isinstance(value, Tensor) or value.blob.producer is None or value.blob.producer.type == "Input":
+            return
+        is_output = any(info.name == name for info in self._model.outputs)
+        if value.blob.name.startswith(f"{self._label}_out") and not is_output:
+            self._rename(value.blob, self._names.take(name))
+
+
+def _initializers(graph: onnx_ir.Graph) -> dict[str, Constant]:
+    tensors = {name: value.const_value for name, value in graph.initializers.items()}
+    return {name: Constant(tensor.numpy()) for name, tensor in tensors.items() if tensor is not None}
+
+
+def _names(values: Iterable[onnx_ir.Value | None]) -> list[str]:
+    """Return the names of values, empty for those that are left out."""
+    return ["" if value is None else value.name or "" for value in values]
 
 
 def _read_names(node: onnx_ir.Node) -> set[str]:
-    return {value.name or "" for value in read_values(node)}
-
-
-def _node_name(node: onnx_ir.Node) -> str:
-    return node.name or next((value.name for value in node.outputs if value.name), node.op_type)
-
-
-def _element(dtype: np.dtype[np.generic]) -> str:
-    """Return the element type of a tensor's Mat."""
-    return "float32" if is_float(dtype) or is_held_as_float(dtype) else "int32"
+    return {*_names(read_values(node))}

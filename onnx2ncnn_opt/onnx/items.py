@@ -2,15 +2,16 @@
 
 ncnn runs a net over a Mat's batch, item by item. So a model with a dynamic batch can be converted as if it had one
 item, which costs no layer, if item i of its outputs depends on item i of its inputs alone. `Batch` proves that node by
-node, from what importers say with ``items=`` (`onnx.registry`): a rule that names the axis of the items in the results.
+node, with the rules that importers give as ``items=`` (`onnx.registry`). A rule names the axis of the items in results.
 
-What is known of a tensor: it is the same for each item, or, seen as ``[before, batch, after]``, its part ``[:, i]`` is
-what the model computes for item i alone. An operator without a rule leaves nothing known of its results.
+A tensor is the same for each item, or, seen as ``[before, batch, after]``, its part ``[:, i]`` is what the model
+computes for item i alone. An operator without a rule leaves its results unknown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
@@ -23,7 +24,7 @@ if TYPE_CHECKING:  # `optimize` imports the registry, and nothing of ONNX
     import onnx_ir
 
 
-class Mixed(Exception):
+class ItemsMixed(Exception):
     """Raised by a rule: the items may not stay apart."""
 
 
@@ -44,6 +45,12 @@ class Output(NamedTuple):
 _UNKNOWN = "nothing is known"
 
 
+def _shape_of(item: Item | None) -> Shape:
+    if item is None or isinstance(item, TensorSequence):
+        raise ItemsMixed
+    return item.shape
+
+
 class Indices(NamedTuple):
     """Known integers for each item: `cells` as in a `SymbolicTensor` of `shape`, in which `number` is the item's."""
 
@@ -53,87 +60,78 @@ class Indices(NamedTuple):
     cells: Array
 
     def own(self, cells: Array, stride: Dim) -> list[Dim]:
-        """Return the cells of the first item; Mixed unless those of the others are larger by `stride` from item to
-        item.
-        """
+        """Return the cells of the first item; ItemsMixed unless they grow by `stride` from item to item."""
         first = [cell.subs({str(self.number): 0}) if isinstance(cell, Sym) else int(cell) for cell in cells.flat]
         if any(cell - own != self.number * stride for cell, own in zip(cells.flat, first, strict=True)):
-            raise Mixed
+            raise ItemsMixed
         return first
 
     def is_within(self, index: Dim, size: Dim) -> bool:
         """Return True if an index is, at each of its places, an index of an axis of `size`."""
         last = {f"#{len(self.shape) - 1 - axis}": size - 1 for axis, size in enumerate(self.shape)}
-        if isinstance(index, Sym):
-            if any(
-                k < 0 or not all(isinstance(factor, str) for factor in factors) for factors, k in index.terms.items()
-            ):
-                return False
-            return at_least(size - 1 - index.subs(last), 0)
-        return index >= 0 and at_least(size - 1 - index, 0)
+        if isinstance(index, int):
+            return index >= 0 and at_least(size - 1 - index, 0)
+        is_plain = all(isinstance(factor, str) for factors in index.terms for factor in factors)
+        return is_plain and min(index.terms.values()) >= 0 and at_least(size - 1 - index.subs(last), 0)
 
 
-class Seen:
+@dataclass
+class NodeView:
     """A node as its rule sees it."""
 
-    def __init__(
-        self, batch: Batch, node: onnx_ir.Node, operands: Sequence[Item | None], results: Sequence[Item | None]
-    ):
-        self.node = node
-        self.operands = operands
-        self.results = results
-        self.outer: set[Dim] = set()  # outer repetitions of the batch
-        self.is_batch = False  # set by rules of operators for which the axis is a batch, and no other axis would do
-        self._batch = batch
+    batch: Batch
+    node: onnx_ir.Node
+    operands: Sequence[Item | None]
+    results: Sequence[Item | None]
+    outer: set[Dim] = field(default_factory=set)  # outer repetitions of the batch
+    is_batch: bool = False  # set by rules of operators for which the axis is a batch, and no other axis would do
+
+    def operand(self, index: int) -> Item | None:
+        """Return an operand, None if it is left out."""
+        return self.operands[index] if index < len(self.operands) else None
 
     def shape(self, index: int) -> Shape:
         """Return the shape of an operand."""
-        operand = self.operands[index] if index < len(self.operands) else None
-        if operand is None or isinstance(operand, TensorSequence):
-            raise Mixed
-        return operand.shape
+        return _shape_of(self.operand(index))
 
     def axis(self, index: int) -> int | None:
-        """Return the axis of an operand that has the items; None if there is no operand, or it is the same for each
-        item.
-        """
-        operand = self.operands[index] if index < len(self.operands) else None
-        known = self._batch.known(operand)
+        """Return the axis of an operand that has the items; None for no operand, or one that is the same for each."""
+        known = self.batch.known(self.operand(index))
         if isinstance(known, str):
-            raise Mixed
+            raise ItemsMixed
         if known is None:
             return None
         shape = self.shape(index)
-        axis = self._batch.place(shape)
+        axis = self.batch.place(shape)
         outer = None if axis is None else exact_div(known.before, product(shape[:axis]))
-        if axis is None or outer is None or exact_div(shape[axis], self._batch.size * outer) is None:
-            raise Mixed
+        if axis is None or outer is None or exact_div(shape[axis], self.batch.size * outer) is None:
+            raise ItemsMixed
         self.outer.add(outer)
         return axis
 
     def only(self, *indices: int) -> None:
-        """Raise Mixed if operands besides these have items."""
+        """Raise ItemsMixed if operands besides these have items."""
         if any(self.axis(i) is not None for i in range(len(self.operands)) if i not in indices):
-            raise Mixed
+            raise ItemsMixed
 
     def indices(self, index: int) -> Indices:
-        """Return an operand of known integers, of which each item has some; raise Mixed for any other operand."""
+        """Return an operand of known integers, of which each item has some; raise ItemsMixed for any other operand."""
         operand = self.operands[index]
-        axis = self._batch.place(operand.shape) if isinstance(operand, SymbolicTensor) else None
-        if not isinstance(operand, SymbolicTensor) or axis is None or operand.shape[axis] != self._batch.size:
-            raise Mixed
+        axis = self.batch.place(operand.shape) if isinstance(operand, SymbolicTensor) else None
+        if not isinstance(operand, SymbolicTensor) or axis is None or operand.shape[axis] != self.batch.size:
+            raise ItemsMixed
         number = axis_index(operand.rank - 1 - axis)
         cells = np.broadcast_to(operand.cells, (1,) * (operand.rank - operand.cells.ndim) + operand.cells.shape)
-        if cells.shape[axis] != 1 or any(map(self._batch.depends, cells.flat)):
-            raise Mixed
+        if cells.shape[axis] != 1 or any(map(self.batch.depends, cells.flat)):
+            raise ItemsMixed
         return Indices(axis, number, operand.shape, cells)
 
     def inner(self, index: int) -> Dim:
         """Return how many consecutive elements of its axis each item has."""
         axis = self.axis(index)
-        size = None if axis is None else exact_div(self.shape(index)[axis], self._batch.size)
+        size = None if axis is None else exact_div(self.shape(index)[axis], self.batch.size)
         if size is None or self.outer != {1}:
-            raise Mixed
+            raise ItemsMixed
         return size
 
     def ints(self, attribute: str, index: int = 0) -> tuple[int, ...] | None:
@@ -141,11 +139,11 @@ class Seen:
         if attribute in self.node.attributes:
             value = self.node.attributes[attribute]
             return (value.as_int(),) if value.type.name == "INT" else tuple(value.as_ints())
-        operand = self.operands[index] if 0 < index < len(self.operands) else None
+        operand = self.operand(index) if index else None
         if operand is None:
             return None
         if not isinstance(operand, Constant):
-            raise Mixed
+            raise ItemsMixed
         return tuple(map(int, operand.array.reshape(-1)))
 
     def number(self, attribute: str, default: int) -> int:
@@ -154,29 +152,25 @@ class Seen:
 
     def text(self, attribute: str) -> str:
         """Return a string attribute; empty if there is none."""
-        found = self.node.attributes.get(attribute)
-        return "" if found is None else found.as_string()
+        return self.node.attributes[attribute].as_string() if attribute in self.node.attributes else ""
 
     @property
     def result(self) -> Shape:
         """The shape of the first result."""
-        result = self.results[0]
-        if result is None or isinstance(result, TensorSequence):
-            raise Mixed
-        return result.shape
+        return _shape_of(self.results[0])
 
     def grown(self) -> int:
         """Return the axis of the first result that has the items."""
-        axis = self._batch.place(self.result)
+        axis = self.batch.place(self.result)
         if axis is None:
-            raise Mixed
+            raise ItemsMixed
         return axis
 
 
-ItemRule: TypeAlias = Callable[[Seen], "Sequence[int | None] | int | None"]
+ItemRule: TypeAlias = Callable[[NodeView], "Sequence[int | None] | int | None"]
 """The axis of the items in all results, or in each one of them (-1: nothing is known).
 
-None says that the results have the elements of the first operand in the same order. Raises Mixed.
+None says that the results have the elements of the first operand in the same order. Raises ItemsMixed.
 """
 
 
@@ -214,10 +208,10 @@ class Batch:
             return
         if rule is None:
             return
-        seen = Seen(self, node, operands, results)
+        seen = NodeView(self, node, operands, results)
         try:
             axes = rule(seen)
-        except Mixed:
+        except ItemsMixed:
             return
         self._is_known |= seen.is_batch
         fed = any(isinstance(each, Items) and each.fed for each in known)
@@ -225,8 +219,7 @@ class Batch:
             if not isinstance(result, Tensor):
                 continue
             if axes is None:
-                first = known[0]
-                self._known[result] = first if isinstance(first, Items) else _UNKNOWN
+                self._known[result] = known[0] if isinstance(known[0], Items) else _UNKNOWN
                 continue
             axis = axes if isinstance(axes, int) else axes[i] if i < len(axes) else -1
             if axis is None or axis < 0 or self.place(result.shape) != axis or len(seen.outer) > 1:
@@ -236,8 +229,7 @@ class Batch:
                 self._known[result] = Items(product(result.shape[:axis]) * outer, fed)
 
     def is_free(self, outputs: Mapping[str, Item | None], minimum: Collection[Dim]) -> bool:
-        """Return True if the model is that of one item, applied to each; then `self.outputs` describes the
-        outputs.
+        """Return True if the model is that of one item, applied to each; then `self.outputs` describes the outputs.
 
         `minimum` are dimensions below which the conversion gives another net: then one item may be special.
         """
@@ -245,22 +237,20 @@ class Batch:
             return False
         try:
             self.outputs = {name: self._output(result) for name, result in outputs.items()}
-        except Mixed:
+        except ItemsMixed:
             return False
         return any(output.axis is not None for output in self.outputs.values())
 
     def _output(self, result: Item | None) -> Output:
-        if result is None or isinstance(result, TensorSequence):
-            raise Mixed
-        known = self.known(result)
+        shape, known = _shape_of(result), self.known(result)
         if known is None:
-            return Output(result.shape, None)
-        axis = self.place(result.shape)
-        if isinstance(known, str) or not known.fed or axis is None or result.shape[axis] != self.size:
-            raise Mixed
-        if product(result.shape[:axis]) != known.before:
-            raise Mixed
-        return Output(result.shape, axis)
+            return Output(shape, None)
+        axis = self.place(shape)
+        if isinstance(known, str) or not known.fed or axis is None or shape[axis] != self.size:
+            raise ItemsMixed
+        if product(shape[:axis]) != known.before:
+            raise ItemsMixed
+        return Output(shape, axis)
 
     def known(self, item: Item | None) -> Items | str | None:
         """Return the place of a value's items; None if the value is the same for each item."""
@@ -301,55 +291,53 @@ class Batch:
 # ---- rules
 
 
-def each(seen: Seen) -> int:
+def each(seen: NodeView) -> int:
     """Apply the rule of elementwise operators, with broadcasting."""
     at = {axis - len(seen.shape(i)) for i in range(len(seen.operands)) if (axis := seen.axis(i)) is not None}
     shapes = [seen.shape(i) for i, operand in enumerate(seen.operands) if operand is not None]
     if len(at) != 1:
-        raise Mixed
+        raise ItemsMixed
     [place] = at
     if len({shape[place] for shape in shapes if len(shape) >= -place} - {1}) != 1:
-        raise Mixed
+        raise ItemsMixed
     return max(map(len, shapes)) + place
 
 
 def batch(*operands: int, axis: int = 0, sizes: Collection[int] = ()) -> ItemRule:
-    """Return the rule of operators for which an axis of these operands is a batch; the first result has the same batch
-    axis.
+    """Return the rule of operators with a batch axis, the same in these operands and in the first result.
 
     Operands that are `sizes` say what the shape of the result is.
     """
 
-    def rule(seen: Seen) -> Sequence[int]:
+    def rule(seen: NodeView) -> Sequence[int]:
         seen.only(*operands, *sizes)
         if {seen.axis(i) for i in operands} - {axis, None} or seen.result[axis] != seen.shape(operands[0])[axis]:
-            raise Mixed
+            raise ItemsMixed
         seen.is_batch = True
         return (axis,)
 
     return rule
 
 
-def kept(seen: Seen, mixed: Collection[int], sizes: Collection[int] = ()) -> int:
-    """Return the items' axis of the first operand; raise Mixed if it is one of these axes, or another operand has
-    items.
+def kept(seen: NodeView, mixed: Collection[int], sizes: Collection[int] = ()) -> int:
+    """Return the items' axis of the first operand; ItemsMixed if it is among `mixed`, or another operand has items.
 
     Operands that are `sizes` say what the shape of the result is.
     """
     seen.only(0, *sizes)
     axis, rank = seen.axis(0), len(seen.shape(0))
     if axis is None or axis in {at % rank for at in mixed}:
-        raise Mixed
+        raise ItemsMixed
     return axis
 
 
-def along(default: int | tuple[int, ...] | None, attribute: str = "axis", index: int = 0) -> Callable[[Seen], int]:
+def along(default: int | tuple[int, ...] | None, attribute: str = "axis", index: int = 0) -> Callable[[NodeView], int]:
     """Return the rule of operators that combine elements along the axes of an attribute or operand `index`.
 
     Without such axes, the rule takes `default`; None means all axes.
     """
 
-    def rule(seen: Seen) -> int:
+    def rule(seen: NodeView) -> int:
         axes = seen.ints(attribute, index)
         usual = range(len(seen.shape(0))) if default is None else (default,) if isinstance(default, int) else default
         return kept(seen, axes or usual)
@@ -360,7 +348,7 @@ def along(default: int | tuple[int, ...] | None, attribute: str = "axis", index:
 def from_axis(default: int) -> ItemRule:
     """Return the rule of operators that combine elements along an axis and all axes after it."""
 
-    def rule(seen: Seen) -> int:
+    def rule(seen: NodeView) -> int:
         rank, first = len(seen.shape(0)), seen.number("axis", default)
         return kept(seen, range(first + rank if first < 0 else first, rank))
 
@@ -370,7 +358,7 @@ def from_axis(default: int) -> ItemRule:
 def reduced(default: int | None, attribute: str, index: int = 0) -> ItemRule:
     """As `along`, of what drops these axes unless ``keepdims`` is 1."""
 
-    def rule(seen: Seen) -> int:
+    def rule(seen: NodeView) -> int:
         axis, rank = along(default, attribute, index)(seen), len(seen.shape(0))
         if seen.number("keepdims", 1):
             return axis
@@ -380,7 +368,7 @@ def reduced(default: int | None, attribute: str, index: int = 0) -> ItemRule:
     return rule
 
 
-def in_order(seen: Seen) -> None:
+def in_order(seen: NodeView) -> None:
     """Apply the rule of operators that keep the order of the elements, and give them another shape."""
     seen.axis(0)
 
@@ -388,7 +376,7 @@ def in_order(seen: Seen) -> None:
 def product_of(first: int = 0, second: int = 1) -> ItemRule:
     """Of numpy.matmul of two operands; the others are scalars or the like."""
 
-    def rule(seen: Seen) -> int:
+    def rule(seen: NodeView) -> int:
         seen.only(first, second)
         shapes = seen.shape(first), seen.shape(second)
         rank = max(map(len, shapes))
@@ -397,15 +385,15 @@ def product_of(first: int = 0, second: int = 1) -> ItemRule:
             for i, shape in zip((first, second), shapes, strict=True)
         )
         if min(map(len, shapes)) < 2 or a == -1 or b == -2:
-            raise Mixed
+            raise ItemsMixed
         if a is not None and b is not None:
             if a != b or a > -3 or shapes[0][a] != shapes[1][b]:
-                raise Mixed
+                raise ItemsMixed
             seen.is_batch = True
             return rank + a
         at, other = (a, shapes[1]) if a is not None else (b, shapes[0])
         if at is None or (at < -2 and len(other) >= -at and other[at] != 1):
-            raise Mixed
+            raise ItemsMixed
         return rank + at
 
     return rule

@@ -1,7 +1,7 @@
 """The open registry of operator importers: a Python function's signature is the operator's schema.
 
-Positional parameters are the operator's inputs, keyword-only parameters its attributes with ONNX's defaults. What the
-annotation of an input says is checked before the function runs:
+Positional parameters are the operator's inputs, keyword-only parameters its attributes with ONNX's defaults. The
+annotation of an input is checked before the function runs:
 
     x: Tensor             a tensor that exists at run time (a constant becomes a MemoryData blob)
     w: Array              must be constant; arrives as numpy array
@@ -54,32 +54,24 @@ class Input(NamedTuple):
 class Traits(NamedTuple):
     """The facts about an operator that hold for every implementation; verification uses them to draw meaningful inputs.
 
-    `moves` are the inputs whose values the outputs have, moved about (`ALL` of them). `indexes` is the input that holds
-    indices along the attribute axis of the first one. `domains` are bounds of inputs between which the result is a
-    finite real number; `divisor` is an input that the operator divides by. `selects` says that the operator compares
-    its inputs, or picks one of them. `jumps` says that the last bit of an input may decide the result, as in
-    comparisons and rounding. `quantises` says that it rounds to so few bits that all later results show it.
-    `keeps_zeros` says that it is 0 where its input is, and nowhere else. `axes` is "same" if each axis of the outputs
-    is that of the inputs, aligned at the last one as in broadcasting. It is "each" if, in addition, each element is
-    computed only from the elements at its place. `items` is the rule that says if the items of a batch stay apart
-    (`onnx/items.py`), if it does not follow from that. `errors` says to which quantity rounding errors are relative:
-    the result, 1 (for operators that add numbers to it on the way, as Softplus does), or the input (for differences of
-    numbers that may be almost equal); "none" if there are none. `folds` is how many elements the results have at most,
-    for an operator that is evaluated if all its inputs are constant (`fold/bounds.py`).
+    `axes` is "same" if each axis of the outputs is that of the inputs, aligned at the last one as in broadcasting. It
+    is "each" if, in addition, each element is computed only from the elements at its place. `errors` says to which
+    quantity rounding errors are relative: the result, 1 (for operators that add numbers to it on the way, as Softplus
+    does), or the input (for differences of numbers that may be almost equal); "none" if there are none.
     """
 
-    moves: tuple[int, ...] | None = ()
-    indexes: int | None = None
-    domains: Mapping[int, tuple[float, float]] | None = None
-    divisor: int | None = None
-    selects: bool = False
-    jumps: bool = False
-    quantises: bool = False
-    keeps_zeros: bool = False
+    moves: tuple[int, ...] | None = ()  # the inputs whose values the outputs have, moved about (`ALL` of them)
+    indexes: int | None = None  # the input that holds indices along the attribute axis of the first one
+    domains: Mapping[int, tuple[float, float]] | None = None  # bounds of inputs between which results are finite
+    divisor: int | None = None  # an input that the operator divides by
+    selects: bool = False  # it compares its inputs, or picks one of them
+    jumps: bool = False  # the last bit of an input may decide the result, as in comparisons and rounding
+    quantises: bool = False  # it rounds to so few bits that all later results show it
+    keeps_zeros: bool = False  # it is 0 where its input is, and nowhere else
     axes: Axes | None = None
-    items: ItemRule | None = None
+    items: ItemRule | None = None  # how the items of a batch stay apart (`onnx/items.py`), unless `axes` says so
     errors: Errors = "result"
-    folds: Bound | None = None
+    folds: Bound | None = None  # the most elements of results that are evaluated if all inputs are constant
 
     def moves_input(self, index: int) -> bool:
         """Return True if the outputs have the values of this input."""
@@ -110,8 +102,8 @@ class OnnxOp:
 
     @property
     def qualified_name(self) -> str:
-        """The name with its domain, if that is not ONNX's own."""
-        return f"{self.domain}::{self.name}" if self.domain else self.name
+        """See `qualified`."""
+        return qualified(self.domain, self.name)
 
     @cached_property
     def _parameters(self) -> list[inspect.Parameter]:
@@ -124,17 +116,13 @@ class OnnxOp:
     @cached_property
     def inputs(self) -> tuple[Input, ...]:
         """The fixed inputs, in order."""
-        return tuple(
-            Input(p.name, *_optional(self._hints[p.name]))
-            for p in self._parameters
-            if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-        )
+        fixed = [p.name for p in self._parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        return tuple(Input(name, *_optional(self._hints[name])) for name in fixed)
 
     @cached_property
     def variadic(self) -> Any | None:
         """The type of all further inputs, None if there are no more."""
-        names = [p.name for p in self._parameters if p.kind is inspect.Parameter.VAR_POSITIONAL]
-        return self._hints[names[0]] if names else None
+        return next((self._hints[p.name] for p in self._parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), None)
 
     @property
     def unannotated(self) -> str | None:
@@ -156,6 +144,11 @@ class OnnxOp:
             del found[name]
             found |= dict.fromkeys(group._fields, inspect.Parameter.empty) | group._field_defaults
         return found
+
+
+def qualified(domain: str, name: str) -> str:
+    """Return an operator with its domain, if that is not ONNX's own."""
+    return f"{domain}::{name}" if domain else name
 
 
 _OPS: dict[tuple[str, str], list[OnnxOp]] = {}

@@ -41,6 +41,11 @@ class Tensor:
         """The number of ONNX axes."""
         return len(self.view.axes)
 
+    @property
+    def batch_axis(self) -> int | None:
+        """The axis that is the Mat's batch; None if none is."""
+        return next((axis for axis, atoms in enumerate(self.view.axes) if atoms and atoms == self.view.batch), None)
+
     def viewed(self, view: View) -> Tensor:
         """Return the same blob under another view."""
         return Tensor(self.blob, view, self.dtype)
@@ -73,7 +78,7 @@ class Constant:
 
     @property
     def scalar(self) -> float | None:
-        """The number that every element is, where the array has one element."""
+        """The number in an array of one element; None for other arrays."""
         return float(self.array.reshape(-1)[0]) if self.array.size == 1 else None
 
     def transpose(self, order: Sequence[int]) -> Constant:
@@ -120,8 +125,8 @@ def is_float(dtype: np.dtype[np.generic]) -> bool:
 
 
 def held_as_float(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
-    """Return the type of integers and bools that the net computes: float32 in ncnn, other than those that are fed."""
-    return np.dtype(dtype.type, metadata={"held": "float32"})
+    """Return the type of numbers that the net computes: even integers and bools are float32 there, unless fed."""
+    return dtype if is_float(dtype) else np.dtype(dtype.type, metadata={"held": "float32"})
 
 
 BOOL = held_as_float(np.dtype(np.bool_))
@@ -131,3 +136,8 @@ BOOL = held_as_float(np.dtype(np.bool_))
 def is_held_as_float(dtype: np.dtype[np.generic]) -> bool:
     """Return True if the type is one of `held_as_float`."""
     return bool(dtype.metadata)
+
+
+def element_type(dtype: np.dtype[np.generic]) -> str:
+    """Return the element type of a tensor's Mat."""
+    return "float32" if is_float(dtype) or is_held_as_float(dtype) else "int32"

@@ -18,25 +18,22 @@ from onnx2ncnn_opt.ir.shapes import infer_shapes
 from onnx2ncnn_opt.ir.spec import LayerSpec
 from onnx2ncnn_opt.ir.view import MAX_DIMS, Atoms, Dims, Regroup, Step, View, flat, plan, step_layer
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.lower.expressions import LONGEST_TEXT, SizeWriter, UntoldError
-from onnx2ncnn_opt.onnx.lower.layout import Layout, separations
+from onnx2ncnn_opt.onnx.lower.expressions import LONGEST_TEXT, SizeWriter, UnknownSize
+from onnx2ncnn_opt.onnx.lower.layout import Layout, plain_dims, separations
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float, is_float
 
 _FIT = "give sizes that fit with --shape, or check how the model was exported"
 
 
 class Refusal(Exception):
-    """Raised inside an importer: this node has no exact ncnn form.
-
-    `equal` are pairs of sizes: if all of them are equal, the node may have one.
-    """
+    """Raised inside an importer: the node has no exact ncnn form, unless all pairs of sizes in `equal` are equal."""
 
     def __init__(self, reason: str, hint: str = "", equal: Iterable[tuple[Dim, Dim]] = ()) -> None:
         super().__init__(reason)
         self.reason, self.hint, self.equal = reason, hint, tuple(equal)
 
 
-class Misfit(Refusal):
+class ShapeMismatch(Refusal):
     """Operands whose sizes do not fit together, so that no runtime takes the model at these; `sizes` are the two."""
 
     def __init__(self, reason: str, sizes: Sequence[int]) -> None:
@@ -44,8 +41,8 @@ class Misfit(Refusal):
         self.sizes = tuple(sizes)
 
 
-class Builder:
-    """Appends layers to a graph, in the name of the node that is being imported."""
+class Layers:
+    """Appends layers and constants to a graph, in the name of the node that is being imported."""
 
     def __init__(self, types: Mapping[str, LayerSpec], public: Sequence[str]) -> None:
         """`types` is the table of layers; the names of `public` are kept for the model's inputs and outputs."""
@@ -53,32 +50,23 @@ class Builder:
         self._label = ""
         self._names = NamePool(public)
         self._layer_names = NamePool()
-        self._layouts: dict[tuple[Blob, Step], Blob] = {}
         self._memory: dict[tuple[bytes, Shape], Blob] = {}
-        self._ones: dict[Sym, Blob] = {}
-        self._open_inputs: list[Blob] = []
-        self._ranges = Ranges()
-        self._operands: dict[Blob, tuple[View, tuple[Value, ...]]] = {}
-
-    # ---- layers
-
-    def input(self, name: str, view: View) -> Blob:
-        """Append an input of the net, in the layout of its view."""
-        blob = Blob(name, view.mat_shape, product(atom.size for atom in view.batch))
-        self.graph.add(Layer("Input", self._layer_names.take(name), (), (blob,), input_params(blob.shape)))
-        if any(isinstance(size, Sym) for size in (*view.mat_shape, blob.batch)):
-            self._open_inputs.append(blob)
-        return blob
 
     def refuse(self, reason: str, hint: str = "") -> Refusal:
         """Return the exception to raise if the node has no exact form: the reason, and the user's remedy."""
         return Refusal(reason, hint)
 
+    def fixed(self, sizes: Iterable[Dim | None], reason: str, hint: str = "bind it with --shape") -> tuple[int, ...]:
+        """Return sizes that are numbers; refused for `reason` if one is dynamic."""
+        numbers = tuple(sizes)
+        if not all(isinstance(size, int) for size in numbers):
+            raise self.refuse(reason, hint)
+        return tuple(size for size in numbers if isinstance(size, int))
+
     def invalid(self, reason: str, equal: Iterable[tuple[Dim, Dim]] = ()) -> Refusal:
         """As `refuse`, for operands and attributes that do not fit the operator's definition.
 
-        They may fit at the sizes that dynamic dimensions have at run time. `equal` are pairs of sizes that have to be
-        equal: the model is imported again with these sizes if they can be.
+        `equal` are pairs of sizes that have to be equal: the model is imported again with these if they can be.
         """
         hint = "check how the model was exported, and bind its dynamic dimensions with --shape"
         return Refusal(reason, hint, equal)
@@ -87,21 +75,20 @@ class Builder:
         """As `refuse`, for sizes that have to be equal, or to broadcast, two by two."""
         for a, b in pairs:
             if isinstance(a, int) and isinstance(b, int) and a != b:
-                return Misfit(reason, (a, b))
+                return ShapeMismatch(reason, (a, b))
         return Refusal(reason, _FIT)
 
-    def layer(
-        self, kind: str, /, *inputs: Blob, weights: Mapping[str, Array] | None = None, outputs: int = 1, **params: Any
-    ) -> Blob:
+    def layer(self, kind: str, /, *inputs: Blob, weights: Mapping[str, Array] | None = None, **params: Any) -> Blob:
         """Append a layer with one output; see `layers` for more."""
-        return self.layers(kind, *inputs, weights=weights, outputs=outputs, **params)[0]
+        return self.layers(kind, *inputs, weights=weights, **params)[0]
 
     def layers(
         self, kind: str, /, *inputs: Blob, weights: Mapping[str, Array] | None = None, outputs: int = 1, **params: Any
     ) -> tuple[Blob, ...]:
         """Append a layer and return its output blobs, with their shapes; parameters at their default are left out."""
         new = self._layer(kind, inputs, params, weights).without_defaults()
-        return self._append(new, infer_shapes_of(new, outputs))
+        new.outputs = tuple(Blob("") for _ in range(outputs))
+        return self._append(new, infer_shapes(new))
 
     def custom(
         self,
@@ -132,6 +119,70 @@ class Builder:
         self.graph.add(layer)
         return layer.outputs
 
+    def empty(self, shape: Sequence[Dim | None], dtype: np.dtype[np.generic]) -> Constant:
+        """Return a tensor without elements: known now, whatever the net computes. Concat leaves it out."""
+        return Constant(np.zeros(self.fixed(shape, "it is empty, and has a dynamic dimension"), dtype.type))
+
+    def memory(self, array: Array) -> Blob:
+        """Return a constant as blob with the array's own shape (rank 1 to 4); equal constants share one."""
+        if not array.size:
+            raise self.refuse("a tensor is empty, and ncnn has no empty tensors", "remove it from the model")
+        data = self.i32(array) if np.issubdtype(array.dtype, np.integer) else self.f32(array)
+        key = (data.dtype.char.encode() + data.tobytes(), tuple(data.shape))
+        if key not in self._memory:
+            name = self._layer_names.take(f"{self._label}_const")
+            blob = Blob(self._names.take(name), tuple(data.shape))
+            params = by_axis(data.shape)
+            self.graph.add(Layer("MemoryData", name, (), (blob,), params, {"data": data}, (self._label,)))
+            self._memory[key] = blob
+        return self._memory[key]
+
+    def spread(self, array: Array, shape: Sequence[int]) -> Array:
+        """Return the constant broadcast to a shape; refused if it does not broadcast so."""
+        fits = zip(reversed(array.shape), reversed(shape), strict=False)
+        if array.ndim > len(shape) or any(n not in (1, m) for n, m in fits):
+            raise self.invalid(f"a constant of shape {list(array.shape)} does not broadcast to {list(shape)}")
+        return np.broadcast_to(array, shape)
+
+    def f32(self, array: Array) -> Array:
+        """Return the constant as float32; refused if a finite number would overflow."""
+        if array.dtype in (np.float32, np.int32):
+            return array
+        if array.dtype.kind not in "iub" and not is_float(array.dtype):
+            raise self.refuse(f"a constant of type {array.dtype}", "cast it to float32 in the model")
+        with np.errstate(over="ignore"):
+            result = array.astype(np.float32)
+        if not np.array_equal(np.isfinite(result), np.isfinite(array.astype(np.float64))):
+            raise self.refuse("a constant does not fit into float32", "clip it in the model")
+        return result
+
+    def i32(self, array: Array) -> Array:
+        """Return the constant as int32; refused if a number does not fit."""
+        limits = np.iinfo(np.int32)
+        if array.size and (array.min() < limits.min or array.max() > limits.max):
+            raise self.refuse("an integer constant does not fit into int32", "clip it in the model")
+        return array.astype(np.int32)
+
+
+class Builder(Layers):
+    """Appends layers that take tensors, in the layouts that they need."""
+
+    def __init__(self, types: Mapping[str, LayerSpec], public: Sequence[str]) -> None:
+        super().__init__(types, public)
+        self._layouts: dict[tuple[Blob, Step], Blob] = {}
+        self._ones: dict[Sym, Blob] = {}
+        self._open_inputs: list[Blob] = []
+        self._ranges = Ranges()
+        self._operands: dict[Blob, tuple[View, tuple[Value, ...]]] = {}
+
+    def input(self, name: str, view: View) -> Blob:
+        """Append an input of the net, in the layout of its view."""
+        blob = Blob(name, view.mat_shape, product(atom.size for atom in view.batch))
+        self.graph.add(Layer("Input", self._layer_names.take(name), (), (blob,), input_params(blob.shape)))
+        if any(isinstance(size, Sym) for size in (*view.mat_shape, blob.batch)):
+            self._open_inputs.append(blob)
+        return blob
+
     def range_of(self, x: Value) -> Range:
         """Return the known range of the numbers of a value."""
         return of_numbers(self.f32(x.array)) if isinstance(x, Constant) else self._ranges.of(x.blob)
@@ -139,8 +190,7 @@ class Builder:
     # ---- layouts
 
     def mat(self, x: Value, dims: Sequence[Sequence[int]], batch: Sequence[int] = ()) -> Blob:
-        """Return the tensor as a Mat whose dims, outermost first, hold these axes each, and whose batch the `batch`
-        axes.
+        """Return the tensor as a Mat whose dims, outermost first, and batch hold these axes.
 
         Axes of size 1 may be left out; an empty group is a dim of size 1.
         """
@@ -165,22 +215,22 @@ class Builder:
         return 0
 
     def in_mat(self, x: Tensor, dims: Dims, batch: Atoms) -> Tensor:
-        """Return the tensor in a Mat of these dims and batch, in terms of its view's atoms; see `in_layout` for
-        axes.
-        """
+        """Return the tensor in a Mat of these dims and batch, atoms of its view; see `in_layout` for axes."""
         blob = x.blob
         for step in plan(x.view, dims, batch):
             blob = self._step(blob, step)
         return Tensor(blob, View(batch, dims, x.view.axes), x.dtype)
+
+    def from_channels(self, x: Tensor, blob: Blob, dtype: Any = np.float32) -> Tensor:
+        """Return the output of a layer on `channels` of x: x's axis 0 as batch, each dim as an axis."""
+        return self.wrap(blob, (x.shape[0], *blob.known_shape), [[axis] for axis in range(1, x.rank)], [0], dtype)
 
     def channels(self, x: Value) -> Blob:
         """Return the tensor with axis 0 as batch and each other axis as a dim, as convolutions and poolings need it."""
         return self.mat(x, self._channel_dims(x), [0])
 
     def channel_dims(self, x: Tensor) -> list[list[int]]:
-        """Return the dims of `channels`; axis 1 alone for an image of one pixel stored so: for layers that take rows
-        too.
-        """
+        """Return the dims of `channels` for layers that take rows too: axis 1 alone of a one-pixel image stored so."""
         every = self._channel_dims(x)
         if all(size == 1 for size in x.shape[2:]) and not self.cost(x, Layout(((1,),), (0,))):
             return every[:1]
@@ -192,16 +242,11 @@ class Builder:
         return [[axis] for axis in range(1, x.rank)]
 
     def along(self, x: Value, axes: Sequence[int]) -> Tensor:
-        """Return the tensor in a layout in which each of these axes is a Mat dim of its own (see `View.dim_of`).
-
-        Axes of size 1 are ignored.
-        """
+        """Return the tensor in a layout in which each of these axes, unless of size 1, is a dim (see `View.dim_of`)."""
         laid_out = self.separated(x, axes)
         if laid_out is None:
-            raise self.refuse(
-                f"axes {list(axes)} of a rank {x.rank} tensor need more than ncnn's four dims",
-                "reshape it in the model",
-            )
+            reason = f"axes {list(axes)} of a rank {x.rank} tensor need more than ncnn's four dims"
+            raise self.refuse(reason, "reshape it in the model")
         return laid_out
 
     def separated(self, x: Value, axes: Sequence[int]) -> Tensor | None:
@@ -210,30 +255,18 @@ class Builder:
         wanted = [axis for axis in axes if x.view.axes[axis]]
         if all(x.view.dim_of(axis) is not None for axis in wanted):
             return x
-        options = [
-            (self._missing(x, dims, batch), order, dims, batch)
-            for order, (dims, batch) in enumerate(separations(x.view, wanted))
-        ]
-        if not options:
-            return None
-        _, _, dims, batch = min(options, key=lambda option: option[:2])
-        return self.in_mat(x, dims, batch)
+        options = list(separations(x.view, wanted))
+        return self.in_mat(x, *min(options, key=lambda option: self._missing(x, *option))) if options else None
 
     def settled(self, x: Tensor) -> Tensor:
-        """Return the tensor in its own order, with plain axes instead of axes made of factors.
-
-        For operands whose axes are made of factors that have nothing in common.
-        """
-        kept = [axis for axis, size in enumerate(x.shape) if size != 1]
-        dims = [[axis] for axis in kept] if len(kept) <= MAX_DIMS else [kept]
-        blob = self.mat(x, dims or [[]])
-        return self.wrap(blob, x.shape, dims or [[]], dtype=x.dtype)
+        """Return the tensor in its own order, with plain axes instead of axes made of factors."""
+        dims = plain_dims(x.shape)
+        return self.wrap(self.mat(x, dims), x.shape, dims, dtype=x.dtype)
 
     def _step(self, blob: Blob, step: Step) -> Blob:
-        key = (blob, step)
-        if key not in self._layouts:
-            self._layouts[key] = self._taken(blob, step)
-        return self._layouts[key]
+        if (blob, step) not in self._layouts:
+            self._layouts[blob, step] = self._taken(blob, step)
+        return self._layouts[blob, step]
 
     def _taken(self, blob: Blob, step: Step) -> Blob:
         """Return the layer that takes a step; several dynamic sizes are computed from other blobs' sizes."""
@@ -247,9 +280,7 @@ class Builder:
         return self.layer(kind, blob, **params)
 
     def _row_major(self, x: Tensor, dims: Sequence[Dim]) -> Blob:
-        """Return the tensor's elements in its own order, as a Mat of `dims`, or of one dim where those are more than
-        four.
-        """
+        """Return the tensor's elements in its own order, as a Mat of `dims`; of one dim if those are more than four."""
         atoms = flat(x.view.axes)
         if len(dims) > MAX_DIMS or not dims:
             dims = [product(dims)]
@@ -268,13 +299,9 @@ class Builder:
         """Return the value as a tensor of the running net; a constant becomes MemoryData."""
         if isinstance(x, Tensor):
             return x
-        array = x.array
-        kept = [axis for axis in range(array.ndim) if array.shape[axis] != 1]
-        dims = [[axis] for axis in kept] if len(kept) <= MAX_DIMS else [kept]
-        layout = Layout(tuple(map(tuple, dims)) or ((),))
-        shape = tuple(int(np.prod([array.shape[a] for a in group], dtype=np.int64)) for group in layout.dims)
+        view = View.of(x.shape, plain_dims(x.shape))
         dtype = held_as_float(x.dtype) if x.dtype == np.bool_ else x.dtype
-        return Tensor(self.memory(array.reshape(shape)), View.of(x.shape, layout.dims), dtype)
+        return Tensor(self.memory(x.array.reshape(known(view.mat_shape))), view, dtype)
 
     def wrap(
         self,
@@ -286,10 +313,9 @@ class Builder:
     ) -> Tensor:
         """Return a layer's output as the ONNX tensor of `shape`, whose axes are the Mat's dims and batch as given."""
         view = View.of(shape, dims, batch)
-        mat = blob.shape, blob.batch
         expected = view.mat_shape, product(atom.size for atom in view.batch)
         if blob.shape is None or _differ((*blob.shape, blob.batch), (*expected[0], expected[1])):
-            raise ShapeError(f"'{self._label}' gives {mat} in ncnn, but {expected} in ONNX")
+            raise ShapeError(f"'{self._label}' gives {(blob.shape, blob.batch)} in ncnn, but {expected} in ONNX")
         return Tensor(blob, view, np.dtype(dtype))
 
     def like(self, x: Tensor, blob: Blob) -> Tensor:
@@ -326,9 +352,8 @@ class Builder:
         view = x.view.reshape(shape)
         if view is not None:
             return x.viewed(view)
-        kept = [axis for axis, size in enumerate(shape) if size != 1]
-        dims = [[axis] for axis in kept] if len(kept) <= MAX_DIMS else [kept]
-        return self.wrap(self._row_major(x, [shape[a] for a in kept]), shape, dims, dtype=x.dtype)
+        whole = self._row_major(x, [size for size in shape if size != 1])
+        return self.wrap(whole, shape, plain_dims(shape), dtype=x.dtype)
 
     def regrouped(self, blob: Blob, dims: Shape) -> Blob:
         """Return a Reshape layer."""
@@ -347,8 +372,7 @@ class Builder:
     def stated(
         self, lists: Sequence[Sequence[Dim]], blob: Blob | None = None, *, whole_batch: bool = False
     ) -> tuple[list[str], list[Blob]]:
-        """Return lists of sizes as ncnn's expressions, and the blobs, other than `blob`, whose sizes these expressions
-        use.
+        """Return lists of sizes as ncnn's expressions, and the blobs, other than `blob`, whose sizes they use.
 
         A layer with these expressions takes `blob`, or one whose sizes say nothing, as its first input, and the others
         after it. `whole_batch` is for a layer that sees a batch as a whole.
@@ -356,14 +380,12 @@ class Builder:
         writer = SizeWriter(blob, self._sources, whole_batch=whole_batch)
         try:
             texts = [",".join(map(writer.text, listed)) for listed in lists]
-        except UntoldError as error:
-            raise self.refuse(
-                f"the size {error} cannot be computed from those of the inputs", "bind it with --shape"
-            ) from None
+        except UnknownSize as error:
+            reason = f"the size {error} cannot be computed from those of the inputs"
+            raise self.refuse(reason, "bind it with --shape") from None
         if any(len(text) > LONGEST_TEXT for text in texts):
-            raise self.refuse(
-                "the expressions of its sizes are longer than ncnn's 255 characters", "bind some with --shape"
-            )
+            reason = "the expressions of its sizes are longer than ncnn's 255 characters"
+            raise self.refuse(reason, "bind some with --shape")
         return texts, writer.others
 
     def _sources(self) -> Iterator[Blob]:
@@ -375,63 +397,6 @@ class Builder:
                 step = Regroup(whole if len(whole) <= MAX_DIMS else (blob.batch * dims[0], *dims[1:]), unbatch=True)
                 blob = self._step(blob, step)
             yield blob
-
-    # ---- constants
-
-    def empty(self, shape: Sequence[Dim | None], dtype: np.dtype[np.generic]) -> Constant:
-        """Return a tensor without elements: known now, whatever the net computes. Concat leaves it out."""
-        fixed = [size for size in shape if isinstance(size, int)]
-        if len(fixed) < len(shape):
-            raise self.refuse("it is empty, and has a dynamic dimension", "bind it with --shape")
-        return Constant(np.zeros(fixed, dtype.type))
-
-    def memory(self, array: Array) -> Blob:
-        """Return a constant as blob with the array's own shape (rank 1 to 4); equal constants share one."""
-        if not array.size:
-            raise self.refuse("a tensor is empty, and ncnn has no empty tensors", "remove it from the model")
-        data = self.i32(array) if np.issubdtype(array.dtype, np.integer) else self.f32(array)
-        key = (data.dtype.char.encode() + data.tobytes(), tuple(data.shape))
-        if key not in self._memory:
-            params = by_axis(data.shape)
-            label, self._label = self._label, f"{self._label}_const"
-            name = self._layer_names.take(self._label)
-            self._label = label
-            blob = Blob(self._names.take(name), tuple(data.shape))
-            self.graph.add(Layer("MemoryData", name, (), (blob,), params, {"data": data}, (self._label,)))
-            self._memory[key] = blob
-        return self._memory[key]
-
-    def spread(self, array: Array, shape: Sequence[int]) -> Array:
-        """Return the constant broadcast to a shape; refused if it does not broadcast so."""
-        fits = zip(reversed(array.shape), reversed(shape), strict=False)
-        if array.ndim > len(shape) or any(n not in (1, m) for n, m in fits):
-            raise self.invalid(f"a constant of shape {list(array.shape)} does not broadcast to {list(shape)}")
-        return np.broadcast_to(array, shape)
-
-    def f32(self, array: Array) -> Array:
-        """Return the constant as float32; refused if a finite number would overflow."""
-        if array.dtype in (np.float32, np.int32):
-            return array
-        if array.dtype.kind not in "iub" and not is_float(array.dtype):
-            raise self.refuse(f"a constant of type {array.dtype}", "cast it to float32 in the model")
-        with np.errstate(over="ignore"):
-            result = array.astype(np.float32)
-        if not np.array_equal(np.isfinite(result), np.isfinite(array.astype(np.float64))):
-            raise self.refuse("a constant does not fit into float32", "clip it in the model")
-        return result
-
-    def i32(self, array: Array) -> Array:
-        """Return the constant as int32; refused if a number does not fit."""
-        limits = np.iinfo(np.int32)
-        if array.size and (array.min() < limits.min or array.max() > limits.max):
-            raise self.refuse("an integer constant does not fit into int32", "clip it in the model")
-        return array.astype(np.int32)
-
-
-def infer_shapes_of(layer: Layer, outputs: int) -> list[tuple[Shape | None, Dim]]:
-    """Shapes and batches of a layer that has no output blobs yet."""
-    layer.outputs = tuple(Blob("") for _ in range(outputs))
-    return infer_shapes(layer)
 
 
 def _differ(a: Shape, b: Shape) -> bool:

@@ -20,7 +20,7 @@ from onnx2ncnn_opt.onnx.value import Item, Operand, SymbolicTensor, Tensor
 MOST_FLAGS = 64  # elements of an input that can be meant as a choice, and not as data
 
 
-class Incomplete(Exception):
+class MissingOperand(Exception):
     """Raised inside an importer: a part of this node was refused already."""
 
 
@@ -30,7 +30,7 @@ class ImportContext(Builder, ABC):
     def __init__(self, model: LoadedModel, types: Mapping[str, LayerSpec]) -> None:
         super().__init__(types, [value.name for value in (*model.inputs, *model.outputs)])
         self._model = model
-        self._node: onnx_ir.Node
+        self.node: onnx_ir.Node  # the node that is being imported
         self._minimum: dict[Dim, int] = {}
 
     @property
@@ -52,10 +52,7 @@ class ImportContext(Builder, ABC):
         return result
 
     def demand(self, size: Dim, least: int) -> None:
-        """Let the net be right only where a dynamic dimension is `least` or more; nothing where it surely is.
-
-        For a fixed size there is nothing to demand.
-        """
+        """Let the net be right only where a dynamic dimension is `least` or more, unless it surely is."""
         if isinstance(size, Sym) and not self.becomes(size, least):
             self._minimum[size] = max(least, self._minimum.get(size, least))
 
@@ -90,33 +87,25 @@ class ImportContext(Builder, ABC):
     @property
     def output_count(self) -> int:
         """The number of outputs of the node."""
-        return len(self._node.outputs)
+        return len(self.node.outputs)
 
     def is_used(self, output: int) -> bool:
         """Return True if the node has this output, and somebody reads it."""
         if output >= self.output_count:
             return False
-        value = self._node.outputs[output]
+        value = self.node.outputs[output]
         return bool(value.name and (value.uses() or value.is_graph_output()))
 
     def readers(self) -> Sequence[onnx_ir.Node]:
         """Return the nodes that read the node's first output."""
-        return self._node.outputs[0].consumers()
-
-    def is_result(self) -> bool:
-        """Return True if the node's first output is an output of the model."""
-        return self._node.outputs[0].is_graph_output()
-
-    def operand(self, at: int) -> onnx_ir.Value | None:
-        """Return the node's input number `at`."""
-        return self._node.inputs[at]
+        return self.node.outputs[0].consumers()
 
     def value_hint(self, operand: int, otherwise: str = "") -> str:
         """Return how to make an operand of the node constant: the inputs that it is computed from, bound to values.
 
         Return `otherwise` if it comes from more than a few flags, thresholds and sizes.
         """
-        names = self._flags_behind(self._node.inputs[operand])
+        names = self._flags_behind(self.node.inputs[operand])
         options = " ".join(f"--value {name}=..." for name in names)
         return f"bind {'it' if len(names) == 1 else 'them'} with {options}" if names else otherwise
 
@@ -127,9 +116,9 @@ class ImportContext(Builder, ABC):
         seen, left = {value}, [value]
         while left:
             current = left.pop()
-            node = None if current is None else current.producer()
             if current is None or current.const_value is not None:
                 continue
+            node = current.producer()
             if node is None:
                 info = inputs.get(current.name or "")
                 if info is None or not _is_flag(info):
@@ -147,19 +136,17 @@ class ImportContext(Builder, ABC):
 
         A size is None if it is not expressed in sizes of the model's inputs.
         """
-        sizes: dict[str | None, Dim] = {}
-        for source, info in zip(self._model.graph.inputs, self._model.inputs, strict=True):
-            for dim, size in zip(source.shape or (), info.shape, strict=False):
-                sizes.setdefault(None if isinstance(dim, int) else dim.value, size)
-        named = {name: size for name, size in sizes.items() if name is not None}
         if value.shape is None:
             return None
-        return tuple(dim if isinstance(dim, int) else parsed_size(dim.value or "", named) for dim in value.shape)
+        sizes: dict[str, Dim] = {}
+        for source, info in zip(self._model.graph.inputs, self._model.inputs, strict=True):
+            for dim, size in zip(source.shape or (), info.shape, strict=False):
+                if not isinstance(dim, int) and dim.value is not None:
+                    sizes.setdefault(dim.value, size)
+        return tuple(dim if isinstance(dim, int) else parsed_size(dim.value or "", sizes) for dim in value.shape)
 
     def tensor(self, x: Operand) -> Tensor:
-        """Return the value as a tensor of the running net; a constant becomes MemoryData, a symbolic tensor is
-        computed.
-        """
+        """As in `Builder`; a symbolic tensor is computed."""
         return self.computed(x) if isinstance(x, SymbolicTensor) else super().tensor(x)
 
     @abstractmethod
@@ -171,7 +158,7 @@ class ImportContext(Builder, ABC):
         """Return the outputs of a graph in an attribute for these inputs, its nodes imported in the node's place.
 
         `iterations` is how often that is meant to happen, for the message that refuses a loop that is too long.
-        Raises Incomplete where some of its nodes were refused.
+        Raises MissingOperand where some of its nodes were refused.
         """
 
 

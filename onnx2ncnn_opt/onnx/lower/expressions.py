@@ -59,10 +59,10 @@ class SizeWriter:
                 if blob not in self.others:
                     self.others.append(blob)
                 return direct
-        raise UntoldError(factor)
+        raise UnknownSize(factor)
 
 
-class UntoldError(Exception):
+class UnknownSize(Exception):
     """No blob tells a size."""
 
 

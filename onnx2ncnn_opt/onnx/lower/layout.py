@@ -8,10 +8,10 @@ costs the fewest layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, groupby
 from typing import NamedTuple, TypeAlias
 
-from onnx2ncnn_opt.ir.dim import Dim, broadcast, fitting
+from onnx2ncnn_opt.ir.dim import Dim, Shape, broadcast, fitting
 from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, Atoms, Dims, View, flat, refine
 
 
@@ -21,9 +21,20 @@ class Layout(NamedTuple):
     dims: tuple[tuple[int, ...], ...]
     batch: tuple[int, ...] = ()
 
+    @classmethod
+    def plain(cls, rank: int, batch: int | None) -> Layout:
+        """Return the layout in which each axis is a dim, other than the batch axis."""
+        return cls(tuple((axis,) for axis in range(rank) if axis != batch) or ((),), () if batch is None else (batch,))
+
     def atoms(self, view: View) -> tuple[Dims, Atoms]:
         """Return the atoms of a tensor's dims and batch in this layout."""
         return tuple(flat(view.axes[a] for a in group) for group in self.dims), flat(view.axes[a] for a in self.batch)
+
+
+def plain_dims(shape: Shape) -> list[list[int]]:
+    """Return each axis as a dim, without those of size 1; all as one dim if they are more than four."""
+    kept = [axis for axis, size in enumerate(shape) if size != 1]
+    return [[axis] for axis in kept] or [[]] if len(kept) <= MAX_DIMS else [kept]
 
 
 def layout_of(view: View) -> Layout | None:
@@ -176,14 +187,8 @@ def _with_dim(layout: Layout, axis: int) -> Iterator[Layout]:
 
 
 def _merged(axes: list[int], present: list[tuple[bool | int, ...]], whole: int | None) -> Iterator[tuple[int, ...]]:
-    """Neighbouring axes that the same views have, as one dim."""
-    group: list[int] = []
-    for axis in axes:
-        if group and (axis == whole or group[-1] == whole or present[axis] != present[group[-1]]):
-            yield tuple(group)
-            group = []
-        group.append(axis)
-    if group:
+    """Yield runs of neighbouring axes that the same views have; `whole` is a run of its own."""
+    for _, group in groupby(axes, lambda axis: (axis == whole, present[axis])):
         yield tuple(group)
 
 

@@ -81,9 +81,8 @@ def check_results(node: onnx_ir.Node, results: Iterable[Item | None]) -> None:
 def _require_small(shape: Shape) -> None:
     if math.prod(max(1, -(at_most(-size) or 0)) for size in shape) > MOST_ELEMENTS:
         text = " x ".join(map(str, shape))
-        raise Refusal(
-            f"its result of {text} elements is too large: {MOST_ELEMENTS} are the most that a tensor may have"
-        )
+        limit = f"{MOST_ELEMENTS} are the most that a tensor may have"
+        raise Refusal(f"its result of {text} elements is too large: {limit}")
 
 
 def _shapes(node: onnx_ir.Node, opset: int, operands: Sequence[Item | None]) -> list[tuple[int, ...]]:
@@ -110,6 +109,5 @@ def _shapes(node: onnx_ir.Node, opset: int, operands: Sequence[Item | None]) -> 
     except (onnx.defs.SchemaError, onnx.shape_inference.InferenceError, KeyError, ValueError, TypeError):
         return []  # the importer says what is wrong
     shapes = [type.tensor_type.shape.dim for type in found.values() if type.tensor_type.HasField("shape")]
-    return [
-        tuple(dim.dim_value for dim in shape) for shape in shapes if all(dim.HasField("dim_value") for dim in shape)
-    ]
+    fixed = [shape for shape in shapes if all(dim.HasField("dim_value") for dim in shape)]
+    return [tuple(dim.dim_value for dim in shape) for shape in fixed]

@@ -10,11 +10,10 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.arg import arg_max, mark_largest
+from onnx2ncnn_opt.onnx.lower.functional.activation import back, coerced
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MIN, as_numbers
-from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
-from onnx2ncnn_opt.onnx.lower.functional.softmax import back, coerced
+from onnx2ncnn_opt.onnx.lower.functional.reduce import arg_max, mark_largest, reduce
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Tensor
 

@@ -9,7 +9,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
-from onnx2ncnn_opt.onnx.items import Mixed, Seen
+from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.attention import (
     Sight,
@@ -27,20 +27,20 @@ from onnx2ncnn_opt.onnx.lower.functional.attention import (
 )
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
+from onnx2ncnn_opt.onnx.lower.functional.crop import split
 from onnx2ncnn_opt.onnx.lower.functional.gather import fixed, gather
 from onnx2ncnn_opt.onnx.lower.functional.logic import greater
 from onnx2ncnn_opt.onnx.lower.functional.matmul import linear
-from onnx2ncnn_opt.onnx.lower.functional.split import split
 from onnx2ncnn_opt.onnx.lower.functional.views import unsqueeze
 from onnx2ncnn_opt.onnx.lower.functional.where import where
 from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Operand, Tensor, Value
 
 
-def _attended(seen: Seen) -> int:
+def _attended(seen: NodeView) -> int:
     """Let all operands have items; a mask of fewer axes would have something else in front."""
     if seen.axis(3) is not None and len(seen.shape(3)) != 4:
-        raise Mixed
+        raise ItemsMixed
     items.batch(*range(len(seen.operands)))(seen)
     return 0
 
@@ -84,10 +84,10 @@ def attention23(
     return merge_heads(im, y) if q.rank == 3 else y, heads[1], heads[2]
 
 
-def _rotated(seen: Seen) -> int:
+def _rotated(seen: NodeView) -> int:
     """Tables may be those of each item, but as many axes as they have then, they have else too."""
     if {seen.axis(i) for i in range(len(seen.operands))} != {0, None} or seen.axis(0) is None:
-        raise Mixed
+        raise ItemsMixed
     return 0
 
 

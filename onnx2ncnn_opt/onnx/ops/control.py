@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.stack import stacked, unstacked
+from onnx2ncnn_opt.onnx.lower.functional.concat import stacked, unstacked
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Item, Operand, SymbolicTensor, Tensor, Value
 

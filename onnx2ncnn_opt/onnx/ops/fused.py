@@ -6,7 +6,7 @@ from typing import Any
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.onnx import items
-from onnx2ncnn_opt.onnx.items import Mixed, Seen
+from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import clip
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
@@ -43,11 +43,11 @@ def quick_gelu(im: ImportContext, x: Tensor, *, alpha: float = 1.702) -> Value:
     return binary(im, BinaryOp.MUL, x, im.unary(binary(im, BinaryOp.MUL, x, number(alpha)), "Sigmoid"))
 
 
-def _skipped(seen: Seen) -> int:
+def _skipped(seen: NodeView) -> int:
     """Apply the rule of sums of rows, each of which is normalised."""
     axis = items.each(seen)
     if axis == len(seen.shape(0)) - 1:
-        raise Mixed
+        raise ItemsMixed
     return axis
 
 

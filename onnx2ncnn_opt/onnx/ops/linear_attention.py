@@ -9,10 +9,9 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.conv import conv
-from onnx2ncnn_opt.onnx.lower.functional.crop import crop
+from onnx2ncnn_opt.onnx.lower.functional.crop import crop, split
 from onnx2ncnn_opt.onnx.lower.functional.matmul import matmul
 from onnx2ncnn_opt.onnx.lower.functional.pad import pad
-from onnx2ncnn_opt.onnx.lower.functional.split import split
 from onnx2ncnn_opt.onnx.lower.functional.views import transposed
 from onnx2ncnn_opt.onnx.lower.functional.window import ConvAttributes
 from onnx2ncnn_opt.onnx.lower.memory_budget import MOST_STEPS

@@ -13,7 +13,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.dim import Dim, product
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds
-from onnx2ncnn_opt.onnx.items import Mixed, Seen
+from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.crop import pick
 from onnx2ncnn_opt.onnx.lower.functional.matmul import gemm, matmul
@@ -25,17 +25,17 @@ from onnx2ncnn_opt.onnx.value import Tensor, Value
 _Axes = tuple[str, ...]
 
 
-def _rows(seen: Seen) -> int:
+def _rows(seen: NodeView) -> int:
     """Items that are rows of the first matrix."""
     seen.only(0, 2)
     added = seen.axis(2)
     if seen.axis(0) != (1 if seen.number("transA", 0) else 0) or added not in (0, None):
-        raise Mixed
+        raise ItemsMixed
     if added is None and len(seen.operands) > 2 and seen.operands[2] is not None:
         if seen.shape(2)[-2:-1] not in ((), (1,)):
-            raise Mixed
+            raise ItemsMixed
     elif added == 0 and len(seen.shape(2)) != 2:
-        raise Mixed
+        raise ItemsMixed
     return 0
 
 
@@ -48,25 +48,25 @@ def matmul_op(im: ImportContext, a: Value, b: Value) -> Value:
     return matmul(im, a, b)
 
 
-def _letters_kept(seen: Seen) -> int:
+def _letters_kept(seen: NodeView) -> int:
     """Items that have one letter everywhere, which the result has too."""
     equation = seen.text("equation").replace(" ", "")
     left, arrow, right = equation.partition("->")
     terms = left.split(",")
     if not arrow or "." in equation or [*map(len, terms)] != [len(seen.shape(i)) for i in range(len(seen.operands))]:
-        raise Mixed
+        raise ItemsMixed
     axes = [seen.axis(i) for i in range(len(terms))]
     letters = {term[axis] for term, axis in zip(terms, axes, strict=True) if axis is not None}
     if len(letters) != 1:
-        raise Mixed
+        raise ItemsMixed
     [letter] = letters
     if right.count(letter) != 1 or any(
         term.count(letter) != (at is not None) for term, at in zip(terms, axes, strict=True)
     ):
-        raise Mixed
+        raise ItemsMixed
     sizes = [seen.shape(i)[at] for i, at in enumerate(axes) if at is not None]
     if len(set(sizes)) != 1:
-        raise Mixed
+        raise ItemsMixed
     seen.is_batch = len(sizes) > 1
     return right.index(letter)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.onnx import items
-from onnx2ncnn_opt.onnx.items import Mixed, Seen
+from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number, spread
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MIN
@@ -26,9 +26,9 @@ def _affine(im: ImportContext, x: Value, scale: Value, bias: Value) -> Value:
     return binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, x, factor), offset)
 
 
-def _by_running_statistics(seen: Seen) -> int:
+def _by_running_statistics(seen: NodeView) -> int:
     if seen.number("training_mode", 0):
-        raise Mixed
+        raise ItemsMixed
     items.batch(0)(seen)
     return 0
 

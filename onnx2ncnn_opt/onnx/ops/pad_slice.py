@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds
-from onnx2ncnn_opt.onnx.items import Mixed, Seen
+from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.crop import slice_count, sliced
@@ -14,7 +14,7 @@ from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Ints, Sizes, Tensor, Value
 
 
-def _cut(seen: Seen) -> int:
+def _cut(seen: NodeView) -> int:
     axes = seen.ints("axes", 3)
     return items.kept(seen, range(len(seen.shape(0))) if axes is None else axes, sizes=(1, 2))
 
@@ -45,12 +45,12 @@ def slice10(
     return x
 
 
-def _padded(seen: Seen) -> int:
+def _padded(seen: NodeView) -> int:
     axis, rank, pads = items.kept(seen, ()), len(seen.shape(0)), seen.ints("pads", 1) or ()
     axes = [at % rank for at in seen.ints("axes", 3) or range(rank)]
     padded = axes.index(axis) if axis in axes else None
     if padded is not None and any(pads[padded :: len(axes)]):
-        raise Mixed
+        raise ItemsMixed
     return axis
 
 

@@ -11,6 +11,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.activation import flat_softmax, softmax
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.conv import conv
@@ -28,7 +29,6 @@ from onnx2ncnn_opt.onnx.lower.functional.quantize import (
     sums_of,
     type_of,
 )
-from onnx2ncnn_opt.onnx.lower.functional.softmax import flat_softmax, softmax
 from onnx2ncnn_opt.onnx.lower.functional.views import transposed
 from onnx2ncnn_opt.onnx.lower.functional.window import ConvAttributes, PoolAttributes
 from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op

@@ -16,7 +16,7 @@ from onnx2ncnn_opt.ir.codes import Direction
 from onnx2ncnn_opt.ir.dim import Shape, known, shape_text
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.items import Mixed, Seen
+from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.quantize import dequantize_linear, dynamic_quantize_linear
 from onnx2ncnn_opt.onnx.lower.functional.rnn import Unrolled
@@ -50,13 +50,13 @@ _GRU = _Kind("GRU", (1, 0, 2), ("sigmoid", "tanh"))  # z r h -> r z h
 _RNN = _Kind("RNN", (0,), ("tanh",))
 
 
-def _states(seen: Seen) -> tuple[int, ...]:
+def _states(seen: NodeView) -> tuple[int, ...]:
     """Return the batch axis of the operand and the initial states, then that of the results."""
     outer, outputs = (0, (0, 0, 0)) if seen.number("layout", 0) else (1, (2, 1, 1))
     initial = [i for i in (5, 6) if i < len(seen.operands)]
     seen.only(0, *initial)
     if {seen.axis(i) for i in (0, *initial)} - {outer, None} or seen.axis(0) is None:
-        raise Mixed
+        raise ItemsMixed
     seen.is_batch = True
     return outputs
 

@@ -8,9 +8,9 @@ from onnx2ncnn_opt.ir.codes import Reduction
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.activation import back, coerced, flat_softmax, log_softmax, softmax
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.reduce import OPERATIONS, reduce, reduced_alone
-from onnx2ncnn_opt.onnx.lower.functional.softmax import back, coerced, flat_softmax, log_softmax, softmax
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Ints, Tensor
 

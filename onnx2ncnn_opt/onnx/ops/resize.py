@@ -18,7 +18,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, Interp, SamplePadding
 from onnx2ncnn_opt.ir.dim import Dim, Sym, at_least, exact_div, known
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
-from onnx2ncnn_opt.onnx.items import Mixed, Seen
+from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_float
@@ -66,11 +66,11 @@ class _Axis(NamedTuple):
     scale: float | None
 
 
-def _resized(seen: Seen) -> int:
+def _resized(seen: NodeView) -> int:
     """Items along an axis that keeps its size: Resize works axis by axis."""
     axis = items.kept(seen, (), sizes=(1, 2, 3))
     if seen.result[axis] != seen.shape(0)[axis] or seen.text("coordinate_transformation_mode") == "tf_crop_and_resize":
-        raise Mixed
+        raise ItemsMixed
     seen.is_batch = axis == 0
     return axis
 

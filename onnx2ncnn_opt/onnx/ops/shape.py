@@ -14,13 +14,13 @@ from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, known, product, sha
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds
-from onnx2ncnn_opt.onnx.items import Mixed, Seen
+from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import expand, spread
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
+from onnx2ncnn_opt.onnx.lower.functional.crop import split as parts_of
 from onnx2ncnn_opt.onnx.lower.functional.repeat import repeated
-from onnx2ncnn_opt.onnx.lower.functional.split import split as parts_of
 from onnx2ncnn_opt.onnx.lower.functional.views import squeeze, unsqueeze
 from onnx2ncnn_opt.onnx.registry import ALL, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value
@@ -78,7 +78,7 @@ def unsqueeze13(im: ImportContext, x: Tensor, axes: Ints) -> Value:
     return unsqueeze(im, x, axes)
 
 
-def _permuted(seen: Seen) -> int:
+def _permuted(seen: NodeView) -> int:
     axis, rank = items.kept(seen, ()), len(seen.shape(0))
     order = seen.ints("perm") or tuple(reversed(range(rank)))
     return order.index(axis) if axis in order else -1
@@ -93,10 +93,10 @@ def transpose(im: ImportContext, x: Tensor, *, perm: Ints = ()) -> Value:
     return x.transpose(order)
 
 
-def _joined(seen: Seen) -> int:
+def _joined(seen: NodeView) -> int:
     axis, *others = {seen.axis(i) for i in range(len(seen.operands))}
     if others or axis is None or axis == seen.number("axis", 0) % len(seen.shape(0)):
-        raise Mixed
+        raise ItemsMixed
     return axis
 
 
@@ -142,16 +142,16 @@ def _equal_parts(im: ImportContext, x: Tensor, axis: int, size: Dim, count: int,
         yield crop(im, x, axis, each * i, end)
 
 
-def _grown(seen: Seen) -> int:
+def _grown(seen: NodeView) -> int:
     """Items that are there already, or copies of what is the same for each of them."""
     before, after = seen.shape(0), seen.result
     at = seen.grown() - len(after)  # counted from the last axis, as operands may get more in front
     size = before[at] if len(before) >= -at else 1
     given = seen.axis(0)
     if given is None and size != 1:
-        raise Mixed
+        raise ItemsMixed
     if given is not None and (given - len(before) != at or size != after[at]):
-        raise Mixed
+        raise ItemsMixed
     return len(after) + at
 
 

@@ -17,12 +17,11 @@ from onnx2ncnn_opt.ir.dim import Dim, exact_div, product
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.arg import arg_max
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, FLT_MIN, as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.gather import gather_elements
-from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
+from onnx2ncnn_opt.onnx.lower.functional.reduce import arg_max, reduce
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value, held_as_float
 

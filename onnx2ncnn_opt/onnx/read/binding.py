@@ -1,15 +1,21 @@
-"""The declared shapes of graph inputs and outputs, and the sizes that the caller binds."""
+"""The declared shapes of graph inputs and outputs, and the sizes and values that the caller binds."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.errors import ModelError, UsageError
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, shape_text, symbol
+from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.read.given import Equations, GivenShapes, given_size
+
+LARGEST_VALUE = 2**26  # elements; a larger array is not a flag or threshold
 
 
 @dataclass(frozen=True)
@@ -60,17 +66,15 @@ def bind(
             raise UsageError(f"no input is called '{name}'; {_listing(declared)}")
     for name, given in shapes.items():
         if known[name].shape is None:
-            known[name] = replace(
-                known[name], shape=tuple(symbol(_fresh(f"{name}_{i}", taken)) for i in range(len(given)))
-            )
+            names = [_fresh(f"{name}_{i}", taken) for i in range(len(given))]
+            known[name] = replace(known[name], shape=tuple(map(symbol, names)))
     equations = Equations(sizes or {})
     _equate(known, shapes, equations, declared)
-    bound = []
+    bound, results = [], []
     for info in known.values():
         if info.shape is None:
             raise ModelError(f"input '{info.name}' declares no shape; give one, e.g. --shape {info.name}:1,3,224,224")
         bound.append(InputInfo(info.name, info.dtype, tuple(map(equations.resolved, info.shape))))
-    results = []
     for value in outputs:
         shape = _shape(value, taken)
         shape = None if shape is None else tuple(map(equations.resolved, shape))
@@ -90,22 +94,18 @@ def _equate(
         meant = [given_size(size, symbols, where) for size in sizes]
         if len(meant) != len(shape):
             raise UsageError(f"{where} has {len(meant)} sizes, the model wants {len(shape)}; {_listing(listed)}")
-        pending += [
-            (where, axis, dim, size)
-            for axis, (dim, size) in enumerate(zip(shape, meant, strict=True))
-            if size is not None
-        ]
+        pairs = enumerate(zip(shape, meant, strict=True))
+        pending += [(where, axis, dim, size) for axis, (dim, size) in pairs if size is not None]
     # An equation of several names may have to wait for what others say of these.
     while pending:
         left = [equation for equation in pending if not equations.equate(equation[2], equation[3])]
         if len(left) == len(pending):
             where, axis, dim, size = left[0]
             if isinstance(dim, int):
-                raise UsageError(
-                    f"{where}: axis {axis} is {dim} in the model, not {equations.resolved(size)}; {_listing(listed)}"
-                )
-            both = f"{equations.resolved(dim)} and {equations.resolved(size)}"
-            raise UsageError(f"{where}: size '{dim}' cannot be both {both}; {_listing(listed)}")
+                problem = f"axis {axis} is {dim} in the model, not {equations.resolved(size)}"
+            else:
+                problem = f"size '{dim}' cannot be both {equations.resolved(dim)} and {equations.resolved(size)}"
+            raise UsageError(f"{where}: {problem}; {_listing(listed)}")
         pending = left
 
 
@@ -117,16 +117,9 @@ def _shape(value: onnx_ir.Value, taken: set[str | None]) -> Shape | None:
 
 def _dim(dim: int | onnx_ir.SymbolicDim, fallback: str, taken: set[str | None]) -> Dim:
     if isinstance(dim, int):
-        size: int | str | None = dim if dim >= 0 else None  # some exporters write -1 for "any"
-    else:
-        size = dim.value
-    if isinstance(size, str) and size.isascii() and size.isdigit():
-        return int(size)
-    if size:
-        return symbol(size) if isinstance(size, str) else size
-    if size == 0:
-        return 0
-    return symbol(_fresh(fallback, taken))
+        return dim if dim >= 0 else symbol(_fresh(fallback, taken))  # some exporters write -1 for "any"
+    name = dim.value or _fresh(fallback, taken)
+    return int(name) if name.isascii() and name.isdigit() else symbol(name)
 
 
 def _fresh(name: str, taken: set[str | None]) -> str:
@@ -153,3 +146,83 @@ def _name(value: onnx_ir.Value) -> str:
 
 def _listing(inputs: Iterable[TensorInfo]) -> str:
     return "inputs are: " + "; ".join(map(str, inputs))
+
+
+def bind_values(
+    graph: onnx_ir.Graph, values: Mapping[str, Any], shapes: GivenShapes
+) -> tuple[dict[str, Array], dict[str, int]]:
+    """Turn inputs into constants before anything folds; return their arrays, and the values of their symbolic sizes.
+
+    A value is a number, a bool, or an array (nested lists) of the input's shape. A flat one of as many elements takes
+    the input's shape, a single number fills it. `shapes` are the caller's sizes of inputs. An input with a default (an
+    initializer of its name) loses it.
+
+    Raises:
+        UsageError: `values` names no input, or a value does not fit the input's type or shape.
+    """
+    arrays = {name: _array(name, value) for name, value in values.items()}
+    declared = {value.name: value.shape for value in graph.inputs}
+    own = {name: x.shape for name, x in arrays.items() if x.size > 1 and _may_have(declared.get(name), x.shape)}
+    inputs, _ = bind(graph.inputs, (), {**own, **shapes}, named=arrays)
+    bound: dict[str, Array] = {}
+    sizes: dict[str, int] = {}
+    for value, info in zip(list(graph.inputs), inputs, strict=True):
+        if info.name not in arrays:
+            continue
+        array = _shaped(arrays[info.name], info).astype(_typed(arrays[info.name], info))
+        for dim, size in zip(value.shape or (), array.shape, strict=False):
+            if not isinstance(dim, int) and dim.value is not None:
+                sizes[dim.value] = size
+        bound[info.name] = array
+        graph.inputs.remove(value)
+        value.const_value = onnx_ir.Tensor(array, dtype=info.dtype, name=info.name)
+        graph.initializers[info.name] = value
+    return bound, sizes
+
+
+def _array(name: str, value: Any) -> Array:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # lists of different lengths
+        raise UsageError(f"the value of input '{name}' is not an array: {error}") from None
+    if array.dtype.kind not in "biuf" or array.size == 0:
+        raise UsageError(f"the value of input '{name}' has to be a number, a bool or a list of them, not {value!r:.80}")
+    return array
+
+
+def _may_have(declared: onnx_ir.Shape | None, shape: tuple[int, ...]) -> bool:
+    if declared is None:
+        return True
+    pairs = zip(declared, shape, strict=False)
+    return len(declared) == len(shape) and all(n == m for n, m in pairs if isinstance(n, int) and n >= 0)
+
+
+def _shaped(array: Array, info: InputInfo) -> Array:
+    """Return the array in the input's shape."""
+    shape = tuple(size for size in info.shape if isinstance(size, int))
+    if len(shape) < len(info.shape):
+        names = ", ".join(str(size) for size in info.shape if isinstance(size, Sym))
+        raise UsageError(f"{info} cannot be bound to a value while its size {names} is dynamic; bind it with --shape")
+    if math.prod(shape) > LARGEST_VALUE:
+        raise UsageError(f"{info} is too large to be bound to a value")
+    if array.size == math.prod(shape):
+        return array.reshape(shape)
+    if array.size > 1:
+        raise UsageError(f"the value of {info} has shape {list(array.shape)}")
+    return np.full(shape, array.reshape(-1)[0])
+
+
+def _typed(array: Array, info: InputInfo) -> np.dtype[Any]:
+    """Return the input's type, if it holds the value."""
+    dtype = np.dtype(info.dtype.numpy())
+    if dtype.kind in "biu":
+        low, high = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+        fits = all(math.isfinite(x) and low <= x <= high and x == int(x) for x in array.reshape(-1).tolist())
+    elif dtype.kind == "f" or info.dtype is onnx_ir.DataType.BFLOAT16:
+        with np.errstate(over="ignore"):
+            fits = not (np.isinf(array.astype(dtype).astype(np.float64)) & np.isfinite(array)).any()
+    else:
+        raise UsageError(f"{info} is of a type that cannot be bound to a value")
+    if not fits:
+        raise UsageError(f"{info} cannot hold the value {array.tolist()!r:.80}")
+    return dtype

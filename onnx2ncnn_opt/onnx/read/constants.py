@@ -1,9 +1,8 @@
 """Constant tensors of a model: checked against their data, external files mapped into memory.
 
-onnx_ir checks, when a tensor is first read, that an external file lies in the model's folder (symbolic links resolved)
-and has one hard link. It maps the whole file again for each tensor, each time with a file descriptor of its own, so
-that a model of a thousand tensors runs out of them, and never compares dims, offset and length with the file. Here all
-tensors are checked before anything is read, and each file is mapped once.
+onnx_ir maps an external file again for each tensor, each time with its own file descriptor, so a model of a thousand
+tensors runs out of them. It never compares dims, offset and length with the file. Here all tensors are checked before
+anything is read, and each file is mapped once.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import mmap
 import os
 import stat
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import numpy as np
@@ -21,7 +21,7 @@ from onnx_ir import serde
 
 from onnx2ncnn_opt.errors import ModelError
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.read.embedded import Embedded
+from onnx2ncnn_opt.onnx.read.embedded import Bytes, Embedded
 from onnx2ncnn_opt.progress import counted
 
 _TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
@@ -61,35 +61,31 @@ def settle(graph: onnx_ir.Graph, embedded: Embedded | None = None) -> None:
                 node.attributes[name] = onnx_ir.AttrTensors(name, tensors)
 
 
+@dataclass
 class _Files:
     """Maps of external data files, one for each file, and of the model's own."""
 
-    def __init__(self, embedded: Embedded | None) -> None:
-        self.embedded = embedded
-        self._maps: dict[str, mmap.mmap] = {}
+    embedded: Embedded | None
+    _maps: dict[str, mmap.mmap] = field(default_factory=dict)
 
-    def map(self, path: str, tensor: str, location: str) -> mmap.mmap:
-        """Return the file's bytes; ModelError where it is not a plain non-empty file of one link."""
+    def map(self, path: str, where: str) -> mmap.mmap:
+        """Return the file's bytes; ModelError (begins with `where`) unless it is a plain non-empty file of one link."""
         if path not in self._maps:
             try:
                 with open(path, "rb", opener=_open_plain) as file:
                     status = os.fstat(file.fileno())
                     if not stat.S_ISREG(status.st_mode):
-                        raise ModelError(f"{tensor}: external data '{location}' is not a plain file")
+                        raise ModelError(f"{where} is not a plain file")
                     if status.st_nlink > 1:
-                        raise ModelError(
-                            f"{tensor}: external data '{location}' has several hard links, so it may be a file from "
-                            f"elsewhere; replace it by a copy of its own"
-                        )
+                        problem = "has several hard links, so it may be a file from elsewhere"
+                        raise ModelError(f"{where} {problem}; replace it by a copy of its own")
                     if status.st_size == 0:
-                        raise ModelError(f"{tensor}: external data '{location}' is empty; was it downloaded fully?")
+                        raise ModelError(f"{where} is empty; was it downloaded fully?")
                     self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             except FileNotFoundError:
-                raise ModelError(
-                    f"{tensor}: external data '{location}' is missing; put it at {path}, beside the model"
-                ) from None
+                raise ModelError(f"{where} is missing; put it at {path}, beside the model") from None
             except OSError as error:
-                raise ModelError(f"{tensor}: external data '{location}' cannot be read: {error.strerror}") from None
+                raise ModelError(f"{where} cannot be read: {error.strerror}") from None
         return self._maps[path]
 
 
@@ -101,7 +97,7 @@ def _settled(tensor: onnx_ir.TensorProtocol, where: str, files: _Files) -> onnx_
     if isinstance(tensor, onnx_ir.ExternalTensor):
         nbytes = _check_dims(tensor, where)
         if files.embedded is not None and tensor.location == files.embedded.location:
-            _check_raw(tensor.length or 0, nbytes, tensor.shape.numpy(), where)
+            _check_bytes(tensor.length or 0, nbytes, tensor.shape.numpy(), where)
             return _tensor(files.embedded.data, tensor.offset or 0, nbytes, tensor)
         return _map(tensor, where, files)
     if isinstance(tensor, serde.TensorProtoTensor):
@@ -116,15 +112,13 @@ def _embedded(tensor: serde.TensorProtoTensor, where: str) -> onnx_ir.TensorProt
     nbytes, proto = _check_dims(tensor, where), tensor.raw
     if proto.HasField("raw_data"):
         raw = proto.raw_data
-        _check_raw(len(raw), nbytes, proto.dims, where)
+        _check_bytes(len(raw), nbytes, proto.dims, where)
         return _tensor(raw, 0, nbytes, tensor)
     if nbytes and not any(len(getattr(proto, field)) for field in _TYPED_FIELDS):
-        raise ModelError(
-            f"{where} holds no data, but has dims {list(proto.dims)}; the weights were stripped, or are in a file that "
-            f"the model does not name"
-        )
-    if tensor.dtype.bitwidth < 8 and len(proto.int32_data) != nbytes:
-        raise ModelError(f"{where} holds {len(proto.int32_data)} bytes, but its dims {list(proto.dims)} need {nbytes}")
+        reason = "the weights were stripped, or are in a file that the model does not name"
+        raise ModelError(f"{where} holds no data, but has dims {list(proto.dims)}; {reason}")
+    if tensor.dtype.bitwidth < 8:
+        _check_bytes(len(proto.int32_data), nbytes, proto.dims, where)
     try:
         array = tensor.numpy()
     except (ValueError, AssertionError, OverflowError) as error:  # wrong count, field of another type, too large number
@@ -132,7 +126,7 @@ def _embedded(tensor: serde.TensorProtoTensor, where: str) -> onnx_ir.TensorProt
     return onnx_ir.Tensor(array, dtype=tensor.dtype, name=tensor.name)
 
 
-def _check_raw(length: int, nbytes: int, dims: Iterable[int], where: str) -> None:
+def _check_bytes(length: int, nbytes: int, dims: Iterable[int], where: str) -> None:
     if length != nbytes:
         raise ModelError(f"{where} holds {length} bytes, but its dims {list(dims)} need {nbytes}")
 
@@ -155,27 +149,22 @@ def _check_dims(tensor: onnx_ir.TensorProtocol, where: str) -> int:
 def _map(tensor: onnx_ir.ExternalTensor, where: str, files: _Files) -> onnx_ir.TensorProtocol:
     location = os.fspath(tensor.location)
     path = _inside(location, os.fspath(tensor.base_dir), where)
+    where = f"{where}: external data '{location}'"
     offset, nbytes = tensor.offset or 0, tensor.nbytes
     length = nbytes if tensor.length is None else tensor.length
     if length != nbytes or offset < 0:
-        raise ModelError(
-            f"{where}: external data '{location}' is {length} bytes at offset {offset}, but dims "
-            f"{list(tensor.shape.numpy())} of {tensor.dtype.name} need {nbytes}"
-        )
+        needed = f"dims {list(tensor.shape.numpy())} of {tensor.dtype.name} need {nbytes}"
+        raise ModelError(f"{where} is {length} bytes at offset {offset}, but {needed}")
     if nbytes == 0:
         return _tensor(b"", 0, 0, tensor)
-    data = files.map(path, where, location)
+    data = files.map(path, where)
     if offset + nbytes > len(data):
-        raise ModelError(
-            f"{where}: external data '{location}' ends at byte {len(data)}, but {nbytes} bytes at offset {offset} are "
-            f"wanted; was it downloaded fully, and is it of the same export?"
-        )
+        problem = f"ends at byte {len(data)}, but {nbytes} bytes at offset {offset} are wanted"
+        raise ModelError(f"{where} {problem}; was it downloaded fully, and is it of the same export?")
     return _tensor(data, offset, nbytes, tensor)
 
 
-def _tensor(
-    data: bytes | mmap.mmap, offset: int, nbytes: int, tensor: onnx_ir.TensorProtocol
-) -> onnx_ir.TensorProtocol:
+def _tensor(data: Bytes, offset: int, nbytes: int, tensor: onnx_ir.TensorProtocol) -> onnx_ir.TensorProtocol:
     """Return the tensor as a view of raw little-endian data."""
     raw: Array = np.frombuffer(data, np.uint8, nbytes, offset)
     dims = tensor.shape.numpy()
@@ -197,18 +186,14 @@ def _inside(location: str, folder: str, where: str) -> str:
     if any(path.is_absolute() or path.drive or ".." in path.parts for path in pure) or "\0" in location:
         raise ModelError(f"{where}: external data '{location}' must be a path inside the model's folder; {fix}")
     if not folder:
-        raise ModelError(
-            f"{where} is in the file '{location}', but the model came from memory, so its folder is unknown; give the "
-            f"path of the model (or load it by an absolute path)"
-        )
+        problem = f"is in the file '{location}', but the model came from memory, so its folder is unknown"
+        raise ModelError(f"{where} {problem}; give the path of the model (or load it by an absolute path)")
     base = Path(folder).resolve()
     try:
         path = (base / location).resolve()
     except (OSError, RuntimeError):  # a loop of links
         raise ModelError(f"{where}: external data '{location}' cannot be followed; {fix}") from None
     if base not in path.parents:
-        raise ModelError(
-            f"{where}: external data '{location}' is a link to {path}, outside the model's folder {base}; "
-            f"put a copy of the file in its place"
-        )
+        problem = f"is a link to {path}, outside the model's folder {base}"
+        raise ModelError(f"{where}: external data '{location}' {problem}; put a copy of the file in its place")
     return str(path)

@@ -19,7 +19,7 @@ _DEEPEST = 100  # messages in messages, as protobuf has it
 _VARINT, _LENGTH = 0, 2  # kinds of fields
 _FIXED = {1: 8, 5: 4}  # bytes of the other kinds
 
-# The fields of onnx.proto that lead to tensors, by message, and what the tensor's own fields are.
+# The fields of onnx.proto that lead to tensors, by message, and the tensor's own fields.
 _Messages: TypeAlias = Mapping[str, Mapping[int, str]]
 _MESSAGES: _Messages = {
     "model": {7: "graph"},
@@ -95,9 +95,9 @@ def _without_data(data: Bytes, start: int, end: int, location: str) -> bytes:
             kept += data[first:after]
     if len(raw) != 1:
         return bytes(data[start:end])
-    (offset, length), *_ = raw
-    for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
-        kept += _delimited(_EXTERNAL_DATA, _delimited(1, key.encode()) + _delimited(2, value.encode()))
+    [(offset, length)] = raw
+    for key, value in (("location", location), ("offset", offset), ("length", length)):
+        kept += _delimited(_EXTERNAL_DATA, _delimited(1, key.encode()) + _delimited(2, f"{value}".encode()))
     return bytes(kept + _varint(_DATA_LOCATION << 3 | _VARINT) + b"\1")
 
 

@@ -19,11 +19,6 @@ from onnx2ncnn_opt.onnx.read.structure import root_cause
 _NEEDED = ("torch", "onnxscript")
 
 
-def is_pt2(path: Path) -> bool:
-    """Return True if a file is meant to be one of PyTorch's, by its name."""
-    return path.suffix == ".pt2"
-
-
 def exported(model: Any, inputs: Sequence[Any] | Mapping[str, Any] | None = None, dynamic_shapes: Any = None) -> Any:
     """Return the torch.onnx.ONNXProgram of a PyTorch model; any other model as it is.
 
@@ -50,9 +45,8 @@ def exported(model: Any, inputs: Sequence[Any] | Mapping[str, Any] | None = None
     options: dict[str, Any] = {"dynamo": True, "verbose": False}
     if kind == "module":
         if inputs is None:
-            raise UsageError(
-                "an nn.Module needs example inputs: convert(module, inputs=(torch.randn(1, 3, 224, 224),))"
-            )
+            example = "convert(module, inputs=(torch.randn(1, 3, 224, 224),))"
+            raise UsageError(f"an nn.Module needs example inputs: {example}")
         if model.training:
             raise UsageError("the nn.Module is in training mode; call module.eval() first")
         named = dict(inputs) if isinstance(inputs, Mapping) else None
@@ -110,7 +104,7 @@ def no_model(source: object) -> UsageError:
 def _kind(model: Any) -> str:
     """Return the kind of a PyTorch model: "file", "program" or "module"; empty for others. Imports nothing."""
     if isinstance(model, (str, os.PathLike)):
-        return "file" if is_pt2(Path(model)) else ""
+        return "file" if Path(model).suffix == ".pt2" else ""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "export"):
         return ""

@@ -1,7 +1,7 @@
-"""Sizes of inputs as the caller gives them: numbers, names, sums of names, or nothing; and what follows from them.
+"""Sizes of inputs as the caller gives them: numbers, names, sums of names, or nothing.
 
-Equal names are equal sizes. Every size that is given is an equation with the size that the model declares; together
-they say what each name stands for.
+Equal names are equal sizes. Each given size is an equation with the size that the model declares; together they say
+what each name stands for.
 """
 
 from __future__ import annotations
@@ -74,17 +74,13 @@ class Equations:
         return size
 
     def equate(self, declared: Dim, given: Dim) -> bool:
-        """Let two sizes be equal; False if they cannot be, or where neither can be told from the other.
-
-        A declared name gives way to the caller's.
-        """
+        """Let two sizes be equal, in the caller's names; False if they cannot be, or neither follows from the other."""
         a, b = self.resolved(declared), self.resolved(given)
         if a == b:
             return True
-        difference = a - b
         names = [name for size in (a, b) if isinstance(size, Sym) for name in sorted(size.names())]
         for name in names:
-            value = _solved(difference, name)
+            value = _solved(a - b, name)
             if value is not None:
                 self.values[name] = value
                 return True
@@ -130,15 +126,16 @@ def _parsed(tree: ast.expr, sizes: Mapping[str, Dim]) -> Dim | None:
     if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):  # -1 + a
         negated = _parsed(tree.operand, sizes)
         return None if negated is None else -negated
+    function: Callable[[Any, Any], Dim] | None
     if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and len(tree.args) == 2:
-        a, b = (_parsed(size, sizes) for size in tree.args)
-        function = {"min": smaller, "max": larger}.get(tree.func.id)
-        return None if a is None or b is None or function is None else function(a, b)
-    if not isinstance(tree, ast.BinOp) or type(tree.op) not in _OPERATORS:
+        function, operands = {"min": smaller, "max": larger}.get(tree.func.id), tree.args
+    elif isinstance(tree, ast.BinOp):
+        function, operands = _OPERATORS.get(type(tree.op)), [tree.left, tree.right]
+    else:
         return None
-    a, b = _parsed(tree.left, sizes), _parsed(tree.right, sizes)
-    if a is None or b is None:
+    a, b = (_parsed(operand, sizes) for operand in operands)
+    if function is None or a is None or b is None:
         return None
-    if isinstance(tree.op, ast.FloorDiv) and (b == 0 or (isinstance(a, int) and isinstance(b, Sym))):
+    if function is operator.floordiv and (b == 0 or (isinstance(a, int) and isinstance(b, Sym))):
         return None
-    return _OPERATORS[type(tree.op)](a, b)
+    return function(a, b)

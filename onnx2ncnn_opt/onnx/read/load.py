@@ -23,8 +23,7 @@ from onnx2ncnn_opt.errors import ModelError
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.read import constants, structure
-from onnx2ncnn_opt.onnx.read.binding import InputInfo, TensorInfo, bind
-from onnx2ncnn_opt.onnx.read.bound import bind_values
+from onnx2ncnn_opt.onnx.read.binding import InputInfo, TensorInfo, bind, bind_values
 from onnx2ncnn_opt.onnx.read.embedded import Bytes, Embedded
 from onnx2ncnn_opt.onnx.read.exported import no_model
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
@@ -48,10 +47,9 @@ class LoadedModel:
     `graph` is sorted, without function calls, Constant nodes (unless they are outputs), dead nodes or unused
     initializers; every constant in it is an array that was checked against its data. `inputs` are the graph's inputs
     that are not constants. `opsets` holds a version for each domain ('' is ONNX's own). `digest` gives the SHA-256 of
-    the main file or bytes, None for an onnx_ir.Model, which has none. `folder` is where the model lies, None if it came
-    from memory. `producer` is the exporter, with version. `values` are the inputs that the caller bound to a value,
-    which are constants of the graph. `lost` are the model's outputs that nothing of the graph leads to, as the caller
-    chose others. `given` are the sizes that the caller gave.
+    the main file or bytes, None for an onnx_ir.Model. `folder` is None if the model came from memory. `producer` is the
+    exporter, with version. `values` are the inputs that the caller bound, now constants of the graph. `lost` are the
+    model's outputs that the graph does not lead to, as the caller chose others. `given` are the sizes from the caller.
     """
 
     graph: onnx_ir.Graph
@@ -110,27 +108,27 @@ def load_model(
     """Read a model from a path, bytes, onnx.ModelProto, onnx_ir.Model or torch.onnx.ONNXProgram.
 
     `shapes` binds the sizes of inputs by name, `values` whole inputs (see `bind_values`). `outputs` are values to give
-    instead of the model's outputs: what they do not depend on goes, inputs too. `opaque` operators (domain and name)
-    are not looked into, even where the model defines them as functions. Objects that are passed in are not changed, but
-    an onnx_ir.Model whose nodes are out of order is sorted.
+    instead of the model's outputs: nodes and inputs that they do not depend on go. `opaque` operators (domain and name)
+    stay calls, even where the model defines them as functions. Objects that are passed in are not changed, but an
+    onnx_ir.Model whose nodes are out of order is sorted.
 
     Raises:
         ModelError: the model is broken, unsafe to open, or of an unknown opset.
         UsageError: `source` is not a model, `shapes` or `values` do not fit the inputs, or there are no such `outputs`.
     """
     opened = _open(source)
-    model = opened.model
+    model, given = opened.model, dict(shapes or {})
     structure.name_domains(model)
     structure.inline_functions(model, opaque)
     structure.check_opset(model)
     structure.name_runtime_operators(model)
     structure.unname_dims(model.graph)
-    bound, sizes = bind_values(model.graph, values, shapes or {}) if values else ({}, {})
+    bound, sizes = bind_values(model.graph, values, given) if values else ({}, {})
     lost = structure.cut(model.graph, outputs) if outputs else ()
     structure.strip(model.graph)
     structure.lift_constants(model)
     constants.settle(model.graph, opened.embedded)
-    open_shapes = {name: given for name, given in (shapes or {}).items() if name not in bound}
+    open_shapes = {name: shape for name, shape in given.items() if name not in bound}
     inputs, results = bind(model.graph.inputs, model.graph.outputs, open_shapes, sizes)
     return LoadedModel(
         graph=model.graph,
@@ -143,7 +141,7 @@ def load_model(
         producer=f"{model.producer_name or 'unknown'} {model.producer_version or ''}".strip(),
         values=bound,
         lost=lost,
-        given=dict(shapes or {}),
+        given=given,
     )
 
 
@@ -179,9 +177,8 @@ def _open_path(path: Path) -> _Source:
         if not stat.S_ISREG(status.st_mode) or is_own:
             raise ModelError(f"{path} is not a plain file; save the model to one, as it is read more than once")
         if status.st_size > LARGEST_MESSAGE:
-            raise ModelError(
-                f"{path} has {status.st_size} bytes, more than protobuf can read; export it with external data"
-            )
+            problem = f"{status.st_size} bytes, more than protobuf can read"
+            raise ModelError(f"{path} has {problem}; export it with external data")
         with path.open("rb") as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if status.st_size else b""
     except FileNotFoundError:
@@ -206,9 +203,8 @@ def _parse(data: Bytes, where: str) -> onnx.ModelProto:
         complete = False
     if not complete:
         if data[4:8] == b"ORTM":
-            raise ModelError(
-                f"{where}: it is in ONNX Runtime's own format; convert the .onnx file that it was made from"
-            )
+            problem = "it is in ONNX Runtime's own format"
+            raise ModelError(f"{where}: {problem}; convert the .onnx file that it was made from")
         hint = next((hint for start, hint in _NOT_ONNX if data[:64].lstrip().startswith(start)), "")
         raise ModelError(f"{where}: not an ONNX model, or truncated; {hint or 'was it written or downloaded fully?'}")
     return proto
@@ -254,16 +250,12 @@ def _from_proto(proto: onnx.ModelProto, folder: Path | None) -> onnx_ir.Model:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Drop what onnx and onnx_ir say about broken models while they read them: they are refused, with one message."""
+    """Drop the messages of onnx and onnx_ir about broken models: these are refused, with one message."""
     logger = logging.getLogger("onnx_ir.serde")
-    logger.addFilter(_drop)
+    before, logger.disabled = logger.disabled, True
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.removeFilter(_drop)
-
-
-def _drop(record: logging.LogRecord) -> bool:
-    return False
+        logger.disabled = before

@@ -1,7 +1,7 @@
 """ONNX's own schemas of a node, at the opset of its model.
 
-An importer may serve several versions of its operator: its signature is the union of theirs. The schema in force
-decides which attributes and inputs a node may have, so the importer never obeys anything that ONNX does not know.
+An importer's signature is the union of all versions of its operator. The schema in force decides which attributes and
+inputs a node may have, so the importer never obeys anything that ONNX does not know.
 """
 
 from __future__ import annotations
@@ -63,10 +63,7 @@ def _port_misfit(
 
 @cache
 def _known(name: str, opset: int) -> tuple[onnx.defs.OpSchema, Mapping[str, Any], list[tuple[str, bool, bool]]]:
-    """Return an operator's schema, its attributes, and for each input its name, if it is required, and if it is a bool.
-
-    onnx makes them anew whenever it is asked.
-    """
+    """Return an operator's schema, its attributes, and for each input its name, if it is required, and if a bool."""
     schema = onnx.defs.get_schema(name, opset)
     inputs = [
         (declared.name, i < schema.min_input and declared.option != _OPTIONAL, declared.types == {"tensor(bool)"})

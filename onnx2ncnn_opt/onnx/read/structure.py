@@ -1,7 +1,6 @@
-"""The shape of a graph as such: checked, functions inlined, dead nodes removed, in topological order.
+"""The structure of a graph: checked, functions inlined, dead nodes removed, in topological order.
 
-onnx.checker is not used: it needs the whole model serialised once more, weights included, and the importer compares
-every node with its operator's signature anyway.
+onnx.checker is not used: it serialises the whole model once more, and the importer checks every node's signature.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ _NO_NAMES = frozenset({"", "?", "*", "-1", "any", "nan", "none", "null", "unk", 
 
 
 def check_proto(proto: onnx.ModelProto) -> None:
-    """Find what onnx_ir would drop or overwrite without a word when it reads the model. Raises ModelError."""
+    """Raise ModelError for what onnx_ir would drop or overwrite silently when it reads the model."""
     _check_text(proto)
-    domains = Counter("" if opset.domain == "ai.onnx" else opset.domain for opset in proto.opset_import)
+    domains = Counter(opset.domain or "ai.onnx" for opset in proto.opset_import)
     for domain, count in domains.items():
         if count > 1:
-            raise ModelError(f"the model imports the opset of domain '{domain or 'ai.onnx'}' {count} times")
+            raise ModelError(f"the model imports the opset of domain '{domain}' {count} times")
     functions = Counter((f.domain, f.name, f.overload) for f in proto.functions)
     for (domain, name, _), count in functions.items():
         if count > 1:
@@ -52,13 +51,12 @@ def _check_text(message: Message) -> None:
             for text in value if field.is_repeated else (value,):
                 if isinstance(text, bytes):
                     raise ModelError(f"a name or text of the model ({field.full_name}) is not UTF-8: {text[:80]!r}")
-        elif field.message_type is onnx.TensorProto.DESCRIPTOR:  # not to copy its data
-            for tensor in value if field.is_repeated else (value,):
-                if isinstance(tensor.name, bytes):
-                    raise ModelError(f"the name of a tensor is not UTF-8: {tensor.name[:80]!r}")
         elif field.type == FieldDescriptor.TYPE_MESSAGE:
             for inner in value if field.is_repeated else (value,):
-                _check_text(inner)
+                if not isinstance(inner, onnx.TensorProto):
+                    _check_text(inner)
+                elif isinstance(inner.name, bytes):  # ListFields would copy its data
+                    raise ModelError(f"the name of a tensor is not UTF-8: {inner.name[:80]!r}")
 
 
 def _check_graph_proto(graph: onnx.GraphProto) -> None:
@@ -80,10 +78,8 @@ def _check_external(tensor: onnx.TensorProto, where: str) -> None:
     for entry in tensor.external_data:
         if entry.key in ("offset", "length") and not (entry.value.isascii() and entry.value.isdigit()):
             location = next((other.value for other in tensor.external_data if other.key == "location"), "")
-            raise ModelError(
-                f"{where}: the {entry.key} of external data '{location}' is '{entry.value}', not a number of bytes; "
-                f"save the model again"
-            )
+            problem = f"the {entry.key} of external data '{location}' is '{entry.value}', not a number of bytes"
+            raise ModelError(f"{where}: {problem}; save the model again")
 
 
 def _check_nodes_proto(nodes: Iterable[onnx.NodeProto]) -> None:
@@ -110,8 +106,7 @@ def unname_dims(graph: onnx_ir.Graph) -> None:
     made = [value for node in graph for value in node.outputs]
     for value in (*graph.inputs, *graph.outputs, *made):
         if value.shape is not None:
-            dims = [None if dim in false or _is_no_name(dim) else dim for dim in value.shape]
-            value.shape = onnx_ir.Shape(dims)
+            value.shape = onnx_ir.Shape([None if dim in false or _is_no_name(dim) else dim for dim in value.shape])
 
 
 def _is_no_name(dim: int | onnx_ir.SymbolicDim) -> bool:
@@ -136,9 +131,8 @@ def _check_graph(graph: onnx_ir.Graph, where: str, outer: list[onnx_ir.Graph]) -
     for node in counted(graph, "checking the model", "nodes"):
         for attribute in node.attributes.values():
             if attribute.is_ref() and attribute.type in (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS):
-                raise ModelError(
-                    f"{node.op_type} '{node.name}' in {where} takes a subgraph from a function's attribute"
-                )
+                problem = "takes a subgraph from a function's attribute"
+                raise ModelError(f"{node.op_type} '{node.name}' in {where} {problem}")
         for read in node.inputs:
             if read is not None and not _defined(read, scope):
                 raise ModelError(f"{node.op_type} '{node.name}' in {where} reads '{read.name}', which nothing produces")
@@ -154,8 +148,11 @@ def _check_graph(graph: onnx_ir.Graph, where: str, outer: list[onnx_ir.Graph]) -
 
 
 def _check_names(graph: onnx_ir.Graph, where: str, *, is_outermost: bool) -> None:
+    inputs = set(graph.inputs)
+    values = [*graph.inputs, *(value for value in graph.initializers.values() if value not in inputs)]
+    values += [value for node in graph for value in node.outputs]
     names: set[str] = set()
-    for value in _definitions(graph):
+    for value in values:
         if value.name and value.name in names:
             raise ModelError(f"{where} defines '{value.name}' twice")
         names.add(value.name or "")
@@ -166,14 +163,6 @@ def _check_names(graph: onnx_ir.Graph, where: str, *, is_outermost: bool) -> Non
             raise ModelError(f"{where} has {count} outputs called '{name}'")
 
 
-def _definitions(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Value]:
-    inputs = set(graph.inputs)
-    yield from graph.inputs
-    yield from (value for value in graph.initializers.values() if value not in inputs)
-    for node in graph:
-        yield from node.outputs
-
-
 def _defined(value: onnx_ir.Value, scope: list[onnx_ir.Graph]) -> bool:
     made = value.producer() is not None or value.is_graph_input() or value.const_value is not None
     return made and any(value.graph is graph for graph in scope)
@@ -181,11 +170,9 @@ def _defined(value: onnx_ir.Value, scope: list[onnx_ir.Graph]) -> bool:
 
 def _attribute_graphs(node: onnx_ir.Node) -> Iterator[onnx_ir.Graph]:
     for attribute in node.attributes.values():
-        if attribute.is_ref():
-            continue
-        if attribute.type is onnx_ir.AttributeType.GRAPH:
+        if not attribute.is_ref() and attribute.type is onnx_ir.AttributeType.GRAPH:
             yield attribute.as_graph()
-        elif attribute.type is onnx_ir.AttributeType.GRAPHS:
+        elif not attribute.is_ref() and attribute.type is onnx_ir.AttributeType.GRAPHS:
             yield from attribute.as_graphs()
 
 
@@ -262,10 +249,8 @@ def inline_functions(model: onnx_ir.Model, opaque: Collection[tuple[str, str]] =
 
 def _inlined_size(model: onnx_ir.Model) -> int:
     """Return how many nodes the graph has when all calls are replaced by bodies; calls must not be recursive."""
-    calls = {
-        name: Counter(node.op_identifier() for node in function.all_nodes())
-        for name, function in model.functions.items()
-    }
+    bodies = model.functions.items()
+    calls = {name: Counter(node.op_identifier() for node in body.all_nodes()) for name, body in bodies}
     needs = {name: [called for called in counts if called in calls] for name, counts in calls.items()}
     size: dict[onnx_ir.OperatorIdentifier, int] = {}
     for name in graphlib.TopologicalSorter(needs).static_order():
@@ -317,7 +302,7 @@ def strip(graph: onnx_ir.Graph) -> None:
 def cut(graph: onnx_ir.Graph, outputs: Sequence[str]) -> tuple[str, ...]:
     """Let the graph end in other values, and begin with the inputs that these need; UsageError for unknown names.
 
-    Returns the outputs that are lost: neither are they among the values, nor do they depend on one.
+    Return the outputs that are lost: they are not among the values, and do not depend on one.
     """
     values = {value.name: value for value in graph.inputs}
     values |= {value.name: value for node in graph for value in node.outputs if value.name}
@@ -326,10 +311,15 @@ def cut(graph: onnx_ir.Graph, outputs: Sequence[str]) -> tuple[str, ...]:
         near = difflib.get_close_matches(unknown[0], [name for name in values if name], 3)
         hint = f"; did you mean {' or '.join(near)}?" if near else "; a viewer such as Netron shows them"
         raise UsageError(f"the model has no value called {', '.join(unknown)}{hint}")
-    lost = _lost(graph, {values[name] for name in outputs})
-    graph.outputs[:] = [values[name] for name in dict.fromkeys(outputs)]
+    chosen = [values[name] for name in dict.fromkeys(outputs)]
+    reached = set(chosen)
+    for node in graph:
+        if not reached.isdisjoint(read_values(node)):
+            reached.update(node.outputs)
+    lost = tuple(value.name or "" for value in graph.outputs if value not in reached)
+    graph.outputs[:] = chosen
     strip(graph)
-    for value in [value for value in graph.inputs if not value.uses() and value not in set(graph.outputs)]:
+    for value in [value for value in graph.inputs if not value.uses() and value not in reached]:
         graph.inputs.remove(value)
     return lost
 
@@ -338,14 +328,6 @@ def read_values(node: onnx_ir.Node) -> Iterator[onnx_ir.Value]:
     """Yield the values that a node reads, including those of its subgraphs."""
     for reader in (node, *(inner for graph in _attribute_graphs(node) for inner in graph.all_nodes())):
         yield from (value for value in reader.inputs if value is not None)
-
-
-def _lost(graph: onnx_ir.Graph, chosen: Iterable[onnx_ir.Value]) -> tuple[str, ...]:
-    reached = set(chosen)
-    for node in graph:
-        if not reached.isdisjoint(read_values(node)):
-            reached.update(node.outputs)
-    return tuple(value.name or "" for value in graph.outputs if value not in reached)
 
 
 def root_cause(error: BaseException) -> str:

@@ -19,7 +19,7 @@ from onnx2ncnn_opt.onnx.fold.sizes.cells import (
     Attributes,
     Known,
     Operator,
-    Undecided,
+    UnknownValue,
     as_symbolic,
     decided,
     vector,
@@ -48,5 +48,5 @@ def evaluate(operator: str, inputs: Sequence[Known | None], attributes: Attribut
     try:
         result = function(given, attributes)
         return None if result.cells.size > MOST_CELLS else decided(result)
-    except Undecided:
+    except UnknownValue:
         return None

@@ -21,7 +21,7 @@ _LARGEST = 1 << 26  # elements of a constant that was a symbolic tensor
 INT = np.dtype(np.int64)
 
 
-class Undecided(Exception):
+class UnknownValue(Exception):
     """The result cannot be said in sizes."""
 
 
@@ -54,7 +54,7 @@ def sizes_of(x: SymbolicTensor) -> tuple[Dim, ...] | None:
     """Return the elements of a tensor that is a list of sizes; None if its length is open, or very large."""
     try:
         return tuple(numbers(x))
-    except Undecided:
+    except UnknownValue:
         return None
 
 
@@ -67,7 +67,7 @@ def whole_numbers(x: SymbolicTensor) -> list[int]:
     """Return the elements of a tensor that is a list of numbers."""
     found = numbers(x)
     if is_open(*found):
-        raise Undecided
+        raise UnknownValue
     return list(known(found))
 
 
@@ -82,7 +82,7 @@ def replaced(cells: Array, values: Mapping[int, Dim]) -> Array:
 def each(function: Callable[..., Any], *cells: Array) -> Array:
     """Return a function of elements, on arrays that broadcast."""
     if np.broadcast(*cells).size > MOST_CELLS:
-        raise Undecided
+        raise UnknownValue
     result = np.frompyfunc(function, len(cells), 1)(*(x.astype(object) for x in cells))
     return np.asarray(result, dtype=object)
 
@@ -103,7 +103,7 @@ def materialised(x: SymbolicTensor, axis: int) -> SymbolicTensor:
     """Return the symbolic tensor with a cell for every element along an axis."""
     size = x.shape[axis]
     if not isinstance(size, int) or size > MOST_CELLS:
-        raise Undecided
+        raise UnknownValue
     if x.cells.shape[axis] == size:
         return x
     where = x.rank - 1 - axis
@@ -122,14 +122,14 @@ def materialised_or_none(x: SymbolicTensor, axis: int) -> SymbolicTensor | None:
     """As `materialised`; None for an axis that is dynamic, or very long."""
     try:
         return materialised(x, axis)
-    except Undecided:
+    except UnknownValue:
         return None
 
 
 def axis_of(axis: int, rank: int) -> int:
     """Return an axis counted from the front."""
     if not -rank <= axis < rank:
-        raise Undecided
+        raise UnknownValue
     return axis % rank
 
 
@@ -145,7 +145,7 @@ def broadcast(shapes: Sequence[Shape]) -> Shape:
     """Return the shape to which shapes broadcast, to the extent that their sizes tell it."""
     shape = broadcast_shape(shapes, lambda a, b: b if a == 1 else a if b == 1 else fitting(a, b))
     if shape is None:
-        raise Undecided
+        raise UnknownValue
     return shape
 
 
@@ -157,7 +157,7 @@ def with_size(shape: Shape, axis: int, size: Dim) -> Shape:
 def whole(*cells: Any) -> tuple[Any, ...]:
     """Return whole numbers as integers; a size and a fraction do not make a size."""
     if not all(isinstance(cell, (int, Sym)) or float(cell).is_integer() for cell in cells):
-        raise Undecided
+        raise UnknownValue
     return tuple(cell if isinstance(cell, Sym) else int(cell) for cell in cells)
 
 

@@ -14,7 +14,7 @@ from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, at_least, axis_index, exact_di
 from onnx2ncnn_opt.onnx.fold.sizes.cells import (
     Attributes,
     Operator,
-    Undecided,
+    UnknownValue,
     axes_of,
     axis_of,
     broadcast,
@@ -65,7 +65,7 @@ def _less(shape: Shape, a: Any, b: Any) -> bool:
         return True
     if _surely(a - b, 0, shape):
         return False
-    raise Undecided
+    raise UnknownValue
 
 
 def _equal(shape: Shape, a: Any, b: Any) -> bool:
@@ -76,7 +76,7 @@ def _equal(shape: Shape, a: Any, b: Any) -> bool:
     a, b = whole(a, b)
     if _surely(a - b, 1, shape) or _surely(b - a, 1, shape):
         return False
-    raise Undecided
+    raise UnknownValue
 
 
 def _arithmetic(function: Callable[[Any, Any], Any]) -> Any:
@@ -89,7 +89,7 @@ def _arithmetic(function: Callable[[Any, Any], Any]) -> Any:
 def _divided(kind: np.dtype[np.generic], shape: Shape, a: Any, b: Any) -> Any:
     if not is_open(a, b):
         if b == 0:
-            raise Undecided
+            raise UnknownValue
         if is_float(kind):
             return a / b
         return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
@@ -98,23 +98,23 @@ def _divided(kind: np.dtype[np.generic], shape: Shape, a: Any, b: Any) -> Any:
     if even is not None:
         return even
     if is_float(kind) or isinstance(a, int) or not _surely(b, 1, shape):
-        raise Undecided
+        raise UnknownValue
     # ONNX rounds towards 0.
     if _surely(a, 0, shape):
         return a // b
     if _surely(-a, 0, shape):
         return -(-a // b)
-    raise Undecided
+    raise UnknownValue
 
 
 def _remainder(fmod: int, kind: np.dtype[np.generic], shape: Shape, a: Any, b: Any) -> Any:
     """Mod, whose sign is the divisor's; the operand's with `fmod`, which is the same for positive ones."""
     if not is_open(a, b):
-        raise Undecided
+        raise UnknownValue
     a, b = whole(a, b)
     is_positive = _surely(a, 0, shape)
     if not _surely(b, 1, shape) or (fmod and not is_positive):
-        raise Undecided
+        raise UnknownValue
     if is_positive and _surely(b - a, 1, shape):
         return a
     return a - (exact_div(a, b) or a // b) * b
@@ -139,7 +139,7 @@ def _cast(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor
         shape = x[0].shape
         return SymbolicTensor(each(lambda cell: not _equal(shape, plain(cell), 0), x[0].cells), shape, _BOOL)
     if target not in (np.int64, np.int32, np.float32, np.float64):
-        raise Undecided
+        raise UnknownValue
     cells = x[0].cells if is_open(*x[0].cells.flat) else x[0].cells.astype(x[0].dtype).astype(target)
     return SymbolicTensor(cells, x[0].shape, target)
 

@@ -11,7 +11,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.fold.sizes.cells import (
     Attributes,
     Operator,
-    Undecided,
+    UnknownValue,
     all_materialised,
     axes_of,
     axis_of,
@@ -37,7 +37,7 @@ def _reshape(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTen
     if -1 in wanted:
         rest = exact_div(product(data.shape), product(size for size in wanted if size != -1))
         if rest is None:
-            raise Undecided
+            raise UnknownValue
         wanted[wanted.index(-1)] = rest
     return _reshaped(data, tuple(wanted))
 
@@ -49,7 +49,7 @@ def _reshaped(x: SymbolicTensor, shape: Shape) -> SymbolicTensor:
         axes = iter(kept)
         return moved(x, [None if size == 1 else next(axes) for size in shape])
     if is_open(*x.shape, *shape) or product(x.shape) != product(shape):
-        raise Undecided
+        raise UnknownValue
     return SymbolicTensor(all_materialised(x).cells.reshape(known(shape)), shape, x.dtype)
 
 
@@ -67,7 +67,7 @@ def _squeeze(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTen
         axes = [axis for axis, size in enumerate(x[0].shape) if size == 1]
     gone = {axis_of(axis, x[0].rank) for axis in axes}
     if any(x[0].shape[axis] != 1 for axis in gone):
-        raise Undecided
+        raise UnknownValue
     return moved(x[0], [axis for axis in range(x[0].rank) if axis not in gone])
 
 
@@ -85,7 +85,7 @@ def _concat(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTens
     axis = axis_of(attributes["axis"], x[0].rank)
     others = broadcast([with_size(part.shape, axis, 1) for part in x])
     if any(others[i] != size for part in x for i, size in enumerate(part.shape) if i != axis):
-        raise Undecided
+        raise UnknownValue
     parts = [materialised(part, axis) for part in x]
     for i in range(x[0].rank):
         if i != axis and any(part.cells.shape[i] > 1 for part in parts):
@@ -98,12 +98,12 @@ def _gather(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTens
     data, indices = x[0], x[1]
     axis = axis_of(attributes.get("axis", 0), data.rank)
     if is_open(*indices.cells.flat):
-        raise Undecided
+        raise UnknownValue
     data = materialised(data, axis)
     taken = indices.cells.astype(np.int64)
     count = data.cells.shape[axis]
     if taken.size and (taken.min() < -count or taken.max() >= count):
-        raise Undecided
+        raise UnknownValue
     # The axes before the gathered one count anew from the last.
     grown = indices.rank - 1
     inner = data.rank - 1 - axis
@@ -121,11 +121,11 @@ def _gather_elements(x: Sequence[SymbolicTensor], attributes: Attributes) -> Sym
             continue
         head = np.take(data.cells, [0], i)
         if not (data.cells == head).all():
-            raise Undecided
+            raise UnknownValue
         data = SymbolicTensor(head, data.shape, data.dtype)
     name = str(axis_index(data.rank - 1 - axis))
     if any(name in cell.names() for cell in data.cells.flat if isinstance(cell, Sym)):
-        raise Undecided
+        raise UnknownValue
     return SymbolicTensor(data.cells, indices.shape, data.dtype)
 
 
@@ -152,7 +152,7 @@ def _cut(x: SymbolicTensor, axis: int, start: Dim, end: Dim, step: int) -> Symbo
     else:
         bounds = cut(size, start, end) if step == 1 else None
         if bounds is None:
-            raise Undecided
+            raise UnknownValue
         first, count = bounds[0], bounds[1] - bounds[0]
     if x.cells.shape[axis] == 1:
         where = x.rank - 1 - axis
@@ -172,12 +172,12 @@ def taken(size: int, start: int, end: int, step: int) -> range:
 def _progression(cells: Array, axis: int, first: Dim) -> Array:
     """Return the one cell that numbers of equal distance along an axis make, from `first` on: for ``positions[:n]``."""
     if cells.dtype == object or cells.dtype.kind not in "iub":
-        raise Undecided
+        raise UnknownValue
     head = np.take(cells, [0], axis)
     steps = np.diff(cells.astype(np.int64), axis=axis)
     step = np.take(steps, [0], axis) if steps.size else head * 0
     if (steps != step).any() or (cells.dtype == np.bool_ and step.any()):
-        raise Undecided
+        raise UnknownValue
     if not step.any():
         return head
     where = axis_index(cells.ndim - 1 - axis) + first
@@ -208,7 +208,7 @@ def _constant_of_shape(x: Sequence[SymbolicTensor], attributes: Attributes) -> S
 def _range(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
     start, limit, step = (whole(*numbers(part))[0] for part in x)
     if not isinstance(step, int) or step == 0:
-        raise Undecided
+        raise UnknownValue
     far, step_size = (limit - start, step) if step > 0 else (start - limit, -step)
     count = larger((far + step_size - 1) // step_size, 0)
     return SymbolicTensor(np.array([axis_index(0) * step + start], dtype=object), (count,), x[0].dtype)

@@ -11,7 +11,8 @@ from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.dim import Dim, exact_div, known, product
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape, number, spread
+from onnx2ncnn_opt.onnx.lower.functional.activation import softmax
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number, spread
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
@@ -19,7 +20,6 @@ from onnx2ncnn_opt.onnx.lower.functional.gather import gather
 from onnx2ncnn_opt.onnx.lower.functional.logic import and_, greater_or_equal
 from onnx2ncnn_opt.onnx.lower.functional.matmul import matmul
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
-from onnx2ncnn_opt.onnx.lower.functional.softmax import softmax
 from onnx2ncnn_opt.onnx.lower.functional.views import transposed
 from onnx2ncnn_opt.onnx.lower.functional.where import where
 from onnx2ncnn_opt.onnx.lower.memory_budget import require_room
@@ -37,17 +37,15 @@ class Sight(NamedTuple):
     right: int = -1
 
     def bias(self, im: ImportContext, heads: Sequence[Tensor], keys: int | Value) -> Value | None:
-        """0 for what is seen, -inf for what is not; None if all is.
+        """Return 0 for keys that are seen and -inf for others; None if all are seen.
 
-        `keys` is how many keys there are before the first query; or, as a tensor, how many of the keys are none of
-        padding, for each item of the batch, the last of which are the queries' own.
+        `keys` is the number of keys before the first query; or, as a tensor, the number of keys that are not padding,
+        for each item of the batch. The last of these are the queries' own.
         """
         padded = not isinstance(keys, int)
         if not (self.causal or padded or self.left >= 0 or self.right >= 0):
             return None
-        rows, columns = heads[0].shape[2], heads[1].shape[2]
-        if not isinstance(rows, int) or not isinstance(columns, int):
-            raise im.refuse("a mask of keys of dynamic length", "bind it with --shape")
+        rows, columns = im.fixed([x.shape[2] for x in heads[:2]], "a mask of keys of dynamic length")
         require_room(rows * columns, "a mask")
         distance = np.arange(columns) - np.arange(rows)[:, None]
         # A key is seen where low <= keys before the first query <= high.
@@ -55,11 +53,11 @@ class Sight(NamedTuple):
         low = np.full(distance.shape, -rows) if right is None else distance - right
         high = distance + self.left if self.left >= 0 else None
         if isinstance(keys, int):
-            seen = (low <= keys) & (True if high is None else keys <= high)
-            return Constant(np.where(seen, 0, -np.inf).astype(np.float32))
-        low = np.maximum(low, np.arange(columns) - rows + 1) + rows
-        high = None if high is None else high + rows
-        count = im.reshape(keys, (*keys.shape, 1, 1, 1))
+            count: Value = Constant(np.array(keys))
+        else:
+            low = np.maximum(low, np.arange(columns) - rows + 1) + rows
+            high = None if high is None else high + rows
+            count = im.reshape(keys, (*keys.shape, 1, 1, 1))
         if isinstance(count, Constant):
             seen = (low <= count.array) & (True if high is None else count.array <= high)
             return Constant(np.where(seen, 0, -np.inf).astype(np.float32))
@@ -76,10 +74,9 @@ def with_past(
     q, k, v = heads
     if past_key is None or past_value is None:
         return [q, k, v], 0
-    past = past_key.shape[2]
-    if not isinstance(past, int):
-        raise im.refuse("a past of dynamic length", "bind it with --shape")
-    return [q, concat_heads(im, (past_key, k)), concat_heads(im, (past_value, v))], past
+    [past] = im.fixed([past_key.shape[2]], "a past of dynamic length")
+    k, v = (im.tensor(concat(im, *pair, axis=2)) for pair in ((past_key, k), (past_value, v)))
+    return [q, k, v], past
 
 
 def lengthened(im: ImportContext, mask: Value | None, length: Dim) -> Value | None:
@@ -114,19 +111,13 @@ def merge_heads(im: ImportContext, x: Tensor) -> Value:
     return im.reshape(x.viewed(x.view.transpose(_HEADS)), (batch, length, heads * size))
 
 
-def concat_heads(im: ImportContext, parts: Sequence[Tensor]) -> Tensor:
-    """Past and present along the length."""
-    return im.tensor(concat(im, *parts, axis=2))
-
-
 def bias(im: ImportContext, mask: Value | None) -> Value | None:
     """Return a mask as a summand of the scores: 0 and -inf for a bool."""
     if mask is None or mask.dtype != np.bool_:
         return mask
-    zero, low = (Constant(np.array(n, np.float32)) for n in (0, -np.inf))
     if isinstance(mask, Constant):
-        return Constant(np.where(mask.array, zero.array, low.array))
-    return where(im, mask, zero, low)
+        return Constant(np.where(mask.array, np.float32(0), np.float32(-np.inf)))
+    return where(im, mask, number(0), number(-np.inf))
 
 
 def added(im: ImportContext, a: Value | None, b: Value | None) -> Value | None:
@@ -163,26 +154,22 @@ def capped(
     q, k, v = heads
     _check_heads(im, heads)
     items, groups, length, size = q.shape[0], k.shape[1], q.shape[2], q.shape[3]
-    if scale is None and not isinstance(size, int):
-        raise im.refuse("heads of dynamic size", "bind it with --shape")
-    factor = float(size) ** -0.5 if isinstance(size, int) and scale is None else scale
-    assert factor is not None
+    if scale is None:
+        [width] = im.fixed([size], "heads of dynamic size")
+        scale = float(width) ** -0.5
     # The heads that share keys are rows of one matrix.
     rows = exact_div(product((q.shape[1], length)), groups)
     assert rows is not None
     products = matmul(im, im.reshape(q, (items, groups, rows, size)), transposed(k))
-    scores = binary(im, BinaryOp.MUL, im.reshape(products, (*q.shape[:3], k.shape[2])), number(factor))
+    scores = binary(im, BinaryOp.MUL, im.reshape(products, (*q.shape[:3], k.shape[2])), number(scale))
     steps = [scores]
     if cap:
-        scores = binary(
-            im, BinaryOp.MUL, im.unary(binary(im, BinaryOp.MUL, scores, number(1 / cap)), "TanH"), number(cap)
-        )
+        bent = im.unary(binary(im, BinaryOp.MUL, scores, number(1 / cap)), "TanH")
+        scores = binary(im, BinaryOp.MUL, bent, number(cap))
     steps.append(scores)
+    steps.append(scores if mask is None else binary(im, BinaryOp.ADD, scores, mask))
     if mask is not None:
-        steps.append(binary(im, BinaryOp.ADD, scores, mask))
         scores = binary(im, BinaryOp.ADD, scores, finite(im, mask))
-    else:
-        steps.append(scores)
     chances: Value = softmax(im, im.tensor(scores), -1)
     if mask is not None:
         chances = binary(im, BinaryOp.MUL, chances, any_key(im, mask))
@@ -192,9 +179,7 @@ def capped(
 
 
 def finite(im: ImportContext, mask: Value) -> Value:
-    """Return the mask as Softmax takes it, which makes NaN of rows that are -inf altogether, on Vulkan of -1e8
-    as well.
-    """
+    """Return the mask without -inf: Softmax makes NaN of rows of nothing but -inf, on Vulkan of -1e8 as well."""
     if isinstance(mask, Constant):
         return Constant(np.maximum(mask.array, np.float32(_HIDDEN)))
     return binary(im, BinaryOp.MAX, mask, number(_HIDDEN))
@@ -220,17 +205,14 @@ def _check_heads(im: ImportContext, heads: Sequence[Tensor]) -> None:
 def _mask_blob(im: ImportContext, mask: Value, q: Tensor, k: Tensor) -> Blob:
     """Return the mask with its rows and columns in full, for each head and each item where it has them."""
     full = (*q.shape[:3], k.shape[2])
-    if broadcast_shape(im, mask.shape, (1, 1, 1, 1)) != mask.shape:
-        shape = (1,) * (4 - mask.rank) + mask.shape
-        mask = im.reshape(mask, shape)
+    if mask.rank < 4:
+        mask = im.reshape(mask, (1,) * (4 - mask.rank) + mask.shape)
     if mask.rank != 4 or any(n not in (1, m) for n, m in zip(mask.shape, full, strict=True)):
         apart = [(n, m) for n, m in zip(mask.shape, full, strict=False) if n != 1]
         raise im.invalid(f"a mask of shape {list(mask.shape)} for scores of shape {list(full)}", apart)
     if mask.shape[2:] != full[2:]:
-        if not all(isinstance(n, int) for n in full[2:]):
-            raise im.refuse("a mask that broadcasts to a dynamic length", "bind it with --shape")
-        zeros = Constant(np.zeros(tuple(int(n) for n in full[2:] if isinstance(n, int)), np.float32))
-        mask = _sum(im, mask, zeros)
+        sides = im.fixed(full[2:], "a mask that broadcasts to a dynamic length")
+        mask = _sum(im, mask, Constant(np.zeros(sides, np.float32)))
     batch = [] if mask.shape[0] == 1 else [0]
     return im.mat(mask, [[2], [3]] if mask.shape[1] == 1 else [[1], [2], [3]], batch)
 

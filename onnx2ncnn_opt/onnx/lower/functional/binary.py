@@ -50,7 +50,7 @@ def binary(im: ImportContext, op_type: BinaryOp, a: Operand, b: Operand) -> Valu
     if isinstance(b, Constant) and b.scalar is not None and math.isfinite(b.scalar) and len(shape) == a.rank:
         return im.apply(a, op_type, float(im.f32(b.array).reshape(-1)[0]))
     rank = len(shape)
-    views = [_padded(a.view, rank), _padded(_view(b), rank)]
+    views = [_padded(x.view if isinstance(x, Tensor) else View.of(x.shape, [range(x.rank)]), rank) for x in (a, b)]
     aligned = align(views)
     if aligned is None:
         return binary(im, op_type, im.settled(a), im.settled(b) if isinstance(b, Tensor) else b)
@@ -83,26 +83,21 @@ def arithmetic(im: ImportContext, op_type: BinaryOp, a: Value, b: Value) -> Valu
 
 
 def _beside(im: ImportContext, x: Operand, other: Shape) -> Value:
-    """Return a symbolic tensor, computed; not repeated along axes on which it is constant and the other has its
-    size.
-    """
+    """Return a symbolic tensor, computed; not repeated along constant axes on which the other has the same size."""
     if not isinstance(x, SymbolicTensor):
         return x
-    rank = x.rank
-    shape = tuple(
-        1 if -axis <= len(other) and other[axis] == x.shape[axis] and not _varies(x, axis) else x.shape[axis]
-        for axis in range(-rank, 0)
-    )
-    return im.tensor(SymbolicTensor(x.cells, shape, x.dtype))
+    shape = list(x.shape)
+    for axis in range(-min(x.rank, len(other)), 0):
+        if other[axis] == x.shape[axis] and not _varies(x, axis):
+            shape[axis] = 1
+    return im.tensor(SymbolicTensor(x.cells, tuple(shape), x.dtype))
 
 
 def _without_batch(x: Value, other: Value) -> Value:
-    """Return a constant that is the same for each item of the other operand's batch, as initial states are, for one
-    item.
-    """
-    if isinstance(x, Constant) and isinstance(other, Tensor) and other.view.batch in other.view.axes:
-        axis = other.view.axes.index(other.view.batch) - other.rank
-        if other.view.batch and -axis <= x.rank and x.shape[axis] == other.shape[axis]:
+    """Return a constant that is the same for each item of the other operand's batch for one item only."""
+    if isinstance(x, Constant) and isinstance(other, Tensor) and other.batch_axis is not None:
+        axis = other.batch_axis - other.rank
+        if -axis <= x.rank and x.shape[axis] == other.shape[axis]:
             first = x.array.take([0], axis)
             return Constant(first) if (x.array == first).all() else x
     return x
@@ -117,11 +112,8 @@ def _varies(x: SymbolicTensor, axis: int) -> bool:
 def spread(im: ImportContext, x: Value, shape: Shape) -> Value:
     """Return the value repeated to a shape that it broadcasts to; along dynamic axes as a product with ones."""
     if isinstance(x, Constant):
-        fixed = [1 if isinstance(size, Sym) else size for size in shape]
-        x = Constant(np.broadcast_to(x.array, fixed))
-        if len(fixed) == len(shape) and all(isinstance(size, int) for size in shape):
-            return x
-        return spread(im, im.tensor(x), shape)
+        x = Constant(np.broadcast_to(x.array, [1 if isinstance(size, Sym) else size for size in shape]))
+        return x if x.shape == shape else spread(im, im.tensor(x), shape)
     x = x.viewed(_padded(x.view, len(shape)))
     pairs = list(zip(x.shape, shape, strict=True))
     x = repeated(im, x, [want if have == 1 and isinstance(want, int) else 1 for have, want in pairs])
@@ -140,17 +132,14 @@ def _cost(im: ImportContext, x: Value, view: View) -> Cost | None:
 
 
 def _operand(im: ImportContext, x: Value, view: View, layout: Layout, other: Blob | None = None) -> tuple[Blob, View]:
-    """Return an operand in the common layout; inner dims of size 1 are cut off where `other` broadcasts them all the
-    same.
-    """
+    """Return an operand in the common layout, without inner dims of size 1 that `other` broadcasts anyway."""
     dims, batch = layout.atoms(view)
     if isinstance(x, Tensor):
         trimmed = dims
         while len(trimmed) > 1 and not trimmed[-1]:
             trimmed = trimmed[:-1]
-        laid_out = view.dims
         # A Mat of fewer dims is aligned to the outer axes, so missing inner dims of size 1 cost nothing.
-        if view.batch == batch and laid_out != dims and laid_out == trimmed:
+        if view.batch == batch and view.dims != dims and view.dims == trimmed:
             return x.blob, view
         made = im.in_layout(Tensor(x.blob, view, x.dtype), layout)
         return made.blob, made.view
@@ -180,10 +169,6 @@ def _needs_rank(shape: Shape, other: Shape) -> bool:
     Sizes of 1 broadcast on Vulkan only between Mats of equal rank (binaryop_broadcast.comp, "implicit broadcast").
     """
     return 1 < len(shape) < len(other) and shape != other[: len(shape)]
-
-
-def _view(x: Value) -> View:
-    return x.view if isinstance(x, Tensor) else View.of(x.shape, [range(x.rank)])
 
 
 def _padded(view: View, rank: int) -> View:

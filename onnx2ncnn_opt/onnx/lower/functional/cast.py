@@ -13,9 +13,7 @@ from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.value import BOOL, Constant, Tensor, Value, held_as_float, is_float, is_held_as_float
 
-FLT_MIN = float(np.finfo(np.float32).tiny)
-
-
+FLT_MIN, FLT_MAX = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 # No fp16 arithmetic, no fp16 or bf16 storage, which would take the bits for floats; and no Vulkan, which in fp16 takes
 # them for floats on their way to the GPU, whatever the layer's mask says.
 _ON_CPU = int(FP32 | Feature.NO_BF16_STORAGE)
@@ -31,9 +29,8 @@ def cast_to(im: ImportContext, x: Tensor, target: np.dtype[np.generic]) -> Tenso
     if is_float(target) and target.itemsize >= 2:
         return Tensor(as_float(im, x).blob, x.view, target)
     if target.kind in "iu" and is_float(x.dtype):
-        return turned_over(
-            im, Tensor(im.layer("UnaryOp", x.blob, op_type=UnaryOp.TRUNC), x.view, held_as_float(target))
-        )
+        whole = im.layer("UnaryOp", x.blob, op_type=UnaryOp.TRUNC)
+        return turned_over(im, Tensor(whole, x.view, held_as_float(target)))
     if target.kind in "iu" and x.dtype.kind in "iub" and not _is_lost(x.dtype, target):
         if x.dtype == np.bool_ or np.can_cast(x.dtype, target) or target.itemsize >= _NARROW:
             return Tensor(x.blob, x.view, held_as_float(target) if is_held_as_float(x.dtype) else target)
@@ -71,9 +68,7 @@ def as_float(im: ImportContext, x: Tensor) -> Tensor:
 
 
 def as_numbers(im: ImportContext, x: Tensor) -> Tensor:
-    """Return the tensor with numbers that ncnn can compare: integers that were fed become such that are held as
-    float32.
-    """
+    """Return the tensor with numbers that ncnn can compare: integers that were fed become float32."""
     if is_float(x.dtype) or is_held_as_float(x.dtype):
         return x
     return Tensor(as_float(im, x).blob, x.view, held_as_float(x.dtype))
@@ -89,11 +84,9 @@ def float_value(im: ImportContext, x: Value) -> Value:
     if isinstance(x, Tensor):
         return as_float(im, x)
     if not is_float(x.dtype) and x.array.size and np.abs(x.array.astype(np.float64)).max() > LARGEST_EXACT:
-        raise im.refuse(
-            "an integer constant is larger than 2**24, which float32 does not hold exactly",
-            "compute with smaller integers, or outside ncnn",
-        )
-    return Constant(im.f32(x.array.astype(np.float32) if not is_float(x.dtype) else x.array))
+        reason = "an integer constant is larger than 2**24, which float32 does not hold exactly"
+        raise im.refuse(reason, "compute with smaller integers, or outside ncnn")
+    return Constant(im.f32(x.array if is_float(x.dtype) else x.array.astype(np.float32)))
 
 
 def nonzero(im: ImportContext, x: Tensor) -> Tensor:
@@ -104,6 +97,3 @@ def nonzero(im: ImportContext, x: Tensor) -> Tensor:
         return im.unary(x, "Threshold", threshold=0.5)
     zero = im.unary(im.apply(x, UnaryOp.NEG), "Threshold", threshold=-FLT_MIN)
     return im.apply(zero, BinaryOp.RSUB, 1.0)
-
-
-FLT_MAX = float(np.finfo(np.float32).max)

@@ -11,25 +11,17 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
-from onnx2ncnn_opt.ir.dim import Dim, known
+from onnx2ncnn_opt.ir.dim import Dim
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
 from onnx2ncnn_opt.onnx.lower.functional.pad import pad
-from onnx2ncnn_opt.onnx.lower.functional.window import ConvAttributes, pad_params, same_pads, spatial
+from onnx2ncnn_opt.onnx.lower.functional.window import SUFFIX, ConvAttributes, same_pads, window_params
 from onnx2ncnn_opt.onnx.value import Ints, Tensor, Value
 
-_SUFFIX = {1: "1D", 2: "", 3: "3D"}
 _PLAIN = ConvAttributes()
 
 
-def conv(
-    im: ImportContext,
-    x: Tensor,
-    w: Value,
-    b: Value | None = None,
-    *,
-    given: ConvAttributes = _PLAIN,
-) -> Value:
+def conv(im: ImportContext, x: Tensor, w: Value, b: Value | None = None, *, given: ConvAttributes = _PLAIN) -> Value:
     """Convolution[DepthWise][1D|3D], also of weights that are computed; InnerProduct where the image is one pixel."""
     kernel, group = _check(im, x, w, given), given.group
     _check_channels(im, x, w.shape[1], group)
@@ -38,9 +30,8 @@ def conv(
     # One tap has no dilation; ncnn crashes on one that is larger than the image, where packing is off.
     dilation = tuple(1 if k == 1 else d for k, d in zip(kernel, given.dilations or (1,) * n, strict=True))
     begins_ends = same_pads(im, x.shape[2:], given.auto_pad, given.pads, kernel, dilation, stride)
-    params = spatial("kernel", kernel) | spatial("dilation", dilation) | spatial("stride", stride)
-    params |= pad_params(begins_ends) | ({} if group == 1 else {"group": group})
-    kind = ("Convolution" if group == 1 else "ConvolutionDepthWise") + _SUFFIX[n]
+    params = window_params(kernel, dilation, stride, begins_ends) | ({} if group == 1 else {"group": group})
+    kind = ("Convolution" if group == 1 else "ConvolutionDepthWise") + SUFFIX[n]
     if isinstance(w, Tensor):
         return _of_computed_weights(im, kind, x, w, b, w.shape[0], params)
     if isinstance(b, Tensor):
@@ -56,17 +47,16 @@ def conv(
         # The items come of other axes, and Reshape to a Mat's batch would move them element by element.
         if group == x.shape[1]:
             weights = {name: np.concatenate([array] * count) for name, array in weights.items()}
-            params |= {name: params[name] * count for name in ("num_output", "weight_data_size")} | {
-                "group": group * count
-            }
+            params |= {name: params[name] * count for name in ("num_output", "weight_data_size")}
+            params["group"] = group * count
             dims = [[0, 1], [2], *rest]
-            blob = im.layer(f"ConvolutionDepthWise{_SUFFIX[n]}", im.mat(x, dims), weights=weights, **params)
+            blob = im.layer(f"ConvolutionDepthWise{SUFFIX[n]}", im.mat(x, dims), weights=weights, **params)
             return im.wrap(blob, (count, w.shape[0], *blob.known_shape[1:]), dims)
         if set(kernel) == set(stride) == {1} and not any(begins_ends):
             dims = [[1], [0, 2], *rest]
             blob = im.layer(kind, im.mat(x, dims), weights=weights, **params)
             return im.wrap(blob, (count, w.shape[0], *x.shape[2:]), dims)
-    return _channels_out(im, x, im.layer(kind, im.channels(x), weights=weights, **params))
+    return im.from_channels(x, im.layer(kind, im.channels(x), weights=weights, **params))
 
 
 def conv_transpose(
@@ -88,18 +78,16 @@ def conv_transpose(
     if any(p < 0 for p in pads):
         raise im.refuse(f"pads {pads} are negative", "crop the operand before")
     if output_shape or given.auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        sizes = output_shape[-n:] if output_shape else None
-        pads = _transposed_pads(im, x, kernel, dilation, stride, extra, given.auto_pad, sizes)
+        pads = _transposed_pads(im, x, kernel, dilation, stride, extra, given.auto_pad, output_shape[-n:])
     pads = pads or (0,) * 2 * n
     given = given._replace(auto_pad="NOTSET", pads=tuple(max(p, 0) for p in pads))
     if any(p < 0 for p in pads):
         narrow = conv_transpose(im, x, w, given=given, output_padding=output_padding)
         return _widened(im, narrow, [max(-p, 0) for p in pads], b)
-    params = spatial("kernel", kernel) | spatial("dilation", dilation) | spatial("stride", stride)
-    params |= pad_params(pads) | ({} if group == 1 else {"group": group})
+    params = window_params(kernel, dilation, stride, pads) | ({} if group == 1 else {"group": group})
     for name, size in zip(("right", "bottom", "behind"), reversed(extra), strict=False):
         params[f"output_pad_{name}"] = size
-    kind = ("Deconvolution" if group == 1 else "DeconvolutionDepthWise") + _SUFFIX[n]
+    kind = ("Deconvolution" if group == 1 else "DeconvolutionDepthWise") + SUFFIX[n]
     if isinstance(w, Tensor):
         return _of_computed_weights(im, kind, x, w, b, w.shape[1] * group, params)
     if isinstance(b, Tensor):
@@ -108,7 +96,7 @@ def conv_transpose(
     weight = w.array.reshape(group, w.array.shape[0] // group, w.array.shape[1], *kernel).swapaxes(1, 2)
     weights = {"weight_data": weight} | ({} if b is None else {"bias_data": b.array})
     params |= {"num_output": w.array.shape[1] * group, "bias_term": int(b is not None), "weight_data_size": weight.size}
-    return _channels_out(im, x, im.layer(kind, im.channels(x), weights=weights, **params))
+    return im.from_channels(x, im.layer(kind, im.channels(x), weights=weights, **params))
 
 
 def _of_computed_weights(
@@ -116,16 +104,14 @@ def _of_computed_weights(
 ) -> Value:
     """Return the layer with its weight, in ONNX's order, and bias as further inputs."""
     if kind.endswith("3D"):
-        raise im.refuse(
-            "a 3-D kernel that is computed at run time: ncnn takes constant ones only", "make the kernel a constant"
-        )
-    if not isinstance(outputs, int):
-        raise im.refuse("a dynamic number of kernels", "bind it with --shape")
+        reason = "a 3-D kernel that is computed at run time: ncnn takes constant ones only"
+        raise im.refuse(reason, "make the kernel a constant")
+    [count] = im.fixed([outputs], "a dynamic number of kernels")
     inputs = [im.channels(x), im.mat(w, [[axis] for axis in range(w.rank)])]
     if b is not None:
         inputs.append(im.mat(b, [[0]]))
-    params = {**params, "num_output": outputs, "bias_term": int(b is not None), "dynamic_weight": 1}
-    return _channels_out(im, x, im.layer(kind, *inputs, **params))
+    params = {**params, "num_output": count, "bias_term": int(b is not None), "dynamic_weight": 1}
+    return im.from_channels(x, im.layer(kind, *inputs, **params))
 
 
 def _biased(im: ImportContext, y: Value, b: Value) -> Value:
@@ -143,16 +129,12 @@ def _widened(im: ImportContext, y: Value, pads: Sequence[int], b: Value | None) 
 def _check(im: ImportContext, x: Tensor, w: Value, given: ConvAttributes) -> tuple[int, ...]:
     """Return the kernel's sizes; refused if operands and attributes do not fit together."""
     n = w.rank - 2
-    if not 1 <= n <= 3:
-        raise im.refuse(
-            f"a kernel of {n} dimensions, ncnn has 1 to 3",
-            "write it as several convolutions of at most three dimensions",
-        )
+    if n not in SUFFIX:
+        hint = "write it as several convolutions of at most three dimensions"
+        raise im.refuse(f"a kernel of {n} dimensions, ncnn has 1 to 3", hint)
     if x.rank != w.rank:
         raise im.invalid(f"the operand has rank {x.rank}, the weight rank {w.rank}")
-    if not all(isinstance(size, int) for size in w.shape[2:]):
-        raise im.refuse("a kernel of dynamic size", "bind it with --shape")
-    kernel = known(w.shape[2:])
+    kernel = im.fixed(w.shape[2:], "a kernel of dynamic size")
     if given.kernel_shape and tuple(given.kernel_shape) != kernel:
         raise im.invalid(f"kernel_shape {given.kernel_shape} is not the weight's {kernel}")
     per_axis, group = (given.strides, given.dilations), given.group
@@ -169,36 +151,21 @@ def _check_channels(im: ImportContext, x: Tensor, channels: Dim, group: int = 1)
 
 
 def _transposed_pads(
-    im: ImportContext,
-    x: Tensor,
-    kernel: Sequence[int],
-    dilation: Sequence[int],
-    stride: Sequence[int],
-    extra: Sequence[int],
-    auto_pad: str,
-    sizes: Sequence[int] | None,
-) -> tuple[int, ...]:
+    im: ImportContext, x: Tensor, kernel: Ints, dilation: Ints, stride: Ints, extra: Ints, auto_pad: str, sizes: Ints
+) -> Ints:
     """Compute the pads from the wanted size, as ONNX ConvTranspose defines them; SAME_* wants input size times stride.
 
     If the wanted size is larger than the result, the end pad is negative, as in ONNX Runtime.
     """
     begins, ends = [], []
-    for i, size in enumerate(x.shape[2:]):
-        if not isinstance(size, int):
-            raise im.refuse("the pads depend on a dynamic dimension", "bind it with --shape")
-        wanted = size * stride[i] if sizes is None else sizes[i]
+    for i, size in enumerate(im.fixed(x.shape[2:], "the pads depend on a dynamic dimension")):
+        wanted = sizes[i] if sizes else size * stride[i]
         total = stride[i] * (size - 1) + extra[i] + (kernel[i] - 1) * dilation[i] + 1 - wanted
-        if total < 0 and (sizes is None or total <= -stride[i]):
-            raise im.refuse(
-                f"an axis of {wanted} elements, {-total} more than its windows reach", "pad the result in the model"
-            )
+        if total < 0 and (not sizes or total <= -stride[i]):
+            reason = f"an axis of {wanted} elements, {-total} more than its windows reach"
+            raise im.refuse(reason, "pad the result in the model")
         half = max(total, 0) // 2
         first = half if auto_pad == "SAME_UPPER" else max(total, 0) - half
         begins.append(first)
         ends.append(total - first)
     return (*begins, *ends)
-
-
-def _channels_out(im: ImportContext, x: Tensor, blob: Any) -> Tensor:
-    dims = [[axis] for axis in range(1, x.rank)]
-    return im.wrap(blob, (x.shape[0], *blob.known_shape), dims, [0])

@@ -1,8 +1,8 @@
-"""Elements of an axis: runs and steps of them as Crop, any others as Crops and Concat."""
+"""Elements of an axis: runs and steps of them as Crop, parts as Slice, any others as Crops and Concat."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +17,7 @@ from onnx2ncnn_opt.onnx.fold.sizes.movement import cut, taken
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.repeat import repeated
-from onnx2ncnn_opt.onnx.value import Tensor
+from onnx2ncnn_opt.onnx.value import Tensor, Value
 
 TO_END = -233  # Crop: to the end
 MOST_RUNS = 256  # runs of constant indices that are layers of their own
@@ -32,8 +32,7 @@ def sliced(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: 
             reason = f"[{start}:{end}:{step}] of an axis of size {size} depends on dynamic dimensions"
             raise im.refuse(reason, "bind them with --shape")
         x = crop(im, x, axis, *bounds) if bounds != (0, size) else x
-        return x if step == 1 else _every(im, x, axis, step)
-    if isinstance(size, Sym):
+    elif isinstance(size, Sym):
         if step < 0:
             first: Dim = 0 if start >= 2**31 - 1 else -1 - start
             if start < 0 and not at_least(size + start, 0):  # at least the first element is taken
@@ -48,16 +47,16 @@ def sliced(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: 
             x = crop(im, x, axis, *bounds)
         elif start != 0 or end < 2**31 - 1:
             x = crop(im, x, axis, start, end if end < 2**31 - 1 else TO_END)
-        return x if step == 1 else _every(im, x, axis, step)
-    elements = taken(size, start, end, step)
-    begin, count = elements.start, len(elements)
-    if step < 0 and count > 1:
-        x = flip(im, x, axis)
-        begin, step = size - 1 - begin, -step
-    if count == 1:
-        step = 1
-    if begin > 0 or begin + (count - 1) * step + 1 < size:
-        x = crop(im, x, axis, begin, begin + (count - 1) * step + 1)
+    else:
+        elements = taken(size, start, end, step)
+        begin, count = elements.start, len(elements)
+        if step < 0 and count > 1:
+            x = flip(im, x, axis)
+            begin, step = size - 1 - begin, -step
+        step = 1 if count == 1 else step
+        last = begin + (count - 1) * step
+        if begin > 0 or last + 1 < size:
+            x = crop(im, x, axis, begin, last + 1)
     return x if step == 1 else _every(im, x, axis, step)
 
 
@@ -97,7 +96,7 @@ def _every(im: ImportContext, x: Tensor, axis: int, step: int) -> Tensor:
     x = as_numbers(im, x)
     before = [a for a in range(axis) if x.view.axes[a]]
     after = [a for a in range(axis + 1, x.rank) if x.view.axes[a]]
-    batch = [before.pop(0)] if before and x.view.batch and x.view.axes[before[0]] == x.view.batch else []
+    batch = [before.pop(0)] if before and before[0] == x.batch_axis else []
     dims = [before, [axis], after]
     blob = im.mat(x, dims, batch)
     blob = im.layer("Pooling", blob, kernel_w=1, stride_w=1, stride_h=step, pad_mode=PadMode.VALID)
@@ -138,18 +137,21 @@ def pick(im: ImportContext, x: Tensor, axis: int, indices: Array, lookup: Lookup
     size = x.shape[axis]
     flat = indices.reshape(-1)
     if isinstance(size, int):
-        if flat.size and (flat.min() < -size or flat.max() >= size):
-            raise im.invalid(f"indices {flat.min()} to {flat.max()} are not all in an axis of size {size}")
-        flat = np.where(flat < 0, flat + size, flat)
+        flat = from_front(im, flat, size)
     elif flat.size:
         im.demand(size, int(max(flat.max() + 1, -flat.min())))
     if not flat.size:
         raise im.refuse("no indices: ncnn has no empty tensors", "remove the node, or pick one element at least")
     picked = _picked(im, x, axis, [int(i) for i in flat], lookup)
     shape: Shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
-    result = im.reshape(picked, shape)
-    assert isinstance(result, Tensor)
-    return result
+    return im.tensor(im.reshape(picked, shape))
+
+
+def from_front(im: ImportContext, indices: Array, size: int) -> Array:
+    """Return indices into an axis counted from its front; refused if the axis does not have all of them."""
+    if indices.size and (indices.min() < -size or indices.max() >= size):
+        raise im.invalid(f"indices {indices.min()} to {indices.max()} are not all in an axis of size {size}")
+    return np.where(indices < 0, indices + size, indices)
 
 
 def _picked(im: ImportContext, x: Tensor, axis: int, indices: list[int], lookup: Lookup | None) -> Tensor:
@@ -173,20 +175,20 @@ def _picked(im: ImportContext, x: Tensor, axis: int, indices: list[int], lookup:
         apart = im.tensor(im.reshape(each, (*each.shape[: axis + 1], 1, *each.shape[axis + 1 :])))
         grown = repeated(im, apart, [times if a == axis + 1 else 1 for a in range(apart.rank)])
         return im.tensor(im.reshape(grown, (*x.shape[:axis], len(indices), *x.shape[axis + 1 :])))
-    runs: list[list[int]] = []
+    runs: list[tuple[int, int]] = []  # first index, and how many
     for index in indices:
-        if runs and index == runs[-1][-1] + 1 != 0:
-            runs[-1].append(index)
+        if runs and index == sum(runs[-1]) != 0:
+            runs[-1] = runs[-1][0], runs[-1][1] + 1
         else:
-            runs.append([index])
-    if lookup is not None and len({(run[0], len(run)) for run in runs}) > MOST_RUNS:
+            runs.append((index, 1))
+    if lookup is not None and len(set(runs)) > MOST_RUNS:
         return lookup(x, axis, np.array(indices))
     laid_out = im.along(x, [axis])
     dim = laid_out.view.dim_of(axis)
     if dim is None:  # size 1: the same element again and again
         return repeated(im, laid_out, [len(indices) if a == axis else 1 for a in range(x.rank)])
-    made = {run: _run(im, laid_out.blob, dim, size, *run) for run in dict.fromkeys((run[0], len(run)) for run in runs)}
-    parts = [made[run[0], len(run)] for run in runs]
+    made = {run: _run(im, laid_out.blob, dim, size, *run) for run in dict.fromkeys(runs)}
+    parts = [made[run] for run in runs]
     blob = im.layer("Concat", *parts, axis=dim) if len(parts) > 1 else parts[0]
     return Tensor(blob, resized(laid_out.view, axis, len(indices)), x.dtype)
 
@@ -201,9 +203,30 @@ def _run(im: ImportContext, blob: Blob, dim: int, size: Dim, start: int, count: 
 
 
 def _rows(indices: list[int]) -> tuple[int, int, int]:
-    """Of rows of so many indices, each a step after the other, that begin one beside the other: their numbers."""
+    """Return how many rows of how many indices in which steps there are, where rows begin one after the other."""
     step = indices[1] - indices[0] if len(indices) > 1 else 1
     count = next((i for i, (a, b) in enumerate(pairwise(indices), 1) if b - a != step), len(indices))
     rows = len(indices) // count
     grid = np.arange(rows)[:, None] + step * np.arange(count) + indices[0]
     return (rows, count, step) if grid.reshape(-1).tolist() == indices else (1, len(indices), 1)
+
+
+def split(im: ImportContext, x: Tensor, axis: int, sizes: Sequence[int]) -> tuple[Value, ...]:
+    """Parts of these sizes, as one Slice."""
+    axis = im.axis(axis, x.rank)
+    size = x.shape[axis]
+    if isinstance(size, int) and sum(sizes) != size:
+        raise im.invalid(f"parts of {tuple(sizes)} do not make up the axis of size {size}")
+    if min(sizes, default=0) < 0:
+        raise im.invalid(f"parts of {tuple(sizes)}")
+    if 0 in sizes:
+        whole = iter(split(im, x, axis, [part for part in sizes if part]))
+        empty = im.empty((*x.shape[:axis], 0, *x.shape[axis + 1 :]), x.dtype)
+        return tuple(next(whole) if part else empty for part in sizes)
+    if len(sizes) == 1:
+        return (x,)
+    laid_out, dim, inner = sliceable(im, x, axis, is_single=set(sizes) == {1})
+    slices = tuple(part * inner for part in sizes)
+    blobs = im.layers("Slice", laid_out.blob, outputs=len(sizes), slices=slices, axis=dim)
+    views = [resized(laid_out.view, axis, part) for part in sizes]
+    return tuple(Tensor(blob, view, x.dtype) for blob, view in zip(blobs, views, strict=True))

@@ -22,10 +22,7 @@ from onnx2ncnn_opt.onnx.lower.functional.infinity import COMPARISONS, tests_of
 from onnx2ncnn_opt.onnx.value import Constant, Operand, Tensor, Value, is_float
 
 _HALF_BITS = 12  # a product of two numbers of so many bits is exact
-
 _BEYOND = 2.0**30  # every float32 from here on is even
-
-
 # From where on functions give the same in float32, and exp gives 0.
 _LIMITS = {"Atan": 1e8, "Tanh": 20.0, "Erf": 10.0, "Sigmoid": 104.0}
 _VANISHED = 104.0
@@ -50,19 +47,13 @@ def quotient(im: ImportContext, a: Operand, b: Operand, divide: Callable[[Operan
 
 
 def infinite_at_zero(im: ImportContext, b: Operand, divide: Callable[[Operand], Value], at: int) -> Value:
-    """Return a quotient that a factor makes infinite where the divisor is 0, and NaN of 0 / 0, if the model makes use
-    of that.
-
-    -0.0 counts as 0.
-    """
-    tests = tests_of(im.readers(), im.operand(at)) if _may_vanish(im, b) else []
+    """Return a quotient, infinite where the divisor is 0 or -0.0 and NaN for 0 / 0, if the model tests for that."""
+    tests = tests_of(im.readers(), im.node.inputs[at]) if _may_vanish(im, b) else []
     if not tests or _is_any_test(tests):
         return divide(b)
     if isinstance(b, Constant):
-        raise im.refuse(
-            "a quotient by a constant 0 is tested, which is infinite in ONNX and NaN in ncnn on some CPUs",
-            "replace the divisor where it is 0, as in x / torch.where(y == 0, 1, y)",
-        )
+        reason = "a quotient by a constant 0 is tested, which is infinite in ONNX and NaN in ncnn on some CPUs"
+        raise im.refuse(reason, "replace the divisor where it is 0, as in x / torch.where(y == 0, 1, y)")
     divisor = im.tensor(b)
     is_zero = _is_zero(im, divisor)
     whole = divide(binary(im, BinaryOp.ADD, divisor, is_zero))
@@ -110,9 +101,8 @@ def kept_from_zero(im: ImportContext, a: Operand, b: Operand) -> Operand:
     largest = max((limit for limit in limits if limit is not None), default=0.0)
     if not largest or None in limits:
         return b
-    least: Operand = number(0.5 / largest)
     if isinstance(a, Tensor):
-        least = binary(im, BinaryOp.MUL, im.apply(a, UnaryOp.ABS), least)
+        least = binary(im, BinaryOp.MUL, im.apply(a, UnaryOp.ABS), number(0.5 / largest))
     else:
         least = number(float(np.abs(a.array.astype(np.float64)).min()) / (2 * largest))
     if known.low >= 0:
@@ -121,10 +111,7 @@ def kept_from_zero(im: ImportContext, a: Operand, b: Operand) -> Operand:
 
 
 def _limit(node: onnx_ir.Node, side: int) -> float | None:
-    """From where on the node gives the same for numbers of any size; None if there is no such number.
-
-    `side` is the sign of all of them, 0 for both.
-    """
+    """Return the size from which on a node gives the same for all numbers of the sign `side` (0: both), or None."""
     if node.op_type in _LIMITS:
         return _LIMITS[node.op_type]
     if node.op_type == "Exp" and side < 0:
@@ -132,15 +119,15 @@ def _limit(node: onnx_ir.Node, side: int) -> float | None:
     if node.op_type == "Neg" and side > 0 and node.outputs[0].consumers():
         return _VANISHED if all(reader.op_type == "Exp" for reader in node.outputs[0].consumers()) else None
     if node.op_type in COMPARISONS or (node.op_type == "Min" and side > 0):
-        bounds = [_scalar(value) for value in node.inputs]
-        found = [abs(bound) for bound in bounds if bound is not None and np.isfinite(bound)]
-        return max((*found, _TINY)) if found else None
-    if node.op_type != "Clip":
+        bounds, least = [_scalar(value) for value in node.inputs], 1
+    elif node.op_type == "Clip":
+        low, high = (_bound(node, name, at) for name, at in (("min", 1), ("max", 2)))
+        bounds = [high] if side > 0 else [low] if side < 0 else [low, high]
+        least = len(bounds)
+    else:
         return None
-    low, high = (_bound(node, name, at) for name, at in (("min", 1), ("max", 2)))
-    needed = [high] if side > 0 else [low] if side < 0 else [low, high]
-    bounds_ = [abs(bound) for bound in needed if bound is not None and np.isfinite(bound)]
-    return max((*bounds_, _TINY)) if len(bounds_) == len(needed) else None
+    found = [abs(bound) for bound in bounds if bound is not None and np.isfinite(bound)]
+    return max((*found, _TINY)) if len(found) >= least else None
 
 
 def _bound(node: onnx_ir.Node, name: str, at: int) -> float | None:
@@ -166,23 +153,15 @@ def divided(im: ImportContext, a: Value, b: Value) -> Value:
     twice = im.apply(binary(im, BinaryOp.MUL, binary(im, BinaryOp.DIV, a, b), number(2)), UnaryOp.ROUND)
     # Cut off, so that the rest of an infinity is infinite.
     twice = im.unary(twice, "Clip", min=-_BEYOND, max=_BEYOND)
-    return binary(
-        im,
-        BinaryOp.ADD,
-        binary(im, BinaryOp.MUL, twice, number(0.5)),
-        binary(im, BinaryOp.DIV, rest_of(im, a, twice, half), b),
-    )
+    nearest = binary(im, BinaryOp.MUL, twice, number(0.5))
+    return binary(im, BinaryOp.ADD, nearest, binary(im, BinaryOp.DIV, rest_of(im, a, twice, half), b))
 
 
 def rest_of(im: ImportContext, a: Value, turns: Tensor, b: Value) -> Value:
     """Compute a - turns * b for whole numbers of turns near a / b, without any error up to 2**24 of them."""
     step = number(2.0**_HALF_BITS)
-    many = binary(
-        im,
-        BinaryOp.MUL,
-        im.apply(binary(im, BinaryOp.MUL, turns, Constant(1 / step.array)), UnaryOp.TRUNC),
-        step,
-    )
+    steps = im.apply(binary(im, BinaryOp.MUL, turns, Constant(1 / step.array)), UnaryOp.TRUNC)
+    many = binary(im, BinaryOp.MUL, steps, step)
     few = binary(im, BinaryOp.SUB, turns, many)
     for part in _parts(im, b):
         for digits in (many, few):
@@ -203,9 +182,7 @@ def _parts(im: ImportContext, x: Value) -> Sequence[Value]:
 
 
 def truncated(im: ImportContext, a: Value, b: Value) -> Tensor:
-    """Return the whole part of a / b of integers: of a ratio that is a little too large, so that it reaches whole
-    numbers.
-    """
+    """Return the whole part of a / b of integers: of a ratio a little too large, which reaches whole numbers."""
     larger = arithmetic(im, BinaryOp.MUL, number_value(im, a), number(1 + 2.0**-21))
     return im.apply(_ratio(im, larger, b), UnaryOp.TRUNC)
 
@@ -239,14 +216,11 @@ def mod(im: ImportContext, a: Value, b: Value, *, fmod: int = 0) -> Value:
         turns = truncated(im, a, b) if fmod else floored(im, a, b)
         return binary(im, BinaryOp.SUB, a, binary(im, BinaryOp.MUL, turns, b))
     if not fmod and not (isinstance(b, Constant) and (np.isfinite(b.array) & (b.array != 0)).all()):
-        raise im.refuse(
-            "its divisor may be 0 or infinite, where ONNX's remainder differs from ncnn's",
-            "export torch.remainder(x, y) instead, which divides",
-        )
+        reason = "its divisor may be 0 or infinite, where ONNX's remainder differs from ncnn's"
+        raise im.refuse(reason, "export torch.remainder(x, y) instead, which divides")
     rest = im.tensor(rest_of(im, a, im.apply(binary(im, BinaryOp.DIV, a, b), UnaryOp.ROUND), b))
     side = applied(im, a if fmod else b, UnaryOp.SIGN, np.sign)
-    other = im.unary(
-        binary(im, BinaryOp.MUL, rest, arithmetic(im, BinaryOp.MUL, side, number(-1))), "Threshold", threshold=0.0
-    )
+    against = binary(im, BinaryOp.MUL, rest, arithmetic(im, BinaryOp.MUL, side, number(-1)))
+    other = im.unary(against, "Threshold", threshold=0.0)
     turn = arithmetic(im, BinaryOp.MUL, applied(im, b, UnaryOp.ABS, np.abs), side)
     return binary(im, BinaryOp.ADD, rest, binary(im, BinaryOp.MUL, other, turn))

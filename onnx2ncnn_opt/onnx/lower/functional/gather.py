@@ -20,7 +20,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, expand
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, float_value
-from onnx2ncnn_opt.onnx.lower.functional.crop import MOST_RUNS, crop, pick
+from onnx2ncnn_opt.onnx.lower.functional.crop import MOST_RUNS, crop, from_front, pick
 from onnx2ncnn_opt.onnx.lower.functional.gather_slices import picked, picked_together
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.value import (
@@ -56,14 +56,12 @@ def gather(im: ImportContext, data: Value, indices: Operand, *, axis: int = 0) -
     size = data.shape[axis]
     kept: Shape = tuple(data.shape[a] for a in others)
     shape: Shape = (*kept, *indices.shape)
-    if (
-        isinstance(data, Constant)
-        and isinstance(size, int)
-        and not is_held_as_float(indices.dtype)
-        and indices.blob.batch == 1
-    ):
-        table = data.array.transpose(axis, *others).reshape(size, -1)
-        blob = _embed(im, table, im.mat(indices, [range(indices.rank)]))
+    are_fed = not is_held_as_float(indices.dtype) and indices.blob.batch == 1
+    if isinstance(data, Constant) and isinstance(size, int) and are_fed:
+        table = _floats(im, data.array.transpose(axis, *others).reshape(size, -1))
+        params = {"num_output": table.shape[1], "input_dim": size, "weight_data_size": table.size}
+        flat = im.mat(indices, [range(indices.rank)])
+        blob = im.layer("Embed", flat, weights={"weight_data": table}, **params)
         dims = [range(len(kept), len(shape)), range(len(kept))]
     else:
         image = _image(im, data, others, [], [axis])
@@ -75,25 +73,17 @@ def gather(im: ImportContext, data: Value, indices: Operand, *, axis: int = 0) -
     return found.viewed(found.view.transpose(perm))
 
 
-def _embed(im: ImportContext, table: Array, indices: Blob) -> Blob:
-    rows, columns = table.shape
-    data = {"weight_data": _floats(im, table)}
-    return im.layer("Embed", indices, weights=data, num_output=columns, input_dim=rows, weight_data_size=table.size)
-
-
 def _sampled(
     im: ImportContext, image: Blob, indices: Tensor, dims: Sequence[Sequence[int]], size: Dim, rows: int
 ) -> Blob:
     """From each row of an image, whose width is `size`, the pixels at the indices of a row, in the layout of `dims`."""
     targets = counted(im, indices, size)
+    scale, shift = _coordinates(im, 1 if isinstance(size, Sym) else size, rows)
     if isinstance(size, Sym):
         # The middle of the pixel as a share of the row.
         middle = im.apply(targets, BinaryOp.ADD, 0.5)
         targets = im.tensor(binary(im, BinaryOp.DIV, middle, _sizes(im, size)))
-        scale, shift = _coordinates(im, 1, rows)
         shift[0] = -1
-    else:
-        scale, shift = _coordinates(im, size, rows)
     grid = im.layer("BinaryOp", im.mat(targets, dims), im.memory(scale.astype(np.float32)), op_type=BinaryOp.MUL)
     grid = im.layer("BinaryOp", grid, im.memory(shift.astype(np.float32)), op_type=BinaryOp.ADD)
     return pixels(im, image, grid)
@@ -108,14 +98,10 @@ def _sizes(im: ImportContext, *sizes: Dim) -> Value:
 
 
 def _coordinates(im: ImportContext, size: int, rows: int) -> tuple[Array, Array]:
-    """Return the factor and the summand that turn indices in a row into x and y from -1 to 1 between the outer
-    borders.
-    """
+    """Return factor and summand that turn indices in a row into x and y, from -1 to 1 between the outer borders."""
     if size * rows > _LARGEST_IMAGE:
-        raise im.refuse(
-            f"a lookup in {rows} times {size} elements, whose indices float32 cannot tell apart",
-            "look up in a smaller table",
-        )
+        reason = f"a lookup in {rows} times {size} elements, whose indices float32 cannot tell apart"
+        raise im.refuse(reason, "look up in a smaller table")
     shift = np.stack([np.full(rows, 1 / size - 1), (2 * np.arange(rows) + 1) / rows - 1])
     return np.array([2 / size, 0]).reshape(2, 1, 1), shift.reshape(2, rows, 1)
 
@@ -182,9 +168,7 @@ def gather_elements(im: ImportContext, data: Value, indices: Value, *, axis: int
 
 def _constant_elements(im: ImportContext, data: Value, indices: Array, axis: int) -> Value:
     shape = fixed(im, data.shape)
-    if indices.size and (indices.min() < -shape[axis] or indices.max() >= shape[axis]):
-        raise im.invalid(f"indices {indices.min()} to {indices.max()} are not all in an axis of size {shape[axis]}")
-    indices = np.where(indices < 0, indices + shape[axis], indices)
+    indices = from_front(im, indices, shape[axis])
     if isinstance(data, Constant):
         targets: list[Array] = list(np.indices(indices.shape, sparse=True))
         targets[axis] = indices
@@ -219,7 +203,8 @@ def gather_nd(im: ImportContext, data: Value, indices: Operand, *, batch_dims: i
         raise im.invalid(f"indices of shape {list(indices.shape)} into rank {data.rank}")
     picked = batch_dims + depth
     if isinstance(indices, Tensor):
-        return _gather_nd(im, data, indices, data.shape[:picked], batch_dims)
+        flat_index = flat_indices(im, indices, data.shape[:picked], batch_dims)
+        return gather(im, im.reshape(data, (product(data.shape[:picked]), *data.shape[picked:])), flat_index)
     sizes = fixed(im, data.shape[:picked])
     limits = np.array(sizes[batch_dims:])
     targets = indices.array
@@ -228,12 +213,6 @@ def gather_nd(im: ImportContext, data: Value, indices: Operand, *, batch_dims: i
     targets = np.where(targets < 0, targets + limits, targets)
     outer = np.indices(targets.shape[:-1], sparse=True)[:batch_dims]
     return _take(im, im.tensor(data), [*outer, *np.moveaxis(targets, -1, 0)], sizes)
-
-
-def _gather_nd(im: ImportContext, data: Value, indices: Tensor, sizes: Shape, batch_dims: int) -> Value:
-    """Gather along the axes of `sizes` as one, of which the first `batch_dims` go along with the indices."""
-    flat_index = flat_indices(im, indices, sizes, batch_dims)
-    return gather(im, im.reshape(data, (product(sizes), *data.shape[len(sizes) :])), flat_index)
 
 
 def flat_indices(im: ImportContext, indices: Tensor, sizes: Shape, batch_dims: int) -> Tensor:
@@ -260,13 +239,10 @@ def _take(im: ImportContext, data: Tensor, indices: list[Array], shape: Shape) -
     for index, size in zip(indices, known(shape), strict=True):
         targets = targets * size + index
     rest = data.shape[len(shape) :]
-    flat = im.reshape(data, (math.prod(known(shape)), *rest))
-    assert isinstance(flat, Tensor)
+    flat = im.tensor(im.reshape(data, (math.prod(known(shape)), *rest)))
     # Axes along which nothing changes are repeated at the end.
-    kept = tuple(
-        slice(None) if (targets != targets.take([0], axis)).any() else slice(0, 1) for axis in range(targets.ndim)
-    )
-    few = targets[kept]
+    changes = [(targets != targets.take([0], axis)).any() for axis in range(targets.ndim)]
+    few = targets[tuple(slice(None if change else 1) for change in changes)]
     runs = _runs(few)
     lines = _lines(indices)
     if lines is not None and sum(map(_runs, lines)) < runs:
@@ -276,9 +252,7 @@ def _take(im: ImportContext, data: Tensor, indices: list[Array], shape: Shape) -
     is_cut = runs <= _FEW_RUNS or (runs <= MOST_RUNS and math.prod(known(shape)) > _LARGEST_IMAGE)
     picked = pick(im, flat, 0, few) if is_cut else _looked_up(im, flat, few)
     wanted: Shape = (*targets.shape, *rest)
-    repeated = picked if picked.shape == wanted else expand(im, picked, wanted)
-    assert isinstance(repeated, Tensor)
-    return repeated
+    return picked if picked.shape == wanted else im.tensor(expand(im, picked, wanted))
 
 
 def _runs(indices: Array) -> int:
@@ -316,6 +290,4 @@ def _looked_up_along(im: ImportContext, data: Tensor, axis: int, places: Array) 
 
 def fixed(im: ImportContext, shape: Shape) -> tuple[int, ...]:
     """Return the shape of an operand, none of whose sizes is dynamic."""
-    if not all(isinstance(size, int) for size in shape):
-        raise im.refuse("the operand has dynamic dimensions", "bind them with --shape")
-    return known(shape)
+    return im.fixed(shape, "the operand has dynamic dimensions", "bind them with --shape")

@@ -85,9 +85,8 @@ def _cropped(im: ImportContext, x: Tensor, axis: int, run: _Run, indices: Symbol
     start = run.start
     if not at_least(start, 0):
         if not at_least(-start, 1):
-            raise im.refuse(
-                f"an index from {start} on, whose sign depends on dynamic dimensions", "bind them with --shape"
-            )
+            reason = f"an index from {start} on, whose sign depends on dynamic dimensions"
+            raise im.refuse(reason, "bind them with --shape")
         start = start + size
     if (start, count) == (0, size):
         return x

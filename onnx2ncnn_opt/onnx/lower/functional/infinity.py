@@ -1,7 +1,7 @@
 """Infinities that a model tests.
 
-A layer's numbers are finite in a file, and Reduction and Pooling start from the largest finite number: the maximum of a
-row of -infinity is -3.4e38. That makes no difference to sums, Softmax and weights. IsInf and comparisons see it.
+Reduction and Pooling start from the largest finite number: the maximum of a row of -infinity is -3.4e38. That makes no
+difference to sums, Softmax and weights. IsInf and comparisons see it.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import MAX_DIMS, Atoms, Dims, View, flat, runs
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape, spread
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape, number, spread
 from onnx2ncnn_opt.onnx.lower.functional.views import rows, transposed
 from onnx2ncnn_opt.onnx.lower.layout import Layout, align, combined, meeting, presence
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
@@ -91,25 +92,12 @@ def _orders(groups: list[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
 
 def _groups(left: View, right: View, axes: list[int]) -> list[tuple[int, ...]]:
     """Return the outer axes as few dims: neighbours that the same operands have go together."""
-    groups: list[tuple[int, ...]] = []
-    last: tuple[bool | int, ...] | None = None
-    for axis in axes:
-        if not left.axes[axis] and not right.axes[axis]:
-            continue
-        present = presence((left, right), axis)
-        if present == last:
-            groups[-1] = (*groups[-1], axis)
-        else:
-            groups.append((axis,))
-        last = present
-    return groups
+    held = [axis for axis in axes if left.axes[axis] or right.axes[axis]]
+    return [tuple(group) for _, group in groupby(held, lambda axis: presence((left, right), axis))]
 
 
 def linear(im: ImportContext, x: Tensor, weight: Array, bias: Array | None = None) -> Tensor:
-    """``x @ weight.T + bias`` over the last axis: InnerProduct for one row, Gemm for several.
-
-    `weight` is [outputs, inputs], `bias` [outputs].
-    """
+    """``x @ weight.T + bias`` for weight [outputs, inputs] and bias [outputs]: InnerProduct for one row, else Gemm."""
     outputs, inputs = weight.shape
     if isinstance(x.shape[-1], int) and x.shape[-1] != inputs:
         raise im.invalid(f"the operand's last axis has size {x.shape[-1]}, the matrix takes {inputs}")
@@ -119,9 +107,8 @@ def linear(im: ImportContext, x: Tensor, weight: Array, bias: Array | None = Non
         if outer != set(batch):
             x = im.in_mat(x, (last,), ())  # one row, whose elements are the batch of a Mat
         # InnerProduct flattens whatever it is given: only the order counts, and that the weight can follow.
-        weights = {"weight_data": _columns(weight, last, flat(x.view.dims))} | (
-            {} if bias is None else {"bias_data": bias}
-        )
+        weights = {"weight_data": _columns(weight, last, flat(x.view.dims))}
+        weights |= {} if bias is None else {"bias_data": bias}
         params = {"num_output": outputs, "bias_term": int(bias is not None), "weight_data_size": weight.size}
         blob = im.layer("InnerProduct", x.blob, weights=weights, **params)
         return _with_last(x, blob, ((),) * (len(blob.known_shape) - 1), outputs)
@@ -190,10 +177,10 @@ def gemm(
     else:
         product = matmul(im, a, b)
         if alpha != 1:
-            product = binary(im, BinaryOp.MUL, product, Constant(np.array(alpha, np.float32)))
+            product = binary(im, BinaryOp.MUL, product, number(alpha))
     if c is None:
         return product
-    scaled = c if beta == 1 else binary(im, BinaryOp.MUL, c, Constant(np.array(beta, np.float32)))
+    scaled = c if beta == 1 else binary(im, BinaryOp.MUL, c, number(beta))
     return binary(im, BinaryOp.ADD, product, scaled)
 
 

@@ -7,7 +7,6 @@ import math
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
-from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
@@ -84,7 +83,4 @@ def _of_row(im: ImportContext, param: Value | None, inner: int, shape: tuple[int
 
 def normalised(im: ImportContext, x: Tensor, axis: int) -> tuple[int, ...]:
     """Return the sizes of the axes that are normalised; refused if they are not fixed."""
-    shape = x.shape[axis:]
-    if not all(isinstance(size, int) for size in shape):
-        raise im.refuse("the normalised axes are dynamic", "bind them with --shape")
-    return known(shape)
+    return im.fixed(x.shape[axis:], "the normalised axes are dynamic", "bind them with --shape")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from typing import Any
 
 from onnx2ncnn_opt.ir.codes import Padding
-from onnx2ncnn_opt.ir.dim import AXES, Dim, Sym, at_least, at_most, known, larger, smaller
+from onnx2ncnn_opt.ir.dim import AXES, Dim, Sym, at_least, at_most, larger, smaller
 from onnx2ncnn_opt.ir.view import MAX_DIMS
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX
@@ -19,28 +18,30 @@ from onnx2ncnn_opt.onnx.value import Ints, Sizes, Tensor
 _MODES = {"constant": Padding.CONSTANT, "edge": Padding.REPLICATE, "reflect": Padding.REFLECT}
 
 
-def pad(  # noqa: C901
-    im: ImportContext,
-    x: Tensor,
-    pads: Sizes,
-    mode: str = "constant",
-    value: float = 0.0,
-    axes: Ints | None = None,
+def pad(
+    im: ImportContext, x: Tensor, pads: Sizes, mode: str = "constant", value: float = 0.0, axes: Ints | None = None
 ) -> Tensor:
     """ONNX's Pad by the amounts before, then after the axes (all by default); negative ones are cropped."""
-    if mode == "constant" and math.isinf(value) and (im.is_result() or are_infinities_tested(im)):
+    if mode == "constant" and math.isinf(value) and (im.node.outputs[0].is_graph_output() or are_infinities_tested(im)):
         return in_quarters(im, x, lambda y: pad(im, y, pads, mode, math.copysign(FLT_MAX, value), axes))
     if mode not in _MODES and mode != "wrap":
         raise im.invalid(f"mode {mode} is not known")
-    n = len(pads) // 2
-    if len(pads) != 2 * (x.rank if axes is None else len(axes)):
-        raise im.invalid(f"{len(pads)} pads for {x.rank if axes is None else len(axes)} axes")
-    which = im.axes(axes, x.rank) if axes is not None else list(range(n))
-    open_ = {a: (pads[i], pads[n + i]) for i, a in enumerate(which) if not _are_fixed(pads[i], pads[n + i])}
-    for axis, sides in open_.items():
-        x = _pad_openly(im, x, axis, *sides, mode, value)
-    given = {a: (pads[i], pads[n + i]) for i, a in enumerate(which) if a not in open_ and (pads[i] or pads[n + i])}
-    amounts = {axis: (known([begin])[0], known([end])[0]) for axis, (begin, end) in given.items()}
+    n = x.rank if axes is None else len(axes)
+    if len(pads) != 2 * n:
+        raise im.invalid(f"{len(pads)} pads for {n} axes")
+    amounts: dict[int, tuple[int, int]] = {}
+    for axis, begin, end in zip(range(n) if axes is None else im.axes(axes, x.rank), pads[:n], pads[n:], strict=True):
+        if isinstance(begin, Sym) or isinstance(end, Sym):
+            x = _pad_openly(im, x, axis, begin, end, mode, value)
+        elif begin or end:
+            amounts[axis] = begin, end
+    return _pad_fixed(im, x, amounts, mode, value, pads)
+
+
+def _pad_fixed(
+    im: ImportContext, x: Tensor, amounts: dict[int, tuple[int, int]], mode: str, value: float, pads: Sizes
+) -> Tensor:
+    """Crop by the negative amounts before and after axes, and pad by the others; `pads` are for errors."""
     grown = {a: (max(b, 0), max(e, 0)) for a, (b, e) in amounts.items() if b > 0 or e > 0}
     shrinks_openly = any(min(sides) < 0 and isinstance(x.shape[axis], Sym) for axis, sides in amounts.items())
     if mode == "constant" and grown and shrinks_openly:  # first, so that nothing is empty in between
@@ -51,24 +52,16 @@ def pad(  # noqa: C901
             if isinstance(size, int) and -min(begin, 0) - min(end, 0) >= size:
                 raise im.refuse(f"pads {pads} take away all of an axis", "keep one element at least")
             x = crop(im, x, axis, max(0, -begin), min(end, 0) or TO_END)
-    amounts = grown
-    for axis, (begin, end) in amounts.items():
+    for axis, (begin, end) in grown.items():
         size = x.shape[axis]
+        if mode == "wrap":
+            x = _wrapped(im, x, axis, begin, end)
         if mode == "reflect":
             im.demand(size, max(begin, end) + 1)
         if mode == "reflect" and isinstance(size, int) and max(begin, end) >= size:
-            raise im.refuse(
-                f"reflecting {max(begin, end)} elements of an axis of size {size}", "pad by less than the axis"
-            )
-    if mode == "wrap":
-        for axis, (begin, end) in amounts.items():
-            x = _wrapped(im, x, axis, begin, end)
-        return x
-    return _padding(im, x, amounts, mode, value) if amounts else x
-
-
-def _are_fixed(*sizes: Dim) -> bool:
-    return all(isinstance(size, int) for size in sizes)
+            reason = f"reflecting {max(begin, end)} elements of an axis of size {size}"
+            raise im.refuse(reason, "pad by less than the axis")
+    return _padding(im, x, grown, mode, value) if grown and mode != "wrap" else x
 
 
 def _pad_openly(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim, mode: str, value: float) -> Tensor:
@@ -126,7 +119,7 @@ def _padding(im: ImportContext, x: Tensor, amounts: dict[int, tuple[int, int]], 
     """Return one Padding layer if the axes fit into a Mat in which ncnn pads up to three dims (of four: all but c)."""
     batch = batch_beside(x, amounts)
     dims = dims_around(x, amounts, batch)
-    if len(amounts) > 3 or not _can_pad(dims, amounts):
+    if len(amounts) > 3 or len(dims) > MAX_DIMS or (len(dims) == MAX_DIMS and dims[0][0] in amounts):
         if len(amounts) > 1:
             for axis, both in amounts.items():
                 x = _padding(im, x, {axis: both}, mode, value)
@@ -143,7 +136,3 @@ def _padding(im: ImportContext, x: Tensor, amounts: dict[int, tuple[int, int]], 
     blob = im.layer("Padding", im.mat(x, dims, batch), type=_MODES[mode], value=value, **params)
     shape = tuple(n + sum(amounts.get(axis, (0, 0))) for axis, n in enumerate(x.shape))
     return im.wrap(blob, shape, dims, batch, x.dtype)
-
-
-def _can_pad(dims: list[tuple[int, ...]], axes: Collection[int]) -> bool:
-    return len(dims) < MAX_DIMS or (len(dims) == MAX_DIMS and dims[0][0] not in axes)

@@ -15,20 +15,21 @@ from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
 from onnx2ncnn_opt.onnx.lower.functional.infinity import are_infinities_tested, in_quarters
 from onnx2ncnn_opt.onnx.lower.functional.pad import pad
-from onnx2ncnn_opt.onnx.lower.functional.window import PoolAttributes, pad_params, same_pads, spatial
+from onnx2ncnn_opt.onnx.lower.functional.window import (
+    SUFFIX,
+    PoolAttributes,
+    pad_params,
+    same_pads,
+    spatial,
+    window_params,
+)
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 
-_SUFFIX = {1: "1D", 2: "", 3: "3D"}
 _MOST_TAPS = 32
 
 
 def max_pool(
-    im: ImportContext,
-    x: Tensor,
-    *,
-    given: PoolAttributes,
-    dilations: Ints = (),
-    storage_order: int = 0,
+    im: ImportContext, x: Tensor, *, given: PoolAttributes, dilations: Ints = (), storage_order: int = 0
 ) -> Tensor:
     """Pooling[1D|3D] max; along an axis with dilation BinaryOp max of Crops before it."""
     x = as_numbers(im, x)
@@ -41,35 +42,24 @@ def max_pool(
 
 
 def average_pool(
-    im: ImportContext,
-    x: Tensor,
-    *,
-    given: PoolAttributes,
-    count_include_pad: int = 0,
-    dilations: Ints = (),
+    im: ImportContext, x: Tensor, *, given: PoolAttributes, count_include_pad: int = 0, dilations: Ints = ()
 ) -> Tensor:
     """Pooling[1D|3D] avg; with dilation ConvolutionDepthWise, and BinaryOp mul by how many are in a window."""
     window = _window(im, x, given, dilations)
-    include = bool(count_include_pad)
-    return (
-        _dilated_average(im, x, window, include)
-        if window.has_gaps
-        else _pool(im, x, 1, window, count_include_pad=include)
-    )
+    if window.has_gaps:
+        return _dilated_average(im, x, window, bool(count_include_pad))
+    return _pool(im, x, 1, window, count_include_pad=bool(count_include_pad))
 
 
 class _Window(NamedTuple):
-    """The movement of a window; `tail` is the extra padding of `ceil_mode` at the ends of the axes.
-
-    With `mode` FULL ncnn adds it itself, as the sizes are dynamic.
-    """
+    """The movement of a window."""
 
     kernel: Ints
     dilations: Ints
     strides: Ints
     pads: Ints
-    tail: Ints
-    mode: PadMode = PadMode.VALID
+    tail: Ints  # the extra padding of `ceil_mode` at the ends of the axes
+    mode: PadMode = PadMode.VALID  # with FULL ncnn adds the tail itself, as the sizes are dynamic
 
     @property
     def has_gaps(self) -> bool:
@@ -86,7 +76,7 @@ def _window(im: ImportContext, x: Tensor, given: PoolAttributes, dilations: Ints
     kernel, auto_pad = given.kernel_shape, given.auto_pad
     n = len(kernel)
     dilations, strides = dilations or (1,) * n, given.strides or (1,) * n
-    if n not in _SUFFIX or x.rank != n + 2:
+    if n not in SUFFIX or x.rank != n + 2:
         raise im.invalid(f"a window of {n} dimensions over a tensor of rank {x.rank}: ncnn pools 1 to 3 dimensions")
     if auto_pad.startswith("SAME") and any(d != 1 for d in dilations):
         # ONNX Runtime pads as if there were no dilations.
@@ -109,16 +99,9 @@ def _pool(im: ImportContext, x: Tensor, kind: int, window: _Window, *, count_inc
             blob = im.layer("Padding", blob, **zeros)
         around, count_include_pad = (0,) * len(window.tail) + window.tail, False
     params: dict[str, Any] = spatial("kernel", window.kernel) | spatial("stride", window.strides) | pad_params(around)
-    include = int(kind == 1 and count_include_pad and any(around))
-    blob = im.layer(
-        f"Pooling{_SUFFIX[len(window.kernel)]}",
-        blob,
-        pooling_type=kind,
-        pad_mode=window.mode,
-        avgpool_count_include_pad=include,
-        **params,
-    )
-    return im.wrap(blob, (x.shape[0], *blob.known_shape), [[axis] for axis in range(1, x.rank)], [0], x.dtype)
+    params |= {"avgpool_count_include_pad": int(kind == 1 and count_include_pad and any(around))}
+    layer = f"Pooling{SUFFIX[len(window.kernel)]}"
+    return im.from_channels(x, im.layer(layer, blob, pooling_type=kind, pad_mode=window.mode, **params), x.dtype)
 
 
 def _dilated_max(im: ImportContext, x: Tensor, window: _Window) -> Tensor:
@@ -135,18 +118,15 @@ def _dilated_max(im: ImportContext, x: Tensor, window: _Window) -> Tensor:
 
 def _largest(im: ImportContext, x: Tensor, axis: int, taps: int, dilation: int, pads: tuple[int, int]) -> Tensor:
     if taps > _MOST_TAPS:
-        raise im.refuse(
-            f"a dilated window of {taps} elements: more than {_MOST_TAPS} Crops", "use a smaller window or no dilation"
-        )
+        reason = f"a dilated window of {taps} elements: more than {_MOST_TAPS} Crops"
+        raise im.refuse(reason, "use a smaller window or no dilation")
     around = [0] * 2 * x.rank
     around[axis], around[x.rank + axis] = pads
     padded = pad(im, x, pads=tuple(around), value=-FLT_MAX)
-    assert isinstance(padded, Tensor)
     reach = (taps - 1) * dilation
     if isinstance(size := padded.shape[axis], int) and size <= reach:
-        raise im.refuse(
-            f"a window of {reach + 1} elements over an axis of {size}", "use a smaller window, or a larger --shape"
-        )
+        reason = f"a window of {reach + 1} elements over an axis of {size}"
+        raise im.refuse(reason, "use a smaller window, or a larger --shape")
     largest: Value = crop(im, padded, axis, 0, -reach)
     for tap in range(1, taps):
         # -233: to the end.
@@ -157,24 +137,21 @@ def _largest(im: ImportContext, x: Tensor, axis: int, taps: int, dilation: int, 
 
 def _dilated_average(im: ImportContext, x: Tensor, window: _Window, include: bool) -> Tensor:
     """Sum over windows, and divide by the number of elements in each that count."""
-    kernel, pads, n, channels = window.kernel, window.pads, len(window.kernel), x.shape[1]
-    if not isinstance(channels, int):
-        raise im.refuse("dilations over a dynamic number of channels", "bind it with --shape")
+    kernel, pads, n = window.kernel, window.pads, len(window.kernel)
+    [channels] = im.fixed(x.shape[1:2], "dilations over a dynamic number of channels")
     even = not any(window.tail) and (include or not any(pads))
     weight = np.full((channels, 1, *kernel), 1 / math.prod(kernel) if even else 1, np.float32)
-    params: dict[str, Any] = spatial("kernel", kernel) | spatial("dilation", window.dilations)
-    params |= spatial("stride", window.strides) | pad_params(window.around)
+    params = window_params(kernel, window.dilations, window.strides, window.around)
     params |= {"num_output": channels, "group": channels, "weight_data_size": weight.size}
-    kind = f"ConvolutionDepthWise{_SUFFIX[n]}"
+    kind = f"ConvolutionDepthWise{SUFFIX[n]}"
     blob = im.layer(kind, im.channels(x), weights={"weight_data": weight}, **params)
-    sums = im.wrap(blob, (x.shape[0], *blob.known_shape), [[axis] for axis in range(1, x.rank)], [0])
+    sums = im.from_channels(x, blob)
     if even:
         return sums
     share = np.ones((), np.float64)
     for i in range(n):
-        size, out = x.shape[i + 2], sums.shape[i + 2]
-        if not isinstance(size, int) or not isinstance(out, int):
-            raise im.refuse("dilations and pads over a dynamic dimension", "bind it with --shape")
+        sizes = x.shape[i + 2], sums.shape[i + 2]
+        size, out = im.fixed(sizes, "dilations and pads over a dynamic dimension")
         first, last = (-pads[i], size + pads[n + i]) if include else (0, size)
         taps = np.arange(out)[:, None] * window.strides[i] - pads[i] + np.arange(kernel[i]) * window.dilations[i]
         counts = ((taps >= first) & (taps < last)).sum(1)
@@ -192,10 +169,8 @@ def _rounded_up(im: ImportContext, x: Tensor, window: _Window) -> _Window:
         raise im.refuse("ceil_mode and dilations over a dynamic dimension", "bind it with --shape")
     for i, (kernel, stride) in enumerate(zip(window.kernel, window.strides, strict=True)):
         if stride > kernel - window.pads[n + i]:
-            raise im.refuse(
-                f"ceil_mode over a dynamic dimension, for windows of {kernel} with strides of {stride}",
-                "bind it with --shape",
-            )
+            reason = f"ceil_mode over a dynamic dimension, for windows of {kernel} with strides of {stride}"
+            raise im.refuse(reason, "bind it with --shape")
         im.demand(x.shape[i + 2], kernel - window.pads[i] - window.pads[n + i])
     return window._replace(mode=PadMode.FULL)
 
@@ -225,10 +200,8 @@ def global_average_pool(im: ImportContext, x: Tensor) -> Tensor:
 def global_pool(im: ImportContext, x: Tensor, kind: int) -> Tensor:
     """Pooling over all of each channel; `kind` as in ncnn's pooling_type."""
     n = x.rank - 2
-    if n not in _SUFFIX:
-        raise im.refuse(
-            f"the operand has rank {x.rank}",
-            "reshape it in the model: ncnn takes images and, for some layers, rows and volumes",
-        )
-    blob = im.layer(f"Pooling{_SUFFIX[n]}", im.channels(x), pooling_type=kind, global_pooling=1)
+    if n not in SUFFIX:
+        hint = "reshape it in the model: ncnn takes images and, for some layers, rows and volumes"
+        raise im.refuse(f"the operand has rank {x.rank}", hint)
+    blob = im.layer(f"Pooling{SUFFIX[n]}", im.channels(x), pooling_type=kind, global_pooling=1)
     return im.wrap(blob, (x.shape[0], x.shape[1], *(1,) * n), [[1]], [0])

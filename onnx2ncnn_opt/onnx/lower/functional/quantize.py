@@ -1,8 +1,7 @@
 """Quantised tensors, held as float32 numbers of the same values, and what is computed with them.
 
-ncnn computes with floats throughout, so that a net is no faster for its quantisation, but computes what the quantised
-model does. Whole numbers below 2**24 are exact in float32, and so are their sums and products: only where a sum of
-products is larger, it is rounded, as it is in any model of floats.
+ncnn computes with floats throughout, so a net is no faster for its quantisation, but gives the quantised model's
+results. Whole numbers below 2**24 are exact in float32, and so are their sums and products; larger ones are rounded.
 """
 
 from __future__ import annotations
@@ -22,16 +21,8 @@ from onnx2ncnn_opt.onnx.lower.functional.repeat import repeated
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float
 
 # The quantised types and their numbers.
-_RANGES = {
-    "uint2": (0, 3),
-    "int2": (-2, 1),
-    "uint4": (0, 15),
-    "int4": (-8, 7),
-    "uint8": (0, 255),
-    "int8": (-128, 127),
-    "uint16": (0, 65535),
-    "int16": (-32768, 32767),
-}
+_RANGES = {f"uint{bits}": (0, 2**bits - 1) for bits in (2, 4, 8, 16)}
+_RANGES |= {f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (2, 4, 8, 16)}
 _UINT8: np.dtype[np.generic] = np.dtype(np.uint8)
 
 
@@ -111,9 +102,8 @@ def type_of(zero_point: Value | None) -> np.dtype[np.generic]:
 def quantized(im: ImportContext, x: Value, zero_point: Value | None, dtype: np.dtype[np.generic]) -> Tensor:
     """Numbers in units of the scale, rounded, moved by the zero point, and cut off to what the type holds."""
     if dtype.name not in _RANGES:
-        raise im.refuse(
-            f"quantised to {dtype.name}: ncnn computes in integers and floats only", "quantise to int8 or uint8"
-        )
+        reason = f"quantised to {dtype.name}: ncnn computes in integers and floats only"
+        raise im.refuse(reason, "quantise to int8 or uint8")
     low, high = _RANGES[dtype.name]
     x, zero = im.tensor(x), number(0) if zero_point is None else float_value(im, zero_point)
     if isinstance(zero, Constant) and (zero.array == zero.array.flat[0]).all():

@@ -49,13 +49,11 @@ def _spread(im: ImportContext, x: Tensor, axis: int, count: int) -> Tensor:
 
 def batch_beside(x: Tensor, axes: Collection[int]) -> list[int]:
     """Return the axis that is the Mat's batch, where it can stay so while layers work on `axes`; none otherwise."""
-    return [a for a in range(x.rank) if x.view.batch and x.view.axes[a] == x.view.batch and a not in axes]
+    return [] if x.batch_axis is None or x.batch_axis in axes else [x.batch_axis]
 
 
 def dims_around(x: Tensor, axes: Collection[int], batch: Collection[int]) -> list[tuple[int, ...]]:
-    """Return all axes as dims: each of `axes` one of its own, and where that gives more than four, the others
-    merged.
-    """
+    """Return all axes as dims, each of `axes` one of its own; where these are more than four, others are merged."""
     dims: list[tuple[int, ...]] = [(a,) for a in range(x.rank) if a not in batch and (x.shape[a] != 1 or a in axes)]
     if len(dims) <= MAX_DIMS:
         return dims

@@ -1,7 +1,7 @@
 """LSTM, GRU and RNN step by step, for what ncnn's layers do not have.
 
-That is weights that are computed at run time, GRU's reset gate before the product, peepholes, other activations,
-clipped gates, and sequences that end early. Every step is unrolled, so the number of steps has a limit.
+These are computed weights, GRU's reset gate before the product, peepholes, other activations, clipped gates, and
+sequences that end early. Every step is unrolled, so the number of steps has a limit.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import softplus, softsign
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
-from onnx2ncnn_opt.onnx.lower.functional.concat import concat
+from onnx2ncnn_opt.onnx.lower.functional.concat import concat, joined, parts
+from onnx2ncnn_opt.onnx.lower.functional.crop import split
 from onnx2ncnn_opt.onnx.lower.functional.gather import gather
 from onnx2ncnn_opt.onnx.lower.functional.matmul import matmul
-from onnx2ncnn_opt.onnx.lower.functional.split import split
 from onnx2ncnn_opt.onnx.lower.functional.views import transposed
 from onnx2ncnn_opt.onnx.lower.memory_budget import MOST_STEPS
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
@@ -66,10 +66,7 @@ class Unrolled:
     @property
     def hidden(self) -> int:
         """The size of a state."""
-        size = self.r.shape[-1]
-        if not isinstance(size, int):
-            raise self.im.refuse("a state of dynamic size", "bind it with --shape")
-        return size
+        return self.im.fixed(self.r.shape[-1:], "a state of dynamic size")[0]
 
     def lstm(self, x: Tensor, states: Sequence[Value | None], p: Value | None) -> tuple[Value, ...]:
         """Return the outputs of an LSTM, with peepholes `p` [directions, 3 * hidden]."""
@@ -91,25 +88,24 @@ class Unrolled:
 
     def gru(self, x: Tensor, states: Sequence[Value | None], linear_before_reset: int) -> tuple[Value, ...]:
         """Return the outputs of a GRU."""
-        im, count = self.im, 3
+        im = self.im
 
         def step(direction: int, products: list[Value], before: list[Value]) -> list[Value]:
             (h,) = before
             f, g = self._functions[2 * direction : 2 * direction + 2]
-            r = _rows(im, _part(im, self.r, direction), self.hidden)
+            r = _split(im, _part(im, self.r, direction), 0, self.hidden)
             z = self._gate(f, products[0], _product(im, h, r[0]))
             reset = self._gate(f, products[1], _product(im, h, r[1]))
             if linear_before_reset:
-                inner = self._columns(_part(im, self.b, direction))[2 * count - 1] if self.b is not None else None
+                inner = self._columns(_part(im, self.b, direction))[5] if self.b is not None else None
                 held = _times(im, reset, _sum(im, _product(im, h, r[2]), inner))
             else:
                 held = _product(im, _times(im, reset, h), r[2])
             new = self._gate(g, products[2], held)
-            return [
-                _total(im, binary(im, BinaryOp.MUL, binary(im, BinaryOp.RSUB, z, number(1)), new), _times(im, z, h))
-            ]
+            kept = binary(im, BinaryOp.RSUB, z, number(1))
+            return [_total(im, binary(im, BinaryOp.MUL, kept, new), _times(im, z, h))]
 
-        return self._run(x, states, self._bias(count - 1 if linear_before_reset else count), step)
+        return self._run(x, states, self._bias(2 if linear_before_reset else 3), step)
 
     def rnn(self, x: Tensor, states: Sequence[Value | None]) -> tuple[Value, ...]:
         """Return the outputs of an RNN."""
@@ -138,21 +134,14 @@ class Unrolled:
         return function(x if self.clip is None else self.im.unary(x, "Clip", min=-self.clip, max=self.clip))
 
     def _bias(self, inner: int | None = None) -> Value | None:
-        """Return the biases of W and R added, [directions, 1, gates * hidden]; of R only those of the first `inner`
-        gates.
-        """
+        """Return the biases of W, [directions, gates * hidden], with those of R for the first `inner` gates."""
         if self.b is None:
             return None
         pieces = self._columns(self.b)
         half = len(pieces) // 2
-        inner = half if inner is None else inner
-        both = [
-            _sum(self.im, a, b) if i < inner else a
-            for i, (a, b) in enumerate(zip(pieces[:half], pieces[half:], strict=True))
-        ]
-        if all(isinstance(piece, Constant) for piece in both):
-            return Constant(np.concatenate([piece.array for piece in both if isinstance(piece, Constant)], -1))
-        return concat(self.im, *(piece for piece in both if piece is not None), axis=1)
+        both = [_sum(self.im, a, b) for a, b in zip(pieces[:half], pieces[half:][:inner], strict=False)]
+        both += pieces[len(both) : half]
+        return joined(self.im, [piece for piece in both if piece is not None], 1)
 
     def _products(self, state: Value, direction: int) -> list[Value | None]:
         """Return a state times each gate's matrix; None for a state of zeros."""
@@ -174,14 +163,10 @@ class Unrolled:
     ) -> tuple[Value, ...]:
         """Y and the last states: [steps, directions, batch, hidden] and [directions, batch, hidden]."""
         im = self.im
-        count, items, _ = x.shape
-        if not isinstance(count, int) or not isinstance(items, int):
-            raise im.refuse("a dynamic number of steps, or a dynamic batch", "bind it with --shape")
+        count, items = im.fixed(x.shape[:2], "a dynamic number of steps, or a dynamic batch")
         if count * len(self.backwards) > MOST_STEPS:
-            raise im.refuse(
-                f"{count * len(self.backwards)} steps one after the other, more than {MOST_STEPS}",
-                "feed the sequence in shorter parts",
-            )
+            reason = f"{count * len(self.backwards)} steps one after the other, more than {MOST_STEPS}"
+            raise im.refuse(reason, "feed the sequence in shorter parts")
         zeros = Constant(np.zeros((items, self.hidden), np.float32))
         outputs, ends = [], []
         for direction, backward in enumerate(self.backwards):
@@ -215,17 +200,11 @@ def _part(im: ImportContext, x: Value, direction: int) -> Value:
     return Constant(x.array[direction]) if isinstance(x, Constant) else gather(im, x, Constant(np.array(direction)))
 
 
-def _rows(im: ImportContext, x: Value, size: int) -> list[Value]:
-    return _split(im, x, 0, size)
-
-
 def _split(im: ImportContext, x: Value, axis: int, size: int) -> list[Value]:
     """Return an axis in parts of a size."""
     length = x.shape[axis]
     assert isinstance(length, int)
-    if isinstance(x, Constant):
-        return [Constant(piece) for piece in np.split(x.array, length // size, axis)]
-    return list(split(im, x, axis, (size,) * (length // size)))
+    return list(parts(im, x, axis, (size,) * (length // size)))
 
 
 def _is_zero(x: Value | None) -> bool:

@@ -17,13 +17,9 @@ from onnx2ncnn_opt.onnx.value import Constant, SymbolicTensor, Tensor, Value, he
 
 
 def computed(im: ImportContext, x: SymbolicTensor) -> Tensor:
-    """Return a symbolic tensor computed: the sum of its cells' terms, each a constant times a product of indices and
-    sizes.
-    """
-    value = spread(im, _sum(im, x), x.shape)
-    result = im.tensor(value)
-    dtype = x.dtype if is_float(x.dtype) else held_as_float(x.dtype)
-    return Tensor(result.blob, result.view, dtype)
+    """Return the sum of the cells' terms, each a constant times a product of indices and sizes."""
+    result = im.tensor(spread(im, _sum(im, x), x.shape))
+    return Tensor(result.blob, result.view, held_as_float(x.dtype))
 
 
 def _sum(im: ImportContext, x: SymbolicTensor) -> Value:
@@ -50,10 +46,8 @@ def _term(im: ImportContext, x: SymbolicTensor, factors: tuple[str | Call, ...],
 def _constant(im: ImportContext, numbers: Array, *, whole: bool) -> Constant:
     array = numbers.astype(np.float64)
     if whole and np.abs(array).max(initial=0) > LARGEST_EXACT:
-        raise im.refuse(
-            "it computes with integers beyond 2**24, which float32 does not hold exactly",
-            "bind sizes with --shape",
-        )
+        reason = "it computes with integers beyond 2**24, which float32 does not hold exactly"
+        raise im.refuse(reason, "bind sizes with --shape")
     return Constant(im.f32(array))
 
 
@@ -63,17 +57,12 @@ def _factor(im: ImportContext, x: SymbolicTensor, factor: str | Call) -> Value:
         axis = x.rank - 1 - int(factor[1:])
         return _placed(im, x.shape[axis], axis, x.rank)
     if isinstance(factor, Call) and any(name.startswith("#") for name in size.names()):
-        a, b = (_sum(im, SymbolicTensor(_cell(part, x.rank), x.shape, x.dtype)) for part in (factor.a, factor.b))
+        cells = [np.full((1,) * x.rank, part, dtype=object) for part in (factor.a, factor.b)]
+        a, b = (_sum(im, SymbolicTensor(cell, x.shape, x.dtype)) for cell in cells)
         if factor.operator == "//":
             return floored(im, a, b)
         return binary(im, BinaryOp.MIN if factor.operator == "min" else BinaryOp.MAX, a, b)
     return _number(im, size)
-
-
-def _cell(size: Dim, rank: int) -> Array:
-    cell = np.empty((1,) * rank, dtype=object)
-    cell[...] = size
-    return cell
 
 
 def _placed(im: ImportContext, size: Dim, axis: int, rank: int) -> Value:

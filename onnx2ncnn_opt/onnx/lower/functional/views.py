@@ -18,7 +18,7 @@ def rows(im: ImportContext, x: Tensor, axis: int) -> Tensor:
         return x
     outer = [a for a in range(axis) if x.view.axes[a]]
     batch: list[int] = []
-    if x.view.batch and outer and x.view.axes[outer[0]] == x.view.batch:
+    if outer and outer[0] == x.batch_axis:
         batch, outer = outer[:1], outer[1:]
     dims = [[a] for a in outer] if len(outer) <= 2 else [outer]
     return im.in_layout(x, Layout((*map(tuple, dims), inner), tuple(batch)))

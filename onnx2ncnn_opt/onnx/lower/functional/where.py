@@ -18,14 +18,17 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction, Sample, SamplePadding, UnaryOp
+from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction, UnaryOp
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, axis_index, known, product
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.ranges import Range, of_numbers, through
+from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape, number, spread
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_float, float_value
+from onnx2ncnn_opt.onnx.lower.functional.gather import pixels
 from onnx2ncnn_opt.onnx.lower.functional.logic import negative, ranked, rest
+from onnx2ncnn_opt.onnx.lower.functional.reduce import reduction
 from onnx2ncnn_opt.onnx.value import Constant, SymbolicTensor, Tensor, Value, held_as_float, is_float
 
 Mask: TypeAlias = Tensor | Constant
@@ -143,13 +146,13 @@ def _beyond_half(im: ImportContext, mask: Mask, x: Constant) -> Value:
 
 
 def _ordinary(im: ImportContext, x: Value, chosen: Mask) -> Value | None:
-    """x where it is chosen, ordinary numbers elsewhere; None if that is not known how to get."""
+    """Return x where it is chosen, ordinary numbers elsewhere; None if no way to do so is known."""
     found = _harmless(im, x, chosen, _DEEPEST)
     return None if found is None else found[0]
 
 
 def _harmless(im: ImportContext, x: Value, chosen: Mask, depth: int) -> tuple[Value, Range] | None:
-    """As `_ordinary`; with what is known of the numbers that are not chosen."""
+    """As `_ordinary`, with the range of the numbers that are not chosen."""
     here = im.range_of(x)
     if here.is_finite:
         return x, here
@@ -197,11 +200,8 @@ def _activation(mask: Tensor, a: Value, b: Value) -> Tensor | tuple[str, dict[st
     compared = mask.blob.producer
     if compared is None or compared.type != "Threshold" or not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return None
-    x = a.blob
-    if compared.input is not x or a.view != b.view or a.view != mask.view:
-        return None
-    limit, other = float(compared["threshold"]), b.blob.producer
-    if other is None:
+    x, limit, other = a.blob, float(compared["threshold"]), b.blob.producer
+    if other is None or compared.input is not x or a.view != b.view or a.view != mask.view:
         return None
     if limit >= _STRAIGHT and other.computes(BinaryOp.MAX, scalar=False):
         softplus = next((blob.producer for blob in other.inputs if blob is not x), None)
@@ -249,16 +249,14 @@ def _without_nan(im: ImportContext, mask: Tensor, a: Value, b: Value) -> Tensor 
 
 def _checked_for_nan(mask: Tensor) -> Blob | None:
     """Return the blob whose NaN elements a mask marks; see IsNaN."""
-    layer = mask.blob.producer
-    for kind in ("BinaryOp", "Threshold"):
-        if layer is None or layer.type != kind:
-            return None
-        if kind == "BinaryOp" and (layer["op_type"], layer["with_scalar"], layer["b"]) != (BinaryOp.RSUB, 1, 1.0):
-            return None
-        if kind == "Threshold" and layer["threshold"] >= 0:
-            return None
-        layer = layer.input.producer
-    return layer.input if layer is not None and layer.computes(UnaryOp.ABS) else None
+    rest_of_one = mask.blob.producer
+    if rest_of_one is None or not rest_of_one.computes(BinaryOp.RSUB, scalar=True) or rest_of_one["b"] != 1:
+        return None
+    number = rest_of_one.input.producer
+    if number is None or number.type != "Threshold" or number["threshold"] >= 0:
+        return None
+    size = number.input.producer
+    return size.input if size is not None and size.computes(UnaryOp.ABS) else None
 
 
 def _guarded(im: ImportContext, x: Tensor, softmax: Layer) -> Tensor:
@@ -266,7 +264,7 @@ def _guarded(im: ImportContext, x: Tensor, softmax: Layer) -> Tensor:
     scores, axis = softmax.input, softmax["axis"]
     bounded = im.layer("Clip", scores, min=_MASKED_AS_A_WHOLE)
     chances = im.layer("Softmax", bounded, axis=axis, fixbug0=1)
-    largest = im.layer("Reduction", scores, operation=Reduction.MAX, reduce_all=0, axes=(axis,), keepdims=1, fixbug0=1)
+    largest = reduction(im, scores, [axis], Reduction.MAX)
     open_rows = im.layer("Threshold", largest, threshold=_MASKED_AS_A_WHOLE)
     return im.like(x, im.layer("BinaryOp", chances, open_rows, op_type=BinaryOp.MUL))
 
@@ -277,19 +275,14 @@ def _guarded(im: ImportContext, x: Tensor, softmax: Layer) -> Tensor:
 def _moved(im: ImportContext, first: Mask, a: Value, b: Value) -> Value:
     """Copy a where `first` is 1, and b elsewhere, as pixels of one image; any numbers, NaN included."""
     shape = broadcast_shape(im, first.shape, a.shape, b.shape)
-    rows, columns = sides = _sides(shape)
+    sides = _sides(shape)
     for size in sides:
         if isinstance(size, int) and size > _LARGEST_SIDE:
-            raise im.refuse(
-                f"a choice among {size} numbers in a row, whose indices float32 cannot tell apart",
-                "choose among fewer numbers",
-            )
+            reason = f"a choice among {size} numbers in a row, whose indices float32 cannot tell apart"
+            raise im.refuse(reason, "choose among fewer numbers")
     halves = [_plane(im, x, shape, sides) for x in (a, b)]
-    image = im.layer("Concat", *halves, axis=1)
-    grid = _grid(im, first, shape, sides)
-    params: dict[str, Any] = {"sample_type": Sample.NEAREST, "padding_mode": SamplePadding.BORDER, "permute_fusion": 1}
-    blob = im.layer("GridSample", image, grid, **params)
-    return im.reshape(im.wrap(blob, (rows, columns), _PLANE), shape)
+    blob = pixels(im, im.layer("Concat", *halves, axis=1), _grid(im, first, shape, sides))
+    return im.reshape(im.wrap(blob, sides, _PLANE), shape)
 
 
 def _sides(shape: Shape) -> tuple[Dim, Dim]:
@@ -324,10 +317,9 @@ def _grid(im: ImportContext, first: Mask, shape: Shape, sides: tuple[Dim, Dim]) 
     return im.layer("Concat", *fixed, side_, axis=0)
 
 
-def _middles(size: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _middles(size: int) -> Array:
     """Return the middles of so many pixels between -1 and 1."""
-    middles: np.ndarray[tuple[int], np.dtype[np.float64]] = (2 * np.arange(size) + 1) / size - 1
-    return middles
+    return np.asarray((2 * np.arange(size) + 1) / size - 1)
 
 
 def _running(im: ImportContext, size: Dim, axis: int, shape: Shape) -> Blob:
@@ -338,6 +330,6 @@ def _running(im: ImportContext, size: Dim, axis: int, shape: Shape) -> Blob:
         cells = np.arange(size).reshape((-1, 1) if axis == 0 else (1, -1)).astype(object)
     float32 = np.dtype(np.float32)
     middle = binary(im, BinaryOp.ADD, im.tensor(SymbolicTensor(cells, shape, float32)), number(0.5))
-    whole = im.tensor(SymbolicTensor(np.array(size, dtype=object).reshape(()), (), float32))
+    whole = im.tensor(SymbolicTensor(np.array(size, dtype=object), (), float32))
     share = binary(im, BinaryOp.MUL, binary(im, BinaryOp.DIV, middle, whole), number(2))
     return im.mat(binary(im, BinaryOp.SUB, share, number(1)), _PLANE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
@@ -12,7 +12,11 @@ from onnx2ncnn_opt.onnx.value import Ints
 # Spatial axes outermost first, as ONNX orders them, by their number.
 AXES = {1: ("w",), 2: ("h", "w"), 3: ("d", "h", "w")}
 # ncnn's names of the pads at the beginning and the end of an axis.
-PADS = {"w": ("pad_left", "pad_right"), "h": ("pad_top", "pad_bottom"), "d": ("pad_front", "pad_behind")}
+_PADS = {"w": ("pad_left", "pad_right"), "h": ("pad_top", "pad_bottom"), "d": ("pad_front", "pad_behind")}
+
+
+# The end of the type of ncnn's layers, by the number of spatial axes.
+SUFFIX = {1: "1D", 2: "", 3: "3D"}
 
 
 class ConvAttributes(NamedTuple):
@@ -41,22 +45,22 @@ def spatial(name: str, values: Sequence[int]) -> dict[str, int]:
     return {f"{name}_{axis}": int(value) for axis, value in zip(AXES[len(values)], values, strict=True)}
 
 
+def window_params(kernel: Ints, dilations: Ints, strides: Ints, pads: Ints) -> dict[str, Any]:
+    """Return the parameters of a window that moves over a padded operand."""
+    sizes = spatial("kernel", kernel) | spatial("dilation", dilations) | spatial("stride", strides)
+    return sizes | pad_params(pads)
+
+
 def pad_params(pads: Sequence[int]) -> dict[str, int]:
     """ONNX pads (all begins, then all ends) as ncnn's parameters."""
-    n = len(pads) // 2
-    begins = {PADS[axis][0]: int(p) for axis, p in zip(AXES[n], pads[:n], strict=True)}
-    return begins | {PADS[axis][1]: int(p) for axis, p in zip(AXES[n], pads[n:], strict=True)}
+    axes = AXES[len(pads) // 2]
+    names = [_PADS[axis][end] for end in (0, 1) for axis in axes]
+    return {name: int(pad) for name, pad in zip(names, pads, strict=True)}
 
 
 def same_pads(
-    im: ImportContext,
-    shape: Shape,
-    auto_pad: str,
-    pads: Ints,
-    kernel: Sequence[int],
-    dilation: Sequence[int],
-    stride: Sequence[int],
-) -> tuple[int, ...]:
+    im: ImportContext, shape: Shape, auto_pad: str, pads: Ints, kernel: Ints, dilation: Ints, stride: Ints
+) -> Ints:
     """Return the explicit pads that `auto_pad` stands for, for an operand of spatial `shape` (ONNX Conv, opset 11)."""
     n = len(kernel)
     if auto_pad in ("NOTSET", ""):
@@ -69,13 +73,10 @@ def same_pads(
         raise im.invalid(f"auto_pad {auto_pad} is not known")
     begins, ends = [], []
     for size, k, d, s in zip(shape, kernel, dilation, stride, strict=True):
-        extent = (k - 1) * d + 1
-        if s == 1:
-            total = extent - 1
-        elif isinstance(size, int):
-            total = max((-(-size // s) - 1) * s + extent - size, 0)
-        else:
-            raise im.refuse(f"auto_pad {auto_pad} depends on a dynamic dimension", "bind it with --shape")
+        total = (k - 1) * d
+        if s != 1:
+            [length] = im.fixed([size], f"auto_pad {auto_pad} depends on a dynamic dimension")
+            total = max((-(-length // s) - 1) * s + total + 1 - length, 0)
         first = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
         begins.append(first)
         ends.append(total - first)
