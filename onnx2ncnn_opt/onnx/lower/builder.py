@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -23,6 +23,10 @@ from onnx2ncnn_opt.onnx.lower.layout import Layout, plain_dims, separations
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float, is_float
 
 _FIT = "give sizes that fit with --shape, or check how the model was exported"
+
+
+Weights: TypeAlias = Mapping[str, Array] | None
+Results: TypeAlias = Sequence[tuple[Shape | None, Dim]]
 
 
 class Refusal(Exception):
@@ -78,12 +82,12 @@ class Layers:
                 return ShapeMismatch(reason, (a, b))
         return Refusal(reason, _FIT)
 
-    def layer(self, kind: str, /, *inputs: Blob, weights: Mapping[str, Array] | None = None, **params: Any) -> Blob:
+    def layer(self, kind: str, /, *inputs: Blob, weights: Weights = None, **params: Any) -> Blob:
         """Append a layer with one output; see `layers` for more."""
         return self.layers(kind, *inputs, weights=weights, **params)[0]
 
     def layers(
-        self, kind: str, /, *inputs: Blob, weights: Mapping[str, Array] | None = None, outputs: int = 1, **params: Any
+        self, kind: str, /, *inputs: Blob, weights: Weights = None, outputs: int = 1, **params: Any
     ) -> tuple[Blob, ...]:
         """Append a layer and return its output blobs, with their shapes; parameters at their default are left out."""
         new = self._layer(kind, inputs, params, weights).without_defaults()
@@ -91,29 +95,20 @@ class Layers:
         return self._append(new, infer_shapes(new))
 
     def custom(
-        self,
-        kind: str,
-        /,
-        *inputs: Blob,
-        results: Sequence[tuple[Shape | None, Dim]],
-        params: Mapping[Any, Any],
-        weights: Mapping[str, Array] | None = None,
+        self, kind: str, /, *inputs: Blob, results: Results, params: Mapping[Any, Any], weights: Weights = None
     ) -> tuple[Blob, ...]:
         """Append a layer that ncnn does not have; `results` are shape and batch count of each of its outputs.
 
-        `params` are by name where the type is declared (see docs/plugins.md), else by number; only a declared type can
-        have weights.
+        `params` are by name if the type is declared (docs/plugins.md), else by number. Only declared ones have weights.
         """
         return self._append(self._layer(kind, inputs, params, weights), results)
 
-    def _layer(
-        self, kind: str, inputs: Sequence[Blob], params: Mapping[Any, Any], weights: Mapping[str, Array] | None
-    ) -> Layer:
+    def _layer(self, kind: str, inputs: Sequence[Blob], params: Mapping[Any, Any], weights: Weights) -> Layer:
         name = self._layer_names.take(self._label)
         floats = {key: self.f32(array) for key, array in (weights or {}).items()}
         return Layer(kind, name, inputs, (), params, floats, (self._label,), self.graph.types.get(kind))
 
-    def _append(self, layer: Layer, results: Sequence[tuple[Shape | None, Dim]]) -> tuple[Blob, ...]:
+    def _append(self, layer: Layer, results: Results) -> tuple[Blob, ...]:
         layer.outputs = tuple(Blob(self._names.take(f"{self._label}_out"), shape, batch) for shape, batch in results)
         check_layer(layer)
         self.graph.add(layer)
@@ -322,7 +317,7 @@ class Builder(Layers):
         """Return an elementwise layer's output, in its operand's layout."""
         return Tensor(blob, x.view, x.dtype)
 
-    def unary(self, x: Value, kind: str, /, weights: Mapping[str, Array] | None = None, **params: Any) -> Tensor:
+    def unary(self, x: Value, kind: str, /, weights: Weights = None, **params: Any) -> Tensor:
         """Return an elementwise layer on the tensor in its present layout."""
         x = self.tensor(x)
         made = self.like(x, self.layer(kind, x.blob, weights=weights, **params))

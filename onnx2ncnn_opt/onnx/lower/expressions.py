@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
 
 from onnx2ncnn_opt.ir.dim import AXES, Call, Dim, Sym, exact_div
 from onnx2ncnn_opt.ir.graph import Blob
@@ -11,9 +12,9 @@ LONGEST_TEXT = 255  # of a parameter
 
 
 class SizeWriter:
-    """Writes sizes down in those of a layer's first input, and where they do not tell, in those of `others`.
+    """Writes sizes in terms of those of a layer's first input, or where these do not suffice, of `others`.
 
-    `sources` gives blobs of which the dims tell every symbol; those that are needed become the layer's further inputs.
+    `sources` gives blobs whose dims tell every symbol; those that are needed become the layer's further inputs.
     """
 
     def __init__(self, blob: Blob | None, sources: Callable[[], Iterator[Blob]], *, whole_batch: bool) -> None:
@@ -40,10 +41,7 @@ class SizeWriter:
         texts = [self._factor(factor) for factor in factors]
         if k != 1 or not texts:
             texts.append(str(k))
-        text = texts[0]
-        for other in texts[1:]:
-            text = f"*({text},{other})"
-        return text
+        return reduce(lambda a, b: f"*({a},{b})", texts)
 
     def _factor(self, factor: str | Call) -> str:
         size = Sym({(factor,): 1})
@@ -53,11 +51,10 @@ class SizeWriter:
         if isinstance(factor, Call):
             return f"{factor.operator}({self.text(factor.a)},{self.text(factor.b)})"
         for blob in self._sources():
-            index = (self.others.index(blob) if blob in self.others else len(self.others)) + 1
-            direct = _ratio(size, _tokens(blob, index))
+            others = self.others if blob in self.others else [*self.others, blob]
+            direct = _ratio(size, _tokens(blob, others.index(blob) + 1))
             if direct is not None:
-                if blob not in self.others:
-                    self.others.append(blob)
+                self.others = others
                 return direct
         raise UnknownSize(factor)
 

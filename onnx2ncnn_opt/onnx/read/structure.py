@@ -110,10 +110,10 @@ def unname_dims(graph: onnx_ir.Graph) -> None:
 
 
 def _is_no_name(dim: int | onnx_ir.SymbolicDim) -> bool:
-    # The names of axis indices begin with #.
-    return not isinstance(dim, int) and (
-        dim.value is None or dim.value.strip().lower() in _NO_NAMES or dim.value[0] == "#"
-    )
+    if isinstance(dim, int):
+        return False
+    name = dim.value or ""
+    return name.strip().lower() in _NO_NAMES or name[0] == "#"  # the names of axis indices begin with #
 
 
 def check_structure(model: onnx_ir.Model) -> None:

@@ -48,10 +48,8 @@ def concat(im: ImportContext, *xs: Value, axis: int) -> Value:
     made = [im.in_layout(x, layout) for x in tensors]
     dim = layout.dims.index((whole,))
     blob = im.layer("Concat", *(x.blob for x in made), axis=dim)
-    joined = View.of((blob.known_shape[dim],), [[0]]).axes[0]
-    axes = [
-        joined if i == whole else next((view.axes[i] for view in views if view.axes[i]), ()) for i in range(len(origin))
-    ]
+    axes = [next((view.axes[i] for view in views if view.axes[i]), ()) for i in range(len(origin))]
+    axes[whole] = View.of((blob.known_shape[dim],), [[0]]).axes[0]
     return Tensor(blob, combined(axes, origin, rank, layout), dtype)
 
 
@@ -70,9 +68,7 @@ def unstacked(im: ImportContext, x: Value, axis: int) -> tuple[Value, ...]:
         return tuple(Constant(x.array.take(i, axis)) for i in range(x.array.shape[axis]))
     size = x.shape[axis]
     assert isinstance(size, int)
-    return tuple(
-        squeeze(im, part, (axis,)) if isinstance(part, Tensor) else part for part in parts(im, x, axis, (1,) * size)
-    )
+    return tuple(squeeze(im, im.tensor(part), (axis,)) for part in split(im, x, axis, (1,) * size))
 
 
 def joined(im: ImportContext, xs: Sequence[Value], axis: int) -> Value:

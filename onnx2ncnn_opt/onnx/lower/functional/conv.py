@@ -30,7 +30,7 @@ def conv(im: ImportContext, x: Tensor, w: Value, b: Value | None = None, *, give
     # One tap has no dilation; ncnn crashes on one that is larger than the image, where packing is off.
     dilation = tuple(1 if k == 1 else d for k, d in zip(kernel, given.dilations or (1,) * n, strict=True))
     begins_ends = same_pads(im, x.shape[2:], given.auto_pad, given.pads, kernel, dilation, stride)
-    params = window_params(kernel, dilation, stride, begins_ends) | ({} if group == 1 else {"group": group})
+    params = window_params(kernel, stride, begins_ends, dilation) | ({} if group == 1 else {"group": group})
     kind = ("Convolution" if group == 1 else "ConvolutionDepthWise") + SUFFIX[n]
     if isinstance(w, Tensor):
         return _of_computed_weights(im, kind, x, w, b, w.shape[0], params)
@@ -84,7 +84,7 @@ def conv_transpose(
     if any(p < 0 for p in pads):
         narrow = conv_transpose(im, x, w, given=given, output_padding=output_padding)
         return _widened(im, narrow, [max(-p, 0) for p in pads], b)
-    params = window_params(kernel, dilation, stride, pads) | ({} if group == 1 else {"group": group})
+    params = window_params(kernel, stride, pads, dilation) | ({} if group == 1 else {"group": group})
     for name, size in zip(("right", "bottom", "behind"), reversed(extra), strict=False):
         params[f"output_pad_{name}"] = size
     kind = ("Deconvolution" if group == 1 else "DeconvolutionDepthWise") + SUFFIX[n]

@@ -96,9 +96,8 @@ def _cropped(im: ImportContext, x: Tensor, axis: int, run: _Run, indices: Symbol
 
 def _placed(groups: Sequence[Atoms], runs: Sequence[_Run], rank: int) -> list[Atoms]:
     """Return the axes of the indices, each that of the run along it."""
-    return [
-        next((group for group, run in zip(groups, runs, strict=True) if run.axis == axis), ()) for axis in range(rank)
-    ]
+    along = {run.axis: group for group, run in zip(groups, runs, strict=True)}
+    return [along.get(axis, ()) for axis in range(rank)]
 
 
 def _spread(im: ImportContext, x: Tensor, axes: Sequence[Atoms], shape: tuple[Dim, ...]) -> Value:

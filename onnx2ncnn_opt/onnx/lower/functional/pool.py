@@ -15,14 +15,7 @@ from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
 from onnx2ncnn_opt.onnx.lower.functional.infinity import are_infinities_tested, in_quarters
 from onnx2ncnn_opt.onnx.lower.functional.pad import pad
-from onnx2ncnn_opt.onnx.lower.functional.window import (
-    SUFFIX,
-    PoolAttributes,
-    pad_params,
-    same_pads,
-    spatial,
-    window_params,
-)
+from onnx2ncnn_opt.onnx.lower.functional.window import SUFFIX, PoolAttributes, pad_params, same_pads, window_params
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 
 _MOST_TAPS = 32
@@ -98,7 +91,7 @@ def _pool(im: ImportContext, x: Tensor, kind: int, window: _Window, *, count_inc
             zeros: dict[str, Any] = {name.removeprefix("pad_"): size for name, size in pad_params(window.pads).items()}
             blob = im.layer("Padding", blob, **zeros)
         around, count_include_pad = (0,) * len(window.tail) + window.tail, False
-    params: dict[str, Any] = spatial("kernel", window.kernel) | spatial("stride", window.strides) | pad_params(around)
+    params = window_params(window.kernel, window.strides, around)
     params |= {"avgpool_count_include_pad": int(kind == 1 and count_include_pad and any(around))}
     layer = f"Pooling{SUFFIX[len(window.kernel)]}"
     return im.from_channels(x, im.layer(layer, blob, pooling_type=kind, pad_mode=window.mode, **params), x.dtype)
@@ -141,7 +134,7 @@ def _dilated_average(im: ImportContext, x: Tensor, window: _Window, include: boo
     [channels] = im.fixed(x.shape[1:2], "dilations over a dynamic number of channels")
     even = not any(window.tail) and (include or not any(pads))
     weight = np.full((channels, 1, *kernel), 1 / math.prod(kernel) if even else 1, np.float32)
-    params = window_params(kernel, window.dilations, window.strides, window.around)
+    params = window_params(kernel, window.strides, window.around, window.dilations)
     params |= {"num_output": channels, "group": channels, "weight_data_size": weight.size}
     kind = f"ConvolutionDepthWise{SUFFIX[n]}"
     blob = im.layer(kind, im.channels(x), weights={"weight_data": weight}, **params)

@@ -26,6 +26,7 @@ from onnx2ncnn_opt.onnx.lower.memory_budget import MOST_STEPS
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 _Function = Callable[..., Value]
+_Step = Callable[[int, list[Value], list[Value]], list[Value]]  # of a direction, products of the input, and states
 
 # A function of a tensor and its parameters, and the defaults of those.
 _ACTIVATIONS: dict[str, tuple[_Function, tuple[float, ...]]] = {
@@ -154,13 +155,7 @@ class Unrolled:
         """Return the last axis in parts of the size of a state."""
         return _split(self.im, x, x.rank - 1, self.hidden)
 
-    def _run(
-        self,
-        x: Tensor,
-        states: Sequence[Value | None],
-        b: Value | None,
-        step: Callable[[int, list[Value], list[Value]], list[Value]],
-    ) -> tuple[Value, ...]:
+    def _run(self, x: Tensor, states: Sequence[Value | None], b: Value | None, step: _Step) -> tuple[Value, ...]:
         """Y and the last states: [steps, directions, batch, hidden] and [directions, batch, hidden]."""
         im = self.im
         count, items = im.fixed(x.shape[:2], "a dynamic number of steps, or a dynamic batch")

@@ -229,7 +229,7 @@ def _is_expm1(blob: Blob, x: Blob) -> bool:
         return layer.input is x
     if layer.type != "BinaryOp" or not layer["with_scalar"]:
         return False
-    less = {BinaryOp.ADD: -1.0, 1: 1.0}.get(layer["op_type"])
+    less = {BinaryOp.ADD: -1.0, BinaryOp.SUB: 1.0}.get(layer["op_type"])
     exp = layer.input.producer
     return less == layer["b"] and exp is not None and exp.computes(UnaryOp.EXP) and exp.input is x
 

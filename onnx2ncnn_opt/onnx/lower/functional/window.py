@@ -45,10 +45,10 @@ def spatial(name: str, values: Sequence[int]) -> dict[str, int]:
     return {f"{name}_{axis}": int(value) for axis, value in zip(AXES[len(values)], values, strict=True)}
 
 
-def window_params(kernel: Ints, dilations: Ints, strides: Ints, pads: Ints) -> dict[str, Any]:
+def window_params(kernel: Ints, strides: Ints, pads: Ints, dilations: Ints = ()) -> dict[str, Any]:
     """Return the parameters of a window that moves over a padded operand."""
-    sizes = spatial("kernel", kernel) | spatial("dilation", dilations) | spatial("stride", strides)
-    return sizes | pad_params(pads)
+    params = spatial("kernel", kernel) | spatial("stride", strides) | pad_params(pads)
+    return params | spatial("dilation", dilations) if dilations else params
 
 
 def pad_params(pads: Sequence[int]) -> dict[str, int]:
