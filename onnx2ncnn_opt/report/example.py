@@ -132,6 +132,25 @@ def _too_small(manifest: Manifest, codes: Mapping[str, str]) -> Iterator[tuple[s
 # Python ----------------------------------------------------------------------------------------------------------
 
 
+_PYTHON_HELPERS = (
+    "def feed(extractor, blob, array, batch_axis=None):",
+    "    array = np.atleast_1d(np.ascontiguousarray(array))",
+    "    # ncnn.Mat(array) of a [1, 3, 224, 224] array is a Mat of four dims: no error, and wrong outputs.",
+    "    mat = ncnn.Mat(array) if batch_axis is None else ncnn.Mat(array, batch_index=batch_axis)",
+    "    if extractor.input(blob, mat.clone()) != 0:  # clone: a Mat made from an array does not own it",
+    '        raise SystemExit(f"{blob} is not a blob of the net")',
+    "",
+    "",
+    "def fetch(extractor, blob, batch_axis=None):",
+    "    code, mat = extractor.extract(blob)",
+    "    if code != 0:",
+    '        raise SystemExit(f"ncnn cannot compute {blob}")',
+    "    return np.array(mat.numpy() if batch_axis is None else mat.numpy(batch_index=batch_axis))",
+    "",
+    "",
+)
+
+
 def _python(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: str) -> str:
     feeds = [line for mat in inputs for line in _python_feed(mat)]
     codes = {
@@ -165,21 +184,7 @@ def _python(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: str) ->
             "    return net",
             "",
             "",
-            "def feed(extractor, blob, array, batch_axis=None):",
-            "    array = np.atleast_1d(np.ascontiguousarray(array))",
-            "    # ncnn.Mat(array) of a [1, 3, 224, 224] array is a Mat of four dims: no error, and wrong outputs.",
-            "    mat = ncnn.Mat(array) if batch_axis is None else ncnn.Mat(array, batch_index=batch_axis)",
-            "    if extractor.input(blob, mat.clone()) != 0:  # clone: a Mat made from an array does not own it",
-            '        raise SystemExit(f"{blob} is not a blob of the net")',
-            "",
-            "",
-            "def fetch(extractor, blob, batch_axis=None):",
-            "    code, mat = extractor.extract(blob)",
-            "    if code != 0:",
-            '        raise SystemExit(f"ncnn cannot compute {blob}")',
-            "    return np.array(mat.numpy() if batch_axis is None else mat.numpy(batch_index=batch_axis))",
-            "",
-            "",
+            *_PYTHON_HELPERS,
             "def run(net, arrays):",
             *checks,
             "    extractor = net.create_extractor()",
