@@ -12,6 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx.parser
@@ -135,6 +136,15 @@ def write_model(folder: Path, graph: str, name: str = "model.onnx", functions: s
 def names(folder: Path) -> set[str]:
     """Return everything in a folder, hidden files too."""
     return {path.name for path in folder.iterdir()}
+
+
+def shown_nets(page: Path) -> list[dict[str, Any]]:
+    """Return what a report page shows."""
+    found = re.search(r'type="application/json">(.*?)</script>', page.read_text(encoding="utf-8"), re.DOTALL)
+    assert found
+    data = json.loads(found[1])
+    assert data["tool"].startswith("onnx2ncnn-opt ")
+    return list(data["nets"])
 
 
 def net_files(stem: str) -> set[str]:
