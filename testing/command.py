@@ -138,6 +138,15 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+def shown_nets(page: Path) -> list[dict[str, Any]]:
+    """Return what a report page shows."""
+    found = re.search(r'type="application/json">(.*?)</script>', page.read_text(encoding="utf-8"), re.DOTALL)
+    assert found
+    data = json.loads(found[1])
+    assert data["tool"].startswith("onnx2ncnn-opt ")
+    return list(data["nets"])
+
+
 def net_files(stem: str) -> set[str]:
     """Return the names of the files that `convert` writes."""
     return {f"{stem}.ncnn.{suffix}" for suffix in ("param", "bin", "json")}

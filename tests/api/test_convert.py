@@ -42,26 +42,20 @@ def conversion(model: Path) -> Conversion:
 
 
 def test_the_net_computes_what_the_model_computes(model: Path, conversion: Conversion) -> None:
-    if model in SKELETONS:  # of full size: they run on a few inputs
-        conversion.verify(ranging(-30, 30), worker=WORKER).check()
-        report = conversion.verify(ranging(-2, 2), worker=WORKER)
-    else:
-        report = conversion.verify(worker=WORKER)
+    is_large = model in SKELETONS  # of full size: they run on an ordinary and a large input
+    report = conversion.verify(Verification(wanted=Wanted() if is_large else None), worker=WORKER)
     report.check()
     if largest(report) >= 1e-4:
         # Large inputs have larger errors. A final Sigmoid or Clip keeps outputs below 1, so that relative errors grow,
         # with winograd and on each CPU otherwise. The plain kernels keep to what the run in float64 says of rounding,
         # and ordinary inputs to the bound.
-        for output in conversion.verify(worker=WORKER, verification=Verification(exact=True, explain=True)).outputs:
+        exact = [] if is_large else conversion.verify(Verification(exact=True, explain=True), worker=WORKER).outputs
+        for output in exact:
             assert output.max_rel is not None
             assert output.max_rel <= float32_budget(output.rounding, LEAST_BUDGET)
-        report = conversion.verify(ranging(-2, 2), worker=WORKER)
+        report = conversion.verify(Verification(wanted=Wanted(seeds=3, ranges=((-2, 2),))), worker=WORKER)
     # Folding and other sums cost a few units in the last place; 1e-4 of the largest value is far from any wrong layer.
     assert largest(report) < 1e-4
-
-
-def ranging(least: float, most: float) -> Verification:
-    return Verification(wanted=Wanted(seeds=2, ranges=((least, most),)))
 
 
 def largest(report: VerifyReport) -> float:

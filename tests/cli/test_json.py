@@ -14,7 +14,7 @@ import pytest
 from click import Context
 
 from onnx2ncnn_opt.cli.main import cli
-from testing.command import SINE, SINE_AT, SMALL, names, refused, run, run_well, write_model
+from testing.command import SINE, SINE_AT, SMALL, names, refused, run, run_well, shown_nets, write_model
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "json.md"
 KINDS: dict[str, type | tuple[type, ...]] = {
@@ -87,16 +87,23 @@ def test_of_a_model_and_its_net(folder: Path) -> None:
     check(printed(folder, "diff", NET[0], NET[0]), "Every command", "diff")
 
 
-def test_check(folder: Path) -> None:
-    (folder / "ncnn-check.toml").write_text('models = ["model.onnx", "none.onnx"]\nnet = "{stem}.ncnn.param"\n')
-    data = printed(folder, "check", code=2)
+def test_check_and_its_report(folder: Path) -> None:
+    write_model(folder, "(float[1, 8] x) => (float[1, 8] y) { y = Det(x) }", "refused.onnx")
+    nets = "[model.model]\nnet = 'model.ncnn.param'\n"
+    (folder / "ncnn-check.toml").write_text(f'models = ["model.onnx", "none.onnx", "refused.onnx"]\n{nets}')
+    data = printed(folder, "check", "--report", "page.html", code=2)
     check(data, "Every command", "check")
-    right, missing = data["models"]
-    for model in (right, missing):
+    for model in data["models"]:
         check(model, "Each of check's models")
         for measurement in model["measurements"]:
             check(measurement, "A measurement")
-    assert (right["exit_code"], missing["exit_code"]) == (0, 2)
+    assert [model["exit_code"] for model in data["models"]] == [0, 2, 1]
+    right, _, refused = shown_nets(folder / "page.html")
+    assert (right["title"], right["verdict"], right["headline"]) == ("model", "ok", "ok: it keeps all limits.")
+    assert right["after"][1]["errors"]["fp32"]["status"] == "right"
+    assert ["layers", "5"] in right["facts"]
+    assert (refused["title"], refused["verdict"], refused["after"]) == ("refused", "wrong", [])
+    assert refused["headline"].startswith("FAILED: conversion: the converter ended with exit code 1")
 
 
 def test_convert(small: Path) -> None:

@@ -1,30 +1,19 @@
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from testing.command import SINE, SINE_AT, SMALL, names, net_files, run, run_well, write_model
-
-
-def nets(page: Path) -> list[dict[str, Any]]:
-    """Return the data of a page."""
-    found = re.search(r'type="application/json">(.*?)</script>', page.read_text(encoding="utf-8"), re.DOTALL)
-    assert found
-    data = json.loads(found[1])
-    assert data["tool"].startswith("onnx2ncnn-opt ")
-    return list(data["nets"])
+from testing.command import SINE, SINE_AT, SMALL, names, net_files, run, run_well, shown_nets, write_model
 
 
 def test_report_of_a_model(small: Path) -> None:
     ended = run_well(small, "report", "model.onnx", "-o", "page.html")
     assert [words[1] for words in ended.lines("output")] == ["ok", "ok"]
     assert names(small) == {"model.onnx", "page.html"}
-    (net,) = nets(small / "page.html")
+    (net,) = shown_nets(small / "page.html")
     assert net["verdict"] == "ok"
 
 
@@ -34,14 +23,14 @@ def test_report_of_a_net(folder: Path) -> None:
     ended = run(folder, "report", "model.onnx", "model.ncnn.param", "-o", "page.html")
     assert ended.code == 3
     assert ended.err == "Error: 2 of 2 outputs differ from ONNX Runtime's\n"
-    (net,) = nets(folder / "page.html")
+    (net,) = shown_nets(folder / "page.html")
     assert net["verdict"] == "wrong"
 
 
 def test_convert_with_a_report(small: Path) -> None:
     ended = run_well(small, "convert", "model.onnx", "--report", "page.html")
     assert re.fullmatch(r"wrote: page.html \(\d+\.\d kB\)", ended.out.splitlines()[-1])
-    assert nets(small / "page.html")[0]["verdict"] == "ok"
+    assert shown_nets(small / "page.html")[0]["verdict"] == "ok"
 
 
 NET = ("model.ncnn.param", "model.ncnn.bin")
@@ -57,7 +46,7 @@ NET = ("model.ncnn.param", "model.ncnn.bin")
 )
 def test_other_commands_with_a_report(folder: Path, args: tuple[str, ...], verdict: str) -> None:
     assert run(folder, *args, "--report", "page.html").code == 0
-    assert nets(folder / "page.html")[0]["verdict"] == verdict
+    assert shown_nets(folder / "page.html")[0]["verdict"] == verdict
 
 
 def test_the_page_is_written_when_verification_fails(tmp_path: Path) -> None:
@@ -66,7 +55,7 @@ def test_the_page_is_written_when_verification_fails(tmp_path: Path) -> None:
     ended = run(tmp_path, "convert", "model.onnx", "--inputs", "in.npz", "--report", "page.html")
     assert ended.code == 3
     assert names(tmp_path) == {"model.onnx", "in.npz", "page.html"}
-    (net,) = nets(tmp_path / "page.html")
+    (net,) = shown_nets(tmp_path / "page.html")
     assert (net["verdict"], net["after"][1]["errors"]["fp32"]["status"]) == ("wrong", "wrong")
 
 
@@ -78,7 +67,7 @@ def test_several_models_are_on_one_page(tmp_path: Path) -> None:
     models = ("a.onnx", "b.onnx", "c.onnx")
     ended = run(tmp_path, "convert", *models, "-o", "nets", "--no-verify", "--report", "page.html")
     assert ended.code == 1
-    assert [net["title"] for net in nets(tmp_path / "page.html")] == ["a", "c"]
+    assert [net["title"] for net in shown_nets(tmp_path / "page.html")] == ["a", "c"]
 
 
 def test_no_net_no_page(tmp_path: Path) -> None:
@@ -109,18 +98,3 @@ def test_a_manifest_needs_a_net(folder: Path) -> None:
     ended = run(folder, "report", "model.onnx", "--manifest", "model.ncnn.json", "-o", "page.html")
     assert ended.code == 2
     assert names(folder) == {"model.onnx", *net_files("model")}
-
-
-def test_check_with_a_report(tmp_path: Path) -> None:
-    write_model(tmp_path, SMALL, "a.onnx")
-    write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { y = Det(x) }", "b.onnx")
-    (tmp_path / "ncnn-check.toml").write_text('models = ["*.onnx"]\n')
-    ended = run(tmp_path, "check", "--report", "page.html")
-    assert ended.code == 1
-    assert ended.out.splitlines()[-1].startswith("wrote: page.html ")
-    right, refused = nets(tmp_path / "page.html")
-    assert (right["title"], right["verdict"], right["headline"]) == ("a", "ok", "ok: it keeps all limits.")
-    assert right["after"][1]["errors"]["fp32"]["status"] == "right"
-    assert ["layers", "5"] in right["facts"]
-    assert (refused["title"], refused["verdict"], refused["after"]) == ("b", "wrong", [])
-    assert refused["headline"].startswith("FAILED: conversion: the converter ended with exit code 1")

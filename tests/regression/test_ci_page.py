@@ -12,7 +12,7 @@ from pathlib import Path
 
 from onnx2ncnn_opt.regression.config import read_config
 from onnx2ncnn_opt.regression.run import check
-from testing.projects import MODEL, write_project
+from testing.projects import MODEL, write_project, write_right_net
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "ci.md").read_text(encoding="utf-8")
 
@@ -58,7 +58,9 @@ def test_the_steps_of_the_workflows(tmp_path: Path, quick: None) -> None:
     assert emulator.strip() == "python -m onnx2ncnn_opt.runtime.qemu_aarch64"
     folder = tmp_path / "project"
     folder.mkdir()
-    assert check(write_project(folder, "thresholds = { latency = inf, memory = inf }\n", a=MODEL), record=True).ok
+    file = write_project(folder, 'net = "a.param"\nthresholds = { latency = inf, memory = inf }\n', a=MODEL)
+    write_right_net(folder, "a", folder / "models" / "a.onnx")
+    assert check(file, record=True).ok
     program = tmp_path / "bin" / "onnx2ncnn-opt"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m onnx2ncnn_opt "$@"\n')
