@@ -26,11 +26,11 @@ from onnx2ncnn_opt.onnx.fold.evaluate import CannotFold, TooLarge, evaluate_node
 from onnx2ncnn_opt.onnx.fold.sizes.cells import each
 from onnx2ncnn_opt.onnx.fold.stand_in import inferred_outputs
 from onnx2ncnn_opt.onnx.items import Batch
-from onnx2ncnn_opt.onnx.lower.budget import Budget, check_results, check_size
 from onnx2ncnn_opt.onnx.lower.builder import Misfit, Refusal
 from onnx2ncnn_opt.onnx.lower.context import ImportContext, Incomplete
 from onnx2ncnn_opt.onnx.lower.functional.symbolic_tensor import computed
 from onnx2ncnn_opt.onnx.lower.layout import Layout
+from onnx2ncnn_opt.onnx.lower.memory_budget import Budget, check_results, check_size
 from onnx2ncnn_opt.onnx.ops import find, fold_bound, traits_of
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.given import solved

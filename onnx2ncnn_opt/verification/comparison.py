@@ -17,12 +17,6 @@ from onnx2ncnn_opt.outputs import OutputReport, Status
 from onnx2ncnn_opt.runtime.base import Array, Failure, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.runtime.slots import Slot, alike, model_feeds
-from onnx2ncnn_opt.verification.budget import (
-    LEAST_BUDGET,
-    ROOM,
-    float32_budget,
-    weights_encoding,
-)
 from onnx2ncnn_opt.verification.compare import (
     DEFAULT,
     MOST_BUDGET,
@@ -32,6 +26,12 @@ from onnx2ncnn_opt.verification.compare import (
 )
 from onnx2ncnn_opt.verification.match import input_slots, manifest_slots, pair
 from onnx2ncnn_opt.verification.rounding import Rounding
+from onnx2ncnn_opt.verification.rounding_budget import (
+    BITS_MARGIN,
+    LEAST_BUDGET,
+    float32_budget,
+    weights_encoding,
+)
 
 _GIVE = "give inputs that suit the model with --inputs or --value"
 UNPROVEN = f"there is no number in it on either side, which proves nothing; {_GIVE}"
@@ -66,7 +66,7 @@ class Comparison:
         if self.is_fixed:
             return self.tolerance.relative
         usual = self.budget[name] if close else max(self.tolerance.relative, min(self.budget[name], MOST_BUDGET))
-        return max(usual, ROOM * self.by_weights.get(name, 0.0))
+        return max(usual, BITS_MARGIN * self.by_weights.get(name, 0.0))
 
     def leaves_budget(self, outputs: Sequence[OutputReport]) -> bool:
         """Return True if outputs are right, but less accurate than rounding alone would leave them."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.half import INFINITE, LARGEST, ROOM, SMALLEST, Inner
+from onnx2ncnn_opt.ir.half import INFINITE, INPUT_MARGIN, LARGEST, SMALLEST, Inner
 from onnx2ncnn_opt.rewrite.masks import SOURCES, Mask
 from onnx2ncnn_opt.verification.compare import parts
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk
@@ -121,7 +121,7 @@ def find_masks(
     with restored_masks(estimators[0].graph):
         for estimator in estimators:
             reference, inner = estimator.inner()
-            _mask_large(estimator.graph, reference, inner, found, 1.0 if precisions else ROOM)
+            _mask_large(estimator.graph, reference, inner, found, 1.0 if precisions else INPUT_MARGIN)
             precision = _mask_errors(estimator, reference, inner, found, budget)
             if integers:
                 walk = estimator.run("fp16", noise_of(inner))

@@ -22,13 +22,13 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, model_feeds, too_small
 from onnx2ncnn_opt.runtime.targets import check_modes, find_target
-from onnx2ncnn_opt.verification.budget import Budget, budgets, least_budget
 from onnx2ncnn_opt.verification.compare import DEFAULT, UNKNOWN_ROUNDING, in_mode
 from onnx2ncnn_opt.verification.comparison import Comparison, tolerance_of
 from onnx2ncnn_opt.verification.driver import VerifyReport, check_outputs, is_wrong, judge_modes
 from onnx2ncnn_opt.verification.inputs import given_inputs
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.rounding import Rounding
+from onnx2ncnn_opt.verification.rounding_budget import Budget, budgets, least_budget
 from onnx2ncnn_opt.verification.runs import Run, any_feeds, drawn_runs, load_converted, small_runs, wanted_runs
 
 
@@ -46,8 +46,8 @@ def verify_net(
     With a manifest arrays must have exactly the model's shapes; without one sizes of 1 do not count, because other
     converters drop them freely. Faults of the net are reported, not raised. `worker` is a process to use again.
 
-    A net whose weights have 16 or 8 bits may be off by `budget.ROOM` times the error of rounding the model's own
-    weights.
+    A net whose weights have 16 or 8 bits may be off by `rounding_budget.BITS_MARGIN` times the error of rounding the
+    model's own weights.
 
     Raises:
         ModelError, UsageError: the model, the inputs or the manifest are broken or do not belong together, or there is

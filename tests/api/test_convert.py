@@ -22,10 +22,10 @@ from onnx2ncnn_opt.param.splits import count_layers
 from onnx2ncnn_opt.rewrite.events import Applied
 from onnx2ncnn_opt.runtime.base import Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
-from onnx2ncnn_opt.verification.budget import LEAST_BUDGET, float32_budget
 from onnx2ncnn_opt.verification.driver import VerifyReport
 from onnx2ncnn_opt.verification.inputs import Wanted
 from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.rounding_budget import LEAST_BUDGET, float32_budget
 from onnx2ncnn_opt.verification.verify import verify_net
 from testing.exports import MODELS, ROOT, refilled
 from testing.worker import WORKER

@@ -13,9 +13,9 @@ from onnx2ncnn_opt.api.lower import Files, lower
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.runtime.base import Feed
-from onnx2ncnn_opt.verification.budget import LEAST_BUDGET, Budget, least_budget
 from onnx2ncnn_opt.verification.compare import DEFAULT, UNKNOWN_ROUNDING
 from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.rounding_budget import LEAST_BUDGET, Budget, least_budget
 from onnx2ncnn_opt.verification.runs import any_feeds
 from onnx2ncnn_opt.verification.verify import verify_net
 from testing import handmade
@@ -140,7 +140,7 @@ def test_16_bits_beyond_what_is_estimated(tmp_path: Path, monkeypatch: pytest.Mo
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     onnx.save(model, tmp_path / "model.onnx")
     files = lower(tmp_path / "model.onnx").save(tmp_path / "net")
-    monkeypatch.setattr("onnx2ncnn_opt.verification.budget._estimated", lambda *_: ({"y": 1e-6}, ""))
+    monkeypatch.setattr("onnx2ncnn_opt.verification.rounding_budget._estimated", lambda *_: ({"y": 1e-6}, ""))
     feeds = {"x": np.random.default_rng(1).standard_normal((1, 1024)).astype(np.float32)}
 
     def found(modes: tuple[str, ...]) -> list[OutputReport]:

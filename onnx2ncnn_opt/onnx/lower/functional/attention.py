@@ -10,7 +10,6 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.dim import Dim, exact_div, known, product
 from onnx2ncnn_opt.ir.graph import Blob
-from onnx2ncnn_opt.onnx.lower.budget import require_room
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape, number, spread
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX
@@ -23,6 +22,7 @@ from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.lower.functional.softmax import softmax
 from onnx2ncnn_opt.onnx.lower.functional.views import transposed
 from onnx2ncnn_opt.onnx.lower.functional.where import where
+from onnx2ncnn_opt.onnx.lower.memory_budget import require_room
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 _HEADS = (0, 2, 1, 3)

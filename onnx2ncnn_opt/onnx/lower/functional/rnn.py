@@ -14,7 +14,6 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.lower.budget import MOST_STEPS
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import softplus, softsign
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
@@ -23,6 +22,7 @@ from onnx2ncnn_opt.onnx.lower.functional.gather import gather
 from onnx2ncnn_opt.onnx.lower.functional.matmul import matmul
 from onnx2ncnn_opt.onnx.lower.functional.split import split
 from onnx2ncnn_opt.onnx.lower.functional.views import transposed
+from onnx2ncnn_opt.onnx.lower.memory_budget import MOST_STEPS
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 _Function = Callable[..., Value]

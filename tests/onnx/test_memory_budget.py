@@ -12,7 +12,7 @@ from onnx import helper
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError
 from onnx2ncnn_opt.onnx import importer
-from onnx2ncnn_opt.onnx.lower.budget import Budget
+from onnx2ncnn_opt.onnx.lower.memory_budget import Budget
 from testing.compared import model_of
 
 BILLION = np.int64(10**9)
