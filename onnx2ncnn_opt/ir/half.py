@@ -11,7 +11,8 @@ The facts are those of ncnn's source of 2026-07-22, src/layer/arm/*_asimdhp.cpp 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ Array = NDArray[Any]
 LARGEST = 65504.0  # beyond it fp16 has only infinity
 SMALLEST = 2.0**-24  # below half of it fp16 has only 0
 INFINITE = 3.4e38  # numbers from here on stand for infinity: masks are filled with them
-ROOM = 2.0  # margin: numbers may be so much larger with other inputs than with the tried ones
+INPUT_MARGIN = 2.0  # numbers may be so much larger with other inputs than with the tried ones
 
 _WEIGHT = "weight_data"
 _IN_32_BITS = frozenset({"Input", "MemoryData", "AbsVal", "Bias", "Dropout", "LRN", "Scale"})  # and plain loops
@@ -36,79 +37,11 @@ _TILES, _POSITIONS, _CHANNELS, _QUERIES = 8, 32, 12, 8
 _UNSEEN = 2.0  # how much larger winograd's sums may be than in so few tiles and channels
 _SQ2 = math.sqrt(2.0)
 
-# For tiles of 6, 4 and 2 outputs: the transforms of input, kernel and output (convolution_3x3_winograd_fp16s.h).
-_WINOGRAD: dict[int, tuple[Array, Array, Array]] = {
-    6: (
-        np.array(
-            [
-                [1, 0, -5.25, 0, 5.25, 0, -1, 0],
-                [0, 1, 1, -4.25, -4.25, 1, 1, 0],
-                [0, -1, 1, 4.25, -4.25, -1, 1, 0],
-                [0, 0.5, 0.25, -2.5, -1.25, 2, 1, 0],
-                [0, -0.5, 0.25, 2.5, -1.25, -2, 1, 0],
-                [0, 2, 4, -2.5, -5, 0.5, 1, 0],
-                [0, -2, 4, 2.5, -5, -0.5, 1, 0],
-                [0, -1, 0, 5.25, 0, -5.25, 0, 1],
-            ]
-        ),
-        np.array(
-            [
-                [1, 0, 0],
-                [-2 / 9, -2 / 9, -2 / 9],
-                [-2 / 9, 2 / 9, -2 / 9],
-                [1 / 90, 1 / 45, 2 / 45],
-                [1 / 90, -1 / 45, 2 / 45],
-                [1 / 45, 1 / 90, 1 / 180],
-                [1 / 45, -1 / 90, 1 / 180],
-                [0, 0, 1],
-            ]
-        ),
-        np.array(
-            [
-                [1, 1, 1, 1, 1, 32, 32, 0],
-                [0, 1, -1, 2, -2, 16, -16, 0],
-                [0, 1, 1, 4, 4, 8, 8, 0],
-                [0, 1, -1, 8, -8, 4, -4, 0],
-                [0, 1, 1, 16, 16, 2, 2, 0],
-                [0, 1, -1, 32, -32, 1, -1, 1],
-            ]
-        ),
-    ),
-    4: (
-        np.array(
-            [
-                [1, 0, -2.5, 0, 1, 0],
-                [0, -_SQ2, -2, _SQ2 / 2, 1, 0],
-                [0, _SQ2, -2, -_SQ2 / 2, 1, 0],
-                [0, -_SQ2 / 2, -0.5, _SQ2, 1, 0],
-                [0, _SQ2 / 2, -0.5, -_SQ2, 1, 0],
-                [0, 1, 0, -2.5, 0, 1],
-            ]
-        ),
-        np.array(
-            [
-                [1, 0, 0],
-                [-2 / 3, -_SQ2 / 3, -1 / 3],
-                [-2 / 3, _SQ2 / 3, -1 / 3],
-                [1 / 6, _SQ2 / 6, 1 / 3],
-                [1 / 6, -_SQ2 / 6, 1 / 3],
-                [0, 0, 1],
-            ]
-        ),
-        np.array(
-            [
-                [1, 1, 1, 1, 1, 0],
-                [0, _SQ2 / 2, -_SQ2 / 2, _SQ2, -_SQ2, 0],
-                [0, 0.5, 0.5, 2, 2, 0],
-                [0, _SQ2 / 4, -_SQ2 / 4, _SQ2 * 2, -_SQ2 * 2, 1],
-            ]
-        ),
-    ),
-    2: (
-        np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, -1, 0, 1]]),
-        np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]]),
-        np.array([[1, 1, 1, 0], [0, 1, -1, 1]]),
-    ),
+# For tiles of 6, 4 and 2 outputs: the finite points of the transforms, and the factors of the output's columns.
+_WINOGRAD: Mapping[int, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    6: ((0, 1, -1, 2, -2, 0.5, -0.5), (1, 1, 1, 1, 1, 32, 32)),
+    4: ((0, _SQ2 / 2, -_SQ2 / 2, _SQ2, -_SQ2), (1, 1, 1, 1, 1)),
+    2: ((0, 1, -1), (1, 1, 1)),
 }
 
 
@@ -275,10 +208,20 @@ def _weight(layer: Layer) -> Array | None:
     return np.asarray(layer.weights[_WEIGHT], np.float32)
 
 
-def _padded(layer: Layer, x: Array) -> Array:
-    pads = [layer[f"pad_{side}"] for side in ("top", "bottom", "left", "right")]
-    top, bottom, left, right = pads if min(pads) >= 0 else (1, 1, 1, 1)  # below 0: as many as keep the size
-    return np.pad(x, ((0, 0), (top, bottom), (left, right)))
+@cache
+def _transforms(tile: int) -> tuple[Array, Array, Array]:
+    """Return winograd's transforms of input, kernel and output, as convolution_3x3_winograd_fp16s.h has them.
+
+    They evaluate polynomials at the points of `_WINOGRAD` and at infinity, multiply, and interpolate.
+    """
+    points, factors = (np.array(numbers) for numbers in _WINOGRAD[tile])
+    others = [np.delete(points, i) for i in range(len(points))]
+    divisors = np.array([np.prod(point - rest) for point, rest in zip(points, others, strict=True)])
+    input = np.array([*(np.append(np.poly(rest)[::-1], 0) for rest in others), np.poly(points)[::-1]])
+    input[0], divisors[0] = input[0] / divisors[0], 1
+    kernel = np.vstack([np.vander(points, 3, increasing=True) / (divisors * factors)[:, None], np.eye(3)[-1]])
+    output = np.vstack([np.vander(points, tile, increasing=True) * factors[:, None], np.eye(tile)[-1]]).T
+    return input.astype(np.float32), kernel.astype(np.float32), output.astype(np.float32, order="C")
 
 
 def _spread(count: int, most: int, rng: np.random.Generator) -> Array:
@@ -287,8 +230,10 @@ def _spread(count: int, most: int, rng: np.random.Generator) -> Array:
 
 def _winograd(layer: Layer, x: Array, weight: Array, tile: int, rng: np.random.Generator) -> Inner:
     """Return the effect of winograd in fp16, computed on some tiles of the input."""
-    x = _padded(layer, x)
-    itm, ktm, otm = (matrix.astype(np.float32) for matrix in _WINOGRAD[tile])
+    pads = [layer[f"pad_{side}"] for side in ("top", "bottom", "left", "right")]
+    top, bottom, left, right = pads if min(pads) >= 0 else (1, 1, 1, 1)  # below 0: as many as keep the size
+    x = np.pad(x, ((0, 0), (top, bottom), (left, right)))
+    itm, ktm, otm = _transforms(tile)
     side = tile + 2
     rows, columns = max(-(-(x.shape[1] - 2) // tile), 1), max(-(-(x.shape[2] - 2) // tile), 1)
     x = np.pad(x, ((0, 0), (0, max(rows * tile + 2 - x.shape[1], 0)), (0, max(columns * tile + 2 - x.shape[2], 0))))
@@ -312,7 +257,7 @@ def _winograd(layer: Layer, x: Array, weight: Array, tile: int, rng: np.random.G
     errors = _errors(layer, np.moveaxis(result, 1, -1), np.moveaxis(exact, 1, -1), channels)
     spread = tuple(_size(element) for element in errors.reshape(-1, len(channels)))
     remedy = Feature.NO_FP16_ARITHMETIC | Feature.NO_WINOGRAD  # GPUs do winograd in fp16 all the same
-    return Inner("winograd's sums", _size(errors), not peak <= LARGEST / (ROOM * _UNSEEN), spread, remedy)
+    return Inner("winograd's sums", _size(errors), not peak <= LARGEST / (INPUT_MARGIN * _UNSEEN), spread, remedy)
 
 
 def _products(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -> tuple[Array, Array] | None:
@@ -328,15 +273,12 @@ def _products(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -
     if weight is None:
         return None
     if layer.type in ("Convolution", "Convolution1D"):
-        outputs = layer["num_output"]
         height = 1 if layer.type == "Convolution1D" else layer["kernel_h"]
         image: Array = x[:, None] if x.ndim == 2 else x
-        if image.ndim != 3:
+        taps = weight.reshape(layer["num_output"], -1, height, layer["kernel_w"])
+        if image.ndim != 3 or taps.shape[1] != image.shape[0]:
             return None
-        taps = weight.reshape(outputs, -1, height, layer["kernel_w"])
-        if taps.shape[1] != image.shape[0]:
-            return None
-        channels = _spread(outputs, _CHANNELS, rng)
+        channels = _spread(len(taps), _CHANNELS, rng)
         kernels = taps[channels].reshape(len(channels), -1)
         rows, columns = max(image.shape[1] - height + 1, 1), max(image.shape[2] - taps.shape[3] + 1, 1)
         corners = [divmod(int(index), columns) for index in _spread(rows * columns, _POSITIONS, rng)]
@@ -410,8 +352,8 @@ def _attention(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) 
     sums, _ = _accumulated(to_half(q[:, rows])[:, :, None] * to_half(k)[:, None])
     half, exact = (_softmax(scores) @ v for scores in (to_half(sums * scale + mask), products * scale + mask))
     peak = _peak(products)
-    remedy = FP32 if peak * scale > LARGEST / ROOM else Feature.NO_FP16_ARITHMETIC
-    return Inner("products of queries and keys", _size(half - exact), not peak <= LARGEST / ROOM, remedy=remedy)
+    remedy = FP32 if peak * scale > LARGEST / INPUT_MARGIN else Feature.NO_FP16_ARITHMETIC
+    return Inner("products of queries and keys", _size(half - exact), not peak <= LARGEST / INPUT_MARGIN, remedy=remedy)
 
 
 def _softmax(scores: Array) -> Array:
@@ -424,7 +366,7 @@ def _added(layer: Layer, products: Array, channels: Array) -> Inner:
     result, peak = _accumulated(products)
     exact = products.sum(-1, dtype=np.float64)
     error = _size(_errors(layer, result, exact, channels))
-    return Inner(f"sums of {products.shape[-1]} products", error, not peak <= LARGEST / ROOM)
+    return Inner(f"sums of {products.shape[-1]} products", error, not peak <= LARGEST / INPUT_MARGIN)
 
 
 def _accumulated(products: Array) -> tuple[Array, float]:
@@ -445,6 +387,16 @@ def _errors(layer: Layer, result: Array, exact: Array, channels: Array) -> Array
     return _activated(layer, result) - _activated(layer, exact)
 
 
+_ACTIVATIONS: Mapping[int, Callable[..., Array]] = {
+    Activation.RELU: lambda x, *params: np.maximum(x, 0),
+    Activation.LEAKYRELU: lambda x, slope, *params: np.where(x < 0, x * slope, x),
+    Activation.CLIP: lambda x, low, high, *params: np.clip(x, low, high),
+    Activation.SIGMOID: lambda x, *params: 1 / (1 + np.exp(-x)),
+    Activation.MISH: lambda x, *params: x * np.tanh(np.logaddexp(0, x)),
+    Activation.HARDSWISH: lambda x, alpha, beta, *params: x * np.clip(x * alpha + beta, 0, 1),
+}
+
+
 def _size(errors: Array) -> float:
     """Return the root mean square of the finite errors."""
     finite = errors[np.isfinite(errors)]
@@ -455,17 +407,5 @@ def _activated(layer: Layer, x: Array) -> Array:
     """Apply a layer's fused activation to numbers."""
     if layer.spec is None or not layer.spec.has_activation:
         return x
-    kind, params = layer["activation_type"], layer["activation_params"]
-    if kind == Activation.RELU:
-        return np.maximum(x, 0)
-    if kind == Activation.LEAKYRELU:
-        return np.where(x < 0, x * params[0], x)
-    if kind == Activation.CLIP:
-        return np.clip(x, params[0], params[1])
-    if kind == Activation.SIGMOID:
-        return np.asarray(1 / (1 + np.exp(-x)))
-    if kind == Activation.MISH:
-        return np.asarray(x * np.tanh(np.logaddexp(0, x)))
-    if kind == Activation.HARDSWISH:
-        return np.asarray(x * np.clip(x * params[0] + params[1], 0, 1))
-    return x
+    function = _ACTIVATIONS.get(layer["activation_type"])
+    return np.asarray(function(x, *layer["activation_params"])) if function else x

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -52,6 +53,7 @@ class Range(NamedTuple):
 UNKNOWN = Range()
 ORDINARY = Range(may_be_nan=False, may_be_inf=False)
 _BIT = Range(0, 1, False, False, True)
+_ZERO = Range(0, 0, False, False, True)
 
 
 def of_numbers(array: Array) -> Range:
@@ -62,6 +64,10 @@ def of_numbers(array: Array) -> Range:
         return Range(may_be_nan=nan, may_be_inf=False)
     whole = not nan and not inf and bool((numbers == np.floor(numbers)).all())
     return Range(float(numbers.min()), float(numbers.max()), nan, inf, whole)
+
+
+def _scalar(number: float) -> Range:
+    return of_numbers(np.array([number], np.float32))
 
 
 class Ranges:
@@ -81,19 +87,18 @@ class Ranges:
                 stack.pop()
                 continue
             layer = top.producer
-            missing = [each for each in _operands(layer) if each not in self._known] if layer is not None else []
+            operands = layer.inputs if layer is not None and _rule_of(layer) is not None else ()
+            missing = [each for each in operands if each not in self._known]
             looked += 1
             if missing and looked <= self._most:
                 stack += missing
             elif missing:
                 return self._known.get(blob, UNKNOWN)
             else:
-                self._known[top] = UNKNOWN if layer is None else self._made_by(layer)
+                ranges = [self._known[each] for each in operands]
+                self._known[top] = UNKNOWN if layer is None else through(layer, ranges)
                 stack.pop()
         return self._known[blob]
-
-    def _made_by(self, layer: Layer) -> Range:
-        return through(layer, [self._known[blob] for blob in _operands(layer)])
 
 
 def through(layer: Layer, inputs: Sequence[Range]) -> Range:
@@ -105,11 +110,6 @@ def through(layer: Layer, inputs: Sequence[Range]) -> Range:
     if layer.spec is not None and layer.spec.has_activation and layer["activation_type"]:
         found = _activated(layer, found)
     return _tidy(found)
-
-
-def _operands(layer: Layer) -> tuple[Blob, ...]:
-    """Return the inputs whose range determines the output's range."""
-    return layer.inputs if _rule_of(layer) is not None else ()
 
 
 def _rule_of(layer: Layer) -> Callable[..., Range] | None:
@@ -152,12 +152,12 @@ def _negative(x: Range) -> Range:
     return x._replace(low=-x.high, high=-x.low)
 
 
-def _both(a: Range, b: Range, low: float, high: float, *, nan: bool = False, inf: bool = False) -> Range:
+def _both(a: Range, b: Range, low: float, high: float, *, nan: bool = False) -> Range:
     return Range(
         -_INF if math.isnan(low) else low,
         _INF if math.isnan(high) else high,
         a.may_be_nan or b.may_be_nan or nan,
-        a.may_be_inf or b.may_be_inf or inf,
+        a.may_be_inf or b.may_be_inf,
         a.is_whole and b.is_whole,
     )
 
@@ -193,10 +193,6 @@ def _angle(a: Range, b: Range) -> Range:
     return Range(-math.pi, math.pi, a.may_be_nan or b.may_be_nan, False)
 
 
-def _swapped(rule: Callable[[Range, Range], Range]) -> Callable[[Range, Range], Range]:
-    return lambda a, b: rule(b, a)
-
-
 _BINARY: Mapping[int, Callable[[Range, Range], Range]] = {  # by op_type
     BinaryOp.ADD: _sum,
     BinaryOp.SUB: lambda a, b: _sum(a, _negative(b)),
@@ -206,46 +202,35 @@ _BINARY: Mapping[int, Callable[[Range, Range], Range]] = {  # by op_type
     BinaryOp.MIN: _smallest,
     BinaryOp.POW: _power,
     BinaryOp.RSUB: lambda a, b: _sum(b, _negative(a)),
-    BinaryOp.RDIV: _swapped(_quotient),
-    BinaryOp.RPOW: _swapped(_power),
+    BinaryOp.RDIV: lambda a, b: _quotient(b, a),
+    BinaryOp.RPOW: lambda a, b: _power(b, a),
     BinaryOp.ATAN2: _angle,
     BinaryOp.RATAN2: _angle,
 }
 
 
 def _binary(layer: Layer, *inputs: Range) -> Range:
-    b = of_numbers(np.array([layer["b"]], np.float32)) if layer["with_scalar"] else inputs[1]
+    b = _scalar(layer["b"]) if layer["with_scalar"] else inputs[1]
     rule = _BINARY.get(layer["op_type"])
     if rule is None:
         return UNKNOWN
-    same = len(layer.inputs) == 2 and layer.inputs[0] is layer.inputs[1]
-    if same and layer["op_type"] == BinaryOp.MUL:
-        return _product(inputs[0], b)._replace(low=0.0)
-    return rule(inputs[0], b)
+    found = rule(inputs[0], b)
+    is_square = layer.computes(BinaryOp.MUL) and len(layer.inputs) == 2 and layer.inputs[0] is layer.inputs[1]
+    return found._replace(low=0.0) if is_square else found
 
 
 def _eltwise(layer: Layer, *inputs: Range) -> Range:
-    if layer["op_type"] == Eltwise.PROD:
-        found = inputs[0]
-        for each in inputs[1:]:
-            found = _product(found, each)
-        return found
-    if layer["op_type"] == Eltwise.MAX:
-        found = inputs[0]
-        for each in inputs[1:]:
-            found = _largest(found, each)
-        return found
+    if layer["op_type"] in (Eltwise.PROD, Eltwise.MAX):
+        return reduce(_product if layer["op_type"] == Eltwise.PROD else _largest, inputs)
     coeffs = layer["coeffs"] if len(layer["coeffs"]) else [1.0] * len(inputs)
-    found = Range(0, 0, False, False, True)
-    for each, coeff in zip(inputs, coeffs, strict=True):
-        found = _sum(found, _product(each, of_numbers(np.array([coeff], np.float32))))
-    return found
+    terms = (_product(each, _scalar(coeff)) for each, coeff in zip(inputs, coeffs, strict=True))
+    return reduce(_sum, terms, _ZERO)
 
 
 # ---- functions of one operand
 
 
-def _into(low: float, high: float) -> Callable[[Range], Range]:
+def _bounded(low: float, high: float) -> Callable[[Range], Range]:
     """Return the rule for a function with these bounds, of any number."""
     return lambda x: Range(low, high, x.may_be_nan, False)
 
@@ -262,7 +247,7 @@ def _in_domain(low: float, high: float, result: Range) -> Callable[[Range], Rang
     return rule
 
 
-def _rising(function: Callable[[float], float], x: Range) -> Range:
+def _monotonic(function: Callable[[float], float], x: Range) -> Range:
     return x._replace(low=function(x.low), high=function(x.high), is_whole=False)
 
 
@@ -286,7 +271,7 @@ def _square(x: Range) -> Range:
 def _sqrt(x: Range) -> Range:
     if x.low < 0:
         return Range(0, _INF, True, x.may_be_inf)
-    return _rising(math.sqrt, x)
+    return _monotonic(math.sqrt, x)
 
 
 def _exp(x: Range) -> Range:
@@ -297,22 +282,22 @@ def _exp(x: Range) -> Range:
 
 def _log(x: Range, base: float = math.e) -> Range:
     if x.low > 0:
-        return _rising(lambda n: _INF if math.isinf(n) else math.log(n, base), x)
+        return _monotonic(lambda n: _INF if math.isinf(n) else math.log(n, base), x)
     high = _INF if math.isinf(x.high) or x.high <= 0 else math.log(x.high, base)
     return Range(-_INF, high, x.may_be_nan or x.low < 0, True)
 
 
-def _growing(x: Range) -> Range:
-    """Return the range of sinh and similar functions."""
+def _exponential(x: Range) -> Range:
+    """Return the range of sinh and cosh."""
     return Range(may_be_nan=x.may_be_nan, may_be_inf=not x.within(-EXP_LIMIT, EXP_LIMIT))
 
 
-def _following(x: Range) -> Range:
+def _finite_if_input_is(x: Range) -> Range:
     """Return the range of a function that is finite wherever its operand is."""
     return Range(may_be_nan=x.may_be_nan, may_be_inf=x.may_be_inf)
 
 
-def _bent(x: Range) -> Range:
+def _nan_at_infinity(x: Range) -> Range:
     """Return the range of a function that is finite, except that infinities may give NaN."""
     return Range(may_be_nan=x.may_be_nan or x.may_be_inf, may_be_inf=x.may_be_inf)
 
@@ -334,78 +319,55 @@ _FUNCTIONS: Mapping[int, Callable[[Range], Range]] = {
     UnaryOp.RSQRT: _in_domain(_TINY, _INF, Range(0, _INF)),
     UnaryOp.EXP: _exp,
     UnaryOp.LOG: _log,
-    UnaryOp.SIN: _into(-1, 1),
-    UnaryOp.COS: _into(-1, 1),
-    UnaryOp.TAN: _bent,
+    UnaryOp.SIN: _bounded(-1, 1),
+    UnaryOp.COS: _bounded(-1, 1),
+    UnaryOp.TAN: _nan_at_infinity,
     UnaryOp.ASIN: _in_domain(-1, 1, Range(-_HALF_PI, _HALF_PI)),
     UnaryOp.ACOS: _in_domain(-1, 1, Range(0, math.pi)),
-    UnaryOp.ATAN: _into(-_HALF_PI, _HALF_PI),
+    UnaryOp.ATAN: _bounded(-_HALF_PI, _HALF_PI),
     UnaryOp.RECIPROCAL: lambda x: _quotient(Range(1, 1, False, False, True), x),
-    UnaryOp.TANH: _into(-1, 1),
+    UnaryOp.TANH: _bounded(-1, 1),
     UnaryOp.LOG10: lambda x: _log(x, 10),
     UnaryOp.ROUND: _rounded(round),
     UnaryOp.TRUNC: _rounded(math.trunc),
     UnaryOp.SIGN: _sign,
     UnaryOp.EXPM1: lambda x: _sum(_exp(x), Range(-1, -1, False, False)),
-    UnaryOp.SINH: _growing,
-    UnaryOp.ASINH: _following,
-    UnaryOp.COSH: _growing,
+    UnaryOp.SINH: _exponential,
+    UnaryOp.ASINH: _finite_if_input_is,
+    UnaryOp.COSH: _exponential,
     UnaryOp.ACOSH: _in_domain(1, _INF, Range(0, _INF)),
     UnaryOp.ATANH: _in_domain(-_BENEATH_ONE, _BENEATH_ONE, Range()),
     UnaryOp.LOG1P: lambda x: _log(_sum(x, Range(1, 1, False, False))),
 }
 
 
-def _unary(layer: Layer, x: Range) -> Range:
-    rule = _FUNCTIONS.get(layer["op_type"])
-    return UNKNOWN if rule is None else rule(x)
+def _positive(x: Range) -> Range:
+    return x._replace(low=max(x.low, 0.0), high=max(x.high, 0.0))
 
 
 def _relu(layer: Layer, x: Range) -> Range:
     slope = layer["slope"]
     if slope == 0:
-        return x._replace(low=max(x.low, 0.0), high=max(x.high, 0.0))
-    return x._replace(low=min(x.low, x.low * slope), is_whole=False) if 0 < slope <= 1 else _following(x)
+        return _positive(x)
+    return x._replace(low=min(x.low, x.low * slope), is_whole=False) if 0 < slope <= 1 else _finite_if_input_is(x)
 
 
 def clipped(x: Range, low: float, high: float) -> Range:
     """Return the range cut to these bounds; infinities become the bounds."""
-    bounds = (min(max(bound, low), high) for bound in (x.low, x.high))
-    return _tidy(
-        x._replace(low=next(bounds), high=next(bounds), may_be_inf=False, is_whole=x.is_whole and low == int(low))
-    )
-
-
-def _clip(layer: Layer, x: Range) -> Range:
-    return clipped(x, float(layer["min"]), float(layer["max"]))
+    least, most = (min(max(bound, low), high) for bound in (x.low, x.high))
+    return x._replace(low=least, high=most, may_be_inf=False, is_whole=x.is_whole and low == int(low))
 
 
 def _shifted(layer: Layer, x: Range) -> Range:
-    scale, shift = (of_numbers(np.array([layer[name]], np.float32)) for name in ("scale", "shift"))
+    scale, shift = (_scalar(layer[name]) for name in ("scale", "shift"))
     return _sum(_product(x, scale), shift)
-
-
-def _exp_layer(layer: Layer, x: Range) -> Range:
-    return _exp(_shifted(layer, x)) if layer["base"] == -1 else Range(0, _INF, x.may_be_nan, True)
-
-
-def _log_layer(layer: Layer, x: Range) -> Range:
-    return _log(_shifted(layer, x)) if layer["base"] == -1 else UNKNOWN
 
 
 def _power_layer(layer: Layer, x: Range) -> Range:
     exponent = Range(layer["power"], layer["power"], False, False)
     base = _shifted(layer, x)
     whole = float(layer["power"]).is_integer() and layer["power"] > 0
-    return _following(base) if whole else _power(base, exponent)
-
-
-def _softmax(layer: Layer, x: Range) -> Range:
-    return Range(0, 1, not x.is_finite, False)
-
-
-def _memory(layer: Layer) -> Range:
-    return of_numbers(layer.weights["data"])
+    return _finite_if_input_is(base) if whole else _power(base, exponent)
 
 
 def _dequantize(layer: Layer, x: Range) -> Range:
@@ -429,16 +391,12 @@ def _reduction(layer: Layer, x: Range) -> Range:
     return made._replace(low=0.0) if never_negative and layer["coeff"] > 0 else made
 
 
-def _dropout(layer: Layer, x: Range) -> Range:
-    return _product(x, of_numbers(np.array([layer["scale"]], np.float32)))
-
-
 def _padding(layer: Layer, x: Range) -> Range:
     if layer["type"] != Padding.CONSTANT:
         return x
     if layer["per_channel_pad_data_size"]:
         return union(x, of_numbers(layer.weights["per_channel_pad_data"]))
-    return union(x, of_numbers(np.array([layer["value"]], np.float32)))
+    return union(x, _scalar(layer["value"]))
 
 
 def _pooling(layer: Layer, x: Range) -> Range:
@@ -448,53 +406,53 @@ def _pooling(layer: Layer, x: Range) -> Range:
 
 
 def _grid_sample(layer: Layer, x: Range, grid: Range) -> Range:
-    return union(x, Range(0, 0, False, False, True)) if layer["padding_mode"] == SamplePadding.ZEROS else x
+    return union(x, _ZERO) if layer["padding_mode"] == SamplePadding.ZEROS else x
 
 
 def _interp(layer: Layer, x: Range, *sizes: Range) -> Range:
     """Return the range after resizing; a second input gives only sizes."""
-    return x if layer["resize_type"] == Interp.NEAREST else _following(x)
+    return x if layer["resize_type"] == Interp.NEAREST else _finite_if_input_is(x)
 
 
 def _activated(layer: Layer, x: Range) -> Range:
     """Return the range after a fused activation; those other than ReLU, Clip and Sigmoid are followed."""
     kind, params = layer["activation_type"], layer["activation_params"]
     if kind == Activation.RELU:
-        return x._replace(low=max(x.low, 0.0), high=max(x.high, 0.0))
+        return _positive(x)
     if kind == Activation.CLIP and len(params) >= 2:
         return clipped(x, float(params[0]), float(params[1]))
-    return _into(0, 1)(x) if kind == Activation.SIGMOID else _following(x)
+    return _bounded(0, 1)(x) if kind == Activation.SIGMOID else _finite_if_input_is(x)
 
 
 def _of(function: Callable[[Range], Range]) -> Callable[..., Range]:
     return lambda layer, x: function(x)
 
 
-_FOLLOWING = ("PReLU", "ELU", "SELU", "CELU", "Shrink", "Scale", "Bias", "BatchNorm", "Cast")
-_BENT = ("GELU", "Swish", "Mish", "HardSwish", "BNLL")  # infinity times 0, or minus itself
+_FINITE_IF_INPUT_IS = ("PReLU", "ELU", "SELU", "CELU", "Shrink", "Scale", "Bias", "BatchNorm", "Cast")
+_NAN_AT_INFINITY = ("GELU", "Swish", "Mish", "HardSwish", "BNLL")  # infinity times 0, or minus itself
 
 _RULES: Mapping[str, Callable[..., Range]] = {
     "Input": lambda layer: UNKNOWN,
-    "MemoryData": _memory,
+    "MemoryData": lambda layer: of_numbers(layer.weights["data"]),
     "Dequantize": _dequantize,
     "Threshold": lambda layer, x: _BIT,
     "BinaryOp": _binary,
     "Eltwise": _eltwise,
-    "UnaryOp": _unary,
+    "UnaryOp": lambda layer, x: _FUNCTIONS[layer["op_type"]](x) if layer["op_type"] in _FUNCTIONS else UNKNOWN,
     "AbsVal": _of(_abs),
     "ReLU": _relu,
-    "Clip": _clip,
-    "Exp": _exp_layer,
-    "Log": _log_layer,
+    "Clip": lambda layer, x: clipped(x, float(layer["min"]), float(layer["max"])),
+    "Exp": lambda layer, x: _exp(_shifted(layer, x)) if layer["base"] == -1 else Range(0, _INF, x.may_be_nan, True),
+    "Log": lambda layer, x: _log(_shifted(layer, x)) if layer["base"] == -1 else UNKNOWN,
     "Power": _power_layer,
-    "Softmax": _softmax,
+    "Softmax": lambda layer, x: Range(0, 1, not x.is_finite, False),
     "Softplus": _of(lambda x: Range(0, _INF, x.may_be_nan, x.high > EXP_LIMIT)),
     "Reduction": _reduction,
-    "Dropout": _dropout,
+    "Dropout": lambda layer, x: _product(x, _scalar(layer["scale"])),
     "Padding": _padding,
     "Pooling": _pooling,
     "GridSample": _grid_sample,
     "Interp": _interp,
-    **dict.fromkeys(_FOLLOWING, lambda layer, *inputs: union(*map(_following, inputs))),
-    **dict.fromkeys(_BENT, _of(_bent)),
+    **dict.fromkeys(_FINITE_IF_INPUT_IS, lambda layer, *inputs: union(*map(_finite_if_input_is, inputs))),
+    **dict.fromkeys(_NAN_AT_INFINITY, _of(_nan_at_infinity)),
 }

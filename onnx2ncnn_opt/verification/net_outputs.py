@@ -20,8 +20,8 @@ from onnx2ncnn_opt.runtime.slots import Slot, alike, model_feeds
 from onnx2ncnn_opt.verification.match import input_slots, manifest_slots, pair
 from onnx2ncnn_opt.verification.rounding import Rounding
 from onnx2ncnn_opt.verification.rounding_budget import (
+    BITS_MARGIN,
     LEAST_BUDGET,
-    ROOM,
     float32_budget,
     weights_encoding,
 )
@@ -66,7 +66,7 @@ class OutputComparison:
         if self.is_fixed:
             return self.tolerance.relative
         usual = self.budget[name] if close else max(self.tolerance.relative, min(self.budget[name], MOST_BUDGET))
-        return max(usual, ROOM * self.by_weights.get(name, 0.0))
+        return max(usual, BITS_MARGIN * self.by_weights.get(name, 0.0))
 
     def leaves_budget(self, outputs: Sequence[OutputReport]) -> bool:
         """Return True if outputs are right, but less accurate than rounding alone would leave them."""

@@ -24,9 +24,9 @@ from onnx2ncnn_opt.verification.tolerance import DEFAULT, INFINITE, UNKNOWN_ROUN
 # Another order of a sum is about as far from float64 as ONNX Runtime's: the right nets of the zoo were up to 8 times as
 # far from ONNX Runtime, with ncnn's plain kernels, as that is from float64. The least is for sums that it got right by
 # chance: of one output, and of many that are compared (`float32_budget`).
-_ROUNDINGS, _LEAST, LEAST_BUDGET = 16.0, 2.0**-21, 2.0**-15
+_ROUNDING_MARGIN, _LEAST, LEAST_BUDGET = 16.0, 2.0**-21, 2.0**-15
 # Weights that are rounded after they were folded, and a device's own order of sums, are other errors of the same size.
-ROOM = 4.0
+BITS_MARGIN = 4.0
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class RoundingBudget:
             return "" if ok else self.kind if self.bits == math.inf else "conversion"
         if error == 0:
             return ""
-        if self.rounding is not None and error <= max(_ROUNDINGS * self.rounding, _LEAST):
+        if self.rounding is not None and error <= max(_ROUNDING_MARGIN * self.rounding, _LEAST):
             return "rounding"
-        if self.bits is not None and error <= ROOM * self.bits:
+        if self.bits is not None and error <= BITS_MARGIN * self.bits:
             return self.kind
         if ok:
             return "kernels" if mode == "fp32" else mode
@@ -61,7 +61,7 @@ def float32_budget(rounding: float | None, least: float) -> float:
 
     That holds for ncnn's plain kernels. The faster ones have errors of their own, up to what `Tolerance` says.
     """
-    return UNKNOWN_ROUNDING if rounding is None else max(_ROUNDINGS * rounding, least)
+    return UNKNOWN_ROUNDING if rounding is None else max(_ROUNDING_MARGIN * rounding, least)
 
 
 def least_budget(param: Path, bin: Path, *, vulkan: bool) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.half import INFINITE, LARGEST, ROOM, SMALLEST, Inner, winograd_tile
+from onnx2ncnn_opt.ir.half import INFINITE, INPUT_MARGIN, LARGEST, SMALLEST, Inner, winograd_tile
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.rewrite.prove_masks import SOURCES, Mask
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk
@@ -148,7 +148,7 @@ def find_masks(
     with restored_masks(estimators[0].graph):
         for estimator in estimators:
             judge = MaskJudge(estimator)
-            _mask_large(judge.graph, judge.reference, judge.inner, found, 1.0 if precisions else ROOM)
+            _mask_large(judge.graph, judge.reference, judge.inner, found, 1.0 if precisions else INPUT_MARGIN)
             precision = _mask_errors(judge, found, budget)
             if integers:
                 precision = replace(precision, integers_differ=_differ(judge.run(), judge.reference, integers))

@@ -46,8 +46,8 @@ def verify_net(
     With a manifest arrays must have exactly the model's shapes; without one sizes of 1 do not count, because other
     converters drop them freely. Faults of the net are reported, not raised. `worker` is a process to use again.
 
-    A net whose weights have 16 or 8 bits may be off by `budget.ROOM` times the error of rounding the model's own
-    weights.
+    A net whose weights have 16 or 8 bits may be off by `rounding_budget.BITS_MARGIN` times the error of rounding the
+    model's own weights.
 
     Raises:
         ModelError, UsageError: the model, the inputs or the manifest are broken or do not belong together, or there is
