@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from onnx2ncnn_opt.errors import UsageError
-from onnx2ncnn_opt.ir.spec import CUSTOM, SHAPE_HINTS_ID, LayerSpec, Param, Params, WeightSpec
+from onnx2ncnn_opt.ir.spec import CUSTOM, SHAPE_HINTS_ID, LayerSpec, parse_params, parse_weights
 
 _DECLARATION = r"([^\s:]+):([^\s:]*)"
 _WEIGHT = r"((?:p?[0-9]{1,9})(?:\*p?[0-9]{1,9})*)(@tagged)?"
@@ -29,23 +28,11 @@ def custom_layer(text: str) -> LayerSpec:
     return LayerSpec(
         match[1],
         CUSTOM,
-        params=tuple(Param(id, f"p{id}", "int", 0) for id in ids),
-        weights=tuple(
-            WeightSpec(f"weight_{i}", _count(weight[1]), tagged=bool(weight[2]))
-            for i, weight in enumerate(weights)
-            if weight
+        params=parse_params(", ".join(f"{id} p{id}" for id in ids)),
+        weights=parse_weights(
+            ", ".join(f"weight_{i}{'*' if weight[2] else ''}={weight[1]}" for i, weight in enumerate(weights) if weight)
         ),
         inputs=(0, None),
         outputs=(0, None),
         one_blob_only=False,
     )
-
-
-def _count(text: str) -> Callable[[Params], int]:
-    def count(params: Params) -> int:
-        product = 1
-        for factor in text.split("*"):
-            product *= params[factor] if factor.startswith("p") else int(factor)
-        return product
-
-    return count

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from math import inf, sqrt
+from math import inf, prod, sqrt
+from operator import itemgetter
 from typing import Any
 
 from onnx2ncnn_opt.errors import GraphError
@@ -24,6 +25,8 @@ _WINDOW_2D = (
 _WINDOW_3D = "21 kernel_d=kernel_w, 22 dilation_d=dilation_w, 23 stride_d=stride_w, 24 pad_front=pad_left"
 _WEIGHTS = "5 bias_term, 6 weight_data_size"
 _ACTIVATION = "9 activation_type:Activation, 10 activation_params:float[]"
+_CONVOLUTION = f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}"
+_GROUPED = f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, {_ACTIVATION}"
 _DECONV_1D = "15 pad_right=pad_left, 18 output_pad_right, 20 output_w, 28 dynamic_weight"
 _DECONV_2D = (
     "18 output_pad_right, 19 output_pad_bottom=output_pad_right, 20 output_w, 21 output_h=output_w, 28 dynamic_weight"
@@ -45,6 +48,10 @@ def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def _elements(p: Params) -> int:
+    return prod(max(p[axis], 1) for axis in "whdc")
+
+
 def _directions(p: Params) -> int:
     return 2 if p["direction"] == Direction.BIDIRECTIONAL else 1
 
@@ -59,14 +66,6 @@ def _format(p: Params) -> int:
 
 def _block(p: Params) -> int:
     return choose((32, 64, 128), p["quantize_term"] % 10, "quantize_term")
-
-
-def _has_affine(p: Params) -> bool:
-    return bool(p["affine"])
-
-
-def _has_int8_scales(p: Params) -> bool:
-    return bool(p["int8_scale_term"])
 
 
 def _is_int8(p: Params) -> bool:
@@ -107,15 +106,13 @@ def _crop_is_one_blob(p: Params) -> bool:
 
 _CONSTANT_WEIGHTS = "weight_data*=weight_data_size, bias_data=num_output if bias_term"
 _DYNAMIC_WEIGHTS = (
-    WeightSpec("weight_data", lambda p: p["weight_data_size"], tagged=True, when=lambda p: not p["dynamic_weight"]),
-    WeightSpec("bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"] and not p["dynamic_weight"]),
+    "weight_data*=weight_data_size if dynamic_weight==0, bias_data=num_output if bias_term and dynamic_weight==0"
 )
-_TOP_SCALES = WeightSpec("top_blob_int8_scales", lambda p: 1, when=lambda p: p["int8_scale_term"] > 100)
+_BLOB_SCALES = "bottom_blob_int8_scales=1 if int8_scale_term, top_blob_int8_scales=1 if int8_scale_term>100"
 
 
 def _layer(
-    type: str,
-    index: int,
+    number_and_type: str,
     params: str = "",
     weights: str | tuple[WeightSpec, ...] = (),
     *,
@@ -125,13 +122,14 @@ def _layer(
     one_blob_only: Predicate | None = None,
     **others: Any,
 ) -> LayerSpec:
-    """Return a layer in the notation of `parse_params` and `parse_weights`.
+    """Return a layer, such as "2 BatchNorm", in the notation of `parse_params` and `parse_weights`.
 
     Without `one_blob_only`, the blob counts decide whether ncnn demands one blob on either side.
     """
+    index, type = number_and_type.split()
     return LayerSpec(
         type,
-        index,
+        int(index),
         parse_params(params, computed),
         parse_weights(weights) if isinstance(weights, str) else weights,
         inputs,
@@ -141,14 +139,14 @@ def _layer(
     )
 
 
-def _elementwise(type: str, index: int, params: str = "", **others: Any) -> LayerSpec:
-    return _layer(type, index, params, inplace=True, traits=Trait.ELEMENTWISE, **others)
+def _elementwise(type: str, params: str = "", **others: Any) -> LayerSpec:
+    return _layer(type, params, inplace=True, traits=Trait.ELEMENTWISE, **others)
 
 
-def _convolution(type: str, index: int, params: str, weights: tuple[WeightSpec, ...] = ()) -> LayerSpec:
-    """Return a convolution whose weight may be an input; `weights` follow weight and bias in the file."""
-    constant = (*_DYNAMIC_WEIGHTS, *weights)
-    return _layer(type, index, params, constant, inputs=(1, 3), one_blob_only=lambda p: p["dynamic_weight"] == 0)
+def _convolution(type: str, params: str, scales: tuple[WeightSpec, ...] = ()) -> LayerSpec:
+    """Return a convolution whose weight may be an input; `scales` follow weight and bias in the file."""
+    weights = (*parse_weights(_DYNAMIC_WEIGHTS), *scales)
+    return _layer(type, params, weights, inputs=(1, 3), one_blob_only=lambda p: p["dynamic_weight"] == 0)
 
 
 def _attention_weights() -> Iterator[WeightSpec]:
@@ -189,7 +187,7 @@ def _blocks(columns: Callable[[Params], int], p: Params) -> int:
     return _ceil_div(columns(p), _block(p))
 
 
-def _recurrent(type: str, index: int, gates: int, biases: int, hidden: str = "num_output") -> LayerSpec:
+def _recurrent(type: str, gates: int, biases: int, hidden: str = "num_output") -> LayerSpec:
     """Return a layer of so many gates and biases for each number of a state, whose size is the parameter `hidden`."""
 
     def rows(p: Params) -> int:
@@ -197,7 +195,7 @@ def _recurrent(type: str, index: int, gates: int, biases: int, hidden: str = "nu
 
     projects = hidden != "num_output"  # an LSTM's output may be a product of its state
     weights = [
-        WeightSpec("weight_xc_data", lambda p: p["weight_data_size"], tagged=True),
+        *parse_weights("weight_xc_data*=weight_data_size"),
         WeightSpec("bias_c_data", lambda p: _directions(p) * biases * p[hidden], tagged=True),
         WeightSpec("weight_hc_data", lambda p: rows(p) * p["num_output"], tagged=True),
         WeightSpec(
@@ -206,13 +204,12 @@ def _recurrent(type: str, index: int, gates: int, biases: int, hidden: str = "nu
             tagged=True,
             when=lambda p: p["num_output"] != p[hidden],
         ),
-        WeightSpec("weight_xc_data_int8_scales", rows, when=_has_int8_scales),
-        WeightSpec("weight_hc_data_int8_scales", rows, when=_has_int8_scales),
+        WeightSpec("weight_xc_data_int8_scales", rows, when=itemgetter("int8_scale_term")),
+        WeightSpec("weight_hc_data_int8_scales", rows, when=itemgetter("int8_scale_term")),
     ]
     sizes = "3 hidden_size=num_output, " if projects else ""
     return _layer(
         type,
-        index,
         f"0 num_output, 1 weight_data_size, 2 direction:Direction, {sizes}8 int8_scale_term",
         tuple(weights if projects else [each for each in weights if each.name != "weight_hr_data"]),
         inputs=(1, 3 if projects else 2),
@@ -221,33 +218,25 @@ def _recurrent(type: str, index: int, gates: int, biases: int, hidden: str = "nu
 
 
 _TABLE = (
-    _elementwise("AbsVal", 0),
-    _layer("ArgMax", 1, "0 out_max_val, 1 topk=1", in_runtime=False),
+    _elementwise("0 AbsVal"),
+    _layer("1 ArgMax", "0 out_max_val, 1 topk=1", in_runtime=False),
     _layer(
-        "BatchNorm",
-        2,
+        "2 BatchNorm",
         "0 channels, 1 eps=0.0",
         "slope_data=channels, mean_data=channels, var_data=channels, bias_data=channels",
         inplace=True,
     ),
-    _layer("Bias", 3, "0 bias_data_size", "bias_data=bias_data_size", inplace=True),
-    _elementwise("BNLL", 4),
-    _layer("Concat", 5, "0 axis", inputs=(1, None), traits=Trait.MOVES),
+    _layer("3 Bias", "0 bias_data_size", "bias_data=bias_data_size", inplace=True),
+    _elementwise("4 BNLL"),
+    _layer("5 Concat", "0 axis", inputs=(1, None), traits=Trait.MOVES),
     _convolution(
-        "Convolution",
-        6,
+        "6 Convolution",
         f"0 num_output, {_WINDOW}, {_WEIGHTS}, 8 int8_scale_term, {_ACTIVATION}, {_WINDOW_2D}, "
         "18 pad_value=0.0, 19 dynamic_weight",
-        (
-            *parse_weights(
-                "weight_data_int8_scales=num_output if int8_scale_term, bottom_blob_int8_scales=1 if int8_scale_term"
-            ),
-            _TOP_SCALES,
-        ),
+        parse_weights(f"weight_data_int8_scales=num_output if int8_scale_term, {_BLOB_SCALES}"),
     ),
     _layer(
-        "Crop",
-        7,
+        "7 Crop",
         "0 woffset, 1 hoffset, 2 coffset, 3 outw, 4 outh, 5 outc, 6 woffset2, 7 hoffset2, 8 coffset2, "
         "9 starts:int[], 10 ends:int[], 11 axes:int[], 13 doffset, 14 outd, 15 doffset2, "
         "19 starts_expr:string, 20 ends_expr:string, 21 axes_expr:string",
@@ -255,110 +244,88 @@ _TABLE = (
         traits=Trait.MOVES,
         one_blob_only=_crop_is_one_blob,
     ),
-    _convolution("Deconvolution", 8, f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, {_WINDOW_2D}, {_DECONV_2D}"),
-    _elementwise("Dropout", 9, "0 scale=1.0", half=("scale",)),
-    _layer("Eltwise", 10, "0 op_type:Eltwise, 1 coeffs:float[]", inputs=(1, None), half=("coeffs",)),
-    _elementwise("ELU", 11, "0 alpha=0.1"),
+    _convolution("8 Deconvolution", f"{_CONVOLUTION}, {_WINDOW_2D}, {_DECONV_2D}"),
+    _elementwise("9 Dropout", "0 scale=1.0", half=("scale",)),
+    _layer("10 Eltwise", "0 op_type:Eltwise, 1 coeffs:float[]", inputs=(1, None), half=("coeffs",)),
+    _elementwise("11 ELU", "0 alpha=0.1"),
     _layer(
-        "Embed",
-        12,
+        "12 Embed",
         "0 num_output, 1 input_dim, 2 bias_term, 3 weight_data_size, 18 int8_scale_term",
         f"{_CONSTANT_WEIGHTS}, weight_data_int8_scale=1 if int8_scale_term",
     ),
-    _elementwise("Exp", 13, "0 base=-1.0, 1 scale=1.0, 2 shift=0.0"),
-    _layer("Flatten", 14, traits=Trait.VIEW),
+    _elementwise("13 Exp", "0 base=-1.0, 1 scale=1.0, 2 shift=0.0"),
+    _layer("14 Flatten", traits=Trait.VIEW),
     _layer(
-        "InnerProduct",
-        15,
+        "15 InnerProduct",
         f"0 num_output, 1 bias_term, 2 weight_data_size, 8 int8_scale_term, {_ACTIVATION}",
         f"{_CONSTANT_WEIGHTS}, weight_data_int8_scales=num_output if int8_scale_term, "
         "bottom_blob_int8_scales=1 if int8_scale_term",
     ),
-    _layer("Input", 16, "0 w, 1 h, 2 c, 11 d", inputs=(0, 0), outputs=(1, None), inplace=True),
-    _elementwise("Log", 17, "0 base=-1.0, 1 scale=1.0, 2 shift=0.0"),
-    _layer("LRN", 18, "0 region_type:Region, 1 local_size=5, 2 alpha=1.0, 3 beta=0.75, 4 bias=1.0", inplace=True),
+    _layer("16 Input", "0 w, 1 h, 2 c, 11 d", inputs=(0, 0), outputs=(1, None), inplace=True),
+    _elementwise("17 Log", "0 base=-1.0, 1 scale=1.0, 2 shift=0.0"),
+    _layer("18 LRN", "0 region_type:Region, 1 local_size=5, 2 alpha=1.0, 3 beta=0.75, 4 bias=1.0", inplace=True),
     _layer(
-        "MemoryData",
-        19,
+        "19 MemoryData",
         "0 w, 1 h, 2 c, 11 d, 21 load_type=1",
-        (
-            WeightSpec(
-                "data",
-                lambda p: max(p["w"], 1) * max(p["h"], 1) * max(p["d"], 1) * max(p["c"], 1),
-                tagged=lambda p: p["load_type"] == 0,
-                when=lambda p: p["w"] != 0,
-            ),
-        ),
+        (WeightSpec("data", _elements, tagged=lambda p: p["load_type"] == 0, when=itemgetter("w")),),
         inputs=(0, 0),
         outputs=(1, None),
     ),
-    _layer("MVN", 20, "0 normalize_variance, 1 across_channels, 2 eps=0.0001"),
-    _layer("Pooling", 21, f"{_POOLING}, {_POOLING_2D}, 18 out_h=out_w"),
-    _elementwise("Power", 22, "0 power=1.0, 1 scale=1.0, 2 shift=0.0"),
-    _layer("PReLU", 23, "0 num_slope", "slope_data=num_slope", inplace=True),
+    _layer("20 MVN", "0 normalize_variance, 1 across_channels, 2 eps=0.0001"),
+    _layer("21 Pooling", f"{_POOLING}, {_POOLING_2D}, 18 out_h=out_w"),
+    _elementwise("22 Power", "0 power=1.0, 1 scale=1.0, 2 shift=0.0"),
+    _layer("23 PReLU", "0 num_slope", "slope_data=num_slope", inplace=True),
     _layer(
-        "Proposal",
-        24,
+        "24 Proposal",
         "0 feat_stride=16, 1 base_size=16, 2 pre_nms_topN=6000, 3 after_nms_topN=300, 4 nms_thresh=0.7, 5 min_size=16",
         inputs=(3, 3),
         outputs=(1, 2),
     ),
     _layer(
-        "Reduction",
-        25,
+        "25 Reduction",
         "0 operation:Reduction, 1 reduce_all=1, 2 coeff=1.0, 3 axes:int[], 4 keepdims, 5 fixbug0",
         half=("coeff",),
     ),
-    _elementwise("ReLU", 26, "0 slope=0.0"),
+    _elementwise("26 ReLU", "0 slope=0.0"),
     _layer(
-        "Reshape",
-        27,
+        "27 Reshape",
         "0 w=-233, 1 h=-233, 2 c=-233, 6 shape_expr:string, 11 d=-233, 12 input_batch_axis=233, "
         "13 output_batch_axis=233",
         inputs=(1, 10),
         traits=Trait.VIEW,
         one_blob_only=lambda p: _last_blob(p["shape_expr"]) == 0,
     ),
-    _layer("ROIPooling", 28, "0 pooled_width, 1 pooled_height, 2 spatial_scale=1.0", inputs=(2, 2)),
+    _layer("28 ROIPooling", "0 pooled_width, 1 pooled_height, 2 spatial_scale=1.0", inputs=(2, 2)),
     _layer(
-        "Scale",
-        29,
+        "29 Scale",
         "0 scale_data_size, 1 bias_term",
-        (
-            WeightSpec("scale_data", lambda p: p["scale_data_size"], when=lambda p: p["scale_data_size"] != -233),
-            WeightSpec(
-                "bias_data",
-                lambda p: p["scale_data_size"],
-                when=lambda p: p["bias_term"] and p["scale_data_size"] != -233,
-            ),
-        ),
+        "scale_data=scale_data_size if scale_data_size!=-233, "
+        "bias_data=scale_data_size if bias_term and scale_data_size!=-233",
         inputs=(1, 2),
         inplace=True,
         half=("scale_data", "bias_data"),
         one_blob_only=lambda p: p["scale_data_size"] != -233,
     ),
-    _elementwise("Sigmoid", 30, bounds=(0, 1)),
-    _layer("Slice", 31, "0 slices:int[], 1 axis, 2 indices:int[]", outputs=(1, None), traits=Trait.MOVES),
-    _layer("Softmax", 32, "0 axis, 1 fixbug0", inplace=True, bounds=(0, 1)),
-    _layer("Split", 33, outputs=(1, None), traits=Trait.SHARES),
-    _layer("SPP", 34, "0 pooling_type, 1 pyramid_height=1", in_runtime=False),
-    _elementwise("TanH", 35, bounds=(-1, 1)),
-    _elementwise("Threshold", 36, "0 threshold=0.0", bounds=(0, 1)),
-    _layer("Tile", 37, "0 axis, 1 tiles=1, 2 repeats:int[]", traits=Trait.MOVES),
-    _recurrent("RNN", 38, 1, 1),
-    _recurrent("LSTM", 39, 4, 4, "hidden_size"),
+    _elementwise("30 Sigmoid", bounds=(0, 1)),
+    _layer("31 Slice", "0 slices:int[], 1 axis, 2 indices:int[]", outputs=(1, None), traits=Trait.MOVES),
+    _layer("32 Softmax", "0 axis, 1 fixbug0", inplace=True, bounds=(0, 1)),
+    _layer("33 Split", outputs=(1, None), traits=Trait.SHARES),
+    _layer("34 SPP", "0 pooling_type, 1 pyramid_height=1", in_runtime=False),
+    _elementwise("35 TanH", bounds=(-1, 1)),
+    _elementwise("36 Threshold", "0 threshold=0.0", bounds=(0, 1)),
+    _layer("37 Tile", "0 axis, 1 tiles=1, 2 repeats:int[]", traits=Trait.MOVES),
+    _recurrent("38 RNN", 1, 1),
+    _recurrent("39 LSTM", 4, 4, "hidden_size"),
     _layer(
-        "BinaryOp",
-        40,
+        "40 BinaryOp",
         "0 op_type:BinaryOp, 1 with_scalar, 2 b=0.0",
         inputs=(1, 2),
         half=("b",),
         one_blob_only=lambda p: p["with_scalar"] != 0,
     ),
-    _layer("UnaryOp", 41, "0 op_type:UnaryOp", inplace=True, traits=Trait.ELEMENTWISE),
+    _layer("41 UnaryOp", "0 op_type:UnaryOp", inplace=True, traits=Trait.ELEMENTWISE),
     _convolution(
-        "ConvolutionDepthWise",
-        42,
+        "42 ConvolutionDepthWise",
         f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, 8 int8_scale_term, {_ACTIVATION}, {_WINDOW_2D}, "
         "18 pad_value=0.0, 19 dynamic_weight",
         (
@@ -366,30 +333,26 @@ _TABLE = (
                 "weight_data_int8_scales", lambda p: p["group"], when=lambda p: p["int8_scale_term"] in (1, 101)
             ),
             WeightSpec("weight_data_int8_scales", lambda p: 1, when=lambda p: p["int8_scale_term"] in (2, 102)),
-            *parse_weights("bottom_blob_int8_scales=1 if int8_scale_term"),
-            _TOP_SCALES,
+            *parse_weights(_BLOB_SCALES),
         ),
     ),
     _layer(
-        "Padding",
-        43,
+        "43 Padding",
         "0 top, 1 bottom, 2 left, 3 right, 4 type:Padding, 5 value=0.0, 6 per_channel_pad_data_size, 7 front, 8 behind",
         "per_channel_pad_data=per_channel_pad_data_size if per_channel_pad_data_size",
     ),
-    _layer("Squeeze", 44, "0 squeeze_w, 1 squeeze_h, 2 squeeze_c, 3 axes:int[], 11 squeeze_d", traits=Trait.VIEW),
-    _layer("ExpandDims", 45, "3 axes:int[]", traits=Trait.VIEW),
+    _layer("44 Squeeze", "0 squeeze_w, 1 squeeze_h, 2 squeeze_c, 3 axes:int[], 11 squeeze_d", traits=Trait.VIEW),
+    _layer("45 ExpandDims", "3 axes:int[]", traits=Trait.VIEW),
     _layer(
-        "Normalize",
-        46,
+        "46 Normalize",
         "0 across_spatial, 1 channel_shared, 2 eps=0.0001, 3 scale_data_size, 4 across_channel=1, 9 eps_mode:EpsMode",
         "scale_data=scale_data_size",
         inplace=True,
         half=("eps", "scale_data"),
     ),
-    _layer("Permute", 47, "0 order_type", traits=Trait.VIEW),
+    _layer("47 Permute", "0 order_type", traits=Trait.VIEW),
     _layer(
-        "PriorBox",
-        48,
+        "48 PriorBox",
         "0 min_sizes:float[], 1 max_sizes:float[], 2 aspect_ratios:float[], 3 variances0=0.1, "
         "4 variances1=0.1, 5 variances2=0.2, 6 variances3=0.2, 7 flip=1, 8 clip, 9 image_width, "
         "10 image_height, 11 step_width=-233.0, 12 step_height=-233.0, 13 offset=0.0, "
@@ -397,101 +360,83 @@ _TABLE = (
         inputs=(1, 2),
     ),
     _layer(
-        "DetectionOutput",
-        49,
+        "49 DetectionOutput",
         "0 num_class, 1 nms_threshold=0.05, 2 nms_top_k=300, 3 keep_top_k=100, "
         "4 confidence_threshold=0.5, 5 variances0=0.1, 6 variances1=0.1, 7 variances2=0.2, "
         "8 variances3=0.2",
         inputs=(3, 3),
     ),
     _layer(
-        "Interp",
-        50,
+        "50 Interp",
         "0 resize_type:Interp, 1 height_scale=1.0, 2 width_scale=1.0, 3 output_height, 4 output_width, "
         "5 dynamic_target_size, 6 align_corner, 9 size_expr:string",
         inputs=(1, 10),
         one_blob_only=lambda p: p["dynamic_target_size"] != 1 and _last_blob(p["size_expr"]) == 0,
     ),
-    _convolution(
-        "DeconvolutionDepthWise",
-        51,
-        f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, {_ACTIVATION}, {_WINDOW_2D}, {_DECONV_2D}",
-    ),
-    _layer("ShuffleChannel", 52, "0 group=1, 1 reverse", traits=Trait.MOVES),
+    _convolution("51 DeconvolutionDepthWise", f"{_GROUPED}, {_WINDOW_2D}, {_DECONV_2D}"),
+    _layer("52 ShuffleChannel", "0 group=1, 1 reverse", traits=Trait.MOVES),
     _layer(
-        "InstanceNorm",
-        53,
+        "53 InstanceNorm",
         "0 channels, 1 eps=0.001, 2 affine=1",
         "gamma_data=channels if affine, beta_data=channels if affine",
         inplace=True,
     ),
-    _elementwise("Clip", 54, "0 min=-3.402823466e+38, 1 max=3.402823466e+38"),
-    _layer("Reorg", 55, "0 stride=1, 1 mode", traits=Trait.MOVES),
+    _elementwise("54 Clip", "0 min=-3.402823466e+38, 1 max=3.402823466e+38"),
+    _layer("55 Reorg", "0 stride=1, 1 mode", traits=Trait.MOVES),
     _layer(
-        "YoloDetectionOutput",
-        56,
+        "56 YoloDetectionOutput",
         "0 num_class=20, 1 num_box=5, 2 confidence_threshold=0.01, 3 nms_threshold=0.45, 4 biases:float[]",
         inputs=(1, None),
         inplace=True,
     ),
-    _layer("Quantize", 57, "0 scale_data_size=1", "scale_data=scale_data_size"),
+    _layer("57 Quantize", "0 scale_data_size=1", "scale_data=scale_data_size"),
     _layer(
-        "Dequantize",
-        58,
+        "58 Dequantize",
         "0 scale_data_size=1, 1 bias_data_size",
         "scale_data=scale_data_size, bias_data=bias_data_size if bias_data_size",
     ),
     _layer(
-        "Yolov3DetectionOutput",
-        59,
+        "59 Yolov3DetectionOutput",
         "0 num_class=20, 1 num_box=5, 2 confidence_threshold=0.01, 3 nms_threshold=0.45, "
         "4 biases:float[], 5 mask:int[], 6 anchors_scale:float[]",
         inputs=(1, None),
     ),
     _layer(
-        "PSROIPooling", 60, "0 pooled_width=7, 1 pooled_height=7, 2 spatial_scale=0.0625, 3 output_dim", inputs=(2, 2)
+        "60 PSROIPooling", "0 pooled_width=7, 1 pooled_height=7, 2 spatial_scale=0.0625, 3 output_dim", inputs=(2, 2)
     ),
     _layer(
-        "ROIAlign",
-        61,
+        "61 ROIAlign",
         "0 pooled_width, 1 pooled_height, 2 spatial_scale=1.0, 3 sampling_ratio, 4 aligned, 5 version",
         inputs=(2, 2),
     ),
-    _layer("Packing", 62, "0 out_elempack=1, 1 use_padding, 2 cast_type_from, 3 cast_type_to"),
+    _layer("62 Packing", "0 out_elempack=1, 1 use_padding, 2 cast_type_from, 3 cast_type_to"),
     _layer(
-        "Requantize",
-        63,
+        "63 Requantize",
         "0 scale_in_data_size=1, 1 scale_out_data_size=1, 2 bias_data_size, 3 activation_type:Activation, "
         "4 activation_params:float[]",
-        (
-            "scale_in_data=scale_in_data_size, scale_out_data=scale_out_data_size, "
-            "bias_data=bias_data_size if bias_data_size"
-        ),
+        "scale_in_data=scale_in_data_size, scale_out_data=scale_out_data_size, "
+        "bias_data=bias_data_size if bias_data_size",
     ),
-    _layer("Cast", 64, "0 type_from:Elements, 1 type_to:Elements"),
-    _elementwise("HardSigmoid", 65, "0 alpha=0.2, 1 beta=0.5", bounds=(0, 1), half=("alpha", "beta")),
-    _elementwise("SELU", 66, "0 alpha=1.67326324, 1 lambda=1.050700987"),
-    _elementwise("HardSwish", 67, "0 alpha=0.2, 1 beta=0.5", half=("alpha", "beta")),
-    _layer("Noop", 68, inputs=(1, None), outputs=(1, None), inplace=True, traits=Trait.SHARES),
-    _layer("PixelShuffle", 69, "0 upscale_factor=1, 1 mode", traits=Trait.MOVES),
-    _layer("DeepCopy", 70, traits=Trait.MOVES),
-    _elementwise("Mish", 71),
-    _layer("StatisticsPooling", 72, "0 include_stddev"),
-    _elementwise("Swish", 73),
+    _layer("64 Cast", "0 type_from:Elements, 1 type_to:Elements"),
+    _elementwise("65 HardSigmoid", "0 alpha=0.2, 1 beta=0.5", bounds=(0, 1), half=("alpha", "beta")),
+    _elementwise("66 SELU", "0 alpha=1.67326324, 1 lambda=1.050700987"),
+    _elementwise("67 HardSwish", "0 alpha=0.2, 1 beta=0.5", half=("alpha", "beta")),
+    _layer("68 Noop", inputs=(1, None), outputs=(1, None), inplace=True, traits=Trait.SHARES),
+    _layer("69 PixelShuffle", "0 upscale_factor=1, 1 mode", traits=Trait.MOVES),
+    _layer("70 DeepCopy", traits=Trait.MOVES),
+    _elementwise("71 Mish"),
+    _layer("72 StatisticsPooling", "0 include_stddev"),
+    _elementwise("73 Swish"),
     _layer(
-        "Gemm",
-        74,
+        "74 Gemm",
         "0 alpha=1.0, 1 beta=1.0, 2 transA, 3 transB, 4 constantA, 5 constantB, 6 constantC, 7 constantM, "
         "8 constantN, 9 constantK, 10 constant_broadcast_type_C:GemmC, 11 output_N1M, 12 output_elempack, "
         "13 output_elemtype, 14 output_transpose, 18 quantize_term, 20 constant_TILE_M, "
         "21 constant_TILE_N, 22 constant_TILE_K",
         (
-            WeightSpec("A_data", lambda p: p["constantM"] * p["constantK"], tagged=True, when=lambda p: p["constantA"]),
-            WeightSpec(
-                "B_data",
-                lambda p: p["constantK"] * p["constantN"],
-                tagged=True,
-                when=lambda p: p["constantB"] and p["quantize_term"] < 400,
+            *parse_weights(
+                "A_data*=constantM*constantK if constantA, "
+                "B_data*=constantK*constantN if constantB and quantize_term<400"
             ),
             WeightSpec(
                 "B_data_packed_bytes",
@@ -514,18 +459,10 @@ _TABLE = (
                 lambda p: p["constantN"] * _ceil_div(p["constantK"], _block(p)),
                 when=_is_block_quantised,
             ),
-            WeightSpec(
-                "B_data_input_scales",
-                lambda p: p["constantK"],
-                when=_has_input_scales,
-            ),
-            WeightSpec(
-                "A_data_int8_scales",
-                lambda p: p["constantM"],
-                when=lambda p: 0 < p["quantize_term"] < 400 and p["constantA"],
-            ),
-            WeightSpec(
-                "B_data_int8_scale", lambda p: 1, when=lambda p: 0 < p["quantize_term"] < 400 and p["constantB"]
+            WeightSpec("B_data_input_scales", lambda p: p["constantK"], when=_has_input_scales),
+            *parse_weights(
+                "A_data_int8_scales=constantM if quantize_term>0 and quantize_term<400 and constantA, "
+                "B_data_int8_scale=1 if quantize_term>0 and quantize_term<400 and constantB"
             ),
         ),
         inputs=(1, 3),
@@ -533,24 +470,21 @@ _TABLE = (
         one_blob_only=lambda p: [p["constantA"], p["constantB"], p["constantC"]].count(1) == 2,
     ),
     _layer(
-        "GroupNorm",
-        75,
+        "75 GroupNorm",
         "0 group=1, 1 channels, 2 eps=0.001, 3 affine=1",
         "gamma_data=channels if affine, beta_data=channels if affine",
         inplace=True,
     ),
     _layer(
-        "LayerNorm",
-        76,
+        "76 LayerNorm",
         "0 affine_size, 1 eps=0.001, 2 affine=1",
         "gamma_data=affine_size if affine, beta_data=affine_size if affine",
         inplace=True,
     ),
-    _elementwise("Softplus", 77, bounds=(0, inf)),
-    _recurrent("GRU", 78, 3, 4),
+    _elementwise("77 Softplus", bounds=(0, inf)),
+    _recurrent("78 GRU", 3, 4),
     _layer(
-        "MultiHeadAttention",
-        79,
+        "79 MultiHeadAttention",
         "0 embed_dim, 1 num_heads=1, 2 weight_data_size, 3 kdim=embed_dim, 4 vdim=embed_dim, 5 attn_mask, "
         "6 scale=0.0, 7 kv_cache, 18 quantize_term",
         tuple(_attention_weights()),
@@ -558,105 +492,76 @@ _TABLE = (
         inputs=(1, 6),
         outputs=(1, 3),
     ),
-    _elementwise("GELU", 80, "0 fast_gelu"),
+    _elementwise("80 GELU", "0 fast_gelu"),
+    _convolution("81 Convolution1D", f"{_CONVOLUTION}, 15 pad_right=pad_left, 18 pad_value=0.0, 19 dynamic_weight"),
+    _layer("82 Pooling1D", f"{_POOLING}, 14 pad_right=pad_left"),
     _convolution(
-        "Convolution1D",
-        81,
-        f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, 15 pad_right=pad_left, 18 pad_value=0.0, "
-        "19 dynamic_weight",
-    ),
-    _layer("Pooling1D", 82, f"{_POOLING}, 14 pad_right=pad_left"),
-    _convolution(
-        "ConvolutionDepthWise1D",
-        83,
-        f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, {_ACTIVATION}, 15 pad_right=pad_left, "
-        "18 pad_value=0.0, 19 dynamic_weight",
+        "83 ConvolutionDepthWise1D", f"{_GROUPED}, 15 pad_right=pad_left, 18 pad_value=0.0, 19 dynamic_weight"
     ),
     _layer(
-        "Convolution3D",
-        84,
-        f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, {_WINDOW_2D}, 17 pad_behind=pad_front, "
-        f"18 pad_value=0.0, {_WINDOW_3D}",
+        "84 Convolution3D",
+        f"{_CONVOLUTION}, {_WINDOW_2D}, 17 pad_behind=pad_front, 18 pad_value=0.0, {_WINDOW_3D}",
         _CONSTANT_WEIGHTS,
     ),
     _layer(
-        "ConvolutionDepthWise3D",
-        85,
-        f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, {_ACTIVATION}, {_WINDOW_2D}, "
-        f"17 pad_behind=pad_front, 18 pad_value=0.0, {_WINDOW_3D}",
+        "85 ConvolutionDepthWise3D",
+        f"{_GROUPED}, {_WINDOW_2D}, 17 pad_behind=pad_front, 18 pad_value=0.0, {_WINDOW_3D}",
         _CONSTANT_WEIGHTS,
     ),
     _layer(
-        "Pooling3D",
-        86,
+        "86 Pooling3D",
         f"{_POOLING}, {_POOLING_2D}, 16 pad_behind=pad_front, 18 out_h=out_w, 21 kernel_d=kernel_w, "
         "22 stride_d=stride_w, 23 pad_front=pad_left, 28 out_d=out_w",
     ),
-    _layer("MatMul", 87, "0 transB", inputs=(2, 2)),
-    _convolution("Deconvolution1D", 88, f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, {_DECONV_1D}"),
-    _convolution(
-        "DeconvolutionDepthWise1D", 89, f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, {_ACTIVATION}, {_DECONV_1D}"
-    ),
+    _layer("87 MatMul", "0 transB", inputs=(2, 2)),
+    _convolution("88 Deconvolution1D", f"{_CONVOLUTION}, {_DECONV_1D}"),
+    _convolution("89 DeconvolutionDepthWise1D", f"{_GROUPED}, {_DECONV_1D}"),
     _layer(
-        "Deconvolution3D",
-        90,
-        f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, {_WINDOW_2D}, 17 pad_behind=pad_front, "
-        f"{_DECONV_3D}, {_WINDOW_3D}, {_OUTPUT_3D}",
+        "90 Deconvolution3D",
+        f"{_CONVOLUTION}, {_WINDOW_2D}, 17 pad_behind=pad_front, {_DECONV_3D}, {_WINDOW_3D}, {_OUTPUT_3D}",
         _CONSTANT_WEIGHTS,
     ),
     _layer(
-        "DeconvolutionDepthWise3D",
-        91,
-        f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, {_ACTIVATION}, {_WINDOW_2D}, "
-        f"17 pad_behind=pad_front, {_DECONV_3D}, {_WINDOW_3D}, {_OUTPUT_3D}",
+        "91 DeconvolutionDepthWise3D",
+        f"{_GROUPED}, {_WINDOW_2D}, 17 pad_behind=pad_front, {_DECONV_3D}, {_WINDOW_3D}, {_OUTPUT_3D}",
         _CONSTANT_WEIGHTS,
     ),
-    _layer("Einsum", 92, "0 equation:int[]", inputs=(1, None)),
+    _layer("92 Einsum", "0 equation:int[]", inputs=(1, None)),
+    _layer("93 DeformableConv2D", f"{_CONVOLUTION}, {_WINDOW_2D}", _CONSTANT_WEIGHTS, inputs=(2, 3)),
+    _layer("94 GLU", "0 axis"),
+    _layer("95 Fold", f"{_WINDOW}, {_WINDOW_2D}, 20 output_w, 21 output_h=output_w"),
+    _layer("96 Unfold", f"{_WINDOW}, {_WINDOW_2D}, 18 pad_value=0.0"),
     _layer(
-        "DeformableConv2D",
-        93,
-        f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, {_WINDOW_2D}",
-        _CONSTANT_WEIGHTS,
-        inputs=(2, 3),
-    ),
-    _layer("GLU", 94, "0 axis"),
-    _layer("Fold", 95, f"{_WINDOW}, {_WINDOW_2D}, 20 output_w, 21 output_h=output_w"),
-    _layer("Unfold", 96, f"{_WINDOW}, {_WINDOW_2D}, 18 pad_value=0.0"),
-    _layer(
-        "GridSample",
-        97,
+        "97 GridSample",
         "0 sample_type:Sample=1, 1 padding_mode:SamplePadding=1, 2 align_corner, 3 permute_fusion",
         inputs=(2, 2),
     ),
-    _layer("CumulativeSum", 98, "0 axis", inplace=True),
+    _layer("98 CumulativeSum", "0 axis", inplace=True),
     _layer(
-        "CopyTo",
-        99,
+        "99 CopyTo",
         "0 woffset, 1 hoffset, 2 coffset, 9 starts:int[], 11 axes:int[], 13 doffset",
         inputs=(2, 2),
         traits=Trait.MOVES,
     ),
-    _elementwise("Erf", 100, bounds=(-1, 1)),
-    _layer("Diag", 101, "0 diagonal"),
-    _elementwise("CELU", 102, "0 alpha=1.0"),
-    _elementwise("Shrink", 103, "0 bias=0.0, 1 lambd=0.5"),
-    _layer("RMSNorm", 104, "0 affine_size, 1 eps=0.001, 2 affine=1", "gamma_data=affine_size if affine", inplace=True),
+    _elementwise("100 Erf", bounds=(-1, 1)),
+    _layer("101 Diag", "0 diagonal"),
+    _elementwise("102 CELU", "0 alpha=1.0"),
+    _elementwise("103 Shrink", "0 bias=0.0, 1 lambd=0.5"),
+    _layer("104 RMSNorm", "0 affine_size, 1 eps=0.001, 2 affine=1", "gamma_data=affine_size if affine", inplace=True),
     _layer(
-        "Spectrogram",
-        105,
+        "105 Spectrogram",
         "0 n_fft, 1 power, 2 hoplen, 3 winlen=n_fft, 4 window_type, 5 center=1, 6 pad_type:Padding=2, "
         "7 normalized, 8 onesided=1",
         computed={"hoplen": lambda p: p["n_fft"] // 4},
     ),
     _layer(
-        "InverseSpectrogram",
-        106,
+        "106 InverseSpectrogram",
         "0 n_fft, 1 returns, 2 hoplen, 3 winlen=n_fft, 4 window_type, 5 center=1, 7 normalized",
         computed={"hoplen": lambda p: p["n_fft"] // 4},
     ),
-    _layer("Flip", 107, "0 axes:int[]", traits=Trait.MOVES),
-    _layer("SDPA", 108, "5 attn_mask, 6 scale=0.0, 7 kv_cache, 18 int8_scale_term", inputs=(3, 6), outputs=(1, 3)),
-    _layer("RotaryEmbed", 109, "0 interleaved", inputs=(3, 3)),
+    _layer("107 Flip", "0 axes:int[]", traits=Trait.MOVES),
+    _layer("108 SDPA", "5 attn_mask, 6 scale=0.0, 7 kv_cache, 18 int8_scale_term", inputs=(3, 6), outputs=(1, 3)),
+    _layer("109 RotaryEmbed", "0 interleaved", inputs=(3, 3)),
 )
 
 LAYERS: Mapping[str, LayerSpec] = {spec.type: spec for spec in _TABLE}

@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Flag, IntEnum, auto
-from functools import cached_property, partial
-from operator import itemgetter
+from functools import cached_property
+from math import prod
+from operator import eq, ge, gt, lt, ne
 from typing import Any, Literal, NamedTuple, cast
 
 from onnx2ncnn_opt.errors import GraphError
@@ -137,10 +138,7 @@ class LayerSpec:
         return self.one_blob_only(params) if callable(self.one_blob_only) else self.one_blob_only
 
 
-COMMON_PARAMS = (
-    Param(SHAPE_HINTS_ID, "shape_hints", "int[]", ()),
-    Param(FEATMASK_ID, "featmask", "int", 0),
-)
+COMMON_PARAMS = (Param(SHAPE_HINTS_ID, "shape_hints", "int[]", ()), Param(FEATMASK_ID, "featmask", "int", 0))
 COMMON_BY_NAME: Mapping[str, Param] = {param.name: param for param in COMMON_PARAMS}
 
 
@@ -152,16 +150,17 @@ def choose(sizes: Sequence[int], code: int, name: str) -> int:
 
 
 _PARAM = re.compile(r"(\d+) (\w+)(?::(int\[\]|float\[\]|string|[A-Z]\w+))?(?:=(\S+))?")
-_WEIGHT = re.compile(r"(\w+)(\*?)=(\w+)(?: if (\w+))?")
+_WEIGHT = re.compile(r"(\w+)(\*?)=([\w*]+)(?: if (.+))?")
+_CONDITION = re.compile(r"(\w+)(?:(<|>=|>|==|!=)(-?\d+))?")
+_COMPARISONS = {"<": lt, ">": gt, ">=": ge, "==": eq, "!=": ne}
 
 
 def parse_params(text: str, computed: Mapping[str, Callable[[Params], Any]] | None = None) -> tuple[Param, ...]:
     """Parse parameters in the table's notation: ``id name[:kind][=default]``, separated by commas.
 
-    A kind is int[], float[], string, or an enum of `codes.py`, which is one of ints.
-
-    A default with a point or an exponent makes a float, a word is another parameter whose value is taken, nothing is
-    int 0 (or an empty array or string); `computed` holds the defaults that are formulas.
+    A kind is int[], float[], string, or an enum of `codes.py`, which is one of ints. A default with a point or an
+    exponent makes a float, a word is another parameter whose value is taken, nothing is int 0 (or an empty array or
+    string); `computed` holds the defaults that are formulas.
     """
     found = []
     for entry in filter(None, map(str.strip, text.split(","))):
@@ -169,16 +168,15 @@ def parse_params(text: str, computed: Mapping[str, Callable[[Params], Any]] | No
         assert match, f"bad parameter notation {entry!r}"
         number, name, written_kind, default = match.groups()
         enum = getattr(codes, written_kind) if written_kind and written_kind[0].isupper() else None
-        written_kind = None if enum else written_kind
-        kind = cast(Kind, written_kind or "int")
+        kind = cast(Kind, "int" if enum else written_kind or "int")
         follows = None
         value: Any = 0
         if computed and name in computed:
             kind, value = ("float" if default == "0.0" else "int"), computed[name]
-        elif written_kind:
+        elif kind != "int":
             value = "" if kind == "string" else ()
         elif default is None:
-            value = 0
+            pass
         elif default[0].isalpha():
             follows, value = default, None
         elif re.search(r"[.e]", default):
@@ -190,19 +188,27 @@ def parse_params(text: str, computed: Mapping[str, Callable[[Params], Any]] | No
 
 
 def parse_weights(text: str) -> tuple[WeightSpec, ...]:
-    """Parse weights in the table's notation: ``name=count[ if flag]``, with a * after the name of one with a tag.
+    """Parse weights in the table's notation: ``name=count[ if condition]``, with a * after the name of one with a tag.
 
-    `count` is a parameter or a number, `flag` a parameter.
+    `count` is a product of parameters and numbers, such as ``p0*9``, `condition` a list of parameters that are not 0 or
+    compare so with a number, such as ``bias_term and dynamic_weight==0``.
     """
     found = []
-    for entry in map(str.strip, text.split(",")):
+    for entry in filter(None, map(str.strip, text.split(","))):
         match = _WEIGHT.fullmatch(entry)
         assert match, f"bad weight notation {entry!r}"
-        name, tag, count, flag = match.groups()
-        size = partial(_constant, int(count)) if count.isdecimal() else itemgetter(count)
-        found.append(WeightSpec(name, size, tagged=bool(tag), when=itemgetter(flag) if flag else None))
+        name, tag, count, condition = match.groups()
+        when = _all_hold(condition.split(" and ")) if condition else None
+        found.append(WeightSpec(name, _product(count.split("*")), tagged=bool(tag), when=when))
     return tuple(found)
 
 
-def _constant(value: int, _: Params) -> int:
-    return value
+def _product(factors: Sequence[str]) -> Callable[[Params], int]:
+    return lambda params: prod(int(factor) if factor.isdecimal() else params[factor] for factor in factors)
+
+
+def _all_hold(conditions: Sequence[str]) -> Predicate:
+    matches = [_CONDITION.fullmatch(condition) for condition in conditions]
+    assert all(matches), f"bad condition notation {conditions!r}"
+    tests = [(match[1], _COMPARISONS[match[2] or "!="], int(match[3] or 0)) for match in matches if match]
+    return lambda params: all(compare(params[name], number) for name, compare, number in tests)
