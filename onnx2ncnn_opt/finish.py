@@ -1,4 +1,4 @@
-"""The last step before a graph is written: the release, storage in 16 bits, feature masks."""
+"""The last steps before a graph is written: check the release, store weights in 16 bits, set feature masks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnx2ncnn_opt.rewrite.prove_masks import Mask, prove_masks, put_masks
 
 @dataclass(frozen=True)
 class Finished:
-    """The storage plan that was applied, the masks that were set, and the number of layers that a file has."""
+    """The results of `finish`: the storage plan, the masks, and the number of layers in the file, Splits included."""
 
     storage: Storage | None
     masks: tuple[Mask, ...]
@@ -33,8 +33,8 @@ def finish(
 ) -> Finished:
     """Apply the storage plan to a graph after the passes, and set the masks that the graph proves.
 
-    `encoding` stores weights in 16 bits. Without it a net that was read `keeps_storage`: weights that passes computed
-    from weights in 16 bits alone get 16 bits again. `integers` are the blobs that hold integers for the caller.
+    `encoding` stores weights in 16 bits. Without it, `keeps_storage` keeps 16 bits in a net that was read: weights that
+    passes computed only from 16-bit weights get 16 bits again. `integers` are blobs that hold integers for the caller.
     """
     plan = plan_storage(graph, encoding) if encoding else own_storage(graph) if keeps_storage else None
     if plan:
@@ -45,7 +45,7 @@ def finish(
 
 
 def require_release(graph: Graph, release: int) -> None:
-    """Raise UnsupportedError, which names every layer that an ncnn release does not have."""
+    """Raise UnsupportedError if an ncnn release lacks layers of the graph; the error names all of them."""
     nodes = [
         Unsupported(", ".join(layer.origin) or layer.name, layer.type, reason)
         for layer in graph

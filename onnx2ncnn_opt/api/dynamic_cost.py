@@ -15,8 +15,8 @@ from onnx2ncnn_opt.param.splits import count_layers
 def cost_of_dynamic(conversion: Conversion, *, ran_at: Mapping[str, int] | None = None, **options: Any) -> list[str]:
     """Return the costs of dynamic dimensions, and how to fix them: a line for the batch, and one for the others.
 
-    There is no line if it costs no layer, nor for a batch that is no part of the net. The model is lowered once more
-    with a batch of one, and once with the sizes of the others that it `ran_at`, each with the `options` of `lower`.
+    Dimensions that cost no layer get no line, nor does a batch that the net leaves out. To count, the model is lowered
+    with a batch of one, and again with the other sizes that it `ran_at` too. `options` are those of `lower`.
     """
     fixed: dict[str, Dim] = {}
     free = {p.free_batch for p in conversion.inputs}
@@ -38,7 +38,7 @@ def cost_of_dynamic(conversion: Conversion, *, ran_at: Mapping[str, int] | None 
         try:
             other = lower(conversion.source, shapes={**conversion.model.given, **shapes}, **options)
             count = count_layers(other.graph)
-        except Error:  # they cannot be fixed so
+        except Error:  # the model cannot be lowered at these sizes
             continue
         cost, layers = layers - count, count
         if cost > 0:
@@ -53,7 +53,7 @@ def cost_of_dynamic(conversion: Conversion, *, ran_at: Mapping[str, int] | None 
 
 
 def _shape_option(port: Port, sizes: Sequence[Dim], *, is_given: bool) -> str:
-    """Return the option that binds an input to these sizes, with ``?`` for the model's, unless the shape `is_given`."""
+    """Return the option that fixes an input to these sizes: ``?`` for unchanged ones, unless the shape `is_given`."""
     known = zip(sizes, port.shape, strict=True)
     texts = ("?" if size == before and not is_given else str(size).replace(" ", "") for size, before in known)
     return f"--shape {port.name}:{','.join(texts)}"

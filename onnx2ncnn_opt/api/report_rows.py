@@ -14,11 +14,11 @@ from onnx2ncnn_opt.report.record import LayerError, LayerRow, MemoryCourse
 from onnx2ncnn_opt.verification.blobs import Verdict
 from onnx2ncnn_opt.verification.layers import LayerRun
 
-_MOST_PARAMS = 300  # characters of a layer's parameters
+_MOST_PARAMS = 300  # characters of a layer's parameters, and elements of an array
 
 
 def layer_rows(graph: Graph, origins: Sequence[tuple[str, ...]]) -> list[LayerRow]:
-    """Return a row for each layer; `origins` are their ONNX nodes."""
+    """Return a row for each layer; `origins` has the ONNX nodes of each layer."""
     numbers = {layer: number for number, layer in enumerate(graph)}
     return [_row(layer, origin, numbers) for layer, origin in zip(graph, origins, strict=True)]
 
@@ -63,8 +63,8 @@ def bytes_of(blob: Blob) -> int | None:
 
 
 def memory_course(graph: Graph) -> MemoryCourse | None:
-    """Return the bytes of all blobs after each layer; None if a size is unknown."""
-    memory = peak_memory(graph)  # of one item of a batch
+    """Return the bytes of all blobs in memory while each layer runs; None if a size is unknown."""
+    memory = peak_memory(graph)  # for one item of a batch
     batches = [blob.batch for layer in graph for blob in layer.outputs]
     counts = [batch for batch in batches if isinstance(batch, int)]
     if memory.unknown or len(counts) < len(batches):
@@ -79,7 +79,7 @@ def memory_course(graph: Graph) -> MemoryCourse | None:
 def with_measurements(
     graph: Graph, rows: Sequence[LayerRow], run: LayerRun, masks: Mapping[str, str]
 ) -> list[LayerRow]:
-    """Return the rows with the results of running the net."""
+    """Return the rows with the times, errors and masks of a run."""
     found = []
     for layer, row in zip(graph, rows, strict=True):
         names = [blob.name for blob in layer.outputs]
@@ -94,7 +94,7 @@ def with_measurements(
 
 
 def _worst(verdicts: Sequence[Verdict]) -> LayerError:
-    """Return the worst of a layer's outputs: one that is wrong, then the one with the largest error."""
+    """Return the error of a layer's worst output: the worst status decides, then the largest error."""
 
     def badness(verdict: Verdict) -> tuple[int, float]:
         error = verdict.difference.max_rel if verdict.difference else None

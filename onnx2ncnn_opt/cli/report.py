@@ -37,13 +37,13 @@ def report(
     manifest_path: Path | None,
     verification: Verification,
 ) -> None:
-    """Write an HTML page about a net of MODEL (.onnx or .pt2), whoever converted it. Without a net, MODEL is converted.
+    """Write an HTML page about a net of MODEL (.onnx or .pt2), from any converter. Without a net, convert MODEL first.
 
-    It shows the errors of outputs and layers, what each layer costs, the memory of a run, and what the passes did. The
-    net is verified as `verify` does. Exit codes: 0 it is right, 3 it is wrong; the file is written either way.
+    The page shows the errors of outputs and layers, the cost of each layer, the memory of a run, and the edits of the
+    passes. The net is verified as by `verify`. Exit codes: 0 it is right, 3 it is wrong; both write the file.
     """
     if manifest_path and not param:
-        raise click.UsageError("--manifest is about a net: give NET.param with it")
+        raise click.UsageError("--manifest describes a net, and there is none: give NET.param")
     nets = {"the net": param, "the net's weights": bin}
     check_targets([path], {"the model": model, **{what: file for what, file in nets.items() if file}})
     require_runtimes(verification.on, "onnxruntime")

@@ -1,11 +1,11 @@
 """Sizes that may be known only at run time.
 
 A `Dim` is a Python int, or a `Sym`: a polynomial with integer coefficients over named sizes, and over floor divisions,
-minima and maxima of such polynomials. Sums and products are kept in one canonical form, so that two sizes computed on
-different ways through a model compare equal when they are (``3*h`` and ``h + h*2``).
+minima and maxima of such polynomials. Sums and products have one canonical form. So equal sizes compare equal, even if
+a model computes them on different paths (``3*h`` and ``h + h*2``).
 
-Named sizes are 1 or more. That decides most comparisons (`at_least`), and if none decides, `smaller` and `larger`
-stay what they are. A name that starts with "#" is not a size but an index along an axis, 0 or more (`axis_index`).
+Named sizes are 1 or more. That decides most comparisons (`at_least`); for others, `smaller` and `larger` return a
+symbolic ``min`` or ``max``. A name that starts with "#" is an index along an axis, 0 or more (`axis_index`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 
 class Call(NamedTuple):
-    """``a // b`` that does not divide evenly term by term, or the ``min`` or ``max`` of sizes of unknown order."""
+    """``a // b`` if a term leaves a remainder, or the ``min`` or ``max`` of sizes whose order is unknown."""
 
     operator: str
     a: Dim
@@ -48,7 +48,7 @@ class Sym:
     def __str__(self) -> str:
         return " + ".join(_term(factors, k) for factors, k in self.terms.items())
 
-    __repr__ = __str__  # of a shape in a message
+    __repr__ = __str__  # for shapes in messages
 
     def __add__(self, other: Dim) -> Dim:
         return sum_of((self, other))
@@ -128,7 +128,7 @@ def axis_index(axis: int) -> Sym:
 
 
 def sum_of(sizes: Iterable[Dim]) -> Dim:
-    """Return the sum of sizes, which may be thousands."""
+    """Return the sum of sizes; fast for thousands of them."""
     terms: dict[_Monomial, int] = {}
     for size in sizes:
         for factors, k in _terms(size).items():
@@ -155,7 +155,7 @@ def shape_text(shape: Iterable[Dim]) -> str:
 
 
 def known(sizes: Iterable[Dim]) -> tuple[int, ...]:
-    """Return sizes as ints, which the caller knows them to be; TypeError if one is symbolic."""
+    """Return sizes as ints; raise TypeError if one is symbolic, which the caller rules out."""
     numbers = tuple(sizes)
     if not all(isinstance(size, int) for size in numbers):
         raise TypeError(f"the sizes {', '.join(map(str, numbers))} are not all known")
@@ -163,7 +163,7 @@ def known(sizes: Iterable[Dim]) -> tuple[int, ...]:
 
 
 def exact_div(size: Dim, divisor: Dim) -> Dim | None:
-    """Return `size / divisor` if that is surely a whole number, else None."""
+    """Return `size / divisor` if it is a whole number for all values of the symbols; None if that is not known."""
     if isinstance(size, int) and isinstance(divisor, int):
         return size // divisor if divisor and size % divisor == 0 else None
     if len(_terms(divisor)) > 1:
@@ -202,7 +202,7 @@ def larger(a: Dim, b: Dim) -> Dim:
 
 
 def at_most(size: Dim) -> int | None:
-    """Return a number that a size surely does not exceed; None if none is known."""
+    """Return an upper bound of a size, for all values of its symbols; None if none is known."""
     if isinstance(size, int):
         return size
     bounds = [_least(below) for below in _below(-size)]
@@ -210,9 +210,9 @@ def at_most(size: Dim) -> int | None:
 
 
 def fitting(a: Dim, b: Dim) -> Dim | None:
-    """Return the common size of two sizes that broadcast only if they are equal: n for n and ``min(n, 512)``.
+    """Return the common size of two sizes that must be equal to broadcast, such as n for n and ``min(n, 512)``.
 
-    None if nothing shows that they do.
+    None if that is not certain.
     """
     for less, more in ((a, b), (b, a)):
         if less == more:
@@ -245,7 +245,7 @@ def broadcast(a: Dim, b: Dim) -> Dim | None:
 def broadcast_shape(shapes: Iterable[Shape], common: Callable[[Dim, Dim], Dim | None] = broadcast) -> Shape | None:
     """Return the shape that shapes broadcast to (numpy's rules), () for none.
 
-    None if `common` of two sizes is None.
+    None if `common`, which gives the size that two sizes broadcast to, is None for a pair.
     """
     result: Shape = ()
     for shape in shapes:
@@ -260,7 +260,7 @@ def broadcast_shape(shapes: Iterable[Shape], common: Callable[[Dim, Dim], Dim | 
 
 @lru_cache(maxsize=4096)
 def at_least(size: Dim, bound: int) -> bool:
-    """Return whether a size is surely `bound` or more, for all values of its symbols."""
+    """Return True if a size is proven to be `bound` or more, for all values of its symbols."""
     if isinstance(size, int):
         return size >= bound
     return any((least := _least(below)) is not None and least >= bound for below in _below(size))
@@ -273,8 +273,8 @@ _Bound: TypeAlias = dict[tuple[str, ...], Fraction]
 
 
 def _least(bound: _Bound) -> int | None:
-    """Return a whole number that a bound surely reaches; None if none is known."""
-    # With every size as 1 + t, a polynomial of no negative coefficients is smallest where all t are 0.
+    """Return a whole number that is a lower limit of a bound; None if none is known."""
+    # Replace every size by 1 + t. Without negative coefficients, the polynomial is smallest where all t are 0.
     shifted: _Bound = {}
     for names, k in bound.items():
         indices = tuple(name for name in names if name.startswith("#"))
@@ -288,7 +288,7 @@ def _least(bound: _Bound) -> int | None:
 
 
 def _below(size: Dim) -> Iterator[_Bound]:
-    """Yield polynomials, over symbols only, that are nowhere larger than the size."""
+    """Yield lower bounds of a size: polynomials over symbols only, without calls."""
     options = [list(_term_below(factors, k)) for factors, k in _terms(size).items()]
     for chosen in islice(choices(*options), _MOST_BOUNDS):
         total: _Bound = {}
@@ -305,7 +305,7 @@ def _term_below(factors: _Monomial, k: int) -> Iterator[_Bound]:
     elif len(factors) == 1:
         yield from (_times(bound, k) for bound in (_call_below(calls[0]) if k > 0 else _call_above(calls[0])))
         if any((least := _least(bound)) is not None and least >= 0 for bound in _call_below(calls[0])):
-            yield {(f"#{calls[0]}",): Fraction(k)}  # itself: a size of 0 or more counts like an index
+            yield {(f"#{calls[0]}",): Fraction(k)}  # the call as a symbol: 0 or more, like an index
     elif k > 0 and all(at_least(Sym({(factor,): 1}), 0) for factor in factors):
         yield {(): Fraction(k * all(at_least(Sym({(factor,): 1}), 1) for factor in factors))}
 
@@ -404,7 +404,7 @@ def _flatten_nested(size: Sym, divisor: int) -> Call:
 
 
 def _call(operator: str, a: Dim, b: Dim) -> Dim:
-    """Return the smallest or largest of sizes; the result does not depend on the order in which they were combined."""
+    """Return the ``min`` or ``max`` of sizes in canonical form: every order of nested calls gives the same."""
     *rest, result = sorted({*_operands(operator, a), *_operands(operator, b)}, key=str)
     for size in reversed(rest):
         result = Sym({(Call(operator, size, result),): 1})

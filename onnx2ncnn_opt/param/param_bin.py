@@ -1,10 +1,9 @@
 """Reading and writing .param.bin, the binary form of a .param: little-endian 32-bit numbers, and no names.
 
-Layer types are numbers of ncnn's registry, blobs are indexes, and values are bare bits. A blob's index is what programs
-call it by, so a net that is read has the indexes for names, and a net that is written keeps those of its inputs and
-outputs that are such names. Parameters that the table does not know (those of custom layers) come without their kind:
-bits that make a plain float are taken for one, which no integer up to 10**8 is; written as binary again they are the
-same bits either way.
+Layer types are numbers of ncnn's registry, blobs are indexes, and values are untyped bits. Programs call a blob by its
+index. So the parser uses indexes as names, and the writer keeps an input's or output's name that is an index.
+Parameters that the table lacks (those of custom layers) have no known kind. The parser takes bits for a float if they
+are those of a plain float, which no integer up to 10**8 is. The writer writes the same bits for both kinds.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ _CUSTOM_BIT = 256
 _CUSTOM = re.compile(r"#([0-9]+)")
 _MAX_BLOBS_OF_A_LAYER = 1 << 16
 
-# Floats whose bits are integers from 2**27 up, which nobody writes into a parameter, and -0.
+# The sizes of plain floats. As integers, their bits are 2**27 or more in size: no parameter is. -0 is not plain.
 _PLAIN_FLOATS = (1e-30, 1e30)
 
 
 def is_param_bin(data: bytes) -> bool:
-    """Return whether a file's content is a binary .param (a text would start with digits or white space)."""
+    """Return True if a file's content is a binary .param; a text starts with digits or white space."""
     return data.startswith(_MAGIC)
 
 
 def parse_param_bin(data: bytes, *, file: str = "<param.bin>", types: Mapping[str, LayerSpec] = LAYERS) -> ParsedNet:
-    """Read a .param.bin, as `parse_param` reads a text; raises ParamError, naming the byte.
+    """Parse a .param.bin, as `parse_param` parses a text. Raise ParamError with the byte's offset.
 
     Layers may stand in any order. A custom layer's type is ``#`` and its number.
     """
@@ -124,7 +123,7 @@ class _Reader:
 
 
 def _ordered(entries: Sequence[LayerLine], file: str) -> list[LayerLine]:
-    """Return the layers, each after the producers of its inputs; in the file's order if that has them so."""
+    """Return the layers in topological order; in the file's order if that is topological."""
     producers = {top: number for number, entry in enumerate(entries) for top in entry.tops}
     order: list[LayerLine] = []
     state = [0] * len(entries)  # 1: its producers are being visited, 2: done
@@ -153,7 +152,7 @@ def _ordered(entries: Sequence[LayerLine], file: str) -> list[LayerLine]:
 def blob_indexes(listing: Listing) -> Mapping[str, int]:
     """Return the index of every blob in a .param.bin.
 
-    A public name that is a number is the blob's index itself; other blobs get the first free one.
+    A public name that is a number stays the blob's index; other blobs get the first free index.
     """
     tops = [top for line in listing.lines for top in line.tops]
     public = set(listing.names.values())
@@ -164,10 +163,10 @@ def blob_indexes(listing: Listing) -> Mapping[str, int]:
 
 
 def format_param_bin(listing: Listing) -> bytes:
-    """Return the .param.bin of layers that are listed already; `blob_indexes` has the new names.
+    """Return the .param.bin of listed layers; blobs become their indexes (`blob_indexes`).
 
-    Raises GraphError for a value that the format cannot hold, and for a custom layer, unless it was read from a
-    .param.bin: only the program that runs the net knows its type's number.
+    Raise GraphError for a value that the format cannot hold. Raise it for a custom layer too, unless it was read from a
+    .param.bin, because only the program that runs the net knows the number of its type.
     """
     indexes = blob_indexes(listing)
     header = struct.pack("<3i", MAGIC, len(listing.lines), max(indexes.values(), default=-1) + 1)

@@ -23,7 +23,7 @@ _LAYERS = tuple(family for family in WEIGHTED if not family.name.startswith("dec
 _LAYER = op(types_of(WEIGHTED), "layer")
 _FACTOR = op("BinaryOp", "affine", op_type=frozenset({BinaryOp.MUL, BinaryOp.DIV}), with_scalar=1)
 
-# Factors and offsets are float32: what they lead to zero is the same number up to some roundings.
+# Factors and offsets are float32, so equal pad values of channels may differ by a few roundings.
 _ROUNDING = 2.0**-21
 
 
@@ -45,9 +45,9 @@ _ROUNDING = 2.0**-21
 def fuse_affine_before(affine: Layer, layer: Layer, relu: Layer | None = None) -> Layer | list[Layer]:
     """x ── BatchNorm, Scale, BinaryOp (scalar) ── Convolution ──   ⇒   x ── Convolution ──
 
-    Factors and offsets per input channel go into the weights of the layer after them. Zeros that a convolution adds
-    around its input become the number that leads to zero, if it is the same for all channels; a convolution has one.
-    A positive factor goes through a ReLU too.
+    Factors and offsets per input channel go into the weights of the layer after them. If a convolution pads with zeros,
+    its pad value becomes the number that the affine layer maps to 0. All channels must have the same number, because a
+    convolution has one pad value. A positive factor commutes with a ReLU.
     """
     require_own_weights(layer)
     inputs = _input_channels(layer)
@@ -60,7 +60,7 @@ def fuse_affine_before(affine: Layer, layer: Layer, relu: Layer | None = None) -
     pad_value = _before(scale, shift, layer) if shift.any() and _pads(layer) else 0.0
     weight = layer.weights["weight_data"].astype(np.float64).reshape(layer["num_output"], -1)
     group = layer["group"] if "DepthWise" in layer.type else 1
-    # For every output channel, what belongs to the input channels of its group.
+    # Axes: group, output channel in the group, input channel in the group, tap.
     each = inputs // group
     by_group = weight.reshape(group, layer["num_output"] // group, each, -1)
     scaled = by_group * scale.reshape(group, 1, each, 1)
@@ -82,7 +82,7 @@ def fuse_affine_before(affine: Layer, layer: Layer, relu: Layer | None = None) -
 
 
 def _affine(affine: Layer, inputs: int) -> Affine:
-    """Return the effect of the layer before on each of the input channels."""
+    """Return the affine layer's factor and offset for each input channel."""
     if affine.type == "BinaryOp":
         return linear(affine, np.full(inputs, affine["b"], np.float64))
     require_own_weights(affine)
@@ -91,7 +91,7 @@ def _affine(affine: Layer, inputs: int) -> Affine:
 
 
 def _before(scale: Array, shift: Array, layer: Layer) -> float:
-    """Return the number that becomes 0 in every channel; refused if channels differ."""
+    """Return the number that the affine layer maps to 0 in every channel; refused if channels differ."""
     reason = f"{layer.type} '{layer.name}' pads its input with zeros"
     require(bool(scale.all()) and layer.spec is not None and "pad_value" in layer.spec.by_name, reason)
     zero = (-shift / scale).astype(np.float32)
@@ -100,7 +100,7 @@ def _before(scale: Array, shift: Array, layer: Layer) -> float:
 
 
 def _input_channels(layer: Layer) -> int:
-    """Return the channels of a layer's input: its outermost axis."""
+    """Return the number of channels of a layer's input: the size of its outermost axis."""
     (x,) = layer.inputs
     if layer.type == "InnerProduct":
         require(len(known_shape(x)) != 2, f"'{x.name}' is a matrix: its outermost axis are the rows, not the channels")

@@ -1,4 +1,4 @@
-"""`fuse_padding_*`: padding that the layer after it does itself."""
+"""`fuse_padding_*`: Paddings that become pads of the layer after them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
 PADDING = op("Padding", "padding", type=Padding.CONSTANT, per_channel_pad_data_size=0)
 SIDES = {"w": ("left", "right"), "h": ("top", "bottom"), "d": ("front", "behind")}
-# The axes of a window, by the rank of its blobs; the one that is left are the channels.
+# The axes of a window, by the rank of its blobs; the remaining axis is the channels.
 _AXES = {2: "w", 3: "wh", 4: "whd"}
 _CONVOLUTIONS = tuple(family for family in WEIGHTED if family.name.startswith("convolution"))
 _POOLINGS = ("Pooling", "Pooling1D", "Pooling3D")
-# What models pad with where they mean minus infinity.
+# The number with which models pad when they mean minus infinity.
 _LOWEST = -3.4e38
 
 
@@ -32,13 +32,13 @@ def _sides(rank: int) -> list[str]:
 
 
 def require_no_cropping(padding: Layer) -> None:
-    """Refuse a Padding that takes elements away."""
+    """Refuse a Padding with a negative size: it removes elements."""
     crops = any(padding[side] < 0 for sides in SIDES.values() for side in sides)
     require(not crops, f"'{padding.name}' crops")
 
 
 def _widened(layer: Layer, padding: Layer) -> dict[str, Any]:
-    """Return the pads that a convolution or pooling needs to do the work of the Padding before it, too."""
+    """Return the pads of a convolution or pooling plus those of the Padding before it."""
     sides = _sides(_rank(layer))
     (blob,) = padding.inputs
     known_shape(blob, _rank(layer))
@@ -77,7 +77,7 @@ def fuse_padding_convolution(x: Blob, layer: Layer, padding: Layer) -> Layer:
 def fuse_padding_pooling(x: Blob, pool: Layer, padding: Layer) -> Layer:
     """x ── Padding (constant) ── Pooling ──   ⇒   x ── Pooling ──
 
-    For means with zeros that count, and for maxima with what cannot be above the numbers of x.
+    For averages that count padded zeros, and for maxima if the padded value is never above the numbers of x.
     """
     require(
         pool["pad_mode"] in (PadMode.FULL, PadMode.VALID), f"the padding of '{pool.name}' depends on its input's size"
@@ -99,7 +99,7 @@ def fuse_padding_pooling(x: Blob, pool: Layer, padding: Layer) -> Layer:
 
 
 def _tail(pool: Layer, axis: str) -> int:
-    """Return ncnn's padding after an axis, with which windows reach its end; the most if the size is dynamic."""
+    """Return the elements that ncnn pads after an axis to complete its last window; at most, if it is dynamic."""
     stride: int = pool[f"stride_{axis}"]
     if pool["pad_mode"] == PadMode.VALID or stride == 1:
         return 0
@@ -121,7 +121,7 @@ def _tail(pool: Layer, axis: str) -> int:
 def fuse_padding_padding(x: Blob, outer: Layer, inner: Layer) -> Layer:
     """x ── Padding ── Padding ──   ⇒   x ── Padding ──
 
-    For two of one constant, or of edges.
+    For two that pad with the same constant, or two that replicate the edge.
     """
     same = outer["type"] == inner["type"] and (outer["type"] == Padding.REPLICATE or outer["value"] == inner["value"])
     require(same, f"'{outer.name}' and '{inner.name}' pad with different numbers")

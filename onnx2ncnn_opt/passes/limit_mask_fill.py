@@ -1,4 +1,4 @@
-"""`limit_mask_fill`: masks whose low numbers fp16 does not hold."""
+"""`limit_mask_fill`: masks with fill values below the range of fp16."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, k
 
 # The largest number of fp16.
 _LARGEST = 65504.0
-# Low enough for exp to give 0, and the sum of two of them is a number in fp16. Attention layers divide a mask by their
-# scale, so that it is less there.
+# exp of this fill is 0, and the sum of two fills is finite in fp16. Attention layers divide a mask by their scale, at
+# most 1, so they get a fill nearer to 0.
 _FILL = -30000.0
-# From here on, a score that is added to the fill leaves no trace in fp32: a row that is masked as a whole is uniform.
+# From this fill down, fill + score is the fill in fp32: the Softmax of a fully masked row is uniform.
 _ABSORBING = -1e8
 _SDPA_MASK = 3
-_UNKNOWN_SCALE = 1 / 16  # for queries of a width of 256, which few have
+_UNKNOWN_SCALE = 1 / 16  # the scale of queries of width 256; most are narrower
 _ROWS = {"reduce_all": 0, "keepdims": 1, "fixbug0": 1}
 
 
 class _Readers:
-    """The readers of a mask, and the fill for them.
+    """The consumers of a mask, and the fill for them.
 
-    The readers are sums, each with the input that is the mask and the axis of the Softmax after it, from the last one
-    on; and attention layers.
+    `sums` are layers that add the mask to scores, each with its mask operand and the axis of the Softmax after it,
+    counted from the last one (-1). `attentions` are attention layers.
     """
 
     def __init__(self) -> None:
@@ -45,8 +45,8 @@ class _Readers:
 def limit_mask_fill(graph: Graph) -> Iterator[Replacement | Miss]:
     """mask * -3.4e38 ── Softmax or SDPA   ⇒   mask * -30000 ── Softmax or SDPA
 
-    For numbers below those of fp16 that only a Softmax reads: exp makes 0 of both. Such a number swallows the scores of
-    a row that is masked as a whole; with -30000 instead, the queries (or scores) of these rows become 0.
+    For fill values below the range of fp16 that only a Softmax reads: exp of both is 0. In a fully masked row, the old
+    fill absorbs the scores. -30000 does not, so the pass multiplies the queries (or scores) of such rows by 0.
     """
     limiter = _Limiter()
     for layer in graph.layers:
@@ -55,7 +55,7 @@ def limit_mask_fill(graph: Graph) -> Iterator[Replacement | Miss]:
 
 
 def _fill(layer: Layer) -> float:
-    """Return the lowest finite number that a layer fills in; 0 where it does not."""
+    """Return the lowest finite number that a layer fills in; 0 if it fills in none."""
     if layer["featmask"]:
         return 0.0
     if layer.computes(BinaryOp.MUL, BinaryOp.MAX, scalar=True):
@@ -70,7 +70,7 @@ def _fill(layer: Layer) -> float:
 
 
 class _Limiter:
-    """One sweep: the rows of each mask are looked at once, and every reader is changed once."""
+    """One sweep over a graph: it computes the kept rows of each mask once, and gates each consumer once."""
 
     def __init__(self) -> None:
         self.ranges = Ranges()
@@ -80,7 +80,7 @@ class _Limiter:
 
     def limit(self, layer: Layer) -> Replacement | None:
         """Replace the fill value by one that fp16 can represent."""
-        self.kept = {key: rows for key, rows in self.kept.items() if rows.producer is not None}  # of edits not refused
+        self.kept = {key: rows for key, rows in self.kept.items() if rows.producer is not None}  # not refused edits'
         readers = _Readers()
         if not self._collect(layer, layer.output, readers, gate=True, axis=None) or not self._masks(layer, readers):
             return None
@@ -97,7 +97,7 @@ class _Limiter:
         gates = [(each, each.inputs[each.inputs[0] is mask], mask, axis) for each, mask, axis in sums]
         gates += [(each, each.inputs[0], each.inputs[_SDPA_MASK], -1) for each in attentions]
         order = {each: at for at, each in enumerate(layer.graph or ())} if len(gates) > 1 else {}
-        # What the first one makes of a mask the later ones read.
+        # In the graph's order, because later consumers read the rows that the first one computes.
         for each, plain, mask, axis in sorted(gates, key=lambda gate: order.get(gate[0], 0)):
             new = self._gate(plain, mask, axis, layer, readers.fill)
             added += ((made, each) for made in new)
@@ -107,7 +107,7 @@ class _Limiter:
         return Replacement(tuple(takes), takes=takes, added=added)
 
     def _masks(self, layer: Layer, readers: _Readers) -> bool:
-        """Return True if a layer writes its fill value somewhere, and changes no number between it and others."""
+        """Return True if a layer writes its fill value somewhere, and a higher fill changes no other number."""
         if layer.type == "MemoryData":
             return True
         if layer.computes(BinaryOp.MUL):
@@ -121,7 +121,7 @@ class _Limiter:
         return all(user.computes(BinaryOp.MIN) for user in layer.output.users)
 
     def _is_whole(self, blob: Blob) -> bool:
-        """Return True if numbers are whole, also if a dynamic length is that of ones that Interp repeats."""
+        """Return True if a blob has whole numbers only, also if Interp (nearest) repeats them to a dynamic length."""
         made = blob.producer
         if made is None or self.ranges.of(blob).is_whole:
             return made is not None
@@ -131,10 +131,10 @@ class _Limiter:
         return is_kept and all(map(self._is_whole, made.inputs))
 
     def _collect(self, fill: Layer, mask: Blob, readers: _Readers, *, gate: bool, axis: int | None) -> bool:
-        """Collect the mask's consumers; return False if one is not a Softmax.
+        """Collect the mask's consumers; return False if one leads to a layer other than Softmax or attention.
 
-        With `gate`, the mask is added to scores, and not chosen instead of them. It was added above if an `axis` is
-        given: the one that a Softmax has to be over.
+        With `gate`, layers add the mask to scores and do not select between the two. `axis` is given if a layer has
+        added it already: a Softmax must be over this axis.
         """
         if mask.is_output or not mask.users:
             return False
@@ -150,7 +150,7 @@ class _Limiter:
                 if gate:
                     readers.attentions.append(user)
             elif _is_difference_from_itself(user):
-                continue  # 0 of any number: a Softmax of one element
+                continue  # x - x is 0 for every x: the Softmax of one element
             elif user.type == "Softmax":
                 if gate and axis is not None and _softmax_axis(user) not in (axis, None):
                     return False
@@ -163,8 +163,8 @@ class _Limiter:
     def _passes(
         self, fill: Layer, user: Layer, mask: Blob, at: list[int], readers: _Readers, *, gate: bool, axis: int | None
     ) -> bool:
-        """Return True if a layer hands a mask on, and only a Softmax reads the result."""
-        if user.has(Trait.MOVES) and user.type != "CopyTo":  # which writes over a part of a row
+        """Return True if a layer passes a mask on, and only Softmax or attention layers read the result."""
+        if user.has(Trait.MOVES) and user.type != "CopyTo":  # CopyTo overwrites a part of a row
             keeps_rows = (
                 axis == -1
                 and user.type != "Permute"
@@ -191,7 +191,7 @@ class _Limiter:
         return self._collect(fill, user.output, readers, gate=chosen, axis=axis)
 
     def _limited(self, layer: Layer, fill: float) -> tuple[Layer, list[Layer]]:
-        """Return the layer with the fill instead of lower numbers, and its new input layers."""
+        """Return the layer with `fill` in place of lower numbers, and the new layers before it."""
         if layer.type == "MemoryData":
             block = layer.weights.stored("data")
             data = np.where(np.isfinite(block.data), np.maximum(block.data, np.float32(fill)), block.data)
@@ -199,11 +199,11 @@ class _Limiter:
         new = layer.having(min=fill) if layer.type == "Clip" else layer.having(b=fill)
         if not layer.computes(BinaryOp.MUL) or self.ranges.of(layer.input).is_whole:
             return new, []
-        sign = self._new("UnaryOp", layer, [layer.input], op_type=UnaryOp.SIGN)  # any number but 0 masks
+        sign = self._new("UnaryOp", layer, [layer.input], op_type=UnaryOp.SIGN)  # every number except 0 masks
         return new.having(inputs=[sign.output]), [sign]
 
     def _gate(self, plain: Blob, mask: Blob, axis: int, like: Layer, fill: float) -> list[Layer]:
-        """Return layers that multiply `plain` by 0 in rows along an axis that the mask hides as a whole."""
+        """Return layers that multiply `plain` by 0 in fully masked rows along `axis`, and by 1 in others."""
         new: list[Layer] = []
         if (mask, axis) not in self.kept:
             new.append(self._new("Reduction", like, [mask], operation=Reduction.MAX, axes=(axis,), **_ROWS))
@@ -226,7 +226,7 @@ class _Limiter:
 
 
 def _scale(attention: Layer) -> float:
-    """Return the factor of an attention layer's scores, at most 1; the mask has to be divided by it before."""
+    """Return the factor of an attention layer's scores, at most 1; the layer divides the mask by it."""
     if attention["scale"]:
         return min(abs(float(attention["scale"])), 1.0)
     if attention.type == "MultiHeadAttention":
@@ -236,7 +236,7 @@ def _scale(attention: Layer) -> float:
 
 
 def _softmax_axis(softmax: Layer) -> int | None:
-    """Return the axis from the last one on; None if that is unknown."""
+    """Return a Softmax's axis, counted from the last one (-1); None if the rank is unknown."""
     shape, axis = softmax.input.shape, int(softmax["axis"])
     return axis if axis < 0 else None if shape is None else axis - len(shape)
 
@@ -253,7 +253,7 @@ def _adds(layer: Layer, at: int) -> bool:
 
 
 def _is_zero_where_filled(fill: Layer, other: Blob) -> bool:
-    """Return True if a blob is ``x * c``, where the fill multiplies ``1 - c``."""
+    """Return True if a blob is ``x * c`` and the mask is ``fill * (1 - c)``, so it is 0 where that fills."""
     product = other.producer
     if product is None or not product.computes(BinaryOp.MUL) or not fill.inputs:
         return False
@@ -267,7 +267,7 @@ def _is_rest(rest: Blob, blob: Blob) -> bool:
 
 
 def _leaves_some_of_every_row(layer: Layer) -> bool:
-    """Return True if a mask is a constant that masks no row as a whole."""
+    """Return True if a mask is a constant with an unmasked element in every row."""
     if layer.type != "MemoryData" or layer.output.shape is None:
         return False
     data = layer.weights["data"].reshape(known(layer.output.shape))

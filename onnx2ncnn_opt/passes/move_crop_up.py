@@ -1,7 +1,7 @@
-"""`move_crop_up`: rows that nobody reads are not computed.
+"""`move_crop_up`: removes rows that no layer reads, before layers compute them.
 
-A classifier of a transformer reads one row of the last block, that of its class token. All layers that compute each row
-from the same row of what they read need that one alone; attention needs all keys and values, but one query.
+A transformer's classifier reads one row of the last block, that of the class token. Layers that compute each row from
+the same row of their operands then need only this row. Attention needs all keys and values, but only one query.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import fixed_shape, known_shape, require, rewrite
 
 _Operands = Iterator[tuple[Blob, int | None]]
-"""A layer's input, and the axis of it that the Crop may cut there, if any."""
+"""A layer's inputs, each with the axis to crop; None for an input that the layer reads as it is."""
 
 
 def _elementwise(layer: Layer, axis: int) -> _Operands:
-    """Operands of the output's shape are cropped, and those with one slice along the axis are read as they are."""
+    """Yield the operands: crop those of the output's size along the axis, and keep those of size 1."""
     rank, size = len(layer.output.known_shape), layer.output.known_shape[axis]
     for blob in layer.inputs:
         shape = known_shape(blob, rank)
@@ -70,7 +70,7 @@ _OPERANDS: Mapping[str, Callable[[Layer, int], _Operands]] = {
 
 
 def _keeps_few(crop: Layer) -> bool:
-    """Return True if at most every second slice of an axis is left."""
+    """Return True if a Crop keeps at most half of an axis."""
     found = part(crop)
     if found is None:
         return False
@@ -87,7 +87,7 @@ def _keeps_few(crop: Layer) -> bool:
 def move_crop_up(layer: Layer, crop: Layer) -> list[Layer]:
     """x ── Gemm, LayerNorm, BinaryOp, ... ── Crop ──   ⇒   x ── Crop ── Gemm, LayerNorm, BinaryOp, ... ──
 
-    Of attention, the queries alone are cropped.
+    In attention, only the queries and the rows of the mask are cropped.
     """
     found = part(crop)
     assert found is not None

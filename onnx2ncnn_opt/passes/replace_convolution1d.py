@@ -1,7 +1,7 @@
-"""`replace_convolution1d`: what 1-D convolutions connect, as images of one row.
+"""`replace_convolution1d`: 1-D convolutions, and the layers between them, on images of one row.
 
-ncnn has better kernels for convolutions of images (c, 1, w) than for those of sequences (c, w), and for some of the
-latter none at all. A Reshape copies, so all layers between the convolutions change with them.
+ncnn has better kernels for convolutions of images (c, 1, w) than of sequences (c, w), and none for some of the latter.
+A Reshape copies its input, so the pass also replaces all layers between the convolutions.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def replace_convolution1d(graph: Graph) -> Iterator[Replacement | Miss]:
 
 
 def _refuse(layer: Layer) -> None:
-    """Say why there is no convolution of images for one of sequences."""
+    """Refuse a 1-D convolution that has no equivalent on images, with the reason."""
     require_own_weights(layer)
     blob = layer.inputs[0]
     known_shape(blob)
@@ -49,7 +49,7 @@ def _refuse(layer: Layer) -> None:
 
 
 class _Region:
-    """Layers that sequences connect, each with its equivalent for images of one row, still without blobs."""
+    """Layers connected by sequences, each with its equivalent on images of one row, not yet connected."""
 
     def __init__(self) -> None:
         self.layers: dict[Layer, Layer] = {}
@@ -87,7 +87,7 @@ def _regions(graph: Graph) -> Iterator[_Region]:
 
 
 def _on_images(layer: Layer) -> Layer | None:
-    """Return the layer for images of one row that is equivalent to this one for sequences; None if none is known."""
+    """Return the equivalent of a layer on images of one row; None if none is known."""
     rule = _RULES.get(layer.type)
     if (
         rule is None
@@ -116,7 +116,7 @@ def _on_images(layer: Layer) -> Layer | None:
 
 
 def _standing(blob: Blob) -> Blob:
-    """Return a new blob, as an image."""
+    """Return a placeholder with the name and batch of a blob, and the shape of its image."""
     return Blob(blob.name, _image(blob.shape or ()), blob.batch)
 
 
@@ -125,9 +125,7 @@ def _is_constant(blob: Blob) -> bool:
 
 
 def _replaced(region: _Region, order: Mapping[Layer, int]) -> Replacement:
-    """Return the region on images, with a Reshape wherever a sequence comes in or goes out; refused if that is
-    slower.
-    """
+    """Return the region on images, with a Reshape at each sequence that enters or leaves; refused if it is slower."""
     inside = sorted(region.layers, key=order.__getitem__)
     fresh: dict[Blob, Blob] = {}
     added: list[tuple[Layer, Layer | None]] = []
@@ -163,7 +161,7 @@ def _replaced(region: _Region, order: Mapping[Layer, int]) -> Replacement:
 
 
 def _entry(blob: Blob, reader: Layer) -> Layer:
-    """Return the layer that makes an image of a region's entering sequence: a Reshape, or the reshaped constant."""
+    """Return the layer that makes a sequence an image where it enters: a Reshape, or the reshaped constant."""
     assert blob.producer is not None
     if _is_constant(blob):
         rows, columns = blob.known_shape
@@ -176,24 +174,24 @@ def _entry(blob: Blob, reader: Layer) -> Layer:
 
 
 def _is_view_of_image(layer: Layer | None) -> bool:
-    """Return True if a layer makes a sequence of an image of one row, so that a Reshape after it removes both."""
+    """Return True if a layer reshapes an image of one row to a sequence; a Reshape back cancels both."""
     return layer is not None and layer.type == "Reshape" and layer.input.shape == _image(layer.output.shape or ())
 
 
 def _leads_to_image(layer: Layer) -> bool:
-    """Return True if a layer makes an image of one row of a sequence."""
+    """Return True if a layer reshapes a sequence to an image of one row."""
     return layer.type == "Reshape" and layer.output.shape == _image(layer.inputs[0].shape or ())
 
 
 def _same(layer: Layer) -> Params | None:
-    """Layers that treat all elements, or each slice of the outermost axis, in the same way."""
+    """Return no change, for layers that treat all elements, or each slice of the outermost axis, alike."""
     return {}
 
 
 def _convolution(layer: Layer) -> Params | None:
-    if len(layer.inputs) > 1:  # weights that are computed at run time have another rank
+    if len(layer.inputs) > 1:  # the blob of weights computed at run time has another rank
         return None
-    # SAME pads have to be the same on all sides; along an axis of size 1 they add nothing.
+    # ncnn wants SAME pads on all sides or on none; along an axis of size 1 they add nothing.
     pad = None if min(layer["pad_left"], layer["pad_right"]) < 0 else 0
     found: Params = {"kernel_h": 1, "dilation_h": 1, "stride_h": 1, "pad_top": pad, "pad_bottom": pad}
     if layer.type.startswith("Deconvolution"):
@@ -214,12 +212,12 @@ def _axis(layer: Layer) -> Params | None:
 
 
 def _moved(axis: int) -> int:
-    """Return the axis of an image that is the axis of a sequence."""
+    """Return the axis in an image for an axis in a sequence."""
     return (0, 2)[axis % _RANK]
 
 
 def _rows(layer: Layer) -> Params | None:
-    """Normalisations along the rows of a sequence."""
+    """Return no change, for normalisations along the rows of a sequence; None for others."""
     return {} if layer["affine_size"] == (layer.input.shape or (0,))[-1] else None
 
 
@@ -229,7 +227,7 @@ def _binary(layer: Layer) -> Params | None:
     ranks = {len(blob.shape or ()) for blob in layer.inputs}
     if ranks == {_RANK}:
         return {}
-    # A vector belongs to the outermost axis where that has its size, whatever the rank.
+    # ncnn broadcasts a vector along the outermost axis if the sizes are equal, for every rank.
     vector = next((blob for blob in layer.inputs if len(blob.shape or ()) == 1), None)
     sequence = next(blob for blob in layer.inputs if _is_sequence(blob))
     fits = ranks == {1, _RANK} and vector is not None and vector.shape == sequence.known_shape[:1]
@@ -237,7 +235,7 @@ def _binary(layer: Layer) -> Params | None:
 
 
 def _sequences(layer: Layer) -> Params | None:
-    """Layers whose operands are all sequences."""
+    """Return no change if all operands are sequences; None otherwise."""
     return {} if all(map(_is_sequence, layer.inputs)) else None
 
 

@@ -1,15 +1,15 @@
-"""`replace_convolution3d`: convolutions of volumes, for which ncnn has a plain loop alone, as 2-D ones.
+"""`replace_convolution3d`: 3-D convolutions, for which ncnn has only a plain loop, as 2-D ones.
 
-All depths are below each other in one tall image, with rows of zeros between them where the kernel pads. With dilation
-each depth may become several images without it. The taps along the depth have three forms, and the cheapest is taken:
+One tall image holds all depths below each other, with rows of zeros between them if the kernel pads. A dilated kernel
+may split each depth into several images, in which it has no dilation. The pass takes the cheapest of three forms:
 
-- Inputs: what a tap reads is a part of that image, some rows further down. The parts become channels of one convolution
-  with as many times the inputs.
-- Outputs: one convolution has as many times the outputs, and its parts are added.
-- Weights: the depths are channels, and an output has zeros for those that it does not read.
+- Inputs: each tap along the depth reads a part of the tall image, some rows further down. The parts become input
+  channels of one convolution: 3 taps mean 3 times the inputs.
+- Outputs: one convolution has the results of all taps as output channels: 3 times the outputs. The net adds them.
+- Weights: the depths are channels. The weights are zeros for depths that an output does not read.
 
-Single channels have one convolution for each tap instead, whose results are added. A kernel that has taps along the
-depth alone may be a convolution of an image whose rows are the depths.
+Depthwise layers have one convolution for each tap instead, and the net adds their results. A kernel with taps only
+along the depth may become a convolution of an image whose rows are the depths.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from onnx2ncnn_opt.passes.replace_dilated_convolution import LEAST_INPUTS
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import fixed_shape, fixed_size, require, rewrite
 
-# The zeros among the weights are in the file: a layer may have so many weights, or so many times those that it had.
+# The file stores zeros too. So a new layer has at most so many weights, or so many times those of the old one.
 _FEW_WEIGHTS, _MORE_WEIGHTS = 2**18, 1.5
 
 
@@ -52,7 +52,7 @@ def replace_convolution3d(layer: Layer) -> list[Layer]:
 
 @dataclass(frozen=True)
 class _Volume:
-    """The computation of a layer; the weight is (outputs, taps, inputs of a group, kernel_h, kernel_w)."""
+    """A 3-D convolution to replace; the weight is (outputs, taps, inputs of a group, kernel_h, kernel_w)."""
 
     layer: Layer
     channels: int
@@ -69,16 +69,16 @@ class _Volume:
 
     @property
     def bias(self) -> Array | None:
-        """A number for each output, where the layer has any."""
+        """A number for each output; None if the layer has no bias."""
         return self.layer.weights["bias_data"] if self.layer["bias_term"] else None
 
     def stored(self, weight: Array) -> Callable[[], Weight]:
-        """Return the function that makes some of the weights, in this order, a block of the file."""
+        """Return a function that makes a block of the file from weights of the layer, given in their new order."""
         return partial(reordered, self.layer.weights.stored("weight_data"), weight)
 
 
 def _forms(volume: _Volume) -> Iterator[Chain]:
-    """Yield the nets that may replace a layer."""
+    """Yield the chains of layers that can replace a layer."""
     depth, along_depth = volume.depth, _is_one_tap(volume.height) and _is_one_tap(volume.width)
     if along_depth:
         yield _along_depth(volume)
@@ -95,12 +95,12 @@ def _forms(volume: _Volume) -> Iterator[Chain]:
 
 
 def _is_one_tap(window: Window) -> bool:
-    """Return True if output positions are input positions."""
+    """Return True if output i reads input i alone: one tap, no stride, no padding."""
     return window.kernel == window.stride == 1 and not window.before and not window.after
 
 
 def _are_apart(volume: _Volume) -> bool:
-    """Return True if there is a result for each element, of 3x3 taps as far apart in height as in width."""
+    """Return True for dilated 3x3 taps, dilation equal in height and width, with an output for each element."""
     depth, height, width, apart = volume.depth, volume.height, volume.width, volume.height.dilation
     same = all((w.kernel, w.dilation, w.before, w.after) == (3, apart, apart, apart) for w in (height, width))
     steady = depth.stride == height.stride == width.stride == volume.group == 1
@@ -113,7 +113,7 @@ def _classes(depth: Window) -> int:
 
 
 class _Images:
-    """Depths of a volume as one tall image: below each other, or those of each of `apart` x `apart` images."""
+    """Depths of a volume in one tall image, each of them split into `apart` x `apart` images."""
 
     def __init__(self, volume: _Volume, depths: int, apart: int) -> None:
         height, width = volume.height, volume.width
@@ -147,7 +147,7 @@ class _Images:
         return self.chain.reshape(x, (channels, self.sets, depths * self.rows, self.columns), "sets")
 
     def part(self, first: int, count: int, lines: tuple[int, int]) -> dict[int, tuple[int, int]]:
-        """Return the ranges that some depths are, of images, or of a volume and of some `lines` of each depth."""
+        """Return, by axis, the ranges of `count` depths from `first` on; in a volume, of `lines` of each depth too."""
         if self.apart == 1:
             return {1: (first, first + count), 2: lines}
         return {2: (first * self.rows, (first + count) * self.rows)}
@@ -158,7 +158,7 @@ class _Images:
         return _convolution(self.chain, x, self.sliding, weight, size, **params)
 
     def left(self, x: Blob, depths: int) -> Chain:
-        """Return the net, which ends with the layer's result: `depths` depths of images, or the result itself."""
+        """Return the whole chain; make x, images of `depths` depths, the layer's result, unless it is that already."""
         outputs, whole = self.chain.layer["num_output"], fixed_shape(self.chain.layer.output)
         if x.shape == whole:
             return self.chain
@@ -187,7 +187,7 @@ def _along_depth(volume: _Volume) -> Chain:
 def _taps_as_inputs(volume: _Volume, apart: int) -> Chain:
     depth, channels, outputs = volume.depth, volume.channels, volume.outputs
     images = _Images(volume, depth.outputs, apart)
-    # The depths in steps of the stride: a tap reads one of each step.
+    # Each step has `stride` depths, and a tap reads one of them.
     steps = ceil(max((depth.outputs - 1) * depth.stride + depth.extent, depth.before + depth.size) / depth.stride)
     x = images.padded(depth.before, steps * depth.stride - depth.before - depth.size)
     x = images.entered(x, channels, steps * depth.stride)
@@ -215,7 +215,7 @@ def _taps_as_outputs(volume: _Volume, apart: int) -> Chain:
     depths, all_outputs = depth.before + depth.size + depth.after, depth.kernel * outputs
     images = _Images(volume, depths, apart)
     x = images.entered(images.padded(depth.before, depth.after), volume.channels, depths)
-    # Every result has one part of the first tap.
+    # The first tap has the bias, because every result contains this tap once.
     bias = None if volume.bias is None else np.pad(volume.bias, (0, all_outputs - outputs))
     params: dict[str, Any] = {"outputs": all_outputs, "bias": bias, "is_part": True}
     x = images.convolved(x, volume.channels, volume.stored(weight), weight.size, **params)
@@ -242,9 +242,7 @@ def _taps_as_weights(volume: _Volume, apart: int) -> Chain:
 
 
 def _dense_weight(volume: _Volume, reads: int, gives: int) -> Weight:
-    """Return the weights of each output and depth for each input and depth; there are `reads` and `gives` of a
-    class.
-    """
+    """Return the weights from all inputs at `reads` depths to all outputs at `gives` depths of a class."""
     depth, classes = volume.depth, _classes(volume.depth)
     stored, weight = weight_with_zeros(volume.layer)
     outputs, channels, _, *kernel = weight.shape
@@ -258,10 +256,10 @@ def _dense_weight(volume: _Volume, reads: int, gives: int) -> Weight:
 
 
 def _rows(height: Window, depths: int) -> tuple[Window, int, int]:
-    """Return the slide through the tall image, the rows of zeros before each depth, and the rows from depth to depth.
+    """Return the slide over the tall image, the rows of zeros before each depth, and the pitch of depths in rows.
 
-    The zeros between two depths serve both. The convolution gives as many rows for each depth as there are steps in the
-    pitch; those after the first `height.outputs` mix two depths.
+    The zeros between two depths serve both. The convolution gives pitch / stride rows for each depth. The rows after
+    the first `height.outputs` mix two depths.
     """
     if depths == 1:
         return height, 0, height.size
@@ -292,9 +290,7 @@ def _convolution(
     what: str = "conv",
     is_part: bool = False,
 ) -> Blob:
-    """Return the 2-D convolution with `size` weights; with the layer's activation, unless the result `is_part` of a
-    sum.
-    """
+    """Return a 2-D convolution of `size` weights, with the layer's activation unless it `is_part` of a sum."""
     layer = chain.layer
     params: dict[str, Any] = {"num_output": outputs, "weight_data_size": size}
     weights: dict[str, Array | Callable[[], Weight]] = {"weight_data": weight}

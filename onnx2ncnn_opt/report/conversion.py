@@ -1,4 +1,4 @@
-"""The report of `convert` on its work."""
+"""The report of `convert`: its results as JSON, lines and tables."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from onnx2ncnn_opt.report.verification import mask_lines, output_table, shapes_l
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ConversionSummary(Summary):
-    """A finished conversion.
+    """The facts about a finished conversion that the report shows.
 
-    `prefix` is that of the `files`, `shapes` are those of dynamic inputs at which it was run, `notes` are other facts.
-    `custom` are the operators that became layers of their own, `lost` the model's outputs that no chosen one leads to,
-    `equal` the dynamic dimensions that became one, `cost` their costs, `fed_masks` inputs that are added to scores.
+    `prefix` starts the names of the `files`. `shapes` are the dynamic inputs' shapes in the runs. `notes` are other
+    facts. `custom` are operators that became custom layers. `lost` are outputs that depend on none of ``--outputs``.
+    `equal` are dynamic dimensions that became one, `cost` their costs, `fed_masks` inputs that are added to scores.
     """
 
     model: str
@@ -36,7 +36,7 @@ class ConversionSummary(Summary):
 
 
 def conversion_fields(summary: ConversionSummary) -> dict[str, Any]:
-    """Return the summary as JSON has it."""
+    """Return the summary as the fields of a JSON object."""
     manifest = asdict(summary.manifest)
     return {
         "producer": summary.producer,
@@ -49,7 +49,7 @@ def conversion_fields(summary: ConversionSummary) -> dict[str, Any]:
 
 
 def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> list[Block]:
-    """Return the summary as lines and tables; `verbose` adds inputs and outputs, every rewrite, and every near miss."""
+    """Return the summary as lines and tables; `verbose` adds inputs, outputs, all rewrites and all near misses."""
     manifest = summary.manifest
     blocks: list[Block] = [f"model: {summary.model} (opset {manifest.source.opset}, {summary.producer})"]
     if verbose:
@@ -70,20 +70,20 @@ def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> l
     blocks.append(f"ncnn: {manifest.least_ncnn} or newer runs it")
     blocks += end_lines(summary, "ONNX Runtime")
     if summary.checked and not summary.estimated and "fp16" not in summary.checked:
-        blocks.append("note: ARM and GPUs compute in fp16 unless told otherwise; --on or --modes fp16 checks that")
+        blocks.append("note: ARM and GPUs compute in fp16 by default; --on or --modes fp16 checks that")
     if summary.files:
         blocks.append(f"run: onnx2ncnn-opt example {shlex.quote(summary.prefix)} prints a program that runs the net")
     return blocks
 
 
 def _notes(summary: ConversionSummary) -> list[str]:
-    """Return notes on the net."""
+    """Return the notes on dynamic sizes, lost outputs and masks."""
     notes = [f"{names} in this net: ONNX Runtime runs the model only with equal sizes" for names in summary.equal]
     notes += summary.cost
     if summary.lost:
         notes.append(f"nothing leads to {', '.join(summary.lost)} of the model: add what they need to --outputs")
     for size, least in summary.manifest.minimum.items():
-        notes.append(f"{size} has to be {least} or more in this net; bind it with --shape where it is not")
+        notes.append(f"{size} must be {least} or more in this net; for smaller sizes, fix it with --shape")
     for name in summary.fed_masks:
         notes.append(f"{name} is added to scores: -1e9 in a whole row gives NaN on ARM and GPUs, -1000 does not")
     return notes
@@ -96,6 +96,6 @@ def _port(kind: str, tensor: Entry) -> str:
 
 
 def _value(value: object) -> str:
-    """Return a value as the command line takes it, shortened."""
+    """Return a value in the syntax of ``--value``, cut at 60 characters."""
     text = str(value).lower() if isinstance(value, (bool, tuple)) else str(value)
     return text if len(text) <= 60 else text[:60] + "..."

@@ -1,4 +1,4 @@
-"""Records as one HTML file that needs nothing else: no network, no framework, nothing that runs but its own script."""
+"""Records as one self-contained HTML file: no network, no framework, and no script except its own."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ FORMAT = 1
 def page(records: Sequence[NetRecord], *, title: str, tool: str) -> str:
     """Return the page for one or more nets; `tool` is the program that wrote it, with its version.
 
-    The names in models are other people's text. They reach the page as JSON in an element that no browser runs, with
-    every character escaped that could end it, and the script shows them as text. A content security policy lets
-    nothing run or load but this one script and style sheet.
+    The names in models are untrusted text. They reach the page as JSON in an element that no browser runs. Characters
+    that could end the element are escaped, and the script shows names as text. A content security policy allows only
+    this one script and style sheet.
     """
     style, script = (_template(f"page.{kind}") for kind in ("css", "js"))
     data = json.dumps(
@@ -39,7 +39,7 @@ def page(records: Sequence[NetRecord], *, title: str, tool: str) -> str:
     }
     html = _template("page.html")
     pieces = []
-    for number, piece in enumerate(html.split("@@")):  # in one go: what is put in may contain the mark itself
+    for number, piece in enumerate(html.split("@@")):  # in one pass, because inserted text may contain @@
         pieces.append(parts[piece] if number % 2 else piece)
     return "".join(pieces)
 
@@ -53,7 +53,7 @@ def _hash(text: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return the value in JSON, which has no NaN and no infinity: they become text."""
+    """Return a value for JSON, with NaN and infinity as text, because JSON has neither."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""Integers in nets that compute in fp16: the bits of fed integers, indexes, and whole numbers beyond 2048.
+"""Integers that fp16 changes: the bits of integer inputs, indices, and whole numbers above 2048.
 
-ncnn takes the bits of integers for floats, and casts them if a layer computes in fp16. There, whole numbers held as
-floats are exact up to 2048, and positions in an image up to a width of 1024.
+ncnn takes the bits of an integer for a float, and casts this float if a layer computes in fp16. Integers may also be
+held as floats. fp16 holds whole numbers exactly up to 2048, and positions in an image up to a width of 1024.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.ir.spec import Trait
 
-# Layers that compute with each element on its own, or with sizes.
+# Layers that compute element by element, or from sizes.
 _CALCULATES = frozenset({"BinaryOp", "Clip", "CumulativeSum", "Eltwise", "Interp", "Reduction", "Scale", "UnaryOp"})
 _LARGEST_WHOLE = 2048
-_LARGEST_SIDE = 1024  # of an image: the middle of each pixel is told apart from the next
+_LARGEST_SIDE = 1024  # pixels: up to here, fp16 distinguishes the centres of neighbours
 
 
 def moved(layer: Layer) -> tuple[Blob, ...]:
-    """Return the blobs whose bits a layer hands on; of its other inputs it uses only the sizes."""
+    """Return the inputs whose bits a layer copies; it reads only the sizes of the others."""
     if not layer.has(Trait.MOVES) and not (layer.type == "Dropout" and layer["scale"] == 1.0):
         return ()
     return layer.inputs if layer.type in ("Concat", "CopyTo") else layer.inputs[:1]
 
 
 def index_blobs(graph: Graph) -> set[Blob]:
-    """Return the blobs whose bits are integers: they end as indexes into a table, or as numbers made of integers."""
+    """Return the blobs whose bits are integers: Embed reads them as indices, or Dequantize converts them."""
     found: set[Blob] = set()
     left = [layer.inputs[0] for layer in graph if layer.type == "Embed" or _reads_integers(layer)]
     while left:
@@ -40,12 +40,12 @@ def index_blobs(graph: Graph) -> set[Blob]:
 
 
 def _reads_integers(layer: Layer) -> bool:
-    """Return whether a layer makes floats of integers that were not quantised."""
+    """Return True if a layer converts integers to floats with factor 1: they were not quantised."""
     return layer.type == "Dequantize" and layer["scale_data_size"] == 1 and layer.weights["scale_data"][0] == 1
 
 
 def inexact_layers(graph: Graph, ports: Collection[Blob]) -> Iterator[tuple[Layer, str]]:
-    """Yield the layers whose integers fp16 changes, and why; `ports` are the inputs and outputs that are integers."""
+    """Yield each layer whose integers fp16 changes, with the reason; `ports` are the integer inputs and outputs."""
     bits = {*(blob for blob in ports if blob.is_input), *index_blobs(graph)}
     for layer in graph:
         if layer.type == "MemoryData" and layer.weights["data"].dtype.kind == "i":
@@ -77,7 +77,7 @@ def inexact_layers(graph: Graph, ports: Collection[Blob]) -> Iterator[tuple[Laye
 
 
 def _longest(image: Blob) -> int | None:
-    """Return the longest side of an image; None if that is unknown."""
+    """Return the longest side of an image; None if its shape is unknown or dynamic."""
     if image.shape is None:
         return None
     sides = [size for size in image.shape[1:] if isinstance(size, int)]
@@ -85,7 +85,7 @@ def _longest(image: Blob) -> int | None:
 
 
 def _collect(blob: Blob, reason: str, ranges: Ranges, found: dict[Layer, str]) -> None:
-    """Add the layers that compute a blob, up to numbers that fp16 holds."""
+    """Add the layers that compute a blob; stop at layers whose results fp16 holds exactly."""
     left = [blob]
     while left:
         layer = left.pop().producer

@@ -1,11 +1,11 @@
-"""Prepare an aarch64 Python with numpy and ncnn that qemu runs on this machine; ``--on qemu-aarch64`` starts it.
+"""An aarch64 Python with numpy and ncnn, which qemu runs on this machine, for ``--on qemu-aarch64``.
 
     python -m onnx2ncnn_opt.runtime.qemu_aarch64 [FOLDER]
 
-Debian's packages are downloaded and unpacked into FOLDER (by default the cache folder where ``--on`` looks for it),
-nothing is installed and nobody has to be root. It needs apt-get, dpkg-deb and pip, half a minute and 300 MB. ncnn is of
-the version that is installed here, if one is. FOLDER/python takes the arguments of python3. Arithmetic is that of a
-phone's CPU (NEON, fp16), speed about a tenth of this machine's.
+The command downloads Debian's packages and unpacks them into FOLDER (by default the cache folder that ``--on`` uses).
+It installs nothing and does not need root. It needs apt-get, dpkg-deb and pip, half a minute and 300 MB. If ncnn is
+installed here, the aarch64 Python gets the same version. FOLDER/python takes the arguments of python3. It has the
+arithmetic of a phone's CPU (NEON, fp16), at about a tenth of this machine's speed.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from onnx2ncnn_opt.runtime.targets import qemu_folder
 _ARM_PACKAGES = ("python3-minimal", "libpython3-stdlib", "libstdc++6", "libgomp1")
 _EMULATOR = "qemu-aarch64-static"
 _TOOLS = ("apt-get", "dpkg-deb")
-# The C libraries that wheels for Linux are built for, from new to old.
+# Platform tags of wheels, one for each C library that they need, from new to old.
 _WHEELS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014")
 
 
 def prepare(folder: Path) -> Path:
-    """Fill the folder; returns the command in it. Raises UsageError if something is missing or does not work."""
+    """Fill the folder and return its command. Raise UsageError if a tool is missing or the command does not work."""
     for tool in _TOOLS:
         if shutil.which(tool) is None:
             raise UsageError(
@@ -50,7 +50,7 @@ def prepare(folder: Path) -> Path:
             emulator = os.fspath(folder / "qemu" / "usr" / "bin" / _EMULATOR)
         found = sorted((root / "usr" / "bin").glob("python3.*[0-9]"))
         if not found:
-            raise UsageError(f"Debian's python3-minimal has brought no python3.x into {root / 'usr' / 'bin'}")
+            raise UsageError(f"{root / 'usr' / 'bin'}: Debian's python3-minimal contains no python3.x")
         _wheels(found[0].name.removeprefix("python"), site)
     command = [emulator, "-L", os.fspath(root), "-E", f"PYTHONHOME={root / 'usr'}", "-E", f"PYTHONPATH={site}"]
     script = folder / "python"
@@ -58,15 +58,15 @@ def prepare(folder: Path) -> Path:
     script.chmod(0o755)
     said = _run([os.fspath(script), "-c", "import platform, numpy, ncnn; print(platform.machine(), ncnn.__version__)"])
     if said.split()[:1] != ["aarch64"]:
-        raise UsageError(f"{script} does not run as an aarch64 Python, but says: {said}")
+        raise UsageError(f"{script} does not run as an aarch64 Python; it printed: {said}")
     return script
 
 
 def _unpack(architecture: str, packages: Sequence[str], into: Path, scratch: Path) -> None:
-    """Download packages and all that they depend on, and unpack them; with lists of packages of our own."""
+    """Download packages with their dependencies and unpack them; apt-get keeps its lists in `scratch`."""
     for name in ("lists/partial", "archives/partial"):
         (scratch / name).mkdir(parents=True)
-    (scratch / "status").touch()  # nothing is installed, so that everything is downloaded
+    (scratch / "status").touch()  # no package counts as installed, so apt-get downloads all of them
     options = [
         *("-o", f"Dir::State={scratch}", "-o", f"Dir::State::Lists={scratch / 'lists'}"),
         *("-o", f"Dir::State::status={scratch / 'status'}", "-o", f"Dir::Cache={scratch}"),
@@ -77,7 +77,7 @@ def _unpack(architecture: str, packages: Sequence[str], into: Path, scratch: Pat
     _run(["apt-get", "-q", *options, "update"])
     if architecture:
         _run(["apt-get", "-q", "-y", *options, "--download-only", "install", *packages])
-    else:  # a static program needs nothing else
+    else:  # a static program has no dependencies
         _run(["apt-get", "-q", *options, "download", *packages], scratch / "archives")
     archives = sorted((scratch / "archives").glob("*.deb"))
     if not archives:
@@ -100,7 +100,7 @@ def _wheels(python: str, site: Path) -> None:
 
 
 def _run(command: Sequence[str], folder: Path | None = None) -> str:
-    """Run a command and return its output; raises UsageError with the output if it fails."""
+    """Run a command and return its output. Raise UsageError with the error output if it fails."""
     environment = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
     try:
         ended = subprocess.run(
@@ -115,7 +115,7 @@ def _run(command: Sequence[str], folder: Path | None = None) -> str:
 
 
 def main() -> int:
-    """Prepare the folder that is given, or the one in the cache."""
+    """Prepare the folder of the command line; without one, the cache folder."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else qemu_folder()
     try:
         print(prepare(folder.absolute()))

@@ -1,4 +1,4 @@
-"""The order of axes in which a net's blob has the numbers of a value of the model."""
+"""Axis orders: the permutation of a model value's axes that gives the elements of a net's blob."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.verification.tolerance import Difference, Tolerance, compare
 
-_MOST_AXES = 5  # that are permuted
+_MOST_AXES = 5  # values with more axes are not permuted
 
 
 def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -19,19 +19,19 @@ def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def in_order(value: Array, axes: tuple[int, ...]) -> Array:
-    """Return the elements of a value, flat, after its axes without those of size 1 were permuted."""
+    """Return the elements of a value as a flat array, without axes of size 1, the others permuted."""
     return value.reshape(squeezed(value.shape)).transpose(axes).reshape(-1)
 
 
 def natural(value: Array) -> tuple[int, ...]:
-    """Return a value's axes in their own order."""
+    """Return the order of a value's axes without a permutation, e.g. (0, 1, 2); axes of size 1 do not count."""
     return tuple(range(len(squeezed(value.shape))))
 
 
 def aligned(result: Array, value: Array, tolerance: Tolerance) -> tuple[Difference, tuple[int, ...]]:
-    """Return the difference of a blob from a value with as many elements, and the order of the value's axes.
+    """Compare a blob with a value of as many elements; return the difference, and the order of the value's axes.
 
-    It is the first order without a difference (see `in_order`). If every order has one, it is the value's own order.
+    It is the first order that is within the tolerance (see `in_order`). If none is, it is the value's own order.
     """
     flat, order = result.reshape(-1), natural(value)
     plain = compare(flat, value.reshape(-1), tolerance)
@@ -44,7 +44,7 @@ def aligned(result: Array, value: Array, tolerance: Tolerance) -> tuple[Differen
 
 
 def nearest(result: Array, value: Array) -> tuple[int, ...]:
-    """Return the order of a value's axes that is most like a blob with as many elements."""
+    """Return the order of a value's axes with the smallest difference from a blob with as many elements."""
     order = natural(value)
 
     def distance(axes: tuple[int, ...]) -> float:
@@ -55,7 +55,7 @@ def nearest(result: Array, value: Array) -> tuple[int, ...]:
 
 
 def same_range(a: Array, b: Array, tolerance: Tolerance) -> bool:
-    """Return True if the least and the largest numbers agree. They do in any order of axes."""
+    """Return True if the smallest and largest numbers agree; no permutation of axes changes them."""
     if a.dtype.kind != "f" or b.dtype.kind != "f":
         return True
     ends = [(float(np.nanmin(x)), float(np.nanmax(x))) if not np.isnan(x).all() else (0.0, 0.0) for x in (a, b)]
@@ -64,6 +64,6 @@ def same_range(a: Array, b: Array, tolerance: Tolerance) -> bool:
 
 
 def _others(order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield all other orders of axes; none if there are too many."""
+    """Yield all other orders of axes; none if there are more than `_MOST_AXES`."""
     if 1 < len(order) <= _MOST_AXES:
         yield from (axes for axes in permutations(order) if axes != order)

@@ -1,4 +1,4 @@
-"""The inputs to run a net on, before and after it was optimised."""
+"""Inputs to compare a net with itself, before and after the passes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.verification.inputs import LARGEST_INPUT, Draw, Uses, draw_array, draws, is_tiny, sweeps
 
-# Layers that compare their inputs, or pick one of them.
+# Layers that compare their inputs, or select one of them.
 _SELECTS = frozenset({"Clip", "Threshold"})
 _OPERATIONS: Mapping[str, type[IntEnum]] = {"BinaryOp": BinaryOp, "UnaryOp": UnaryOp}
-_SELECTING = frozenset({"max", "min", "sign"})  # as operations
+_SELECTING = frozenset({"max", "min", "sign"})  # operations that do the same
 _DIVISORS = {"div": 1, "rdiv": 0, "reciprocal": 0}
 _BELOW_ONE, _POSITIVE = (-0.9, 0.9), (0.1, 4.0)
 _DOMAINS = {
@@ -30,8 +30,8 @@ _DOMAINS = {
     "sqrt": (0.0, 4.0),
 }
 
-# Nets up to so many weights, with so many numbers as inputs, are run more often. ncnn's plain kernels take ten times
-# as long as others, so these are fewer than for verification against ONNX Runtime.
+# Nets up to these numbers of weights, input elements and layers run on more inputs. The limits are lower than for
+# verification against ONNX Runtime, because ncnn's plain kernels take ten times as long as others.
 _SMALL_WEIGHTS, _SMALL_INPUTS, _SMALL_LAYERS = 2**22, 2**14, 2**14
 
 
@@ -42,12 +42,12 @@ def draw_runs(
     seed: int = 0,
     examples: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Draw, dict[Blob, Array]]]:
-    """Yield the sets of inputs to run a net on before and after, see `draws`; the same for the same seed.
+    """Yield the sets of inputs to compare a net with, see `draws`; the same seed gives the same inputs.
 
     Caches stay unset, as they are before a first run.
 
-    `shapes` are by the inputs' names. Raises UsageError for an input without one, or with an absurd one; it proposes
-    `examples`, where these have the input.
+    `shapes` maps names of inputs to shapes. Raise UsageError for an input without a shape, or with an impossible one.
+    The error proposes a shape, from `examples` if they have the input.
     """
     unset = caches(graph)
     inputs = {blob: n for n, blob in enumerate(graph.inputs) if blob.users and blob not in unset}
@@ -93,7 +93,7 @@ def _shape(blob: Blob, shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
 
 
 def _example(blob: Blob) -> str:
-    """Return a shape with the rank and the channels that the first suitable layer takes."""
+    """Return an example of an input's shape; the first suitable consumer decides its rank and channels."""
     rest = {"Convolution": ",224,224", "Deconvolution": ",224,224", "ConvolutionDepthWise": ",224,224"}
     rest |= {"Convolution1D": ",224", "Convolution3D": ",16,112,112", "InnerProduct": ""}
     gates = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -113,7 +113,7 @@ def _example(blob: Blob) -> str:
 
 
 def _uses(blob: Blob) -> Uses:
-    """Return the uses of an input's values in the net, whether or not layers move them."""
+    """Return the uses of an input's values in the net; follow them through layers that move them."""
     seen, left = {blob}, [blob]
     tables: list[int] = []
     domains: list[tuple[float, float]] = []
@@ -136,7 +136,7 @@ def _uses(blob: Blob) -> Uses:
 
 
 def _operation(layer: Layer) -> str:
-    """Return the function of a layer with one or two operands, in ncnn's word; empty for other layers."""
+    """Return ncnn's name of a unary or binary function, such as "rsqrt"; empty for other layers."""
     if layer.type == "Log":
         return "log"
     if layer.type not in _OPERATIONS:
@@ -145,5 +145,5 @@ def _operation(layer: Layer) -> str:
 
 
 def _is_move(layer: Layer) -> bool:
-    """Return True if a layer's outputs have the values of its first input, moved about."""
+    """Return True if a layer's outputs have the values of its first input, at the same or other positions."""
     return layer.has(Trait.MOVES) or layer.type == "Padding" or (layer.type == "Dropout" and layer["scale"] == 1.0)

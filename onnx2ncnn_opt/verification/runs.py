@@ -1,4 +1,4 @@
-"""A model's results on inputs: those that verification draws, at sizes that ONNX Runtime takes, or the user's."""
+"""Inputs of a model and ONNX Runtime's results: the user's inputs, or drawn ones at sizes that the model accepts."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from onnx2ncnn_opt.verification.inputs import (
     totals,
 )
 
-# A net of dynamic sizes has to be right at two values of each.
+# A net with dynamic sizes runs at two values of each.
 _SIZES_EACH = 2
-# For a model that gives no number otherwise, such as one with a least and a largest frequency: each several times.
+# Input ranges for models without finite results so far, e.g. with a least and a largest frequency; seeds of each.
 _RANGES, _SEEDS_EACH = ((0.0, 1.0), (1.0, 1.0), (0.0, 100.0), (1.0, 10000.0)), 4
-_MOST_TOTALS = 30  # sums that are tried where ONNX Runtime takes no sizes of their own
-# Nets up to so many weights, with so many numbers as inputs, are run more often: it takes no longer than to load them.
+_MOST_TOTALS = 30  # sums, such as n = a + b, to try if the model rejects independent sizes
+# Nets up to these numbers of weights and input elements run on more inputs: that takes no longer than loading them.
 _SMALL_WEIGHTS, _SMALL_INPUTS = 2**25, 2**18
-_SHORTEST = 8  # images, sentences and sounds are longer
+_SHORTEST = 8  # elements; real images, sentences and sounds are longer
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def load_converted(
     values: Mapping[str, Any] | None = None,
     outputs: Sequence[str] = (),
 ) -> LoadedModel:
-    """Load the model with the sizes and values of its conversion, which its manifest has, or with others.
+    """Load a model with the sizes and values that its manifest has, or with `shapes` and `values` in their place.
 
     Raises the errors of `load_model`.
     """
@@ -104,9 +104,9 @@ def drawn_feeds(
     *,
     outputs: Sequence[str] = (),
 ) -> list[Mapping[str, Array]]:
-    """Return inputs of each draw that a converted model takes: first at the first of the `_settings`, then at the last.
+    """Return inputs for each draw: the first draw at the first of the `_settings`, the others at the last.
 
-    ONNX Runtime runs only to find sizes that the model takes.
+    ONNX Runtime runs only to find sizes that the model accepts.
     """
     if not dynamic_sizes(loaded, LENGTHS[0]):
         return [draw_inputs(loaded, draw=draw) for draw in draws]
@@ -123,7 +123,7 @@ def wanted_runs(
     seed: int,
     wanted: Wanted,
 ) -> Iterator[Run]:
-    """Yield a run for each of the wanted draws and sizes; at the usual sizes if no sizes are wanted."""
+    """Yield a run for each wanted draw at each wanted choice of sizes; by default at the sizes of `drawn_runs`."""
     names = list(dynamic_sizes(model, LENGTHS[0]))
     for sizes in wanted.sizes:
         if set(sizes) != set(names):
@@ -139,9 +139,9 @@ def wanted_runs(
 
 
 def drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, seed: int) -> Iterator[Run]:
-    """Yield runs at two values of every size that is dynamic in the net, or at one if ONNX Runtime takes no others.
+    """Yield runs at two values of every dynamic size of the net, or at one if ONNX Runtime accepts no second one.
 
-    If it takes none, one size may be the sum of two. Raises its error if it does not take that either.
+    If it accepts none, one size is the sum of two others. Raise its error if it rejects these too.
     """
     announce("ONNX Runtime runs the model")
     settings = _settings(model, runner, manifest, draws(seed, is_small=False)[0])
@@ -192,7 +192,7 @@ def _numbers(model: LoadedModel) -> int:
 
 
 def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, draw: Draw) -> list[Run]:
-    """Return a run at each of the values of the dynamic sizes, see `drawn_runs`."""
+    """Return a run for each accepted choice of dynamic sizes, see `drawn_runs`."""
     batches = _open_batches(model, manifest)
     open_names = list(dynamic_sizes(model, LENGTHS[0]))
     most = _SIZES_EACH if open_names and manifest is not None else 1
@@ -211,12 +211,12 @@ def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, 
                 continue
             try:
                 reference = runner.run(feeds)
-            except CrashError:  # it is dead, or has taken too long: others would not do better
+            except CrashError:  # or a timeout: other sizes would not help
                 raise
             except RunError as error:
                 problem = problem or error
                 if total is not None and not runs:
-                    break  # it is another sum
+                    break  # try the next sum
                 continue
             run = Run(sizes, draw, feeds, reference)
             if not all(array.size for array in reference.values()):
@@ -238,7 +238,7 @@ def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, 
 
 
 def small_runs(model: LoadedModel, manifest: Manifest | None, runs: Sequence[Run]) -> str:
-    """Return a note on the inputs that ran at tiny sizes only, because the model takes or names no others."""
+    """Return a note on the inputs that ran at tiny sizes only, because the model accepts or names no others."""
     batches = {entry.name: entry.batch_axis for entry in manifest.inputs} if manifest else {}
     small = [
         info.name
@@ -261,5 +261,5 @@ def _open_batches(model: LoadedModel, manifest: Manifest | None) -> set[str]:
 
 
 def sizes_text(sizes: Mapping[str, int]) -> str:
-    """Return dynamic sizes in the form that people read."""
+    """Return dynamic sizes as text, such as ``n=2 seq=16``."""
     return " ".join(f"{name}={size}" for name, size in sizes.items())

@@ -48,7 +48,7 @@ def write_smallest_part(net: WrongNet, found: FirstWrong, folder: Path) -> Pair 
 def _starts(
     net: WrongNet, end: Blob, found: FirstWrong, tolerance: Tolerance, *, is_whole: bool
 ) -> dict[str, Counterpart]:
-    """Return the blobs that a part begins with: the nearest right ones, or the net's inputs if it is the `whole`."""
+    """Return the blobs where a part starts: the nearest right ones before `end`, or the net's inputs if `is_whole`."""
     starts: dict[str, Counterpart] = {}
     left, seen = [end], {end}
     verdicts = found.run.verdicts
@@ -64,7 +64,7 @@ def _starts(
 
 
 def _counterpart(net: WrongNet, blob: Blob, found: FirstWrong, tolerance: Tolerance) -> Counterpart | None:
-    """Return where the model has the numbers that a blob should have; None if that is not known."""
+    """Return the model's value whose numbers a blob should have; None if it is unknown."""
     run = found.run
     if blob.is_input:
         slot = next((slot for slot in run.way if slot.blob == blob.name), None)
@@ -85,7 +85,7 @@ def _counterpart(net: WrongNet, blob: Blob, found: FirstWrong, tolerance: Tolera
 
 
 def _of_right_numbers(net: WrongNet, right: Array, name: str, tolerance: Tolerance) -> Counterpart | None:
-    """Return the value that has a right blob's numbers: the value of its name, or any other."""
+    """Return the model's value that equals a right blob: the value called `name`, or any other."""
     if right.dtype not in (np.float32, np.int32):
         return None
     numbers = as_integers(right)
@@ -99,7 +99,7 @@ def _of_right_numbers(net: WrongNet, right: Array, name: str, tolerance: Toleran
 
 
 def _output_counterpart(net: WrongNet, blob: Blob, value: Array, result: Array | Failure | None) -> Counterpart:
-    """Return where the numbers of an output are in the model's value, which must have the same order of axes."""
+    """Return the model's value of an output; blob and value must have the same order of axes."""
     entry = next((e for e in net.manifest.outputs if e.blob == blob.name), None) if net.manifest else None
     if entry is not None:
         counterpart = _fed_counterpart(Slot.of(entry), value)
@@ -111,7 +111,7 @@ def _output_counterpart(net: WrongNet, blob: Blob, value: Array, result: Array |
 
 
 def _written(net: WrongNet, folder: Path, part: Part, found: FirstWrong) -> Pair | None:
-    """Write the files of a part; return None if it is not wrong in the way in which the net is."""
+    """Write the files of a part; return None if the part is right, or wrong in another way than the net."""
     with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as name:
         staged = PairFiles.at(Path(name))
         try:
@@ -135,7 +135,7 @@ def _written(net: WrongNet, folder: Path, part: Part, found: FirstWrong) -> Pair
 
 
 def _fed_counterpart(slot: Slot, array: Array) -> Counterpart:
-    """Return where the numbers of an input or output of the net are in the model's."""
+    """Return the model's value, `array`, of an input or output of the net; the slot says its batch axis."""
     order = list(range(array.ndim))
     if slot.batch_axis is not None:
         order.insert(0, order.pop(slot.batch_axis))
@@ -145,5 +145,5 @@ def _fed_counterpart(slot: Slot, array: Array) -> Counterpart:
 
 
 def _unbatched(value: Array) -> tuple[int, ...]:
-    """Return the shape of a blob with a value's numbers, after a batch of one."""
+    """Return the shape of a blob for a value: a batch of 1, then the value's sizes other than 1."""
     return (1, *(squeezed(value.shape) or (1,)))
