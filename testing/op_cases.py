@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ from onnx import helper, numpy_helper
 FOLDER = Path(__file__).parents[1] / "fixtures" / "ops"
 
 _SECTION = re.compile(r"^## ", re.MULTILINE)
-_MODEL = re.compile(r"^```onnx\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_MODEL = re.compile(r"^```(onnx|runtime)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _RESULT = re.compile(r"^```param\n(.*?)^```$|^refused: ([^\n]*)$", re.MULTILINE | re.DOTALL)
-_OPTION = re.compile(r"^(sizes|values|integers): (.*)$", re.MULTILINE)
+_OPTION = re.compile(r"^(sizes|values|integers|layers): (.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Case:
 
     @property
     def options(self) -> dict[str, str]:
-        """The lines `sizes: ...`, `values: ...` and `integers: ...`."""
+        """The lines `sizes: ...`, `values: ...`, `integers: ...` and `layers: ...`."""
         return dict(_OPTION.findall(self.text))
 
     @property
@@ -50,19 +50,20 @@ class Case:
 
     def model(self) -> onnx.ModelProto:
         """Return the model; declared tensors without a producer are random weights."""
-        found = _MODEL.search(self.text)
-        assert found, f"{self} has no model"
-        opset, body = found.group(1).split("\n", 1)
+        return self._parsed("onnx", {})
+
+    def runtime(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        """Return what ONNX Runtime takes for the model: the block `runtime` with the model's weights, or the model."""
+        if "```runtime\n" not in self.text:
+            return model
+        return self._parsed("runtime", {tensor.name: tensor for tensor in model.graph.initializer})
+
+    def _parsed(self, kind: str, weights: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
+        opset, body = dict(_MODEL.findall(self.text))[kind].split("\n", 1)
         assert opset.startswith("opset "), f"{self}: the model begins with 'opset', not '{opset}'"
-        domain = ', "com.microsoft": 1' if "com.microsoft." in body else ""
-        head = f'<ir_version: 10, opset_import: ["": {int(opset.split()[1])}{domain}]> net '
-        model = onnx.parser.parse_model(head + body)
-        known = {tensor.name for tensor in model.graph.initializer}
-        known.update(name for node in model.graph.node for name in node.output)
-        rng = np.random.default_rng(7)
-        for value in [value for value in model.graph.value_info if value.name not in known]:
-            model.graph.initializer.append(numpy_helper.from_array(_weight(rng, value), value.name))
-            model.graph.value_info.remove(value)
+        domains = f'"": {opset.split()[1]}' + (', "com.microsoft": 1' if "com.microsoft." in body else "")
+        model = onnx.parser.parse_model(f"<ir_version: 10, opset_import: [{domains}]> net {body}")
+        fill_weights(model, 7, weights)
         return model
 
     def feeds(self, model: onnx.ModelProto, sizes: dict[str, int]) -> dict[str, Any]:
@@ -88,12 +89,25 @@ class Case:
         return f"{_RESULT.sub('', self.text).rstrip()}\n\n{result}\n\n"
 
 
+def fill_weights(model: onnx.ModelProto, seed: int, known: Mapping[str, onnx.TensorProto] | None = None) -> None:
+    """Give a parsed model's declared tensors that nothing makes the known weights of their names, or random numbers."""
+    made = {tensor.name for tensor in model.graph.initializer}
+    made.update(name for node in model.graph.node for name in node.output)
+    rng = np.random.default_rng(seed)
+    for value in [value for value in model.graph.value_info if value.name not in made]:
+        weight = (known or {}).get(value.name) or numpy_helper.from_array(_weight(rng, value), value.name)
+        model.graph.initializer.append(weight)
+        model.graph.value_info.remove(value)
+
+
 def _weight(rng: np.random.Generator, value: onnx.ValueInfoProto) -> Any:
     tensor = value.type.tensor_type
     shape = [dim.dim_value for dim in tensor.shape.dim]
     dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
     if value.name in ("var", "positive"):
         return rng.uniform(0.5, 2, shape).astype(dtype)
+    if dtype.itemsize == 1 and dtype.kind in "iu":
+        return rng.integers(-60, 61, shape).astype(dtype) if dtype.kind == "i" else rng.integers(0, 256, shape, dtype)
     return rng.standard_normal(shape).astype(dtype)
 
 

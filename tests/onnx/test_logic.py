@@ -43,25 +43,6 @@ def test_two_tensors(operator: str) -> None:
     compare_nodes([helper.make_node(operator, ["a", "b"], ["m"]), to_float("m")], {"a": a[kept], "b": b[kept]}, rel=0)
 
 
-@pytest.mark.parametrize(("operator", "shapes"), list(itertools.product(COMPARISONS, SHAPES)))
-def test_broadcasting_and_integers(operator: str, shapes: Any) -> None:
-    rng = np.random.default_rng(0)
-    a, b = (rng.integers(-2, 3, shape) for shape in shapes)
-    nodes = [helper.make_node(operator, ["a", "b"], ["m"]), to_float("m")]
-    compare_nodes(nodes, {"a": a, "b": b}, rel=0)
-    compare_nodes(nodes, {"a": a}, {"b": b}, rel=0)
-    compare_nodes(nodes, {"b": b.astype(np.float32)}, {"a": a.astype(np.float32)}, rel=0)
-
-
-@pytest.mark.parametrize(("operator", "shapes"), list(itertools.product(("And", "Or", "Xor"), SHAPES)))
-def test_logic(operator: str, shapes: Any) -> None:
-    rng = np.random.default_rng(1)
-    a, b = (rng.integers(0, 2, shape).astype(bool) for shape in shapes)
-    nodes = [helper.make_node(operator, ["a", "b"], ["m"]), helper.make_node("Not", ["m"], ["y"])]
-    compare_nodes(nodes, {"a": a, "b": b}, rel=0, dtype=bool)
-    compare_nodes(nodes, {"a": a}, {"b": b}, rel=0, dtype=bool)
-
-
 @pytest.mark.parametrize("attributes", [{}, {"detect_negative": 0}, {"detect_positive": 0}])
 def test_infinite(attributes: Any) -> None:
     compare_nodes([helper.make_node("IsInf", ["x"], ["b"], **attributes), to_float()], {"x": NUMBERS}, rel=0)
@@ -119,29 +100,6 @@ def test_nan_that_is_not_picked_is_gone(fed: bool, shape: tuple[int, ...], masks
         compare_nodes(node, {"x": x}, {**zero, "m": mask}, rel=0)
 
 
-def test_masked_attention_as_exporters_write_it() -> None:
-    """An int64 mask is fed, and becomes what is added to the scores."""
-    rng = np.random.default_rng(0)
-    mask = np.array([[1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 0, 0]])
-    nodes = [
-        helper.make_node("Cast", ["mask"], ["m"], to=TensorProto.BOOL),
-        helper.make_node("Unsqueeze", ["m", "axes"], ["u"]),
-        helper.make_node("And", ["causal", "u"], ["both"]),
-        helper.make_node("Where", ["both", "zero", "low"], ["bias"]),
-        helper.make_node("Add", ["x", "bias"], ["s"]),
-        helper.make_node("Softmax", ["s"], ["y"]),
-    ]
-    x = rng.standard_normal((2, 3, 6, 6)).astype(np.float32)
-    for low in (-np.inf, np.finfo(np.float32).min, -1e4):
-        constants = {
-            "axes": np.array([1, 2]),
-            "causal": np.tril(np.ones((6, 6), bool)),
-            "zero": np.float32(0),
-            "low": np.float32(low),
-        }
-        compare_nodes(nodes, {"x": x, "mask": mask}, constants)
-
-
 NUMBERS_OF: dict[int, Any] = {
     TensorProto.INT64: np.array([-7, -1, 0, 1, 2, 16777216]),
     TensorProto.INT32: np.array([-7, -1, 0, 1, 2, 16777216], np.int32),
@@ -156,25 +114,6 @@ NUMBERS_OF: dict[int, Any] = {
 def test_casts(source: int, target: int) -> None:
     nodes = [helper.make_node("Cast", ["x"], ["c"], to=target), to_float("c")]
     compare_nodes(nodes, {"x": NUMBERS_OF[source]}, rel=0)
-
-
-MOVES: list[tuple[Any, dict[str, Any]]] = [
-    (helper.make_node("Slice", ["x", "s", "e", "a"], ["m"]), {"s": [1], "e": [4], "a": [1]}),
-    (helper.make_node("Slice", ["x", "s", "e", "a", "t"], ["m"]), {"s": [-1], "e": [-9], "a": [1], "t": [-1]}),
-    (helper.make_node("Expand", ["x", "s"], ["m"]), {"s": [3, 2, 6]}),
-    (helper.make_node("Tile", ["x", "s"], ["m"]), {"s": [2, 3]}),
-    (helper.make_node("Identity", ["x"], ["m"]), {}),
-    (helper.make_node("Split", ["x"], ["m", "n"], axis=1), {}),
-]
-
-
-@pytest.mark.parametrize(("move", "arrays"), MOVES)
-def test_integers_are_moved_before_they_index(move: Any, arrays: dict[str, Any]) -> None:
-    table = np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32)
-    constants = {"table": table} | {name: np.array(array) for name, array in arrays.items()}
-    x = np.random.default_rng(1).integers(0, 9, (2, 6))
-    compare_nodes([move, helper.make_node("Gather", ["table", "m"], ["y"])], {"x": x}, constants, rel=0)
-    compare_nodes([move, to_float("m")], {"x": x}, constants, rel=0)
 
 
 def test_every_second_integer() -> None:
@@ -207,18 +146,6 @@ def test_quotients_of_whole_numbers_rounded_down(divisor: float) -> None:
     nodes = [helper.make_node("Div", ["x", "d"], ["q"]), helper.make_node("Floor", ["q"], ["y"])]
     x = np.arange(-3000, 3000).astype(np.float32)
     compare_nodes(nodes, {"x": x}, {"d": np.float32(divisor)}, rel=0)
-
-
-def test_a_large_integer_is_refused() -> None:
-    model = model_of(
-        [helper.make_node("Equal", ["x", "c"], ["y"])],
-        {"x": np.zeros(3, np.int64)},
-        {"c": np.int64(2**24 + 1)},
-        dtype=bool,
-    )
-    with pytest.raises(UnsupportedError) as error:
-        lower(model)
-    assert "larger than 2**24" in str(error.value)
 
 
 def test_complex_numbers_are_refused() -> None:

@@ -53,6 +53,6 @@ def check(case: Case, number: float, most_axes: int, harness: Harness) -> None:
         return
     for sizes in case.sizes:
         feeds = case.feeds(model, sizes)
-        reference = computed(model, feeds)
+        reference = computed(case.runtime(model), feeds)
         for conversion in conversions:
             assert not first_difference(harness.run(conversion, feeds), reference)
