@@ -17,7 +17,8 @@ from testing.op_cases import Case, load_cases
 
 FILES: dict[str, list[Case]] = {}
 for _case in load_cases():
-    FILES.setdefault(_case.file, []).append(_case)
+    if _case.file != "budget":  # of too large models, ONNX Runtime makes too large tensors
+        FILES.setdefault(_case.file, []).append(_case)
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
+from onnx2ncnn_opt.ir.dim import shape_text
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
@@ -89,6 +90,9 @@ onnx_op("LayerNormalization", domain=MICROSOFT, axes="same", items=items.from_ax
 
 def _sum(im: ImportContext, x: Tensor, skip: Value, b: Value | None) -> Tensor:
     total = binary(im, BinaryOp.ADD, x, skip)
+    if total.shape != x.shape:
+        reason = f"a skip of shape {shape_text(skip.shape)} for an input of shape {shape_text(x.shape)}"
+        raise im.invalid(reason, zip(total.shape, x.shape, strict=False))
     return im.tensor(total if b is None else binary(im, BinaryOp.ADD, total, b))
 
 
