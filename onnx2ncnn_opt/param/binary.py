@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnx2ncnn_opt.errors import BinError, GraphError
-from onnx2ncnn_opt.ir.graph import Graph, Layer
+from onnx2ncnn_opt.ir.graph import Graph, Layer, check_weight_names
 from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
 from onnx2ncnn_opt.progress import Count
 
@@ -159,11 +159,8 @@ def write_weights(graph: Graph, stream: BinaryIO) -> None:
     count = Count("writing weights", "MB", sum(weight.data.nbytes for weight in stored) / 1e6)
     for layer in graph:
         blocks = weight_blocks(layer)
-        if strange := set(layer.weights) - {block.name for block in blocks}:
-            raise GraphError(f"{layer.type} '{layer.name}' cannot hold the weights {sorted(strange)}")
+        check_weight_names(layer, [block.name for block in blocks])
         for block in blocks:
-            if block.name not in layer.weights:
-                raise GraphError(f"{layer.type} '{layer.name}' lacks its weight {block.name}")
             weight = layer.weights.stored(block.name)
             if problem := _misfit(weight, block, layer):
                 raise GraphError(f"{layer.type} '{layer.name}': {block.name} {problem}")
