@@ -23,26 +23,9 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.runtime.net import Net
     from onnx2ncnn_opt.verification.options import Verification
 
-__all__ = [
-    "Conversion",
-    "Files",
-    "Net",
-    "NetFiles",
-    "Optimized",
-    "Report",
-    "Verification",
-    "__version__",
-    "bisect",
-    "bisect_passes",
-    "check",
-    "convert",
-    "diff",
-    "inspect",
-    "listening",
-    "make_report",
-    "optimize",
-    "verify",
-]
+__all__ = ["Conversion", "Files", "Net", "NetFiles", "Optimized", "Report", "Verification", "__version__"]
+__all__ += ["bisect", "bisect_passes", "check", "convert", "diff", "inspect", "listening", "make_report", "optimize"]
+__all__ += ["verify"]
 
 _MODULES = {
     "Conversion": "api.lower",

@@ -29,9 +29,7 @@ def installed_passes() -> tuple[Pass, ...]:
     """
     found: list[Pass] = []
     names = {p.name for p in passes.PASSES}
-    for point, item in _items(PASSES_GROUP):
-        if not isinstance(item, (Rewrite, GraphPass)):
-            raise UsageError(f"{_origin(point)} is not a pass, but {type(item).__name__}")
+    for point, item in _items(PASSES_GROUP, (Rewrite, GraphPass), "a pass"):
         if item.name in names:
             raise UsageError(f"{_origin(point)}: there is a pass called {item.name} already")
         names.add(item.name)
@@ -43,9 +41,7 @@ def installed_passes() -> tuple[Pass, ...]:
 def installed_layers() -> tuple[LayerSpec, ...]:
     """Return the custom layers of installed packages. Raises UsageError as above."""
     found: list[LayerSpec] = []
-    for point, item in _items(LAYERS_GROUP):
-        if not isinstance(item, LayerSpec):
-            raise UsageError(f"{_origin(point)} is not a LayerSpec, but {type(item).__name__}")
+    for point, item in _items(LAYERS_GROUP, LayerSpec, "a LayerSpec"):
         try:
             with plugged(f"{_origin(point)}: its declaration", Error):
                 with_custom([item])
@@ -59,7 +55,7 @@ def installed_layers() -> tuple[LayerSpec, ...]:
 def installed_ops() -> tuple[OnnxOp, ...]:
     """Return the importers of installed packages; loading registers them. Raises UsageError as above."""
     found: dict[tuple[str, int], OnnxOp] = {}
-    for point, item in _items(OPS_GROUP):
+    for point, item in _items(OPS_GROUP, object, "an importer"):
         ops = registered(item)
         if not ops:
             raise UsageError(f"{_origin(point)} is not an importer made with @onnx_op, but {type(item).__name__}")
@@ -102,12 +98,14 @@ def _declared() -> Any:
     return entry_points()
 
 
-def _items(group: str) -> Iterator[tuple[EntryPoint, Any]]:
-    """Yield each object of a group; an entry point may be one, or a list or tuple of them."""
+def _items(group: str, kinds: type | tuple[type, ...], what: str) -> Iterator[tuple[EntryPoint, Any]]:
+    """Yield each object of a group, which has to be `what`; an entry point may be one, or a list or tuple of them."""
     for point in sorted(_declared().select(group=group), key=lambda point: (point.name, point.value)):
         with plugged(f"{_origin(point)} cannot be loaded: its import"):
             loaded = point.load()
         for item in loaded if isinstance(loaded, (list, tuple)) else (loaded,):
+            if not isinstance(item, kinds):
+                raise UsageError(f"{_origin(point)} is not {what}, but {type(item).__name__}")
             yield point, item
 
 

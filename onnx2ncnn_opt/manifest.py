@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from onnx2ncnn_opt.errors import UsageError
 
 FORMAT = 1
 ELEMENTS = ("float32", "int32")
+_OPTIONAL = frozenset({"values", "minimum", "least_ncnn", "masks", "element", "image"})
 
 
 @dataclass(frozen=True)
@@ -176,99 +177,70 @@ class _Reader:
         self.path = path
 
     def manifest(self, data: Any) -> Manifest:
-        version = self.get(data, "format", int)
-        if version != FORMAT:
-            raise UsageError(f"{self.path}: manifest format {version}, but this version reads format {FORMAT}")
-        source, layers = self.get(data, "source", dict), self.get(data, "layers", dict)
-        return Manifest(
-            inputs=self.tensors(data, "inputs"),
-            outputs=self.tensors(data, "outputs"),
-            source=Source(self.get(source, "source.sha256", str, type(None)), self.get(source, "source.opset", int)),
-            tool=self.get(data, "tool", str),
-            ncnn=self.get(data, "ncnn", str),
-            layers=LayerCount(self.get(layers, "layers.before", int), self.get(layers, "layers.after", int)),
-            passes=self.items(data, "passes", str),
-            values=tuple(self.value(e, f"values[{i}]") for i, e in enumerate(self.optional(data, "values", dict))),
-            minimum=self.minimum(data),
-            least_ncnn=self.get(data, "least_ncnn", str) if "least_ncnn" in data else "",
-            masks=self.masks(data),
-        )
+        if not isinstance(data, dict) or "format" not in data:
+            raise self.missing("format")
+        if self.check(data["format"], "format", int) != FORMAT:
+            raise UsageError(f"{self.path}: manifest format {data['format']}, but this version reads format {FORMAT}")
+        return cast(Manifest, self.entry(Manifest, data, ""))
 
-    def tensors(self, data: Any, where: str) -> tuple[Entry, ...]:
-        return tuple(self.tensor(entry, f"{where}[{i}]") for i, entry in enumerate(self.items(data, where, dict)))
+    def entry(self, kind: Any, data: Any, where: str) -> Any:
+        """Return the entry of this dataclass; files of older versions lack some fields."""
+        self.check(data, where, dict)
+        found: dict[str, Any] = {}
+        for name, hint in get_type_hints(kind).items():
+            place = f"{where}.{name}" if where else name
+            if name in data:
+                found[name] = self.read(hint, data[name], place)
+            elif name not in _OPTIONAL:
+                raise self.missing(place)
+        if kind is Entry:
+            self.check_entry(found, where)
+        elif kind is Bound:
+            found["value"] = self.numbers(found["value"], f"{where}.value")
+        elif kind is Image:
+            mean, std = found["mean"], found["std"]
+            if not mean or not std or not all(std) or not np.isfinite((*mean, *std)).all():
+                raise UsageError(f"{self.path}: {where} has to have finite numbers, and none of 0 in std")
+        return kind(**found)
 
-    def tensor(self, entry: Any, where: str) -> Entry:
-        shape = self.items(entry, f"{where}.shape", int, str, type(None))
-        axis = self.get(entry, f"{where}.batch_axis", int, type(None))
-        if axis is not None and not 0 <= axis < len(shape):
-            raise UsageError(f"{self.path}: {where}.batch_axis is {axis}, but the shape has {len(shape)} axes")
-        return Entry(
-            name=self.get(entry, f"{where}.name", str),
-            blob=self.get(entry, f"{where}.blob", str),
-            shape=shape,
-            dtype=self.get(entry, f"{where}.dtype", str),
-            batch_axis=axis,
-            element=self.element(entry, where),
-            image=self.image(entry, f"{where}.image") if entry.get("image") is not None else None,
-        )
+    def read(self, kind: Any, value: Any, where: str) -> Any:
+        """Return a value of a field's type."""
+        origin, kinds = get_origin(kind), get_args(kind) or (kind,)
+        if origin is tuple:
+            self.check(value, where, list)
+            return tuple(self.read(kinds[0], each, f"{where}[{i}]") for i, each in enumerate(value))
+        if origin is Mapping:
+            self.check(value, where, dict)
+            return {key: self.read(kinds[1], each, f"{where}.{key}") for key, each in value.items()}
+        if is_dataclass(kinds[0]) and not (value is None and type(None) in kinds):
+            return self.entry(kinds[0], value, where)
+        if kind is float:
+            return float(self.check(value, where, float, int))
+        if float in kinds:
+            kinds = (float, int, type(None))
+        return value if kind is Any else self.check(value, where, *kinds)
 
-    def image(self, entry: Any, where: str) -> Image:
-        data = self.get(entry, where, dict)
-        mean, std = (tuple(map(float, self.items(data, f"{where}.{key}", float, int))) for key in ("mean", "std"))
-        if not mean or not std or not all(std) or not np.isfinite((*mean, *std)).all():
-            raise UsageError(f"{self.path}: {where} has to have finite numbers, and none of 0 in std")
-        return Image(mean, std, self.get(data, f"{where}.bgr", bool))
-
-    def element(self, entry: Any, where: str) -> str:
-        if "element" not in entry:  # a file of an older version
-            is_fed = where.startswith("inputs") and entry["dtype"].startswith(("int", "uint", "bool"))
-            return "int32" if is_fed else "float32"
-        element: str = self.get(entry, f"{where}.element", str)
+    def check_entry(self, found: dict[str, Any], where: str) -> None:
+        axis, rank = found["batch_axis"], len(found["shape"])
+        if axis is not None and not 0 <= axis < rank:
+            raise UsageError(f"{self.path}: {where}.batch_axis is {axis}, but the shape has {rank} axes")
+        is_fed = where.startswith("inputs") and found["dtype"].startswith(("int", "uint", "bool"))
+        element = found.setdefault("element", "int32" if is_fed else "float32")
         if element not in ELEMENTS:
             raise UsageError(f"{self.path}: {where}.element is '{element}', but has to be one of {', '.join(ELEMENTS)}")
-        return element
 
-    def value(self, entry: Any, where: str) -> Bound:
-        value = self.get(entry, f"{where}.value", bool, int, float, list)
+    def numbers(self, value: Any, where: str) -> Any:
+        self.check(value, where, bool, int, float, list)
         try:
             numeric = np.asarray(value).dtype.kind in "biuf"
         except ValueError:  # lists of different lengths
             numeric = False
         if not numeric:
-            raise UsageError(f"{self.path}: {where}.value has to be numbers, not {json.dumps(value)[:80]}")
-        return Bound(self.get(entry, f"{where}.name", str), self.get(entry, f"{where}.dtype", str), _frozen(value))
+            raise UsageError(f"{self.path}: {where} has to be numbers, not {json.dumps(value)[:80]}")
+        return _frozen(value)
 
-    def masks(self, data: Any) -> tuple[Masked, ...]:
-        entries = self.items(data, "masks", dict) if "masks" in data else ()
-        return tuple(
-            Masked(
-                self.get(entry, f"masks[{i}].layer", str),
-                self.get(entry, f"masks[{i}].mask", int),
-                self.get(entry, f"masks[{i}].reason", str),
-                self.get(entry, f"masks[{i}].largest", float, int, type(None)),
-            )
-            for i, entry in enumerate(entries)
-        )
-
-    def minimum(self, data: Any) -> dict[str, int]:
-        sizes = self.get(data, "minimum", dict) if "minimum" in data else {}
-        return {size: self.check(least, f"minimum.{size}", int) for size, least in sizes.items()}
-
-    def optional(self, data: Any, where: str, *kinds: type) -> tuple[Any, ...]:
-        """Return items as `items` does; none if a file of an older version has no such list."""
-        return self.items(data, where, *kinds) if where in data else ()
-
-    def items(self, data: Any, where: str, *kinds: type) -> tuple[Any, ...]:
-        values = self.get(data, where, list)
-        for i, value in enumerate(values):
-            self.check(value, f"{where}[{i}]", *kinds)
-        return tuple(values)
-
-    def get(self, data: Any, where: str, *kinds: type) -> Any:
-        key = where.rpartition(".")[2]
-        if not isinstance(data, dict) or key not in data:
-            raise UsageError(f"{self.path}: not a manifest: {where} is missing")
-        return self.check(data[key], where, *kinds)
+    def missing(self, where: str) -> UsageError:
+        return UsageError(f"{self.path}: not a manifest: {where} is missing")
 
     def check(self, value: Any, where: str, *kinds: type) -> Any:
         # JSON's true would pass for an int.

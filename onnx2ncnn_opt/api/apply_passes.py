@@ -36,8 +36,8 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.memory import Memory, lower_peak, peak_memory
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release
 from onnx2ncnn_opt.ir.spec import LayerSpec
-from onnx2ncnn_opt.param.connect import DroppedSplit
-from onnx2ncnn_opt.param.files import LoadedNet, NetFiles, all_or_nothing, read_net, write_staged
+from onnx2ncnn_opt.param.connect import DroppedSplit, ParsedNet
+from onnx2ncnn_opt.param.files import NetFiles, all_or_nothing, read_net, write_staged
 from onnx2ncnn_opt.param.splits import count_layers
 from onnx2ncnn_opt.param.storage import Storage, encoding_of
 from onnx2ncnn_opt.progress import announce
@@ -399,13 +399,13 @@ def _run_passes(
             return [*applied, *(event for event in events if isinstance(event, NearMiss)), *failed]
 
 
-def _find(net: LoadedNet, names: Sequence[str], option: str) -> dict[str, Blob]:
+def _find(net: ParsedNet, names: Sequence[str], option: str) -> dict[str, Blob]:
     for name in names:
         if name not in net.names:
             raise UsageError(f"{option} {name}: the net has no blob of that name")
     return {name: net.names[name] for name in names}
 
 
-def _names_in_file(net: LoadedNet) -> dict[str, str]:
+def _names_in_file(net: ParsedNet) -> dict[str, str]:
     """Return the names of inputs and outputs in the file, by their names in the graph."""
     return {blob.name: blob.name for blob in (*net.graph.inputs, *net.graph.outputs)}

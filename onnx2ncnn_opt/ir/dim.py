@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from itertools import combinations, islice
+from itertools import chain, combinations, islice
 from itertools import product as choices
 from math import ceil
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -75,7 +75,7 @@ class Sym:
 
     def __rfloordiv__(self, other: int) -> Dim:
         quotient = -(other < 0)  # 3 // n is 0 from n = 4 on, -3 // n is -1 from n = 3 on
-        return quotient if at_least(self, abs(other) + quotient + 1) else Sym({(Call("//", other, self),): 1})
+        return quotient if at_least(self, abs(other) + quotient + 1) else _of_factor(Call("//", other, self))
 
     __radd__ = __add__
     __rmul__ = __mul__
@@ -83,12 +83,11 @@ class Sym:
     def names(self) -> set[str]:
         """Return the symbols that the size depends on."""
         found: set[str] = set()
-        for factors in self.terms:
-            for factor in factors:
-                if isinstance(factor, str):
-                    found.add(factor)
-                else:
-                    found.update(*(size.names() for size in (factor.a, factor.b) if isinstance(size, Sym)))
+        for factor in chain.from_iterable(self.terms):
+            if isinstance(factor, str):
+                found.add(factor)
+            else:
+                found.update(*(size.names() for size in (factor.a, factor.b) if isinstance(size, Sym)))
         return found
 
     def subs(self, values: Mapping[Any, Dim]) -> Dim:
@@ -98,7 +97,7 @@ class Sym:
             term: Dim = k
             for factor in factors:
                 if factor in values or isinstance(factor, str):
-                    term = term * values.get(factor, Sym({(factor,): 1}))
+                    term = term * values.get(factor, _of_factor(factor))
                 else:
                     a, b = (size.subs(values) if isinstance(size, Sym) else size for size in (factor.a, factor.b))
                     term = term * _CALLS[factor.operator](a, b)
@@ -119,7 +118,7 @@ _Monomial: TypeAlias = tuple[_Factor, ...]
 
 def symbol(name: str) -> Sym:
     """Return the size called `name`."""
-    return Sym({(name,): 1})
+    return _of_factor(name)
 
 
 def axis_index(axis: int) -> Sym:
@@ -215,14 +214,11 @@ def fitting(a: Dim, b: Dim) -> Dim | None:
     None if that is not certain.
     """
     for less, more in ((a, b), (b, a)):
-        if less == more:
+        call = _as_call(less)
+        sizes = (call.a, call.b) if call is not None and call.operator == "min" else ()
+        others = [size for size in sizes if size != more]
+        if less == more or (len(others) == 1 and at_least(others[0], 2)):
             return more
-        call = next(iter(less.terms))[:1] if isinstance(less, Sym) and len(less.terms) == 1 else ()
-        for factor in call:
-            if isinstance(factor, Call) and factor.operator == "min" and less == Sym({(factor,): 1}):
-                other = factor.b if factor.a == more else factor.a if factor.b == more else 0
-                if at_least(other, 2):
-                    return more
     return None
 
 
@@ -235,11 +231,9 @@ def broadcast(a: Dim, b: Dim) -> Dim | None:
         return b
     if b == 1 or a == b:
         return a
-    if isinstance(a, int) and isinstance(b, int):
-        return None
-    if isinstance(a, int) or isinstance(b, int):
-        return a if isinstance(a, int) else b
-    return fitting(a, b) or larger(a, b)
+    if isinstance(a, int):
+        return None if isinstance(b, int) else a
+    return b if isinstance(b, int) else fitting(a, b) or larger(a, b)
 
 
 def broadcast_shape(shapes: Iterable[Shape], common: Callable[[Dim, Dim], Dim | None] = broadcast) -> Shape | None:
@@ -306,8 +300,8 @@ def _term_below(factors: _Monomial, k: int) -> Iterator[_Bound]:
         yield from (_times(bound, k) for bound in (_call_below(calls[0]) if k > 0 else _call_above(calls[0])))
         if any((least := _least(bound)) is not None and least >= 0 for bound in _call_below(calls[0])):
             yield {(f"#{calls[0]}",): Fraction(k)}  # the call as a symbol: 0 or more, like an index
-    elif k > 0 and all(at_least(Sym({(factor,): 1}), 0) for factor in factors):
-        yield {(): Fraction(k * all(at_least(Sym({(factor,): 1}), 1) for factor in factors))}
+    elif k > 0 and all(at_least(_of_factor(factor), 0) for factor in factors):
+        yield {(): Fraction(k * all(at_least(_of_factor(factor), 1) for factor in factors))}
 
 
 def _call_below(call: Call) -> Iterator[_Bound]:
@@ -347,11 +341,11 @@ def _terms(size: Dim) -> Mapping[_Monomial, int]:
 
 def _dim(terms: Mapping[_Monomial, int]) -> Dim:
     left = {factors: k for factors, k in terms.items() if k}
-    if not left:
-        return 0
-    if len(left) == 1 and () in left:
-        return left[()]
-    return Sym(left)
+    return Sym(left) if left.keys() - {()} else left.get((), 0)
+
+
+def _of_factor(factor: _Factor) -> Sym:
+    return Sym({(factor,): 1})
 
 
 def _divide_terms(size: Dim, divisor: Dim) -> dict[_Monomial, int] | None:
@@ -381,25 +375,22 @@ def _divide(size: Sym, divisor: Dim) -> Dim:
         return even
     if isinstance(divisor, int) and divisor > 0:
         # (a*d + r) // d == a + r // d holds for floor division, for all signs.
-        whole = {f: k - k % divisor for f, k in size.terms.items()}
         rest = _dim({f: k % divisor for f, k in size.terms.items()})
-        quotient = _dim({f: k // divisor for f, k in whole.items()})
+        quotient = _dim({f: k // divisor for f, k in size.terms.items()})
         if isinstance(rest, int):
             return quotient + rest // divisor
         # ((x // a) + r) // b == (x + r*a) // (a*b): keeps chains of strided layers flat.
-        flat = _flatten_nested(rest, divisor)
-        return quotient + Sym({(flat,): 1})
-    return Sym({(Call("//", size, divisor),): 1})
+        return quotient + _of_factor(_flatten_nested(rest, divisor))
+    return _of_factor(Call("//", size, divisor))
 
 
 def _flatten_nested(size: Sym, divisor: int) -> Call:
-    nested = [(f, k) for f, k in size.terms.items() if f]
-    if len(nested) == 1 and nested[0][1] == 1 and len(nested[0][0]) == 1:
-        inner = nested[0][0][0]
-        if isinstance(inner, Call) and inner.operator == "//" and isinstance(inner.b, int):
-            total = inner.a + size.terms.get((), 0) * inner.b
-            if isinstance(total, Sym):
-                return Call("//", total, inner.b * divisor)
+    constant = size.terms.get((), 0)
+    inner = _as_call(size - constant)
+    if inner is not None and inner.operator == "//" and isinstance(inner.b, int):
+        total = inner.a + constant * inner.b
+        if isinstance(total, Sym):
+            return Call("//", total, inner.b * divisor)
     return Call("//", size, divisor)
 
 
@@ -407,17 +398,23 @@ def _call(operator: str, a: Dim, b: Dim) -> Dim:
     """Return the ``min`` or ``max`` of sizes in canonical form: every order of nested calls gives the same."""
     *rest, result = sorted({*_operands(operator, a), *_operands(operator, b)}, key=str)
     for size in reversed(rest):
-        result = Sym({(Call(operator, size, result),): 1})
+        result = _of_factor(Call(operator, size, result))
     return result
 
 
 def _operands(operator: str, size: Dim) -> Iterator[Dim]:
     """Yield the operands of a size that is a call of `operator`; the size itself if it is not."""
-    call = next(iter(size.terms)) if isinstance(size, Sym) and len(size.terms) == 1 else ()
-    if len(call) == 1 and isinstance(call[0], Call) and call[0].operator == operator and size == Sym({call: 1}):
-        yield from (*_operands(operator, call[0].a), *_operands(operator, call[0].b))
+    call = _as_call(size)
+    if call is not None and call.operator == operator:
+        yield from (*_operands(operator, call.a), *_operands(operator, call.b))
     else:
         yield size
+
+
+def _as_call(size: Dim) -> Call | None:
+    """Return the call that a size is, if it is nothing else."""
+    factors, k = next(iter(size.terms.items())) if isinstance(size, Sym) and len(size.terms) == 1 else ((), 0)
+    return factors[0] if k == 1 and len(factors) == 1 and isinstance(factors[0], Call) else None
 
 
 _CALLS: Mapping[str, Callable[[Dim, Dim], Dim]] = {"//": lambda a, b: a // b, "min": smaller, "max": larger}

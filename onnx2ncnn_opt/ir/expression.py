@@ -8,9 +8,10 @@ stack; so does this.
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -35,33 +36,22 @@ def _floordiv(a: Dim, b: Dim) -> Dim:
     return a // b
 
 
+_ARITHMETIC: Mapping[str, Callable[[Any, Any], Any]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 # int, int -> int; the same on floats where one operand is a float.
-_SIZES: Mapping[str, Callable[[Dim, Dim], Dim]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "//": _floordiv,
-    "max": larger,
-    "min": smaller,
-}
+_SIZES: Mapping[str, Callable[[Dim, Dim], Dim]] = {**_ARITHMETIC, "//": _floordiv, "max": larger, "min": smaller}
 _BITS: Mapping[str, Callable[[int, int], int]] = {
-    "and": lambda a, b: a & b,
-    "or": lambda a, b: a | b,
-    "xor": lambda a, b: a ^ b,
-    "lshift": lambda a, b: a << b,
-    "rshift": lambda a, b: a >> b,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    **{name: getattr(operator, name) for name in ("lshift", "rshift")},
 }
 _FLOATS_2: Mapping[str, Callable[[float, float], float]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
+    **_ARITHMETIC,
     "//": lambda a, b: math.floor(a / b),
     "max": max,
     "min": min,
-    "/": lambda a, b: a / b,
-    "atan2": math.atan2,
-    "fmod": math.fmod,
-    "pow": math.pow,
+    "/": operator.truediv,
+    **{name: getattr(math, name) for name in ("atan2", "fmod", "pow")},
     "remainder": lambda a, b: math.fmod(a, b) + (b if a * b < 0 else 0),
     "logaddexp": lambda a, b: math.log(math.exp(a) + math.exp(b)),
 }
@@ -78,11 +68,8 @@ _ROUNDING: Mapping[str, Callable[[float], int]] = {
     "round": lambda a: math.floor(abs(a) + 0.5) * (1 if a > 0 else -1),
 }
 _FLOATS_1: Mapping[str, Callable[[float], float]] = {
-    **{
-        name: getattr(math, name)
-        for name in ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "exp", "log", "log10")
-    },
-    **{name: getattr(math, name) for name in ("sin", "sinh", "sqrt", "tan", "tanh")},
+    **{name: getattr(math, name) for name in ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf")},
+    **{name: getattr(math, name) for name in ("exp", "log", "log10", "sin", "sinh", "sqrt", "tan", "tanh")},
     "reciprocal": lambda a: 1 / a,
     "rsqrt": lambda a: 1 / math.sqrt(a),
 }
@@ -124,21 +111,20 @@ def _apply(token: str, stack: list[Number]) -> Number:
     if token in _SIZES or token in _FLOATS_2 or token in _BITS:
         a, b = stack.pop(), stack.pop()
         if token in _BITS:
-            return _BITS[token](_whole(a), _whole(b))
+            return _BITS[token](*map(_whole, (a, b)))
         if token in _SIZES and not isinstance(a, float) and not isinstance(b, float):
             return _SIZES[token](a, b)
-        return _float32(_FLOATS_2[token](_real(a), _real(b)))
+        return _float32(_FLOATS_2[token](float(_known(a)), float(_known(b))))
     if token in _KEEPING:
         a = stack.pop()
         if isinstance(a, Sym):
-            # Sizes are positive.
-            return {"abs": a, "neg": -a, "sign": 1, "square": a * a}[token]
+            return {"abs": a, "neg": -a, "sign": 1, "square": a * a}[token]  # sizes are positive
         return _KEEPING[token](a)
     if token in _ROUNDING:
         a = stack.pop()
         return _ROUNDING[token](a) if isinstance(a, float) else a
     if token in _FLOATS_1:
-        return _float32(_FLOATS_1[token](_real(stack.pop())))
+        return _float32(_FLOATS_1[token](float(_known(stack.pop()))))
     return _literal(token)
 
 
@@ -157,15 +143,13 @@ def _float32(value: float) -> float:
     return float(np.float32(value))
 
 
-def _real(value: Number) -> float:
+def _known(value: Number) -> int | float:
     if isinstance(value, Sym):
         raise _UnknownError
-    return float(value)
+    return value
 
 
 def _whole(value: Number) -> int:
-    if isinstance(value, Sym):
-        raise _UnknownError
-    if isinstance(value, float):
+    if isinstance(number := _known(value), float):
         raise ValueError(f"the bits of {value}")
-    return value
+    return number

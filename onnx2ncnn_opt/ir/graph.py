@@ -7,7 +7,7 @@ one purpose, to give a tensor more than one public name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from enum import IntEnum
 from typing import Any, TypeAlias
 
@@ -111,7 +111,7 @@ class Layer:
                 return self.params.get(COMMON_BY_NAME[name].id, COMMON_BY_NAME[name].default)
             raise KeyError(f"custom layer type {self.type} has no parameter {name}")
         param = self.spec.by_name[name]
-        return param.default if param.is_plain else param.default_in(_Resolved(self))
+        return param.default if param.is_plain else param.default_in(self.resolved)
 
     @property
     def origin(self) -> tuple[str, ...]:
@@ -179,18 +179,16 @@ class Layer:
         `weights` add to the existing ones or replace them, and None removes one. A parameter given as None gets its
         default.
         """
-        merged: dict[str | int, Any] = {**self.params}
-        merged.update(params)
+        merged: dict[Any, Any] = {**self.params, **params}
         blocks = {**dict(self.weights.stored_items()), **(weights or {})}
         return Layer(
             type or self.type,
             self.name,
             self.inputs if inputs is None else inputs,
-            (),
-            {k: v for k, v in merged.items() if v is not None},
-            {k: v for k, v in blocks.items() if v is not None},
-            self.traced,
-            self.spec if type in (None, self.type) else None,
+            params={k: v for k, v in merged.items() if v is not None},
+            weights={k: v for k, v in blocks.items() if v is not None},
+            origin=self.traced,
+            spec=self.spec if type in (None, self.type) else None,
         )
 
     def without_defaults(self) -> Layer:
@@ -201,7 +199,7 @@ class Layer:
 
     def _is_default(self, name: str) -> bool:
         assert self.spec is not None
-        value, default = self.params[name], self.spec.by_name[name].default_in(_Resolved(self))
+        value, default = self.params[name], self.spec.by_name[name].default_in(self.resolved)
         return tuple(value) == tuple(default) if isinstance(value, (tuple, list)) else bool(value == default)
 
 
@@ -251,7 +249,7 @@ class Graph:
                 layer = layer._next
 
     def __reversed__(self) -> Iterator[Layer]:
-        """Yield the layers from last to first; the current layer may be removed while iterating."""
+        """Yield the layers from last to first; the current one may be removed while iterating."""
         layer = self._tail
         while layer is not None:
             preceding = layer._prev
@@ -293,14 +291,14 @@ class Graph:
             raise GraphError(f"layer '{layer.name}' is already in a graph")
         layer.graph = self
         layer.spec = layer.spec or self.types.get(layer.type)
-        self._link(layer, before)
+        self._join(self._tail if before is None else before._prev, layer)
+        self._join(layer, before)
         self._count += 1
         for blob in layer.outputs:
             if blob.producer is not None:
                 raise GraphError(f"blob '{blob.name}' has two producers: '{blob.producer.name}' and '{layer.name}'")
             blob.producer = layer
-        for blob in layer.inputs:
-            blob._users[layer] = blob._users.get(layer, 0) + 1
+        self._add_uses(layer)
         return layer
 
     def remove(self, layer: Layer) -> None:
@@ -314,11 +312,11 @@ class Graph:
         """Replace a layer with a new one that has no outputs yet; the new one takes over the old one's output blobs."""
         if new.outputs and len(new.outputs) != len(layer.outputs):
             raise GraphError(f"'{new.name}' has {len(new.outputs)} outputs, '{layer.name}' has {len(layer.outputs)}")
-        following, outputs = layer._next, layer.outputs
+        following = layer._next
         self._detach(layer)
-        for blob in outputs:
+        new.outputs = layer.outputs
+        for blob in new.outputs:
             blob.producer = None
-        new.outputs = outputs
         return self.add(new, before=following)
 
     def redirect(self, old: Blob, new: Blob) -> None:
@@ -328,11 +326,9 @@ class Graph:
 
     def set_inputs(self, layer: Layer, blobs: Iterable[Blob]) -> None:
         """Give a layer other inputs."""
-        for blob in layer.inputs:
-            self._drop_use(layer, blob)
+        self._drop_uses(layer)
         layer.inputs = tuple(blobs)
-        for blob in layer.inputs:
-            blob._users[layer] = blob._users.get(layer, 0) + 1
+        self._add_uses(layer)
 
     def checkpoint(self) -> Callable[[], None]:
         """Return a function that undoes all later edits; layers and weights themselves must not change."""
@@ -378,40 +374,33 @@ class Graph:
             if blob not in produced:
                 raise GraphError(f"no layer produces the output '{blob.name}'")
 
-    def _link(self, layer: Layer, before: Layer | None) -> None:
-        previous = self._tail if before is None else before._prev
-        layer._prev, layer._next = previous, before
-        if previous is None:
-            self._head = layer
+    def _join(self, first: Layer | None, second: Layer | None) -> None:
+        """Make `second` follow `first`; None stands for the end of the list."""
+        if first is None:
+            self._head = second
         else:
-            previous._next = layer
-        if before is None:
-            self._tail = layer
+            first._next = second
+        if second is None:
+            self._tail = first
         else:
-            before._prev = layer
+            second._prev = first
 
     def _detach(self, layer: Layer) -> None:
         """Unlink a layer; it keeps its own `_next`, so an iteration that stands on it can continue."""
-        if layer._prev is None:
-            self._head = layer._next
-        else:
-            layer._prev._next = layer._next
-        if layer._next is None:
-            self._tail = layer._prev
-        else:
-            layer._next._prev = layer._prev
+        self._join(layer._prev, layer._next)
         self._count -= 1
         layer.graph = None
-        for blob in layer.inputs:
-            self._drop_use(layer, blob)
+        self._drop_uses(layer)
 
     @staticmethod
-    def _drop_use(layer: Layer, blob: Blob) -> None:
-        left = blob._users[layer] - 1
-        if left:
-            blob._users[layer] = left
-        else:
-            del blob._users[layer]
+    def _add_uses(layer: Layer) -> None:
+        for blob in layer.inputs:
+            blob._users[layer] = blob._users.get(layer, 0) + 1
+
+    @staticmethod
+    def _drop_uses(layer: Layer) -> None:
+        for blob in layer.inputs:
+            blob._users.pop(layer, None)
 
 
 def check_layer(layer: Layer) -> None:
@@ -425,16 +414,22 @@ def check_layer(layer: Layer) -> None:
         if layer[name] not in codes and name in ("op_type", "activation_type", "operation"):
             raise GraphError(f"{spec.type} '{layer.name}': {name}={layer[name]} is none of {codes}")
     present = [weight for weight in spec.weights if weight.present(layer.resolved)]
-    if strange := set(layer.weights) - {weight.name for weight in present}:
-        raise GraphError(f"{spec.type} '{layer.name}' cannot hold the weights {sorted(strange)}")
+    check_weight_names(layer, [weight.name for weight in present])
     for weight in present:
-        if weight.name not in layer.weights:
-            raise GraphError(f"{spec.type} '{layer.name}' lacks its weight {weight.name}")
         size, count = layer.weights.stored(weight.name).data.size, weight.count(layer.resolved)
         if size != count:
             raise GraphError(
                 f"{spec.type} '{layer.name}': {weight.name} has {size} elements, the parameters say {count}"
             )
+
+
+def check_weight_names(layer: Layer, names: Collection[str]) -> None:
+    """Raise GraphError if a layer has other weights than these."""
+    if strange := set(layer.weights) - set(names):
+        raise GraphError(f"{layer.type} '{layer.name}' cannot hold the weights {sorted(strange)}")
+    for name in names:
+        if name not in layer.weights:
+            raise GraphError(f"{layer.type} '{layer.name}' lacks its weight {name}")
 
 
 def check_blob_counts(layer: Layer) -> None:

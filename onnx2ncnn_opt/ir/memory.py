@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, prod
+from typing import NamedTuple
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise
-from onnx2ncnn_opt.ir.dim import Shape
+from onnx2ncnn_opt.ir.dim import Shape, known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.spec import Trait
 
@@ -43,11 +44,8 @@ def blob_bytes(shape: Shape | None) -> int | None:
     """Return the bytes of a float32 Mat; channels start at multiples of 16 bytes. None if a size is dynamic."""
     if shape is None or not all(isinstance(size, int) for size in shape):
         return None
-    sizes = [size for size in shape if isinstance(size, int)]
-    plane = 4
-    for size in sizes[1:] if len(sizes) > 2 else sizes:
-        plane *= size
-    return sizes[0] * (-(-plane // 16) * 16) if len(sizes) > 2 else plane
+    sizes = known(shape)
+    return sizes[0] * (-(-4 * prod(sizes[1:]) // 16) * 16) if len(sizes) > 2 else 4 * prod(sizes)
 
 
 def peak_memory(graph: Graph) -> Memory:
@@ -77,26 +75,21 @@ def lower_peak(graph: Graph) -> list[Layer]:
         tries -= 1
         _exchange(graph, layer)
         now = _Simulation(graph, sizes, best.peak).run()
-        if now.peak < best.peak:
-            best = now
-            tried.clear()
-            if layer in changed:
-                del changed[layer]
-            else:
-                changed[layer] = None
-        else:
+        if now.peak >= best.peak:
             _exchange(graph, layer)
+            continue
+        best = now
+        tried.clear()
+        if layer in changed:
+            del changed[layer]
+        else:
+            changed[layer] = None
     return list(changed)
 
 
 def _is_exchangeable(layer: Layer) -> bool:
-    if layer.type == "BinaryOp":
-        known = not layer["with_scalar"] and layer["op_type"] in _EXCHANGED
-    elif layer.type == "Eltwise":
-        known = layer["op_type"] in (Eltwise.PROD, Eltwise.SUM) and not layer["coeffs"]
-    else:
-        return False
-    if not known or len(layer.inputs) != 2:
+    is_plain = layer.computes(Eltwise.PROD, Eltwise.SUM) and not layer["coeffs"]
+    if len(layer.inputs) != 2 or not (is_plain or layer.computes(*_EXCHANGED, scalar=False)):
         return False
     a, b = layer.inputs
     return a is not b and a.shape == b.shape and a.shape is not None and a.batch == b.batch
@@ -108,8 +101,7 @@ def _exchange(graph: Graph, layer: Layer) -> None:
         layer.params["op_type"] = _EXCHANGED[layer["op_type"]]
 
 
-@dataclass(frozen=True)
-class _Pending:
+class _Pending(NamedTuple):
     """A layer whose bottoms are being computed, and the one that waits for it."""
 
     layer: Layer
@@ -165,30 +157,26 @@ class _Simulation:
         return _Pending(blob.producer, iter(blob.producer.inputs), above)
 
     def forward(self, layer: Layer, above: _Pending | None) -> None:
-        shared = (layer.has(Trait.SHARES) and len(layer.inputs) == len(layer.outputs)) or layer.type == "Split"
-        if shared:
-            for i, blob in enumerate(layer.outputs):
-                source = self.buffer[layer.inputs[0 if layer.type == "Split" else i]]
-                source[1] += 1
-                self.buffer[blob] = source
-        elif self.is_inplace(layer):
-            source = self.buffer[layer.input]
-            source[1] += 1
-            self.buffer[layer.output] = source
+        sources = layer.inputs * len(layer.outputs) if layer.type == "Split" else layer.inputs
+        shares = layer.has(Trait.SHARES) and len(sources) == len(layer.outputs)
+        if shares or self.is_inplace(layer):
+            for blob, source in zip(layer.outputs, sources, strict=True):
+                self.buffer[blob] = self.buffer[source]
+                self.buffer[blob][1] += 1
         else:
             self.allocate(layer)
         self.course.append((layer, self.now))
         if self.now > self.peak:
             self.peak, self.at, self.waiting = self.now, layer, above
         for blob in dict.fromkeys(layer.inputs):
-            self.release(blob)
-        for blob in layer.outputs:
+            self.uses[blob] -= 1
+        for blob in dict.fromkeys((*layer.inputs, *layer.outputs)):
             if not self.uses[blob]:
                 self.free(blob)
 
     def is_inplace(self, layer: Layer) -> bool:
         """Return whether the layer writes over its input: it can, and nothing else needs the input."""
-        if layer.spec is None or not layer.spec.inplace or len(layer.inputs) != 1 or len(layer.outputs) != 1:
+        if layer.spec is None or not layer.spec.inplace or not len(layer.inputs) == len(layer.outputs) == 1:
             return False
         return self.uses[layer.input] == 1 and self.buffer[layer.input][1] == 1
 
@@ -197,11 +185,6 @@ class _Simulation:
             size = self.sizes[blob] or 0
             self.buffer[blob] = [size, 1]
             self.now += size
-
-    def release(self, blob: Blob) -> None:
-        self.uses[blob] -= 1
-        if not self.uses[blob]:
-            self.free(blob)
 
     def free(self, blob: Blob) -> None:
         buffer = self.buffer[blob]

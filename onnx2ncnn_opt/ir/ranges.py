@@ -341,6 +341,11 @@ _FUNCTIONS: Mapping[int, Callable[[Range], Range]] = {
 }
 
 
+def _unary(layer: Layer, x: Range) -> Range:
+    rule = _FUNCTIONS.get(layer["op_type"])
+    return UNKNOWN if rule is None else rule(x)
+
+
 def _positive(x: Range) -> Range:
     return x._replace(low=max(x.low, 0.0), high=max(x.high, 0.0))
 
@@ -438,7 +443,7 @@ _RULES: Mapping[str, Callable[..., Range]] = {
     "Threshold": lambda layer, x: _BIT,
     "BinaryOp": _binary,
     "Eltwise": _eltwise,
-    "UnaryOp": lambda layer, x: _FUNCTIONS[layer["op_type"]](x) if layer["op_type"] in _FUNCTIONS else UNKNOWN,
+    "UnaryOp": _unary,
     "AbsVal": _of(_abs),
     "ReLU": _relu,
     "Clip": lambda layer, x: clipped(x, float(layer["min"]), float(layer["max"])),

@@ -12,37 +12,33 @@ for rank alone.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, pairwise, permutations
-from typing import Any, NamedTuple, TypeAlias
+from itertools import product as choices
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, by_axis, exact_div, product
 from onnx2ncnn_opt.ir.permute import order_type
 
 MAX_DIMS = 4
 # The parameters that say the block and the mode of a `Shuffle`.
-_SHUFFLES = {
-    "ShuffleChannel": ("group", ""),
-    "PixelShuffle": ("upscale_factor", "mode"),
-    "Reorg": ("stride", "mode"),
-}
+_SHUFFLES = {"ShuffleChannel": ("group", ""), "PixelShuffle": ("upscale_factor", "mode"), "Reorg": ("stride", "mode")}
 
 
+@dataclass(eq=False, slots=True)
 class Atom:
     """A factor of a tensor's axes; its identity is the object."""
 
-    __slots__ = ("size",)
-
-    def __init__(self, size: Dim) -> None:
-        self.size = size
-
-    def __repr__(self) -> str:
-        return f"<{self.size}>"
+    size: Dim
 
 
 Atoms: TypeAlias = tuple[Atom, ...]
 Dims: TypeAlias = tuple[Atoms, ...]
+_Order: TypeAlias = tuple[int, ...]
+_Item = TypeVar("_Item")
 
 
 def sizes(groups: Iterable[Atoms]) -> Shape:
@@ -73,9 +69,8 @@ class Regroup(NamedTuple):
     @property
     def batch_axes(self) -> dict[str, int]:
         """The layer's parameters about the batch."""
-        return ({"input_batch_axis": 0} if self.unbatch else {}) | (
-            {} if self.batch is None else {"output_batch_axis": 0}
-        )
+        is_set = {"input_batch_axis": self.unbatch, "output_batch_axis": self.batch is not None}
+        return {name: 0 for name, value in is_set.items() if value}
 
 
 class Reorder(NamedTuple):
@@ -153,11 +148,8 @@ class View(NamedTuple):
     def split(self, atom: Atom, *factors: Dim) -> View:
         """Return the view with an atom replaced by factors of it, outermost first."""
         parts = tuple(Atom(size) for size in factors if size != 1)
-
-        def new(atoms: Atoms) -> Atoms:
-            return flat(parts if a is atom else (a,) for a in atoms)
-
-        return View(new(self.batch), tuple(map(new, self.dims)), tuple(map(new, self.axes)))
+        dims, axes = (tuple(_replace(group, atom, parts) for group in groups) for groups in (self.dims, self.axes))
+        return View(_replace(self.batch, atom, parts), dims, axes)
 
     def reshape(self, shape: Shape) -> View | None:
         """Return the tensor under a new shape of the same size, if its atoms (or factors of them) can be regrouped so.
@@ -197,9 +189,7 @@ def _replace(group: Atoms, atom: Atom, parts: Atoms) -> Atoms:
 def refine(a: View, axis_a: int, b: View, axis_b: int) -> tuple[View, View] | None:
     """Return both views with the atoms of two equally long axes cut at the same points; None if that is impossible."""
     i = 0
-    while i < max(len(a.axes[axis_a]), len(b.axes[axis_b])):
-        if i >= min(len(a.axes[axis_a]), len(b.axes[axis_b])):
-            return None
+    while i < min(len(a.axes[axis_a]), len(b.axes[axis_b])):
         left, right = a.axes[axis_a][i], b.axes[axis_b][i]
         if left.size != right.size:
             inner = exact_div(right.size, left.size)
@@ -210,7 +200,7 @@ def refine(a: View, axis_a: int, b: View, axis_b: int) -> tuple[View, View] | No
             else:
                 return None
         i += 1
-    return a, b
+    return (a, b) if len(a.axes[axis_a]) == len(b.axes[axis_b]) else None
 
 
 def plan(view: View, dims: Dims, batch: Atoms = ()) -> list[Step]:
@@ -245,13 +235,11 @@ def plan(view: View, dims: Dims, batch: Atoms = ()) -> list[Step]:
 
 def _shuffle(old: Dims, new: Dims) -> Shuffle | None:
     """Return the ShuffleChannel, PixelShuffle or Reorg that does the whole step; None if there is none."""
-    if len(old) != len(new) or len(old) not in (3, 4):
-        return None
-    if old[1:] == new[1:]:
+    if len(old) in (3, 4) and old[1:] == new[1:]:
         turn = next((i for i in range(1, len(old[0])) if old[0][i:] + old[0][:i] == new[0]), None)
         group = product(atom.size for atom in old[0][:turn]) if turn else None
         return Shuffle("ShuffleChannel", group) if isinstance(group, int) else None
-    if len(old) != 3:
+    if not len(old) == len(new) == 3:
         return None
     return _pixel_shuffle("PixelShuffle", old, new) or _pixel_shuffle("Reorg", new, old)
 
@@ -330,38 +318,39 @@ def _by_blocks(blocks: list[Atoms], old: Atoms, target: Dims | None) -> list[Ste
     return steps
 
 
-def _cut(items: Sequence[Atoms], cuts: Sequence[int]) -> list[Sequence[Atoms]]:
-    return [items[i:j] for i, j in zip((0, *cuts), (*cuts, len(items)), strict=True)]
+def _cut(items: Sequence[_Item], cuts: Sequence[int]) -> list[Sequence[_Item]]:
+    return [items[i:j] for i, j in pairwise((0, *cuts, len(items)))]
 
 
 @lru_cache(maxsize=1024)
-def _moves(order: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+def _moves(order: _Order) -> tuple[tuple[_Order, _Order], ...]:
     """Return the fewest permutations of at most four runs that sort `order`, each with its cut points and its perm."""
     if len(order) > 6:
         return _moves_greedy(order)
     goal = tuple(sorted(order))
-    reached: dict[tuple[int, ...], tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]] = {order: ()}
-    frontier = [order]
+    reached: dict[_Order, tuple[tuple[_Order, _Order], ...]] = {order: ()}
+    states = deque([order])
     while goal not in reached:
-        following = []
-        for state in frontier:
-            for cuts, perm, moved in _neighbours(state):
-                if moved not in reached:
-                    reached[moved] = (*reached[state], (cuts, perm))
-                    following.append(moved)
-        frontier = following
+        state = states.popleft()
+        for cuts, perm in _options(len(state)):
+            moved = _moved(state, cuts, perm)
+            if moved not in reached:
+                reached[moved] = (*reached[state], (cuts, perm))
+                states.append(moved)
     return reached[goal]
 
 
-def _neighbours(state: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
-    for count in range(1, min(MAX_DIMS, len(state))):
-        for cuts in combinations(range(1, len(state)), count):
-            segments = [state[i:j] for i, j in zip((0, *cuts), (*cuts, len(state)), strict=True)]
-            for perm in permutations(range(count + 1)):
-                yield cuts, perm, tuple(x for p in perm for x in segments[p])
+def _options(length: int) -> Iterator[tuple[_Order, _Order]]:
+    for count in range(1, min(MAX_DIMS, length)):
+        yield from choices(combinations(range(1, length), count), permutations(range(count + 1)))
 
 
-def _moves_greedy(order: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+def _moved(order: _Order, cuts: _Order, perm: _Order) -> _Order:
+    segments = _cut(order, cuts)
+    return tuple(x for p in perm for x in segments[p])
+
+
+def _moves_greedy(order: _Order) -> tuple[tuple[_Order, _Order], ...]:
     """Move one block to its position at a time: not the fewest moves, but fast enough for any number of blocks."""
     moves = []
     for position, block in enumerate(sorted(order)):
@@ -369,10 +358,9 @@ def _moves_greedy(order: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], tuple[
         if at == position:
             continue
         cuts = tuple(c for c in (position, at, at + 1) if 0 < c < len(order))
-        segments = [order[i:j] for i, j in zip((0, *cuts), (*cuts, len(order)), strict=True)]
         first = 1 if position else 0
-        perm = list(range(len(segments)))
+        perm = list(range(len(cuts) + 1))
         perm.insert(first, perm.pop(first + 1))
         moves.append((cuts, tuple(perm)))
-        order = tuple(x for p in perm for x in segments[p])
+        order = _moved(order, *moves[-1])
     return tuple(moves)

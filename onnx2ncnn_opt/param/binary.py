@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnx2ncnn_opt.errors import BinError, GraphError
-from onnx2ncnn_opt.ir.graph import Graph, Layer
+from onnx2ncnn_opt.ir.graph import Graph, Layer, check_weight_names
 from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
 from onnx2ncnn_opt.progress import Count
 
@@ -74,9 +74,7 @@ def weight_blocks(layer: Layer) -> list[Block]:
 def open_bin(path: str | os.PathLike[str]) -> Bytes:
     """Return the bytes of a file, mapped, not read; BinError if it cannot be opened."""
     try:
-        if os.path.getsize(path) == 0:
-            return np.empty(0, np.uint8)
-        return np.asarray(np.memmap(path, np.uint8, mode="r"))
+        return np.asarray(np.memmap(path, np.uint8, mode="r")) if os.path.getsize(path) else np.empty(0, np.uint8)
     except OSError as error:
         raise BinError(f"{os.fspath(path)}: cannot be read: {error.strerror}") from error
 
@@ -89,10 +87,10 @@ def load_weights(graph: Graph, data: Bytes, *, file: str = "<bin>") -> int:
     Raises BinError with the byte offset and the layer.
     """
     reader = _Reader(data, file)
-    custom: list[Layer] = []
+    custom: Layer | None = None
     for layer in graph:
         if layer.spec is None:
-            custom.append(layer)
+            custom = custom or layer
         try:
             for block in weight_blocks(layer):
                 layer.weights[block.name] = reader.block(layer, block)
@@ -106,25 +104,25 @@ def load_weights(graph: Graph, data: Bytes, *, file: str = "<bin>") -> int:
     return rest
 
 
-def _custom_hint(custom: list[Layer]) -> str:
-    if not custom:
+def _custom_hint(first: Layer | None) -> str:
+    if first is None:
         return ""
-    first = custom[0]
     return (
         f"; the custom layer '{first.name}' ({first.type}) may have weights: say how many elements each has, "
         f"like --custom {first.type}:p6@tagged,p0 (see docs/plugins.md)"
     )
 
 
+@dataclass
 class _Reader:
     """Takes one block after the other off a file's bytes."""
 
-    def __init__(self, data: Bytes, file: str) -> None:
-        self.data, self.file, self.offset = data, file, 0
+    data: Bytes
+    file: str
+    offset: int = 0
 
     def block(self, layer: Layer, block: Block) -> Weight:
-        start = self.offset
-        where = f"{self.file}: at byte {start}: {layer.type} '{layer.name}', {block.name}"
+        where = f"{self.file}: at byte {self.offset}: {layer.type} '{layer.name}', {block.name}"
         encoding, tag, table = Encoding.BYTES if block.packed else Encoding.FP32, 1, None
         if block.tagged:
             tag = int(self._take(4, where).view("<u4")[0])
@@ -146,13 +144,13 @@ class _Reader:
         return self.data[self.offset - size : self.offset]
 
 
+def is_quantised(layer: Layer) -> bool:
+    """Return whether a layer's parameters say that its weights are integers."""
+    return any(layer.resolved.get(name) for name in ("int8_scale_term", "quantize_term"))
+
+
 def _reads_int8(layer: Layer) -> bool:
-    """Return whether a layer can take weights that stay int8."""
-    if layer.type == "MemoryData":
-        return True
-    return any(
-        layer[name] for name in ("int8_scale_term", "quantize_term") if layer.spec and name in layer.spec.by_name
-    )
+    return layer.type == "MemoryData" or is_quantised(layer)
 
 
 def write_weights(graph: Graph, stream: BinaryIO) -> None:
@@ -161,11 +159,8 @@ def write_weights(graph: Graph, stream: BinaryIO) -> None:
     count = Count("writing weights", "MB", sum(weight.data.nbytes for weight in stored) / 1e6)
     for layer in graph:
         blocks = weight_blocks(layer)
-        if strange := set(layer.weights) - {block.name for block in blocks}:
-            raise GraphError(f"{layer.type} '{layer.name}' cannot hold the weights {sorted(strange)}")
+        check_weight_names(layer, [block.name for block in blocks])
         for block in blocks:
-            if block.name not in layer.weights:
-                raise GraphError(f"{layer.type} '{layer.name}' lacks its weight {block.name}")
             weight = layer.weights.stored(block.name)
             if problem := _misfit(weight, block, layer):
                 raise GraphError(f"{layer.type} '{layer.name}': {block.name} {problem}")
@@ -203,10 +198,6 @@ def _parts(weight: Weight, block: Block) -> Iterator[bytes | memoryview]:
         yield weight.table.astype("<f4").tobytes()
     flat: Array = weight.data.reshape(-1)
     for start in range(0, flat.size, _CHUNK):
-        yield _little_endian(flat[start : start + _CHUNK])
+        chunk = flat[start : start + _CHUNK].astype(flat.dtype.newbyteorder("<"), copy=False)
+        yield np.ascontiguousarray(chunk).view(np.uint8).data
     yield bytes(-flat.size * flat.dtype.itemsize % 4)
-
-
-def _little_endian(array: Array) -> memoryview:
-    ordered = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False))
-    return ordered.view(np.uint8).data

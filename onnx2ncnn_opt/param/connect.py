@@ -21,10 +21,10 @@ class DroppedSplit(NamedTuple):
 
 
 class ParsedNet(NamedTuple):
-    """The content of a .param file: the graph, still without weights, and the Splits that reading removed.
+    """The content of a .param file: the graph, without weights until the .bin is read, and the removed Splits.
 
     `unsplit` are blobs that several layers read without a Split, which ncnn cannot run. `unread_layers` is the number
-    of layers beyond the header's count.
+    of layers beyond the header's count; `trailing_bytes` stand after the .bin's end.
     """
 
     graph: Graph
@@ -32,6 +32,8 @@ class ParsedNet(NamedTuple):
     names: Mapping[str, Blob]  # every name that the file has for a blob, those of Splits' tops included
     unsplit: tuple[Blob, ...] = ()
     unread_layers: int = 0
+    trailing_bytes: int = 0
+    is_binary: bool = False
 
 
 class LayerLine(NamedTuple):

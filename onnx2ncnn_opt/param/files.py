@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from glob import escape
 from pathlib import Path
-from typing import NamedTuple
 
 from onnx2ncnn_opt.errors import ParamError, UsageError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, check_blob_counts
 from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.spec import LayerSpec
 from onnx2ncnn_opt.param.binary import load_weights, open_bin, write_weights
-from onnx2ncnn_opt.param.connect import DroppedSplit
+from onnx2ncnn_opt.param.connect import ParsedNet
 from onnx2ncnn_opt.param.param_bin import format_param_bin, is_param_bin, named_by_index, parse_param_bin
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.param.text import format_listing, parse_param
@@ -41,36 +40,19 @@ class NetFiles:
         return cls(Path(f"{base}.param.bin" if binary else f"{base}.param"), Path(f"{base}.bin"))
 
 
-class LoadedNet(NamedTuple):
-    """A net read from disk: its graph, and the facts of `ParsedNet`; `trailing_bytes` stand after the .bin's end."""
-
-    graph: Graph
-    dropped_splits: tuple[DroppedSplit, ...]
-    unread_layers: int
-    trailing_bytes: int
-    names: Mapping[str, Blob]  # every name that the .param has for a blob
-    unsplit: tuple[Blob, ...]
-    is_binary: bool
-
-
-def read_net(param_path: PathLike, bin_path: PathLike, types: Mapping[str, LayerSpec] = LAYERS) -> LoadedNet:
+def read_net(param_path: PathLike, bin_path: PathLike, types: Mapping[str, LayerSpec] = LAYERS) -> ParsedNet:
     """Read a net whose .param is text or binary; its weights are views into the mapped .bin.
 
     `types` is the table of layers, with the custom ones that have weights. Raises ParamError and BinError.
     """
-    data, file = _read(param_path), os.fspath(param_path)
-    is_binary = is_param_bin(data)
-    parsed = (parse_param_bin if is_binary else parse_param)(data, file=file, types=types)
+    parsed = _parse(param_path, types)
     trailing = load_weights(parsed.graph, open_bin(bin_path), file=os.fspath(bin_path))
-    return LoadedNet(
-        parsed.graph, parsed.dropped_splits, parsed.unread_layers, trailing, parsed.names, parsed.unsplit, is_binary
-    )
+    return parsed._replace(trailing_bytes=trailing)
 
 
 def read_graph(param_path: PathLike, types: Mapping[str, LayerSpec] = LAYERS) -> Graph:
     """Return a net without its weights, from a .param that is text or binary. Raises ParamError."""
-    data, file = _read(param_path), os.fspath(param_path)
-    return (parse_param_bin if is_param_bin(data) else parse_param)(data, file=file, types=types).graph
+    return _parse(param_path, types).graph
 
 
 def bin_beside(param: PathLike) -> Path:
@@ -79,14 +61,18 @@ def bin_beside(param: PathLike) -> Path:
     return path.with_name(path.name.removesuffix(".bin").removesuffix(".param") + ".bin")
 
 
-def _read(path: PathLike) -> bytes:
+def _parse(path: PathLike, types: Mapping[str, LayerSpec]) -> ParsedNet:
+    file = os.fspath(path)
     try:
         size = os.path.getsize(path)
         if size > _MAX_PARAM_BYTES:
-            raise ParamError(f"{os.fspath(path)}: {size} bytes are too many for a .param file")
-        return Path(path).read_bytes()
+            raise ParamError(f"{file}: {size} bytes are too many for a .param file")
+        data = Path(path).read_bytes()
     except OSError as error:
-        raise ParamError(f"{os.fspath(path)}: cannot be read: {error.strerror}") from error
+        raise ParamError(f"{file}: cannot be read: {error.strerror}") from error
+    is_binary = is_param_bin(data)
+    parsed = (parse_param_bin if is_binary else parse_param)(data, file=file, types=types)
+    return parsed._replace(is_binary=is_binary)
 
 
 def write_net(graph: Graph, param_path: PathLike, bin_path: PathLike, *, binary: bool = False) -> Mapping[Blob, str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from onnx2ncnn_opt.ir.spec import FEATMASK_ID, MAX_PARAM_ID, Kind, LayerSpec
 from onnx2ncnn_opt.param.connect import LayerLine, ParsedNet, connect
 from onnx2ncnn_opt.param.splits import Line, Listing
 from onnx2ncnn_opt.param.text import MAGIC, MAX_LAYERS, param_values
-from onnx2ncnn_opt.param.values import MAX_STRING_BYTES, Value, stored_float
+from onnx2ncnn_opt.param.values import MAX_STRING_BYTES, Value, kind_of, stored_float
 
 _MAGIC = MAGIC.to_bytes(4, "little")
 _END, _ARRAY, _STRING = -233, -23300, -23400
@@ -47,9 +48,12 @@ def parse_param_bin(data: bytes, *, file: str = "<param.bin>", types: Mapping[st
     return connect(_ordered(list(_Reader(data, file, types).entries()), file), types)
 
 
+@dataclass
 class _Reader:
-    def __init__(self, data: bytes, file: str, types: Mapping[str, LayerSpec]) -> None:
-        self.data, self.file, self.types, self.offset = data, file, types, 0
+    data: bytes
+    file: str
+    types: Mapping[str, LayerSpec]
+    offset: int = 0
 
     @property
     def where(self) -> str:
@@ -114,11 +118,8 @@ class _Reader:
         param = spec.by_id.get(id) if spec else None
         integers, floats = np.frombuffer(data, "<i4"), np.frombuffer(data, "<f4")
         with np.errstate(invalid="ignore"):
-            is_float = (
-                param.kind in ("float", "float[]")
-                if param
-                else any((np.abs(floats) > _PLAIN_FLOATS[0]) & (np.abs(floats) < _PLAIN_FLOATS[1]))
-            )
+            is_plain = ((np.abs(floats) > _PLAIN_FLOATS[0]) & (np.abs(floats) < _PLAIN_FLOATS[1])).any()
+        is_float = param.kind in ("float", "float[]") if param else is_plain
         return tuple((floats if is_float else integers).tolist())
 
 
@@ -136,9 +137,7 @@ def _ordered(entries: Sequence[LayerLine], file: str) -> list[LayerLine]:
                 continue
             needed = [producers[name] for name in entries[number].bottoms if name in producers]
             needed = [other for other in dict.fromkeys(needed) if state[other] != 2]
-            if state[number] == 1 and needed:
-                raise ParamError(f"{entries[number].where}: the layer needs its own output")
-            if any(state[other] == 1 for other in needed):
+            if (state[number] == 1 and needed) or any(state[other] == 1 for other in needed):
                 raise ParamError(f"{entries[number].where}: the layer needs its own output")
             state[number] = 1
             if needed:
@@ -181,13 +180,12 @@ def named_by_index(listing: Listing) -> Mapping[Blob, str]:
 
 def _line(line: Line, indexes: Mapping[str, int]) -> bytes:
     custom = _CUSTOM.fullmatch(line.type)
-    spec = LAYERS.get(line.type)
-    if not custom and spec is None:
+    index = int(custom[1]) if custom else LAYERS[line.type].index if line.type in LAYERS else None
+    if index is None:
         raise GraphError(
             f"layer '{line.name}': a .param.bin has numbers for layer types, and that of the custom layer {line.type} "
             "is not known; write a text .param"
         )
-    index = int(custom[1]) if custom else spec.index if spec else 0
     blobs = [indexes[name] for name in (*line.bottoms, *line.tops)]
     head = struct.pack(f"<{3 + len(blobs)}i", index, len(line.bottoms), len(line.tops), *blobs)
     if line.layer is None:
@@ -203,15 +201,12 @@ def _value(layer: Layer, id: int, name: str | int, kind: Kind | None, value: Any
             if len(content) > MAX_STRING_BYTES:
                 raise ValueError(f"longer than {MAX_STRING_BYTES} bytes")
             return _int(_STRING - id) + _int(len(content)) + content + bytes(-len(content) % 4)
-        if isinstance(value, (Sequence, np.ndarray)):
-            is_float = kind == "float[]" or (kind is None and any(isinstance(e, (float, np.floating)) for e in value))
-            elements = b"".join(_number(element, is_float=is_float) for element in value)
-            return _int(_ARRAY - id) + _int(len(value)) + elements
-        is_float = kind == "float" or (kind is None and isinstance(value, (float, np.floating)))
-        return _int(id) + _number(value, is_float=is_float)
+        is_array = isinstance(value, (Sequence, np.ndarray))
+        is_float = (kind or kind_of(value)) == ("float[]" if is_array else "float")
+        numbers = b"".join(_number(each, is_float=is_float) for each in (value if is_array else [value]))
+        return (_int(_ARRAY - id) + _int(len(value)) if is_array else _int(id)) + numbers
     except (ValueError, struct.error) as error:
-        where = f"{layer.type} '{layer.name}'"
-        raise GraphError(f"{where}: {name}={value!r}: {error}") from None
+        raise GraphError(f"{layer.type} '{layer.name}': {name}={value!r}: {error}") from None
 
 
 def _number(value: Any, *, is_float: bool) -> bytes:

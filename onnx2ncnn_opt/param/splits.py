@@ -8,6 +8,7 @@ input further public names.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from onnx2ncnn_opt.errors import GraphError
@@ -36,14 +37,14 @@ class Listing(NamedTuple):
     inner_names: Mapping[Blob, str]
 
 
+@dataclass(eq=False)
 class _Tensor:
     """A blob and the names that Split layers give it."""
 
-    def __init__(self, blob: Blob) -> None:
-        self.blob = blob
-        self.users: list[Layer] = []  # each once: a layer may read one blob several times
-        self.promised: list[Blob] = []  # its graph outputs
-        self.bottoms: dict[Layer, str] = {}
+    blob: Blob
+    users: list[Layer] = field(default_factory=list)  # each once: a layer may read one blob several times
+    promised: list[Blob] = field(default_factory=list)  # its graph outputs
+    bottoms: dict[Layer, str] = field(default_factory=dict)
 
 
 def list_layers(graph: Graph) -> Listing:

@@ -14,7 +14,7 @@ from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.ir.releases import NEWEST
 from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
-from onnx2ncnn_opt.param.binary import Block, weight_blocks
+from onnx2ncnn_opt.param.binary import Block, is_quantised, weight_blocks
 
 # Half a unit in the last place, relative to a number of full precision: 10 and 7 bits after the point.
 ROUNDING: Mapping[Encoding, float] = {Encoding.FP16: 2.0**-11, Encoding.BF16: 2.0**-8}
@@ -25,8 +25,6 @@ _LARGEST: Mapping[Encoding, float] = {
 # Rounding every number of a row errs by at most ROUNDING of the row. Twice that means that numbers below the smallest
 # full-precision one of the format carry the row, and that it has lost bits that it needs.
 _LOST = 2.0
-
-
 _SINCE: Mapping[Encoding, int] = {Encoding.BF16: 20261020}  # older releases take the tag for that of a table
 
 
@@ -65,7 +63,7 @@ class _Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Storage:
-    """The result of `plan_storage`: the weights to store in 16 bits, and those that have to stay as they are.
+    """The weights to store in 16 bits, and those that have to stay as they are.
 
     `is_own` is True if these weights come from weights that were stored so before.
     """
@@ -85,20 +83,17 @@ class Storage:
         """The number of layers that compute with rounded weights."""
         return len({change.layer for change in self.changes})
 
-    def apply(self) -> None:
-        """Give the graph the short weights."""
-        self._set(short=True)
-
     @contextmanager
     def reverted(self) -> Iterator[None]:
         """Give the graph the full weights again until the block ends."""
-        self._set(short=False)
+        self.apply(short=False)
         try:
             yield
         finally:
-            self._set(short=True)
+            self.apply()
 
-    def _set(self, *, short: bool) -> None:
+    def apply(self, *, short: bool = True) -> None:
+        """Give the graph the short weights, or the full ones again."""
         for change in self.changes:
             change.layer.weights[change.name] = change.short if short else change.full
             if change.layer.type == "MemoryData":
@@ -113,7 +108,7 @@ def own_storage(graph: Graph) -> Storage | None:
 
     Weights of the most frequent encoding get it; the others keep 32 bits.
     """
-    new = [(layer, block, weight) for layer, block, weight in _candidates(graph) if weight.short]
+    new = [item for item in _candidates(graph) if item[2].short]
     for encoding, _ in Counter(weight.short for *_, weight in new if weight.short).most_common(1):
         return _plan((item for item in new if item[2].short is encoding), encoding, is_own=True)
     return None
@@ -143,8 +138,7 @@ def _plan(candidates: Iterable[tuple[Layer, Block, Weight]], encoding: Encoding,
 
 def _candidates(graph: Graph) -> Iterator[tuple[Layer, Block, Weight]]:
     for layer in graph:
-        known = layer.spec.by_name if layer.spec else {}
-        if any(layer[name] for name in ("int8_scale_term", "quantize_term") if name in known):
+        if is_quantised(layer):
             continue
         for block in weight_blocks(layer):
             weight = layer.weights.stored(block.name)
@@ -155,18 +149,14 @@ def _candidates(graph: Graph) -> Iterator[tuple[Layer, Block, Weight]]:
 
 def _is_integer(weight: Weight) -> bool:
     """Return whether a constant's 32 bits are integers, such as indexes: as floats those are denormal, or NaN."""
-    if weight.data.dtype == np.int32:
-        return True
-    if weight.data.dtype.itemsize != 4:
-        return False
-    exponents = weight.data.view(np.uint32) >> 23 & 0xFF
-    denormal = (exponents == 0) & (weight.data.view(np.uint32) << 1 != 0)
-    return bool(denormal.any())
+    if weight.data.dtype == np.int32 or weight.data.dtype.itemsize != 4:
+        return weight.data.dtype == np.int32
+    bits = weight.data.view(np.uint32)
+    return bool(((bits >> 23 & 0xFF == 0) & (bits << 1 != 0)).any())  # denormal
 
 
 def _rows(layer: Layer, block: Block) -> int:
-    known = layer.spec.by_name if layer.spec else {}
-    count = layer["num_output"] if "num_output" in known else 1
+    count = layer.resolved.get("num_output", 1)
     return count if count > 0 and block.count % count == 0 else 1
 
 

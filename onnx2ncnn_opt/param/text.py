@@ -37,8 +37,7 @@ def parse_param(text: str | bytes, *, file: str = "<param>", types: Mapping[str,
     compute wrongly, is read as it was meant.
 
     A parameter whose text is of the wrong kind is read as ncnn reads it: as its default (``0=2.0`` for an integer), so
-    it is left out; integers for a float are converted. Layers beyond the header's count are not read, as ncnn does not
-    read them. Raises ParamError, naming file and line.
+    it is left out; integers for a float are converted. Raises ParamError, naming file and line.
     """
     entries, unread = _entries(text.encode(errors="surrogatepass") if isinstance(text, str) else text, file)
     return connect(entries, types)._replace(unread_layers=unread)
@@ -58,11 +57,7 @@ def _entries(data: bytes, file: str) -> tuple[list[LayerLine], int]:
         raise ParamError(f"{file}:{data.count(10, 0, nul) + 1}: not a text file: byte {nul} is zero")
     at = data.count(b"\n", 0, header.end()) + 1
     layer_count, blob_count = numbers[1:]
-    if (
-        layer_count is None
-        or blob_count is None
-        or not (0 < layer_count <= MAX_LAYERS and 0 < blob_count <= MAX_LAYERS)
-    ):
+    if not (0 < layer_count <= MAX_LAYERS and 0 < blob_count <= MAX_LAYERS):
         counts = " ".join(token.decode() for token in header.groups()[1:])
         raise ParamError(f"{file}:{at}: the header's counts '{counts[:80]}' are not numbers from 1 to {MAX_LAYERS}")
     rest = data[header.end() :].decode().replace("\r\n", "\n").replace("\r", "\n")
@@ -78,8 +73,9 @@ def _entries(data: bytes, file: str) -> tuple[list[LayerLine], int]:
     return entries, unread
 
 
-def _header_number(token: bytes) -> int | None:
-    return int(token) if len(token) < 16 and re.fullmatch(rb"[+-]?[0-9]+", token) else None
+def _header_number(token: bytes) -> int:
+    """Return the number; 0, which is none of a header's, for another token."""
+    return int(token) if len(token) < 16 and re.fullmatch(rb"[+-]?[0-9]+", token) else 0
 
 
 def _entry(line: str, number: int, file: str) -> LayerLine:
@@ -90,8 +86,7 @@ def _entry(line: str, number: int, file: str) -> LayerLine:
     type, name, *counts = words[:4]
     if not all(re.fullmatch(r"[+-]?[0-9]{1,7}", count, re.ASCII) and int(count) >= 0 for count in counts):
         raise ParamError(f"{where}: layer '{excerpt(name)}' has the blob counts '{excerpt(' '.join(counts))}'")
-    bottom_count, top_count = map(int, counts)
-    blob_count = bottom_count + top_count
+    bottom_count, blob_count = int(counts[0]), sum(map(int, counts))
     rest = words[4:]
     if rest and blob_count:
         rest = re.split(rf"[{BLANKS}]+", rest[0], maxsplit=blob_count)
@@ -101,9 +96,8 @@ def _entry(line: str, number: int, file: str) -> LayerLine:
     for word in (type, name, *blobs):
         if len(word.encode()) > MAX_NAME_BYTES:
             raise ParamError(f"{where}: the name '{excerpt(word)}' is longer than {MAX_NAME_BYTES} bytes")
-    where = f"{where}: layer '{name}'"
     bottoms, tops = tuple(blobs[:bottom_count]), tuple(blobs[bottom_count:])
-    return LayerLine(f"{file}:{number}", type, name, bottoms, tops, read_values(tail, where))
+    return LayerLine(where, type, name, bottoms, tops, read_values(tail, f"{where}: layer '{name}'"))
 
 
 def format_param(graph: Graph) -> str:
@@ -157,12 +151,12 @@ def param_values(layer: Layer) -> list[tuple[int, str | int, Kind | None, Any]]:
 
 def _current_hints(layer: Layer, hints: Sequence[int]) -> Sequence[int]:
     """Return shape hints for the layer as it is now: from its blobs if their shapes are known."""
-    shapes = [blob.shape for blob in layer.outputs]
-    if all(shape and all(isinstance(size, int) for size in shape) for shape in shapes):
-        known = [shape for shape in shapes if shape]
-        five = len(hints) == 5 * len(known) or any(len(shape) == 4 for shape in known)
-        return [number for shape in known for number in _hint(shape, five=five)]
-    return hints if len(hints) in (4 * len(shapes), 5 * len(shapes)) else ()
+    count = len(layer.outputs)
+    shapes = [blob.shape for blob in layer.outputs if blob.shape and all(isinstance(size, int) for size in blob.shape)]
+    if len(shapes) == count:
+        five = len(hints) == 5 * count or any(len(shape) == 4 for shape in shapes)
+        return [number for shape in shapes for number in _hint(shape, five=five)]
+    return hints if len(hints) in (4 * count, 5 * count) else ()
 
 
 def _hint(shape: Sequence[Any], *, five: bool) -> tuple[int, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,8 +17,6 @@ _MAX_VALUE_CHARS = 127
 MAX_STRING_BYTES = 255
 _INT32 = range(-(2**31), 2**31)
 _INFINITY = float(np.float32(3.402823e38))
-
-_FLOAT32 = struct.Struct("<f")
 _TOO_LARGE = 2.0**128 - 2.0**103  # rounds to infinity in float32
 
 BLANKS = " \t\v\f"
@@ -41,11 +38,10 @@ def read_values(text: str, where: str) -> dict[int, Value]:
         position = token.end()
         key, value = token.groups()
         id = int(key) if len(key) <= 16 else MAX_PARAM_ID + 1
+        parse = _old_array if id <= _ARRAY_ID else _value
+        parsed = parse(value, f"{where}, {key}")
         if id <= _ARRAY_ID:
             id = _ARRAY_ID - id
-            parsed: Value = _old_array(value, f"{where}, {key}")
-        else:
-            parsed = _value(value, f"{where}, {key}")
         if not 0 <= id <= MAX_PARAM_ID:
             raise ParamError(f"{where}: there is no parameter id {excerpt(key)}, ids go from 0 to {MAX_PARAM_ID}")
         values[id] = parsed
@@ -54,18 +50,17 @@ def read_values(text: str, where: str) -> dict[int, Value]:
 
 def _value(text: str, where: str) -> Value:
     if text[0] == '"' or (text[0].isascii() and text[0].isalpha()):
-        quoted = text[0] == '"'
-        string = text[1:-1] if quoted else text
-        closed = not quoted or (len(text) > 1 and text[-1] == '"' and '"' not in string)
+        string = text[1:-1] if text[0] == '"' else text
+        closed = string == text or (len(text) > 1 and text[-1] == '"' and '"' not in string)
         if not closed or len(string.encode()) > MAX_STRING_BYTES:
             raise ParamError(f"{where}: the string {excerpt(text)} is not closed or has over {MAX_STRING_BYTES} bytes")
         return string
     if "," not in text:
         return _number(text, where)
     elements = text.removesuffix(",").split(",")
-    if _is_float(elements[0]):
-        return tuple(float(_number(element, where)) for element in elements)
     numbers = tuple(_number(element, where) for element in elements)
+    if _is_float(elements[0]):
+        return tuple(map(float, numbers))
     if any(isinstance(number, float) for number in numbers):
         raise ParamError(f"{where}: the array starts with an integer but goes on with floats; write them all as floats")
     return numbers
@@ -88,13 +83,10 @@ def _is_float(text: str) -> bool:
 def _number(text: str, where: str) -> int | float:
     """Return an integer, or a float rounded to float32 the way ncnn does it (through a double)."""
     if len(text) <= _MAX_VALUE_CHARS:
-        if not _is_float(text):
-            if _INT.fullmatch(text) and int(text) in _INT32:
-                return int(text)
-        elif _FLOAT.fullmatch(text):
-            number = float(text)
-            if abs(number) < _TOO_LARGE:
-                return _float32(number)
+        if not _is_float(text) and _INT.fullmatch(text) and int(text) in _INT32:
+            return int(text)
+        if _is_float(text) and _FLOAT.fullmatch(text) and abs(float(text)) < _TOO_LARGE:
+            return _float32(float(text))
     raise ParamError(f"{where}: '{excerpt(text)}' is not a 32-bit number")
 
 
@@ -119,13 +111,12 @@ def as_kind(kind: Kind, value: Value) -> Value | None:
 
 
 def _float32(value: float) -> float:
-    (rounded,) = _FLOAT32.unpack(_FLOAT32.pack(value))
-    return float(rounded)
+    return float(np.float32(value))
 
 
 def format_value(id: int, kind: Kind | None, value: Any) -> str:
     """Return one ``id=value`` token; ValueError if the format cannot express it."""
-    kind = kind or _kind_of(value)
+    kind = kind or kind_of(value)
     if kind == "string":
         return f"{id}={_string_text(value)}"
     if kind == "int":
@@ -139,12 +130,12 @@ def format_value(id: int, kind: Kind | None, value: Any) -> str:
     return f"{_ARRAY_ID - id}=" + ",".join((str(len(elements)), *elements))
 
 
-def _kind_of(value: Any) -> Kind:
+def kind_of(value: Any) -> Kind:
     """Return the kind of a parameter that the table does not know."""
     if isinstance(value, str):
         return "string"
     if isinstance(value, (Sequence, np.ndarray)):
-        return "float[]" if any(isinstance(element, (float, np.floating)) for element in value) else "int[]"
+        return "float[]" if "float" in map(kind_of, value) else "int[]"
     return "float" if isinstance(value, (float, np.floating)) else "int"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from onnx2ncnn_opt.ir.codes import PadMode
 from onnx2ncnn_opt.ir.dim import Dim, Shape, product
 from onnx2ncnn_opt.ir.graph import Layer
@@ -26,36 +28,41 @@ def _positive(layer: Layer, name: str, axes: str) -> list[int]:
     return values
 
 
-def _pads(layer: Layer, axes: str) -> list[tuple[int, int]]:
-    return [(layer[_PADS[axis][0]], layer[_PADS[axis][1]]) for axis in axes]
+def _pads(layer: Layer, axes: str) -> list[int]:
+    """Return the padding before and after each axis, one after the other."""
+    return [layer[name] for axis in axes for name in _PADS[axis]]
 
 
-def _slide(layer: Layer, sizes: Shape, kernel: tuple[Dim, ...] | list[int], axes: str) -> Shape:
-    """Return the output sizes of a convolution.
-
-    SAME counts only if every pad says so; ncnn ignores other negative pads.
-    """
+def _padding(layer: Layer, axes: str) -> list[int]:
+    """Return the padding of each axis on both sides together; ncnn ignores pads that are all negative, SAME aside."""
     pads = _pads(layer, axes)
-    flat = [pad for pair in pads for pad in pair]
-    same = any(all(pad == mode for pad in flat) for mode in _SAME_PADS)
-    if max(flat) <= 0:
-        pads = [(0, 0)] * len(axes)
-    elif min(flat) < 0:
-        fail(layer, f"pads {flat} mix positive and negative")
-    found = []
+    if max(pads) <= 0:
+        return [0] * len(axes)
+    if min(pads) < 0:
+        fail(layer, f"pads {pads} mix positive and negative")
+    return [before + after for before, after in zip(pads[::2], pads[1::2], strict=True)]
+
+
+def _steps(layer: Layer, axis: str, size: Dim, extent: Dim) -> Dim:
+    """Return the elements along an axis that a window of this extent can move over."""
+    room = size - extent
+    if isinstance(room, int) and room < 0:
+        fail(layer, f"the kernel spans {extent} along {axis}, the padded input has {size}")
+    return room
+
+
+def _slide(layer: Layer, sizes: Shape, kernel: Sequence[Dim], axes: str) -> Shape:
+    """Return the output sizes of a convolution; SAME counts only if every pad says so."""
+    padding, pads = _padding(layer, axes), _pads(layer, axes)
     strides, dilations = _positive(layer, "stride", axes), _positive(layer, "dilation", axes)
-    for axis, size, length, stride, dilation, (before, after) in zip(
-        axes, sizes, kernel, strides, dilations, pads, strict=True
-    ):
-        if same:
-            found.append((size - 1) // stride + 1)
-            continue
-        extent = (length - 1) * dilation + 1
-        room = size + (before + after) - extent
-        if isinstance(room, int) and room < 0:
-            fail(layer, f"the kernel spans {extent} along {axis}, the padded input has {size + (before + after)}")
-        found.append(room // stride + 1)
-    return tuple(found)
+    if pads[0] in _SAME_PADS and len(set(pads)) == 1:
+        return tuple((size - 1) // stride + 1 for size, stride in zip(sizes, strides, strict=True))
+    return tuple(
+        _steps(layer, axis, size + pad, (length - 1) * dilation + 1) // stride + 1
+        for axis, size, length, stride, dilation, pad in zip(
+            axes, sizes, kernel, strides, dilations, padding, strict=True
+        )
+    )
 
 
 def _check_channels(layer: Layer, channels: Dim, outputs: int, kernel: list[int]) -> None:
@@ -73,40 +80,41 @@ def _check_channels(layer: Layer, channels: Dim, outputs: int, kernel: list[int]
     equal(layer, found, channels, "the input channels of the weights and of the blob")
 
 
-@shape_of(
-    *("Convolution", "ConvolutionDepthWise", "Convolution1D", "ConvolutionDepthWise1D"),
-    *("Convolution3D", "ConvolutionDepthWise3D"),
-)
-def convolution(layer: Layer, x: Shape, *dynamic: Shape) -> Shape:
-    """Return (num_output, output sizes); a weight that is an input has its ONNX shape [O, I/group, kernel...]."""
-    axes = _axes(layer)
-    if _weights_are_input(layer):
-        need_rank(layer, x, len(axes) + 1)
-        weight = _dynamic_weight(layer, dynamic, axes)
-        group = layer["group"] if "DepthWise" in layer.type else 1
-        equal(layer, weight[1] * group, x[0], "the input channels of the weights and of the blob")
-        return weight[0], *_slide(layer, x[1:], weight[2:], axes)
-    kernel = _positive(layer, "kernel", axes)
-    if layer.type == "Convolution" and len(x) == 1 and kernel == [1, 1]:
-        # Deprecated in ncnn, but it does compute an InnerProduct.
-        _check_channels(layer, x[0], layer["num_output"], kernel)
-        return (layer["num_output"],)
+def _outputs_and_kernel(layer: Layer, x: Shape, dynamic: tuple[Shape, ...], axes: str) -> tuple[Dim, Sequence[Dim]]:
+    """Return the output channels and the kernel.
+
+    A weight that is an input has its ONNX shape: [O, I/group, kernel...], of a deconvolution [I, O/group, kernel...].
+    """
     need_rank(layer, x, len(axes) + 1)
-    _check_channels(layer, x[0], layer["num_output"], kernel)
-    return layer["num_output"], *_slide(layer, x[1:], kernel, axes)
-
-
-def _weights_are_input(layer: Layer) -> bool:
-    return "dynamic_weight" in layer.params and bool(layer["dynamic_weight"])
-
-
-def _dynamic_weight(layer: Layer, dynamic: tuple[Shape, ...], axes: str) -> Shape:
+    if not layer.params.get("dynamic_weight"):
+        kernel = _positive(layer, "kernel", axes)
+        _check_channels(layer, x[0], layer["num_output"], kernel)
+        return layer["num_output"], kernel
     if len(dynamic) < 1 + bool(layer["bias_term"]):
         fail(layer, "with dynamic_weight the weights (and the bias) are further inputs")
     weight = dynamic[0]
     if len(weight) != len(axes) + 2:
         fail(layer, f"weights given as an input must be {len(axes) + 2}-D")
-    return weight
+    second = weight[1] * (layer["group"] if "DepthWise" in layer.type else 1)
+    inputs, outputs = (weight[0], second) if layer.type.startswith("Deconvolution") else (second, weight[0])
+    equal(layer, inputs, x[0], "the input channels of the weights and of the blob")
+    return outputs, weight[2:]
+
+
+@shape_of(
+    *("Convolution", "ConvolutionDepthWise", "Convolution1D", "ConvolutionDepthWise1D"),
+    *("Convolution3D", "ConvolutionDepthWise3D"),
+)
+def convolution(layer: Layer, x: Shape, *dynamic: Shape) -> Shape:
+    """Return (num_output, output sizes)."""
+    axes = _axes(layer)
+    is_flat = layer.type == "Convolution" and len(x) == 1 and not layer.params.get("dynamic_weight")
+    if is_flat and _positive(layer, "kernel", axes) == [1, 1]:
+        # Deprecated in ncnn, but it does compute an InnerProduct.
+        _check_channels(layer, x[0], layer["num_output"], [1, 1])
+        return (layer["num_output"],)
+    outputs, kernel = _outputs_and_kernel(layer, x, dynamic, axes)
+    return outputs, *_slide(layer, x[1:], kernel, axes)
 
 
 @shape_of(
@@ -114,37 +122,21 @@ def _dynamic_weight(layer: Layer, dynamic: tuple[Shape, ...], axes: str) -> Shap
     *("Deconvolution3D", "DeconvolutionDepthWise3D"),
 )
 def deconvolution(layer: Layer, x: Shape, *dynamic: Shape) -> Shape:
-    """Return (num_output, output sizes); a weight that is an input has its ONNX shape [I, O/group, kernel...].
+    """Return (num_output, output sizes).
 
     Pads cut the full output. `output_w` and so on count only with SAME pads, and only if given for every axis.
     """
     axes = _axes(layer)
-    need_rank(layer, x, len(axes) + 1)
-    channels: Dim
-    kernel: list[Dim]
-    if _weights_are_input(layer):
-        weight = _dynamic_weight(layer, dynamic, axes)
-        channels = weight[1] * (layer["group"] if "DepthWise" in layer.type else 1)
-        equal(layer, weight[0], x[0], "the input channels of the weights and of the blob")
-        kernel = list(weight[2:])
-    else:
-        constant = _positive(layer, "kernel", axes)
-        _check_channels(layer, x[0], layer["num_output"], constant)
-        channels, kernel = layer["num_output"], [*constant]
+    channels, kernel = _outputs_and_kernel(layer, x, dynamic, axes)
     full = [
         (size - 1) * layer[f"stride_{axis}"] + (length - 1) * layer[f"dilation_{axis}"] + 1 + layer[_OUTPUT_PADS[axis]]
         for axis, size, length in zip(axes, x[1:], kernel, strict=True)
     ]
-    pads = _pads(layer, axes)
-    flat = [pad for pair in pads for pad in pair]
-    if max(flat) > 0:
-        if min(flat) < 0:
-            fail(layer, f"pads {flat} mix positive and negative")
-        return channels, *(size - (before + after) for size, (before, after) in zip(full, pads, strict=True))
+    padding = _padding(layer, axes)
     wanted = [layer[f"output_{axis}"] for axis in axes]
-    if min(wanted) <= 0:
-        return channels, *full
-    if not any(pad in _SAME_PADS for pad in flat):
+    if any(padding) or min(wanted) <= 0:
+        return channels, *(size - pad for size, pad in zip(full, padding, strict=True))
+    if not any(pad in _SAME_PADS for pad in _pads(layer, axes)):
         fail(layer, "output sizes need pads of -233 or -234")
     for size, want in zip(full, wanted, strict=True):
         if isinstance(size, int) and size < want:
@@ -161,7 +153,7 @@ def deformable_convolution(layer: Layer, x: Shape, offset: Shape, mask: Shape | 
     need_rank(layer, x, 3)
     kernel = _positive(layer, "kernel", "hw")
     _check_channels(layer, x[0], layer["num_output"], kernel)
-    if min(pad for pair in _pads(layer, "hw") for pad in pair) < 0:
+    if min(_pads(layer, "hw")) < 0:
         fail(layer, "negative pads, SAME included, are not for it")
     sizes = _slide(layer, x[1:], kernel, "hw")
     taps = kernel[0] * kernel[1]
@@ -186,19 +178,17 @@ def pooling(layer: Layer, x: Shape) -> Shape:
         if layer.type == "Pooling1D" and wanted == (-233,):
             fail(layer, "out_w -233 is not for it")
         return x[0], *(size if want == -233 else want for want, size in zip(wanted, sizes, strict=True))
-    mode, found = layer["pad_mode"], []
+    mode = layer["pad_mode"]
     if mode not in list(PadMode):
         fail(layer, f"pad_mode {mode} is unknown")
     kernel, strides = _positive(layer, "kernel", axes), _positive(layer, "stride", axes)
-    for axis, size, length, stride, pads in zip(axes, sizes, kernel, strides, _pads(layer, axes), strict=True):
-        if mode >= 2:  # SAME
-            found.append((size - 1) // stride + 1)
-            continue
-        room = size + sum(pads) - length
-        if isinstance(room, int) and room < 0:
-            fail(layer, f"the kernel spans {length} along {axis}, the padded input has {size + sum(pads)}")
-        # Mode 0 pads the tail so that nothing of the input is left out.
-        found.append((room + (stride - 1 if mode == PadMode.FULL else 0)) // stride + 1)
+    if mode in (PadMode.SAME_UPPER, PadMode.SAME_LOWER):
+        return x[0], *((size - 1) // stride + 1 for size, stride in zip(sizes, strides, strict=True))
+    found = []
+    for axis, size, length, stride in zip(axes, sizes, kernel, strides, strict=True):
+        steps = _steps(layer, axis, size + sum(layer[pad] for pad in _PADS[axis]), length)
+        # FULL pads the tail so that nothing of the input is left out.
+        found.append((steps + (stride - 1 if mode == PadMode.FULL else 0)) // stride + 1)
     return x[0], *found
 
 
@@ -217,5 +207,4 @@ def fold(layer: Layer, x: Shape) -> Shape:
     kernel = _positive(layer, "kernel", "hw")
     sizes = (layer["output_h"], layer["output_w"])
     equal(layer, x[1], product(_slide(layer, sizes, kernel, "hw")), "the number of columns and of windows")
-    taps = kernel[0] * kernel[1]
-    return parts(layer, x[0], taps, "rows"), *sizes
+    return parts(layer, x[0], kernel[0] * kernel[1], "rows"), *sizes

@@ -52,8 +52,7 @@ def infer_shapes(layer: Layer) -> list[tuple[Shape | None, Dim]]:
     are unknown, except those of elementwise ones.
     """
     shapes = [blob.shape for blob in layer.inputs]
-    unknown: list[Output] = [None] * len(layer.outputs)
-    outputs: Output | list[Output] = unknown
+    outputs: Output | list[Output] = [None] * len(layer.outputs)
     known = _RULES.get(layer.type, _ELEMENTWISE if layer.has(Trait.ELEMENTWISE) else None)
     if known is not None:
         rule, unknown_inputs = known
@@ -81,22 +80,20 @@ def infer_graph(graph: Graph) -> None:
         assign_shapes(layer)
 
 
-def _common_batch(layer: Layer) -> Dim:
-    batch: Dim = 1
-    for blob in layer.inputs:
-        batch = broadcast(layer, batch, blob.batch, "the batch counts of its inputs")
-    return batch
-
-
 def _checked(layer: Layer, output: Output) -> tuple[Shape | None, Dim]:
-    shape, batch = output if isinstance(output, Batched) else (output, _common_batch(layer))
+    if isinstance(output, Batched):
+        shape, batch = output
+    else:
+        shape, batch = output, 1
+        for blob in layer.inputs:
+            batch = broadcast(layer, batch, blob.batch, "the batch counts of its inputs")
     for size in (*(shape or ()), batch):
         if isinstance(size, int) and size <= 0:
             fail(layer, f"its output would be {text(shape)}, which has no elements")
     return shape, batch
 
 
-def text(shape: Shape | None) -> str:
+def text(shape: Sequence[Dim] | None) -> str:
     """Return a shape as messages show it."""
     return "?" if shape is None else f"({', '.join(map(str, shape))})"
 

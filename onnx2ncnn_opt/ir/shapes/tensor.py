@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 from onnx2ncnn_opt.errors import GraphError
 from onnx2ncnn_opt.ir.codes import Padding
-from onnx2ncnn_opt.ir.dim import AXES, Dim, Shape, Sym, exact_div, product, smaller, sum_of
+from onnx2ncnn_opt.ir.dim import AXES, Dim, Shape, Sym, by_axis, exact_div, product, smaller, sum_of
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.permute import permutation
 from onnx2ncnn_opt.ir.shapes.registry import (
@@ -22,6 +25,7 @@ from onnx2ncnn_opt.ir.shapes.registry import (
     position,
     positions,
     shape_of,
+    text,
 )
 
 _ABSENT = -233  # a size that is not given; in Crop and Slice, one that is left open
@@ -94,7 +98,7 @@ def _wanted(layer: Layer) -> Shape | None:
     if layer["shape_expr"]:
         sizes = evaluated(layer, "shape_expr", whole_batch=True)
         return None if sizes is None else tuple(reversed(sizes))
-    rank = next((rank for rank, axis in ((0, "w"), (1, "h"), (2, "c"), (3, "d")) if layer[axis] == _ABSENT), MAX_RANK)
+    rank = next((rank for rank, axis in enumerate("whcd") if layer[axis] == _ABSENT), MAX_RANK)
     if rank == 0:
         fail(layer, "it states no shape")
     return tuple(layer[axis] for axis in AXES[rank])
@@ -113,11 +117,11 @@ def _with_batch(layer: Layer, x: Shape, axis: int) -> Shape:
 def _resolve(layer: Layer, x: Shape | None, copies: Shape | None, wanted: Shape) -> Shape | None:
     """Return the wanted sizes with 0 and -1 replaced; None if that needs an unknown input."""
     if x is None or copies is None:
-        return wanted if not any(size in (0, -1) for size in wanted) else None
+        return None if 0 in wanted or -1 in wanted else wanted
     if wanted.count(-1) > 1:
-        fail(layer, f"{_sizes(wanted)} leaves two sizes open")
+        fail(layer, f"{text(wanted)} leaves two sizes open")
     if any(size == 0 and i >= len(copies) for i, size in enumerate(wanted)):
-        fail(layer, f"{_sizes(wanted)} copies an axis that the input does not have")
+        fail(layer, f"{text(wanted)} copies an axis that the input does not have")
     sizes = [copies[i] if size == 0 else size for i, size in enumerate(wanted)]
     total = product(x)
     if -1 in sizes:
@@ -127,16 +131,12 @@ def _resolve(layer: Layer, x: Shape | None, copies: Shape | None, wanted: Shape)
             if isinstance(total, int):
                 if isinstance(known, Sym):
                     return None
-                fail(layer, f"{total} elements do not fit {_sizes(wanted)}")
+                fail(layer, f"{total} elements do not fit {text(wanted)}")
             rest = total // known
         sizes[sizes.index(-1)] = rest
     elif differ(product(sizes), total):
-        fail(layer, f"{total} elements do not fit {_sizes(wanted)}")
+        fail(layer, f"{total} elements do not fit {text(wanted)}")
     return tuple(sizes)
-
-
-def _sizes(shape: Shape) -> str:
-    return f"({', '.join(map(str, shape))})"
 
 
 @shape_of("Permute")
@@ -195,11 +195,8 @@ def slice_(layer: Layer, x: Shape) -> list[Output]:
     if layer["indices"]:
         if len(layer["indices"]) != count - 1:
             fail(layer, f"{len(layer['indices'])} indices make {len(layer['indices']) + 1} pieces for {count} outputs")
-        for index in layer["indices"]:
-            end = size + index if index < 0 else index
-            sizes.append(end - done)
-            done = end
-        sizes.append(size - done)
+        ends = [size + index if index < 0 else index for index in layer["indices"]]
+        sizes = [end - start for start, end in pairwise([0, *ends, size])]
     else:
         if len(layer["slices"]) != count:
             fail(layer, f"{len(layer['slices'])} sizes for {count} outputs")
@@ -207,10 +204,9 @@ def slice_(layer: Layer, x: Shape) -> list[Output]:
             sizes.append((size - done) // (count - i) if piece == _ABSENT else piece)
             done = done + sizes[-1]
         if differ(done, size):
-            fail(layer, f"the pieces {_sizes(tuple(sizes))} make {done}, not {size}")
-    for piece in sizes:
-        if isinstance(piece, int) and piece <= 0:
-            fail(layer, f"the pieces {_sizes(tuple(sizes))} are not all there")
+            fail(layer, f"the pieces {text(sizes)} make {done}, not {size}")
+    if any(isinstance(piece, int) and piece <= 0 for piece in sizes):
+        fail(layer, f"the pieces {text(sizes)} are not all there")
     return [(*x[:axis], piece, *x[axis + 1 :]) for piece in sizes]
 
 
@@ -225,38 +221,41 @@ def crop(layer: Layer, x: Shape, reference: Shape | None = None, *others: Shape)
         return _numpy_crop(layer, x, starts, ends, [_number(layer, axis) for axis in axes])
     if layer["starts"] and layer["ends"]:
         return _numpy_crop(layer, x, layer["starts"], layer["ends"], layer["axes"])
-    axes_names = AXES[len(x)]
-    offsets = [layer[f"{axis}offset"] for axis in axes_names]
     if reference is None:
-        return tuple(_cut(layer, axis, size) for axis, size in zip(axes_names, x, strict=True))
+        return tuple(_cut(layer, axis, size) for axis, size in by_axis(x).items())
     if layer["woffset"] == _ABSENT:
         return None  # the second blob holds the numbers, not the shape
     sizes = named_sizes(reference)
-    wanted = [sizes[axis] for axis in axes_names]
+    wanted = [sizes[axis] for axis in AXES[len(x)]]
     if len(x) >= 3 and len(reference) != len(x):
         wanted[0] = x[0]
-    for size, offset, want in zip(x, offsets, wanted, strict=True):
-        _inside(layer, size, offset, want)
+    _check_inside(layer, x, _offsets(layer, x), wanted)
     return tuple(wanted)
 
 
 def _numpy_crop(layer: Layer, x: Shape, starts: list[Dim], ends: list[Dim], axes: list[int]) -> Shape:
-    which = positions(layer, axes, len(x)) if axes else list(range(len(x)))
+    which = _axes(layer, axes, x)
     if len(starts) < len(which) or len(ends) < len(which):
         fail(layer, f"{len(starts)} starts and {len(ends)} ends for {len(which)} axes")
     result = list(x)
     for axis, start, end in zip(which, starts, ends, strict=False):
-        size = x[axis]
-        first = 0 if start == _ABSENT else start
-        if isinstance(first, int) and first < 0:
-            first = size + first
+        first = 0 if start == _ABSENT else _from_start(start, x[axis])
         if isinstance(first, int) and first < 0:
             fail(layer, f"start {start} is before axis {axis}, which ncnn does not clamp")
-        left = _end(size, end) - first
+        left = _end(x[axis], end) - first
         result[axis] = left
         if isinstance(left, int) and left <= 0:
             fail(layer, f"nothing is left of axis {axis} between {start} and {end}")
     return tuple(result)
+
+
+def _axes(layer: Layer, axes: Sequence[int], x: Shape) -> Sequence[int]:
+    """Return the axes counted from 0; all of them if there are none."""
+    return positions(layer, axes, len(x)) if axes else range(len(x))
+
+
+def _from_start(start: Dim, size: Dim) -> Dim:
+    return size + start if isinstance(start, int) and start < 0 else start
 
 
 def _end(size: Dim, end: Dim) -> Dim:
@@ -291,7 +290,7 @@ def padding(layer: Layer, x: Shape) -> Shape:
     """Return the shape with the borders added: front and behind go to c of a 3-D blob and to d of a 4-D one."""
     sides = {**_SIDES, "c" if len(x) == 3 else "d": ("front", "behind")}
     result = []
-    for axis, size in zip(AXES[len(x)], x, strict=True):
+    for axis, size in by_axis(x).items():
         before, after = (layer[side] for side in sides[axis]) if axis in sides else (0, 0)
         if layer["type"] == Padding.REFLECT and isinstance(size, int) and max(before, after) >= size:
             fail(layer, f"a reflection of {max(before, after)} needs more than {size} elements along {axis}")
@@ -320,8 +319,7 @@ def tile(layer: Layer, x: Shape) -> Shape:
 @shape_of("Reduction")
 def reduction(layer: Layer, x: Shape) -> Shape:
     """Return the shape without the reduced axes, or with size 1 there; (1) if nothing is left."""
-    # ncnn reduces a 1-D blob for any axes.
-    everything = layer["reduce_all"] or len(x) == 1
+    everything = layer["reduce_all"] or len(x) == 1  # for any axes
     gone = range(len(x)) if everything else positions(layer, layer["axes"], len(x))
     if layer["keepdims"]:
         return tuple(1 if i in gone else size for i, size in enumerate(x))
@@ -359,21 +357,25 @@ def diag(layer: Layer, x: Shape) -> Output:
 def copy_to(layer: Layer, x: Shape, source: Shape) -> Shape:
     """Return the first input's shape; the second must be inside it."""
     need_rank(layer, source, len(x))
-    offsets: list[Dim] = [layer[f"{axis}offset"] for axis in AXES[len(x)]]
+    offsets = _offsets(layer, x)
     if layer["starts"]:
-        which = positions(layer, layer["axes"], len(x)) if layer["axes"] else list(range(len(x)))
+        which = _axes(layer, layer["axes"], x)
         if len(layer["starts"]) < len(which):
             fail(layer, f"{len(layer['starts'])} starts for {len(which)} axes")
         offsets = [0] * len(x)
         for axis, start in zip(which, layer["starts"], strict=False):
-            offsets[axis] = start if start >= 0 else x[axis] + start
-    for size, part, offset in zip(x, source, offsets, strict=True):
-        _inside(layer, size, offset, part)
+            offsets[axis] = _from_start(start, x[axis])
+    _check_inside(layer, x, offsets, source)
     return x
 
 
-def _inside(layer: Layer, size: Dim, offset: Dim, part: Dim) -> None:
-    """Fail if a part of an axis surely leaves it."""
-    left = size - (part + offset)
-    if any(isinstance(n, int) and n < 0 for n in (offset, left)):
-        fail(layer, f"{part} from {offset} on is not inside {size}")
+def _offsets(layer: Layer, x: Shape) -> list[Dim]:
+    return [layer[f"{axis}offset"] for axis in AXES[len(x)]]
+
+
+def _check_inside(layer: Layer, x: Shape, offsets: Sequence[Dim], parts: Sequence[Dim]) -> None:
+    """Fail if a part of a blob surely leaves it."""
+    for size, offset, part in zip(x, offsets, parts, strict=True):
+        left = size - (part + offset)
+        if any(isinstance(n, int) and n < 0 for n in (offset, left)):
+            fail(layer, f"{part} from {offset} on is not inside {size}")
