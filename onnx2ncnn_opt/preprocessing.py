@@ -51,10 +51,7 @@ def _checked(name: str, image: Image) -> Image:
 
 
 def take_pixels(net: Imported, images: Mapping[str, Image]) -> None:
-    """Let inputs of a net take pixels.
-
-    Raises UsageError if one is not an image, or has another number of channels.
-    """
+    """Let inputs of a net take pixels. Raises UsageError if one is not an image, or has another number of channels."""
     ports = {port.name: port for port in net.inputs}
     for name, image in images.items():
         if name not in ports:
@@ -102,20 +99,17 @@ def _prepend(graph: Graph, blob: Blob, image: Image, channels: int) -> None:
         weight = np.eye(channels, dtype=np.float32)[::-1].reshape(-1)
         params = {"num_output": channels, "kernel_w": 1, "weight_data_size": channels * channels}
         added.append(Layer("Convolution", f"{blob.name}_rgb", params=params, weights={"weight_data": weight}))
-    names, old = Names(graph), blob
-    first = next((layer for layer in graph if old in layer.inputs), None)
-    readers = old.users
+    names, end = Names(graph), blob
+    first = next((layer for layer in graph if blob in layer.inputs), None)
     for layer in added:
-        new = Blob(layer.name, blob.shape, blob.batch)
-        layer.inputs, layer.outputs = (blob,), (new,)
+        layer.inputs, layer.outputs = (end,), (Blob(layer.name, blob.shape, blob.batch),)
+        end = layer.output
+    graph.redirect(blob, end)
+    graph.outputs = [end if each is blob else each for each in graph.outputs]
+    for layer in added:
         names.give(layer, ())
         graph.add(layer, before=first)
         assign_shapes(layer)
-        blob = new
-    for reader in readers:
-        graph.set_inputs(reader, [blob if each is old else each for each in reader.inputs])
-    if old.is_output:
-        graph.outputs = [blob if each is old else each for each in graph.outputs]
 
 
 def _exchange(blob: Blob, channels: int) -> bool:

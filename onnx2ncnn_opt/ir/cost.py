@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from onnx2ncnn_opt.ir.dim import Dim, Shape, product
 from onnx2ncnn_opt.ir.graph import Graph, Layer
 
@@ -33,31 +35,27 @@ def multiplications(graph: Graph) -> int | None:
 
 def multiplications_of(layer: Layer) -> Dim | None:
     """Return the `multiplications` of one layer; None if the shape of a blob is unknown."""
-    kind = layer.type.removesuffix("1D").removesuffix("3D").removesuffix("2D").removesuffix("DepthWise")
-    ins, outs = [blob.shape for blob in layer.inputs], [blob.shape for blob in layer.outputs]
+    kind = re.sub("(DepthWise)?([123]D)?$", "", layer.type)
     if kind not in _KINDS:
         return 0
-    known = [shape for shape in (*ins, *outs) if shape is not None]
-    if len(known) < len(ins) + len(outs):
+    if any(blob.shape is None for blob in (*layer.inputs, *layer.outputs)):
         return None
+    ins, outs = ([blob.known_shape for blob in blobs] for blobs in (layer.inputs, layer.outputs))
     batch = max((blob.batch for blob in layer.outputs), key=lambda count: isinstance(count, int) and count, default=1)
-    one = _KINDS[kind](layer, known[: len(ins)], known[len(ins) :])
-    return one * batch
+    return _KINDS[kind](layer, ins, outs) * batch
 
 
 def _weight(layer: Layer, ins: list[Shape]) -> Dim:
     """Return the number of elements of a convolution's weight, which may be its second input."""
-    return product(ins[1]) if len(ins) > 1 and layer["dynamic_weight"] else layer["weight_data_size"]
+    return product(ins[1]) if layer.params.get("dynamic_weight") else layer["weight_data_size"]
 
 
 def _convolution(layer: Layer, ins: list[Shape], outs: list[Shape]) -> Dim:
-    is_fixed = layer.type == "DeformableConv2D"
-    return (layer["weight_data_size"] if is_fixed else _weight(layer, ins)) * product(outs[0][1:])
+    return _weight(layer, ins) * product(outs[0][1:])
 
 
 def _deconvolution(layer: Layer, ins: list[Shape], outs: list[Shape]) -> Dim:
-    weight = layer["weight_data_size"] if layer.type.endswith("3D") else _weight(layer, ins)
-    return product(ins[0][1:]) * weight
+    return _weight(layer, ins) * product(ins[0][1:])
 
 
 def _inner_product(layer: Layer, ins: list[Shape], outs: list[Shape]) -> Dim:
@@ -66,10 +64,8 @@ def _inner_product(layer: Layer, ins: list[Shape], outs: list[Shape]) -> Dim:
 
 
 def _gemm(layer: Layer, ins: list[Shape], outs: list[Shape]) -> Dim:
-    inner = layer["constantK"] if layer["constantA"] or layer["constantB"] else 0
-    if not inner:
-        inner = ins[0][0 if layer["transA"] else -1]
-    return product(outs[0]) * inner
+    is_constant = layer["constantK"] and (layer["constantA"] or layer["constantB"])
+    return product(outs[0]) * (layer["constantK"] if is_constant else ins[0][0 if layer["transA"] else -1])
 
 
 def _matmul(layer: Layer, ins: list[Shape], outs: list[Shape]) -> Dim:

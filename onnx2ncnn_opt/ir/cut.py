@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.dim import Shape, by_axis, known
@@ -21,7 +21,7 @@ def cut(graph: Graph, starts: Mapping[str, Blob], ends: Mapping[str, Blob]) -> N
     if ends:
         graph.outputs = [_output(graph, name, blob) for name, blob in ends.items()]
     elif starts:
-        after = _after(graph, set(starts.values()))
+        after = computed_from(graph, starts.values()) - {*starts.values()}
         graph.outputs = [blob for blob in graph.outputs if blob in after]
     new = {name: _input(graph, name, blob) for name, blob in starts.items() if not blob.is_input}
     drop_unused(graph, inputs=True)
@@ -38,13 +38,13 @@ def drop_unused(graph: Graph, *, inputs: bool = False) -> None:
             graph.remove(layer)
 
 
-def _after(graph: Graph, blobs: set[Blob]) -> set[Blob]:
-    """Return all blobs that are computed from these blobs."""
-    after: set[Blob] = set()
+def computed_from(graph: Graph, blobs: Iterable[Blob]) -> set[Blob]:
+    """Return these blobs, and all that are computed from them."""
+    found = set(blobs)
     for layer in graph:
-        if any(blob in blobs or blob in after for blob in layer.inputs):
-            after.update(layer.outputs)
-    return after - blobs
+        if not found.isdisjoint(layer.inputs):
+            found.update(layer.outputs)
+    return found
 
 
 def _output(graph: Graph, name: str, blob: Blob) -> Blob:

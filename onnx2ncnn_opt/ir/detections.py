@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onnx2ncnn_opt.ir.cut import computed_from
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 
 DETECTORS = frozenset({"DetectionOutput", "Proposal", "YoloDetectionOutput", "Yolov3DetectionOutput"})
@@ -9,11 +10,7 @@ DETECTORS = frozenset({"DetectionOutput", "Proposal", "YoloDetectionOutput", "Yo
 
 def after_boxes(graph: Graph) -> set[Blob]:
     """Return the blobs that depend on chosen boxes."""
-    found: set[Blob] = set()
-    for layer in graph:
-        if layer.type in DETECTORS or not found.isdisjoint(layer.inputs):
-            found.update(layer.outputs)
-    return found
+    return computed_from(graph, (blob for layer in graph if layer.type in DETECTORS for blob in layer.outputs))
 
 
 def before_boxes(graph: Graph) -> list[Blob]:

@@ -34,16 +34,8 @@ class Feature(IntFlag):
 # 32 bits throughout, on a CPU as well as beside a GPU.
 FP32 = Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE | Feature.NO_VULKAN
 
-TEXT = {
-    Feature.NO_FP16_ARITHMETIC: "no fp16 arithmetic",
-    Feature.NO_FP16_STORAGE: "no fp16 storage",
-    Feature.NO_BF16_STORAGE: "no bf16 storage",
-    Feature.NO_INT8: "no int8",
-    Feature.NO_VULKAN: "no Vulkan",
-    Feature.NO_SGEMM: "no sgemm",
-    Feature.NO_WINOGRAD: "no winograd",
-    Feature.SINGLE_THREAD: "one thread",
-}
+TEXT = {feature: str(feature.name).lower().replace("_", " ") for feature in Feature}
+TEXT |= {Feature.NO_VULKAN: "no Vulkan", Feature.SINGLE_THREAD: "one thread"}
 
 
 def features_of(mask: int) -> str:

@@ -34,10 +34,7 @@ _PARAMS: Mapping[tuple[str, str], int] = {
     ("Reshape", "output_batch_axis"): 20260702,
 }
 # The first code of `op_type` that is newer.
-_CODES: Mapping[str, tuple[int, int]] = {
-    "BinaryOp": (BinaryOp.FMOD, 20260308),
-    "UnaryOp": (UnaryOp.SIGN, 20260521),
-}
+_CODES: Mapping[str, tuple[int, int]] = {"BinaryOp": (BinaryOp.FMOD, 20260308), "UnaryOp": (UnaryOp.SIGN, 20260521)}
 # Types, each with a rank that it takes only since then; Tile lost the repeats of one dim.
 _RANKS: Mapping[tuple[str, int], int] = {("Softmax", 4): 20250318, ("Tile", 4): 20251112}
 _BATCH = 20260617
@@ -60,11 +57,8 @@ def least_release(graph: Graph) -> int:
 
 def too_new(layer: Layer, release: int) -> str | None:
     """Return why an ncnn release does not understand a layer, and from when on ncnn does; None if it does."""
-    missing = [(since, what) for since, what in _needs(layer) if since > release]
-    if not missing:
-        return None
-    since, what = max(missing)
-    return f"{what} needs ncnn {since} or newer, not {release}"
+    since, what = max(_needs(layer), default=(0, ""))
+    return f"{what} needs ncnn {since} or newer, not {release}" if since > release else None
 
 
 def _needs(layer: Layer) -> Iterator[tuple[int, str]]:
@@ -76,8 +70,8 @@ def _needs(layer: Layer) -> Iterator[tuple[int, str]]:
     first, since = _CODES.get(layer.type, (0, 0))
     if since and layer["op_type"] >= first:
         yield since, f"{layer.type}'s operation {layer['op_type']}"
-    for blob in layer.inputs:
-        if (layer.type, len(blob.shape or ())) in _RANKS:
-            yield _RANKS[layer.type, len(blob.shape or ())], f"{layer.type} of rank {len(blob.shape or ())}"
+    for rank in (len(blob.shape or ()) for blob in layer.inputs):
+        if (layer.type, rank) in _RANKS:
+            yield _RANKS[layer.type, rank], f"{layer.type} of rank {rank}"
     if any(blob.batch != 1 for blob in layer.outputs):
         yield _BATCH, "a batch"

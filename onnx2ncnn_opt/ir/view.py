@@ -204,10 +204,7 @@ def refine(a: View, axis_a: int, b: View, axis_b: int) -> tuple[View, View] | No
 
 
 def plan(view: View, dims: Dims, batch: Atoms = ()) -> list[Step]:
-    """Return the fewest layers that bring the view's Mat into these dims and batch.
-
-    Every atom must appear exactly once.
-    """
+    """Return the fewest layers that bring the view's Mat into these dims and batch; they hold every atom once."""
     old, new = view.batch + flat(view.dims), batch + flat(dims)
     assert set(old) == set(new), "the wanted layout does not hold the tensor's atoms"
     assert len(dims) <= MAX_DIMS, "a Mat has at most four dims"

@@ -159,10 +159,7 @@ def parts(layer: Layer, size: Dim, by: int, what: str) -> Dim:
 
 
 def evaluated(layer: Layer, name: str, *, whole_batch: bool = False) -> list[Dim] | None:
-    """Return the value of an expression parameter.
-
-    Most layers see the items of a batch one by one, so n is 1 there.
-    """
+    """Return the value of an expression parameter. Most layers see the items of a batch one by one, so n is 1 there."""
     try:
         return evaluate(layer[name], [(blob.shape, blob.batch if whole_batch else 1) for blob in layer.inputs])
     except ShapeError as error:
