@@ -1,8 +1,4 @@
-"""The single entry for all changes of a graph by passes, with the checks that hold for every edit.
-
-Both kinds of passes end here: the result of a rewrite for a match becomes a `Replacement`, and a graph pass yields
-`Replacement`s.
-"""
+"""The single entry for all changes of a graph by both kinds of passes, with the checks that hold for every edit."""
 
 from __future__ import annotations
 

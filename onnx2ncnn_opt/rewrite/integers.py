@@ -28,15 +28,14 @@ def moved(layer: Layer) -> tuple[Blob, ...]:
 
 def index_blobs(graph: Graph) -> set[Blob]:
     """Return the blobs whose bits are integers: Embed reads them as indices, or Dequantize converts them."""
-    found: set[Blob] = set()
+    indexes: set[Blob] = set()
     left = [layer.inputs[0] for layer in graph if layer.type == "Embed" or _reads_integers(layer)]
     while left:
         blob = left.pop()
-        if blob not in found:
-            found.add(blob)
-            layer = blob.producer
-            left += moved(layer) if layer is not None else ()
-    return found
+        if blob not in indexes:
+            indexes.add(blob)
+            left += moved(blob.producer) if blob.producer is not None else ()
+    return indexes
 
 
 def _reads_integers(layer: Layer) -> bool:
@@ -64,14 +63,12 @@ def inexact_layers(graph: Graph, ports: Collection[Blob]) -> Iterator[tuple[Laye
         if layer.type == "GridSample" and layer["sample_type"] == Sample.NEAREST:
             width = _longest(layer.inputs[0])
             if width is None or width > _LARGEST_SIDE:
-                reason = f"it samples an image of more than {_LARGEST_SIDE} pixels a side"
-                reason = reason if width else "it samples an image of any size"
-                cones[layer] = reason
-                _collect(layer.inputs[1], reason, ranges, cones)
+                size = f"more than {_LARGEST_SIDE} pixels a side" if width else "any size"
+                cones[layer] = f"it samples an image of {size}"
+                _collect(layer.inputs[1], cones[layer], ranges, cones)
         elif layer.type == "Threshold" and abs(layer["threshold"]) > _LARGEST_WHOLE and ranges.of(layer.input).is_whole:
-            cones[layer] = (
-                f"it compares whole numbers with {layer['threshold']:.9g}, and fp16 tells them apart up to 2048"
-            )
+            limit = f"{layer['threshold']:.9g}"
+            cones[layer] = f"it compares whole numbers with {limit}, and fp16 tells them apart up to 2048"
             _collect(layer.input, cones[layer], ranges, cones)
     yield from cones.items()
 
@@ -84,19 +81,18 @@ def _longest(image: Blob) -> int | None:
     return max(sides, default=1) if len(sides) == len(image.shape[1:]) else None
 
 
-def _collect(blob: Blob, reason: str, ranges: Ranges, found: dict[Layer, str]) -> None:
+def _collect(blob: Blob, reason: str, ranges: Ranges, reasons: dict[Layer, str]) -> None:
     """Add the layers that compute a blob; stop at layers whose results fp16 holds exactly."""
     left = [blob]
     while left:
         layer = left.pop().producer
-        if layer is None or layer in found or not (layer.has(Trait.MOVES) or layer.type in _CALCULATES):
+        if layer is None or layer in reasons or not (layer.has(Trait.MOVES) or layer.type in _CALCULATES):
             continue
-        if all(_is_held(ranges, each) for each in layer.outputs):
-            continue
-        found[layer] = reason
-        left += layer.inputs
+        if not all(_is_held(ranges, output) for output in layer.outputs):
+            reasons[layer] = reason
+            left += layer.inputs
 
 
 def _is_held(ranges: Ranges, blob: Blob) -> bool:
-    known = ranges.of(blob)
-    return known.is_whole and known.within(-_LARGEST_WHOLE, _LARGEST_WHOLE)
+    numbers = ranges.of(blob)
+    return numbers.is_whole and numbers.within(-_LARGEST_WHOLE, _LARGEST_WHOLE)

@@ -55,8 +55,8 @@ def groups(before: Sequence[str], after: Sequence[str], applied: Iterable[Applie
     for layer, name in enumerate(after):
         if name in maker:
             members[root(maker[name])][1].append(layer)
-    found = [Group(tuple(old), tuple(new), tuple(dict.fromkeys(names))) for old, new, names in members.values()]
-    return tuple(sorted(found, key=lambda group: (group.before or (len(before),), group.after)))
+    all_groups = [Group(tuple(old), tuple(new), tuple(dict.fromkeys(names))) for old, new, names in members.values()]
+    return tuple(sorted(all_groups, key=lambda group: (group.before or (len(before),), group.after)))
 
 
 def side_by_side(before: int, after: int, partners: Mapping[int, int]) -> tuple[Row, ...]:

@@ -136,9 +136,9 @@ class Match(NamedTuple):
         """Return the match with a name bound; None if the name already stands for something else."""
         if not name:
             return self
-        known = self.captures.get(name)
-        if known is not None:
-            return self if known is value else None
+        captured = self.captures.get(name)
+        if captured is not None:
+            return self if captured is value else None
         return Match({**self.captures, name: value}, self.layers, self.kept)
 
 

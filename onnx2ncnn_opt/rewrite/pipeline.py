@@ -27,17 +27,11 @@ _MOST_INNER_USES = 8
 # Every rewrite makes a net smaller or simpler; one that never ends is a bug in a pass.
 _MOST_REWRITES_PER_LAYER = 50
 
-
 Veto: TypeAlias = Callable[[Layer], str | None]
 
 
 def run(
-    graph: Graph,
-    passes: Sequence[Pass],
-    *,
-    limit: int | None = None,
-    check: bool = False,
-    veto: Veto | None = None,
+    graph: Graph, passes: Sequence[Pass], *, limit: int | None = None, check: bool = False, veto: Veto | None = None
 ) -> list[Event]:
     """Apply passes until none finds anything more; returns the rewrites, then the near misses and failed passes.
 
@@ -62,8 +56,7 @@ def run(
 class _Run:
     def __init__(self, graph: Graph, passes: Sequence[Pass], limit: int | None, check: bool, veto: Veto | None) -> None:
         self.graph, self.passes, self.check, self.veto = graph, passes, check, veto
-        most = _MOST_REWRITES_PER_LAYER * (len(graph) + 1)
-        self.limit = most if limit is None else limit
+        self.limit = _MOST_REWRITES_PER_LAYER * (len(graph) + 1) if limit is None else limit
         self.bounded = limit is None
         self.applied: list[Event] = []
         self.near_misses: dict[Pass, dict[Layer, NearMiss]] = {p: {} for p in passes}
@@ -99,8 +92,8 @@ class _Run:
         if self.bounded and self._is_full:
             with self._guarded(next(p for p in self.passes if p.name == self.applied[-1].pass_name)):
                 raise GraphError(f"the passes do not come to an end; the last rewrite was {self.applied[-1]}")
-        found = (pair for misses in self.near_misses.values() for pair in misses.items())
-        return [*self.applied, *(miss for layer, miss in found if layer.graph is self.graph)]
+        pairs = (pair for misses in self.near_misses.values() for pair in misses.items())
+        return [*self.applied, *(miss for layer, miss in pairs if layer.graph is self.graph)]
 
     @property
     def _is_full(self) -> bool:
@@ -143,16 +136,15 @@ class _Run:
         return nullcontext() if self.check else plugged(f"the pass {p.name}", MemoryError)
 
     def _sweep(self, p: GraphPass) -> None:
-        with self._guarded(p):
-            self._edit(p)
+        if not self._is_full:
+            with self._guarded(p):
+                self._edit(p)
 
     def _edit(self, p: GraphPass) -> None:
-        if self._is_full:
-            return
         misses = self.near_misses[p]
         misses.clear()
         count = Count(f"pass {p.name}", "rewrites")
-        for edit in p.sweep(self.graph):
+        for edit in p.function(self.graph):
             count.add()
             if isinstance(edit, Miss):
                 misses[edit.layers[-1]] = NearMiss(p.name, refs(edit.layers), edit.reason)

@@ -10,7 +10,7 @@ storage it is a DeepCopy. Splits of such blobs take the mask from their readers 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -48,53 +48,67 @@ class Mask(NamedTuple):
         return f"{self.type} '{self.layer}': {features_of(self.features)}: {self.reason}{seen}"
 
 
-def prove_masks(graph: Graph, *, integers: Collection[Blob] = ()) -> dict[Layer, Mask]:  # noqa: C901
-    """Return the masks that a graph needs for every possible input.
+_Proof: TypeAlias = tuple[Layer, Feature, str]
+
+
+def prove_masks(graph: Graph, *, integers: Collection[Blob] = ()) -> dict[Layer, Mask]:
+    """Return the masks that a graph needs for every possible input; the first proof of a layer counts.
 
     Its known sizes are those at run time. `integers` are inputs and outputs; the graph itself shows which are indexes.
     """
-    found: dict[Layer, Mask] = {}
-
-    def add(layer: Layer, features: Feature, reason: str) -> None:
+    masks: dict[Layer, Mask] = {}
+    for layer, features, reason in _proofs(graph, integers):
         if features & ~layer["featmask"]:
-            found.setdefault(layer, Mask(layer.name, layer.type, features, reason))
+            masks.setdefault(layer, Mask(layer.name, layer.type, features, reason))
+    return masks
 
+
+def _proofs(graph: Graph, integers: Collection[Blob]) -> Iterator[_Proof]:
     for layer, reason in inexact_layers(graph, integers):
-        add(layer, FP32 | Feature.NO_BF16_STORAGE, reason)
+        yield layer, FP32 | Feature.NO_BF16_STORAGE, reason
     ranges = Ranges()
     for layer in _differences_of_limits(graph, ranges):
-        add(layer, FP32, "it takes the largest float32 for infinity, so that a difference of two is 0")
+        yield layer, FP32, "it takes the largest float32 for infinity, so that a difference of two is 0"
     for layer in graph:
         for features, reason in faulty_kernels(layer):
-            add(layer, features, reason)
+            yield layer, features, reason
         if layer.type == "Softplus" and ranges.of(layer.input).high > _EXP_LIMIT:
-            add(layer, Feature.NO_FP16_ARITHMETIC, f"exp of numbers above {_EXP_LIMIT:g} is infinite in fp16 on GPUs")
-        if layer.type in _HALF_WEIGHTS and (size := _largest_weight(layer)) > LARGEST:
-            add(layer, FP32, f"a weight is {size:.3g}, and fp16 ends at {LARGEST:g}")
-        if layer.type == "MemoryData" and (size := _largest_weight(layer)) > LARGEST:
-            for user in layer.output.users:
-                add(user, FP32, f"it reads the constant {size:.3g}, and fp16 ends at {LARGEST:g}")
+            reason = f"exp of numbers above {_EXP_LIMIT:g} is infinite in fp16 on GPUs"
+            yield layer, Feature.NO_FP16_ARITHMETIC, reason
+        yield from _large_weights(layer)
         if (factor := _factor_of_zeros(layer)) > LARGEST:
             features = FP32 if layer.type == "InstanceNorm" else Feature.NO_VULKAN  # ARM computes the others in fp32
-            add(layer, features, f"its eps multiplies zeros by {factor:.3g}, which is infinite in fp16 on GPUs")
-        size = max((float(np.abs(numbers).max(initial=0.0)) for numbers in own_numbers(layer).values()), default=0.0)
-        if size > LARGEST and not _may_be_infinite(layer, size, ranges):
-            is_limit = size >= INFINITE  # bf16 does not hold it either
-            features = FP32 | Feature.NO_BF16_STORAGE if is_limit else FP32
-            add(layer, features, f"a number of its own is {size:.3g}, which is infinite in fp16")
-            for each in _readers_of_sums(layer.output) if is_limit else ():
-                add(each, features, f"a row of nothing but {size:.3g} is NaN in fp16")
-        is_eps = layer.computes(BinaryOp.ADD, BinaryOp.SUB) and 0 < size < SMALLEST
-        if is_eps and (risky := _divides(layer.output)):
-            reason = f"{size:.3g} is added so that nothing is divided by 0, and fp16 has no number below 6e-08"
-            for each in (layer, *risky):
-                add(each, FP32, reason)
-    return found
+            yield layer, features, f"its eps multiplies zeros by {factor:.3g}, which is infinite in fp16 on GPUs"
+        yield from _own_numbers(layer, ranges)
+
+
+def _large_weights(layer: Layer) -> Iterator[_Proof]:
+    """Yield the layers that read a weight or constant beyond fp16."""
+    is_constant = layer.type == "MemoryData"
+    if (is_constant or layer.type in _HALF_WEIGHTS) and (size := _largest_weight(layer)) > LARGEST:
+        reason = f"it reads the constant {size:.3g}" if is_constant else f"a weight is {size:.3g}"
+        for reader in layer.output.users if is_constant else (layer,):
+            yield reader, FP32, f"{reason}, and fp16 ends at {LARGEST:g}"
+
+
+def _own_numbers(layer: Layer, ranges: Ranges) -> Iterator[_Proof]:
+    """Yield the layers that the largest of a layer's parameters makes infinite in fp16, or an eps divide by 0."""
+    size = max((float(np.abs(numbers).max(initial=0.0)) for numbers in own_numbers(layer).values()), default=0.0)
+    if size > LARGEST and not _may_be_infinite(layer, size, ranges):
+        is_limit = size >= INFINITE  # bf16 does not hold it either
+        features = FP32 | Feature.NO_BF16_STORAGE if is_limit else FP32
+        yield layer, features, f"a number of its own is {size:.3g}, which is infinite in fp16"
+        for reader in _readers_of_sums(layer.output) if is_limit else ():
+            yield reader, features, f"a row of nothing but {size:.3g} is NaN in fp16"
+    is_eps = layer.computes(BinaryOp.ADD, BinaryOp.SUB) and 0 < size < SMALLEST
+    if is_eps and (risky := _divides(layer.output)):
+        reason = f"{size:.3g} is added so that nothing is divided by 0, and fp16 has no number below 6e-08"
+        yield from ((each, FP32, reason) for each in (layer, *risky))
 
 
 def added_inputs(graph: Graph) -> list[Blob]:
     """Return the inputs that are added to a Softmax's operand, or that are the mask of an attention layer."""
-    found: dict[Blob, None] = {}
+    inputs: dict[Blob, None] = {}
     for layer in graph:
         added: tuple[Blob, ...] = ()
         if layer.type in ("SDPA", "MultiHeadAttention") and layer["attn_mask"]:
@@ -102,8 +116,8 @@ def added_inputs(graph: Graph) -> list[Blob]:
         elif layer.type == "Softmax" and (scores := layer.input.producer) is not None:
             added = scores.inputs if scores.computes(BinaryOp.ADD) else ()
         fed = [blob for blob in map(_unmoved, added) if blob.is_input]
-        found |= dict.fromkeys(fed if len(fed) == 1 else ())
-    return list(found)
+        inputs |= dict.fromkeys(fed if len(fed) == 1 else ())
+    return list(inputs)
 
 
 def _unmoved(blob: Blob) -> Blob:
@@ -125,13 +139,13 @@ def _differences_of_limits(graph: Graph, ranges: Ranges) -> Iterator[Layer]:
             limited.update(layer.outputs)
     ends = [layer for layer in graph if layer.type == "BinaryOp" and not layer["with_scalar"]]
     left = [layer for layer in ends if layer["op_type"] in _HARMLESS and not limited.isdisjoint(layer.inputs)]
-    found: set[Layer] = set()
+    between: set[Layer] = set()
     while left:
         layer = left.pop()
-        if layer not in found:
-            found.add(layer)
+        if layer not in between:
+            between.add(layer)
             left += [blob.producer for blob in layer.inputs if blob in limited and blob.producer is not None]
-    yield from (layer for layer in graph if layer in found)
+    yield from (layer for layer in graph if layer in between)
 
 
 def _factor_of_zeros(layer: Layer) -> float:
@@ -156,18 +170,16 @@ def _readers_of_sums(blob: Blob) -> Iterator[Layer]:
 
 def _may_be_infinite(layer: Layer, size: float, ranges: Ranges) -> bool:
     """Return True if replacing the largest of a layer's own numbers by infinity changes only infinite results."""
-    if layer.type != "BinaryOp":
-        return False
-    if layer["op_type"] in _HARMLESS:
-        return True
+    if layer.type != "BinaryOp" or layer["op_type"] in _HARMLESS:
+        return layer.type == "BinaryOp"
     return size >= INFINITE and not (layer["op_type"] == BinaryOp.MUL and _may_be_0(layer.input, ranges))
 
 
 def _may_be_0(blob: Blob, ranges: Ranges) -> bool:
     """Return whether an element can be 0; a whole number plus a fraction cannot."""
     added = blob.producer
-    has_offset = added is not None and added.computes(BinaryOp.ADD, scalar=True)
-    if added is not None and has_offset and added["b"] % 1 and ranges.of(added.input).is_whole:
+    has_fraction = added is not None and added.computes(BinaryOp.ADD, scalar=True) and added["b"] % 1
+    if added is not None and has_fraction and ranges.of(added.input).is_whole:
         return False
     return ranges.of(blob).has(0)
 
@@ -188,30 +200,30 @@ def _largest_weight(layer: Layer) -> float:
 
 def _divides(blob: Blob) -> list[Layer]:
     """Return the layers after a sum that have no result at 0, also through a square root."""
-    found: list[Layer] = []
+    layers: list[Layer] = []
     for user in blob.users:
         if _has_no_result_at_0(user, blob):
-            found.append(user)
+            layers.append(user)
         elif user.computes(UnaryOp.SQRT) and (divisors := _divides(user.output)):
-            found += [user, *divisors]
-    return found
+            layers += [user, *divisors]
+    return layers
 
 
 def _has_no_result_at_0(layer: Layer, blob: Blob) -> bool:
     if layer.computes(UnaryOp.RSQRT, UnaryOp.LOG, UnaryOp.RECIPROCAL) or layer.computes(BinaryOp.RDIV, scalar=True):
         return True
-    divisor = 1 if layer.computes(BinaryOp.DIV, scalar=False) else 0
-    return layer.computes(BinaryOp.DIV, BinaryOp.RDIV, scalar=False) and layer.inputs[divisor] is blob
+    divides = layer.computes(BinaryOp.DIV, BinaryOp.RDIV, scalar=False)
+    return divides and layer.inputs[layer["op_type"] == BinaryOp.DIV] is blob
 
 
 def put_masks(graph: Graph, masks: Iterable[tuple[Layer, Feature]]) -> None:
     """Add masks to those that layers have, and insert the casts to 32 bits that they need."""
-    given = {layer: layer["featmask"] | int(features) for layer, features in masks}
-    for layer, mask in given.items():
+    masked = {layer: layer["featmask"] | int(features) for layer, features in masks}
+    for layer, mask in masked.items():
         layer.params["featmask"] = mask
     entries: dict[tuple[Blob, str], Blob] = {}
     names = {blob.name for layer in graph for blob in layer.outputs}
-    for layer, mask in given.items():
+    for layer, mask in masked.items():
         if not mask & Feature.NO_FP16_STORAGE or layer.type in SOURCES:
             continue
         kind = "DeepCopy" if mask & Feature.NO_BF16_STORAGE else "Dropout"
@@ -231,16 +243,7 @@ def _in_32_bits(graph: Graph, blob: Blob, kind: str, entries: dict[tuple[Blob, s
         while name in names:
             name += "_"
         names.add(name)
-        entry = Layer(
-            kind,
-            name,
-            [blob],
-            [Blob(name, blob.shape)],
-            {"featmask": int(Feature.NO_VULKAN)},
-            None,
-            producer.traced,
-        )
-        following = producer._next
-        graph.add(entry, before=following)
-        entries[blob, kind] = entry.output
+        params = {"featmask": int(Feature.NO_VULKAN)}
+        entry = Layer(kind, name, [blob], [Blob(name, blob.shape)], params, origin=producer.traced)
+        entries[blob, kind] = graph.add(entry, before=producer._next).output
     return entries[blob, kind]

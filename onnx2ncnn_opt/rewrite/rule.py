@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.rewrite.pattern import Match, Op, matches_above
 
+_T = TypeVar("_T")
 Result: TypeAlias = Layer | Blob | Sequence[Layer] | Sequence[Blob]
 
 
@@ -26,10 +27,16 @@ def require(condition: object, reason: str) -> None:
         raise Refused(reason)
 
 
+def needed(value: _T | None, reason: str) -> _T:
+    """Return a value; refuse None with this reason."""
+    if value is None:
+        raise Refused(reason)
+    return value
+
+
 def known_shape(blob: Blob, *ranks: int) -> Shape:
     """Return the shape of a blob; refuse an unknown shape, and a rank that is not in `ranks`, if there are any."""
-    require(blob.shape is not None, f"the shape of '{blob.name}' is unknown")
-    shape = blob.known_shape
+    shape = needed(blob.shape, f"the shape of '{blob.name}' is unknown")
     wanted = " or ".join(f"{rank}-D" for rank in ranks)
     require(not ranks or len(shape) in ranks, f"'{blob.name}' is {len(shape)}-D, not {wanted}")
     return shape
@@ -37,9 +44,9 @@ def known_shape(blob: Blob, *ranks: int) -> Shape:
 
 def fixed_shape(blob: Blob, *ranks: int) -> tuple[int, ...]:
     """Return the `known_shape`; refuse a dynamic dimension, too."""
-    sizes = [size for size in known_shape(blob, *ranks) if isinstance(size, int)]
+    sizes = tuple(size for size in known_shape(blob, *ranks) if isinstance(size, int))
     require(len(sizes) == len(blob.known_shape), f"'{blob.name}' has a dynamic dimension")
-    return tuple(sizes)
+    return sizes
 
 
 def fixed_size(blob: Blob, axis: int) -> int:
@@ -76,8 +83,7 @@ class Rewrite:
         required = [p.name for p in parameters if p.default is inspect.Parameter.empty]
         for pattern in self.patterns:
             captures = pattern.captures
-            missing = [name for name in required if name not in captures]
-            if missing:
+            if missing := [name for name in required if name not in captures]:
                 raise TypeError(f"{self.name}: the pattern does not capture {', '.join(missing)}")
 
     @cached_property
@@ -88,12 +94,12 @@ class Rewrite:
     @cached_property
     def _by_root_type(self) -> dict[str, list[tuple[Op, list[Op]]]]:
         """The patterns in their order, by the type of their root; those in a row with the same root together."""
-        found: dict[str, list[tuple[Op, list[Op]]]] = {}
+        by_type: dict[str, list[tuple[Op, list[Op]]]] = {}
         for head, patterns in groupby(self.patterns, lambda pattern: pattern._replace(inputs=None)):
             group = head, list(patterns)
             for layer_type in head.types:
-                found.setdefault(layer_type, []).append(group)
-        return found
+                by_type.setdefault(layer_type, []).append(group)
+        return by_type
 
     @cached_property
     def depth(self) -> int:
@@ -180,10 +186,6 @@ class GraphPass:
     purpose: str = ""
     covers: tuple[str, ...] = ()
 
-    def sweep(self, graph: Graph) -> Iterator[Replacement | Miss]:
-        """Yield every edit that the pass proposes, and every near miss."""
-        return self.function(graph)
-
 
 Pass: TypeAlias = Rewrite | GraphPass
 
@@ -199,8 +201,8 @@ def rewrite(
     """Make a Rewrite of a function; its name and the first line of its docstring are the defaults."""
 
     def decorate(function: Callable[..., Result]) -> Rewrite:
-        told = summary or _first_line(function)
-        return Rewrite(name or function.__name__, told, exact, patterns, function, purpose, tuple(covers))
+        picture = summary or _first_line(function)
+        return Rewrite(name or function.__name__, picture, exact, patterns, function, purpose, tuple(covers))
 
     return decorate
 
