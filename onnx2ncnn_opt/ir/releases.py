@@ -57,7 +57,7 @@ def least_release(graph: Graph) -> int:
 
 def too_new(layer: Layer, release: int) -> str | None:
     """Return why an ncnn release does not understand a layer, and from when on ncnn does; None if it does."""
-    since, what = max(_needs(layer), default=(0, ""))
+    since, what = max(_needs(layer), default=(release, ""))
     return f"{what} needs ncnn {since} or newer, not {release}" if since > release else None
 
 
