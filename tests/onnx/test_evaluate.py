@@ -341,6 +341,7 @@ def test_the_limit_is_the_callers() -> None:
         ("NoSuchOperator", [X], {}),
         ("Relu", [X], {"inplace": 1}),
         ("Add", [X], {}),
+        ("ReduceMean", [np.zeros(0, np.float32)], {}),
         ("Add", [X, f32(1, 2)], {}),
         ("Add", [X, None], {}),
         ("Reshape", [X, i64(5, 5)], {}),

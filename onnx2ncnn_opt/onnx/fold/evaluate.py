@@ -54,6 +54,8 @@ def evaluate_node(
             reason = f"its result of up to {elements} elements is too large: {limit // _WIDEST} are the most to compute"
             grows = elements > sum(array.size for array in inputs if array is not None)
             raise (TooLarge if grows else CannotFold)(reason)
+        if node.op_type == "ReduceMean" and inputs[0].size == 0:  # type: ignore[union-attr]
+            raise CannotFold("ReduceMean has no result for an empty tensor")  # numpy warns
         with np.errstate(all="ignore"):
             plain = _with_numpy(node.op_type, inputs, attributes)
             if plain is not None:
