@@ -12,6 +12,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnx2ncnn_opt.api.lower import Conversion, lower
+from onnx2ncnn_opt.param.text import format_param
 from onnx2ncnn_opt.runtime.base import Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.runtime.ort import OrtRunner
@@ -19,6 +20,17 @@ from testing.arrays import difference
 from testing.worker import WORKER
 
 Arrays = Mapping[str, Any]
+
+
+def conversions(model: onnx.ModelProto) -> list[Conversion]:
+    """Return the model's conversions without and with passes; one if the passes change nothing."""
+    plain, optimized = lower(model, optimize=False), lower(model)
+    return [plain] if _content(plain) == _content(optimized) else [plain, optimized]
+
+
+def _content(conversion: Conversion) -> tuple[str, list[bytes]]:
+    blocks = (weight for layer in conversion.graph for _, weight in layer.weights.stored_items())
+    return format_param(conversion.graph), [weight.array.tobytes() for weight in blocks]
 
 
 def model_of(

@@ -10,13 +10,12 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import RunError, UnsupportedError
 from onnx2ncnn_opt.onnx.ops import all_ops
 from onnx2ncnn_opt.param.text import format_param
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from testing.arrays import first_difference
-from testing.compared import types
+from testing.compared import conversions, types
 from testing.conformance import Harness
 from testing.op_cases import FOLDER, Case, load_cases
 
@@ -27,18 +26,18 @@ CASES = list(load_cases())
 def test_case(case: Case, harness: Harness, request: pytest.FixtureRequest) -> None:
     model = case.model()
     try:
-        plain, optimized = lower(model, optimize=False), lower(model)
+        converted = conversions(model)
     except UnsupportedError as error:
         result = f"refused: {'; '.join(dict.fromkeys(node.reason for node in error.nodes))}"
     else:
-        layers = format_param(plain.graph).splitlines()[2:]
+        layers = format_param(converted[0].graph).splitlines()[2:]
         result = "\n".join(["```param", *(line.rstrip() for line in layers), "```"])
-        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(types(optimized)).items()))
+        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(types(converted[-1])).items()))
         assert case.options.get("layers", counts) == counts
         for sizes in case.sizes:
             feeds = case.feeds(model, sizes)
             reference = computed(case.runtime(model), feeds)
-            for conversion in (plain, optimized):
+            for conversion in converted:
                 assert not first_difference(harness.run(conversion, feeds), reference), f"sizes {sizes}\n{result}"
     if request.config.getoption("--update-fixtures"):
         update(case, result)

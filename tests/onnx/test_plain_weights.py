@@ -10,9 +10,9 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError
 from testing.arrays import first_difference
+from testing.compared import conversions
 from testing.conformance import Harness
 from testing.op_cases import Case
 from tests.onnx.test_op_fixtures import CASES, computed
@@ -48,11 +48,11 @@ def check(case: Case, number: float, most_axes: int, harness: Harness) -> None:
             value = 1 if weight.name in ("var", "positive") else number
             weight.CopyFrom(numpy_helper.from_array(np.full(weight.dims, value, np.float32), weight.name))
     try:
-        conversions = [lower(model, optimize=False), lower(model)]
+        converted = conversions(model)
     except UnsupportedError:
         return
     for sizes in case.sizes:
         feeds = case.feeds(model, sizes)
         reference = computed(case.runtime(model), feeds)
-        for conversion in conversions:
+        for conversion in converted:
             assert not first_difference(harness.run(conversion, feeds), reference)

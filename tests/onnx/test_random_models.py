@@ -13,7 +13,7 @@ from testing.generators import GENERATORS
 from testing.random_models import Step, build
 from testing.random_steps import MOVEMENT, VIEWS, random_model
 
-MODELS = {"any": 60, "cells": 24, "decisions": 40, "windows": 24}
+MODELS = {"any": 36, "cells": 12, "decisions": 20, "windows": 12}
 CHAINS = 24
 PARTS = 2  # tests that several processes share
 

@@ -25,7 +25,7 @@ _numbers = st.integers(0, 15)
 
 
 @settings(
-    max_examples=400, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     steps=st.lists(st.tuples(st.integers(0, 19), _numbers, _numbers), min_size=1, max_size=14),

@@ -118,7 +118,7 @@ _numbers = st.integers(0, 23)
 
 
 @settings(
-    max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     steps=st.lists(st.tuples(st.integers(0, 14), _numbers, _numbers), min_size=2, max_size=16),
