@@ -23,7 +23,7 @@ from onnx2ncnn_opt.ir.view import View, sizes
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, number_value, turned_over
-from onnx2ncnn_opt.onnx.lower.functional.repeat import repeated
+from onnx2ncnn_opt.onnx.lower.functional.views import repeated
 from onnx2ncnn_opt.onnx.lower.layout import Cost, Layout, align, combined, common_layout, meeting
 from onnx2ncnn_opt.onnx.value import Constant, Operand, SymbolicTensor, Tensor, Value
 
@@ -80,6 +80,11 @@ def arithmetic(im: ImportContext, op_type: BinaryOp, a: Value, b: Value) -> Valu
     if isinstance(a, Constant) and isinstance(b, Constant):
         return Constant(np.asarray(_NUMPY[op_type](a.array, b.array)))
     return binary(im, op_type, a, b)
+
+
+def added(im: ImportContext, a: Value | None, b: Value | None) -> Value | None:
+    """Return a + b, each of which may be absent; of two constants a constant."""
+    return arithmetic(im, BinaryOp.ADD, a, b) if a is not None and b is not None else b if a is None else a
 
 
 def _beside(im: ImportContext, x: Operand, other: Shape) -> Value:

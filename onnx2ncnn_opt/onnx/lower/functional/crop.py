@@ -16,7 +16,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.fold.sizes.movement import cut, taken
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers
-from onnx2ncnn_opt.onnx.lower.functional.repeat import repeated
+from onnx2ncnn_opt.onnx.lower.functional.views import repeated
 from onnx2ncnn_opt.onnx.value import Tensor, Value
 
 TO_END = -233  # Crop: to the end

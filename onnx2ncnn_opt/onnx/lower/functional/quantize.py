@@ -17,7 +17,7 @@ from onnx2ncnn_opt.onnx.lower.functional.crop import crop
 from onnx2ncnn_opt.onnx.lower.functional.division import by_whole, divided
 from onnx2ncnn_opt.onnx.lower.functional.matmul import matmul
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
-from onnx2ncnn_opt.onnx.lower.functional.repeat import repeated
+from onnx2ncnn_opt.onnx.lower.functional.views import repeated
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float
 
 # The quantised types and their numbers.

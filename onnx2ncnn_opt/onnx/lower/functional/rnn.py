@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial, reduce
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import softplus, softsign
-from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
+from onnx2ncnn_opt.onnx.lower.functional.binary import added, binary, number
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat, joined, parts
 from onnx2ncnn_opt.onnx.lower.functional.crop import split
 from onnx2ncnn_opt.onnx.lower.functional.gather import gather
@@ -99,7 +99,7 @@ class Unrolled:
             reset = self._gate(f, products[1], _product(im, h, r[1]))
             if linear_before_reset:
                 inner = self._columns(_part(im, self.b, direction))[5] if self.b is not None else None
-                held = _times(im, reset, _sum(im, _product(im, h, r[2]), inner))
+                held = _times(im, reset, added(im, _product(im, h, r[2]), inner))
             else:
                 held = _product(im, _times(im, reset, h), r[2])
             new = self._gate(g, products[2], held)
@@ -140,9 +140,8 @@ class Unrolled:
             return None
         pieces = self._columns(self.b)
         half = len(pieces) // 2
-        both = [_sum(self.im, a, b) for a, b in zip(pieces[:half], pieces[half:][:inner], strict=False)]
-        both += pieces[len(both) : half]
-        return joined(self.im, [piece for piece in both if piece is not None], 1)
+        both = [_total(self.im, *pair) for pair in zip(pieces[:half], pieces[half:][:inner], strict=False)]
+        return joined(self.im, [*both, *pieces[len(both) : half]], 1)
 
     def _products(self, state: Value, direction: int) -> list[Value | None]:
         """Return a state times each gate's matrix; None for a state of zeros."""
@@ -206,21 +205,11 @@ def _is_zero(x: Value | None) -> bool:
     return x is None or (isinstance(x, Constant) and not x.array.any())
 
 
-def _sum(im: ImportContext, a: Value | None, b: Value | None) -> Value | None:
-    """Return a + b, each of which may be None."""
-    if a is None or b is None:
-        return b if a is None else a
-    if isinstance(a, Constant) and isinstance(b, Constant):
-        return Constant(a.array + b.array)
-    return binary(im, BinaryOp.ADD, a, b)
-
-
-def _total(im: ImportContext, first: Value | None, *others: Value | None) -> Value:
+def _total(im: ImportContext, *terms: Value | None) -> Value:
     """Return the sum of the values that exist."""
-    for other in others:
-        first = _sum(im, first, other)
-    assert first is not None
-    return first
+    total = reduce(partial(added, im), terms)
+    assert total is not None
+    return total
 
 
 def _times(im: ImportContext, a: Value | None, b: Value | None) -> Value | None:

@@ -9,14 +9,11 @@ from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.value import Ints
 
-# Spatial axes outermost first, as ONNX orders them, by their number.
+# By their number: spatial axes outermost first, as ONNX orders them, and the end of the type of ncnn's layers.
 AXES = {1: ("w",), 2: ("h", "w"), 3: ("d", "h", "w")}
+SUFFIX = {1: "1D", 2: "", 3: "3D"}
 # ncnn's names of the pads at the beginning and the end of an axis.
 _PADS = {"w": ("pad_left", "pad_right"), "h": ("pad_top", "pad_bottom"), "d": ("pad_front", "pad_behind")}
-
-
-# The end of the type of ncnn's layers, by the number of spatial axes.
-SUFFIX = {1: "1D", 2: "", 3: "3D"}
 
 
 class ConvAttributes(NamedTuple):
@@ -53,8 +50,7 @@ def window_params(kernel: Ints, strides: Ints, pads: Ints, dilations: Ints = ())
 
 def pad_params(pads: Sequence[int]) -> dict[str, int]:
     """ONNX pads (all begins, then all ends) as ncnn's parameters."""
-    axes = AXES[len(pads) // 2]
-    names = [_PADS[axis][end] for end in (0, 1) for axis in axes]
+    names = [_PADS[axis][end] for end in (0, 1) for axis in AXES[len(pads) // 2]]
     return {name: int(pad) for name, pad in zip(names, pads, strict=True)}
 
 
