@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.errors import GraphError, ShapeError, Unsupported, UnsupportedError, UsageError, plugged
+from onnx2ncnn_opt.ir.cut import computed_from, drop_unused
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, shape_text
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.layers import LAYERS
@@ -106,24 +107,21 @@ def import_model(
     if batch is not None:
         axes = {name: output.axis for name, output in batch.outputs.items()}
         one = _Walk(model.bound({batch.name: 1}), {**told, **batch.inputs}, types, custom, axes).attempt()
-        if isinstance(one, Imported) and _reach(one, batch):
-            result = _with_batch(one, model, batch)
+        if isinstance(one, Imported):
+            result = _with_batch(one, model, batch) or result
     if isinstance(result, UnsupportedError):
         raise result
     return result
 
 
-def _reach(one: Imported, batch: Batch) -> bool:
-    """Return True if, in the net too, exactly those outputs that have items depend on inputs that have items."""
-    reached = {port.blob for port in one.inputs if port.name in batch.inputs}
-    for layer in one.graph:
-        if not reached.isdisjoint(layer.inputs):
-            reached.update(layer.outputs)
-    return all((port.blob in reached) == (batch.outputs[port.name].axis is not None) for port in one.outputs)
+def _with_batch(one: Imported, model: LoadedModel, batch: Batch) -> Imported | None:
+    """Return the net of one item as the net of any batch: ncnn runs it item by item.
 
-
-def _with_batch(one: Imported, model: LoadedModel, batch: Batch) -> Imported:
-    """Return the net of one item as the net of any batch: ncnn runs it item by item."""
+    None unless, in the net too, exactly those outputs that have items depend on inputs that have items.
+    """
+    reached = computed_from(one.graph, [port.blob for port in one.inputs if port.name in batch.inputs])
+    if any((port.blob in reached) != (batch.outputs[port.name].axis is not None) for port in one.outputs):
+        return None
     shapes = {info.name: info.shape for info in model.inputs}
     return one._replace(
         inputs=tuple(port._replace(shape=shapes[port.name]) for port in one.inputs),
@@ -157,6 +155,7 @@ class _Ends(ImportContext):
             names = ", ".join(info.name for info in self._model.inputs)
             raise UsageError(f"no input is called '{min(unknown)}'; the inputs are {names}")
         preferred, ports = batch_axes(self._model), []
+        self._batches = list(dynamic_batches(self._model, self._batch_axes, preferred))
         for info in self._model.inputs:
             dtype, batch = info.dtype.numpy(), self._batch_axis(info, preferred)
             layout = Layout.plain(len(info.shape), batch)
@@ -170,12 +169,10 @@ class _Ends(ImportContext):
                 continue
             view = View.of(info.shape, *layout)
             blob = self.input(info.name, view)
-            self._values[info.name] = Tensor(blob, view, dtype)
-            ports.append(Port(info.name, blob, info.shape, dtype, batch, element_type(dtype)))
-        self._batches = list(dynamic_batches(self._model, self._batch_axes, preferred))
-        for port in ports:
+            self._values[info.name] = tensor = Tensor(blob, view, dtype)
             for known in self._batches:
-                known.feed(self._values[port.name])
+                known.feed(tensor)
+            ports.append(Port(info.name, blob, info.shape, dtype, batch, element_type(dtype)))
         return tuple(ports)
 
     def _batch_axis(self, info: InputInfo, preferred: Mapping[str, int]) -> int | None:
@@ -236,16 +233,10 @@ class _Ends(ImportContext):
 
     def _demand_elements(self) -> None:
         """Demand sizes at which no blob is empty: a window is not larger than its axis, a slice has an element."""
-        sizes = {size for layer in self.graph for blob in layer.outputs for size in blob.shape or ()}
-        dynamic = (size for size in sizes if isinstance(size, Sym))
-        for size in sorted(dynamic, key=lambda size: (len(size.names()), str(size))):
+        shapes = [blob.shape or () for layer in self.graph for blob in layer.outputs]
+        sizes = {size for shape in shapes for size in shape if isinstance(size, Sym)}
+        for size in sorted(sizes, key=lambda size: (len(size.names()), str(size))):
             self.demand(size, 1)
-
-    def _prune(self) -> None:
-        """Drop layers that only fed shapes or refused branches."""
-        for layer in reversed(self.graph):
-            if layer.type != "Input" and not any(blob.uses for blob in layer.outputs):
-                self.graph.remove(layer)
 
 
 class _Walk(_Ends):
@@ -275,7 +266,7 @@ class _Walk(_Ends):
             raise UsageError(self._misfit)
         if self._refused:
             raise UnsupportedError(self._refused, self._cut_advice())
-        self._prune()
+        drop_unused(self.graph)  # layers that only fed shapes or refused branches
         self._demand_elements()
         return Imported(self.graph, inputs, outputs, tuple(self._custom.values()), self._minimum)
 
@@ -296,11 +287,12 @@ class _Walk(_Ends):
         operands = [self._values[name] if name else None for name in names]
         poisoned = any(name and self._values[name] is None for name in names)
         results = self._attempt(node, None if poisoned else operands)
-        if len(self._refused) > refused or not self._tainted.isdisjoint(_read_names(node)):
+        is_refused = len(self._refused) > refused
+        if is_refused or not self._tainted.isdisjoint(_read_names(node)):
             self._tainted.update(filter(None, outputs))
-        if len(self._refused) > refused and not poisoned:
+        if is_refused and not poisoned:
             results = self._stand_ins(node, operands)
-        is_sound = len(self._refused) == refused or (not node.domain and misfit(node, self.opset) is None)
+        is_sound = not is_refused or (not node.domain and misfit(node, self.opset) is None)
         if self._batches and is_sound and not poisoned:
             rule = traits_of(node.domain, node.op_type, self._model.opsets.get(node.domain, 1)).items
             for batch in self._batches:
@@ -340,9 +332,8 @@ class _Walk(_Ends):
         return [None] * len(node.outputs)
 
     def _does_not_accept(self, node: onnx_ir.Node, misfit: ShapeMismatch) -> str:
-        given = self._model.given.items()
+        given, (a, b) = self._model.given.items(), misfit.sizes
         shapes = " ".join(f"{name}:{','.join('?' if n is None else str(n) for n in sizes)}" for name, sizes in given)
-        a, b = misfit.sizes
         is_odd = any(isinstance(n, int) and n % 32 for _, sizes in given if len(sizes) == 4 for n in sizes[2:])
         advice = "; many nets want multiples of 32" if is_odd else ""
         return f"the model does not accept {shapes}: {node.op_type} {self._label} gets {a} and {b}{advice}"
@@ -352,32 +343,28 @@ class _Walk(_Ends):
 
     def _stand_ins(self, node: onnx_ir.Node, operands: Sequence[Item | None]) -> Sequence[Item | None]:
         """Return tensors in place of a refused node's results; None where the shape is unknown."""
-        results: list[Item | None] = []
-        for value, inferred in zip(node.outputs, inferred_outputs(node, operands, self._model.opsets), strict=True):
-            if inferred is None or not value.name:
-                results.append(None)
-                continue
-            shape, dtype = inferred
-            view = View.of(shape, plain_dims(shape))
-            blob = self.input(self._names.take(f"{value.name}_stand_in"), view)
-            results.append(Tensor(blob, view, held_as_float(dtype)))
+        results: list[Item | None] = [None] * len(node.outputs)
+        for i, inferred in enumerate(inferred_outputs(node, operands, self._model.opsets)):
+            if inferred is not None and (name := node.outputs[i].name):
+                shape, dtype = inferred
+                view = View.of(shape, plain_dims(shape))
+                blob = self.input(self._names.take(f"{name}_stand_in"), view)
+                results[i] = Tensor(blob, view, held_as_float(dtype))
         return results
 
     def _cut_advice(self) -> str:
         """Return how to convert the nodes before all refused ones; empty if each of these has a hint."""
-        if all(node.hint for node in self._refused):
-            return ""
         sound = [node for node in self._model.graph if self._tainted.isdisjoint(_names(node.outputs))]
         tainted = set(self._model.graph).difference(sound)
         wanted = {info.name for info in self._model.outputs}.union(*map(_read_names, tainted)) - {""}
         made = [(name, self._values[name]) for node in sound for name in _names(node.outputs) if name in wanted]
         cut = [(name, x) for name, x in made if isinstance(x, Tensor)]
+        if not cut or all(node.hint for node in self._refused):
+            return ""
         try:
             for self._label, x in cut:
                 self._output_layout(x)
         except Refusal:
-            return ""
-        if not cut:
             return ""
         has_nms = any(node.operator == "NonMaxSuppression" for node in self._refused)
         export = "export the model without NMS, or " if has_nms else ""

@@ -8,29 +8,30 @@ from onnx2ncnn_opt.ir.dim import shape_text
 from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, View, flat
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.layout import Layout
-from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Tensor, Value
 
 
 def rows(im: ImportContext, x: Tensor, axis: int) -> Tensor:
     """Return the tensor with the axes from `axis` on as the innermost dim of the Mat, in as few layers as possible."""
     inner = tuple(range(axis, x.rank))
-    atoms = tuple(atom for a in inner for atom in x.view.axes[a])
-    if x.view.dims[-1] == atoms:
+    if x.view.dims[-1] == flat(x.view.axes[axis:]):
         return x
     outer = [a for a in range(axis) if x.view.axes[a]]
     batch: list[int] = []
     if outer and outer[0] == x.batch_axis:
         batch, outer = outer[:1], outer[1:]
-    dims = [[a] for a in outer] if len(outer) <= 2 else [outer]
-    return im.in_layout(x, Layout((*map(tuple, dims), inner), tuple(batch)))
+    dims = [(a,) for a in outer] if len(outer) <= 2 else [tuple(outer)]
+    return im.in_layout(x, Layout((*dims, inner), tuple(batch)))
+
+
+def ranked(x: Tensor, rank: int) -> Tensor:
+    """Return the tensor with leading axes of size 1."""
+    return x.viewed(x.view.with_axes(((),) * (rank - x.rank) + x.view.axes))
 
 
 def transposed(x: Value) -> Value:
     """Return the last two axes exchanged."""
-    if x.rank < 2:
-        return x
-    order = (*range(x.rank - 2), x.rank - 1, x.rank - 2)
-    return Constant(x.array.transpose(order)) if isinstance(x, Constant) else x.viewed(x.view.transpose(order))
+    return x if x.rank < 2 else x.transpose((*range(x.rank - 2), x.rank - 1, x.rank - 2))
 
 
 def squeeze(im: ImportContext, x: Tensor, axes: Sequence[int] | None) -> Tensor:

@@ -26,8 +26,9 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape, number, spread
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_float, float_value
 from onnx2ncnn_opt.onnx.lower.functional.gather import middles, pixels
-from onnx2ncnn_opt.onnx.lower.functional.logic import negative, ranked, rest
+from onnx2ncnn_opt.onnx.lower.functional.logic import negative, rest
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduction
+from onnx2ncnn_opt.onnx.lower.functional.views import ranked
 from onnx2ncnn_opt.onnx.value import Constant, SymbolicTensor, Tensor, Value, held_as_float, is_float
 
 Mask: TypeAlias = Tensor | Constant
