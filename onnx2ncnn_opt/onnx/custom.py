@@ -80,15 +80,16 @@ def numbered(ops: Sequence[CustomOp], graph: onnx_ir.Graph) -> tuple[CustomOp, .
         nodes.setdefault((node.domain, node.op_type), set()).update(node.attributes)
     result = []
     for op in ops:
+        name = qualified(op.domain, op.name)
         if (op.domain, op.name) not in nodes:
             every = sorted(qualified(*key) for key in nodes)
-            near = difflib.get_close_matches(qualified(op.domain, op.name), every, 3)
-            other = near or [name for name in every if "::" in name] or every[:10]
-            raise UsageError(f"the model has no {qualified(op.domain, op.name)}; it has {', '.join(other)}")
+            near = difflib.get_close_matches(name, every, 3)
+            other = near or [other for other in every if "::" in other] or every[:10]
+            raise UsageError(f"the model has no {name}; it has {', '.join(other)}")
         attributes = tuple(sorted(nodes[op.domain, op.name])) if op.attributes is None else op.attributes
-        if len(attributes) > SHAPE_HINTS_ID:
-            problem = f"has {len(attributes)} attributes, a layer {SHAPE_HINTS_ID} parameters"
-            raise UsageError(f"{qualified(op.domain, op.name)} {problem}; list those that matter")
+        if (count := len(attributes)) > SHAPE_HINTS_ID:
+            problem = f"has {count} attributes, a layer {SHAPE_HINTS_ID} parameters"
+            raise UsageError(f"{name} {problem}; list those that matter")
         result.append(op._replace(attributes=attributes))
     return tuple(result)
 
@@ -110,10 +111,8 @@ def import_custom(
     views = [_result(im, value, axis, count) if im.is_used(i) else None for i, value in enumerate(node.outputs)]
     results = [(view.mat_shape, product(atom.size for atom in view.batch)) if view else (None, 1) for view in views]
     blobs = im.custom(op.layer, *(blob for blob, _ in inputs), results=results, params=params)
-    return tuple(
-        Tensor(blob, view, _dtype(value)) if view else None
-        for blob, view, value in zip(blobs, views, node.outputs, strict=True)
-    )
+    made = zip(blobs, views, node.outputs, strict=True)
+    return tuple(Tensor(blob, view, _dtype(value)) if view else None for blob, view, value in made)
 
 
 def _natural(im: ImportContext, operand: Item | None) -> tuple[Blob, int | None]:
@@ -123,18 +122,15 @@ def _natural(im: ImportContext, operand: Item | None) -> tuple[Blob, int | None]
         raise im.refuse(reason, "give the operator every input up to the last one that it has")
     if isinstance(operand, TensorSequence):
         raise im.refuse("an input is a sequence, and ncnn has tensors only", "pass its tensors one by one")
-    if isinstance(operand, SymbolicTensor):
-        operand = im.tensor(operand)
-    batch = None
-    if isinstance(operand, Tensor):
-        batch = operand.batch_axis
-        if batch is None and operand.rank > 1 and (operand.shape[0] == 1 or operand.rank > MAX_DIMS):
-            batch = 0
-    if operand.rank - (batch is not None) > MAX_DIMS:
-        raise im.refuse(f"an input has rank {operand.rank}: ncnn has four dims and a batch", "reshape it in the model")
-    if isinstance(operand, Constant):
-        return im.memory(operand.array.reshape(operand.array.shape or (1,))), None
-    return im.mat(operand, *Layout.plain(operand.rank, batch)), batch
+    x = im.tensor(operand) if isinstance(operand, SymbolicTensor) else operand
+    batch = x.batch_axis if isinstance(x, Tensor) else None
+    if isinstance(x, Tensor) and batch is None and x.rank > 1 and (x.shape[0] == 1 or x.rank > MAX_DIMS):
+        batch = 0
+    if x.rank - (batch is not None) > MAX_DIMS:
+        raise im.refuse(f"an input has rank {x.rank}: ncnn has four dims and a batch", "reshape it in the model")
+    if isinstance(x, Constant):
+        return im.memory(x.array.reshape(x.array.shape or (1,))), None
+    return im.mat(x, *Layout.plain(x.rank, batch)), batch
 
 
 def _params(im: ImportContext, op: CustomOp, node: onnx_ir.Node) -> dict[int, Any]:
@@ -163,19 +159,18 @@ def _result(im: ImportContext, value: onnx_ir.Value, axis: int | None, count: Di
 
     A declared size that is not in sizes of the inputs is known only at run time.
     """
-    declared = im.declared_shape(value)
+    declared, name = im.declared_shape(value), value.name
     if declared is None or 0 in declared or None in declared[axis or 0 : (axis or 0) + 1]:
         hint = "declare it in the graph's value_info (torch: setType in the symbolic function)"
-        raise im.refuse(f"the model does not say which shape its output {value.name} has", hint)
-    shape = tuple(symbol(f"{value.name}.{i}") if size is None else size for i, size in enumerate(declared))
+        raise im.refuse(f"the model does not say which shape its output {name} has", hint)
+    shape = tuple(symbol(f"{name}.{i}") if size is None else size for i, size in enumerate(declared))
     batch = axis if axis is not None and axis < len(shape) > 1 and shape[axis] == count else None
     if batch is None and count != 1:
-        reason = f"its output {value.name} has no axis {axis} of {count}, which is the batch of its inputs"
+        reason = f"its output {name} has no axis {axis} of {count}, which is the batch of its inputs"
         raise im.refuse(reason, _WRITE_IMPORTER)
     layout = Layout.plain(len(shape), batch)
     if len(layout.dims) > MAX_DIMS:
-        reason = f"its output {value.name} has rank {len(shape)}: ncnn has four dims and a batch"
-        raise im.refuse(reason, _WRITE_IMPORTER)
+        raise im.refuse(f"its output {name} has rank {len(shape)}: ncnn has four dims and a batch", _WRITE_IMPORTER)
     return View.of(shape, *layout)
 
 

@@ -21,7 +21,6 @@ from onnx2ncnn_opt.onnx.arguments import attributes_of, call
 from onnx2ncnn_opt.onnx.batch import batch_axes, dynamic_batches
 from onnx2ncnn_opt.onnx.custom import CustomOp, import_custom, numbered
 from onnx2ncnn_opt.onnx.fold import sizes
-from onnx2ncnn_opt.onnx.fold.bounds import Bound
 from onnx2ncnn_opt.onnx.fold.evaluate import CannotFold, TooLarge, evaluate_node
 from onnx2ncnn_opt.onnx.fold.sizes.cells import each
 from onnx2ncnn_opt.onnx.fold.stand_in import inferred_outputs
@@ -33,7 +32,7 @@ from onnx2ncnn_opt.onnx.lower.layout import Layout, plain_dims
 from onnx2ncnn_opt.onnx.lower.memory_budget import MemoryBudget, check_results, check_size
 from onnx2ncnn_opt.onnx.ops import find, fold_bound, traits_of
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
-from onnx2ncnn_opt.onnx.read.given import solved
+from onnx2ncnn_opt.onnx.read.given import listed_sizes, solved
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.onnx.read.schema import misfit
 from onnx2ncnn_opt.onnx.read.structure import read_values
@@ -231,13 +230,6 @@ class _Ends(ImportContext):
         self._names.add(name)
         blob.name = name
 
-    def _demand_elements(self) -> None:
-        """Demand sizes at which no blob is empty: a window is not larger than its axis, a slice has an element."""
-        shapes = [blob.shape or () for layer in self.graph for blob in layer.outputs]
-        sizes = {size for shape in shapes for size in shape if isinstance(size, Sym)}
-        for size in sorted(sizes, key=lambda size: (len(size.names()), str(size))):
-            self.demand(size, 1)
-
 
 class _Walk(_Ends):
     """One model on its way into a net, node by node."""
@@ -267,7 +259,11 @@ class _Walk(_Ends):
         if self._refused:
             raise UnsupportedError(self._refused, self._cut_advice())
         drop_unused(self.graph)  # layers that only fed shapes or refused branches
-        self._demand_elements()
+        # No blob is to be empty: a window is not larger than its axis, a slice has an element.
+        shapes = [blob.shape or () for layer in self.graph for blob in layer.outputs]
+        dynamic = {size for shape in shapes for size in shape if isinstance(size, Sym)}
+        for size in sorted(dynamic, key=lambda size: (len(size.names()), str(size))):
+            self.demand(size, 1)
         return Imported(self.graph, inputs, outputs, tuple(self._custom.values()), self._minimum)
 
     def free_batch(self) -> Batch | None:
@@ -313,7 +309,8 @@ class _Walk(_Ends):
                 check_results(node, results)
                 return results
             # An input is missing: unknown whether the node would fold.
-            if self._fold_bound(node) is None and (node.domain, node.op_type) not in self._custom:
+            folds = fold_bound(node.domain, node.op_type, self.opset) is not None
+            if not folds and (node.domain, node.op_type) not in self._custom:
                 self._known(node)
         except MissingOperand:
             pass
@@ -333,7 +330,7 @@ class _Walk(_Ends):
 
     def _does_not_accept(self, node: onnx_ir.Node, misfit: ShapeMismatch) -> str:
         given, (a, b) = self._model.given.items(), misfit.sizes
-        shapes = " ".join(f"{name}:{','.join('?' if n is None else str(n) for n in sizes)}" for name, sizes in given)
+        shapes = " ".join(f"{name}:{listed_sizes(sizes)}" for name, sizes in given)
         is_odd = any(isinstance(n, int) and n % 32 for _, sizes in given if len(sizes) == 4 for n in sizes[2:])
         advice = "; many nets want multiples of 32" if is_odd else ""
         return f"the model does not accept {shapes}: {node.op_type} {self._label} gets {a} and {b}{advice}"
@@ -406,9 +403,6 @@ class _Walk(_Ends):
                     raise TypeError(f"a {type(result).__name__} is not a result of an importer")
             return results
 
-    def _fold_bound(self, node: onnx_ir.Node) -> Bound | None:
-        return fold_bound(node.domain, node.op_type, self.opset)
-
     def _fold(self, node: onnx_ir.Node, operands: list[Item | None]) -> Sequence[Item | None] | None:
         if any(isinstance(operand, (Tensor, TensorSequence)) for operand in operands):
             return None
@@ -420,7 +414,7 @@ class _Walk(_Ends):
             return None if result is None else [result]
         arrays = [operand.array if isinstance(operand, Constant) else None for operand in known]
         try:
-            results = evaluate_node(node, arrays, self.opset, self._fold_bound(node))
+            results = evaluate_node(node, arrays, self.opset, fold_bound(node.domain, node.op_type, self.opset))
         except TooLarge as error:
             raise Refusal(str(error), "export the model without it, or bind a smaller size with --shape") from None
         except CannotFold:

@@ -337,7 +337,7 @@ def from_axis(default: int) -> ItemRule:
 
     def rule(seen: NodeView) -> int:
         rank, first = len(seen.shape(0)), seen.number("axis", default)
-        return kept(seen, range(first % rank, rank))
+        return kept(seen, range(first + rank if first < 0 else first, rank))
 
     return rule
 

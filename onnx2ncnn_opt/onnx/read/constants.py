@@ -1,8 +1,7 @@
 """Constant tensors of a model: checked against their data, external files mapped into memory.
 
 onnx_ir maps an external file again for each tensor, each time with its own file descriptor, so a model of a thousand
-tensors runs out of them. It never compares dims, offset and length with the file. Here all tensors are checked before
-anything is read, and each file is mapped once.
+tensors runs out of them. It never compares dims, offset and length with the file. Here each file is mapped once.
 """
 
 from __future__ import annotations

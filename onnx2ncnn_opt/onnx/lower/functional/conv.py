@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from onnx2ncnn_opt.ir.dim import Dim
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
 from onnx2ncnn_opt.onnx.lower.functional.pad import pad
-from onnx2ncnn_opt.onnx.lower.functional.window import SUFFIX, ConvAttributes, same_pads, window_params
+from onnx2ncnn_opt.onnx.lower.functional.window import SUFFIX, ConvAttributes, halves, same_pads, window_params
 from onnx2ncnn_opt.onnx.value import Ints, Tensor, Value
 
 _PLAIN = ConvAttributes()
@@ -77,8 +76,9 @@ def conv_transpose(
     pads = pads or (0,) * 2 * n
     given = given._replace(auto_pad="NOTSET", pads=tuple(max(p, 0) for p in pads))
     if any(p < 0 for p in pads):
-        narrow = conv_transpose(im, x, w, given=given, output_padding=output_padding)
-        return _widened(im, narrow, [max(-p, 0) for p in pads], b)
+        narrow = im.tensor(conv_transpose(im, x, w, given=given, output_padding=output_padding))
+        wide = pad(im, narrow, tuple(max(-p, 0) for p in pads), axes=tuple(range(2, x.rank)))
+        return wide if b is None else _biased(im, wide, b)
     params = window_params(kernel, stride, pads, dilation) | ({} if group == 1 else {"group": group})
     for name, size in zip(("right", "bottom", "behind"), reversed(extra), strict=False):
         params[f"output_pad_{name}"] = size
@@ -114,13 +114,6 @@ def _biased(im: ImportContext, y: Value, b: Value) -> Value:
     return binary(im, BinaryOp.ADD, y, im.reshape(b, (*b.shape, *(1,) * (y.rank - 2))))
 
 
-def _widened(im: ImportContext, y: Value, pads: Sequence[int], b: Value | None) -> Value:
-    """Zeros around a result, and the bias on all of it."""
-    n = len(pads) // 2
-    wide = pad(im, im.tensor(y), pads=(0, 0, *pads[:n], 0, 0, *pads[n:]))
-    return wide if b is None else _biased(im, wide, b)
-
-
 def _check(im: ImportContext, x: Tensor, w: Value, given: ConvAttributes, channels: Dim) -> tuple[int, ...]:
     """Return the kernel's sizes; refused if operands and attributes do not fit together, or x has other `channels`."""
     n = w.rank - 2
@@ -149,15 +142,12 @@ def _transposed_pads(
 
     If the wanted size is larger than the result, the end pad is negative, as in ONNX Runtime.
     """
-    begins, ends = [], []
+    totals = []
     for i, size in enumerate(im.fixed(x.shape[2:], "the pads depend on a dynamic dimension")):
         wanted = sizes[i] if sizes else size * stride[i]
         total = stride[i] * (size - 1) + extra[i] + (kernel[i] - 1) * dilation[i] + 1 - wanted
         if total < 0 and (not sizes or total <= -stride[i]):
             reason = f"an axis of {wanted} elements, {-total} more than its windows reach"
             raise im.refuse(reason, "pad the result in the model")
-        half = max(total, 0) // 2
-        first = half if auto_pad == "SAME_UPPER" else max(total, 0) - half
-        begins.append(first)
-        ends.append(total - first)
-    return (*begins, *ends)
+        totals.append(total)
+    return halves(totals, auto_pad)

@@ -67,13 +67,17 @@ def same_pads(
         return (0,) * 2 * n
     if auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
         raise im.invalid(f"auto_pad {auto_pad} is not known")
-    begins, ends = [], []
+    totals = []
     for size, k, d, s in zip(shape, kernel, dilation, stride, strict=True):
         total = (k - 1) * d
         if s != 1:
             [length] = im.fixed([size], f"auto_pad {auto_pad} depends on a dynamic dimension")
             total = max((-(-length // s) - 1) * s + total + 1 - length, 0)
-        first = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
-        begins.append(first)
-        ends.append(total - first)
-    return (*begins, *ends)
+        totals.append(total)
+    return halves(totals, auto_pad)
+
+
+def halves(totals: Sequence[int], auto_pad: str) -> Ints:
+    """Return pads of all begins, then all ends, of these sums; an odd one is larger at the end with SAME_UPPER."""
+    begins = [(max(total, 0) + (auto_pad != "SAME_UPPER")) // 2 for total in totals]
+    return (*begins, *(total - begin for total, begin in zip(totals, begins, strict=True)))
