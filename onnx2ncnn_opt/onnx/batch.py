@@ -45,10 +45,7 @@ def batch_axes(model: LoadedModel) -> dict[str, int]:
 
 
 def dynamic_batches(model: LoadedModel, told: Mapping[str, int | None], found: Mapping[str, int]) -> Iterator[Batch]:
-    """Dynamic dimensions that may be a batch whose items stay apart: first axes of inputs, and those that are known.
-
-    `told` are the batch axes of inputs that the caller chose, `found` those of `batch_axes`.
-    """
+    """Yield dynamic dimensions that may be a batch: of first axes, of axes `told` by the caller or `found` before."""
     tried, ranks = set(), {info.name: len(info.shape) for info in model.inputs}
     for info in model.inputs:
         axis = told.get(info.name, found.get(info.name, 0))
@@ -65,11 +62,8 @@ def dynamic_batches(model: LoadedModel, told: Mapping[str, int | None], found: M
 
 
 def _axes_of(name: str, model: LoadedModel) -> dict[str, int]:
-    """Return the axis of each input that has this dimension; none if it is not always one whole axis next to others.
-
-    A Mat has a dim besides its batch, and a batch of another size for another input cannot be fed.
-    """
-    axes: dict[str, int] = {}
+    """Return the axis of each input that has this dimension; none if it cannot be the batch of all of them."""
+    axes: dict[str, int] = {}  # whole axes next to others: a Mat has a dim besides its batch
     for info in model.inputs:
         at = [axis for axis, size in enumerate(info.shape) if isinstance(size, Sym) and name in size.names()]
         if len(at) > 1 or (at and (info.shape[at[0]] != symbol(name) or len(info.shape) == 1)):

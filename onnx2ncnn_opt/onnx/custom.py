@@ -17,7 +17,7 @@ from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.spec import SHAPE_HINTS_ID
 from onnx2ncnn_opt.ir.view import MAX_DIMS, View
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.layout import Layout
+from onnx2ncnn_opt.onnx.lower.layout import Layout, first_batch
 from onnx2ncnn_opt.onnx.registry import qualified
 from onnx2ncnn_opt.onnx.value import Constant, Item, SymbolicTensor, Tensor, TensorSequence, held_as_float
 from onnx2ncnn_opt.param.values import format_value
@@ -47,10 +47,7 @@ class CustomOp(NamedTuple):
 
 
 def parse_custom(requests: Iterable[str]) -> tuple[CustomOp, ...]:
-    """Parse requests of the form ``DOMAIN::OP[=TYPE][:ATTRIBUTE,...]``; TYPE is OP by default.
-
-    Raises UsageError for another form, for two requests of one operator, and for a TYPE that ncnn has.
-    """
+    """Parse ``DOMAIN::OP[=TYPE][:ATTRIBUTE,...]``, with TYPE being OP by default; UsageError for all other requests."""
     found: dict[tuple[str, str], CustomOp] = {}
     for request in requests:
         match = re.fullmatch(_REQUEST, request)
@@ -71,10 +68,7 @@ def parse_custom(requests: Iterable[str]) -> tuple[CustomOp, ...]:
 
 
 def numbered(ops: Sequence[CustomOp], graph: onnx_ir.Graph) -> tuple[CustomOp, ...]:
-    """Return the requests with their attributes in order: as listed, else those of all their nodes, sorted by name.
-
-    Raises UsageError if the graph has no node of an operator.
-    """
+    """Return the requests with all attributes, as listed or sorted by name; UsageError for unknown operators."""
     nodes: dict[tuple[str, str], set[str]] = {}
     for node in graph.all_nodes():
         nodes.setdefault((node.domain, node.op_type), set()).update(node.attributes)
@@ -124,8 +118,8 @@ def _natural(im: ImportContext, operand: Item | None) -> tuple[Blob, int | None]
         raise im.refuse("an input is a sequence, and ncnn has tensors only", "pass its tensors one by one")
     x = im.tensor(operand) if isinstance(operand, SymbolicTensor) else operand
     batch = x.batch_axis if isinstance(x, Tensor) else None
-    if isinstance(x, Tensor) and batch is None and x.rank > 1 and (x.shape[0] == 1 or x.rank > MAX_DIMS):
-        batch = 0
+    if isinstance(x, Tensor) and batch is None:
+        batch = first_batch(x.shape)
     if x.rank - (batch is not None) > MAX_DIMS:
         raise im.refuse(f"an input has rank {x.rank}: ncnn has four dims and a batch", "reshape it in the model")
     if isinstance(x, Constant):
@@ -155,14 +149,12 @@ def _params(im: ImportContext, op: CustomOp, node: onnx_ir.Node) -> dict[int, An
 
 
 def _result(im: ImportContext, value: onnx_ir.Value, axis: int | None, count: Dim) -> View:
-    """Return the view of an output: of the shape that the model declares, with the batch of the inputs.
-
-    A declared size that is not in sizes of the inputs is known only at run time.
-    """
+    """Return the view of an output: of the shape that the model declares, with the batch of the inputs."""
     declared, name = im.declared_shape(value), value.name
     if declared is None or 0 in declared or None in declared[axis or 0 : (axis or 0) + 1]:
         hint = "declare it in the graph's value_info (torch: setType in the symbolic function)"
         raise im.refuse(f"the model does not say which shape its output {name} has", hint)
+    # A declared size that is not in sizes of the inputs is known only at run time.
     shape = tuple(symbol(f"{name}.{i}") if size is None else size for i, size in enumerate(declared))
     batch = axis if axis is not None and axis < len(shape) > 1 and shape[axis] == count else None
     if batch is None and count != 1:

@@ -25,10 +25,10 @@ from onnx2ncnn_opt.onnx.fold.evaluate import CannotFold, TooLarge, evaluate_node
 from onnx2ncnn_opt.onnx.fold.sizes.cells import each
 from onnx2ncnn_opt.onnx.fold.stand_in import inferred_outputs
 from onnx2ncnn_opt.onnx.items import Batch
-from onnx2ncnn_opt.onnx.lower.builder import Refusal, ShapeMismatch
+from onnx2ncnn_opt.onnx.lower.builder import Builder, Refusal, ShapeMismatch
 from onnx2ncnn_opt.onnx.lower.context import ImportContext, MissingOperand
 from onnx2ncnn_opt.onnx.lower.functional.symbolic_tensor import computed
-from onnx2ncnn_opt.onnx.lower.layout import Layout, plain_dims
+from onnx2ncnn_opt.onnx.lower.layout import Layout, first_batch, plain_dims
 from onnx2ncnn_opt.onnx.lower.memory_budget import MemoryBudget, check_results, check_size
 from onnx2ncnn_opt.onnx.ops import find, fold_bound, traits_of
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
@@ -37,7 +37,16 @@ from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.onnx.read.schema import misfit
 from onnx2ncnn_opt.onnx.read.structure import read_values
 from onnx2ncnn_opt.onnx.registry import OnnxOp, qualified
-from onnx2ncnn_opt.onnx.value import Constant, Item, SymbolicTensor, Tensor, TensorSequence, element_type, held_as_float
+from onnx2ncnn_opt.onnx.value import (
+    Constant,
+    Item,
+    Operand,
+    SymbolicTensor,
+    Tensor,
+    TensorSequence,
+    element_type,
+    held_as_float,
+)
 from onnx2ncnn_opt.progress import counted
 
 MOST_INLINED = 20_000  # nodes of all loops; larger nets are useless
@@ -88,12 +97,9 @@ def import_model(
     """Map a loaded model to ncnn layers, without optimising anything beyond what costs no layer.
 
     `batch_axes` says for inputs by name which axis is the Mat's batch count (None: no axis), where the analysis of
-    `onnx.batch` is not to decide. `types` is the table of layers, which becomes the graph's.
-    `custom` operators become layers of their own.
-
-    Raises:
-        UnsupportedError: with every node that ncnn cannot express, not only the first.
-        UsageError: `batch_axes` names no input, or `custom` an operator that the model does not have.
+    `onnx.batch` is not to decide. `types` is the table of layers, which becomes the graph's. `custom` operators become
+    layers of their own. Raises UnsupportedError with every node that ncnn cannot express, and UsageError if
+    `batch_axes` names no input, or `custom` an operator that the model does not have.
     """
     told = batch_axes or {}
     walk = _Walk(model, told, types, custom)
@@ -182,9 +188,7 @@ class _Ends(ImportContext):
             if axis is not None and not -rank <= axis < rank:
                 raise UsageError(f"input '{info.name}' has no axis {axis}: its rank is {rank}")
             return None if axis is None else axis % rank
-        if info.name not in preferred and rank > 1 and (info.shape[0] == 1 or rank > MAX_DIMS):
-            return 0
-        return preferred.get(info.name)
+        return preferred.get(info.name, first_batch(info.shape))
 
     def _outputs(self) -> tuple[Port, ...]:
         ports = []
@@ -271,9 +275,9 @@ class _Walk(_Ends):
         outputs = {info.name: self._values.get(info.name) for info in self._model.outputs}
         return next((batch for batch in self._batches if batch.is_free(outputs, self._minimum)), None)
 
-    def computed(self, x: SymbolicTensor) -> Tensor:
+    def tensor(self, x: Operand) -> Tensor:
         """See `ImportContext`."""
-        return computed(self, x)
+        return computed(self, x) if isinstance(x, SymbolicTensor) else Builder.tensor(self, x)
 
     def _import(self, node: onnx_ir.Node) -> None:
         outputs = _names(node.outputs)
@@ -299,16 +303,13 @@ class _Walk(_Ends):
                 self._name_blob(result, name)
 
     def _attempt(self, node: onnx_ir.Node, operands: list[Item | None] | None) -> Sequence[Item | None]:
-        """Return the results of a node; None for each, and a refusal, if ncnn cannot express it.
-
-        Without operands, because an earlier node was refused, only check that there is an importer.
-        """
+        """Return the results of a node; None for each, and a refusal, if ncnn cannot express it."""
         try:
             if operands is not None:
                 results = self._results(node, operands)
                 check_results(node, results)
                 return results
-            # An input is missing: unknown whether the node would fold.
+            # No operands, as a node before was refused: unless this one would fold, it needs an importer.
             folds = fold_bound(node.domain, node.op_type, self.opset) is not None
             if not folds and (node.domain, node.op_type) not in self._custom:
                 self._known(node)

@@ -228,10 +228,8 @@ class Batch:
                 self._known[result] = Items(product(result.shape[:axis]) * outer, fed)
 
     def is_free(self, outputs: Mapping[str, Item | None], minimum: Collection[Dim]) -> bool:
-        """Return True if the model is that of one item, applied to each; then `self.outputs` describes the outputs.
-
-        `minimum` are dimensions below which the conversion gives another net: then one item may be special.
-        """
+        """Return True if the model is that of one item, applied to each; then `self.outputs` describes the outputs."""
+        # Below its `minimum`, a dimension makes another net: then one item may be special.
         if not self._is_known or any(map(self.depends, minimum)):
             return False
         try:
@@ -292,10 +290,7 @@ def each(seen: NodeView) -> int:
 
 
 def batch(*operands: int, axis: int = 0, sizes: Collection[int] = ()) -> ItemRule:
-    """Return the rule of operators with a batch axis, the same in these operands and in the first result.
-
-    Operands that are `sizes` say what the shape of the result is.
-    """
+    """Return the rule of operators whose `operands` and first result have a batch `axis`; for `sizes` see `kept`."""
 
     def rule(seen: NodeView) -> Sequence[int]:
         seen.only(*operands, *sizes)
@@ -320,10 +315,7 @@ def kept(seen: NodeView, mixed: Collection[int], sizes: Collection[int] = ()) ->
 
 
 def along(default: int | tuple[int, ...] | None, attribute: str = "axis", index: int = 0) -> Callable[[NodeView], int]:
-    """Return the rule of operators that combine elements along the axes of an attribute or operand `index`.
-
-    Without such axes, the rule takes `default`; None means all axes.
-    """
+    """Return the rule of operators that combine along axes of an attribute or operand, or `default` (None: all)."""
 
     def rule(seen: NodeView) -> int:
         usual = range(len(seen.shape(0))) if default is None else (default,) if isinstance(default, int) else default

@@ -66,10 +66,7 @@ class Layers:
         return tuple(size for size in numbers if isinstance(size, int))
 
     def invalid(self, reason: str, equal: Iterable[tuple[Dim, Dim]] = ()) -> Refusal:
-        """As `refuse`, for operands and attributes that do not fit the operator's definition.
-
-        `equal` are pairs of sizes that have to be equal: the model is imported again with these if they can be.
-        """
+        """As `refuse`, for a node that breaks its operator's definition unless the pairs of sizes in `equal` are so."""
         return Refusal(reason, "check how the model was exported, and bind its dynamic dimensions with --shape", equal)
 
     def misfit(self, reason: str, pairs: Iterable[tuple[Dim, Dim]]) -> Refusal:

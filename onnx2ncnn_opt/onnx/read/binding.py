@@ -51,11 +51,8 @@ def bind(
     """Return inputs and outputs with the sizes of `shapes` for symbols, the same value wherever a symbol occurs.
 
     Sizes left open stay symbols: by the name that the caller gives them, else the model, else by a new one made of
-    input name and axis. `sizes` are symbols that are bound already, `named` other names that have to be inputs.
-
-    Raises:
-        ModelError: an input is not a tensor, or has no shape and none was given.
-        UsageError: `shapes` names no input, or disagrees with the model or with itself.
+    input name and axis. `sizes` are symbols that are bound already, `named` other names that have to be inputs. Raises
+    ModelError if an input is no tensor or has no shape, UsageError if `shapes` do not fit the model or themselves.
     """
     taken = {dim.value for value in (*inputs, *outputs) for dim in value.shape or () if not isinstance(dim, int)}
     declared = [_declared(value, "input", taken) for value in inputs]

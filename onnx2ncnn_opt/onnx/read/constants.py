@@ -30,10 +30,8 @@ LARGEST_TENSOR = 2**40  # bytes; dims that ask for more are a lie on any machine
 def settle(graph: onnx_ir.Graph, embedded: Embedded | None = None) -> None:
     """Replace every constant of the graph, attributes and subgraphs included, by an array that is surely readable.
 
-    `embedded` are the weights in the model's own file, where they were left there.
-
-    Raises:
-        ModelError: a tensor's dims, data or external file do not fit, or the file lies outside the model's folder.
+    `embedded` are the weights in the model's own file, where they were left there. Raises ModelError if a tensor's
+    dims, data or external file do not fit, or the file lies outside the model's folder.
     """
     files = _Files(embedded)
     done: dict[int, tuple[onnx_ir.TensorProtocol, onnx_ir.TensorProtocol]] = {}

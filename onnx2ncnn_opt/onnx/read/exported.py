@@ -23,11 +23,9 @@ def exported(model: Any, inputs: Sequence[Any] | Mapping[str, Any] | None = None
     """Return the torch.onnx.ONNXProgram of a PyTorch model; any other model as it is.
 
     `inputs` are example inputs of an nn.Module, in order or by name; `dynamic_shapes` says which of their dimensions
-    are dynamic, as torch.export.export takes it. An ExportedProgram and a .pt2 file have both.
-
-    Raises:
-        UsageError: `inputs` or torch are missing, the module is in training mode, or the model takes no `inputs`.
-        ModelError: the file is broken or not plain data, or torch cannot export the model.
+    are dynamic, as torch.export.export takes it. An ExportedProgram and a .pt2 file have both. Raises UsageError if
+    `inputs` or torch are missing, if the module is in training mode, or if the model takes no `inputs`; ModelError if
+    the file is broken or not plain data, or torch cannot export the model.
     """
     kind = _kind(model)
     if kind != "module" and (inputs is not None or dynamic_shapes is not None):

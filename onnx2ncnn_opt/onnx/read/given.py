@@ -16,12 +16,9 @@ from onnx2ncnn_opt.ir.dim import Dim, Sym, larger, smaller, symbol
 LARGEST_SIZE = 2**31 - 1  # ncnn counts in int
 _LONGEST = 300  # characters of a size; longer ones are not written by people or exporters
 
+# A number, a name or a sum such as ``P+S``, or None (``"?"``) for what the model says.
 GivenSize: TypeAlias = int | str | Sym | None
-"""A number, a name or a sum such as ``P+S``, or None (``"?"``) for what the model says."""
-
 GivenShapes: TypeAlias = Mapping[str, Sequence[GivenSize]]
-"""Sizes of inputs by name."""
-
 _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Dim]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

@@ -101,11 +101,8 @@ def load_model(
     `shapes` binds the sizes of inputs by name, `values` whole inputs (see `bind_values`). `outputs` are values to give
     instead of the model's outputs: nodes and inputs that they do not depend on go. `opaque` operators (domain and name)
     stay calls, even where the model defines them as functions. Objects that are passed in are not changed, but an
-    onnx_ir.Model whose nodes are out of order is sorted.
-
-    Raises:
-        ModelError: the model is broken, unsafe to open, or of an unknown opset.
-        UsageError: `source` is not a model, `shapes` or `values` do not fit the inputs, or there are no such `outputs`.
+    onnx_ir.Model whose nodes are out of order is sorted. Raises ModelError if the model is broken, unsafe to open, or
+    of an unknown opset, and UsageError if `source` is no model, or one of the other arguments does not fit it.
     """
     opened = _open(source)
     model, given = opened.model, dict(shapes or {})

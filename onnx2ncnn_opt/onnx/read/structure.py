@@ -99,10 +99,8 @@ def _check_nodes_proto(nodes: Iterable[onnx.NodeProto]) -> None:
 
 
 def unname_dims(graph: onnx_ir.Graph) -> None:
-    """Clear every dim_param that names no size: "?" and the like, and a name that contradicts itself.
-
-    An input [N, 3, N, N] says that its batch is as large as its images. No model means that.
-    """
+    """Clear every dim_param that names no size: "?" and the like, and a name that contradicts itself."""
+    # An input [N, 3, N, N] says that its batch is as large as its images. No model means that.
     shapes = [tuple(value.shape or ()) for value in graph.inputs]
     false = {dim for shape in shapes for dim in shape[:1] if not isinstance(dim, int) and dim in shape[2:]}
 

@@ -1,9 +1,7 @@
-"""Arithmetic of two values with ONNX's (numpy's) broadcasting.
+"""Arithmetic of two values with ONNX's (numpy's) broadcasting; integers are float32, which holds them up to 2**24.
 
 ncnn broadcasts like numpy between Mats of equal rank, but aligns a Mat of lower rank to the outer axes. So both
 operands are brought to one layout with the dims that are missing as size 1; trailing dims of size 1 may be left out.
-
-Integers are computed as float32, which holds them exactly up to 2**24.
 """
 
 from __future__ import annotations
@@ -165,10 +163,8 @@ def _fit(im: ImportContext, x: Blob, other: Blob, layout: Layout) -> Blob:
 
 
 def _needs_rank(shape: Shape, other: Shape) -> bool:
-    """Return True if a Mat of two or more dims needs the other's rank: its sizes are not those of the outer dims.
-
-    Sizes of 1 broadcast on Vulkan only between Mats of equal rank (binaryop_broadcast.comp, "implicit broadcast").
-    """
+    """Return True if a Mat of two or more dims needs the other's rank: its sizes are not those of the outer dims."""
+    # Sizes of 1 broadcast on Vulkan only between Mats of equal rank (binaryop_broadcast.comp, "implicit broadcast").
     return 1 < len(shape) < len(other) and shape != other[: len(shape)]
 
 

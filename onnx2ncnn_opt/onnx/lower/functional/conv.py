@@ -138,11 +138,8 @@ def _check(im: ImportContext, x: Tensor, w: Value, given: ConvAttributes, channe
 def _transposed_pads(
     im: ImportContext, x: Tensor, kernel: Ints, dilation: Ints, stride: Ints, extra: Ints, auto_pad: str, sizes: Ints
 ) -> Ints:
-    """Compute the pads from the wanted size, as ONNX ConvTranspose defines them; SAME_* wants input size times stride.
-
-    If the wanted size is larger than the result, the end pad is negative, as in ONNX Runtime.
-    """
-    totals = []
+    """Compute the pads from the wanted size as ONNX ConvTranspose does; SAME_* wants the input's size times stride."""
+    totals = []  # below 0 the end pad is negative, as in ONNX Runtime
     for i, size in enumerate(im.fixed(x.shape[2:], "the pads depend on a dynamic dimension")):
         wanted = sizes[i] if sizes else size * stride[i]
         total = stride[i] * (size - 1) + extra[i] + (kernel[i] - 1) * dilation[i] + 1 - wanted

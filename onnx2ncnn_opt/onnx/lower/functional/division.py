@@ -1,9 +1,8 @@
 """Quotients that are to be rounded to whole numbers, or by what may be 0.
 
 ncnn's division may be off in the last bits: 6 / 3 may be less than 2, and its floor 1. So where a model rounds a
-quotient, the division is corrected by what it leaves, which is computed without any error.
-
-For integers up to 2**20 it is enough to divide a number beside the one that is meant.
+quotient, the division is corrected by what it leaves, which is computed without any error. For integers up to 2**20 it
+is enough to divide a number beside the one that is meant.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ def by_whole(im: ImportContext, a: Value, b: Constant) -> Value:
 def quotient(im: ImportContext, a: Operand, b: Operand, divide: Callable[[Operand], Value], at: int) -> Value:
     """Compute a / b with `divide`, a function of the divisor, which is the node's input number `at`.
 
-    x86 gives NaN where the quotient is infinite at 0. Where that matters, the divisor is kept from 0; otherwise see
-    `infinite_at_zero`.
+    x86 gives NaN where the quotient is infinite at 0. Where that matters, the divisor is kept from 0, or tested.
     """
     kept = kept_from_zero(im, a, b)
     return infinite_at_zero(im, b, divide, at) if kept is b else divide(kept)

@@ -291,9 +291,6 @@ def fixed(im: ImportContext, shape: Shape) -> tuple[int, ...]:
     return im.fixed(shape, "the operand has dynamic dimensions", "bind them with --shape")
 
 
-# ---- indices that only dynamic dimensions leave open: ranges, which are Crops, and single elements
-
-
 class _Run(NamedTuple):
     """Indices from `start` on, one more for each element along an axis of theirs; the same everywhere without one."""
 

@@ -12,7 +12,7 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.lower.functional.views import rows
-from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 
 def deviation(im: ImportContext, variance: Value, epsilon: float) -> Tensor:
@@ -32,16 +32,12 @@ def layer_norm(
 ) -> tuple[Value | None, ...]:
     """LayerNorm over the axes from `axis` on, as the innermost dim; BinaryOps for a scale that is not a constant."""
     axis = im.axis(axis, x.rank)
-    return _normal(im, "LayerNorm", x, scale, bias, axis, epsilon), *_moments(im, x, (*range(axis, x.rank),), epsilon)
-
-
-def _moments(im: ImportContext, x: Tensor, axes: Ints, epsilon: float) -> tuple[Value | None, Value | None]:
-    """Return outputs 1 and 2 if they are used: the mean, and the reciprocal of the deviation."""
-    if not im.is_used(1) and not im.is_used(2):
-        return None, None
+    y, axes = _normal(im, "LayerNorm", x, scale, bias, axis, epsilon), tuple(range(axis, x.rank))
+    if not im.is_used(1) and not im.is_used(2):  # the mean, and the reciprocal of the deviation
+        return y, None, None
     mean = reduce(im, x, "ReduceMean", axes, 1)
     apart = im.apply(binary(im, BinaryOp.SUB, x, mean), UnaryOp.SQUARE)
-    return mean, im.apply(deviation(im, reduce(im, apart, "ReduceMean", axes, 1), epsilon), UnaryOp.RECIPROCAL)
+    return y, mean, im.apply(deviation(im, reduce(im, apart, "ReduceMean", axes, 1), epsilon), UnaryOp.RECIPROCAL)
 
 
 def rms_norm(

@@ -146,15 +146,12 @@ def _dilated_average(im: ImportContext, x: Tensor, window: _Window, include: boo
 
 
 def _rounded_up(im: ImportContext, x: Tensor, window: _Window) -> _Window:
-    """Let ncnn round up the number of windows; refused if it has windows that `ceil_mode` drops.
-
-    Those start in the end padding, as one of 2 elements does for strides of 2 and pads of 1 over an even size.
-    """
+    """Let ncnn round up the number of windows; refused if it has windows that `ceil_mode` drops."""
     n = len(window.kernel)
     if window.has_gaps:
         raise im.refuse("ceil_mode and dilations over a dynamic dimension", "bind it with --shape")
     for i, (kernel, stride) in enumerate(zip(window.kernel, window.strides, strict=True)):
-        if stride > kernel - window.pads[n + i]:
+        if stride > kernel - window.pads[n + i]:  # a window may start in the end padding, as 2 by 2 with pads of 1
             reason = f"ceil_mode over a dynamic dimension, for windows of {kernel} with strides of {stride}"
             raise im.refuse(reason, "bind it with --shape")
         im.demand(x.shape[i + 2], kernel - window.pads[i] - window.pads[n + i])
@@ -162,15 +159,12 @@ def _rounded_up(im: ImportContext, x: Tensor, window: _Window) -> _Window:
 
 
 def _ceil_tail(sizes: Sequence[int], window: _Window) -> Ints:
-    """Return the extra end pads with which rounding down gives the result of ceil_mode.
-
-    A window that would start in the end padding is dropped (ONNX since opset 19, and PyTorch always).
-    """
+    """Return the extra end pads with which rounding down gives the result of ceil_mode."""
     tail = []
     for i, (size, stride, begin) in enumerate(zip(sizes, window.strides, window.pads, strict=False)):
         span = size + begin + window.pads[len(sizes) + i] - (window.kernel[i] - 1) * window.dilations[i] - 1
         last = -(-span // stride) * stride
-        if last >= size + begin:
+        if last >= size + begin:  # in the end padding: dropped by ONNX since opset 19, and PyTorch always
             last -= stride
         tail.append(max(0, last - span))
     return tuple(tail)

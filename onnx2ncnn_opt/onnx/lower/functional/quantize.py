@@ -1,7 +1,7 @@
 """Quantised tensors, held as float32 numbers of the same values, and what is computed with them.
 
-ncnn computes with floats throughout, so a net is no faster for its quantisation, but gives the quantised model's
-results. Whole numbers below 2**24 are exact in float32, and so are their sums and products; larger ones are rounded.
+A net is no faster for its quantisation, but gives the quantised model's results. Whole numbers below 2**24 are exact in
+float32, and so are their sums and products; larger ones are rounded.
 """
 
 from __future__ import annotations

@@ -31,9 +31,7 @@ from onnx2ncnn_opt.onnx.lower.functional.reduce import reduction
 from onnx2ncnn_opt.onnx.lower.functional.views import ranked
 from onnx2ncnn_opt.onnx.value import Constant, SymbolicTensor, Tensor, Value, held_as_float, is_float
 
-Mask: TypeAlias = Tensor | Constant
-"""1 where a side is chosen, 0 elsewhere."""
-
+Mask: TypeAlias = Tensor | Constant  # 1 where a side is chosen, 0 elsewhere
 _LARGEST_HALF = float(np.finfo(np.float16).max)
 _LOWEST = -1e30  # no score comes near; added to one, it swallows it
 _PLANE = ((), (), (0,), (1,))
@@ -97,9 +95,6 @@ def _rest(im: ImportContext, mask: Mask) -> Mask:
     return rest(im, mask)
 
 
-# ---- arithmetic
-
-
 def _of_constants(im: ImportContext, first: Mask, a: Constant, b: Constant) -> Value:
     """Of two constants: products with the mask, or sums with its logarithm."""
     for x, other, swapped in ((a, b, False), (b, a, True)):
@@ -132,17 +127,11 @@ def _or_constant(im: ImportContext, first: Mask, x: Value, other: Constant) -> V
 
 
 def _beyond_half(im: ImportContext, mask: Mask, x: Constant) -> Value:
-    """0 where the mask is 1, a number beyond those of fp16 elsewhere.
-
-    There it is infinite, and a product with 0 would be NaN; so it is a bound of the mask's logarithm.
-    """
+    """0 where the mask is 1, else a number beyond fp16: a bound of the mask's logarithm, as infinity times 0 is NaN."""
     assert x.scalar is not None
     wall = im.unary(mask, "Log")
     wall = wall if x.scalar < 0 else negative(im, wall)
     return wall if math.isinf(x.scalar) else binary(im, BinaryOp.MAX if x.scalar < 0 else BinaryOp.MIN, wall, x)
-
-
-# ---- functions of what is in their domain
 
 
 def _harmless(im: ImportContext, x: Value, chosen: Mask, depth: int = _DEEPEST) -> tuple[Value, Range] | None:
@@ -175,9 +164,6 @@ def _harmless(im: ImportContext, x: Value, chosen: Mask, depth: int = _DEEPEST) 
     return None
 
 
-# ---- functions that are written with a condition
-
-
 def _activation(mask: Tensor, a: Value, b: Value) -> Tensor | tuple[str, dict[str, Any]] | None:
     """Return the activation of a that a choice between it and a function of it is, where a > t decides."""
     compared = mask.blob.producer
@@ -191,17 +177,10 @@ def _activation(mask: Tensor, a: Value, b: Value) -> Tensor | tuple[str, dict[st
         return b if x in other.inputs and softplus is not None and softplus.type == "Softplus" else None
     if abs(limit) > np.finfo(np.float32).tiny:
         return None
-    factor, inner = _factor(other)
+    factor, inner = (float(other["b"]), other.input) if other.computes(BinaryOp.MUL, scalar=True) else (1.0, b.blob)
     if inner is x:
         return "ReLU", {"slope": factor}
-    return ("ELU", {"alpha": factor}) if inner is not None and _is_expm1(inner, x) else None
-
-
-def _factor(layer: Layer) -> tuple[float, Blob | None]:
-    """Return a number, and the blob that a layer multiplies by it: its own output by 1, where it does not."""
-    if layer.computes(BinaryOp.MUL, scalar=True):
-        return float(layer["b"]), layer.input
-    return 1.0, layer.output
+    return ("ELU", {"alpha": factor}) if _is_expm1(inner, x) else None
 
 
 def _is_expm1(blob: Blob, x: Blob) -> bool:
@@ -250,9 +229,6 @@ def _guarded(im: ImportContext, x: Tensor, softmax: Layer) -> Tensor:
     largest = reduction(im, scores, [axis], Reduction.MAX)
     open_rows = im.layer("Threshold", largest, threshold=_MASKED_AS_A_WHOLE)
     return im.like(x, im.layer("BinaryOp", chances, open_rows, op_type=BinaryOp.MUL))
-
-
-# ---- moving
 
 
 def _moved(im: ImportContext, first: Mask, a: Value, b: Value) -> Value:
