@@ -116,7 +116,7 @@ class Conversion(Rewritten):
         return Manifest(
             inputs=tuple(replace(_entry(p, known), image=self.images.get(p.name)) for p in self.inputs),
             outputs=tuple(_entry(port, known) for port in self.outputs),
-            source=Source(self.model.source_sha256, self.model.opsets.get("", 1)),
+            source=Source(self.model.digest(), self.model.opsets.get("", 1)),
             tool=f"onnx2ncnn-opt {__version__}",
             ncnn=str(self.release),
             layers=LayerCount(self.layers_before, len(listing.lines)),

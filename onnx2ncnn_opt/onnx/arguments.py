@@ -33,22 +33,17 @@ def call(im: ImportContext, op: OnnxOp, node: onnx_ir.Node, operands: list[Item 
     count = len(node.outputs)
     asked = [node.outputs[i].name for i in range(len(results), count) if im.is_used(i)]
     if asked:
-        reason = f"output {asked[-1]} is used, but ncnn cannot give it"
-        raise Refusal(reason, "leave out what uses it with --outputs")
+        raise Refusal(f"output {asked[-1]} is used, but ncnn cannot give it", "leave out what uses it with --outputs")
     return [*results, *[None] * count][:count]
 
 
 def _arguments(im: ImportContext, op: OnnxOp, operands: list[Item | None]) -> list[Any]:
-    if len(operands) > len(op.inputs) and op.variadic is None:
-        if any(operand is not None for operand in operands[len(op.inputs) :]):
-            raise Refusal(f"it has {len(operands)} inputs, but takes {len(op.inputs)}")
-        operands = operands[: len(op.inputs)]
-    further = [Input("input", op.variadic, False)] * (len(operands) - len(op.inputs))
-    missing = [None] * (len(op.inputs) - len(operands))
-    return [
-        _argument(im, op, i, declared, operand)
-        for i, (declared, operand) in enumerate(zip((*op.inputs, *further), (*operands, *missing), strict=True))
-    ]
+    count = len(op.inputs)
+    if op.variadic is None and any(operand is not None for operand in operands[count:]):
+        raise Refusal(f"it has {len(operands)} inputs, but takes {count}")
+    further = [] if op.variadic is None else [Input("input", op.variadic, False)] * (len(operands) - count)
+    pairs = zip((*op.inputs, *further), (*operands, *[None] * (count - len(operands))), strict=False)
+    return [_argument(im, op, i, declared, operand) for i, (declared, operand) in enumerate(pairs)]
 
 
 def _argument(im: ImportContext, op: OnnxOp, i: int, declared: Input, operand: Item | None) -> Any:

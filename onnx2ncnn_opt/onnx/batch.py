@@ -1,9 +1,8 @@
 """The batch axis of each graph input: solved once, backwards from the operators that have one.
 
 An importer registered with ``batch=k`` says that axis k of its first input is a batch. The rows of an operand that one
-matrix multiplies again and again, in a loop or in unrolled steps, are a batch too. From there the axis is followed up
-to the graph inputs, through operators that keep it. The result only decides how inputs are handed over (dims or batch
-count of the Mat): every tensor's view knows where its axes are.
+matrix multiplies again and again, in a loop or in unrolled steps, are a batch too. The result only decides how inputs
+are handed over (dims or batch count of the Mat): every tensor's view knows where its axes are.
 """
 
 from __future__ import annotations
@@ -28,29 +27,25 @@ def batch_axes(model: LoadedModel) -> dict[str, int]:
     ranks = {info.name: len(info.shape) for info in model.inputs}
     fed = dict(_fed(model))
     seen: set[tuple[onnx_ir.Value, int]] = set()
-    for known in _known_axes(model):
-        pending = [known]
-        while pending:
-            value, axis = pending.pop()
-            if value is None or (value, axis) in seen:
-                continue
-            seen.add((value, axis))
-            node = value.producer()
-            if node is not None:
-                pending.extend(_sources(node, value, axis, model))
-            elif value in fed:
-                outer, scans = fed[value]
-                pending.append((outer, axis + scans))
-            elif value.name in ranks and axis < ranks[value.name] > 1:
-                found.setdefault(value.name, axis)
+    pending = list(_known_axes(model))[::-1]
+    while pending:
+        value, axis = pending.pop()
+        if value is None or (value, axis) in seen:
+            continue
+        seen.add((value, axis))
+        node = value.producer()
+        if node is not None:
+            pending.extend(_sources(node, value, axis, model))
+        elif value in fed:
+            outer, scans = fed[value]
+            pending.append((outer, axis + scans))
+        elif value.name in ranks and axis < ranks[value.name] > 1:
+            found.setdefault(value.name, axis)
     return found
 
 
 def dynamic_batches(model: LoadedModel, told: Mapping[str, int | None], found: Mapping[str, int]) -> Iterator[Batch]:
-    """Dynamic dimensions that may be a batch whose items stay apart: first axes of inputs, and those that are known.
-
-    `told` are the batch axes of inputs that the caller chose, `found` those of `batch_axes`.
-    """
+    """Yield dynamic dimensions that may be a batch: of first axes, of axes `told` by the caller or `found` before."""
     tried, ranks = set(), {info.name: len(info.shape) for info in model.inputs}
     for info in model.inputs:
         axis = told.get(info.name, found.get(info.name, 0))
@@ -67,11 +62,8 @@ def dynamic_batches(model: LoadedModel, told: Mapping[str, int | None], found: M
 
 
 def _axes_of(name: str, model: LoadedModel) -> dict[str, int]:
-    """Return the axis of each input that has this dimension; none if it is not always one whole axis next to others.
-
-    A Mat has a dim besides its batch, and a batch of another size for another input cannot be fed.
-    """
-    axes: dict[str, int] = {}
+    """Return the axis of each input that has this dimension; none if it cannot be the batch of all of them."""
+    axes: dict[str, int] = {}  # whole axes next to others: a Mat has a dim besides its batch
     for info in model.inputs:
         at = [axis for axis, size in enumerate(info.shape) if isinstance(size, Sym) and name in size.names()]
         if len(at) > 1 or (at and (info.shape[at[0]] != symbol(name) or len(info.shape) == 1)):
@@ -109,21 +101,14 @@ def _sources(
     first = node.inputs[0] if node.inputs else None
     before = _AXIS_BEFORE.get(node.op_type) if node.domain == "" else None
     if traits_of(node.domain, node.op_type, model.opsets.get(node.domain, 1)).axes is not None:
+        shapes = [each.shape for each in (*node.inputs, *node.outputs) if each is not None]
+        rank = max(len(shape or ()) for shape in shapes)
         for operand in node.inputs:
-            if operand is not None and (at := axis - _missing_axes(operand, node)) >= 0:
-                yield operand, at
+            missing = 0 if operand is None or operand.shape is None else rank - len(operand.shape)
+            if operand is not None and axis >= missing:  # broadcasting puts axes before those of the operand
+                yield operand, axis - missing
     elif first is not None and before is not None and (at_first := before(node, first, value, axis)) is not None:
         yield first, at_first
-
-
-def _missing_axes(operand: onnx_ir.Value, node: onnx_ir.Node) -> int:
-    """Return how many axes broadcasting puts before the operand's axes; 0 if the shape is unknown."""
-    shapes = [value.shape for value in (*node.inputs, *node.outputs) if value is not None]
-    return 0 if operand.shape is None else max(len(shape or ()) for shape in shapes) - len(operand.shape)
-
-
-def _before_transpose(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis: int) -> int | None:
-    return node.attributes["perm"].as_ints()[axis] if "perm" in node.attributes else None
 
 
 def _before_cut(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis: int) -> int | None:
@@ -141,9 +126,8 @@ def _before_gather(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis:
 
 
 def _before_flatten(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis: int) -> int | None:
-    if node.attributes.get_int("axis", 1) == 1 and axis == 0:
-        return 0
-    return _axis_of_same_size(x.shape, y.shape, axis)
+    is_first = node.attributes.get_int("axis", 1) == 1 and axis == 0
+    return 0 if is_first else _axis_of_same_size(x.shape, y.shape, axis)
 
 
 def _before_reshape(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis: int) -> int | None:
@@ -182,7 +166,9 @@ _AXIS_BEFORE: Mapping[str, Callable[[onnx_ir.Node, onnx_ir.Value, onnx_ir.Value,
     "Slice": _before_cut,
     "Split": _before_cut,
     "Squeeze": _before_squeeze,
-    "Transpose": _before_transpose,
+    "Transpose": lambda node, x, y, axis: (
+        node.attributes["perm"].as_ints()[axis] if "perm" in node.attributes else None
+    ),
     "Unsqueeze": _before_squeeze,
 }
 

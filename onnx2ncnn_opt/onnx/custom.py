@@ -17,7 +17,7 @@ from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.spec import SHAPE_HINTS_ID
 from onnx2ncnn_opt.ir.view import MAX_DIMS, View
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.layout import Layout
+from onnx2ncnn_opt.onnx.lower.layout import Layout, first_batch
 from onnx2ncnn_opt.onnx.registry import qualified
 from onnx2ncnn_opt.onnx.value import Constant, Item, SymbolicTensor, Tensor, TensorSequence, held_as_float
 from onnx2ncnn_opt.param.values import format_value
@@ -47,10 +47,7 @@ class CustomOp(NamedTuple):
 
 
 def parse_custom(requests: Iterable[str]) -> tuple[CustomOp, ...]:
-    """Parse requests of the form ``DOMAIN::OP[=TYPE][:ATTRIBUTE,...]``; TYPE is OP by default.
-
-    Raises UsageError for another form, for two requests of one operator, and for a TYPE that ncnn has.
-    """
+    """Parse ``DOMAIN::OP[=TYPE][:ATTRIBUTE,...]``, with TYPE being OP by default; UsageError for all other requests."""
     found: dict[tuple[str, str], CustomOp] = {}
     for request in requests:
         match = re.fullmatch(_REQUEST, request)
@@ -71,24 +68,22 @@ def parse_custom(requests: Iterable[str]) -> tuple[CustomOp, ...]:
 
 
 def numbered(ops: Sequence[CustomOp], graph: onnx_ir.Graph) -> tuple[CustomOp, ...]:
-    """Return the requests with their attributes in order: as listed, else those of all their nodes, sorted by name.
-
-    Raises UsageError if the graph has no node of an operator.
-    """
+    """Return the requests with all attributes, as listed or sorted by name; UsageError for unknown operators."""
     nodes: dict[tuple[str, str], set[str]] = {}
     for node in graph.all_nodes():
         nodes.setdefault((node.domain, node.op_type), set()).update(node.attributes)
     result = []
     for op in ops:
+        name = qualified(op.domain, op.name)
         if (op.domain, op.name) not in nodes:
             every = sorted(qualified(*key) for key in nodes)
-            near = difflib.get_close_matches(qualified(op.domain, op.name), every, 3)
-            other = near or [name for name in every if "::" in name] or every[:10]
-            raise UsageError(f"the model has no {qualified(op.domain, op.name)}; it has {', '.join(other)}")
+            near = difflib.get_close_matches(name, every, 3)
+            other = near or [other for other in every if "::" in other] or every[:10]
+            raise UsageError(f"the model has no {name}; it has {', '.join(other)}")
         attributes = tuple(sorted(nodes[op.domain, op.name])) if op.attributes is None else op.attributes
-        if len(attributes) > SHAPE_HINTS_ID:
-            problem = f"has {len(attributes)} attributes, a layer {SHAPE_HINTS_ID} parameters"
-            raise UsageError(f"{qualified(op.domain, op.name)} {problem}; list those that matter")
+        if (count := len(attributes)) > SHAPE_HINTS_ID:
+            problem = f"has {count} attributes, a layer {SHAPE_HINTS_ID} parameters"
+            raise UsageError(f"{name} {problem}; list those that matter")
         result.append(op._replace(attributes=attributes))
     return tuple(result)
 
@@ -110,10 +105,8 @@ def import_custom(
     views = [_result(im, value, axis, count) if im.is_used(i) else None for i, value in enumerate(node.outputs)]
     results = [(view.mat_shape, product(atom.size for atom in view.batch)) if view else (None, 1) for view in views]
     blobs = im.custom(op.layer, *(blob for blob, _ in inputs), results=results, params=params)
-    return tuple(
-        Tensor(blob, view, _dtype(value)) if view else None
-        for blob, view, value in zip(blobs, views, node.outputs, strict=True)
-    )
+    made = zip(blobs, views, node.outputs, strict=True)
+    return tuple(Tensor(blob, view, _dtype(value)) if view else None for blob, view, value in made)
 
 
 def _natural(im: ImportContext, operand: Item | None) -> tuple[Blob, int | None]:
@@ -123,18 +116,15 @@ def _natural(im: ImportContext, operand: Item | None) -> tuple[Blob, int | None]
         raise im.refuse(reason, "give the operator every input up to the last one that it has")
     if isinstance(operand, TensorSequence):
         raise im.refuse("an input is a sequence, and ncnn has tensors only", "pass its tensors one by one")
-    if isinstance(operand, SymbolicTensor):
-        operand = im.tensor(operand)
-    batch = None
-    if isinstance(operand, Tensor):
-        batch = operand.batch_axis
-        if batch is None and operand.rank > 1 and (operand.shape[0] == 1 or operand.rank > MAX_DIMS):
-            batch = 0
-    if operand.rank - (batch is not None) > MAX_DIMS:
-        raise im.refuse(f"an input has rank {operand.rank}: ncnn has four dims and a batch", "reshape it in the model")
-    if isinstance(operand, Constant):
-        return im.memory(operand.array.reshape(operand.array.shape or (1,))), None
-    return im.mat(operand, *Layout.plain(operand.rank, batch)), batch
+    x = im.tensor(operand) if isinstance(operand, SymbolicTensor) else operand
+    batch = x.batch_axis if isinstance(x, Tensor) else None
+    if isinstance(x, Tensor) and batch is None:
+        batch = first_batch(x.shape)
+    if x.rank - (batch is not None) > MAX_DIMS:
+        raise im.refuse(f"an input has rank {x.rank}: ncnn has four dims and a batch", "reshape it in the model")
+    if isinstance(x, Constant):
+        return im.memory(x.array.reshape(x.array.shape or (1,))), None
+    return im.mat(x, *Layout.plain(x.rank, batch)), batch
 
 
 def _params(im: ImportContext, op: CustomOp, node: onnx_ir.Node) -> dict[int, Any]:
@@ -159,23 +149,20 @@ def _params(im: ImportContext, op: CustomOp, node: onnx_ir.Node) -> dict[int, An
 
 
 def _result(im: ImportContext, value: onnx_ir.Value, axis: int | None, count: Dim) -> View:
-    """Return the view of an output: of the shape that the model declares, with the batch of the inputs.
-
-    A declared size that is not in sizes of the inputs is known only at run time.
-    """
-    declared = im.declared_shape(value)
+    """Return the view of an output: of the shape that the model declares, with the batch of the inputs."""
+    declared, name = im.declared_shape(value), value.name
     if declared is None or 0 in declared or None in declared[axis or 0 : (axis or 0) + 1]:
         hint = "declare it in the graph's value_info (torch: setType in the symbolic function)"
-        raise im.refuse(f"the model does not say which shape its output {value.name} has", hint)
-    shape = tuple(symbol(f"{value.name}.{i}") if size is None else size for i, size in enumerate(declared))
+        raise im.refuse(f"the model does not say which shape its output {name} has", hint)
+    # A declared size that is not in sizes of the inputs is known only at run time.
+    shape = tuple(symbol(f"{name}.{i}") if size is None else size for i, size in enumerate(declared))
     batch = axis if axis is not None and axis < len(shape) > 1 and shape[axis] == count else None
     if batch is None and count != 1:
-        reason = f"its output {value.name} has no axis {axis} of {count}, which is the batch of its inputs"
+        reason = f"its output {name} has no axis {axis} of {count}, which is the batch of its inputs"
         raise im.refuse(reason, _WRITE_IMPORTER)
     layout = Layout.plain(len(shape), batch)
     if len(layout.dims) > MAX_DIMS:
-        reason = f"its output {value.name} has rank {len(shape)}: ncnn has four dims and a batch"
-        raise im.refuse(reason, _WRITE_IMPORTER)
+        raise im.refuse(f"its output {name} has rank {len(shape)}: ncnn has four dims and a batch", _WRITE_IMPORTER)
     return View.of(shape, *layout)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.errors import GraphError, ShapeError, Unsupported, UnsupportedError, UsageError, plugged
+from onnx2ncnn_opt.ir.cut import computed_from, drop_unused
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, shape_text
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.layers import LAYERS
@@ -20,24 +21,32 @@ from onnx2ncnn_opt.onnx.arguments import attributes_of, call
 from onnx2ncnn_opt.onnx.batch import batch_axes, dynamic_batches
 from onnx2ncnn_opt.onnx.custom import CustomOp, import_custom, numbered
 from onnx2ncnn_opt.onnx.fold import sizes
-from onnx2ncnn_opt.onnx.fold.bounds import Bound
 from onnx2ncnn_opt.onnx.fold.evaluate import CannotFold, TooLarge, evaluate_node
 from onnx2ncnn_opt.onnx.fold.sizes.cells import each
 from onnx2ncnn_opt.onnx.fold.stand_in import inferred_outputs
 from onnx2ncnn_opt.onnx.items import Batch
-from onnx2ncnn_opt.onnx.lower.builder import Refusal, ShapeMismatch
+from onnx2ncnn_opt.onnx.lower.builder import Builder, Refusal, ShapeMismatch
 from onnx2ncnn_opt.onnx.lower.context import ImportContext, MissingOperand
 from onnx2ncnn_opt.onnx.lower.functional.symbolic_tensor import computed
-from onnx2ncnn_opt.onnx.lower.layout import Layout, plain_dims
+from onnx2ncnn_opt.onnx.lower.layout import Layout, first_batch, plain_dims
 from onnx2ncnn_opt.onnx.lower.memory_budget import MemoryBudget, check_results, check_size
 from onnx2ncnn_opt.onnx.ops import find, fold_bound, traits_of
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
-from onnx2ncnn_opt.onnx.read.given import solved
+from onnx2ncnn_opt.onnx.read.given import listed_sizes, solved
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.onnx.read.schema import misfit
 from onnx2ncnn_opt.onnx.read.structure import read_values
 from onnx2ncnn_opt.onnx.registry import OnnxOp, qualified
-from onnx2ncnn_opt.onnx.value import Constant, Item, SymbolicTensor, Tensor, TensorSequence, element_type, held_as_float
+from onnx2ncnn_opt.onnx.value import (
+    Constant,
+    Item,
+    Operand,
+    SymbolicTensor,
+    Tensor,
+    TensorSequence,
+    element_type,
+    held_as_float,
+)
 from onnx2ncnn_opt.progress import counted
 
 MOST_INLINED = 20_000  # nodes of all loops; larger nets are useless
@@ -88,12 +97,9 @@ def import_model(
     """Map a loaded model to ncnn layers, without optimising anything beyond what costs no layer.
 
     `batch_axes` says for inputs by name which axis is the Mat's batch count (None: no axis), where the analysis of
-    `onnx.batch` is not to decide. `types` is the table of layers, which becomes the graph's.
-    `custom` operators become layers of their own.
-
-    Raises:
-        UnsupportedError: with every node that ncnn cannot express, not only the first.
-        UsageError: `batch_axes` names no input, or `custom` an operator that the model does not have.
+    `onnx.batch` is not to decide. `types` is the table of layers, which becomes the graph's. `custom` operators become
+    layers of their own. Raises UnsupportedError with every node that ncnn cannot express, and UsageError if
+    `batch_axes` names no input, or `custom` an operator that the model does not have.
     """
     told = batch_axes or {}
     walk = _Walk(model, told, types, custom)
@@ -106,24 +112,21 @@ def import_model(
     if batch is not None:
         axes = {name: output.axis for name, output in batch.outputs.items()}
         one = _Walk(model.bound({batch.name: 1}), {**told, **batch.inputs}, types, custom, axes).attempt()
-        if isinstance(one, Imported) and _reach(one, batch):
-            result = _with_batch(one, model, batch)
+        if isinstance(one, Imported):
+            result = _with_batch(one, model, batch) or result
     if isinstance(result, UnsupportedError):
         raise result
     return result
 
 
-def _reach(one: Imported, batch: Batch) -> bool:
-    """Return True if, in the net too, exactly those outputs that have items depend on inputs that have items."""
-    reached = {port.blob for port in one.inputs if port.name in batch.inputs}
-    for layer in one.graph:
-        if not reached.isdisjoint(layer.inputs):
-            reached.update(layer.outputs)
-    return all((port.blob in reached) == (batch.outputs[port.name].axis is not None) for port in one.outputs)
+def _with_batch(one: Imported, model: LoadedModel, batch: Batch) -> Imported | None:
+    """Return the net of one item as the net of any batch: ncnn runs it item by item.
 
-
-def _with_batch(one: Imported, model: LoadedModel, batch: Batch) -> Imported:
-    """Return the net of one item as the net of any batch: ncnn runs it item by item."""
+    None unless, in the net too, exactly those outputs that have items depend on inputs that have items.
+    """
+    reached = computed_from(one.graph, [port.blob for port in one.inputs if port.name in batch.inputs])
+    if any((port.blob in reached) != (batch.outputs[port.name].axis is not None) for port in one.outputs):
+        return None
     shapes = {info.name: info.shape for info in model.inputs}
     return one._replace(
         inputs=tuple(port._replace(shape=shapes[port.name]) for port in one.inputs),
@@ -157,6 +160,7 @@ class _Ends(ImportContext):
             names = ", ".join(info.name for info in self._model.inputs)
             raise UsageError(f"no input is called '{min(unknown)}'; the inputs are {names}")
         preferred, ports = batch_axes(self._model), []
+        self._batches = list(dynamic_batches(self._model, self._batch_axes, preferred))
         for info in self._model.inputs:
             dtype, batch = info.dtype.numpy(), self._batch_axis(info, preferred)
             layout = Layout.plain(len(info.shape), batch)
@@ -170,12 +174,10 @@ class _Ends(ImportContext):
                 continue
             view = View.of(info.shape, *layout)
             blob = self.input(info.name, view)
-            self._values[info.name] = Tensor(blob, view, dtype)
-            ports.append(Port(info.name, blob, info.shape, dtype, batch, element_type(dtype)))
-        self._batches = list(dynamic_batches(self._model, self._batch_axes, preferred))
-        for port in ports:
+            self._values[info.name] = tensor = Tensor(blob, view, dtype)
             for known in self._batches:
-                known.feed(self._values[port.name])
+                known.feed(tensor)
+            ports.append(Port(info.name, blob, info.shape, dtype, batch, element_type(dtype)))
         return tuple(ports)
 
     def _batch_axis(self, info: InputInfo, preferred: Mapping[str, int]) -> int | None:
@@ -186,9 +188,7 @@ class _Ends(ImportContext):
             if axis is not None and not -rank <= axis < rank:
                 raise UsageError(f"input '{info.name}' has no axis {axis}: its rank is {rank}")
             return None if axis is None else axis % rank
-        if info.name not in preferred and rank > 1 and (info.shape[0] == 1 or rank > MAX_DIMS):
-            return 0
-        return preferred.get(info.name)
+        return preferred.get(info.name, first_batch(info.shape))
 
     def _outputs(self) -> tuple[Port, ...]:
         ports = []
@@ -234,19 +234,6 @@ class _Ends(ImportContext):
         self._names.add(name)
         blob.name = name
 
-    def _demand_elements(self) -> None:
-        """Demand sizes at which no blob is empty: a window is not larger than its axis, a slice has an element."""
-        sizes = {size for layer in self.graph for blob in layer.outputs for size in blob.shape or ()}
-        dynamic = (size for size in sizes if isinstance(size, Sym))
-        for size in sorted(dynamic, key=lambda size: (len(size.names()), str(size))):
-            self.demand(size, 1)
-
-    def _prune(self) -> None:
-        """Drop layers that only fed shapes or refused branches."""
-        for layer in reversed(self.graph):
-            if layer.type != "Input" and not any(blob.uses for blob in layer.outputs):
-                self.graph.remove(layer)
-
 
 class _Walk(_Ends):
     """One model on its way into a net, node by node."""
@@ -275,8 +262,12 @@ class _Walk(_Ends):
             raise UsageError(self._misfit)
         if self._refused:
             raise UnsupportedError(self._refused, self._cut_advice())
-        self._prune()
-        self._demand_elements()
+        drop_unused(self.graph)  # layers that only fed shapes or refused branches
+        # No blob is to be empty: a window is not larger than its axis, a slice has an element.
+        shapes = [blob.shape or () for layer in self.graph for blob in layer.outputs]
+        dynamic = {size for shape in shapes for size in shape if isinstance(size, Sym)}
+        for size in sorted(dynamic, key=lambda size: (len(size.names()), str(size))):
+            self.demand(size, 1)
         return Imported(self.graph, inputs, outputs, tuple(self._custom.values()), self._minimum)
 
     def free_batch(self) -> Batch | None:
@@ -284,9 +275,9 @@ class _Walk(_Ends):
         outputs = {info.name: self._values.get(info.name) for info in self._model.outputs}
         return next((batch for batch in self._batches if batch.is_free(outputs, self._minimum)), None)
 
-    def computed(self, x: SymbolicTensor) -> Tensor:
+    def tensor(self, x: Operand) -> Tensor:
         """See `ImportContext`."""
-        return computed(self, x)
+        return computed(self, x) if isinstance(x, SymbolicTensor) else Builder.tensor(self, x)
 
     def _import(self, node: onnx_ir.Node) -> None:
         outputs = _names(node.outputs)
@@ -296,11 +287,12 @@ class _Walk(_Ends):
         operands = [self._values[name] if name else None for name in names]
         poisoned = any(name and self._values[name] is None for name in names)
         results = self._attempt(node, None if poisoned else operands)
-        if len(self._refused) > refused or not self._tainted.isdisjoint(_read_names(node)):
+        is_refused = len(self._refused) > refused
+        if is_refused or not self._tainted.isdisjoint(_read_names(node)):
             self._tainted.update(filter(None, outputs))
-        if len(self._refused) > refused and not poisoned:
+        if is_refused and not poisoned:
             results = self._stand_ins(node, operands)
-        is_sound = len(self._refused) == refused or (not node.domain and misfit(node, self.opset) is None)
+        is_sound = not is_refused or (not node.domain and misfit(node, self.opset) is None)
         if self._batches and is_sound and not poisoned:
             rule = traits_of(node.domain, node.op_type, self._model.opsets.get(node.domain, 1)).items
             for batch in self._batches:
@@ -311,17 +303,15 @@ class _Walk(_Ends):
                 self._name_blob(result, name)
 
     def _attempt(self, node: onnx_ir.Node, operands: list[Item | None] | None) -> Sequence[Item | None]:
-        """Return the results of a node; None for each, and a refusal, if ncnn cannot express it.
-
-        Without operands, because an earlier node was refused, only check that there is an importer.
-        """
+        """Return the results of a node; None for each, and a refusal, if ncnn cannot express it."""
         try:
             if operands is not None:
                 results = self._results(node, operands)
                 check_results(node, results)
                 return results
-            # An input is missing: unknown whether the node would fold.
-            if self._fold_bound(node) is None and (node.domain, node.op_type) not in self._custom:
+            # No operands, as a node before was refused: unless this one would fold, it needs an importer.
+            folds = fold_bound(node.domain, node.op_type, self.opset) is not None
+            if not folds and (node.domain, node.op_type) not in self._custom:
                 self._known(node)
         except MissingOperand:
             pass
@@ -340,9 +330,8 @@ class _Walk(_Ends):
         return [None] * len(node.outputs)
 
     def _does_not_accept(self, node: onnx_ir.Node, misfit: ShapeMismatch) -> str:
-        given = self._model.given.items()
-        shapes = " ".join(f"{name}:{','.join('?' if n is None else str(n) for n in sizes)}" for name, sizes in given)
-        a, b = misfit.sizes
+        given, (a, b) = self._model.given.items(), misfit.sizes
+        shapes = " ".join(f"{name}:{listed_sizes(sizes)}" for name, sizes in given)
         is_odd = any(isinstance(n, int) and n % 32 for _, sizes in given if len(sizes) == 4 for n in sizes[2:])
         advice = "; many nets want multiples of 32" if is_odd else ""
         return f"the model does not accept {shapes}: {node.op_type} {self._label} gets {a} and {b}{advice}"
@@ -352,32 +341,28 @@ class _Walk(_Ends):
 
     def _stand_ins(self, node: onnx_ir.Node, operands: Sequence[Item | None]) -> Sequence[Item | None]:
         """Return tensors in place of a refused node's results; None where the shape is unknown."""
-        results: list[Item | None] = []
-        for value, inferred in zip(node.outputs, inferred_outputs(node, operands, self._model.opsets), strict=True):
-            if inferred is None or not value.name:
-                results.append(None)
-                continue
-            shape, dtype = inferred
-            view = View.of(shape, plain_dims(shape))
-            blob = self.input(self._names.take(f"{value.name}_stand_in"), view)
-            results.append(Tensor(blob, view, held_as_float(dtype)))
+        results: list[Item | None] = [None] * len(node.outputs)
+        for i, inferred in enumerate(inferred_outputs(node, operands, self._model.opsets)):
+            if inferred is not None and (name := node.outputs[i].name):
+                shape, dtype = inferred
+                view = View.of(shape, plain_dims(shape))
+                blob = self.input(self._names.take(f"{name}_stand_in"), view)
+                results[i] = Tensor(blob, view, held_as_float(dtype))
         return results
 
     def _cut_advice(self) -> str:
         """Return how to convert the nodes before all refused ones; empty if each of these has a hint."""
-        if all(node.hint for node in self._refused):
-            return ""
         sound = [node for node in self._model.graph if self._tainted.isdisjoint(_names(node.outputs))]
         tainted = set(self._model.graph).difference(sound)
         wanted = {info.name for info in self._model.outputs}.union(*map(_read_names, tainted)) - {""}
         made = [(name, self._values[name]) for node in sound for name in _names(node.outputs) if name in wanted]
         cut = [(name, x) for name, x in made if isinstance(x, Tensor)]
+        if not cut or all(node.hint for node in self._refused):
+            return ""
         try:
             for self._label, x in cut:
                 self._output_layout(x)
         except Refusal:
-            return ""
-        if not cut:
             return ""
         has_nms = any(node.operator == "NonMaxSuppression" for node in self._refused)
         export = "export the model without NMS, or " if has_nms else ""
@@ -419,9 +404,6 @@ class _Walk(_Ends):
                     raise TypeError(f"a {type(result).__name__} is not a result of an importer")
             return results
 
-    def _fold_bound(self, node: onnx_ir.Node) -> Bound | None:
-        return fold_bound(node.domain, node.op_type, self.opset)
-
     def _fold(self, node: onnx_ir.Node, operands: list[Item | None]) -> Sequence[Item | None] | None:
         if any(isinstance(operand, (Tensor, TensorSequence)) for operand in operands):
             return None
@@ -433,7 +415,7 @@ class _Walk(_Ends):
             return None if result is None else [result]
         arrays = [operand.array if isinstance(operand, Constant) else None for operand in known]
         try:
-            results = evaluate_node(node, arrays, self.opset, self._fold_bound(node))
+            results = evaluate_node(node, arrays, self.opset, fold_bound(node.domain, node.op_type, self.opset))
         except TooLarge as error:
             raise Refusal(str(error), "export the model without it, or bind a smaller size with --shape") from None
         except CannotFold:

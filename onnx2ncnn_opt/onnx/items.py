@@ -1,4 +1,4 @@
-"""Proof that the items of a batch stay apart: a rule for each operator, and the proof for a whole model.
+"""Proof that the items of a batch stay apart.
 
 ncnn runs a net over a Mat's batch, item by item. So a model with a dynamic batch can be converted as if it had one
 item, which costs no layer, if item i of its outputs depends on item i of its inputs alone. `Batch` proves that node by
@@ -35,14 +35,14 @@ class Items(NamedTuple):
     fed: bool
 
 
+_UNKNOWN = "nothing is known"
+
+
 class Output(NamedTuple):
     """The shape of an output, and its batch axis; None if it is the same for each item."""
 
     shape: Shape
     axis: int | None
-
-
-_UNKNOWN = "nothing is known"
 
 
 def _shape_of(item: Item | None) -> Shape:
@@ -190,8 +190,7 @@ class Batch:
         """Record an input of the model."""
         if not isinstance(x, Tensor):
             return
-        axis = self.place(x.shape)
-        has_items = any(map(self.depends, x.shape))
+        axis, has_items = self.place(x.shape), any(map(self.depends, x.shape))
         self._known[x] = None if not has_items else _UNKNOWN if axis is None else Items(product(x.shape[:axis]), True)
 
     def see(
@@ -215,24 +214,22 @@ class Batch:
             return
         self._is_known |= seen.is_batch
         fed = any(isinstance(each, Items) and each.fed for each in known)
-        for i, result in enumerate(results):
-            if not isinstance(result, Tensor):
+        if axes is None:
+            place = known[0] if isinstance(known[0], Items) else _UNKNOWN
+            self._known.update((result, place) for result in results if isinstance(result, Tensor))
+            return
+        if len(seen.outer) > 1:
+            return
+        (outer,) = seen.outer or {1}
+        for result, axis in zip(results, [axes] * len(results) if isinstance(axes, int) else axes, strict=False):
+            if not isinstance(result, Tensor) or axis is None or self.place(result.shape) != axis:
                 continue
-            if axes is None:
-                self._known[result] = known[0] if isinstance(known[0], Items) else _UNKNOWN
-                continue
-            axis = axes if isinstance(axes, int) else axes[i] if i < len(axes) else -1
-            if axis is None or axis < 0 or self.place(result.shape) != axis or len(seen.outer) > 1:
-                continue
-            (outer,) = seen.outer or {1}
             if exact_div(result.shape[axis], self.size * outer) is not None:
                 self._known[result] = Items(product(result.shape[:axis]) * outer, fed)
 
     def is_free(self, outputs: Mapping[str, Item | None], minimum: Collection[Dim]) -> bool:
-        """Return True if the model is that of one item, applied to each; then `self.outputs` describes the outputs.
-
-        `minimum` are dimensions below which the conversion gives another net: then one item may be special.
-        """
+        """Return True if the model is that of one item, applied to each; then `self.outputs` describes the outputs."""
+        # Below its `minimum`, a dimension makes another net: then one item may be special.
         if not self._is_known or any(map(self.depends, minimum)):
             return False
         try:
@@ -274,40 +271,26 @@ class Batch:
 
     def _of_symbolic(self, x: SymbolicTensor) -> Items | str | None:
         cells = [cell for cell in x.cells.reshape(-1).tolist() if isinstance(cell, Sym)]
-        if any(map(self.depends, cells)):
-            return _UNKNOWN
-        if not any(map(self.depends, x.shape)):
+        if not any(map(self.depends, (*cells, *x.shape))):
             return None
         axis = self.place(x.shape)
-        if axis is None:
+        if axis is None or any(map(self.depends, cells)) or (x.cells.ndim == x.rank and x.cells.shape[axis] != 1):
             return _UNKNOWN
-        varies = x.cells.ndim == x.rank and x.cells.shape[axis] != 1
         index = str(axis_index(x.rank - 1 - axis))
-        if varies or any(index in cell.names() for cell in cells):
-            return _UNKNOWN
-        return Items(product(x.shape[:axis]), False)
-
-
-# ---- rules
+        return _UNKNOWN if any(index in cell.names() for cell in cells) else Items(product(x.shape[:axis]), False)
 
 
 def each(seen: NodeView) -> int:
     """Apply the rule of elementwise operators, with broadcasting."""
     at = {axis - len(seen.shape(i)) for i in range(len(seen.operands)) if (axis := seen.axis(i)) is not None}
     shapes = [seen.shape(i) for i, operand in enumerate(seen.operands) if operand is not None]
-    if len(at) != 1:
+    if len(at) != 1 or len({shape[place] for place in at for shape in shapes if len(shape) >= -place} - {1}) != 1:
         raise ItemsMixed
-    [place] = at
-    if len({shape[place] for shape in shapes if len(shape) >= -place} - {1}) != 1:
-        raise ItemsMixed
-    return max(map(len, shapes)) + place
+    return max(map(len, shapes)) + at.pop()
 
 
 def batch(*operands: int, axis: int = 0, sizes: Collection[int] = ()) -> ItemRule:
-    """Return the rule of operators with a batch axis, the same in these operands and in the first result.
-
-    Operands that are `sizes` say what the shape of the result is.
-    """
+    """Return the rule of operators whose `operands` and first result have a batch `axis`; for `sizes` see `kept`."""
 
     def rule(seen: NodeView) -> Sequence[int]:
         seen.only(*operands, *sizes)
@@ -332,15 +315,11 @@ def kept(seen: NodeView, mixed: Collection[int], sizes: Collection[int] = ()) ->
 
 
 def along(default: int | tuple[int, ...] | None, attribute: str = "axis", index: int = 0) -> Callable[[NodeView], int]:
-    """Return the rule of operators that combine elements along the axes of an attribute or operand `index`.
-
-    Without such axes, the rule takes `default`; None means all axes.
-    """
+    """Return the rule of operators that combine along axes of an attribute or operand, or `default` (None: all)."""
 
     def rule(seen: NodeView) -> int:
-        axes = seen.ints(attribute, index)
         usual = range(len(seen.shape(0))) if default is None else (default,) if isinstance(default, int) else default
-        return kept(seen, axes or usual)
+        return kept(seen, seen.ints(attribute, index) or usual)
 
     return rule
 
@@ -378,12 +357,9 @@ def product_of(first: int = 0, second: int = 1) -> ItemRule:
 
     def rule(seen: NodeView) -> int:
         seen.only(first, second)
-        shapes = seen.shape(first), seen.shape(second)
+        shapes, axes = (seen.shape(first), seen.shape(second)), (seen.axis(first), seen.axis(second))
         rank = max(map(len, shapes))
-        a, b = (
-            None if (axis := seen.axis(i)) is None else axis - len(shape)
-            for i, shape in zip((first, second), shapes, strict=True)
-        )
+        a, b = (None if axis is None else axis - len(shape) for axis, shape in zip(axes, shapes, strict=True))
         if min(map(len, shapes)) < 2 or a == -1 or b == -2:
             raise ItemsMixed
         if a is not None and b is not None:

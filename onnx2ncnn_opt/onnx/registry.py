@@ -1,7 +1,8 @@
 """The open registry of operator importers: a Python function's signature is the operator's schema.
 
-Positional parameters are the operator's inputs, keyword-only parameters its attributes with ONNX's defaults. The
-annotation of an input is checked before the function runs:
+Positional parameters are the operator's inputs, keyword-only parameters its attributes with ONNX's defaults; one of
+these can be a NamedTuple with a field for each attribute. The annotation of an input is checked before the function
+runs:
 
     x: Tensor             a tensor that exists at run time (a constant becomes a MemoryData blob)
     w: Array              must be constant; arrives as numpy array
@@ -14,11 +15,8 @@ annotation of an input is checked before the function runs:
     *xs: Value            all further inputs
     b: Array | None = None   may be absent
 
-Attributes that several operators have can be one keyword-only parameter: a NamedTuple with a field for each.
-
-`onnx2ncnn_opt.onnx.ops` imports what registers operators; its `find`, `fold_bound`, `all_ops` and `traits_of` do so.
-
 An operator may have several importers, each `since` an opset; the newest that the model's opset reaches is used.
+`onnx2ncnn_opt.onnx.ops` imports what registers operators; its `find`, `fold_bound`, `all_ops` and `traits_of` do so.
 """
 
 from __future__ import annotations
@@ -196,14 +194,18 @@ def onnx_op(  # noqa: PLR0913
     return register
 
 
+def _versions(domain: str, name: str) -> list[OnnxOp]:
+    return _OPS.get(("" if domain == "ai.onnx" else domain, name), [])
+
+
 def is_known(domain: str, name: str) -> bool:
     """Return True if this package's importers of an operator are registered."""
-    return any(not op.is_foreign for op in _OPS.get(("" if domain == "ai.onnx" else domain, name), ()))
+    return any(not op.is_foreign for op in _versions(domain, name))
 
 
 def find(domain: str, name: str, opset: int) -> OnnxOp | None:
     """Return the newest importer for an operator at an opset, of other packages first; None if there is none."""
-    known = [op for op in _OPS.get(("" if domain == "ai.onnx" else domain, name), []) if op.since <= opset]
+    known = [op for op in _versions(domain, name) if op.since <= opset]
     return max(known, key=lambda op: (op.is_foreign, op.since), default=None)
 
 

@@ -13,23 +13,17 @@ from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import View
 from onnx2ncnn_opt.ir.weight import Array
 
-Ints: TypeAlias = tuple[int, ...]
-"""An operand that must be constant integers."""
-
-Sizes: TypeAlias = tuple[Dim, ...]
-"""An operand of integers that are known up to the model's symbolic sizes."""
+Ints: TypeAlias = tuple[int, ...]  # an operand that must be constant integers
+Sizes: TypeAlias = tuple[Dim, ...]  # an operand of integers that are known up to the model's symbolic sizes
 
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """A tensor that exists when the net runs: `view` says how `blob` holds it.
-
-    `dtype` is the ONNX element type; floats of any width are float32 in ncnn, integers int32.
-    """
+    """A tensor that exists when the net runs: `view` says how `blob` holds it."""
 
     blob: Blob
     view: View
-    dtype: np.dtype[np.generic]
+    dtype: np.dtype[np.generic]  # ONNX's; floats of any width are float32 in ncnn, integers int32
 
     @property
     def shape(self) -> Shape:
@@ -116,7 +110,6 @@ class TensorSequence:
 
 
 Item: TypeAlias = Operand | TensorSequence
-"""An operand of any kind, sequences and dynamic sizes included."""
 
 
 def is_float(dtype: np.dtype[np.generic]) -> bool:
@@ -129,8 +122,7 @@ def held_as_float(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
     return dtype if is_float(dtype) else np.dtype(dtype.type, metadata={"held": "float32"})
 
 
-BOOL = held_as_float(np.dtype(np.bool_))
-"""The type of bools that the net computes."""
+BOOL = held_as_float(np.dtype(np.bool_))  # the type of bools that the net computes
 
 
 def is_held_as_float(dtype: np.dtype[np.generic]) -> bool:

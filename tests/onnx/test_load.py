@@ -111,7 +111,7 @@ class TestSources:
         assert loaded.folder == (tmp_path if kind in ("path", "str") else None)
         assert loaded.name == ("model" if kind in ("path", "str") else "net")
         if kind not in ("ir", "program"):
-            assert loaded.source_sha256 == hashlib.sha256(data).hexdigest()
+            assert loaded.digest() == hashlib.sha256(data).hexdigest()
 
     def test_a_proto_is_not_changed(self) -> None:
         model = parse(CALLS)

@@ -23,8 +23,6 @@ from onnx2ncnn_opt.onnx.lower.layout import Layout, plain_dims, separations
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float, is_float
 
 _FIT = "give sizes that fit with --shape, or check how the model was exported"
-
-
 Weights: TypeAlias = Mapping[str, Array] | None
 Results: TypeAlias = Sequence[tuple[Shape | None, Dim]]
 
@@ -68,12 +66,8 @@ class Layers:
         return tuple(size for size in numbers if isinstance(size, int))
 
     def invalid(self, reason: str, equal: Iterable[tuple[Dim, Dim]] = ()) -> Refusal:
-        """As `refuse`, for operands and attributes that do not fit the operator's definition.
-
-        `equal` are pairs of sizes that have to be equal: the model is imported again with these if they can be.
-        """
-        hint = "check how the model was exported, and bind its dynamic dimensions with --shape"
-        return Refusal(reason, hint, equal)
+        """As `refuse`, for a node that breaks its operator's definition unless the pairs of sizes in `equal` are so."""
+        return Refusal(reason, "check how the model was exported, and bind its dynamic dimensions with --shape", equal)
 
     def misfit(self, reason: str, pairs: Iterable[tuple[Dim, Dim]]) -> Refusal:
         """As `refuse`, for sizes that have to be equal, or to broadcast, two by two."""
@@ -127,8 +121,7 @@ class Layers:
         if key not in self._memory:
             name = self._layer_names.take(f"{self._label}_const")
             blob = Blob(self._names.take(name), tuple(data.shape))
-            params = by_axis(data.shape)
-            self.graph.add(Layer("MemoryData", name, (), (blob,), params, {"data": data}, (self._label,)))
+            self.graph.add(Layer("MemoryData", name, (), (blob,), by_axis(data.shape), {"data": data}, (self._label,)))
             self._memory[key] = blob
         return self._memory[key]
 
@@ -153,10 +146,10 @@ class Layers:
 
     def i32(self, array: Array) -> Array:
         """Return the constant as int32; refused if a number does not fit."""
-        limits = np.iinfo(np.int32)
-        if array.size and (array.min() < limits.min or array.max() > limits.max):
+        result = array.astype(np.int32)
+        if not np.array_equal(result, array):
             raise self.refuse("an integer constant does not fit into int32", "clip it in the model")
-        return array.astype(np.int32)
+        return result
 
 
 class Builder(Layers):
@@ -181,8 +174,6 @@ class Builder(Layers):
     def range_of(self, x: Value) -> Range:
         """Return the known range of the numbers of a value."""
         return of_numbers(self.f32(x.array)) if isinstance(x, Constant) else self._ranges.of(x.blob)
-
-    # ---- layouts
 
     def mat(self, x: Value, dims: Sequence[Sequence[int]], batch: Sequence[int] = ()) -> Blob:
         """Return the tensor as a Mat whose dims, outermost first, and batch hold these axes.
@@ -227,9 +218,8 @@ class Builder(Layers):
     def channel_dims(self, x: Tensor) -> list[list[int]]:
         """Return the dims of `channels` for layers that take rows too: axis 1 alone of a one-pixel image stored so."""
         every = self._channel_dims(x)
-        if all(size == 1 for size in x.shape[2:]) and not self.cost(x, Layout(((1,),), (0,))):
-            return every[:1]
-        return every
+        is_row = all(size == 1 for size in x.shape[2:]) and not self.cost(x, Layout(((1,),), (0,)))
+        return every[:1] if is_row else every
 
     def _channel_dims(self, x: Value) -> list[list[int]]:
         if not 2 <= x.rank <= MAX_DIMS + 1:
@@ -239,10 +229,10 @@ class Builder(Layers):
     def along(self, x: Value, axes: Sequence[int]) -> Tensor:
         """Return the tensor in a layout in which each of these axes, unless of size 1, is a dim (see `View.dim_of`)."""
         laid_out = self.separated(x, axes)
-        if laid_out is None:
-            reason = f"axes {list(axes)} of a rank {x.rank} tensor need more than ncnn's four dims"
-            raise self.refuse(reason, "reshape it in the model")
-        return laid_out
+        if laid_out is not None:
+            return laid_out
+        reason = f"axes {list(axes)} of a rank {x.rank} tensor need more than ncnn's four dims"
+        raise self.refuse(reason, "reshape it in the model")
 
     def separated(self, x: Value, axes: Sequence[int]) -> Tensor | None:
         """As `along`; None if that needs more than four dims."""
@@ -279,16 +269,9 @@ class Builder(Layers):
         atoms = flat(x.view.axes)
         if len(dims) > MAX_DIMS or not dims:
             dims = [product(dims)]
-        blob, view = x.blob, x.view
-        if (view.batch + flat(view.dims)) != atoms:
-            order = tuple((atom,) for atom in atoms)
-            flattened = order if len(order) <= MAX_DIMS else (atoms,)
-            for step in plan(view, flattened):
-                blob = self._step(blob, step)
-            view = View((), flattened, view.axes)
-        return self._taken(blob, Regroup(tuple(dims), unbatch=bool(view.batch)))
-
-    # ---- tensors
+        if x.view.batch + flat(x.view.dims) != atoms:
+            x = self.in_mat(x, tuple((atom,) for atom in atoms) if len(atoms) <= MAX_DIMS else (atoms,), ())
+        return self._taken(x.blob, Regroup(tuple(dims), unbatch=bool(x.view.batch)))
 
     def tensor(self, x: Value) -> Tensor:
         """Return the value as a tensor of the running net; a constant becomes MemoryData."""
@@ -308,9 +291,9 @@ class Builder(Layers):
     ) -> Tensor:
         """Return a layer's output as the ONNX tensor of `shape`, whose axes are the Mat's dims and batch as given."""
         view = View.of(shape, dims, batch)
-        expected = view.mat_shape, product(atom.size for atom in view.batch)
-        if blob.shape is None or _differ((*blob.shape, blob.batch), (*expected[0], expected[1])):
-            raise ShapeError(f"'{self._label}' gives {(blob.shape, blob.batch)} in ncnn, but {expected} in ONNX")
+        dims_, count = view.mat_shape, product(atom.size for atom in view.batch)
+        if blob.shape is None or _differ((*blob.shape, blob.batch), (*dims_, count)):
+            raise ShapeError(f"'{self._label}' gives {(blob.shape, blob.batch)} in ncnn, but {(dims_, count)} in ONNX")
         return Tensor(blob, view, np.dtype(dtype))
 
     def like(self, x: Tensor, blob: Blob) -> Tensor:
@@ -353,8 +336,6 @@ class Builder(Layers):
     def regrouped(self, blob: Blob, dims: Shape) -> Blob:
         """Return a Reshape layer."""
         return self._taken(blob, Regroup(dims))
-
-    # ---- dynamic sizes
 
     def ones(self, size: Sym) -> Tensor:
         """Return a row of as many ones as a dynamic size says."""

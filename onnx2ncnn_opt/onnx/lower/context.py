@@ -15,7 +15,7 @@ from onnx2ncnn_opt.onnx.lower.builder import Builder
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.given import LARGEST_SIZE, parsed_size
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
-from onnx2ncnn_opt.onnx.value import Item, Operand, SymbolicTensor, Tensor
+from onnx2ncnn_opt.onnx.value import Item, Operand, Tensor
 
 MOST_FLAGS = 64  # elements of an input that can be meant as a choice, and not as data
 
@@ -57,10 +57,7 @@ class ImportContext(Builder, ABC):
             self._minimum[size] = max(least, self._minimum.get(size, least))
 
     def becomes(self, size: Dim, least: int) -> bool:
-        """Return True if a size is `least` or more from some value of its only dimension on, and demand that value.
-
-        (h - 1)//2 is 2 or more from h = 5 on.
-        """
+        """Return True if a size is `least` or more from some value of its only dimension on, and demand that value."""
         if isinstance(size, int):
             return size >= least
         if at_least(size.subs({str(dim): dim + (low - 1) for dim, low in self._minimum.items()}), least):
@@ -68,6 +65,7 @@ class ImportContext(Builder, ABC):
         name, *others = sorted(size.names())
         if others:
             return False
+        # (h - 1)//2 is 2 or more from h = 5 on.
         found = bisect(range(LARGEST_SIZE), False, key=lambda n: at_least(size.subs({name: symbol(name) + n}), least))
         if found < LARGEST_SIZE:
             self._minimum[symbol(name)] = found + 1
@@ -101,10 +99,7 @@ class ImportContext(Builder, ABC):
         return self.node.outputs[0].consumers()
 
     def value_hint(self, operand: int, otherwise: str = "") -> str:
-        """Return how to make an operand of the node constant: the inputs that it is computed from, bound to values.
-
-        Return `otherwise` if it comes from more than a few flags, thresholds and sizes.
-        """
+        """Return how to make an operand constant: by values of the few flags and sizes behind it; else `otherwise`."""
         names = self._flags_behind(self.node.inputs[operand])
         options = " ".join(f"--value {name}=..." for name in names)
         return f"bind {'it' if len(names) == 1 else 'them'} with {options}" if names else otherwise
@@ -132,10 +127,7 @@ class ImportContext(Builder, ABC):
         return [name for name in inputs if name in found]
 
     def declared_shape(self, value: onnx_ir.Value) -> tuple[Dim | None, ...] | None:
-        """Return the shape that the model declares for a value; None if it declares none.
-
-        A size is None if it is not expressed in sizes of the model's inputs.
-        """
+        """Return the declared shape of a value, each size None unless the inputs tell it; None if there is none."""
         if value.shape is None:
             return None
         sizes: dict[str, Dim] = {}
@@ -145,20 +137,16 @@ class ImportContext(Builder, ABC):
                     sizes.setdefault(dim.value, size)
         return tuple(dim if isinstance(dim, int) else parsed_size(dim.value or "", sizes) for dim in value.shape)
 
-    def tensor(self, x: Operand) -> Tensor:
-        """As in `Builder`; a symbolic tensor is computed."""
-        return self.computed(x) if isinstance(x, SymbolicTensor) else super().tensor(x)
-
     @abstractmethod
-    def computed(self, x: SymbolicTensor) -> Tensor:
-        """Return a symbolic tensor, computed at run time."""
+    def tensor(self, x: Operand) -> Tensor:
+        """As in `Builder`; a symbolic tensor is computed at run time."""
 
     @abstractmethod
     def inlined(self, graph: onnx_ir.Graph, *operands: Item, iterations: int | None = None) -> tuple[Item, ...]:
         """Return the outputs of a graph in an attribute for these inputs, its nodes imported in the node's place.
 
-        `iterations` is how often that is meant to happen, for the message that refuses a loop that is too long.
-        Raises MissingOperand where some of its nodes were refused.
+        `iterations`, how often that is meant to happen, is for the message that refuses a loop that is too long. Raises
+        MissingOperand where some of its nodes were refused.
         """
 
 

@@ -1,8 +1,6 @@
 """Layouts: a Mat's dims and batch in terms of a tensor's own axes, and the choice of one layout for several tensors.
 
 A layout names the axes that make up the batch and each dim, outermost first; axes of size 1 need not be named.
-Operators that combine tensors (BinaryOp, Concat) need one layout for all of them; `common_layout` picks the one that
-costs the fewest layers.
 """
 
 from __future__ import annotations
@@ -13,6 +11,9 @@ from typing import NamedTuple, TypeAlias
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape, broadcast, fitting
 from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, Atoms, Dims, View, flat, refine
+
+Cost: TypeAlias = Callable[["Layout"], int]
+_Presence: TypeAlias = "list[tuple[bool | int, ...]]"
 
 
 class Layout(NamedTuple):
@@ -37,12 +38,9 @@ def plain_dims(shape: Shape) -> list[list[int]]:
     return [[axis] for axis in kept] or [[]] if len(kept) <= MAX_DIMS else [kept]
 
 
-def layout_of(view: View) -> Layout | None:
-    """Return the present layout of a tensor; None if a dim holds only a part of an axis."""
-    batch, dims = _axes_of(view, view.batch), [_axes_of(view, group) for group in view.dims]
-    if batch is None or any(group is None for group in dims):
-        return None
-    return Layout(tuple(group for group in dims if group is not None), batch)
+def first_batch(shape: Shape) -> int | None:
+    """Return axis 0 if it can be a Mat's batch for free, or has to be; else None."""
+    return 0 if len(shape) > 1 and (shape[0] == 1 or len(shape) > MAX_DIMS) else None
 
 
 def _axes_of(view: View, atoms: Atoms) -> tuple[int, ...] | None:
@@ -87,14 +85,9 @@ def align(views: Sequence[View], whole: Collection[int] = ()) -> tuple[list[View
     return [view.with_axes(axes) for view, axes in zip(views, fine, strict=True)], origin
 
 
-Cost: TypeAlias = Callable[[Layout], int]
-
-
 def presence(views: Sequence[View], axis: int) -> tuple[bool | int, ...]:
-    """Return for each of the aligned views whether it has an axis: axes of one presence may share a dim.
-
-    If a size may turn out to be 1 next to a larger one when the net runs, the axis has a presence of its own.
-    """
+    """Return for each of the aligned views whether it has an axis: axes of one presence may share a dim."""
+    # If a size may turn out to be 1 next to a larger one when the net runs, the axis has a presence of its own.
     held = {atom.size for view in views for atom in view.axes[axis]}
     alone = any(fitting(a, b) is None for a, b in combinations(held, 2))
     return (*(bool(view.axes[axis]) for view in views), axis if alone else -1)
@@ -147,11 +140,7 @@ def common_layout(
 
 
 def _candidates(
-    views: Sequence[View],
-    costs: Sequence[Cost | None],
-    present: list[tuple[bool | int, ...]],
-    needed: set[int],
-    whole: int | None,
+    views: Sequence[View], costs: Sequence[Cost | None], present: _Presence, needed: set[int], whole: int | None
 ) -> Iterator[Layout]:
     batches: list[tuple[int, ...]] = []
     for view, cost in zip(views, costs, strict=True):
@@ -159,19 +148,19 @@ def _candidates(
         if batch is None:
             continue
         batches.append(batch)
-        layout = layout_of(view)
-        if layout is None:
+        groups = [_axes_of(view, group) for group in view.dims]
+        layout = Layout(tuple(group for group in groups if group is not None), batch)
+        if len(layout.dims) < len(groups):  # a dim holds only a part of an axis
             continue
         yield layout
         laid_out = [axis for group in layout.dims for axis in group]
-        yield Layout(tuple(_merged(laid_out, present, whole)) or ((),), layout.batch)
-        missing = needed - {*laid_out, *layout.batch}
-        if whole in missing and not view.axes[whole]:
+        yield Layout(_merged(laid_out, present, whole), batch)
+        if whole in needed - {*laid_out, *batch} and not view.axes[whole]:
             yield from _with_dim(layout, whole)
     for axes in dict.fromkeys([*batches, ()]):
         rest = [axis for axis in sorted(needed) if axis not in axes]
         yield Layout(tuple((axis,) for axis in rest) or ((),), axes)
-        yield Layout(tuple(_merged(rest, present, whole)) or ((),), axes)
+        yield Layout(_merged(rest, present, whole), axes)
 
 
 def _with_dim(layout: Layout, axis: int) -> Iterator[Layout]:
@@ -180,23 +169,18 @@ def _with_dim(layout: Layout, axis: int) -> Iterator[Layout]:
         if not group:
             yield Layout((*layout.dims[:i], (axis,), *layout.dims[i + 1 :]), layout.batch)
     for i in range(len(layout.dims) + 1):
-        before = [a for group in layout.dims[:i] for a in group]
-        after = [a for group in layout.dims[i:] for a in group]
-        if all(a < axis for a in before) and all(a > axis for a in after):
+        if all((a < axis) == (k < i) for k, group in enumerate(layout.dims) for a in group):
             yield Layout((*layout.dims[:i], (axis,), *layout.dims[i:]), layout.batch)
 
 
-def _merged(axes: list[int], present: list[tuple[bool | int, ...]], whole: int | None) -> Iterator[tuple[int, ...]]:
-    """Yield runs of neighbouring axes that the same views have; `whole` is a run of its own."""
-    for _, group in groupby(axes, lambda axis: (axis == whole, present[axis])):
-        yield tuple(group)
+def _merged(axes: list[int], present: _Presence, whole: int | None) -> tuple[tuple[int, ...], ...]:
+    """Return runs of neighbouring axes that the same views have as dims; `whole` is a run of its own."""
+    return tuple(tuple(group) for _, group in groupby(axes, lambda axis: (axis == whole, present[axis]))) or ((),)
 
 
 def combined(axes: Sequence[Atoms], origin: Sequence[int], rank: int, layout: Layout) -> View:
-    """Return the view of a layer's result of `rank` axes, made of fine `axes` of several operands, in `layout`.
-
-    Its atoms are new: operands may share theirs, and then one atom would stand for two axes of the result.
-    """
+    """Return the view of a layer's result of `rank` axes, made of fine `axes` of several operands, in `layout`."""
+    # Operands may share atoms, and then one would stand for two axes of the result.
     fresh = tuple(tuple(Atom(atom.size) for atom in group) for group in axes)
     dims, batch = layout.atoms(View((), (), fresh))
     return View(batch, dims, tuple(flat(g for g, o in zip(fresh, origin, strict=True) if o == a) for a in range(rank)))

@@ -1,7 +1,6 @@
-"""The size limit of tensors that a model requests with a number: one budget for all operators.
+"""The size limit of tensors that a model requests with a number: OneHot with a depth of a billion takes a kilobyte.
 
-OneHot with a depth of a billion takes a model of a kilobyte. ONNX's own shape inference gives the sizes of such results
-before anything is made. A result larger than the budget is refused, for every operator.
+ONNX's own shape inference gives the sizes of such results before anything is made.
 """
 
 from __future__ import annotations
@@ -20,15 +19,10 @@ from onnx2ncnn_opt.onnx.fold.evaluate import LIMIT
 from onnx2ncnn_opt.onnx.lower.builder import Refusal
 from onnx2ncnn_opt.onnx.value import Constant, Item, SymbolicTensor, Tensor
 
-MOST_ELEMENTS = 2**28
-"""Of one result: 1 GiB as ncnn holds it."""
+MOST_ELEMENTS = 2**28  # of one result: 1 GiB as ncnn holds it
 _LEAST_FOLDED = 2**31
-_FOLDED_PER_BYTE = 32
-"""Constants grow when they are folded: from 4 bits to 32, and again in another layout."""
-
-MOST_STEPS = 64
-"""Steps of an operator with a state that are written out one after the other."""
-
+_FOLDED_PER_BYTE = 32  # constants grow when they are folded: from 4 bits to 32, and again in another layout
+MOST_STEPS = 64  # of an operator with a state, written out one after the other
 # The operators whose results are as large as an attribute or an operand says.
 _SIZED = frozenset(
     {

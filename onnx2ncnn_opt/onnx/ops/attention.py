@@ -13,7 +13,6 @@ from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.attention import (
     Sight,
-    added,
     any_key,
     attend,
     bias,
@@ -25,7 +24,7 @@ from onnx2ncnn_opt.onnx.lower.functional.attention import (
     split_heads,
     with_past,
 )
-from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
+from onnx2ncnn_opt.onnx.lower.functional.binary import added, binary, number
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import split
 from onnx2ncnn_opt.onnx.lower.functional.gather import fixed, gather

@@ -20,8 +20,7 @@ from onnx2ncnn_opt.onnx.lower.functional.binary import expand, spread
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
 from onnx2ncnn_opt.onnx.lower.functional.crop import split as parts_of
-from onnx2ncnn_opt.onnx.lower.functional.repeat import repeated
-from onnx2ncnn_opt.onnx.lower.functional.views import squeeze, unsqueeze
+from onnx2ncnn_opt.onnx.lower.functional.views import repeated, squeeze, unsqueeze
 from onnx2ncnn_opt.onnx.registry import ALL, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value
 

@@ -13,17 +13,16 @@ import onnx_ir
 from onnx2ncnn_opt.errors import ModelError, UsageError
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, shape_text, symbol
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.read.given import Equations, GivenShapes, given_size
+from onnx2ncnn_opt.onnx.read.given import Equations, GivenShapes, given_size, listed_sizes
 
 LARGEST_VALUE = 2**26  # elements; a larger array is not a flag or threshold
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A graph input or output; `shape` is ONNX's, batch included.
+    """A graph input or output; `shape` is ONNX's, batch included, and None if the exporter wrote none.
 
-    Of an output it is what the exporter wrote: None if nothing, and symbols are not to be relied on (torch gives
-    axes of different sizes the same name).
+    Do not rely on symbols in an output's shape: torch gives axes of different sizes the same name.
     """
 
     name: str
@@ -52,14 +51,11 @@ def bind(
     """Return inputs and outputs with the sizes of `shapes` for symbols, the same value wherever a symbol occurs.
 
     Sizes left open stay symbols: by the name that the caller gives them, else the model, else by a new one made of
-    input name and axis. `sizes` are symbols that are bound already, `named` other names that have to be inputs.
-
-    Raises:
-        ModelError: an input is not a tensor, or has no shape and none was given.
-        UsageError: `shapes` names no input, or disagrees with the model or with itself.
+    input name and axis. `sizes` are symbols that are bound already, `named` other names that have to be inputs. Raises
+    ModelError if an input is no tensor or has no shape, UsageError if `shapes` do not fit the model or themselves.
     """
     taken = {dim.value for value in (*inputs, *outputs) for dim in value.shape or () if not isinstance(dim, int)}
-    declared = [TensorInfo(_name(value), _dtype(value, "input"), _shape(value, taken)) for value in inputs]
+    declared = [_declared(value, "input", taken) for value in inputs]
     known = {info.name: info for info in declared}
     for name in (*shapes, *named):
         if name not in known:
@@ -76,9 +72,8 @@ def bind(
             raise ModelError(f"input '{info.name}' declares no shape; give one, e.g. --shape {info.name}:1,3,224,224")
         bound.append(InputInfo(info.name, info.dtype, tuple(map(equations.resolved, info.shape))))
     for value in outputs:
-        shape = _shape(value, taken)
-        shape = None if shape is None else tuple(map(equations.resolved, shape))
-        results.append(TensorInfo(_name(value), _dtype(value, "output"), shape))
+        info = _declared(value, "output", taken)
+        results.append(replace(info, shape=info.shape and tuple(map(equations.resolved, info.shape))))
     return tuple(bound), tuple(results)
 
 
@@ -89,7 +84,7 @@ def _equate(
     symbols = {str(dim): dim for info in known.values() for dim in info.shape or () if isinstance(dim, Sym)}
     pending = []
     for name, sizes in shapes.items():
-        where = f"shape {','.join('?' if size is None else str(size) for size in sizes)} given for input '{name}'"
+        where = f"shape {listed_sizes(sizes)} given for input '{name}'"
         shape = known[name].shape or ()
         meant = [given_size(size, symbols, where) for size in sizes]
         if len(meant) != len(shape):
@@ -109,10 +104,11 @@ def _equate(
         pending = left
 
 
-def _shape(value: onnx_ir.Value, taken: set[str | None]) -> Shape | None:
-    if value.shape is None:
-        return None
-    return tuple(_dim(dim, f"{value.name}_{axis}", taken) for axis, dim in enumerate(value.shape))
+def _declared(value: onnx_ir.Value, kind: str, taken: set[str | None]) -> TensorInfo:
+    assert value.name
+    dims = None if value.shape is None else enumerate(value.shape)
+    shape = None if dims is None else tuple(_dim(dim, f"{value.name}_{axis}", taken) for axis, dim in dims)
+    return TensorInfo(value.name, _dtype(value, kind), shape)
 
 
 def _dim(dim: int | onnx_ir.SymbolicDim, fallback: str, taken: set[str | None]) -> Dim:
@@ -139,11 +135,6 @@ def _dtype(value: onnx_ir.Value, kind: str) -> onnx_ir.DataType:
     return value.type.dtype
 
 
-def _name(value: onnx_ir.Value) -> str:
-    assert value.name
-    return value.name
-
-
 def _listing(inputs: Iterable[TensorInfo]) -> str:
     return "inputs are: " + "; ".join(map(str, inputs))
 
@@ -155,10 +146,7 @@ def bind_values(
 
     A value is a number, a bool, or an array (nested lists) of the input's shape. A flat one of as many elements takes
     the input's shape, a single number fills it. `shapes` are the caller's sizes of inputs. An input with a default (an
-    initializer of its name) loses it.
-
-    Raises:
-        UsageError: `values` names no input, or a value does not fit the input's type or shape.
+    initializer of its name) loses it. Raises UsageError if a value names no input, or does not fit its type or shape.
     """
     arrays = {name: _array(name, value) for name, value in values.items()}
     declared = {value.name: value.shape for value in graph.inputs}
@@ -169,11 +157,9 @@ def bind_values(
     for value, info in zip(list(graph.inputs), inputs, strict=True):
         if info.name not in arrays:
             continue
-        array = _shaped(arrays[info.name], info).astype(_typed(arrays[info.name], info))
-        for dim, size in zip(value.shape or (), array.shape, strict=False):
-            if not isinstance(dim, int) and dim.value is not None:
-                sizes[dim.value] = size
-        bound[info.name] = array
+        bound[info.name] = array = _shaped(arrays[info.name], info).astype(_typed(arrays[info.name], info))
+        pairs = zip(value.shape or (), array.shape, strict=False)
+        sizes |= {dim.value: size for dim, size in pairs if not isinstance(dim, int) and dim.value is not None}
         graph.inputs.remove(value)
         value.const_value = onnx_ir.Tensor(array, dtype=info.dtype, name=info.name)
         graph.initializers[info.name] = value
@@ -191,10 +177,9 @@ def _array(name: str, value: Any) -> Array:
 
 
 def _may_have(declared: onnx_ir.Shape | None, shape: tuple[int, ...]) -> bool:
-    if declared is None:
-        return True
-    pairs = zip(declared, shape, strict=False)
-    return len(declared) == len(shape) and all(n == m for n, m in pairs if isinstance(n, int) and n >= 0)
+    dims = shape if declared is None else declared
+    pairs = zip(dims, shape, strict=False)
+    return len(dims) == len(shape) and all(n == m for n, m in pairs if isinstance(n, int) and n >= 0)
 
 
 def _shaped(array: Array, info: InputInfo) -> Array:

@@ -1,8 +1,7 @@
 """Constant tensors of a model: checked against their data, external files mapped into memory.
 
 onnx_ir maps an external file again for each tensor, each time with its own file descriptor, so a model of a thousand
-tensors runs out of them. It never compares dims, offset and length with the file. Here all tensors are checked before
-anything is read, and each file is mapped once.
+tensors runs out of them. It never compares dims, offset and length with the file. Here each file is mapped once.
 """
 
 from __future__ import annotations
@@ -31,10 +30,8 @@ LARGEST_TENSOR = 2**40  # bytes; dims that ask for more are a lie on any machine
 def settle(graph: onnx_ir.Graph, embedded: Embedded | None = None) -> None:
     """Replace every constant of the graph, attributes and subgraphs included, by an array that is surely readable.
 
-    `embedded` are the weights in the model's own file, where they were left there.
-
-    Raises:
-        ModelError: a tensor's dims, data or external file do not fit, or the file lies outside the model's folder.
+    `embedded` are the weights in the model's own file, where they were left there. Raises ModelError if a tensor's
+    dims, data or external file do not fit, or the file lies outside the model's folder.
     """
     files = _Files(embedded)
     done: dict[int, tuple[onnx_ir.TensorProtocol, onnx_ir.TensorProtocol]] = {}

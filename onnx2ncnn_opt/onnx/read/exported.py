@@ -23,12 +23,9 @@ def exported(model: Any, inputs: Sequence[Any] | Mapping[str, Any] | None = None
     """Return the torch.onnx.ONNXProgram of a PyTorch model; any other model as it is.
 
     `inputs` are example inputs of an nn.Module, in order or by name; `dynamic_shapes` says which of their dimensions
-    are dynamic, as torch.export.export takes it. An ExportedProgram and a .pt2 file have both.
-
-    Raises:
-        UsageError: `inputs` are missing, or torch is; the module is in training mode; or `inputs` are given for what
-            takes none.
-        ModelError: the file is broken or not plain data, or torch cannot export the model.
+    are dynamic, as torch.export.export takes it. An ExportedProgram and a .pt2 file have both. Raises UsageError if
+    `inputs` or torch are missing, if the module is in training mode, or if the model takes no `inputs`; ModelError if
+    the file is broken or not plain data, or torch cannot export the model.
     """
     kind = _kind(model)
     if kind != "module" and (inputs is not None or dynamic_shapes is not None):
@@ -49,9 +46,8 @@ def exported(model: Any, inputs: Sequence[Any] | Mapping[str, Any] | None = None
             raise UsageError(f"an nn.Module needs example inputs: {example}")
         if model.training:
             raise UsageError("the nn.Module is in training mode; call module.eval() first")
-        named = dict(inputs) if isinstance(inputs, Mapping) else None
-        arguments = () if named is not None else tuple(inputs)
-        options |= {"args": arguments, "kwargs": named, "dynamic_shapes": dynamic_shapes}
+        options |= {"kwargs": dict(inputs)} if isinstance(inputs, Mapping) else {"args": tuple(inputs)}
+        options["dynamic_shapes"] = dynamic_shapes
     try:
         with _quiet():
             return torch.onnx.export(model, **options)

@@ -1,7 +1,6 @@
 """Sizes of inputs as the caller gives them: numbers, names, sums of names, or nothing.
 
-Equal names are equal sizes. Each given size is an equation with the size that the model declares; together they say
-what each name stands for.
+Equal names are equal sizes. Each given size is an equation with the size that the model declares.
 """
 
 from __future__ import annotations
@@ -17,18 +16,20 @@ from onnx2ncnn_opt.ir.dim import Dim, Sym, larger, smaller, symbol
 LARGEST_SIZE = 2**31 - 1  # ncnn counts in int
 _LONGEST = 300  # characters of a size; longer ones are not written by people or exporters
 
+# A number, a name or a sum such as ``P+S``, or None (``"?"``) for what the model says.
 GivenSize: TypeAlias = int | str | Sym | None
-"""A number, a name or a sum such as ``P+S``, or None (``"?"``) for what the model says."""
-
 GivenShapes: TypeAlias = Mapping[str, Sequence[GivenSize]]
-"""Sizes of inputs by name."""
-
 _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Dim]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
 }
+
+
+def listed_sizes(sizes: Iterable[GivenSize]) -> str:
+    """Return sizes as the option --shape takes them."""
+    return ",".join("?" if size is None else str(size) for size in sizes)
 
 
 def parsed_size(text: str, sizes: Mapping[str, Dim]) -> Dim | None:
@@ -78,8 +79,7 @@ class Equations:
         a, b = self.resolved(declared), self.resolved(given)
         if a == b:
             return True
-        names = [name for size in (a, b) if isinstance(size, Sym) for name in sorted(size.names())]
-        for name in names:
+        for name in [name for size in (a, b) if isinstance(size, Sym) for name in sorted(size.names())]:
             value = _solved(a - b, name)
             if value is not None:
                 self.values[name] = value
@@ -90,9 +90,8 @@ class Equations:
 def solved(pairs: Iterable[tuple[Dim, Dim]]) -> dict[str, Dim]:
     """Return the values of symbols for which the sizes of each pair are equal; empty if there are none."""
     equations = Equations({})
-    if not all(equations.equate(a, b) for a, b in pairs):
-        return {}
-    return {name: equations.resolved(symbol(name)) for name in equations.values}
+    are_equal = all(equations.equate(a, b) for a, b in pairs)
+    return {name: equations.resolved(symbol(name)) for name in equations.values if are_equal}
 
 
 def _solved(difference: Dim, name: str) -> Dim | None:
@@ -100,13 +99,10 @@ def _solved(difference: Dim, name: str) -> Dim | None:
     if not isinstance(difference, Sym):
         return None
     k = difference.terms.get((name,), 0)
-    rest = difference - symbol(name) * k
-    if abs(k) != 1 or (isinstance(rest, Sym) and name in rest.names()):
+    value = (difference - symbol(name) * k) * -k
+    if abs(k) != 1 or (isinstance(value, Sym) and name in value.names()):
         return None
-    value = rest * -k
-    if isinstance(value, int):
-        return value if value > 0 else None
-    return value if all(factor > 0 for factor in value.terms.values()) else None
+    return value if all(n > 0 for n in (value.terms.values() if isinstance(value, Sym) else (value,))) else None
 
 
 def _tree(text: str) -> ast.expr | None:
@@ -123,11 +119,10 @@ def _parsed(tree: ast.expr, sizes: Mapping[str, Dim]) -> Dim | None:
         return sizes.get(tree.id)
     if isinstance(tree, ast.Constant):
         return tree.value if type(tree.value) is int else None
-    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):  # -1 + a
-        negated = _parsed(tree.operand, sizes)
-        return None if negated is None else -negated
     function: Callable[[Any, Any], Dim] | None
-    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and len(tree.args) == 2:
+    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):  # -1 + a
+        function, operands = operator.sub, [ast.Constant(0), tree.operand]
+    elif isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and len(tree.args) == 2:
         function, operands = {"min": smaller, "max": larger}.get(tree.func.id), tree.args
     elif isinstance(tree, ast.BinOp):
         function, operands = _OPERATORS.get(type(tree.op)), [tree.left, tree.right]

@@ -45,32 +45,23 @@ class LoadedModel:
     """A model ready to be walked.
 
     `graph` is sorted, without function calls, Constant nodes (unless they are outputs), dead nodes or unused
-    initializers; every constant in it is an array that was checked against its data. `inputs` are the graph's inputs
-    that are not constants. `opsets` holds a version for each domain ('' is ONNX's own). `digest` gives the SHA-256 of
-    the main file or bytes, None for an onnx_ir.Model. `folder` is None if the model came from memory. `producer` is the
-    exporter, with version. `values` are the inputs that the caller bound, now constants of the graph. `lost` are the
-    model's outputs that the graph does not lead to, as the caller chose others. `given` are the sizes from the caller.
+    initializers; every constant in it is an array that was checked against its data.
     """
 
     graph: onnx_ir.Graph
-    inputs: tuple[InputInfo, ...]
+    inputs: tuple[InputInfo, ...]  # those that are not constants
     outputs: tuple[TensorInfo, ...]
-    opsets: Mapping[str, int]
-    digest: Callable[[], str | None]
-    folder: Path | None
+    opsets: Mapping[str, int]  # the version of each domain; '' is ONNX's own
+    digest: Callable[[], str | None]  # gives the SHA-256 of the main file or bytes, None for an onnx_ir.Model
+    folder: Path | None  # None if the model came from memory
     name: str
-    producer: str
-    values: Mapping[str, Array] = field(default_factory=dict)
-    lost: tuple[str, ...] = ()
-    given: GivenShapes = field(default_factory=dict)
+    producer: str  # the exporter, with version
+    values: Mapping[str, Array] = field(default_factory=dict)  # inputs that the caller bound, now constants
+    lost: tuple[str, ...] = ()  # the model's outputs that the graph does not lead to, as the caller chose others
+    given: GivenShapes = field(default_factory=dict)  # sizes from the caller
 
     def __repr__(self) -> str:
         return f"LoadedModel({self.name}: {len(self.graph)} nodes, {'; '.join(map(str, self.inputs))})"
-
-    @property
-    def source_sha256(self) -> str | None:
-        """The result of `digest`."""
-        return self.digest()
 
     def bound(self, sizes: Mapping[str, Dim]) -> LoadedModel:
         """Return the model with numbers or other names for dynamic dimensions."""
@@ -110,11 +101,8 @@ def load_model(
     `shapes` binds the sizes of inputs by name, `values` whole inputs (see `bind_values`). `outputs` are values to give
     instead of the model's outputs: nodes and inputs that they do not depend on go. `opaque` operators (domain and name)
     stay calls, even where the model defines them as functions. Objects that are passed in are not changed, but an
-    onnx_ir.Model whose nodes are out of order is sorted.
-
-    Raises:
-        ModelError: the model is broken, unsafe to open, or of an unknown opset.
-        UsageError: `source` is not a model, `shapes` or `values` do not fit the inputs, or there are no such `outputs`.
+    onnx_ir.Model whose nodes are out of order is sorted. Raises ModelError if the model is broken, unsafe to open, or
+    of an unknown opset, and UsageError if `source` is no model, or one of the other arguments does not fit it.
     """
     opened = _open(source)
     model, given = opened.model, dict(shapes or {})
@@ -176,20 +164,17 @@ def _open_path(path: Path) -> _Source:
         is_own = str(path.absolute().parent) in ("/dev", "/dev/fd") or path.absolute().parts[1:2] == ("proc",)
         if not stat.S_ISREG(status.st_mode) or is_own:
             raise ModelError(f"{path} is not a plain file; save the model to one, as it is read more than once")
-        if status.st_size > LARGEST_MESSAGE:
-            problem = f"{status.st_size} bytes, more than protobuf can read"
-            raise ModelError(f"{path} has {problem}; export it with external data")
+        if (size := status.st_size) > LARGEST_MESSAGE:
+            raise ModelError(f"{path} has {size} bytes, more than protobuf can read; export it with external data")
         with path.open("rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if status.st_size else b""
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist") from None
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         raise ModelError(f"{path} cannot be read: {error}") from None
-    digest = _hashed(data)
-    embedded = Embedded.of(data)
-    proto = _parse(embedded.message, str(path))
-    folder = path.absolute().parent
-    return _Source(_from_proto(proto, folder), digest, folder, path.stem, embedded)
+    digest, embedded, folder = _hashed(data), Embedded.of(data), path.absolute().parent
+    model = _from_proto(_parse(embedded.message, str(path)), folder)
+    return _Source(model, digest, folder, path.stem, embedded)
 
 
 def _parse(data: Bytes, where: str) -> onnx.ModelProto:
@@ -203,8 +188,8 @@ def _parse(data: Bytes, where: str) -> onnx.ModelProto:
         complete = False
     if not complete:
         if data[4:8] == b"ORTM":
-            problem = "it is in ONNX Runtime's own format"
-            raise ModelError(f"{where}: {problem}; convert the .onnx file that it was made from")
+            hint = "it is in ONNX Runtime's own format; convert the .onnx file that it was made from"
+            raise ModelError(f"{where}: {hint}")
         hint = next((hint for start, hint in _NOT_ONNX if data[:64].lstrip().startswith(start)), "")
         raise ModelError(f"{where}: not an ONNX model, or truncated; {hint or 'was it written or downloaded fully?'}")
     return proto

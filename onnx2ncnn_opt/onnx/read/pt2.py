@@ -63,23 +63,18 @@ class _Copy:
                 continue
             if entry.compress_type != zipfile.ZIP_STORED or not re.fullmatch(r"[\w.-]+", top):
                 self._refuse(f"'{entry.filename}' is compressed, or of a strange name")
-            if name in _PLAIN:
-                self._put(entry, self._source.read(entry))
-            elif model := _MODEL.fullmatch(name):
+            if model := _MODEL.fullmatch(name):
                 models.append(model[1])
-                self._put(entry, self._json(entry, self._graph))
+                data = self._json(entry, self._graph)
             elif _SAMPLES.fullmatch(name):
-                self._put(entry, b"")  # pickles, which nobody needs here
-            elif _DATA.fullmatch(name):
+                data = b""  # pickles, which nobody needs here
+            elif name in _PLAIN or _DATA.fullmatch(name):
                 data = self._json(entry, self._payloads) if name.endswith(".json") else self._source.read(entry)
-                self._put(entry, data)
             else:
                 self._refuse(f"it has '{entry.filename}', which is neither a graph nor a weight")
+            self._copy.writestr(entry.filename, data)
         if len(models) != 1:
             self._refuse(f"it has {len(models)} graphs, not one")
-
-    def _put(self, entry: zipfile.ZipInfo, data: bytes) -> None:
-        self._copy.writestr(entry.filename, data)
 
     def _json(self, entry: zipfile.ZipInfo, checked: Callable[[str, Any], Any]) -> bytes:
         try:
@@ -127,11 +122,9 @@ class _Copy:
                 self._refuse(f"an input or output is a {spec.get('type')!r:.80}; give tensors, tuples, lists or dicts")
             if not re.fullmatch(r'null|\[("\w+"(, )?)*\]', str(spec.get("context") or "null")):
                 self._refuse(f"an input or output has the fields {spec.get('context')!r:.80}")
-            for part in spec.get("children_spec", ()):
-                self._containers(part)
-        elif isinstance(spec, list):
-            for part in spec:
-                self._containers(part)
+            spec = [*spec.get("children_spec", ())]
+        for part in spec if isinstance(spec, list) else ():
+            self._containers(part)
 
     def _refuse(self, reason: str) -> NoReturn:
         raise ModelError(

@@ -9,6 +9,7 @@ import difflib
 import graphlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import onnx
 import onnx_ir
@@ -24,6 +25,8 @@ OLDEST_OPSET = 7  # older operators broadcast by attribute
 _RUNTIME_OPERATORS = {"SimplifiedLayerNormalization": 2**31, "LayerNormalization": 17}
 MOST_NODES = 1_000_000  # functions that call functions twice each grow exponentially
 
+_GRAPHS = (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS)
+_Key = TypeVar("_Key")
 # What exporters write for "any size", in lower case.
 _NO_NAMES = frozenset({"", "?", "*", "-1", "any", "nan", "none", "null", "unk", "unknown"})
 
@@ -31,17 +34,18 @@ _NO_NAMES = frozenset({"", "?", "*", "-1", "any", "nan", "none", "null", "unk", 
 def check_proto(proto: onnx.ModelProto) -> None:
     """Raise ModelError for what onnx_ir would drop or overwrite silently when it reads the model."""
     _check_text(proto)
-    domains = Counter(opset.domain or "ai.onnx" for opset in proto.opset_import)
-    for domain, count in domains.items():
-        if count > 1:
-            raise ModelError(f"the model imports the opset of domain '{domain}' {count} times")
-    functions = Counter((f.domain, f.name, f.overload) for f in proto.functions)
-    for (domain, name, _), count in functions.items():
-        if count > 1:
-            raise ModelError(f"function '{domain}::{name}' is defined {count} times")
+    for domain, count in _repeated(opset.domain or "ai.onnx" for opset in proto.opset_import):
+        raise ModelError(f"the model imports the opset of domain '{domain}' {count} times")
+    for (domain, name, _), count in _repeated((f.domain, f.name, f.overload) for f in proto.functions):
+        raise ModelError(f"function '{domain}::{name}' is defined {count} times")
     _check_graph_proto(proto.graph)
     for function in proto.functions:
         _check_nodes_proto(function.node)
+
+
+def _repeated(keys: Iterable[_Key]) -> Iterator[tuple[_Key, int]]:
+    """Yield the keys that there are several times, and how often."""
+    yield from ((key, count) for key, count in Counter(keys).items() if count > 1)
 
 
 def _check_text(message: Message) -> None:
@@ -64,11 +68,10 @@ def _check_graph_proto(graph: onnx.GraphProto) -> None:
         name = graph.sparse_initializer[0].values.name
         raise ModelError(f"initializer '{name}' is sparse, which is not supported; store it as a dense tensor")
     for kind, items in (("input", graph.input), ("initializer", graph.initializer), ("output", graph.output)):
-        for name, count in Counter(item.name for item in items).items():
-            if not name:
-                raise ModelError(f"graph '{graph.name}' has an {kind} without a name")
-            if count > 1:
-                raise ModelError(f"graph '{graph.name}' has {count} {kind}s called '{name}'")
+        if not all(item.name for item in items):
+            raise ModelError(f"graph '{graph.name}' has an {kind} without a name")
+        for name, count in _repeated(item.name for item in items):
+            raise ModelError(f"graph '{graph.name}' has {count} {kind}s called '{name}'")
     for tensor in graph.initializer:
         _check_external(tensor, f"tensor '{tensor.name}'")
     _check_nodes_proto(graph.node)
@@ -84,9 +87,8 @@ def _check_external(tensor: onnx.TensorProto, where: str) -> None:
 
 def _check_nodes_proto(nodes: Iterable[onnx.NodeProto]) -> None:
     for node in nodes:
-        for name, count in Counter(attribute.name for attribute in node.attribute).items():
-            if count > 1:
-                raise ModelError(f"{node.op_type} '{node.name}' has {count} attributes called '{name}'")
+        for name, count in _repeated(attribute.name for attribute in node.attribute):
+            raise ModelError(f"{node.op_type} '{node.name}' has {count} attributes called '{name}'")
         for attribute in node.attribute:
             if attribute.HasField("g"):
                 _check_graph_proto(attribute.g)
@@ -97,23 +99,20 @@ def _check_nodes_proto(nodes: Iterable[onnx.NodeProto]) -> None:
 
 
 def unname_dims(graph: onnx_ir.Graph) -> None:
-    """Clear every dim_param that names no size: "?" and the like, and a name that contradicts itself.
-
-    An input [N, 3, N, N] says that its batch is as large as its images. No model means that.
-    """
+    """Clear every dim_param that names no size: "?" and the like, and a name that contradicts itself."""
+    # An input [N, 3, N, N] says that its batch is as large as its images. No model means that.
     shapes = [tuple(value.shape or ()) for value in graph.inputs]
     false = {dim for shape in shapes for dim in shape[:1] if not isinstance(dim, int) and dim in shape[2:]}
+
+    def named(dim: int | onnx_ir.SymbolicDim) -> int | onnx_ir.SymbolicDim | None:
+        name = "1" if isinstance(dim, int) else dim.value or ""
+        is_name = name.strip().lower() not in _NO_NAMES and name[0] != "#"  # the names of axis indices begin with #
+        return dim if is_name and dim not in false else None
+
     made = [value for node in graph for value in node.outputs]
     for value in (*graph.inputs, *graph.outputs, *made):
         if value.shape is not None:
-            value.shape = onnx_ir.Shape([None if dim in false or _is_no_name(dim) else dim for dim in value.shape])
-
-
-def _is_no_name(dim: int | onnx_ir.SymbolicDim) -> bool:
-    if isinstance(dim, int):
-        return False
-    name = dim.value or ""
-    return name.strip().lower() in _NO_NAMES or name[0] == "#"  # the names of axis indices begin with #
+            value.shape = onnx_ir.Shape(map(named, value.shape))
 
 
 def check_structure(model: onnx_ir.Model) -> None:
@@ -130,9 +129,10 @@ def _check_graph(graph: onnx_ir.Graph, where: str, outer: list[onnx_ir.Graph]) -
     _check_names(graph, where, is_outermost=not outer)
     for node in counted(graph, "checking the model", "nodes"):
         for attribute in node.attributes.values():
-            if attribute.is_ref() and attribute.type in (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS):
-                problem = "takes a subgraph from a function's attribute"
-                raise ModelError(f"{node.op_type} '{node.name}' in {where} {problem}")
+            if attribute.is_ref() and attribute.type in _GRAPHS:
+                raise ModelError(
+                    f"{node.op_type} '{node.name}' in {where} takes a subgraph from a function's attribute"
+                )
         for read in node.inputs:
             if read is not None and not _defined(read, scope):
                 raise ModelError(f"{node.op_type} '{node.name}' in {where} reads '{read.name}', which nothing produces")
@@ -148,19 +148,14 @@ def _check_graph(graph: onnx_ir.Graph, where: str, outer: list[onnx_ir.Graph]) -
 
 
 def _check_names(graph: onnx_ir.Graph, where: str, *, is_outermost: bool) -> None:
-    inputs = set(graph.inputs)
-    values = [*graph.inputs, *(value for value in graph.initializers.values() if value not in inputs)]
-    values += [value for node in graph for value in node.outputs]
-    names: set[str] = set()
-    for value in values:
-        if value.name and value.name in names:
-            raise ModelError(f"{where} defines '{value.name}' twice")
-        names.add(value.name or "")
+    made = [value for node in graph for value in node.outputs]
+    values = dict.fromkeys([*graph.inputs, *graph.initializers.values(), *made])
+    for name, _ in _repeated(value.name for value in values if value.name):
+        raise ModelError(f"{where} defines '{name}' twice")
     if not all(value.name for value in (*graph.inputs, *graph.outputs)):
         raise ModelError(f"{where} has an input or output without a name")
-    for name, count in Counter(value.name for value in graph.outputs).items():
-        if count > 1 and is_outermost:
-            raise ModelError(f"{where} has {count} outputs called '{name}'")
+    for name, count in _repeated(value.name for value in graph.outputs) if is_outermost else ():
+        raise ModelError(f"{where} has {count} outputs called '{name}'")
 
 
 def _defined(value: onnx_ir.Value, scope: list[onnx_ir.Graph]) -> bool:
@@ -170,18 +165,13 @@ def _defined(value: onnx_ir.Value, scope: list[onnx_ir.Graph]) -> bool:
 
 def _attribute_graphs(node: onnx_ir.Node) -> Iterator[onnx_ir.Graph]:
     for attribute in node.attributes.values():
-        if not attribute.is_ref() and attribute.type is onnx_ir.AttributeType.GRAPH:
-            yield attribute.as_graph()
-        elif not attribute.is_ref() and attribute.type is onnx_ir.AttributeType.GRAPHS:
-            yield from attribute.as_graphs()
+        if not attribute.is_ref() and attribute.type in _GRAPHS:
+            yield from [attribute.value] if attribute.type is _GRAPHS[0] else attribute.value
 
 
 def _cycle(graph: onnx_ir.Graph) -> str:
-    after: dict[onnx_ir.Node, list[onnx_ir.Node]] = {node: [] for node in graph}
-    for node in graph:
-        for inner in (node, *(n for g in _attribute_graphs(node) for n in g.all_nodes())):
-            producers = (value.producer() for value in inner.inputs if value is not None)
-            after[node] += [producer for producer in producers if producer in after]
+    nodes = set(graph)
+    after = {node: nodes.intersection(value.producer() for value in read_values(node)) for node in graph}
     try:
         graphlib.TopologicalSorter(after).prepare()
     except graphlib.CycleError as error:
@@ -277,8 +267,7 @@ def _lift(node: onnx_ir.Node) -> bool:
         return False
     if len(node.attributes) > 1 or node.domain or result.is_graph_output():
         return False
-    tensor = attribute.value
-    kind = onnx_ir.TensorType(tensor.dtype)
+    tensor, kind = attribute.value, onnx_ir.TensorType(attribute.value.dtype)
     constant = onnx_ir.Value(name=result.name, shape=tensor.shape, type=kind, const_value=tensor)
     graph.register_initializer(constant)
     result.replace_all_uses_with(constant)
@@ -304,8 +293,8 @@ def cut(graph: onnx_ir.Graph, outputs: Sequence[str]) -> tuple[str, ...]:
 
     Return the outputs that are lost: they are not among the values, and do not depend on one.
     """
-    values = {value.name: value for value in graph.inputs}
-    values |= {value.name: value for node in graph for value in node.outputs if value.name}
+    made = [value for node in graph for value in node.outputs if value.name]
+    values = {value.name: value for value in (*graph.inputs, *made)}
     unknown = [name for name in outputs if name not in values]
     if unknown:
         near = difflib.get_close_matches(unknown[0], [name for name in values if name], 3)

@@ -20,20 +20,16 @@ def softsign(im: ImportContext, x: Tensor) -> Tensor:
     return im.like(x, im.layer("BinaryOp", x.blob, one_more.blob, op_type=BinaryOp.DIV))
 
 
-# From here on, softplus(x) is x in float32.
-_SOFTPLUS_LINEAR = 40.0
-
-
 def softplus(im: ImportContext, x: Tensor) -> Tensor:
-    """max(x, Softplus(min(x, 40))): Softplus by itself overflows from 89 on."""
-    low = im.apply(x, BinaryOp.MIN, _SOFTPLUS_LINEAR)
+    """max(x, Softplus(min(x, 40))): Softplus by itself overflows from 89 on, and is x in float32 from 40 on."""
+    low = im.apply(x, BinaryOp.MIN, 40.0)
     return im.like(x, im.layer("BinaryOp", x.blob, im.unary(low, "Softplus").blob, op_type=BinaryOp.MAX))
 
 
 def clip(im: ImportContext, x: Tensor, low: float = -FLT_MAX, high: float = FLT_MAX) -> Tensor:
     """Clip, or ReLU where it is that; of a quotient that may be 0 / 0, max and min, which leave NaN what it is."""
     # An infinite bound bounds nothing, and .param files cannot say it.
-    low, high = float(np.clip(low, -FLT_MAX, FLT_MAX)), float(np.clip(high, -FLT_MAX, FLT_MAX))
+    low, high = np.clip((low, high), -FLT_MAX, FLT_MAX).tolist()
     if _may_be_0_by_0(x.blob.producer):
         above = im.apply(x, BinaryOp.MAX, low) if low > -FLT_MAX else x
         return im.apply(above, BinaryOp.MIN, high) if high < FLT_MAX else above
@@ -44,10 +40,8 @@ def _may_be_0_by_0(layer: Layer | None) -> bool:
     if layer is None or not layer.computes(BinaryOp.DIV, scalar=False):
         return False
     makers = [blob.producer for blob in layer.inputs]
-    if any(maker is not None and maker.type == "MemoryData" for maker in makers):
-        return False
-    ranges = Ranges()
-    return all(ranges.of(blob).has(0) for blob in layer.inputs)
+    is_constant = any(maker is not None and maker.type == "MemoryData" for maker in makers)
+    return not is_constant and all(Ranges().of(blob).has(0) for blob in layer.inputs)
 
 
 def softmax(im: ImportContext, x: Tensor, axis: int) -> Tensor:
@@ -58,8 +52,7 @@ def softmax(im: ImportContext, x: Tensor, axis: int) -> Tensor:
         zero = im.like(x, im.layer("BinaryOp", x.blob, x.blob, op_type=BinaryOp.SUB))
         return im.apply(zero, BinaryOp.ADD, 1.0)  # exp of NaN is a number on x86
     laid_out = im.along(x, [axis])
-    dim = laid_out.view.dim_of(axis)
-    return im.like(laid_out, im.layer("Softmax", laid_out.blob, axis=dim, fixbug0=1))
+    return im.like(laid_out, im.layer("Softmax", laid_out.blob, axis=laid_out.view.dim_of(axis), fixbug0=1))
 
 
 def flat_softmax(im: ImportContext, x: Tensor, axis: int) -> Tensor:

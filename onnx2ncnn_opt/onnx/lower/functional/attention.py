@@ -12,7 +12,7 @@ from onnx2ncnn_opt.ir.dim import Dim, exact_div, known, product
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import softmax
-from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number, spread
+from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, number, spread
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
@@ -26,6 +26,7 @@ from onnx2ncnn_opt.onnx.lower.memory_budget import require_room
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 _HEADS = (0, 2, 1, 3)
+_HEAD_DIMS = ((1,), (2,), (3,))  # a Mat of [heads, length, size], whose batch is axis 0
 _HIDDEN = -5e7  # far below any score, and above -99999999, where Vulkan's Softmax begins (softmax_reduce_max.comp)
 
 
@@ -101,14 +102,13 @@ def split_heads(im: ImportContext, x: Value, count: int | None) -> Tensor:
     width = x.shape[-1]
     if x.rank != 3 or not count or not isinstance(width, int) or width % count:
         raise im.invalid(f"an operand of shape {list(x.shape)} in {count} heads")
-    apart = im.tensor(im.reshape(x, (*x.shape[:2], count, width // count)))
-    return apart.viewed(apart.view.transpose(_HEADS))
+    return im.tensor(im.reshape(x, (*x.shape[:2], count, width // count))).transpose(_HEADS)
 
 
 def merge_heads(im: ImportContext, x: Tensor) -> Value:
     """Return the inverse of `split_heads`."""
     batch, heads, length, size = x.shape
-    return im.reshape(x.viewed(x.view.transpose(_HEADS)), (batch, length, heads * size))
+    return im.reshape(x.transpose(_HEADS), (batch, length, heads * size))
 
 
 def bias(im: ImportContext, mask: Value | None) -> Value | None:
@@ -120,31 +120,20 @@ def bias(im: ImportContext, mask: Value | None) -> Value | None:
     return where(im, mask, number(0), number(-np.inf))
 
 
-def added(im: ImportContext, a: Value | None, b: Value | None) -> Value | None:
-    """Return the sum of two masks, each of which may be absent."""
-    return _sum(im, a, b) if a is not None and b is not None else b if a is None else a
-
-
-def _sum(im: ImportContext, a: Value, b: Value) -> Value:
-    if isinstance(a, Constant) and isinstance(b, Constant):
-        return Constant(a.array.astype(np.float32) + b.array)
-    return binary(im, BinaryOp.ADD, a, b)
-
-
 def attend(im: ImportContext, heads: Sequence[Tensor], mask: Value | None, scale: float | None) -> Tensor:
     """SDPA of queries, keys and values [batch, heads, length, size]."""
     q, k, v = heads
     _check_heads(im, heads)
     if scale == 0:
         raise im.refuse("the scale is 0, which is the default scale in ncnn", "export it with another scale")
-    blobs = [im.mat(x, [[1], [2], [3]], [0]) for x in heads]
+    blobs = [im.mat(x, _HEAD_DIMS, [0]) for x in heads]
     mask = bias(im, mask)
     if mask is not None:
         blobs.append(_mask_blob(im, mask, q, k))
     size = q.shape[3]
     default = isinstance(size, int) and scale is not None and np.isclose(scale, size**-0.5, rtol=1e-7, atol=0)
     blob = im.layer("SDPA", *blobs, attn_mask=int(mask is not None), scale=0.0 if scale is None or default else scale)
-    return im.wrap(blob, (*q.shape[:3], v.shape[3]), [[1], [2], [3]], [0], q.dtype)
+    return im.wrap(blob, (*q.shape[:3], v.shape[3]), _HEAD_DIMS, [0], q.dtype)
 
 
 def capped(
@@ -153,28 +142,26 @@ def capped(
     """Attention step by step, and its scores: as they are, capped, with the mask, or as probabilities."""
     q, k, v = heads
     _check_heads(im, heads)
-    items, groups, length, size = q.shape[0], k.shape[1], q.shape[2], q.shape[3]
     if scale is None:
-        [width] = im.fixed([size], "heads of dynamic size")
+        [width] = im.fixed(q.shape[3:], "heads of dynamic size")
         scale = float(width) ** -0.5
-    # The heads that share keys are rows of one matrix.
-    rows = exact_div(product((q.shape[1], length)), groups)
+    rows = exact_div(product(q.shape[1:3]), k.shape[1])  # the heads that share keys are rows of one matrix
     assert rows is not None
-    products = matmul(im, im.reshape(q, (items, groups, rows, size)), transposed(k))
+    matrices = *k.shape[:2], rows
+    products = matmul(im, im.reshape(q, (*matrices, q.shape[3])), transposed(k))
     scores = binary(im, BinaryOp.MUL, im.reshape(products, (*q.shape[:3], k.shape[2])), number(scale))
     steps = [scores]
     if cap:
         bent = im.unary(binary(im, BinaryOp.MUL, scores, number(1 / cap)), "TanH")
         scores = binary(im, BinaryOp.MUL, bent, number(cap))
-    steps.append(scores)
-    steps.append(scores if mask is None else binary(im, BinaryOp.ADD, scores, mask))
+    steps += [scores, scores if mask is None else binary(im, BinaryOp.ADD, scores, mask)]
     if mask is not None:
         scores = binary(im, BinaryOp.ADD, scores, finite(im, mask))
     chances: Value = softmax(im, im.tensor(scores), -1)
     if mask is not None:
         chances = binary(im, BinaryOp.MUL, chances, any_key(im, mask))
     steps.append(chances)
-    y = matmul(im, im.reshape(chances, (items, groups, rows, k.shape[2])), v)
+    y = matmul(im, im.reshape(chances, (*matrices, k.shape[2])), v)
     return im.tensor(im.reshape(y, (*q.shape[:3], v.shape[3]))), steps[mode]
 
 
@@ -212,9 +199,8 @@ def _mask_blob(im: ImportContext, mask: Value, q: Tensor, k: Tensor) -> Blob:
         raise im.invalid(f"a mask of shape {list(mask.shape)} for scores of shape {list(full)}", apart)
     if mask.shape[2:] != full[2:]:
         sides = im.fixed(full[2:], "a mask that broadcasts to a dynamic length")
-        mask = _sum(im, mask, Constant(np.zeros(sides, np.float32)))
-    batch = [] if mask.shape[0] == 1 else [0]
-    return im.mat(mask, [[2], [3]] if mask.shape[1] == 1 else [[1], [2], [3]], batch)
+        mask = arithmetic(im, BinaryOp.ADD, mask, Constant(np.zeros(sides, np.float32)))
+    return im.mat(mask, [[2], [3]] if mask.shape[1] == 1 else _HEAD_DIMS, [] if mask.shape[0] == 1 else [0])
 
 
 def rotate(
@@ -239,8 +225,8 @@ def rotate(
         apart = [pair for t in tables for pair in zip(t.shape[1:], wanted, strict=False)]
         raise im.invalid(f"tables of shapes {', '.join(str(list(t.shape)) for t in tables)}", apart)
     caches = [im.mat(table, [[1], [2]], [] if table.shape[0] == 1 else [0]) for table in tables]
-    blob = im.layer("RotaryEmbed", im.mat(part, [[1], [2], [3]], [0]), *caches, interleaved=int(bool(interleaved)))
-    rotated_part: Value = im.wrap(blob, part.shape, [[1], [2], [3]], [0], x.dtype)
+    blob = im.layer("RotaryEmbed", im.mat(part, _HEAD_DIMS, [0]), *caches, interleaved=int(bool(interleaved)))
+    rotated_part: Value = im.wrap(blob, part.shape, _HEAD_DIMS, [0], x.dtype)
     if part is not heads:
         rotated_part = concat(im, rotated_part, crop(im, heads, 3, rotated, size), axis=3)
     return merge_heads(im, im.tensor(rotated_part)) if x.rank == 3 else rotated_part

@@ -1,9 +1,7 @@
-"""Arithmetic of two values with ONNX's (numpy's) broadcasting.
+"""Arithmetic of two values with ONNX's (numpy's) broadcasting; integers are float32, which holds them up to 2**24.
 
 ncnn broadcasts like numpy between Mats of equal rank, but aligns a Mat of lower rank to the outer axes. So both
 operands are brought to one layout with the dims that are missing as size 1; trailing dims of size 1 may be left out.
-
-Integers are computed as float32, which holds them exactly up to 2**24.
 """
 
 from __future__ import annotations
@@ -23,8 +21,8 @@ from onnx2ncnn_opt.ir.view import View, sizes
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, number_value, turned_over
-from onnx2ncnn_opt.onnx.lower.functional.repeat import repeated
-from onnx2ncnn_opt.onnx.lower.layout import Cost, Layout, align, combined, common_layout, meeting
+from onnx2ncnn_opt.onnx.lower.functional.views import ranked, repeated
+from onnx2ncnn_opt.onnx.lower.layout import Layout, align, combined, common_layout, meeting
 from onnx2ncnn_opt.onnx.value import Constant, Operand, SymbolicTensor, Tensor, Value
 
 _NUMPY: Mapping[BinaryOp, Callable[[Array, Array], Array]] = {
@@ -50,12 +48,13 @@ def binary(im: ImportContext, op_type: BinaryOp, a: Operand, b: Operand) -> Valu
     if isinstance(b, Constant) and b.scalar is not None and math.isfinite(b.scalar) and len(shape) == a.rank:
         return im.apply(a, op_type, float(im.f32(b.array).reshape(-1)[0]))
     rank = len(shape)
-    views = [_padded(x.view if isinstance(x, Tensor) else View.of(x.shape, [range(x.rank)]), rank) for x in (a, b)]
-    aligned = align(views)
+    own = [x.view if isinstance(x, Tensor) else View.of(x.shape, [range(x.rank)]) for x in (a, b)]
+    aligned = align([view.with_axes(((),) * (rank - len(view.axes)) + view.axes) for view in own])
     if aligned is None:
         return binary(im, op_type, im.settled(a), im.settled(b) if isinstance(b, Tensor) else b)
     fine, origin = aligned
-    costs = [_cost(im, x, view) for x, view in zip((a, b), fine, strict=True)]
+    pairs = zip((a, b), fine, strict=True)
+    costs = [partial(im.cost, x.viewed(view)) if isinstance(x, Tensor) else None for x, view in pairs]
     layout = common_layout(fine, origin, costs)
     if layout is None:  # broadcasting takes more than four dims: without it they can be merged
         return binary(im, op_type, spread(im, a, shape), spread(im, b, shape))
@@ -80,6 +79,11 @@ def arithmetic(im: ImportContext, op_type: BinaryOp, a: Value, b: Value) -> Valu
     if isinstance(a, Constant) and isinstance(b, Constant):
         return Constant(np.asarray(_NUMPY[op_type](a.array, b.array)))
     return binary(im, op_type, a, b)
+
+
+def added(im: ImportContext, a: Value | None, b: Value | None) -> Value | None:
+    """Return a + b, each of which may be absent; of two constants a constant."""
+    return arithmetic(im, BinaryOp.ADD, a, b) if a is not None and b is not None else b if a is None else a
 
 
 def _beside(im: ImportContext, x: Operand, other: Shape) -> Value:
@@ -114,7 +118,7 @@ def spread(im: ImportContext, x: Value, shape: Shape) -> Value:
     if isinstance(x, Constant):
         x = Constant(np.broadcast_to(x.array, [1 if isinstance(size, Sym) else size for size in shape]))
         return x if x.shape == shape else spread(im, im.tensor(x), shape)
-    x = x.viewed(_padded(x.view, len(shape)))
+    x = ranked(x, len(shape))
     pairs = list(zip(x.shape, shape, strict=True))
     x = repeated(im, x, [want if have == 1 and isinstance(want, int) else 1 for have, want in pairs])
     for axis, (have, want) in enumerate(pairs):
@@ -125,10 +129,6 @@ def spread(im: ImportContext, x: Value, shape: Shape) -> Value:
             along = row.viewed(row.view.with_axes((*row.view.axes, *((),) * (len(shape) - 1 - axis))))
             x = im.tensor(binary(im, BinaryOp.MUL, as_numbers(im, x), along))
     return x
-
-
-def _cost(im: ImportContext, x: Value, view: View) -> Cost | None:
-    return partial(im.cost, x.viewed(view)) if isinstance(x, Tensor) else None
 
 
 def _operand(im: ImportContext, x: Value, view: View, layout: Layout, other: Blob | None = None) -> tuple[Blob, View]:
@@ -158,21 +158,14 @@ def _fit(im: ImportContext, x: Blob, other: Blob, layout: Layout) -> Blob:
     """Return a blob for use with `other`; ncnn takes a 1-D Mat along w unless it is as long as the outermost dim."""
     mine, others = x.known_shape, other.known_shape
     ambiguous = len(mine) == 1 < len(others) and mine != others[:1] and mine != (1,)
-    if not ambiguous and not _needs_rank(mine, others):
-        return x
-    return im.regrouped(x, mine + (1,) * (len(layout.dims) - len(mine)))
+    is_misread = ambiguous or _needs_rank(mine, others)
+    return im.regrouped(x, mine + (1,) * (len(layout.dims) - len(mine))) if is_misread else x
 
 
 def _needs_rank(shape: Shape, other: Shape) -> bool:
-    """Return True if a Mat of two or more dims needs the other's rank: its sizes are not those of the outer dims.
-
-    Sizes of 1 broadcast on Vulkan only between Mats of equal rank (binaryop_broadcast.comp, "implicit broadcast").
-    """
+    """Return True if a Mat of two or more dims needs the other's rank: its sizes are not those of the outer dims."""
+    # Sizes of 1 broadcast on Vulkan only between Mats of equal rank (binaryop_broadcast.comp, "implicit broadcast").
     return 1 < len(shape) < len(other) and shape != other[: len(shape)]
-
-
-def _padded(view: View, rank: int) -> View:
-    return view.with_axes(((),) * (rank - len(view.axes)) + view.axes)
 
 
 def broadcast_shape(im: ImportContext, *shapes: Shape) -> Shape:

@@ -31,16 +31,13 @@ def cast_to(im: ImportContext, x: Tensor, target: np.dtype[np.generic]) -> Tenso
     if target.kind in "iu" and is_float(x.dtype):
         whole = im.layer("UnaryOp", x.blob, op_type=UnaryOp.TRUNC)
         return turned_over(im, Tensor(whole, x.view, held_as_float(target)))
-    if target.kind in "iu" and x.dtype.kind in "iub" and not _is_lost(x.dtype, target):
+    # From below 0 to a wide unsigned type, numbers become such that float32 cannot hold.
+    is_lost = x.dtype.kind == "i" and target.kind == "u" and target.itemsize >= _NARROW
+    if target.kind in "iu" and x.dtype.kind in "iub" and not is_lost:
         if x.dtype == np.bool_ or np.can_cast(x.dtype, target) or target.itemsize >= _NARROW:
             return Tensor(x.blob, x.view, held_as_float(target) if is_held_as_float(x.dtype) else target)
         return turned_over(im, Tensor(as_float(im, x).blob, x.view, held_as_float(target)))
     raise im.refuse(f"ncnn cannot cast {x.dtype} to {target} at run time", "cast to float32, int32 or bool instead")
-
-
-def _is_lost(dtype: np.dtype[np.generic], target: np.dtype[np.generic]) -> bool:
-    """Return True if the cast turns numbers below 0 into numbers that float32 cannot hold."""
-    return dtype.kind == "i" and target.kind == "u" and target.itemsize >= _NARROW
 
 
 def turned_over(im: ImportContext, x: Tensor) -> Tensor:
@@ -90,10 +87,12 @@ def float_value(im: ImportContext, x: Value) -> Value:
 
 
 def nonzero(im: ImportContext, x: Tensor) -> Tensor:
-    """1 where the number is not 0 (NaN is not), else 0."""
-    whole = not is_float(x.dtype)
-    x = im.apply(as_float(im, x), UnaryOp.ABS)
-    if whole:
-        return im.unary(x, "Threshold", threshold=0.5)
-    zero = im.unary(im.apply(x, UnaryOp.NEG), "Threshold", threshold=-FLT_MIN)
-    return im.apply(zero, BinaryOp.RSUB, 1.0)
+    """1 where the number is not 0, else 0."""
+    if is_float(x.dtype):
+        return im.apply(is_zero(im, x), BinaryOp.RSUB, 1.0)
+    return im.unary(im.apply(as_float(im, x), UnaryOp.ABS), "Threshold", threshold=0.5)
+
+
+def is_zero(im: ImportContext, x: Tensor) -> Tensor:
+    """1 where a number is 0 (NaN is not), else 0."""
+    return im.unary(im.apply(im.apply(x, UnaryOp.ABS), UnaryOp.NEG), "Threshold", threshold=-FLT_MIN)

@@ -87,8 +87,7 @@ def stacked(im: ImportContext, xs: Sequence[Value], axis: int) -> Value:
         raise im.refuse("the sequence is empty, and ncnn has no empty tensors", "remove the node")
     shape = xs[0].shape
     axis = im.axis(axis, len(shape) + 1)
-    is_batch = any(isinstance(x, Tensor) and x.view.batch and x.view.axes[axis:][:1] == (x.view.batch,) for x in xs)
-    if axis == len(shape) or is_batch:
+    if axis == len(shape) or any(isinstance(x, Tensor) and x.batch_axis == axis for x in xs):
         return joined(im, [_unsqueezed(im, x, axis) for x in xs], axis)
     # One after the other along an axis that is there is the same, and takes no layer for each.
     return im.reshape(joined(im, xs, axis), (*shape[:axis], len(xs), *shape[axis:]))

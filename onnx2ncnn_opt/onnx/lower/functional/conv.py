@@ -1,11 +1,7 @@
-"""Convolutions, of constant weights and of such that are computed at run time.
-
-ONNX pads are all begins, then all ends, per spatial axis outermost first; ncnn names them by side.
-"""
+"""Convolutions, of constant weights and of such that are computed at run time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +11,7 @@ from onnx2ncnn_opt.ir.dim import Dim
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
 from onnx2ncnn_opt.onnx.lower.functional.pad import pad
-from onnx2ncnn_opt.onnx.lower.functional.window import SUFFIX, ConvAttributes, same_pads, window_params
+from onnx2ncnn_opt.onnx.lower.functional.window import SUFFIX, ConvAttributes, halves, same_pads, window_params
 from onnx2ncnn_opt.onnx.value import Ints, Tensor, Value
 
 _PLAIN = ConvAttributes()
@@ -23,8 +19,7 @@ _PLAIN = ConvAttributes()
 
 def conv(im: ImportContext, x: Tensor, w: Value, b: Value | None = None, *, given: ConvAttributes = _PLAIN) -> Value:
     """Convolution[DepthWise][1D|3D], also of weights that are computed; InnerProduct where the image is one pixel."""
-    kernel, group = _check(im, x, w, given), given.group
-    _check_channels(im, x, w.shape[1], group)
+    kernel, group = _check(im, x, w, given, w.shape[1] * given.group), given.group
     n = len(kernel)
     stride = given.strides or (1,) * n
     # One tap has no dilation; ncnn crashes on one that is larger than the image, where packing is off.
@@ -43,19 +38,19 @@ def conv(im: ImportContext, x: Tensor, w: Value, b: Value | None = None, *, give
         blob = im.layer("InnerProduct", im.mat(x, [[1]], [0]), weights=weights, **plain)
         return im.wrap(blob, (x.shape[0], w.shape[0], *x.shape[2:]), [[1]], [0])
     count, rest = x.shape[0], [[axis] for axis in range(3, x.rank)]
-    if isinstance(count, int) and count > 1 and not x.view.batch:
-        # The items come of other axes, and Reshape to a Mat's batch would move them element by element.
-        if group == x.shape[1]:
-            weights = {name: np.concatenate([array] * count) for name, array in weights.items()}
-            params |= {name: params[name] * count for name in ("num_output", "weight_data_size")}
-            params["group"] = group * count
-            dims = [[0, 1], [2], *rest]
-            blob = im.layer(f"ConvolutionDepthWise{SUFFIX[n]}", im.mat(x, dims), weights=weights, **params)
-            return im.wrap(blob, (count, w.shape[0], *blob.known_shape[1:]), dims)
-        if set(kernel) == set(stride) == {1} and not any(begins_ends):
-            dims = [[1], [0, 2], *rest]
-            blob = im.layer(kind, im.mat(x, dims), weights=weights, **params)
-            return im.wrap(blob, (count, w.shape[0], *x.shape[2:]), dims)
+    # Where items come of other axes, Reshape to a Mat's batch would move them element by element.
+    apart = isinstance(count, int) and count > 1 and not x.view.batch
+    if apart and isinstance(count, int) and group == x.shape[1]:
+        weights = {name: np.concatenate([array] * count) for name, array in weights.items()}
+        params |= {name: params[name] * count for name in ("num_output", "weight_data_size")}
+        params["group"] = group * count
+        dims = [[0, 1], [2], *rest]
+        blob = im.layer(f"ConvolutionDepthWise{SUFFIX[n]}", im.mat(x, dims), weights=weights, **params)
+        return im.wrap(blob, (count, w.shape[0], *blob.known_shape[1:]), dims)
+    if apart and set(kernel) == set(stride) == {1} and not any(begins_ends):
+        dims = [[1], [0, 2], *rest]
+        blob = im.layer(kind, im.mat(x, dims), weights=weights, **params)
+        return im.wrap(blob, (count, w.shape[0], *x.shape[2:]), dims)
     return im.from_channels(x, im.layer(kind, im.channels(x), weights=weights, **params))
 
 
@@ -70,8 +65,7 @@ def conv_transpose(
     output_shape: Ints = (),
 ) -> Value:
     """Deconvolution[DepthWise][1D|3D]; Padding after it for negative pads."""
-    kernel, group, pads = _check(im, x, w, given), given.group, given.pads
-    _check_channels(im, x, w.shape[0])
+    kernel, group, pads = _check(im, x, w, given, w.shape[0]), given.group, given.pads
     n = len(kernel)
     dilation, stride = given.dilations or (1,) * n, given.strides or (1,) * n
     extra = output_padding or (0,) * n
@@ -82,8 +76,9 @@ def conv_transpose(
     pads = pads or (0,) * 2 * n
     given = given._replace(auto_pad="NOTSET", pads=tuple(max(p, 0) for p in pads))
     if any(p < 0 for p in pads):
-        narrow = conv_transpose(im, x, w, given=given, output_padding=output_padding)
-        return _widened(im, narrow, [max(-p, 0) for p in pads], b)
+        narrow = im.tensor(conv_transpose(im, x, w, given=given, output_padding=output_padding))
+        wide = pad(im, narrow, tuple(max(-p, 0) for p in pads), axes=tuple(range(2, x.rank)))
+        return wide if b is None else _biased(im, wide, b)
     params = window_params(kernel, stride, pads, dilation) | ({} if group == 1 else {"group": group})
     for name, size in zip(("right", "bottom", "behind"), reversed(extra), strict=False):
         params[f"output_pad_{name}"] = size
@@ -119,15 +114,8 @@ def _biased(im: ImportContext, y: Value, b: Value) -> Value:
     return binary(im, BinaryOp.ADD, y, im.reshape(b, (*b.shape, *(1,) * (y.rank - 2))))
 
 
-def _widened(im: ImportContext, y: Value, pads: Sequence[int], b: Value | None) -> Value:
-    """Zeros around a result, and the bias on all of it."""
-    n = len(pads) // 2
-    wide = pad(im, im.tensor(y), pads=(0, 0, *pads[:n], 0, 0, *pads[n:]))
-    return wide if b is None else _biased(im, wide, b)
-
-
-def _check(im: ImportContext, x: Tensor, w: Value, given: ConvAttributes) -> tuple[int, ...]:
-    """Return the kernel's sizes; refused if operands and attributes do not fit together."""
+def _check(im: ImportContext, x: Tensor, w: Value, given: ConvAttributes, channels: Dim) -> tuple[int, ...]:
+    """Return the kernel's sizes; refused if operands and attributes do not fit together, or x has other `channels`."""
     n = w.rank - 2
     if n not in SUFFIX:
         hint = "write it as several convolutions of at most three dimensions"
@@ -142,30 +130,21 @@ def _check(im: ImportContext, x: Tensor, w: Value, given: ConvAttributes) -> tup
         raise im.invalid(f"its attributes do not give one positive number for each of {n} dimensions")
     if group < 1 or (isinstance(w.shape[0], int) and w.shape[0] % group):
         raise im.invalid(f"{w.shape[0]} kernels do not divide into {group} groups")
+    if isinstance(x.shape[1], int) and isinstance(channels, int) and x.shape[1] != channels:
+        raise im.invalid(f"the operand has {x.shape[1]} channels, the weight is for {channels}")
     return kernel
-
-
-def _check_channels(im: ImportContext, x: Tensor, channels: Dim, group: int = 1) -> None:
-    if isinstance(x.shape[1], int) and isinstance(channels, int) and x.shape[1] != channels * group:
-        raise im.invalid(f"the operand has {x.shape[1]} channels, the weight is for {channels * group}")
 
 
 def _transposed_pads(
     im: ImportContext, x: Tensor, kernel: Ints, dilation: Ints, stride: Ints, extra: Ints, auto_pad: str, sizes: Ints
 ) -> Ints:
-    """Compute the pads from the wanted size, as ONNX ConvTranspose defines them; SAME_* wants input size times stride.
-
-    If the wanted size is larger than the result, the end pad is negative, as in ONNX Runtime.
-    """
-    begins, ends = [], []
+    """Compute the pads from the wanted size as ONNX ConvTranspose does; SAME_* wants the input's size times stride."""
+    totals = []  # below 0 the end pad is negative, as in ONNX Runtime
     for i, size in enumerate(im.fixed(x.shape[2:], "the pads depend on a dynamic dimension")):
         wanted = sizes[i] if sizes else size * stride[i]
         total = stride[i] * (size - 1) + extra[i] + (kernel[i] - 1) * dilation[i] + 1 - wanted
         if total < 0 and (not sizes or total <= -stride[i]):
             reason = f"an axis of {wanted} elements, {-total} more than its windows reach"
             raise im.refuse(reason, "pad the result in the model")
-        half = max(total, 0) // 2
-        first = half if auto_pad == "SAME_UPPER" else max(total, 0) - half
-        begins.append(first)
-        ends.append(total - first)
-    return (*begins, *ends)
+        totals.append(total)
+    return halves(totals, auto_pad)

@@ -16,11 +16,12 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.fold.sizes.movement import cut, taken
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers
-from onnx2ncnn_opt.onnx.lower.functional.repeat import repeated
+from onnx2ncnn_opt.onnx.lower.functional.views import repeated, unsqueeze
 from onnx2ncnn_opt.onnx.value import Tensor, Value
 
 TO_END = -233  # Crop: to the end
 MOST_RUNS = 256  # runs of constant indices that are layers of their own
+Lookup = Callable[[Tensor, int, Array], Tensor]  # takes indices along an axis in another way than by Crops
 
 
 def sliced(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: int) -> Tensor:
@@ -41,22 +42,19 @@ def sliced(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: 
             return sliced(im, flip(im, x, axis), axis, first, last, -step)
         if end == 0:  # the whole axis to ncnn
             raise im.refuse(f"[{start}:0] is empty, and ncnn has no empty tensors", "slice one element at least")
-        if start < 0 and not at_least(size + start, 0):  # ncnn would take elements before the axis
-            bounds = cut(size, start, end)
-            assert bounds is not None
+        bounds = cut(size, start, end) if start < 0 and not at_least(size + start, 0) else None
+        if bounds is not None:  # ncnn would take elements before the axis
             x = crop(im, x, axis, *bounds)
         elif start != 0 or end < 2**31 - 1:
             x = crop(im, x, axis, start, end if end < 2**31 - 1 else TO_END)
     else:
         elements = taken(size, start, end, step)
-        begin, count = elements.start, len(elements)
-        if step < 0 and count > 1:
+        if step < 0 and len(elements) > 1:
             x = flip(im, x, axis)
-            begin, step = size - 1 - begin, -step
-        step = 1 if count == 1 else step
-        last = begin + (count - 1) * step
-        if begin > 0 or last + 1 < size:
-            x = crop(im, x, axis, begin, last + 1)
+            elements = range(size - 1 - elements.start, size - elements[-1], -step)
+        step = elements.step if len(elements) > 1 else 1
+        if elements.start > 0 or elements[-1] + 1 < size:
+            x = crop(im, x, axis, elements.start, elements[-1] + 1)
     return x if step == 1 else _every(im, x, axis, step)
 
 
@@ -94,10 +92,9 @@ def flip(im: ImportContext, x: Tensor, axis: int) -> Tensor:
 def _every(im: ImportContext, x: Tensor, axis: int, step: int) -> Tensor:
     """Return every `step`-th element, the first included: a max pooling over windows of one element."""
     x = as_numbers(im, x)
-    before = [a for a in range(axis) if x.view.axes[a]]
-    after = [a for a in range(axis + 1, x.rank) if x.view.axes[a]]
-    batch = [before.pop(0)] if before and before[0] == x.batch_axis else []
-    dims = [before, [axis], after]
+    held = [a for a in range(x.rank) if x.view.axes[a]]
+    batch = held[:1] if held[0] == x.batch_axis != axis else []
+    dims = [[a for a in held if a < axis and a not in batch], [axis], [a for a in held if a > axis]]
     blob = im.mat(x, dims, batch)
     blob = im.layer("Pooling", blob, kernel_w=1, stride_w=1, stride_h=step, pad_mode=PadMode.VALID)
     shape = tuple(blob.known_shape[1] if a == axis else n for a, n in enumerate(x.shape))
@@ -128,10 +125,6 @@ def resized(view: View, axis: int, size: Dim) -> View:
     return View(view.batch, tuple(dims), tuple(new if i == axis else group for i, group in enumerate(view.axes)))
 
 
-# Takes indices along an axis in another way than by Crops.
-Lookup = Callable[[Tensor, int, Array], Tensor]
-
-
 def pick(im: ImportContext, x: Tensor, axis: int, indices: Array, lookup: Lookup | None = None) -> Tensor:
     """ONNX Gather with constant indices: Crop for each run of neighbours, and Concat; `lookup` of very many runs."""
     size = x.shape[axis]
@@ -156,6 +149,7 @@ def from_front(im: ImportContext, indices: Array, size: int) -> Array:
 
 def _picked(im: ImportContext, x: Tensor, axis: int, indices: list[int], lookup: Lookup | None) -> Tensor:
     steps, size = {b - a for a, b in pairwise(indices)}, x.shape[axis]
+    shape: Shape = (*x.shape[:axis], len(indices), *x.shape[axis + 1 :])
     if len(steps) <= 1 and 0 not in steps and isinstance(size, int):
         step = steps.pop() if steps else 1
         stop = indices[-1] + (1 if step > 0 else -1)
@@ -166,15 +160,13 @@ def _picked(im: ImportContext, x: Tensor, axis: int, indices: list[int], lookup:
         laid_out = sliced(im, x, axis, indices[0], indices[0] + step * count, 1)
         patches = im.tensor(im.reshape(laid_out, (*x.shape[:axis], count, step, *x.shape[axis + 1 :])))
         few = sliced(im, patches, axis + 1, 0, rows, 1)
-        order = [*range(axis), axis + 1, axis, *range(axis + 2, few.rank)]
-        transposed = few.viewed(few.view.transpose(order))
-        return im.tensor(im.reshape(transposed, (*x.shape[:axis], len(indices), *x.shape[axis + 1 :])))
+        transposed = few.transpose([*range(axis), axis + 1, axis, *range(axis + 2, few.rank)])
+        return im.tensor(im.reshape(transposed, shape))
     times = next((i for i, index in enumerate(indices) if index != indices[0]), len(indices))
-    if 1 < times < len(indices) and indices == [index for index in indices[::times] for _ in range(times)]:
-        each = _picked(im, x, axis, indices[::times], lookup)
-        apart = im.tensor(im.reshape(each, (*each.shape[: axis + 1], 1, *each.shape[axis + 1 :])))
+    if 1 < times < len(indices) and indices == np.repeat(indices[::times], times).tolist():
+        apart = unsqueeze(im, _picked(im, x, axis, indices[::times], lookup), (axis + 1,))
         grown = repeated(im, apart, [times if a == axis + 1 else 1 for a in range(apart.rank)])
-        return im.tensor(im.reshape(grown, (*x.shape[:axis], len(indices), *x.shape[axis + 1 :])))
+        return im.tensor(im.reshape(grown, shape))
     runs: list[tuple[int, int]] = []  # first index, and how many
     for index in indices:
         if runs and index == sum(runs[-1]) != 0:
@@ -188,8 +180,7 @@ def _picked(im: ImportContext, x: Tensor, axis: int, indices: list[int], lookup:
     if dim is None:  # size 1: the same element again and again
         return repeated(im, laid_out, [len(indices) if a == axis else 1 for a in range(x.rank)])
     made = {run: _run(im, laid_out.blob, dim, size, *run) for run in dict.fromkeys(runs)}
-    parts = [made[run] for run in runs]
-    blob = im.layer("Concat", *parts, axis=dim) if len(parts) > 1 else parts[0]
+    blob = im.layer("Concat", *(made[run] for run in runs), axis=dim) if len(runs) > 1 else made[runs[0]]
     return Tensor(blob, resized(laid_out.view, axis, len(indices)), x.dtype)
 
 
@@ -220,7 +211,7 @@ def split(im: ImportContext, x: Tensor, axis: int, sizes: Sequence[int]) -> tupl
     if min(sizes, default=0) < 0:
         raise im.invalid(f"parts of {tuple(sizes)}")
     if 0 in sizes:
-        whole = iter(split(im, x, axis, [part for part in sizes if part]))
+        whole = iter(split(im, x, axis, [*filter(None, sizes)]))
         empty = im.empty((*x.shape[:axis], 0, *x.shape[axis + 1 :]), x.dtype)
         return tuple(next(whole) if part else empty for part in sizes)
     if len(sizes) == 1:
@@ -228,5 +219,5 @@ def split(im: ImportContext, x: Tensor, axis: int, sizes: Sequence[int]) -> tupl
     laid_out, dim, inner = sliceable(im, x, axis, is_single=set(sizes) == {1})
     slices = tuple(part * inner for part in sizes)
     blobs = im.layers("Slice", laid_out.blob, outputs=len(sizes), slices=slices, axis=dim)
-    views = [resized(laid_out.view, axis, part) for part in sizes]
-    return tuple(Tensor(blob, view, x.dtype) for blob, view in zip(blobs, views, strict=True))
+    pairs = zip(blobs, sizes, strict=True)
+    return tuple(Tensor(blob, resized(laid_out.view, axis, part), x.dtype) for blob, part in pairs)

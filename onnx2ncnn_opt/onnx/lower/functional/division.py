@@ -1,9 +1,8 @@
 """Quotients that are to be rounded to whole numbers, or by what may be 0.
 
 ncnn's division may be off in the last bits: 6 / 3 may be less than 2, and its floor 1. So where a model rounds a
-quotient, the division is corrected by what it leaves, which is computed without any error.
-
-For integers up to 2**20 it is enough to divide a number beside the one that is meant.
+quotient, the division is corrected by what it leaves, which is computed without any error. For integers up to 2**20 it
+is enough to divide a number beside the one that is meant.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, number
-from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MIN, as_numbers, number_value
+from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, is_zero, number_value
 from onnx2ncnn_opt.onnx.lower.functional.infinity import COMPARISONS, tests_of
 from onnx2ncnn_opt.onnx.value import Constant, Operand, Tensor, Value, is_float
 
@@ -39,8 +38,7 @@ def by_whole(im: ImportContext, a: Value, b: Constant) -> Value:
 def quotient(im: ImportContext, a: Operand, b: Operand, divide: Callable[[Operand], Value], at: int) -> Value:
     """Compute a / b with `divide`, a function of the divisor, which is the node's input number `at`.
 
-    x86 gives NaN where the quotient is infinite at 0. Where that matters, the divisor is kept from 0; otherwise see
-    `infinite_at_zero`.
+    x86 gives NaN where the quotient is infinite at 0. Where that matters, the divisor is kept from 0, or tested.
     """
     kept = kept_from_zero(im, a, b)
     return infinite_at_zero(im, b, divide, at) if kept is b else divide(kept)
@@ -48,29 +46,19 @@ def quotient(im: ImportContext, a: Operand, b: Operand, divide: Callable[[Operan
 
 def infinite_at_zero(im: ImportContext, b: Operand, divide: Callable[[Operand], Value], at: int) -> Value:
     """Return a quotient, infinite where the divisor is 0 or -0.0 and NaN for 0 / 0, if the model tests for that."""
-    tests = tests_of(im.readers(), im.node.inputs[at]) if _may_vanish(im, b) else []
+    may_vanish = not b.array.all() if isinstance(b, Constant) else not isinstance(b, Tensor) or im.range_of(b).has(0)
+    tests = tests_of(im.readers(), im.node.inputs[at]) if may_vanish else []
     if not tests or _is_any_test(tests):
         return divide(b)
     if isinstance(b, Constant):
         reason = "a quotient by a constant 0 is tested, which is infinite in ONNX and NaN in ncnn on some CPUs"
         raise im.refuse(reason, "replace the divisor where it is 0, as in x / torch.where(y == 0, 1, y)")
     divisor = im.tensor(b)
-    is_zero = _is_zero(im, divisor)
-    whole = divide(binary(im, BinaryOp.ADD, divisor, is_zero))
+    zeros = is_zero(im, divisor)
+    whole = divide(binary(im, BinaryOp.ADD, divisor, zeros))
     # exp(0) is 1, and the square of exp(100) infinite, in 16 bits as well.
-    large = im.apply(binary(im, BinaryOp.MUL, is_zero, number(_VANISHED)), UnaryOp.EXP)
+    large = im.apply(binary(im, BinaryOp.MUL, zeros, number(_VANISHED)), UnaryOp.EXP)
     return binary(im, BinaryOp.MUL, whole, im.apply(large, UnaryOp.SQUARE))
-
-
-def _may_vanish(im: ImportContext, x: Operand) -> bool:
-    if isinstance(x, Constant):
-        return not x.array.all()
-    return not isinstance(x, Tensor) or im.range_of(x).has(0)
-
-
-def _is_zero(im: ImportContext, x: Tensor) -> Tensor:
-    """1 where a number is 0, else 0."""
-    return im.unary(im.apply(im.apply(x, UnaryOp.ABS), UnaryOp.NEG), "Threshold", threshold=-FLT_MIN)
 
 
 def _is_any_test(tests: Sequence[onnx_ir.Node]) -> bool:
@@ -107,7 +95,7 @@ def kept_from_zero(im: ImportContext, a: Operand, b: Operand) -> Operand:
         least = number(float(np.abs(a.array.astype(np.float64)).min()) / (2 * largest))
     if known.low >= 0:
         return binary(im, BinaryOp.MAX, b, least)
-    return binary(im, BinaryOp.ADD, b, binary(im, BinaryOp.MUL, _is_zero(im, b), least))
+    return binary(im, BinaryOp.ADD, b, binary(im, BinaryOp.MUL, is_zero(im, b), least))
 
 
 def _limit(node: onnx_ir.Node, side: int) -> float | None:

@@ -1,8 +1,7 @@
-"""Picking elements by indices.
+"""Picking elements by indices: constant ones as Crops and Concats, unless they are very many.
 
-Constant indices are Crops and Concats, unless they are very many. Indices that are fed look up a constant table as
-Embed. All else is GridSample, which in mode nearest copies the pixel at an index; the indices are exact as long as the
-image is not larger than `_LARGEST_IMAGE`.
+Indices that are fed look up a constant table as Embed. All else is GridSample, which in mode nearest copies the pixel
+at an index; the indices are exact as long as the image is not larger than `_LARGEST_IMAGE`.
 """
 
 from __future__ import annotations
@@ -10,18 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Sample, SamplePadding, UnaryOp
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, known, product
+from onnx2ncnn_opt.ir.dim import Call, Dim, Shape, Sym, at_least, known, product, symbol
 from onnx2ncnn_opt.ir.graph import Blob
+from onnx2ncnn_opt.ir.view import Atoms
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.fold.sizes.cells import materialised_or_none
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, expand
+from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, expand, spread
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, float_value
-from onnx2ncnn_opt.onnx.lower.functional.crop import MOST_RUNS, crop, from_front, pick
-from onnx2ncnn_opt.onnx.lower.functional.gather_slices import picked, picked_together
+from onnx2ncnn_opt.onnx.lower.functional.concat import concat
+from onnx2ncnn_opt.onnx.lower.functional.crop import MOST_RUNS, TO_END, crop, from_front, pick, resized
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.value import (
     Constant,
@@ -43,7 +45,7 @@ def gather(im: ImportContext, data: Value, indices: Operand, *, axis: int = 0) -
     """Crop for constant indices; Embed in a constant table for indices that are fed, else GridSample."""
     axis = im.axis(axis, data.rank)
     if isinstance(indices, SymbolicTensor):
-        run = picked(im, data, axis, indices)
+        run = _picked(im, data, axis, indices)
         if run is not None:
             return run
         indices = im.tensor(indices)
@@ -54,23 +56,21 @@ def gather(im: ImportContext, data: Value, indices: Operand, *, axis: int = 0) -
     check_indices(im, indices)
     others = [a for a in range(data.rank) if a != axis]
     size = data.shape[axis]
-    kept: Shape = tuple(data.shape[a] for a in others)
-    shape: Shape = (*kept, *indices.shape)
+    shape: Shape = (*(data.shape[a] for a in others), *indices.shape)
+    kept, new = range(len(others)), range(len(others), len(shape))
     are_fed = not is_held_as_float(indices.dtype) and indices.blob.batch == 1
     if isinstance(data, Constant) and isinstance(size, int) and are_fed:
         table = _floats(im, data.array.transpose(axis, *others).reshape(size, -1))
         params = {"num_output": table.shape[1], "input_dim": size, "weight_data_size": table.size}
         flat = im.mat(indices, [range(indices.rank)])
         blob = im.layer("Embed", flat, weights={"weight_data": table}, **params)
-        dims = [range(len(kept), len(shape)), range(len(kept))]
+        dims = [new, kept]
     else:
         image = _image(im, data, others, [], [axis])
         blob = _sampled(im, image, indices, [[], [], range(indices.rank)], size, 1)
-        dims = [range(len(kept)), range(0), range(len(kept), len(shape))]
+        dims = [kept, range(0), new]
     found = im.wrap(blob, shape, dims, dtype=_type(data))
-    # The axes of the indices replace the axis.
-    perm = (*range(axis), *range(len(kept), len(shape)), *range(axis, len(kept)))
-    return found.viewed(found.view.transpose(perm))
+    return found.transpose([*kept[:axis], *new, *kept[axis:]])  # the axes of the indices replace the axis
 
 
 def _sampled(
@@ -79,10 +79,8 @@ def _sampled(
     """From each row of an image, whose width is `size`, the pixels at the indices of a row, in the layout of `dims`."""
     targets = counted(im, indices, size)
     scale, shift = _coordinates(im, 1 if isinstance(size, Sym) else size, rows)
-    if isinstance(size, Sym):
-        # The middle of the pixel as a share of the row.
-        middle = im.apply(targets, BinaryOp.ADD, 0.5)
-        targets = im.tensor(binary(im, BinaryOp.DIV, middle, _sizes(im, size)))
+    if isinstance(size, Sym):  # the middle of the pixel as a share of the row
+        targets = im.tensor(binary(im, BinaryOp.DIV, im.apply(targets, BinaryOp.ADD, 0.5), _sizes(im, size)))
         shift[0] = -1
     grid = im.layer("BinaryOp", im.mat(targets, dims), im.memory(scale.astype(np.float32)), op_type=BinaryOp.MUL)
     grid = im.layer("BinaryOp", grid, im.memory(shift.astype(np.float32)), op_type=BinaryOp.ADD)
@@ -102,8 +100,13 @@ def _coordinates(im: ImportContext, size: int, rows: int) -> tuple[Array, Array]
     if size * rows > _LARGEST_IMAGE:
         reason = f"a lookup in {rows} times {size} elements, whose indices float32 cannot tell apart"
         raise im.refuse(reason, "look up in a smaller table")
-    shift = np.stack([np.full(rows, 1 / size - 1), (2 * np.arange(rows) + 1) / rows - 1])
+    shift = np.stack([np.full(rows, 1 / size - 1), middles(rows)])
     return np.array([2 / size, 0]).reshape(2, 1, 1), shift.reshape(2, rows, 1)
+
+
+def middles(size: int) -> Array:
+    """Return the middles of so many pixels between -1 and 1."""
+    return np.asarray((2 * np.arange(size) + 1) / size - 1)
 
 
 def pixels(im: ImportContext, image: Blob, grid: Blob, padding: SamplePadding = SamplePadding.BORDER) -> Blob:
@@ -160,10 +163,9 @@ def gather_elements(im: ImportContext, data: Value, indices: Value, *, axis: int
     for a in others:
         if isinstance(data, Tensor) and wanted[a] != data.shape[a]:
             data = crop(im, data, a, 0, wanted[a])
-    rows = math.prod(wanted[a] for a in others)
-    image = _image(im, data, [], others, [axis])
-    blob = _sampled(im, image, indices, [[], others, [axis]], data.shape[axis], rows)
-    return im.wrap(blob, wanted, [[], others, [axis]], dtype=_type(data))
+    rows, dims = math.prod(wanted[a] for a in others), ([], others, [axis])
+    blob = _sampled(im, _image(im, data, *dims), indices, dims, data.shape[axis], rows)
+    return im.wrap(blob, wanted, dims, dtype=_type(data))
 
 
 def _constant_elements(im: ImportContext, data: Value, indices: Array, axis: int) -> Value:
@@ -175,26 +177,25 @@ def _constant_elements(im: ImportContext, data: Value, indices: Array, axis: int
         return Constant(data.array[tuple(targets)])
     if not indices.size:
         raise im.refuse("no indices: ncnn has no empty tensors", "remove the node, or pick one element at least")
-    others = [a for a in range(data.rank) if a != axis]
-    for other in others:
-        if indices.shape[other] < shape[other]:
+    for other in range(data.rank):
+        if other != axis and indices.shape[other] < shape[other]:
             data = crop(im, data, other, 0, indices.shape[other])
     # Axes along which the indices are the same stand after: they go along with what is picked.
-    same = [a for a in others if (indices == indices.take([0], a)).all()]
-    first = [a for a in range(data.rank) if a not in same]
+    first = [a for a in range(data.rank) if a == axis or (indices != indices.take([0], a)).any()]
+    same = [a for a in range(data.rank) if a not in first]
     order = [*first, *same]
-    moved = data.viewed(data.view.transpose(order))
+    moved = data.transpose(order)
     few = indices.transpose(order).reshape(*(indices.shape[a] for a in first), -1)[..., 0]
     targets = list(np.indices(few.shape, sparse=True))
     targets[first.index(axis)] = few
     picked = _take(im, moved, targets, moved.shape[: few.ndim])
-    return picked.viewed(picked.view.transpose([order.index(a) for a in range(data.rank)]))
+    return picked.transpose([order.index(a) for a in range(data.rank)])
 
 
 def gather_nd(im: ImportContext, data: Value, indices: Operand, *, batch_dims: int = 0) -> Value:
     """Crop and Concat of constant indices; else Gather by what they are in all."""
     if isinstance(indices, SymbolicTensor):
-        runs = None if batch_dims else picked_together(im, data, indices)
+        runs = None if batch_dims else _picked_together(im, data, indices)
         if runs is not None:
             return runs
         indices = im.tensor(indices)
@@ -238,8 +239,8 @@ def _take(im: ImportContext, data: Tensor, indices: list[Array], shape: Shape) -
     targets = np.zeros((), np.int64)
     for index, size in zip(indices, known(shape), strict=True):
         targets = targets * size + index
-    rest = data.shape[len(shape) :]
-    flat = im.tensor(im.reshape(data, (math.prod(known(shape)), *rest)))
+    rest, count = data.shape[len(shape) :], math.prod(known(shape))
+    flat = im.tensor(im.reshape(data, (count, *rest)))
     # Axes along which nothing changes are repeated at the end.
     changes = [(targets != targets.take([0], axis)).any() for axis in range(targets.ndim)]
     few = targets[tuple(slice(None if change else 1) for change in changes)]
@@ -249,7 +250,7 @@ def _take(im: ImportContext, data: Tensor, indices: list[Array], shape: Shape) -
         for axis, line in enumerate(lines):
             data = pick(im, data, axis, line)
         return data
-    is_cut = runs <= _FEW_RUNS or (runs <= MOST_RUNS and math.prod(known(shape)) > _LARGEST_IMAGE)
+    is_cut = runs <= _FEW_RUNS or (runs <= MOST_RUNS and count > _LARGEST_IMAGE)
     picked = pick(im, flat, 0, few) if is_cut else _looked_up(im, flat, few)
     wanted: Shape = (*targets.shape, *rest)
     return picked if picked.shape == wanted else im.tensor(expand(im, picked, wanted))
@@ -272,22 +273,106 @@ def _lines(indices: Sequence[Array]) -> list[Array] | None:
 def _looked_up(im: ImportContext, data: Tensor, targets: Array) -> Tensor:
     """Constant indices along axis 0, one by one."""
     rest, shape = range(data.rank - 1), (*data.shape[1:], *targets.shape)
-    (count,) = known(data.shape[:1])
-    scale, shift = _coordinates(im, count, 1)
+    scale, shift = _coordinates(im, *known(data.shape[:1]), 1)
     grid = im.memory((targets.reshape(1, 1, -1) * scale + shift).astype(np.float32))
     blob = pixels(im, _image(im, data, [a + 1 for a in rest], [], [0]), grid)
     picked = range(data.rank - 1, len(shape))
-    found = im.wrap(blob, shape, [rest, [], picked], dtype=_type(data))
-    return found.viewed(found.view.transpose([*picked, *rest]))
+    return im.wrap(blob, shape, [rest, [], picked], dtype=_type(data)).transpose([*picked, *rest])
 
 
 def _looked_up_along(im: ImportContext, data: Tensor, axis: int, places: Array) -> Tensor:
     """Constant places along an axis, one by one."""
     order = [axis, *(a for a in range(data.rank) if a != axis)]
-    found = _looked_up(im, data.viewed(data.view.transpose(order)), places)
-    return found.viewed(found.view.transpose([order.index(a) for a in range(data.rank)]))
+    return _looked_up(im, data.transpose(order), places).transpose([order.index(a) for a in range(data.rank)])
 
 
 def fixed(im: ImportContext, shape: Shape) -> tuple[int, ...]:
     """Return the shape of an operand, none of whose sizes is dynamic."""
     return im.fixed(shape, "the operand has dynamic dimensions", "bind them with --shape")
+
+
+class _Run(NamedTuple):
+    """Indices from `start` on, one more for each element along an axis of theirs; the same everywhere without one."""
+
+    start: Dim
+    axis: int | None
+
+
+def _picked(im: ImportContext, data: Operand, axis: int, indices: SymbolicTensor) -> Value | None:
+    """ONNX Gather by a symbolic tensor; None if its elements are not a run of neighbours."""
+    if indices.cells.size != 1:
+        return None
+    data, cell = _rolled(im, data, axis, indices)
+    run = _run(cell, indices.rank)
+    if run is None:
+        return None
+    x = _cropped(im, im.tensor(data), axis, run, indices)
+    groups = x.view.axes
+    inner = _placed([groups[axis]], [run], indices.rank)
+    x = x.viewed(x.view.with_axes((*groups[:axis], *inner, *groups[axis + 1 :])))
+    return spread(im, x, (*x.shape[:axis], *indices.shape, *x.shape[axis + indices.rank :]))
+
+
+def _picked_together(im: ImportContext, data: Operand, indices: SymbolicTensor) -> Value | None:
+    """ONNX GatherND by a symbolic tensor, without a batch; None if its elements are not runs along their axes."""
+    listed = materialised_or_none(indices, indices.rank - 1)
+    if listed is None or listed.cells.size != listed.cells.shape[-1]:
+        return None
+    runs = [_run(cell, indices.rank) for cell in listed.cells.reshape(-1)]
+    x, found = im.tensor(data), [run for run in runs if run is not None]
+    along = [run.axis for run in found if run.axis is not None]
+    if len(found) < len(runs) or len(set(along)) < len(along) or indices.rank - 1 in along:
+        return None
+    for axis, run in enumerate(found):
+        x = _cropped(im, x, axis, run, indices)
+    groups = x.view.axes
+    inner = _placed(groups[: len(found)], found, indices.rank - 1)
+    x = x.viewed(x.view.with_axes((*inner, *groups[len(found) :])))
+    return spread(im, x, (*indices.shape[:-1], *x.shape[indices.rank - 1 :]))
+
+
+def _rolled(im: ImportContext, data: Operand, axis: int, indices: SymbolicTensor) -> tuple[Operand, Any]:
+    """Return the axis from element k on, the first k behind it, and index #0, for n indices (#0 + k) % n."""
+    size, cell = data.shape[axis], indices.cells.reshape(-1)[0]
+    names = [name for name in cell.names() if name.startswith("#")] if isinstance(cell, Sym) else []
+    if isinstance(size, Sym) and len(names) == 1 and indices.shape[-1 - int(names[0][1:])] == size:
+        index = symbol(names[0])
+        k = cell.subs({factor: 0 for term in cell.terms for factor in term if isinstance(factor, Call)}) - index
+        if isinstance(k, int) and cell == index + k - (index + k) // size * size:
+            im.demand(size, abs(k) + 1)
+            parts = [crop(im, im.tensor(data), axis, *ends) for ends in ((k, TO_END), (0, k))]
+            return concat(im, *parts, axis=axis), index
+    return data, cell
+
+
+def _run(cell: object, rank: int) -> _Run | None:
+    if not isinstance(cell, Sym):
+        return _Run(int(cell), None)  # type: ignore[call-overload]
+    indices = [name for name in cell.names() if name.startswith("#")]
+    if len(indices) > 1:
+        return None
+    start = cell.subs(dict.fromkeys(indices, 0))
+    if indices and cell - start != Sym({(indices[0],): 1}):
+        return None
+    return _Run(start, rank - 1 - int(indices[0][1:]) if indices else None)
+
+
+def _cropped(im: ImportContext, x: Tensor, axis: int, run: _Run, indices: SymbolicTensor) -> Tensor:
+    """Return the elements of a run; ONNX demands that the axis has them."""
+    size, count = x.shape[axis], 1 if run.axis is None else indices.shape[run.axis]
+    start = run.start
+    if not at_least(start, 0):
+        if not at_least(-start, 1):
+            reason = f"an index from {start} on, whose sign depends on dynamic dimensions"
+            raise im.refuse(reason, "bind them with --shape")
+        start = start + size
+    if (start, count) == (0, size):
+        return x
+    cropped = crop(im, x, axis, start, start + count)
+    return Tensor(cropped.blob, resized(cropped.view, axis, count), x.dtype)
+
+
+def _placed(groups: Sequence[Atoms], runs: Sequence[_Run], rank: int) -> list[Atoms]:
+    """Return the axes of the indices, each that of the run along it."""
+    along = {run.axis: group for group, run in zip(groups, runs, strict=True)}
+    return [along.get(axis, ()) for axis in range(rank)]

@@ -1,7 +1,7 @@
-"""Infinities that a model tests.
+"""Infinities that a model tests by IsInf or comparisons.
 
 Reduction and Pooling start from the largest finite number: the maximum of a row of -infinity is -3.4e38. That makes no
-difference to sums, Softmax and weights. IsInf and comparisons see it.
+difference to sums, Softmax and weights.
 """
 
 from __future__ import annotations
@@ -35,13 +35,11 @@ def in_quarters(im: ImportContext, x: Tensor, function: Callable[[Tensor], Tenso
 
 
 def tests_of(readers: Sequence[onnx_ir.Node], divisor: onnx_ir.Value | None) -> list[onnx_ir.Node]:
-    """Return the nodes that turn an infinite quotient, moved and selected, into a number or a truth value.
-
-    A select whose condition is computed from the divisor is taken for a guard against 0.
-    """
+    """Return the nodes that turn an infinite quotient, moved and selected, into a number or a truth value."""
     seen, left = set(readers), [*readers]
     while left:
         node = left.pop()
+        # A select whose condition is computed from the divisor is taken for a guard against 0.
         guards = divisor is not None and node.op_type == "Where" and _depends(node.inputs[0], divisor)
         if node.op_type in _CARRYING and not guards:
             further = [reader for reader in node.outputs[0].consumers() if reader not in seen]

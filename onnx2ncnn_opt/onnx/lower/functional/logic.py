@@ -13,6 +13,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, FLT_MIN, float_value
+from onnx2ncnn_opt.onnx.lower.functional.views import ranked
 from onnx2ncnn_opt.onnx.value import BOOL, Constant, Tensor, Value
 
 
@@ -106,8 +107,3 @@ def _between(im: ImportContext, x: Tensor, low: float, high: float) -> Tensor:
 def and_(im: ImportContext, a: Value, b: Value) -> Tensor:
     """BinaryOp mul."""
     return bools(im, binary(im, BinaryOp.MUL, float_value(im, a), float_value(im, b)))
-
-
-def ranked(x: Tensor, rank: int) -> Tensor:
-    """Return the tensor with leading axes of size 1."""
-    return x.viewed(x.view.with_axes(((),) * (rank - x.rank) + x.view.axes))

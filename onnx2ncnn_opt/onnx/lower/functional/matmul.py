@@ -14,7 +14,7 @@ from onnx2ncnn_opt.ir.view import MAX_DIMS, Atoms, Dims, View, flat, runs
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape, number, spread
-from onnx2ncnn_opt.onnx.lower.functional.views import rows, transposed
+from onnx2ncnn_opt.onnx.lower.functional.views import ranked, rows, squeeze, transposed, unsqueeze
 from onnx2ncnn_opt.onnx.lower.layout import Layout, align, combined, meeting, presence
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
@@ -28,41 +28,40 @@ def matmul(im: ImportContext, a: Value, b: Value) -> Tensor:
         raise im.misfit(f"the inner sizes {inner[0]} and {inner[1]} differ", [inner])
     if isinstance(a, Tensor) and isinstance(b, Constant) and b.rank <= 2:
         result = linear(im, a, im.f32(b.array).T if b.rank == 2 else im.f32(b.array)[None])
-        return result if b.rank == 2 else _without_axis(result, result.rank - 1)
+        return result if b.rank == 2 else squeeze(im, result, (-1,))
     x, y = im.tensor(a), im.tensor(b)
     if x.rank == 1:
-        return _without_axis(matmul(im, x.viewed(x.view.with_axes(((), *x.view.axes))), y), max(y.rank, 2) - 2)
+        return squeeze(im, matmul(im, unsqueeze(im, x, (0,)), y), (-2 if y.rank > 1 else -1,))
     if y.rank == 1:
-        return _without_axis(matmul(im, x, y.viewed(y.view.with_axes((*y.view.axes, ())))), x.rank - 1)
+        return squeeze(im, matmul(im, x, unsqueeze(im, y, (1,))), (-1,))
     return _matmul(im, x, y)
 
 
-def _without_axis(x: Tensor, axis: int) -> Tensor:
-    return x.viewed(x.view.with_axes((*x.view.axes[:axis], *x.view.axes[axis + 1 :])))
-
-
 def _matmul(im: ImportContext, x: Tensor, y: Tensor) -> Tensor:
-    """MatMul of Mats whose two innermost dims are the matrices; B may be transposed."""
+    """MatMul of Mats whose two innermost dims are the matrices; B may be transposed.
+
+    The outer axes become few dims: neighbours that the same operands have go together.
+    """
     rank = max(x.rank, y.rank)
     whole = (rank - 2, rank - 1)
-    padded = [v.view.with_axes(((),) * (rank - v.rank) + v.view.axes) for v in (x, y)]
-    aligned = align(padded, whole)
+    aligned = align([ranked(v, rank).view for v in (x, y)], whole)
     if aligned is None:
         return _matmul(im, im.settled(x), im.settled(y))
     (left, right), origin = aligned
-    outer, row, column = list(range(len(origin) - 2)), len(origin) - 2, len(origin) - 1
-    shared = bool(outer and left.batch) and [left.batch, right.batch] == [v.axes[0] for v in (left, right)]
+    row, column = len(origin) - 2, len(origin) - 1
+    shared = bool(row and left.batch) and [left.batch, right.batch] == [v.axes[0] for v in (left, right)]
     batch = (0,) if shared else ()
-    groups = _groups(left, right, [axis for axis in outer if axis not in batch])
+    held = [axis for axis in range(row) if axis not in batch and (left.axes[axis] or right.axes[axis])]
+    groups = [tuple(group) for _, group in groupby(held, lambda axis: presence((left, right), axis))]
     if len(groups) + 2 > MAX_DIMS:  # without broadcasting they can be merged
         outer_shape = broadcast_shape(im, x.shape[:-2], y.shape[:-2])
         spread_x, spread_y = (im.tensor(spread(im, v, (*outer_shape, *v.shape[-2:]))) for v in (x, y))
         return _matmul(im, spread_x, spread_y)
-    pair = x.viewed(left), y.viewed(right)
+    pair, matrix = (x.viewed(left), y.viewed(right)), ((row,), (column,))
     layouts = [
-        tuple(Layout((*order, *matrix), batch) for matrix in (((row,), (column,)), second))
+        (Layout((*order, *matrix), batch), Layout((*order, *second), batch))
         for order in _orders(groups)
-        for second in (((row,), (column,)), ((column,), (row,)))
+        for second in (matrix, matrix[::-1])
     ]
     layout, other = min(layouts, key=lambda layouts: _price(im, pair, layouts))
     a, b = im.in_layout(pair[0], layout), im.in_layout(pair[1], other)
@@ -88,12 +87,6 @@ def _orders(groups: list[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
     for i, group in enumerate(groups):
         for cut in range(len(group) - 1, 0, -1):
             yield [*groups[:i], group[cut:] + group[:cut], *groups[i + 1 :]]
-
-
-def _groups(left: View, right: View, axes: list[int]) -> list[tuple[int, ...]]:
-    """Return the outer axes as few dims: neighbours that the same operands have go together."""
-    held = [axis for axis in axes if left.axes[axis] or right.axes[axis]]
-    return [tuple(group) for _, group in groupby(held, lambda axis: presence((left, right), axis))]
 
 
 def linear(im: ImportContext, x: Tensor, weight: Array, bias: Array | None = None) -> Tensor:

@@ -12,7 +12,7 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.lower.functional.views import rows
-from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 
 def deviation(im: ImportContext, variance: Value, epsilon: float) -> Tensor:
@@ -32,55 +32,44 @@ def layer_norm(
 ) -> tuple[Value | None, ...]:
     """LayerNorm over the axes from `axis` on, as the innermost dim; BinaryOps for a scale that is not a constant."""
     axis = im.axis(axis, x.rank)
-    shape = normalised(im, x, axis)
-    weights: dict[str, Array] = {}
-    gamma, beta = (_of_row(im, param, x.rank - axis, shape) for param in (scale, bias))
-    constant = gamma is not None and (bias is None or beta is not None)
-    if gamma is not None and constant:
-        beta = np.zeros_like(gamma) if beta is None else beta
-        if (gamma != 1).any() or (beta != 0).any():
-            weights = {"gamma_data": gamma, "beta_data": beta}
-    last = rows(im, x, axis)
-    size = math.prod(shape)
-    blob = im.layer("LayerNorm", last.blob, weights=weights, affine_size=size, eps=epsilon, affine=int(bool(weights)))
-    y: Value = im.like(last, blob)
-    if not constant:
-        y = binary(im, BinaryOp.MUL, y, scale)
-        y = y if bias is None else binary(im, BinaryOp.ADD, y, bias)
-    return y, *_moments(im, x, tuple(range(axis, x.rank)), epsilon)
-
-
-def _moments(im: ImportContext, x: Tensor, axes: Ints, epsilon: float) -> tuple[Value | None, Value | None]:
-    """Return outputs 1 and 2 if they are used: the mean, and the reciprocal of the deviation."""
-    if not im.is_used(1) and not im.is_used(2):
-        return None, None
+    y, axes = _normal(im, "LayerNorm", x, scale, bias, axis, epsilon), tuple(range(axis, x.rank))
+    if not im.is_used(1) and not im.is_used(2):  # the mean, and the reciprocal of the deviation
+        return y, None, None
     mean = reduce(im, x, "ReduceMean", axes, 1)
     apart = im.apply(binary(im, BinaryOp.SUB, x, mean), UnaryOp.SQUARE)
-    return mean, im.apply(deviation(im, reduce(im, apart, "ReduceMean", axes, 1), epsilon), UnaryOp.RECIPROCAL)
+    return y, mean, im.apply(deviation(im, reduce(im, apart, "ReduceMean", axes, 1), epsilon), UnaryOp.RECIPROCAL)
 
 
 def rms_norm(
     im: ImportContext, x: Tensor, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Value:
     """RMSNorm over the axes from `axis` on, as the innermost dim; BinaryOp mul for a scale that is not a constant."""
-    axis = im.axis(axis, x.rank)
-    shape = normalised(im, x, axis)
-    gamma = _of_row(im, scale, x.rank - axis, shape)
-    weights = {} if gamma is None or (gamma == 1).all() else {"gamma_data": gamma}
+    return _normal(im, "RMSNorm", x, scale, None, im.axis(axis, x.rank), epsilon)
+
+
+def _normal(
+    im: ImportContext, kind: str, x: Tensor, scale: Value, bias: Value | None, axis: int, epsilon: float
+) -> Value:
+    shape = im.fixed(x.shape[axis:], "the normalised axes are dynamic", "bind them with --shape")
+    gamma, beta = (_of_row(im, param, shape) for param in (scale, bias))
+    weights: dict[str, Array] = {}
+    is_constant = gamma is not None and (bias is None or beta is not None)
+    if gamma is not None and is_constant and ((gamma != 1).any() or (beta is not None and (beta != 0).any())):
+        weights["gamma_data"] = gamma
+        if kind == "LayerNorm":
+            weights["beta_data"] = np.zeros_like(gamma) if beta is None else beta
     last = rows(im, x, axis)
     params = {"affine_size": math.prod(shape), "affine": int(bool(weights))}
-    normal = im.like(last, im.layer("RMSNorm", last.blob, weights=weights, eps=epsilon, **params))
-    return binary(im, BinaryOp.MUL, normal, scale) if gamma is None else normal
+    y: Value = im.like(last, im.layer(kind, last.blob, weights=weights, eps=epsilon, **params))
+    if not is_constant:
+        y = binary(im, BinaryOp.MUL, y, scale)
+        y = y if bias is None else binary(im, BinaryOp.ADD, y, bias)
+    return y
 
 
-def _of_row(im: ImportContext, param: Value | None, inner: int, shape: tuple[int, ...]) -> Array | None:
-    """Return a constant as one row for the `inner` axes of sizes `shape`; None if it is no constant, or not one row."""
+def _of_row(im: ImportContext, param: Value | None, shape: tuple[int, ...]) -> Array | None:
+    """Return a constant as one row for the last axes, of sizes `shape`; None if it is no constant, or not one row."""
     if not isinstance(param, Constant):
         return None
-    outer = param.array.reshape(-1, *param.shape[max(0, param.rank - inner) :])
+    outer = param.array.reshape(-1, *param.shape[max(0, param.rank - len(shape)) :])
     return im.spread(outer[0], shape).reshape(-1) if (outer == outer[:1]).all() else None
-
-
-def normalised(im: ImportContext, x: Tensor, axis: int) -> tuple[int, ...]:
-    """Return the sizes of the axes that are normalised; refused if they are not fixed."""
-    return im.fixed(x.shape[axis:], "the normalised axes are dynamic", "bind them with --shape")

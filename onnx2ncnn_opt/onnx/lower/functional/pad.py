@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from onnx2ncnn_opt.ir.codes import Padding
@@ -12,10 +13,11 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX
 from onnx2ncnn_opt.onnx.lower.functional.crop import TO_END, crop, flip, resized
 from onnx2ncnn_opt.onnx.lower.functional.infinity import are_infinities_tested, in_quarters
-from onnx2ncnn_opt.onnx.lower.functional.repeat import batch_beside, dims_around, repeated
+from onnx2ncnn_opt.onnx.lower.functional.views import batch_beside, dims_around, repeated
 from onnx2ncnn_opt.onnx.value import Ints, Sizes, Tensor
 
 _MODES = {"constant": Padding.CONSTANT, "edge": Padding.REPLICATE, "reflect": Padding.REFLECT}
+_SIDES = {"w": ("left", "right"), "h": ("top", "bottom"), "c": ("front", "behind"), "d": ("front", "behind")}
 
 
 def pad(
@@ -57,10 +59,10 @@ def _pad_fixed(
         if mode == "wrap":
             x = _wrapped(im, x, axis, begin, end)
         if mode == "reflect":
-            im.demand(size, max(begin, end) + 1)
-        if mode == "reflect" and isinstance(size, int) and max(begin, end) >= size:
-            reason = f"reflecting {max(begin, end)} elements of an axis of size {size}"
-            raise im.refuse(reason, "pad by less than the axis")
+            most = max(begin, end)
+            im.demand(size, most + 1)
+            if isinstance(size, int) and most >= size:
+                raise im.refuse(f"reflecting {most} elements of an axis of size {size}", "pad by less than the axis")
     return _padding(im, x, grown, mode, value) if grown and mode != "wrap" else x
 
 
@@ -73,8 +75,7 @@ def _pad_openly(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim, m
     if mode == "reflect" and positive:
         return _reflected(im, x, axis, begin, end)
     if not positive or before is None or after is None:
-        reason = f"pads of {begin} and {end}, which may be below 0, or any number"
-        raise im.refuse(reason, "bind sizes with --shape")
+        raise im.refuse(f"pads of {begin} and {end}, which may be below 0, or any number", "bind sizes with --shape")
     wide = _padding(im, x, {axis: (before, after)}, mode, value) if before or after else x
     return crop(im, wide, axis, before - begin, before + x.shape[axis] + end)
 
@@ -82,37 +83,38 @@ def _pad_openly(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim, m
 def _reflected(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim) -> Tensor:
     """Concatenate the axis and its longest possible reflections at both ends, and crop the excess."""
     laid_out, size = im.along(x, [axis]), x.shape[axis]
-    dim = laid_out.view.dim_of(axis)
-    if dim is None:  # size 1: there is nothing to reflect
+    if size == 1:  # there is nothing to reflect
         return x
-    mirrored, parts, before = flip(im, laid_out, axis), [laid_out], larger(size - 1, 1)
+    mirrored, parts, first = flip(im, laid_out, axis), [laid_out], larger(size - 1, 1) if begin != 0 else 0
     if begin != 0:
-        parts.insert(0, crop(im, mirrored, axis, 0, before))
+        parts.insert(0, crop(im, mirrored, axis, 0, first))
     if end != 0:
         parts.append(crop(im, mirrored, axis, smaller(size - 1, 1), size))
-    blob = im.layer("Concat", *(part.blob for part in parts), axis=dim)
-    whole = Tensor(blob, resized(laid_out.view, axis, blob.known_shape[dim]), x.dtype)
-    first = before if begin != 0 else 0
-    return crop(im, whole, axis, first - begin, first + size + end)
+    return crop(im, _joined(im, laid_out, parts, axis), axis, first - begin, first + size + end)
 
 
 def _wrapped(im: ImportContext, x: Tensor, axis: int, begin: int, end: int) -> Tensor:
     """Return the last elements of an axis before it, and the first ones after it."""
-    size = x.shape[axis]
-    laid_out = im.along(x, [axis])
-    dim = laid_out.view.dim_of(axis)
-    if dim is None:  # size 1: the same element again and again
+    laid_out, size = im.along(x, [axis]), x.shape[axis]
+    if size == 1:  # the same element again and again
         return repeated(im, laid_out, [1 + begin + end if a == axis else 1 for a in range(x.rank)])
     if not isinstance(size, int) or max(begin, end) > size:
         reason = f"{max(begin, end)} elements wrapped around an axis of size {size}"
         raise im.refuse(reason, "pad by at most the size of the axis")
-    parts = [laid_out.blob]
+    parts = [laid_out]
     if begin:
-        parts.insert(0, im.layer("Crop", laid_out.blob, starts=(size - begin,), ends=(size,), axes=(dim,)))
+        parts.insert(0, crop(im, laid_out, axis, size - begin, size))
     if end:
-        parts.append(im.layer("Crop", laid_out.blob, starts=(0,), ends=(end,), axes=(dim,)))
-    blob = im.layer("Concat", *parts, axis=dim)
-    return Tensor(blob, resized(laid_out.view, axis, begin + size + end), x.dtype)
+        parts.append(crop(im, laid_out, axis, 0, end))
+    return _joined(im, laid_out, parts, axis)
+
+
+def _joined(im: ImportContext, x: Tensor, parts: Sequence[Tensor], axis: int) -> Tensor:
+    """Return parts of x along an axis, which is a dim of the Mat, one after the other."""
+    dim = x.view.dim_of(axis)
+    assert dim is not None
+    blob = im.layer("Concat", *(part.blob for part in parts), axis=dim)
+    return Tensor(blob, resized(x.view, axis, blob.known_shape[dim]), x.dtype)
 
 
 def _padding(im: ImportContext, x: Tensor, amounts: dict[int, tuple[int, int]], mode: str, value: float) -> Tensor:
@@ -125,14 +127,11 @@ def _padding(im: ImportContext, x: Tensor, amounts: dict[int, tuple[int, int]], 
                 x = _padding(im, x, {axis: both}, mode, value)
             return x
         [axis] = amounts
-        rest = [a for a in range(x.rank) if a not in batch]
-        groups = tuple(a for a in rest if a < axis), (axis,), tuple(a for a in rest if a > axis)
-        dims = [group for group in groups if group]
-    sides = {"w": ("left", "right"), "h": ("top", "bottom"), "c": ("front", "behind"), "d": ("front", "behind")}
+        before, after = (tuple(a for a in side if a not in batch) for side in (range(axis), range(axis + 1, x.rank)))
+        dims = [group for group in (before, (axis,), after) if group]
     params: dict[str, Any] = {}
-    for axis, (begin, end) in amounts.items():
-        before, after = sides[AXES[len(dims)][dims.index((axis,))]]
-        params |= {before: begin, after: end}
+    for axis, both in amounts.items():
+        params |= zip(_SIDES[AXES[len(dims)][dims.index((axis,))]], both, strict=True)
     blob = im.layer("Padding", im.mat(x, dims, batch), type=_MODES[mode], value=value, **params)
     shape = tuple(n + sum(amounts.get(axis, (0, 0))) for axis, n in enumerate(x.shape))
     return im.wrap(blob, shape, dims, batch, x.dtype)

@@ -12,7 +12,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, PadMode
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, as_numbers
-from onnx2ncnn_opt.onnx.lower.functional.crop import crop
+from onnx2ncnn_opt.onnx.lower.functional.crop import TO_END, crop
 from onnx2ncnn_opt.onnx.lower.functional.infinity import are_infinities_tested, in_quarters
 from onnx2ncnn_opt.onnx.lower.functional.pad import pad
 from onnx2ncnn_opt.onnx.lower.functional.window import SUFFIX, PoolAttributes, pad_params, same_pads, window_params
@@ -75,12 +75,11 @@ def _window(im: ImportContext, x: Tensor, given: PoolAttributes, dilations: Ints
         # ONNX Runtime pads as if there were no dilations.
         raise im.refuse(f"auto_pad {auto_pad} with dilations {dilations}", "export it with explicit pads")
     explicit = same_pads(im, x.shape[2:], auto_pad, given.pads, kernel, dilations, strides)
-    extents = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
-    by_ceil = given.ceil_mode and auto_pad in ("NOTSET", "")
-    plain = _Window(kernel, dilations, strides, explicit, (0,) * n)
-    if by_ceil and not all(isinstance(size, int) for size in x.shape[2:]):
-        return _rounded_up(im, x, plain)
-    return plain._replace(tail=_ceil_tail(x, extents, explicit, strides)) if by_ceil else plain
+    window = _Window(kernel, dilations, strides, explicit, (0,) * n)
+    if not given.ceil_mode or auto_pad not in ("NOTSET", ""):
+        return window
+    sizes = [size for size in x.shape[2:] if isinstance(size, int)]
+    return _rounded_up(im, x, window) if len(sizes) < n else window._replace(tail=_ceil_tail(sizes, window))
 
 
 def _pool(im: ImportContext, x: Tensor, kind: int, window: _Window, *, count_include_pad: bool) -> Tensor:
@@ -113,17 +112,14 @@ def _largest(im: ImportContext, x: Tensor, axis: int, taps: int, dilation: int, 
     if taps > _MOST_TAPS:
         reason = f"a dilated window of {taps} elements: more than {_MOST_TAPS} Crops"
         raise im.refuse(reason, "use a smaller window or no dilation")
-    around = [0] * 2 * x.rank
-    around[axis], around[x.rank + axis] = pads
-    padded = pad(im, x, pads=tuple(around), value=-FLT_MAX)
+    padded = pad(im, x, pads=pads, value=-FLT_MAX, axes=(axis,))
     reach = (taps - 1) * dilation
     if isinstance(size := padded.shape[axis], int) and size <= reach:
         reason = f"a window of {reach + 1} elements over an axis of {size}"
         raise im.refuse(reason, "use a smaller window, or a larger --shape")
     largest: Value = crop(im, padded, axis, 0, -reach)
-    for tap in range(1, taps):
-        # -233: to the end.
-        part = crop(im, padded, axis, tap * dilation, tap * dilation - reach or -233)
+    for start in range(dilation, reach + 1, dilation):
+        part = crop(im, padded, axis, start, start - reach or TO_END)
         largest = binary(im, BinaryOp.MAX, largest, part)
     return im.tensor(largest)
 
@@ -136,52 +132,41 @@ def _dilated_average(im: ImportContext, x: Tensor, window: _Window, include: boo
     weight = np.full((channels, 1, *kernel), 1 / math.prod(kernel) if even else 1, np.float32)
     params = window_params(kernel, window.strides, window.around, window.dilations)
     params |= {"num_output": channels, "group": channels, "weight_data_size": weight.size}
-    kind = f"ConvolutionDepthWise{SUFFIX[n]}"
-    blob = im.layer(kind, im.channels(x), weights={"weight_data": weight}, **params)
+    blob = im.layer(f"ConvolutionDepthWise{SUFFIX[n]}", im.channels(x), weights={"weight_data": weight}, **params)
     sums = im.from_channels(x, blob)
     if even:
         return sums
     share = np.ones((), np.float64)
-    for i in range(n):
-        sizes = x.shape[i + 2], sums.shape[i + 2]
+    for i, sizes in enumerate(zip(x.shape[2:], sums.shape[2:], strict=True)):
         size, out = im.fixed(sizes, "dilations and pads over a dynamic dimension")
         first, last = (-pads[i], size + pads[n + i]) if include else (0, size)
         taps = np.arange(out)[:, None] * window.strides[i] - pads[i] + np.arange(kernel[i]) * window.dilations[i]
-        counts = ((taps >= first) & (taps < last)).sum(1)
-        share = share[..., None] / counts
+        share = share[..., None] / ((taps >= first) & (taps < last)).sum(1)
     return im.tensor(binary(im, BinaryOp.MUL, sums, Constant(share)))
 
 
 def _rounded_up(im: ImportContext, x: Tensor, window: _Window) -> _Window:
-    """Let ncnn round up the number of windows; refused if it has windows that `ceil_mode` drops.
-
-    Those start in the end padding, as one of 2 elements does for strides of 2 and pads of 1 over an even size.
-    """
+    """Let ncnn round up the number of windows; refused if it has windows that `ceil_mode` drops."""
     n = len(window.kernel)
     if window.has_gaps:
         raise im.refuse("ceil_mode and dilations over a dynamic dimension", "bind it with --shape")
     for i, (kernel, stride) in enumerate(zip(window.kernel, window.strides, strict=True)):
-        if stride > kernel - window.pads[n + i]:
+        if stride > kernel - window.pads[n + i]:  # a window may start in the end padding, as 2 by 2 with pads of 1
             reason = f"ceil_mode over a dynamic dimension, for windows of {kernel} with strides of {stride}"
             raise im.refuse(reason, "bind it with --shape")
         im.demand(x.shape[i + 2], kernel - window.pads[i] - window.pads[n + i])
     return window._replace(mode=PadMode.FULL)
 
 
-def _ceil_tail(x: Tensor, kernel: Sequence[int], pads: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """Return the extra end pads with which rounding down gives the result of ceil_mode.
-
-    A window that would start in the end padding is dropped (ONNX since opset 19, and PyTorch always).
-    """
-    n = len(kernel)
+def _ceil_tail(sizes: Sequence[int], window: _Window) -> Ints:
+    """Return the extra end pads with which rounding down gives the result of ceil_mode."""
     tail = []
-    for i, size in enumerate(x.shape[2:]):
-        assert isinstance(size, int)
-        span = size + pads[i] + pads[n + i] - kernel[i]
-        count = -(-span // strides[i]) + 1
-        if (count - 1) * strides[i] >= size + pads[i]:
-            count -= 1
-        tail.append(max(0, (count - 1) * strides[i] - span))
+    for i, (size, stride, begin) in enumerate(zip(sizes, window.strides, window.pads, strict=False)):
+        span = size + begin + window.pads[len(sizes) + i] - (window.kernel[i] - 1) * window.dilations[i] - 1
+        last = -(-span // stride) * stride
+        if last >= size + begin:  # in the end padding: dropped by ONNX since opset 19, and PyTorch always
+            last -= stride
+        tail.append(max(0, last - span))
     return tuple(tail)
 
 

@@ -1,7 +1,7 @@
 """Quantised tensors, held as float32 numbers of the same values, and what is computed with them.
 
-ncnn computes with floats throughout, so a net is no faster for its quantisation, but gives the quantised model's
-results. Whole numbers below 2**24 are exact in float32, and so are their sums and products; larger ones are rounded.
+A net is no faster for its quantisation, but gives the quantised model's results. Whole numbers below 2**24 are exact in
+float32, and so are their sums and products; larger ones are rounded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from onnx2ncnn_opt.onnx.lower.functional.crop import crop
 from onnx2ncnn_opt.onnx.lower.functional.division import by_whole, divided
 from onnx2ncnn_opt.onnx.lower.functional.matmul import matmul
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
-from onnx2ncnn_opt.onnx.lower.functional.repeat import repeated
+from onnx2ncnn_opt.onnx.lower.functional.views import repeated
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float
 
 # The quantised types and their numbers.

@@ -15,6 +15,7 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.infinity import are_infinities_tested, in_quarters
+from onnx2ncnn_opt.onnx.lower.functional.views import squeeze
 from onnx2ncnn_opt.onnx.lower.layout import Layout
 from onnx2ncnn_opt.onnx.value import Constant, Ints, SymbolicTensor, Tensor, Value, held_as_float
 
@@ -32,6 +33,8 @@ OPERATIONS = {
     "ReduceLogSumExp": (Reduction.LOGSUMEXP, 18),
 }
 
+# Longer than any dynamic axis; indices in it, and these plus it, are whole numbers that float32 holds.
+_LONGEST = 2**23
 # What a reduction over axes of size 1 (or none) leaves to do.
 _ALONE: dict[str, tuple[str, dict[str, Any]]] = {
     "ReduceSumSquare": ("UnaryOp", {"op_type": UnaryOp.SQUARE}),
@@ -53,8 +56,7 @@ def _reduce(im: ImportContext, x: Tensor, name: str, axes: Ints | None, keepdims
     reduced = sorted(im.axes(axes, x.rank)) if axes is not None else list(range(x.rank))
     atoms = [axis for axis in reduced if x.view.axes[axis]]
     result = _reduced(im, x, name, atoms, keepdims=bool(keepdims)) if atoms else reduced_alone(im, x, name)
-    axes_out = [group for axis, group in enumerate(result.view.axes) if keepdims or axis not in reduced]
-    return result.viewed(result.view.with_axes(axes_out))
+    return result if keepdims else squeeze(im, result, reduced)
 
 
 def _reduced(im: ImportContext, x: Tensor, name: str, axes: list[int], *, keepdims: bool) -> Tensor:
@@ -66,17 +68,18 @@ def _reduced(im: ImportContext, x: Tensor, name: str, axes: list[int], *, keepdi
         dims = [1]
     else:
         dims = sorted(d for d in (laid_out.view.dim_of(axis) for axis in axes) if d is not None)
-    kept_dims = [i for i in range(len(laid_out.view.dims)) if i not in dims]
+    groups = laid_out.view.dims
+    kept_dims = [i for i in range(len(groups)) if i not in dims]
     # After the kept dims a size of 1 says nothing; before them it keeps later broadcasts aligned.
-    trailing = dims == list(range(len(kept_dims), len(laid_out.view.dims)))
+    trailing = dims == list(range(len(kept_dims), len(groups)))
     operation = OPERATIONS[name][0]
     if operation == Reduction.LOGSUMEXP:
         blob = _log_sum_exp(im, laid_out, dims)
     else:
         blob = reduction(im, laid_out.blob, dims, operation, keepdims=keepdims and (not trailing or not kept_dims))
-    left = tuple(laid_out.view.dims[i] for i in kept_dims) or ((),)
-    if len(blob.known_shape) == len(laid_out.view.dims):
-        left = tuple(() if i in dims else group for i, group in enumerate(laid_out.view.dims))
+    left = tuple(groups[i] for i in kept_dims) or ((),)
+    if len(blob.known_shape) == len(groups):
+        left = tuple(() if i in dims else group for i, group in enumerate(groups))
     axes_left = tuple(() if axis in axes else group for axis, group in enumerate(laid_out.view.axes))
     return Tensor(blob, View(laid_out.view.batch, left, axes_left), x.dtype)
 
@@ -91,8 +94,7 @@ def reduction(
 
 
 def _log_sum_exp(im: ImportContext, x: Tensor, dims: Sequence[int]) -> Blob:
-    """m + log(sum(exp(x - m))) with the largest number m: without it exp overflows from 89 on."""
-    # Infinite, it would make NaN of itself.
+    """m + log(sum(exp(x - m))) with the largest finite number m: without it exp overflows from 89 on."""
     largest = im.layer("Clip", reduction(im, x.blob, dims, Reduction.MAX), min=-FLT_MAX, max=FLT_MAX)
     low = im.layer("BinaryOp", x.blob, largest, op_type=BinaryOp.SUB)
     return im.layer("BinaryOp", reduction(im, low, dims, Reduction.LOGSUMEXP), largest, op_type=BinaryOp.ADD)
@@ -100,14 +102,8 @@ def _log_sum_exp(im: ImportContext, x: Tensor, dims: Sequence[int]) -> Blob:
 
 def reduced_alone(im: ImportContext, x: Tensor, name: str) -> Tensor:
     """Apply the part of a reduction that remains over axes of size 1, or over none."""
-    if name not in _ALONE:
-        return x
-    layer, params = _ALONE[name]
-    return im.unary(x, layer, **params)
-
-
-# Longer than any dynamic axis; indices in it, and these plus it, are whole numbers that float32 holds.
-_LONGEST = 2**23
+    layer, params = _ALONE.get(name, ("", {}))
+    return im.unary(x, layer, **params) if layer else x
 
 
 def arg_max(im: ImportContext, x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
@@ -132,8 +128,8 @@ def mark_largest(im: ImportContext, x: Tensor, axis: int, *, last: bool) -> Tens
     if isinstance(size, Sym):
         cells = np.full((1, *ones), axis_index(len(ones)), dtype=object)
         index: Value = im.tensor(SymbolicTensor(cells, (size, *ones), np.dtype(np.float32)))
-        span = _LONGEST
     else:
-        index, span = Constant(np.arange(size, dtype=np.float32).reshape(-1, *ones)), size
+        index = Constant(np.arange(size, dtype=np.float32).reshape(-1, *ones))
+    span = _LONGEST if isinstance(size, Sym) else size
     far = binary(im, BinaryOp.MUL, others, number(-span if last else span))
     return im.tensor(binary(im, BinaryOp.ADD, far, index))

@@ -1,14 +1,13 @@
-"""LSTM, GRU and RNN step by step, for what ncnn's layers do not have.
+"""LSTM, GRU and RNN step by step, for computed weights, peepholes and all else that ncnn's layers do not have.
 
-These are computed weights, GRU's reset gate before the product, peepholes, other activations, clipped gates, and
-sequences that end early. Every step is unrolled, so the number of steps has a limit.
+Every step is unrolled, so the number of steps has a limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial, reduce
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import softplus, softsign
-from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
+from onnx2ncnn_opt.onnx.lower.functional.binary import added, binary, number
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat, joined, parts
 from onnx2ncnn_opt.onnx.lower.functional.crop import split
 from onnx2ncnn_opt.onnx.lower.functional.gather import gather
@@ -47,17 +46,13 @@ _ACTIVATIONS: dict[str, tuple[_Function, tuple[float, ...]]] = {
 
 @dataclass(frozen=True, eq=False)
 class Unrolled:
-    """A node whose steps are written out: its weights, and how it computes.
-
-    `w` is [directions, gates * hidden, inputs], `r` [directions, gates * hidden, hidden], `b` [directions,
-    2 * gates * hidden]. `lengths` are those of the batch's items. `gates` says how a step is made of them.
-    """
+    """A node whose steps are written out: its weights, and how it computes."""
 
     im: ImportContext
-    w: Value
-    r: Value
-    b: Value | None
-    lengths: Array | None
+    w: Value  # [directions, gates * hidden, inputs]
+    r: Value  # [directions, gates * hidden, hidden]
+    b: Value | None  # [directions, 2 * gates * hidden]
+    lengths: Array | None  # of the batch's items
     backwards: Sequence[bool]
     activations: Sequence[str]
     alpha: Sequence[float]
@@ -77,7 +72,7 @@ class Unrolled:
             h, c = before
             f, g, out = self._functions[3 * direction : 3 * direction + 3]
             held = self._products(h, direction)
-            peep = [None] * 3 if p is None else self._columns(_part(im, p, direction))
+            peep = [None] * 3 if p is None else self._parts(_part(im, p, direction))
             sums = [_total(im, *pair) for pair in zip(products, held, strict=True)]
             i = self._gate(f, sums[0], _times(im, peep[0], c))
             forget = self._gate(f, sums[2], _times(im, peep[2], c))
@@ -94,12 +89,12 @@ class Unrolled:
         def step(direction: int, products: list[Value], before: list[Value]) -> list[Value]:
             (h,) = before
             f, g = self._functions[2 * direction : 2 * direction + 2]
-            r = _split(im, _part(im, self.r, direction), 0, self.hidden)
+            r = self._parts(_part(im, self.r, direction), 0)
             z = self._gate(f, products[0], _product(im, h, r[0]))
             reset = self._gate(f, products[1], _product(im, h, r[1]))
             if linear_before_reset:
-                inner = self._columns(_part(im, self.b, direction))[5] if self.b is not None else None
-                held = _times(im, reset, _sum(im, _product(im, h, r[2]), inner))
+                inner = self._parts(_part(im, self.b, direction))[5] if self.b is not None else None
+                held = _times(im, reset, added(im, _product(im, h, r[2]), inner))
             else:
                 held = _product(im, _times(im, reset, h), r[2])
             new = self._gate(g, products[2], held)
@@ -119,14 +114,14 @@ class Unrolled:
     @cached_property
     def _functions(self) -> list[Callable[[Tensor], Value]]:
         """The activations; each takes the next alpha and beta where it has such."""
-        lists = [list(self.alpha), list(self.beta)]
+        lists = iter(self.alpha), iter(self.beta)
         return [self._function(name.lower(), lists) for name in self.activations]
 
-    def _function(self, name: str, lists: list[list[float]]) -> Callable[[Tensor], Value]:
+    def _function(self, name: str, lists: Sequence[Iterator[float]]) -> Callable[[Tensor], Value]:
         if name not in _ACTIVATIONS:
             raise self.im.refuse(f"activation {name}", "use one of ONNX's activations of LSTM, GRU and RNN")
         function, defaults = _ACTIVATIONS[name]
-        params = [given.pop(0) if given else default for given, default in zip(lists, defaults, strict=False)]
+        params = [next(given, default) for given, default in zip(lists, defaults, strict=False)]
         return lambda x: function(self.im, x, *params)
 
     def _gate(self, function: Callable[[Tensor], Value], *terms: Value | None) -> Value:
@@ -138,29 +133,30 @@ class Unrolled:
         """Return the biases of W, [directions, gates * hidden], with those of R for the first `inner` gates."""
         if self.b is None:
             return None
-        pieces = self._columns(self.b)
+        pieces = self._parts(self.b)
         half = len(pieces) // 2
-        both = [_sum(self.im, a, b) for a, b in zip(pieces[:half], pieces[half:][:inner], strict=False)]
-        both += pieces[len(both) : half]
-        return joined(self.im, [piece for piece in both if piece is not None], 1)
+        both = [_total(self.im, *pair) for pair in zip(pieces[:half], pieces[half:][:inner], strict=False)]
+        return joined(self.im, [*both, *pieces[len(both) : half]], 1)
 
     def _products(self, state: Value, direction: int) -> list[Value | None]:
         """Return a state times each gate's matrix; None for a state of zeros."""
         product = _product(self.im, state, _part(self.im, self.r, direction))
         gates = self.r.shape[1]
         assert isinstance(gates, int)
-        return [None] * (gates // self.hidden) if product is None else [*self._columns(product)]
+        return [None] * (gates // self.hidden) if product is None else [*self._parts(product)]
 
-    def _columns(self, x: Value) -> list[Value]:
-        """Return the last axis in parts of the size of a state."""
-        return _split(self.im, x, x.rank - 1, self.hidden)
+    def _parts(self, x: Value, axis: int = -1) -> list[Value]:
+        """Return an axis in parts of the size of a state."""
+        length = x.shape[axis]
+        assert isinstance(length, int)
+        return list(parts(self.im, x, axis, (self.hidden,) * (length // self.hidden)))
 
     def _run(self, x: Tensor, states: Sequence[Value | None], b: Value | None, step: _Step) -> tuple[Value, ...]:
         """Y and the last states: [steps, directions, batch, hidden] and [directions, batch, hidden]."""
         im = self.im
         count, items = im.fixed(x.shape[:2], "a dynamic number of steps, or a dynamic batch")
-        if count * len(self.backwards) > MOST_STEPS:
-            reason = f"{count * len(self.backwards)} steps one after the other, more than {MOST_STEPS}"
+        if (steps := count * len(self.backwards)) > MOST_STEPS:
+            reason = f"{steps} steps one after the other, more than {MOST_STEPS}"
             raise im.refuse(reason, "feed the sequence in shorter parts")
         zeros = Constant(np.zeros((items, self.hidden), np.float32))
         outputs, ends = [], []
@@ -173,7 +169,7 @@ class Unrolled:
             seen: list[Value] = []
             for t in reversed(range(count)) if backward else range(count):
                 alive = None if self.lengths is None else (self.lengths > t).astype(np.float32).reshape(items, 1)
-                new = step(direction, self._columns(each[t]), now)
+                new = step(direction, self._parts(each[t]), now)
                 now = [_kept(im, alive, a, b) for a, b in zip(new, now, strict=True)]
                 seen.append(im.reshape(_kept(im, alive, new[0], zeros), (1, 1, items, self.hidden)))
             outputs.append(concat(im, *(reversed(seen) if backward else seen), axis=0))
@@ -195,32 +191,15 @@ def _part(im: ImportContext, x: Value, direction: int) -> Value:
     return Constant(x.array[direction]) if isinstance(x, Constant) else gather(im, x, Constant(np.array(direction)))
 
 
-def _split(im: ImportContext, x: Value, axis: int, size: int) -> list[Value]:
-    """Return an axis in parts of a size."""
-    length = x.shape[axis]
-    assert isinstance(length, int)
-    return list(parts(im, x, axis, (size,) * (length // size)))
-
-
 def _is_zero(x: Value | None) -> bool:
     return x is None or (isinstance(x, Constant) and not x.array.any())
 
 
-def _sum(im: ImportContext, a: Value | None, b: Value | None) -> Value | None:
-    """Return a + b, each of which may be None."""
-    if a is None or b is None:
-        return b if a is None else a
-    if isinstance(a, Constant) and isinstance(b, Constant):
-        return Constant(a.array + b.array)
-    return binary(im, BinaryOp.ADD, a, b)
-
-
-def _total(im: ImportContext, first: Value | None, *others: Value | None) -> Value:
+def _total(im: ImportContext, *terms: Value | None) -> Value:
     """Return the sum of the values that exist."""
-    for other in others:
-        first = _sum(im, first, other)
-    assert first is not None
-    return first
+    total = reduce(partial(added, im), terms)
+    assert total is not None
+    return total
 
 
 def _times(im: ImportContext, a: Value | None, b: Value | None) -> Value | None:

@@ -1,35 +1,37 @@
-"""Tensors under other axes: what costs no layer by itself."""
+"""Tensors under other axes, which costs no layer by itself, and repeated along their axes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from onnx2ncnn_opt.ir.dim import shape_text
+from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, View, flat
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.layout import Layout
-from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Tensor, Value
 
 
 def rows(im: ImportContext, x: Tensor, axis: int) -> Tensor:
     """Return the tensor with the axes from `axis` on as the innermost dim of the Mat, in as few layers as possible."""
     inner = tuple(range(axis, x.rank))
-    atoms = tuple(atom for a in inner for atom in x.view.axes[a])
-    if x.view.dims[-1] == atoms:
+    if x.view.dims[-1] == flat(x.view.axes[axis:]):
         return x
     outer = [a for a in range(axis) if x.view.axes[a]]
     batch: list[int] = []
     if outer and outer[0] == x.batch_axis:
         batch, outer = outer[:1], outer[1:]
-    dims = [[a] for a in outer] if len(outer) <= 2 else [outer]
-    return im.in_layout(x, Layout((*map(tuple, dims), inner), tuple(batch)))
+    dims = [(a,) for a in outer] if len(outer) <= 2 else [tuple(outer)]
+    return im.in_layout(x, Layout((*dims, inner), tuple(batch)))
+
+
+def ranked(x: Tensor, rank: int) -> Tensor:
+    """Return the tensor with leading axes of size 1."""
+    return x.viewed(x.view.with_axes(((),) * (rank - x.rank) + x.view.axes))
 
 
 def transposed(x: Value) -> Value:
     """Return the last two axes exchanged."""
-    if x.rank < 2:
-        return x
-    order = (*range(x.rank - 2), x.rank - 1, x.rank - 2)
-    return Constant(x.array.transpose(order)) if isinstance(x, Constant) else x.viewed(x.view.transpose(order))
+    return x if x.rank < 2 else x.transpose((*range(x.rank - 2), x.rank - 1, x.rank - 2))
 
 
 def squeeze(im: ImportContext, x: Tensor, axes: Sequence[int] | None) -> Tensor:
@@ -50,3 +52,59 @@ def unsqueeze(im: ImportContext, x: Tensor, axes: Sequence[int]) -> Tensor:
     new = im.axes(axes, rank)
     groups = iter(x.view.axes)
     return x.viewed(x.view.with_axes(() if axis in new else next(groups) for axis in range(rank)))
+
+
+def repeated(im: ImportContext, x: Tensor, repeats: Sequence[int]) -> Tensor:
+    """numpy.tile by one number per axis, as one Tile; one for each axis where that needs more than four dims."""
+    grown = [axis for axis, n in enumerate(repeats) if n != 1]
+    if not grown:
+        return x
+    batch = batch_beside(x, grown)
+    dims = dims_around(x, grown, batch)
+    is_easy = len(dims) <= MAX_DIMS and im.cost(x, Layout(tuple(dims), tuple(batch))) < 2 * len(grown)
+    if not is_easy and all(x.shape[axis] == 1 for axis in grown):
+        for axis in grown:
+            x = _spread(im, x, axis, repeats[axis])
+        return x
+    if len(dims) > MAX_DIMS:
+        for axis in grown:
+            x = repeated(im, x, [n if a == axis else 1 for a, n in enumerate(repeats)])
+        return x
+    counts = tuple(int(repeats[group[0]]) if group[0] in grown else 1 for group in dims)
+    blob = im.layer("Tile", im.mat(x, dims, batch), repeats=counts)
+    shape = tuple(size * n for size, n in zip(x.shape, repeats, strict=True))
+    return im.wrap(blob, shape, dims, batch, x.dtype)
+
+
+def _spread(im: ImportContext, x: Tensor, axis: int, count: int) -> Tensor:
+    """Return an axis of size 1 repeated, as a dim of a Mat in which all else stays in order."""
+    before = set(flat(x.view.axes[:axis]))
+    atoms = flat(x.view.dims)
+    cut = next((i for i, atom in enumerate(atoms) if atom not in before), len(atoms))
+    around = [group for group in (atoms[:cut], None, atoms[cut:]) if group != ()]
+    dim = around.index(None)
+    one = im.in_mat(x, tuple(group or () for group in around), x.view.batch)
+    blob = im.layer("Tile", one.blob, repeats=tuple(count if i == dim else 1 for i in range(len(around))))
+    new = (Atom(count),)
+    dims = tuple(new if i == dim else group for i, group in enumerate(one.view.dims))
+    axes = tuple(new if a == axis else group for a, group in enumerate(x.view.axes))
+    return Tensor(blob, View(x.view.batch, dims, axes), x.dtype)
+
+
+def batch_beside(x: Tensor, axes: Collection[int]) -> list[int]:
+    """Return the axis that is the Mat's batch, where it can stay so while layers work on `axes`; none otherwise."""
+    return [] if x.batch_axis is None or x.batch_axis in axes else [x.batch_axis]
+
+
+def dims_around(x: Tensor, axes: Collection[int], batch: Collection[int]) -> list[tuple[int, ...]]:
+    """Return all axes as dims, each of `axes` one of its own; where these are more than four, others are merged."""
+    dims: list[tuple[int, ...]] = [(a,) for a in range(x.rank) if a not in batch and (x.shape[a] != 1 or a in axes)]
+    if len(dims) <= MAX_DIMS:
+        return dims
+    merged: list[tuple[int, ...]] = []
+    for group in dims:
+        if merged and group[0] not in axes and merged[-1][-1] not in axes:
+            merged[-1] += group
+        else:
+            merged.append(group)
+    return merged

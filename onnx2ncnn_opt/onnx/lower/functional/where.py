@@ -12,8 +12,8 @@ three ways, and the first safe one is taken (docs/special-values.md):
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,24 +22,21 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction, UnaryOp
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, axis_index, known, product
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.ranges import Range, of_numbers, through
-from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape, number, spread
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_float, float_value
-from onnx2ncnn_opt.onnx.lower.functional.gather import pixels
-from onnx2ncnn_opt.onnx.lower.functional.logic import negative, ranked, rest
+from onnx2ncnn_opt.onnx.lower.functional.gather import middles, pixels
+from onnx2ncnn_opt.onnx.lower.functional.logic import negative, rest
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduction
+from onnx2ncnn_opt.onnx.lower.functional.views import ranked
 from onnx2ncnn_opt.onnx.value import Constant, SymbolicTensor, Tensor, Value, held_as_float, is_float
 
-Mask: TypeAlias = Tensor | Constant
-"""1 where a side is chosen, 0 elsewhere."""
-
+Mask: TypeAlias = Tensor | Constant  # 1 where a side is chosen, 0 elsewhere
 _LARGEST_HALF = float(np.finfo(np.float16).max)
 _LOWEST = -1e30  # no score comes near; added to one, it swallows it
 _PLANE = ((), (), (0,), (1,))
 _LARGEST_SIDE, _LARGEST_HALF_SIDE = 2**20, 1024  # pixels whose coordinates float32 and fp16 tell apart
-# Numbers of which one is in the domain of every function.
-_HARMLESS = (0.0, 1.0, 0.5)
+_HARMLESS = (0.0, 1.0, 0.5)  # one of these is in the domain of every function
 _DEEPEST = 16  # functions of functions
 _STRAIGHT = 16.0  # from here on, x and Softplus(x) are the same in float32
 _MASKED_AS_A_WHOLE = -30000.0
@@ -73,18 +70,19 @@ def _where(im: ImportContext, condition: Value, a: Value, b: Value) -> Value:
         return _of_constants(im, first, a, b)
     if isinstance(a, Constant):
         a, b, first = b, a, _rest(im, first)
-    left = _ordinary(im, a, first)
+    left = _harmless(im, a, first)
     if isinstance(b, Constant):
         if left is None and b.scalar is not None and abs(b.scalar) > _LARGEST_HALF:
-            left = _moved(im, first, a, number(0))  # limit_mask_fill finds the number where it is added
-        return _moved(im, first, a, b) if left is None else _or_constant(im, first, left, b)
-    if left is None:
-        return _moved(im, first, a, b)
-    second = _rest(im, first)
-    right = _ordinary(im, b, second)
-    if right is None:
-        return _moved(im, first, a, b)
-    return binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, left, first), binary(im, BinaryOp.MUL, right, second))
+            # limit_mask_fill finds the number where it is added.
+            return _or_constant(im, first, _moved(im, first, a, number(0)), b)
+        return _moved(im, first, a, b) if left is None else _or_constant(im, first, left[0], b)
+    if left is not None:
+        second = _rest(im, first)
+        right = _harmless(im, b, second)
+        if right is not None:
+            a, b = binary(im, BinaryOp.MUL, left[0], first), binary(im, BinaryOp.MUL, right[0], second)
+            return binary(im, BinaryOp.ADD, a, b)
+    return _moved(im, first, a, b)
 
 
 def _rest(im: ImportContext, mask: Mask) -> Mask:
@@ -95,9 +93,6 @@ def _rest(im: ImportContext, mask: Mask) -> Mask:
     if layer is not None and layer.computes(BinaryOp.RSUB, scalar=True) and layer["b"] == 1:
         return Tensor(layer.input, mask.view, mask.dtype)
     return rest(im, mask)
-
-
-# ---- arithmetic
 
 
 def _of_constants(im: ImportContext, first: Mask, a: Constant, b: Constant) -> Value:
@@ -132,41 +127,30 @@ def _or_constant(im: ImportContext, first: Mask, x: Value, other: Constant) -> V
 
 
 def _beyond_half(im: ImportContext, mask: Mask, x: Constant) -> Value:
-    """0 where the mask is 1, a number beyond those of fp16 elsewhere.
-
-    There it is infinite, and a product with 0 would be NaN; so it is a bound of the mask's logarithm.
-    """
+    """0 where the mask is 1, else a number beyond fp16: a bound of the mask's logarithm, as infinity times 0 is NaN."""
     assert x.scalar is not None
     wall = im.unary(mask, "Log")
     wall = wall if x.scalar < 0 else negative(im, wall)
     return wall if math.isinf(x.scalar) else binary(im, BinaryOp.MAX if x.scalar < 0 else BinaryOp.MIN, wall, x)
 
 
-# ---- functions of what is in their domain
-
-
-def _ordinary(im: ImportContext, x: Value, chosen: Mask) -> Value | None:
-    """Return x where it is chosen, ordinary numbers elsewhere; None if no way to do so is known."""
-    found = _harmless(im, x, chosen, _DEEPEST)
-    return None if found is None else found[0]
-
-
-def _harmless(im: ImportContext, x: Value, chosen: Mask, depth: int) -> tuple[Value, Range] | None:
-    """As `_ordinary`, with the range of the numbers that are not chosen."""
+def _harmless(im: ImportContext, x: Value, chosen: Mask, depth: int = _DEEPEST) -> tuple[Value, Range] | None:
+    """Return x where it is chosen, ordinary numbers elsewhere, and their range; None if no way to do so is known."""
     here = im.range_of(x)
     if here.is_finite:
         return x, here
-    operands = im.operands_of(x) if isinstance(x, Tensor) else None
-    if operands is None or not depth:
+    if not isinstance(x, Tensor) or not depth:
         return None
-    assert isinstance(x, Tensor)
-    layer = x.blob.producer
-    assert layer is not None
+    layer, operands = x.blob.producer, im.operands_of(x)
+    if layer is None or operands is None:
+        return None
     parts = [_harmless(im, each, chosen, depth - 1) for each in operands]
     found = [part for part in parts if part is not None]
     if len(found) < len(parts):
         return None
-    for which, harmless in _replacements(len(found)):
+    # The operands to replace, the cheapest first: none, the second (a divisor), the first, both.
+    some = [(1,), (0,), (0, 1)] if len(found) == 2 else [(0,)]
+    for which, harmless in [((), 0.0), *itertools.product(some, _HARMLESS)]:
         point = of_numbers(np.array([harmless], np.float32))
         result = through(layer, [point if i in which else known for i, (_, known) in enumerate(found)])
         if result.is_finite:
@@ -174,25 +158,10 @@ def _harmless(im: ImportContext, x: Value, chosen: Mask, depth: int) -> tuple[Va
                 _or_constant(im, chosen, each, number(harmless)) if i in which else each
                 for i, (each, _) in enumerate(found)
             ]
-            return _again(im, layer, safe), result
+            if len(safe) == 2:
+                return binary(im, layer["op_type"], *safe), result
+            return im.unary(safe[0], layer.type, **{str(name): n for name, n in layer.params.items()}), result
     return None
-
-
-def _replacements(count: int) -> list[tuple[tuple[int, ...], float]]:
-    """Return operands to replace, with a number: none, the second (a divisor), the first, both; the cheapest first."""
-    some = [(1,), (0,), (0, 1)] if count == 2 else [(0,)]
-    return [((), 0.0), *((which, harmless) for which in some for harmless in _HARMLESS)]
-
-
-def _again(im: ImportContext, layer: Layer, operands: Sequence[Value]) -> Value:
-    """Return the same function of other operands."""
-    if len(operands) == 2:
-        return binary(im, layer["op_type"], *operands)
-    params = {str(name): value for name, value in layer.params.items()}
-    return im.unary(operands[0], layer.type, **params)
-
-
-# ---- functions that are written with a condition
 
 
 def _activation(mask: Tensor, a: Value, b: Value) -> Tensor | tuple[str, dict[str, Any]] | None:
@@ -208,17 +177,10 @@ def _activation(mask: Tensor, a: Value, b: Value) -> Tensor | tuple[str, dict[st
         return b if x in other.inputs and softplus is not None and softplus.type == "Softplus" else None
     if abs(limit) > np.finfo(np.float32).tiny:
         return None
-    factor, inner = _factor(other)
+    factor, inner = (float(other["b"]), other.input) if other.computes(BinaryOp.MUL, scalar=True) else (1.0, b.blob)
     if inner is x:
         return "ReLU", {"slope": factor}
-    return ("ELU", {"alpha": factor}) if inner is not None and _is_expm1(inner, x) else None
-
-
-def _factor(layer: Layer) -> tuple[float, Blob | None]:
-    """Return a number, and the blob that a layer multiplies by it: its own output by 1, where it does not."""
-    if layer.computes(BinaryOp.MUL, scalar=True):
-        return float(layer["b"]), layer.input
-    return 1.0, layer.output
+    return ("ELU", {"alpha": factor}) if _is_expm1(inner, x) else None
 
 
 def _is_expm1(blob: Blob, x: Blob) -> bool:
@@ -269,9 +231,6 @@ def _guarded(im: ImportContext, x: Tensor, softmax: Layer) -> Tensor:
     return im.like(x, im.layer("BinaryOp", chances, open_rows, op_type=BinaryOp.MUL))
 
 
-# ---- moving
-
-
 def _moved(im: ImportContext, first: Mask, a: Value, b: Value) -> Value:
     """Copy a where `first` is 1, and b elsewhere, as pixels of one image; any numbers, NaN included."""
     shape = broadcast_shape(im, first.shape, a.shape, b.shape)
@@ -304,8 +263,8 @@ def _grid(im: ImportContext, first: Mask, shape: Shape, sides: tuple[Dim, Dim]) 
     """Return each number's place: its column, its row, and one of two sides, from -1 to 1 between the outer borders."""
     rows, columns = sides
     if isinstance(rows, int) and isinstance(columns, int):
-        along = np.broadcast_to(_middles(columns), (1, rows, columns))
-        down = np.broadcast_to(_middles(rows)[:, np.newaxis], (1, rows, columns))
+        along = np.broadcast_to(middles(columns), (1, rows, columns))
+        down = np.broadcast_to(middles(rows)[:, np.newaxis], (1, rows, columns))
         if isinstance(first, Constant):
             side = 0.5 - np.broadcast_to(first.array, known(shape)).reshape(1, rows, columns)
             return im.memory(np.stack([along, down, side]).astype(np.float32))
@@ -315,11 +274,6 @@ def _grid(im: ImportContext, first: Mask, shape: Shape, sides: tuple[Dim, Dim]) 
     mask = _plane(im, first, shape, sides)
     side_ = im.layer("BinaryOp", mask, op_type=BinaryOp.RSUB, with_scalar=1, b=0.5)
     return im.layer("Concat", *fixed, side_, axis=0)
-
-
-def _middles(size: int) -> Array:
-    """Return the middles of so many pixels between -1 and 1."""
-    return np.asarray((2 * np.arange(size) + 1) / size - 1)
 
 
 def _running(im: ImportContext, size: Dim, axis: int, shape: Shape) -> Blob:

@@ -9,14 +9,11 @@ from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.value import Ints
 
-# Spatial axes outermost first, as ONNX orders them, by their number.
+# By their number: spatial axes outermost first, as ONNX orders them, and the end of the type of ncnn's layers.
 AXES = {1: ("w",), 2: ("h", "w"), 3: ("d", "h", "w")}
+SUFFIX = {1: "1D", 2: "", 3: "3D"}
 # ncnn's names of the pads at the beginning and the end of an axis.
 _PADS = {"w": ("pad_left", "pad_right"), "h": ("pad_top", "pad_bottom"), "d": ("pad_front", "pad_behind")}
-
-
-# The end of the type of ncnn's layers, by the number of spatial axes.
-SUFFIX = {1: "1D", 2: "", 3: "3D"}
 
 
 class ConvAttributes(NamedTuple):
@@ -53,8 +50,7 @@ def window_params(kernel: Ints, strides: Ints, pads: Ints, dilations: Ints = ())
 
 def pad_params(pads: Sequence[int]) -> dict[str, int]:
     """ONNX pads (all begins, then all ends) as ncnn's parameters."""
-    axes = AXES[len(pads) // 2]
-    names = [_PADS[axis][end] for end in (0, 1) for axis in axes]
+    names = [_PADS[axis][end] for end in (0, 1) for axis in AXES[len(pads) // 2]]
     return {name: int(pad) for name, pad in zip(names, pads, strict=True)}
 
 
@@ -71,13 +67,17 @@ def same_pads(
         return (0,) * 2 * n
     if auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
         raise im.invalid(f"auto_pad {auto_pad} is not known")
-    begins, ends = [], []
+    totals = []
     for size, k, d, s in zip(shape, kernel, dilation, stride, strict=True):
         total = (k - 1) * d
         if s != 1:
             [length] = im.fixed([size], f"auto_pad {auto_pad} depends on a dynamic dimension")
             total = max((-(-length // s) - 1) * s + total + 1 - length, 0)
-        first = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
-        begins.append(first)
-        ends.append(total - first)
-    return (*begins, *ends)
+        totals.append(total)
+    return halves(totals, auto_pad)
+
+
+def halves(totals: Sequence[int], auto_pad: str) -> Ints:
+    """Return pads of all begins, then all ends, of these sums; an odd one is larger at the end with SAME_UPPER."""
+    begins = [(max(total, 0) + (auto_pad != "SAME_UPPER")) // 2 for total in totals]
+    return (*begins, *(total - begin for total, begin in zip(totals, begins, strict=True)))
