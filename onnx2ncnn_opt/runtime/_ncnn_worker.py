@@ -73,11 +73,18 @@ class NcnnServer(Server):
 
     def do_run(self, feeds: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> None:
         """Compute outputs from arrays that follow; send an answer after feeding them, then one for each output."""
-        for feed in feeds:
-            feed["array"] = self.read_array(feed)
-        extractor = self.attempt(self.feed, feeds)
+        extractor = self.fed(feeds)
         for output in outputs if extractor else ():
             self.attempt(self.extract, extractor, output)
+
+    def read_feeds(self, feeds: list[dict[str, Any]]) -> None:
+        for feed in feeds:
+            feed["array"] = self.read_array(feed)
+
+    def fed(self, feeds: list[dict[str, Any]]) -> Any:
+        """Return an extractor with arrays that follow; None after an error."""
+        self.read_feeds(feeds)
+        return self.attempt(self.feed, feeds)
 
     def feed(self, feeds: list[dict[str, Any]]) -> Any:
         extractor = self.net.feed(feeds)
@@ -89,8 +96,7 @@ class NcnnServer(Server):
 
     def do_time(self, feeds: list[dict[str, Any]], outputs: list[dict[str, Any]], seconds: float) -> None:
         """Run for some time; the answer has the seconds of each run."""
-        for feed in feeds:
-            feed["array"] = self.read_array(feed)
+        self.read_feeds(feeds)
         self.attempt(self.time, feeds, [self.net.blob(output["blob"]) for output in outputs], seconds)
 
     def clock(self) -> Callable[[], float]:
@@ -130,9 +136,7 @@ class NcnnServer(Server):
         """Compute blob after blob, and round each before the next is computed from it; send an answer for each."""
         import numpy as np
 
-        for feed in feeds:
-            feed["array"] = self.read_array(feed)
-        extractor = self.attempt(self.feed, feeds)
+        extractor = self.fed(feeds)
         random = np.random.default_rng(seed)
         for step in steps if extractor else ():
             self.attempt(self.step, extractor, random, **step)
@@ -177,8 +181,7 @@ class NcnnServer(Server):
 
     def do_time_blobs(self, feeds: list[dict[str, Any]], blobs: list[str], runs: int, seconds: float) -> None:
         """Measure the time of a net, and of each of its blobs; send one answer."""
-        for feed in feeds:
-            feed["array"] = self.read_array(feed)
+        self.read_feeds(feeds)
         self.attempt(self.time_blobs, feeds, blobs, runs, seconds)
 
     def time_blobs(self, feeds: list[dict[str, Any]], blobs: list[str], runs: int, seconds: float) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Mapping
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.errors import RunError, UsageError
 from onnx2ncnn_opt.runtime._ncnn_net import EMPTY
 
 Array = NDArray[Any]
@@ -51,6 +53,13 @@ class Failure(NamedTuple):
     def is_empty(self) -> bool:
         """True if ncnn computed the output, and it has no elements."""
         return self.reason.startswith(EMPTY)
+
+
+def all_there(results: Mapping[str, Array | Failure], net: Path) -> dict[str, Array]:
+    """Return the results of a net; raises RunError if one of them is missing."""
+    if failures := [f"  {blob}: {result}" for blob, result in results.items() if isinstance(result, Failure)]:
+        raise RunError(f"ncnn could not compute outputs of {net}:\n" + "\n".join(failures))
+    return {blob: result for blob, result in results.items() if not isinstance(result, Failure)}
 
 
 # The oldest version that works: from this one on, ncnn takes batches from Python.

@@ -257,14 +257,33 @@ class Child:
 
 
 class Worker(ABC):
-    """The owner of a process that is started when it is first needed, or before."""
+    """The owner of a process that is started when it is first needed, or before, and again after a crash."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._child: Child | None = None
 
-    @abstractmethod
     def start(self) -> Child:
         """Return the process, one for all threads; raises UsageError if it cannot be started."""
+        with self._lock:
+            if self._child is None:
+                self._child = self._started()
+            return self._child
+
+    @abstractmethod
+    def _started(self) -> Child:
+        """Start the process."""
+
+    def close(self) -> None:
+        """End the process; a later run starts another."""
+        with self._lock:
+            if self._child is not None:
+                self._child.close()
+            self.lost()
+
+    def lost(self) -> None:
+        """Note that the process has ended."""
+        self._child = None
 
     def warm_up(self) -> None:
         """Start the process while the caller does something else."""

@@ -37,35 +37,28 @@ _SESSIONS_AT_ONCE = 2  # of one process: a model, and the same model with someth
 
 
 class OrtWorker(Worker):
-    """A process that runs models; it is started when first needed, and again after a crash."""
+    """A process that runs models."""
 
     def __init__(self) -> None:
         super().__init__()
         self.turn = RLock()  # that of a thread to talk with the process
-        self._child: Child | None = None
         self._held: list[OrtRunner] = []
 
-    def start(self) -> Child:
-        """Return the process; raises UsageError if it cannot be started."""
-        with self._lock:
-            if self._child is None:
-                require("onnxruntime")
-                try:
-                    child = Child((sys.executable,), [_WORKER], {"files": False}, seconds=_SECONDS_TO_START)
-                except Ended as end:
-                    raise UsageError(f"ONNX Runtime cannot be run by {sys.executable}, which {end}") from end
-                if problem := child.greeting.get("error"):
-                    child.close()
-                    raise UsageError(f"ONNX Runtime cannot be run by {sys.executable}: {problem}")
-                self._child = child
-            return self._child
+    def lost(self) -> None:
+        """Note that the process has ended, and with it its sessions."""
+        super().lost()
+        self._held = []
 
-    def close(self) -> None:
-        """End the process; a later run starts another."""
-        with self._lock:
-            if self._child is not None:
-                self._child.close()
-            self._child, self._held = None, []
+    def _started(self) -> Child:
+        require("onnxruntime")
+        try:
+            child = Child((sys.executable,), [_WORKER], {"files": False}, seconds=_SECONDS_TO_START)
+        except Ended as end:
+            raise UsageError(f"ONNX Runtime cannot be run by {sys.executable}, which {end}") from end
+        if problem := child.greeting.get("error"):
+            child.close()
+            raise UsageError(f"ONNX Runtime cannot be run by {sys.executable}: {problem}")
+        return child
 
     def hold(self, runner: OrtRunner, child: Child) -> bool:
         """Return whether the process has a runner's session.
@@ -85,10 +78,6 @@ class OrtWorker(Worker):
             if runner in self._held and self._child is not None:
                 self._held.remove(runner)
                 self._child.send({"do": "drop", "number": runner.number})
-
-    def lost(self) -> None:
-        """Note that the process has ended."""
-        self._child, self._held = None, []
 
 
 SHARED = OrtWorker()  # one process for all models; it ends with this one
@@ -127,7 +116,7 @@ class OrtRunner:
         self._name = "the model" if isinstance(model, bytes) else os.fspath(model)
         if outputs:
             folder = model.absolute().parent if isinstance(model, Path) else folder
-            model = _cut(model, outputs)
+            model = bytes(read_model(model, outputs).SerializeToString())
         self._model, self._folder = model, folder
         try:
             described = self._loaded()
@@ -153,6 +142,11 @@ class OrtRunner:
         """Return every output by name; RunError if ONNX Runtime does not take the feeds or fails."""
         with self._asked({"do": "run"}, feeds) as (child, _):
             return {name: child.receive_array(child.receive(**ARRAY)) for name in self._outputs}
+
+    def run_any(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Return every output by name, as `run` does; feeds that the model does not take are left out."""
+        known = set(self.input_names())
+        return self.run({name: array for name, array in feeds.items() if name in known})
 
     def time(self, feeds: Mapping[str, Array], seconds: float) -> list[float]:
         """Return the seconds of CPU time of each run of one thread, for as many runs as fit into `seconds`."""
@@ -249,21 +243,16 @@ def _unsigned(model: Path | bytes) -> bytes:
     return bytes(proto.SerializeToString())
 
 
-def _cut(model: Path | bytes, outputs: Collection[str]) -> bytes:
-    """Return the model with other outputs; external data stays where it is."""
-    proto = read_model(model)
-    cut_model(proto, outputs, model.absolute().parent if isinstance(model, Path) else None)
-    return bytes(proto.SerializeToString())
-
-
-def read_model(model: Path | bytes) -> onnx.ModelProto:
-    """Return a model to change and run from its folder; the weights stay in its file."""
+def read_model(model: Path | bytes, outputs: Collection[str] = ()) -> onnx.ModelProto:
+    """Return a model to change and run from its folder, cut to `outputs` if there are any; weights stay in its file."""
     import onnx
 
     from onnx2ncnn_opt.onnx.read.embedded import without_weights
 
     proto = onnx.ModelProto()
     proto.ParseFromString(model if isinstance(model, bytes) else without_weights(model))
+    if outputs:
+        cut_model(proto, outputs, model.absolute().parent if isinstance(model, Path) else None)
     return proto
 
 

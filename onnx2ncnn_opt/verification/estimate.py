@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +38,10 @@ class Walk:
     outputs: dict[Blob, Array] = field(default_factory=dict)
     largest: dict[Blob, float] = field(default_factory=dict)
     special: dict[Blob, int] = field(default_factory=dict)
+
+    def largest_of(self, blobs: Iterable[Blob]) -> float:
+        """Return the largest finite number of some blobs."""
+        return max((self.largest.get(blob, 0.0) for blob in blobs), default=0.0)
 
 
 # Each layer is run and asked for on its own, several times: a net of 100,000 would take minutes.
