@@ -68,22 +68,16 @@ OLDEST = {"ncnn": "1.0.20261020"}
 
 def require(package: str) -> None:
     """Raise UsageError if a runtime is not installed or too old, with the way to get it (without importing it)."""
-    if importlib.util.find_spec(package) is None:
-        problem = "is not installed"
-    elif package in OLDEST and is_older(version(package), OLDEST[package]):
-        problem = f"is {version(package)}, but has to be {OLDEST[package]} or newer"
-    else:
-        return
-    raise UsageError(
-        f"nets run and are verified with the package {package}, which {problem}: `pip install -U {package}`, or "
-        "convert with --no-verify"
-    )
+    is_missing = importlib.util.find_spec(package) is None
+    if problem := "is not installed" if is_missing else outdated(package, version(package)):
+        raise UsageError(
+            f"nets run and are verified with the package {package}, which {problem}: `pip install -U {package}`, or "
+            "convert with --no-verify"
+        )
 
 
-def is_older(version: str, than: str) -> bool:
-    """Return whether one version is before another, both like 1.0.20261020."""
-    return _numbers(version) < _numbers(than)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d{1,18}", text)))
+def outdated(package: str, version: str) -> str:
+    """Return what is wrong with a version, like 1.0.20261020, of a package; empty if nothing is."""
+    oldest = OLDEST.get(package, "0")
+    found, least = (tuple(map(int, re.findall(r"\d{1,18}", text))) for text in (version, oldest))
+    return f"is {version:.40}, but has to be {oldest} or newer" if found < least else ""

@@ -13,8 +13,8 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
 from onnx2ncnn_opt.progress import counted
-from onnx2ncnn_opt.runtime.base import OLDEST, Array, Failure, Feed, Fetch, all_there, is_older
-from onnx2ncnn_opt.runtime.child import ARRAY, Child, Ended, Worker
+from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch, all_there, outdated
+from onnx2ncnn_opt.runtime.child import ARRAY, Child, Worker
 from onnx2ncnn_opt.runtime.targets import LOCAL, MODES, Target
 
 _PROGRAMS = tuple(Path(__file__).with_name(name) for name in ("_ncnn_net.py", "_ncnn_worker.py"))
@@ -72,7 +72,7 @@ class NcnnWorker(Worker):
     """
 
     def __init__(self, target: Target = LOCAL) -> None:
-        super().__init__()
+        super().__init__("ncnn", f"`{' '.join(target.command)}`")
         self.target = target
         self._runner: NcnnRunner | None = None
         self._sent: set[str] = set()
@@ -91,26 +91,22 @@ class NcnnWorker(Worker):
     def _started(self) -> Child:
         target = self.target
         target.require()
-        try:
-            child = Child(
-                target.command,
-                _PROGRAMS,
-                {"vulkan": target.vulkan, "files": not target.shares_files},
-                seconds=_SECONDS_TO_START * target.patience,
-                remote=target.is_remote,
-                greeting=("ncnn", "machine"),
-            )
-        except Ended as end:
-            raise UsageError(f"ncnn cannot be run by `{' '.join(target.command)}`, which {end}") from end
-        greeting, oldest = child.greeting, OLDEST["ncnn"]
-        problem = greeting.get("error", "")
-        if not problem and is_older(greeting["ncnn"], oldest):
-            problem = f"its ncnn is {greeting['ncnn']:.40}, but has to be {oldest} or newer"
-        if problem:
-            child.close()
-            hint = "" if target.is_local else "; `python3 -m pip install -U numpy ncnn` there gets what is needed"
-            raise UsageError(f"ncnn cannot be run by `{' '.join(target.command)}`: {problem}{hint}")
-        return child
+        return Child(
+            target.command,
+            _PROGRAMS,
+            {"vulkan": target.vulkan, "files": not target.shares_files},
+            seconds=_SECONDS_TO_START * target.patience,
+            remote=target.is_remote,
+            greeting=("ncnn", "machine"),
+        )
+
+    def _problem(self, greeting: Mapping[str, str]) -> str:
+        problem = super()._problem(greeting)
+        if not problem and (old := outdated("ncnn", greeting["ncnn"])):
+            problem = f"its ncnn {old}"
+        if problem and not self.target.is_local:
+            problem += "; `python3 -m pip install -U numpy ncnn` there gets what is needed"
+        return problem
 
     def checked(self, modes: Sequence[str]) -> str:
         """Return where nets run and in which modes, for people: "x86-64 fp32", "aarch64 fp32, fp16 (qemu)"."""
@@ -119,7 +115,7 @@ class NcnnWorker(Worker):
     @contextmanager
     def session(self, runner: NcnnRunner) -> Iterator[Child]:
         """Yield the process with `runner`'s net; raises CrashError if it ends, by itself or by the runner's timeout."""
-        with self._within(runner.timeout, str(runner.param)) as child:
+        with self.within(runner.timeout * self.target.patience, str(runner.param)) as child:
             if self._runner is not runner:
                 self._runner = None
                 runner.load(child)
@@ -131,20 +127,10 @@ class NcnnWorker(Worker):
 
         None if its system does not say.
         """
-        with self._within(_SECONDS_TO_START, "a question") as child:
+        with self.within(_SECONDS_TO_START * self.target.patience, "a question") as child:
             child.send({"do": "memory", "restart": restart})
             bytes: int | None = child.receive(bytes=int | None)["bytes"]
             return bytes
-
-    @contextmanager
-    def _within(self, seconds: float, what: str) -> Iterator[Child]:
-        child = self.start()
-        try:
-            with child.within(seconds * self.target.patience):
-                yield child
-        except Ended as end:
-            self.lost()
-            raise CrashError(f"ncnn {end.how} on {what}{end.said}") from end
 
     def file(self, path: Path) -> str:
         """Return the name of a file for the process.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -52,7 +52,7 @@ class Net:
         if threads == 0:
             raise UsageError("threads has to be 1 or more, or None for all cores")
         self.param, self.bin, self.manifest = net_files(Path(path), None if bin is None else Path(bin))
-        self._runner: _Runner
+        self._runner: NcnnRunner | _InProcess
         if isolated:
             target = find_target(on)
             target.require()
@@ -152,15 +152,6 @@ class Net:
                 f"the manifest beside {self.param} is that of another net: there is no blob '{missing[0]}'"
             )
         check_fed([entry.blob for entry in self.inputs], inputs, [entry.name for entry in self.inputs])
-
-
-class _Runner(Protocol):
-    def input_names(self) -> list[str]: ...
-    def output_names(self) -> list[str]: ...
-    def extract(
-        self, feeds: Mapping[str, Feed | Array], outputs: Sequence[Fetch | str]
-    ) -> dict[str, Array | Failure]: ...
-    def close(self) -> None: ...
 
 
 class _InProcess:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
+from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.runtime.base import Array, require
-from onnx2ncnn_opt.runtime.child import ARRAY, Child, Ended, TimeUp, Worker
+from onnx2ncnn_opt.runtime.child import ARRAY, Child, Worker
 
 if TYPE_CHECKING:
     import onnx
@@ -40,7 +40,7 @@ class OrtWorker(Worker):
     """A process that runs models."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__("ONNX Runtime", sys.executable, "; smaller inputs may do (--shape, --inputs)")
         self.turn = RLock()  # that of a thread to talk with the process
         self._held: list[OrtRunner] = []
 
@@ -49,16 +49,15 @@ class OrtWorker(Worker):
         super().lost()
         self._held = []
 
+    @contextmanager
+    def within(self, seconds: float, what: str) -> Iterator[Child]:
+        """Yield the process; other threads wait until the end of the block. Raises CrashError if it ends."""
+        with self.turn, super().within(seconds, what) as child:
+            yield child
+
     def _started(self) -> Child:
         require("onnxruntime")
-        try:
-            child = Child((sys.executable,), [_WORKER], {"files": False}, seconds=_SECONDS_TO_START)
-        except Ended as end:
-            raise UsageError(f"ONNX Runtime cannot be run by {sys.executable}, which {end}") from end
-        if problem := child.greeting.get("error"):
-            child.close()
-            raise UsageError(f"ONNX Runtime cannot be run by {sys.executable}: {problem}")
-        return child
+        return Child((sys.executable,), [_WORKER], {"files": False}, seconds=_SECONDS_TO_START)
 
     def hold(self, runner: OrtRunner, child: Child) -> bool:
         """Return whether the process has a runner's session.
@@ -114,9 +113,9 @@ class OrtRunner:
         self.number, self._worker, self._threads, self._timeout = next(_numbers), worker, threads, timeout
         self._flags = {"fast": fast, "plain": plain, "once": once or bool(outputs), "precise": not fast}
         self._name = "the model" if isinstance(model, bytes) else os.fspath(model)
+        beside = model.absolute().parent if isinstance(model, Path) else folder
         if outputs:
-            folder = model.absolute().parent if isinstance(model, Path) else folder
-            model = bytes(read_model(model, outputs).SerializeToString())
+            folder, model = beside, bytes(read_model(model, outputs).SerializeToString())
         self._model, self._folder = model, folder
         try:
             described = self._loaded()
@@ -124,7 +123,7 @@ class OrtRunner:
             if not any(text in str(error) for text in _SIGNED):
                 raise
             self._flags["precise"] = False
-            self._model, self._folder = _unsigned(model), model.absolute().parent if isinstance(model, Path) else folder
+            self._model, self._folder = _unsigned(model), beside
             described = self._loaded()
         self._inputs, self._outputs = described["inputs"], described["outputs"]
         taken = {*self._inputs, *described["with_default"]}
@@ -141,7 +140,7 @@ class OrtRunner:
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Return every output by name; RunError if ONNX Runtime does not take the feeds or fails."""
         with self._asked({"do": "run"}, feeds) as (child, _):
-            return {name: child.receive_array(child.receive(**ARRAY)) for name in self._outputs}
+            return {name: child.receive_array(self._receive(child, "failed on", **ARRAY)) for name in self._outputs}
 
     def run_any(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Return every output by name, as `run` does; feeds that the model does not take are left out."""
@@ -163,22 +162,11 @@ class OrtRunner:
             if array.dtype.kind not in "biuf":
                 raise RunError(f"ONNX Runtime failed on {self._name}: it takes no {array.dtype} as '{name}'")
         described = [{"name": name, "dtype": a.dtype.str, "shape": a.shape} for name, a in arrays.items()]
-        with self._talking() as child:
+        with self._worker.within(self._timeout, self._name) as child:
             if not self._worker.hold(self, child):
                 self._load(child)
             child.send({**request, "number": self.number, "feeds": described}, *arrays.values())
             yield child, self._receive(child, "failed on", **fields)
-
-    @contextmanager
-    def _talking(self) -> Iterator[Child]:
-        """Yield the process; other threads wait until the end of the block."""
-        with self._worker.turn:
-            child = self._worker.start()
-            try:
-                with child.within(self._timeout):
-                    yield child
-            except Ended as end:
-                raise self._lost(end) from end
 
     def close(self) -> None:
         """Let the process forget the model."""
@@ -186,7 +174,7 @@ class OrtRunner:
 
     def _loaded(self) -> dict[str, Any]:
         try:
-            with self._talking() as child:
+            with self._worker.within(self._timeout, self._name) as child:
                 self._worker.hold(self, child)
                 return self._load(child)
         except RunError:
@@ -194,16 +182,10 @@ class OrtRunner:
             raise
 
     def _load(self, child: Child) -> dict[str, Any]:
-        data = self._model if isinstance(self._model, bytes) else b""
-        request = {
-            "number": self.number,
-            "path": None if isinstance(self._model, bytes) else os.fspath(self._model.absolute()),
-            "size": len(data),
-            "threads": self._threads,
-            "folder": None if self._folder is None else os.fspath(self._folder),
-            **self._flags,
-        }
-        child.send({"do": "load", **request}, data)
+        path, data = (None, self._model) if isinstance(self._model, bytes) else (str(self._model.absolute()), b"")
+        folder = None if self._folder is None else os.fspath(self._folder)
+        request = {"number": self.number, "path": path, "size": len(data), "threads": self._threads, "folder": folder}
+        child.send({"do": "load", **request, **self._flags}, data)
         return self._receive(child, "refuses", inputs=[str], outputs=[str], with_default=[str])
 
     def _receive(self, child: Child, what: str, **fields: Any) -> dict[str, Any]:
@@ -211,11 +193,6 @@ class OrtRunner:
         if "error" in answer:
             raise RunError(f"ONNX Runtime {what} {self._name}: {answer['error']}")
         return answer
-
-    def _lost(self, end: Ended) -> CrashError:
-        self._worker.lost()
-        hint = "; smaller inputs may do (--shape, --inputs)" if isinstance(end, TimeUp) else ""
-        return CrashError(f"ONNX Runtime {end.how} on {self._name}{hint}{end.said}")
 
 
 def _unsigned(model: Path | bytes) -> bytes:
