@@ -49,37 +49,29 @@ class NcnnServer(Server):
             )
         return str(self.ncnn.get_gpu_info(self.ncnn.get_default_gpu_index()).device_name())
 
-    def do_put(self, name: str, size: int) -> None:
-        """Keep a file that follows for as long as this process lives."""
-        data = self.requests.read(size)
-        self.attempt(self.keep, name, data)
-
-    def keep(self, name: str, data: bytes) -> None:
+    def do_put(self, name: str, data: bytes) -> None:
+        """Keep a file for as long as this process lives."""
         assert self.folder is not None
         with open(os.path.join(self.folder, name), "wb") as file:
             file.write(data)
         self.answer({})
 
-    def do_load(self, **request: Any) -> None:
+    def do_load(self, param: str, bin: str, options: dict[str, Any]) -> None:
         """Replace the net by that of two files: paths here, or names of files that were put."""
         self.net = None
-        self.attempt(self.load, **request)
-
-    def load(self, param: str, bin: str, options: dict[str, Any]) -> None:
         if self.folder is not None:
             param, bin = (os.path.join(self.folder, name) for name in (param, bin))
         self.net = NcnnNet(param, bin, {**options, "use_vulkan_compute": self.vulkan})
         self.answer({"inputs": self.net.inputs, "outputs": self.net.outputs})
 
     def do_run(self, feeds: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> None:
-        """Compute outputs from arrays that follow; send an answer after feeding them, then one for each output."""
-        for feed in feeds:
-            feed["array"] = self.read_array(feed)
-        extractor = self.attempt(self.feed, feeds)
-        for output in outputs if extractor else ():
+        """Compute outputs; send an answer after the feeds, then one for each output."""
+        extractor = self.fed(feeds)
+        for output in outputs:
             self.attempt(self.extract, extractor, output)
 
-    def feed(self, feeds: list[dict[str, Any]]) -> Any:
+    def fed(self, feeds: list[dict[str, Any]]) -> Any:
+        """Return an extractor with the feeds, and say so."""
         extractor = self.net.feed(feeds)
         self.answer({"fed": len(feeds)})
         return extractor
@@ -89,9 +81,18 @@ class NcnnServer(Server):
 
     def do_time(self, feeds: list[dict[str, Any]], outputs: list[dict[str, Any]], seconds: float) -> None:
         """Run for some time; the answer has the seconds of each run."""
-        for feed in feeds:
-            feed["array"] = self.read_array(feed)
-        self.attempt(self.time, feeds, [self.net.blob(output["blob"]) for output in outputs], seconds)
+        clock = self.clock()
+        times: list[float] = []
+        end = time.perf_counter() + seconds
+        while not times or time.perf_counter() < end:
+            extractor = self.net.feed(feeds)
+            start = clock()
+            for output in outputs:
+                code, _ = extractor.extract(self.net.blob(output["blob"]))
+                if code != 0:
+                    raise RuntimeError(f"extract returned {code}")
+            times.append(clock() - start)
+        self.answer({"times": times})
 
     def clock(self) -> Callable[[], float]:
         """Return the clock for runs: CPU time of this thread, but real time for a GPU.
@@ -99,20 +100,6 @@ class NcnnServer(Server):
         A GPU works in no thread of this process.
         """
         return time.perf_counter if self.vulkan else time.thread_time
-
-    def time(self, feeds: list[dict[str, Any]], blobs: list[Any], seconds: float) -> None:
-        clock = self.clock()
-        times: list[float] = []
-        end = time.perf_counter() + seconds
-        while not times or time.perf_counter() < end:
-            extractor = self.net.feed(feeds)
-            start = clock()
-            for blob in blobs:
-                code, _ = extractor.extract(blob)
-                if code != 0:
-                    raise RuntimeError(f"extract returned {code}")
-            times.append(clock() - start)
-        self.answer({"times": times})
 
     def do_memory(self, restart: bool) -> None:
         """Send the most bytes that this process has had, or has now with `restart`; null if the system does not say."""
@@ -130,11 +117,9 @@ class NcnnServer(Server):
         """Compute blob after blob, and round each before the next is computed from it; send an answer for each."""
         import numpy as np
 
-        for feed in feeds:
-            feed["array"] = self.read_array(feed)
-        extractor = self.attempt(self.feed, feeds)
+        extractor = self.fed(feeds)
         random = np.random.default_rng(seed)
-        for step in steps if extractor else ():
+        for step in steps:
             self.attempt(self.step, extractor, random, **step)
 
     def step(
@@ -177,11 +162,6 @@ class NcnnServer(Server):
 
     def do_time_blobs(self, feeds: list[dict[str, Any]], blobs: list[str], runs: int, seconds: float) -> None:
         """Measure the time of a net, and of each of its blobs; send one answer."""
-        for feed in feeds:
-            feed["array"] = self.read_array(feed)
-        self.attempt(self.time_blobs, feeds, blobs, runs, seconds)
-
-    def time_blobs(self, feeds: list[dict[str, Any]], blobs: list[str], runs: int, seconds: float) -> None:
         import numpy as np
 
         clock = self.clock()

@@ -29,12 +29,10 @@ class OrtServer(Server):
         self.sessions: dict[int, Any] = {}
         return {}
 
-    def do_load(self, number: int, path: str | None, size: int, **settings: Any) -> None:
-        """Make a session of a file, or of the bytes that follow."""
-        model = self.requests.read(size) if path is None else path
-        self.attempt(self.load, number, model, **settings)
-
-    def load(self, number: int, model: bytes | str, threads: int, folder: str | None, **flags: bool) -> None:
+    def do_load(
+        self, number: int, path: str | None, data: bytes, threads: int, folder: str | None, **flags: bool
+    ) -> None:
+        """Make a session of a file, or of the bytes of a model."""
         options = self.ort.SessionOptions()
         options.intra_op_num_threads = threads
         # Threads that spin between nodes take three times the CPU of a small model's run.
@@ -55,7 +53,7 @@ class OrtServer(Server):
         if flags["once"]:
             # Weights are not copied into another layout. That other layout also adds up sums in another order.
             options.add_session_config_entry("session.disable_prepacking", "1")
-        session = self.ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        session = self.ort.InferenceSession(data if path is None else path, options, providers=["CPUExecutionProvider"])
         self.sessions[number] = session
         self.answer(
             {
@@ -71,19 +69,18 @@ class OrtServer(Server):
 
     def do_run(self, number: int, feeds: list[dict[str, Any]]) -> None:
         """Answer with the number of outputs, then with one after the other."""
-        arrays = {feed["name"]: self.read_array(feed) for feed in feeds}
-        results = self.attempt(self.results, number, arrays)
-        if results is not None:
-            self.answer({"outputs": len(results)})
-            for result in results:
-                self.answer({}, result)
+        session = self.sessions[number]
+        results: list[Any] = session.run(None, {feed["name"]: feed["array"] for feed in feeds})
+        for value, result in zip(session.get_outputs(), results):  # noqa: B905  Python 3.8 has no strict
+            if not hasattr(result, "dtype") or result.dtype.hasobject:
+                raise TypeError(f"the output '{value.name}' is not a tensor of numbers")
+        self.answer({"outputs": len(results)})
+        for result in results:
+            self.answer({}, result)
 
     def do_time(self, number: int, feeds: list[dict[str, Any]], seconds: float) -> None:
         """Run for some time; the answer has the seconds of each run."""
-        arrays = {feed["name"]: self.read_array(feed) for feed in feeds}
-        self.attempt(self.time, number, arrays, seconds)
-
-    def time(self, number: int, arrays: dict[str, Any], seconds: float) -> None:
+        arrays = {feed["name"]: feed["array"] for feed in feeds}
         times: list[float] = []
         end = time.perf_counter() + seconds
         while not times or time.perf_counter() < end:
@@ -91,14 +88,6 @@ class OrtServer(Server):
             self.sessions[number].run(None, arrays)
             times.append(time.thread_time() - start)
         self.answer({"times": times})
-
-    def results(self, number: int, arrays: dict[str, Any]) -> list[Any]:
-        session = self.sessions[number]
-        results: list[Any] = session.run(None, arrays)
-        for value, result in zip(session.get_outputs(), results):  # noqa: B905  Python 3.8 has no strict
-            if not hasattr(result, "dtype") or result.dtype.hasobject:
-                raise TypeError(f"the output '{value.name}' is not a tensor of numbers")
-        return results
 
 
 if __name__ == "__main__":

@@ -28,9 +28,12 @@ class Missing(Exception):
 
 
 class Server:
-    """Answers requests until its stdin ends; a request {"do": "x", ...} is the method do_x, called by keywords."""
+    """Answers requests until its stdin ends; a request {"do": "x", ...} is the method do_x, called by keywords.
 
-    # After these errors of a step the process continues; any other is a fault of the worker, and ends it.
+    Each of the request's "feeds" gets the "array" that follows; bytes of a "size" that follow are `data`.
+    """
+
+    # After these errors of a request the process continues; any other is a fault of the worker, and ends it.
     errors: tuple[type[Exception], ...] = (MemoryError, OSError)
 
     def __init__(self, requests: IO[bytes], answers: IO[bytes], folder: str | None) -> None:
@@ -56,11 +59,11 @@ class Server:
 
     def answer(self, message: dict[str, Any], array: np.ndarray[Any, Any] | None = None) -> None:
         """Send a message, and the array that belongs to it."""
+        data = b""
         if array is not None:
-            message = {**message, "dtype": array.dtype.str, "shape": array.shape}
+            message, data = {**message, "dtype": array.dtype.str, "shape": array.shape}, array.tobytes()
         self.answers.write(json.dumps(message).encode() + b"\n")
-        if array is not None:
-            self.answers.write(array.tobytes())
+        self.answers.write(data)
         self.answers.flush()
 
     def attempt(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -82,10 +85,15 @@ class Server:
         """Answer one request after the other."""
         for line in self.requests:
             request = json.loads(line)
+            step = getattr(self, "do_" + request.pop("do"))
             try:
-                getattr(self, "do_" + request.pop("do"))(**request)
+                for feed in request.get("feeds", ()):
+                    feed["array"] = self.read_array(feed)
+                if "size" in request:
+                    request["data"] = self.requests.read(request.pop("size"))
             except MemoryError:  # announced arrays are still on their way: the process cannot continue
                 sys.exit("out of memory")
+            self.attempt(step, **request)
 
 
 def write_mark(word: str) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Mapping
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.errors import RunError, UsageError
 from onnx2ncnn_opt.runtime._ncnn_net import EMPTY
 
 Array = NDArray[Any]
@@ -53,28 +55,29 @@ class Failure(NamedTuple):
         return self.reason.startswith(EMPTY)
 
 
+def all_there(results: Mapping[str, Array | Failure], net: Path) -> dict[str, Array]:
+    """Return the results of a net; raises RunError if one of them is missing."""
+    if failures := [f"  {blob}: {result}" for blob, result in results.items() if isinstance(result, Failure)]:
+        raise RunError(f"ncnn could not compute outputs of {net}:\n" + "\n".join(failures))
+    return {blob: result for blob, result in results.items() if not isinstance(result, Failure)}
+
+
 # The oldest version that works: from this one on, ncnn takes batches from Python.
 OLDEST = {"ncnn": "1.0.20261020"}
 
 
 def require(package: str) -> None:
     """Raise UsageError if a runtime is not installed or too old, with the way to get it (without importing it)."""
-    if importlib.util.find_spec(package) is None:
-        problem = "is not installed"
-    elif package in OLDEST and is_older(version(package), OLDEST[package]):
-        problem = f"is {version(package)}, but has to be {OLDEST[package]} or newer"
-    else:
-        return
-    raise UsageError(
-        f"nets run and are verified with the package {package}, which {problem}: `pip install -U {package}`, or "
-        "convert with --no-verify"
-    )
+    is_missing = importlib.util.find_spec(package) is None
+    if problem := "is not installed" if is_missing else outdated(package, version(package)):
+        raise UsageError(
+            f"nets run and are verified with the package {package}, which {problem}: `pip install -U {package}`, or "
+            "convert with --no-verify"
+        )
 
 
-def is_older(version: str, than: str) -> bool:
-    """Return whether one version is before another, both like 1.0.20261020."""
-    return _numbers(version) < _numbers(than)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d{1,18}", text)))
+def outdated(package: str, version: str) -> str:
+    """Return what is wrong with a version, like 1.0.20261020, of a package; empty if nothing is."""
+    oldest = OLDEST.get(package, "0")
+    found, least = (tuple(map(int, re.findall(r"\d{1,18}", text))) for text in (version, oldest))
+    return f"is {version:.40}, but has to be {oldest} or newer" if found < least else ""

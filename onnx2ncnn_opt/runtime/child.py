@@ -21,7 +21,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from onnx2ncnn_opt.errors import Error, UsageError
+from onnx2ncnn_opt.errors import CrashError, Error, UsageError
 from onnx2ncnn_opt.runtime._worker import GREETING
 from onnx2ncnn_opt.runtime.base import Array
 
@@ -91,14 +91,11 @@ class Child:
     ) -> None:
         self._remote = remote
         self._greeting_fields = dict.fromkeys((*greeting, "mark"), str)
-        quoted = shlex.quote(_BOOTSTRAP)
-        if command[0] == "ssh":  # it hands its arguments to a shell
-            self._start([*command, "-c", quoted], programs, config, seconds)
-            return
+        takes_shell, quoted = command[0] == "ssh", shlex.quote(_BOOTSTRAP)  # ssh hands its arguments to a shell
         try:
-            self._start([*command, "-c", _BOOTSTRAP], programs, config, seconds)
+            self._start([*command, "-c", quoted if takes_shell else _BOOTSTRAP], programs, config, seconds)
         except Ended as first:
-            if not remote or isinstance(first, TimeUp):
+            if takes_shell or not remote or isinstance(first, TimeUp):
                 raise
             try:  # other commands may do so as well (adb shell), and say so by nothing but a syntax error
                 self._start([*command, "-c", quoted], programs, config, seconds)
@@ -242,29 +239,74 @@ class Child:
             code = None
             self._signal()
         printed = self._stderr.until(None)
-        told = _END.search(printed)
-        said = _as_end(_END.sub(b"", printed))
-        if code is None:  # it did not end by itself
-            return str(end) if isinstance(end, _InvalidReply) else "closed its output", said
-        if told:
-            number = int(told[2])
-            return (_crash(number) if told[1] == b"crashed" else f"ended with exit code {number}"), said
+        told, said = _END.search(printed), _as_end(_END.sub(b"", printed))
+        if told and code is not None:
+            return _ending(-int(told[2]) if told[1] == b"crashed" else int(told[2])), said
         if isinstance(end, _InvalidReply):
             return str(end), said
+        if code is None:  # it did not end by itself
+            return "closed its output", said
         if self._remote:
             return f"ended with exit code {code} and no word of the worker (a lost connection?)", said
-        return (_crash(-code) if code < 0 else f"ended with exit code {code}"), said
+        return _ending(code), said
 
 
 class Worker(ABC):
-    """The owner of a process that is started when it is first needed, or before."""
+    """The owner of a process that is started when it is first needed, or before, and again after a crash.
 
-    def __init__(self) -> None:
+    `runtime` is the name of what runs there, `command` what starts it, both for people. `hint` ends the message of a
+    timeout.
+    """
+
+    def __init__(self, runtime: str, command: str, hint: str = "") -> None:
+        self._runtime, self._command, self._hint = runtime, command, hint
         self._lock = threading.Lock()
+        self._child: Child | None = None
 
     @abstractmethod
+    def _started(self) -> Child:
+        """Start the process; raises Ended."""
+
+    def _problem(self, greeting: Mapping[str, str]) -> str:
+        """Return what the process lacks; empty if nothing."""
+        return greeting.get("error", "")
+
     def start(self) -> Child:
-        """Return the process, one for all threads; raises UsageError if it cannot be started."""
+        """Return the process, one for all threads; raises UsageError if it cannot be started, or lacks something."""
+        with self._lock:
+            if self._child is None:
+                try:
+                    child = self._started()
+                except Ended as end:
+                    raise UsageError(f"{self._runtime} cannot be run by {self._command}, which {end}") from end
+                if problem := self._problem(child.greeting):
+                    child.close()
+                    raise UsageError(f"{self._runtime} cannot be run by {self._command}: {problem}")
+                self._child = child
+            return self._child
+
+    @contextmanager
+    def within(self, seconds: float, what: str) -> Iterator[Child]:
+        """Yield the process; raises CrashError if it ends on `what`, by itself or because the time is over."""
+        child = self.start()
+        try:
+            with child.within(seconds):
+                yield child
+        except Ended as end:
+            self.lost()
+            hint = self._hint if isinstance(end, TimeUp) else ""
+            raise CrashError(f"{self._runtime} {end.how} on {what}{hint}{end.said}") from end
+
+    def close(self) -> None:
+        """End the process; a later run starts another."""
+        with self._lock:
+            if self._child is not None:
+                self._child.close()
+            self.lost()
+
+    def lost(self) -> None:
+        """Note that the process has ended."""
+        self._child = None
 
     def warm_up(self) -> None:
         """Start the process while the caller does something else."""
@@ -318,6 +360,9 @@ def _is_kind(value: Any, kind: Any) -> bool:
     return isinstance(value, kind)
 
 
-def _crash(number: int) -> str:
-    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+def _ending(code: int) -> str:
+    """Describe an exit code, which is below 0 for a signal."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
     return f"crashed with {name}{' (out of memory?)' if name == 'SIGKILL' else ''}"

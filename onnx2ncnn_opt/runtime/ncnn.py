@@ -13,8 +13,8 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
 from onnx2ncnn_opt.progress import counted
-from onnx2ncnn_opt.runtime.base import OLDEST, Array, Failure, Feed, Fetch, is_older
-from onnx2ncnn_opt.runtime.child import ARRAY, Child, Ended, Worker
+from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch, all_there, outdated
+from onnx2ncnn_opt.runtime.child import ARRAY, Child, Worker
 from onnx2ncnn_opt.runtime.targets import LOCAL, MODES, Target
 
 _PROGRAMS = tuple(Path(__file__).with_name(name) for name in ("_ncnn_net.py", "_ncnn_worker.py"))
@@ -23,7 +23,7 @@ _PROGRAMS = tuple(Path(__file__).with_name(name) for name in ("_ncnn_net.py", "_
 _EXACT = dict.fromkeys(("use_winograd_convolution", "use_sgemm_convolution", "use_packing_layout"), False)
 
 _SECONDS_TO_START = 60.0
-_SEEN = {"largest": float, "special": int, "batch": bool}
+_STATS = {"largest": float, "special": int, "batch": bool}
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,14 @@ class Times:
 
 
 class NcnnWorker(Worker):
-    """A process that runs nets, one at a time; it is started when first needed, and again after a crash.
+    """A process that runs nets, one at a time.
 
     Use as a context manager (or `close` it), and give it to several `NcnnRunner`s to save the start of a process each.
     """
 
     def __init__(self, target: Target = LOCAL) -> None:
-        super().__init__()
+        super().__init__("ncnn", f"`{' '.join(target.command)}`")
         self.target = target
-        self._child: Child | None = None
         self._runner: NcnnRunner | None = None
         self._sent: set[str] = set()
 
@@ -84,40 +83,30 @@ class NcnnWorker(Worker):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        """End the process; a later run starts another."""
-        with self._lock:
-            if self._child is not None:
-                self._child.close()
-            self._child = self._runner = None
-            self._sent = set()
-
-    def start(self) -> Child:
-        """Return the process; raises UsageError if it cannot be started, or lacks something that it needs."""
-        with self._lock:
-            if self._child is None:
-                self._child = self._started()
-            return self._child
+    def lost(self) -> None:
+        """Note that the process has ended, and with it the net and the files in it."""
+        super().lost()
+        self._runner, self._sent = None, set()
 
     def _started(self) -> Child:
         target = self.target
         target.require()
-        config = {"vulkan": target.vulkan, "files": not target.shares_files}
-        seconds = _SECONDS_TO_START * target.patience
-        try:
-            texts = ("ncnn", "machine")
-            child = Child(target.command, _PROGRAMS, config, seconds=seconds, remote=target.is_remote, greeting=texts)
-        except Ended as end:
-            raise UsageError(f"ncnn cannot be run by `{' '.join(target.command)}`, which {end}") from end
-        greeting, oldest = child.greeting, OLDEST["ncnn"]
-        problem = greeting.get("error", "")
-        if not problem and is_older(greeting["ncnn"], oldest):
-            problem = f"its ncnn is {greeting['ncnn']:.40}, but has to be {oldest} or newer"
-        if problem:
-            child.close()
-            hint = "" if target.is_local else "; `python3 -m pip install -U numpy ncnn` there gets what is needed"
-            raise UsageError(f"ncnn cannot be run by `{' '.join(target.command)}`: {problem}{hint}")
-        return child
+        return Child(
+            target.command,
+            _PROGRAMS,
+            {"vulkan": target.vulkan, "files": not target.shares_files},
+            seconds=_SECONDS_TO_START * target.patience,
+            remote=target.is_remote,
+            greeting=("ncnn", "machine"),
+        )
+
+    def _problem(self, greeting: Mapping[str, str]) -> str:
+        problem = super()._problem(greeting)
+        if not problem and (old := outdated("ncnn", greeting["ncnn"])):
+            problem = f"its ncnn {old}"
+        if problem and not self.target.is_local:
+            problem += "; `python3 -m pip install -U numpy ncnn` there gets what is needed"
+        return problem
 
     def checked(self, modes: Sequence[str]) -> str:
         """Return where nets run and in which modes, for people: "x86-64 fp32", "aarch64 fp32, fp16 (qemu)"."""
@@ -126,7 +115,7 @@ class NcnnWorker(Worker):
     @contextmanager
     def session(self, runner: NcnnRunner) -> Iterator[Child]:
         """Yield the process with `runner`'s net; raises CrashError if it ends, by itself or by the runner's timeout."""
-        with self._within(runner.timeout, str(runner.param)) as child:
+        with self.within(runner.timeout * self.target.patience, str(runner.param)) as child:
             if self._runner is not runner:
                 self._runner = None
                 runner.load(child)
@@ -138,21 +127,10 @@ class NcnnWorker(Worker):
 
         None if its system does not say.
         """
-        with self._within(_SECONDS_TO_START, "a question") as child:
+        with self.within(_SECONDS_TO_START * self.target.patience, "a question") as child:
             child.send({"do": "memory", "restart": restart})
             bytes: int | None = child.receive(bytes=int | None)["bytes"]
             return bytes
-
-    @contextmanager
-    def _within(self, seconds: float, what: str) -> Iterator[Child]:
-        child = self.start()
-        try:
-            with child.within(seconds * self.target.patience):
-                yield child
-        except Ended as end:
-            self._child = self._runner = None
-            self._sent = set()
-            raise CrashError(f"ncnn {end.how} on {what}{end.said}") from end
 
     def file(self, path: Path) -> str:
         """Return the name of a file for the process.
@@ -224,11 +202,7 @@ class NcnnRunner:
 
     def run(self, feeds: Mapping[str, Feed | Array], outputs: Sequence[Fetch | str] | None = None) -> dict[str, Array]:
         """Return the outputs (all of the net's by default) by blob name; RunError if one of them is missing."""
-        results = self.extract(feeds, outputs)
-        failures = [f"  {blob}: {result}" for blob, result in results.items() if isinstance(result, Failure)]
-        if failures:
-            raise RunError(f"ncnn could not compute outputs of {self.param}:\n" + "\n".join(failures))
-        return {blob: result for blob, result in results.items() if not isinstance(result, Failure)}
+        return all_there(self.extract(feeds, outputs), self.param)
 
     def extract(
         self, feeds: Mapping[str, Feed | Array], outputs: Sequence[Fetch | str] | None = None
@@ -238,19 +212,13 @@ class NcnnRunner:
         All outputs come from one extractor, as a user's program would get them. Once ncnn has died on one of them, the
         ones after it are Failures too. Raises RunError if the net does not load or does not take the feeds.
         """
-        given = {blob: as_feed(blob, feed) for blob, feed in feeds.items()}
         outputs = self.output_names() if outputs is None else outputs
         wanted = dict.fromkeys(Fetch(output) if isinstance(output, str) else output for output in outputs)
-        request = {
-            "do": "run",
-            "feeds": _described(given),
-            "outputs": [{"blob": fetch.blob, "batch_axis": fetch.batch_axis} for fetch in wanted],
-        }
+        described = [{"blob": fetch.blob, "batch_axis": fetch.batch_axis} for fetch in wanted]
         results: dict[str, Array | Failure] = {}
         fed = False
         try:
-            with self._worker.session(self) as child:
-                child.send(request, *(feed.array for feed in given.values()))
+            with self._asked(feeds, do="run", outputs=described) as child:
                 self._receive(child)
                 fed = True
                 for fetch in wanted:
@@ -268,10 +236,8 @@ class NcnnRunner:
 
         The runner's `threads` have to be 1. Raises RunError if an output is missing, and CrashError.
         """
-        given = {blob: as_feed(blob, feed) for blob, feed in feeds.items()}
-        request = {"do": "time", "feeds": _described(given), "outputs": [{"blob": blob} for blob in outputs]}
-        with self._worker.session(self) as child:
-            child.send({**request, "seconds": seconds}, *(feed.array for feed in given.values()))
+        described = [{"blob": blob} for blob in outputs]
+        with self._asked(feeds, do="time", outputs=described, seconds=seconds) as child:
             return [float(each) for each in self._receive(child, times=[float])["times"]]
 
     def walk(
@@ -286,16 +252,13 @@ class NcnnRunner:
         `steps` are all blobs to be rounded, in the order of the file's layers: a blob is gone once it has been read.
         Raises RunError if a blob is missing, and CrashError.
         """
-        given = {blob: as_feed(blob, feed) for blob, feed in feeds.items()}
-        request = {"do": "walk", "feeds": _described(given), "steps": [asdict(step) for step in steps], "seed": seed}
-        with self._worker.session(self) as child:
-            child.send(request, *(feed.array for feed in given.values()))
+        described = [asdict(step) for step in steps]
+        with self._asked(feeds, do="walk", steps=described, seed=seed) as child:
             self._receive(child)
             failure: RunError | None = None
             for step in counted(steps, "ncnn computes the net blob by blob", "blobs"):
                 try:
-                    fields = {**_SEEN, **(ARRAY if step.send else {})}
-                    answer = self._receive(child, **fields)
+                    answer = self._receive(child, **_STATS, **(ARRAY if step.send else {}))
                 except RunError as error:  # the other answers still come
                     failure = failure or error
                     continue
@@ -318,16 +281,7 @@ class NcnnRunner:
 
         Raises RunError if a blob is missing, and CrashError.
         """
-        given = {blob: as_feed(blob, feed) for blob, feed in feeds.items()}
-        request = {
-            "do": "time_blobs",
-            "feeds": _described(given),
-            "blobs": list(blobs),
-            "runs": runs,
-            "seconds": seconds,
-        }
-        with self._worker.session(self) as child:
-            child.send(request, *(feed.array for feed in given.values()))
+        with self._asked(feeds, do="time_blobs", blobs=list(blobs), runs=runs, seconds=seconds) as child:
             answer = self._receive(child, blobs=[float], whole=float, runs=int)
         return Times(tuple(answer["blobs"]), answer["whole"], answer["runs"])
 
@@ -343,19 +297,23 @@ class NcnnRunner:
                 pass
         return self._names
 
+    @contextmanager
+    def _asked(self, feeds: Mapping[str, Feed | Array], **request: Any) -> Iterator[Child]:
+        """Send a request with feeds to the process, and yield it."""
+        given = {blob: as_feed(blob, feed) for blob, feed in feeds.items()}
+        described = [
+            {"blob": blob, "batch_axis": feed.batch_axis, "dtype": feed.array.dtype.str, "shape": feed.array.shape}
+            for blob, feed in given.items()
+        ]
+        with self._worker.session(self) as child:
+            child.send({**request, "feeds": described}, *(feed.array for feed in given.values()))
+            yield child
+
     def _receive(self, child: Child, **fields: Any) -> dict[str, Any]:
         answer = child.receive(**fields)
         if "error" in answer:
             raise RunError(f"ncnn refuses {self.param}: {answer['error']}{child.said(answer['mark'])}")
         return answer
-
-
-def _described(feeds: Mapping[str, Feed]) -> list[dict[str, Any]]:
-    """Describe feeds for a request; their arrays follow it."""
-    return [
-        {"blob": blob, "batch_axis": feed.batch_axis, "dtype": feed.array.dtype.str, "shape": feed.array.shape}
-        for blob, feed in feeds.items()
-    ]
 
 
 def _fetched(child: Child, fetch: Fetch) -> Array | Failure:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -13,17 +13,9 @@ from onnx2ncnn_opt.errors import RunError, UsageError, check_options
 from onnx2ncnn_opt.manifest import Entry, Manifest, read_manifest
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.runtime._ncnn_net import NCNN_ERRORS, NcnnNet
-from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch, require
+from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch, all_there, require
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker, as_feed
-from onnx2ncnn_opt.runtime.slots import (
-    Slot,
-    check_arrays,
-    check_fed,
-    feeds_of,
-    np_dtype,
-    sizes_of,
-    too_small,
-)
+from onnx2ncnn_opt.runtime.slots import Slot, check_arrays, check_fed, feeds_of, np_dtype, sizes_of, too_small
 from onnx2ncnn_opt.runtime.targets import MODES, check_modes, find_target
 
 
@@ -60,7 +52,7 @@ class Net:
         if threads == 0:
             raise UsageError("threads has to be 1 or more, or None for all cores")
         self.param, self.bin, self.manifest = net_files(Path(path), None if bin is None else Path(bin))
-        self._runner: _Runner
+        self._runner: NcnnRunner | _InProcess
         if isolated:
             target = find_target(on)
             target.require()
@@ -129,12 +121,14 @@ class Net:
             raise UsageError(problem)
         wanted = {entry.name: entry for entry in manifest.outputs}
         if outputs is not None:
-            _check_names("outputs", outputs, wanted)
+            for name in outputs:
+                if name not in wanted:
+                    raise UsageError(f"the model has no output '{name}'; its outputs are {', '.join(wanted)}")
             wanted = {name: wanted[name] for name in outputs}
         blobs = self._runner.input_names()
         fed = [slot for slot in map(Slot.of, manifest.inputs) if slot.blob in blobs]
         slots = [Slot.of(entry) for entry in wanted.values()]
-        results = _all_there(self._runner.extract(feeds_of(fed, arrays), [slot.fetch for slot in slots]), self.param)
+        results = all_there(self._runner.extract(feeds_of(fed, arrays), [slot.fetch for slot in slots]), self.param)
         sizes = sizes_of(manifest.inputs, arrays)
         return {slot.name: _as_output(wanted[slot.name], slot, results[slot.blob], sizes) for slot in slots}
 
@@ -144,7 +138,7 @@ class Net:
             raise UsageError(f"the net has the inputs {', '.join(names)}; given are {', '.join(inputs) or 'none'}")
         feeds = {name: Feed(np.asarray(array)) for name, array in inputs.items()}
         wanted = self._runner.output_names() if outputs is None else outputs
-        return _all_there(self._runner.extract(feeds, [Fetch(blob) for blob in wanted]), self.param)
+        return all_there(self._runner.extract(feeds, [Fetch(blob) for blob in wanted]), self.param)
 
     def _check_blobs(self) -> None:
         """Raise UsageError if the manifest is not about this net."""
@@ -152,24 +146,12 @@ class Net:
         if self.manifest is None:
             return
         # An output that is also read inside the net is not in ncnn's output_names.
-        words = set(self.param.read_text(errors="replace").split())
-        missing = [
-            entry.blob for entry in (*self.inputs, *self.outputs) if entry.blob not in {*words, *inputs, *outputs}
-        ]
-        if missing:
+        known = {*self.param.read_text(errors="replace").split(), *inputs, *outputs}
+        if missing := [entry.blob for entry in (*self.inputs, *self.outputs) if entry.blob not in known]:
             raise UsageError(
                 f"the manifest beside {self.param} is that of another net: there is no blob '{missing[0]}'"
             )
         check_fed([entry.blob for entry in self.inputs], inputs, [entry.name for entry in self.inputs])
-
-
-class _Runner(Protocol):
-    def input_names(self) -> list[str]: ...
-    def output_names(self) -> list[str]: ...
-    def extract(
-        self, feeds: Mapping[str, Feed | Array], outputs: Sequence[Fetch | str]
-    ) -> dict[str, Array | Failure]: ...
-    def close(self) -> None: ...
 
 
 class _InProcess:
@@ -196,18 +178,15 @@ class _InProcess:
     def extract(self, feeds: Mapping[str, Feed | Array], outputs: Sequence[Fetch | str]) -> dict[str, Array | Failure]:
         net = self._loaded()
         given = {blob: as_feed(blob, feed) for blob, feed in feeds.items()}
-        requests = [{"blob": blob, "array": feed.array, "batch_axis": feed.batch_axis} for blob, feed in given.items()]
         try:
-            extractor = net.feed(requests)
+            extractor = net.feed([{"blob": blob, **feed._asdict()} for blob, feed in given.items()])
         except NCNN_ERRORS as error:
             raise RunError(f"ncnn refuses {self._param}: {error}") from error
         results: dict[str, Array | Failure] = {}
         for output in outputs:
             fetch = output if isinstance(output, Fetch) else Fetch(output)
             try:
-                results[fetch.blob] = fetch.read(
-                    net.extract(extractor, {"blob": fetch.blob, "batch_axis": fetch.batch_axis})
-                )
+                results[fetch.blob] = fetch.read(net.extract(extractor, fetch._asdict()))
             except NCNN_ERRORS as error:
                 results[fetch.blob] = Failure(str(error))
         return results
@@ -234,18 +213,6 @@ def net_files(path: Path, bin: Path | None = None) -> tuple[Path, Path, Manifest
             raise UsageError(f"there is no file {file}")
     manifest = Path(f"{stem}.json")
     return param, bin, read_manifest(manifest) if manifest.is_file() else None
-
-
-def _check_names(kind: str, names: Sequence[str], known: Mapping[str, object]) -> None:
-    for name in names:
-        if name not in known:
-            raise UsageError(f"the model has no output '{name}'; its {kind} are {', '.join(known)}")
-
-
-def _all_there(results: Mapping[str, Array | Failure], param: Path) -> dict[str, Array]:
-    if failures := [f"  {blob}: {result}" for blob, result in results.items() if isinstance(result, Failure)]:
-        raise RunError(f"ncnn could not compute outputs of {param}:\n" + "\n".join(failures))
-    return {blob: result for blob, result in results.items() if not isinstance(result, Failure)}
 
 
 def _as_output(entry: Entry, slot: Slot, result: Array, sizes: Mapping[str, int]) -> Array:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
+from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.runtime.base import Array, require
-from onnx2ncnn_opt.runtime.child import ARRAY, Child, Ended, TimeUp, Worker
+from onnx2ncnn_opt.runtime.child import ARRAY, Child, Worker
 
 if TYPE_CHECKING:
     import onnx
@@ -37,35 +37,27 @@ _SESSIONS_AT_ONCE = 2  # of one process: a model, and the same model with someth
 
 
 class OrtWorker(Worker):
-    """A process that runs models; it is started when first needed, and again after a crash."""
+    """A process that runs models."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__("ONNX Runtime", sys.executable, "; smaller inputs may do (--shape, --inputs)")
         self.turn = RLock()  # that of a thread to talk with the process
-        self._child: Child | None = None
         self._held: list[OrtRunner] = []
 
-    def start(self) -> Child:
-        """Return the process; raises UsageError if it cannot be started."""
-        with self._lock:
-            if self._child is None:
-                require("onnxruntime")
-                try:
-                    child = Child((sys.executable,), [_WORKER], {"files": False}, seconds=_SECONDS_TO_START)
-                except Ended as end:
-                    raise UsageError(f"ONNX Runtime cannot be run by {sys.executable}, which {end}") from end
-                if problem := child.greeting.get("error"):
-                    child.close()
-                    raise UsageError(f"ONNX Runtime cannot be run by {sys.executable}: {problem}")
-                self._child = child
-            return self._child
+    def lost(self) -> None:
+        """Note that the process has ended, and with it its sessions."""
+        super().lost()
+        self._held = []
 
-    def close(self) -> None:
-        """End the process; a later run starts another."""
-        with self._lock:
-            if self._child is not None:
-                self._child.close()
-            self._child, self._held = None, []
+    @contextmanager
+    def within(self, seconds: float, what: str) -> Iterator[Child]:
+        """Yield the process; other threads wait until the end of the block. Raises CrashError if it ends."""
+        with self.turn, super().within(seconds, what) as child:
+            yield child
+
+    def _started(self) -> Child:
+        require("onnxruntime")
+        return Child((sys.executable,), [_WORKER], {"files": False}, seconds=_SECONDS_TO_START)
 
     def hold(self, runner: OrtRunner, child: Child) -> bool:
         """Return whether the process has a runner's session.
@@ -85,10 +77,6 @@ class OrtWorker(Worker):
             if runner in self._held and self._child is not None:
                 self._held.remove(runner)
                 self._child.send({"do": "drop", "number": runner.number})
-
-    def lost(self) -> None:
-        """Note that the process has ended."""
-        self._child, self._held = None, []
 
 
 SHARED = OrtWorker()  # one process for all models; it ends with this one
@@ -125,9 +113,9 @@ class OrtRunner:
         self.number, self._worker, self._threads, self._timeout = next(_numbers), worker, threads, timeout
         self._flags = {"fast": fast, "plain": plain, "once": once or bool(outputs), "precise": not fast}
         self._name = "the model" if isinstance(model, bytes) else os.fspath(model)
+        beside = model.absolute().parent if isinstance(model, Path) else folder
         if outputs:
-            folder = model.absolute().parent if isinstance(model, Path) else folder
-            model = _cut(model, outputs)
+            folder, model = beside, bytes(read_model(model, outputs).SerializeToString())
         self._model, self._folder = model, folder
         try:
             described = self._loaded()
@@ -135,7 +123,7 @@ class OrtRunner:
             if not any(text in str(error) for text in _SIGNED):
                 raise
             self._flags["precise"] = False
-            self._model, self._folder = _unsigned(model), model.absolute().parent if isinstance(model, Path) else folder
+            self._model, self._folder = _unsigned(model), beside
             described = self._loaded()
         self._inputs, self._outputs = described["inputs"], described["outputs"]
         taken = {*self._inputs, *described["with_default"]}
@@ -152,7 +140,12 @@ class OrtRunner:
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Return every output by name; RunError if ONNX Runtime does not take the feeds or fails."""
         with self._asked({"do": "run"}, feeds) as (child, _):
-            return {name: child.receive_array(child.receive(**ARRAY)) for name in self._outputs}
+            return {name: child.receive_array(self._receive(child, "failed on", **ARRAY)) for name in self._outputs}
+
+    def run_any(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Return every output by name, as `run` does; feeds that the model does not take are left out."""
+        known = set(self.input_names())
+        return self.run({name: array for name, array in feeds.items() if name in known})
 
     def time(self, feeds: Mapping[str, Array], seconds: float) -> list[float]:
         """Return the seconds of CPU time of each run of one thread, for as many runs as fit into `seconds`."""
@@ -169,22 +162,11 @@ class OrtRunner:
             if array.dtype.kind not in "biuf":
                 raise RunError(f"ONNX Runtime failed on {self._name}: it takes no {array.dtype} as '{name}'")
         described = [{"name": name, "dtype": a.dtype.str, "shape": a.shape} for name, a in arrays.items()]
-        with self._talking() as child:
+        with self._worker.within(self._timeout, self._name) as child:
             if not self._worker.hold(self, child):
                 self._load(child)
             child.send({**request, "number": self.number, "feeds": described}, *arrays.values())
             yield child, self._receive(child, "failed on", **fields)
-
-    @contextmanager
-    def _talking(self) -> Iterator[Child]:
-        """Yield the process; other threads wait until the end of the block."""
-        with self._worker.turn:
-            child = self._worker.start()
-            try:
-                with child.within(self._timeout):
-                    yield child
-            except Ended as end:
-                raise self._lost(end) from end
 
     def close(self) -> None:
         """Let the process forget the model."""
@@ -192,7 +174,7 @@ class OrtRunner:
 
     def _loaded(self) -> dict[str, Any]:
         try:
-            with self._talking() as child:
+            with self._worker.within(self._timeout, self._name) as child:
                 self._worker.hold(self, child)
                 return self._load(child)
         except RunError:
@@ -200,16 +182,10 @@ class OrtRunner:
             raise
 
     def _load(self, child: Child) -> dict[str, Any]:
-        data = self._model if isinstance(self._model, bytes) else b""
-        request = {
-            "number": self.number,
-            "path": None if isinstance(self._model, bytes) else os.fspath(self._model.absolute()),
-            "size": len(data),
-            "threads": self._threads,
-            "folder": None if self._folder is None else os.fspath(self._folder),
-            **self._flags,
-        }
-        child.send({"do": "load", **request}, data)
+        path, data = (None, self._model) if isinstance(self._model, bytes) else (str(self._model.absolute()), b"")
+        folder = None if self._folder is None else os.fspath(self._folder)
+        request = {"number": self.number, "path": path, "size": len(data), "threads": self._threads, "folder": folder}
+        child.send({"do": "load", **request, **self._flags}, data)
         return self._receive(child, "refuses", inputs=[str], outputs=[str], with_default=[str])
 
     def _receive(self, child: Child, what: str, **fields: Any) -> dict[str, Any]:
@@ -217,11 +193,6 @@ class OrtRunner:
         if "error" in answer:
             raise RunError(f"ONNX Runtime {what} {self._name}: {answer['error']}")
         return answer
-
-    def _lost(self, end: Ended) -> CrashError:
-        self._worker.lost()
-        hint = "; smaller inputs may do (--shape, --inputs)" if isinstance(end, TimeUp) else ""
-        return CrashError(f"ONNX Runtime {end.how} on {self._name}{hint}{end.said}")
 
 
 def _unsigned(model: Path | bytes) -> bytes:
@@ -249,21 +220,16 @@ def _unsigned(model: Path | bytes) -> bytes:
     return bytes(proto.SerializeToString())
 
 
-def _cut(model: Path | bytes, outputs: Collection[str]) -> bytes:
-    """Return the model with other outputs; external data stays where it is."""
-    proto = read_model(model)
-    cut_model(proto, outputs, model.absolute().parent if isinstance(model, Path) else None)
-    return bytes(proto.SerializeToString())
-
-
-def read_model(model: Path | bytes) -> onnx.ModelProto:
-    """Return a model to change and run from its folder; the weights stay in its file."""
+def read_model(model: Path | bytes, outputs: Collection[str] = ()) -> onnx.ModelProto:
+    """Return a model to change and run from its folder, cut to `outputs` if there are any; weights stay in its file."""
     import onnx
 
     from onnx2ncnn_opt.onnx.read.embedded import without_weights
 
     proto = onnx.ModelProto()
     proto.ParseFromString(model if isinstance(model, bytes) else without_weights(model))
+    if outputs:
+        cut_model(proto, outputs, model.absolute().parent if isinstance(model, Path) else None)
     return proto
 
 

@@ -40,9 +40,8 @@ def model_values(
         """Return the values of these names, without values that cannot be an output, such as a sequence."""
         try:
             runner = OrtRunner(model, outputs=names, values=values, timeout=timeout)
-            taken = set(runner.input_names())
             try:
-                return runner.run({name: array for name, array in feeds.items() if name in taken})
+                return runner.run_any(feeds)
             finally:
                 runner.close()
         except CrashError:
@@ -82,11 +81,10 @@ def judge(
 
     `sizes` are the names `by_size`.
     """
-    known = named is not None and named in values
+    value = None if named is None else values.get(named)
     if isinstance(result, Failure):
-        return Verdict("wrong", result.reason, named if known else None)
-    if named is not None and known:
-        value = values[named]
+        return Verdict("wrong", result.reason, None if value is None else named)
+    if value is not None:
         if value.size != result.size:
             return Verdict("wrong", f"its shape is {list(result.shape[1:])}, the model's {list(value.shape)}", named)
         return as_verdict(aligned(result, value, tolerance)[0], named)

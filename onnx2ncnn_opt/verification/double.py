@@ -12,7 +12,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from onnx2ncnn_opt.errors import RunError
-from onnx2ncnn_opt.runtime.ort import cut_model, read_model
+from onnx2ncnn_opt.runtime.base import Array
+from onnx2ncnn_opt.runtime.ort import read_model
 
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
@@ -34,7 +35,25 @@ _WANTED_OPSET = 13  # Clip has float64
 _END = np.iinfo(np.int64).max
 
 
-class InDouble:
+class NodeWriter:
+    """The nodes of a rewritten model, in order."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self._numbers = count()
+
+    def node(self, operator: str, *inputs: str, out: str = "", **attributes: Any) -> str:
+        """Add a node with one output, and return the output's name."""
+        name = out or f"onnx2ncnn_opt.{next(self._numbers)}"
+        self.nodes.append(helper.make_node(operator, inputs, [name], **attributes))
+        return name
+
+    def constant(self, array: Array) -> str:
+        """Add a constant, and return its name."""
+        return self.node("Constant", value=numpy_helper.from_array(array))
+
+
+class InDouble(NodeWriter):
     """The model in float64, of `outputs` if there are any: `data`.
 
     Its inputs have the types that they had, its outputs are float64 where they were floats. Convolutions and average
@@ -43,11 +62,8 @@ class InDouble:
     """
 
     def __init__(self, model: Path | bytes, outputs: Sequence[str] = ()) -> None:
-        folder = model.absolute().parent if isinstance(model, Path) else None
-        proto = read_model(model)
-        if outputs:
-            cut_model(proto, outputs, folder)
-        proto = upgraded(proto)
+        super().__init__()
+        proto = upgraded(read_model(model, outputs))
         self._opset = _opset(proto)
         if any(attribute.HasField("g") for node in proto.graph.node for attribute in node.attribute):
             raise RunError("a model with branches or loops is not rewritten")
@@ -57,8 +73,6 @@ class InDouble:
             v.name: len(v.type.tensor_type.shape.dim) for v in inferred if v.type.tensor_type.HasField("shape")
         }
         self._shapes = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer}
-        self._nodes: list[onnx.NodeProto] = []
-        self._numbers = count()
         self._double: dict[str, str] = {}
         for value in (*proto.graph.input, *proto.graph.initializer):
             if self._types.get(value.name) in FLOATS and value.name not in self._double:
@@ -66,7 +80,7 @@ class InDouble:
         for node in proto.graph.node:
             self._add(node)
         del proto.graph.node[:], proto.graph.value_info[:]
-        proto.graph.node.extend(self._nodes)
+        proto.graph.node.extend(self.nodes)
         for value in proto.graph.output:
             if self._types.get(value.name) in FLOATS:
                 value.type.tensor_type.elem_type = TensorProto.DOUBLE
@@ -80,30 +94,30 @@ class InDouble:
         """Add a node of the model, in float64 if there is such an operator."""
         inputs = [self._double.get(name, name) for name in node.input]
         attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-        if not node.domain and node.op_type == "Conv" and self._convolution(node, inputs, attributes):
+        kind = "" if node.domain else node.op_type
+        if kind == "Conv" and self._convolution(node, inputs, attributes):
             return
-        if not node.domain and node.op_type == "AveragePool" and self._average(node, inputs, attributes):
+        if kind == "AveragePool" and self._average(node, inputs, attributes):
             return
-        if not node.domain and node.op_type == "GlobalAveragePool" and (rank := self._ranks.get(node.input[0])):
+        if kind == "GlobalAveragePool" and (rank := self._ranks.get(node.input[0])):
             self._mean(inputs[0], rank, node.output[0])
             return
-        if not node.domain and node.op_type in _GATES and self._recurrent(node, inputs, attributes):
+        if kind in _GATES and self._recurrent(node, inputs, attributes):
             return
-        if not node.domain and node.op_type == "Sigmoid":
+        if kind == "Sigmoid":
             self._sigmoid(inputs[0], node.output[0])
             return
-        is_double = not node.domain and node.op_type in DOUBLE
         floats = any(self._types.get(name) in FLOATS for name in (*node.input, *node.output))
         made = onnx.NodeProto()
         made.CopyFrom(node)
-        if not floats or is_double:
+        if not floats or kind in DOUBLE:
             made.input[:] = inputs
             for attribute in made.attribute:
                 if attribute.name in ("to", "dtype", "stash_type") and attribute.i in FLOATS:
                     attribute.i = TensorProto.DOUBLE
             if node.op_type == "GroupNormalization" and self._opset >= 21 and "stash_type" not in attributes:
                 made.attribute.append(helper.make_attribute("stash_type", TensorProto.DOUBLE))  # it is 1 by default
-            self._nodes.append(made)
+            self.nodes.append(made)
             return
         made.input[:] = [
             self._cast(read, self._types[name]) if self._types.get(name) in FLOATS else read
@@ -111,9 +125,9 @@ class InDouble:
         ]
         floating = [name for name in node.output if self._types.get(name) in FLOATS]
         made.output[:] = [f"{name}.single" if name in floating else name for name in node.output]
-        self._nodes.append(made)
+        self.nodes.append(made)
         for name in floating:
-            self._node("Cast", f"{name}.single", out=name, to=TensorProto.DOUBLE)
+            self.node("Cast", f"{name}.single", out=name, to=TensorProto.DOUBLE)
 
     def _convolution(self, node: onnx.NodeProto, inputs: list[str], attributes: dict[str, Any]) -> bool:
         """Add a convolution as one product for each element of its kernel; return False if its padding is unknown."""
@@ -122,25 +136,25 @@ class InDouble:
         if shape is None or padded is None:
             return False
         groups, axes = attributes.get("group", 1), range(2, len(shape))
-        kernel = self._node("Reshape", inputs[1], self._ints(groups, shape[0] // groups, shape[1], *shape[2:]))
+        kernel = self.node("Reshape", inputs[1], self._ints(groups, shape[0] // groups, shape[1], *shape[2:]))
         total = ""
         for offset in product(*(range(size) for size in shape[2:])):
             tap = self._tap(padded, offset, shape[2:], attributes)
-            rows = self._node("Reshape", tap, self._ints(0, groups, shape[1], -1))
+            rows = self.node("Reshape", tap, self._ints(0, groups, shape[1], -1))
             ends = [index + 1 for index in offset]
-            weight = self._node(
+            weight = self.node(
                 "Slice", kernel, self._ints(*offset), self._ints(*ends), self._ints(*(a + 1 for a in axes))
             )
-            matrix = self._node("Reshape", weight, self._ints(groups, shape[0] // groups, shape[1]))
-            part = self._node("MatMul", matrix, rows)
-            total = self._node("Add", total, part) if total else part
-        sizes = self._node("Slice", self._node("Shape", tap), self._ints(2), self._ints(_END))
-        sizes = self._node("Concat", self._ints(0, shape[0]), sizes, axis=0)
+            matrix = self.node("Reshape", weight, self._ints(groups, shape[0] // groups, shape[1]))
+            part = self.node("MatMul", matrix, rows)
+            total = self.node("Add", total, part) if total else part
+        sizes = self.node("Slice", self.node("Shape", tap), self._ints(2), self._ints(_END))
+        sizes = self.node("Concat", self._ints(0, shape[0]), sizes, axis=0)
         has_bias = len(inputs) > 2 and bool(inputs[2])
-        result = self._node("Reshape", total, sizes, out="" if has_bias else node.output[0])
+        result = self.node("Reshape", total, sizes, out="" if has_bias else node.output[0])
         if has_bias:
-            bias = self._node("Reshape", inputs[2], self._ints(shape[0], *(1 for _ in axes)))
-            self._node("Add", result, bias, out=node.output[0])
+            bias = self.node("Reshape", inputs[2], self._ints(shape[0], *(1 for _ in axes)))
+            self.node("Add", result, bias, out=node.output[0])
         return True
 
     def _average(self, node: onnx.NodeProto, inputs: list[str], attributes: dict[str, Any]) -> bool:
@@ -153,7 +167,7 @@ class InDouble:
         if padded is None:
             return False
         taps = [self._tap(padded, offset, kernel, attributes) for offset in product(*(range(size) for size in kernel))]
-        self._node("Div", self._node("Sum", *taps), self._constant(np.array(float(len(taps)))), out=node.output[0])
+        self.node("Div", self.node("Sum", *taps), self.constant(np.array(float(len(taps)))), out=node.output[0])
         return True
 
     def _recurrent(self, node: onnx.NodeProto, inputs: list[str], attributes: dict[str, Any]) -> bool:
@@ -164,70 +178,70 @@ class InDouble:
             return False
         size, way = shape[1] // gates, attributes.get("direction", b"forward")
         if not bias:
-            bias = self._constant(np.zeros((shape[0], 2 * shape[1])))
+            bias = self.constant(np.zeros((shape[0], 2 * shape[1])))
         if not initial:
-            batch = self._node("Slice", self._node("Shape", data), self._ints(1), self._ints(2))
-            sizes = self._node("Concat", self._ints(shape[0]), batch, self._ints(size), axis=0)
-            initial = self._node("Expand", self._constant(np.zeros(1)), sizes)
+            batch = self.node("Slice", self.node("Shape", data), self._ints(1), self._ints(2))
+            sizes = self.node("Concat", self._ints(shape[0]), batch, self._ints(size), axis=0)
+            initial = self.node("Expand", self.constant(np.zeros(1)), sizes)
         states, sequences = [], []
         for number in range(shape[0]):
-            own = [self._node("Gather", each, self._constant(np.array(number))) for each in (weights, recurrent, bias)]
-            matrix, own_recurrent = (self._node("Transpose", each, perm=[1, 0]) for each in own[:2])
-            products = self._node("Add", self._node("MatMul", data, matrix), self._part(own[2], 0, shape[1]))
-            start = self._node("Gather", initial, self._constant(np.array(number)))
-            outer, self._nodes = self._nodes, []
+            own = [self.node("Gather", each, self.constant(np.array(number))) for each in (weights, recurrent, bias)]
+            matrix, own_recurrent = (self.node("Transpose", each, perm=[1, 0]) for each in own[:2])
+            products = self.node("Add", self.node("MatMul", data, matrix), self._part(own[2], 0, shape[1]))
+            start = self.node("Gather", initial, self.constant(np.array(number)))
+            outer, self.nodes = self.nodes, []
             is_linear = bool(attributes.get("linear_before_reset"))
             recurrent_bias = self._part(own[2], shape[1], 2 * shape[1])
             after = self._step(gates, size, own_recurrent, recurrent_bias, is_linear=is_linear)
-            copy = self._node("Identity", after)
+            copy = self.node("Identity", after)
             starts, ends = (
                 [onnx.ValueInfoProto(name=name) for name in names] for names in ((_STATE, _PRODUCTS), (after, copy))
             )
-            body, self._nodes = helper.make_graph(self._nodes, "step", starts, ends), outer
+            body, self.nodes = helper.make_graph(self.nodes, "step", starts, ends), outer
             back = [int(way == b"reverse" or number == 1)]
             names = [f"{node.output[0]}.{number}.{part}" for part in ("state", "sequence")]
             scan = helper.make_node("Scan", [start, products], names, body=body, num_scan_inputs=1)
             scan.attribute.append(helper.make_attribute("scan_input_directions", back))
             scan.attribute.append(helper.make_attribute("scan_output_directions", back))
-            self._nodes.append(scan)
-            states.append(self._node("Reshape", names[0], self._ints(1, -1, size)))
-            sequences.append(self._node("Reshape", names[1], self._ints(0, 1, -1, size)))
+            self.nodes.append(scan)
+            states.append(self.node("Reshape", names[0], self._ints(1, -1, size)))
+            sequences.append(self.node("Reshape", names[1], self._ints(0, 1, -1, size)))
         for parts, axis, out in zip((sequences, states), (1, 0), node.output, strict=False):
             if out:
-                self._node("Concat", *parts, axis=axis, out=out)
+                self.node("Concat", *parts, axis=axis, out=out)
         return True
 
     def _step(self, gates: int, size: int, recurrent: str, bias: str, *, is_linear: bool) -> str:
         """Add one step of a GRU or an RNN; return the new state."""
-        added = self._node("Add", self._node("MatMul", _STATE, recurrent), bias)
+        added = self.node("Add", self.node("MatMul", _STATE, recurrent), bias)
         if gates == 1:
-            return self._node("Tanh", self._node("Add", _PRODUCTS, added))
-        both = self._sigmoid(self._node("Add", *(self._part(each, 0, 2 * size) for each in (_PRODUCTS, added))))
+            return self.node("Tanh", self.node("Add", _PRODUCTS, added))
+        both = self._sigmoid(self.node("Add", *(self._part(each, 0, 2 * size) for each in (_PRODUCTS, added))))
         update, reset = self._part(both, 0, size), self._part(both, size, 2 * size)
         if is_linear:
-            inner = self._node("Mul", reset, self._part(added, 2 * size, 3 * size))
+            inner = self.node("Mul", reset, self._part(added, 2 * size, 3 * size))
         else:
-            product = self._node("MatMul", self._node("Mul", reset, _STATE), self._part(recurrent, 2 * size, 3 * size))
-            inner = self._node("Add", product, self._part(bias, 2 * size, 3 * size))
-        new = self._node("Tanh", self._node("Add", self._part(_PRODUCTS, 2 * size, 3 * size), inner))
-        return self._node("Add", new, self._node("Mul", update, self._node("Sub", _STATE, new)))
+            product = self.node("MatMul", self.node("Mul", reset, _STATE), self._part(recurrent, 2 * size, 3 * size))
+            inner = self.node("Add", product, self._part(bias, 2 * size, 3 * size))
+        new = self.node("Tanh", self.node("Add", self._part(_PRODUCTS, 2 * size, 3 * size), inner))
+        return self.node("Add", new, self.node("Mul", update, self.node("Sub", _STATE, new)))
 
     def _part(self, name: str, start: int, end: int) -> str:
         """Add a slice of the last axis."""
-        return self._node("Slice", name, self._ints(start), self._ints(end), self._ints(-1))
+        return self.node("Slice", name, self._ints(start), self._ints(end), self._ints(-1))
 
     def _sigmoid(self, name: str, out: str = "") -> str:
         """Add a sigmoid; ONNX Runtime's own takes a difference of numbers near 1, and is 0 for -37."""
-        shifted = self._node("Add", self._node("Exp", self._node("Neg", name)), self._constant(np.array(1.0)))
-        return self._node("Reciprocal", shifted, out=out)
+        shifted = self.node("Add", self.node("Exp", self.node("Neg", name)), self.constant(np.array(1.0)))
+        return self.node("Reciprocal", shifted, out=out)
 
     def _mean(self, name: str, rank: int, out: str) -> None:
         """Add the mean over all axes except the first two."""
         axes = list(range(2, rank))
         if self._opset < 18:
-            self._node("ReduceMean", name, out=out, axes=axes)
+            self.node("ReduceMean", name, out=out, axes=axes)
         else:
-            self._node("ReduceMean", name, self._ints(*axes), out=out)
+            self.node("ReduceMean", name, self._ints(*axes), out=out)
 
     def _padded(self, name: str, attributes: dict[str, Any], rank: int) -> str | None:
         if attributes.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
@@ -235,7 +249,7 @@ class InDouble:
         pads = list(attributes.get("pads", ()))
         if not any(pads):
             return name
-        return self._node("Pad", name, self._ints(0, 0, *pads[:rank], 0, 0, *pads[rank:]))
+        return self.node("Pad", name, self._ints(0, 0, *pads[:rank], 0, 0, *pads[rank:]))
 
     def _tap(self, name: str, offset: Sequence[int], kernel: Sequence[int], attributes: dict[str, Any]) -> str:
         """Add a Slice: the inputs of one element of a kernel, at all positions of the kernel."""
@@ -246,22 +260,13 @@ class InDouble:
             -(size - 1 - index) * dilation or _END for index, size, dilation in zip(offset, kernel, apart, strict=True)
         ]
         axes = self._ints(*range(2, 2 + len(kernel)))
-        return self._node("Slice", name, self._ints(*starts), self._ints(*ends), axes, self._ints(*steps))
+        return self.node("Slice", name, self._ints(*starts), self._ints(*ends), axes, self._ints(*steps))
 
     def _cast(self, name: str, to: int) -> str:
-        return self._node("Cast", name, to=to)
+        return self.node("Cast", name, to=to)
 
     def _ints(self, *numbers: int) -> str:
-        return self._constant(np.array(numbers, np.int64))
-
-    def _constant(self, array: np.ndarray[Any, Any]) -> str:
-        return self._node("Constant", value=numpy_helper.from_array(array))
-
-    def _node(self, operator: str, *inputs: str, out: str = "", **attributes: Any) -> str:
-        """Add a node with one output, and return the output's name."""
-        name = out or f"onnx2ncnn_opt.double{next(self._numbers)}"
-        self._nodes.append(helper.make_node(operator, inputs, [name], **attributes))
-        return name
+        return self.constant(np.array(numbers, np.int64))
 
 
 def upgraded(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -16,6 +16,7 @@ from onnx2ncnn_opt.verification.inputs import Draw
 from onnx2ncnn_opt.verification.runs import Run
 
 MODEL = "ONNX Runtime's"  # outputs, the reference of a converted net
+WrongRun = tuple[str, Mapping[str, Array]]  # a mode, and inputs by name
 _COMPARED = ("ok", "mismatch", "nan")
 
 
@@ -40,7 +41,7 @@ class VerifyReport:
     notes: tuple[str, ...] = ()
     against: str = MODEL
     folded: tuple[OutputReport, ...] = ()
-    wrong: tuple[str, Mapping[str, Array]] | None = field(default=None, repr=False, compare=False)
+    wrong: WrongRun | None = field(default=None, repr=False, compare=False)
     manifest: Manifest | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -64,10 +65,8 @@ class VerifyReport:
                 message = message.replace(str(part), str(path))
             return message
 
-        outputs, folded = (
-            tuple(replace(row, message=named(row.message)) for row in rows) for rows in (self.outputs, self.folded)
-        )
-        return replace(self, outputs=outputs, folded=folded)
+        both = [[replace(row, message=named(row.message)) for row in rows] for rows in (self.outputs, self.folded)]
+        return replace(self, outputs=tuple(both[0]), folded=tuple(both[1]))
 
     def check(self) -> None:
         """Raise VerificationError with a line for each output that does not agree."""
@@ -104,18 +103,10 @@ class Judge(Protocol):
         """Add causes to the reports of a mode."""
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """The reports of all outputs in all modes, and the first mode and inputs that gave a wrong output."""
-
-    rows: tuple[OutputReport, ...]
-    wrong: tuple[str, Mapping[str, Array]] | None
-
-
-def judge_modes(judge: Judge, modes: Sequence[str]) -> Judgement:
-    """Run a net in each mode, up to the first inputs that give a wrong output."""
+def judge_modes(judge: Judge, modes: Sequence[str]) -> tuple[tuple[OutputReport, ...], WrongRun | None]:
+    """Run a net in each mode, up to the first inputs that give a wrong output; return the reports and these inputs."""
     rows: list[OutputReport] = []
-    wrong: tuple[str, Mapping[str, Array]] | None = None
+    wrong: WrongRun | None = None
     for mode in modes:
         reports: list[list[OutputReport]] = []
         for run in judge.runs(mode):
@@ -126,7 +117,7 @@ def judge_modes(judge: Judge, modes: Sequence[str]) -> Judgement:
                 wrong = wrong or (mode, run.feeds)
                 break
         rows += judge.explain([replace(merged(each), mode=mode) for each in zip(*reports, strict=True)], mode)
-    return Judgement(tuple(rows), wrong)
+    return tuple(rows), wrong
 
 
 def is_wrong(outputs: Sequence[OutputReport]) -> bool:

@@ -70,11 +70,12 @@ def _candidates(model: LoadedModel) -> list[list[str]]:
     return [list(names) for names in alike.values() if len(names) > 1]
 
 
+@dataclass(frozen=True)
 class _Trial:
     """A model that is run at many sizes."""
 
-    def __init__(self, model: LoadedModel, runner: OrtRunner) -> None:
-        self._model, self._runner = model, runner
+    _model: LoadedModel
+    _runner: OrtRunner
 
     def base(self) -> tuple[dict[str, int], Total | None] | None:
         """Return sizes at which the model runs, and which of them is the sum of two others; None if none were found."""

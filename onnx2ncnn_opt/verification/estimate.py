@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +38,10 @@ class Walk:
     outputs: dict[Blob, Array] = field(default_factory=dict)
     largest: dict[Blob, float] = field(default_factory=dict)
     special: dict[Blob, int] = field(default_factory=dict)
+
+    def largest_of(self, blobs: Iterable[Blob]) -> float:
+        """Return the largest finite number of some blobs."""
+        return max((self.largest.get(blob, 0.0) for blob in blobs), default=0.0)
 
 
 # Each layer is run and asked for on its own, several times: a net of 100,000 would take minutes.
@@ -104,7 +108,7 @@ class Estimator:
         chosen = {
             layer: half
             for layer, half in self._halves.items()
-            if not layer["featmask"] & Feature.NO_FP16_STORAGE  # whether or not ARM has fp16 arithmetic, for a BinaryOp
+            if not layer["featmask"] & Feature.NO_FP16_STORAGE  # a BinaryOp has them without fp16 arithmetic, too
         }
         if not chosen:
             return self._runner
@@ -156,41 +160,24 @@ class Estimator:
         seed: int,
         found: dict[Layer, tuple[Inner, ...]],
     ) -> None:
-        is_sampled = not rounding
-        blobs: dict[str, Blob] = {}
-        steps: list[WalkStep] = []
-        readers = {layer for layer in self.graph if is_sampled and layer.type in SAMPLED}
-        for layer in self.graph:
-            for blob in layer.outputs:
-                if (
-                    blob not in self._names
-                    or blob in self._opaque
-                    or (layer.type == "Input" and blob not in self.feeds)
-                ):
-                    continue
-                name = self._names[blob]
-                blobs[name] = blob
-                is_read = any(user in readers for user in blob.users)
-                keeps = blob in self._indexes or _stays(blob, rounding)
-                is_sent = is_read or self.compared.get(blob) == name
-                steps.append(
-                    WalkStep(name, "" if keeps else rounding, makes_32_bits(layer), noise.get(layer, ()), is_sent)
-                )
-        ends = {name: blob for blob, name in self.compared.items() if name not in blobs}  # of Splits
-        steps += [WalkStep(name, send=True) for name in ends]
+        readers = set[Layer]() if rounding else {layer for layer in self.graph if layer.type in SAMPLED}
+        walked = self._walked(rounding, noise, readers)
+        names = {step.blob for step in walked}
+        # Outputs behind Splits.
+        ends = {WalkStep(name, send=True): blob for blob, name in self.compared.items() if name not in names}
         waiting: dict[Blob, Array] = {}
         left = {blob: sum(user in readers for user in blob.users) for blob in self._names}
 
-        def visit(step: WalkStep, seen: BlobStats) -> None:
-            blob = ends.get(step.blob) or blobs[step.blob]
-            if seen.array is not None and self.compared.get(blob) == step.blob:
-                walk.outputs[blob] = seen.array
-            if step.blob in ends:
+        def visit(step: WalkStep, stats: BlobStats) -> None:
+            blob = ends.get(step) or walked[step]
+            if stats.array is not None and self.compared.get(blob) == step.blob:
+                walk.outputs[blob] = stats.array
+            if step in ends:
                 return
-            walk.largest[blob], walk.special[blob] = seen.largest, seen.special
-            if seen.array is None or not left[blob]:
+            walk.largest[blob], walk.special[blob] = stats.largest, stats.special
+            if stats.array is None or not left[blob]:
                 return
-            waiting[blob] = seen.array[0] if seen.is_batch else seen.array
+            waiting[blob] = stats.array[0] if stats.is_batch else stats.array
             for layer in blob.users:
                 if layer in readers and all(each in waiting for each in layer.inputs):
                     found[layer] = inner_arithmetic(layer, [waiting[each] for each in layer.inputs])
@@ -199,7 +186,24 @@ class Estimator:
                         if not left[each]:
                             del waiting[each]
 
-        runner.walk({self._names[blob]: feed for blob, feed in self.feeds.items()}, steps, visit, seed)
+        feeds = {self._names[blob]: feed for blob, feed in self.feeds.items()}
+        runner.walk(feeds, [*walked, *ends], visit, seed)
+
+    def _walked(
+        self, rounding: str, noise: Mapping[Layer, tuple[float, ...]], readers: Collection[Layer]
+    ) -> dict[WalkStep, Blob]:
+        """Return the blobs to round in a walk, in the order of the file; `readers` need theirs sent."""
+        walked: dict[WalkStep, Blob] = {}
+        for layer in self.graph:
+            for blob in layer.outputs:
+                is_unfed = layer.type == "Input" and blob not in self.feeds
+                if blob not in self._names or blob in self._opaque or is_unfed:
+                    continue
+                name = self._names[blob]
+                own = "" if blob in self._indexes or _stays(blob, rounding) else rounding
+                is_sent = any(user in readers for user in blob.users) or self.compared.get(blob) == name
+                walked[WalkStep(name, own, makes_32_bits(layer), noise.get(layer, ()), is_sent)] = blob
+        return walked
 
 
 def _become(layer: Layer, other: Layer) -> None:

@@ -11,16 +11,14 @@ from typing import Any
 
 import numpy as np
 import onnx_ir
-from numpy.typing import NDArray
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.manifest import Entry
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
+from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.slots import check_arrays
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -54,8 +52,7 @@ def given_inputs(feeds: Feeds, model: LoadedModel) -> dict[str, Array]:
 def load_image(image: Image, model: LoadedModel) -> dict[str, Array]:
     """Return the array of an image: with the size of the model's input, or the image's own if that is dynamic.
 
-    Raises:
-        UsageError: Pillow is not installed, the file is not an image, or the model's only input does not take one.
+    Raises UsageError if Pillow is not installed, the file is no image, or the model's only input does not take one.
     """
     try:
         from PIL import Image as pillow
@@ -78,11 +75,8 @@ def load_image(image: Image, model: LoadedModel) -> dict[str, Array]:
     pixels = pixels.reshape(*pixels.shape[:2], -1)[..., :: -1 if image.bgr else 1]
     is_float = info.dtype.is_floating_point()
     for what, numbers in (("mean", image.mean), ("std", image.std)):
-        if (
-            len(numbers) not in (0, 1, pixels.shape[2])
-            or (what == "std" and 0 in numbers)
-            or (numbers and not is_float)
-        ):
+        fits = len(numbers) in (0, 1, pixels.shape[2]) and not (what == "std" and 0 in numbers)
+        if not fits or (numbers and not is_float):
             raise UsageError(f"{path}: {what} is {numbers}, for {pixels.shape[2]} channels of {info}")
     if is_float:
         pixels = (pixels - np.array(image.mean or 0.0)) / np.array(image.std or 1.0)
@@ -93,8 +87,7 @@ def load_image(image: Image, model: LoadedModel) -> dict[str, Array]:
 def load_inputs(path: Path, model: LoadedModel) -> dict[str, Array]:
     """Load inputs from an .npz file: by name, or in the file's order if no name in it is an input's; or from an .npy.
 
-    Raises:
-        UsageError: the file cannot be read or does not fit the model.
+    Raises UsageError if the file cannot be read or does not fit the model.
     """
     try:
         with path.open("rb") as file:
@@ -104,9 +97,8 @@ def load_inputs(path: Path, model: LoadedModel) -> dict[str, Array]:
             elif len(model.inputs) == 1:
                 arrays = {model.inputs[0].name: data}
             else:
-                raise UsageError(
-                    f"{path} is one array for {len(model.inputs)} inputs; use numpy.savez(path, name=array, ...)"
-                )
+                count = len(model.inputs)
+                raise UsageError(f"{path} is one array for {count} inputs; use numpy.savez(path, name=array, ...)")
     # MemoryError: an array that says that it is larger than any memory.
     except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         raise UsageError(f"{path}: no inputs can be read from it: {error}") from error
@@ -124,16 +116,9 @@ def check_inputs(arrays: Mapping[str, Array], model: LoadedModel) -> dict[str, A
 
     Inputs that are bound to a value may be among them, with that value.
     """
-    entries = [
-        Entry(
-            info.name,
-            info.name,
-            tuple(d if isinstance(d, int) else str(d) for d in info.shape),
-            dtype_of(info).name,
-            None,
-        )
-        for info in model.inputs
-    ]
+    shapes = [tuple(dim if isinstance(dim, int) else str(dim) for dim in info.shape) for info in model.inputs]
+    infos = zip(model.inputs, shapes, strict=True)
+    entries = [Entry(info.name, info.name, shape, dtype_of(info).name, None) for info, shape in infos]
     return check_arrays(arrays, entries, model.values)
 
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import onnx_ir
-from numpy.typing import NDArray
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.dim import Sym
@@ -19,9 +18,9 @@ from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.onnx.registry import Traits
+from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.verification.given_inputs import dtype_of
 
-Array = NDArray[Any]
 T = TypeVar("T")
 
 
@@ -178,20 +177,16 @@ def draw_inputs(
 
     `sizes` gives values to the model's symbolic sizes; the others are `lengths`: its batch for names of `batches`, its
     outer on an outermost axis, else its tokens if an integer input has them, its width on the last of four axes, and
-    its length elsewhere.
-
-    Raises:
-        UsageError: an input is of a type that cannot be drawn, or absurdly large.
+    its length elsewhere. Raises UsageError for an input of a type that cannot be drawn, or an absurdly large one.
     """
-    known = dynamic_sizes(model, lengths, batches) | dict(sizes or {})
-    drawn = draw or Draw(seed, plain=True)
+    known, swept = dynamic_sizes(model, lengths, batches) | dict(sizes or {}), swept or {}
+    draw = draw or Draw(seed, plain=True)
     uses = {value.name: Uses.of(value, model) for value in model.graph.inputs}
-    return {
-        info.name: draw_array(
-            dtype_of(info), uses[info.name], _shape(info, known), drawn, position, (swept or {}).get(info.name, 0)
-        )
-        for position, info in enumerate(model.inputs)
-    }
+    arrays = {}
+    for position, info in enumerate(model.inputs):
+        shape, first = _shape(info, known), swept.get(info.name, 0)
+        arrays[info.name] = draw_array(dtype_of(info), uses[info.name], shape, draw, position, first)
+    return arrays
 
 
 def tables(model: LoadedModel) -> dict[str, int]:

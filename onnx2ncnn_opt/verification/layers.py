@@ -135,11 +135,7 @@ def run_layers(
 
 
 def _verdict(
-    blob: str,
-    result: Array | Failure,
-    reference: Reference,
-    sizes: Mapping[int, Sequence[str]],
-    tolerance: Tolerance,
+    blob: str, result: Array | Failure, reference: Reference, sizes: Mapping[int, Sequence[str]], tolerance: Tolerance
 ) -> Verdict:
     """Compare a blob with its value, or with the value most like it if that one is off by more than the tolerance."""
     named = value_name(blob, reference.names)

@@ -16,8 +16,7 @@ _NUMBERED = re.compile(r"(?:in|out)(\d+)")
 def manifest_slots(kind: str, names: Sequence[str], entries: Sequence[Entry]) -> list[Slot]:
     """Return the manifest's entries for the model's inputs or outputs (`kind`), in the model's order.
 
-    Raises:
-        UsageError: the manifest is that of another model.
+    Raises UsageError if the manifest is that of another model.
     """
     known = {entry.name: Slot.of(entry) for entry in entries}
     if set(known) != set(names):
@@ -40,8 +39,7 @@ def input_slots(manifest: Manifest | None, feeds: Mapping[str, Array], blobs: Se
         VerificationError: a blob of the net would be left without a value, on which ncnn crashes.
     """
     if manifest is not None:
-        slots = [slot for slot in manifest_slots("input", list(feeds), manifest.inputs) if slot.blob in blobs]
-        ways = [slots]
+        ways = [[slot for slot in manifest_slots("input", list(feeds), manifest.inputs) if slot.blob in blobs]]
     else:
         pairs = pair(list(feeds), blobs, lambda name, blob: True)
         rules: tuple[Callable[[Array], bool], ...] = (

@@ -27,15 +27,7 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import Target, find_target
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.search_masks import (
-    FULL,
-    MaskJudge,
-    Masks,
-    error_of,
-    fewest_masks,
-    find_masks,
-    largest_of,
-)
+from onnx2ncnn_opt.verification.search_masks import FULL, MaskJudge, Masks, error_of, fewest_masks, find_masks
 from onnx2ncnn_opt.verification.verify_net import net_feeds
 
 _TIMES = 7
@@ -106,10 +98,10 @@ class DeviceJudge(MaskJudge):
         )
 
     def _outputs(self, runner: NcnnRunner) -> dict[Blob, Array]:
-        outputs = list(self.estimator.compared)
-        fetches = [self.estimator.fetch(blob) for blob in outputs]
-        results = runner.run({self._names[blob]: feed for blob, feed in self.estimator.feeds.items()}, fetches)
-        return {blob: results[fetch.blob] for blob, fetch in zip(outputs, fetches, strict=True)}
+        fetches = {blob: self.estimator.fetch(blob) for blob in self.estimator.compared}
+        feeds = {self._names[blob]: feed for blob, feed in self.estimator.feeds.items()}
+        results = runner.run(feeds, list(fetches.values()))
+        return {blob: results[fetch.blob] for blob, fetch in fetches.items()}
 
     def error(self, masks: Masks = MappingProxyType({})) -> float:
         """Return the largest error as the estimate does, but measured."""
@@ -178,7 +170,7 @@ def _chosen(judge: MaskJudge, budget: float) -> tuple[dict[Layer, Mask], dict[La
     masks = dict(needed)
     for layer, features in fewest_masks(judge, order, target=budget, full=FULL, fixed=fixed).items():
         reason = f"alone in fp16 it costs {alone[layer]:.1e} of the largest value of an output"
-        masks[layer] = Mask(layer.name, layer.type, features, reason, largest_of(judge.reference, layer))
+        masks[layer] = Mask(layer.name, layer.type, features, reason, judge.reference.largest_of(layer.outputs))
     return masks, alone
 
 

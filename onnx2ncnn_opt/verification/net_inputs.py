@@ -36,11 +36,7 @@ _SMALL_WEIGHTS, _SMALL_INPUTS, _SMALL_LAYERS = 2**22, 2**14, 2**14
 
 
 def draw_runs(
-    graph: Graph,
-    shapes: Mapping[str, Sequence[int]],
-    *,
-    seed: int = 0,
-    examples: Mapping[str, str] | None = None,
+    graph: Graph, shapes: Mapping[str, Sequence[int]], *, seed: int = 0, examples: Mapping[str, str] | None = None
 ) -> Iterator[tuple[Draw, dict[Blob, Array]]]:
     """Yield the sets of inputs to compare a net with, see `draws`; the same seed gives the same inputs.
 
@@ -136,11 +132,9 @@ def _uses(blob: Blob) -> Uses:
 
 
 def _operation(layer: Layer) -> str:
-    """Return ncnn's name of a unary or binary function, such as "rsqrt"; empty for other layers."""
-    if layer.type == "Log":
-        return "log"
+    """Return the function of a layer with one or two operands, in ncnn's word; empty for other layers."""
     if layer.type not in _OPERATIONS:
-        return ""
+        return "log" if layer.type == "Log" else ""
     return _OPERATIONS[layer.type](layer["op_type"]).name.lower()
 
 

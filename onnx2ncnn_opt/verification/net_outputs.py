@@ -178,18 +178,14 @@ class OutputComparison:
             slices = allowed.slices and not self.by_weights
             allowed = replace(allowed, relative=self.allowed(slot.name, close=self.is_close), slices=slices)
             difference = compare(result, reference, allowed, spread)
-        status: Status = "ok"
-        message = ""
-        if difference.special:
-            status, message = "nan", difference.special
-        elif difference.excess:
-            status, message = "mismatch", difference.excess
-        elif reference.size and difference.max_abs is None:
-            status, message = "unproven", UNPROVEN
-        elif spread is not None and (count := int((np.isinf(spread) & (result != reference)).sum())) > result.size / 2:
-            status, message = "unproven", f"rounding errors decide {count} of {result.size} elements; {_GIVE}"
-        numbers = (difference.max_abs, difference.max_rel, difference.cosine)
-        return OutputReport(slot.name, slot.blob, status, message, *numbers)
+        report = difference.report(slot.name, slot.blob)
+        if difference.ok and reference.size and difference.max_abs is None:
+            return replace(report, status="unproven", message=UNPROVEN)
+        moved = 0 if spread is None else int((np.isinf(spread) & (result != reference)).sum())
+        if difference.ok and moved > result.size / 2:
+            message = f"rounding errors decide {moved} of {result.size} elements; {_GIVE}"
+            return replace(report, status="unproven", message=message)
+        return report
 
 
 def tolerance_of(model: LoadedModel) -> Tolerance:

@@ -103,11 +103,11 @@ def verify_pair(
         if pair.storage is not None and pair.storage.count:
             with pair.storage.reverted():
                 full = _written(pair.graph, Path(folder) / "full")
-            folded = judge_modes(judge.of(*full), ["fp32"]).rows
-        judgement = judge_modes(judge.of(files, names, rounding=pair.storage), modes)
+            folded = judge_modes(judge.of(*full), ["fp32"])[0]
+        rows = judge_modes(judge.of(files, names, rounding=pair.storage), modes)[0]
         checked = process.checked(modes)
     return VerifyReport(
-        judgement.rows,
+        rows,
         verification.seed,
         checked=checked,
         draws=tuple(run.draw for run in judge.all_runs if run.draw is not None),
@@ -161,28 +161,26 @@ class _NetJudge:
         worker, timeout = worker or self._worker, self.how.timeout
         return NcnnRunner(files.param, files.bin, worker=worker, exact=exact, mode=mode, timeout=timeout, threads=None)
 
-    def _fed(self, drawn: Mapping[Blob, Array]) -> dict[str, Array]:
+    def _fed(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Return inputs by the names of the original."""
-        return {self.pair.names[blob.name]: array for blob, array in drawn.items()}
+        return {self.pair.names[name]: array for name, array in feeds.items()}
 
     def _original_runs(self) -> list[Run]:
         net = self._started(self.pair.source, exact=self._exact)
         runs = []
         for draw, drawn in counted(self._drawn, "ncnn runs the net as it was", "runs"):
-            results = run_reference(net, self._fed(drawn), list(self._asked), apart=self.pair.is_cut)
+            feeds = {blob.name: array for blob, array in drawn.items()}
+            results = run_reference(net, self._fed(feeds), list(self._asked), apart=self.pair.is_cut)
             reference = {self._asked[name]: array for name, array in results.items()}
-            runs.append(Run({}, draw, {blob.name: array for blob, array in drawn.items()}, reference))
+            runs.append(Run({}, draw, feeds, reference))
         return runs
 
     def runs(self, mode: str) -> Iterable[Run]:
         """Return all runs; rounded weights are judged on ordinary inputs, the net in 32 bits on all."""
         self._runner = self._started(self._files, exact=self._exact and mode == "fp32", mode=mode)
-        tolerance = self._tolerance(mode)
-        return [
-            run
-            for run in self.all_runs
-            if run.draw is None or run.draw.scale <= 1 or tolerance.relative <= self._usual.relative
-        ]
+        if self._tolerance(mode).relative <= self._usual.relative:
+            return self.all_runs
+        return [run for run in self.all_runs if run.draw is None or run.draw.scale <= 1]
 
     def _tolerance(self, mode: str) -> Tolerance:
         return self._allowed if mode == "fp32" else in_mode(mode, self._allowed)
@@ -193,7 +191,7 @@ class _NetJudge:
         feeds = {known[name]: array for name, array in run.feeds.items()}
         wanted = {blob.name: known[blob.name] for blob in self._wanted}
         tolerance = self.how.allowed(self._tolerance(mode))
-        fed = {self.pair.names[name]: array for name, array in run.feeds.items()}
+        fed = self._fed(run.feeds)
         reports = compare_outputs(self._runner, feeds, run.reference, wanted, tolerance)
         source = self._started(self.pair.source, exact=self._exact, worker=self._second)
         reports = self.boxes.compare(self._runner, feeds, wanted, source, fed, reports, tolerance)
@@ -319,7 +317,4 @@ def _judge(name: str, blob: str, result: Array | Failure, reference: Array, tole
         return OutputReport(name, blob, "unproven", UNPROVEN_NET)
     if result.tobytes() == reference.tobytes():  # integers in the bits of floats as well
         return OutputReport(name, blob, "ok", "", 0.0, 0.0, 1.0)
-    difference = compare(result, reference, tolerance)
-    status: Status = "nan" if difference.special else "mismatch" if difference.excess else "ok"
-    numbers = (difference.max_abs, difference.max_rel, difference.cosine)
-    return OutputReport(name, blob, status, difference.special or difference.excess, *numbers)
+    return compare(result, reference, tolerance).report(name, blob)

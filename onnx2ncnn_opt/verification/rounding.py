@@ -34,9 +34,9 @@ from onnx2ncnn_opt.onnx.ops import traits_of
 from onnx2ncnn_opt.param.storage import rounded
 from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.runtime.base import Array
-from onnx2ncnn_opt.runtime.ort import OrtRunner, cut_model, read_model
+from onnx2ncnn_opt.runtime.ort import OrtRunner, read_model
 from onnx2ncnn_opt.verification.decisions import Choice, as_good, choices
-from onnx2ncnn_opt.verification.double import InDouble, element_types, inferred_values, upgraded
+from onnx2ncnn_opt.verification.double import InDouble, NodeWriter, element_types, inferred_values, upgraded
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, INFINITE, MOST_BUDGET, parts
 
 # The relative error of each number that a node computes: some 16 units of the last place, as sums of many terms have.
@@ -74,9 +74,7 @@ class Rounding:
         self.problem = ""  # why there are no outputs in float64, once they were asked for
         self.unmoved = ""  # why no errors move the model, once it was asked how far they do
         self.overflown: set[str] = set()  # outputs that were `resolved`
-        self.lone: dict[
-            str, int
-        ] = {}  # how many elements of an output only one run of the last `spread` moves, at most
+        self.lone: dict[str, int] = {}  # the most elements of an output that only one run of the last `spread` moves
 
     def exact(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         """Return the outputs in float64; none if that fails, and `problem` gives the reason."""
@@ -120,20 +118,15 @@ class Rounding:
         scores = Rounding(self._model, (choice.scores,), self._values, self._threads)
         try:
             runner = OrtRunner(self._model, outputs=scores._outputs, values=self._values, threads=self._threads)
-            known = set(runner.input_names())
-            given = {name: array for name, array in feeds.items() if name in known}
-            (found,) = (results := runner.run(given)).values()
+            (found,) = (results := runner.run_any(feeds)).values()
         except RunError:
             return reference
-        good = as_good(actual, reference, found, scores.spread(given, results)[choice.scores], choice.axis)
+        good = as_good(actual, reference, found, scores.spread(feeds, results)[choice.scores], choice.axis)
         return np.where(good, actual, reference).astype(reference.dtype)
 
     @cached_property
     def _choices(self) -> Mapping[str, Choice]:
-        proto = read_model(self._model)
-        if self._outputs:
-            cut_model(proto, self._outputs, None)
-        return choices(proto)
+        return choices(read_model(self._model, self._outputs))
 
     def stored(
         self, encoding: Encoding, feeds: Mapping[str, Array], reference: Mapping[str, Array]
@@ -161,9 +154,8 @@ class Rounding:
         """Run a rewritten model, and return its outputs."""
         options: dict[str, Any] = {"values": self._values, "threads": self._threads, "timeout": _SECONDS, "once": True}
         runner = OrtRunner(model, folder=folder, plain=not self._has_integer_products, **options)
-        known = set(runner.input_names())
         try:
-            return runner.run({name: array for name, array in feeds.items() if name in known})
+            return runner.run_any(feeds)
         finally:
             runner.close()
 
@@ -177,20 +169,12 @@ class Rounding:
         moved = {name: _Moved(array) for name, array in reference.items()}
         try:
             if self._runner is None:
-                self._runner = OrtRunner(
-                    with_errors(self._model, self._outputs),
-                    folder=self._folder,
-                    values=self._values,
-                    threads=self._threads,
-                    once=True,
-                )
+                model, values, threads = with_errors(self._model, self._outputs), self._values, self._threads
+                self._runner = OrtRunner(model, folder=self._folder, values=values, threads=threads, once=True)
             unsigned = {name: array + 0 if array.dtype.kind == "f" else array for name, array in feeds.items()}
-            known = set(self._runner.input_names())
             for own, shared in counted(_RUNS, "ONNX Runtime runs the model with rounding errors", "runs"):
                 errors = {_OWN: np.array(own, np.float32), _SHARED: np.array(shared, np.float32)}
-                given = {**(unsigned if own else feeds), **errors}
-                results = self._runner.run({name: array for name, array in given.items() if name in known})
-                for name, array in results.items():
+                for name, array in self._runner.run_any({**(unsigned if own else feeds), **errors}).items():
                     moved[name].add(_distance(array, reference[name]))
         except (RunError, EncodeError) as error:
             self.unmoved = str(error)
@@ -265,9 +249,7 @@ def _relative(a: Array, b: Array) -> float:
 def with_rounded_weights(model: Path | bytes, outputs: Collection[str], encoding: Encoding, folder: Path) -> bytes:
     """Return the model with its weights of two or more dims rounded as converters store them, in a file of a folder."""
     own = model.absolute().parent if isinstance(model, Path) else Path()
-    proto = read_model(model)
-    if outputs:
-        cut_model(proto, outputs, own)
+    proto = read_model(model, outputs)
     with (folder / _WEIGHTS).open("wb") as file:
         for tensor in proto.graph.initializer:
             if tensor.data_location == TensorProto.EXTERNAL:
@@ -299,14 +281,11 @@ def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:
     Every number that a node computes gets an error, except numbers that are only moved, and zeros. Raises EncodeError
     for a model that does not fit into a message.
     """
-    proto = read_model(model)
-    if outputs:
-        cut_model(proto, outputs, model.absolute().parent if isinstance(model, Path) else None)
-    proto = upgraded(proto)
+    proto = upgraded(read_model(model, outputs))
     types = element_types(proto, inferred_values(proto))
     opsets = {entry.domain: entry.version for entry in proto.opset_import}
     exact = {value.name for value in (*proto.graph.input, *proto.graph.initializer)}
-    written = _Written()
+    written = _ErrorWriter()
     for node in proto.graph.node:
         traits = traits_of(node.domain, node.op_type, opsets.get(node.domain, 1))
         is_exact = traits.errors == "none" or node.op_type in ("Constant", "ConstantOfShape")
@@ -345,24 +324,11 @@ def _deciding(node: onnx.NodeProto, *, jumps: bool) -> Iterable[int]:
     return range(len(node.input)) if jumps else ()
 
 
-class _Written:
-    """The nodes of a model with errors, in order."""
+class _ErrorWriter(NodeWriter):
+    """The nodes of a model with errors."""
 
-    def __init__(self) -> None:
-        self.nodes: list[onnx.NodeProto] = []
-
-    def add(self, operator: str, *inputs: str, **attributes: Any) -> str:
-        """Add a node with one output, and return the output's name."""
-        name = f"onnx2ncnn_opt.{len(self.nodes)}"
-        self.nodes.append(helper.make_node(operator, inputs, [name], **attributes))
-        return name
-
-    def integer(self, value: int) -> str:
-        return self.add("Constant", value=numpy_helper.from_array(np.array(value, np.int64)))
-
-    def number(self, value: float, dtype: int) -> str:
-        array = np.array(value, helper.tensor_dtype_to_np_dtype(dtype))
-        return self.add("Constant", value=numpy_helper.from_array(array))
+    def number(self, value: float, dtype: int = TensorProto.INT64) -> str:
+        return self.constant(np.array(value, helper.tensor_dtype_to_np_dtype(dtype)))
 
     def errors(self, name: str, dtype: int) -> str:
         """Add numbers from -1 to 1, one for each number of a tensor.
@@ -370,48 +336,48 @@ class _Written:
         Their signs are those of sin(a * i * i + b) at index i, where each run has its own a: ONNX Runtime has no random
         numbers from opset 22 on.
         """
-        indexes = self.add("Range", self.integer(0), self.add("Size", name), self.integer(1))
-        squares = self.add("Cast", self.add("Mul", indexes, indexes), to=TensorProto.DOUBLE)
-        phases = self.add("Mul", squares, self.number(_PHASE, TensorProto.DOUBLE))
-        turned = self.add("Mul", phases, self.add("Cast", _OWN, to=TensorProto.DOUBLE))
-        shifted = self.add("Add", turned, self.number(float(len(self.nodes)), TensorProto.DOUBLE))
-        signs = self.add("Reshape", self.add("Sign", self.add("Sin", shifted)), self.add("Shape", name))
-        scales = [self.add("Cast", scale, to=dtype) for scale in (self.add("Sign", _OWN), _SHARED)]
-        return self.add("Add", self.add("Mul", self.add("Cast", signs, to=dtype), scales[0]), scales[1])
+        indexes = self.node("Range", self.number(0), self.node("Size", name), self.number(1))
+        squares = self.node("Cast", self.node("Mul", indexes, indexes), to=TensorProto.DOUBLE)
+        phases = self.node("Mul", squares, self.number(_PHASE, TensorProto.DOUBLE))
+        turned = self.node("Mul", phases, self.node("Cast", _OWN, to=TensorProto.DOUBLE))
+        shifted = self.node("Add", turned, self.number(float(len(self.nodes)), TensorProto.DOUBLE))
+        signs = self.node("Reshape", self.node("Sign", self.node("Sin", shifted)), self.node("Shape", name))
+        scales = [self.node("Cast", scale, to=dtype) for scale in (self.node("Sign", _OWN), _SHARED)]
+        return self.node("Add", self.node("Mul", self.node("Cast", signs, to=dtype), scales[0]), scales[1])
 
     def computed(self, name: str, dtype: int, beside: str = "") -> str:
         """Insert an error after a node, and return its new output name; with `beside` also one relative to 1 and it."""
         inner = f"onnx2ncnn_opt.inner.{name}"
         inexact = self.inexact(inner, dtype)
         if beside:
-            size = self.add("Add", self.add("Abs", beside), self.number(1, dtype))
-            error = self.add("Mul", self.errors(inner, dtype), self.number(_BESIDE_ONE, dtype))
-            inexact = self.add("Add", inexact, self.add("Mul", size, error))
+            size = self.node("Add", self.node("Abs", beside), self.number(1, dtype))
+            error = self.node("Mul", self.errors(inner, dtype), self.number(_BESIDE_ONE, dtype))
+            inexact = self.node("Add", inexact, self.node("Mul", size, error))
         self.nodes.append(helper.make_node("Identity", [inexact], [name]))
         return inner
 
     def inexact(self, name: str, dtype: int, each: float = _EACH) -> str:
         """Add a relative error to each number of a tensor, or flush subnormal ones to 0; zeros stay."""
         errors = self.errors(name, dtype)
-        relative = self.add("Mul", errors, self.number(each, dtype))
-        scaled = self.add("Mul", name, self.add("Add", relative, self.number(1, dtype)))
-        least = self.add("Mul", errors, self.number(float(_FLOAT32.tiny), dtype))
-        return self.add("Add", scaled, self.add("Mul", least, self.add("Abs", self.add("Sign", name))))
+        relative = self.node("Mul", errors, self.number(each, dtype))
+        scaled = self.node("Mul", name, self.node("Add", relative, self.number(1, dtype)))
+        least = self.node("Mul", errors, self.number(float(_FLOAT32.tiny), dtype))
+        return self.node("Add", scaled, self.node("Mul", least, self.node("Abs", self.node("Sign", name))))
 
     def decided(self, name: str, dtype: int) -> str:
         """Perturb the input of a comparison or rounding; zeros stay exact, because models mostly mean them."""
-        error = self.add("Mul", self.errors(name, dtype), self.deciding(name, dtype))
-        return self.add("Add", name, self.add("Mul", error, self.add("Abs", self.add("Sign", name))))
+        error = self.node("Mul", self.errors(name, dtype), self.deciding(name, dtype))
+        return self.node("Add", name, self.node("Mul", error, self.node("Abs", self.node("Sign", name))))
 
     def deciding(self, name: str, dtype: int) -> str:
         """Add the error of a tensor that decides something."""
-        size = self.add("Abs", name)
-        finite = self.add("Less", size, self.number(INFINITE, dtype))
-        largest = self.add("ReduceMax", self.add("Where", finite, size, self.number(0, dtype)), keepdims=0)
-        return self.add("Mul", largest, self.number(_DECIDING, dtype))
+        size = self.node("Abs", name)
+        finite = self.node("Less", size, self.number(INFINITE, dtype))
+        largest = self.node("ReduceMax", self.node("Where", finite, size, self.number(0, dtype)), keepdims=0)
+        return self.node("Mul", largest, self.number(_DECIDING, dtype))
 
     def near(self, name: str, other: str, dtype: int) -> str:
         """Add a tensor that, in the run with one error for all, is equal to another where it is nearly so."""
-        bound = self.add("Mul", self.deciding(name, dtype), self.add("Cast", _SHARED, to=dtype))
-        is_near = self.add("Less", self.add("Abs", self.add("Sub", name, other)), bound)
-        return self.add("Where", is_near, other, name)
+        bound = self.node("Mul", self.deciding(name, dtype), self.node("Cast", _SHARED, to=dtype))
+        is_near = self.node("Less", self.node("Abs", self.node("Sub", name, other)), bound)
+        return self.node("Where", is_near, other, name)

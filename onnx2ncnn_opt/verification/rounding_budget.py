@@ -72,22 +72,22 @@ def least_budget(param: Path, bin: Path, *, vulkan: bool) -> float:
     """
     if not vulkan:
         return LEAST_BUDGET
-    try:
-        graph = read_net(param, bin, entry_points.layer_types()).graph
-    except (ParamError, BinError, GraphError, UsageError):  # which ncnn will say more about
-        return UNKNOWN_ROUNDING
-    has_gelu = any(layer.type == "GELU" and not layer["fast_gelu"] for layer in graph)
+    has_gelu = any(layer.type == "GELU" and not layer["fast_gelu"] for layer in _layers(param, bin))
     return DEFAULT.relative if has_gelu else UNKNOWN_ROUNDING
 
 
 def weights_encoding(param: Path, bin: Path) -> Encoding | None:
     """Return the encoding that rounds a net's weights most; None if they have 32 bits, or it cannot be read."""
-    try:
-        graph = read_net(param, bin, entry_points.layer_types()).graph
-    except (ParamError, BinError, GraphError, UsageError):  # which ncnn will say more about
-        return None
-    found = {weight.encoding for layer in graph for _, weight in layer.weights.stored_items()}
+    found = {weight.encoding for layer in _layers(param, bin) for _, weight in layer.weights.stored_items()}
     return next((encoding for encoding in (Encoding.INT8, Encoding.BF16, Encoding.FP16) if encoding in found), None)
+
+
+def _layers(param: Path, bin: Path) -> list[Layer]:
+    """Return the layers of a net; none if it cannot be read, which ncnn will say more about."""
+    try:
+        return list(read_net(param, bin, entry_points.layer_types()).graph)
+    except (ParamError, BinError, GraphError, UsageError):
+        return []
 
 
 def budgets(
@@ -127,7 +127,7 @@ def _estimated(
 
     Return nothing, and the reason, if ncnn cannot run the net so.
     """
-    found: dict[str, float] = {}
+    distances: dict[str, float] = {}
     try:
         right, rounded = _walks(net, feeds_of(way, feeds), mode)
     except (ParamError, BinError, GraphError, UsageError, RunError) as error:
@@ -138,8 +138,8 @@ def _estimated(
             known = np.abs(b) < INFINITE
             largest = float(np.abs(b[known]).max(initial=0.0)) or 1.0
             distance = np.abs(a - b)[known].max(initial=0.0)
-            found[name] = float(distance) / largest if np.isfinite(distance) else math.inf
-    return found, ""
+            distances[name] = float(distance) / largest if np.isfinite(distance) else math.inf
+    return distances, ""
 
 
 def _walks(net: tuple[Path, Path], feeds: Mapping[str, Feed], mode: str) -> tuple[dict[str, Array], dict[str, Array]]:

@@ -71,12 +71,14 @@ def load_converted(
 
     Raises the errors of `load_model`.
     """
-    bound = {**({value.name: value.array() for value in manifest.values} if manifest else {}), **(values or {})}
-    converted = {entry.name: entry.shape for entry in manifest.inputs} if manifest else {}
+    if manifest is None:
+        return load_model(model, shapes=shapes, values=values, outputs=outputs)
+    bound = {value.name: value.array() for value in manifest.values} | dict(values or {})
+    converted = {entry.name: entry.shape for entry in manifest.inputs} | dict(shapes or {})
     try:
-        return load_model(model, shapes={**converted, **(shapes or {})}, values=bound, outputs=outputs)
+        return load_model(model, shapes=converted, values=bound, outputs=outputs)
     except UsageError as error:
-        if manifest is None or shapes or values:
+        if shapes or values:
             raise
         raise UsageError(f"the manifest is that of another model: {error}") from None
 
@@ -117,11 +119,7 @@ def drawn_feeds(
 
 
 def wanted_runs(
-    model: LoadedModel,
-    runner: OrtRunner,
-    manifest: Manifest | None,
-    seed: int,
-    wanted: Wanted,
+    model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, seed: int, wanted: Wanted
 ) -> Iterator[Run]:
     """Yield a run for each wanted draw at each wanted choice of sizes; by default at the sizes of `drawn_runs`."""
     names = list(dynamic_sizes(model, LENGTHS[0]))
@@ -231,10 +229,8 @@ def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, 
             return runs
     if problem is None:
         raise UsageError(small)
-    raise RunError(
-        f"{problem}; the inputs were random; --inputs gives others"
-        + (f", and --shape says how long {', '.join(open_names)} may be" if open_names else "")
-    )
+    hint = f", and --shape says how long {', '.join(open_names)} may be" if open_names else ""
+    raise RunError(f"{problem}; the inputs were random; --inputs gives others{hint}")
 
 
 def small_runs(model: LoadedModel, manifest: Manifest | None, runs: Sequence[Run]) -> str:

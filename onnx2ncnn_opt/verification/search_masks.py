@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -52,11 +52,11 @@ class Precision:
         return self.error <= self.allowed and not self.integers_differ
 
     def __str__(self) -> str:
-        if math.isnan(self.error):
-            return "NaN or infinity in an output; compute it in fp32 on devices, or see `mixed`"
-        if self.integers_differ:
-            return "an output has other integers; compute it in fp32 on devices, or see `mixed`"
         text = f"off by up to {self.error:.1e} of an output's largest value"
+        if math.isnan(self.error):
+            text = "NaN or infinity in an output"
+        elif self.integers_differ:
+            text = "an output has other integers"
         if not self.ok:
             return f"{text}; compute it in fp32 on devices, or see `mixed`"
         if self.error > ACCEPTED:
@@ -97,11 +97,21 @@ class MaskJudge:
         return self.estimator.run("fp16", noise_of(self.inner))
 
     def error(self, masks: Masks = MappingProxyType({})) -> float:
-        """Return the largest error of an output with masks added, in units of its largest value; NaN if not finite."""
+        """Return the largest error of an output with masks added, see `error_of`."""
         with restored_masks(self.graph):
             for layer, features in masks.items():
                 layer.params["featmask"] = layer["featmask"] | int(features)
             return error_of(self.run(), self.reference)
+
+    def rounding(self) -> float:
+        """Return the error of rounding every blob to fp16, see `error_of`."""
+        return error_of(self.estimator.run("fp16"), self.reference)
+
+    def integers_differ(self, walk: Walk, integers: Collection[Blob]) -> bool:
+        """Return True if an output of integers has others in a run, both as the bits of floats and as values."""
+        known = [blob for blob in integers if blob in self.reference.outputs]
+        both = [(walk.outputs[blob], self.reference.outputs[blob]) for blob in known]
+        return not all(bool(((a == b) | (a.view(np.int32) == b.view(np.int32))).all()) for a, b in both)
 
 
 def measure(*estimators: Estimator, integers: Collection[Blob] = ()) -> Precision:
@@ -110,12 +120,11 @@ def measure(*estimators: Estimator, integers: Collection[Blob] = ()) -> Precisio
     Raises RunError if ncnn cannot run it.
     """
     found = []
-    for estimator in estimators:
-        judge = MaskJudge(estimator)
+    for judge in map(MaskJudge, estimators):
         walk = judge.run()
         error = error_of(walk, judge.reference)
-        accepted = ACCEPTED if error <= ACCEPTED else _accepted(estimator, judge.reference)
-        found.append(Precision(error, accepted, _differ(walk, judge.reference, integers)))
+        accepted = ACCEPTED if error <= ACCEPTED else _accepted(judge.rounding())
+        found.append(Precision(error, accepted, judge.integers_differ(walk, integers)))
     return max(found, key=_excess)
 
 
@@ -125,14 +134,7 @@ def _excess(precision: Precision) -> float:
     return math.inf if is_wrong else precision.error / precision.allowed
 
 
-def _differ(walk: Walk, reference: Walk, integers: Collection[Blob]) -> bool:
-    """Return True if an integer differs, both as the bits of a float and as a value."""
-    both = [(walk.outputs[blob], reference.outputs[blob]) for blob in integers if blob in reference.outputs]
-    return not all(bool(((a == b) | (a.view(np.int32) == b.view(np.int32))).all()) for a, b in both)
-
-
-def _accepted(estimator: Estimator, reference: Walk) -> float:
-    rounding = error_of(estimator.run("fp16"), reference)
+def _accepted(rounding: float) -> float:
     return ACCEPTED if math.isnan(rounding) else max(ACCEPTED, _ROUNDINGS_ACCEPTED * rounding)
 
 
@@ -144,15 +146,16 @@ def find_masks(
     The estimators are of one net on ordinary inputs first, and then on larger ones; `integers` are outputs. The layers
     keep the masks that they had: `put_masks` puts these on them. Raises RunError if ncnn cannot run the net.
     """
-    found, precisions = _Found(), list[Precision]()
+    found, judges, precisions = _Found(), list[MaskJudge](), list[Precision]()
     with restored_masks(estimators[0].graph):
         for estimator in estimators:
-            judge = MaskJudge(estimator)
-            _mask_large(judge.graph, judge.reference, judge.inner, found, 1.0 if precisions else INPUT_MARGIN)
-            precision = _mask_errors(judge, found, budget)
-            if integers:
-                precision = replace(precision, integers_differ=_differ(judge.run(), judge.reference, integers))
-            precisions.append(precision)
+            judges.append(MaskJudge(estimator))
+            _mask_large(judges[-1], found, 1.0 if judges[1:] else INPUT_MARGIN)
+        # Later: a layer whose arithmetic has a mask already does not show that winograd overflows with large inputs.
+        for judge in judges:
+            error, accepted = _mask_errors(judge, found, budget)
+            differ = bool(integers) and judge.integers_differ(judge.run(), integers)
+            precisions.append(Precision(error, accepted, differ))
     return found.masks, max(precisions, key=_excess)
 
 
@@ -188,35 +191,28 @@ class _Found:
         layer.params["featmask"] = layer["featmask"] | int(features)
 
 
-def _mask_large(
-    graph: Graph, reference: Walk, inner: Mapping[Layer, tuple[Inner, ...]], found: _Found, room: float
-) -> None:
-    """Mask layers whose numbers are too large for fp16, in blobs or inside of layers."""
+def _mask_large(judge: MaskJudge, found: _Found, room: float) -> None:
+    """Mask layers whose numbers are too large for fp16, in blobs or inside of layers; `room` is for other inputs."""
 
     def large(blobs: Sequence[Blob]) -> float:
-        sizes = [reference.largest.get(blob, 0.0) for blob in blobs]
+        sizes = [judge.reference.largest.get(blob, 0.0) for blob in blobs]
         return max((size for size in sizes if LARGEST / room < size < INFINITE), default=0.0)
 
     def reason(what: str, size: float) -> str:
         is_over = "is" if size > LARGEST else "may become"  # with other inputs
         return f"its {what} {is_over} too large for fp16, which ends at {LARGEST:g}"
 
-    for layer in graph:
+    for layer in judge.graph:
         if layer.type in SOURCES:
             continue
         if made := large(layer.outputs):
             found.add(layer, FP32, reason("output", made), made)
         elif read := large(layer.inputs):
             found.add(layer, FP32, reason("input", read), read)
-    for layer, ways in inner.items():
-        now = max((reference.largest.get(blob, 0.0) for blob in (*layer.inputs, *layer.outputs)), default=0.0)
+    for layer, ways in judge.inner.items():
         if ways and ways[0].overflows:
+            now = judge.reference.largest_of((*layer.inputs, *layer.outputs))
             found.add(layer, ways[0].remedy, f"{ways[0].how} in fp16 become larger than {LARGEST:g}", now)
-
-
-def largest_of(walk: Walk, layer: Layer) -> float:
-    """Return the largest number that a layer makes."""
-    return max((walk.largest.get(blob, 0.0) for blob in layer.outputs), default=0.0)
 
 
 def noise_of(inner: Mapping[Layer, tuple[Inner, ...]]) -> dict[Layer, tuple[float, ...]]:
@@ -229,33 +225,28 @@ def noise_of(inner: Mapping[Layer, tuple[Inner, ...]]) -> dict[Layer, tuple[floa
     return noise
 
 
-def _mask_errors(judge: MaskJudge, found: _Found, budget: float) -> Precision:
-    """Mask layers that overflow first, then the least precise."""
-    reference, inner = judge.reference, judge.inner
+def _mask_errors(judge: MaskJudge, found: _Found, budget: float) -> tuple[float, float]:
+    """Mask layers that overflow first, then the least precise; return the error that is left, and the accepted one."""
     for _ in range(_MOST_ROUNDS):
         walk = judge.run()
-        error = error_of(walk, reference)
-        if not math.isnan(error) or not _mask_first_special(judge.graph, walk, reference, found):
+        error = error_of(walk, judge.reference)
+        if not math.isnan(error) or not _mask_first_special(judge, walk, found):
             break
     if error <= budget:
-        return Precision(error)
-    rounding = error_of(judge.estimator.run("fp16"), reference)
-    if math.isnan(rounding):
-        return Precision(error)
-    target, accepted = max(budget, _ROUNDINGS * rounding), max(ACCEPTED, _ROUNDINGS_ACCEPTED * rounding)
-    if error <= target:
-        return Precision(error, accepted)
-    noise = noise_of(inner)
-
-    def relative(layer: Layer) -> float:
-        return max(noise[layer]) / max(largest_of(reference, layer), SMALLEST)
-
-    order = sorted((layer for layer in noise if any(noise[layer])), key=relative, reverse=True)
+        return error, ACCEPTED
+    rounding = judge.rounding()
+    accepted, target = _accepted(rounding), max(budget, _ROUNDINGS * rounding)
+    if math.isnan(rounding) or error <= target:
+        return error, accepted
+    largest = {layer: judge.reference.largest_of(layer.outputs) for layer in judge.inner}
+    noise = {layer: max(noise) for layer, noise in noise_of(judge.inner).items() if any(noise)}
+    relative = {layer: size / max(largest[layer], SMALLEST) for layer, size in noise.items()}
+    order = sorted(relative, key=relative.__getitem__, reverse=True)
     full = Feature.NO_FP16_ARITHMETIC
     for layer, features in fewest_masks(judge, order, target=target, full=full, failures=_FAILURES).items():
-        reason = f"{inner[layer][0].how} in fp16: errors of {relative(layer):.1e} of the largest value"
-        found.add(layer, features, reason, largest_of(reference, layer))
-    return Precision(judge.error(), accepted)
+        reason = f"{judge.inner[layer][0].how} in fp16: errors of {relative[layer]:.1e} of the largest value"
+        found.add(layer, features, reason, largest[layer])
+    return judge.error(), accepted
 
 
 def fewest_masks(
@@ -304,15 +295,14 @@ def _milder(layer: Layer, full: Feature) -> tuple[Feature, ...]:
     return masks[: masks.index(full)]
 
 
-def _mask_first_special(graph: Graph, walk: Walk, reference: Walk, found: _Found) -> bool:
+def _mask_first_special(judge: MaskJudge, walk: Walk, found: _Found) -> bool:
     """Mask the first layer that makes a NaN or an infinity, and its producers; return True if a mask was added."""
-    for layer in graph:
-        if all(walk.special.get(blob, 0) <= reference.special.get(blob, 0) for blob in layer.outputs):
+    for layer in judge.graph:
+        if all(walk.special.get(blob, 0) <= judge.reference.special.get(blob, 0) for blob in layer.outputs):
             continue
-        largest = largest_of(reference, layer)
         before = [blob.producer for blob in layer.inputs if blob.producer and blob.producer.type not in SOURCES]
         count = len(found.masks)
-        found.add(layer, FP32, "its output is NaN or infinite in fp16", largest)
+        found.add(layer, FP32, "its output is NaN or infinite in fp16", judge.reference.largest_of(layer.outputs))
         for each in before:
             found.add(each, FP32, f"{layer.type} '{layer.name}' makes NaN or infinity of its output in fp16", None)
         if len(found.masks) == count:  # it is made in 32 bits, and infinite where a layer reads it in 16

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from onnx2ncnn_opt.outputs import OutputReport, Status
+from onnx2ncnn_opt.runtime.base import Array
 
 # ncnn has no infinity in its weights and masks, the largest float32 stands for it; and its vectorised exp stops at
 # exp(88.376), which is 2.406e38. From here on a number counts as infinite, on either side.
@@ -115,6 +115,12 @@ class Difference:
         """True if the output agrees with its reference."""
         return not self.special and not self.excess
 
+    def report(self, name: str, blob: str | None) -> OutputReport:
+        """Return the report of an output with this difference, which is a blob of the net."""
+        status: Status = "nan" if self.special else "mismatch" if self.excess else "ok"
+        numbers = (self.max_abs, self.max_rel, self.cosine)
+        return OutputReport(name, blob, status, self.special or self.excess, *numbers)
+
 
 def compare(actual: Array, reference: Array, tolerance: Tolerance = DEFAULT, spread: Array | None = None) -> Difference:
     """Compare arrays of one shape; `actual` is ncnn's float32.
@@ -127,10 +133,10 @@ def compare(actual: Array, reference: Array, tolerance: Tolerance = DEFAULT, spr
     (see `verify.rounding`), infinite if the element may be anything. The tolerance grows by this distance.
     """
     given = _numbers(actual, reference) if reference.dtype.kind in "iub" else actual
-    found = _Found(reference.shape, reference.dtype, tolerance)
+    sums = _ErrorSums(reference.shape, reference.dtype, tolerance)
     for part in parts(reference.shape):
-        found.add(part, given[part], reference[part], None if spread is None else spread[part])
-    return found.difference()
+        sums.add(part, given[part], reference[part], None if spread is None else spread[part])
+    return sums.difference()
 
 
 def parts(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
@@ -146,8 +152,8 @@ def parts(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
             yield (*(slice(i, i + 1) for i in outer), slice(start, start + step), *inner)
 
 
-class _Found:
-    """The findings about an array, part by part."""
+class _ErrorSums:
+    """The errors of an array, taken in part by part."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], tolerance: Tolerance) -> None:
         self.tolerance, self.total = tolerance, math.prod(shape)
@@ -168,9 +174,8 @@ class _Found:
         steady = np.ones(b.shape, bool) if spread is None else np.isfinite(spread)
         for name, is_special in _SPECIAL.items():
             here, there = is_special(a) & steady, is_special(b) & steady
-            if here.any() or there.any():
-                before = self.specials[name]
-                self.specials[name] = before[0] + int(here.sum()), before[1] + int(there.sum())
+            before = self.specials[name]
+            self.specials[name] = before[0] + int(here.sum()), before[1] + int(there.sum())
             if not np.array_equal(here, there):
                 self.unlike.add(name)
         finite = (np.abs(a) < INFINITE) & (np.abs(b) < INFINITE)

@@ -59,8 +59,8 @@ def verify_net(
     target.require()
     modes = check_modes(verification.modes) or target.modes
     with nullcontext(worker) if worker else NcnnWorker(target) as process:
-        judge = _ModelJudge(model, param, bin, verification, manifest, process, vulkan=target.vulkan)
-        judgement = judge_modes(judge, modes)
+        judge = _ModelJudge(model, (param, bin), verification, manifest, process)
+        rows, wrong = judge_modes(judge, modes)
         checked = process.checked(modes)
     loaded, done = judge.model, judge.done
     of_sizes = {tuple(run.sizes.items()): run for run in done}.values()
@@ -69,14 +69,14 @@ def verify_net(
     dynamic = [info.name for info in loaded.inputs if any(isinstance(size, Sym) for size in info.shape)]
     notes = _notes(loaded, done, judge.rounding, is_fixed=verification.is_user_tolerance)
     return VerifyReport(
-        outputs=judgement.rows,
+        outputs=rows,
         seed=verification.seed if is_drawn else None,
         sizes=tuple(run.sizes for run in of_sizes),
         shapes=tuple({name: run.feeds[name].shape for name in dynamic} for run in of_sizes),
         checked=checked,
         draws=tuple(run.draw for run in done if run.draw is not None),
         notes=(*notes, *judge.notes, *([small] if small else [])),
-        wrong=judgement.wrong,
+        wrong=wrong,
         manifest=manifest,
     )
 
@@ -87,32 +87,26 @@ class _ModelJudge:
     def __init__(
         self,
         model: Path | bytes,
-        param: Path,
-        bin: Path,
+        net: tuple[Path, Path],
         verification: Verification,
         manifest: Manifest | None,
         worker: NcnnWorker,
-        *,
-        vulkan: bool,
     ) -> None:
-        self.how, self.manifest, self._net, self._worker = verification, manifest, (param, bin), worker
-        self.model = load_converted(
-            model, manifest, shapes=verification.shapes, values=verification.values, outputs=verification.outputs
-        )
+        self.how, self.manifest, self._net, self._worker = verification, manifest, net, worker
+        values, outputs = verification.values, verification.outputs
+        self.model = load_converted(model, manifest, shapes=verification.shapes, values=values, outputs=outputs)
         threads = os.cpu_count() or 1
         announce("ONNX Runtime loads the model")
-        values, outputs = self.model.values, verification.outputs
-        self._reference = OrtRunner(
-            model, outputs=outputs, values=values, threads=threads, timeout=verification.timeout
-        )
+        values, timeout = self.model.values, verification.timeout
+        self._reference = OrtRunner(model, outputs=outputs, values=values, threads=threads, timeout=timeout)
         self.rounding = Rounding(model, outputs, values, threads)
         self.done: list[Run] = []
         self.notes: list[str] = []
         self._more = self._inputs()
         self._tolerance = tolerance_of(self.model) if verification.tolerance is None else verification.tolerance
-        is_default = self._tolerance == DEFAULT and verification.tolerance is None
-        self._is_default = is_default and not verification.is_user_tolerance
-        self._least = least_budget(param, bin, vulkan=vulkan)
+        is_user_tolerance = verification.tolerance is not None or verification.is_user_tolerance
+        self._is_default = self._tolerance == DEFAULT and not is_user_tolerance
+        self._least = least_budget(*net, vulkan=worker.target.vulkan)
         self._worst: tuple[float, OutputComparison, Sequence[Slot]] | None = None
 
     def _inputs(self) -> Iterator[Run]:
@@ -140,7 +134,9 @@ class _ModelJudge:
 
     def compare(self, run: Run, mode: str) -> Sequence[OutputReport]:
         """Run the net, with ncnn's plain kernels as well if its outputs leave the rounding budget in fp32."""
-        comparison = self._comparison(run, mode)
+        how, tolerance = self.how, self.how.allowed(in_mode(mode, self._tolerance))
+        fixed = self.manifest, tolerance, self.rounding, how.is_user_tolerance, self._least
+        comparison = OutputComparison(self._runner, run.feeds, run.reference, *fixed)
         way, found = comparison.best()
         error = max((output.max_rel or 0.0 for output in found), default=0.0)
         if self._worst is None or error > self._worst[0]:
@@ -150,18 +146,6 @@ class _ModelJudge:
         if is_wrong(found):
             self._worst = math.inf, comparison, way
         return found
-
-    def _comparison(self, run: Run, mode: str) -> OutputComparison:
-        return OutputComparison(
-            self._runner,
-            run.feeds,
-            run.reference,
-            self.manifest,
-            self.how.allowed(in_mode(mode, self._tolerance)),
-            self.rounding,
-            self.how.is_user_tolerance,
-            self._least,
-        )
 
     def _started(self, mode: str, *, exact: bool) -> NcnnRunner:
         how = self.how
@@ -206,15 +190,10 @@ def _explained(
 
 def _blamed(rows: Sequence[OutputReport], in_fp32: OutputComparison, mode: str) -> list[OutputReport]:
     """Return the reports; errors that the net does not have in fp32 on the same inputs get the mode as their cause."""
-    is_wrong = any(row.status in ("mismatch", "nan") for row in rows)
-    right = {found.name for found in in_fp32.outputs() if found.status == "ok"} if is_wrong else set()
+    wrong = {row.name for row in rows if row.status in ("mismatch", "nan")}
+    blamed = {row.name for row in in_fp32.outputs() if row.status == "ok"} & wrong if wrong else set()
     text = f"; the net is right in fp32, so the cause is {mode}"
-    return [
-        replace(row, cause=mode, message=row.message + text)
-        if row.name in right and row.status in ("mismatch", "nan")
-        else row
-        for row in rows
-    ]
+    return [replace(row, cause=mode, message=row.message + text) if row.name in blamed else row for row in rows]
 
 
 def net_feeds(

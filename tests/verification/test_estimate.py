@@ -175,14 +175,17 @@ def test_winograd_that_costs_too_much_is_masked() -> None:
     for each in graph:
         if each.type == "Convolution":
             each.weights["weight_data"] = (rng.standard_normal(9216) / 17).astype(np.float32)
-    with estimator(graph, rng.standard_normal((32, 20, 20), np.float32)) as estimate:
+    x = rng.standard_normal((32, 20, 20), np.float32)
+    with estimator(graph, x) as estimate:
         before = measure(estimate)
         found, after = find_masks(estimate)
+        large = find_masks(estimate, estimate.on({blob: Feed(x * 1e3) for blob in graph.inputs}))[0]
     assert before.error > 1e-2
     assert after.error <= 1e-2
     assert found
     assert {mask.features for mask in found.values()} == {Feature.NO_WINOGRAD}  # which is the mildest
     assert all("winograd's sums in fp16: errors of" in mask.reason for mask in found.values())
+    assert not any("errors of" in mask.reason for mask in large.values())  # masks of large numbers come first
 
 
 def test_a_net_that_fails_is_told() -> None:
