@@ -260,7 +260,7 @@ class RandomNet:
             if not cnn and self.rng.random() < 0.4:
                 shape = (*shape[:-1], self.rng.choice(LENGTHS))
             self.add("Input", [], _sizes(shape))
-        size, steps = self.rng.randint(1, 16), CNN_STEPS if cnn else STEPS
+        size, steps = (self.rng.randint(1, 24), CNN_STEPS) if cnn else (self.rng.randint(1, 16), STEPS)
         while len(self.graph) < size + 2:
             (step,) = self.rng.choices([*steps], [*steps.values()])
             getattr(self, step)(self.pick())
