@@ -44,11 +44,10 @@ def evaluate(text: str, names: Mapping[str, Any], number: Callable[[float], Any]
     return result
 
 
-def drawn(text: str, choice: Callable[[list[str]], str], rules: Mapping[str, str]) -> str:
-    """Return a formula with one of the alternatives for each `<first|second>`, and for each `<name>` of a rule."""
+def drawn(text: str, choice: Callable[[list[str]], str]) -> str:
+    """Return a formula with one of the alternatives for each `<first|second>`, the innermost ones first."""
     while found := re.search(r"<([^<>]*)>", text):
-        options = rules.get(found[1], found[1]).split("|")
-        text = text[: found.start()] + choice(options) + text[found.end() :]
+        text = text[: found.start()] + choice(found[1].split("|")) + text[found.end() :]
     return text
 
 
