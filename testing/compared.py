@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +10,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnx2ncnn_opt.api.lower import Conversion, lower
+from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.param.text import format_param
 from onnx2ncnn_opt.runtime.base import Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
@@ -56,6 +55,12 @@ def model_of(
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
+def way(manifest: Manifest, feeds: Arrays) -> tuple[dict[str, Feed], list[Fetch]]:
+    """Return arrays by the blobs that take them, and the blobs of the outputs."""
+    given = {entry.blob: Feed(np.asarray(feeds[entry.name]), entry.batch_axis) for entry in manifest.inputs}
+    return given, [Fetch(entry.blob, entry.batch_axis) for entry in manifest.outputs]
+
+
 def compare(
     model: onnx.ModelProto, feeds: Arrays, *, rel: float = 1e-5, reference: onnx.ModelProto | None = None
 ) -> Conversion:
@@ -66,11 +71,9 @@ def compare(
     conversion = lower(model)
     wanted = OrtRunner((reference or model).SerializeToString()).run(dict(feeds))
     manifest = conversion.manifest()
-    with tempfile.TemporaryDirectory() as folder:
-        files = conversion.save(Path(folder) / "net")
+    with conversion.staged_in_temporary_folder() as files:
         runner = NcnnRunner(files.param, files.bin, timeout=60, worker=WORKER)
-        given = {entry.blob: Feed(np.asarray(feeds[entry.name]), entry.batch_axis) for entry in manifest.inputs}
-        results = runner.run(given, [Fetch(entry.blob, entry.batch_axis) for entry in manifest.outputs])
+        results = runner.run(*way(manifest, feeds))
     for entry in manifest.outputs:
         expected = np.asarray(wanted[entry.name])
         actual = results[entry.blob]

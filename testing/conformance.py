@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import tempfile
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,10 +17,11 @@ from onnx import numpy_helper
 
 from onnx2ncnn_opt.api.lower import Conversion, lower
 from onnx2ncnn_opt.errors import CrashError, Error, RunError, UnsupportedError
-from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
+from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from testing.arrays import RELATIVE, first_difference
+from testing.compared import way
 from testing.worker import WORKER
 
 TABLE = Path(__file__).parents[1] / "fixtures" / "conformance.tsv"
@@ -99,18 +99,11 @@ def with_initializers(case: Case) -> Iterator[Case]:
     yield replace(case, name=f"{case.name} (constants)", model=model, feeds=feeds)
 
 
+@dataclass(frozen=True)
 class Harness:
     """Converts and runs cases."""
 
-    def __init__(self, worker: NcnnWorker = WORKER) -> None:
-        self._worker = worker
-        self._folder = tempfile.TemporaryDirectory(prefix="conformance-")
-
-    def __enter__(self) -> Harness:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._folder.cleanup()
+    worker: NcnnWorker = WORKER
 
     def judge(self, case: Case, *, optimize: bool = True) -> Outcome:
         """Convert, run and compare one case."""
@@ -138,11 +131,10 @@ class Harness:
 
     def run(self, conversion: Conversion, feeds: Mapping[str, Any]) -> list[Array]:
         """Return the outputs in the model's order."""
-        files = conversion.save(Path(self._folder.name) / "net")
         manifest = conversion.manifest()
-        runner = NcnnRunner(files.param, files.bin, timeout=60, worker=self._worker)
-        given = {entry.blob: Feed(feeds[entry.name], entry.batch_axis) for entry in manifest.inputs}
-        results = runner.extract(given, [Fetch(entry.blob, entry.batch_axis) for entry in manifest.outputs])
+        with conversion.staged_in_temporary_folder() as files:
+            runner = NcnnRunner(files.param, files.bin, timeout=60, worker=self.worker)
+            results = runner.extract(*way(manifest, feeds))
         arrays = []
         for entry in manifest.outputs:
             result = results[entry.blob]
@@ -220,5 +212,5 @@ def differences(outcomes: Mapping[str, Outcome]) -> list[str]:
 
 def run(cases: Iterable[Case]) -> dict[str, Outcome]:
     """Return the outcome of every case."""
-    with Harness() as harness:
-        return {case.name: harness.judge(case) for case in cases}
+    harness = Harness()
+    return {case.name: harness.judge(case) for case in cases}

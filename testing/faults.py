@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,13 @@ from onnx2ncnn_opt.api.bisect import Bisection, bisect
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.api.net_shapes import infer_net
 from onnx2ncnn_opt.errors import Error
+from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.manifest import Entry, LayerCount, Manifest, Source
 from onnx2ncnn_opt.onnx.read.exported import reference
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.param.files import read_net, write_net
-from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
+from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.verification.driver import VerifyReport
@@ -35,9 +37,12 @@ from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.rounding import Rounding
 from onnx2ncnn_opt.verification.tolerance import INFINITE
 from onnx2ncnn_opt.verification.verify_net import verify_net
+from testing import present
+from testing.compared import way
 from testing.exports import MODELS as EXPORTS
 from testing.exports import refilled
-from testing.op_cases import load_cases
+from testing.formulas import evaluate, layer_of
+from testing.op_cases import fill_weights, load_cases
 
 ROOT = Path(__file__).parents[1]
 
@@ -48,78 +53,48 @@ FLAT_SCALES = (1.0, 8.0)
 DRAWS_EACH = 6
 
 # Models with what fixtures have little of: guards, branches that seldom act, tables, integers.
-MODELS = {
-    "guarded log": (
-        "(float[2,3,7] x) => (float[2,3,7] y) <float z = {0}> { c = Greater(x, z) l = Log(x) y = Where(c, l, z) }"
-    ),
-    "clipped": (
-        "(float[1,4,9,11] x) => (float[1,4,9,11] y) <float a = {0}, float b = {6}> { r = Add(x, a) y = Clip(r, a, b) }"
-    ),
-    "hard swish": "(float[1,4,9,11] x) => (float[1,4,9,11] y) { y = HardSwish(x) }",
-    "seldom": (
-        "(float[6,33] x) => (float[6,33] y) <float k = {5}, float m = {3}> { c = Greater(x, k) b = Mul(x, m) "
-        "y = Where(c, b, x) }"
-    ),
-    "table": "(int64[1,12] i) => (float[1,12,8] y) <float[700,8] w> { y = Gather(w, i) }",
-    "two tables": (
-        "(int64[1,16] i, int64[1,16] j) => (float[1,16,8] y) <float[90,8] w, float[16,8] v> { a = Gather(w, "
-        "i) b = Gather(v, j) y = Add(a, b) }"
-    ),
-    "mask": (
-        "(float[1,2,10,8] q, float[1,2,10,8] k, int64[1,10] m) => (float[1,2,10,8] y) <float one = {1}, float "
-        "low = {-10000}, int64[2] a = {1, 2}> { f = Cast<to = 1>(m) n = Sub(one, f) p = Mul(n, low) u = "
-        "Unsqueeze(p, a) t = Transpose<perm = [0,1,3,2]>(k) s = MatMul(q, t) z = Add(s, u) e = Softmax<axis = "
-        "-1>(z) y = MatMul(e, q) }"
-    ),
-    "bytes": (
-        "(uint8[1,3,8,12] x) => (float[1,3,8,12] y) <float s = {0.0039}, float o = {0.5}> { f = Cast<to = "
-        "1>(x) g = Mul(f, s) y = Sub(g, o) }"
-    ),
-    "decoder": (
-        "(float[1,3,8,12] x) => (uint8[1,3,8,12] y) <float s = {255}, float a = {0}, float b = {1}> { g = "
-        "Sigmoid(x) h = Clip(g, a, b) i = Mul(h, s) y = Cast<to = 2>(i) }"
-    ),
-    "quotient": (
-        "(float[3,13] x, float[3,13] w) => (float[3,13] y) <float e = {0.001}> { a = Abs(w) d = Add(a, e) y = "
-        "Div(x, d) }"
-    ),
-    "norms": (
-        "(float[2,5,17] x) => (float[2,5,17] y) <float[17] g, float[17] b> { y = LayerNormalization<epsilon = "
-        "0.00001>(x, g, b) }"
-    ),
-    "pieces": (
-        "(float[1,8,10,6] x) => (float[1,3,8,6] y) <int64[2] s = {2, 1}, int64[2] e = {5, 9}, int64[2] a = "
-        "{1, 2}> { y = Slice(x, s, e, a) }"
-    ),
-    "rounded": "(float[4,21] x) => (float[4,21] y) { a = Round(x) b = Floor(x) y = Sub(a, b) }",
-    "chosen": (
-        "(float[4,21] x) => (int64[4] y, float[4,3] v) <int64[1] k = {3}> { y = ArgMax<axis = 1, keepdims = "
-        "0>(x) v, i = TopK(x, k) }"
-    ),
-    "maximum": "(float[4,21] x, float[4,21] w) => (float[4,21] y) { a = Max(x, w) b = Min(x, w) y = Sub(a, b) }",
-}
+_TEXT = """
+guarded log: (float[2,3,7] x) => (float[2,3,7] y) <float z = {0}> { c = Greater(x, z) l = Log(x) y = Where(c, l, z) }
+clipped: (float[1,4,9,11] x) => (float[1,4,9,11] y) <float a = {0}, float b = {6}> { r = Add(x, a) y = Clip(r, a, b) }
+hard swish: (float[1,4,9,11] x) => (float[1,4,9,11] y) { y = HardSwish(x) }
+seldom: (float[6,33] x) => (float[6,33] y) <float k = {5}, float m = {3}>
+   { c = Greater(x, k) b = Mul(x, m) y = Where(c, b, x) }
+table: (int64[1,12] i) => (float[1,12,8] y) <float[700,8] w> { y = Gather(w, i) }
+two tables: (int64[1,16] i, int64[1,16] j) => (float[1,16,8] y) <float[90,8] w, float[16,8] v>
+   { a = Gather(w, i) b = Gather(v, j) y = Add(a, b) }
+mask: (float[1,2,10,8] q, float[1,2,10,8] k, int64[1,10] m) => (float[1,2,10,8] y) <float one = {1}, float low =
+  {-10000}, int64[2] a = {1, 2}>
+   { f = Cast<to = 1>(m) n = Sub(one, f) p = Mul(n, low) u = Unsqueeze(p, a) t = Transpose<perm = [0,1,3,2]>(k) s =
+  MatMul(q, t) z = Add(s, u) e = Softmax<axis = -1>(z) y = MatMul(e, q) }
+bytes: (uint8[1,3,8,12] x) => (float[1,3,8,12] y) <float s = {0.0039}, float o = {0.5}>
+   { f = Cast<to = 1>(x) g = Mul(f, s) y = Sub(g, o) }
+decoder: (float[1,3,8,12] x) => (uint8[1,3,8,12] y) <float s = {255}, float a = {0}, float b = {1}>
+   { g = Sigmoid(x) h = Clip(g, a, b) i = Mul(h, s) y = Cast<to = 2>(i) }
+quotient: (float[3,13] x, float[3,13] w) => (float[3,13] y) <float e = {0.001}>
+   { a = Abs(w) d = Add(a, e) y = Div(x, d) }
+norms: (float[2,5,17] x) => (float[2,5,17] y) <float[17] g, float[17] b>
+   { y = LayerNormalization<epsilon = 0.00001>(x, g, b) }
+pieces: (float[1,8,10,6] x) => (float[1,3,8,6] y) <int64[2] s = {2, 1}, int64[2] e = {5, 9}, int64[2] a = {1, 2}>
+   { y = Slice(x, s, e, a) }
+rounded: (float[4,21] x) => (float[4,21] y) { a = Round(x) b = Floor(x) y = Sub(a, b) }
+chosen: (float[4,21] x) => (int64[4] y, float[4,3] v) <int64[1] k = {3}>
+   { y = ArgMax<axis = 1, keepdims = 0>(x) v, i = TopK(x, k) }
+maximum: (float[4,21] x, float[4,21] w) => (float[4,21] y) { a = Max(x, w) b = Min(x, w) y = Sub(a, b) }
+"""
+MODELS = dict(re.findall(r"^(\w.*?): (.*(?:\n  .*)*)", _TEXT, re.MULTILINE))
 
 
 def models() -> Iterator[tuple[str, Any]]:
     """Yield the models to plant faults in, by name."""
     for name, text in MODELS.items():
-        yield name, _weighted(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 19]> g {text}'))
+        model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 19]> g {text}')
+        fill_weights(model, 11)
+        yield name, model
     yield from ((path.stem, refilled(path)) for path in EXPORTS if ".ts" not in path.stem or "bn" in path.stem)
     chosen = ("convolution", "elementwise", "logic", "matrix", "normalization", "pooling", "reduction", "resize")
     for number, case in enumerate(load_cases()):
         if case.file in chosen and number % 7 == 0 and not case.result.startswith("refused"):
             yield str(case), case.model()
-
-
-def _weighted(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a parsed model whose declared tensors without values are random weights."""
-    known = {tensor.name for tensor in model.graph.initializer} | {n for node in model.graph.node for n in node.output}
-    rng = np.random.default_rng(11)
-    for value in [value for value in model.graph.value_info if value.name not in known]:
-        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-        model.graph.initializer.append(onnx.numpy_helper.from_array(rng.standard_normal(shape, np.float32), value.name))
-        model.graph.value_info.remove(value)
-    return model
 
 
 Rng = np.random.Generator
@@ -191,20 +166,12 @@ def _axis(layer: Layer, rng: Rng) -> dict[str, Any] | None:
     return {"axis": int(rng.choice(axes))} if axes else None
 
 
-def _activation_type(layer: Layer, rng: Rng) -> dict[str, Any] | None:
-    return {"activation_type": 0, "activation_params": None} if layer["activation_type"] else None
-
-
 def _scaled(*names: str, by: float) -> Callable[[Layer, Rng], dict[str, Any] | None]:
     def change(layer: Layer, rng: Rng) -> dict[str, Any] | None:
         found = [name for name in names if name in layer.params and isinstance(layer[name], float) and layer[name]]
         return {found[0]: layer[found[0]] * by} if found else None
 
     return change
-
-
-def _scalar(layer: Layer, rng: Rng) -> dict[str, Any] | None:
-    return {"b": layer["b"] * 1.03 + 0.01} if layer["with_scalar"] else None
 
 
 def _operands(layer: Layer, rng: Rng) -> dict[str, Any] | None:
@@ -215,10 +182,6 @@ def _operands(layer: Layer, rng: Rng) -> dict[str, Any] | None:
 def _operation(layer: Layer, rng: Rng) -> dict[str, Any] | None:
     other = {0: 1, 2: 0, 4: 5, 5: 4} if layer.type == "BinaryOp" else {2: 18, 18: 2, 0: 1, 9: 10, 3: 18, 16: 14}
     return {"op_type": other[layer["op_type"]]} if layer["op_type"] in other else None
-
-
-def _slope(layer: Layer, rng: Rng) -> dict[str, Any]:
-    return {"slope": layer["slope"] + 0.02}
 
 
 def _bound(layer: Layer, rng: Rng) -> dict[str, Any] | None:
@@ -250,10 +213,6 @@ def _mode(layer: Layer, rng: Rng) -> dict[str, Any] | None:
     return {"pooling_type": 1 - layer["pooling_type"]}
 
 
-def _order(layer: Layer, rng: Rng) -> dict[str, Any]:
-    return {"order_type": (layer["order_type"] + 1) % (2 if len(layer.inputs[0].shape or ()) == 2 else 6)}
-
-
 def _attention(layer: Layer, rng: Rng) -> dict[str, Any] | None:
     if layer.type == "SDPA" or rng.random() < 0.5:
         width = (layer.inputs[0].shape or (1,))[-1]
@@ -269,38 +228,14 @@ def _inputs_swapped(layer: Layer, rng: Rng) -> Layer | None:
     return layer.having(inputs=(second, first, *others)) if first is not second else None
 
 
-FLT = float(np.finfo(np.float32).max)
-
-# What is added after a layer, as layers that take its output.
-Addition = Callable[[Graph, Blob, Rng], Sequence[tuple[str, dict[str, Any], dict[str, Array]]]]
-
-
-def _last_element(graph: Graph, blob: Blob, rng: Rng) -> Sequence[tuple[str, dict[str, Any], dict[str, Array]]]:
-    shape = blob.shape
-    if not shape or not all(isinstance(size, int) for size in shape) or len(shape) > 3:
-        return []
-    data = np.ones([int(size) for size in shape if isinstance(size, int)], np.float32)
-    data.reshape(-1)[-1] = 1.1
-    names = ("w", "h", "c")
-    sizes = dict(zip(names, reversed(shape), strict=False))
-    return [("MemoryData", sizes, {"data": data}), ("BinaryOp", {"op_type": 2}, {})]
-
-
-ADDED: dict[str, Addition] = {
-    "wrong in the last element only": _last_element,
-    "NaN at zero": lambda graph, blob, rng: [
-        ("Split", {}, {}),
-        ("UnaryOp", {"op_type": 4}, {}),
-        ("BinaryOp", {"op_type": 3}, {}),
-    ],
-    "wrong below zero only": lambda graph, blob, rng: [("ReLU", {"slope": 1.03}, {})],
-    "a branch that seldom acts": lambda graph, blob, rng: [("Clip", {"min": -FLT, "max": 4.5}, {})],
-    "wrong for large numbers only": lambda graph, blob, rng: [("Clip", {"min": -20.0, "max": 20.0}, {})],
-    "another rounding": lambda graph, blob, rng: [
-        ("BinaryOp", {"op_type": 2, "with_scalar": 1, "b": 32.0}, {}),
-        ("UnaryOp", {"op_type": 2}, {}),
-        ("BinaryOp", {"op_type": 2, "with_scalar": 1, "b": 1 / 32}, {}),
-    ],
+# What is added after a layer, as a formula of its output x; c is a constant that is 1, and 1.1 in the last element.
+ADDED = {
+    "wrong in the last element only": "c * x",
+    "NaN at zero": "SQUARE(x) / x",
+    "wrong below zero only": "ReLU(x, slope=1.03)",
+    "a branch that seldom acts": "Clip(x, min=-3.4028234663852886e38, max=4.5)",
+    "wrong for large numbers only": "Clip(x, min=-20.0, max=20.0)",
+    "another rounding": "FLOOR(x * 32.0) * 0.03125",
 }
 _CONV = ("Convolution", "ConvolutionDepthWise", "Convolution1D", "Convolution3D", "Deconvolution", "InnerProduct")
 FAULTS: dict[str, Fault] = {
@@ -311,62 +246,44 @@ FAULTS: dict[str, Fault] = {
     "dropped bias": _no_bias,
     "moved padding": _params((*_CONV[:-1], "ConvolutionDepthWise1D", "Padding"), _padding),
     "another axis": _params(("Concat", "Softmax", "Slice"), _axis),
-    "missing activation": _params((*_CONV, "ConvolutionDepthWise1D"), _activation_type),
-    "slope": _params(("ReLU",), _slope),
+    "missing activation": _params(
+        (*_CONV, "ConvolutionDepthWise1D"),
+        lambda layer, rng: {"activation_type": 0, "activation_params": None} if layer["activation_type"] else None,
+    ),
+    "slope": _params(("ReLU",), lambda layer, rng: {"slope": layer["slope"] + 0.02}),
     "eps": _params(("BatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm"), _scaled("eps", by=1e4)),
     "alpha or beta": _params(
         ("HardSigmoid", "HardSwish", "ELU", "Gemm", "Reduction"), _scaled("alpha", "beta", "coeff", by=1.1)
     ),
-    "scalar operand": _params(("BinaryOp",), _scalar),
+    "scalar operand": _params(
+        ("BinaryOp",), lambda layer, rng: {"b": layer["b"] * 1.03 + 0.01} if layer["with_scalar"] else None
+    ),
     "swapped operands": _params(("BinaryOp",), _operands),
     "another operation": _params(("BinaryOp", "UnaryOp"), _operation),
     "bound of a clip": _params(("Clip",), _bound),
     "slice off by one": _params(("Crop", "Slice"), _slice),
     "mode of pooling, resizing, reduction": _params(("Pooling", "Interp", "GELU", "Reduction"), _mode),
-    "another permutation": _params(("Permute",), _order),
+    "another permutation": _params(
+        ("Permute",),
+        lambda layer, rng: {
+            "order_type": (layer["order_type"] + 1) % (2 if len(layer.inputs[0].shape or ()) == 2 else 6)
+        },
+    ),
     "scale or heads of attention": _params(("SDPA", "MultiHeadAttention"), _attention),
     "swapped inputs": _inputs_swapped,
 }
 _ALONE = (
-    "ReLU",
-    "Sigmoid",
-    "TanH",
-    "Clip",
-    "HardSwish",
-    "HardSigmoid",
-    "Swish",
-    "GELU",
-    "BatchNorm",
-    "LayerNorm",
-    "UnaryOp",
-    "BinaryOp",
-    "PReLU",
-    "Dropout",
-    "Softmax",
-    "Threshold",
-    "ShuffleChannel",
+    *("ReLU", "Sigmoid", "TanH", "Clip", "HardSwish", "HardSigmoid", "Swish", "GELU", "BatchNorm", "LayerNorm"),
+    *("UnaryOp", "BinaryOp", "PReLU", "Dropout", "Softmax", "Threshold", "ShuffleChannel"),
 )
 DELETED = "deleted layer"
 
 
-def _nan_on_aarch64(graph: Graph, layer: Layer) -> None:
-    """Add HardSigmoid(sqrt(-1)) to a blob, which is 0 on x86 and NaN on aarch64."""
-    parts: list[tuple[str, dict[str, Any], dict[str, Array]]] = [
-        ("BinaryOp", {"op_type": op_type, "with_scalar": 1, "b": b}, {}) for op_type, b in ((2, 0.0), (0, -1.0))
-    ]
-    parts += [("UnaryOp", {"op_type": 5}, {}), ("HardSigmoid", {}, {}), ("BinaryOp", {}, {})]
-    _insert(graph, layer, parts)
-
-
-def _overflow_in_fp16(graph: Graph, layer: Layer) -> None:
-    """Multiply a blob by 2^17 and divide it by that again: no bit of a float32 changes."""
-    _insert(graph, layer, [("BinaryOp", {"op_type": 2, "with_scalar": 1, "b": b}, {}) for b in (2.0**17, 2.0**-17)])
-
-
-# Faults that are none in fp32 on x86, and the mode that shows them.
-DEVICE_FAULTS: dict[str, tuple[str, Callable[[Graph, Layer], None]]] = {
-    "NaN on aarch64 only": ("fp32", _nan_on_aarch64),
-    "overflow in fp16": ("fp16", _overflow_in_fp16),
+# Faults that are none in fp32 on x86: the mode that shows them, and what is added. HardSigmoid(sqrt(-1)) is 0 on x86
+# and NaN on aarch64; a product with 2^17 and 2^-17 changes no bit of a float32.
+DEVICE_FAULTS = {
+    "NaN on aarch64 only": ("fp32", "HardSigmoid(SQRT(x * 0.0 + -1.0)) + x"),
+    "overflow in fp16": ("fp16", "x * 131072.0 * 7.62939453125e-06"),
 }
 
 # A fault of the .param: how its text changes, and the names of the layers of which one is to be named.
@@ -463,7 +380,7 @@ def places(graph: Graph, kind: str) -> list[int]:
             fits = len(layer.outputs) == 1 and layer.type in _CONV and layer.output.shape is not None
         else:
             fits = len(layer.outputs) == 1 and layer.type not in ("MemoryData", "Split", "Embed")
-            fits = fits and bool(ADDED[kind](graph, layer.output, rng)) and not _holds_integers(layer)
+            fits = fits and not _holds_integers(layer) and ("c" not in ADDED[kind].split() or _is_small(layer.output))
         if fits:
             found.append(number)
     return found
@@ -484,28 +401,37 @@ def plant(graph: Graph, kind: str, place: int, rng: Rng) -> str:
     elif kind == DELETED:
         graph.replace(layer, Layer("Noop", layer.name, layer.inputs[:1]))
     elif kind in DEVICE_FAULTS:
-        DEVICE_FAULTS[kind][1](graph, layer)
+        _insert(graph, layer, DEVICE_FAULTS[kind][1])
     else:
-        _insert(graph, layer, ADDED[kind](graph, layer.output, rng))
+        _insert(graph, layer, ADDED[kind])
     return where
 
 
-def _insert(graph: Graph, layer: Layer, parts: Sequence[tuple[str, dict[str, Any], dict[str, Array]]]) -> None:
-    """Put layers after another; its readers read the last of them, whose name is that of the output."""
-    old = layer.output
-    users = list(old.users)
+def _is_small(blob: Blob) -> bool:
+    """Return True if a MemoryData can have the shape of a blob."""
+    shape = blob.shape or ()
+    return 0 < len(shape) <= 3 and all(isinstance(size, int) for size in shape)
+
+
+def _insert(graph: Graph, layer: Layer, formula: str) -> None:
+    """Put the layers of a formula after another; its readers read the last of them, which has the output's name."""
+    old, users = layer.output, list(layer.output.users)
     following = graph.layers[graph.layers.index(layer) + 1 :]
-    before = following[0] if following else None
-    blob, extra = old, old
-    for number, (kind, params, weights) in enumerate(parts):
-        if kind == "Split":  # what comes next reads it, and so does the one after
-            continue
-        reads: tuple[Blob, ...] = () if kind == "MemoryData" else (blob,)
-        if kind == "BinaryOp" and not params.get("with_scalar"):
-            reads = (blob, extra)
-        made = Blob(f"{old.name}.planted{number}", old.shape, old.batch)
-        graph.add(Layer(kind, f"{layer.name}.planted{number}", reads, (made,), params, weights), before=before)
-        blob, extra = (old, made) if kind == "MemoryData" else (made, extra)
+
+    def make(operator: str, *operands: Any, **params: Any) -> Blob:
+        type, inputs, params = layer_of(operator, *operands, **params)
+        name = f"planted{len(graph)}"
+        new = Layer(type, f"{layer.name}.{name}", inputs, (Blob(f"{old.name}.{name}", old.shape, old.batch),), params)
+        return graph.add(new, before=following[0] if following else None).output
+
+    names = {"x": old}
+    if "c" in formula.split():
+        shape = known(old.shape or ())
+        names["c"] = make("MemoryData", **dict(zip(("w", "h", "c"), reversed(shape), strict=False)))
+        data = np.ones(shape, np.float32)
+        data.reshape(-1)[-1] = 1.1
+        present(names["c"].producer).weights["data"] = data
+    blob: Blob = evaluate(formula, names, float, make)
     for user in users:
         graph.set_inputs(user, [blob if read is old else read for read in user.inputs])
     if old.is_output:
@@ -520,19 +446,26 @@ class Subject:
     name: str
     model: Path | bytes
     loaded: LoadedModel
-    param: Path
-    bin: Path
+    net: tuple[Path, Path]
     manifest: Manifest | None
     slots: Manifest
+
+    def how(self, on: str | None = None, mode: str = "fp32") -> Verification:
+        """Return the options of a verification in a mode on a device."""
+        return Verification(shapes=self.loaded.given, on=on, modes=(mode,), timeout=60)
+
+    def verified(self, net: tuple[Path, Path], worker: NcnnWorker, how: Verification) -> VerifyReport:
+        """Verify a net of the model."""
+        return verify_net(self.model, *net, how, manifest=self.manifest, worker=None if how.on else worker)
 
 
 def converted(name: str, model: Any, folder: Path, worker: NcnnWorker) -> Subject | None:
     """Return our net of a model, if it is right."""
     conversion = lower(model)
     files, manifest = conversion.save(folder / "right"), conversion.manifest()
-    source = reference(conversion.source)
-    subject = Subject(name, source, conversion.model, files.param, files.bin, manifest, manifest)
-    return subject if verified(subject, files.param, files.bin, worker).ok else None
+    net = files.param, files.bin
+    subject = Subject(name, reference(conversion.source), conversion.model, net, manifest, manifest)
+    return subject if subject.verified(net, worker, subject.how()).ok else None
 
 
 _PNNX_TYPES = {"float32": "f32", "int64": "i64", "int32": "i32"}
@@ -562,71 +495,53 @@ def converted_by_pnnx(name: str, model: Any, folder: Path, worker: NcnnWorker, p
     inputs = [Entry(s.name, s.blob, feeds[s.name].shape, feeds[s.name].dtype.name, s.batch_axis) for s in way]
     outputs = [Entry(o.name, o.blob or "", (1,), "float32", 0) for o in report.outputs]
     slots = Manifest(tuple(inputs), tuple(outputs), Source(None, 1), "pnnx", "", LayerCount(1, 1), ())
-    return Subject(name, path, load_model(path, shapes=given), param, bin, None, slots)
+    return Subject(name, path, load_model(path, shapes=given), (param, bin), None, slots)
 
 
-def verified(
-    subject: Subject, param: Path, bin: Path, worker: NcnnWorker, on: str | None = None, mode: str = "fp32"
-) -> VerifyReport:
-    """Verify a net of the subject's model."""
-    return verify_net(
-        subject.model,
-        param,
-        bin,
-        manifest=subject.manifest,
-        verification=Verification(shapes=subject.loaded.given, on=on, modes=(mode,), timeout=60),
-        worker=None if on else worker,
-    )
-
-
-def verdict(subject: Subject, wrong: tuple[Path, Path], worker: NcnnWorker, numbers: Sequence[int]) -> tuple[str, str]:  # noqa: C901
+def verdict(subject: Subject, wrong: tuple[Path, Path], worker: NcnnWorker, numbers: Sequence[int]) -> tuple[str, str]:
     """Judge a missed fault by its effect on other inputs."""
-    manifest = subject.slots
-    worst = 0.0
     sizes = {str(dim): 5 for info in subject.loaded.inputs for dim in info.shape if not isinstance(dim, int)}
-    runners = [NcnnRunner(*paths, worker=worker) for paths in ((subject.param, subject.bin), wrong)]
-    model_runner, rounding = OrtRunner(subject.model), Rounding(subject.model, (), {})
-    spreads: dict[Draw, Mapping[str, Array]] = {}
-
-    def spread(draw: Draw, name: str, shape: tuple[int, ...]) -> Array:
-        if draw not in spreads:
-            spreads[draw] = rounding.spread(fed[draw], model_runner.run(fed[draw]))
-        return spreads[draw][name].reshape(shape)
-
-    fed: dict[Draw, dict[str, Array]] = {}
     draws = [Draw(1000 + number, scale) for scale in SCALES for number in numbers]
     draws += [Draw(1000 + number, scale, flat=number % 4) for scale in FLAT_SCALES for number in numbers]
-    results: list[list[Mapping[str, Array | Failure]]] = []
-    for runner in runners:
-        results.append([])
-        for draw in draws:
-            swept = {entry.name: draw.seed * 97 for entry in manifest.inputs}
-            feeds = fed[draw] = draw_inputs(subject.loaded, sizes, draw=draw, swept=swept)
-            given = {entry.blob: Feed(feeds[entry.name], entry.batch_axis) for entry in manifest.inputs}
-            wanted = [Fetch(entry.blob, entry.batch_axis) for entry in manifest.outputs]
-            results[-1].append(runner.extract(given, wanted))
-    for draw, expected, found in zip(draws, *results, strict=True):
-        for entry in manifest.outputs:
-            a, b = expected[entry.blob], found[entry.blob]
-            if isinstance(a, Failure):
-                continue
-            if isinstance(b, Failure) or a.shape != b.shape:
-                return "SERIOUS", f"fails at {draw}"
-            regular = np.abs(a) < INFINITE
-            others = regular != (np.abs(b) < INFINITE)
-            if others.any() and np.isfinite(spread(draw, entry.name, a.shape)[others]).any():
-                return "SERIOUS", f"special values at {draw}"
-            regular &= ~others
-            if not regular.any() or a.dtype != np.float32:
-                continue
-            error, largest = np.abs(a - b)[regular], max(float(np.abs(a[regular]).max()), 1e-20)
-            if error.max() >= SERIOUS * largest:
-                error = np.maximum(error - spread(draw, entry.name, a.shape)[regular], 0.0)
-            off = float(error.max() / largest)
+    fed = []
+    for draw in draws:
+        swept = {entry.name: draw.seed * 97 for entry in subject.slots.inputs}
+        fed.append(draw_inputs(subject.loaded, sizes, draw=draw, swept=swept))
+    runners = [NcnnRunner(*net, worker=worker) for net in (subject.net, wrong)]
+    # One net after the other, because the worker holds one.
+    results = [[runner.extract(*way(subject.slots, feeds)) for feeds in fed] for runner in runners]
+    model, rounding = OrtRunner(subject.model), Rounding(subject.model, (), {})
+    worst = 0.0
+    for draw, feeds, expected, found in zip(draws, fed, *results, strict=True):
+        spread = cache(lambda feeds=feeds: rounding.spread(feeds, model.run(feeds)))
+        for entry in subject.slots.outputs:
+            off = _off(expected[entry.blob], found[entry.blob], lambda name=entry.name, spread=spread: spread()[name])
             if off >= SERIOUS:
                 return "SERIOUS", f"{off:.2g} at {draw}"
             worst = max(worst, off)
     return ("small" if worst > NO_EFFECT else "without effect"), f"{worst:.1g}"
+
+
+def _off(a: Array | Failure, b: Array | Failure, spread: Callable[[], Array]) -> float:
+    """Return the largest error of an output that rounding does not explain, relative to the largest number.
+
+    It is infinite if the output fails, or has special values elsewhere.
+    """
+    if isinstance(a, Failure):
+        return 0.0
+    if isinstance(b, Failure) or a.shape != b.shape:
+        return np.inf
+    regular = np.abs(a) < INFINITE
+    others = regular != (np.abs(b) < INFINITE)
+    if others.any() and np.isfinite(spread().reshape(a.shape)[others]).any():
+        return np.inf
+    regular &= ~others
+    if not regular.any() or a.dtype != np.float32:
+        return 0.0
+    error, largest = np.abs(a - b)[regular], max(float(np.abs(a[regular]).max()), 1e-20)
+    if error.max() >= SERIOUS * largest:
+        error = np.maximum(error - spread().reshape(a.shape)[regular], 0.0)
+    return float(error.max() / largest)
 
 
 @dataclass(frozen=True)
@@ -656,7 +571,7 @@ class Campaign:
                 except (Error, subprocess.TimeoutExpired):
                     continue
                 if subject is not None:
-                    self.kept(subject, f"right_{name}", (subject.param, subject.bin))
+                    self.kept(subject, f"right_{name}", subject.net)
                     yield from islice(self.faults(subject, Path(folder)), self.most)
 
     def kept(self, subject: Subject, stem: str, net: tuple[Path, Path]) -> None:
@@ -682,13 +597,8 @@ class Campaign:
 
     def faults(self, subject: Subject, folder: Path) -> Iterator[Planted]:
         """Yield all faults of a net; if there is a limit, of classes in a random order."""
-        kinds = [
-            *FAULTS,
-            *ADDED,
-            DELETED,
-            *(BROKEN if self.bisects or self.keep else ()),
-            *(DEVICE_FAULTS if self.on else ()),
-        ]
+        kinds = [*FAULTS, *ADDED, DELETED, *(BROKEN if self.bisects or self.keep else ())]
+        kinds += DEVICE_FAULTS if self.on else ()
         kinds = [kind for kind in kinds if re.search(self.kinds, kind)]
         if self.most < sys.maxsize:
             np.random.default_rng([self.seed, *subject.name.encode()]).shuffle(kinds)
@@ -717,7 +627,8 @@ class Campaign:
             readers = {user.name for user in layer.output.users} if kind == DELETED else set()
             where = plant(graph, kind, place, rng)
             blamed = {layer.name, *readers, *({layer.name for layer in graph} - before)}
-        if on and not verified(subject, subject.param, subject.bin, self.worker, on, mode).ok:
+        how = subject.how(on, mode)
+        if on and not subject.verified(subject.net, self.worker, how).ok:
             return None
         converter = "pnnx" if self.pnnx else "ours"
         planted = Planted(kind, subject.name, where, "caught", layers=layers, converter=converter)
@@ -727,16 +638,11 @@ class Campaign:
                 paths[0].write_text(change[0](paths[0].read_text()))
             self.kept(subject, f"{subject.name} {kind} {place}", paths)
             if self.bisects:
-                found = bisect(
-                    subject.model,
-                    *paths,
-                    manifest=subject.manifest,
-                    verification=Verification(shapes=subject.loaded.given, on=on, modes=(mode,), timeout=60),
-                )
+                found = bisect(subject.model, *paths, manifest=subject.manifest, verification=how)
                 report = found.report
                 planted = replace(planted, detail=str(found.located), named=_named(found, blamed))
             else:
-                report = verified(subject, *paths, self.worker)
+                report = subject.verified(paths, self.worker, how)
                 planted = replace(planted, detail=report.outputs[0].message)
         except Error as error:
             return replace(planted, detail=str(error).splitlines()[0], named="NOT NAMED" if self.bisects else "")
@@ -755,7 +661,7 @@ def _named(found: Bisection, blamed: set[str]) -> str:
 
 
 def _graph(subject: Subject) -> Graph:
-    graph = read_net(subject.param, subject.bin).graph
+    graph = read_net(*subject.net).graph
     axes = {entry.blob: entry.shape[entry.batch_axis] for entry in subject.slots.inputs if entry.batch_axis is not None}
     infer_net(graph, {}, {blob: size for blob, size in axes.items() if isinstance(size, int)})
     return graph

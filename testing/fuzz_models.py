@@ -13,11 +13,12 @@ import numpy as np
 from onnx2ncnn_opt.api.apply_passes import apply_passes
 from onnx2ncnn_opt.api.lower import Conversion, Files, lower
 from onnx2ncnn_opt.errors import CrashError, Error, UnsupportedError
-from onnx2ncnn_opt.runtime.base import Failure, Feed, Fetch
+from onnx2ncnn_opt.runtime.base import Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import too_small
 from onnx2ncnn_opt.verification.tolerance import compare
+from testing.compared import way
 from testing.random_models import NoFit, RandomModel, evaluate
 
 SECONDS = 20
@@ -91,11 +92,9 @@ class Fuzzer:
         for run, (feeds, expected) in enumerate(zip(model.feeds(), model.expected(), strict=True)):
             if too_small(manifest, feeds):
                 continue
-            given = {entry.blob: Feed(feeds[entry.name], entry.batch_axis) for entry in manifest.inputs}
-            wanted = [Fetch(entry.blob, entry.batch_axis) for entry in manifest.outputs]
             at = f"{how}, at sizes {run}: " if len(model.feeds()) > 1 else f"{how}: "
             try:
-                results = runner.extract(given, wanted)
+                results = runner.extract(*way(manifest, feeds))
             except CrashError as error:
                 return Outcome("CRASH", f"{at}{error}")
             for entry in manifest.outputs:

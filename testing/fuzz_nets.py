@@ -19,7 +19,6 @@ from onnx2ncnn_opt.verification.net_inputs import draw_runs
 from onnx2ncnn_opt.verification.nets import compare_outputs, run_reference
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, compare
-from testing.random_cnn import CnnBuilder
 from testing.random_layers import RandomNet
 from testing.runnable_nets import SHAPE, Net
 
@@ -36,12 +35,7 @@ def make_net(rng: Random, kind: int, folder: Path) -> tuple[NetFiles, dict[str, 
         files.param.write_bytes(net.text.replace(b"0=17 31=1", b"0=9 31=1"))
         files.bin.write_bytes(net.weights)
         return files, dict.fromkeys(net.inputs, SHAPE)
-    if kind == 1:
-        steps = [(rng.randrange(20), rng.randrange(16), rng.randrange(16)) for _ in range(rng.randint(1, 14))]
-        graph = CnnBuilder(seed % 1000).build(steps, [rng.randrange(16) for _ in range(rng.randint(0, 2))])
-    else:
-        graph = RandomNet(seed).graph
-    write_net(graph, files.param, files.bin, binary=files.param.name.endswith(".bin"))
+    write_net(RandomNet(seed, cnn=kind == 1).graph, files.param, files.bin, binary=files.param.name.endswith(".bin"))
     return files, {}
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from testing.random_models import Builder, NoFit, RandomModel, add_input, completed
-from testing.random_steps import MOVES, unary
+from testing.random_steps import MOVES, recur, unary
 
 State = list[str | None]
 Cell = Callable[[str, State], State]
@@ -90,21 +90,18 @@ def _lstm(parts: Parts, width: int, hidden: int) -> Cell:
     is_input, is_output, is_tanh = b.chance(0.8), b.chance(0.8), b.chance(0.8)
     forget = b.choice(("own", "own", "own", "coupled", "none"))
     gates = _gates(parts, 2 + is_output + (forget == "own"), width, hidden)
-    one = b.constant(np.float32(1))
+    one = b.scalar(1.0)
+    kept = {"own": "Sigmoid(f) * old + new", "coupled": "(one - i) * old + new", "none": "old + new"}[forget]
 
     def make(x: str, states: State) -> State:
         h, before = states
         first, g, *rest = gates(x, h)
-        i, g = b.node("Sigmoid", first), b.node("Tanh", g)
-        c = b.node("Mul", i, g) if is_input else g
-        f = {"own": rest[0] if rest else "", "coupled": first}.get(forget)
+        i = b.node("Sigmoid", first)
+        c = b.write("i * Tanh(g)" if is_input else "Tanh(g)", i=i, g=g)
         if before is not None:
-            kept = before
-            if f is not None:
-                kept = b.node("Mul", b.node("Sigmoid", f) if forget == "own" else b.node("Sub", one, i), before)
-            c = b.node("Add", kept, c)
+            c = b.write(kept, f=rest[0] if rest else "", i=i, one=one, old=before, new=c)
         seen = b.node("Tanh", c) if is_tanh else c
-        return [b.node("Mul", b.node("Sigmoid", rest[-1]), seen) if is_output else seen, c]
+        return [b.write("Sigmoid(o) * seen", o=rest[-1], seen=seen) if is_output else seen, c]
 
     return make
 
@@ -112,13 +109,18 @@ def _lstm(parts: Parts, width: int, hidden: int) -> Cell:
 def _gru(parts: Parts, width: int, hidden: int) -> Cell:
     """Return a GRU with the reset gate before or after the product, or none, and any form of the new state."""
     b = parts.b
-    reset, form = (
-        b.choice(("after", "after", "before", "none")),
-        b.choice(("1 - z", "n - n z", "z (h - n)", "mirrored")),
+    reset = b.choice(("after", "after", "before", "none"))
+    first, later = b.choice(
+        (
+            ("(one - z) * n", "(one - z) * n + z * h"),
+            ("n - n * z", "n - n * z + z * h"),
+            ("(one - z) * n", "n + z * (h - n)"),
+            ("z * n", "z * n + (one - z) * h"),
+        )
     )
     gates, outer = _gates(parts, 2, width, hidden), _gates(parts, 1, width, hidden)
     u, inner, keeps, is_gemm = parts.matrix(hidden, hidden), parts.bias(hidden), b.chance(0.5), b.chance(0.4)
-    one = b.constant(np.float32(1))
+    one = b.scalar(1.0)
 
     def make(x: str, states: State) -> State:
         (h,) = states
@@ -129,16 +131,7 @@ def _gru(parts: Parts, width: int, hidden: int) -> Cell:
             new = b.node("Add", new, b.node("Mul", r, product) if reset == "after" else product)
         elif reset == "after" and inner and keeps:
             new = b.node("Add", new, b.node("Mul", r, parts.changed.get(inner, inner)))
-        n = b.node("Tanh", new)
-        if form == "z (h - n)" and h is not None:
-            return [b.node("Add", n, b.node("Mul", z, b.node("Sub", h, n)))]
-        if form == "n - n z":
-            part = b.node("Sub", n, b.node("Mul", n, z))
-        else:
-            part = b.node("Mul", z if form == "mirrored" else b.node("Sub", one, z), n)
-        if h is None:
-            return [part]
-        return [b.node("Add", part, b.node("Mul", b.node("Sub", one, z) if form == "mirrored" else z, h))]
+        return [b.write(first if h is None else later, one=one, z=z, n=b.node("Tanh", new), h=h or "")]
 
     return make
 
@@ -181,7 +174,7 @@ def written(b: Builder, x: str, time: int) -> str:
     unlike = b.number(0, length - 1) if b.chance(0.15) else None
     hs = []
     for at in order:
-        row = b.node("Squeeze", rows[at], b.ints(time)) if rows else b.node("Gather", x, _index(b, at), axis=time)
+        row = b.node("Squeeze", rows[at], b.ints(time)) if rows else b.node("Gather", x, b.scalar(at), axis=time)
         if at == unlike:
             parts.change()
         states = cell(row, states)
@@ -194,34 +187,9 @@ def written(b: Builder, x: str, time: int) -> str:
     return b.node("Concat", *(b.node("Unsqueeze", h, b.ints(time)) for h in chosen), axis=time)
 
 
-def _index(b: Builder, value: int) -> str:
-    return b.constant(np.array(value, np.int64))
-
-
 def node(b: Builder, x: str, time: int) -> str:
-    """Add an LSTM, GRU or RNN without some of its optional inputs; return one of its outputs."""
-    if time == 1:
-        x = b.node("Transpose", x, perm=[1, 0, 2])
-    length, batch, width = b.shape(x)
-    operator, gates = b.choice((("LSTM", 4), ("GRU", 3), ("RNN", 1)))
-    direction = b.choice(("forward", "reverse", "bidirectional"))
-    ways, hidden, states = 1 + (direction == "bidirectional"), b.number(1, 5), 2 if operator == "LSTM" else 1
-    inputs = [x, b.floats((ways, gates * hidden, width)), b.floats((ways, gates * hidden, hidden))]
-    inputs.append(b.floats((ways, 2 * gates * hidden)) if b.chance(0.6) else "")
-    is_short = b.chance(0.2) and all(a.shape == b.values[x][0].shape for a in b.values[x])
-    inputs.append(b.constant(b.rng.integers(1, length + 1, batch).astype(np.int32)) if is_short else "")
-    inputs += [_state(b, (ways, batch, hidden), x, 1) or "" for _ in range(states)]
-    if operator == "LSTM" and b.chance(0.1):
-        inputs.append(b.floats((ways, 3 * hidden)))
-    after = {"linear_before_reset": b.number(0, 1)} if operator == "GRU" else {}
-    if b.chance(0.1):
-        after["clip"] = b.choice((0.5, 1.0))
-    y, *ends = b.many(1 + states, operator, *inputs, hidden_size=hidden, direction=direction, **after)
-    b.hidden.update(end for end in ends if b.chance(0.5))
-    if b.chance(0.2):
-        return b.node("Squeeze", ends[0], b.ints(0)) if ways == 1 else ends[0]
-    rows = b.node("Reshape", b.node("Transpose", y, perm=[0, 2, 1, 3]), b.ints(0, 0, -1))
-    return b.node("Transpose", rows, perm=[1, 0, 2]) if time == 1 else rows
+    """Add a recurrent node with any kind of initial states."""
+    return recur(b, x, time, _state)
 
 
 def random_cells(seed: int, number: int) -> RandomModel:
@@ -244,9 +212,6 @@ def random_cells(seed: int, number: int) -> RandomModel:
         except NoFit:
             if not b.nodes:
                 continue
-        for _ in range(b.number(0, 2)):
-            try:
-                b.choice((*MOVES, unary))(b)
-            except NoFit:
-                continue
+        for _ in b.steps((*MOVES, unary), b.number(0, 2)):
+            pass
         return completed(b)

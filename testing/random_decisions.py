@@ -5,12 +5,11 @@ Their operands are computed, so that rounding can change a decision, and some nu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from itertools import islice
 
 import numpy as np
-from onnx import TensorProto
 
-from testing.random_models import Builder, NoFit, RandomModel, Step, add_input, completed
+from testing.random_models import Builder, RandomModel, Step, add_input, completed
 from testing.random_steps import compare, convolve, largest, matmul, one_hot, reduce, select, softmax, stepped, unary
 
 _NETS: tuple[Step, ...] = (matmul, matmul, convolve, convolve, unary, unary, reduce, softmax)
@@ -27,11 +26,11 @@ def top(b: Builder) -> None:
     )
     kind = b.choice(("both", "gather", "first", "values"))
     if kind == "gather":
-        others = [name for name, arrays in b.values.items() if arrays[0].shape == shape and arrays[0].dtype.kind == "f"]
+        others = b.named(lambda a: a.shape == shape and a.dtype.kind == "f")
         b.node("GatherElements", b.choice(others), places, axis=axis)
         b.hidden.add(values)
     elif kind == "first":
-        b.node("Gather", places, b.constant(np.array(0, np.int64)), axis=axis)
+        b.node("Gather", places, b.scalar(0), axis=axis)
     elif kind == "values":
         b.hidden.add(places)
 
@@ -46,9 +45,7 @@ def place(b: Builder) -> None:
     if use == "table":
         b.node("Gather", b.floats((max(a.shape[axis] for a in b.values[x]), 3)), index, axis=0)
     elif use != "none":
-        number = b.node("Cast", index, to=TensorProto.FLOAT)
-        if use == "half":
-            b.node("Add", number, b.constant(np.float32(0.5)))
+        b.write("Cast(index, to=1) + 0.5" if use == "half" else "Cast(index, to=1)", index=index)
 
 
 def is_largest(b: Builder) -> None:
@@ -57,20 +54,16 @@ def is_largest(b: Builder) -> None:
     axis = b.axis(len(b.shape(x)))
     if len(b.shape(x)) == 4 and b.chance(0.5):
         most = b.node("MaxPool", x, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
-    elif b.opset < 18:
-        most = b.node("ReduceMax", x, axes=[axis], keepdims=1)
     else:
-        most = b.node("ReduceMax", x, b.ints(axis), keepdims=1)
-    mask = b.node("Equal", x, most)
-    if b.chance(0.6):
-        b.node("Mul", x, b.node("Cast", mask, to=TensorProto.FLOAT))
+        most = b.reduce("ReduceMax", x, [axis], keepdims=1)
+    b.write("<Equal(x, most)|x * Cast(Equal(x, most), to=1)>", x=x, most=most)
 
 
 def nearest(b: Builder) -> None:
     """Add a GridSample of the nearest elements, at computed places."""
     x = b.pick("f", (4,))
     shape = b.shape(x)
-    grids = [name for name, (a, *_) in b.values.items() if a.ndim == 4 and a.shape[::3] == (shape[0], 2)]
+    grids = b.named(lambda a: a.ndim == 4 and a.shape[::3] == (shape[0], 2))
     size = (shape[0], b.number(1, 5), b.number(1, 5), 2)
     grid = b.choice(grids) if grids and b.chance(0.7) else b.floats(size)
     if b.chance(0.5):
@@ -83,15 +76,13 @@ def nearest(b: Builder) -> None:
 def count(b: Builder) -> None:
     """Count the numbers that are above others."""
     x = b.pick("f", _FIRST)
-    mask = b.node("Cast", b.node("Greater", x, b.operand(b.shape(x))), to=TensorProto.FLOAT)
-    b.node("ReduceSum", mask, b.ints(b.axis(len(b.shape(x)))), keepdims=b.number(0, 1))
+    mask = b.write("Cast(Greater(x, y), to=1)", x=x, y=b.operand(b.shape(x)))
+    b.reduce("ReduceSum", mask, [b.axis(len(b.shape(x)))], keepdims=b.number(0, 1))
 
 
 def coarse(b: Builder) -> None:
     """Add numbers of few levels, which tie."""
-    x = b.pick("f", _FIRST)
-    step = b.constant(np.float32(b.choice((1, 2, 4))))
-    b.node("Div", b.node(b.choice(("Round", "Floor", "Ceil")), b.node("Mul", x, step)), step)
+    b.write("<Round|Floor|Ceil>(x * step) / step", x=b.pick("f", _FIRST), step=b.scalar(b.choice((1.0, 2.0, 4.0))))
 
 
 DECISIONS: tuple[Step, ...] = (
@@ -114,20 +105,8 @@ def random_decisions(seed: int, number: int) -> RandomModel:
         add_input(b, tuple(shape), sizes, runs=runs)
         if rank == 4 and b.chance(0.4):
             add_input(b, (shape[0], b.number(1, 5), b.number(1, 5), 2), sizes, runs=runs)
-        _some(b, _NETS, b.number(0, 4))
-        if _some(b, DECISIONS, b.number(1, 3)):
+        for _ in b.steps(_NETS, b.number(0, 6)):
+            pass
+        most = b.number(1, 3)
+        if [*islice(b.steps(DECISIONS, 3 * most), most)]:
             return completed(b)
-
-
-def _some(b: Builder, steps: tuple[Callable[[Builder], object], ...], most: int) -> int:
-    """Append some of the steps, and return how many of them fit."""
-    fit = 0
-    for _ in range(3 * most):
-        try:
-            b.choice(steps)(b)
-        except NoFit:
-            continue
-        fit += 1
-        if fit == most:
-            break
-    return fit

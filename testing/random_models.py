@@ -7,7 +7,7 @@ gets a node that ONNX Runtime does not take, or whose result is empty, huge or n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from onnx import helper, numpy_helper
 
 from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.runtime.ort import OrtRunner
+from testing import formulas
 
 MOST_ELEMENTS = 4096
 LARGEST = 1e3
@@ -36,6 +37,9 @@ class NoFit(Exception):
     """A step finds no operand, or proposes a node that is not valid."""
 
 
+Step = Callable[["Builder"], object]
+
+
 @dataclass
 class Builder:
     """A model under construction.
@@ -53,14 +57,16 @@ class Builder:
     hidden: set[str] = field(default_factory=set)
     is_within: bool = False
 
-    def pick(self, kinds: str = "f", ranks: Iterable[int] = range(7)) -> str:
+    def pick(self, kinds: str = "f", ranks: Sequence[int] = range(7)) -> str:
         """Return a tensor of these kinds of elements and ranks, preferably a late one."""
-        wanted = set(ranks)
-        names = [name for name, (a, *_) in self.values.items() if a.dtype.kind in kinds and a.ndim in wanted]
-        names = [name for name in names if name not in self.hidden]
+        names = self.named(lambda a: a.dtype.kind in kinds and a.ndim in ranks)
         if not names:
             raise NoFit
         return names[max(int(i) for i in self.rng.integers(len(names), size=2))]
+
+    def named(self, fits: Callable[[Array], bool]) -> list[str]:
+        """Return the tensors that fit at the first sizes; hidden ones never do."""
+        return [name for name, (a, *_) in self.values.items() if name not in self.hidden and fits(a)]
 
     def shape(self, name: str) -> Shape:
         """Return the shape of a tensor at the first sizes."""
@@ -80,14 +86,17 @@ class Builder:
         """Return an initializer of integers in a row."""
         return self.constant(np.array(values, np.int64))
 
+    def scalar(self, value: float) -> str:
+        """Return an initializer of one number: of int64 for an int."""
+        return self.constant(np.array(value, np.int64 if isinstance(value, int) else np.float32))
+
     def floats(self, shape: Iterable[int]) -> str:
         """Return an initializer of random floats."""
         return self.constant(self.rng.standard_normal(tuple(shape)).astype(np.float32))
 
     def operand(self, shape: Shape) -> str:
         """Return floats of this shape: a tensor that has it, or an initializer."""
-        names = [name for name, (a, *_) in self.values.items() if a.shape == shape and a.dtype == np.float32]
-        names = [name for name in names if name not in self.hidden]
+        names = self.named(lambda a: a.shape == shape and a.dtype == np.float32)
         return self.choice(names) if names and self.chance(0.4) else self.floats(shape)
 
     def chance(self, probability: float) -> bool:
@@ -127,12 +136,32 @@ class Builder:
         self.values.update((name, [arrays[i] for arrays in known]) for i, name in enumerate(names))
         return names
 
-    def guarded(self, make: Callable[[], str]) -> str:
-        """Return the result of `make`; NaN, infinities, zeros and large numbers within it stay hidden."""
+    def reduce(self, operator: str, x: str, axes: Sequence[int], **attributes: Any) -> str:
+        """Append a reduction over some axes, which are an attribute in older opsets, or over all."""
+        if axes and (self.opset >= 18 or operator == "ReduceSum"):
+            return self.node(operator, x, self.ints(*axes), **attributes)
+        return self.node(operator, x, **({"axes": [*axes]} if axes else {}), **attributes)
+
+    def write(self, text: str, **operands: str) -> str:
+        """Append the nodes of a formula, with some of its alternatives; return its value."""
+        text = formulas.drawn(text, self.choice)
+        return str(formulas.evaluate(text, operands, lambda number: self.constant(np.float32(number)), self.node))
+
+    def steps(self, steps: Sequence[Step], tries: int) -> Iterator[None]:
+        """Try random ones of the steps, and yield after each that fits."""
+        for _ in range(tries):
+            try:
+                self.choice(steps)(self)
+            except NoFit:
+                continue
+            yield
+
+    def guarded(self, text: str, **operands: str) -> str:
+        """Write out a formula; NaN, infinities, zeros and large numbers within it stay hidden."""
         before = len(self.nodes), len(self.values), len(self.constants)
         self.is_within = True
         try:
-            result = make()
+            result = self.write(text, **operands)
             if not all(_is_usable(array) for array in self.values[result]):
                 raise NoFit
         except NoFit:
@@ -248,9 +277,6 @@ def _renamed(node: onnx.NodeProto, names: Iterable[str]) -> onnx.NodeProto:
     return node
 
 
-Step = Callable[[Builder], object]
-
-
 def build(
     rng: np.random.Generator,
     steps: Sequence[Step],
@@ -267,13 +293,9 @@ def build(
     """
     builder = Builder(rng, opset)
     _draw_inputs(builder, kinds, is_open, rows)
-    for _ in range(6 * length):
+    for _ in builder.steps(steps, 6 * length):
         if len(builder.nodes) >= length:
             break
-        try:
-            builder.choice(steps)(builder)
-        except NoFit:
-            continue
     return completed(builder)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from testing.random_models import Builder, NoFit, RandomModel, Shape, Step, build
 
@@ -14,13 +15,10 @@ FIRST = range(1, 7)
 IMAGES_RANKS = range(3, 6)
 END = 2**31 - 1
 
-# Functions of one tensor, by what they do to rounding.
-_EXACT = ("Relu", "Neg", "Abs")
 _SMOOTH = (
     *("Sigmoid", "Tanh", "HardSwish", "HardSigmoid", "Elu", "Softplus", "Gelu", "Erf", "Exp", "Sin", "Cos", "Atan"),
     *("LeakyRelu", "Selu", "Celu", "Mish", "Softsign", "Sqrt", "Log", "Reciprocal", "Asinh", "Sinh", "ThresholdedRelu"),
 )
-_STEPPED = ("Floor", "Ceil", "Round", "Sign", "Shrink", "IsNaN", "IsInf")
 _COMPARISONS = ("Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Equal")
 _REDUCTIONS = (
     *("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceProd"),
@@ -82,10 +80,7 @@ def squeeze(b: Builder) -> None:
     x = b.pick("fib", FIRST)
     shape = b.shape(x)
     gone = [i - b.choice((0, 0, len(shape))) for i, size in enumerate(shape) if size == 1 and b.chance(0.7)]
-    if gone:
-        b.node("Squeeze", x, b.ints(*gone))
-    else:
-        b.node("Squeeze", x)
+    b.node("Squeeze", x, *([b.ints(*gone)] if gone else []))
 
 
 def flatten(b: Builder) -> None:
@@ -128,17 +123,14 @@ def concat(b: Builder) -> None:
     shape, dtype = b.shape(x), b.values[x][0].dtype
     axis = b.axis(len(shape))
     real = axis % len(shape)
-    fits = [
-        name
-        for name, (other, *_) in b.values.items()
-        if other.dtype == dtype
-        and other.ndim == len(shape)
-        and all(size == shape[i] or i == real for i, size in enumerate(other.shape))
-    ]
+    around = (*shape[:real], *shape[real + 1 :])
+    fits = b.named(
+        lambda a: a.dtype == dtype and a.ndim == len(shape) and np.delete(a.shape, real).tolist() == [*around]
+    )
     operands = [x, *(b.choice(fits) for _ in range(b.number(1, 2)))]
     if dtype == np.float32 and b.chance(0.3):
         operands[b.number(1, len(operands) - 1)] = b.floats((*shape[:real], b.number(1, 3), *shape[real + 1 :]))
-    b.node("Concat", *(operands[int(i)] for i in b.rng.permutation(len(operands))), axis=axis)
+    b.node("Concat", *_any_order(b, *operands), axis=axis)
 
 
 def split(b: Builder) -> None:
@@ -152,9 +144,9 @@ def split(b: Builder) -> None:
     if b.chance(0.3):
         count = b.number(2, min(size, 3))
         b.many(count, "Split", x, axis=axis, **({"num_outputs": count} if b.opset >= 18 else {}))
-    else:
-        first = b.number(1, size - 1)
-        b.many(2, "Split", x, b.ints(first, size - first), axis=axis)
+        return
+    first = b.number(1, size - 1)
+    b.many(2, "Split", x, b.ints(first, size - first), axis=axis)
 
 
 def pad(b: Builder) -> None:
@@ -203,11 +195,6 @@ def tile(b: Builder) -> None:
     b.node("Tile", x, b.ints(*(b.number(1, 3) if b.chance(0.4) else 1 for _ in b.shape(x))))
 
 
-def sign(b: Builder) -> None:
-    """Apply a function of one tensor that cannot hide rounding."""
-    b.node(b.choice(_EXACT), b.pick("f"))
-
-
 def depth_to_space(b: Builder) -> None:
     """DepthToSpace or SpaceToDepth."""
     mode = b.choice(({"mode": "DCR"}, {"mode": "CRD"}, None))
@@ -218,14 +205,15 @@ def depth_to_space(b: Builder) -> None:
 # Arithmetic
 
 
-def unary(b: Builder) -> None:
-    """Apply a smooth function of one tensor."""
-    b.node(b.choice(_SMOOTH), b.pick("f"))
+def _any_of(operators: Sequence[str], kinds: str = "f", ranks: Sequence[int] = range(7)) -> Step:
+    """Return the step that applies one of these functions of one tensor."""
+    return lambda b: b.node(b.choice(operators), b.pick(kinds, ranks))
 
 
-def stepped(b: Builder) -> None:
-    """Apply a function of one tensor that jumps."""
-    b.node(b.choice(_STEPPED), b.pick("f"))
+sign = _any_of(("Relu", "Neg", "Abs"))  # cannot hide rounding
+unary = _any_of(_SMOOTH)
+stepped = _any_of(("Floor", "Ceil", "Round", "Sign", "Shrink", "IsNaN", "IsInf"))
+global_pool = _any_of(("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"), ranks=IMAGES_RANKS)
 
 
 def clip(b: Builder) -> None:
@@ -238,8 +226,7 @@ def _beside(b: Builder, x: str, kinds: str = "f") -> str:
     """Return another tensor, or a constant, that broadcasts with x."""
     shape, dtype = b.shape(x), b.values[x][0].dtype
     if b.chance(0.5):
-        names = [n for n, (a, *_) in b.values.items() if a.dtype == dtype and _broadcasts(shape, a.shape)]
-        return str(b.choice(names))
+        return str(b.choice(b.named(lambda a: a.dtype == dtype and _broadcasts(shape, a.shape))))
     form = tuple(1 if b.chance(0.4) else size for size in shape[b.number(0, len(shape)) :])
     if len(form) < 5 and b.chance(0.1):
         form = (b.number(1, 3), *(1,) * (len(shape) - len(form)), *form)
@@ -295,7 +282,7 @@ def matmul(b: Builder) -> None:
     elif way == 1 and len(shape) > 1:
         b.node("MatMul", b.floats((b.number(1, 6), shape[-2])), x)
     elif way == 2:
-        partners = [n for n, (a, *_) in b.values.items() if a.ndim and a.shape[max(a.ndim - 2, 0)] == shape[-1]]
+        partners = b.named(lambda a: bool(a.ndim) and a.shape[max(a.ndim - 2, 0)] == shape[-1])
         if not partners:
             raise NoFit
         b.node("MatMul", x, b.choice(partners))
@@ -325,16 +312,9 @@ def gemm(b: Builder) -> None:
 def reduce(b: Builder) -> None:
     """Reduce over some axes, or all."""
     x = b.pick("f")
-    operator = b.choice(_REDUCTIONS)
     rank = len(b.shape(x))
     axes = [i - b.choice((0, 0, rank)) for i in range(rank) if b.chance(0.4)]
-    keep = {"keepdims": b.number(0, 1)} if b.chance(0.8) else {}
-    if not axes:
-        b.node(operator, x, **keep)
-    elif b.opset >= 18 or operator == "ReduceSum":
-        b.node(operator, x, b.ints(*axes), **keep)
-    else:
-        b.node(operator, x, axes=axes, **keep)
+    b.reduce(b.choice(_REDUCTIONS), x, axes, **({"keepdims": b.number(0, 1)} if b.chance(0.8) else {}))
 
 
 def softmax(b: Builder) -> None:
@@ -399,11 +379,6 @@ def pool(b: Builder) -> None:
     if operator == "AveragePool":
         windows["count_include_pad"] = b.number(0, 1)
     b.node(operator, x, **windows)
-
-
-def global_pool(b: Builder) -> None:
-    """Add a global pooling."""
-    b.node(b.choice(("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")), _image(b)[0])
 
 
 def normalize(b: Builder) -> None:
@@ -525,8 +500,7 @@ def largest(b: Builder) -> None:
 def accumulate(b: Builder) -> None:
     """CumSum along any axis."""
     x = b.pick("fi", FIRST)
-    axis = b.constant(np.array(b.axis(len(b.shape(x))), np.int64))
-    b.node("CumSum", x, axis, exclusive=b.number(0, 1), reverse=b.number(0, 1))
+    b.node("CumSum", x, b.scalar(b.axis(len(b.shape(x)))), exclusive=b.number(0, 1), reverse=b.number(0, 1))
 
 
 def place(b: Builder) -> None:
@@ -556,13 +530,12 @@ def one_hot(b: Builder) -> None:
     """OneHot of indices."""
     values = b.constant(np.array([b.number(-1, 1), 2], np.float32))
     x = b.pick("i", range(4))
-    b.node("OneHot", x, b.constant(np.array(b.number(2, 5), np.int64)), values, axis=b.axis(len(b.shape(x)) + 1))
+    b.node("OneHot", x, b.scalar(b.number(2, 5)), values, axis=b.axis(len(b.shape(x)) + 1))
 
 
 def mask(b: Builder) -> None:
     """Trilu of the last two axes."""
-    diagonal = b.constant(np.array(b.number(-2, 2), np.int64))
-    b.node("Trilu", b.pick("fi", range(2, 7)), diagonal, upper=b.number(0, 1))
+    b.node("Trilu", b.pick("fi", range(2, 7)), b.scalar(b.number(-2, 2)), upper=b.number(0, 1))
 
 
 def contract(b: Builder) -> None:
@@ -593,7 +566,7 @@ def shape_of(b: Builder) -> None:
 
 def _size(b: Builder, x: str, axis: int) -> str:
     """Return a size as a scalar or a row of one."""
-    return b.node("Gather", b.node("Shape", x), b.constant(np.array(axis, np.int64)))
+    return b.node("Gather", b.node("Shape", x), b.scalar(axis))
 
 
 def reshape_by_sizes(b: Builder) -> None:
@@ -619,8 +592,7 @@ def reshape_by_sizes(b: Builder) -> None:
 def expand_as(b: Builder) -> None:
     """Expand to another tensor's shape."""
     x = b.pick("f")
-    names = [name for name, (a, *_) in b.values.items() if _broadcasts(b.shape(x), a.shape)]
-    b.node("Expand", x, b.node("Shape", b.choice(names)))
+    b.node("Expand", x, b.node("Shape", b.choice(b.named(lambda a: _broadcasts(b.shape(x), a.shape)))))
 
 
 def cut_at_size(b: Builder) -> None:
@@ -636,42 +608,55 @@ def cut_at_size(b: Builder) -> None:
 def count(b: Builder) -> None:
     """Range over a size, as positions are made."""
     x = b.pick("f", FIRST)
-    zero, one = (b.constant(np.array(v, np.int64)) for v in (0, 1))
-    row = b.node("Range", zero, _size(b, x, b.axis(len(b.shape(x)))), one)
+    row = b.node("Range", b.scalar(0), _size(b, x, b.axis(len(b.shape(x)))), b.scalar(1))
     b.node("Cast", row, to=TensorProto.FLOAT)
 
 
 def fill(b: Builder) -> None:
     """ConstantOfShape."""
     shape = b.node("Shape", b.pick("f", FIRST))
-    b.node("ConstantOfShape", shape, value=_scalar(b.number(1, 3)))
-
-
-def _scalar(value: float) -> TensorProto:
-    return TensorProto(dims=[1], data_type=TensorProto.FLOAT, float_data=[value])
+    b.node("ConstantOfShape", shape, value=helper.make_tensor("", TensorProto.FLOAT, [1], [b.number(1, 3)]))
 
 
 # What models are made of
 
 
-def recur(b: Builder) -> None:
-    """LSTM, GRU or RNN in any direction, with or without biases and first states."""
-    x = b.pick("f", (3,))
-    _, batch, width = b.shape(x)
+def recur(
+    b: Builder, x: str = "", time: int = 0, first: Callable[[Builder, Shape, str, int], str | None] | None = None
+) -> str:
+    """Add an LSTM, GRU or RNN without some of its optional inputs; return one of its outputs.
+
+    Axis `time` of x has the steps; `first` makes initial states of a shape, like a tensor with the batch at an axis.
+    """
+    x = x or b.pick("f", (3,))
+    if time == 1:
+        x = b.node("Transpose", x, perm=[1, 0, 2])
+    length, batch, width = b.shape(x)
     operator, gates = b.choice((("LSTM", 4), ("GRU", 3), ("RNN", 1)))
     direction = b.choice(("forward", "reverse", "bidirectional"))
-    ways, hidden = 1 + (direction == "bidirectional"), b.number(1, 4)
+    ways, hidden, states = 1 + (direction == "bidirectional"), b.number(1, 5), 2 if operator == "LSTM" else 1
     inputs = [x, b.floats((ways, gates * hidden, width)), b.floats((ways, gates * hidden, hidden))]
-    has_bias, has_state = b.chance(0.7), b.chance(0.3)
-    inputs.append(b.floats((ways, 2 * gates * hidden)) if has_bias else "")
-    if has_state:
-        inputs += ["", *(b.operand((ways, batch, hidden)) for _ in range(2 if operator == "LSTM" else 1))]
+    inputs.append(b.floats((ways, 2 * gates * hidden)) if b.chance(0.6) else "")
+    is_short = b.chance(0.2) and all(a.shape == b.values[x][0].shape for a in b.values[x])
+    inputs.append(b.constant(b.rng.integers(1, length + 1, batch).astype(np.int32)) if is_short else "")
+    form = (ways, batch, hidden)
+    if first is not None:
+        inputs += [first(b, form, x, 1) or "" for _ in range(states)]
+    else:
+        inputs += [b.operand(form) if b.chance(0.3) else "" for _ in range(states)]
+    if operator == "LSTM" and b.chance(0.1):
+        inputs.append(b.floats((ways, 3 * hidden)))
     after = {"linear_before_reset": b.number(0, 1)} if operator == "GRU" else {}
-    outputs = b.number(1, 3 if operator == "LSTM" else 2)
-    y, *_ = b.many(outputs, operator, *inputs, hidden_size=hidden, direction=direction, **after)
-    if b.chance(0.5):
-        together = b.node("Transpose", y, perm=[0, 2, 1, 3])
-        b.node("Reshape", together, b.ints(0, 0, -1))
+    if b.chance(0.1):
+        after["clip"] = b.choice((0.5, 1.0))
+    y, *ends = b.many(1 + states, operator, *inputs, hidden_size=hidden, direction=direction, **after)
+    b.hidden.update(end for end in ends if b.chance(0.5))
+    if first is None and b.chance(0.5):
+        return y
+    if b.chance(0.2):
+        return b.node("Squeeze", ends[0], b.ints(0)) if ways == 1 else ends[0]
+    rows = b.node("Reshape", b.node("Transpose", y, perm=[0, 2, 1, 3]), b.ints(0, 0, -1))
+    return b.node("Transpose", rows, perm=[1, 0, 2]) if time == 1 else rows
 
 
 def attend(b: Builder) -> None:
@@ -708,163 +693,67 @@ def attend(b: Builder) -> None:
     b.node("Reshape", mixed, b.ints(*(0,) * (axis + 1), heads * deep))
 
 
+_FUNCTIONS = (
+    *("<x * Sigmoid(x)|Sigmoid(x) * x>", "x * Clip(x + 3, 0, 6) / 6", "Clip(x + 3, 0, 6) / 6"),
+    *("x * (Erf(x / 1.4142135) + 1) * 0.5", "x * 0.5 * (Tanh((x + x ** 3 * 0.044715) * 0.7978846) + 1)"),
+    *("x * Tanh(Softplus(x))", "x * Sigmoid(GlobalAveragePool(x))", "normal", "rms"),
+)
+
+
 def gate(b: Builder) -> None:
-    """Write out a function in terms of others, as exporters do."""
+    """Write out a function in terms of others, or a normalisation along some axis, as exporters do."""
     x = b.pick("f", FIRST)
-
-    def number(value: float) -> str:
-        return b.constant(np.float32(value))
-
-    kind = b.choice(("swish", "hardswish", "hardsigmoid", "gelu", "tanh gelu", "mish", "squeeze", "normal", "rms"))
-    if kind == "swish":
-        b.node("Mul", *_any_order(b, x, b.node("Sigmoid", x)))
-    elif kind in ("hardswish", "hardsigmoid"):
-        relu6 = b.node("Clip", b.node("Add", x, number(3)), number(0), number(6))
-        b.node("Div", b.node("Mul", x, relu6) if kind == "hardswish" else relu6, number(6))
-    elif kind == "gelu":
-        erf = b.node("Erf", b.node("Div", x, number(math.sqrt(2))))
-        b.node("Mul", b.node("Mul", x, b.node("Add", erf, number(1))), number(0.5))
-    elif kind == "tanh gelu":
-        cube = b.node("Mul", b.node("Pow", x, number(3)), number(0.044715))
-        inner = b.node("Tanh", b.node("Mul", b.node("Add", x, cube), number(math.sqrt(2 / math.pi))))
-        b.node("Mul", b.node("Mul", x, number(0.5)), b.node("Add", inner, number(1)))
-    elif kind == "mish":
-        b.node("Mul", x, b.node("Tanh", b.node("Softplus", x)))
-    elif kind == "squeeze":
-        b.node("Mul", x, b.node("Sigmoid", b.node("GlobalAveragePool", x)))
-    else:
-        _written_out(b, x, is_centred=kind == "normal")
-
-
-def _written_out(b: Builder, x: str, *, is_centred: bool) -> None:
-    """Normalise along some axis."""
-    axis = b.choice((-1, -1, 1, b.axis(len(b.shape(x)))))
-    axes: dict[str, Any] = {"axes": [axis]} if b.opset < 18 else {}
-    given = [b.ints(axis)] if b.opset >= 18 else []
-    centred = b.node("Sub", x, b.node("ReduceMean", x, *given, **axes)) if is_centred else x
-    square = b.node("Pow", centred, b.constant(np.float32(2))) if b.chance(0.5) else b.node("Mul", centred, centred)
-    spread = b.node("ReduceMean", square, *given, **axes)
-    root = b.node("Sqrt", b.node("Add", spread, b.constant(np.float32(0.1))))
-    y = b.node("Div", centred, root) if b.chance(0.5) else b.node("Mul", centred, b.node("Reciprocal", root))
+    kind = b.choice(_FUNCTIONS)
+    if kind not in ("normal", "rms"):
+        b.write(kind, x=x)
+        return
+    axes = [b.choice((-1, -1, 1, b.axis(len(b.shape(x)))))]
+    c = b.node("Sub", x, b.reduce("ReduceMean", x, axes)) if kind == "normal" else x
+    v = b.reduce("ReduceMean", b.write("<c ** 2|c * c>", c=c), axes)
+    y = b.write("r = Sqrt(v + 0.1); <c / r|c * Reciprocal(r)>", c=c, v=v)
     if b.chance(0.5):
-        y = b.node("Mul", y, _beside(b, y))
-        b.node("Add", y, _beside(b, y))
+        b.write("y * scale + bias", y=y, scale=_beside(b, y), bias=_beside(b, y))
 
 
-# Guards: what would be NaN or infinite is not picked, or never computed
-
-_PARTIAL = ("Sqrt", "Log", "Reciprocal", "Pow", "Div")  # functions that are not finite everywhere
-
-
-def _partial(b: Builder, x: str) -> str:
-    kind = b.choice(_PARTIAL)
-    if kind == "Pow":
-        return b.node("Pow", x, b.constant(np.float32(b.choice((0.5, -1, -0.5, 1.5, 3)))))
-    if kind == "Div":
-        return b.node("Div", b.choice((x, b.constant(np.float32(1)))), x)
-    return b.node(kind, x)
+# Guards: what would be NaN or infinite is not picked, or never computed. y is x, or another tensor that broadcasts.
+_PARTIAL = "<Sqrt(a)|Log(a)|Reciprocal(a)|a ** <0.5|-1|-0.5|1.5|3>|<a|1> / a>"  # not finite everywhere
+_CONDITION = "<Greater(x, 0)|Less(0, x)|GreaterOrEqual(x, 0)|Not(Equal(x, 0))|Not(Less(x, 0))>"
+_LESS = "<Less|LessOrEqual>"
 
 
-def _number(b: Builder, value: float) -> str:
-    return b.constant(np.float32(value))
+def _guard(*alternatives: str) -> Step:
+    """Return the step that writes out one of these formulas."""
+
+    def step(b: Builder) -> None:
+        x = b.pick()
+        b.guarded(b.choice(alternatives), x=x, y=b.choice((x, _beside(b, x))), z=_beside(b, x))
+
+    return step
 
 
-def _condition(b: Builder, x: str) -> str:
-    """Return a condition: x is above 0, or is not 0."""
-    zero = _number(b, 0)
-    kind = b.choice(("Greater", "Less", "GreaterOrEqual", "not Equal", "not Less"))
-    if kind.startswith("not"):
-        return b.node("Not", b.node(kind.split()[1], x, zero))
-    return b.node("Less", zero, x) if kind == "Less" else b.node(kind, x, zero)
-
-
-def guard(b: Builder) -> None:
-    """Add a Where over a function that is not finite everywhere; its argument may be made safe as well."""
-    x = b.pick()
-
-    def make() -> str:
-        picked = _condition(b, x)
-        y = _partial(b, b.node("Where", picked, x, _number(b, 1)) if b.chance(0.4) else x)
-        other = b.choice((_number(b, b.choice((0, 1, -1, 0.5))), x))
-        return b.node("Where", picked, y, other)
-
-    b.guarded(make)
-
-
-def no_nan(b: Builder) -> None:
-    """nan_to_num: NaN and infinities replaced, one after the other or NaN alone."""
-    x = b.pick()
-
-    def make() -> str:
-        y = _partial(b, x)
-        y = b.node("Where", b.node("IsNaN", y), _number(b, 0), y)
-        if b.chance(0.5):
-            return b.node("Where", b.node("IsInf", y), _number(b, b.choice((0, 2, 100))), y)
-        return b.node("Clip", y, _number(b, -10), _number(b, 10))
-
-    b.guarded(make)
-
-
-def safe_divide(b: Builder) -> None:
-    """Divide by possible zeros: replace divisor, quotient, or both; or keep the divisor off 0 by a small number."""
-    x = b.pick()
-    d = b.choice((x, _beside(b, x)))
-
-    def make() -> str:
-        zero = b.node("Equal", d, _number(b, 0))
-        kind = b.choice(("divisor", "quotient", "both", "max", "sum"))
-        if kind == "max":
-            return b.node("Div", x, b.node("Max", b.node("Abs", d), _number(b, b.choice((0.01, 0.5)))))
-        if kind == "sum":
-            return b.node("Div", x, b.node("Add", b.node("Mul", d, d), _number(b, 0.01)))
-        by = b.node("Where", zero, _number(b, 1), d) if kind != "quotient" else d
-        y = b.node("Div", x, by)
-        return y if kind == "divisor" else b.node("Where", zero, _number(b, b.choice((0, 1))), y)
-
-    b.guarded(make)
-
-
-def xlogy(b: Builder) -> None:
-    """x * log(y), 0 where x is 0; or the entropy of x."""
-    x = b.pick()
-    y = b.choice((x, _beside(b, x)))
-
-    def make() -> str:
-        product = b.node("Mul", x, b.node("Log", b.node("Abs", y) if b.chance(0.7) else y))
-        found = b.node("Where", b.node("Equal", x, _number(b, 0)), _number(b, 0), product)
-        return b.node("Where", b.node("IsNaN", found), _number(b, 0), found) if b.chance(0.3) else found
-
-    b.guarded(make)
-
-
-def loss(b: Builder) -> None:
-    """Smooth L1, Huber, focal loss and cross entropy, element by element."""
-    x = b.pick()
-    target = _beside(b, x)
-
-    def make() -> str:
-        kind = b.choice(("smooth l1", "huber", "focal", "entropy"))
-        if kind in ("smooth l1", "huber"):
-            distance = b.node("Abs", b.node("Sub", x, target))
-            delta = b.choice((1.0, 0.5, 2.0))
-            square = b.node(
-                "Mul", b.node("Mul", distance, distance), _number(b, 0.5 / (delta if kind == "smooth l1" else 1))
-            )
-            line = b.node("Sub", distance, _number(b, 0.5 * delta))
-            line = line if kind == "smooth l1" else b.node("Mul", line, _number(b, delta))
-            return b.node("Where", b.node(b.choice(("Less", "LessOrEqual")), distance, _number(b, delta)), square, line)
-        share = b.node("Sigmoid", x)
-        if b.chance(0.5):
-            share = b.node("Clip", share, _number(b, 0.001), _number(b, 0.999))
-        rest = b.node("Sub", _number(b, 1), share)
-        hit = b.node("Where", b.node("Greater", target, _number(b, 0)), share, rest)
-        entropy = b.node("Neg", b.node("Log", hit))
-        if kind == "entropy":
-            return entropy
-        return b.node("Mul", b.node("Pow", b.node("Sub", _number(b, 1), hit), _number(b, b.choice((2, 1.5)))), entropy)
-
-    b.guarded(make)
-
+# A Where over a function that is not finite everywhere; its argument may be made safe as well.
+guard = _guard(f"c = {_CONDITION}; a = <x|x|x|Where(c, x, 1)|Where(c, x, 1)>; Where(c, {_PARTIAL}, <<0|1|-1|0.5>|x>)")
+# NaN and infinities are replaced, one after the other, or NaN alone.
+no_nan = _guard(
+    f"a = x; n = {_PARTIAL}; n = Where(IsNaN(n), 0, n); <Where(IsInf(n), <0|2|100>, n)|Clip(n, -10, 10)>",
+)
+# By possible zeros: the divisor, the quotient, or both are replaced; or a small number keeps the divisor off 0.
+safe_divide = _guard(
+    *("x / Max(Abs(y), <0.01|0.5>)", "x / (y * y + 0.01)", "x / Where(Equal(y, 0), 1, y)"),
+    "Where(Equal(y, 0), <0|1>, x / y)",
+    "c = Equal(y, 0); Where(c, <0|1>, x / Where(c, 1, y))",
+)
+# 0 where x is 0; or the entropy of x.
+xlogy = _guard(
+    "p = x * Log(<Abs(y)|Abs(y)|y>); f = Where(Equal(x, 0), 0, p); <f|f|Where(IsNaN(f), 0, f)>",
+)
+# Smooth L1 and Huber, focal loss and cross entropy, element by element.
+_SHARE = "s = Sigmoid(x); s = <s|Clip(s, 0.001, 0.999)>; h = Where(Greater(z, 0), s, 1 - s)"
+loss = _guard(
+    *(f"d = Abs(x - z); Where({_LESS}(d, {k}), d * d * {0.5 / k}, d - {0.5 * k})" for k in (1.0, 0.5, 2.0)),
+    *(f"d = Abs(x - z); Where({_LESS}(d, {k}), d * d * 0.5, (d - {0.5 * k}) * {k})" for k in (1.0, 0.5, 2.0)),
+    *(f"{_SHARE}; Neg(Log(h))", f"{_SHARE}; (1 - h) ** <2|1.5> * Neg(Log(h))") * 3,
+)
 
 GUARDS: tuple[Step, ...] = (guard, guard, no_nan, safe_divide, xlogy, loss)
 VIEWS: tuple[Step, ...] = (reshape, reshape, transpose, transpose, unsqueeze, squeeze, flatten)

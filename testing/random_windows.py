@@ -10,10 +10,9 @@ from dataclasses import replace
 import numpy as np
 
 from testing.random_models import Array, Builder, NoFit, RandomModel, Step, add_input, completed, evaluate
-from testing.random_steps import convolve, deconvolve, gather, pad, pool, slice_, unary
+from testing.random_steps import END, convolve, deconvolve, gather, pad, pool, slice_, unary
 
 _SMALL_RUNS = 3
-_END = 2**31 - 1
 
 
 def roll(b: Builder) -> None:
@@ -24,13 +23,12 @@ def roll(b: Builder) -> None:
     kind = b.choice(("constant", "modulo", "indices"))
     size = b.node("Shape", x, start=axis, end=axis + 1)
     if kind == "indices":
-        zero, one = (b.constant(np.array(n, np.int64)) for n in (0, 1))
-        count = b.node("Squeeze", size)
-        indices = b.node("Mod", b.node("Add", b.node("Range", zero, count, one), b.ints(at)), size)
+        row = b.node("Range", b.scalar(0), b.node("Squeeze", size), b.scalar(1))
+        indices = b.node("Mod", b.node("Add", row, b.ints(at)), size)
         result = b.node("Gather", x, indices, axis=axis)
     else:
         bound = b.ints(at) if kind == "constant" else b.node("Mod", b.ints(at), size)
-        end = size if kind == "modulo" else b.ints(_END)
+        end = size if kind == "modulo" else b.ints(END)
         parts = [b.node("Slice", x, *cut, b.ints(axis)) for cut in ((bound, end), (b.ints(0), bound))]
         result = b.node("Concat", *parts, axis=axis)
     b.hidden.update(name for name in list(b.values)[first:] if name != result)
@@ -58,11 +56,7 @@ def random_windows(seed: int, number: int) -> RandomModel:
         sizes = {f"s{axis}": (rng.permutation(3)[:2] + 3).tolist() for axis in range(rank)}
         add_input(b, tuple(shape), sizes, runs=2)
         most = b.number(1, 4)
-        for _ in range(3 * most):
-            try:
-                b.choice(WINDOWS)(b)
-            except NoFit:
-                continue
+        for _ in b.steps(WINDOWS, 3 * most):
             if len(b.nodes) >= most:
                 break
         if b.nodes:

@@ -72,8 +72,8 @@ def table() -> list[str]:
 
 def rows_of(variant: str, part: int = 0, parts: int = 1) -> list[str]:
     """Return the lines of the table for the fixtures of one variant, as they are now; or every so many-th of them."""
-    with Harness() as harness:
-        return [row(name, variant, judge(harness, model)) for name, model in kept(variant, part, parts)]
+    harness = Harness()
+    return [row(name, variant, judge(harness, model)) for name, model in kept(variant, part, parts)]
 
 
 def row(name: str, variant: str, outcome: Outcome) -> str:

@@ -36,9 +36,8 @@ def thorough(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="session")
-def harness(worker: NcnnWorker) -> Iterator[Harness]:
+def harness(worker: NcnnWorker) -> Harness:
     """The harness that converts, runs and compares cases."""
     from testing.conformance import Harness
 
-    with Harness(worker) as harness:
-        yield harness
+    return Harness(worker)

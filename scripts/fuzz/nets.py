@@ -3,7 +3,7 @@
     python -m scripts.fuzz.nets [--count 10000] [--seed 0] [--first 0]
 
 A net is of one of three kinds: layers of the whole table (testing/random_layers.py, guards and rows of every
-length among them), the layers that passes know best (testing/random_cnn.py), or text with everything that the
+length among them), the layers of its CNN, which passes know best, or text with everything that the
 format allows (testing/runnable_nets.py). It is optimised with some of the options, verified as the command does it
 (with ncnn's plain kernels), run with packing and all other kernels as well, and optimised again. Where outputs differ,
 the original is run with errors in the last bits of every blob: a net that magnifies those as much is ill-conditioned,

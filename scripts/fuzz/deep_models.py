@@ -1,6 +1,6 @@
 """Deep models of small images; `scripts.fuzz.faults` makes nets of 10 to 1,000 layers from them.
 
-    python -m testing.deep_models FOLDER 2 8 30 90 180 250
+    python -m scripts.fuzz.deep_models FOLDER 2 8 30 90 180 250
 
 writes deep3.onnx, ..., of so many blocks each: residual, squeeze and excite, depthwise, split, attention's MLP, pooled,
 normalised ones, drawn by the number.
