@@ -331,7 +331,7 @@ def _draw_inputs(builder: Builder, kinds: str, is_open: bool, rows: float) -> No
 def add_input(
     builder: Builder, shape: Declared, sizes: Mapping[str, Sequence[int]], kind: str = "f", runs: int = 1
 ) -> str:
-    """Append an input; `sizes` has each open size at each of the runs. Returns its name."""
+    """Append an input; `sizes` has each dynamic size at each of the runs. Returns its name."""
     name = f"x{len(builder.inputs)}"
     shapes = [tuple(sizes[s][i] if isinstance(s, str) else s for s in shape) for i in range(runs)]
     builder.inputs[name] = shape

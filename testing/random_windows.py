@@ -1,4 +1,4 @@
-"""Random models of windows, slices and rolls over open sizes, also run at sizes below their windows.
+"""Random models of windows, slices and rolls of dynamic sizes, also run at sizes below their windows.
 
 There a model has empty tensors, or ONNX Runtime refuses it: its net has to say that it is for larger sizes.
 """
