@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -36,6 +37,12 @@ def _may_lose_taps(layer: Layer) -> bool:
         return False
 
 
+def _crashes_unpacked(windows: Sequence[Window]) -> bool:
+    """Return True if ncnn without packing cuts the image into `dilation` parts, and one of them has no output."""
+    is_cut = len({(window.kernel, window.stride, window.dilation) for window in windows}) == 1
+    return is_cut and windows[0].stride == 1 and any(window.outputs < window.dilation for window in windows)
+
+
 @rewrite(op(_TYPES, "layer", _may_lose_taps), exact=False, purpose="dilated convolutions of small maps, as in DeepLab")
 def eliminate_padding_taps(layer: Layer) -> Layer:
     """x ── Convolution (taps that read padding alone) ──   ⇒   x ── Convolution (smaller kernel) ──"""
@@ -52,6 +59,8 @@ def eliminate_padding_taps(layer: Layer) -> Layer:
         dilation = window.dilation if len(taps) > 1 else 1
         before, after = window.before - head * window.dilation, window.after - tail * window.dilation
         smaller.append(replace(window, kernel=len(taps), dilation=dilation, before=before, after=after))
+    crashes = _crashes_unpacked(smaller) and not _crashes_unpacked(found)
+    require(not crashes, f"ncnn without packing would crash: '{layer.name}' has fewer outputs than its dilation")
     stored = reordered(layer.weights.stored("weight_data"), weight)
     new = layer.having(weights={"weight_data": stored}, weight_data_size=weight.size, **window_params(smaller))
     return new.without_defaults()
