@@ -82,17 +82,10 @@ class ImportContext(Builder, ABC):
         }
         return size.subs(quotients) if isinstance(size, Sym) else size
 
-    @property
-    def output_count(self) -> int:
-        """The number of outputs of the node."""
-        return len(self.node.outputs)
-
     def is_used(self, output: int) -> bool:
         """Return True if the node has this output, and somebody reads it."""
-        if output >= self.output_count:
-            return False
-        value = self.node.outputs[output]
-        return bool(value.name and (value.uses() or value.is_graph_output()))
+        value = self.node.outputs[output] if output < len(self.node.outputs) else None
+        return value is not None and bool(value.name and (value.uses() or value.is_graph_output()))
 
     def readers(self) -> Sequence[onnx_ir.Node]:
         """Return the nodes that read the node's first output."""

@@ -1,7 +1,4 @@
-"""Sizes of inputs as the caller gives them: numbers, names, sums of names, or nothing.
-
-Equal names are equal sizes. Each given size is an equation with the size that the model declares.
-"""
+"""Sizes of inputs as the caller gives them: equations with the declared sizes, in which equal names are equal sizes."""
 
 from __future__ import annotations
 

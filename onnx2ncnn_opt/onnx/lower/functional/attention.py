@@ -74,7 +74,7 @@ def with_past(
     """Return queries, keys and values, the latter two after those of the past, and the length of the past."""
     q, k, v = heads
     if past_key is None or past_value is None:
-        return [q, k, v], 0
+        return [*heads], 0
     [past] = im.fixed([past_key.shape[2]], "a past of dynamic length")
     k, v = (im.tensor(concat(im, *pair, axis=2)) for pair in ((past_key, k), (past_value, v)))
     return [q, k, v], past

@@ -38,10 +38,7 @@ def matmul(im: ImportContext, a: Value, b: Value) -> Tensor:
 
 
 def _matmul(im: ImportContext, x: Tensor, y: Tensor) -> Tensor:
-    """MatMul of Mats whose two innermost dims are the matrices; B may be transposed.
-
-    The outer axes become few dims: neighbours that the same operands have go together.
-    """
+    """MatMul of Mats whose two innermost dims are the matrices; B may be transposed."""
     rank = max(x.rank, y.rank)
     whole = (rank - 2, rank - 1)
     aligned = align([ranked(v, rank).view for v in (x, y)], whole)
@@ -51,6 +48,7 @@ def _matmul(im: ImportContext, x: Tensor, y: Tensor) -> Tensor:
     row, column = len(origin) - 2, len(origin) - 1
     shared = bool(row and left.batch) and [left.batch, right.batch] == [v.axes[0] for v in (left, right)]
     batch = (0,) if shared else ()
+    # The outer axes become few dims: neighbours that the same operands have go together.
     held = [axis for axis in range(row) if axis not in batch and (left.axes[axis] or right.axes[axis])]
     groups = [tuple(group) for _, group in groupby(held, lambda axis: presence((left, right), axis))]
     if len(groups) + 2 > MAX_DIMS:  # without broadcasting they can be merged
@@ -118,13 +116,11 @@ def linear(im: ImportContext, x: Tensor, weight: Array, bias: Array | None = Non
 
 
 def _in_order(im: ImportContext, x: Tensor, inputs: int, outputs: int) -> Tensor:
-    """x with its rows in the order of its axes, where later that would move more bytes: where the product is wider.
-
-    So only where an axis is made of pieces that are apart, as windows of an image do: others may be transposed back.
-    """
+    """x with its rows in the order of its axes, where later that would move more bytes: where the product is wider."""
     last, batch = x.view.axes[-1], x.view.batch
     axes = [tuple(atom for atom in axis if atom not in batch) for axis in x.view.axes[:-1]]
     atoms = tuple(atom for atom in flat(x.view.dims) if atom not in last)
+    # Windows of an image have axes made of pieces that are apart; others may be transposed back.
     is_apart = any(len(runs(atoms, axis)) > 1 for axis in axes)
     is_fixed = all(isinstance(atom.size, int) for atom in atoms)
     return im.in_mat(x, (flat(axes), last), batch) if outputs > inputs and is_apart and is_fixed else x
