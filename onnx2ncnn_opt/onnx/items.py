@@ -3,7 +3,6 @@
 ncnn runs a net over a Mat's batch, item by item. So a model with a dynamic batch can be converted as if it had one
 item, which costs no layer, if item i of its outputs depends on item i of its inputs alone. `Batch` proves that node by
 node, with the rules that importers give as ``items=`` (`onnx.registry`). A rule names the axis of the items in results.
-
 A tensor is the same for each item, or, seen as ``[before, batch, after]``, its part ``[:, i]`` is what the model
 computes for item i alone. An operator without a rule leaves its results unknown.
 """

@@ -1,7 +1,4 @@
-"""The size limit of tensors that a model requests with a number: OneHot with a depth of a billion takes a kilobyte.
-
-ONNX's own shape inference gives the sizes of such results before anything is made.
-"""
+"""The size limit of tensors that a model requests with a number: OneHot with a depth of a billion takes a kilobyte."""
 
 from __future__ import annotations
 

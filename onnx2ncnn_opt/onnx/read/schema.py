@@ -1,7 +1,4 @@
-"""ONNX's own schemas of a node, at the opset of its model, which decide which attributes and inputs it may have.
-
-An importer's signature is the union of all versions of its operator, and would obey what ONNX does not know.
-"""
+"""ONNX's own schemas of a node at its model's opset: an importer's signature is the union of all versions."""
 
 from __future__ import annotations
 

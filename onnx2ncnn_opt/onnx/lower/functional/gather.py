@@ -62,8 +62,7 @@ def gather(im: ImportContext, data: Value, indices: Operand, *, axis: int = 0) -
     if isinstance(data, Constant) and isinstance(size, int) and are_fed:
         table = _floats(im, data.array.transpose(axis, *others).reshape(size, -1))
         params = {"num_output": table.shape[1], "input_dim": size, "weight_data_size": table.size}
-        flat = im.mat(indices, [range(indices.rank)])
-        blob = im.layer("Embed", flat, weights={"weight_data": table}, **params)
+        blob = im.layer("Embed", im.mat(indices, [range(indices.rank)]), weights={"weight_data": table}, **params)
         dims = [new, kept]
     else:
         blob = _sampled(im, _image(im, data, others, [], [axis]), indices, [[], [], range(indices.rank)], size, 1)

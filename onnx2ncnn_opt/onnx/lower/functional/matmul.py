@@ -98,8 +98,8 @@ def linear(im: ImportContext, x: Tensor, weight: Array, bias: Array | None = Non
         if outer != set(batch):
             x = im.in_mat(x, (last,), ())  # one row, whose elements are the batch of a Mat
         # InnerProduct flattens whatever it is given: only the order counts, and that the weight can follow.
-        weights = {"weight_data": _columns(weight, last, flat(x.view.dims))}
-        weights |= {} if bias is None else {"bias_data": bias}
+        columns = _columns(weight, last, flat(x.view.dims))
+        weights = {"weight_data": columns} | ({} if bias is None else {"bias_data": bias})
         params = {"num_output": outputs, "bias_term": int(bias is not None), "weight_data_size": weight.size}
         blob = im.layer("InnerProduct", x.blob, weights=weights, **params)
         return _with_last(x, blob, ((),) * (len(blob.known_shape) - 1), outputs)
@@ -108,10 +108,9 @@ def linear(im: ImportContext, x: Tensor, weight: Array, bias: Array | None = Non
     if len(laid_out.view.dims) > 2:
         laid_out = im.in_mat(laid_out, (flat(laid_out.view.dims[:-1]), laid_out.view.dims[-1]), laid_out.view.batch)
     weights = {"B_data": _columns(weight, last, laid_out.view.dims[-1])} | ({} if bias is None else {"C_data": bias})
-    shape = {"constantN": outputs, "constantK": inputs}
-    if bias is not None:
-        shape |= {"constantC": 1, "constant_broadcast_type_C": 4}
-    blob = im.layer("Gemm", laid_out.blob, weights=weights, transB=1, constantB=1, **shape)
+    params = {"constantN": outputs, "constantK": inputs}
+    params |= {} if bias is None else {"constantC": 1, "constant_broadcast_type_C": 4}
+    blob = im.layer("Gemm", laid_out.blob, weights=weights, transB=1, constantB=1, **params)
     return _with_last(laid_out, blob, laid_out.view.dims[:-1], outputs)
 
 

@@ -33,8 +33,7 @@ OPERATIONS = {
     "ReduceLogSumExp": (Reduction.LOGSUMEXP, 18),
 }
 
-# Longer than any dynamic axis; indices in it, and these plus it, are whole numbers that float32 holds.
-_LONGEST = 2**23
+_LONGEST = 2**23  # longer than any dynamic axis; float32 holds indices in it, and these plus it
 # What a reduction over axes of size 1 (or none) leaves to do.
 _ALONE = {"ReduceSumSquare": UnaryOp.SQUARE, "ReduceL1": UnaryOp.ABS, "ReduceL2": UnaryOp.ABS}
 

@@ -6,8 +6,7 @@ three ways, and the first safe one is taken (docs/special-values.md):
 - Arithmetic, where both sides are ordinary numbers (ir/ranges.py): each times 1 where it is chosen, else 0.
 - A function that leaves its domain is computed anew, of operands that are harmless where it is not chosen:
   ``where(x > 0, log(x), 0)`` is the logarithm of x where x > 0, and of 1 elsewhere.
-- GridSample, which copies any numbers: both sides are stored one after the other, and the mask says from
-  which the number is taken.
+- GridSample, which copies any numbers: the mask says from which of both sides, stored one after the other.
 """
 
 from __future__ import annotations
