@@ -299,7 +299,7 @@ def batch(*operands: int, axis: int = 0, sizes: Collection[int] = ()) -> ItemRul
 
 
 def kept(seen: NodeView, mixed: Collection[int], sizes: Collection[int] = ()) -> int:
-    """Return the items' axis of the first operand; ItemsMixed if it is `mixed`, or others than `sizes` have items."""
+    """Return the axis of operand 0's items; ItemsMixed if it is `mixed`, or if others than result `sizes` have any."""
     seen.only(0, *sizes)
     axis, rank = seen.axis(0), len(seen.shape(0))
     if axis is None or axis in {at % rank for at in mixed}:

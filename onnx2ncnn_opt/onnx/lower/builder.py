@@ -291,9 +291,9 @@ class Builder(Layers):
     ) -> Tensor:
         """Return a layer's output as the ONNX tensor of `shape`, whose axes are the Mat's dims and batch as given."""
         view = View.of(shape, dims, batch)
-        dims_, count = view.mat_shape, product(atom.size for atom in view.batch)
-        if blob.shape is None or _differ((*blob.shape, blob.batch), (*dims_, count)):
-            raise ShapeError(f"'{self._label}' gives {(blob.shape, blob.batch)} in ncnn, but {(dims_, count)} in ONNX")
+        expected = view.mat_shape, product(atom.size for atom in view.batch)
+        if blob.shape is None or _differ((*blob.shape, blob.batch), (*expected[0], expected[1])):
+            raise ShapeError(f"'{self._label}' gives {(blob.shape, blob.batch)} in ncnn, but {expected} in ONNX")
         return Tensor(blob, view, np.dtype(dtype))
 
     def like(self, x: Tensor, blob: Blob) -> Tensor:

@@ -23,8 +23,8 @@ def softsign(im: ImportContext, x: Tensor) -> Tensor:
 
 
 def softplus(im: ImportContext, x: Tensor) -> Tensor:
-    """max(x, Softplus(min(x, 40))): Softplus by itself overflows from 89 on, and is x in float32 from 40 on."""
-    low = im.apply(x, BinaryOp.MIN, 40.0)
+    """max(x, Softplus(min(x, 40))): Softplus by itself overflows from 89 on."""
+    low = im.apply(x, BinaryOp.MIN, 40.0)  # from 40 on, softplus(x) is x in float32
     return im.like(x, im.layer("BinaryOp", x.blob, im.unary(low, "Softplus").blob, op_type=BinaryOp.MAX))
 
 
