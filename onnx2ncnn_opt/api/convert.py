@@ -13,7 +13,7 @@ from onnx2ncnn_opt.api.lower import NOT_RUN, Conversion, Files, lower
 from onnx2ncnn_opt.errors import RunError, UsageError, VerificationError
 from onnx2ncnn_opt.ir.releases import NEWEST
 from onnx2ncnn_opt.manifest import Image
-from onnx2ncnn_opt.onnx.read.exported import is_pytorch, reference
+from onnx2ncnn_opt.onnx.read.exported import pytorch_kind, reference
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.verification.options import Verification
@@ -76,7 +76,7 @@ def convert(  # noqa: PLR0913
     if custom and verification is not None:
         raise UsageError(f"custom operators need a conversion without verification: {NOT_RUN}")
     equal: tuple[tuple[str, ...], ...] = ()
-    if verification is not None and not is_pytorch(model):  # torch.export says which sizes are equal
+    if verification is not None and not pytorch_kind(model):  # torch.export says which sizes are equal
         from onnx2ncnn_opt.verification.equal_sizes import equal_sizes
 
         announce("looking for equal sizes")

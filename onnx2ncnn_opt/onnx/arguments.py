@@ -67,11 +67,8 @@ def _argument(im: ImportContext, op: OnnxOp, i: int, declared: Input, operand: I
         return _constant_argument(declared, operand)
     if not isinstance(operand, Constant) and not op.integers and not is_float(operand.dtype):
         raise Refusal(f"input {declared.name} is {operand.dtype}: ncnn computes in floats only here")
-    if declared.type == Tensor or (
-        isinstance(operand, SymbolicTensor) and SymbolicTensor not in get_args(declared.type)
-    ):
-        return im.tensor(operand)
-    return operand
+    is_unexpected = isinstance(operand, SymbolicTensor) and SymbolicTensor not in get_args(declared.type)
+    return im.tensor(operand) if declared.type == Tensor or is_unexpected else operand
 
 
 def _constant_argument(declared: Input, operand: Constant | SymbolicTensor) -> Any:

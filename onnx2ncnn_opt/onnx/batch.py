@@ -7,7 +7,7 @@ are handed over (dims or batch count of the Mat): every tensor's view knows wher
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir
 
@@ -99,7 +99,6 @@ def _sources(
 ) -> Iterator[tuple[onnx_ir.Value, int]]:
     """Yield the inputs of a node that have an axis of its output, and as which of theirs."""
     first = node.inputs[0] if node.inputs else None
-    before = _AXIS_BEFORE.get(node.op_type) if node.domain == "" else None
     if traits_of(node.domain, node.op_type, model.opsets.get(node.domain, 1)).axes is not None:
         shapes = [each.shape for each in (*node.inputs, *node.outputs) if each is not None]
         rank = max(len(shape or ()) for shape in shapes)
@@ -107,31 +106,34 @@ def _sources(
             missing = 0 if operand is None or operand.shape is None else rank - len(operand.shape)
             if operand is not None and axis >= missing:  # broadcasting puts axes before those of the operand
                 yield operand, axis - missing
-    elif first is not None and before is not None and (at_first := before(node, first, value, axis)) is not None:
-        yield first, at_first
+    elif first is not None and not node.domain and (before := _axis_before(node, first, value, axis)) is not None:
+        yield first, before
 
 
-def _before_cut(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis: int) -> int | None:
-    if node.op_type == "Split":
-        axes: Sequence[int] = [node.attributes.get_int("axis", 0)]
-    else:
-        axes = _constant(node.inputs[3]) if len(node.inputs) > 3 else ()
-    return axis if axes and not {axis, axis - len(x.shape or ())} & {*axes} else None
-
-
-def _before_gather(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis: int) -> int | None:
-    index, at = node.inputs[1], node.attributes.get_int("axis", 0)
-    is_scalar = index is not None and index.shape is not None and not len(index.shape)
-    return axis + (axis >= at) if is_scalar and at >= 0 else None
-
-
-def _before_flatten(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis: int) -> int | None:
-    is_first = node.attributes.get_int("axis", 1) == 1 and axis == 0
-    return 0 if is_first else _axis_of_same_size(x.shape, y.shape, axis)
+def _axis_before(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis: int) -> int | None:
+    """Return the axis of the first input x that becomes this one of the output y, whole; None if that is not sure."""
+    match node.op_type:
+        case "Transpose":
+            return node.attributes["perm"].as_ints()[axis] if "perm" in node.attributes else None
+        case "Slice" | "Split":
+            axes = [node.attributes.get_int("axis", 0)] if node.op_type == "Split" else _ints(node, 3)
+            return axis if axes and not {axis, axis - len(x.shape or ())} & {*axes} else None
+        case "Gather":
+            index, at = node.inputs[1], node.attributes.get_int("axis", 0)
+            is_scalar = index is not None and index.shape is not None and not len(index.shape)
+            return axis + (axis >= at) if is_scalar and at >= 0 else None
+        case "Flatten":
+            is_first = node.attributes.get_int("axis", 1) == 1 and axis == 0
+            return 0 if is_first else _axis_of_same_size(x.shape, y.shape, axis)
+        case "Reshape":
+            return _before_reshape(node, x, y, axis)
+        case "Squeeze" | "Unsqueeze":
+            return _before_squeeze(node, x, y, axis)
+    return None
 
 
 def _before_reshape(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis: int) -> int | None:
-    target = _constant(node.inputs[1])
+    target = _ints(node, 1)
     after: Iterable[Size] | None = y.shape
     copies = not node.attributes.get_int("allowzero", 0)
     if target and copies and not any(target[: axis + 1]):
@@ -142,11 +144,9 @@ def _before_reshape(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis
 
 
 def _before_squeeze(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis: int) -> int | None:
-    axes: Sequence[int] = ()
+    axes = _ints(node, 1)
     if "axes" in node.attributes:  # before opset 13
         axes = node.attributes["axes"].as_ints()
-    elif len(node.inputs) > 1:
-        axes = _constant(node.inputs[1])
     is_unsqueeze = node.op_type == "Unsqueeze"
     if axes and min(axes) < 0 and x.shape is not None:
         rank = len(x.shape) + (len(axes) if is_unsqueeze else 0)
@@ -156,21 +156,6 @@ def _before_squeeze(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis
     if is_unsqueeze:
         return None if axis in axes else axis - sum(at < axis for at in axes)
     return [at for at in range(len(axes) + axis + 1) if at not in axes][axis]
-
-
-# The axis of the first input x that becomes this one of the output y, where it stays whole; None if that is not sure.
-_AXIS_BEFORE: Mapping[str, Callable[[onnx_ir.Node, onnx_ir.Value, onnx_ir.Value, int], int | None]] = {
-    "Flatten": _before_flatten,
-    "Gather": _before_gather,
-    "Reshape": _before_reshape,
-    "Slice": _before_cut,
-    "Split": _before_cut,
-    "Squeeze": _before_squeeze,
-    "Transpose": lambda node, x, y, axis: (
-        node.attributes["perm"].as_ints()[axis] if "perm" in node.attributes else None
-    ),
-    "Unsqueeze": _before_squeeze,
-}
 
 
 def _axis_of_same_size(before: Iterable[Size] | None, after: Iterable[Size] | None, axis: int) -> int | None:
@@ -185,7 +170,8 @@ def _axis_of_same_size(before: Iterable[Size] | None, after: Iterable[Size] | No
     return None
 
 
-def _constant(value: onnx_ir.Value | None) -> Sequence[int]:
-    if value is None or value.const_value is None:
-        return ()
-    return [int(number) for number in value.const_value.numpy().reshape(-1)]
+def _ints(node: onnx_ir.Node, index: int) -> Sequence[int]:
+    """Return the integers of a constant operand; none if it is no constant, or left out."""
+    value = node.inputs[index] if index < len(node.inputs) else None
+    tensor = None if value is None else value.const_value
+    return () if tensor is None else [int(number) for number in tensor.numpy().reshape(-1)]

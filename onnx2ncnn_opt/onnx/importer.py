@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import NoneType
 from typing import NamedTuple
 
@@ -37,27 +37,17 @@ from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.onnx.read.schema import misfit
 from onnx2ncnn_opt.onnx.read.structure import read_values
 from onnx2ncnn_opt.onnx.registry import OnnxOp, qualified
-from onnx2ncnn_opt.onnx.value import (
-    Constant,
-    Item,
-    Operand,
-    SymbolicTensor,
-    Tensor,
-    TensorSequence,
-    element_type,
-    held_as_float,
-)
+from onnx2ncnn_opt.onnx.value import Constant, Item, SymbolicTensor, Tensor, TensorSequence, element_type, held_as_float
 from onnx2ncnn_opt.progress import counted
 
 MOST_INLINED = 20_000  # nodes of all loops; larger nets are useless
 
 
+@dataclass(eq=False)
 class _Equal(Exception):
     """Raised by the walk: operators demand these `sizes` of dynamic dimensions."""
 
-    def __init__(self, sizes: Mapping[str, Dim]) -> None:
-        super().__init__()
-        self.sizes = sizes
+    sizes: Mapping[str, Dim]
 
 
 class Port(NamedTuple):
@@ -120,10 +110,8 @@ def import_model(
 
 
 def _with_batch(one: Imported, model: LoadedModel, batch: Batch) -> Imported | None:
-    """Return the net of one item as the net of any batch: ncnn runs it item by item.
-
-    None unless, in the net too, exactly those outputs that have items depend on inputs that have items.
-    """
+    """Return the net of one item as the net of any batch, which ncnn runs item by item; None if that is another net."""
+    # In the net too, exactly those outputs that have items have to depend on inputs that have items.
     reached = computed_from(one.graph, [port.blob for port in one.inputs if port.name in batch.inputs])
     if any((port.blob in reached) != (batch.outputs[port.name].axis is not None) for port in one.outputs):
         return None
@@ -243,25 +231,21 @@ class _Walk(_Ends):
     _budget: MemoryBudget
 
     def attempt(self) -> Imported | UnsupportedError | _Equal:
-        """Return the result of `run`, or the error that it raises."""
-        try:
-            return self.run()
-        except (UnsupportedError, _Equal) as error:
-            return error
-
-    def run(self) -> Imported:
-        """Import every node, then the outputs."""
+        """Import every node, then the outputs; return the errors of refused nodes, or the sizes that are demanded."""
         inputs = self._inputs()
         constants = _initializers(self._model.graph)
         self._values.update(constants)
         self._budget = MemoryBudget(constant.array for constant in constants.values())
-        for node in counted(self._model.graph, "making layers of the operators", "nodes"):
-            self._import(node)
+        try:
+            for node in counted(self._model.graph, "making layers of the operators", "nodes"):
+                self._import(node)
+        except _Equal as demanded:
+            return demanded
         outputs = self._outputs()
         if self._misfit:
             raise UsageError(self._misfit)
         if self._refused:
-            raise UnsupportedError(self._refused, self._cut_advice())
+            return UnsupportedError(self._refused, self._cut_advice())
         drop_unused(self.graph)  # layers that only fed shapes or refused branches
         # No blob is to be empty: a window is not larger than its axis, a slice has an element.
         shapes = [blob.shape or () for layer in self.graph for blob in layer.outputs]
@@ -275,7 +259,7 @@ class _Walk(_Ends):
         outputs = {info.name: self._values.get(info.name) for info in self._model.outputs}
         return next((batch for batch in self._batches if batch.is_free(outputs, self._minimum)), None)
 
-    def tensor(self, x: Operand) -> Tensor:
+    def tensor(self, x: Tensor | Constant | SymbolicTensor) -> Tensor:
         """See `ImportContext`."""
         return computed(self, x) if isinstance(x, SymbolicTensor) else Builder.tensor(self, x)
 

@@ -3,7 +3,6 @@
 ncnn runs a net over a Mat's batch, item by item. So a model with a dynamic batch can be converted as if it had one
 item, which costs no layer, if item i of its outputs depends on item i of its inputs alone. `Batch` proves that node by
 node, with the rules that importers give as ``items=`` (`onnx.registry`). A rule names the axis of the items in results.
-
 A tensor is the same for each item, or, seen as ``[before, batch, after]``, its part ``[:, i]`` is what the model
 computes for item i alone. An operator without a rule leaves its results unknown.
 """
@@ -167,11 +166,9 @@ class NodeView:
         return axis
 
 
+# The axis of the items in all results, or in each one of them (-1: nothing is known); raises ItemsMixed.
+# None says that the results have the elements of the first operand in the same order.
 ItemRule: TypeAlias = Callable[[NodeView], "Sequence[int | None] | int | None"]
-"""The axis of the items in all results, or in each one of them (-1: nothing is known).
-
-None says that the results have the elements of the first operand in the same order. Raises ItemsMixed.
-"""
 
 
 class Batch:
@@ -274,10 +271,9 @@ class Batch:
         if not any(map(self.depends, (*cells, *x.shape))):
             return None
         axis = self.place(x.shape)
-        if axis is None or any(map(self.depends, cells)) or (x.cells.ndim == x.rank and x.cells.shape[axis] != 1):
+        if axis is None or any(map(self.depends, cells)) or x.varies(axis - x.rank):
             return _UNKNOWN
-        index = str(axis_index(x.rank - 1 - axis))
-        return _UNKNOWN if any(index in cell.names() for cell in cells) else Items(product(x.shape[:axis]), False)
+        return Items(product(x.shape[:axis]), False)
 
 
 def each(seen: NodeView) -> int:
@@ -303,10 +299,7 @@ def batch(*operands: int, axis: int = 0, sizes: Collection[int] = ()) -> ItemRul
 
 
 def kept(seen: NodeView, mixed: Collection[int], sizes: Collection[int] = ()) -> int:
-    """Return the items' axis of the first operand; ItemsMixed if it is among `mixed`, or another operand has items.
-
-    Operands that are `sizes` say what the shape of the result is.
-    """
+    """Return the axis of operand 0's items; ItemsMixed if it is `mixed`, or if others than result `sizes` have any."""
     seen.only(0, *sizes)
     axis, rank = seen.axis(0), len(seen.shape(0))
     if axis is None or axis in {at % rank for at in mixed}:
@@ -326,12 +319,7 @@ def along(default: int | tuple[int, ...] | None, attribute: str = "axis", index:
 
 def from_axis(default: int) -> ItemRule:
     """Return the rule of operators that combine elements along an axis and all axes after it."""
-
-    def rule(seen: NodeView) -> int:
-        rank, first = len(seen.shape(0)), seen.number("axis", default)
-        return kept(seen, range(first + rank if first < 0 else first, rank))
-
-    return rule
+    return lambda seen: kept(seen, range(len(seen.shape(0)))[seen.number("axis", default) :])
 
 
 def reduced(default: int | None, attribute: str, index: int = 0) -> ItemRule:

@@ -194,18 +194,14 @@ def onnx_op(  # noqa: PLR0913
     return register
 
 
-def _versions(domain: str, name: str) -> list[OnnxOp]:
-    return _OPS.get(("" if domain == "ai.onnx" else domain, name), [])
-
-
 def is_known(domain: str, name: str) -> bool:
     """Return True if this package's importers of an operator are registered."""
-    return any(not op.is_foreign for op in _versions(domain, name))
+    return any(not op.is_foreign for op in _OPS.get(("" if domain == "ai.onnx" else domain, name), ()))
 
 
 def find(domain: str, name: str, opset: int) -> OnnxOp | None:
     """Return the newest importer for an operator at an opset, of other packages first; None if there is none."""
-    known = [op for op in _versions(domain, name) if op.since <= opset]
+    known = [op for op in _OPS.get(("" if domain == "ai.onnx" else domain, name), []) if op.since <= opset]
     return max(known, key=lambda op: (op.is_foreign, op.since), default=None)
 
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import Dim, Shape
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, axis_index
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import View
 from onnx2ncnn_opt.ir.weight import Array
@@ -97,6 +97,12 @@ class SymbolicTensor:
         """The number of ONNX axes."""
         return len(self.shape)
 
+    def varies(self, axis: int) -> bool:
+        """Return True if elements differ along an axis, counted from the end."""
+        index, sizes = str(axis_index(-1 - axis)), self.cells.shape
+        is_listed = len(sizes) >= -axis and sizes[axis] != 1
+        return is_listed or any(index in cell.names() for cell in self.cells.flat if isinstance(cell, Sym))
+
 
 Value: TypeAlias = Tensor | Constant
 Operand: TypeAlias = Tensor | Constant | SymbolicTensor
@@ -109,7 +115,7 @@ class TensorSequence:
     items: tuple[Value, ...]
 
 
-Item: TypeAlias = Operand | TensorSequence
+Item: TypeAlias = Operand | TensorSequence  # any kind of operand
 
 
 def is_float(dtype: np.dtype[np.generic]) -> bool:

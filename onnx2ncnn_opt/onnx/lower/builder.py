@@ -250,10 +250,10 @@ class Builder(Layers):
 
     def _step(self, blob: Blob, step: Step) -> Blob:
         if (blob, step) not in self._layouts:
-            self._layouts[blob, step] = self._taken(blob, step)
+            self._layouts[blob, step] = self.taken(blob, step)
         return self._layouts[blob, step]
 
-    def _taken(self, blob: Blob, step: Step) -> Blob:
+    def taken(self, blob: Blob, step: Step) -> Blob:
         """Return the layer that takes a step; several dynamic sizes are computed from other blobs' sizes."""
         if isinstance(step, Regroup):
             dynamic = sum(isinstance(size, Sym) for size in step.whole)
@@ -271,7 +271,7 @@ class Builder(Layers):
             dims = [product(dims)]
         if x.view.batch + flat(x.view.dims) != atoms:
             x = self.in_mat(x, tuple((atom,) for atom in atoms) if len(atoms) <= MAX_DIMS else (atoms,), ())
-        return self._taken(x.blob, Regroup(tuple(dims), unbatch=bool(x.view.batch)))
+        return self.taken(x.blob, Regroup(tuple(dims), unbatch=bool(x.view.batch)))
 
     def tensor(self, x: Value) -> Tensor:
         """Return the value as a tensor of the running net; a constant becomes MemoryData."""
@@ -291,9 +291,9 @@ class Builder(Layers):
     ) -> Tensor:
         """Return a layer's output as the ONNX tensor of `shape`, whose axes are the Mat's dims and batch as given."""
         view = View.of(shape, dims, batch)
-        dims_, count = view.mat_shape, product(atom.size for atom in view.batch)
-        if blob.shape is None or _differ((*blob.shape, blob.batch), (*dims_, count)):
-            raise ShapeError(f"'{self._label}' gives {(blob.shape, blob.batch)} in ncnn, but {(dims_, count)} in ONNX")
+        expected = view.mat_shape, product(atom.size for atom in view.batch)
+        if blob.shape is None or _differ((*blob.shape, blob.batch), (*expected[0], expected[1])):
+            raise ShapeError(f"'{self._label}' gives {(blob.shape, blob.batch)} in ncnn, but {expected} in ONNX")
         return Tensor(blob, view, np.dtype(dtype))
 
     def like(self, x: Tensor, blob: Blob) -> Tensor:
@@ -332,10 +332,6 @@ class Builder(Layers):
             return x.viewed(view)
         whole = self._row_major(x, [size for size in shape if size != 1])
         return self.wrap(whole, shape, plain_dims(shape), dtype=x.dtype)
-
-    def regrouped(self, blob: Blob, dims: Shape) -> Blob:
-        """Return a Reshape layer."""
-        return self._taken(blob, Regroup(dims))
 
     def ones(self, size: Sym) -> Tensor:
         """Return a row of as many ones as a dynamic size says."""

@@ -82,17 +82,10 @@ class ImportContext(Builder, ABC):
         }
         return size.subs(quotients) if isinstance(size, Sym) else size
 
-    @property
-    def output_count(self) -> int:
-        """The number of outputs of the node."""
-        return len(self.node.outputs)
-
     def is_used(self, output: int) -> bool:
         """Return True if the node has this output, and somebody reads it."""
-        if output >= self.output_count:
-            return False
-        value = self.node.outputs[output]
-        return bool(value.name and (value.uses() or value.is_graph_output()))
+        value = self.node.outputs[output] if output < len(self.node.outputs) else None
+        return value is not None and bool(value.name and (value.uses() or value.is_graph_output()))
 
     def readers(self) -> Sequence[onnx_ir.Node]:
         """Return the nodes that read the node's first output."""
@@ -106,8 +99,8 @@ class ImportContext(Builder, ABC):
 
     def _flags_behind(self, value: onnx_ir.Value | None) -> list[str]:
         """Return the inputs that a value is computed from; none if one is not a flag, or if a subgraph intervenes."""
-        inputs = {info.name: info for info in self._model.inputs}
-        found: set[str] = set()
+        flags = [info.name for info in self._model.inputs if _is_flag(info)]
+        found: set[str | None] = set()
         seen, left = {value}, [value]
         while left:
             current = left.pop()
@@ -115,16 +108,15 @@ class ImportContext(Builder, ABC):
                 continue
             node = current.producer()
             if node is None:
-                info = inputs.get(current.name or "")
-                if info is None or not _is_flag(info):
+                if current.name not in flags:
                     return []
-                found.add(info.name)
+                found.add(current.name)
             elif any(attribute.type is onnx_ir.AttributeType.GRAPH for attribute in node.attributes.values()):
                 return []
             elif node.op_type not in ("Shape", "Size"):
                 left += [operand for operand in node.inputs if operand not in seen]
                 seen.update(node.inputs)
-        return [name for name in inputs if name in found]
+        return [name for name in flags if name in found]
 
     def declared_shape(self, value: onnx_ir.Value) -> tuple[Dim | None, ...] | None:
         """Return the declared shape of a value, each size None unless the inputs tell it; None if there is none."""
@@ -145,8 +137,7 @@ class ImportContext(Builder, ABC):
     def inlined(self, graph: onnx_ir.Graph, *operands: Item, iterations: int | None = None) -> tuple[Item, ...]:
         """Return the outputs of a graph in an attribute for these inputs, its nodes imported in the node's place.
 
-        `iterations`, how often that is meant to happen, is for the message that refuses a loop that is too long. Raises
-        MissingOperand where some of its nodes were refused.
+        `iterations` is for the message that refuses too long a loop. Raises MissingOperand if nodes were refused.
         """
 
 

@@ -12,10 +12,7 @@ LONGEST_TEXT = 255  # of a parameter
 
 
 class SizeWriter:
-    """Writes sizes in terms of those of a layer's first input, or where these do not suffice, of `others`.
-
-    `sources` gives blobs whose dims tell every symbol; those that are needed become the layer's further inputs.
-    """
+    """Writes sizes in those of a layer's first input, or where these do not suffice, of `others` from `sources`."""
 
     def __init__(self, blob: Blob | None, sources: Callable[[], Iterator[Blob]], *, whole_batch: bool) -> None:
         self._own = {} if blob is None else _tokens(blob, 0)

@@ -73,16 +73,12 @@ def align(views: Sequence[View], whole: Collection[int] = ()) -> tuple[list[View
             if pair is None:
                 return None
             views[holders[0]], views[i] = pair
-    fine: list[list[Atoms]] = [[] for _ in views]
-    origin: list[int] = []
+    cuts: list[tuple[int, slice]] = []  # which atoms of which axis make a fine one
     for axis in range(len(views[0].axes)):
-        pieces = 1 if axis in whole else max(len(view.axes[axis]) for view in views)
-        for piece in range(pieces):
-            origin.append(axis)
-            for axes, view in zip(fine, views, strict=True):
-                atoms = view.axes[axis]
-                axes.append(atoms if axis in whole else atoms[piece : piece + 1])
-    return [view.with_axes(axes) for view, axes in zip(views, fine, strict=True)], origin
+        pieces = max(len(view.axes[axis]) for view in views)
+        cuts += [(axis, slice(None))] if axis in whole else [(axis, slice(i, i + 1)) for i in range(pieces)]
+    fine = [view.with_axes(view.axes[axis][atoms] for axis, atoms in cuts) for view in views]
+    return fine, [axis for axis, _ in cuts]
 
 
 def presence(views: Sequence[View], axis: int) -> tuple[bool | int, ...]:

@@ -1,7 +1,4 @@
-"""The size limit of tensors that a model requests with a number: OneHot with a depth of a billion takes a kilobyte.
-
-ONNX's own shape inference gives the sizes of such results before anything is made.
-"""
+"""The size limit of tensors that a model requests with a number: OneHot with a depth of a billion takes a kilobyte."""
 
 from __future__ import annotations
 
@@ -25,11 +22,9 @@ _FOLDED_PER_BYTE = 32  # constants grow when they are folded: from 4 bits to 32,
 MOST_STEPS = 64  # of an operator with a state, written out one after the other
 # The operators whose results are as large as an attribute or an operand says.
 _SIZED = frozenset(
-    {
-        *("AffineGrid", "BlackmanWindow", "CenterCropPad", "Col2Im", "ConstantOfShape", "DFT", "Expand", "EyeLike"),
-        *("HammingWindow", "HannWindow", "MaxUnpool", "MelWeightMatrix", "OneHot", "Pad", "Range", "Resize", "STFT"),
-        *("Tile", "Trilu", "Upsample"),
-    }
+    {"AffineGrid", "BlackmanWindow", "CenterCropPad", "Col2Im", "ConstantOfShape", "DFT", "Expand", "EyeLike"}
+    | {"HammingWindow", "HannWindow", "MaxUnpool", "MelWeightMatrix", "OneHot", "Pad", "Range", "Resize", "STFT"}
+    | {"Tile", "Trilu", "Upsample"}
 )
 _JOINS = frozenset({"Concat", "ConcatFromSequence"})  # which double a tensor in each of many nodes
 _WIDEST = 8  # bytes of the widest element
@@ -58,10 +53,9 @@ class MemoryBudget:
 
 def check_size(node: onnx_ir.Node, opset: int, operands: Sequence[Item | None]) -> None:
     """Raise Refusal if a result of the node is known to be larger than the budget."""
-    if node.op_type not in _SIZED or node.domain:
-        return
-    largest: tuple[int, ...] = max(_shapes(node, opset, operands), key=math.prod, default=())
-    _require_small(largest)
+    if node.op_type in _SIZED and not node.domain:
+        largest: tuple[int, ...] = max(_shapes(node, opset, operands), key=math.prod, default=())
+        _require_small(largest)
 
 
 def check_results(node: onnx_ir.Node, results: Iterable[Item | None]) -> None:

@@ -10,7 +10,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.activation import back, coerced
+from onnx2ncnn_opt.onnx.lower.functional.activation import flattened
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MIN, as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.reduce import arg_max, mark_largest, reduce
@@ -30,7 +30,7 @@ def arg_min(im: ImportContext, x: Tensor, *, axis: int = 0, keepdims: int = 1, s
 @onnx_op("Hardmax", jumps=True, axes="same", items=items.from_axis(1))
 def hardmax1(im: ImportContext, x: Tensor, *, axis: int = 1) -> Tensor:
     """1 at the first of the largest numbers of all axes from `axis` on."""
-    return back(im, hardmax13(im, coerced(im, x, axis), axis=1), x)
+    return flattened(im, x, axis, lambda im, rows, axis: hardmax13(im, rows, axis=axis))
 
 
 @onnx_op("Hardmax", since=13, jumps=True, axes="same", items=items.along(-1), folds=bounds.first)

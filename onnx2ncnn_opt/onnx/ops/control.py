@@ -137,7 +137,7 @@ def _stacks(
     backwards: Ints = (),
 ) -> list[Item | None]:
     """Stack the results of the iterations, without their state, each output along an axis."""
-    first = im.output_count - len(declared)
+    first = len(im.node.outputs) - len(declared)
     results: list[Item | None] = []
     for i, value in enumerate(declared):
         column = [row[i] for row in rows]

@@ -8,7 +8,7 @@ from onnx2ncnn_opt.ir.codes import Reduction
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.activation import back, coerced, flat_softmax, log_softmax, softmax
+from onnx2ncnn_opt.onnx.lower.functional.activation import flat_softmax, flattened, log_softmax, softmax
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.reduce import OPERATIONS, reduce, reduced_alone
 from onnx2ncnn_opt.onnx.registry import onnx_op
@@ -63,7 +63,7 @@ def softmax13(im: ImportContext, x: Tensor, *, axis: int = -1) -> Tensor:
 @onnx_op("LogSoftmax", axes="same", items=items.from_axis(1), errors="one")
 def log_softmax1(im: ImportContext, x: Tensor, *, axis: int = 1) -> Tensor:
     """LogSoftmax over the flattened axes from `axis` on."""
-    return back(im, log_softmax(im, coerced(im, x, axis), 1), x)
+    return flattened(im, x, axis, log_softmax)
 
 
 @onnx_op("LogSoftmax", since=13, axes="same", items=items.along(-1), folds=bounds.first, errors="one")

@@ -125,7 +125,7 @@ def split18(
     axis = im.axis(axis, x.rank)
     size = x.shape[axis]
     if not split:
-        is_whole, count = num_outputs is None, num_outputs or im.output_count
+        is_whole, count = num_outputs is None, num_outputs or len(im.node.outputs)
         if not isinstance(size, int):
             return tuple(_equal_parts(im, x, axis, size, count, is_whole=is_whole))
         each = -(-size // count)

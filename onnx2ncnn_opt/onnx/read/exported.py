@@ -27,7 +27,7 @@ def exported(model: Any, inputs: Sequence[Any] | Mapping[str, Any] | None = None
     `inputs` or torch are missing, if the module is in training mode, or if the model takes no `inputs`; ModelError if
     the file is broken or not plain data, or torch cannot export the model.
     """
-    kind = _kind(model)
+    kind = pytorch_kind(model)
     if kind != "module" and (inputs is not None or dynamic_shapes is not None):
         raise UsageError("inputs and dynamic_shapes are for an nn.Module; other models say theirs")
     if not kind:
@@ -68,11 +68,6 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def is_pytorch(model: Any) -> bool:
-    """Return True for a .pt2 file, a program or a module of PyTorch."""
-    return bool(_kind(model))
-
-
 def reference(model: Any) -> Path | bytes:
     """Return the model as ONNX Runtime takes it."""
     if isinstance(model, (str, os.PathLike)):
@@ -97,7 +92,7 @@ def no_model(source: object) -> UsageError:
     return UsageError(f"a {type(source).__name__} is not a model; give {known}")
 
 
-def _kind(model: Any) -> str:
+def pytorch_kind(model: Any) -> str:
     """Return the kind of a PyTorch model: "file", "program" or "module"; empty for others. Imports nothing."""
     if isinstance(model, (str, os.PathLike)):
         return "file" if Path(model).suffix == ".pt2" else ""

@@ -1,7 +1,4 @@
-"""Sizes of inputs as the caller gives them: numbers, names, sums of names, or nothing.
-
-Equal names are equal sizes. Each given size is an equation with the size that the model declares.
-"""
+"""Sizes of inputs as the caller gives them: equations with the declared sizes, in which equal names are equal sizes."""
 
 from __future__ import annotations
 
@@ -34,10 +31,7 @@ def listed_sizes(sizes: Iterable[GivenSize]) -> str:
 
 def parsed_size(text: str, sizes: Mapping[str, Dim]) -> Dim | None:
     """Return a size in terms of others, in torch's notation: ``((h + 1)//2)``. None if one of those is not known."""
-    if text in sizes:
-        return sizes[text]
-    tree = _tree(text)
-    return None if tree is None else _parsed(tree, sizes)
+    return sizes[text] if text in sizes else _parsed(_tree(text), sizes)
 
 
 def given_size(size: GivenSize, symbols: Mapping[str, Dim], where: str) -> Dim | None:
@@ -114,7 +108,7 @@ def _tree(text: str) -> ast.expr | None:
         return None
 
 
-def _parsed(tree: ast.expr, sizes: Mapping[str, Dim]) -> Dim | None:
+def _parsed(tree: ast.expr | None, sizes: Mapping[str, Dim]) -> Dim | None:
     if isinstance(tree, ast.Name):
         return sizes.get(tree.id)
     if isinstance(tree, ast.Constant):

@@ -173,8 +173,7 @@ def _open_path(path: Path) -> _Source:
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         raise ModelError(f"{path} cannot be read: {error}") from None
     digest, embedded, folder = _hashed(data), Embedded.of(data), path.absolute().parent
-    model = _from_proto(_parse(embedded.message, str(path)), folder)
-    return _Source(model, digest, folder, path.stem, embedded)
+    return _Source(_from_proto(_parse(embedded.message, str(path)), folder), digest, folder, path.stem, embedded)
 
 
 def _parse(data: Bytes, where: str) -> onnx.ModelProto:

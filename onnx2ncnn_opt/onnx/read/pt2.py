@@ -127,7 +127,6 @@ class _Copy:
             self._containers(part)
 
     def _refuse(self, reason: str) -> NoReturn:
-        raise ModelError(
-            f"{self._path}: {reason}, which could run code when it is opened; where you trust the file, open it with "
-            f"torch.export.load and convert what that gives from Python, or export to .onnx"
-        )
+        hint = "open it with torch.export.load and convert what that gives from Python, or export to .onnx"
+        problem = f"{reason}, which could run code when it is opened; where you trust the file"
+        raise ModelError(f"{self._path}: {problem}, {hint}")

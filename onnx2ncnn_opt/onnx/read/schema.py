@@ -1,8 +1,4 @@
-"""ONNX's own schemas of a node, at the opset of its model.
-
-An importer's signature is the union of all versions of its operator. The schema in force decides which attributes and
-inputs a node may have, so the importer never obeys anything that ONNX does not know.
-"""
+"""ONNX's own schemas of a node at its model's opset: an importer's signature is the union of all versions."""
 
 from __future__ import annotations
 
@@ -49,11 +45,10 @@ def _port_misfit(
         return f"it has {len(node.inputs)} inputs, at opset {opset} it takes {schema.max_input}"
     if len(node.outputs) > schema.max_output:
         return f"it has {len(node.outputs)} outputs, at opset {opset} it gives {schema.max_output}"
-    given = [value is not None for value in node.inputs]
-    for i, (name, is_required, _) in enumerate(inputs):
-        if is_required and not (i < len(given) and given[i]):
+    for i, (name, is_required, is_bool) in enumerate(inputs):
+        value = node.inputs[i] if i < len(node.inputs) else None
+        if value is None and is_required:
             return f"input {name} is missing"
-    for value, (name, _, is_bool) in zip(node.inputs, inputs, strict=False):
         # What other nodes give is as a rule not said in the model.
         said = value.dtype if value is not None and value.producer() is None else None
         if is_bool and said not in (None, onnx_ir.DataType.BOOL):

@@ -130,9 +130,8 @@ def _check_graph(graph: onnx_ir.Graph, where: str, outer: list[onnx_ir.Graph]) -
     for node in counted(graph, "checking the model", "nodes"):
         for attribute in node.attributes.values():
             if attribute.is_ref() and attribute.type in _GRAPHS:
-                raise ModelError(
-                    f"{node.op_type} '{node.name}' in {where} takes a subgraph from a function's attribute"
-                )
+                problem = "takes a subgraph from a function's attribute"
+                raise ModelError(f"{node.op_type} '{node.name}' in {where} {problem}")
         for read in node.inputs:
             if read is not None and not _defined(read, scope):
                 raise ModelError(f"{node.op_type} '{node.name}' in {where} reads '{read.name}', which nothing produces")
@@ -150,8 +149,8 @@ def _check_graph(graph: onnx_ir.Graph, where: str, outer: list[onnx_ir.Graph]) -
 def _check_names(graph: onnx_ir.Graph, where: str, *, is_outermost: bool) -> None:
     made = [value for node in graph for value in node.outputs]
     values = dict.fromkeys([*graph.inputs, *graph.initializers.values(), *made])
-    for name, _ in _repeated(value.name for value in values if value.name):
-        raise ModelError(f"{where} defines '{name}' twice")
+    for twice, _ in _repeated(value.name for value in values if value.name):
+        raise ModelError(f"{where} defines '{twice}' twice")
     if not all(value.name for value in (*graph.inputs, *graph.outputs)):
         raise ModelError(f"{where} has an input or output without a name")
     for name, count in _repeated(value.name for value in graph.outputs) if is_outermost else ():
@@ -202,15 +201,12 @@ def check_opset(model: onnx_ir.Model) -> None:
     if opset is None:
         raise ModelError("the model does not say which opset of ONNX it uses; is it complete? Export it again")
     if opset < OLDEST_OPSET:
-        raise ModelError(
-            f"the model uses opset {opset}, older than {OLDEST_OPSET}; export it again with opset_version=17 or "
-            f"newer, or convert it: onnx.version_converter.convert_version(model, 17)"
-        )
+        hint = "opset_version=17 or newer, or convert it: onnx.version_converter.convert_version(model, 17)"
+        raise ModelError(f"the model uses opset {opset}, older than {OLDEST_OPSET}; export it again with {hint}")
     if opset > newest:
-        raise ModelError(
-            f"the model uses opset {opset}, but the installed onnx {onnx.__version__} knows opsets up to {newest}; "
-            f"upgrade onnx, or export the model with opset_version={newest} or older"
-        )
+        known = f"the installed onnx {onnx.__version__} knows opsets up to {newest}"
+        hint = f"upgrade onnx, or export the model with opset_version={newest} or older"
+        raise ModelError(f"the model uses opset {opset}, but {known}; {hint}")
 
 
 def inline_functions(model: onnx_ir.Model, opaque: Collection[tuple[str, str]] = ()) -> None:
@@ -231,16 +227,13 @@ def inline_functions(model: onnx_ir.Model, opaque: Collection[tuple[str, str]] =
     except PreconditionError as error:
         raise ModelError(f"the model's functions call each other in a circle: {error}") from None
     except (ValueError, RuntimeError) as error:
-        raise ModelError(
-            f"the model's functions cannot be inlined: {root_cause(error)}; "
-            f"try onnx.inliner.inline_local_functions(model), or export without functions"
-        ) from None
+        hint = "try onnx.inliner.inline_local_functions(model), or export without functions"
+        raise ModelError(f"the model's functions cannot be inlined: {root_cause(error)}; {hint}") from None
 
 
 def _inlined_size(model: onnx_ir.Model) -> int:
     """Return how many nodes the graph has when all calls are replaced by bodies; calls must not be recursive."""
-    bodies = model.functions.items()
-    calls = {name: Counter(node.op_identifier() for node in body.all_nodes()) for name, body in bodies}
+    calls = {name: Counter(node.op_identifier() for node in f.all_nodes()) for name, f in model.functions.items()}
     needs = {name: [called for called in counts if called in calls] for name, counts in calls.items()}
     size: dict[onnx_ir.OperatorIdentifier, int] = {}
     for name in graphlib.TopologicalSorter(needs).static_order():

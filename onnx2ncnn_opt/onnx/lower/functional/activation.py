@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction, UnaryOp
@@ -21,8 +23,8 @@ def softsign(im: ImportContext, x: Tensor) -> Tensor:
 
 
 def softplus(im: ImportContext, x: Tensor) -> Tensor:
-    """max(x, Softplus(min(x, 40))): Softplus by itself overflows from 89 on, and is x in float32 from 40 on."""
-    low = im.apply(x, BinaryOp.MIN, 40.0)
+    """max(x, Softplus(min(x, 40))): Softplus by itself overflows from 89 on."""
+    low = im.apply(x, BinaryOp.MIN, 40.0)  # from 40 on, softplus(x) is x in float32
     return im.like(x, im.layer("BinaryOp", x.blob, im.unary(low, "Softplus").blob, op_type=BinaryOp.MAX))
 
 
@@ -57,13 +59,16 @@ def softmax(im: ImportContext, x: Tensor, axis: int) -> Tensor:
 
 def flat_softmax(im: ImportContext, x: Tensor, axis: int) -> Tensor:
     """Softmax over all axes from `axis` on as one, as it was defined before opset 13."""
-    return back(im, softmax(im, coerced(im, x, axis), 1), x)
+    return flattened(im, x, axis, softmax)
 
 
-def coerced(im: ImportContext, x: Tensor, axis: int) -> Tensor:
-    """Two axes, as Softmax and its like were defined before opset 13: over all axes from `axis` on, flattened."""
+def flattened(
+    im: ImportContext, x: Tensor, axis: int, function: Callable[[ImportContext, Tensor, int], Tensor]
+) -> Tensor:
+    """Apply a function along one axis, which all axes from `axis` on become for it, as before opset 13."""
     axis = im.axis(axis, x.rank)
-    return im.tensor(im.reshape(x, (product(x.shape[:axis]), product(x.shape[axis:]))))
+    rows = im.tensor(im.reshape(x, (product(x.shape[:axis]), product(x.shape[axis:]))))
+    return im.tensor(im.reshape(function(im, rows, 1), x.shape))
 
 
 def log_softmax(im: ImportContext, x: Tensor, axis: int) -> Tensor:
@@ -77,8 +82,3 @@ def log_softmax(im: ImportContext, x: Tensor, axis: int) -> Tensor:
     low = im.layer("BinaryOp", laid_out.blob, reduction(im, laid_out.blob, [dim], Reduction.MAX), op_type=BinaryOp.SUB)
     total = reduction(im, low, [dim], Reduction.LOGSUMEXP)
     return im.like(laid_out, im.layer("BinaryOp", low, total, op_type=BinaryOp.SUB))
-
-
-def back(im: ImportContext, result: Tensor, x: Tensor) -> Tensor:
-    """Return the result for a `coerced` operand in that operand's shape."""
-    return im.tensor(im.reshape(result, x.shape))

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
-from onnx2ncnn_opt.ir.dim import Dim, exact_div, known, product
+from onnx2ncnn_opt.ir.dim import Dim, exact_div, product
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import softmax
 from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, number, spread
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX
-from onnx2ncnn_opt.onnx.lower.functional.concat import concat
+from onnx2ncnn_opt.onnx.lower.functional.concat import concat, joined
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
 from onnx2ncnn_opt.onnx.lower.functional.gather import gather
 from onnx2ncnn_opt.onnx.lower.functional.logic import and_, greater_or_equal
@@ -52,20 +52,18 @@ class Sight(NamedTuple):
         # A key is seen where low <= keys before the first query <= high.
         right = min([bound for bound, used in ((0, self.causal), (self.right, self.right >= 0)) if used], default=None)
         low = np.full(distance.shape, -rows) if right is None else distance - right
-        high = distance + self.left if self.left >= 0 else None
+        high = distance + (self.left if self.left >= 0 else np.inf)
         if isinstance(keys, int):
             count: Value = Constant(np.array(keys))
         else:
-            low = np.maximum(low, np.arange(columns) - rows + 1) + rows
-            high = None if high is None else high + rows
+            low, high = np.maximum(low, np.arange(columns) - rows + 1) + rows, high + rows
             count = im.reshape(keys, (*keys.shape, 1, 1, 1))
         if isinstance(count, Constant):
-            seen = (low <= count.array) & (True if high is None else count.array <= high)
-            return Constant(np.where(seen, 0, -np.inf).astype(np.float32))
+            return bias(im, Constant((low <= count.array) & (count.array <= high)))
         bounds = greater_or_equal(im, count, Constant(low.astype(np.float32)))
-        if high is not None:
+        if self.left >= 0:
             bounds = and_(im, bounds, greater_or_equal(im, Constant(high.astype(np.float32)), count))
-        return where(im, bounds, number(0), number(-np.inf))
+        return bias(im, bounds)
 
 
 def with_past(
@@ -74,7 +72,7 @@ def with_past(
     """Return queries, keys and values, the latter two after those of the past, and the length of the past."""
     q, k, v = heads
     if past_key is None or past_value is None:
-        return [q, k, v], 0
+        return [*heads], 0
     [past] = im.fixed([past_key.shape[2]], "a past of dynamic length")
     k, v = (im.tensor(concat(im, *pair, axis=2)) for pair in ((past_key, k), (past_value, v)))
     return [q, k, v], past
@@ -87,11 +85,7 @@ def lengthened(im: ImportContext, mask: Value | None, length: Dim) -> Value | No
     missing = length - mask.shape[-1]
     if missing <= 0 or mask.shape[-1] == 1:
         return mask
-    hidden = np.full((*(1,) * (mask.rank - 1), missing), -np.inf, np.float32)
-    shape = (*mask.shape[:-1], missing)
-    if isinstance(mask, Constant):
-        return Constant(np.concatenate([mask.array, np.broadcast_to(hidden, known(shape))], -1))
-    return concat(im, mask, spread(im, Constant(hidden), shape), axis=mask.rank - 1)
+    return joined(im, [mask, spread(im, number(-np.inf), (*mask.shape[:-1], missing))], mask.rank - 1)
 
 
 def split_heads(im: ImportContext, x: Value, count: int | None) -> Tensor:

@@ -15,9 +15,9 @@ import numpy as np
 
 from onnx2ncnn_opt.ir import dim
 from onnx2ncnn_opt.ir.codes import BinaryOp
-from onnx2ncnn_opt.ir.dim import Shape, Sym, axis_index, fitting, known, shape_text
+from onnx2ncnn_opt.ir.dim import Shape, Sym, fitting, known, shape_text
 from onnx2ncnn_opt.ir.graph import Blob
-from onnx2ncnn_opt.ir.view import View, sizes
+from onnx2ncnn_opt.ir.view import Regroup, View, sizes
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, number_value, turned_over
@@ -92,7 +92,7 @@ def _beside(im: ImportContext, x: Operand, other: Shape) -> Value:
         return x
     shape = list(x.shape)
     for axis in range(-min(x.rank, len(other)), 0):
-        if other[axis] == x.shape[axis] and not _varies(x, axis):
+        if other[axis] == x.shape[axis] and not x.varies(axis):
             shape[axis] = 1
     return im.tensor(SymbolicTensor(x.cells, tuple(shape), x.dtype))
 
@@ -105,12 +105,6 @@ def _without_batch(x: Value, other: Value) -> Value:
             first = x.array.take([0], axis)
             return Constant(first) if (x.array == first).all() else x
     return x
-
-
-def _varies(x: SymbolicTensor, axis: int) -> bool:
-    """Return True if elements differ along an axis, counted from the end."""
-    name = str(axis_index(-1 - axis))
-    return x.cells.shape[axis] != 1 or any(name in cell.names() for cell in x.cells.flat if isinstance(cell, Sym))
 
 
 def spread(im: ImportContext, x: Value, shape: Shape) -> Value:
@@ -159,7 +153,7 @@ def _fit(im: ImportContext, x: Blob, other: Blob, layout: Layout) -> Blob:
     mine, others = x.known_shape, other.known_shape
     ambiguous = len(mine) == 1 < len(others) and mine != others[:1] and mine != (1,)
     is_misread = ambiguous or _needs_rank(mine, others)
-    return im.regrouped(x, mine + (1,) * (len(layout.dims) - len(mine))) if is_misread else x
+    return im.taken(x, Regroup(mine + (1,) * (len(layout.dims) - len(mine)))) if is_misread else x
 
 
 def _needs_rank(shape: Shape, other: Shape) -> bool:

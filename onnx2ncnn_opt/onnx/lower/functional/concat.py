@@ -8,7 +8,7 @@ from itertools import combinations
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import shape_text
+from onnx2ncnn_opt.ir.dim import known, shape_text
 from onnx2ncnn_opt.ir.view import View
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import number_value
@@ -48,7 +48,7 @@ def concat(im: ImportContext, *xs: Value, axis: int) -> Value:
     made = [im.in_layout(x, layout) for x in tensors]
     dim = layout.dims.index((whole,))
     blob = im.layer("Concat", *(x.blob for x in made), axis=dim)
-    axes = [next((view.axes[i] for view in views if view.axes[i]), ()) for i in range(len(origin))]
+    axes = [next(filter(None, groups), ()) for groups in zip(*(view.axes for view in views), strict=True)]
     axes[whole] = View.of((blob.known_shape[dim],), [[0]]).axes[0]
     return Tensor(blob, combined(axes, origin, rank, layout), dtype)
 
@@ -66,9 +66,7 @@ def unstacked(im: ImportContext, x: Value, axis: int) -> tuple[Value, ...]:
     """Return the slices of a tensor along an axis whose size is fixed, without the axis."""
     if isinstance(x, Constant):
         return tuple(Constant(x.array.take(i, axis)) for i in range(x.array.shape[axis]))
-    size = x.shape[axis]
-    assert isinstance(size, int)
-    return tuple(squeeze(im, im.tensor(part), (axis,)) for part in split(im, x, axis, (1,) * size))
+    return tuple(squeeze(im, im.tensor(part), (axis,)) for part in split(im, x, axis, (1,) * known(x.shape)[axis]))
 
 
 def joined(im: ImportContext, xs: Sequence[Value], axis: int) -> Value:

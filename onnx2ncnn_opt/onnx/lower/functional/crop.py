@@ -74,8 +74,7 @@ def crop(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim) -> Tenso
         laid_out, dim, inner = sliceable(im, x, axis, is_single)
         last = end if end == TO_END else end * inner
         blob = im.layer("Crop", laid_out.blob, starts=(start * inner,), ends=(last,), axes=(dim,))
-        left = blob.known_shape[dim] if inner == 1 else 1
-        return Tensor(blob, resized(laid_out.view, axis, left), x.dtype)
+        return Tensor(blob, resized(laid_out.view, axis, blob.known_shape[dim] if inner == 1 else 1), x.dtype)
     laid_out, dim, _ = sliceable(im, x, axis)
     [starts, ends], others = im.stated([(start,), (end,)], laid_out.blob)
     blob = im.layer("Crop", laid_out.blob, *others, starts_expr=starts, ends_expr=ends, axes_expr=str(dim))

@@ -36,10 +36,7 @@ def by_whole(im: ImportContext, a: Value, b: Constant) -> Value:
 
 
 def quotient(im: ImportContext, a: Operand, b: Operand, divide: Callable[[Operand], Value], at: int) -> Value:
-    """Compute a / b with `divide`, a function of the divisor, which is the node's input number `at`.
-
-    x86 gives NaN where the quotient is infinite at 0. Where that matters, the divisor is kept from 0, or tested.
-    """
+    """Compute a / b with `divide`, a function of the divisor, which is the node's input number `at` or kept from 0."""
     kept = kept_from_zero(im, a, b)
     return infinite_at_zero(im, b, divide, at) if kept is b else divide(kept)
 
@@ -69,20 +66,13 @@ def _is_any_test(tests: Sequence[onnx_ir.Node]) -> bool:
 
 
 def kept_from_zero(im: ImportContext, a: Operand, b: Operand) -> Operand:
-    """Return a divisor that is not 0, where all readers of the quotient have reached their limit long before.
-
-    x86 makes NaN of 1 / 0, and of the atan of infinity; -0.0 counts as 0 here. 0 / 0 stays what it is.
-    """
+    """Return a divisor that is not 0, where all readers of the quotient have reached their limit long before."""
     if not isinstance(b, Tensor) or not isinstance(a, (Constant, Tensor)):
         return b
-    known = im.range_of(b)
-    if not known.has(0) or not is_float(b.dtype):
-        return b
-    if isinstance(a, Tensor):
-        low, high = im.range_of(a).low, im.range_of(a).high
-    elif a.array.all() and np.isfinite(a.array).all():
-        low, high = float(a.array.min()), float(a.array.max())
-    else:
+    # x86 makes NaN of 1 / 0, and of the atan of infinity; -0.0 counts as 0 here. 0 / 0 stays what it is.
+    known, low, high = im.range_of(b), *im.range_of(a)[:2]
+    is_odd = isinstance(a, Constant) and not (a.array.all() and np.isfinite(a.array).all())
+    if not known.has(0) or not is_float(b.dtype) or is_odd:
         return b
     side = 0 if known.low < 0 or low < 0 < high else 1 if low >= 0 else -1
     limits = [_limit(reader, side) for reader in im.readers()]

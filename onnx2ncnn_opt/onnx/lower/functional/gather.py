@@ -62,12 +62,10 @@ def gather(im: ImportContext, data: Value, indices: Operand, *, axis: int = 0) -
     if isinstance(data, Constant) and isinstance(size, int) and are_fed:
         table = _floats(im, data.array.transpose(axis, *others).reshape(size, -1))
         params = {"num_output": table.shape[1], "input_dim": size, "weight_data_size": table.size}
-        flat = im.mat(indices, [range(indices.rank)])
-        blob = im.layer("Embed", flat, weights={"weight_data": table}, **params)
+        blob = im.layer("Embed", im.mat(indices, [range(indices.rank)]), weights={"weight_data": table}, **params)
         dims = [new, kept]
     else:
-        image = _image(im, data, others, [], [axis])
-        blob = _sampled(im, image, indices, [[], [], range(indices.rank)], size, 1)
+        blob = _sampled(im, _image(im, data, others, [], [axis]), indices, [[], [], range(indices.rank)], size, 1)
         dims = [kept, range(0), new]
     found = im.wrap(blob, shape, dims, dtype=_type(data))
     return found.transpose([*kept[:axis], *new, *kept[axis:]])  # the axes of the indices replace the axis
@@ -163,7 +161,8 @@ def gather_elements(im: ImportContext, data: Value, indices: Value, *, axis: int
     for a in others:
         if isinstance(data, Tensor) and wanted[a] != data.shape[a]:
             data = crop(im, data, a, 0, wanted[a])
-    rows, dims = math.prod(wanted[a] for a in others), ([], others, [axis])
+    rows = math.prod(wanted[a] for a in others)
+    dims: list[list[int]] = [[], others, [axis]]
     blob = _sampled(im, _image(im, data, *dims), indices, dims, data.shape[axis], rows)
     return im.wrap(blob, wanted, dims, dtype=_type(data))
 
@@ -273,7 +272,8 @@ def _lines(indices: Sequence[Array]) -> list[Array] | None:
 def _looked_up(im: ImportContext, data: Tensor, targets: Array) -> Tensor:
     """Constant indices along axis 0, one by one."""
     rest, shape = range(data.rank - 1), (*data.shape[1:], *targets.shape)
-    scale, shift = _coordinates(im, *known(data.shape[:1]), 1)
+    (count,) = known(data.shape[:1])
+    scale, shift = _coordinates(im, count, 1)
     grid = im.memory((targets.reshape(1, 1, -1) * scale + shift).astype(np.float32))
     blob = pixels(im, _image(im, data, [a + 1 for a in rest], [], [0]), grid)
     picked = range(data.rank - 1, len(shape))

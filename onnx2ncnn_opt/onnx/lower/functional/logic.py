@@ -52,14 +52,9 @@ def _compare(im: ImportContext, a: Value, b: Value, *, equal: bool) -> Value:
         return ranked(threshold(im, a, _below(b.scalar) if equal else b.scalar), len(shape))
     if isinstance(a, Constant) and a.scalar is not None and np.isfinite(a.scalar) and isinstance(b, Tensor):
         return ranked(threshold(im, negative(im, b), _below(-a.scalar) if equal else -a.scalar), len(shape))
-    if equal and _may_both_be_infinite(im, a, b):
+    if equal and im.range_of(a).may_be_inf and im.range_of(b).may_be_inf:  # their difference may be NaN
         return _unless(im, threshold(im, binary(im, BinaryOp.SUB, b, a), 0.0), a, b)
     return threshold(im, binary(im, BinaryOp.SUB, a, b), -FLT_MIN if equal else 0.0)
-
-
-def _may_both_be_infinite(im: ImportContext, a: Value, b: Value) -> bool:
-    """Return True if a - b may be the difference of two infinities, which is NaN."""
-    return im.range_of(a).may_be_inf and im.range_of(b).may_be_inf
 
 
 def _unless(im: ImportContext, apart: Tensor, *operands: Value) -> Value:
@@ -93,7 +88,7 @@ def equal(im: ImportContext, a: Value, b: Value) -> Tensor:
         if np.isfinite(b.scalar):
             return bools(im, ranked(_between(im, a, _below(b.scalar), b.scalar), len(shape)))
     distance = im.tensor(binary(im, BinaryOp.SUB, a, b))
-    if _may_both_be_infinite(im, a, b):
+    if im.range_of(a).may_be_inf and im.range_of(b).may_be_inf:
         return bools(im, _unless(im, threshold(im, im.apply(distance, UnaryOp.ABS), 0.0), a, b))
     return bools(im, _between(im, distance, -FLT_MIN, 0.0))
 

@@ -38,10 +38,7 @@ def matmul(im: ImportContext, a: Value, b: Value) -> Tensor:
 
 
 def _matmul(im: ImportContext, x: Tensor, y: Tensor) -> Tensor:
-    """MatMul of Mats whose two innermost dims are the matrices; B may be transposed.
-
-    The outer axes become few dims: neighbours that the same operands have go together.
-    """
+    """MatMul of Mats whose two innermost dims are the matrices; B may be transposed."""
     rank = max(x.rank, y.rank)
     whole = (rank - 2, rank - 1)
     aligned = align([ranked(v, rank).view for v in (x, y)], whole)
@@ -51,6 +48,7 @@ def _matmul(im: ImportContext, x: Tensor, y: Tensor) -> Tensor:
     row, column = len(origin) - 2, len(origin) - 1
     shared = bool(row and left.batch) and [left.batch, right.batch] == [v.axes[0] for v in (left, right)]
     batch = (0,) if shared else ()
+    # The outer axes become few dims: neighbours that the same operands have go together.
     held = [axis for axis in range(row) if axis not in batch and (left.axes[axis] or right.axes[axis])]
     groups = [tuple(group) for _, group in groupby(held, lambda axis: presence((left, right), axis))]
     if len(groups) + 2 > MAX_DIMS:  # without broadcasting they can be merged
@@ -100,8 +98,8 @@ def linear(im: ImportContext, x: Tensor, weight: Array, bias: Array | None = Non
         if outer != set(batch):
             x = im.in_mat(x, (last,), ())  # one row, whose elements are the batch of a Mat
         # InnerProduct flattens whatever it is given: only the order counts, and that the weight can follow.
-        weights = {"weight_data": _columns(weight, last, flat(x.view.dims))}
-        weights |= {} if bias is None else {"bias_data": bias}
+        columns = _columns(weight, last, flat(x.view.dims))
+        weights = {"weight_data": columns} | ({} if bias is None else {"bias_data": bias})
         params = {"num_output": outputs, "bias_term": int(bias is not None), "weight_data_size": weight.size}
         blob = im.layer("InnerProduct", x.blob, weights=weights, **params)
         return _with_last(x, blob, ((),) * (len(blob.known_shape) - 1), outputs)
@@ -110,21 +108,18 @@ def linear(im: ImportContext, x: Tensor, weight: Array, bias: Array | None = Non
     if len(laid_out.view.dims) > 2:
         laid_out = im.in_mat(laid_out, (flat(laid_out.view.dims[:-1]), laid_out.view.dims[-1]), laid_out.view.batch)
     weights = {"B_data": _columns(weight, last, laid_out.view.dims[-1])} | ({} if bias is None else {"C_data": bias})
-    shape = {"constantN": outputs, "constantK": inputs}
-    if bias is not None:
-        shape |= {"constantC": 1, "constant_broadcast_type_C": 4}
-    blob = im.layer("Gemm", laid_out.blob, weights=weights, transB=1, constantB=1, **shape)
+    params = {"constantN": outputs, "constantK": inputs}
+    params |= {} if bias is None else {"constantC": 1, "constant_broadcast_type_C": 4}
+    blob = im.layer("Gemm", laid_out.blob, weights=weights, transB=1, constantB=1, **params)
     return _with_last(laid_out, blob, laid_out.view.dims[:-1], outputs)
 
 
 def _in_order(im: ImportContext, x: Tensor, inputs: int, outputs: int) -> Tensor:
-    """x with its rows in the order of its axes, where later that would move more bytes: where the product is wider.
-
-    So only where an axis is made of pieces that are apart, as windows of an image do: others may be transposed back.
-    """
+    """x with its rows in the order of its axes, where later that would move more bytes: where the product is wider."""
     last, batch = x.view.axes[-1], x.view.batch
     axes = [tuple(atom for atom in axis if atom not in batch) for axis in x.view.axes[:-1]]
     atoms = tuple(atom for atom in flat(x.view.dims) if atom not in last)
+    # Windows of an image have axes made of pieces that are apart; others may be transposed back.
     is_apart = any(len(runs(atoms, axis)) > 1 for axis in axes)
     is_fixed = all(isinstance(atom.size, int) for atom in atoms)
     return im.in_mat(x, (flat(axes), last), batch) if outputs > inputs and is_apart and is_fixed else x

@@ -119,8 +119,7 @@ def _largest(im: ImportContext, x: Tensor, axis: int, taps: int, dilation: int, 
         raise im.refuse(reason, "use a smaller window, or a larger --shape")
     largest: Value = crop(im, padded, axis, 0, -reach)
     for start in range(dilation, reach + 1, dilation):
-        part = crop(im, padded, axis, start, start - reach or TO_END)
-        largest = binary(im, BinaryOp.MAX, largest, part)
+        largest = binary(im, BinaryOp.MAX, largest, crop(im, padded, axis, start, start - reach or TO_END))
     return im.tensor(largest)
 
 

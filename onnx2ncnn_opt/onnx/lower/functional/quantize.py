@@ -65,11 +65,9 @@ def dynamic_quantize_linear(im: ImportContext, x: Tensor) -> tuple[Value, ...]:
     """Reductions for the range, then as QuantizeLinear to uint8."""
     low = binary(im, BinaryOp.MIN, reduce(im, x, "ReduceMin", None, 0), number(0))
     high = binary(im, BinaryOp.MAX, reduce(im, x, "ReduceMax", None, 0), number(0))
-    span = binary(im, BinaryOp.SUB, high, low)
-    width = im.tensor(by_whole(im, span, number(255)))
-    # A range of nothing but zeros has the scale 1.
+    width = im.tensor(by_whole(im, binary(im, BinaryOp.SUB, high, low), number(255)))
     empty = binary(im, BinaryOp.SUB, number(1), im.unary(width, "Threshold", threshold=0.0))
-    scale = binary(im, BinaryOp.ADD, width, empty)
+    scale = binary(im, BinaryOp.ADD, width, empty)  # a range of nothing but zeros has the scale 1
     lowest = binary(im, BinaryOp.SUB, number(0), binary(im, BinaryOp.DIV, low, scale))
     zero = im.apply(im.unary(lowest, "Clip", min=0.0, max=255.0), UnaryOp.ROUND)
     zero = Tensor(zero.blob, zero.view, held_as_float(_UINT8))
@@ -135,9 +133,7 @@ def centred(im: ImportContext, x: Value, zero_point: Value | None) -> Value:
     zero = number(0) if zero_point is None else float_value(im, zero_point)
     if isinstance(zero, Constant) and not zero.array.any():
         return x
-    if isinstance(x, Constant) and isinstance(zero, Constant):
-        return Constant(x.array - zero.array)
-    return binary(im, BinaryOp.SUB, x, zero)
+    return arithmetic(im, BinaryOp.SUB, x, zero)
 
 
 def scaling(im: ImportContext, op_type: BinaryOp, a: Value, b: Value) -> Value:

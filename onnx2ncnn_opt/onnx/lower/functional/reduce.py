@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction, UnaryOp
-from onnx2ncnn_opt.ir.dim import Sym, axis_index
+from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import View
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.infinity import are_infinities_tested, in_quarters
+from onnx2ncnn_opt.onnx.lower.functional.symbolic_tensor import counting
 from onnx2ncnn_opt.onnx.lower.functional.views import squeeze
 from onnx2ncnn_opt.onnx.lower.layout import Layout
-from onnx2ncnn_opt.onnx.value import Constant, Ints, SymbolicTensor, Tensor, Value, held_as_float
+from onnx2ncnn_opt.onnx.value import Ints, Tensor, held_as_float
 
 # ONNX operator -> Reduction operation, and the opset from which its axes are an input.
 OPERATIONS = {
@@ -33,15 +33,9 @@ OPERATIONS = {
     "ReduceLogSumExp": (Reduction.LOGSUMEXP, 18),
 }
 
-# Longer than any dynamic axis; indices in it, and these plus it, are whole numbers that float32 holds.
-_LONGEST = 2**23
+_LONGEST = 2**23  # longer than any dynamic axis; float32 holds indices in it, and these plus it
 # What a reduction over axes of size 1 (or none) leaves to do.
-_ALONE: dict[str, tuple[str, dict[str, Any]]] = {
-    "ReduceSumSquare": ("UnaryOp", {"op_type": UnaryOp.SQUARE}),
-    "ReduceL1": ("UnaryOp", {"op_type": UnaryOp.ABS}),
-    "ReduceL2": ("UnaryOp", {"op_type": UnaryOp.ABS}),
-    "ReduceLogSum": ("Log", {}),
-}
+_ALONE = {"ReduceSumSquare": UnaryOp.SQUARE, "ReduceL1": UnaryOp.ABS, "ReduceL2": UnaryOp.ABS}
 
 
 def reduce(im: ImportContext, x: Tensor, name: str, axes: Ints | None, keepdims: int) -> Tensor:
@@ -102,8 +96,9 @@ def _log_sum_exp(im: ImportContext, x: Tensor, dims: Sequence[int]) -> Blob:
 
 def reduced_alone(im: ImportContext, x: Tensor, name: str) -> Tensor:
     """Apply the part of a reduction that remains over axes of size 1, or over none."""
-    layer, params = _ALONE.get(name, ("", {}))
-    return im.unary(x, layer, **params) if layer else x
+    if name == "ReduceLogSum":
+        return im.unary(x, "Log")
+    return im.apply(x, _ALONE[name]) if name in _ALONE else x
 
 
 def arg_max(im: ImportContext, x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
@@ -124,12 +119,6 @@ def mark_largest(im: ImportContext, x: Tensor, axis: int, *, last: bool) -> Tens
     finite = im.unary(x, "Clip", min=-FLT_MAX, max=FLT_MAX)  # the difference of two infinities is NaN
     below = binary(im, BinaryOp.SUB, reduce(im, finite, "ReduceMax", (axis,), 1), finite)
     others = im.unary(below, "Threshold", threshold=0.0)
-    ones = (1,) * (x.rank - axis - 1)
-    if isinstance(size, Sym):
-        cells = np.full((1, *ones), axis_index(len(ones)), dtype=object)
-        index: Value = im.tensor(SymbolicTensor(cells, (size, *ones), np.dtype(np.float32)))
-    else:
-        index = Constant(np.arange(size, dtype=np.float32).reshape(-1, *ones))
-    span = _LONGEST if isinstance(size, Sym) else size
+    index, span = counting(im, size, 0, x.rank - axis), _LONGEST if isinstance(size, Sym) else size
     far = binary(im, BinaryOp.MUL, others, number(-span if last else span))
     return im.tensor(binary(im, BinaryOp.ADD, far, index))

@@ -1,7 +1,4 @@
-"""LSTM, GRU and RNN step by step, for computed weights, peepholes and all else that ncnn's layers do not have.
-
-Every step is unrolled, so the number of steps has a limit.
-"""
+"""LSTM, GRU and RNN step by step, up to a limit: for computed weights, peepholes and all that ncnn's layers lack."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from functools import cached_property, partial, reduce
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
+from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import softplus, softsign
@@ -141,14 +139,11 @@ class Unrolled:
     def _products(self, state: Value, direction: int) -> list[Value | None]:
         """Return a state times each gate's matrix; None for a state of zeros."""
         product = _product(self.im, state, _part(self.im, self.r, direction))
-        gates = self.r.shape[1]
-        assert isinstance(gates, int)
-        return [None] * (gates // self.hidden) if product is None else [*self._parts(product)]
+        return [None] * (known(self.r.shape)[1] // self.hidden) if product is None else [*self._parts(product)]
 
     def _parts(self, x: Value, axis: int = -1) -> list[Value]:
         """Return an axis in parts of the size of a state."""
-        length = x.shape[axis]
-        assert isinstance(length, int)
+        [length] = known([x.shape[axis]])
         return list(parts(self.im, x, axis, (self.hidden,) * (length // self.hidden)))
 
     def _run(self, x: Tensor, states: Sequence[Value | None], b: Value | None, step: _Step) -> tuple[Value, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import partial, reduce
 
 import numpy as np
 
@@ -31,16 +31,15 @@ def _sum(im: ImportContext, x: SymbolicTensor) -> Value:
         for term, k in terms.items():
             factors.setdefault(term, np.zeros(x.cells.shape))[index] = k
     terms_ = [_term(im, x, term, k) for term, k in factors.items() if k.any()]
-    return reduce(lambda a, b: binary(im, BinaryOp.ADD, a, b), terms_)
+    return reduce(partial(binary, im, BinaryOp.ADD), terms_)
 
 
 def _term(im: ImportContext, x: SymbolicTensor, factors: tuple[str | Call, ...], k: Array) -> Value:
-    coefficients: Value = _constant(im, k, whole=True)
-    if not factors:
-        return coefficients
-    parts = [_factor(im, x, factor) for factor in factors]
-    product = reduce(lambda a, b: binary(im, BinaryOp.MUL, a, b), parts)
-    return product if (k == 1).all() else binary(im, BinaryOp.MUL, product, coefficients)
+    coefficients = _constant(im, k, whole=True)
+    parts: list[Value] = [_factor(im, x, factor) for factor in factors]
+    if not parts or (k != 1).any():
+        parts.append(coefficients)
+    return reduce(partial(binary, im, BinaryOp.MUL), parts)
 
 
 def _constant(im: ImportContext, numbers: Array, *, whole: bool) -> Constant:
@@ -55,7 +54,7 @@ def _factor(im: ImportContext, x: SymbolicTensor, factor: str | Call) -> Value:
     size = Sym({(factor,): 1})
     if isinstance(factor, str) and factor.startswith("#"):
         axis = x.rank - 1 - int(factor[1:])
-        return _placed(im, x.shape[axis], axis, x.rank)
+        return counting(im, x.shape[axis], axis, x.rank)
     if isinstance(factor, Call) and any(name.startswith("#") for name in size.names()):
         cells = [np.full((1,) * x.rank, part, dtype=object) for part in (factor.a, factor.b)]
         a, b = (_sum(im, SymbolicTensor(cell, x.shape, x.dtype)) for cell in cells)
@@ -65,13 +64,12 @@ def _factor(im: ImportContext, x: SymbolicTensor, factor: str | Call) -> Value:
     return _number(im, size)
 
 
-def _placed(im: ImportContext, size: Dim, axis: int, rank: int) -> Value:
+def counting(im: ImportContext, size: Dim, axis: int, rank: int) -> Value:
     """0, 1, 2, ... along an axis: the sums of ones, less 1."""
     if isinstance(size, int):
         return Constant(np.arange(size, dtype=np.float32).reshape(-1, *(1,) * (rank - 1 - axis)))
     ones = im.ones(size)
-    sums = im.like(ones, im.layer("CumulativeSum", ones.blob, axis=2))
-    indices = im.apply(sums, BinaryOp.ADD, -1.0)
+    indices = im.apply(im.like(ones, im.layer("CumulativeSum", ones.blob, axis=2)), BinaryOp.ADD, -1.0)
     return indices.viewed(indices.view.with_axes(((),) * axis + indices.view.axes + ((),) * (rank - 1 - axis)))
 
 
@@ -82,7 +80,6 @@ def _number(im: ImportContext, size: Sym) -> Tensor:
     more = 0 if at_least(size, 1) else 1
     longer = size + more
     assert isinstance(longer, Sym)
-    ones = im.ones(longer)
-    blob = im.layer("Reduction", ones.blob, operation=Reduction.SUM, reduce_all=0, axes=(0, 1, 2), fixbug0=1)
+    blob = im.layer("Reduction", im.ones(longer).blob, operation=Reduction.SUM, reduce_all=0, axes=(0, 1, 2), fixbug0=1)
     number = im.wrap(blob, (), [[]])
     return im.apply(number, BinaryOp.ADD, -1.0) if more else number

@@ -17,9 +17,8 @@ def rows(im: ImportContext, x: Tensor, axis: int) -> Tensor:
     if x.view.dims[-1] == flat(x.view.axes[axis:]):
         return x
     outer = [a for a in range(axis) if x.view.axes[a]]
-    batch: list[int] = []
-    if outer and outer[0] == x.batch_axis:
-        batch, outer = outer[:1], outer[1:]
+    batch = outer[:1] if outer and outer[0] == x.batch_axis else []
+    outer = outer[len(batch) :]
     dims = [(a,) for a in outer] if len(outer) <= 2 else [tuple(outer)]
     return im.in_layout(x, Layout((*dims, inner), tuple(batch)))
 
@@ -72,8 +71,7 @@ def repeated(im: ImportContext, x: Tensor, repeats: Sequence[int]) -> Tensor:
         return x
     counts = tuple(int(repeats[group[0]]) if group[0] in grown else 1 for group in dims)
     blob = im.layer("Tile", im.mat(x, dims, batch), repeats=counts)
-    shape = tuple(size * n for size, n in zip(x.shape, repeats, strict=True))
-    return im.wrap(blob, shape, dims, batch, x.dtype)
+    return im.wrap(blob, tuple(size * n for size, n in zip(x.shape, repeats, strict=True)), dims, batch, x.dtype)
 
 
 def _spread(im: ImportContext, x: Tensor, axis: int, count: int) -> Tensor:

@@ -6,21 +6,20 @@ three ways, and the first safe one is taken (docs/special-values.md):
 - Arithmetic, where both sides are ordinary numbers (ir/ranges.py): each times 1 where it is chosen, else 0.
 - A function that leaves its domain is computed anew, of operands that are harmless where it is not chosen:
   ``where(x > 0, log(x), 0)`` is the logarithm of x where x > 0, and of 1 elsewhere.
-- GridSample, which copies any numbers: both sides are stored one after the other, and the mask says from
-  which the number is taken.
+- GridSample, which copies any numbers: the mask says from which of both sides, stored one after the other.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction, UnaryOp
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, axis_index, known, product
-from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.ranges import Range, of_numbers, through
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape, number, spread
@@ -63,9 +62,9 @@ def _where(im: ImportContext, condition: Value, a: Value, b: Value) -> Value:
         first = Constant(condition.array.astype(np.float32))
     else:
         first = as_float(im, condition)
-        whole = _activation(first, a, b) or _without_nan(im, first, a, b)
+        whole = _activation(im, first, a, b) or _without_nan(im, first, a, b)
         if whole is not None:
-            return whole if isinstance(whole, Tensor) else im.unary(a, whole[0], **whole[1])
+            return whole
     if isinstance(a, Constant) and isinstance(b, Constant):
         return _of_constants(im, first, a, b)
     if isinstance(a, Constant):
@@ -164,7 +163,7 @@ def _harmless(im: ImportContext, x: Value, chosen: Mask, depth: int = _DEEPEST) 
     return None
 
 
-def _activation(mask: Tensor, a: Value, b: Value) -> Tensor | tuple[str, dict[str, Any]] | None:
+def _activation(im: ImportContext, mask: Tensor, a: Value, b: Value) -> Tensor | None:
     """Return the activation of a that a choice between it and a function of it is, where a > t decides."""
     compared = mask.blob.producer
     if compared is None or compared.type != "Threshold" or not isinstance(a, Tensor) or not isinstance(b, Tensor):
@@ -179,8 +178,8 @@ def _activation(mask: Tensor, a: Value, b: Value) -> Tensor | tuple[str, dict[st
         return None
     factor, inner = (float(other["b"]), other.input) if other.computes(BinaryOp.MUL, scalar=True) else (1.0, b.blob)
     if inner is x:
-        return "ReLU", {"slope": factor}
-    return ("ELU", {"alpha": factor}) if _is_expm1(inner, x) else None
+        return im.unary(a, "ReLU", slope=factor)
+    return im.unary(a, "ELU", alpha=factor) if _is_expm1(inner, x) else None
 
 
 def _is_expm1(blob: Blob, x: Blob) -> bool:
@@ -197,7 +196,7 @@ def _is_expm1(blob: Blob, x: Blob) -> bool:
 
 
 def _without_nan(im: ImportContext, mask: Tensor, a: Value, b: Value) -> Tensor | None:
-    """x itself for ``where(isnan(x), n, x)`` where x is never NaN, and a guarded Softmax for ``n`` = 0."""
+    """x itself for ``where(isnan(x), n, x)`` where x is never NaN; for 0 a Softmax that is 0 in rows of -infinity."""
     blob = _checked_for_nan(mask)
     if blob is None or not isinstance(b, Tensor) or b.blob is not blob or b.view != mask.view:
         return None
@@ -206,7 +205,11 @@ def _without_nan(im: ImportContext, mask: Tensor, a: Value, b: Value) -> Tensor 
     softmax = blob.producer
     if softmax is None or softmax.type != "Softmax" or not isinstance(a, Constant) or a.scalar != 0:
         return None
-    return _guarded(im, b, softmax)
+    scores, axis = softmax.input, softmax["axis"]
+    chances = im.layer("Softmax", im.layer("Clip", scores, min=_MASKED_AS_A_WHOLE), axis=axis, fixbug0=1)
+    largest = reduction(im, scores, [axis], Reduction.MAX)
+    open_rows = im.layer("Threshold", largest, threshold=_MASKED_AS_A_WHOLE)
+    return im.like(b, im.layer("BinaryOp", chances, open_rows, op_type=BinaryOp.MUL))
 
 
 def _checked_for_nan(mask: Tensor) -> Blob | None:
@@ -219,16 +222,6 @@ def _checked_for_nan(mask: Tensor) -> Blob | None:
         return None
     size = number.input.producer
     return size.input if size is not None and size.computes(UnaryOp.ABS) else None
-
-
-def _guarded(im: ImportContext, x: Tensor, softmax: Layer) -> Tensor:
-    """Return a Softmax whose rows are 0 where all scores are -infinity."""
-    scores, axis = softmax.input, softmax["axis"]
-    bounded = im.layer("Clip", scores, min=_MASKED_AS_A_WHOLE)
-    chances = im.layer("Softmax", bounded, axis=axis, fixbug0=1)
-    largest = reduction(im, scores, [axis], Reduction.MAX)
-    open_rows = im.layer("Threshold", largest, threshold=_MASKED_AS_A_WHOLE)
-    return im.like(x, im.layer("BinaryOp", chances, open_rows, op_type=BinaryOp.MUL))
 
 
 def _moved(im: ImportContext, first: Mask, a: Value, b: Value) -> Value:
@@ -271,8 +264,7 @@ def _grid(im: ImportContext, first: Mask, shape: Shape, sides: tuple[Dim, Dim]) 
         fixed = [im.memory(np.stack([along, down]).astype(np.float32))]
     else:
         fixed = [_running(im, size, axis, sides) for axis, size in ((1, columns), (0, rows))]
-    mask = _plane(im, first, shape, sides)
-    side_ = im.layer("BinaryOp", mask, op_type=BinaryOp.RSUB, with_scalar=1, b=0.5)
+    side_ = im.layer("BinaryOp", _plane(im, first, shape, sides), op_type=BinaryOp.RSUB, with_scalar=1, b=0.5)
     return im.layer("Concat", *fixed, side_, axis=0)
 
 
