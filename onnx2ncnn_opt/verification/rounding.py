@@ -25,7 +25,7 @@ import numpy as np
 import onnx
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 from onnx import TensorProto, helper, numpy_helper
-from onnx.external_data_helper import load_external_data_for_tensor
+from onnx.external_data_helper import load_external_data_for_tensor, set_external_data
 from onnx.shape_inference import InferenceError
 
 from onnx2ncnn_opt.errors import RunError
@@ -37,7 +37,7 @@ from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner, read_model
 from onnx2ncnn_opt.verification.decisions import Choice, as_good, choices
 from onnx2ncnn_opt.verification.double import InDouble, NodeWriter, element_types, inferred_values, upgraded
-from onnx2ncnn_opt.verification.tolerance import DEFAULT, INFINITE, MOST_BUDGET, parts
+from onnx2ncnn_opt.verification.tolerance import DEFAULT, INFINITE, MOST_BUDGET, Tolerance, compare, parts
 
 # The relative error of each number that a node computes: some 16 units of the last place, as sums of many terms have.
 _EACH = 2.0**-20
@@ -57,6 +57,7 @@ _SECONDS = 120.0
 
 _OF_INTEGERS = re.compile("Integer|^Q[A-Z]|DynamicQuantize")
 _WEIGHTS = "weights"  # a file's name
+_WHOLE = Tolerance(slices=False)
 _OWN, _SHARED = "onnx2ncnn_opt.own_errors", "onnx2ncnn_opt.shared_error"
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
 _ALL_FLOATS = (*_FLOATS, TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -221,29 +222,17 @@ def _distance(a: Array, b: Array) -> Array:
         return np.full(b.shape, np.inf)
     distance = np.empty(b.shape)
     for part in parts(b.shape):
-        distance[part] = _distance_of_part(a[part], b[part])
+        x, y = a[part].astype(np.float64), b[part].astype(np.float64)
+        same = (x == y) | (np.isnan(x) & np.isnan(y))
+        finite = (np.abs(x) < INFINITE) & (np.abs(y) < INFINITE)
+        difference = np.abs(np.where(finite, x, 0.0) - np.where(finite, y, 0.0))
+        distance[part] = np.where(same, 0.0, np.where(finite, difference, np.inf))
     return distance
-
-
-def _distance_of_part(a: Array, b: Array) -> Array:
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    finite = (np.abs(a) < INFINITE) & (np.abs(b) < INFINITE)
-    difference = np.abs(np.where(finite, a, 0.0) - np.where(finite, b, 0.0))
-    return np.where(same, 0.0, np.where(finite, difference, np.inf))
 
 
 def _relative(a: Array, b: Array) -> float:
     """Return the largest distance of numbers that are finite, in units of the largest of `b`."""
-    if a.shape != b.shape:
-        return 0.0
-    largest = size = 0.0
-    for part in parts(b.shape):
-        distance, sizes = _distance_of_part(a[part], b[part]), np.abs(b[part].astype(np.float64))
-        finite = np.isfinite(distance) & (sizes < INFINITE)
-        largest = max(largest, float(distance[finite].max(initial=0.0)))
-        size = max(size, float(sizes[finite].max(initial=0.0)))
-    return largest / (size or 1.0)
+    return (compare(a, b, _WHOLE).max_rel or 0.0) if a.shape == b.shape else 0.0
 
 
 def with_rounded_weights(model: Path | bytes, outputs: Collection[str], encoding: Encoding, folder: Path) -> bytes:
@@ -258,12 +247,10 @@ def with_rounded_weights(model: Path | bytes, outputs: Collection[str], encoding
             if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) > 1:
                 array = numpy_helper.to_array(tensor)
                 array = _in_8_bits(array) if encoding is Encoding.INT8 else rounded(array, encoding)
-                stored = {"location": _WEIGHTS, "offset": file.tell(), "length": array.nbytes}
-                file.write(np.ascontiguousarray(array).data)
-                tensor.CopyFrom(TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims))
-                tensor.data_location = TensorProto.EXTERNAL
-                for key, value in stored.items():
-                    tensor.external_data.add(key=key, value=str(value))
+                tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+                set_external_data(tensor, _WEIGHTS, file.tell(), array.nbytes)
+                file.write(tensor.raw_data)
+                tensor.ClearField("raw_data")
     return bytes(proto.SerializeToString())
 
 

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,6 @@ from onnx2ncnn_opt.verification.inputs import (
 _SIZES_EACH = 2
 # Input ranges for models without finite results so far, e.g. with a least and a largest frequency; seeds of each.
 _RANGES, _SEEDS_EACH = ((0.0, 1.0), (1.0, 1.0), (0.0, 100.0), (1.0, 10000.0)), 4
-_MOST_TOTALS = 30  # sums, such as n = a + b, to try if the model rejects independent sizes
 # Nets up to these numbers of weights and input elements run on more inputs: that takes no longer than loading them.
 _SMALL_WEIGHTS, _SMALL_INPUTS = 2**25, 2**18
 _SHORTEST = 8  # elements; real images, sentences and sounds are longer
@@ -110,7 +108,7 @@ def drawn_feeds(
 
     ONNX Runtime runs only to find sizes that the model accepts.
     """
-    if not dynamic_sizes(loaded, LENGTHS[0]):
+    if not dynamic_sizes(loaded):
         return [draw_inputs(loaded, draw=draw) for draw in draws]
     first, *others = draws
     runner = OrtRunner(model, outputs=outputs, values=loaded.values, threads=os.cpu_count() or 1)
@@ -122,7 +120,7 @@ def wanted_runs(
     model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, seed: int, wanted: Wanted
 ) -> Iterator[Run]:
     """Yield a run for each wanted draw at each wanted choice of sizes; by default at the sizes of `drawn_runs`."""
-    names = list(dynamic_sizes(model, LENGTHS[0]))
+    names = list(dynamic_sizes(model))
     for sizes in wanted.sizes:
         if set(sizes) != set(names):
             raise UsageError(f"the model's dynamic dimensions are {', '.join(names) or 'none'}, not {', '.join(sizes)}")
@@ -192,13 +190,13 @@ def _numbers(model: LoadedModel) -> int:
 def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, draw: Draw) -> list[Run]:
     """Return a run for each accepted choice of dynamic sizes, see `drawn_runs`."""
     batches = _open_batches(model, manifest)
-    open_names = list(dynamic_sizes(model, LENGTHS[0]))
+    open_names = list(dynamic_sizes(model))
     most = _SIZES_EACH if open_names and manifest is not None else 1
     least = Counter(manifest.minimum if manifest else {})
     problem: RunError | None = None
     empty: Run | None = None
     small = ""
-    for total in (None, *islice(totals(open_names), _MOST_TOTALS)):
+    for total in totals(open_names):
         runs: list[Run] = []
         for lengths in LENGTHS if open_names else LENGTHS[:1]:
             known = dynamic_sizes(model, lengths, batches, total)
