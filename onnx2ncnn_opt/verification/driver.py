@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, get_args
 
-from onnx2ncnn_opt.errors import UnprovenError, VerificationError
+from onnx2ncnn_opt.errors import CrashError, Error, UnprovenError, VerificationError
 from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.outputs import OutputReport, Status
 from onnx2ncnn_opt.progress import announce
-from onnx2ncnn_opt.runtime.base import Array
+from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.verification.inputs import Draw
 from onnx2ncnn_opt.verification.runs import Run
 
@@ -118,6 +118,17 @@ def judge_modes(judge: Judge, modes: Sequence[str]) -> tuple[tuple[OutputReport,
                 break
         rows += judge.explain([replace(merged(each), mode=mode) for each in zip(*reports, strict=True)], mode)
     return tuple(rows), wrong
+
+
+def failed(names: Iterable[str], error: Error) -> tuple[OutputReport, ...]:
+    """Return the reports of outputs if a net fails as a whole."""
+    status: Status = "crashed" if isinstance(error, CrashError) else "refused"
+    return tuple(OutputReport(name, None, status, str(error)) for name in names)
+
+
+def missing(name: str, blob: str, failure: Failure) -> OutputReport:
+    """Return the report of an output that ncnn could not compute."""
+    return OutputReport(name, blob, "crashed" if failure.crashed else "missing", failure.reason)
 
 
 def is_wrong(outputs: Sequence[OutputReport]) -> bool:

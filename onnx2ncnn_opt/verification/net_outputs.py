@@ -9,7 +9,7 @@ from typing import get_args
 
 import numpy as np
 
-from onnx2ncnn_opt.errors import CrashError, Error, RunError, UsageError
+from onnx2ncnn_opt.errors import RunError, UsageError
 from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.ops import traits_of
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
@@ -17,6 +17,7 @@ from onnx2ncnn_opt.outputs import OutputReport, Status
 from onnx2ncnn_opt.runtime.base import Array, Failure, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.runtime.slots import Slot, alike, model_feeds
+from onnx2ncnn_opt.verification.driver import failed, missing
 from onnx2ncnn_opt.verification.match import input_slots, manifest_slots, pair
 from onnx2ncnn_opt.verification.rounding import Rounding
 from onnx2ncnn_opt.verification.rounding_budget import (
@@ -100,32 +101,27 @@ class OutputComparison:
             return {}
         return self.rounding.stored(encoding, self.feeds, self.reference)
 
-    def outputs(self) -> list[OutputReport]:
+    def outputs(self) -> Sequence[OutputReport]:
         """Return the reports of the likeliest way to feed the net that works best."""
         return self.best()[1]
 
-    def best(self) -> tuple[Sequence[Slot], list[OutputReport]]:
+    def best(self) -> tuple[Sequence[Slot], Sequence[OutputReport]]:
         """Return the likeliest way to feed the net that works best, and its reports."""
         try:
             ways, blobs = input_slots(self.manifest, self.feeds, self.runner.input_names()), self.runner.output_names()
         except RunError as error:
-            return (), self.failed(error)
-        best: tuple[Sequence[Slot], list[OutputReport]] = (), []
+            return (), failed(self.reference, error)
+        best: tuple[Sequence[Slot], Sequence[OutputReport]] = (), []
         for way in ways:
             try:
-                outputs = self.attempt(way, blobs)
+                outputs: Sequence[OutputReport] = self.attempt(way, blobs)
             except (RunError, UsageError) as error:  # UsageError: an array that no Mat can hold
-                outputs = self.failed(error)
+                outputs = failed(self.reference, error)
             if not best[1] or _severity(outputs) < _severity(best[1]):
                 best = way, outputs
             if all(output.status == "ok" for output in best[1]):
                 break
         return best
-
-    def failed(self, error: Error) -> list[OutputReport]:
-        """Return the reports of a net that fails as a whole."""
-        status: Status = "crashed" if isinstance(error, CrashError) else "refused"
-        return [OutputReport(name, None, status, str(error)) for name in self.reference]
 
     def attempt(self, way: Sequence[Slot], blobs: Sequence[str]) -> list[OutputReport]:
         """Feed the net in this way, and judge its outputs; `blobs` are their names in the net."""
@@ -152,7 +148,7 @@ class OutputComparison:
         """Return the report of one output."""
         reference = self.reference[slot.name]
         if isinstance(result, Failure):
-            return OutputReport(slot.name, slot.blob, "crashed" if result.crashed else "missing", result.reason)
+            return missing(slot.name, slot.blob, result)
         if exact_shape:
             array = slot.restored(result, reference.shape)
         else:
