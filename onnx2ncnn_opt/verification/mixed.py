@@ -32,11 +32,8 @@ from onnx2ncnn_opt.verification.search_masks import FULL, MaskJudge, Masks, erro
 from onnx2ncnn_opt.verification.verify_net import net_feeds
 
 _TIMES = 7
-
-
-def _only_moves(layer: Layer) -> bool:
-    """Return True if a layer computes nothing, so that it needs no mask."""
-    return layer.has(Trait.MOVES) or layer.type in SOURCES | {"Dropout", "Padding"}
+# Layers that compute nothing, as those that move their input: they need no mask.
+_IDLE = SOURCES | {"Dropout", "Padding"}
 
 
 @dataclass(frozen=True)
@@ -135,7 +132,8 @@ def _chosen(judge: MaskJudge, budget: float) -> tuple[dict[Layer, Mask], dict[La
     """Return the masks that keep a net within a budget, and the error of each layer that computes alone in fp16."""
     needed, _ = find_masks(judge.estimator, budget=math.inf)
     fixed = {layer: mask.features for layer, mask in needed.items()}
-    layers = [layer for layer in judge.graph if not _only_moves(layer) and layer not in fixed]
+    busy = [layer for layer in judge.graph if not layer.has(Trait.MOVES) and layer.type not in _IDLE]
+    layers = [layer for layer in busy if layer not in fixed]
     everything: dict[Layer, Feature] = {**dict.fromkeys(layers, FULL), **fixed}
     least = judge.error(everything)
     if not least <= budget:

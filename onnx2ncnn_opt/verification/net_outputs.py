@@ -17,22 +17,11 @@ from onnx2ncnn_opt.outputs import OutputReport, Status
 from onnx2ncnn_opt.runtime.base import Array, Failure, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.runtime.slots import Slot, alike, model_feeds
-from onnx2ncnn_opt.verification.driver import failed, missing
+from onnx2ncnn_opt.verification.driver import failed, is_wrong, missing
 from onnx2ncnn_opt.verification.match import input_slots, manifest_slots, pair
 from onnx2ncnn_opt.verification.rounding import Rounding
-from onnx2ncnn_opt.verification.rounding_budget import (
-    BITS_MARGIN,
-    LEAST_BUDGET,
-    float32_budget,
-    weights_encoding,
-)
-from onnx2ncnn_opt.verification.tolerance import (
-    DEFAULT,
-    MOST_BUDGET,
-    Tolerance,
-    compare,
-    with_quantisation,
-)
+from onnx2ncnn_opt.verification.rounding_budget import BITS_MARGIN, LEAST_BUDGET, float32_budget, weights_encoding
+from onnx2ncnn_opt.verification.tolerance import DEFAULT, MOST_BUDGET, Tolerance, compare, with_quantisation
 
 _GIVE = "give inputs that suit the model with --inputs or --value"
 UNPROVEN = f"there is no number in it on either side, which proves nothing; {_GIVE}"
@@ -71,10 +60,10 @@ class OutputComparison:
 
     def leaves_budget(self, outputs: Sequence[OutputReport]) -> bool:
         """Return True if outputs are right, but less accurate than rounding alone would leave them."""
-        off = {output.name: output.max_rel for output in outputs if (output.max_rel or 0.0) > self.least}
-        return all(output.status in ("ok", "unproven") for output in outputs) and any(
-            error > self.budget[name] for name, error in off.items() if error
-        )
+        if is_wrong(outputs):
+            return False
+        errors = {output.name: output.max_rel or 0.0 for output in outputs}
+        return any(error > self.least and error > self.budget[name] for name, error in errors.items())
 
     @cached_property
     def spread(self) -> Mapping[str, Array]:
@@ -85,9 +74,8 @@ class OutputComparison:
         """Return the spread; without bounds for as many elements as one run may move alone, those that differ most."""
         spread, count = self.spread[name], self.rounding.lone.get(name, 0)
         with np.errstate(invalid="ignore"):
-            excess = np.nan_to_num(
-                np.abs(actual.astype(np.float64) - reference) - spread, nan=0.0, posinf=0.0, neginf=0.0
-            )
+            excess = np.abs(actual.astype(np.float64) - reference) - spread
+        excess = np.nan_to_num(excess, nan=0.0, posinf=0.0, neginf=0.0)
         most = np.argsort(excess, axis=None)[::-1][: 2 * count]
         spread = spread.copy()
         spread.reshape(-1)[most[excess.reshape(-1)[most] > 0]] = np.inf
@@ -137,12 +125,10 @@ class OutputComparison:
         found = [*(blob for blob in inner if not isinstance(results[blob], Failure)), *blobs]
         pairs = pair(list(self.reference), found, lambda name, blob: _alike(results[blob], self.reference[name]))
         nothing = f"the net has no blob for it; its outputs are {', '.join(blobs)}"
-        return [
-            self.judge(Slot(name, pairs[name], 0), results[pairs[name]], exact_shape=False)
-            if name in pairs
-            else OutputReport(name, None, "missing", nothing)
-            for name in self.reference
-        ]
+        reports = {name: OutputReport(name, None, "missing", nothing) for name in self.reference}
+        for name, blob in pairs.items():
+            reports[name] = self.judge(Slot(name, blob, 0), results[blob], exact_shape=False)
+        return list(reports.values())
 
     def judge(self, slot: Slot, result: Array | Failure, *, exact_shape: bool) -> OutputReport:
         """Return the report of one output."""
@@ -185,19 +171,16 @@ class OutputComparison:
 
 
 def tolerance_of(model: LoadedModel) -> Tolerance:
-    """Return the tolerance for a net of the model: the usual one, and more if the model quantises values."""
-    return with_quantisation(_quantised_bits(model))
+    """Return the tolerance for a net of the model: the usual one, and more if the model quantises values.
 
-
-def _quantised_bits(model: LoadedModel) -> list[int]:
-    """Return the bits of each quantisation in the model; 8 unless its zero point says otherwise."""
-    return [
-        node.inputs[2].dtype.bitwidth
-        if node.op_type == "QuantizeLinear" and len(node.inputs) > 2 and node.inputs[2] and node.inputs[2].dtype
-        else 8
-        for node in model.graph
-        if traits_of(node.domain, node.op_type, model.opsets.get(node.domain, 1)).quantises
-    ]
+    Quantised values have 8 bits, unless a zero point says otherwise.
+    """
+    bits = []
+    for node in model.graph:
+        if traits_of(node.domain, node.op_type, model.opsets.get(node.domain, 1)).quantises:
+            zero = node.inputs[2] if node.op_type == "QuantizeLinear" and len(node.inputs) > 2 else None
+            bits.append(zero.dtype.bitwidth if zero and zero.dtype else 8)
+    return with_quantisation(bits)
 
 
 def _alike(result: Array | Failure, reference: Array) -> bool:

@@ -54,7 +54,8 @@ class Run:
     reference: Mapping[str, Array]
 
     def __str__(self) -> str:
-        return ", ".join(filter(None, (sizes_text(self.sizes), str(self.draw or ""))))
+        sizes = " ".join(f"{name}={size}" for name, size in self.sizes.items())
+        return ", ".join(filter(None, (sizes, str(self.draw or ""))))
 
 
 def load_converted(
@@ -252,8 +253,3 @@ def _open_batches(model: LoadedModel, manifest: Manifest | None) -> set[str]:
     axes = {entry.name: entry.batch_axis for entry in manifest.inputs} if manifest else {}
     batches = [(info.shape, axes.get(info.name)) for info in model.inputs]
     return {str(shape[axis]) for shape, axis in batches if axis is not None and isinstance(shape[axis], Sym)}
-
-
-def sizes_text(sizes: Mapping[str, int]) -> str:
-    """Return dynamic sizes as text, such as ``n=2 seq=16``."""
-    return " ".join(f"{name}={size}" for name, size in sizes.items())

@@ -162,7 +162,7 @@ def find_masks(
             error, accepted = _mask_errors(judge, found, budget)
             differ = bool(integers) and judge.integers_differ(judge.run(), integers)
             precisions.append(Precision(error, accepted, differ))
-    return found.masks, max(precisions, key=_excess)
+    return found, max(precisions, key=_excess)
 
 
 @contextmanager
@@ -178,22 +178,17 @@ def restored_masks(graph: Graph) -> Iterator[None]:
                 layer.params["featmask"] = mask
 
 
-class _Found:
+class _Found(dict[Layer, Mask]):
     """The masks up to now, each put on its layer at once."""
-
-    def __init__(self) -> None:
-        self.masks: dict[Layer, Mask] = {}
 
     def add(self, layer: Layer, features: Feature, reason: str, largest: float | None) -> None:
         missing = features & ~Feature(layer["featmask"])
         if not missing:
             return
-        known = self.masks.get(layer)
-        if known is not None:
+        mask = Mask(layer.name, layer.type, missing, reason, largest)
+        if known := self.get(layer):
             mask = known._replace(features=known.features | features, reason=f"{known.reason}; {reason}")
-        else:
-            mask = Mask(layer.name, layer.type, missing, reason, largest)
-        self.masks[layer] = mask
+        self[layer] = mask
         layer.params["featmask"] = layer["featmask"] | int(features)
 
 
@@ -307,12 +302,12 @@ def _mask_first_special(judge: MaskJudge, walk: Walk, found: _Found) -> bool:
         if all(walk.special.get(blob, 0) <= judge.reference.special.get(blob, 0) for blob in layer.outputs):
             continue
         before = [blob.producer for blob in layer.inputs if blob.producer and blob.producer.type not in SOURCES]
-        count = len(found.masks)
+        count = len(found)
         found.add(layer, FP32, "its output is NaN or infinite in fp16", judge.reference.largest_of(layer.outputs))
         for each in before:
             found.add(each, FP32, f"{layer.type} '{layer.name}' makes NaN or infinity of its output in fp16", None)
-        if len(found.masks) == count:  # it is made in 32 bits, and infinite where a layer reads it in 16
+        if len(found) == count:  # it is made in 32 bits, and infinite where a layer reads it in 16
             for user in (user for blob in layer.outputs for user in blob.users):
                 found.add(user, FP32, f"what it reads of {layer.type} '{layer.name}' is infinite in fp16", None)
-        return len(found.masks) > count
+        return len(found) > count
     return False
