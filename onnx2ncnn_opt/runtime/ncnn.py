@@ -241,10 +241,7 @@ class NcnnRunner:
             return [float(each) for each in self._receive(child, times=[float])["times"]]
 
     def walk(
-        self,
-        feeds: Mapping[str, Feed | Array],
-        steps: Sequence[WalkStep],
-        visit: Callable[[WalkStep, BlobStats], None],
+        self, feeds: Mapping[str, Feed | Array], steps: Sequence[WalkStep], visit: Callable[[WalkStep, BlobStats], None]
     ) -> None:
         """Compute a net blob by blob, rounding each before the next is computed from it; `visit` is called for each.
 

@@ -7,7 +7,6 @@ measured on a sample of each layer, and added as random errors of that size.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from copy import copy
@@ -99,8 +98,7 @@ class Estimator:
         """Write the graph as it is now, and return its runner."""
         files = NetFiles.at(Path(self._folder.name) / name)
         write_net(self.graph, files.param, files.bin)
-        threads = os.cpu_count() or 1
-        return NcnnRunner(files.param, files.bin, worker=self._worker, timeout=self.timeout, threads=threads)
+        return NcnnRunner(files.param, files.bin, worker=self._worker, timeout=self.timeout, threads=None)
 
     def _in_half(self) -> NcnnRunner:
         """Return the net with the layers' own numbers in fp16, except layers whose masks keep them in 32 bits."""

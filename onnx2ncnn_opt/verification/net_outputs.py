@@ -117,7 +117,7 @@ class OutputComparison:
         if self.manifest is not None:
             slots = manifest_slots("output", list(self.reference), self.manifest.outputs)
             results = self.runner.extract(arrays, [slot.fetch for slot in slots])
-            return [self.judge(slot, results[slot.blob], exact_shape=True) for slot in slots]
+            return [self.judge(slot, results[slot.blob]) for slot in slots]
         # A name of the model's that is not an output of the net may still be a blob inside it. They are read first:
         # once a consumer has run, a blob is gone.
         inner = [name for name in self.reference if name not in blobs] if len(blobs) < len(self.reference) else []
@@ -127,15 +127,15 @@ class OutputComparison:
         nothing = f"the net has no blob for it; its outputs are {', '.join(blobs)}"
         reports = {name: OutputReport(name, None, "missing", nothing) for name in self.reference}
         for name, blob in pairs.items():
-            reports[name] = self.judge(Slot(name, blob, 0), results[blob], exact_shape=False)
+            reports[name] = self.judge(Slot(name, blob, 0), results[blob])
         return list(reports.values())
 
-    def judge(self, slot: Slot, result: Array | Failure, *, exact_shape: bool) -> OutputReport:
+    def judge(self, slot: Slot, result: Array | Failure) -> OutputReport:
         """Return the report of one output."""
         reference = self.reference[slot.name]
         if isinstance(result, Failure):
             return missing(slot.name, slot.blob, result)
-        if exact_shape:
+        if self.manifest is not None:
             array = slot.restored(result, reference.shape)
         else:
             array = result.reshape(reference.shape) if _alike(result, reference) else None
@@ -143,7 +143,7 @@ class OutputComparison:
             message = f"its shape is {list(result.shape)}, the model's {list(reference.shape)}"
             return OutputReport(slot.name, slot.blob, "shape", message)
         # A manifest says what the elements are, and is not to be helped where it is wrong.
-        result = array.astype(np.float64) if exact_shape and reference.dtype.kind in "iub" else array
+        result = array.astype(np.float64) if self.manifest and reference.dtype.kind in "iub" else array
         allowed = self.tolerance
         if self.is_close:
             allowed = replace(allowed, relative=self.budget[slot.name], slices=False)

@@ -36,7 +36,7 @@ from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner, read_model
 from onnx2ncnn_opt.verification.decisions import Choice, as_good, choices
-from onnx2ncnn_opt.verification.double import InDouble, NodeWriter, element_types, inferred_values, upgraded
+from onnx2ncnn_opt.verification.double import FLOATS, InDouble, NodeWriter, element_types, inferred_values, upgraded
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, INFINITE, MOST_BUDGET, Tolerance, compare, parts
 
 # The relative error of each number that a node computes: some 16 units of the last place, as sums of many terms have.
@@ -60,16 +60,13 @@ _WEIGHTS = "weights"  # a file's name
 _WHOLE = Tolerance(slices=False)
 _OWN, _SHARED = "onnx2ncnn_opt.own_errors", "onnx2ncnn_opt.shared_error"
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
-_ALL_FLOATS = (*_FLOATS, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 class Rounding:
     """A model with rounding errors, made when it is first needed; arguments are as `OrtRunner` takes them."""
 
-    def __init__(
-        self, model: Path | bytes, outputs: Collection[str], values: Mapping[str, Array], threads: int = 1
-    ) -> None:
-        self._model, self._outputs, self._values, self._threads = model, outputs, values, threads
+    def __init__(self, model: Path | bytes, outputs: Collection[str], values: Mapping[str, Array]) -> None:
+        self._model, self._outputs, self._values = model, outputs, values
         self._runner: OrtRunner | None = None
         self._exact: tuple[Mapping[str, Array], Mapping[str, Array]] | None = None
         self.problem = ""  # why there are no outputs in float64, once they were asked for
@@ -116,9 +113,9 @@ class Rounding:
         choice = self._choices.get(name)
         if choice is None or actual.shape != reference.shape or not reference.size:
             return reference
-        scores = Rounding(self._model, (choice.scores,), self._values, self._threads)
+        scores = Rounding(self._model, (choice.scores,), self._values)
         try:
-            runner = OrtRunner(self._model, outputs=scores._outputs, values=self._values, threads=self._threads)
+            runner = OrtRunner(self._model, outputs=scores._outputs, values=self._values, threads=None)
             (found,) = (results := runner.run_any(feeds)).values()
         except RunError:
             return reference
@@ -153,7 +150,7 @@ class Rounding:
 
     def _rewritten(self, model: bytes, folder: Path | None, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         """Run a rewritten model, and return its outputs."""
-        options: dict[str, Any] = {"values": self._values, "threads": self._threads, "timeout": _SECONDS, "once": True}
+        options: dict[str, Any] = {"values": self._values, "threads": None, "timeout": _SECONDS, "once": True}
         runner = OrtRunner(model, folder=folder, plain=not self._has_integer_products, **options)
         try:
             return runner.run_any(feeds)
@@ -170,8 +167,8 @@ class Rounding:
         moved = {name: _Moved(array) for name, array in reference.items()}
         try:
             if self._runner is None:
-                model, values, threads = with_errors(self._model, self._outputs), self._values, self._threads
-                self._runner = OrtRunner(model, folder=self._folder, values=values, threads=threads, once=True)
+                model, values = with_errors(self._model, self._outputs), self._values
+                self._runner = OrtRunner(model, folder=self._folder, values=values, threads=None, once=True)
             unsigned = {name: array + 0 if array.dtype.kind == "f" else array for name, array in feeds.items()}
             for own, shared in counted(_RUNS, "ONNX Runtime runs the model with rounding errors", "runs"):
                 errors = {_OWN: np.array(own, np.float32), _SHARED: np.array(shared, np.float32)}
@@ -276,7 +273,7 @@ def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:
     for node in proto.graph.node:
         traits = traits_of(node.domain, node.op_type, opsets.get(node.domain, 1))
         is_exact = traits.errors == "none" or node.op_type in ("Constant", "ConstantOfShape")
-        to_float = node.op_type == "Cast" and types.get(node.output[0], TensorProto.FLOAT) in _ALL_FLOATS
+        to_float = node.op_type == "Cast" and types.get(node.output[0], TensorProto.FLOAT) in FLOATS
         for index in _deciding(node, jumps=traits.jumps and not to_float):
             name = node.input[index]
             if types.get(name) in _FLOATS and name not in exact:

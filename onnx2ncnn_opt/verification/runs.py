@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -112,7 +111,7 @@ def drawn_feeds(
     if not dynamic_sizes(loaded):
         return [draw_inputs(loaded, draw=draw) for draw in draws]
     first, *others = draws
-    runner = OrtRunner(model, outputs=outputs, values=loaded.values, threads=os.cpu_count() or 1)
+    runner = OrtRunner(model, outputs=outputs, values=loaded.values, threads=None)
     settings = _settings(loaded, runner, manifest, first)
     return [settings[0].feeds, *(draw_inputs(loaded, settings[-1].sizes, draw=draw) for draw in others)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -96,11 +95,10 @@ class _ModelJudge:
         self.how, self.manifest, self._net, self._worker = verification, manifest, net, worker
         values, outputs = verification.values, verification.outputs
         self.model = load_converted(model, manifest, shapes=verification.shapes, values=values, outputs=outputs)
-        threads = os.cpu_count() or 1
         announce("ONNX Runtime loads the model")
         values, timeout = self.model.values, verification.timeout
-        self._reference = OrtRunner(model, outputs=outputs, values=values, threads=threads, timeout=timeout)
-        self.rounding = Rounding(model, outputs, values, threads)
+        self._reference = OrtRunner(model, outputs=outputs, values=values, threads=None, timeout=timeout)
+        self.rounding = Rounding(model, outputs, values)
         self.done: list[Run] = []
         self.notes: list[str] = []
         self._more = self._inputs()
@@ -216,9 +214,8 @@ def net_feeds(
     how = verification
     loaded = load_converted(model, manifest, shapes=how.shapes, values=how.values)
     given = any_feeds(model, loaded, manifest, feeds=how.feeds, seed=how.seed)
-    threads = os.cpu_count() or 1
-    reference = OrtRunner(model, values=loaded.values, threads=threads, timeout=how.timeout).run(given)
-    rounding = Rounding(model, (), loaded.values, threads)
+    reference = OrtRunner(model, values=loaded.values, threads=None, timeout=how.timeout).run(given)
+    rounding = Rounding(model, (), loaded.values)
     with NcnnWorker() as worker:
         runner = NcnnRunner(param, bin, timeout=how.timeout, threads=None, worker=worker)
         tolerance = how.tolerance or tolerance_of(loaded)
