@@ -189,8 +189,8 @@ class InDouble(NodeWriter):
             body, self.nodes = helper.make_graph(self.nodes, "step", starts, ends), outer
             back = [int(way == b"reverse" or number == 1)]
             names = [f"{node.output[0]}.{number}.{part}" for part in ("state", "sequence")]
-            scan = {"body": body, "num_scan_inputs": 1, "scan_input_directions": back, "scan_output_directions": back}
-            self.nodes.append(helper.make_node("Scan", [start, products], names, **scan))
+            ways: dict[str, Any] = dict.fromkeys(("scan_input_directions", "scan_output_directions"), back)
+            self.nodes.append(helper.make_node("Scan", [start, products], names, body=body, num_scan_inputs=1, **ways))
             states.append(self.node("Reshape", names[0], [1, -1, size]))
             sequences.append(self.node("Reshape", names[1], [0, 1, -1, size]))
         for parts, axis, out in zip((sequences, states), (1, 0), node.output, strict=False):

@@ -39,11 +39,7 @@ class OutputComparison:
     rounding: Rounding
     is_fixed: bool = False  # the tolerance is the user's
     least: float = LEAST_BUDGET  # that needs no run in float64
-    is_close: bool = False
-
-    def closer(self, runner: NcnnRunner) -> OutputComparison:
-        """Return the same with ncnn's plain kernels, which make rounding errors only: `budget` holds for them."""
-        return replace(self, runner=runner, is_close=True)
+    is_close: bool = False  # the runner has ncnn's plain kernels, which make rounding errors only: `budget` holds
 
     @cached_property
     def budget(self) -> Mapping[str, float]:
@@ -88,10 +84,6 @@ class OutputComparison:
         if encoding is None:
             return {}
         return self.rounding.stored(encoding, self.feeds, self.reference)
-
-    def outputs(self) -> Sequence[OutputReport]:
-        """Return the reports of the likeliest way to feed the net that works best."""
-        return self.best()[1]
 
     def best(self) -> tuple[Sequence[Slot], Sequence[OutputReport]]:
         """Return the likeliest way to feed the net that works best, and its reports."""

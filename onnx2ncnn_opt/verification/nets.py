@@ -129,6 +129,9 @@ class _NetJudge:
     chooses boxes by the net's own numbers, and `boxes` have to be equal.
     """
 
+    _files: NetFiles
+    _names: Mapping[str, str]
+
     def __init__(self, pair: NetPair, verification: Verification, worker: NcnnWorker, second: NcnnWorker) -> None:
         self.pair, self.how, self._worker, self._second = pair, verification, worker, second
         self.drawn = list(pair.draws(verification.seed))

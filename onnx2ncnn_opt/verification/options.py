@@ -82,4 +82,5 @@ class Verification:
     def allowed(self, tolerance: Tolerance) -> Tolerance:
         """Return a tolerance with the user's numbers."""
         numbers = {"relative": self.rtol, "absolute": self.atol}
-        return replace(tolerance, **{name: float(number) for name, number in numbers.items() if number is not None})
+        given: dict[str, Any] = {name: float(number) for name, number in numbers.items() if number is not None}
+        return replace(tolerance, **given)

@@ -96,11 +96,11 @@ def estimated(
 
     Return nothing, and the reason, if ncnn cannot run the net so.
     """
-    distances: dict[str, float] = {}
     try:
         right, rounded = _walks(net, feeds_of(way, feeds), mode)
     except (ParamError, BinError, GraphError, UsageError, RunError) as error:
         return {}, str(error)
+    distances = {}
     for name, blob in blobs.items():
         if blob in right:
             a, b = (walk[blob].astype(np.float64) for walk in (rounded, right))
@@ -116,9 +116,8 @@ def _walks(net: tuple[Path, Path], feeds: Mapping[str, Feed], mode: str) -> tupl
     graph = read_net(*net, entry_points.layer_types()).graph
     given = {blob: feeds[blob.name] for blob in graph.inputs if blob.name in feeds}
     with NcnnWorker() as worker:
-        roundings = [""] if mode == "fp32" else [mode, ""]
         with Estimator(graph, given, worker=worker) as estimator:
-            walks = [estimator.run(rounding) for rounding in roundings]
+            walks = [estimator.run()] if mode == "fp32" else [estimator.run(mode), estimator.run()]
         if mode == "fp32":
             for layer in graph:
                 _to_floats(layer)

@@ -158,9 +158,11 @@ def drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None,
         return count(Run(at, draw, feeds, runner.run(feeds)))
 
     yield count(settings[0])
-    numbers = _numbers(model), sum(array.size for array in settings[0].feeds.values())
-    is_small = numbers[0] <= _SMALL_WEIGHTS and numbers[1] <= _SMALL_INPUTS
-    first, *further = draws(seed, is_small=is_small, is_tiny=is_tiny(*numbers, len(model.graph)))
+    initializers = [value.const_value for value in model.graph.initializers.values()]
+    weights = sum(tensor.size for tensor in initializers if tensor is not None)
+    numbers = sum(array.size for array in settings[0].feeds.values())
+    is_small = weights <= _SMALL_WEIGHTS and numbers <= _SMALL_INPUTS
+    first, *further = draws(seed, is_small=is_small, is_tiny=is_tiny(weights, numbers, len(model.graph)))
     if len(settings) > 1 and is_small:
         yield drawn(1, first)
     for number, draw in enumerate(further):
@@ -180,11 +182,6 @@ def drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None,
 def _with_numbers(reference: Mapping[str, Array]) -> set[str]:
     """Return the names of outputs that have a finite number, or no element at all."""
     return {name for name, array in reference.items() if not array.size or np.isfinite(array).any()}
-
-
-def _numbers(model: LoadedModel) -> int:
-    """Return the number of elements of the model's weights."""
-    return sum(value.const_value.size for value in model.graph.initializers.values() if value.const_value is not None)
 
 
 def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, draw: Draw) -> list[Run]:

@@ -141,7 +141,7 @@ class _ModelJudge:
         if self._worst is None or error > self._worst[0]:
             self._worst = error, comparison, way
         if self._is_default and mode == "fp32" and comparison.leaves_budget(found):
-            found = comparison.closer(self._started("fp32", exact=True)).outputs()
+            _, found = replace(comparison, runner=self._started("fp32", exact=True), is_close=True).best()
         if is_wrong(found):
             self._worst = math.inf, comparison, way
         return found
@@ -199,7 +199,7 @@ def _explained(
 def _blamed(rows: Sequence[OutputReport], in_fp32: OutputComparison, mode: str) -> list[OutputReport]:
     """Return the reports; errors that the net does not have in fp32 on the same inputs get the mode as their cause."""
     wrong = {row.name for row in rows if row.status in ("mismatch", "nan")}
-    blamed = {row.name for row in in_fp32.outputs() if row.status == "ok"} & wrong if wrong else set()
+    blamed = {row.name for row in in_fp32.best()[1] if row.status == "ok"} & wrong if wrong else set()
     text = f"; the net is right in fp32, so the cause is {mode}"
     return [replace(row, cause=mode, message=row.message + text) if row.name in blamed else row for row in rows]
 
