@@ -213,9 +213,8 @@ class _Judgement:
         if file_hash(self.model.path) != before.model:
             self.fail("model", f"{self.model.path.name} is not the file that the baseline is about; {AGAIN}", 2)
             return []
-        threads = os.cpu_count() or 1
-        runner = OrtRunner(self.source, values=self.loaded.values, threads=threads, timeout=self.model.timeout)
-        rounding = Rounding(self.source, (), self.loaded.values, threads)
+        runner = OrtRunner(self.source, values=self.loaded.values, threads=None, timeout=self.model.timeout)
+        rounding = Rounding(self.source, (), self.loaded.values)
         errors, wrong = [0.0], ""
         examples = self.stored.examples(before)
         for inputs, outputs in examples:

@@ -241,11 +241,7 @@ class NcnnRunner:
             return [float(each) for each in self._receive(child, times=[float])["times"]]
 
     def walk(
-        self,
-        feeds: Mapping[str, Feed | Array],
-        steps: Sequence[WalkStep],
-        visit: Callable[[WalkStep, BlobStats], None],
-        seed: int = 0,
+        self, feeds: Mapping[str, Feed | Array], steps: Sequence[WalkStep], visit: Callable[[WalkStep, BlobStats], None]
     ) -> None:
         """Compute a net blob by blob, rounding each before the next is computed from it; `visit` is called for each.
 
@@ -253,7 +249,7 @@ class NcnnRunner:
         Raises RunError if a blob is missing, and CrashError.
         """
         described = [asdict(step) for step in steps]
-        with self._asked(feeds, do="walk", steps=described, seed=seed) as child:
+        with self._asked(feeds, do="walk", steps=described) as child:
             self._receive(child)
             failure: RunError | None = None
             for step in counted(steps, "ncnn computes the net blob by blob", "blobs"):

@@ -56,10 +56,8 @@ class Net:
         if isolated:
             target = find_target(on)
             target.require()
-            self._worker = NcnnWorker(target)
-            self._runner = NcnnRunner(
-                self.param, self.bin, mode=mode, threads=threads, timeout=timeout, worker=self._worker
-            )
+            files, self._worker = (self.param, self.bin), NcnnWorker(target)
+            self._runner = NcnnRunner(*files, mode=mode, threads=threads, timeout=timeout, worker=self._worker)
         elif on is not None:
             raise UsageError(f"isolated=False runs the net in this process, which is not on '{on}'")
         else:
@@ -148,9 +146,8 @@ class Net:
         # An output that is also read inside the net is not in ncnn's output_names.
         known = {*self.param.read_text(errors="replace").split(), *inputs, *outputs}
         if missing := [entry.blob for entry in (*self.inputs, *self.outputs) if entry.blob not in known]:
-            raise UsageError(
-                f"the manifest beside {self.param} is that of another net: there is no blob '{missing[0]}'"
-            )
+            problem = f"there is no blob '{missing[0]}'"
+            raise UsageError(f"the manifest beside {self.param} is that of another net: {problem}")
         check_fed([entry.blob for entry in self.inputs], inputs, [entry.name for entry in self.inputs])
 
 
@@ -175,7 +172,7 @@ class _InProcess:
     def output_names(self) -> list[str]:
         return self._loaded().outputs
 
-    def extract(self, feeds: Mapping[str, Feed | Array], outputs: Sequence[Fetch | str]) -> dict[str, Array | Failure]:
+    def extract(self, feeds: Mapping[str, Feed], outputs: Sequence[Fetch]) -> dict[str, Array | Failure]:
         net = self._loaded()
         given = {blob: as_feed(blob, feed) for blob, feed in feeds.items()}
         try:
@@ -183,8 +180,7 @@ class _InProcess:
         except NCNN_ERRORS as error:
             raise RunError(f"ncnn refuses {self._param}: {error}") from error
         results: dict[str, Array | Failure] = {}
-        for output in outputs:
-            fetch = output if isinstance(output, Fetch) else Fetch(output)
+        for fetch in outputs:
             try:
                 results[fetch.blob] = fetch.read(net.extract(extractor, fetch._asdict()))
             except NCNN_ERRORS as error:

@@ -88,12 +88,12 @@ class OrtRunner:
 
     `model` is a path (external data is found next to it, the size has no limit) or the bytes of a whole model of less
     than 2 GB, whose external data is in `folder`. `outputs` are values of the graph to compute instead of its outputs.
-    `values` are fed in every run to the inputs of their names, if the outputs need them. `timeout` is in
-    seconds, for each run and for loading. `fast` is for times: subnormal numbers are 0, as in ncnn, in the whole
-    process of the `worker`, and runs need not repeat to the bit. `plain` runs node after node as they are, so that
-    nothing is computed of weights beforehand; but products of 8-bit integers are right on every CPU only without it.
-    `once`, which `outputs` imply, keeps the layout of weights, for a model that runs a few times. Raises RunError if
-    ONNX Runtime refuses the model.
+    `values` are fed in every run to the inputs of their names, if the outputs need them. `threads` of None are all
+    cores. `timeout` is in seconds, for each run and for loading. `fast` is for times: subnormal numbers are 0, as in
+    ncnn, in the whole process of the `worker`, and runs need not repeat to the bit. `plain` runs node after node as
+    they are, so that nothing is computed of weights beforehand; but products of 8-bit integers are right on every CPU
+    only without it. `once`, which `outputs` imply, keeps the layout of weights, for a model that runs a few times.
+    Raises RunError if ONNX Runtime refuses the model.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class OrtRunner:
         *,
         outputs: Collection[str] = (),
         values: Mapping[str, Array] | None = None,
-        threads: int = 1,
+        threads: int | None = 1,
         folder: Path | None = None,
         timeout: float = 300.0,
         fast: bool = False,
@@ -110,7 +110,12 @@ class OrtRunner:
         once: bool = False,
         worker: OrtWorker = SHARED,
     ) -> None:
-        self.number, self._worker, self._threads, self._timeout = next(_numbers), worker, threads, timeout
+        self.number, self._worker, self._threads, self._timeout = (
+            next(_numbers),
+            worker,
+            threads or os.cpu_count() or 1,
+            timeout,
+        )
         self._flags = {"fast": fast, "plain": plain, "once": once or bool(outputs), "precise": not fast}
         self._name = "the model" if isinstance(model, bytes) else os.fspath(model)
         beside = model.absolute().parent if isinstance(model, Path) else folder

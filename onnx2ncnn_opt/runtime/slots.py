@@ -61,9 +61,8 @@ def alike(shape: Sequence[int], other: Sequence[int]) -> bool:
 def check_fed(fed: Collection[str], blobs: Collection[str], names: Collection[str]) -> None:
     """Raise VerificationError if a blob of the net would get no value, on which ncnn crashes."""
     if unfed := set(blobs) - set(fed):
-        raise VerificationError(
-            f"the net's input {', '.join(sorted(unfed))} is none of the model's, which are {', '.join(names)}"
-        )
+        unknown = ", ".join(sorted(unfed))
+        raise VerificationError(f"the net's input {unknown} is none of the model's, which are {', '.join(names)}")
 
 
 def feeds_of(slots: Sequence[Slot], arrays: Mapping[str, Array]) -> dict[str, Feed]:
@@ -152,7 +151,6 @@ def too_small(manifest: Manifest | None, arrays: Mapping[str, Array]) -> str:
     for text, least in manifest.minimum.items():
         size = parsed_size(text, sizes)
         if isinstance(size, int) and size < least:
-            return (
-                f"the net is for {text} of {least} or more, not {size}; convert the model with a --shape of that size"
-            )
+            hint = "convert the model with a --shape of that size"
+            return f"the net is for {text} of {least} or more, not {size}; {hint}"
     return ""

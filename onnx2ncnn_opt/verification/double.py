@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count, product
 from pathlib import Path
 from typing import Any
@@ -42,14 +42,16 @@ class NodeWriter:
         self.nodes: list[onnx.NodeProto] = []
         self._numbers = count()
 
-    def node(self, operator: str, *inputs: str, out: str = "", **attributes: Any) -> str:
-        """Add a node with one output, and return the output's name."""
+    def node(self, operator: str, *inputs: str | list[int] | Array, out: str = "", **attributes: Any) -> str:
+        """Add a node with one output, and return the output's name; integers and arrays become constants."""
+        names = [each if isinstance(each, str) else self.constant(each) for each in inputs]
         name = out or f"onnx2ncnn_opt.{next(self._numbers)}"
-        self.nodes.append(helper.make_node(operator, inputs, [name], **attributes))
+        self.nodes.append(helper.make_node(operator, names, [name], **attributes))
         return name
 
-    def constant(self, array: Array) -> str:
-        """Add a constant, and return its name."""
+    def constant(self, value: list[int] | Array) -> str:
+        """Add a constant, and return its name; a list gets 64 bits."""
+        array = np.array(value, np.int64) if isinstance(value, list) else value
         return self.node("Constant", value=numpy_helper.from_array(array))
 
 
@@ -76,7 +78,7 @@ class InDouble(NodeWriter):
         self._double: dict[str, str] = {}
         for value in (*proto.graph.input, *proto.graph.initializer):
             if self._types.get(value.name) in FLOATS and value.name not in self._double:
-                self._double[value.name] = self._cast(value.name, TensorProto.DOUBLE)
+                self._double[value.name] = self.node("Cast", value.name, to=TensorProto.DOUBLE)
         for node in proto.graph.node:
             self._add(node)
         del proto.graph.node[:], proto.graph.value_info[:]
@@ -95,14 +97,9 @@ class InDouble(NodeWriter):
         inputs = [self._double.get(name, name) for name in node.input]
         attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
         kind = "" if node.domain else node.op_type
-        if kind == "Conv" and self._convolution(node, inputs, attributes):
-            return
-        if kind == "AveragePool" and self._average(node, inputs, attributes):
-            return
-        if kind == "GlobalAveragePool" and (rank := self._ranks.get(node.input[0])):
-            self._mean(inputs[0], rank, node.output[0])
-            return
-        if kind in _GATES and self._recurrent(node, inputs, attributes):
+        rewrites = {"AveragePool": self._average, "Conv": self._convolution, "GlobalAveragePool": self._mean}
+        rewrites |= dict.fromkeys(_GATES, self._recurrent)
+        if kind in rewrites and rewrites[kind](node, inputs, attributes):
             return
         if kind == "Sigmoid":
             self._sigmoid(inputs[0], node.output[0])
@@ -120,7 +117,7 @@ class InDouble(NodeWriter):
             self.nodes.append(made)
             return
         made.input[:] = [
-            self._cast(read, self._types[name]) if self._types.get(name) in FLOATS else read
+            self.node("Cast", read, to=self._types[name]) if self._types.get(name) in FLOATS else read
             for name, read in zip(node.input, inputs, strict=True)
         ]
         floating = [name for name in node.output if self._types.get(name) in FLOATS]
@@ -132,42 +129,34 @@ class InDouble(NodeWriter):
     def _convolution(self, node: onnx.NodeProto, inputs: list[str], attributes: dict[str, Any]) -> bool:
         """Add a convolution as one product for each element of its kernel; return False if its padding is unknown."""
         shape = self._shapes.get(node.input[1])
-        padded = self._padded(inputs[0], attributes, len(shape) - 2) if shape else None
-        if shape is None or padded is None:
+        if not shape or not _has_pads(attributes):
             return False
         groups, axes = attributes.get("group", 1), range(2, len(shape))
-        kernel = self.node("Reshape", inputs[1], self._ints(groups, shape[0] // groups, shape[1], *shape[2:]))
+        kernel = self.node("Reshape", inputs[1], [groups, shape[0] // groups, shape[1], *shape[2:]])
         total = ""
-        for offset in product(*(range(size) for size in shape[2:])):
-            tap = self._tap(padded, offset, shape[2:], attributes)
-            rows = self.node("Reshape", tap, self._ints(0, groups, shape[1], -1))
+        for offset, tap in self._taps(inputs[0], shape[2:], attributes):
+            rows = self.node("Reshape", tap, [0, groups, shape[1], -1])
             ends = [index + 1 for index in offset]
-            weight = self.node(
-                "Slice", kernel, self._ints(*offset), self._ints(*ends), self._ints(*(a + 1 for a in axes))
-            )
-            matrix = self.node("Reshape", weight, self._ints(groups, shape[0] // groups, shape[1]))
+            weight = self.node("Slice", kernel, [*offset], ends, [axis + 1 for axis in axes])
+            matrix = self.node("Reshape", weight, [groups, shape[0] // groups, shape[1]])
             part = self.node("MatMul", matrix, rows)
             total = self.node("Add", total, part) if total else part
-        sizes = self.node("Slice", self.node("Shape", tap), self._ints(2), self._ints(_END))
-        sizes = self.node("Concat", self._ints(0, shape[0]), sizes, axis=0)
+        sizes = self.node("Slice", self.node("Shape", tap), [2], [_END])
+        sizes = self.node("Concat", [0, shape[0]], sizes, axis=0)
         has_bias = len(inputs) > 2 and bool(inputs[2])
         result = self.node("Reshape", total, sizes, out="" if has_bias else node.output[0])
         if has_bias:
-            bias = self.node("Reshape", inputs[2], self._ints(shape[0], *(1 for _ in axes)))
+            bias = self.node("Reshape", inputs[2], [shape[0], *(1 for _ in axes)])
             self.node("Add", result, bias, out=node.output[0])
         return True
 
     def _average(self, node: onnx.NodeProto, inputs: list[str], attributes: dict[str, Any]) -> bool:
         """Add an average pooling as a sum of slices; return False if not all windows count as many numbers."""
-        kernel = attributes["kernel_shape"]
-        pads = any(attributes.get("pads", ()))
-        if attributes.get("ceil_mode") or (pads and not attributes.get("count_include_pad")):
+        counts_pads = attributes.get("count_include_pad") or not any(attributes.get("pads", ()))
+        if attributes.get("ceil_mode") or not counts_pads or not _has_pads(attributes):
             return False
-        padded = self._padded(inputs[0], attributes, len(kernel))
-        if padded is None:
-            return False
-        taps = [self._tap(padded, offset, kernel, attributes) for offset in product(*(range(size) for size in kernel))]
-        self.node("Div", self.node("Sum", *taps), self.constant(np.array(float(len(taps)))), out=node.output[0])
+        taps = [tap for _, tap in self._taps(inputs[0], attributes["kernel_shape"], attributes)]
+        self.node("Div", self.node("Sum", *taps), np.array(float(len(taps))), out=node.output[0])
         return True
 
     def _recurrent(self, node: onnx.NodeProto, inputs: list[str], attributes: dict[str, Any]) -> bool:
@@ -180,15 +169,15 @@ class InDouble(NodeWriter):
         if not bias:
             bias = self.constant(np.zeros((shape[0], 2 * shape[1])))
         if not initial:
-            batch = self.node("Slice", self.node("Shape", data), self._ints(1), self._ints(2))
-            sizes = self.node("Concat", self._ints(shape[0]), batch, self._ints(size), axis=0)
-            initial = self.node("Expand", self.constant(np.zeros(1)), sizes)
+            batch = self.node("Slice", self.node("Shape", data), [1], [2])
+            sizes = self.node("Concat", [shape[0]], batch, [size], axis=0)
+            initial = self.node("Expand", np.zeros(1), sizes)
         states, sequences = [], []
         for number in range(shape[0]):
-            own = [self.node("Gather", each, self.constant(np.array(number))) for each in (weights, recurrent, bias)]
+            own = [self.node("Gather", each, np.array(number)) for each in (weights, recurrent, bias)]
             matrix, own_recurrent = (self.node("Transpose", each, perm=[1, 0]) for each in own[:2])
             products = self.node("Add", self.node("MatMul", data, matrix), self._part(own[2], 0, shape[1]))
-            start = self.node("Gather", initial, self.constant(np.array(number)))
+            start = self.node("Gather", initial, np.array(number))
             outer, self.nodes = self.nodes, []
             is_linear = bool(attributes.get("linear_before_reset"))
             recurrent_bias = self._part(own[2], shape[1], 2 * shape[1])
@@ -200,12 +189,10 @@ class InDouble(NodeWriter):
             body, self.nodes = helper.make_graph(self.nodes, "step", starts, ends), outer
             back = [int(way == b"reverse" or number == 1)]
             names = [f"{node.output[0]}.{number}.{part}" for part in ("state", "sequence")]
-            scan = helper.make_node("Scan", [start, products], names, body=body, num_scan_inputs=1)
-            scan.attribute.append(helper.make_attribute("scan_input_directions", back))
-            scan.attribute.append(helper.make_attribute("scan_output_directions", back))
-            self.nodes.append(scan)
-            states.append(self.node("Reshape", names[0], self._ints(1, -1, size)))
-            sequences.append(self.node("Reshape", names[1], self._ints(0, 1, -1, size)))
+            ways: dict[str, Any] = dict.fromkeys(("scan_input_directions", "scan_output_directions"), back)
+            self.nodes.append(helper.make_node("Scan", [start, products], names, body=body, num_scan_inputs=1, **ways))
+            states.append(self.node("Reshape", names[0], [1, -1, size]))
+            sequences.append(self.node("Reshape", names[1], [0, 1, -1, size]))
         for parts, axis, out in zip((sequences, states), (1, 0), node.output, strict=False):
             if out:
                 self.node("Concat", *parts, axis=axis, out=out)
@@ -228,45 +215,40 @@ class InDouble(NodeWriter):
 
     def _part(self, name: str, start: int, end: int) -> str:
         """Add a slice of the last axis."""
-        return self.node("Slice", name, self._ints(start), self._ints(end), self._ints(-1))
+        return self.node("Slice", name, [start], [end], [-1])
 
     def _sigmoid(self, name: str, out: str = "") -> str:
         """Add a sigmoid; ONNX Runtime's own takes a difference of numbers near 1, and is 0 for -37."""
-        shifted = self.node("Add", self.node("Exp", self.node("Neg", name)), self.constant(np.array(1.0)))
+        shifted = self.node("Add", self.node("Exp", self.node("Neg", name)), np.array(1.0))
         return self.node("Reciprocal", shifted, out=out)
 
-    def _mean(self, name: str, rank: int, out: str) -> None:
-        """Add the mean over all axes except the first two."""
-        axes = list(range(2, rank))
-        if self._opset < 18:
-            self.node("ReduceMean", name, out=out, axes=axes)
-        else:
-            self.node("ReduceMean", name, self._ints(*axes), out=out)
+    def _mean(self, node: onnx.NodeProto, inputs: list[str], attributes: dict[str, Any]) -> bool:
+        """Add the mean over all axes except the first two; return False if their number is unknown."""
+        axes = list(range(2, self._ranks.get(node.input[0], 0)))
+        if axes and self._opset < 18:
+            self.node("ReduceMean", inputs[0], out=node.output[0], axes=axes)
+        elif axes:
+            self.node("ReduceMean", inputs[0], axes, out=node.output[0])
+        return bool(axes)
 
-    def _padded(self, name: str, attributes: dict[str, Any], rank: int) -> str | None:
-        if attributes.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
-            return None
-        pads = list(attributes.get("pads", ()))
-        if not any(pads):
-            return name
-        return self.node("Pad", name, self._ints(0, 0, *pads[:rank], 0, 0, *pads[rank:]))
+    def _taps(
+        self, name: str, kernel: Sequence[int], attributes: dict[str, Any]
+    ) -> Iterator[tuple[tuple[int, ...], str]]:
+        """Add a Slice for each element of a kernel: its inputs at all positions of the kernel; yield both."""
+        rank, pads = len(kernel), list(attributes.get("pads", ()))
+        if any(pads):
+            name = self.node("Pad", name, [0, 0, *pads[:rank], 0, 0, *pads[rank:]])
+        steps, apart = (list(attributes.get(key, [1] * rank)) for key in ("strides", "dilations"))
+        for offset in product(*map(range, kernel)):
+            starts = [index * dilation for index, dilation in zip(offset, apart, strict=True)]
+            lasts = [(1 + index - size) * dilation for index, size, dilation in zip(offset, kernel, apart, strict=True)]
+            ends = [last or _END for last in lasts]
+            yield offset, self.node("Slice", name, starts, ends, [*range(2, 2 + rank)], steps)
 
-    def _tap(self, name: str, offset: Sequence[int], kernel: Sequence[int], attributes: dict[str, Any]) -> str:
-        """Add a Slice: the inputs of one element of a kernel, at all positions of the kernel."""
-        steps = attributes.get("strides", [1] * len(kernel))
-        apart = attributes.get("dilations", [1] * len(kernel))
-        starts = [index * dilation for index, dilation in zip(offset, apart, strict=True)]
-        ends = [
-            -(size - 1 - index) * dilation or _END for index, size, dilation in zip(offset, kernel, apart, strict=True)
-        ]
-        axes = self._ints(*range(2, 2 + len(kernel)))
-        return self.node("Slice", name, self._ints(*starts), self._ints(*ends), axes, self._ints(*steps))
 
-    def _cast(self, name: str, to: int) -> str:
-        return self.node("Cast", name, to=to)
-
-    def _ints(self, *numbers: int) -> str:
-        return self.constant(np.array(numbers, np.int64))
+def _has_pads(attributes: dict[str, Any]) -> bool:
+    """Return True if a node's padding does not depend on its input's size."""
+    return attributes.get("auto_pad", b"NOTSET") in (b"NOTSET", b"VALID")
 
 
 def upgraded(proto: onnx.ModelProto) -> onnx.ModelProto:

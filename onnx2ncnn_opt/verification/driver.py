@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, get_args
 
-from onnx2ncnn_opt.errors import UnprovenError, VerificationError
+from onnx2ncnn_opt.errors import CrashError, Error, UnprovenError, VerificationError
 from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.outputs import OutputReport, Status
 from onnx2ncnn_opt.progress import announce
-from onnx2ncnn_opt.runtime.base import Array
+from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.verification.inputs import Draw
 from onnx2ncnn_opt.verification.runs import Run
 
@@ -65,8 +65,9 @@ class VerifyReport:
                 message = message.replace(str(part), str(path))
             return message
 
-        both = [[replace(row, message=named(row.message)) for row in rows] for rows in (self.outputs, self.folded)]
-        return replace(self, outputs=tuple(both[0]), folded=tuple(both[1]))
+        rows = [replace(row, message=named(row.message)) for row in self.rows]
+        count = len(self.folded)
+        return replace(self, folded=tuple(rows[:count]), outputs=tuple(rows[count:]))
 
     def check(self) -> None:
         """Raise VerificationError with a line for each output that does not agree."""
@@ -120,6 +121,17 @@ def judge_modes(judge: Judge, modes: Sequence[str]) -> tuple[tuple[OutputReport,
     return tuple(rows), wrong
 
 
+def failed(names: Iterable[str], error: Error) -> tuple[OutputReport, ...]:
+    """Return the reports of outputs if a net fails as a whole."""
+    status: Status = "crashed" if isinstance(error, CrashError) else "refused"
+    return tuple(OutputReport(name, None, status, str(error)) for name in names)
+
+
+def missing(name: str, blob: str, failure: Failure) -> OutputReport:
+    """Return the report of an output that ncnn could not compute."""
+    return OutputReport(name, blob, "crashed" if failure.crashed else "missing", failure.reason)
+
+
 def is_wrong(outputs: Sequence[OutputReport]) -> bool:
     """Return True if an output is wrong; one that proves nothing is not."""
     return any(output.status not in ("ok", "unproven") for output in outputs)
@@ -136,13 +148,8 @@ def merged(reports: Sequence[OutputReport]) -> OutputReport:
     proven = [output for output in reports if output.status != "unproven"] or reports
     worst = max(proven, key=lambda output: get_args(Status).index(output.status))
 
-    def most(numbers: Iterable[float | None], of: Callable[[Iterable[float]], float]) -> float | None:
-        found = [number for number in numbers if number is not None]
-        return of(found) if found and worst.status in _COMPARED else None
+    def most(of: Callable[[Iterable[float]], float], key: str) -> float | None:
+        numbers = [number for output in reports if (number := getattr(output, key)) is not None]
+        return of(numbers) if numbers and worst.status in _COMPARED else None
 
-    return replace(
-        worst,
-        max_abs=most((output.max_abs for output in reports), max),
-        max_rel=most((output.max_rel for output in reports), max),
-        cosine=most((output.cosine for output in reports), min),
-    )
+    return replace(worst, max_abs=most(max, "max_abs"), max_rel=most(max, "max_rel"), cosine=most(min, "cosine"))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.verification.inputs import LENGTHS, Total, draw_inputs, dynamic_sizes, totals
-
-_MOST_TOTALS = 30
 
 
 @dataclass(frozen=True)
@@ -79,8 +76,8 @@ class _Trial:
 
     def base(self) -> tuple[dict[str, int], Total | None] | None:
         """Return sizes at which the model runs, and which of them is the sum of two others; None if none were found."""
-        names = list(dynamic_sizes(self._model, LENGTHS[0]))
-        for total in (None, *islice(totals(names), _MOST_TOTALS)):
+        names = list(dynamic_sizes(self._model))
+        for total in totals(names):
             for lengths in LENGTHS[1:3]:
                 sizes = dynamic_sizes(self._model, lengths, total=total)
                 if self._runs(sizes):

@@ -7,7 +7,6 @@ measured on a sample of each layer, and added as random errors of that size.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from copy import copy
@@ -20,7 +19,7 @@ from onnx2ncnn_opt.ir.detections import after_boxes, before_boxes
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import Inner, in_half, inner_arithmetic, makes_32_bits
-from onnx2ncnn_opt.param.files import write_net
+from onnx2ncnn_opt.param.files import NetFiles, write_net
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.rewrite.integers import index_blobs
 from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch
@@ -67,8 +66,7 @@ class Estimator:
             raise RunError(f"fp16 is estimated for nets of up to {_MOST_LAYERS:,} layers, not {len(self.graph):,}")
         self._folder = tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-")
         self._worker = self.worker or NcnnWorker()
-        param, bin = self._paths("net")
-        write_net(self.graph, param, bin)
+        self._runner = self._written("net")
         listing = list_layers(self.graph)
         self._names = {
             blob: top
@@ -76,10 +74,9 @@ class Estimator:
             if line.layer is not None
             for blob, top in zip(line.layer.outputs, line.tops, strict=True)
         }
-        self._runner = self._runner_of(param, bin)
         halves = [(layer, in_half(layer)) for layer in self.graph]
         self._halves = {layer: half for layer, half in halves if half is not None}
-        self._written: dict[frozenset[Layer], NcnnRunner] = {}  # the last one; others of `on` have it as well
+        self._in_fp16: dict[frozenset[Layer], NcnnRunner] = {}  # the last one; others of `on` have it as well
         self._indexes, self._opaque = index_blobs(self.graph), caches(self.graph) | after_boxes(self.graph)
         public = [blob for blob in self.graph.outputs if not blob.is_input and blob not in self._opaque]
         names = {**listing.inner_names, **listing.names}
@@ -97,11 +94,11 @@ class Estimator:
         other.feeds = feeds
         return other
 
-    def _paths(self, name: str) -> tuple[Path, Path]:
-        return Path(self._folder.name) / f"{name}.param", Path(self._folder.name) / f"{name}.bin"
-
-    def _runner_of(self, param: Path, bin: Path) -> NcnnRunner:
-        return NcnnRunner(param, bin, worker=self._worker, timeout=self.timeout, threads=os.cpu_count() or 1)
+    def _written(self, name: str) -> NcnnRunner:
+        """Write the graph as it is now, and return its runner."""
+        files = NetFiles.at(Path(self._folder.name) / name)
+        write_net(self.graph, files.param, files.bin)
+        return NcnnRunner(files.param, files.bin, worker=self._worker, timeout=self.timeout, threads=None)
 
     def _in_half(self) -> NcnnRunner:
         """Return the net with the layers' own numbers in fp16, except layers whose masks keep them in 32 bits."""
@@ -113,53 +110,40 @@ class Estimator:
         if not chosen:
             return self._runner
         key = frozenset(chosen)
-        if key not in self._written:
-            param, bin = self._paths("half")
+        if key not in self._in_fp16:
+            self._in_fp16.clear()
             own = {layer: copy(layer) for layer in chosen}
             try:
                 for layer, half in chosen.items():
                     _become(layer, half)
-                write_net(self.graph, param, bin)
+                self._in_fp16[key] = self._written("half")
             finally:
                 for layer, before in own.items():
                     _become(layer, before)
-            self._written.clear()
-            self._written[key] = self._runner_of(param, bin)
-        return self._written[key]
+        return self._in_fp16[key]
 
     def fetch(self, blob: Blob) -> Fetch:
         """Return a blob of `compared` as the written net has it, with a batch as in `feeds`."""
-        is_batch = any(
-            feed.batch_axis is not None and feed.array.shape[feed.batch_axis] > 1 for feed in self.feeds.values()
-        )
-        return Fetch(self.compared[blob], 0 if is_batch else None)
+        batches = [array.shape[axis] for array, axis in self.feeds.values() if axis is not None]
+        return Fetch(self.compared[blob], 0 if max(batches, default=1) > 1 else None)
 
-    def run(self, rounding: str = "", noise: Mapping[Layer, tuple[float, ...]] | None = None, seed: int = 0) -> Walk:
+    def run(self, rounding: str = "", noise: Mapping[Layer, tuple[float, ...]] | None = None) -> Walk:
         """Run the net with every blob rounded to "fp16" or "bf16" (or none).
 
         With `noise`, the inside of layers is in fp16 too: their own numbers, and arithmetic that puts errors of the
         sizes in `noise` on their outputs.
         """
-        walk = Walk()
         runner = self._runner if noise is None or rounding != "fp16" else self._in_half()
-        self._walk(runner, walk, rounding, noise or {}, seed, {})
-        return walk
+        return self._walk(runner, rounding, noise or {})[0]
 
     def inner(self) -> tuple[Walk, dict[Layer, tuple[Inner, ...]]]:
         """Run the net in 32 bits, and return the errors that the arithmetic of each layer would make in fp16."""
-        walk, found = Walk(), dict[Layer, tuple[Inner, ...]]()
-        self._walk(self._runner, walk, "", {}, 0, found)
-        return walk, found
+        return self._walk(self._runner, "", {})
 
     def _walk(
-        self,
-        runner: NcnnRunner,
-        walk: Walk,
-        rounding: str,
-        noise: Mapping[Layer, tuple[float, ...]],
-        seed: int,
-        found: dict[Layer, tuple[Inner, ...]],
-    ) -> None:
+        self, runner: NcnnRunner, rounding: str, noise: Mapping[Layer, tuple[float, ...]]
+    ) -> tuple[Walk, dict[Layer, tuple[Inner, ...]]]:
+        walk, found = Walk(), dict[Layer, tuple[Inner, ...]]()
         readers = set[Layer]() if rounding else {layer for layer in self.graph if layer.type in SAMPLED}
         walked = self._walked(rounding, noise, readers)
         names = {step.blob for step in walked}
@@ -187,7 +171,8 @@ class Estimator:
                             del waiting[each]
 
         feeds = {self._names[blob]: feed for blob, feed in self.feeds.items()}
-        runner.walk(feeds, [*walked, *ends], visit, seed)
+        runner.walk(feeds, [*walked, *ends], visit)
+        return walk, found
 
     def _walked(
         self, rounding: str, noise: Mapping[Layer, tuple[float, ...]], readers: Collection[Layer]

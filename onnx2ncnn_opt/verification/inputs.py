@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -58,6 +58,7 @@ LENGTHS = (
     Lengths(1, 1, 48000, 1024, 256),
 )
 _TALLEST = 1024  # an image or a volume
+_MOST_TOTALS = 30  # sums, such as n = a + b, to try if the model rejects independent sizes
 
 LARGEST_INPUT = 2**30
 
@@ -158,8 +159,6 @@ def draw_inputs(
     *,
     seed: int = 0,
     draw: Draw | None = None,
-    lengths: Lengths = LENGTHS[0],
-    batches: Collection[str] = (),
     swept: Mapping[str, int] | None = None,
 ) -> dict[str, Array]:
     """Return an array for every input of the model, the same for the same `draw` (by default the plain one of `seed`).
@@ -175,11 +174,10 @@ def draw_inputs(
        starts with 1, 0: a row without a 1 has no softmax, and one without a 0 cannot show that the net ignores the
        mask.
 
-    `sizes` gives values to the model's symbolic sizes; the others are `lengths`: its batch for names of `batches`, its
-    outer on an outermost axis, else its tokens if an integer input has them, its width on the last of four axes, and
-    its length elsewhere. Raises UsageError for an input of a type that cannot be drawn, or an absurdly large one.
+    `sizes` gives values to the model's symbolic sizes; the others are `dynamic_sizes`. Raises UsageError for an input
+    of a type that cannot be drawn, or an absurdly large one.
     """
-    known, swept = dynamic_sizes(model, lengths, batches) | dict(sizes or {}), swept or {}
+    known, swept = dynamic_sizes(model) | dict(sizes or {}), swept or {}
     draw = draw or Draw(seed, plain=True)
     uses = {value.name: Uses.of(value, model) for value in model.graph.inputs}
     arrays = {}
@@ -196,23 +194,23 @@ def tables(model: LoadedModel) -> dict[str, int]:
 
 
 def dynamic_sizes(
-    model: LoadedModel, lengths: Lengths, batches: Collection[str] = (), total: Total | None = None
+    model: LoadedModel, lengths: Lengths = LENGTHS[0], batches: Collection[str] = (), total: Total | None = None
 ) -> dict[str, int]:
     """Return a value for every dynamic size of the model.
 
-    A size that its name computes from others (``past + n``) gets that value; `total` is a sum that only the model
-    knows.
+    It is the batch of `lengths` for names of `batches`, its outer on an outermost axis, else its tokens if an integer
+    input has them, its width on the last of four axes, and its length elsewhere. A size that its name computes from
+    others (``past + n``) gets that value; `total` is a sum that only the model knows.
     """
     sizes: dict[str, int] = {}
     for info in sorted(model.inputs, key=lambda info: info.dtype.is_floating_point()):
         for axis, dim in enumerate(info.shape):
-            if isinstance(dim, Sym):
-                is_float = info.dtype.is_floating_point()
-                length = lengths.tokens if not is_float else lengths.width if axis == 3 else lengths.length
-                if len(info.shape) > 3:
-                    length = min(length, _TALLEST)
-                for name in sorted(dim.names()):
-                    sizes.setdefault(name, lengths.batch if name in batches else length if axis else lengths.outer)
+            is_float = info.dtype.is_floating_point()
+            length = lengths.tokens if not is_float else lengths.width if axis == 3 else lengths.length
+            if len(info.shape) > 3:
+                length = min(length, _TALLEST)
+            for name in sorted(dim.names()) if isinstance(dim, Sym) else ():
+                sizes.setdefault(name, lengths.batch if name in batches else length if axis else lengths.outer)
     for name in sizes:
         size = parsed_size(name, {other: sizes[other] for other in sizes if other != name})
         if isinstance(size, int) and size > 0:
@@ -222,11 +220,11 @@ def dynamic_sizes(
     return sizes
 
 
-def totals(sizes: Collection[str]) -> Iterator[Total]:
-    """Yield sizes that may be the sum of two others: a mask's length is that of the new and the previous tokens."""
-    for name in reversed(list(sizes)):
-        for parts in combinations([other for other in sizes if other != name], 2):
-            yield Total(name, parts)
+def totals(sizes: Collection[str]) -> Iterator[Total | None]:
+    """Yield None, then sizes that may be the sum of two others: a mask's length is that of new and previous tokens."""
+    pairs = ((name, parts) for name in reversed(list(sizes)) for parts in combinations(sizes, 2) if name not in parts)
+    yield None
+    yield from (Total(*pair) for pair in islice(pairs, _MOST_TOTALS))
 
 
 def _shape(info: InputInfo, sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -34,9 +34,8 @@ def input_slots(manifest: Manifest | None, feeds: Mapping[str, Array], blobs: Se
     The batch is tried in three ways: its axis is 1 and dropped in most nets, kept in a few, and in new ones the Mat's
     batch.
 
-    Raises:
-        UsageError: the manifest is that of another model.
-        VerificationError: a blob of the net would be left without a value, on which ncnn crashes.
+    Raises UsageError if the manifest is that of another model, and VerificationError if a blob of the net would be left
+    without a value, on which ncnn crashes.
     """
     if manifest is not None:
         ways = [[slot for slot in manifest_slots("input", list(feeds), manifest.inputs) if slot.blob in blobs]]
@@ -47,11 +46,11 @@ def input_slots(manifest: Manifest | None, feeds: Mapping[str, Array], blobs: Se
             lambda array: array.ndim > 4,
             lambda array: array.ndim > 1,
         )
-        ways = []
-        for is_batched in rules:
-            way = [Slot(name, blob, 0 if is_batched(feeds[name]) else None) for name, blob in pairs.items()]
-            if way not in ways:
-                ways.append(way)
+        ways = [
+            [Slot(name, blob, 0 if is_batched(feeds[name]) else None) for name, blob in pairs.items()]
+            for is_batched in rules
+        ]
+        ways = [way for number, way in enumerate(ways) if way not in ways[:number]]
     check_fed([slot.blob for slot in ways[0]], blobs, list(feeds))
     return ways
 

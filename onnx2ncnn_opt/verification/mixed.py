@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -24,18 +25,15 @@ from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.rewrite.prove_masks import SOURCES, Mask, put_masks
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
-from onnx2ncnn_opt.runtime.targets import Target, find_target
+from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.search_masks import FULL, MaskJudge, Masks, error_of, fewest_masks, find_masks
 from onnx2ncnn_opt.verification.verify_net import net_feeds
 
 _TIMES = 7
-
-
-def _only_moves(layer: Layer) -> bool:
-    """Return True if a layer computes nothing, so that it needs no mask."""
-    return layer.has(Trait.MOVES) or layer.type in SOURCES | {"Dropout", "Padding"}
+# Layers that compute nothing, as those that move their input: they need no mask.
+_IDLE = SOURCES | {"Dropout", "Padding"}
 
 
 @dataclass(frozen=True)
@@ -67,23 +65,13 @@ class Mixed:
 
 
 class DeviceJudge(MaskJudge):
-    """The error of a net on a device, and the time of a run; use as a context manager."""
+    """A net in fp16 on a device; the estimator and the worker have to be open. `folder` is for its files."""
 
-    def __init__(self, param: Path, bin: Path, estimator: Estimator, target: Target) -> None:
+    def __init__(self, estimator: Estimator, source: tuple[Path, Path], worker: NcnnWorker, folder: Path) -> None:
         super().__init__(estimator)
-        self._source, self._target = (param, bin), target
-
-    def __enter__(self) -> DeviceJudge:
-        self._folder = tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-")
-        self._worker = NcnnWorker(self._target)
-        self._bin = Path(self._folder.name) / "net.bin"
-        self._names = write_net(self.graph, Path(self._folder.name) / "net.param", self._bin)
-        self._count = 0
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._worker.close()
-        self._folder.cleanup()
+        self._source, self._worker, self._folder, self._count = source, worker, folder, 0
+        self._names = write_net(self.graph, folder / "net.param", folder / "net.bin")
+        self.checked = worker.checked(["fp16"])
 
     def _runner(self, masks: Masks) -> NcnnRunner:
         """Return the net with masks, as files; the casts to 32 bits have no weights."""
@@ -91,11 +79,9 @@ class DeviceJudge(MaskJudge):
         positions = {position: masks[layer] for position, layer in enumerate(self.graph) if layer in masks}
         put_masks(copy, [(layer, positions[at]) for at, layer in enumerate(copy.layers) if at in positions])
         self._count += 1
-        param = Path(self._folder.name) / f"net{self._count}.param"
+        param, bin, timeout = self._folder / f"net{self._count}.param", self._folder / "net.bin", self.estimator.timeout
         param.write_text(format_param(copy))
-        return NcnnRunner(
-            param, self._bin, mode="fp16", worker=self._worker, threads=None, timeout=self.estimator.timeout
-        )
+        return NcnnRunner(param, bin, mode="fp16", worker=self._worker, threads=None, timeout=timeout)
 
     def _outputs(self, runner: NcnnRunner) -> dict[Blob, Array]:
         fetches = {blob: self.estimator.fetch(blob) for blob in self.estimator.compared}
@@ -109,7 +95,7 @@ class DeviceJudge(MaskJudge):
 
     def seconds(self, masks: Masks) -> float | None:
         """Return the shortest of some runs, including the transfer of inputs and outputs."""
-        if self._target.patience > 1:  # an emulator's time says nothing
+        if self._worker.target.patience > 1:  # an emulator's time says nothing
             return None
         runner = self._runner(masks)
         times = []
@@ -119,40 +105,35 @@ class DeviceJudge(MaskJudge):
             times.append(time.perf_counter() - start)
         return min(times)
 
-    def checked(self) -> str:
-        """Return the place where the net runs, for people."""
-        return self._worker.checked(["fp16"])
-
 
 def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:
     """Put the smallest set of masks on a net with which it stays within a budget.
 
     Raises VerificationError if no masks are enough.
     """
-    device = judge if isinstance(judge, DeviceJudge) else None
     before = judge.error()
     masks, alone = _chosen(judge, budget) if not before <= budget else ({}, {})
     features = {layer: mask.features for layer, mask in masks.items()}
     after = judge.error(features) if masks else before
-    seconds = device.seconds(features) if device else None
+    seconds = judge.seconds(features)
     chosen = []
     for layer, mask in masks.items():
-        without = None
-        if device and seconds is not None:
+        cost = None
+        if seconds is not None:
             announce(f"the time of {layer.type} '{layer.name}'")
-            without = device.seconds({each: mask for each, mask in features.items() if each is not layer})
-        cost = None if seconds is None or without is None else seconds - without
+            without = judge.seconds({each: mask for each, mask in features.items() if each is not layer})
+            cost = None if without is None else seconds - without
         chosen.append(Chosen(mask, alone.get(layer, math.nan), cost))
     put_masks(judge.graph, features.items())
-    checked = device.checked() if device else "estimated for fp16"
-    return Mixed(judge.graph, tuple(chosen), before, after, checked, seconds)
+    return Mixed(judge.graph, tuple(chosen), before, after, judge.checked, seconds)
 
 
 def _chosen(judge: MaskJudge, budget: float) -> tuple[dict[Layer, Mask], dict[Layer, float]]:
     """Return the masks that keep a net within a budget, and the error of each layer that computes alone in fp16."""
     needed, _ = find_masks(judge.estimator, budget=math.inf)
     fixed = {layer: mask.features for layer, mask in needed.items()}
-    layers = [layer for layer in judge.graph if not _only_moves(layer) and layer not in fixed]
+    busy = [layer for layer in judge.graph if not layer.has(Trait.MOVES) and layer.type not in _IDLE]
+    layers = [layer for layer in busy if layer not in fixed]
     everything: dict[Layer, Feature] = {**dict.fromkeys(layers, FULL), **fixed}
     least = judge.error(everything)
     if not least <= budget:
@@ -200,9 +181,11 @@ def mixed(
     given = net_feeds(model, param, bin, verification, manifest=manifest)
     net = read_net(param, bin)
     arrays = {net.names[blob]: feed for blob, feed in given.items()}
-    with Estimator(net.graph, arrays, timeout=verification.timeout) as estimator:
+    with ExitStack() as stack:
+        estimator = stack.enter_context(Estimator(net.graph, arrays, timeout=verification.timeout))
         announce("the net in fp32")
         if verification.on is None:
             return choose_masks(MaskJudge(estimator), budget=budget)
-        with DeviceJudge(param, bin, estimator, target) as judge:
-            return choose_masks(judge, budget=budget)
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-"))
+        worker = stack.enter_context(NcnnWorker(target))
+        return choose_masks(DeviceJudge(estimator, (param, bin), worker, Path(folder)), budget=budget)

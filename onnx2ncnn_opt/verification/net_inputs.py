@@ -124,7 +124,9 @@ def _uses(blob: Blob) -> Uses:
             is_guarded |= layer.type in _SELECTS or operation in _SELECTING
             if layer.type == "Embed":
                 tables.append(int(layer["input_dim"]))
-            elif _is_move(layer):
+            elif (
+                layer.has(Trait.MOVES) or layer.type == "Padding" or (layer.type == "Dropout" and layer["scale"] == 1.0)
+            ):
                 left += [output for output in layer.outputs if output not in seen]
                 seen.update(layer.outputs)
     domain = (max(low for low, _ in domains), min(high for _, high in domains)) if domains else None
@@ -136,8 +138,3 @@ def _operation(layer: Layer) -> str:
     if layer.type not in _OPERATIONS:
         return "log" if layer.type == "Log" else ""
     return _OPERATIONS[layer.type](layer["op_type"]).name.lower()
-
-
-def _is_move(layer: Layer) -> bool:
-    """Return True if a layer's outputs have the values of its first input, at the same or other positions."""
-    return layer.has(Trait.MOVES) or layer.type == "Padding" or (layer.type == "Dropout" and layer["scale"] == 1.0)

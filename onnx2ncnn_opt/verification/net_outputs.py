@@ -9,7 +9,7 @@ from typing import get_args
 
 import numpy as np
 
-from onnx2ncnn_opt.errors import CrashError, Error, RunError, UsageError
+from onnx2ncnn_opt.errors import RunError, UsageError
 from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.ops import traits_of
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
@@ -17,21 +17,11 @@ from onnx2ncnn_opt.outputs import OutputReport, Status
 from onnx2ncnn_opt.runtime.base import Array, Failure, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.runtime.slots import Slot, alike, model_feeds
+from onnx2ncnn_opt.verification.driver import failed, is_wrong, missing
 from onnx2ncnn_opt.verification.match import input_slots, manifest_slots, pair
 from onnx2ncnn_opt.verification.rounding import Rounding
-from onnx2ncnn_opt.verification.rounding_budget import (
-    BITS_MARGIN,
-    LEAST_BUDGET,
-    float32_budget,
-    weights_encoding,
-)
-from onnx2ncnn_opt.verification.tolerance import (
-    DEFAULT,
-    MOST_BUDGET,
-    Tolerance,
-    compare,
-    with_quantisation,
-)
+from onnx2ncnn_opt.verification.rounding_budget import BITS_MARGIN, LEAST_BUDGET, float32_budget, weights_encoding
+from onnx2ncnn_opt.verification.tolerance import DEFAULT, MOST_BUDGET, Tolerance, compare, with_quantisation
 
 _GIVE = "give inputs that suit the model with --inputs or --value"
 UNPROVEN = f"there is no number in it on either side, which proves nothing; {_GIVE}"
@@ -49,11 +39,7 @@ class OutputComparison:
     rounding: Rounding
     is_fixed: bool = False  # the tolerance is the user's
     least: float = LEAST_BUDGET  # that needs no run in float64
-    is_close: bool = False
-
-    def closer(self, runner: NcnnRunner) -> OutputComparison:
-        """Return the same with ncnn's plain kernels, which make rounding errors only: `budget` holds for them."""
-        return replace(self, runner=runner, is_close=True)
+    is_close: bool = False  # the runner has ncnn's plain kernels, which make rounding errors only: `budget` holds
 
     @cached_property
     def budget(self) -> Mapping[str, float]:
@@ -70,10 +56,10 @@ class OutputComparison:
 
     def leaves_budget(self, outputs: Sequence[OutputReport]) -> bool:
         """Return True if outputs are right, but less accurate than rounding alone would leave them."""
-        off = {output.name: output.max_rel for output in outputs if (output.max_rel or 0.0) > self.least}
-        return all(output.status in ("ok", "unproven") for output in outputs) and any(
-            error > self.budget[name] for name, error in off.items() if error
-        )
+        if is_wrong(outputs):
+            return False
+        errors = {output.name: output.max_rel or 0.0 for output in outputs}
+        return any(error > self.least and error > self.budget[name] for name, error in errors.items())
 
     @cached_property
     def spread(self) -> Mapping[str, Array]:
@@ -84,9 +70,8 @@ class OutputComparison:
         """Return the spread; without bounds for as many elements as one run may move alone, those that differ most."""
         spread, count = self.spread[name], self.rounding.lone.get(name, 0)
         with np.errstate(invalid="ignore"):
-            excess = np.nan_to_num(
-                np.abs(actual.astype(np.float64) - reference) - spread, nan=0.0, posinf=0.0, neginf=0.0
-            )
+            excess = np.abs(actual.astype(np.float64) - reference) - spread
+        excess = np.nan_to_num(excess, nan=0.0, posinf=0.0, neginf=0.0)
         most = np.argsort(excess, axis=None)[::-1][: 2 * count]
         spread = spread.copy()
         spread.reshape(-1)[most[excess.reshape(-1)[most] > 0]] = np.inf
@@ -100,32 +85,23 @@ class OutputComparison:
             return {}
         return self.rounding.stored(encoding, self.feeds, self.reference)
 
-    def outputs(self) -> list[OutputReport]:
-        """Return the reports of the likeliest way to feed the net that works best."""
-        return self.best()[1]
-
-    def best(self) -> tuple[Sequence[Slot], list[OutputReport]]:
+    def best(self) -> tuple[Sequence[Slot], Sequence[OutputReport]]:
         """Return the likeliest way to feed the net that works best, and its reports."""
         try:
             ways, blobs = input_slots(self.manifest, self.feeds, self.runner.input_names()), self.runner.output_names()
         except RunError as error:
-            return (), self.failed(error)
-        best: tuple[Sequence[Slot], list[OutputReport]] = (), []
+            return (), failed(self.reference, error)
+        best: tuple[Sequence[Slot], Sequence[OutputReport]] = (), []
         for way in ways:
             try:
-                outputs = self.attempt(way, blobs)
+                outputs: Sequence[OutputReport] = self.attempt(way, blobs)
             except (RunError, UsageError) as error:  # UsageError: an array that no Mat can hold
-                outputs = self.failed(error)
+                outputs = failed(self.reference, error)
             if not best[1] or _severity(outputs) < _severity(best[1]):
                 best = way, outputs
             if all(output.status == "ok" for output in best[1]):
                 break
         return best
-
-    def failed(self, error: Error) -> list[OutputReport]:
-        """Return the reports of a net that fails as a whole."""
-        status: Status = "crashed" if isinstance(error, CrashError) else "refused"
-        return [OutputReport(name, None, status, str(error)) for name in self.reference]
 
     def attempt(self, way: Sequence[Slot], blobs: Sequence[str]) -> list[OutputReport]:
         """Feed the net in this way, and judge its outputs; `blobs` are their names in the net."""
@@ -133,7 +109,7 @@ class OutputComparison:
         if self.manifest is not None:
             slots = manifest_slots("output", list(self.reference), self.manifest.outputs)
             results = self.runner.extract(arrays, [slot.fetch for slot in slots])
-            return [self.judge(slot, results[slot.blob], exact_shape=True) for slot in slots]
+            return [self.judge(slot, results[slot.blob]) for slot in slots]
         # A name of the model's that is not an output of the net may still be a blob inside it. They are read first:
         # once a consumer has run, a blob is gone.
         inner = [name for name in self.reference if name not in blobs] if len(blobs) < len(self.reference) else []
@@ -141,19 +117,17 @@ class OutputComparison:
         found = [*(blob for blob in inner if not isinstance(results[blob], Failure)), *blobs]
         pairs = pair(list(self.reference), found, lambda name, blob: _alike(results[blob], self.reference[name]))
         nothing = f"the net has no blob for it; its outputs are {', '.join(blobs)}"
-        return [
-            self.judge(Slot(name, pairs[name], 0), results[pairs[name]], exact_shape=False)
-            if name in pairs
-            else OutputReport(name, None, "missing", nothing)
-            for name in self.reference
-        ]
+        reports = {name: OutputReport(name, None, "missing", nothing) for name in self.reference}
+        for name, blob in pairs.items():
+            reports[name] = self.judge(Slot(name, blob, 0), results[blob])
+        return list(reports.values())
 
-    def judge(self, slot: Slot, result: Array | Failure, *, exact_shape: bool) -> OutputReport:
+    def judge(self, slot: Slot, result: Array | Failure) -> OutputReport:
         """Return the report of one output."""
         reference = self.reference[slot.name]
         if isinstance(result, Failure):
-            return OutputReport(slot.name, slot.blob, "crashed" if result.crashed else "missing", result.reason)
-        if exact_shape:
+            return missing(slot.name, slot.blob, result)
+        if self.manifest is not None:
             array = slot.restored(result, reference.shape)
         else:
             array = result.reshape(reference.shape) if _alike(result, reference) else None
@@ -161,7 +135,7 @@ class OutputComparison:
             message = f"its shape is {list(result.shape)}, the model's {list(reference.shape)}"
             return OutputReport(slot.name, slot.blob, "shape", message)
         # A manifest says what the elements are, and is not to be helped where it is wrong.
-        result = array.astype(np.float64) if exact_shape and reference.dtype.kind in "iub" else array
+        result = array.astype(np.float64) if self.manifest and reference.dtype.kind in "iub" else array
         allowed = self.tolerance
         if self.is_close:
             allowed = replace(allowed, relative=self.budget[slot.name], slices=False)
@@ -189,19 +163,16 @@ class OutputComparison:
 
 
 def tolerance_of(model: LoadedModel) -> Tolerance:
-    """Return the tolerance for a net of the model: the usual one, and more if the model quantises values."""
-    return with_quantisation(_quantised_bits(model))
+    """Return the tolerance for a net of the model: the usual one, and more if the model quantises values.
 
-
-def _quantised_bits(model: LoadedModel) -> list[int]:
-    """Return the bits of each quantisation in the model; 8 unless its zero point says otherwise."""
-    return [
-        node.inputs[2].dtype.bitwidth
-        if node.op_type == "QuantizeLinear" and len(node.inputs) > 2 and node.inputs[2] and node.inputs[2].dtype
-        else 8
-        for node in model.graph
-        if traits_of(node.domain, node.op_type, model.opsets.get(node.domain, 1)).quantises
-    ]
+    Quantised values have 8 bits, unless a zero point says otherwise.
+    """
+    bits = []
+    for node in model.graph:
+        if traits_of(node.domain, node.op_type, model.opsets.get(node.domain, 1)).quantises:
+            zero = node.inputs[2] if node.op_type == "QuantizeLinear" and len(node.inputs) > 2 else None
+            bits.append(zero.dtype.bitwidth if zero and zero.dtype else 8)
+    return with_quantisation(bits)
 
 
 def _alike(result: Array | Failure, reference: Array) -> bool:

@@ -15,7 +15,7 @@ from onnx2ncnn_opt.errors import CrashError, RunError
 from onnx2ncnn_opt.ir.caches import caches
 from onnx2ncnn_opt.ir.detections import after_boxes, before_boxes
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.outputs import OutputReport, Status
+from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import NetFiles, write_net
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.param.storage import ROUNDING, Storage
@@ -23,7 +23,7 @@ from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import check_modes, find_target
-from onnx2ncnn_opt.verification.driver import VerifyReport, judge_modes, merged
+from onnx2ncnn_opt.verification.driver import VerifyReport, failed, judge_modes, merged, missing
 from onnx2ncnn_opt.verification.inputs import Draw
 from onnx2ncnn_opt.verification.net_inputs import draw_runs
 from onnx2ncnn_opt.verification.options import Verification
@@ -97,7 +97,7 @@ def verify_pair(
         NcnnWorker(target) as second,  # which keeps the original loaded, and starts when that is needed
     ):
         judge = _NetJudge(pair, verification, process, second)
-        if files is None or names is None or judge.boxes.outputs:  # a binary .param has no names of inner blobs
+        if files is None or names is None or judge.boxes:  # a binary .param has no names of inner blobs
             files, names = _written(pair.graph, Path(folder) / "net")
         folded: tuple[OutputReport, ...] = ()
         if pair.storage is not None and pair.storage.count:
@@ -110,7 +110,7 @@ def verify_pair(
         rows,
         verification.seed,
         checked=checked,
-        draws=tuple(run.draw for run in judge.all_runs if run.draw is not None),
+        draws=tuple(draw for draw, _ in judge.drawn),
         against="the original net's",
         folded=folded,
     )
@@ -122,23 +122,28 @@ def _written(graph: Graph, prefix: Path) -> tuple[NetFiles, Mapping[Blob, str]]:
 
 
 class _NetJudge:
-    """An optimised net and the original; `all_runs` have the original's outputs, in fp32."""
+    """An optimised net and the original, whose outputs in fp32 are in `all_runs`; `drawn` are the inputs.
+
+    `boxes` are the outputs that depend on boxes of detection layers. Which boxes there are, and in which order, hangs
+    on the last bits of scores. So both nets have to agree about the blobs by which boxes are chosen. Then the original
+    chooses boxes by the net's own numbers, and `boxes` have to be equal.
+    """
+
+    _files: NetFiles
+    _names: Mapping[str, str]
 
     def __init__(self, pair: NetPair, verification: Verification, worker: NcnnWorker, second: NcnnWorker) -> None:
         self.pair, self.how, self._worker, self._second = pair, verification, worker, second
-        self._files, self._names = pair.source, dict[Blob, str]()
-        self._drawn = list(pair.draws(verification.seed))
+        self.drawn = list(pair.draws(verification.seed))
         after = after_boxes(pair.graph)
         read = {b: n for layer, names in pair.detectors.items() for b, n in zip(layer.inputs, names, strict=True)}
         origins = {blob: read[blob] for blob in before_boxes(pair.graph) if blob in read}
-        self.boxes = Boxes(
-            {blob.name: name for blob, name in origins.items()},
-            {blob.name: pair.names[blob.name] for blob in pair.outputs if blob in after},
-        )
+        # Names in the graph, with those in the original file.
+        self._deciding = {blob.name: name for blob, name in origins.items()}
+        self.boxes = {blob.name: pair.names[blob.name] for blob in pair.outputs if blob in after}
         origins |= {blob: pair.names[blob.name] for blob in pair.outputs if blob not in after}
         self._wanted = [*origins, *pair.outputs]
         self._asked = {name: blob.name for blob, name in origins.items()}
-        self._inner_names = list_layers(pair.graph).inner_names
         self._exact, self._usual = True, FOLDING
         try:
             self.all_runs = self._original_runs()
@@ -150,7 +155,8 @@ class _NetJudge:
     def of(self, files: NetFiles, names: Mapping[Blob, str], *, rounding: Storage | None = None) -> _NetJudge:
         """Return the judge of a net in files; with a larger tolerance if its weights are rounded."""
         judge = copy(self)
-        judge._files, judge._names = files, dict(names)
+        judge._files = files
+        judge._names = {blob.name: name for blob, name in {**list_layers(self.pair.graph).inner_names, **names}.items()}
         if rounding is not None and rounding.count:
             judge._allowed = with_rounding(ROUNDING[rounding.encoding], rounding.depth, self._usual)
         return judge
@@ -168,7 +174,7 @@ class _NetJudge:
     def _original_runs(self) -> list[Run]:
         net = self._started(self.pair.source, exact=self._exact)
         runs = []
-        for draw, drawn in counted(self._drawn, "ncnn runs the net as it was", "runs"):
+        for draw, drawn in counted(self.drawn, "ncnn runs the net as it was", "runs"):
             feeds = {blob.name: array for blob, array in drawn.items()}
             results = run_reference(net, self._fed(feeds), list(self._asked), apart=self.pair.is_cut)
             reference = {self._asked[name]: array for name, array in results.items()}
@@ -178,23 +184,20 @@ class _NetJudge:
     def runs(self, mode: str) -> Iterable[Run]:
         """Return all runs; rounded weights are judged on ordinary inputs, the net in 32 bits on all."""
         self._runner = self._started(self._files, exact=self._exact and mode == "fp32", mode=mode)
-        if self._tolerance(mode).relative <= self._usual.relative:
+        self._tolerance = in_mode(mode, self._allowed)
+        if self._tolerance.relative <= self._usual.relative:
             return self.all_runs
         return [run for run in self.all_runs if run.draw is None or run.draw.scale <= 1]
 
-    def _tolerance(self, mode: str) -> Tolerance:
-        return self._allowed if mode == "fp32" else in_mode(mode, self._allowed)
-
     def compare(self, run: Run, mode: str) -> Sequence[OutputReport]:
         """Run the net, in 16 bits with the kernels that ncnn would choose, and the original too if it is wrong."""
-        known = {blob.name: name for blob, name in {**self._inner_names, **self._names}.items()}
-        feeds = {known[name]: array for name, array in run.feeds.items()}
-        wanted = {blob.name: known[blob.name] for blob in self._wanted}
-        tolerance = self.how.allowed(self._tolerance(mode))
+        feeds = {self._names[name]: array for name, array in run.feeds.items()}
+        wanted = {blob.name: self._names[blob.name] for blob in self._wanted}
+        tolerance = self.how.allowed(self._tolerance)
         fed = self._fed(run.feeds)
         reports = compare_outputs(self._runner, feeds, run.reference, wanted, tolerance)
-        source = self._started(self.pair.source, exact=self._exact, worker=self._second)
-        reports = self.boxes.compare(self._runner, feeds, wanted, source, fed, reports, tolerance)
+        if self.boxes:
+            reports = self._with_boxes(reports, feeds, wanted, fed, tolerance)
         if mode == "fp32" or self.pair.is_cut or all(report.status == "ok" for report in reports):
             return reports
         own = {name: blob for blob, name in self._asked.items()}
@@ -206,6 +209,32 @@ class _NetJudge:
             else report
             for report in reports
         ]
+
+    def _with_boxes(
+        self,
+        reports: Sequence[OutputReport],
+        feeds: Mapping[str, Array],
+        names: Mapping[str, str],
+        given: Mapping[str, Array],
+        tolerance: Tolerance,
+    ) -> tuple[OutputReport, ...]:
+        """Return the reports of all outputs; `feeds` and `names` are the net's, `given` the original's inputs."""
+        inputs = [report for report in reports if report.name in self._deciding]
+        wrong = [replace(r, message=f"'{r.name}', by which boxes are chosen: {r.message}") for r in inputs if r.message]
+        if wrong:
+            found = [replace(wrong[0], name=name, blob=names[name]) for name in self.boxes]
+        else:
+            results = self._runner.extract(feeds, [names[name] for name in (*self._deciding, *self.boxes)])
+            own = {origin: results[names[name]] for name, origin in self._deciding.items()}
+            fed = {origin: array for origin, array in own.items() if not isinstance(array, Failure)}
+            original = self._started(self.pair.source, exact=self._exact, worker=self._second)
+            before = original.extract({**given, **fed}, list(self.boxes.values()))
+            found = [
+                _judge_boxes(name, names[name], results[names[name]], before[origin], tolerance)
+                for name, origin in self.boxes.items()
+            ]
+        judged = [replace(merged([report, *inputs]), name=report.name, blob=report.blob) for report in found]
+        return (*(report for report in reports if report not in inputs), *judged)
 
     def explain(self, rows: list[OutputReport], mode: str) -> list[OutputReport]:
         """Return the reports as they are: the original has no float64 to explain errors with."""
@@ -246,56 +275,10 @@ def compare_outputs(
     try:
         results = runner.extract(feeds, [names[name] for name in reference])
     except RunError as error:
-        status: Status = "crashed" if isinstance(error, CrashError) else "refused"
-        return tuple(OutputReport(name, None, status, str(error)) for name in reference)
+        return failed(reference, error)
     return tuple(
         _judge(name, names[name], results[names[name]], expected, tolerance) for name, expected in reference.items()
     )
-
-
-@dataclass(frozen=True)
-class Boxes:
-    """The outputs that depend on boxes of detection layers, and the blobs that these choose boxes by.
-
-    Which boxes there are, and in which order, hangs on the last bits of scores. So the net and the original have to
-    agree about `deciding`. Then the original chooses boxes by the net's own numbers, and `outputs` have to be equal.
-    Both map names in the graph to names in the original file.
-    """
-
-    deciding: Mapping[str, str]
-    outputs: Mapping[str, str]
-
-    def compare(
-        self,
-        runner: NcnnRunner,
-        feeds: Mapping[str, Array],
-        names: Mapping[str, str],
-        original: NcnnRunner,
-        given: Mapping[str, Array],
-        reports: Sequence[OutputReport],
-        tolerance: Tolerance,
-    ) -> tuple[OutputReport, ...]:
-        """Return the reports of all outputs: `reports` for those that do not depend on boxes, and those of `deciding`.
-
-        `feeds` and `names` are the net's, `given` the original's inputs.
-        """
-        if not self.outputs:
-            return tuple(reports)
-        inputs = [report for report in reports if report.name in self.deciding]
-        wrong = [replace(r, message=f"'{r.name}', by which boxes are chosen: {r.message}") for r in inputs if r.message]
-        found: list[OutputReport] = []
-        if not wrong:
-            results = runner.extract(feeds, [names[name] for name in (*self.deciding, *self.outputs)])
-            own = {name: results[names[name]] for name in self.deciding}
-            fed = {self.deciding[name]: array for name, array in own.items() if not isinstance(array, Failure)}
-            before = original.extract({**given, **fed}, list(self.outputs.values()))
-            found = [
-                _judge_boxes(name, names[name], results[names[name]], before[origin], tolerance)
-                for name, origin in self.outputs.items()
-            ]
-        found = found or [replace(wrong[0], name=name, blob=names[name]) for name in self.outputs]
-        judged = [replace(merged([report, *inputs]), name=report.name, blob=report.blob) for report in found]
-        return (*(report for report in reports if report not in inputs), *judged)
 
 
 def _judge_boxes(
@@ -310,7 +293,7 @@ def _judge_boxes(
 
 def _judge(name: str, blob: str, result: Array | Failure, reference: Array, tolerance: Tolerance) -> OutputReport:
     if isinstance(result, Failure):
-        return OutputReport(name, blob, "crashed" if result.crashed else "missing", result.reason)
+        return missing(name, blob, result)
     if result.shape != reference.shape:
         return OutputReport(name, blob, "shape", f"its shape is {list(result.shape)}, before {list(reference.shape)}")
     if reference.size and np.isin(reference.view(np.int32), _NAN).all() and np.isnan(result).all():

@@ -81,7 +81,6 @@ class Verification:
 
     def allowed(self, tolerance: Tolerance) -> Tolerance:
         """Return a tolerance with the user's numbers."""
-        relative = tolerance.relative if self.rtol is None else float(self.rtol)
-        return replace(
-            tolerance, relative=relative, absolute=tolerance.absolute if self.atol is None else float(self.atol)
-        )
+        numbers = {"relative": self.rtol, "absolute": self.atol}
+        given: dict[str, Any] = {name: float(number) for name, number in numbers.items() if number is not None}
+        return replace(tolerance, **given)

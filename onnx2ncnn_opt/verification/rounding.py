@@ -25,7 +25,7 @@ import numpy as np
 import onnx
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 from onnx import TensorProto, helper, numpy_helper
-from onnx.external_data_helper import load_external_data_for_tensor
+from onnx.external_data_helper import load_external_data_for_tensor, set_external_data
 from onnx.shape_inference import InferenceError
 
 from onnx2ncnn_opt.errors import RunError
@@ -36,8 +36,8 @@ from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner, read_model
 from onnx2ncnn_opt.verification.decisions import Choice, as_good, choices
-from onnx2ncnn_opt.verification.double import InDouble, NodeWriter, element_types, inferred_values, upgraded
-from onnx2ncnn_opt.verification.tolerance import DEFAULT, INFINITE, MOST_BUDGET, parts
+from onnx2ncnn_opt.verification.double import FLOATS, InDouble, NodeWriter, element_types, inferred_values, upgraded
+from onnx2ncnn_opt.verification.tolerance import DEFAULT, INFINITE, MOST_BUDGET, Tolerance, compare, parts
 
 # The relative error of each number that a node computes: some 16 units of the last place, as sums of many terms have.
 _EACH = 2.0**-20
@@ -57,18 +57,16 @@ _SECONDS = 120.0
 
 _OF_INTEGERS = re.compile("Integer|^Q[A-Z]|DynamicQuantize")
 _WEIGHTS = "weights"  # a file's name
+_WHOLE = Tolerance(slices=False)
 _OWN, _SHARED = "onnx2ncnn_opt.own_errors", "onnx2ncnn_opt.shared_error"
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
-_ALL_FLOATS = (*_FLOATS, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 class Rounding:
     """A model with rounding errors, made when it is first needed; arguments are as `OrtRunner` takes them."""
 
-    def __init__(
-        self, model: Path | bytes, outputs: Collection[str], values: Mapping[str, Array], threads: int = 1
-    ) -> None:
-        self._model, self._outputs, self._values, self._threads = model, outputs, values, threads
+    def __init__(self, model: Path | bytes, outputs: Collection[str], values: Mapping[str, Array]) -> None:
+        self._model, self._outputs, self._values = model, outputs, values
         self._runner: OrtRunner | None = None
         self._exact: tuple[Mapping[str, Array], Mapping[str, Array]] | None = None
         self.problem = ""  # why there are no outputs in float64, once they were asked for
@@ -115,9 +113,9 @@ class Rounding:
         choice = self._choices.get(name)
         if choice is None or actual.shape != reference.shape or not reference.size:
             return reference
-        scores = Rounding(self._model, (choice.scores,), self._values, self._threads)
+        scores = Rounding(self._model, (choice.scores,), self._values)
         try:
-            runner = OrtRunner(self._model, outputs=scores._outputs, values=self._values, threads=self._threads)
+            runner = OrtRunner(self._model, outputs=scores._outputs, values=self._values, threads=None)
             (found,) = (results := runner.run_any(feeds)).values()
         except RunError:
             return reference
@@ -152,7 +150,7 @@ class Rounding:
 
     def _rewritten(self, model: bytes, folder: Path | None, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         """Run a rewritten model, and return its outputs."""
-        options: dict[str, Any] = {"values": self._values, "threads": self._threads, "timeout": _SECONDS, "once": True}
+        options: dict[str, Any] = {"values": self._values, "threads": None, "timeout": _SECONDS, "once": True}
         runner = OrtRunner(model, folder=folder, plain=not self._has_integer_products, **options)
         try:
             return runner.run_any(feeds)
@@ -169,8 +167,8 @@ class Rounding:
         moved = {name: _Moved(array) for name, array in reference.items()}
         try:
             if self._runner is None:
-                model, values, threads = with_errors(self._model, self._outputs), self._values, self._threads
-                self._runner = OrtRunner(model, folder=self._folder, values=values, threads=threads, once=True)
+                model, values = with_errors(self._model, self._outputs), self._values
+                self._runner = OrtRunner(model, folder=self._folder, values=values, threads=None, once=True)
             unsigned = {name: array + 0 if array.dtype.kind == "f" else array for name, array in feeds.items()}
             for own, shared in counted(_RUNS, "ONNX Runtime runs the model with rounding errors", "runs"):
                 errors = {_OWN: np.array(own, np.float32), _SHARED: np.array(shared, np.float32)}
@@ -221,29 +219,17 @@ def _distance(a: Array, b: Array) -> Array:
         return np.full(b.shape, np.inf)
     distance = np.empty(b.shape)
     for part in parts(b.shape):
-        distance[part] = _distance_of_part(a[part], b[part])
+        x, y = a[part].astype(np.float64), b[part].astype(np.float64)
+        same = (x == y) | (np.isnan(x) & np.isnan(y))
+        finite = (np.abs(x) < INFINITE) & (np.abs(y) < INFINITE)
+        difference = np.abs(np.where(finite, x, 0.0) - np.where(finite, y, 0.0))
+        distance[part] = np.where(same, 0.0, np.where(finite, difference, np.inf))
     return distance
-
-
-def _distance_of_part(a: Array, b: Array) -> Array:
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    finite = (np.abs(a) < INFINITE) & (np.abs(b) < INFINITE)
-    difference = np.abs(np.where(finite, a, 0.0) - np.where(finite, b, 0.0))
-    return np.where(same, 0.0, np.where(finite, difference, np.inf))
 
 
 def _relative(a: Array, b: Array) -> float:
     """Return the largest distance of numbers that are finite, in units of the largest of `b`."""
-    if a.shape != b.shape:
-        return 0.0
-    largest = size = 0.0
-    for part in parts(b.shape):
-        distance, sizes = _distance_of_part(a[part], b[part]), np.abs(b[part].astype(np.float64))
-        finite = np.isfinite(distance) & (sizes < INFINITE)
-        largest = max(largest, float(distance[finite].max(initial=0.0)))
-        size = max(size, float(sizes[finite].max(initial=0.0)))
-    return largest / (size or 1.0)
+    return (compare(a, b, _WHOLE).max_rel or 0.0) if a.shape == b.shape else 0.0
 
 
 def with_rounded_weights(model: Path | bytes, outputs: Collection[str], encoding: Encoding, folder: Path) -> bytes:
@@ -258,12 +244,10 @@ def with_rounded_weights(model: Path | bytes, outputs: Collection[str], encoding
             if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) > 1:
                 array = numpy_helper.to_array(tensor)
                 array = _in_8_bits(array) if encoding is Encoding.INT8 else rounded(array, encoding)
-                stored = {"location": _WEIGHTS, "offset": file.tell(), "length": array.nbytes}
-                file.write(np.ascontiguousarray(array).data)
-                tensor.CopyFrom(TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims))
-                tensor.data_location = TensorProto.EXTERNAL
-                for key, value in stored.items():
-                    tensor.external_data.add(key=key, value=str(value))
+                tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+                set_external_data(tensor, _WEIGHTS, file.tell(), array.nbytes)
+                file.write(tensor.raw_data)
+                tensor.ClearField("raw_data")
     return bytes(proto.SerializeToString())
 
 
@@ -289,7 +273,7 @@ def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:
     for node in proto.graph.node:
         traits = traits_of(node.domain, node.op_type, opsets.get(node.domain, 1))
         is_exact = traits.errors == "none" or node.op_type in ("Constant", "ConstantOfShape")
-        to_float = node.op_type == "Cast" and types.get(node.output[0], TensorProto.FLOAT) in _ALL_FLOATS
+        to_float = node.op_type == "Cast" and types.get(node.output[0], TensorProto.FLOAT) in FLOATS
         for index in _deciding(node, jumps=traits.jumps and not to_float):
             name = node.input[index]
             if types.get(name) in _FLOATS and name not in exact:

@@ -18,7 +18,6 @@ from onnx2ncnn_opt.runtime.base import Array, Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.runtime.slots import Slot, feeds_of
 from onnx2ncnn_opt.verification.estimate import Estimator
-from onnx2ncnn_opt.verification.rounding import Rounding
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, INFINITE, UNKNOWN_ROUNDING
 
 # Another order of a sum is about as far from float64 as ONNX Runtime's: the right nets of the zoo were up to 8 times as
@@ -90,48 +89,18 @@ def _layers(param: Path, bin: Path) -> list[Layer]:
         return []
 
 
-def budgets(
-    rounding: Rounding,
-    feeds: Mapping[str, Array],
-    reference: Mapping[str, Array],
-    net: tuple[Path, Path],
-    way: Sequence[Slot],
-    blobs: Mapping[str, str | None],
-    mode: str,
-    by_weights: Mapping[str, float],
-) -> tuple[dict[str, RoundingBudget], str]:
-    """Return a budget for each output, and why the effect of 16 or 8 bits is unknown (empty if it is known).
-
-    The budgets hold for inputs fed in this way. `blobs` are the outputs' in the net; `by_weights` is how far these move
-    if the model's weights are rounded as the net's are.
-    """
-    measured = rounding.measured(feeds, reference)
-    encoding = weights_encoding(*net)
-    by_bits: Mapping[str, float] = {}
-    kind = problem = ""
-    if mode != "fp32":
-        kind = mode
-        by_bits, problem = _estimated(net, feeds, way, blobs, mode)
-    elif encoding is Encoding.INT8:
-        inner, problem = _estimated(net, feeds, way, blobs, mode)
-        kind, by_bits = "int8", {name: inner[name] + by_weights[name] for name in inner if name in by_weights}
-    elif encoding is not None:
-        kind, by_bits = f"weights in {encoding.value}", by_weights
-    return {name: RoundingBudget(measured.get(name), by_bits.get(name), kind) for name in reference}, problem
-
-
-def _estimated(
+def estimated(
     net: tuple[Path, Path], feeds: Mapping[str, Array], way: Sequence[Slot], blobs: Mapping[str, str | None], mode: str
 ) -> tuple[dict[str, float], str]:
     """Estimate how far rounding every blob to 16 bits moves the outputs; in fp32, how far int8 layers move them.
 
     Return nothing, and the reason, if ncnn cannot run the net so.
     """
-    distances: dict[str, float] = {}
     try:
         right, rounded = _walks(net, feeds_of(way, feeds), mode)
     except (ParamError, BinError, GraphError, UsageError, RunError) as error:
         return {}, str(error)
+    distances = {}
     for name, blob in blobs.items():
         if blob in right:
             a, b = (walk[blob].astype(np.float64) for walk in (rounded, right))
@@ -147,9 +116,8 @@ def _walks(net: tuple[Path, Path], feeds: Mapping[str, Feed], mode: str) -> tupl
     graph = read_net(*net, entry_points.layer_types()).graph
     given = {blob: feeds[blob.name] for blob in graph.inputs if blob.name in feeds}
     with NcnnWorker() as worker:
-        roundings = [""] if mode == "fp32" else [mode, ""]
         with Estimator(graph, given, worker=worker) as estimator:
-            walks = [estimator.run(rounding) for rounding in roundings]
+            walks = [estimator.run()] if mode == "fp32" else [estimator.run(mode), estimator.run()]
         if mode == "fp32":
             for layer in graph:
                 _to_floats(layer)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +38,6 @@ from onnx2ncnn_opt.verification.inputs import (
 _SIZES_EACH = 2
 # Input ranges for models without finite results so far, e.g. with a least and a largest frequency; seeds of each.
 _RANGES, _SEEDS_EACH = ((0.0, 1.0), (1.0, 1.0), (0.0, 100.0), (1.0, 10000.0)), 4
-_MOST_TOTALS = 30  # sums, such as n = a + b, to try if the model rejects independent sizes
 # Nets up to these numbers of weights and input elements run on more inputs: that takes no longer than loading them.
 _SMALL_WEIGHTS, _SMALL_INPUTS = 2**25, 2**18
 _SHORTEST = 8  # elements; real images, sentences and sounds are longer
@@ -56,7 +53,8 @@ class Run:
     reference: Mapping[str, Array]
 
     def __str__(self) -> str:
-        return ", ".join(filter(None, (sizes_text(self.sizes), str(self.draw or ""))))
+        sizes = " ".join(f"{name}={size}" for name, size in self.sizes.items())
+        return ", ".join(filter(None, (sizes, str(self.draw or ""))))
 
 
 def load_converted(
@@ -110,10 +108,10 @@ def drawn_feeds(
 
     ONNX Runtime runs only to find sizes that the model accepts.
     """
-    if not dynamic_sizes(loaded, LENGTHS[0]):
+    if not dynamic_sizes(loaded):
         return [draw_inputs(loaded, draw=draw) for draw in draws]
     first, *others = draws
-    runner = OrtRunner(model, outputs=outputs, values=loaded.values, threads=os.cpu_count() or 1)
+    runner = OrtRunner(model, outputs=outputs, values=loaded.values, threads=None)
     settings = _settings(loaded, runner, manifest, first)
     return [settings[0].feeds, *(draw_inputs(loaded, settings[-1].sizes, draw=draw) for draw in others)]
 
@@ -122,7 +120,7 @@ def wanted_runs(
     model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, seed: int, wanted: Wanted
 ) -> Iterator[Run]:
     """Yield a run for each wanted draw at each wanted choice of sizes; by default at the sizes of `drawn_runs`."""
-    names = list(dynamic_sizes(model, LENGTHS[0]))
+    names = list(dynamic_sizes(model))
     for sizes in wanted.sizes:
         if set(sizes) != set(names):
             raise UsageError(f"the model's dynamic dimensions are {', '.join(names) or 'none'}, not {', '.join(sizes)}")
@@ -160,9 +158,11 @@ def drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None,
         return count(Run(at, draw, feeds, runner.run(feeds)))
 
     yield count(settings[0])
-    numbers = _numbers(model), sum(array.size for array in settings[0].feeds.values())
-    is_small = numbers[0] <= _SMALL_WEIGHTS and numbers[1] <= _SMALL_INPUTS
-    first, *further = draws(seed, is_small=is_small, is_tiny=is_tiny(*numbers, len(model.graph)))
+    initializers = [value.const_value for value in model.graph.initializers.values()]
+    weights = sum(tensor.size for tensor in initializers if tensor is not None)
+    numbers = sum(array.size for array in settings[0].feeds.values())
+    is_small = weights <= _SMALL_WEIGHTS and numbers <= _SMALL_INPUTS
+    first, *further = draws(seed, is_small=is_small, is_tiny=is_tiny(weights, numbers, len(model.graph)))
     if len(settings) > 1 and is_small:
         yield drawn(1, first)
     for number, draw in enumerate(further):
@@ -184,21 +184,16 @@ def _with_numbers(reference: Mapping[str, Array]) -> set[str]:
     return {name for name, array in reference.items() if not array.size or np.isfinite(array).any()}
 
 
-def _numbers(model: LoadedModel) -> int:
-    """Return the number of elements of the model's weights."""
-    return sum(value.const_value.size for value in model.graph.initializers.values() if value.const_value is not None)
-
-
 def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, draw: Draw) -> list[Run]:
     """Return a run for each accepted choice of dynamic sizes, see `drawn_runs`."""
     batches = _open_batches(model, manifest)
-    open_names = list(dynamic_sizes(model, LENGTHS[0]))
+    open_names = list(dynamic_sizes(model))
     most = _SIZES_EACH if open_names and manifest is not None else 1
     least = Counter(manifest.minimum if manifest else {})
     problem: RunError | None = None
     empty: Run | None = None
     small = ""
-    for total in (None, *islice(totals(open_names), _MOST_TOTALS)):
+    for total in totals(open_names):
         runs: list[Run] = []
         for lengths in LENGTHS if open_names else LENGTHS[:1]:
             known = dynamic_sizes(model, lengths, batches, total)
@@ -254,8 +249,3 @@ def _open_batches(model: LoadedModel, manifest: Manifest | None) -> set[str]:
     axes = {entry.name: entry.batch_axis for entry in manifest.inputs} if manifest else {}
     batches = [(info.shape, axes.get(info.name)) for info in model.inputs]
     return {str(shape[axis]) for shape, axis in batches if axis is not None and isinstance(shape[axis], Sym)}
-
-
-def sizes_text(sizes: Mapping[str, int]) -> str:
-    """Return dynamic sizes as text, such as ``n=2 seq=16``."""
-    return " ".join(f"{name}={size}" for name, size in sizes.items())

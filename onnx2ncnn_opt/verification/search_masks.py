@@ -88,6 +88,8 @@ class MaskJudge:
     `reference` is the run in fp32, and `inner` the errors that the arithmetic of each layer makes in fp16.
     """
 
+    checked = "estimated for fp16"  # the place where the net runs, for people
+
     def __init__(self, estimator: Estimator) -> None:
         self.estimator, self.graph = estimator, estimator.graph
         self.reference, self.inner = estimator.inner()
@@ -102,6 +104,10 @@ class MaskJudge:
             for layer, features in masks.items():
                 layer.params["featmask"] = layer["featmask"] | int(features)
             return error_of(self.run(), self.reference)
+
+    def seconds(self, masks: Masks) -> float | None:
+        """Return the seconds of a run with masks added; None if they cannot be measured."""
+        return None
 
     def rounding(self) -> float:
         """Return the error of rounding every blob to fp16, see `error_of`."""
@@ -156,7 +162,7 @@ def find_masks(
             error, accepted = _mask_errors(judge, found, budget)
             differ = bool(integers) and judge.integers_differ(judge.run(), integers)
             precisions.append(Precision(error, accepted, differ))
-    return found.masks, max(precisions, key=_excess)
+    return found, max(precisions, key=_excess)
 
 
 @contextmanager
@@ -172,22 +178,17 @@ def restored_masks(graph: Graph) -> Iterator[None]:
                 layer.params["featmask"] = mask
 
 
-class _Found:
+class _Found(dict[Layer, Mask]):
     """The masks up to now, each put on its layer at once."""
-
-    def __init__(self) -> None:
-        self.masks: dict[Layer, Mask] = {}
 
     def add(self, layer: Layer, features: Feature, reason: str, largest: float | None) -> None:
         missing = features & ~Feature(layer["featmask"])
         if not missing:
             return
-        known = self.masks.get(layer)
-        if known is not None:
+        mask = Mask(layer.name, layer.type, missing, reason, largest)
+        if known := self.get(layer):
             mask = known._replace(features=known.features | features, reason=f"{known.reason}; {reason}")
-        else:
-            mask = Mask(layer.name, layer.type, missing, reason, largest)
-        self.masks[layer] = mask
+        self[layer] = mask
         layer.params["featmask"] = layer["featmask"] | int(features)
 
 
@@ -301,12 +302,12 @@ def _mask_first_special(judge: MaskJudge, walk: Walk, found: _Found) -> bool:
         if all(walk.special.get(blob, 0) <= judge.reference.special.get(blob, 0) for blob in layer.outputs):
             continue
         before = [blob.producer for blob in layer.inputs if blob.producer and blob.producer.type not in SOURCES]
-        count = len(found.masks)
+        count = len(found)
         found.add(layer, FP32, "its output is NaN or infinite in fp16", judge.reference.largest_of(layer.outputs))
         for each in before:
             found.add(each, FP32, f"{layer.type} '{layer.name}' makes NaN or infinity of its output in fp16", None)
-        if len(found.masks) == count:  # it is made in 32 bits, and infinite where a layer reads it in 16
+        if len(found) == count:  # it is made in 32 bits, and infinite where a layer reads it in 16
             for user in (user for blob in layer.outputs for user in blob.users):
                 found.add(user, FP32, f"what it reads of {layer.type} '{layer.name}' is infinite in fp16", None)
-        return len(found.masks) > count
+        return len(found) > count
     return False

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.dim import Sym
+from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.outputs import OutputReport
@@ -27,7 +27,7 @@ from onnx2ncnn_opt.verification.given_inputs import given_inputs
 from onnx2ncnn_opt.verification.net_outputs import OutputComparison, tolerance_of
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.rounding import Rounding
-from onnx2ncnn_opt.verification.rounding_budget import RoundingBudget, budgets, least_budget
+from onnx2ncnn_opt.verification.rounding_budget import RoundingBudget, estimated, least_budget, weights_encoding
 from onnx2ncnn_opt.verification.runs import Run, any_feeds, drawn_runs, load_converted, small_runs, wanted_runs
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, UNKNOWN_ROUNDING, in_mode
 
@@ -95,11 +95,10 @@ class _ModelJudge:
         self.how, self.manifest, self._net, self._worker = verification, manifest, net, worker
         values, outputs = verification.values, verification.outputs
         self.model = load_converted(model, manifest, shapes=verification.shapes, values=values, outputs=outputs)
-        threads = os.cpu_count() or 1
         announce("ONNX Runtime loads the model")
         values, timeout = self.model.values, verification.timeout
-        self._reference = OrtRunner(model, outputs=outputs, values=values, threads=threads, timeout=timeout)
-        self.rounding = Rounding(model, outputs, values, threads)
+        self._reference = OrtRunner(model, outputs=outputs, values=values, threads=None, timeout=timeout)
+        self.rounding = Rounding(model, outputs, values)
         self.done: list[Run] = []
         self.notes: list[str] = []
         self._more = self._inputs()
@@ -142,7 +141,7 @@ class _ModelJudge:
         if self._worst is None or error > self._worst[0]:
             self._worst = error, comparison, way
         if self._is_default and mode == "fp32" and comparison.leaves_budget(found):
-            found = comparison.closer(self._started("fp32", exact=True)).outputs()
+            _, found = replace(comparison, runner=self._started("fp32", exact=True), is_close=True).best()
         if is_wrong(found):
             self._worst = math.inf, comparison, way
         return found
@@ -171,11 +170,20 @@ def _explained(
 ) -> tuple[list[OutputReport], str]:
     """Return the reports with the causes of their errors, and why the effect of 16 or 8 bits is unknown, if it is."""
     net = comparison.runner.param, comparison.runner.bin
-    blobs = {row.name: row.blob for row in rows}
-    stored = comparison.by_weights
-    found, problem = budgets(comparison.rounding, comparison.feeds, comparison.reference, net, way, blobs, mode, stored)
+    measured = comparison.rounding.measured(comparison.feeds, comparison.reference)
+    encoding, by_weights = weights_encoding(*net), comparison.by_weights
+    by_bits: Mapping[str, float] = {}
+    kind = problem = ""
+    if mode != "fp32" or encoding is Encoding.INT8:
+        blobs = {row.name: row.blob for row in rows}
+        kind, (by_bits, problem) = mode, estimated(net, comparison.feeds, way, blobs, mode)
+    if mode == "fp32" and encoding is Encoding.INT8:
+        kind, by_bits = "int8", {name: by_bits[name] + by_weights[name] for name in by_bits if name in by_weights}
+    elif mode == "fp32" and encoding is not None:
+        kind, by_bits = f"weights in {encoding.value}", by_weights
 
-    def explained(row: OutputReport, budget: RoundingBudget) -> OutputReport:
+    def explained(row: OutputReport) -> OutputReport:
+        budget = RoundingBudget(measured.get(row.name), by_bits.get(row.name), kind)
         # A wide tolerance of the user does not explain an error.
         is_lax = comparison.is_fixed and (row.max_rel or 0.0) > DEFAULT.relative
         cause = budget.cause(row.max_rel, mode, ok=row.status in ("ok", "unproven") and not is_lax)
@@ -185,13 +193,13 @@ def _explained(
         allowed = comparison.allowed(row.name, close=is_close and mode == "fp32")
         return replace(row, rounding=budget.rounding, bits=bits, allowed=allowed, cause=cause)
 
-    return [explained(row, found[row.name]) for row in rows], problem
+    return [explained(row) for row in rows], problem
 
 
 def _blamed(rows: Sequence[OutputReport], in_fp32: OutputComparison, mode: str) -> list[OutputReport]:
     """Return the reports; errors that the net does not have in fp32 on the same inputs get the mode as their cause."""
     wrong = {row.name for row in rows if row.status in ("mismatch", "nan")}
-    blamed = {row.name for row in in_fp32.outputs() if row.status == "ok"} & wrong if wrong else set()
+    blamed = {row.name for row in in_fp32.best()[1] if row.status == "ok"} & wrong if wrong else set()
     text = f"; the net is right in fp32, so the cause is {mode}"
     return [replace(row, cause=mode, message=row.message + text) if row.name in blamed else row for row in rows]
 
@@ -206,9 +214,8 @@ def net_feeds(
     how = verification
     loaded = load_converted(model, manifest, shapes=how.shapes, values=how.values)
     given = any_feeds(model, loaded, manifest, feeds=how.feeds, seed=how.seed)
-    threads = os.cpu_count() or 1
-    reference = OrtRunner(model, values=loaded.values, threads=threads, timeout=how.timeout).run(given)
-    rounding = Rounding(model, (), loaded.values, threads)
+    reference = OrtRunner(model, values=loaded.values, threads=None, timeout=how.timeout).run(given)
+    rounding = Rounding(model, (), loaded.values)
     with NcnnWorker() as worker:
         runner = NcnnRunner(param, bin, timeout=how.timeout, threads=None, worker=worker)
         tolerance = how.tolerance or tolerance_of(loaded)

@@ -140,7 +140,7 @@ def test_16_bits_beyond_what_is_estimated(tmp_path: Path, monkeypatch: pytest.Mo
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     onnx.save(model, tmp_path / "model.onnx")
     files = lower(tmp_path / "model.onnx").save(tmp_path / "net")
-    monkeypatch.setattr("onnx2ncnn_opt.verification.rounding_budget._estimated", lambda *_: ({"y": 1e-6}, ""))
+    monkeypatch.setattr("onnx2ncnn_opt.verification.verify_net.estimated", lambda *_: ({"y": 1e-6}, ""))
     feeds = {"x": np.random.default_rng(1).standard_normal((1, 1024)).astype(np.float32)}
 
     def found(modes: tuple[str, ...]) -> list[OutputReport]:

@@ -17,8 +17,7 @@ from onnx2ncnn_opt.outputs import Status
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.slots import Slot
-from onnx2ncnn_opt.verification.alignment import aligned, natural, nearest, squeezed
-from onnx2ncnn_opt.verification.blobs import same_numbers
+from onnx2ncnn_opt.verification.blobs import aligned, natural, nearest, same_numbers, squeezed
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.tolerance import Tolerance
 from onnx2ncnn_opt.verification.verify_net import verify_net
