@@ -47,9 +47,19 @@ def test_what_follows(inputs: str, shapes: dict[str, list[Any]], bound: dict[str
     assert shapes_of(inputs, shapes) == bound
 
 
+DYNAMIC = "float[N,3,H,W] x, float[N,7] ids"
+
+
 @pytest.mark.parametrize(
     ("inputs", "shapes", "said"),
     [
+        (DYNAMIC, {"img": [1]}, r"no input is called 'img'; inputs are: x: float\[N, 3, H, W\]; ids: float\[N, 7\]"),
+        (DYNAMIC, {"x": [3, 4, 4]}, "has 3 sizes, the model wants 4"),
+        (DYNAMIC, {"x": [1, 4, 4, 4]}, "axis 1 is 3 in the model, not 4"),
+        (DYNAMIC, {"x": [0, 3, 4, 4]}, "0 is not a possible size"),
+        (DYNAMIC, {"x": [-1, 3, 4, 4]}, "-1 is not a possible size"),
+        (DYNAMIC, {"x": [2**31, 3, 4, 4]}, "2147483648 is not a possible size"),
+        (DYNAMIC, {"x": [1, 3, 4, 4], "ids": [2, 7]}, "size 'N' cannot be both 1 and 2"),
         ("float[a,a] x", {"x": [1, 2]}, "size 'a' cannot be both 1 and 2"),
         ("float[8] x, float[9] y", {"x": ["S"], "y": ["S"]}, "axis 0 is 9 in the model, not 8"),
         ("float[a] x, float[12] m", {"x": ["P"], "m": ["P+S"]}, "axis 0 is 12 in the model, not P [+] S"),
