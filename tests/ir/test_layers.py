@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import json
 import math
-import operator
 import random
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -25,70 +26,35 @@ FACTS: list[dict[str, Any]] = [
 ]
 BY_TYPE = pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact["type"])
 
-_OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: lambda a, b: a // b if isinstance(a, int) and isinstance(b, int) else a / b,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.In: lambda a, b: a in b,
-    ast.Not: operator.not_,
-    ast.USub: operator.neg,
-}
-
 
 def last_blob(*texts: str) -> int:
     return max(int(word[0]) for text in texts for word in re.split(r"[(), ]+", text) if word[1:] in tuple("whdcn"))
 
 
-FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+FUNCTIONS: dict[str, Callable[..., Any]] = {
     "max": max,
     "cdiv": lambda a, b: math.ceil(a / b),
     "sqrtf": lambda a: 1.0 * math.sqrt(a),
     "last_blob": lambda *texts: last_blob("0w", *texts),
+    "c_division": lambda a, b: a // b if isinstance(a, int) and isinstance(b, int) else a / b,
 }
 
 
-def evaluate(text: str, values: Callable[[str], Any]) -> Any:  # noqa: C901
-    """An expression of the facts: arithmetic, comparisons, C's integer division, and the functions above."""
+class CDivision(ast.NodeTransformer):
+    """Every `/` divides as in C."""
 
-    def value(node: ast.AST) -> Any:  # noqa: C901
-        match node:
-            case ast.Expression(body):
-                return value(body)
-            case ast.Constant(constant):
-                return constant
-            case ast.Name(name):
-                return values(name)
-            case ast.List(elements) | ast.Tuple(elements):
-                return [value(element) for element in elements]
-            case ast.BinOp(left, op, right):
-                return _OPERATORS[type(op)](value(left), value(right))
-            case ast.UnaryOp(op, operand):
-                return _OPERATORS[type(op)](value(operand))
-            case ast.BoolOp(ast.And(), parts):
-                return all(value(part) for part in parts)
-            case ast.BoolOp(ast.Or(), parts):
-                return any(value(part) for part in parts)
-            case ast.IfExp(test, body, orelse):
-                return value(body) if value(test) else value(orelse)
-            case ast.Subscript(sequence, index):
-                return value(sequence)[value(index)]
-            case ast.Call(ast.Name(name), arguments):
-                return FUNCTIONS[name](*map(value, arguments))
-            case ast.Compare(left, ops, rights):
-                operands = [value(left), *map(value, rights)]
-                return all(_OPERATORS[type(op)](a, b) for op, a, b in zip(ops, operands, operands[1:], strict=False))
-        raise AssertionError(f"{text!r} needs {ast.dump(node)}")
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        if not isinstance(node.op, ast.Div):
+            return node
+        return ast.Call(ast.Name("c_division", ast.Load()), [node.left, node.right], [])
 
-    return value(ast.parse(text, mode="eval"))
+
+@cache
+def compiled(text: str) -> CodeType:
+    """An expression of the facts: Python's syntax, C's integer division, and the functions above."""
+    tree = CDivision().visit(ast.parse(text, mode="eval"))
+    return compile(ast.fix_missing_locations(tree), text, "eval")
 
 
 # What parameters with a code may be; any other is a small size or a flag.
@@ -125,23 +91,21 @@ def random_params(fact: dict[str, Any], rng: random.Random) -> dict[str | int, A
     return values
 
 
-class Facts:
+class Facts(dict[str | int, Any]):
     """The values of all parameters and derived names of a layer, as the facts define them."""
 
     def __init__(self, fact: dict[str, Any], given: Mapping[str | int, Any]) -> None:
-        self.defaults = {param["name"]: param["default"] for param in fact["params"]}
-        self.derived: dict[str, str] = fact["derived"]
-        self.given = given
+        super().__init__(given)
+        self.rules = {param["name"]: param["default"] for param in fact["params"]}
+        self.rules |= {name: f"={text}" for name, text in fact["derived"].items()}
 
-    def __call__(self, name: str) -> Any:
-        if name in self.given:
-            return self.given[name]
-        if name in self.derived:
-            return evaluate(self.derived[name], self)
-        default = self.defaults[name]
-        if isinstance(default, str) and default.startswith("="):
-            return evaluate(default[1:].strip(), self)
-        return default
+    def __missing__(self, name: str) -> Any:
+        value = self.rules[name]
+        is_formula = isinstance(value, str) and value.startswith("=")
+        return self.evaluate(value[1:].strip()) if is_formula else value
+
+    def evaluate(self, text: str) -> Any:
+        return eval(compiled(text), FUNCTIONS, self)  # type: ignore[arg-type]
 
 
 def samples(fact: dict[str, Any]) -> list[tuple[Layer, Facts]]:
@@ -176,7 +140,7 @@ def test_params(fact: dict[str, Any]) -> None:
 def test_defaults(fact: dict[str, Any]) -> None:
     for layer, facts in samples(fact):
         for param in fact["params"]:
-            expected = facts(param["name"])
+            expected = facts[param["name"]]
             found = layer[param["name"]]
             assert found == (tuple(expected) if isinstance(expected, list) else expected), param["name"]
             assert (type(found) is float) == (param["kind"] == "float"), param["name"]
@@ -190,15 +154,15 @@ def test_weights(fact: dict[str, Any]) -> None:
     present = set()
     for layer, facts in samples(fact):
         for weight, known in zip(spec.weights, weights, strict=True):
-            is_there = bool(evaluate(known["when"], facts))
+            is_there = bool(facts.evaluate(known["when"]))
             assert weight.present(layer.resolved) == is_there, (weight.name, layer.params)
             if not is_there:
                 continue
             present.add(weight.name)
-            assert weight.count(layer.resolved) == evaluate(known["count"], facts), (weight.name, layer.params)
+            assert weight.count(layer.resolved) == facts.evaluate(known["count"]), (weight.name, layer.params)
             load_type = known["load_type"]
             assert weight.packed == (load_type == "bytes")
-            raw = load_type == "bytes" or (facts("load_type") if load_type == "=load_type" else load_type) == 1
+            raw = load_type == "bytes" or (facts["load_type"] if load_type == "=load_type" else load_type) == 1
             assert weight.is_tagged(layer.resolved) == (not raw), (weight.name, layer.params)
         names = [weight.name for weight in spec.weights if weight.present(layer.resolved)]
         assert len(names) == len(set(names))
@@ -211,7 +175,7 @@ def test_blob_counts(fact: dict[str, Any]) -> None:
     assert (spec.inputs, spec.outputs) == (tuple(fact["inputs"]), tuple(fact["outputs"]))
     for layer, facts in samples(fact):
         expected = fact["one_blob_only"]
-        expected = bool(evaluate(expected, facts)) if isinstance(expected, str) else expected
+        expected = bool(facts.evaluate(expected)) if isinstance(expected, str) else expected
         assert bool(spec.is_one_blob_only(layer.resolved)) == expected, layer.params
 
 

@@ -16,6 +16,7 @@ from onnx2ncnn_opt.onnx.batch import batch_axes
 from onnx2ncnn_opt.onnx.ops import all_ops, find
 from onnx2ncnn_opt.onnx.read.load import load_model
 from onnx2ncnn_opt.onnx.registry import OnnxOp
+from testing.onnx_text import parsed
 
 SHAPE = (2, 3, 4, 5)
 PLACES = ((0, 0, 0, 0), (1, 2, 3, 4), (0, 2, 1, 3))
@@ -118,15 +119,13 @@ FIRST = "a = Constant<value_ints = [0]>()"
     ],
 )
 def test_the_axis_at_the_inputs(inputs: str, nodes: str, expected: dict[str, int]) -> None:
-    text = f"g ({inputs}) => (float[] y) <float[1,1,1,1] w = {{1}}> {{ {nodes} y = Conv(t, w) }}"
-    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 19]> {text}')
-    assert batch_axes(load_model(model.SerializeToString())) == expected
+    text = f"({inputs}) => (float[] y) <float[1,1,1,1] w = {{1}}> {{ {nodes} y = Conv(t, w) }}"
+    assert batch_axes(load_model(parsed(text, 19).SerializeToString())) == expected
 
 
 def test_flatten_keeps_the_batch() -> None:
     text = (
-        "g (float[2,3,8] x) => (float[] y) <int64[3] s = {2, 1, 24}, float[1,1,1] w = {1}> "
+        "(float[2,3,8] x) => (float[] y) <int64[3] s = {2, 1, 24}, float[1,1,1] w = {1}> "
         "{ f = Flatten(x) r = Reshape(f, s) y = Conv(r, w) }"
     )
-    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 19]> {text}')
-    assert batch_axes(load_model(onnx.shape_inference.infer_shapes(model).SerializeToString())) == {"x": 0}
+    assert batch_axes(load_model(onnx.shape_inference.infer_shapes(parsed(text, 19)).SerializeToString())) == {"x": 0}

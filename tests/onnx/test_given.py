@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import onnx
-import onnx.parser
 import pytest
 
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.onnx.read.load import load_model
+from testing.onnx_text import parsed
 
 
 def shapes_of(inputs: str, shapes: dict[str, list[Any]]) -> dict[str, str]:
     names = [part.split()[-1] for part in inputs.split(", float")]
     nodes = " ".join(f"o{i} = Identity({name})" for i, name in enumerate(names))
     outputs = ", ".join(f"float o{i}" for i in range(len(names)))
-    model = onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["": 17]> g ({inputs}) => ({outputs}) {{ {nodes} }}'
-    )
-    loaded = load_model(model, shapes=shapes)
+    loaded = load_model(parsed(f"({inputs}) => ({outputs}) {{ {nodes} }}"), shapes=shapes)
     return {info.name: ",".join(map(str, info.shape)) for info in loaded.inputs}
 
 
@@ -47,9 +43,19 @@ def test_what_follows(inputs: str, shapes: dict[str, list[Any]], bound: dict[str
     assert shapes_of(inputs, shapes) == bound
 
 
+DYNAMIC = "float[N,3,H,W] x, float[N,7] ids"
+
+
 @pytest.mark.parametrize(
     ("inputs", "shapes", "said"),
     [
+        (DYNAMIC, {"img": [1]}, r"no input is called 'img'; inputs are: x: float\[N, 3, H, W\]; ids: float\[N, 7\]"),
+        (DYNAMIC, {"x": [3, 4, 4]}, "has 3 sizes, the model wants 4"),
+        (DYNAMIC, {"x": [1, 4, 4, 4]}, "axis 1 is 3 in the model, not 4"),
+        (DYNAMIC, {"x": [0, 3, 4, 4]}, "0 is not a possible size"),
+        (DYNAMIC, {"x": [-1, 3, 4, 4]}, "-1 is not a possible size"),
+        (DYNAMIC, {"x": [2**31, 3, 4, 4]}, "2147483648 is not a possible size"),
+        (DYNAMIC, {"x": [1, 3, 4, 4], "ids": [2, 7]}, "size 'N' cannot be both 1 and 2"),
         ("float[a,a] x", {"x": [1, 2]}, "size 'a' cannot be both 1 and 2"),
         ("float[8] x, float[9] y", {"x": ["S"], "y": ["S"]}, "axis 0 is 9 in the model, not 8"),
         ("float[a] x, float[12] m", {"x": ["P"], "m": ["P+S"]}, "axis 0 is 12 in the model, not P [+] S"),
@@ -72,8 +78,7 @@ def test_what_cannot_be(inputs: str, shapes: dict[str, list[Any]], said: str) ->
 
 def test_names_go_into_the_net_and_its_verification() -> None:
     """A mask as long as what is new and what was before: the names tell, and both runs know it."""
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g '
+    model = parsed(
         "(float[b, s0, 4] past, float[b, s1, 4] x, float[b, s2] mask) => (float[b, s3, 4] y)"
         "<int64[1] two = {2}> { k = Concat<axis = 1>(past, x) m = Unsqueeze(mask, two) y = Mul(k, m) }"
     )

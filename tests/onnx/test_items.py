@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from onnx2ncnn_opt.api.dynamic_cost import cost_of_dynamic
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.param.splits import count_layers
 from testing.batches import ITEMS, choices, free_outputs, mixed_outputs, with_batch
-from testing.op_cases import Case, load_cases
+from testing.onnx_text import parsed
+from testing.op_cases import Case, fill_weights, load_cases
 
 FILES: dict[str, list[Case]] = {}
 for _case in load_cases():
@@ -62,26 +60,17 @@ MIXED = {
 
 @pytest.mark.parametrize("body", MIXED.values(), ids=MIXED)
 def test_items_that_are_mixed_stay_in_the_net(body: str) -> None:
-    model = onnx.parser.parse_model(
-        f'<ir_version: 9, opset_import: ["": 17]> g (float[batch, 4] x) => (float[] y) {{ {body} }}'
-    )
-    assert free_outputs(model, {"x": 0}) is None
+    assert free_outputs(parsed(f"(float[batch, 4] x) => (float[] y) {{ {body} }}"), {"x": 0}) is None
 
 
 def test_what_is_the_same_for_all_items_is_no_output_of_theirs() -> None:
     """Zeros of as many rows as there are items would have one row."""
-    nodes = [helper.make_node("Shape", ["x"], ["s"]), helper.make_node("ConstantOfShape", ["s"], ["y"])]
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
-    model = helper.make_model(
-        helper.make_graph(nodes, "g", inputs, outputs), opset_imports=[helper.make_opsetid("", 17)], ir_version=9
-    )
+    model = parsed("(float[batch, 4] x) => (float[] y) { s = Shape (x) y = ConstantOfShape (s) }")
     assert free_outputs(model, {"x": 0}) is None
 
 
 ATTENTION = """
-<ir_version: 9, opset_import: ["": 17]>
-vit (float[batch, 6, 8] x) => (float[] y)
+(float[batch, 6, 8] x) => (float[] y)
 <float[1, 1, 8] token = {1, 2, 3, 4, 5, 6, 7, 8}, float[8, 24] w, float[8] g, int64[1] zero = {0}, int64[1] one = {1},
  int64[2] ones = {1, 8}, int64[4] heads = {3, -1, 7, 4}> {
     s = Shape (x)
@@ -112,10 +101,8 @@ vit (float[batch, 6, 8] x) => (float[] y)
 
 
 def test_attention_with_a_class_token_costs_nothing_for_its_batch() -> None:
-    model = onnx.parser.parse_model(ATTENTION)
-    rng = np.random.default_rng(0)
-    for name, shape in (("w", (8, 24)), ("g", (8,))):
-        model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name))
+    model = parsed(ATTENTION)
+    fill_weights(model, 0)
     conversion = lower(model)
     assert count_layers(conversion.graph) == count_layers(lower(model, shapes={"x": (1, 6, 8)}).graph)
     assert not cost_of_dynamic(conversion)
@@ -140,6 +127,5 @@ def test_inputs_that_no_batch_of_mats_can_be(inputs: str, body: str, shapes: dic
     constants = (
         "int64[3] ones = {-1, 1, 1}, int64[4] pairs = {-1, 2, 3, 4}, float[3, 3, 1] w = {1, 0, 0, 0, 1, 0, 0, 0, 1}"
     )
-    graph = f"g ({inputs}) => (float[] o) <{constants}> {{ {body} o = Conv (y, w) }}"
-    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 17]> {graph}')
+    model = parsed(f"({inputs}) => (float[] o) <{constants}> {{ {body} o = Conv (y, w) }}")
     assert lower(model, shapes=shapes).verify().ok

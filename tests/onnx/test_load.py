@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -98,10 +99,8 @@ class TestSources:
         }
         loaded = load_model(sources[kind])
         assert [node.op_type for node in loaded.graph] == ["Conv", "LeakyRelu", "LeakyRelu", "If"]
-        assert [node.attributes["alpha"].as_float() for node in loaded.graph if node.op_type == "LeakyRelu"] == [
-            0.5,
-            0.25,
-        ]
+        slopes = [node.attributes["alpha"].as_float() for node in loaded.graph if node.op_type == "LeakyRelu"]
+        assert slopes == [0.5, 0.25]
         np.testing.assert_array_equal(loaded.initializer("w"), WEIGHT)
         assert [info.name for info in loaded.inputs] == ["x", "other"]
         assert loaded.inputs[0].shape == (symbol("N"), 3, 8, 8)
@@ -113,17 +112,14 @@ class TestSources:
         if kind not in ("ir", "program"):
             assert loaded.digest() == hashlib.sha256(data).hexdigest()
 
-    def test_a_proto_is_not_changed(self) -> None:
-        model = parse(CALLS)
-        before = model.SerializeToString(deterministic=True)
+    def test_a_model_is_not_changed(self) -> None:
+        proto = parse(CALLS)
+        model = onnx_ir.from_proto(proto)
+        load_model(proto, shapes={"x": (1, 3, 8, 8)})
         load_model(model, shapes={"x": (1, 3, 8, 8)})
-        assert model.SerializeToString(deterministic=True) == before
-
-    def test_an_ir_model_is_not_changed(self) -> None:
-        model = onnx_ir.from_proto(parse(CALLS))
-        before = onnx_ir.to_proto(model).SerializeToString(deterministic=True)
-        load_model(model, shapes={"x": (1, 3, 8, 8)})
-        assert onnx_ir.to_proto(model).SerializeToString(deterministic=True) == before
+        before = parse(CALLS)
+        assert proto == before
+        assert onnx_ir.to_proto(model) == onnx_ir.to_proto(onnx_ir.from_proto(before))
 
     def test_producer_and_relative_path(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write(tmp_path, parse(SMALL))
@@ -273,17 +269,15 @@ class TestExternalData:
         np.testing.assert_array_equal(loaded.initializer("w"), WEIGHT)
         assert not loaded.initializer("w").flags.writeable
 
-    def test_a_link_that_stays_inside(self, tmp_path: Path) -> None:
-        (tmp_path / "real.bin").write_bytes(WEIGHT.tobytes())
-        (tmp_path / "w.bin").symlink_to("real.bin")
-        np.testing.assert_array_equal(load_model(write(tmp_path, external("w.bin"))).initializer("w"), WEIGHT)
-
-    def test_a_folder_that_is_a_link(self, tmp_path: Path) -> None:
+    def test_links_that_stay_inside(self, tmp_path: Path) -> None:
+        """A link to the data, in a folder that is one itself."""
         (tmp_path / "real").mkdir()
-        (tmp_path / "real" / "w.bin").write_bytes(WEIGHT.tobytes())
-        write(tmp_path / "real", external("w.bin"))
+        (tmp_path / "real" / "data.bin").write_bytes(WEIGHT.tobytes())
+        (tmp_path / "real" / "w.bin").symlink_to("data.bin")
+        path = write(tmp_path / "real", external("w.bin"))
         (tmp_path / "link").symlink_to("real")
-        np.testing.assert_array_equal(load_model(tmp_path / "link" / "model.onnx").initializer("w"), WEIGHT)
+        for model in (path, tmp_path / "link" / "model.onnx"):
+            np.testing.assert_array_equal(load_model(model).initializer("w"), WEIGHT)
 
     @pytest.mark.parametrize(
         "location",
@@ -298,19 +292,16 @@ class TestExternalData:
         ):
             load_model(write(inner, external(location)))
 
-    @pytest.mark.parametrize("link_the", ["file", "folder"])
-    def test_no_link_leads_outside(self, link_the: str, tmp_path: Path) -> None:
-        inner = tmp_path / "inner"
-        inner.mkdir()
+    @pytest.mark.parametrize(
+        ("location", "link", "target"), [("w.bin", "w.bin", "data/w.bin"), ("s/w.bin", "s", "data")]
+    )
+    def test_no_link_leads_outside(self, location: str, link: str, target: str, tmp_path: Path) -> None:
+        (tmp_path / "inner").mkdir()
         (tmp_path / "data").mkdir()
         (tmp_path / "data" / "w.bin").write_bytes(WEIGHT.tobytes())
-        if link_the == "file":
-            (inner / "w.bin").symlink_to("../data/w.bin")
-        else:
-            (inner / "sub").symlink_to("../data")
-        location = "w.bin" if link_the == "file" else "sub/w.bin"
+        (tmp_path / "inner" / link).symlink_to(f"../{target}")
         with pytest.raises(ModelError, match=r"outside the model's folder.*put a copy"):
-            load_model(write(inner, external(location)))
+            load_model(write(tmp_path / "inner", external(location)))
 
     def test_no_hard_link(self, tmp_path: Path) -> None:
         (tmp_path / "secret").write_bytes(WEIGHT.tobytes())
@@ -318,17 +309,13 @@ class TestExternalData:
         with pytest.raises(ModelError, match="several hard links"):
             load_model(write(tmp_path, external("w.bin")))
 
-    @pytest.mark.parametrize("kind", ["folder", "pipe", "loop", "missing", "empty"])
-    def test_no_file(self, kind: str, tmp_path: Path) -> None:
-        path = tmp_path / "w.bin"
-        if kind == "folder":
-            path.mkdir()
-        elif kind == "pipe":
-            os.mkfifo(path)
-        elif kind == "loop":
-            path.symlink_to("w.bin")
-        elif kind == "empty":
-            path.touch()
+    @pytest.mark.parametrize(
+        "make",
+        [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("w.bin"), lambda path: None, Path.touch],
+        ids=["folder", "pipe", "loop", "missing", "empty"],
+    )
+    def test_no_file(self, make: Callable[[Path], None], tmp_path: Path) -> None:
+        make(tmp_path / "w.bin")
         with pytest.raises(ModelError, match=r"tensor 'w'.*'w\.bin'"):
             load_model(write(tmp_path, external("w.bin")))
 
@@ -380,12 +367,9 @@ class TestExternalData:
     def test_more_tensors_than_file_descriptors(self, tmp_path: Path) -> None:
         model = parse(SMALL)
         (tmp_path / "w.bin").write_bytes(np.arange(2000, dtype=np.float32).tobytes())
-        tensor = external("w.bin", dims=()).graph.initializer[0]
         for i in range(2000):
+            tensor = external("w.bin", 4 * i, dims=()).graph.initializer[0]
             tensor.name = f"k{i}"
-            tensor.external_data[-1 if i else 0].key = "location"
-            del tensor.external_data[1:]
-            tensor.external_data.add(key="offset", value=str(4 * i))
             model.graph.initializer.append(tensor)
         model.graph.node.append(helper.make_node("Sum", [f"k{i}" for i in range(2000)], ["sum"]))
         model.graph.output.append(helper.make_empty_tensor_value_info("sum"))
@@ -439,18 +423,6 @@ class TestFunctions:
             )
         assert time.process_time() - start < 5
 
-    def test_another_opset_is_refused(self) -> None:
-        model = parse(CALLS)
-        model.functions[0].opset_import[0].version = 17
-        with pytest.raises(ModelError, match="cannot be inlined: Opset mismatch"):
-            load_model(model)
-
-    def test_too_many_inputs_are_refused(self) -> None:
-        model = parse(CALLS)
-        model.graph.node[1].input.append("x")
-        with pytest.raises(ModelError, match="cannot be inlined: Input mismatch"):
-            load_model(model)
-
     def test_shared_constants_of_a_function_are_read_once(self) -> None:
         model = parse(CALLS)
         model.functions[0].node.insert(0, helper.make_node("Constant", [], ["k"], value=model.graph.initializer[0]))
@@ -486,15 +458,13 @@ class TestOpsets:
 
     def test_missing(self) -> None:
         model = parse(SMALL)
-        del model.opset_import[:]
+        model.ClearField("opset_import")
         with pytest.raises(ModelError, match="does not say which opset"):
             load_model(model)
 
-    def test_two(self) -> None:
-        model = parse(SMALL)
-        model.opset_import.add(domain="ai.onnx", version=17)
-        with pytest.raises(ModelError, match=r"'ai\.onnx' 2 times"):
-            load_model(model)
+
+IF = "c = Constant<value = bool {1}>() y = If(c)<then_branch = t () => (float[2] z) {"
+ELSE = "}, else_branch = e () => (float[2] z) { z = Relu(x) }>"
 
 
 class TestStructure:
@@ -507,16 +477,8 @@ class TestStructure:
             ("x = Relu(x) y = Relu(x)", "'x' is redeclared"),
             ("a = Add(x, b) b = Relu(a) y = Relu(b)", "the graph has a cycle: .*Add.*Relu|Relu.*Add"),
             ("a = Relu(a) y = Relu(x)", "cycle"),
-            (
-                "c = Constant<value = bool {1}>() y = If(c)<then_branch = t () => (float[2] z) { z = Relu(lost) },"
-                "else_branch = e () => (float[2] z) { z = Relu(x) }>",
-                "Relu '.*' in a subgraph of If '.*' reads 'lost'",
-            ),
-            (
-                "c = Constant<value = bool {1}>() y = If(c)<then_branch = t () => (float[2] z) { z = Relu(y) },"
-                "else_branch = e () => (float[2] z) { z = Relu(x) }>",
-                "cycle",
-            ),
+            (f"{IF} z = Relu(lost) {ELSE}", "Relu '.*' in a subgraph of If '.*' reads 'lost'"),
+            (f"{IF} z = Relu(y) {ELSE}", "cycle"),
         ],
     )
     def test_broken_graphs(self, body: str, message: str) -> None:
@@ -526,43 +488,34 @@ class TestStructure:
 
     def test_nodes_out_of_order_are_sorted(self) -> None:
         model = parse(SMALL)
-        nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in reversed(model.graph.node)]
-        del model.graph.node[:]
-        model.graph.node.extend(nodes)
+        model.graph.node.reverse()
         assert [node.op_type for node in load_model(model).graph] == ["Conv", "Relu"]
         assert [node.op_type for node in load_model(onnx_ir.from_proto(model)).graph] == ["Conv", "Relu"]
 
-    def test_what_the_reader_would_drop(self) -> None:
-        def refuse(message: str) -> None:
-            with pytest.raises(ModelError, match=message):
-                load_model(model)
-
-        model = parse(SMALL)
-        model.graph.sparse_initializer.add().values.name = "thin"
-        refuse("'thin' is sparse")
-        model = parse(SMALL)
-        model.graph.initializer.append(model.graph.initializer[0])
-        refuse("2 initializers called 'w'")
-        model = parse(SMALL)
-        model.graph.input.append(model.graph.input[0])
-        refuse("2 inputs called 'x'")
-        model = parse(SMALL)
-        model.graph.output.append(model.graph.output[0])
-        refuse("2 outputs called 'y'")
-        model = parse(SMALL)
-        model.graph.initializer[0].name = ""
-        refuse("an initializer without a name")
-        model = parse(SMALL)
-        model.graph.node[0].attribute.extend([helper.make_attribute("group", 1), helper.make_attribute("group", 2)])
-        refuse("2 attributes called 'group'")
-        model = parse(SMALL)
-        del model.graph.output[:]
-        refuse("no outputs")
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (lambda m: setattr(m.graph.sparse_initializer.add().values, "name", "thin"), "'thin' is sparse"),
+            (lambda m: m.graph.initializer.append(m.graph.initializer[0]), "2 initializers called 'w'"),
+            (lambda m: m.graph.input.append(m.graph.input[0]), "2 inputs called 'x'"),
+            (lambda m: m.graph.output.append(m.graph.output[0]), "2 outputs called 'y'"),
+            (lambda m: setattr(m.graph.initializer[0], "name", ""), "an initializer without a name"),
+            (lambda m: m.graph.node[3].attribute.append(m.graph.node[3].attribute[0]), "2 attributes called 'value'"),
+            (lambda m: m.graph.ClearField("output"), "no outputs"),
+            (lambda m: m.functions.append(m.functions[0]), "'local::leaky' is defined 2 times"),
+            (lambda m: setattr(m.functions[0].opset_import[0], "version", 17), "cannot be inlined: Opset mismatch"),
+            (lambda m: m.graph.node[1].input.append("x"), "cannot be inlined: Input mismatch"),
+            (lambda m: m.opset_import.add(domain="ai.onnx", version=17), r"'ai\.onnx' 2 times"),
+        ],
+    )
+    def test_what_the_reader_would_drop(self, change: Callable[[onnx.ModelProto], object], message: str) -> None:
         model = parse(CALLS)
-        model.functions.append(model.functions[0])
-        refuse("'local::leaky' is defined 2 times")
-        model = parse(SMALL)
-        data = model.SerializeToString().replace(b"Sigmoid", b"Sigm\xff\xfed")
+        change(model)
+        with pytest.raises(ModelError, match=message):
+            load_model(model)
+
+    def test_text_that_is_not_utf_8(self) -> None:
+        data = parse(SMALL).SerializeToString().replace(b"Sigmoid", b"Sigm\xff\xfed")
         with pytest.raises(ModelError, match="not UTF-8"):
             load_model(data)
 
@@ -603,25 +556,6 @@ class TestBinding:
     def test_any_size_that_ncnn_can_count(self, n: int, h: int) -> None:
         loaded = load_model(onnx.parser.parse_model(DYNAMIC), shapes={"ids": (n, 7), "x": (n, 3, h, 1)})
         assert loaded.inputs[0].shape == (n, 3, h, 1)
-
-    @pytest.mark.parametrize(
-        ("shapes", "message"),
-        [
-            (
-                {"img": (1, 3, 4, 4)},
-                r"no input is called 'img'; inputs are: x: float\[N, 3, H, W\]; ids: int64\[N, 7\]",
-            ),
-            ({"x": (3, 4, 4)}, "has 3 sizes, the model wants 4"),
-            ({"x": (1, 4, 4, 4)}, "axis 1 is 3 in the model, not 4"),
-            ({"x": (0, 3, 4, 4)}, "0 is not a possible size"),
-            ({"x": (-1, 3, 4, 4)}, "-1 is not a possible size"),
-            ({"x": (2**31, 3, 4, 4)}, "2147483648 is not a possible size"),
-            ({"x": (1, 3, 4, 4), "ids": (2, 7)}, "size 'N' cannot be both 1 and 2"),
-        ],
-    )
-    def test_shapes_that_do_not_fit(self, shapes: dict[str, tuple[int, ...]], message: str) -> None:
-        with pytest.raises(UsageError, match=message):
-            load_model(onnx.parser.parse_model(DYNAMIC), shapes=shapes)
 
     def test_odd_ways_to_write_a_dim(self) -> None:
         model = parse(SMALL)
@@ -777,9 +711,18 @@ def survives(source: object) -> bool:
 
 STRINGS = ("", "x", "y", "w", "N", "ai.onnx", "..", "/etc/passwd", "Constant", "local", "twice", "a" * 300)
 INTEGERS = (0, 1, -1, 2, 7, 16, 2**31 - 1, 2**62, -(2**63), 8, 22, 23)
+ODD: dict[int, Sequence[Any]] = {
+    FieldDescriptor.TYPE_STRING: STRINGS,
+    FieldDescriptor.TYPE_BYTES: [text.encode() for text in STRINGS],
+    FieldDescriptor.TYPE_FLOAT: (0.0, 1.0, float("nan"), 1e30),
+    FieldDescriptor.TYPE_DOUBLE: (0.0, 1.0, float("nan"), 1e30),
+    FieldDescriptor.TYPE_INT64: INTEGERS,
+    FieldDescriptor.TYPE_INT32: [i for i in INTEGERS if abs(i) < 2**31],
+    FieldDescriptor.TYPE_UINT64: [abs(i) for i in INTEGERS],
+}
 
 
-def mutate(model: onnx.ModelProto, rng: random.Random) -> None:  # noqa: C901, PLR0912
+def mutate(model: onnx.ModelProto, rng: random.Random) -> None:
     """Change one field anywhere: to an odd value, away, twice, or to a copy of another message of its type."""
     messages: list[Any] = [model]
     for message in messages:
@@ -788,32 +731,20 @@ def mutate(model: onnx.ModelProto, rng: random.Random) -> None:  # noqa: C901, P
                 messages.extend(inner if field.is_repeated else [inner])
     message = rng.choice(messages)
     field = rng.choice(list(message.DESCRIPTOR.fields))
-    value: Any
-    if field.type == FieldDescriptor.TYPE_MESSAGE:
-        value = rng.choice([m for m in messages if m.DESCRIPTOR is field.message_type] or [None])
-    elif field.type == FieldDescriptor.TYPE_ENUM:
-        value = rng.choice(field.enum_type.values).number
-    elif field.type == FieldDescriptor.TYPE_STRING:
-        value = rng.choice(STRINGS)
-    elif field.type == FieldDescriptor.TYPE_BYTES:
-        value = rng.choice(STRINGS).encode()
-    elif field.type in (FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE):
-        value = rng.choice((0.0, 1.0, float("nan"), 1e30))
-    else:
-        value = rng.choice([i for i in INTEGERS if abs(i) < 2**31 or field.type == FieldDescriptor.TYPE_INT64])
-        value = abs(value) if field.type == FieldDescriptor.TYPE_UINT64 else value
-    if rng.random() < 0.2 or value is None:
+    values = ODD.get(field.type, [])
+    if field.type == FieldDescriptor.TYPE_ENUM:
+        values = [value.number for value in field.enum_type.values]
+    elif field.type == FieldDescriptor.TYPE_MESSAGE:
+        values = [type(m).FromString(m.SerializeToString()) for m in messages if m.DESCRIPTOR is field.message_type]
+    if not values or rng.random() < 0.2:
         message.ClearField(field.name)
     elif field.is_repeated:
         items = getattr(message, field.name)
         if len(items) and rng.random() < 0.5:
             del items[rng.randrange(len(items))]
-        elif field.type == FieldDescriptor.TYPE_MESSAGE:
-            items.add().ParseFromString(value.SerializeToString())
         else:
-            items.append(value)
+            items.append(rng.choice(values))
     elif field.type == FieldDescriptor.TYPE_MESSAGE:
-        data = value.SerializeToString()
-        getattr(message, field.name).ParseFromString(data)
+        getattr(message, field.name).CopyFrom(rng.choice(values))
     else:
-        setattr(message, field.name, value)
+        setattr(message, field.name, rng.choice(values))

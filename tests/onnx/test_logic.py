@@ -43,15 +43,6 @@ def test_two_tensors(operator: str) -> None:
     compare_nodes([helper.make_node(operator, ["a", "b"], ["m"]), to_float("m")], {"a": a[kept], "b": b[kept]}, rel=0)
 
 
-@pytest.mark.parametrize("attributes", [{}, {"detect_negative": 0}, {"detect_positive": 0}])
-def test_infinite(attributes: Any) -> None:
-    compare_nodes([helper.make_node("IsInf", ["x"], ["b"], **attributes), to_float()], {"x": NUMBERS}, rel=0)
-
-
-def test_not_a_number() -> None:
-    compare_nodes([helper.make_node("IsNaN", ["x"], ["b"]), to_float()], {"x": NUMBERS}, rel=0)
-
-
 # What stands after each operand of Where, and whether it runs.
 OPERANDS = ["fed", "array", "infinite array", "0", "2.5", "-inf", "inf", "-3.4028234663852886e38", "1e9"]
 WHERE = [(m, a, b) for m in ("fed", "constant") for a, b in itertools.product(OPERANDS, OPERANDS)]
@@ -114,13 +105,6 @@ NUMBERS_OF: dict[int, Any] = {
 def test_casts(source: int, target: int) -> None:
     nodes = [helper.make_node("Cast", ["x"], ["c"], to=target), to_float("c")]
     compare_nodes(nodes, {"x": NUMBERS_OF[source]}, rel=0)
-
-
-def test_every_second_integer() -> None:
-    slices = {"s": np.array([0]), "e": np.array([6]), "a": np.array([1]), "t": np.array([2])}
-    node = helper.make_node("Slice", ["x", "s", "e", "a", "t"], ["m"])
-    x = np.random.default_rng(1).integers(-9, 9, (2, 6))
-    compare_nodes([node, to_float("m")], {"x": x}, slices, rel=0)
 
 
 def test_integers_that_were_computed_are_indices() -> None:

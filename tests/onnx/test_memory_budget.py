@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import onnx
-import onnx.parser
 import pytest
 
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError
 from onnx2ncnn_opt.onnx import importer
 from onnx2ncnn_opt.onnx.lower.memory_budget import MemoryBudget
-
-
-def model(text: str) -> onnx.ModelProto:
-    return onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 18]> g {text}')
+from testing.onnx_text import parsed
 
 
 def test_large_but_possible_at_run_time() -> None:
     """2**28 elements are the most, and a dynamic dimension counts as 1."""
     nodes = " ".join(f"h{i + 1} = Concat<axis = 1>(h{i}, h{i})" for i in range(28))
-    assert lower(model(f"(float[n,1] x) => (float[] y) {{ h0 = Relu(x) {nodes} y = Sigmoid(h28) }}")).graph
+    assert lower(parsed(f"(float[n,1] x) => (float[] y) {{ h0 = Relu(x) {nodes} y = Sigmoid(h28) }}")).graph
 
 
 def test_many_constants_are_too_large_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,7 +23,7 @@ def test_many_constants_are_too_large_together(monkeypatch: pytest.MonkeyPatch) 
     nodes = " ".join(f"h{i} = ConstantOfShape(s)" for i in range(100))
     total = f"y = Concat<axis = 0>({', '.join(f'h{i}' for i in range(100))})"
     with pytest.raises(UnsupportedError, match="too large in all"):
-        lower(model(f"() => (float[] y) <int64[1] s = {{262144}}> {{ {nodes} {total} }}"))
+        lower(parsed(f"() => (float[] y) <int64[1] s = {{262144}}> {{ {nodes} {total} }}"))
 
 
 def test_no_memory_names_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,4 +32,4 @@ def test_no_memory_names_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(importer, "check_size", fails)
     with pytest.raises(UnsupportedError, match="Relu 'r': it takes more memory than there is"):
-        lower(model("(float[1,1,3,3] x) => (float[] y) { [r] y = Relu(x) }"))
+        lower(parsed("(float[1,1,3,3] x) => (float[] y) { [r] y = Relu(x) }"))

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx.parser
 import pytest
 
 from onnx2ncnn_opt import Net
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.runtime.ort import OrtRunner
+from testing.onnx_text import parsed
 from testing.worker import WORKER
 
 # Input, its minimum at which all other sizes may be 1, nodes.
@@ -59,11 +59,12 @@ WINDOWS = {
 
 
 def model_of(shape: str, nodes: str) -> onnx.ModelProto:
-    return onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["": 18]> g (float[{shape}] x) => (float y) <float[2, 2, 3] three ='
+    return parsed(
+        f"(float[{shape}] x) => (float y) <float[2, 2, 3] three ="
         " {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, int64[4] pads = {0, 2, 0, 1}, int64[1] start = {0},"
         " int64[1] one = {1}, int64[1] two = {2}, int64[1] minus_two = {-2}, int64[1] end = {9223372036854775807}>"
-        f" {{ {nodes} }}"
+        f" {{ {nodes} }}",
+        opset=18,
     )
 
 
@@ -90,8 +91,8 @@ def test_minimum(name: str, tmp_path: Path) -> None:
 
 
 def test_a_minimum_of_several_sizes(tmp_path: Path) -> None:
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 18]> g (float[1, 2, a] x, float[1, 2, b] z) => (float y)'
+    model = parsed(
+        "(float[1, 2, a] x, float[1, 2, b] z) => (float y)"
         " { c = Concat<axis = 2>(x, z) y = MaxPool<kernel_shape = [4], strides = [2]>(c) }"
     )
     conversion = lower(model)

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnx.parser
 import pytest
 
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import Unsupported, UnsupportedError
-
-
-def refused(graph: str, opset: int = 17) -> UnsupportedError:
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> g {graph}')
-    with pytest.raises(UnsupportedError) as error:
-        lower(model)
-    return error.value
+from testing.onnx_text import parsed, refused
 
 
 def test_nodes_after_a_refused_one_are_asked_too() -> None:
@@ -57,21 +50,16 @@ def test_the_body_of_an_if_is_asked_to_its_end() -> None:
 DETECTOR = (
     "(float[1, 3, 16, 16] x) => (float[n, 4] boxes, float[1, 2] kind, int64[n, 3] chosen)"
     " <float[6, 3, 16, 16] w, int64[3] shape = {1, 4, 1}, int64[3] flat = {1, 1, 2}, int64 two = {2},"
-    " int64[1] last = {2}, int64[1] one = {1}, int64[2] parts = {4, 2}> {"
+    " int64[1] last = {2}, int64[1] one = {1}, int64[2] parts = {4, 2}> { zero = Sub(one, one)"
     " c = Conv(x, w) r = Relu(c) b, s = Split<axis = 1>(r, parts) t = Reshape(b, shape)"
     " bb = Transpose<perm = [0, 2, 1]>(t) ss = Reshape(s, flat) kind = Flatten(s)"
     " chosen = NonMaxSuppression(bb, ss) i = Gather<axis = 1>(chosen, two) q = Squeeze(bb, zero)"
-    " boxes = Gather<axis = 0>(q, i) zero = Sub(one, one) }"
+    " boxes = Gather<axis = 0>(q, i) }"
 )
 
 
-def detector() -> onnx.ModelProto:
-    text = DETECTOR.replace("zero = Sub(one, one) }", "}").replace("{ c = Conv", "{ zero = Sub(one, one) c = Conv")
-    return onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g ' + text)
-
-
 def test_one_cut_loses_no_branch_of_a_detector() -> None:
-    model = detector()
+    model = parsed(DETECTOR)
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.full((6, 3, 16, 16), 0.01, np.float32), "w"))
     with pytest.raises(UnsupportedError) as error:
         lower(model)
@@ -96,9 +84,8 @@ def test_nothing_is_before_the_first_node() -> None:
 
 
 def test_outputs_that_a_cut_loses_are_told() -> None:
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] a, float[4] b, float[4] c) {'
-        " s = Relu(x) a = Neg(s) b = Abs(x) c = Add(a, b) }"
+    model = parsed(
+        "(float[4] x) => (float[4] a, float[4] b, float[4] c) { s = Relu(x) a = Neg(s) b = Abs(x) c = Add(a, b) }"
     )
     assert lower(model, outputs=["s"]).model.lost == ("b",)
     assert lower(model, outputs=["s", "b"]).model.lost == ()

@@ -14,8 +14,6 @@ import pytest
 from onnx import helper
 from onnx.defs import OpSchema
 
-from onnx2ncnn_opt.api.lower import lower
-from onnx2ncnn_opt.errors import UnsupportedError
 from onnx2ncnn_opt.onnx import ops
 from onnx2ncnn_opt.onnx.ops import all_ops, find
 from onnx2ncnn_opt.onnx.read.structure import OLDEST_OPSET
@@ -112,39 +110,3 @@ def test_inputs(name: str) -> None:
     for op in (op for op in all_ops() if op.domain == "" and op.name == name):
         served = [schema for opset, schema in schemas(name) if importer(name, opset) is op]
         assert len(op.inputs) <= max(len(schema.inputs) for schema in served)
-
-
-def model(operator: str, opset: int, inputs: int, attributes: dict[str, Any]) -> onnx.ModelProto:
-    names = [f"x{i}" for i in range(inputs)]
-    node = helper.make_node(operator, names, ["y"], **attributes)
-    values = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 4, 6, 6]) for name in names]
-    result = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
-    graph = helper.make_graph([node], "g", values, [result])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
-
-
-@pytest.mark.parametrize(
-    ("operator", "opset", "inputs", "attributes", "reason"),
-    [
-        ("AveragePool", 9, 1, {"kernel_shape": [2, 2], "ceil_mode": 1}, "ceil_mode is not known at opset 9"),
-        ("DepthToSpace", 9, 1, {"blocksize": 2, "mode": "CRD"}, "mode is not known at opset 9"),
-        ("Cast", 18, 1, {"to": 1, "saturate": 0}, "saturate is not known at opset 18"),
-        ("BatchNormalization", 9, 5, {"training_mode": 1}, "training_mode is not known at opset 9"),
-        ("Clip", 11, 1, {"max": 1.0}, "max is not known at opset 11"),
-        ("Softmax", 13, 1, {"axis": 1.5}, "axis is of type FLOAT, not INT"),
-        ("LeakyRelu", 13, 1, {"alpha": [0.1]}, "alpha is of type FLOATS, not FLOAT"),
-        ("MaxPool", 13, 1, {}, "attribute kernel_shape is missing"),
-        ("Upsample", 13, 2, {}, "gone from ONNX since opset 10"),
-        ("Mish", 17, 1, {}, "opset 17 has no such operator"),
-        ("Relu", 13, 2, {}, "it has 2 inputs, at opset 13 it takes 1"),
-        ("Gemm", 9, 2, {}, "input C is missing"),
-        ("Pad", 11, 4, {}, "it has 4 inputs, at opset 11 it takes 3"),
-        ("Add", 13, 1, {}, "input B is missing"),
-    ],
-)
-def test_what_the_opset_does_not_know_is_refused(
-    operator: str, opset: int, inputs: int, attributes: dict[str, Any], reason: str
-) -> None:
-    with pytest.raises(UnsupportedError) as error:
-        lower(model(operator, opset, inputs, attributes))
-    assert reason in str(error.value)

@@ -1,0 +1,23 @@
+"""Models from ONNX's text form."""
+
+from __future__ import annotations
+
+import onnx
+import onnx.parser
+import pytest
+
+from onnx2ncnn_opt.api.lower import lower
+from onnx2ncnn_opt.errors import UnsupportedError
+
+
+def parsed(graph: str, opset: int = 17) -> onnx.ModelProto:
+    """Return the model of a graph's text, from its inputs on: ``(float[2] x) => (float[2] y) { y = Relu(x) }``."""
+    model: onnx.ModelProto = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": {opset}]> g {graph}')
+    return model
+
+
+def refused(graph: str, opset: int = 17) -> UnsupportedError:
+    """Return the error that the importer raises for a graph."""
+    with pytest.raises(UnsupportedError) as error:
+        lower(parsed(graph, opset))
+    return error.value
