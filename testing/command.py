@@ -14,9 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import onnx
-import onnx.parser
-
 COMMAND = (sys.executable, "-m", "onnx2ncnn_opt")
 
 
@@ -123,14 +120,6 @@ def _forked(folder: Path, args: list[str], paths: str) -> tuple[int, str, str]:
         print(json.dumps(request), file=server.stdin, flush=True)
         code = int(server.stdout.readline())
         return code, out.read_text(encoding="utf-8"), err.read_text(encoding="utf-8")
-
-
-def write_model(folder: Path, graph: str, name: str = "model.onnx", functions: str = "") -> Path:
-    """Return a model of opset 18 from ONNX's text form."""
-    path = folder / name
-    header = '<ir_version: 8, opset_import: ["" : 18, "made.up" : 1]>'
-    onnx.save(onnx.parser.parse_model(f"{header} g {graph} {functions}"), path)
-    return path
 
 
 def names(folder: Path) -> set[str]:

@@ -42,6 +42,7 @@ from testing.compared import way
 from testing.exports import MODELS as EXPORTS
 from testing.exports import refilled
 from testing.formulas import evaluate, layer_of
+from testing.models import parsed
 from testing.op_cases import fill_weights, load_cases
 
 ROOT = Path(__file__).parents[1]
@@ -87,7 +88,7 @@ MODELS = dict(re.findall(r"^(\w.*?): (.*(?:\n  .*)*)", _TEXT, re.MULTILINE))
 def models() -> Iterator[tuple[str, Any]]:
     """Yield the models to plant faults in, by name."""
     for name, text in MODELS.items():
-        model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 19]> g {text}')
+        model = parsed(text, 19)
         fill_weights(model, 11)
         yield name, model
     yield from ((path.stem, refilled(path)) for path in EXPORTS if ".ts" not in path.stem or "bn" in path.stem)

@@ -20,6 +20,7 @@ ENDLESS = (
 def write_net(folder: Path, *lines: str, weights: bytes = b"", stem: str = "net") -> tuple[Path, Path]:
     """Write a .param of these layer lines, with the header's counts, and a .bin; return both paths."""
     blobs = {name for line in lines for name in line.split()[4 : 4 + sum(map(int, line.split()[2:4]))]}
+    folder.mkdir(exist_ok=True)
     param, bin = folder / f"{stem}.param", folder / f"{stem}.bin"
     param.write_text(f"7767517\n{len(lines)} {len(blobs)}\n" + "\n".join(lines) + "\n")
     bin.write_bytes(weights)

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testing.command import Ended, install_plugin, refused, run, run_well, with_plugin, write_model
+from testing.command import Ended, install_plugin, refused, run, run_well, with_plugin
 from testing.handmade import raw, write_net
+from testing.models import write_model
 
 CONVERT = ("convert", "model.onnx", "--no-verify")
 OPTIMIZE = ("optimize", "in.param", "in.bin", "-o", "out", "--no-verify")

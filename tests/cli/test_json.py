@@ -14,7 +14,8 @@ import pytest
 from click import Context
 
 from onnx2ncnn_opt.cli.main import cli
-from testing.command import SINE, SINE_AT, SMALL, names, refused, run, run_well, shown_nets, write_model
+from testing.command import SINE, SINE_AT, SMALL, names, refused, run, run_well, shown_nets
+from testing.models import write_model
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "json.md"
 KINDS: dict[str, type | tuple[type, ...]] = {

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testing.command import SINE, SINE_AT, SMALL, names, net_files, run, run_well, shown_nets, write_model
+from testing.command import SINE, SINE_AT, SMALL, names, net_files, run, run_well, shown_nets
+from testing.models import write_model
 
 
 def test_report_of_a_model(small: Path) -> None:

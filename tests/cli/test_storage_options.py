@@ -8,7 +8,8 @@ import pytest
 
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.param.files import read_net
-from testing.command import SMALL, refused, run, run_well, write_model
+from testing.command import SMALL, refused, run, run_well
+from testing.models import write_model
 
 
 @pytest.mark.parametrize("kind", list(Encoding)[2:4])

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from testing.command import SMALL, names, refused, run, run_well, write_model
+from testing.command import SMALL, names, refused, run, run_well
 from testing.handmade import write_net
+from testing.models import write_model
 
 # y = relu(x), z = -x, and nets that other converters could have made of it.
 BOTH = "(float[1, 3, 4, 5] x) => (float[1, 3, 4, 5] y, float[1, 3, 4, 5] z) { y = Relu(x) z = Neg(x) }"
