@@ -671,25 +671,18 @@ def attend(b: Builder) -> None:
     forth = [*range(axis), axis + 1, axis, axis + 2]
 
     def project(source: str) -> str:
-        rows = b.node("MatMul", source, b.floats((width, heads * deep)))
-        if b.chance(0.5):
-            rows = b.node("Add", rows, b.floats((heads * deep,)))
+        w, bias = b.floats((width, heads * deep)), b.floats((heads * deep,))
+        rows = b.write("<MatMul(x, w)|MatMul(x, w) + bias>", x=source, w=w, bias=bias)
         split_ = b.node("Reshape", rows, b.ints(*(0,) * axis, *((-1,) if axis < 2 else (0,)), heads, deep))
         return b.node("Transpose", split_, perm=forth)
 
     query, key, value = project(x), project(other), project(other)
     turned = b.node("Transpose", key, perm=[*range(axis + 1), axis + 2, axis + 1])
-    scale = b.constant(np.float32(deep**-0.5))
-    if b.chance(0.3):
-        query = b.node("Mul", query, scale)
-    scores = b.node("MatMul", query, turned)
-    if b.chance(0.5):
-        scores = b.node(*b.choice((("Mul", scores, scale), ("Div", scores, b.constant(np.float32(deep**0.5))))))
+    scores = b.write(f"MatMul(<q|q|q * {deep**-0.5}>, t)<|| * {deep**-0.5}| / {deep**0.5}>", q=query, t=turned)
     if b.chance(0.4):
         shape = b.shape(scores)
         scores = b.node("Add", scores, b.operand(b.choice((shape, shape[-2:], (1, *shape[-2:]), (1, shape[-1])))))
-    weights = b.node("Softmax", scores, axis=-1)
-    mixed = b.node("Transpose", b.node("MatMul", weights, value), perm=forth)
+    mixed = b.node("Transpose", b.write("MatMul(Softmax(s, axis=-1), v)", s=scores, v=value), perm=forth)
     b.node("Reshape", mixed, b.ints(*(0,) * (axis + 1), heads * deep))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,12 @@ import pytest
 
 from onnx2ncnn_opt.api.bisect import bisect
 from onnx2ncnn_opt.api.lower import Files, lower
+from onnx2ncnn_opt.ir.weight import Encoding, Weight
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import read_net, write_net
-from onnx2ncnn_opt.runtime.base import Feed
+from onnx2ncnn_opt.runtime.base import Array, Failure, Feed
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
+from onnx2ncnn_opt.verification.layers import extract_all
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.rounding_budget import LEAST_BUDGET, RoundingBudget, least_budget
 from onnx2ncnn_opt.verification.runs import any_feeds
@@ -19,7 +23,6 @@ from onnx2ncnn_opt.verification.tolerance import DEFAULT, UNKNOWN_ROUNDING
 from onnx2ncnn_opt.verification.verify_net import verify_net
 from testing import handmade, present
 from testing.exports import save_refilled
-from testing.int8 import quantise
 from testing.models import write_model
 
 
@@ -34,6 +37,26 @@ def wrong_weight(files: Files, factor: float) -> None:
     layer = [layer for layer in graph if layer.type == "Convolution"][2]
     layer.weights["weight_data"] = layer.weights["weight_data"] * np.float32(factor)
     write_net(graph, files.param, files.bin)
+
+
+def quantise(param: Path, bin: Path, feeds: Mapping[str, Feed]) -> None:
+    """Give the convolutions and InnerProducts of a net int8 weights, and scales for these inputs."""
+    graph = read_net(param, bin).graph
+    with NcnnRunner(param, bin) as runner:
+        found: dict[str, Array | Failure] = extract_all(runner, graph, feeds)
+    blobs = found | {name: feed.array for name, feed in feeds.items()}
+    for layer in graph:
+        if layer.type in ("Convolution", "InnerProduct"):
+            before = blobs[layer.inputs[0].name]
+            assert isinstance(before, np.ndarray)
+            rows = layer.weights["weight_data"].reshape(layer["num_output"], -1)
+            scales = (127 / np.abs(rows).max(axis=1)).astype(np.float32)
+            layer.params["int8_scale_term"] = 2
+            integers = np.round(rows * scales[:, None]).astype(np.int8).reshape(-1)
+            layer.weights["weight_data"] = Weight(integers, Encoding.INT8)
+            layer.weights["weight_data_int8_scales"] = scales
+            layer.weights["bottom_blob_int8_scales"] = np.array([127 / np.abs(before).max()], np.float32)
+    write_net(graph, param, bin)
 
 
 @pytest.fixture

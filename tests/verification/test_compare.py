@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from onnx2ncnn_opt.verification.latency import in_turns
 from onnx2ncnn_opt.verification.tolerance import Array, Difference, Tolerance, compare
 
 B = np.array([[1.0, -20.0], [3.0, 4.0]], np.float32)
@@ -144,3 +145,9 @@ def test_a_row_in_several_parts_has_its_own_largest_value() -> None:
     actual = reference.copy()
     actual[1, -1] += 2e-4
     assert "at index 1 of axis 0" in compare(actual, reference).excess
+
+
+def test_the_latency_by_a_clock_that_stands_still() -> None:
+    latency = in_turns(lambda seconds: [0.0, 2e-3, 3e-3], lambda seconds: [0.0, 1e-3], 0.0)
+    assert (latency.net, latency.other, latency.ratio) == (2.0, 1.0, 2.0)
+    assert in_turns(lambda seconds: [1e-3], lambda seconds: [0.0], 0.0).other > 0
