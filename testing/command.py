@@ -14,6 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from testing.models import write_model
+
 COMMAND = (sys.executable, "-m", "onnx2ncnn_opt")
 
 
@@ -150,3 +154,9 @@ SMALL = (
 # ncnn's sine is not made for arguments of 1e10: a true difference, on inputs that show it.
 SINE = "(float[1, 8] x) => (float[1, 8] y, float[1, 8] z) { y = Sin(x) z = Neg(x) }"
 SINE_AT = [[1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10]]
+
+
+def write_sine(folder: Path) -> None:
+    """Write a model that ncnn computes wrong, and in.npz, inputs that show it."""
+    write_model(folder, SINE)
+    np.savez(folder / "in.npz", x=np.asarray(SINE_AT, np.float32))

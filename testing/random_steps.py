@@ -727,9 +727,7 @@ def _guard(*alternatives: str) -> Step:
 # A Where over a function that is not finite everywhere; its argument may be made safe as well.
 guard = _guard(f"c = {_CONDITION}; a = <x|x|x|Where(c, x, 1)|Where(c, x, 1)>; Where(c, {_PARTIAL}, <<0|1|-1|0.5>|x>)")
 # NaN and infinities are replaced, one after the other, or NaN alone.
-no_nan = _guard(
-    f"a = x; n = {_PARTIAL}; n = Where(IsNaN(n), 0, n); <Where(IsInf(n), <0|2|100>, n)|Clip(n, -10, 10)>",
-)
+no_nan = _guard(f"a = x; n = {_PARTIAL}; n = Where(IsNaN(n), 0, n); <Where(IsInf(n), <0|2|100>, n)|Clip(n, -10, 10)>")
 # By possible zeros: the divisor, the quotient, or both are replaced; or a small number keeps the divisor off 0.
 safe_divide = _guard(
     *("x / Max(Abs(y), <0.01|0.5>)", "x / (y * y + 0.01)", "x / Where(Equal(y, 0), 1, y)"),
@@ -737,9 +735,7 @@ safe_divide = _guard(
     "c = Equal(y, 0); Where(c, <0|1>, x / Where(c, 1, y))",
 )
 # 0 where x is 0; or the entropy of x.
-xlogy = _guard(
-    "p = x * Log(<Abs(y)|Abs(y)|y>); f = Where(Equal(x, 0), 0, p); <f|f|Where(IsNaN(f), 0, f)>",
-)
+xlogy = _guard("p = x * Log(<Abs(y)|Abs(y)|y>); f = Where(Equal(x, 0), 0, p); <f|f|Where(IsNaN(f), 0, f)>")
 # Smooth L1 and Huber, focal loss and cross entropy, element by element.
 _SHARE = "s = Sigmoid(x); s = <s|Clip(s, 0.001, 0.999)>; h = Where(Greater(z, 0), s, 1 - s)"
 loss = _guard(

@@ -52,9 +52,7 @@ def test_the_example_of_the_page(tmp_path: Path) -> None:
     install_plugin(tmp_path, python_of_the_page(), passes="PASSES", layers="MY_LAYER")
     ended = optimize(tmp_path)
     assert (ended.code, ended.err) == (0, "")
-    assert ended.lines("rewrite") == [
-        ["fuse_my_tanh:", "TanH", "'t'", "+", "TanH", "'u'", "=>", "MyTanhTwice", "'u'"],
-    ]
+    assert ended.lines("rewrite") == [["fuse_my_tanh:", "TanH", "'t'", "+", "TanH", "'u'", "=>", "MyTanhTwice", "'u'"]]
     assert "MyTanhTwice" in (tmp_path / "out.param").read_text()
     assert (tmp_path / "out.bin").read_bytes() == (tmp_path / "in.bin").read_bytes()
     listed = run(tmp_path, "passes", **with_plugin(tmp_path))

@@ -6,7 +6,6 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +18,6 @@ from onnx2ncnn_opt.manifest import read_manifest
 from onnx2ncnn_opt.param.files import read_net
 from testing.command import (
     COMMAND,
-    SINE,
-    SINE_AT,
     SMALL,
     install_plugin,
     names,
@@ -29,6 +26,7 @@ from testing.command import (
     run,
     run_well,
     without_progress,
+    write_sine,
 )
 from testing.models import serialized, write_model
 
@@ -81,21 +79,6 @@ def test_passes_can_be_left_out(small: Path, option: tuple[str, ...]) -> None:
     ended = run_well(small, "convert", "model.onnx", *option)
     assert ended.lines("layers") == [["8", "->", "8"]]
     assert "ReLU" in (small / "model.ncnn.param").read_text()
-
-
-def test_no_verify_needs_neither_runtime_and_symbolic_sizes_no_sympy(tmp_path: Path) -> None:
-    write_model(tmp_path, "(float[1, 2, h, w] x) => (float[1, n] y) { y = Flatten(x) }")
-    code = (
-        "import sys; from onnx2ncnn_opt.cli.main import main; code = main(sys.argv[1:]);"
-        "print('loaded', sorted({'ncnn', 'onnxruntime', 'torch', 'rich', 'sympy.core'} & set(sys.modules)));"
-        "import onnx_ir; print(onnx_ir.SymbolicDim('n') + 1, 'sympy.core' in sys.modules); sys.exit(code)"
-    )
-    command = [sys.executable, "-c", code, "convert", "model.onnx", "--no-verify"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.splitlines()[-2:] == ["loaded []", "n + 1 True"]
-    assert "not verified" in done.stdout
-    assert "output:" not in done.stdout
-    assert names(tmp_path) == {"model.onnx"} | net_files("model")
 
 
 def test_a_folder_as_prefix(small: Path) -> None:
@@ -220,8 +203,7 @@ def test_shapes_bind_what_the_model_leaves_open(tmp_path: Path) -> None:
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_failed_verification(tmp_path: Path, keep: bool) -> None:
     """Nothing is written, or the net on demand."""
-    write_model(tmp_path, SINE)  # which ncnn computes wrong, at these inputs
-    np.savez(tmp_path / "in.npz", x=np.asarray(SINE_AT, np.float32))
+    write_sine(tmp_path)
     (tmp_path / "model.ncnn.param").write_text("what was here before")
     ended = run(tmp_path, "convert", "model.onnx", "--inputs", "in.npz", *["--keep-failed"] * keep)
     assert ended.code == 3

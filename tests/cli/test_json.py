@@ -9,12 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from click import Context
 
 from onnx2ncnn_opt.cli.main import cli
-from testing.command import SINE, SINE_AT, SMALL, names, net_files, refused, run, run_well, shown_nets
+from testing.command import SMALL, names, net_files, refused, run, run_well, shown_nets, write_sine
 from testing.models import write_model
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "json.md"
@@ -138,8 +137,7 @@ def test_errors(tmp_path: Path) -> None:
 
 
 def test_a_wrong_net(tmp_path: Path) -> None:
-    write_model(tmp_path, SINE)
-    np.savez(tmp_path / "in.npz", x=np.asarray(SINE_AT, np.float32))
+    write_sine(tmp_path)
     data = printed(tmp_path, "convert", "model.onnx", "--inputs", "in.npz", code=3)
     verification = data["results"][0]["verification"]
     assert not verification["ok"]

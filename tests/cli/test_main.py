@@ -17,19 +17,43 @@ from testing.command import COMMAND, names, net_files, refused, run, run_well
 from testing.models import write_model
 
 
-@pytest.mark.parametrize("command", [(), ("convert",), ("verify",), ("passes",), ("ops",)])
-def test_help_needs_nothing_heavy(tmp_path: Path, command: tuple[str, ...]) -> None:
+def loaded(folder: Path, *args: str) -> tuple[str, set[str]]:
+    """Return the output of a command that ends well, and the heavy modules that it loads."""
     code = (
         "import sys; from onnx2ncnn_opt.cli.main import main; code = main(sys.argv[1:]);"
-        "print('loaded', sorted({'numpy', 'onnx', 'onnx_ir', 'onnxruntime', 'ncnn', 'rich'} & set(sys.modules)));"
-        "sys.exit(code)"
+        "heavy = {'numpy', 'onnx', 'onnx_ir', 'onnxruntime', 'ncnn', 'rich', 'torch', 'sympy.core'};"
+        "print(*heavy & set(sys.modules), sep='\\n', file=sys.stderr); sys.exit(code)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *command, "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    done = subprocess.run([sys.executable, "-c", code, *args], cwd=folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    return done.stdout, set(done.stderr.split())
+
+
+@pytest.mark.parametrize("command", [(), ("convert",), ("verify",), ("passes",), ("ops",)])
+def test_help_needs_nothing_heavy(tmp_path: Path, command: tuple[str, ...]) -> None:
+    out, modules = loaded(tmp_path, *command, "--help")
+    assert out.startswith(f"Usage: {' '.join(('onnx2ncnn-opt', *command))} ")
+    assert modules == set()
+
+
+def test_without_verification_runtimes_stay_unloaded_and_optimize_needs_no_onnx(tmp_path: Path) -> None:
+    write_model(tmp_path, "(float[1, 2, h, w] x) => (float[1, n] y) { y = Flatten(x) }")
+    out, modules = loaded(tmp_path, "convert", "model.onnx", "--no-verify")
+    assert "not verified" in out
+    assert "output:" not in out
+    assert names(tmp_path) == {"model.onnx"} | net_files("model")
+    assert modules == {"numpy", "onnx", "onnx_ir"}
+    _, modules = loaded(tmp_path, "optimize", "model.ncnn.param", "-o", "out", "--no-verify")
+    assert modules == {"numpy"}
+
+
+def test_sympy_is_loaded_once_it_is_needed() -> None:
+    code = (
+        "import sys, onnx2ncnn_opt.cli.main, onnx2ncnn_opt.api.lower, onnx_ir; before = 'sympy.core' in sys.modules;"
+        "print(before, onnx_ir.SymbolicDim('n') + 1, 'sympy.core' in sys.modules)"
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"Usage: {' '.join(('onnx2ncnn-opt', *command))} ")
-    assert done.stdout.splitlines()[-1] == "loaded []"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "False n + 1 True\n"
 
 
 def test_version_and_no_command(tmp_path: Path) -> None:

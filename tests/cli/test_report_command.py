@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testing.command import SINE, SINE_AT, SMALL, names, net_files, run, run_well, shown_nets
+from testing.command import SMALL, names, net_files, run, run_well, shown_nets, write_sine
 from testing.models import write_model
 
 
@@ -48,8 +48,7 @@ def test_other_commands_with_a_report(folder: Path, args: tuple[str, ...], verdi
 
 
 def test_the_page_is_written_when_verification_fails(tmp_path: Path) -> None:
-    write_model(tmp_path, SINE)
-    np.savez(tmp_path / "in.npz", x=np.asarray(SINE_AT, np.float32))
+    write_sine(tmp_path)
     ended = run(tmp_path, "convert", "model.onnx", "--inputs", "in.npz", "--report", "page.html")
     assert ended.code == 3
     assert names(tmp_path) == {"model.onnx", "in.npz", "page.html"}

@@ -18,12 +18,7 @@ def lines_of(graph: Graph) -> list[str]:
 
 
 def test_a_layer_without_fp16_storage_gets_its_inputs_in_32_bits() -> None:
-    graph = net(
-        "Input x 0 1 x 0=8",
-        "ReLU r 1 1 x a",
-        "UnaryOp s 1 1 a b 0=4",
-        "UnaryOp t 1 1 b y 0=5",
-    )
+    graph = net("Input x 0 1 x 0=8", "ReLU r 1 1 x a", "UnaryOp s 1 1 a b 0=4", "UnaryOp t 1 1 b y 0=5")
     put_masks(graph, [(layer(graph, name), FP32) for name in "st"])
     assert lines_of(graph) == [
         "Input x 0 1 x 0=8",
@@ -59,9 +54,7 @@ def test_no_fusion_of_layers_of_unlike_storage() -> None:
     masks = ((0, 0, 2), (19, 19, 2), (19, 0, 3), (0, 19, 3), (1, 0, 2))
     for first, second, count in masks:
         graph = net(
-            "Input x 0 1 x 0=8 1=8 2=3",
-            f"Convolution c 1 1 x a 0=2 1=1 6=6 31={first}",
-            f"ReLU y 1 1 a y 31={second}",
+            "Input x 0 1 x 0=8 1=8 2=3", f"Convolution c 1 1 x a 0=2 1=1 6=6 31={first}", f"ReLU y 1 1 a y 31={second}"
         )
         layer(graph, "c").weights["weight_data"] = np.ones(6, np.float32)
         passes.run(graph, passes.PASSES)
