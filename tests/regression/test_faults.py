@@ -64,7 +64,7 @@ def test_wrong_nets(tmp_path: Path) -> None:
     result = check(file, jobs=2, keep=tmp_path / "kept")
     assert result.exit_code == 3
     found = by_name(result)
-    expected = {"right": []} | {name: ["accuracy fp32"] for name in WRONG}
+    expected: dict[str, list[str]] = {"right": []} | {name: ["accuracy fp32"] for name in WRONG}
     assert {name: failed(model) for name, model in found.items()} == expected
     assert "'z': missing" in found["deleted_output"].failures[0].message
     assert "(cause: conversion)" in found["wrong_weight"].failures[0].message

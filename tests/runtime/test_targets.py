@@ -40,7 +40,10 @@ def script(folder: Path, *lines: str, name: str = "there") -> str:
 
 def soon(condition: Callable[[], bool]) -> bool:
     """Return True once the program there has cleaned up, which it does by itself in a moment."""
-    return any(condition() or time.sleep(0.1) for _ in range(100))
+    end = time.monotonic() + 10
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.1)
+    return condition()
 
 
 def is_empty(folder: Path) -> bool:

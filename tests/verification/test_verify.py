@@ -330,7 +330,7 @@ def test_the_tolerance_is_the_callers(tmp_path: Path) -> None:
 def test_weights_in_a_file_of_their_own(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     weights = {"w": rng.standard_normal((6, 4), np.float32), "b": rng.standard_normal(6, np.float32)}
-    data = parsed("(float[1, 4] x) => (float[1, 6] y) { y = Gemm<transB = 1>(x, w, b) }", **weights)
+    data = parsed("(float[1, 4] x) => (float[1, 6] y) { y = Gemm<transB = 1>(x, w, b) }", 18, **weights)
     path = tmp_path / "model.onnx"
     onnx.save(data, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     stored = tagged(weights["w"]) + raw(weights["b"])
