@@ -14,8 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import onnx
-import onnx.parser
+import numpy as np
+
+from testing.models import write_model
 
 COMMAND = (sys.executable, "-m", "onnx2ncnn_opt")
 
@@ -125,14 +126,6 @@ def _forked(folder: Path, args: list[str], paths: str) -> tuple[int, str, str]:
         return code, out.read_text(encoding="utf-8"), err.read_text(encoding="utf-8")
 
 
-def write_model(folder: Path, graph: str, name: str = "model.onnx", functions: str = "") -> Path:
-    """Return a model of opset 18 from ONNX's text form."""
-    path = folder / name
-    header = '<ir_version: 8, opset_import: ["" : 18, "made.up" : 1]>'
-    onnx.save(onnx.parser.parse_model(f"{header} g {graph} {functions}"), path)
-    return path
-
-
 def names(folder: Path) -> set[str]:
     """Return everything in a folder, hidden files too."""
     return {path.name for path in folder.iterdir()}
@@ -161,3 +154,9 @@ SMALL = (
 # ncnn's sine is not made for arguments of 1e10: a true difference, on inputs that show it.
 SINE = "(float[1, 8] x) => (float[1, 8] y, float[1, 8] z) { y = Sin(x) z = Neg(x) }"
 SINE_AT = [[1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10]]
+
+
+def write_sine(folder: Path) -> None:
+    """Write a model that ncnn computes wrong, and in.npz, inputs that show it."""
+    write_model(folder, SINE)
+    np.savez(folder / "in.npz", x=np.asarray(SINE_AT, np.float32))

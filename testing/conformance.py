@@ -48,6 +48,11 @@ class Outcome:
     kind: str
     reason: str = ""
 
+    @property
+    def is_bad(self) -> bool:
+        """True if the outcome is never allowed."""
+        return self.kind.isupper()
+
 
 def collect() -> list[Case]:
     """Return all cases of the suite in both variants."""

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from testing.compared import way
 from testing.exports import MODELS as EXPORTS
 from testing.exports import refilled
 from testing.formulas import evaluate, layer_of
+from testing.models import parsed
 from testing.op_cases import fill_weights, load_cases
 
 ROOT = Path(__file__).parents[1]
@@ -87,7 +88,7 @@ MODELS = dict(re.findall(r"^(\w.*?): (.*(?:\n  .*)*)", _TEXT, re.MULTILINE))
 def models() -> Iterator[tuple[str, Any]]:
     """Yield the models to plant faults in, by name."""
     for name, text in MODELS.items():
-        model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 19]> g {text}')
+        model = parsed(text, 19)
         fill_weights(model, 11)
         yield name, model
     yield from ((path.stem, refilled(path)) for path in EXPORTS if ".ts" not in path.stem or "bn" in path.stem)
@@ -513,16 +514,20 @@ def verdict(subject: Subject, wrong: tuple[Path, Path], worker: NcnnWorker, numb
     model, rounding = OrtRunner(subject.model), Rounding(subject.model, (), {})
     worst = 0.0
     for draw, feeds, expected, found in zip(draws, fed, *results, strict=True):
-        spread = cache(lambda feeds=feeds: rounding.spread(feeds, model.run(feeds)))
+        spread = cache(partial(_spread, rounding, model, feeds))
         for entry in subject.slots.outputs:
-            off = _off(expected[entry.blob], found[entry.blob], lambda name=entry.name, spread=spread: spread()[name])
+            off = _off(expected[entry.blob], found[entry.blob], entry.name, spread)
             if off >= SERIOUS:
                 return "SERIOUS", f"{off:.2g} at {draw}"
             worst = max(worst, off)
     return ("small" if worst > NO_EFFECT else "without effect"), f"{worst:.1g}"
 
 
-def _off(a: Array | Failure, b: Array | Failure, spread: Callable[[], Array]) -> float:
+def _spread(rounding: Rounding, model: OrtRunner, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+    return rounding.spread(feeds, model.run(feeds))
+
+
+def _off(a: Array | Failure, b: Array | Failure, name: str, spread: Callable[[], Mapping[str, Array]]) -> float:
     """Return the largest error of an output that rounding does not explain, relative to the largest number.
 
     It is infinite if the output fails, or has special values elsewhere.
@@ -533,14 +538,14 @@ def _off(a: Array | Failure, b: Array | Failure, spread: Callable[[], Array]) ->
         return np.inf
     regular = np.abs(a) < INFINITE
     others = regular != (np.abs(b) < INFINITE)
-    if others.any() and np.isfinite(spread().reshape(a.shape)[others]).any():
+    if others.any() and np.isfinite(spread()[name].reshape(a.shape)[others]).any():
         return np.inf
     regular &= ~others
     if not regular.any() or a.dtype != np.float32:
         return 0.0
     error, largest = np.abs(a - b)[regular], max(float(np.abs(a[regular]).max()), 1e-20)
     if error.max() >= SERIOUS * largest:
-        error = np.maximum(error - spread().reshape(a.shape)[regular], 0.0)
+        error = np.maximum(error - spread()[name].reshape(a.shape)[regular], 0.0)
     return float(error.max() / largest)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import too_small
 from onnx2ncnn_opt.verification.tolerance import compare
 from testing.compared import way
+from testing.conformance import Outcome
 from testing.random_models import NoFit, RandomModel, evaluate
 
 SECONDS = 20
@@ -40,19 +40,6 @@ EXACT = frozenset(
 SUMS = frozenset({"Add", "Conv", "ConvTranspose", "CumSum", "Gemm", "MatMul", "ReduceMean", "ReduceSum", "Sub", "Sum"})
 
 Array = Any
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of a model, and the reason."""
-
-    kind: str
-    reason: str = ""
-
-    @property
-    def is_bad(self) -> bool:
-        """True if the outcome is never allowed."""
-        return self.kind.isupper()
 
 
 class Fuzzer:

@@ -9,19 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import onnx
-import onnx.parser
-from onnx import numpy_helper
 
-Weights = Mapping[str, Any]
+from testing.models import serialized
+
+Model = tuple[str, Mapping[str, Any]]  # a graph, and its weights
 SEEDS = 25  # models of each family
-
-
-def model(graph: str, weights: Weights, opset: int = 17) -> bytes:
-    """Return a model of a graph as text, and its weights."""
-    proto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> net {graph}')
-    proto.graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items())
-    return bytes(proto.SerializeToString())
 
 
 def _normal(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> Any:
@@ -32,7 +24,7 @@ def _ints(*numbers: int) -> Any:
     return np.array(numbers, np.int64)
 
 
-def saturated(rng: np.random.Generator, seed: int) -> bytes:
+def saturated(rng: np.random.Generator, seed: int) -> Model:
     """Return a detector's head: convolutions, a Sigmoid, and the best scores with their places."""
     size, classes, best = 8 * int(rng.integers(1, 5)), int(rng.integers(1, 4)), int(rng.integers(5, 40))
     weights = {
@@ -49,7 +41,7 @@ def saturated(rng: np.random.Generator, seed: int) -> bytes:
         ("p = MaxPool<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(s) e = Equal(p, s) t = Where(e, s, zero)", ""),
     )
     nodes, outputs = ends[seed % 4]
-    return model(
+    return (
         f"(float[1,3,{size},{size}] x) => (float[1,K] best, {outputs or f'float[1,{classes},{size},{size}] t'}) "
         "<float zero = {0}> { a = Conv<pads = [1, 1, 1, 1]>(x, w) b = Relu(a) l = Conv(b, v) s = Sigmoid(l) "
         f"f = Reshape(s, flat) best, i = TopK(f, k) {nodes} }}",
@@ -57,7 +49,7 @@ def saturated(rng: np.random.Generator, seed: int) -> bytes:
     )
 
 
-def tied(rng: np.random.Generator, seed: int) -> bytes:
+def tied(rng: np.random.Generator, seed: int) -> Model:
     """Return a model with choices among sums that are mathematically equal, or computed to a few levels."""
     rows, count, levels = int(rng.integers(2, 9)), int(rng.integers(6, 40)), float(rng.integers(1, 6))
     twice = _normal(rng, 12, count)
@@ -71,19 +63,15 @@ def tied(rng: np.random.Generator, seed: int) -> bytes:
     )
     kind = seed % 5
     dtype = "int64" if kind < 2 else "int32"
-    sums = (
-        "m0 = MatMul(x, w) s = Identity(m0)"
-        if seed % 2
-        else "m0 = MatMul(x, w) m1 = Mul(m0, n) r = Round(m1) s = Div(r, n)"
-    )
-    return model(
+    sums = "m0 = MatMul(x, w) " + ("s = Identity(m0)" if seed % 2 else "m1 = Mul(m0, n) r = Round(m1) s = Div(r, n)")
+    return (
         f"(float[{rows},12] x) => ({dtype}[A{',B' if kind >= 2 else ''}] i) <float n = {{{levels}}}> "
         f"{{ {sums} {ends[kind]} }}",
         {"w": twice, "k": _ints(3), "table": rng.permutation(count).astype(np.float32)},
     )
 
 
-def tiny_variances(rng: np.random.Generator, seed: int) -> bytes:
+def tiny_variances(rng: np.random.Generator, seed: int) -> Model:
     """Return a model with normalisations of numbers that hardly differ."""
     offset, scale = 10.0 ** rng.integers(0, 4), 10.0 ** -rng.integers(0, 4)
     nodes = (
@@ -97,12 +85,13 @@ def tiny_variances(rng: np.random.Generator, seed: int) -> bytes:
     )[seed % 5]
     weights = {"g": _normal(rng, 16), "h": _normal(rng, 16), "e": _normal(rng, 6), "f": _normal(rng, 6)}
     numbers = f"float s = {{{scale}}}, float o = {{{offset}}}, float eps = {{1e-5}}"
-    return model(
-        f"(float[1,6,8,16] x) => (float[1,6,8,16] y) <{numbers}> {{ a = Mul(x, s) b = Add(a, o) {nodes} }}", weights
+    return (
+        f"(float[1,6,8,16] x) => (float[1,6,8,16] y) <{numbers}> {{ a = Mul(x, s) b = Add(a, o) {nodes} }}",
+        weights,
     )
 
 
-def long_sums(rng: np.random.Generator, seed: int) -> bytes:
+def long_sums(rng: np.random.Generator, seed: int) -> Model:
     """Return a model with sums of thousands of terms that cancel."""
     count = int(rng.integers(500, 6000))
     nodes = (
@@ -122,15 +111,15 @@ def long_sums(rng: np.random.Generator, seed: int) -> bytes:
         "o": np.float32(100),
         "l": np.float32(0.5),
     }
-    return model(f"(float[3,{count}] x) => (float[3,N] y) {{ {nodes} }}", weights)
+    return (f"(float[3,{count}] x) => (float[3,N] y) {{ {nodes} }}", weights)
 
 
-def quantised(rng: np.random.Generator, seed: int) -> bytes:
+def quantised(rng: np.random.Generator, seed: int) -> Model:
     """Return a model with convolutions that have 8 bits before and after each, or with products of integers."""
     if seed % 4 == 3:
         weights = {"w": rng.integers(-128, 128, (48, 24)).astype(np.int8), "s": np.float32(0.01)}
         integers = "q, qs, qz = DynamicQuantizeLinear(x) m = MatMulInteger(q, w, qz) f = Cast<to = 1>(m) y = Mul(f, s)"
-        return model(f"(float[5,48] x) => (float[5,24] y) {{ {integers} }}", weights)
+        return (f"(float[5,48] x) => (float[5,24] y) {{ {integers} }}", weights)
     depth, channels = int(rng.integers(1, 9)), 8
     nodes: list[str] = []
     weights = {"z": np.uint8(128), "zs": np.int8(0)}
@@ -147,10 +136,10 @@ def quantised(rng: np.random.Generator, seed: int) -> bytes:
         )
         last = f"r{number}"
     nodes.append(f"q = QuantizeLinear({last}, s0, z) y = DequantizeLinear(q, s0, z)")
-    return model(f"(float[1,8,12,12] x) => (float[1,8,12,12] y) {{ {' '.join(nodes)} }}", weights)
+    return (f"(float[1,8,12,12] x) => (float[1,8,12,12] y) {{ {' '.join(nodes)} }}", weights)
 
 
-def float16(rng: np.random.Generator, seed: int) -> bytes:
+def float16(rng: np.random.Generator, seed: int) -> Model:
     """Return a model whose weights and numbers are float16."""
     inner = (
         "a = MatMul(h, w) b = Relu(a) y = MatMul(b, v)",
@@ -160,12 +149,12 @@ def float16(rng: np.random.Generator, seed: int) -> bytes:
     )[seed % 4]
     weights = {name: _normal(rng, 32, 32, scale=0.3).astype(np.float16) for name in ("w", "v")}
     if seed % 8 >= 4:
-        return model(f"(float16[4,32] x) => (float16[4,32] y) {{ h = Identity(x) {inner} }}", weights)
+        return (f"(float16[4,32] x) => (float16[4,32] y) {{ h = Identity(x) {inner} }}", weights)
     nodes = f"h = Cast<to = 10>(x) {inner} z = Cast<to = 1>(y)"
-    return model(f"(float[4,32] x) => (float[4,32] z) {{ {nodes} }}", weights)
+    return (f"(float[4,32] x) => (float[4,32] z) {{ {nodes} }}", weights)
 
 
-def chaotic(rng: np.random.Generator, seed: int) -> bytes:
+def chaotic(rng: np.random.Generator, seed: int) -> Model:
     """Return a model with loops that double an error at each step."""
     gain = rng.uniform(0.5, 1.0)
     if seed % 4 < 3:
@@ -177,18 +166,18 @@ def chaotic(rng: np.random.Generator, seed: int) -> bytes:
             "b": _normal(rng, 1, gates * 32, scale=0.3),
         }
         call = f"{name}<hidden_size = 16{options}>(x, w, r, b)"
-        return model(f"(float[{steps},1,16] x) => (float[{steps},1,1,16] y) {{ y = {call} }}", weights)
+        return (f"(float[{steps},1,16] x) => (float[{steps},1,1,16] y) {{ y = {call} }}", weights)
     steps = int(rng.integers(5, 30))
     nodes = " ".join(f"m{n} = Sub(one, a{n}) p{n} = Mul(a{n}, m{n}) a{n + 1} = Mul(p{n}, k)" for n in range(steps))
     factor = 3 + gain
-    return model(
+    return (
         f"(float[1,64] x) => (float[1,64] y) <float one = {{1}}, float k = {{{factor}}}> "
         f"{{ a0 = Sigmoid(x) {nodes} y = Identity(a{steps}) }}",
         {},
     )
 
 
-def decided(rng: np.random.Generator, seed: int) -> bytes:
+def decided(rng: np.random.Generator, seed: int) -> Model:
     """Return a model whose last bit decides: the nearest pixel, the largest element, or a whole number."""
     kinds = (
         "o = Conv<pads = [1, 1, 1, 1]>(x, g) t = Transpose<perm = [0, 2, 3, 1]>(o) h = Tanh(t) "
@@ -204,10 +193,10 @@ def decided(rng: np.random.Generator, seed: int) -> bytes:
         "v": _normal(rng, 4, 6, 3, 3),
         "z": np.float32(rng.uniform(-1, 1)),
     }
-    return model(f"(float[1,3,16,16] x) => (float[1,C,16,16] y) {{ {kinds[seed % 5]} }}", weights, 16)
+    return (f"(float[1,3,16,16] x) => (float[1,C,16,16] y) {{ {kinds[seed % 5]} }}", weights)
 
 
-FAMILIES: Mapping[str, Callable[[np.random.Generator, int], bytes]] = {
+FAMILIES: Mapping[str, Callable[[np.random.Generator, int], Model]] = {
     family.__name__: family
     for family in (saturated, tied, tiny_variances, long_sums, quantised, float16, chaotic, decided)
 }
@@ -215,4 +204,5 @@ FAMILIES: Mapping[str, Callable[[np.random.Generator, int], bytes]] = {
 
 def hard_model(family: str, seed: int) -> bytes:
     """Return the model of a family and a seed."""
-    return FAMILIES[family](np.random.default_rng([list(FAMILIES).index(family), seed]), seed)
+    graph, weights = FAMILIES[family](np.random.default_rng([list(FAMILIES).index(family), seed]), seed)
+    return serialized(graph, 17, **weights)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import onnx
-import onnx.parser
-
 from onnx2ncnn_opt.api.lower import lower
-from onnx2ncnn_opt.ir.graph import Graph
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.regression.result import CheckResult, Measurement, ModelResult
+from testing.models import write_model
 
 # A convolution with unequal pads and a fused activation, and a second output.
 MODEL = (
@@ -21,17 +19,10 @@ MODEL = (
 )
 
 
-def write_model(path: Path, graph: str = MODEL) -> Path:
-    """Return a model of opset 18 from ONNX's text form."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> g {graph}'), path)
-    return path
-
-
 def write_project(folder: Path, text: str, **models: str) -> Path:
     """Write ncnn-check.toml with this text, and models/NAME.onnx for each model."""
     for name, graph in models.items():
-        write_model(folder / "models" / f"{name}.onnx", graph)
+        write_model(folder / "models", graph, f"{name}.onnx")
     file = folder / "ncnn-check.toml"
     file.write_text(f'models = ["models/*.onnx"]\n{text}')
     return file
@@ -49,6 +40,16 @@ def write_right_net(folder: Path, name: str, model: Path, *, storage: str | None
 def save_graph(graph: Graph, folder: Path, name: str) -> None:
     """Put a graph in the place of FOLDER/NAME."""
     write_net(graph, folder / f"{name}.param", folder / f"{name}.bin")
+
+
+def insert_layers(graph: Graph, count: int) -> None:
+    """Put absolute values before the TanH of MODEL."""
+    (tanh,) = (layer for layer in graph if layer.type == "TanH")
+    blob = tanh.input
+    for number in range(count):
+        layer = Layer("UnaryOp", f"abs{number}", [blob], [Blob(f"abs{number}")], {"op_type": 0})
+        blob = graph.add(layer, before=tanh).output
+    graph.set_inputs(tanh, [blob])
 
 
 def python(program: str) -> str:

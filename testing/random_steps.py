@@ -671,25 +671,18 @@ def attend(b: Builder) -> None:
     forth = [*range(axis), axis + 1, axis, axis + 2]
 
     def project(source: str) -> str:
-        rows = b.node("MatMul", source, b.floats((width, heads * deep)))
-        if b.chance(0.5):
-            rows = b.node("Add", rows, b.floats((heads * deep,)))
+        w, bias = b.floats((width, heads * deep)), b.floats((heads * deep,))
+        rows = b.write("<MatMul(x, w)|MatMul(x, w) + bias>", x=source, w=w, bias=bias)
         split_ = b.node("Reshape", rows, b.ints(*(0,) * axis, *((-1,) if axis < 2 else (0,)), heads, deep))
         return b.node("Transpose", split_, perm=forth)
 
     query, key, value = project(x), project(other), project(other)
     turned = b.node("Transpose", key, perm=[*range(axis + 1), axis + 2, axis + 1])
-    scale = b.constant(np.float32(deep**-0.5))
-    if b.chance(0.3):
-        query = b.node("Mul", query, scale)
-    scores = b.node("MatMul", query, turned)
-    if b.chance(0.5):
-        scores = b.node(*b.choice((("Mul", scores, scale), ("Div", scores, b.constant(np.float32(deep**0.5))))))
+    scores = b.write(f"MatMul(<q|q|q * {deep**-0.5}>, t)<|| * {deep**-0.5}| / {deep**0.5}>", q=query, t=turned)
     if b.chance(0.4):
         shape = b.shape(scores)
         scores = b.node("Add", scores, b.operand(b.choice((shape, shape[-2:], (1, *shape[-2:]), (1, shape[-1])))))
-    weights = b.node("Softmax", scores, axis=-1)
-    mixed = b.node("Transpose", b.node("MatMul", weights, value), perm=forth)
+    mixed = b.node("Transpose", b.write("MatMul(Softmax(s, axis=-1), v)", s=scores, v=value), perm=forth)
     b.node("Reshape", mixed, b.ints(*(0,) * (axis + 1), heads * deep))
 
 
@@ -734,9 +727,7 @@ def _guard(*alternatives: str) -> Step:
 # A Where over a function that is not finite everywhere; its argument may be made safe as well.
 guard = _guard(f"c = {_CONDITION}; a = <x|x|x|Where(c, x, 1)|Where(c, x, 1)>; Where(c, {_PARTIAL}, <<0|1|-1|0.5>|x>)")
 # NaN and infinities are replaced, one after the other, or NaN alone.
-no_nan = _guard(
-    f"a = x; n = {_PARTIAL}; n = Where(IsNaN(n), 0, n); <Where(IsInf(n), <0|2|100>, n)|Clip(n, -10, 10)>",
-)
+no_nan = _guard(f"a = x; n = {_PARTIAL}; n = Where(IsNaN(n), 0, n); <Where(IsInf(n), <0|2|100>, n)|Clip(n, -10, 10)>")
 # By possible zeros: the divisor, the quotient, or both are replaced; or a small number keeps the divisor off 0.
 safe_divide = _guard(
     *("x / Max(Abs(y), <0.01|0.5>)", "x / (y * y + 0.01)", "x / Where(Equal(y, 0), 1, y)"),
@@ -744,9 +735,7 @@ safe_divide = _guard(
     "c = Equal(y, 0); Where(c, <0|1>, x / Where(c, 1, y))",
 )
 # 0 where x is 0; or the entropy of x.
-xlogy = _guard(
-    "p = x * Log(<Abs(y)|Abs(y)|y>); f = Where(Equal(x, 0), 0, p); <f|f|Where(IsNaN(f), 0, f)>",
-)
+xlogy = _guard("p = x * Log(<Abs(y)|Abs(y)|y>); f = Where(Equal(x, 0), 0, p); <f|f|Where(IsNaN(f), 0, f)>")
 # Smooth L1 and Huber, focal loss and cross entropy, element by element.
 _SHARE = "s = Sigmoid(x); s = <s|Clip(s, 0.001, 0.999)>; h = Where(Greater(z, 0), s, 1 - s)"
 loss = _guard(

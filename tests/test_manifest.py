@@ -23,12 +23,6 @@ MANIFEST = Manifest(
 )
 
 
-def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
-    path = tmp_path / "m.ncnn.json"
-    path.write_text(MANIFEST.to_json())
-    assert read_manifest(path) == MANIFEST
-
-
 def test_the_format_that_other_programs_read() -> None:
     data = json.loads(MANIFEST.to_json())
     assert data["format"] == 1
@@ -46,11 +40,13 @@ def test_the_format_that_other_programs_read() -> None:
     assert data["passes"] == ["fuse_activation", "eliminate_noop"]
 
 
-def test_a_file_of_an_older_version_says_nothing_of_elements(tmp_path: Path) -> None:
+def test_a_manifest_is_read_as_it_was_written_by_this_version_or_an_older_one(tmp_path: Path) -> None:
+    path = tmp_path / "m.ncnn.json"
+    path.write_text(MANIFEST.to_json())
+    assert read_manifest(path) == MANIFEST
     data = json.loads(MANIFEST.to_json())
     for entry in (*data["inputs"], *data["outputs"]):
         del entry["element"]
-    path = tmp_path / "m.ncnn.json"
     path.write_text(json.dumps(data))
     assert read_manifest(path) == MANIFEST
 
@@ -83,10 +79,7 @@ def changed(*keys: str | int, value: Any) -> str:
         (changed("outputs", 0, "element", value="int8"), r"outputs\[0\]\.element is 'int8', but has to be"),
         (changed("outputs", 0, "batch_axis", value=2), r"outputs\[0\]\.batch_axis is 2, but the shape has 2 axes"),
         (changed("outputs", 0, "batch_axis", value="0"), r"outputs\[0\]\.batch_axis has to be of type int or null"),
-        (
-            changed("outputs", 0, "shape", 1, value=1.5),
-            r"outputs\[0\]\.shape\[1\] has to be of type int or str or null",
-        ),
+        (changed("outputs", 0, "shape", 1, value=1.5), r"outputs\[0\]\.shape\[1\] has to be of type int or str or n"),
         (changed("source", "opset", value=None), r"source\.opset has to be of type int"),
         (changed("layers", value=...), "layers is missing"),
         (changed("passes", 0, value=3), r"passes\[0\] has to be of type str"),
@@ -98,8 +91,5 @@ def test_a_broken_manifest_says_where(tmp_path: Path, text: str, said: str) -> N
     with pytest.raises(UsageError, match=said) as error:
         read_manifest(path)
     assert str(path) in str(error.value)
-
-
-def test_a_manifest_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read: No such file"):
-        read_manifest(tmp_path / "m.ncnn.json")
+        read_manifest(tmp_path / "none.json")

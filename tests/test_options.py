@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-import onnx.parser
 import pytest
 
 import onnx2ncnn_opt
@@ -17,12 +16,11 @@ from onnx2ncnn_opt.errors import ModelError, UsageError
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.verification.driver import VerifyReport
 from onnx2ncnn_opt.verification.options import Verification
+from testing.models import parsed
 
 
 def model() -> onnx.ModelProto:
-    return onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }'
-    )
+    return parsed("(float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }", 17)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +104,7 @@ def test_types_of_runs(inputs: Any, tmp_path: Path) -> None:
 
 def test_printed_in_one_line(tmp_path: Path) -> None:
     conversion = lower(model())
+    assert onnx2ncnn_opt.__version__ in conversion.manifest().tool
     assert repr(conversion) == "Conversion(g: 2 -> 2 layers, x [n, 4]; y [n, 4])"
     assert repr(conversion.model) == "LoadedModel(g: 1 nodes, x: float[n, 4])"
     files = lower(model(), shapes={"x": (1, 4)}).save(tmp_path / "net")
@@ -136,10 +135,6 @@ def test_progress(tmp_path: Path) -> None:
     assert steps[1].startswith("pass ")
 
 
-def test_the_version() -> None:
-    assert onnx2ncnn_opt.__version__ in lower(model()).manifest().tool
-
-
 def test_the_format_of_onnx_runtime() -> None:
     with pytest.raises(ModelError, match="it is in ONNX Runtime's own format"):
         lower(b"\x10\x00\x00\x00ORTM" + bytes(100))
@@ -153,6 +148,7 @@ def test_the_format_of_onnx_runtime() -> None:
         (onnx2ncnn_opt.bisect, ("a.onnx", 3), "param has to be a path"),
         (onnx2ncnn_opt.diff, ("a.param", 3), "b has to be a path"),
         (onnx2ncnn_opt.inspect, (3,), "path has to be a path"),
+        (lambda seconds: lower(model()).benchmark(seconds=seconds), ("x",), "seconds has to be"),
     ],
 )
 def test_types_of_other_functions(function: Any, args: tuple[Any, ...], said: str) -> None:
@@ -160,6 +156,15 @@ def test_types_of_other_functions(function: Any, args: tuple[Any, ...], said: st
         function(*args)
 
 
-def test_types_of_benchmark() -> None:
-    with pytest.raises(UsageError, match="seconds has to be"):
-        lower(model(), shapes={"x": (1, 4)}).benchmark(seconds="x")  # type: ignore[arg-type]
+def test_long_lines_show_their_ends() -> None:
+    text = str(ModelError(f"perm {list(range(100_000))} of a tensor of rank 3"))
+    assert len(text) < 600
+    assert text.startswith("perm [0, 1, 2, ")
+    assert text.endswith("99999] of a tensor of rank 3")
+
+
+def test_many_lines_are_counted() -> None:
+    lines = str(ModelError("\n".join(f"node {i}" for i in range(5000)))).split("\n")
+    assert len(lines) == 201
+    assert lines[-1] == "... and 4800 more lines"
+    assert str(ModelError("a\nb")) == "a\nb"

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testing.command import Ended, install_plugin, refused, run, run_well, with_plugin, write_model
+from testing.command import Ended, install_plugin, refused, run, run_well, with_plugin
 from testing.handmade import raw, write_net
+from testing.models import write_model
 
 CONVERT = ("convert", "model.onnx", "--no-verify")
 OPTIMIZE = ("optimize", "in.param", "in.bin", "-o", "out", "--no-verify")
@@ -35,6 +36,9 @@ def net(folder: Path) -> None:
     write_net(folder, *lines, weights=raw(rng.standard_normal(2), [0.25, 0.5]), stem="in")
 
 
+RELU = "(float[1, 8] x) => (float[1, 8] y) { y = Relu(x) }"
+
+
 def optimize(folder: Path, *options: str) -> Ended:
     return run(folder, *OPTIMIZE, "-v", *options, **with_plugin(folder))
 
@@ -48,9 +52,7 @@ def test_the_example_of_the_page(tmp_path: Path) -> None:
     install_plugin(tmp_path, python_of_the_page(), passes="PASSES", layers="MY_LAYER")
     ended = optimize(tmp_path)
     assert (ended.code, ended.err) == (0, "")
-    assert ended.lines("rewrite") == [
-        ["fuse_my_tanh:", "TanH", "'t'", "+", "TanH", "'u'", "=>", "MyTanhTwice", "'u'"],
-    ]
+    assert ended.lines("rewrite") == [["fuse_my_tanh:", "TanH", "'t'", "+", "TanH", "'u'", "=>", "MyTanhTwice", "'u'"]]
     assert "MyTanhTwice" in (tmp_path / "out.param").read_text()
     assert (tmp_path / "out.bin").read_bytes() == (tmp_path / "in.bin").read_bytes()
     listed = run(tmp_path, "passes", **with_plugin(tmp_path))
@@ -133,7 +135,7 @@ def relu(im: ImportContext, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(("since", "layer"), [(14, "Clip"), (19, "ReLU")])
 def test_importers_of_plug_ins_win(tmp_path: Path, since: int, layer: str) -> None:
     install_plugin(tmp_path, OUR_RELU.format(since=since), ops="relu")
-    write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { y = Relu(x) }")  # of opset 18
+    write_model(tmp_path, RELU)  # of opset 18
     convert(tmp_path, "--no-optimize")
     assert layer in (tmp_path / "model.ncnn.param").read_text()
 
@@ -148,32 +150,23 @@ def test_importers_of_plug_ins_win(tmp_path: Path, since: int, layer: str) -> No
 )
 def test_broken_importers_are_named(tmp_path: Path, code: str, message: str) -> None:
     install_plugin(tmp_path, code, ops="X")
-    write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { y = Relu(x) }")
+    write_model(tmp_path, RELU)
     assert message in refused(tmp_path, *CONVERT, code=2, **with_plugin(tmp_path))
+
+
+LAYERS = "from onnx2ncnn_opt.ir.layers import LAYERS"
 
 
 @pytest.mark.parametrize(
     ("code", "points", "message"),
     [
         ("", {"passes": "PASSES"}, "the plug-in mine (my_plugin:PASSES) of my-plugin cannot be loaded"),
-        (
-            "import no_such_module",
-            {"layers": "X"},
-            "cannot be loaded: its import failed: ModuleNotFoundError: No module named 'no_such_module'",
-        ),
+        ("import no_such", {"layers": "X"}, "its import failed: ModuleNotFoundError: No module named 'no_such'"),
         ("X = 1 +", {"passes": "X"}, "cannot be loaded: its import failed: SyntaxError: invalid syntax"),
         ("X = [print]", {"passes": "X"}, "of my-plugin is not a pass, but builtin_function_or_method"),
         ("X = 'ReLU'", {"layers": "X"}, "of my-plugin is not a LayerSpec, but str"),
-        (
-            "from onnx2ncnn_opt.ir.layers import LAYERS; X = LAYERS['ReLU']",
-            {"layers": "X"},
-            "ReLU cannot be declared as a custom layer",
-        ),
-        (
-            "from onnx2ncnn_opt.passes import PASSES; X = PASSES",
-            {"passes": "X"},
-            "of my-plugin: there is a pass called eliminate_",
-        ),
+        (f"{LAYERS}; X = LAYERS['ReLU']", {"layers": "X"}, "ReLU cannot be declared as a custom layer"),
+        ("from onnx2ncnn_opt.passes import PASSES as X", {"passes": "X"}, "there is a pass called eliminate_"),
     ],
 )
 def test_broken_plug_ins_are_named(tmp_path: Path, code: str, points: dict[str, str], message: str) -> None:
@@ -181,7 +174,7 @@ def test_broken_plug_ins_are_named(tmp_path: Path, code: str, points: dict[str, 
     install_plugin(tmp_path, code, **points)
     ended = optimize(tmp_path, "--custom", "MyLayer:p0")
     # Code that fails is not the caller's mistake; a thing of the wrong kind is.
-    assert (ended.code, ended.out) == (1 if "cannot be loaded" in message else 2, "")
+    assert (ended.code, ended.out) == (1 if "loaded" in message or "import failed" in message else 2, "")
     assert message in ended.err
 
 

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnx.parser
 import pytest
 
 from onnx2ncnn_opt import Net
@@ -19,6 +17,7 @@ from onnx2ncnn_opt.manifest import Image, read_manifest
 from onnx2ncnn_opt.report.example import example
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.verification.verify_net import verify_net
+from testing.models import parsed
 from testing.worker import WORKER
 
 MODELS = Path(__file__).resolve().parent.parent / "fixtures" / "models"
@@ -28,8 +27,7 @@ WEIGHT = f"float[4, 3, 3, 3] w = {{{', '.join(f'{0.1 * ((7 * i) % 11 - 5):.1f}' 
 
 
 def model(body: str, shape: str = "1, 3, 9, 8", weights: str = WEIGHT) -> bytes:
-    text = f'<ir_version: 8, opset_import: ["": 17]> g (float[{shape}] x) => (float y) <{weights}> {{ {body} }}'
-    proto = onnx.parser.parse_model(text)
+    proto = parsed(f"(float[{shape}] x) => (float y) <{weights}> {{ {body} }}", 17)
     proto.graph.output[0].type.tensor_type.ClearField("shape")
     return bytes(proto.SerializeToString())
 
@@ -72,12 +70,9 @@ def test_the_first_convolution(image: str, pads: str, folds: bool, order: str, t
     assert types(data, image + order, tmp_path) == ["Input", *scale, "Convolution"]
 
 
-def test_without_passes(tmp_path: Path) -> None:
+def test_without_passes_and_several_readers(tmp_path: Path) -> None:
     data = model("y = Conv<pads = [1, 1, 1, 1]>(x, w)")
     assert types(data, f"{ALIKE}:bgr", tmp_path, optimize=False) == ["Input", "Scale", "Convolution"]
-
-
-def test_several_readers(tmp_path: Path) -> None:
     data = model(
         "a = Conv<pads = [1, 1, 1, 1]>(x, w) b = Conv<pads = [1, 1, 1, 1]>(x, v) y = Concat<axis = 1>(a, b)",
         weights=f"{WEIGHT}, {WEIGHT.replace(' w ', ' v ')}",
@@ -160,7 +155,6 @@ def test_what_is_not_an_image(name: str, image: str, shape: str, message: str) -
 
 
 def test_integers_are_pixels_already() -> None:
-    text = '<ir_version: 8, opset_import: ["": 17]> g (uint8[1, 3, 4, 4] x) => (float[1, 3, 4, 4] y)'
-    data = onnx.parser.parse_model(f"{text} {{ y = Cast<to = 1>(x) }}").SerializeToString()
+    graph = "(uint8[1, 3, 4, 4] x) => (float[1, 3, 4, 4] y) { y = Cast<to = 1>(x) }"
     with pytest.raises(UsageError, match="takes integers already"):
-        lower(data, images={"x": PARTS})
+        lower(parsed(graph, 17), images={"x": PARTS})

@@ -33,7 +33,8 @@ from pathlib import Path
 from typing import Any
 
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
-from testing.fuzz_models import Fuzzer, Outcome, guarded, shrunk
+from testing.conformance import Outcome
+from testing.fuzz_models import Fuzzer, guarded, shrunk
 from testing.generators import GENERATORS
 from testing.random_models import RandomModel
 

@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 
 from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.api.bisect import Bisection, bisect, bisect_passes
+from onnx2ncnn_opt.api.bisection.located import Located
 from onnx2ncnn_opt.api.bisection.minimal_pair import Pair
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.ir.graph import Layer
@@ -25,16 +25,18 @@ from onnx2ncnn_opt.verification.beside import manifest_beside
 from onnx2ncnn_opt.verification.driver import VerifyReport
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.verify_net import verify_net
-from testing.command import SMALL, run, run_well, write_model
-from testing.exports import ROOT, refilled
+from testing import present
+from testing.command import SINE, SINE_AT, SMALL, run, run_well
+from testing.exports import ROOT, save_refilled
 from testing.faults import FAULTS, places, plant
 from testing.handmade import write_net
+from testing.models import write_model
 
 
 def planted(folder: Path, model: str, kind: str) -> tuple[Path, LayerRef]:
     """MODEL converted to net.ncnn.*, with a fault in wrong.*; the model's path, and the layer."""
-    path = folder / "model.onnx"
-    onnx.save(refilled(ROOT / "fixtures" / "models" / f"{model}.onnx"), path)
+    folder.mkdir(exist_ok=True)
+    path = save_refilled(model, folder)
     right = lower(path).save(folder / "net")
     graph = files.read_net(right.param, right.bin).graph
     infer_graph(graph)
@@ -48,18 +50,21 @@ def planted(folder: Path, model: str, kind: str) -> tuple[Path, LayerRef]:
 
 def bisected(folder: Path, model: Path, *, with_manifest: bool) -> Bisection:
     manifest = read_manifest(folder / "net.ncnn.json") if with_manifest else None
-    write = folder / "pair"
-    return bisect(model, folder / "wrong.param", folder / "wrong.bin", manifest=manifest, write=write)
+    return bisect(model, folder / "wrong.param", folder / "wrong.bin", manifest=manifest, write=folder / "pair")
+
+
+def bisected_lines(folder: Path, graph: str, *lines: str) -> tuple[Bisection, Located]:
+    """Bisect the net of these lines after an Input of x."""
+    found = bisect(write_model(folder, graph), *write_net(folder, "Input in 0 1 x", *lines), write=folder / "pair")
+    return found, present(found.located)
 
 
 def again(pair: Pair) -> VerifyReport:
     """Return the report of `verify` on the files of a pair."""
     files = pair.files
-    manifest, note = manifest_beside(files.param, files.model)
-    assert manifest is not None, note
-    return verify_net(
-        files.model, files.param, files.bin, manifest=manifest, verification=Verification(feeds=files.inputs)
-    )
+    manifest, _ = manifest_beside(files.param, files.model)
+    how = Verification(feeds=files.inputs)
+    return verify_net(files.model, files.param, files.bin, manifest=present(manifest), verification=how)
 
 
 FAULTY = [
@@ -82,48 +87,40 @@ def test_the_layer_is_found_by_the_manifest_and_by_the_values_of_the_model(
     path, layer = planted(tmp_path, model, kind)
     found = bisected(tmp_path, path, with_manifest=True)
     assert not found.report.ok
-    assert found.located is not None
-    assert (found.located.layer, found.located.suspects) == (layer, (layer,))
-    assert {read.status for read in found.located.inputs} == {"right"}
-    assert found.located.arrays.keys() == {read.blob for read in found.located.inputs}
-    assert found.located.origin
-    assert found.difference is not None
-    assert [change.after for change in found.difference.changed] == [layer]
-    assert found.pair is not None
-    assert found.pair.layers == 1
-    assert found.pair.nodes <= 2  # a Conv and its activation
-    status = "shape" if "shape" in found.located.message else "mismatch"
-    assert [output.status for output in again(found.pair).outputs] == [status]
+    located = present(found.located)
+    assert (located.layer, located.suspects) == (layer, (layer,))
+    assert {read.status for read in located.inputs} == {"right"}
+    assert located.arrays.keys() == {read.blob for read in located.inputs}
+    assert located.origin
+    assert [change.after for change in present(found.difference).changed] == [layer]
+    pair = present(found.pair)
+    assert pair.layers == 1
+    assert pair.nodes <= 2  # a Conv and its activation
+    status = "shape" if "shape" in located.message else "mismatch"
+    assert [output.status for output in again(pair).outputs] == [status]
 
     found = bisected(tmp_path, path, with_manifest=False)
     assert found.difference is None
-    assert found.located is not None
-    assert layer in found.located.suspects
-    assert found.pair is not None
-    assert found.pair.layers <= len(found.located.suspects)
-    assert not again(found.pair).ok
+    assert layer in present(found.located).suspects
+    assert present(found.pair).layers <= len(present(found.located).suspects)
+    assert not again(present(found.pair)).ok
 
 
-def test_a_layer_that_is_left_out_and_one_too_many(tmp_path: Path) -> None:
-    for kind in ("deleted layer", "another rounding"):
-        folder = tmp_path / kind
-        folder.mkdir()
-        path, layer = planted(folder, "residual.ts", kind)
-        located = bisected(folder, path, with_manifest=True).located
-        assert located is not None
-        assert located.suspects[0].name.startswith(layer.name)
+@pytest.mark.parametrize("kind", ["deleted layer", "another rounding"])
+def test_a_layer_that_is_left_out_and_one_too_many(tmp_path: Path, kind: str) -> None:
+    path, layer = planted(tmp_path, "residual.ts", kind)
+    located = present(bisected(tmp_path, path, with_manifest=True).located)
+    assert located.suspects[0].name.startswith(layer.name)
 
 
 def test_a_net_of_pnnx(tmp_path: Path) -> None:
     folder = ROOT / "tests" / "verification" / "pnnx"
     graph = files.read_net(folder / "tiny.ncnn.param", folder / "tiny.ncnn.bin").graph
-    convolutions = [layer for layer in graph if layer.type == "Convolution"]
-    wrong = convolutions[-1]
+    *_, wrong = (layer for layer in graph if layer.type == "Convolution")
     wrong.weights["weight_data"] = wrong.weights["weight_data"] * np.float32(1.25)
     files.write_net(graph, tmp_path / "wrong.param", tmp_path / "wrong.bin")
     found = bisected(tmp_path, folder / "tiny.onnx", with_manifest=False)
-    assert found.located is not None
-    assert found.located.layer == LayerRef("Convolution", wrong.name)
+    assert present(found.located).layer == LayerRef("Convolution", wrong.name)
     right = bisect(folder / "tiny.onnx", folder / "tiny.ncnn.param", folder / "tiny.ncnn.bin")
     assert right.report.ok
     assert right.located is None
@@ -132,24 +129,20 @@ def test_a_net_of_pnnx(tmp_path: Path) -> None:
 def test_a_layer_that_kills_ncnn(tmp_path: Path) -> None:
     """The blob x has two readers and no Split, which no part of the net shows: one is written with Splits."""
     graph = "(float[1, 2, 3] x) => (float[1, 2, 3] y, float[1, 2, 3] z) { y = Relu(x) z = Neg(x) }"
-    lines = ("Input in 0 1 x", "ReLU r 1 1 x y", "UnaryOp n 1 1 x z 0=1")
-    found = bisect(write_model(tmp_path, graph), *write_net(tmp_path, *lines), write=tmp_path / "pair")
-    assert found.located is not None
-    assert found.located.layer == LayerRef("UnaryOp", "n")
-    assert found.located.message == "it reads 'x', which 'r' reads as well, and there is no Split between"
+    found, located = bisected_lines(tmp_path, graph, "ReLU r 1 1 x y", "UnaryOp n 1 1 x z 0=1")
+    assert located.layer == LayerRef("UnaryOp", "n")
+    assert located.message == "it reads 'x', which 'r' reads as well, and there is no Split between"
     assert found.pair is None
     assert not (tmp_path / "pair").exists()
 
 
 def test_layers_between_which_the_model_has_no_value(tmp_path: Path) -> None:
-    model = write_model(tmp_path, "(float[1, 2, 3] x) => (float[1, 2, 3] y) { a = Relu(x) y = Softplus(a) }")
-    lines = ("Input in 0 1 x", "ReLU r 1 1 x 1", "UnaryOp e 1 1 1 2 0=7", "UnaryOp l 1 1 2 y 0=8")
-    found = bisect(model, *write_net(tmp_path, *lines), write=tmp_path / "pair")
-    located = found.located
-    assert located is not None
-    assert found.pair is not None
-    assert (found.pair.nodes, found.pair.layers) == (1, 2)
-    assert not again(found.pair).ok
+    graph = "(float[1, 2, 3] x) => (float[1, 2, 3] y) { a = Relu(x) y = Softplus(a) }"
+    lines = ("ReLU r 1 1 x 1", "UnaryOp e 1 1 1 2 0=7", "UnaryOp l 1 1 2 y 0=8")
+    found, located = bisected_lines(tmp_path, graph, *lines)
+    pair = present(found.pair)
+    assert (pair.nodes, pair.layers) == (1, 2)
+    assert not again(pair).ok
     assert (located.layer.name, located.blob, located.value) == ("e", "2", None)
     assert located.message.startswith("the model has no such value; 'y' after it is ")
     assert [ref.name for ref in located.suspects] == ["e", "l"]
@@ -157,28 +150,20 @@ def test_layers_between_which_the_model_has_no_value(tmp_path: Path) -> None:
 
 
 def test_an_output_in_another_order_of_axes(tmp_path: Path) -> None:
-    model = write_model(
-        tmp_path, "(float[1, 2, 3] x) => (float[1, 3, 2] y) { a = Relu(x) y = Transpose<perm=[0,2,1]>(a) }"
-    )
-    lines = ("Input in 0 1 x", "ReLU r 1 1 x a", "Permute p 1 1 a y 0=0")
-    found = bisect(model, *write_net(tmp_path, *lines), write=tmp_path / "pair")
-    located = found.located
-    assert located is not None
+    graph = "(float[1, 2, 3] x) => (float[1, 3, 2] y) { a = Relu(x) y = Transpose<perm=[0,2,1]>(a) }"
+    found, located = bisected_lines(tmp_path, graph, "ReLU r 1 1 x a", "Permute p 1 1 a y 0=0")
     assert (located.layer.name, located.suspects) == ("p", (located.layer,))
     assert "shape" in located.message
-    assert found.pair is not None
-    assert [output.status for output in again(found.pair).outputs] == ["shape"]
+    assert [output.status for output in again(present(found.pair)).outputs] == ["shape"]
 
 
 def test_a_pair_begins_in_the_layout_of_the_net(tmp_path: Path) -> None:
     """The net has the model's rows as columns, and its integers as floats."""
-    model = write_model(
-        tmp_path,
+    graph = (
         "(float[2, 3, 4] x) => (float[2, 3, 4] y) <float k = {3}> "
-        "{ a = Relu(x) c = Cast<to = 7>(a) d = Mul(c, c) e = Cast<to = 1>(d) y = Mul(e, k) }",
+        "{ a = Relu(x) c = Cast<to = 7>(a) d = Mul(c, c) e = Cast<to = 1>(d) y = Mul(e, k) }"
     )
     lines = (
-        "Input in 0 1 x",
         "ReLU r 1 1 x a",
         "Permute p 1 1 a t 0=1",
         "UnaryOp f 1 1 t u 0=2",
@@ -187,14 +172,13 @@ def test_a_pair_begins_in_the_layout_of_the_net(tmp_path: Path) -> None:
         "Permute q 1 1 v w 0=1",
         "BinaryOp n 1 1 w y 0=2 1=1 2=3",
     )
-    found = bisect(model, *write_net(tmp_path, *lines), write=tmp_path / "pair")
-    assert found.located is not None
-    assert found.located.layer.name == "m"
-    assert found.pair is not None
-    assert (found.pair.nodes, found.pair.layers) == (3, 3)
-    with np.load(found.pair.files.inputs) as inputs:
+    found, located = bisected_lines(tmp_path, graph, *lines)
+    assert located.layer.name == "m"
+    pair = present(found.pair)
+    assert (pair.nodes, pair.layers) == (3, 3)
+    with np.load(pair.files.inputs) as inputs:
         assert {name: (a.shape, a.dtype) for name, a in inputs.items()} == {"c.in": ((1, 2, 4, 3), np.float32)}
-    assert not again(found.pair).ok
+    assert not again(pair).ok
 
 
 def test_a_missing_activation_of_a_layer_whose_own_numbers_are_right(tmp_path: Path) -> None:
@@ -203,38 +187,30 @@ def test_a_missing_activation_of_a_layer_whose_own_numbers_are_right(tmp_path: P
         "(float[1, 6, 4] x) => (float[1, 6, 1] y) <int64[1] axes = {2}> { a = Neg(x) r = Relu(a) "
         "y = ReduceSum<keepdims = 1>(r, axes) }"
     )
-    lines = ("Input in 0 1 x", "UnaryOp n 1 1 x 1 0=1", "Reduction s 1 1 1 y 0=0 1=0 -23303=1,-1 4=1 5=1")
-    found = bisect(write_model(tmp_path, graph), *write_net(tmp_path, *lines), write=tmp_path / "pair")
-    assert found.located is not None
-    assert [ref.name for ref in found.located.suspects] == ["n", "s"]
-    assert found.located.layer.name == "n"
-    assert found.located.message.startswith("it is 'a' of the model, and nothing is 'r', which is made of that")
-    assert found.pair is not None
-    assert (found.pair.nodes, found.pair.layers) == (3, 2)
+    lines = ("UnaryOp n 1 1 x 1 0=1", "Reduction s 1 1 1 y 0=0 1=0 -23303=1,-1 4=1 5=1")
+    found, located = bisected_lines(tmp_path, graph, *lines)
+    assert [ref.name for ref in located.suspects] == ["n", "s"]
+    assert located.layer.name == "n"
+    assert located.message.startswith("it is 'a' of the model, and nothing is 'r', which is made of that")
+    assert (present(found.pair).nodes, present(found.pair).layers) == (3, 2)
 
 
 NAMED = "(float[1, 3, 4] x) => (float[1, 3, 4] y, float[1, 3, 4] z) { y = Relu(x) z = Neg(y) }"
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "layer"),
-    [
-        ("y", "other", "ReLU"),
-        ("x", "other", "Input"),
-    ],
-)
-def test_an_input_or_output_of_another_name(tmp_path: Path, old: str, new: str, layer: str) -> None:
+@pytest.mark.parametrize(("old", "layer"), [("y", "ReLU"), ("x", "Input")])
+def test_an_input_or_output_of_another_name(tmp_path: Path, old: str, layer: str) -> None:
     model = write_model(tmp_path, NAMED)
     right = lower(model).save(tmp_path / "net")
     text = right.param.read_text()
     renamed = tmp_path / "wrong.param"
-    renamed.write_text(re.sub(rf"(?<= ){old}(?=[ \n])", new, text))
+    renamed.write_text(re.sub(rf"(?<= ){old}(?=[ \n])", "other", text))
     assert renamed.read_text() != text
     found = bisect(model, renamed, right.bin, manifest=read_manifest(right.manifest), write=tmp_path / "pair")
     assert not found.report.ok
-    assert found.located is not None
-    assert (found.located.layer.type, found.located.blob) == (layer, new)
-    assert old in found.located.message
+    located = present(found.located)
+    assert (located.layer.type, located.blob) == (layer, "other")
+    assert old in located.message
     assert found.pair is None
 
 
@@ -244,20 +220,16 @@ def test_an_output_that_is_gone(tmp_path: Path) -> None:
     graph = files.read_net(right.param, right.bin).graph
     graph.outputs = [blob for blob in graph.outputs if blob.name != "z"]
     graph.remove(graph.layers[-1])
-    wrong = files.write_net(graph, tmp_path / "wrong.param", right.bin)
-    assert wrong
+    files.write_net(graph, tmp_path / "wrong.param", right.bin)
     found = bisect(model, tmp_path / "wrong.param", right.bin, manifest=read_manifest(right.manifest))
-    assert found.located is not None
-    assert found.located.layer.type == "UnaryOp"
-    assert found.located.message == "the net has no blob 'z': it lacks this layer"
-    assert [read.blob for read in found.located.inputs] == ["y"]
+    located = present(found.located)
+    assert located.layer.type == "UnaryOp"
+    assert located.message == "the net has no blob 'z': it lacks this layer"
+    assert [read.blob for read in located.inputs] == ["y"]
 
 
 def test_an_output_that_is_not_one_without_a_manifest(tmp_path: Path) -> None:
-    model = write_model(tmp_path, NAMED)
-    lines = ("Input in 0 1 x", "ReLU r 1 1 x 1", "UnaryOp n 1 1 1 z 0=1")
-    located = bisect(model, *write_net(tmp_path, *lines)).located
-    assert located is not None
+    _, located = bisected_lines(tmp_path, NAMED, "ReLU r 1 1 x 1", "UnaryOp n 1 1 1 z 0=1")
     assert (located.layer.name, located.blob, located.value) == ("r", "1", "y")
 
 
@@ -277,16 +249,14 @@ def test_the_rewrite_that_breaks_a_net_is_found(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(entry_points, "installed_passes", lambda: (break_sigmoid,))
     found = bisect_passes(model)
     assert not found.report.ok
-    assert found.event is not None
-    assert found.event.pass_name == "break_sigmoid"
+    assert present(found.event).pass_name == "break_sigmoid"
     assert found.rewrites > 1
     assert bisect_passes(model, skip=["break_sigmoid"]).report.ok
 
 
 def test_a_net_that_is_wrong_without_rewrites(tmp_path: Path) -> None:
-    model = write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { y = Sin(x) }")
-    feeds = {"x": np.array([[1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10]], np.float32)}
-    found = bisect_passes(model, verification=Verification(feeds=feeds))
+    feeds = {"x": np.asarray(SINE_AT, np.float32)}
+    found = bisect_passes(write_model(tmp_path, SINE), verification=Verification(feeds=feeds))
     assert (found.number, found.event, found.report.ok) == (0, None, False)
 
 

@@ -5,14 +5,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import onnx.parser
 import pytest
 
 import onnx2ncnn_opt
 from testing.handmade import write_net
+from testing.models import write_model
 
-GRAPH = """<ir_version: 8, opset_import: ["" : 17]>
-agraph (float[1, 4] x) => (float[1, 4] y) { y = Relu(x) }"""
+GRAPH = "(float[1, 4] x) => (float[1, 4] y) { y = Relu(x) }"
 
 
 def test_every_name_is_there_and_is_what_it_says() -> None:
@@ -42,32 +41,20 @@ def test_importing_the_package_loads_none_of_it() -> None:
 
 
 def test_verify_takes_a_net_by_its_param_alone(tmp_path: Path) -> None:
-    model = tmp_path / "model.onnx"
-    model.write_bytes(onnx_bytes())
+    model = write_model(tmp_path, GRAPH)
     param, _ = write_net(tmp_path, "Input in 0 1 x", "ReLU r 1 1 x y")
     assert onnx2ncnn_opt.verify(model, param).ok
     param, bin = write_net(tmp_path, "Input in 0 1 x", "TanH r 1 1 x y")
-    report = onnx2ncnn_opt.verify(
-        onnx_bytes(),
-        param,
-        bin,
-        verification=onnx2ncnn_opt.Verification(feeds={"x": np.array([[1, 2, -3, 4]], np.float32)}),
-    )
+    how = onnx2ncnn_opt.Verification(feeds={"x": np.array([[1, 2, -3, 4]], np.float32)})
+    report = onnx2ncnn_opt.verify(model.read_bytes(), param, bin, verification=how)
     assert [output.status for output in report.outputs] == ["mismatch"]
 
 
 def test_verify_says_why_it_does_not_use_the_manifest_beside_the_net(tmp_path: Path) -> None:
-    model = tmp_path / "model.onnx"
-    model.write_bytes(onnx_bytes())
+    model = write_model(tmp_path, GRAPH)
     files = onnx2ncnn_opt.convert(model).save(tmp_path / "net")
     assert onnx2ncnn_opt.verify(model, files.param).manifest is not None
-    model.write_bytes(onnx_bytes("Tanh"))
+    write_model(tmp_path, GRAPH.replace("Relu", "Tanh"))
     report = onnx2ncnn_opt.verify(model, files.param)
-    assert report.manifest is None
-    assert not report.ok
+    assert (report.manifest, report.ok) == (None, False)
     assert "was written for another model" in report.notes[0]
-
-
-def onnx_bytes(operator: str = "Relu") -> bytes:
-
-    return bytes(onnx.parser.parse_model(GRAPH.replace("Relu", operator)).SerializeToString())

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import onnx
 import pytest
 
 from onnx2ncnn_opt import Verification, convert, optimize
 from onnx2ncnn_opt.errors import VerificationError
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
+from testing import present
 from testing.command import run
-from testing.exports import MODELS, refilled
+from testing.exports import MODELS, save_refilled
 
 VERIFIED = ["attention.ts", "inverted.tsbn", "residual-batch.dyn", "siamese.ts", "temporal.dyn", "unet-hw.ts"]
 
@@ -22,8 +22,7 @@ def contents(prefix: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda path: path.stem)
 def test_the_same_files_without_verification(model: Path, tmp_path: Path) -> None:
-    filled = tmp_path / "model.onnx"
-    onnx.save(refilled(model), filled)
+    filled = save_refilled(model.stem, tmp_path)
     assert run(tmp_path, "convert", "model.onnx", "-o", "a", "--no-verify", "--quiet").code == 0
     convert(filled, tmp_path / "b", verification=None)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
@@ -34,8 +33,7 @@ def test_the_same_files_with_masks_and_tied_sizes(name: str, tmp_path: Path, wor
     model = Path(f"fixtures/models/{name}.onnx").absolute()
     assert run(tmp_path, "convert", str(model), "-o", "a", "--quiet").code == 0
     from_file = convert(model, tmp_path / "b", worker=worker)
-    assert from_file.report is not None
-    assert from_file.report.ok
+    assert present(from_file.report).ok
     from_bytes = convert(model.read_bytes(), worker=worker)
     from_bytes.save(tmp_path / "c")
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
@@ -46,8 +44,7 @@ def test_a_wrong_net_is_not_saved(tmp_path: Path, worker: NcnnWorker) -> None:
     strict = Verification(rtol=0.0, atol=0.0)
     model = Path("fixtures/models/residual.ts.onnx")
     conversion = convert(model, tmp_path / "a", verification=strict, worker=worker)
-    assert conversion.report is not None
-    assert not conversion.report.ok
+    assert not present(conversion.report).ok
     with pytest.raises(VerificationError, match="outputs differ from ONNX Runtime's"):
         conversion.save(tmp_path / "b")
     assert not list(tmp_path.iterdir())
@@ -60,8 +57,6 @@ def test_optimize_writes_the_files_of_the_command(tmp_path: Path) -> None:
     assert files.report is None
     net = tmp_path / "net.ncnn.param"
     assert run(tmp_path, "optimize", "net.ncnn.param", "-o", "a", "--quiet").code == 0
-    optimized = optimize(net, prefix=tmp_path / "b")
-    assert optimized.report is not None
-    assert optimized.report.ok
+    assert present(optimize(net, prefix=tmp_path / "b").report).ok
     for end in ("param", "bin"):
         assert (tmp_path / f"a.{end}").read_bytes() == (tmp_path / f"b.{end}").read_bytes()

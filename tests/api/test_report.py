@@ -3,8 +3,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
-import onnx.parser
 import pytest
 
 import onnx2ncnn_opt
@@ -17,6 +15,8 @@ from onnx2ncnn_opt.verification.blobs import by_size
 from onnx2ncnn_opt.verification.layers import Reference
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.tolerance import DEFAULT
+from testing import present
+from testing.models import parsed, write_model
 
 # A ReLU that goes into the convolution, and a Swish that is none, because the Sigmoid is used elsewhere.
 SMALL = (
@@ -29,9 +29,12 @@ SMALL = (
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    path = tmp_path / "small.onnx"
-    onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> g {SMALL}'), path)
-    return path
+    return write_model(tmp_path, SMALL, "small.onnx")
+
+
+def set_first_weight(bin: Path, number: float) -> None:
+    data = bin.read_bytes()
+    bin.write_bytes(data[:4] + np.float32(number).tobytes() + data[8:])
 
 
 def types(net: NetRecord) -> list[str]:
@@ -44,8 +47,7 @@ def test_a_conversion(model: Path, tmp_path: Path) -> None:
     assert report.verified is not None
     assert (net.verdict, net.modes) == ("ok", ("fp32", "fp16"))
     assert [output.mode for output in net.outputs] == ["fp32", "fp32", "fp16", "fp16"]
-    assert net.outputs[0].rounding is not None
-    assert net.outputs[0].rounding < 1e-5
+    assert present(net.outputs[0].rounding) < 1e-5
     assert [row.type for row in net.before] == ["Input", "Convolution", "ReLU", "Sigmoid", "BinaryOp", "Softmax"]
     assert types(net) == ["Input", "Convolution", "Sigmoid", "BinaryOp", "Softmax"]
     assert net.rows == ((0, 0), (1, None), (2, 1), (3, 2), (4, 3), (5, 4))
@@ -62,18 +64,14 @@ def test_a_conversion(model: Path, tmp_path: Path) -> None:
     assert net.after[3].reads == (1, 2)
     for row in net.after[1:]:
         assert row.errors["fp32"].status == "right"
-        assert row.errors["fp32"].max_rel is not None
-        assert row.errors["fp32"].max_rel < 1e-5
+        assert present(row.errors["fp32"].max_rel) < 1e-5
     assert convolution.errors["fp32"].value == "r"
     assert net.near_misses[0].pass_name == "fuse_swish"
     assert net.near_misses[0].layers == (2, 3)
-    before, after = net.memory
-    assert before is not None
-    assert after is not None
+    before, after = map(present, net.memory)
     assert max(after.bytes) == 2 * 4 * 64 * (2 + 2 + 2)
-    assert sorted(after.layers) == [1, 2, 3, 4]
-    assert net.comparison is not None
-    assert ("ReLU 'relu'", "layer", "there", "gone", "") in net.comparison.rows
+    assert (sorted(before.layers), sorted(after.layers)) == ([1, 2, 3, 4, 5], [1, 2, 3, 4])
+    assert ("ReLU 'relu'", "layer", "there", "gone", "") in present(net.comparison).rows
     page = report.save(tmp_path / "page.html")
     assert page.read_text(encoding="utf-8") == report.html()
 
@@ -92,25 +90,21 @@ def test_a_conversion_that_is_not_verified_is_not_run(model: Path) -> None:
     of_one = report_conversion(lower(model))
     assert of_one.notes == ("N is dynamic: costs and memory are those of one item of the batch",)
     assert of_one.after[1].macs == 6 * 64
-    text = '<ir_version: 8, opset_import: ["" : 18]> g ' + SMALL.replace("8, 8]", "H, 8]")
-    unknown = report_conversion(lower(onnx.parser.parse_model(text), shapes={"x": [1, 3, "H", 8]}))
+    unknown = report_conversion(lower(parsed(SMALL.replace("8, 8]", "H, 8]")), shapes={"x": [1, 3, "H", 8]}))
     assert unknown.memory == (None, None)
     assert (unknown.after[1].blob_bytes, unknown.after[1].macs) == (None, None)
 
 
 def test_a_net_of_ours_that_is_wrong(model: Path, tmp_path: Path) -> None:
     files = onnx2ncnn_opt.convert(model).save(tmp_path / "net")
-    data = bytearray(files.bin.read_bytes())
-    data[4:8] = np.float32(3).tobytes()
-    files.bin.write_bytes(data)
+    set_first_weight(files.bin, 3)
     (net,) = make_report(model, files.param).records
     assert net.verdict == "wrong"
     assert net.headline == "2 of 2 outputs differ from ONNX Runtime's."
     assert net.after[1].errors["fp32"].status == "wrong"
     assert net.after[1].origin == ("conv", "relu")
     assert [group.passes for group in net.groups] == [("fuse_activation",)]
-    assert net.comparison is not None
-    (change,) = net.comparison.rows
+    (change,) = present(net.comparison).rows
     assert change[:2] == ("Convolution 'conv'", "weight_data")
 
 
@@ -134,14 +128,11 @@ def test_a_layer_that_is_off_is_held_against_the_value_that_it_is_like(model: Pa
     files = onnx2ncnn_opt.convert(model, shapes={"x": [1, 3, 8, 8]}).save(tmp_path / "net")
     files.manifest.unlink()
     files.param.write_text(files.param.read_text().replace(" r", " 7").replace(" s", " 8"))
-    data = bytearray(files.bin.read_bytes())
-    data[4:8] = np.float32(0.504).tobytes()  # instead of 0.5
-    files.bin.write_bytes(data)
+    set_first_weight(files.bin, 0.504)  # instead of 0.5
     (net,) = make_report(model, files.param, verification=Verification(shapes={"x": [1, 3, 8, 8]})).records
     error = net.after[1].errors["fp32"]
     assert (net.verdict, error.status, error.value) == ("wrong", "wrong", "r")
-    assert error.max_rel is not None
-    assert 1e-3 < error.max_rel < 2e-2
+    assert 1e-3 < present(error.max_rel) < 2e-2
     assert net.rows[2] == (1, 1)
 
 

@@ -7,47 +7,36 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
-import onnx
 import pytest
-from onnx import helper, numpy_helper
 
 from onnx2ncnn_opt.api.lower import lower
+from testing.models import parsed
 
 
-def joined(count: int, *, is_dynamic: bool = False) -> onnx.GraphProto:
+def joined(count: int, *, is_dynamic: bool = False) -> str:
     """A Concat of so many inputs, each of which is the layout of all, and perhaps of a size of its own."""
-    sizes = [f"n{i}" if is_dynamic else 4 for i in range(count)]
-    inputs = [helper.make_tensor_value_info(f"x{i}", 1, [1, size, 5]) for i, size in enumerate(sizes)]
-    node = helper.make_node("Concat", [value.name for value in inputs], ["y"], axis=1)
-    return helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", 1, None)])
+    inputs = ", ".join(f"float[1, {f'n{i}' if is_dynamic else 4}, 5] x{i}" for i in range(count))
+    return f"({inputs}) => (float y) {{ y = Concat<axis = 1>({', '.join(f'x{i}' for i in range(count))}) }}"
 
 
-def cut(count: int) -> onnx.GraphProto:
+def cut(count: int) -> str:
     """A tensor in so many slices, each with readers of its own, as a gate may have, and outputs of their own."""
-    names = [f"s{i}" for i in range(count)]
-    nodes = [helper.make_node("Split", ["x"], names, axis=1)]
-    nodes += [helper.make_node("Tanh", [name], [f"t{name}"]) for name in names]
-    nodes += [helper.make_node("Mul", [f"t{name}", f"t{name}"], [f"y{name}"]) for name in names]
-    outputs = [helper.make_tensor_value_info(f"y{name}", 1, None) for name in names]
-    return helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", 1, [1, 2 * count, 5])], outputs)
+    outputs, slices = (", ".join(f"{name}{i}" for i in range(count)) for name in ("float y", "s"))
+    nodes = " ".join(f"t{i} = Tanh(s{i}) y{i} = Mul(t{i}, t{i})" for i in range(count))
+    return f"(float[1, {2 * count}, 5] x) => ({outputs}) {{ {slices} = Split<axis = 1>(x) {nodes} }}"
 
 
-def scrambled(count: int) -> onnx.GraphProto:
+def scrambled(count: int) -> str:
     """Views in a row of which no two are one."""
-    nodes, last = [], "x"
-    for i in range(count):
-        nodes.append(helper.make_node("Transpose", [last], [f"t{i}"], perm=[0, 2, 1]))
-        last = f"r{i}"
-        nodes.append(helper.make_node("Reshape", [f"t{i}", "shape"], [last]))
-    nodes.append(helper.make_node("Relu", [last], ["y"]))
-    inputs, outputs = [helper.make_tensor_value_info("x", 1, [1, 6, 8])], [helper.make_tensor_value_info("y", 1, None)]
-    return helper.make_graph(nodes, "g", inputs, outputs, [numpy_helper.from_array(np.array([1, 6, 8]), "shape")])
+    nodes = " ".join(f"t{i} = Transpose<perm = [0, 2, 1]>(x{i}) x{i + 1} = Reshape(t{i}, s)" for i in range(count))
+    return f"(float[1, 6, 8] x0) => (float y) <int64[3] s = {{1, 6, 8}}> {{ {nodes} y = Relu(x{count}) }}"
 
 
-def calls(graph: onnx.GraphProto, layers: int) -> int:
+def calls(graph: str, layers: int) -> int:
     """Return how many functions lowering calls, which no other load of the machine changes."""
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = parsed(graph, 17)
+    for output in model.graph.output:
+        output.type.tensor_type.ClearField("shape")
     count = 0
 
     def profile(frame: Any, event: str, argument: Any) -> None:
@@ -74,6 +63,6 @@ def calls(graph: onnx.GraphProto, layers: int) -> int:
     ],
     ids=["joined", "joined, dynamic", "cut", "scrambled"],
 )
-def test_work_is_linear(graph: Callable[[int], onnx.GraphProto], layers: Callable[[int], int]) -> None:
+def test_work_is_linear(graph: Callable[[int], str], layers: Callable[[int], int]) -> None:
     once, twice = (calls(graph(count), layers(count)) for count in (100, 200))
     assert twice < 2.3 * once

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from testing.command import SMALL, run, write_model
+from testing.command import SMALL, run
+from testing.models import write_model
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.manifest import read_manifest
 from onnx2ncnn_opt.param.files import read_net
 from testing.command import (
     COMMAND,
-    SINE,
-    SINE_AT,
     SMALL,
     install_plugin,
     names,
@@ -28,15 +26,9 @@ from testing.command import (
     run,
     run_well,
     without_progress,
-    write_model,
+    write_sine,
 )
-
-
-def sine_model(folder: Path) -> tuple[Path, Path]:
-    """A model that ncnn computes wrong, and the inputs that show it."""
-    inputs = folder / "in.npz"
-    np.savez(inputs, x=np.asarray(SINE_AT, np.float32))
-    return write_model(folder, SINE), inputs
+from testing.models import serialized, write_model
 
 
 def test_files_lie_beside_the_model_and_belong_together(tmp_path: Path) -> None:
@@ -89,21 +81,6 @@ def test_passes_can_be_left_out(small: Path, option: tuple[str, ...]) -> None:
     assert "ReLU" in (small / "model.ncnn.param").read_text()
 
 
-def test_no_verify_needs_neither_runtime_and_symbolic_sizes_no_sympy(tmp_path: Path) -> None:
-    write_model(tmp_path, "(float[1, 2, h, w] x) => (float[1, n] y) { y = Flatten(x) }")
-    code = (
-        "import sys; from onnx2ncnn_opt.cli.main import main; code = main(sys.argv[1:]);"
-        "print('loaded', sorted({'ncnn', 'onnxruntime', 'torch', 'rich', 'sympy.core'} & set(sys.modules)));"
-        "import onnx_ir; print(onnx_ir.SymbolicDim('n') + 1, 'sympy.core' in sys.modules); sys.exit(code)"
-    )
-    command = [sys.executable, "-c", code, "convert", "model.onnx", "--no-verify"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.splitlines()[-2:] == ["loaded []", "n + 1 True"]
-    assert "not verified" in done.stdout
-    assert "output:" not in done.stdout
-    assert names(tmp_path) == {"model.onnx"} | net_files("model")
-
-
 def test_a_folder_as_prefix(small: Path) -> None:
     assert run(small, "convert", "model.onnx", "--skip", "what", "--no-verify", "-o", "nets/").code == 2
     assert names(small) == {"model.onnx"}
@@ -128,25 +105,24 @@ def test_a_folder_as_prefix(small: Path) -> None:
 def test_paths_that_cannot_be_written(small: Path, prefix: str, message: str) -> None:
     (small / "taken.ncnn.bin").mkdir()
     (small / "itself.ncnn.param").symlink_to("model.onnx")
-    before = names(small)
-    ended = run(small, "convert", "model.onnx", "--no-verify", "-o", prefix)
-    assert ended.code == 2
-    assert message in ended.err
-    assert names(small) == before
+    assert message in refused(small, "convert", "model.onnx", "--no-verify", "-o", prefix)
 
 
 def test_a_full_disk_leaves_nothing(small: Path) -> None:
     (small / "model.ncnn.param").write_text("what was here before")
-    shell = f"ulimit -f 0; exec {shlex.join(COMMAND)} convert model.onnx --no-verify"  # no file may grow
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(["bash", "-c", shell], cwd=small, env=environment, capture_output=True, text=True, timeout=60)
+
+    def run_full(words: str) -> subprocess.CompletedProcess[str]:
+        shell = ["bash", "-c", f"ulimit -f 0; exec {shlex.join(COMMAND)} {words}"]  # no file may grow
+        return subprocess.run(shell, cwd=small, env=environment, capture_output=True, text=True, timeout=60)
+
+    done = run_full("convert model.onnx --no-verify")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("Error: cannot write model.ncnn.param")
     assert done.stderr.endswith("File too large\n")
     assert names(small) == {"model.onnx", "model.ncnn.param"}
     assert (small / "model.ncnn.param").read_text() == "what was here before"
-    shell = f"ulimit -f 0; exec {shlex.join(COMMAND)} report model.onnx -o page.html --json"  # needs temporary files
-    done = subprocess.run(["bash", "-c", shell], cwd=small, env=environment, capture_output=True, text=True, timeout=60)
+    done = run_full("report model.onnx -o page.html --json")  # needs temporary files
     assert (done.returncode, json.loads(done.stdout)["error"]["type"]) == (1, "FileNotFoundError")
 
 
@@ -159,13 +135,15 @@ UNSUPPORTED = (
 def test_every_unsupported_node_is_named(tmp_path: Path) -> None:
     write_model(tmp_path, UNSUPPORTED)
     ended = run(tmp_path, "convert", "model.onnx")
-    assert (ended.code, ended.out) == (1, "")
+    assert (ended.code, ended.out, names(tmp_path)) == (1, "", {"model.onnx"})
     assert ended.err.splitlines() == [
         "Error: cannot express 2 nodes in ncnn:",
         "  2 nodes, made.up::Odd 'odd', Bernoulli 'dice': ncnn has no equivalent of this operator",
         "convert the 1 of 5 nodes before them with --outputs v and do the rest outside ncnn",
     ]
-    assert names(tmp_path) == {"model.onnx"}
+
+
+WHOLE = serialized(SMALL)
 
 
 @pytest.mark.parametrize(
@@ -175,26 +153,14 @@ def test_every_unsupported_node_is_named(tmp_path: Path) -> None:
         (b"PK\x03\x04 a checkpoint", "zip file"),
         (b"\x08\x08\x3a\xff\xff\xff\x7f", "truncated"),
         (bytes(range(256)) * 40, "not an ONNX model"),
+        *((WHOLE[:length], "not an ONNX model, or truncated") for length in (len(WHOLE) // 3, len(WHOLE) - 1)),
     ],
 )
 def test_broken_models(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "model.onnx").write_bytes(content)
-    ended = run(tmp_path, "convert", "model.onnx")
-    assert (ended.code, ended.out) == (1, "")
-    assert ended.err.startswith("Error: model.onnx: ")
-    assert message in ended.err
-    assert names(tmp_path) == {"model.onnx"}
-
-
-def test_a_truncated_model(tmp_path: Path) -> None:
-    model = write_model(tmp_path, SMALL)
-    whole = model.read_bytes()
-    for length in (len(whole) // 3, len(whole) - 1):
-        model.write_bytes(whole[:length])
-        ended = run(tmp_path, "convert", "model.onnx", "--no-verify")
-        assert ended.code == 1
-        assert "model.onnx: not an ONNX model, or truncated" in ended.err
-        assert names(tmp_path) == {"model.onnx"}
+    error = refused(tmp_path, "convert", "model.onnx", code=1)
+    assert error.startswith("Error: model.onnx: ")
+    assert message in error
 
 
 @pytest.mark.parametrize(
@@ -234,29 +200,20 @@ def test_shapes_bind_what_the_model_leaves_open(tmp_path: Path) -> None:
         assert read_manifest(tmp_path / "model.ncnn.json").outputs[0].shape == shape
 
 
-def test_a_failed_verification_leaves_nothing(tmp_path: Path) -> None:
-    sine_model(tmp_path)
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_failed_verification(tmp_path: Path, keep: bool) -> None:
+    """Nothing is written, or the net on demand."""
+    write_sine(tmp_path)
     (tmp_path / "model.ncnn.param").write_text("what was here before")
-    ended = run(tmp_path, "convert", "model.onnx", "--inputs", "in.npz")
+    ended = run(tmp_path, "convert", "model.onnx", "--inputs", "in.npz", *["--keep-failed"] * keep)
     assert ended.code == 3
-    assert names(tmp_path) == {"model.onnx", "in.npz", "model.ncnn.param"}
-    assert (tmp_path / "model.ncnn.param").read_text() == "what was here before"
+    assert names(tmp_path) == {"model.onnx", "in.npz", *(net_files("model") if keep else ["model.ncnn.param"])}
+    assert ((tmp_path / "model.ncnn.param").read_text() == "what was here before") != keep
     y, z = ended.lines("output")
-    assert y[0] == "y"
-    assert y[1] in ("nan", "mismatch")
-    assert z[:2] == ["z", "ok"]
-    assert "wrote:" not in ended.out
-    expected = "Error: 1 of 2 outputs differ from ONNX Runtime's; no files are written (see --keep-failed)\n"
-    assert ended.err == expected
-
-
-def test_a_failed_net_is_kept_on_demand(tmp_path: Path) -> None:
-    sine_model(tmp_path)
-    ended = run(tmp_path, "convert", "model.onnx", "--inputs", "in.npz", "--keep-failed")
-    assert ended.code == 3
-    assert names(tmp_path) == {"model.onnx", "in.npz"} | net_files("model")
-    assert len(ended.lines("wrote")) == 3
-    assert ended.err == "Error: 1 of 2 outputs differ from ONNX Runtime's; the files are kept\n"
+    assert (y[0], y[1] in ("nan", "mismatch"), z[:2]) == ("y", True, ["z", "ok"])
+    assert len(ended.lines("wrote")) == 3 * keep
+    end = "the files are kept" if keep else "no files are written (see --keep-failed)"
+    assert ended.err == f"Error: 1 of 2 outputs differ from ONNX Runtime's; {end}\n"
 
 
 def test_inputs_and_seeds_are_what_is_verified_with(tmp_path: Path) -> None:
@@ -289,17 +246,24 @@ def _interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def start_slow_conversion(folder: Path) -> subprocess.Popen[str]:
-    """A conversion that is being verified, and will be for a while: its files are there under other names."""
+def started(folder: Path, begun: str, *options: str, **environment: str) -> subprocess.Popen[str]:
+    """A conversion that goes on, once a file is there whose name begins so."""
     write_model(folder, SMALL)
-    python = folder / "python"  # which says nothing
-    python.write_text("#!/bin/sh\nexec sleep 100\n")
-    python.chmod(0o755)
-    command = [*COMMAND, "convert", "model.onnx", "--on", str(python)]
-    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    while process.poll() is None and not any(name.startswith(".model.ncnn.json") for name in names(folder)):
-        time.sleep(0.01)
+    process = subprocess.Popen(
+        [*COMMAND, "convert", "model.onnx", *options],
+        cwd=folder,
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(process, folder, begun)
     return process
+
+
+def wait_for(process: subprocess.Popen[str], folder: Path, begun: str) -> None:
+    while process.poll() is None and not any(name.startswith(begun) for name in names(folder)):
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(
@@ -308,7 +272,10 @@ def start_slow_conversion(folder: Path) -> subprocess.Popen[str]:
 def test_an_interrupted_conversion_leaves_nothing(
     tmp_path: Path, number: signal.Signals, code: int, message: str
 ) -> None:
-    process = start_slow_conversion(tmp_path)
+    python = tmp_path / "python"  # which says nothing: the net is verified for a while, under other names
+    python.write_text("#!/bin/sh\nexec sleep 100\n")
+    python.chmod(0o755)
+    process = started(tmp_path, ".model.ncnn.json", "--on", str(python))
     assert len(names(tmp_path)) == 5
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
@@ -338,29 +305,17 @@ def mine(graph):
 """
 
 
-def start_conversion_with_pass(folder: Path, body: str, number: str) -> subprocess.Popen[str]:
+def started_with_pass(folder: Path, body: str, number: str) -> subprocess.Popen[str]:
     """A conversion that comes to this pass."""
     site = install_plugin(folder, PASS.format(body=body, number=number), passes="mine")
-    write_model(folder, SMALL)
-    process = subprocess.Popen(
-        [*COMMAND, "convert", "model.onnx", "--no-verify"],
-        cwd=folder,
-        env={**os.environ, **site},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    while process.poll() is None and "begun" not in names(folder):
-        time.sleep(0.01)
-    return process
+    return started(folder, "begun", "--no-verify", **site)
 
 
 def test_a_signal_ends_c_code_as_well(tmp_path: Path) -> None:
     # The sum is C code, which looks at no signal, and its first number makes a file.
     first = "map(functools.partial(os.open, 'summing'), [os.O_CREAT])"
-    process = start_conversion_with_pass(tmp_path, f"sum(itertools.chain({first}, range(10**12)))", "SIGTERM")
-    while process.poll() is None and "summing" not in names(tmp_path):
-        time.sleep(0.01)
+    process = started_with_pass(tmp_path, f"sum(itertools.chain({first}, range(10**12)))", "SIGTERM")
+    wait_for(process, tmp_path, "summing")
     process.send_signal(signal.SIGTERM)
     try:
         _, err = process.communicate(timeout=60)
@@ -375,7 +330,7 @@ def test_a_signal_ends_c_code_as_well(tmp_path: Path) -> None:
 def test_a_signal_where_python_wraps_or_drops_exceptions(
     tmp_path: Path, body: str, number: str, code: int, message: str
 ) -> None:
-    process = start_conversion_with_pass(tmp_path, body, number)
+    process = started_with_pass(tmp_path, body, number)
     _, err = process.communicate(timeout=60)
     assert (process.returncode, without_progress(err)) == (code, message)
     assert names(tmp_path) == {"model.onnx", "begun", "site"}
@@ -398,9 +353,8 @@ def test_an_ascii_locale(tmp_path: Path) -> None:
 
 def test_custom_operators(tmp_path: Path) -> None:
     write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { y = made.up.Op<beta = 2, alpha = 0.5>(x) }")
-    asked = run(tmp_path, "convert", "model.onnx", "--custom", "made.up::Op=Mine")
-    assert (asked.code, asked.out) == (2, "")
-    assert "--custom needs --no-verify: what custom operators compute is not known here" in asked.err
+    error = refused(tmp_path, "convert", "model.onnx", "--custom", "made.up::Op=Mine")
+    assert "--custom needs --no-verify: what custom operators compute is not known here" in error
     ended = run_well(tmp_path, "convert", "model.onnx", "--custom", "made.up::Op=Mine", "--no-verify")
     assert ended.lines("custom") == [["made.up::Op", "is", "Mine", "(0=alpha,", "1=beta)"]]
     assert "\nMine " in (tmp_path / "model.ncnn.param").read_text()
@@ -414,17 +368,44 @@ def test_an_input_is_bound_to_a_value(tmp_path: Path) -> None:
         " then_branch = a () => (float[1, 8] p) { s = ReduceSum<keepdims = 0>(t) p = Sub(x, s) },"
         " else_branch = b () => (float[1, 8] q) { q = Neg(x) }> }",
     )
-    refused = run(tmp_path, "convert", "model.onnx")
-    assert (refused.code, names(tmp_path)) == (1, {"model.onnx"})
-    assert "bind it with --value up=..." in refused.err
+    assert "bind it with --value up=..." in refused(tmp_path, "convert", "model.onnx", code=1)
     ended = run_well(tmp_path, "convert", "model.onnx", "--value", "up=true", "--value", "t=0.5,1e-1")
     manifest = read_manifest(tmp_path / "model.ncnn.json")
     assert [entry.name for entry in manifest.inputs] == ["x"]
-    assert {entry.name: entry.value for entry in manifest.values} == {
-        "up": True,
-        "t": (0.5, pytest.approx(0.1)),
-    }
+    assert {entry.name: entry.value for entry in manifest.values} == {"up": True, "t": (0.5, pytest.approx(0.1))}
     assert "bound: up = true" in ended.out
     assert run(tmp_path, "verify", "model.onnx", "model.ncnn.param", "model.ncnn.bin").code == 0
     for wrong in ("up", "up=", "=1", "up=yes", "up=1,,2"):
         assert run(tmp_path, "convert", "model.onnx", "--value", wrong).code == 2
+
+
+@pytest.mark.parametrize("kind", list(Encoding)[2:4])
+def test_16_bits(small: Path, kind: Encoding) -> None:
+    ended = run_well(small, "convert", "model.onnx", f"--{kind.value}")
+    assert ended.lines("storage") == [["1", "weights", "as", f"{kind.value},", "0", "stay", "as", "they", "are"]]
+    graph = read_net(small / "model.ncnn.param", small / "model.ncnn.bin").graph
+    (layer,) = (layer for layer in graph if layer.type == "Convolution")
+    assert layer.weights.stored("weight_data").encoding is kind
+
+
+def test_a_weight_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    write_model(tmp_path, SMALL.replace("0.5, -0.25", "70000, -0.25"))
+    ended = run_well(tmp_path, "convert", "model.onnx", "--fp16")
+    (line,) = ended.lines("not fp16")
+    assert "70000 is beyond the largest number of fp16, 65504" in " ".join(line)
+
+
+def test_old_releases_cannot_read_bf16(small: Path) -> None:
+    assert "weights in bf16 need ncnn 20261020 or newer, not 20260526" in refused(
+        small, "convert", "model.onnx", "--bf16", "--ncnn", "20260526"
+    )
+
+
+def test_a_net_of_16_bits_remains_one(tmp_path: Path) -> None:
+    scaled = "(float[1, 4, 8, 8] x) => (float[1, 2, 8, 8] z) <float[2, 4, 1, 1] w = {1.5, 2, 3, 4, 5, 6, 7, 8}>"
+    write_model(tmp_path, scaled + "{ y = Conv(x, w) t = Constant<value_float = 3.0>() z = Mul(y, t) }")
+    assert run(tmp_path, "convert", "model.onnx", "--no-optimize", "--fp16").code == 0
+    ended = run_well(tmp_path, "optimize", "model.ncnn.param", "model.ncnn.bin", "-o", "out")
+    assert [" ".join(line) for line in ended.lines("storage")] == ["1 folded weights as fp16 again, 0 have 32 bits now"]
+    assert ended.lines("weights") == []
+    assert (tmp_path / "out.bin").stat().st_size == (tmp_path / "model.ncnn.bin").stat().st_size

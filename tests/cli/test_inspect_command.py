@@ -3,14 +3,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import onnx
-import onnx.helper
 import pytest
 
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.ir.cost import multiplications, parameters
 from onnx2ncnn_opt.manifest import read_manifest
-from testing.command import names, run, run_well, write_model
+from testing.command import names, run, run_well
+from testing.models import parsed, write_model
+from testing.op_cases import fill_weights
 
 
 def test_a_model(small: Path) -> None:
@@ -88,12 +88,7 @@ def test_what_is_neither(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_net_costs(graph: str, macs: int | None, elements: int) -> None:
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g {graph}')
-    for info in [info for info in model.graph.value_info if info.name == "w"]:
-        dims = [dim.dim_value for dim in info.type.tensor_type.shape.dim]
-        size = 1
-        for dim in dims:
-            size *= dim
-        model.graph.initializer.append(onnx.helper.make_tensor("w", 1, dims, [0.5 + i for i in range(size)]))
+    model = parsed(graph, 17)
+    fill_weights(model, 7)
     net = lower(model).graph
     assert (multiplications(net), parameters(net)) == (macs, elements)

@@ -13,29 +13,56 @@ import pytest
 
 from onnx2ncnn_opt.onnx.ops import all_ops
 from onnx2ncnn_opt.passes import PASSES
-from testing.command import COMMAND, names, net_files, run, run_well, write_model
+from testing.command import COMMAND, names, net_files, refused, run, run_well
+from testing.models import write_model
+
+
+def loaded(folder: Path, *args: str) -> tuple[str, set[str]]:
+    """Return the output of a command that ends well, and the heavy modules that it loads."""
+    code = (
+        "import sys; from onnx2ncnn_opt.cli.main import main; code = main(sys.argv[1:]);"
+        "heavy = {'numpy', 'onnx', 'onnx_ir', 'onnxruntime', 'ncnn', 'rich', 'torch', 'sympy.core'};"
+        "print(*heavy & set(sys.modules), sep='\\n', file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *args], cwd=folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    return done.stdout, set(done.stderr.split())
 
 
 @pytest.mark.parametrize("command", [(), ("convert",), ("verify",), ("passes",), ("ops",)])
 def test_help_needs_nothing_heavy(tmp_path: Path, command: tuple[str, ...]) -> None:
+    out, modules = loaded(tmp_path, *command, "--help")
+    assert out.startswith(f"Usage: {' '.join(('onnx2ncnn-opt', *command))} ")
+    assert modules == set()
+
+
+def test_without_verification_runtimes_stay_unloaded_and_optimize_needs_no_onnx(tmp_path: Path) -> None:
+    write_model(tmp_path, "(float[1, 2, h, w] x) => (float[1, n] y) { y = Flatten(x) }")
+    out, modules = loaded(tmp_path, "convert", "model.onnx", "--no-verify")
+    assert "not verified" in out
+    assert "output:" not in out
+    assert names(tmp_path) == {"model.onnx"} | net_files("model")
+    assert modules == {"numpy", "onnx", "onnx_ir"}
+    _, modules = loaded(tmp_path, "optimize", "model.ncnn.param", "-o", "out", "--no-verify")
+    assert modules == {"numpy"}
+
+
+def test_sympy_is_loaded_once_it_is_needed(tmp_path: Path) -> None:
+    write_model(tmp_path, "(float[1, 2, h, w] x) => (float[1, n] y) { y = Flatten(x) }")
     code = (
-        "import sys; from onnx2ncnn_opt.cli.main import main; code = main(sys.argv[1:]);"
-        "print('loaded', sorted({'numpy', 'onnx', 'onnx_ir', 'onnxruntime', 'ncnn', 'rich'} & set(sys.modules)));"
-        "sys.exit(code)"
+        "import sys; from onnx2ncnn_opt.cli.main import main; main(['convert', 'model.onnx', '--no-verify']);"
+        "before = 'sympy.core' in sys.modules; import onnx_ir;"
+        "print(before, onnx_ir.SymbolicDim('n') + 1, 'sympy.core' in sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *command, "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"Usage: {' '.join(('onnx2ncnn-opt', *command))} ")
-    assert done.stdout.splitlines()[-1] == "loaded []"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "False n + 1 True"
 
 
 def test_version_and_no_command(tmp_path: Path) -> None:
     ended = run_well(tmp_path, "--version")
     assert re.fullmatch(r"onnx2ncnn-opt, version \d+\.\d+\.\d+\n", ended.out)
-    assert run(tmp_path, "nonsense").code == 2
-    assert run(tmp_path).code == 2
+    assert run(tmp_path, "nonsense").code == run(tmp_path).code == 2
+    assert "..." not in run(tmp_path, "--help").out.split("Commands:")[1]  # helps of commands are not cut off
 
 
 def test_the_installed_command_is_the_same() -> None:
@@ -44,16 +71,13 @@ def test_the_installed_command_is_the_same() -> None:
     assert done.stdout.startswith("Usage: onnx2ncnn-opt ")
 
 
-def test_passes_are_listed_in_order(tmp_path: Path) -> None:
-    ended = run_well(tmp_path, "passes", PYTHONIOENCODING="utf-8")
-    rows = [line.split(maxsplit=3) for line in ended.out.splitlines()]
-    assert rows == [[p.name, "bit-equal", "yes" if p.exact else "no", p.summary] for p in PASSES]
-
-
-def test_ops_are_listed(tmp_path: Path) -> None:
-    ended = run_well(tmp_path, "ops")
-    rows = [line.split(maxsplit=3) for line in ended.out.splitlines()]
-    assert rows == [[op.qualified_name, "opset", str(op.since), op.summary] for op in all_ops()]
+def test_passes_are_listed_in_order_and_ops(tmp_path: Path) -> None:
+    for command, expected in (
+        ("passes", [[p.name, "bit-equal", "yes" if p.exact else "no", p.summary] for p in PASSES]),
+        ("ops", [[op.qualified_name, "opset", str(op.since), op.summary] for op in all_ops()]),
+    ):
+        ended = run_well(tmp_path, command, PYTHONIOENCODING="utf-8")
+        assert [line.split(maxsplit=3) for line in ended.out.splitlines()] == expected
 
 
 def test_a_reader_that_has_enough() -> None:
@@ -116,10 +140,6 @@ def test_errors_on_a_terminal(tmp_path: Path) -> None:
     assert "Det 'det'" in output
 
 
-def test_helps_of_commands_are_not_cut_off(tmp_path: Path) -> None:
-    assert "..." not in run(tmp_path, "--help").out.split("Commands:")[1]
-
-
 def test_a_shell_completes(tmp_path: Path) -> None:
     asked = {"_ONNX2NCNN_OPT_COMPLETE": "bash_complete", "COMP_WORDS": "onnx2ncnn-opt conv", "COMP_CWORD": "1"}
     assert run(tmp_path, **asked).out == "plain,convert\n"
@@ -131,10 +151,7 @@ def test_odd_arguments(small: Path) -> None:
         (("--ncnn", "20990101"), "20990101 is not known here"),
         (("-o", "-"), "a net is several files"),
     ):
-        ended = run(small, "convert", "model.onnx", "--no-verify", *args)
-        assert (ended.code, ended.out) == (2, "")
-        assert message in ended.err
-    assert names(small) == {"model.onnx"}
+        assert message in refused(small, "convert", "model.onnx", "--no-verify", *args)
     with (small / "model.onnx").open("rb") as model:  # which another process would not see under that name
         command = [*COMMAND, "convert", "/dev/stdin", "-o", "net"]
         done = subprocess.run(command, cwd=small, stdin=model, capture_output=True, text=True, timeout=60)

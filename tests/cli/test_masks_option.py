@@ -5,40 +5,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.cli.main import main
 from onnx2ncnn_opt.manifest import read_manifest
+from testing import present
+from testing.models import write_model
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """x * 300, squared, summed and rooted: the squares are too large for fp16; and a depthwise convolution."""
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["c"], "conv", group=8, strides=[2, 2], pads=[1, 1, 1, 1]),
-        helper.make_node("Mul", ["c", "k"], ["m"], "mul"),
-        helper.make_node("ReduceSumSquare", ["m", "axes"], ["s"], "sum", keepdims=1),
-        helper.make_node("Sqrt", ["s"], ["y"], "root"),
-    ]
-    rng = np.random.default_rng(0)
-    constants: dict[str, np.ndarray] = {
-        "w": rng.standard_normal((8, 1, 3, 3)).astype(np.float32),
-        "k": np.array(300, np.float32),
-        "axes": np.array([1], np.int64),
-    }
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8, 12, 12])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1, 6, 6])],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    graph = (
+        "(float[1, 8, 12, 12] x) => (float[1, 1, 6, 6] y) <float k = {300}, int64[1] axes = {1}>"
+        "{ [conv] c = Conv<group = 8, strides = [2, 2], pads = [1, 1, 1, 1]>(x, w) [mul] m = Mul(c, k) "
+        "[sum] s = ReduceSumSquare<keepdims = 1>(m, axes) [root] y = Sqrt(s) }"
     )
-    path = tmp_path / "model.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
-    return path
+    return write_model(tmp_path, graph, w=np.random.default_rng(0).standard_normal((8, 1, 3, 3)).astype(np.float32))
 
 
 def run(arguments: Sequence[object], capsys: pytest.CaptureFixture[str]) -> str:
@@ -61,9 +45,8 @@ def test_convert_gives_masks_and_says_why(model: Path, tmp_path: Path, capsys: p
     assert any(line.startswith("Dropout") for line in masked)
     named = read_manifest(tmp_path / "net.ncnn.json").masks
     assert len(named) == len(lines)
-    assert {"mask", "largest", "layer", "reason"} == set(
-        json.loads((tmp_path / "net.ncnn.json").read_text())["masks"][0]
-    )
+    written = json.loads((tmp_path / "net.ncnn.json").read_text())["masks"]
+    assert {"mask", "largest", "layer", "reason"} == set(written[0])
 
 
 def test_optimize_keeps_them(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,9 +71,8 @@ def test_optimize_gives_masks_to_other_nets(model: Path, tmp_path: Path, capsys:
 
 def test_what_the_graph_proves_needs_no_run(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = run(["convert", model, "-o", tmp_path / "net", "--no-verify"], capsys)
-    assert [line.split(":")[1] for line in said.splitlines() if line.startswith("mask:")] == [
-        " ConvolutionDepthWise 'conv'"
-    ]
+    masks = [line.split(":")[1] for line in said.splitlines() if line.startswith("mask:")]
+    assert masks == [" ConvolutionDepthWise 'conv'"]
     assert "estimated" not in said
 
 
@@ -99,11 +81,8 @@ def test_a_conversion_in_python_is_estimated(model: Path) -> None:
     assert len(conversion.masks) == 1
     assert conversion.precision is None
     estimated = conversion.estimated()
-    assert estimated.precision is not None
-    assert estimated.precision.ok
+    assert present(estimated.precision).ok
     assert len(estimated.masks) > 1
     bare = lower(model, masks=False)
     assert not bare.masks
-    measured = bare.estimated(masks=False).precision
-    assert measured is not None
-    assert not measured.ok
+    assert not present(bare.estimated(masks=False).precision).ok

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -65,11 +63,9 @@ def test_layers_that_the_header_does_not_count_are_told_of(folder: Path) -> None
 def test_shapes_that_a_net_does_not_take_verify_nothing(tmp_path: Path) -> None:
     lines = ("Input data 0 1 data", "ReLU r 1 1 data a", "InnerProduct p 1 1 a out 0=2 2=24")
     write_net(tmp_path, *lines, weights=tagged(np.ones(24)), stem="in")
-    ended = run(tmp_path, *OPTIMIZE, "--shape", "data:16")
-    assert ended.code == 2
     told = "InnerProduct 'p' on 'a' (16): the inputs of the weights and the elements of the blob must be equal"
-    assert f"the net cannot be verified at these shapes, which it does not take: {told}" in ended.err
-    assert names(tmp_path) == {"in.param", "in.bin"}
+    error = refused(tmp_path, *OPTIMIZE, "--shape", "data:16")
+    assert f"the net cannot be verified at these shapes, which it does not take: {told}" in error
     assert run(tmp_path, *OPTIMIZE, "--shape", "data:12").code == 0
 
 
@@ -127,11 +123,12 @@ def test_a_cut(folder: Path) -> None:
 
 
 def test_passes_are_chosen(folder: Path) -> None:
+    bn = "fuse_convolution_batchnorm"
     for options, rewrites in (
-        (["--only", "fuse_convolution_batchnorm"], 1),
-        (["--skip", "fuse_convolution_batchnorm"], 0),
-        (["--limit", "0"], 0),
-        (["--only", "eliminate_noop"], 0),
+        (("--only", bn), 1),
+        (("--skip", bn), 0),
+        (("--limit", "0"), 0),
+        (("--only", "fuse_clip"), 0),
     ):
         ended = run(folder, *OPTIMIZE, "--no-verify", "-v", *options)
         assert ended.code == 0
@@ -180,6 +177,9 @@ def drop_sigmoid(sigmoid):
 """
 
 
+OUT = OPTIMIZE[1:]
+
+
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
@@ -190,13 +190,13 @@ def drop_sigmoid(sigmoid):
         (["in.param", "in.bin", "-o", "out.param"], 2, "-o takes a prefix, not 'out.param'"),
         (["in.param", "in.bin", "-o", "in"], 2, "it is the input itself"),
         (["in.param", "in.bin", "-o", "no/out"], 2, "there is no folder no"),
-        (["in.param", "in.bin", "-o", "out", "--shape", "x:1"], 2, "no input is called 'x'; inputs are: data"),
-        (["in.param", "in.bin", "-o", "out", "--shape", "data:2,2,3,4,5"], 2, "a blob has 1 to 4 sizes above 0"),
-        (["in.param", "in.bin", "-o", "out", "--only", "fuse_nothing"], 2, "no pass called fuse_nothing"),
-        (["in.param", "in.bin", "-o", "out", "--skip", "eliminate_nop"], 2, "did you mean eliminate_noop?"),
-        (["in.param", "in.bin", "-o", "out", "--start", "q"], 2, "--start q: the net has no blob of that name"),
-        (["in.param", "in.bin", "-o", "out", "--custom", "Mine"], 2, "does not declare a custom layer"),
-        (["in.param", "in.bin", "-o", "out", "--custom", "ReLU:4"], 1, "ReLU cannot be declared as a custom layer"),
+        ([*OUT, "--shape", "x:1"], 2, "no input is called 'x'; inputs are: data"),
+        ([*OUT, "--shape", "data:2,2,3,4,5"], 2, "a blob has 1 to 4 sizes above 0"),
+        ([*OUT, "--only", "fuse_nothing"], 2, "no pass called fuse_nothing"),
+        ([*OUT, "--skip", "eliminate_nop"], 2, "did you mean eliminate_noop?"),
+        ([*OUT, "--start", "q"], 2, "--start q: the net has no blob of that name"),
+        ([*OUT, "--custom", "Mine"], 2, "does not declare a custom layer"),
+        ([*OUT, "--custom", "ReLU:4"], 1, "ReLU cannot be declared as a custom layer"),
         (["in.bin", "in.param", "-o", "out"], 1, "in.bin:1: "),
         (["in.param", "in.param", "-o", "out"], 1, "in.param: at byte"),
         (["open.param", "in.bin", "-o", "out"], 2, "nothing tells the shape of the input 'data'"),
@@ -205,13 +205,3 @@ def drop_sigmoid(sigmoid):
 def test_wrong_usage(folder: Path, args: list[str], code: int, message: str) -> None:
     (folder / "open.param").write_text((folder / "in.param").read_text().replace("data 0=8 1=8 2=3", "data"))
     assert message in refused(folder, "optimize", *args, code=code)
-
-
-def test_without_verification_nothing_of_onnx_is_loaded(folder: Path) -> None:
-    code = (
-        "import sys; from onnx2ncnn_opt.cli.main import main;"
-        "code = main(['optimize', 'in.param', 'in.bin', '-o', 'out', '--no-verify']);"
-        "print('loaded', sorted({'ncnn', 'onnx', 'onnx_ir', 'onnxruntime'} & set(sys.modules))); sys.exit(code)"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "loaded []")

@@ -6,25 +6,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testing.command import SINE, SINE_AT, SMALL, names, net_files, run, run_well, shown_nets, write_model
+from testing.command import SMALL, names, net_files, run, run_well, shown_nets, write_sine
+from testing.models import write_model
 
 
 def test_report_of_a_model(small: Path) -> None:
     ended = run_well(small, "report", "model.onnx", "-o", "page.html")
     assert [words[1] for words in ended.lines("output")] == ["ok", "ok"]
     assert names(small) == {"model.onnx", "page.html"}
-    (net,) = shown_nets(small / "page.html")
-    assert net["verdict"] == "ok"
+    assert shown_nets(small / "page.html")[0]["verdict"] == "ok"
 
 
 def test_report_of_a_net(folder: Path) -> None:
     data = (folder / "model.ncnn.bin").read_bytes()
     (folder / "model.ncnn.bin").write_bytes(data[:4] + np.float32(9).tobytes() + data[8:])
     ended = run(folder, "report", "model.onnx", "model.ncnn.param", "-o", "page.html")
-    assert ended.code == 3
-    assert ended.err == "Error: 2 of 2 outputs differ from ONNX Runtime's\n"
-    (net,) = shown_nets(folder / "page.html")
-    assert net["verdict"] == "wrong"
+    assert (ended.code, ended.err) == (3, "Error: 2 of 2 outputs differ from ONNX Runtime's\n")
+    assert shown_nets(folder / "page.html")[0]["verdict"] == "wrong"
 
 
 def test_convert_with_a_report(small: Path) -> None:
@@ -50,8 +48,7 @@ def test_other_commands_with_a_report(folder: Path, args: tuple[str, ...], verdi
 
 
 def test_the_page_is_written_when_verification_fails(tmp_path: Path) -> None:
-    write_model(tmp_path, SINE)
-    np.savez(tmp_path / "in.npz", x=np.asarray(SINE_AT, np.float32))
+    write_sine(tmp_path)
     ended = run(tmp_path, "convert", "model.onnx", "--inputs", "in.npz", "--report", "page.html")
     assert ended.code == 3
     assert names(tmp_path) == {"model.onnx", "in.npz", "page.html"}

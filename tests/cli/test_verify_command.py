@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from testing.command import SMALL, names, refused, run, run_well, write_model
+from testing.command import SMALL, names, refused, run, run_well
 from testing.handmade import write_net
+from testing.models import write_model
 
 # y = relu(x), z = -x, and nets that other converters could have made of it.
 BOTH = "(float[1, 3, 4, 5] x) => (float[1, 3, 4, 5] y, float[1, 3, 4, 5] z) { y = Relu(x) z = Neg(x) }"
@@ -30,10 +31,7 @@ def test_right_nets(tmp_path: Path, lines: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(
     ("lines", "y", "z", "message"),
-    [
-        (WRONG, "mismatch", "ok", "off by up to"),
-        (UNKNOWN, "refused", "refused", "layer Nonsense not exists"),
-    ],
+    [(WRONG, "mismatch", "ok", "off by up to"), (UNKNOWN, "refused", "refused", "layer Nonsense not exists")],
 )
 def test_wrong_nets(tmp_path: Path, lines: tuple[str, ...], y: str, z: str, message: str) -> None:
     write_model(tmp_path, BOTH)
@@ -42,8 +40,7 @@ def test_wrong_nets(tmp_path: Path, lines: tuple[str, ...], y: str, z: str, mess
     assert ended.code == 3
     assert [words[:2] for words in ended.lines("output")] == [["y", y], ["z", z]]
     assert message in ended.out
-    wrong = (y, z).count("ok")
-    assert ended.err == f"Error: {2 - wrong} of 2 outputs differ from ONNX Runtime's\n"
+    assert ended.err == f"Error: {2 - (y, z).count('ok')} of 2 outputs differ from ONNX Runtime's\n"
     assert names(tmp_path) == {"model.onnx", "net.param", "net.bin"}
 
 
@@ -138,15 +135,12 @@ def test_a_stale_manifest_is_not_trusted(folder: Path, case: str) -> None:
 
 def test_how_inputs_are_drawn(tmp_path: Path) -> None:
     write_model(tmp_path, "(float[1, 3, H, 4] x) => (float[1, 3, H, 4] y) { y = Relu(x) }")
-    (tmp_path / "n.param").write_text("7767517\n2 2\nInput in 0 1 x\nReLU r 1 1 x y\n")
-    (tmp_path / "n.bin").write_bytes(b"")
-    net = ("model.onnx", "n.param", "n.bin")
-    drawn = run(
-        tmp_path, "verify", *net, "--seeds", "2", "--range", "-1,1", "--sizes", "H=5", "--sizes", "H=9", "--json"
-    )
+    write_net(tmp_path, "Input in 0 1 x", "ReLU r 1 1 x y")
+    options = ("--seeds", "2", "--range", "-1,1", "--sizes", "H=5", "--sizes", "H=9", "--json")
+    drawn = run(tmp_path, *VERIFY, *options)
     assert (drawn.code, json.loads(drawn.out)["sizes"]) == (0, [{"H": 5}, {"H": 9}])
     Image.new("RGB", (4, 6), (10, 20, 30)).save(tmp_path / "photo.png")
-    assert run(tmp_path, "verify", *net, "--inputs", "photo.png:mean=15:std=2:bgr").code == 0
+    assert run(tmp_path, *VERIFY, "--inputs", "photo.png:mean=15:std=2:bgr").code == 0
     for wrong in (("--sizes", "W=5"), ("--sizes", "H"), ("--range", "1,0"), ("--inputs", "photo.png:mean=a")):
-        assert run(tmp_path, "verify", *net, *wrong).code == 2
-    assert run(tmp_path, "verify", *net, "--seeds", "2", "--inputs", "photo.png").code == 2
+        assert run(tmp_path, *VERIFY, *wrong).code == 2
+    assert run(tmp_path, *VERIFY, "--seeds", "2", "--inputs", "photo.png").code == 2

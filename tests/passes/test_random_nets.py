@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from testing.random_cnn import CnnBuilder, Step
 
 from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.passes import PASSES, run
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
-from testing.random_cnn import CnnBuilder, Step
 from tests.passes.test_fixtures import applied, compute
 
 # Every folded layer rounds anew; nets of 16 layers whose values stay near 1 amplify that by far less than this.

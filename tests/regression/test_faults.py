@@ -6,43 +6,35 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import onnx
-import onnx.parser
 import pytest
 
 from onnx2ncnn_opt.errors import UsageError
-from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.regression.run import check
+from testing import present
 from testing.handmade import tagged, write_net
-from testing.projects import MODEL, by_name, failed, measured, save_graph, write_project, write_right_net
+from testing.models import write_model
+from testing.projects import MODEL, by_name, failed, insert_layers, measured, save_graph, write_project, write_right_net
 
 pytestmark = pytest.mark.usefixtures("quick")
 PREBUILT = 'net = "nets/{stem}.param"\n'
 
 
-def convolution(graph: Graph) -> Layer:
-    return next(layer for layer in graph if layer.type == "Convolution")
+def change(graph: Graph, **changes: Any) -> None:
+    """Give the convolution other parameters or weights."""
+    layer = next(layer for layer in graph if layer.type == "Convolution")
+    assert (layer["pad_top"], layer["pad_bottom"], layer["activation_type"]) == (1, 0, 1)
+    graph.replace(layer, layer.having(**changes))
 
 
 def wrong_weight(graph: Graph) -> None:
-    layer = convolution(graph)
+    layer = next(layer for layer in graph if layer.type == "Convolution")
     array = np.array(dict(layer.weights.stored_items())["weight_data"].array)
     array[-1] += 0.5
-    graph.replace(layer, layer.having(weights={"weight_data": array}))
-
-
-def swapped_pads(graph: Graph) -> None:
-    layer = convolution(graph)
-    assert (layer["pad_top"], layer["pad_bottom"]) == (1, 0)
-    graph.replace(layer, layer.having(pad_top=0, pad_bottom=1))
-
-
-def missing_activation(graph: Graph) -> None:
-    layer = convolution(graph)
-    assert layer["activation_type"] == 1
-    graph.replace(layer, layer.having(activation_type=0))
+    change(graph, weights={"weight_data": array})
 
 
 def deleted_output(graph: Graph) -> None:
@@ -52,7 +44,10 @@ def deleted_output(graph: Graph) -> None:
 
 
 WRONG: dict[str, Callable[[Graph], None]] = {
-    function.__name__: function for function in (wrong_weight, swapped_pads, missing_activation, deleted_output)
+    "wrong_weight": wrong_weight,
+    "swapped_pads": lambda graph: change(graph, pad_top=0, pad_bottom=1),
+    "missing_activation": lambda graph: change(graph, activation_type=0),
+    "deleted_output": deleted_output,
 }
 
 
@@ -69,10 +64,8 @@ def test_wrong_nets(tmp_path: Path) -> None:
     result = check(file, jobs=2, keep=tmp_path / "kept")
     assert result.exit_code == 3
     found = by_name(result)
-    assert {name: failed(model) for name, model in found.items()} == {
-        "right": [],
-        **{name: ["accuracy fp32"] for name in WRONG},
-    }
+    expected: dict[str, list[str]] = {"right": []} | {name: ["accuracy fp32"] for name in WRONG}
+    assert {name: failed(model) for name, model in found.items()} == expected
     assert "'z': missing" in found["deleted_output"].failures[0].message
     assert "(cause: conversion)" in found["wrong_weight"].failures[0].message
     kept = tmp_path / "kept" / "models"
@@ -141,13 +134,8 @@ def test_converters_that_fail(tmp_path: Path) -> None:
         os.utime(tmp_path / "nets" / f"right{suffix}", (1e9, 1e9))
     result = check(file, jobs=2)
     found = by_name(result)
-    assert {name: model.exit_code for name, model in found.items()} == {
-        **dict.fromkeys(SAID, 1),
-        "outdated": 3,
-        "crashing_net": 3,
-        "hanging_net": 3,
-        "right": 0,
-    }
+    expected = {**dict.fromkeys(SAID, 1), "outdated": 3, "crashing_net": 3, "hanging_net": 3, "right": 0}
+    assert {name: model.exit_code for name, model in found.items()} == expected
     for name, message in SAID.items():
         assert failed(found[name]) == ["conversion"]
         assert found[name].failures[0].message.startswith(message)
@@ -156,28 +144,18 @@ def test_converters_that_fail(tmp_path: Path) -> None:
     assert found["right"].versions["converter"].startswith("Python 3")
 
 
-def more_layers(graph: Graph) -> None:
-    (tanh,) = (layer for layer in graph if layer.type == "TanH")
-    blob = tanh.input
-    for number in range(100):
-        layer = Layer("UnaryOp", f"abs{number}", [blob], [Blob(f"abs{number}")], {"op_type": 0})
-        blob = graph.add(layer, before=tanh).output
-    graph.set_inputs(tanh, [blob])
-
-
 def test_a_slower_net(tmp_path: Path) -> None:
     """A hundred passes over an image more, which take longer than all the rest."""
     image = MODEL.replace("9, 8]", "65, 64]")
     file = write_project(tmp_path, f"{PREBUILT}thresholds = {{ layers = inf, size = inf }}\n", slower=image)
     graph = write_right_net(tmp_path / "nets", "slower", tmp_path / "models" / "slower.onnx")
     assert check(file, record=True).ok
-    more_layers(graph)
+    insert_layers(graph, 100)
     save_graph(graph, tmp_path / "nets", "slower")
     result = by_name(check(file))["slower"]
     assert (result.exit_code, failed(result)) == (3, ["latency"])
     latency = measured(result, "latency")
-    assert latency.baseline is not None
-    assert latency.limit == pytest.approx(1.2 * latency.baseline)
+    assert latency.limit == pytest.approx(1.2 * present(latency.baseline))
 
 
 def test_a_larger_net(tmp_path: Path) -> None:
@@ -190,20 +168,14 @@ def test_a_larger_net(tmp_path: Path) -> None:
     write_right_net(tmp_path / "nets", "larger", tmp_path / "models" / "larger.onnx")
     found = by_name(check(file, jobs=2))
     assert {name: failed(result) for name, result in found.items()} == {"larger": ["size"], "right": []}
-    changes = found["larger"].changes
-    assert changes is not None
-    assert changes.changed == {"Convolution": 1}
+    assert present(found["larger"].changes).changed == {"Convolution": 1}
 
 
 def test_an_overflow_in_fp16(tmp_path: Path) -> None:
     weight = (np.random.default_rng(0).standard_normal((16, 16)) * 1e5).astype(np.float32)
     file = write_project(tmp_path, f'{PREBUILT}modes = ["fp32", "fp16"]\n')
     text = "(float[1,16] x) => (float[1,16] y) <float k = {0.00001}> { s = MatMul(x, w) y = Mul(s, k) }"
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> g {text}')
-    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
-    (tmp_path / "models").mkdir()
-    (tmp_path / "nets").mkdir()
-    onnx.save(model, tmp_path / "models" / "overflow.onnx")
+    write_model(tmp_path / "models", text, "overflow.onnx", w=weight)
     lines = ("Input in 0 1 x", "InnerProduct a 1 1 x s 0=16 1=0 2=256", "BinaryOp m 1 1 s y 0=2 1=1 2=1e-5")
     write_net(tmp_path / "nets", *lines, weights=tagged(weight.T), stem="overflow")
     result = by_name(check(file))["overflow"]
@@ -219,7 +191,6 @@ def test_a_nan_of_one_device(tmp_path: Path, request: pytest.FixtureRequest) -> 
         "w = Where(c, s, z) y = HardSigmoid<alpha = 1.0, beta = 0.0>(w) }"
     )
     file = write_project(tmp_path, PREBUILT, guarded=text)
-    (tmp_path / "nets").mkdir()
     lines = ("Input in 0 1 x", "UnaryOp a 1 1 x s 0=5", "HardSigmoid h 1 1 s y 0=1.0 1=0.0")
     write_net(tmp_path / "nets", *lines, stem="guarded")
     result = by_name(check(file, on=request.config.getoption("--on")))["guarded"]

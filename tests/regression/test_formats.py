@@ -2,13 +2,11 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 from dataclasses import asdict
-from typing import Any
-
-import pytest
 
 from onnx2ncnn_opt.regression.result import Changes, CheckResult, Measurement, ModelResult
 from onnx2ncnn_opt.report.check import check_blocks, check_junit, check_markdown
 from onnx2ncnn_opt.report.console import Table
+from testing import present
 
 EVIL = "a|b<script>`x`*\x1b[31m\x00\ufffe"
 RESULT = CheckResult(
@@ -41,13 +39,11 @@ RESULT = CheckResult(
 )
 
 
-@pytest.fixture
-def found() -> dict[str, Any]:
-    return asdict(RESULT)
+FOUND = asdict(RESULT)
 
 
-def test_on_a_terminal(found: dict[str, Any]) -> None:
-    table, *lines = check_blocks(found)
+def test_on_a_terminal() -> None:
+    table, *lines = check_blocks(FOUND)
     assert isinstance(table, Table)
     assert table.columns == ("model", "result", "error fp32", "layers", "size", "latency", "memory")
     assert table.rows == (
@@ -67,8 +63,8 @@ def test_on_a_terminal(found: dict[str, Any]) -> None:
     ]
 
 
-def test_as_markdown(found: dict[str, Any]) -> None:
-    text = check_markdown(found)
+def test_as_markdown() -> None:
+    text = check_markdown(FOUND)
     assert "| models/right | ok | 1.0e-06 | 10 (=) | 1.01 MB (+1.0%) | - | - |" in text
     escaped = "a\\|b\\<script\\>\\`x\\`\\*\\\\x1b\\[31m\\\\x00\\\\ufffe"
     assert f"| {escaped} | FAILED |" in text
@@ -78,13 +74,9 @@ def test_as_markdown(found: dict[str, Any]) -> None:
     assert {line.replace("\\|", "").count("|") for line in rows} == {8}
 
 
-def test_as_junit(found: dict[str, Any]) -> None:
-    (suite,) = ElementTree.fromstring(check_junit(found))
-    assert {key: suite.get(key) for key in ("tests", "failures", "errors")} == {
-        "tests": "3",
-        "failures": "1",
-        "errors": "1",
-    }
+def test_as_junit() -> None:
+    (suite,) = ElementTree.fromstring(check_junit(FOUND))
+    assert [suite.get(key) for key in ("tests", "failures", "errors")] == ["3", "1", "1"]
     right, wrong, none = suite
     assert [(p.get("name"), p.get("value")) for p in right.iter("property")] == [
         ("accuracy fp32", "1e-06"),
@@ -92,9 +84,5 @@ def test_as_junit(found: dict[str, Any]) -> None:
         ("size", "1010000.0"),
     ]
     assert right.findtext("system-out") == "changed: added 2 ReLU"
-    failure = wrong.find("failure")
-    assert failure is not None
-    assert len((failure.text or "").splitlines()) == 2
-    error = none.find("error")
-    assert error is not None
-    assert error.get("message") == "conversion: the converter ended with exit code 1"
+    assert len((wrong.findtext("failure") or "").splitlines()) == 2
+    assert present(none.find("error")).get("message") == "conversion: the converter ended with exit code 1"

@@ -12,14 +12,7 @@ from testing.projects import MODEL, write_project, write_right_net
 
 COMMAND = (
     sys.executable,
-    "-m",
-    "pytest",
-    "-p",
-    "onnx2ncnn_opt.cli.pytest_plugin",
-    "-p",
-    "xdist",
-    "-p",
-    "no:cacheprovider",
+    *["-m", "pytest", "-p", "onnx2ncnn_opt.cli.pytest_plugin", "-p", "xdist", "-p", "no:cacheprovider"],
 )
 
 
@@ -31,17 +24,13 @@ def run(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def project(folder: Path) -> None:
-    write_project(folder, 'net = "nets/{stem}.param"\n', right=MODEL, wrong=MODEL, none=MODEL)
-    for name in ("right", "wrong"):
-        write_right_net(folder / "nets", name, folder / "models" / f"{name}.onnx")
-    weights = bytearray((folder / "nets" / "wrong.bin").read_bytes())
-    weights[10] ^= 0x7F
-    (folder / "nets" / "wrong.bin").write_bytes(weights)
-
-
 def test_models_are_tests(tmp_path: Path) -> None:
-    project(tmp_path)
+    write_project(tmp_path, 'net = "nets/{stem}.param"\n', right=MODEL, wrong=MODEL, none=MODEL)
+    for name in ("right", "wrong"):
+        write_right_net(tmp_path / "nets", name, tmp_path / "models" / f"{name}.onnx")
+    weights = bytearray((tmp_path / "nets" / "wrong.bin").read_bytes())
+    weights[10] ^= 0x7F
+    (tmp_path / "nets" / "wrong.bin").write_bytes(weights)
     done = run(tmp_path, "ncnn-check.toml", "-n", "2", "-q", "--junitxml=out.xml")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "2 failed, 1 passed" in done.stdout
@@ -49,9 +38,7 @@ def test_models_are_tests(tmp_path: Path) -> None:
     assert "conversion: there is no net: no file none.param was written" in done.stdout
     cases = {case.get("name"): case for case in ElementTree.parse(tmp_path / "out.xml").iter("testcase")}
     assert set(cases) == {"models/right", "models/wrong", "models/none"}
-    failure = cases["models/wrong"].find("failure")
-    assert failure is not None
-    assert "accuracy fp32" in (failure.text or "")
+    assert "accuracy fp32" in (cases["models/wrong"].findtext("failure") or "")
     measured = {p.get("name"): p.get("value") for p in cases["models/right"].iter("property")}
     assert measured["layers"] == "3"
 

@@ -11,31 +11,30 @@ def rewrite(name: str, before: str, after: str) -> Applied:
     return Applied(name, old, new)
 
 
-def test_a_chain_of_rewrites_is_one_group() -> None:
-    events = [rewrite("fuse_bn", "conv bn", "conv"), rewrite("fuse_relu", "conv relu", "conv")]
-    found = groups(["in", "conv", "bn", "relu", "end"], ["in", "conv", "end"], events)
-    assert found == (Group((1, 2, 3), (1,), ("fuse_bn", "fuse_relu")),)
-
-
-def test_what_is_eliminated_has_no_layer_after() -> None:
-    assert groups(["a", "drop", "b"], ["a", "b"], [rewrite("eliminate", "drop", "")]) == (
-        Group((1,), (), ("eliminate",)),
-    )
-
-
-def test_a_name_that_is_free_again_is_another_layer() -> None:
-    events = [rewrite("eliminate", "x", ""), rewrite("replace", "y", "x")]
-    found = groups(["x", "y"], ["x"], events)
-    assert found == (Group((0,), (), ("eliminate",)), Group((1,), (0,), ("replace",)))
-
-
-def test_one_layer_becomes_several() -> None:
-    assert groups(["x"], ["a", "b"], [rewrite("split", "x", "a b")]) == (Group((0,), (0, 1), ("split",)),)
-
-
-def test_a_layer_that_is_made_and_taken_again_is_in_neither_net() -> None:
-    events = [rewrite("make", "x", "t"), rewrite("use", "t y", "z")]
-    assert groups(["x", "y"], ["z"], events) == (Group((0, 1), (0,), ("make", "use")),)
+@pytest.mark.parametrize(
+    ("before", "after", "events", "expected"),
+    [
+        (  # a chain is one group
+            *("in conv bn relu end", "in conv end"),
+            [rewrite("fuse_bn", "conv bn", "conv"), rewrite("fuse_relu", "conv relu", "conv")],
+            [Group((1, 2, 3), (1,), ("fuse_bn", "fuse_relu"))],
+        ),
+        ("a drop b", "a b", [rewrite("eliminate", "drop", "")], [Group((1,), (), ("eliminate",))]),
+        (  # a name that is free again is another layer
+            *("x y", "x"),
+            [rewrite("eliminate", "x", ""), rewrite("replace", "y", "x")],
+            [Group((0,), (), ("eliminate",)), Group((1,), (0,), ("replace",))],
+        ),
+        ("x", "a b", [rewrite("split", "x", "a b")], [Group((0,), (0, 1), ("split",))]),
+        (  # a layer that is made and taken again is in neither net
+            *("x y", "z"),
+            [rewrite("make", "x", "t"), rewrite("use", "t y", "z")],
+            [Group((0, 1), (0,), ("make", "use"))],
+        ),
+    ],
+)
+def test_groups(before: str, after: str, events: list[Applied], expected: list[Group]) -> None:
+    assert groups(before.split(), after.split(), events) == tuple(expected)
 
 
 @pytest.mark.parametrize(

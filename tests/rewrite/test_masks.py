@@ -7,32 +7,18 @@ from onnx2ncnn_opt import passes
 from onnx2ncnn_opt.ir.dim import Shape, symbol
 from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.param.text import format_param, parse_param
+from onnx2ncnn_opt.param.text import format_param
 from onnx2ncnn_opt.rewrite.prove_masks import added_inputs, prove_masks, put_masks
-
-
-def net(*lines: str) -> Graph:
-    count = sum(int(line.split()[3]) for line in lines)
-    text = f"7767517\n{len(lines)} {count}\n" + "".join(f"{line}\n" for line in lines)
-    return parse_param(text.encode(), file="net.param").graph
+from testing.param_text import bare as net
+from testing.param_text import layer
 
 
 def lines_of(graph: Graph) -> list[str]:
     return [" ".join(line.split()) for line in format_param(graph).splitlines()[2:]]
 
 
-def layer(graph: Graph, name: str) -> Layer:
-    (found,) = (each for each in graph if each.name == name)
-    return found
-
-
 def test_a_layer_without_fp16_storage_gets_its_inputs_in_32_bits() -> None:
-    graph = net(
-        "Input x 0 1 x 0=8",
-        "ReLU r 1 1 x a",
-        "UnaryOp s 1 1 a b 0=4",
-        "UnaryOp t 1 1 b y 0=5",
-    )
+    graph = net("Input x 0 1 x 0=8", "ReLU r 1 1 x a", "UnaryOp s 1 1 a b 0=4", "UnaryOp t 1 1 b y 0=5")
     put_masks(graph, [(layer(graph, name), FP32) for name in "st"])
     assert lines_of(graph) == [
         "Input x 0 1 x 0=8",
@@ -68,9 +54,7 @@ def test_no_fusion_of_layers_of_unlike_storage() -> None:
     masks = ((0, 0, 2), (19, 19, 2), (19, 0, 3), (0, 19, 3), (1, 0, 2))
     for first, second, count in masks:
         graph = net(
-            "Input x 0 1 x 0=8 1=8 2=3",
-            f"Convolution c 1 1 x a 0=2 1=1 6=6 31={first}",
-            f"ReLU y 1 1 a y 31={second}",
+            "Input x 0 1 x 0=8 1=8 2=3", f"Convolution c 1 1 x a 0=2 1=1 6=6 31={first}", f"ReLU y 1 1 a y 31={second}"
         )
         layer(graph, "c").weights["weight_data"] = np.ones(6, np.float32)
         passes.run(graph, passes.PASSES)
@@ -80,16 +64,8 @@ def test_no_fusion_of_layers_of_unlike_storage() -> None:
 def test_what_the_graph_proves() -> None:
     graph = Graph()
     x = graph.add(Layer("Input", "x", (), [Blob("x", (8,))])).output
-    large = graph.add(
-        Layer(
-            "InnerProduct",
-            "large",
-            [x],
-            [Blob("a", (1,))],
-            {"num_output": 1, "weight_data_size": 8},
-            {"weight_data": np.full(8, 7e4, np.float32)},
-        )
-    )
+    sizes, weights = {"num_output": 1, "weight_data_size": 8}, {"weight_data": np.full(8, 7e4, np.float32)}
+    large = graph.add(Layer("InnerProduct", "large", [x], [Blob("a", (1,))], sizes, weights))
     added = graph.add(Layer("BinaryOp", "added", [large.output], [Blob("b")], {"with_scalar": 1, "b": 1e-12}))
     root = graph.add(Layer("UnaryOp", "root", [added.output], [Blob("c")], {"op_type": 5}))
     quotient = graph.add(Layer("BinaryOp", "quotient", [x, root.output], [Blob("d")], {"op_type": 3}))
@@ -101,9 +77,8 @@ def test_what_the_graph_proves() -> None:
     found = prove_masks(graph)
     assert [each.name for each in found] == ["large", "added", "root", "quotient", "scaled"]
     assert all(mask.features == FP32 for mask in found.values())
-    assert str(found[large]).startswith(
-        "InnerProduct 'large': no fp16 arithmetic, no fp16 storage, no Vulkan: a weight"
-    )
+    said = "InnerProduct 'large': no fp16 arithmetic, no fp16 storage, no Vulkan: a weight"
+    assert str(found[large]).startswith(said)
     put_masks(graph, ((each, mask.features) for each, mask in found.items()))
     assert prove_masks(graph) == {}
 

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnx.parser
 import onnxruntime  # type: ignore[import-untyped]
 import pytest
 
@@ -15,9 +13,8 @@ from onnx2ncnn_opt import Net
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
 from testing.handmade import CRASH, write_net
+from testing.models import parsed, serialized
 
-ROOT = Path(__file__).resolve().parents[2]
-HEADER = '<ir_version: 8, opset_import: ["" : 18]> g '
 # Every type: integers and bools that are fed and come out as they are, and that are computed; scalars; a dynamic size.
 MIXED = """(int64[N, 5] i, float[N, 5] x, bool[N, 5] m, float s)
     => (float[N, 5] y, int64[N, 5] j, int64[N] k, bool[N, 5] b, float t, int64[N, 5] same, bool[N, 5] flags)
@@ -34,7 +31,7 @@ FEEDS: dict[str, Any] = {
 
 
 def save(folder: Path, graph: str, stem: str = "net", **options: Any) -> bytes:
-    model: bytes = onnx.parser.parse_model(HEADER + graph).SerializeToString()
+    model = serialized(graph)
     lower(model, **options).save(folder / stem)
     return model
 
@@ -103,12 +100,8 @@ def test_names_that_the_model_does_not_have(net: Net) -> None:
 
 
 def test_a_batch_and_a_mode(tmp_path: Path) -> None:
-    conv = (
-        "(float[N, 3, 9, 7] x) => (float[N, 4, 9, 7] y) <float[4, 3, 3, 3] w> { y = Conv<pads = [1, 1, 1, 1]>(x, w) }"
-    )
-    model = onnx.parser.parse_model(HEADER + conv.replace(" <float[4, 3, 3, 3] w>", ""))
-    weights = RNG.standard_normal((4, 3, 3, 3), np.float32)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    conv = "(float[N, 3, 9, 7] x) => (float[N, 4, 9, 7] y) { y = Conv<pads = [1, 1, 1, 1]>(x, w) }"
+    model = parsed(conv, w=RNG.standard_normal((4, 3, 3, 3), np.float32))
     saved = lower(model).save(tmp_path / "net")
     x = RNG.standard_normal((3, 3, 9, 7), np.float32)
     right = expected(model.SerializeToString(), {"x": x})["y"]
@@ -158,6 +151,8 @@ def test_nets_that_are_not_there_or_not_what_the_manifest_says(tmp_path: Path) -
     with pytest.raises(UsageError, match="there is no net at"):
         Net(tmp_path / "none")
     save(tmp_path, "(float[1, 4] x) => (float[1, 4] y) { y = Relu(x) }")
+    with pytest.raises(UsageError, match="isolated=False runs the net in this process, which is not on 'vulkan'"):
+        Net(tmp_path / "net", on="vulkan", isolated=False)
     manifest = tmp_path / "net.ncnn.json"
     data = json.loads(manifest.read_text())
     data["outputs"][0]["blob"] = "other"
@@ -178,8 +173,3 @@ def test_a_crash_is_an_error_here(tmp_path: Path) -> None:
             net.run({"x": np.ones((2, 3), np.float32)}, ["y", "z"])
         assert net.run({"x": np.ones((2, 3), np.float32)}, ["y"])["y"].tolist() == [[1] * 3] * 2
     assert issubclass(CrashError, RunError)
-
-
-def test_not_in_this_process_on_a_device(mixed: tuple[Path, bytes]) -> None:
-    with pytest.raises(UsageError, match="isolated=False runs the net in this process, which is not on 'vulkan'"):
-        Net(mixed[0], on="vulkan", isolated=False)

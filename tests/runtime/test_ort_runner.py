@@ -8,16 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx.parser
 import pytest
 
 from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.runtime.ort import SHARED, OrtRunner, read_model
 from onnx2ncnn_opt.verification.rounding import Rounding
+from testing.models import parsed, serialized
 
-MODEL = onnx.parser.parse_model(
-    '<ir_version: 8, opset_import: ["" : 18]> g (float[2] a, float[2] b) => (float[2] z, float[2] y)'
-    "<float[2] w = {1, 2}> { y = Sub(a, b) z = Mul(y, w) }"
+MODEL = parsed(
+    "(float[2] a, float[2] b) => (float[2] z, float[2] y) <float[2] w = {1, 2}> { y = Sub(a, b) z = Mul(y, w) }"
 )
 A, B = np.array([5, 7], np.float32), np.array([1, 10], np.float32)
 
@@ -43,15 +42,13 @@ def test_threads_take_turns() -> None:
 
 
 def test_a_model_that_it_refuses(tmp_path: Path) -> None:
-    unknown = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 18]> g (float[2] a) => (float[2] y) {y = Foo(a)}'
-    )
-    with pytest.raises(RunError, match=r"ONNX Runtime refuses the model: .*Foo"):
-        OrtRunner(unknown.SerializeToString())
-    with pytest.raises(RunError, match="ONNX Runtime refuses the model"):
-        OrtRunner(b"junk")
-    with pytest.raises(RunError, match=r"ONNX Runtime refuses .*missing\.onnx"):
-        OrtRunner(tmp_path / "missing.onnx")
+    for model, said in (
+        (serialized("(float[2] a) => (float[2] y) { y = Foo(a) }"), "the model: .*Foo"),
+        (b"junk", "the model"),
+        (tmp_path / "missing.onnx", r".*missing\.onnx"),
+    ):
+        with pytest.raises(RunError, match=f"ONNX Runtime refuses {said}"):
+            OrtRunner(model)
 
 
 @pytest.mark.parametrize(
@@ -64,10 +61,9 @@ def test_feeds_that_it_does_not_take(feeds: dict[str, np.ndarray]) -> None:
 
 @pytest.mark.parametrize("is_link", [False, True])
 def test_weights_stay_in_the_file_of_a_model_that_is_changed(is_link: bool, tmp_path: Path) -> None:
-    text = "g (float[1,64] x) => (float[1,64] y) { a = MatMul(x, w) b = MatMul(a, v) y = Add(b, c) }"
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> {text}')
+    text = "(float[1,64] x) => (float[1,64] y) { a = MatMul(x, w) b = MatMul(a, v) y = Add(b, c) }"
     w, v, c = (np.random.default_rng(0).standard_normal(shape).astype("f4") for shape in ((64, 64), (64, 64), (64,)))
-    model.graph.initializer.extend([onnx.numpy_helper.from_array(w, "w"), onnx.numpy_helper.from_array(c, "c")])
+    model = parsed(text, w=w, c=c)
     model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["v"], value=onnx.numpy_helper.from_array(v)))
     path = tmp_path / "a model.onnx"
     onnx.save(model, path)
@@ -123,9 +119,7 @@ def test_products_of_8_bits_do_not_saturate(nodes: str) -> None:
     a = rng.integers(150, 256, (8, 64)).astype(np.uint8)
     b = rng.choice(np.array([-128, 127, 127], np.int8), (64, 16))
     scales = "float s = {0.0078125}, float t = {0.5}, uint8 zu = {3}, int8 zs = {0}"
-    graph = f"g (uint8[8,64] a, float[8,64] x) => (uint8[8,16] y) <{scales}> {{ {nodes} }}"
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]> {graph}')
-    model.graph.initializer.append(onnx.numpy_helper.from_array(b, "b"))
+    model = parsed(f"(uint8[8,64] a, float[8,64] x) => (uint8[8,16] y) <{scales}> {{ {nodes} }}", 17, b=b)
     if "MatMulInteger" in nodes:
         model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT32
     unused = "x" if "(a, " in nodes else "a"
@@ -141,10 +135,8 @@ def test_products_of_8_bits_do_not_saturate(nodes: str) -> None:
 def test_products_of_int8_stay_as_they_are() -> None:
     """ONNX Runtime has no QGemm of int8 and uint8, which it makes of this one where it avoids saturation."""
     scales = "float s = {0.0078125}, float t = {0.5}, int8 z = {0}"
-    graph = f"g (int8[8,64] a) => (int8[8,16] y) <{scales}> {{ y = com.microsoft.QGemm(a, s, z, b, s, z, , t, z) }}"
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]> {graph}')
+    graph = f"(int8[8,64] a) => (int8[8,16] y) <{scales}> {{ y = com.microsoft.QGemm(a, s, z, b, s, z, , t, z) }}"
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-128, 128, shape).astype(np.int8) for shape in ((8, 64), (64, 16)))
-    model.graph.initializer.append(onnx.numpy_helper.from_array(b, "b"))
     expected = np.clip(np.rint(a.astype(np.int64) @ b.astype(np.int64) / 2.0**13), -128, 127)
-    np.testing.assert_array_equal(OrtRunner(model.SerializeToString()).run({"a": a})["y"], expected)
+    np.testing.assert_array_equal(OrtRunner(serialized(graph, 17, b=b)).run({"a": a})["y"], expected)

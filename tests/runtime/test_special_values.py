@@ -21,6 +21,8 @@ from onnx2ncnn_opt.runtime.targets import LOCAL, find_target
 from testing.handmade import write_net
 
 NAN, INF = np.nan, np.inf
+Numbers = float | tuple[float, ...]
+Workers = Mapping[int, NcnnWorker]
 LENGTH = 23  # two vectors, a half and a quarter one, and a tail
 # Layer and parameters, an operand, and all results: on x86, on aarch64, by Vulkan. A CPU has one result in vectors, and
 # may have another in what is left of a row. Those of x86 are a set over SSE, AVX2 and AVX-512: the tests run on any.
@@ -65,7 +67,7 @@ COLUMN = {"x86_64": 0, "AMD64": 0, "aarch64": 1, "arm64": 1}
 
 
 @pytest.fixture(scope="module")
-def workers(request: pytest.FixtureRequest) -> Iterator[Mapping[int, NcnnWorker]]:
+def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
     """Workers by the column of FACTS."""
     on = request.config.getoption("--on")
     if on:
@@ -89,7 +91,7 @@ def made_of(operand: float, layer: str, folder: Path, worker: NcnnWorker, mode: 
     return NcnnRunner(*net, mode=mode, worker=worker).run({"x": np.full(LENGTH, operand, np.float32)})["y"]
 
 
-def are_known(result: Array, known: float | tuple[float, ...], relative: float = 0) -> bool:
+def are_known(result: Array, known: Numbers, relative: float = 0) -> bool:
     """Return True for each number that is one of the known ones."""
     columns = np.atleast_1d(np.array(known, np.float32))[:, np.newaxis]
     return bool(np.isclose(result, columns, rtol=relative, atol=0, equal_nan=True).any(axis=0).all())
@@ -100,10 +102,10 @@ def test_fact(
     layer: str,
     params: str,
     operand: float,
-    x86: float | tuple[float, ...],
-    aarch64: float | tuple[float, ...],
+    x86: Numbers,
+    aarch64: Numbers,
     vulkan: float,
-    workers: Mapping[int, NcnnWorker],
+    workers: Workers,
     tmp_path: Path,
 ) -> None:
     for column, worker in workers.items():
@@ -113,13 +115,7 @@ def test_fact(
 
 @pytest.mark.parametrize(("layer", "params", "operand", "aarch64", "vulkan"), HALF_FACTS)
 def test_half_fact(
-    layer: str,
-    params: str,
-    operand: float,
-    aarch64: float | tuple[float, ...],
-    vulkan: float,
-    workers: Mapping[int, NcnnWorker],
-    tmp_path: Path,
+    layer: str, params: str, operand: float, aarch64: Numbers, vulkan: float, workers: Workers, tmp_path: Path
 ) -> None:
     for column, worker in workers.items():
         if column:
@@ -127,7 +123,7 @@ def test_half_fact(
             assert are_known(result, (aarch64, vulkan)[column - 1], 1e-2 if operand < 1 else 0), (column, result)
 
 
-def test_gridsample_copies(workers: Mapping[int, NcnnWorker], tmp_path: Path) -> None:
+def test_gridsample_copies(workers: Workers, tmp_path: Path) -> None:
     """In mode nearest, for 4-D Mats, NaN beside numbers and numbers beside NaN."""
     net = write_net(tmp_path, "Input a 0 1 x", "Input b 0 1 g", "GridSample it 2 1 x g y 0=2 1=2 3=1")
     sides = np.stack([np.resize([1, NAN, INF], LENGTH), np.resize([NAN, 2, 3, -INF], LENGTH)]).astype(np.float32)

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -38,13 +38,16 @@ def script(folder: Path, *lines: str, name: str = "there") -> str:
     return shlex.quote(str(path))
 
 
-def is_empty(folder: Path) -> bool:
+def soon(condition: Callable[[], bool]) -> bool:
     """Return True once the program there has cleaned up, which it does by itself in a moment."""
-    for _ in range(100):
-        if not list(folder.iterdir()):
-            return True
+    end = time.monotonic() + 10
+    while not condition() and time.monotonic() < end:
         time.sleep(0.1)
-    return False
+    return condition()
+
+
+def is_empty(folder: Path) -> bool:
+    return soon(lambda: not list(folder.iterdir()))
 
 
 @pytest.fixture
@@ -110,11 +113,7 @@ def test_nothing_goes_on_there_when_the_caller_has_gone(tmp_path: Path) -> None:
         "NcnnRunner(Path(sys.argv[2]), Path(sys.argv[3]), worker=worker).extract({'x': np.ones((2, 3))}, ['z'])\n"
     )
     assert subprocess.run([sys.executable, "-c", code, command, *map(str, paths)]).returncode == 9
-    for _ in range(100):
-        if not Path(f"/proc/{pid.read_text().strip()}").exists():
-            return
-        time.sleep(0.1)
-    pytest.fail("the process runs on")
+    assert soon(lambda: not Path(f"/proc/{pid.read_text().strip()}").exists())
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from onnx2ncnn_opt.verification.tolerance import Difference, Tolerance, compare
+from onnx2ncnn_opt.verification.latency import in_turns
+from onnx2ncnn_opt.verification.tolerance import Array, Difference, Tolerance, compare
 
 B = np.array([[1.0, -20.0], [3.0, 4.0]], np.float32)
 
@@ -47,11 +50,26 @@ def test_small_values_do_not_hide_beside_large_ones() -> None:
     assert compare(wrong, reference).ok
 
 
-def test_small_outputs_are_not_excused() -> None:
-    # Probabilities of a thousand classes: all of them are below 1e-2.
-    reference = np.full(1000, 1e-3, np.float32)
-    assert not compare(reference * np.float32(1.1), reference).ok
-    assert compare(np.zeros(3, np.float32), np.full(3, 1e-7, np.float32)).ok
+@pytest.mark.parametrize(
+    ("actual", "reference", "ok"),
+    [
+        (np.full(1000, 1.1e-3), np.full(1000, 1e-3, np.float32), False),  # probabilities: all of them are below 1e-2
+        (np.zeros(3), np.full(3, 1e-7, np.float32), True),
+        # the largest float stands for infinity: it is what ncnn's masks are made of
+        ([1.0, np.finfo(np.float32).min], np.array([1.0, -np.inf], np.float32), True),
+        ([1.0, np.finfo(np.float32).max], np.array([1.0, -np.inf], np.float32), False),
+        ([-0.0, 0.0], np.array([0, 0]), True),
+        ([5001, 1], np.array([5000, 1]), False),  # integers have to be right, however large
+        ([4999.5, 1], np.array([5000, 1]), False),
+        ([1, 0], np.array([True, False]), True),
+        ([1, 1], np.array([True, False]), False),
+        ([1.0, 2.01], np.array([1.0, 2.0], np.float16), True),  # to its own precision
+        ([1.0, 2.02], np.array([1.0, 2.0], np.float16), False),
+        (2.0, np.array(2.0, np.float32), True),
+    ],
+)
+def test_numbers_that_agree(actual: Any, reference: Array, ok: bool) -> None:
+    assert compare(np.asarray(actual, np.float32), reference).ok is ok
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -64,13 +82,6 @@ def test_special_values_have_to_be_at_the_same_indices(value: float) -> None:
     moved = np.roll(special, 1)
     assert not compare(moved, special).ok
     assert not compare(-special, special).ok
-
-
-def test_the_largest_float_stands_for_infinity() -> None:
-    # What ncnn's masks are made of.
-    reference = np.array([1.0, -np.inf], np.float32)
-    assert compare(np.array([1.0, np.finfo(np.float32).min], np.float32), reference).ok
-    assert not compare(np.array([1.0, np.finfo(np.float32).max], np.float32), reference).ok
 
 
 def test_other_elements_are_compared_beside_special_ones() -> None:
@@ -90,38 +101,16 @@ def test_integers_are_values_or_bits(values: list[int]) -> None:
         assert compare(reference.astype(np.float32), reference).ok
 
 
-def test_zeros_below_0_are_zeros() -> None:
-    assert compare(np.array([-0.0, 0.0], np.float32), np.array([0, 0])).ok
-
-
 def test_wrong_bits_are_told_as_the_numbers_that_they_are() -> None:
     bits = np.array([-1, 5], np.int32).view(np.float32)
     assert compare(bits, np.array([-1, 7])).max_abs == 2
     assert compare(np.array([-1, 5], np.float32), np.array([-1, 7])).max_abs == 2
 
 
-def test_integers_have_to_be_right_however_large() -> None:
-    reference = np.array([5000, 1])
-    assert not compare(np.array([5001, 1], np.float32), reference).ok
-    assert not compare(np.array([4999.5, 1], np.float32), reference).ok
-
-
-def test_bools() -> None:
-    assert compare(np.array([1, 0], np.float32), np.array([True, False])).ok
-    assert not compare(np.array([1, 1], np.float32), np.array([True, False])).ok
-
-
-def test_a_reference_of_16_bits_is_met_to_its_precision() -> None:
-    reference = np.array([1.0, 2.0], np.float16)
-    assert compare(np.array([1.0, 2.01], np.float32), reference).ok
-    assert not compare(np.array([1.0, 2.02], np.float32), reference).ok
-
-
-def test_directions_of_zeros_and_scalars() -> None:
+def test_directions_of_zeros() -> None:
     zero = np.zeros(2, np.float32)
     assert compare(zero, zero).cosine == 1
     assert compare(zero, np.ones(2, np.float32)).cosine == 0
-    assert compare(np.array(2.0, np.float32), np.array(2.0, np.float32)).ok
 
 
 def test_nothing_to_compare_has_no_numbers() -> None:
@@ -156,3 +145,9 @@ def test_a_row_in_several_parts_has_its_own_largest_value() -> None:
     actual = reference.copy()
     actual[1, -1] += 2e-4
     assert "at index 1 of axis 0" in compare(actual, reference).excess
+
+
+def test_the_latency_by_a_clock_that_stands_still() -> None:
+    latency = in_turns(lambda seconds: [0.0, 2e-3, 3e-3], lambda seconds: [0.0, 1e-3], 0.0)
+    assert (latency.net, latency.other, latency.ratio) == (2.0, 1.0, 2.0)
+    assert in_turns(lambda seconds: [1e-3], lambda seconds: [0.0], 0.0).other > 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 
 from onnx2ncnn_opt.api.lower import lower
@@ -14,7 +13,8 @@ from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.verification.decisions import Choice, as_good, choices
 from onnx2ncnn_opt.verification.rounding import Rounding
 from onnx2ncnn_opt.verification.verify_net import verify_net
-from testing.hard_models import FAMILIES, SEEDS, hard_model, model
+from testing.hard_models import FAMILIES, SEEDS, hard_model
+from testing.models import parsed, serialized
 
 OUTCOMES = Path(__file__).parents[2] / "fixtures" / "hard_models.tsv"
 SCORES = np.array([[0.5, 0.9, 0.9, 0.1, 0.0, 0.0]], np.float32)
@@ -43,14 +43,13 @@ def test_the_choices_behind_outputs() -> None:
         "s = Sigmoid(x) v, direct = TopK(s, k) a = ArgMax<axis = 1>(s) b = Squeeze(a, one) "
         "moved = Cast<to = 6>(b) exact = ArgMax<axis = 1>(x) computed = Mod(direct, one) }"
     )
-    proto = onnx.ModelProto.FromString(model(graph, {"k": np.array([2]), "one": np.array([1])}))
-    assert choices(proto) == {"direct": Choice("s", -1), "moved": Choice("s", 1)}
+    assert choices(parsed(graph, 17, k=[2], one=[1])) == {"direct": Choice("s", -1), "moved": Choice("s", 1)}
 
 
 def test_each_run_has_errors_of_its_own() -> None:
     """Ten equal scores: each run must put them into another order, or a net's own order looks wrong."""
     graph = "(float[1,10] x) => (int64[1,10] y) { a = Sigmoid(x) v, y = TopK(a, k) }"
-    data, feeds = model(graph, {"k": np.array([10])}), {"x": np.full((1, 10), 2, np.float32)}
+    data, feeds = serialized(graph, 17, k=[10]), {"x": np.full((1, 10), 2, np.float32)}
     assert np.isinf(Rounding(data, (), {}).spread(feeds, OrtRunner(data).run(feeds))["y"]).all()
 
 
@@ -58,9 +57,9 @@ def test_a_wrong_choice_is_found(tmp_path: Path) -> None:
     """The second best is no near choice, and neither is the best of another axis."""
     weights = {"w": np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)}
     graph = "(float[9,6] x) => (int64[9] y) {{ a = MatMul(x, w) s = Sigmoid(a) {} }}"
-    right = model(graph.format("y = ArgMax<axis = 1, keepdims = 0>(s)"), weights)
+    right = serialized(graph.format("y = ArgMax<axis = 1, keepdims = 0>(s)"), 17, **weights)
     second = "v, i = TopK(s, k) y = Gather<axis = 1>(i, one)"
-    wrong = model(graph.format(second), {**weights, "k": np.array([2]), "one": np.array(1)})
+    wrong = serialized(graph.format(second), 17, **weights, k=[2], one=1)
     files = lower(wrong).save(tmp_path / "net")
     report = verify_net(right, files.param, files.bin, manifest=lower(right).manifest())
     assert [row.status for row in report.outputs] == ["mismatch"]

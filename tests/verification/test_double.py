@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
-import onnx.parser
 import pytest
 
 from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.verification.double import InDouble
-
-
-def model(graph: str, opset: int = 20, **weights: Array) -> bytes:
-    proto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> g {graph}')
-    proto.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in weights.items())
-    return bytes(proto.SerializeToString())
+from testing.models import serialized
 
 
 def both(data: bytes, *inputs: Array) -> tuple[Array, Array]:
@@ -40,13 +33,8 @@ CONVOLUTIONS = [
 @pytest.mark.parametrize(("attributes", "kernel", "shape"), CONVOLUTIONS)
 def test_convolutions(attributes: str, kernel: tuple[int, ...], shape: tuple[int, ...]) -> None:
     sizes = ",".join(map(str, shape))
-    data = model(
-        f"(float[{sizes}] x) => (float[{','.join('?' * len(shape))}] y) {{ y = Conv<{attributes}>(x, w, b) }}".replace(
-            "?,", "M,"
-        ).replace("?]", "N]"),
-        w=random(*kernel),
-        b=random(kernel[0]),
-    )
+    graph = f"(float[{sizes}] x) => (float[{','.join('ABCDE'[: len(shape)])}] y) {{ y = Conv<{attributes}>(x, w, b) }}"
+    data = serialized(graph, 20, w=random(*kernel), b=random(kernel[0]))
     single, exact = both(data, random(*shape))
     assert exact.dtype == np.float64
     assert exact.shape == single.shape
@@ -55,7 +43,7 @@ def test_convolutions(attributes: str, kernel: tuple[int, ...], shape: tuple[int
 
 def test_what_float32_loses() -> None:
     weights = np.array([1e8, 1.0, -1e8], np.float32).reshape(1, 3, 1, 1)
-    data = model("(float[1, 3, 1, 2] x) => (float[1, 1, 1, 2] y) { y = Conv(x, w) }", w=weights)
+    data = serialized("(float[1, 3, 1, 2] x) => (float[1, 1, 1, 2] y) { y = Conv(x, w) }", 20, w=weights)
     single, exact = both(data, np.ones((1, 3, 1, 2), np.float32))
     assert (exact == 1).all()
     assert (single == 0).all()
@@ -74,9 +62,8 @@ def test_what_float32_loses() -> None:
 )
 @pytest.mark.parametrize("opset", [17, 20])
 def test_other_operators(node: str, opset: int) -> None:
-    if node.startswith("Gelu"):
-        opset = 20
-    data = model(f"(float[2, 3, 6, 7] x) => (float[A, B, C, D] y) {{ y = {node} }}", opset)
+    graph = f"(float[2, 3, 6, 7] x) => (float[A, B, C, D] y) {{ y = {node} }}"
+    data = serialized(graph, 20 if node.startswith("Gelu") else opset)
     single, exact = both(data, random(2, 3, 6, 7))
     assert exact.dtype == np.float64
     np.testing.assert_allclose(single, exact, rtol=1e-5, atol=1e-6)
@@ -99,15 +86,10 @@ OLD = [
 
 @pytest.mark.parametrize(("node", "opset"), [(node, opset) for node, opsets in OLD for opset in opsets])
 def test_old_operators(node: str, opset: int) -> None:
-    weights = {
-        "w": random(3, 3, 3, 3),
-        "three": np.arange(1, 4, dtype=np.float32),
-        "largest": np.array(1.5, np.float32),
-        "scales": np.array([1, 1, 1.5, 2.5], np.float32),
-        "none": np.zeros(0, np.float32),
-    }
+    numbers = {"three": [1, 2, 3], "largest": 1.5, "scales": [1, 1, 1.5, 2.5], "none": []}
+    weights = {name: np.array(each, np.float32) for name, each in numbers.items()} | {"w": random(3, 3, 3, 3)}
     graph = f"(float[1, 3, 4, 6] x) => (float[A, B, C, D] y) {{ a = Conv<pads = [1, 1, 1, 1]>(x, w) y = {node} }}"
-    single, exact = both(model(graph, opset, **weights), random(1, 3, 4, 6))
+    single, exact = both(serialized(graph, opset, **weights), random(1, 3, 4, 6))
     assert exact.dtype == np.float64
     assert exact.std() > 0.01
     np.testing.assert_allclose(single, exact, rtol=1e-5, atol=1e-5)
@@ -118,7 +100,7 @@ def test_statistics_in_float64(stash: str) -> None:
     x = random(1, 4, 5, 6) * np.float32(1e-2) + 1
     node = f"GroupNormalization<num_groups = 4{stash}>(x, scale, bias)"
     ones, zeros = np.ones(4, np.float32), np.zeros(4, np.float32)
-    data = model(f"(float[1, 4, 5, 6] x) => (float[A, B, C, D] y) {{ y = {node} }}", 21, scale=ones, bias=zeros)
+    data = serialized(f"(float[1, 4, 5, 6] x) => (float[A, B, C, D] y) {{ y = {node} }}", 21, scale=ones, bias=zeros)
     _, exact = both(data, x)
     centred = x - x.mean((2, 3), keepdims=True, dtype=np.float64)
     right = centred / np.sqrt(np.square(centred).mean((2, 3), keepdims=True) + np.float32(1e-5))
@@ -127,7 +109,7 @@ def test_statistics_in_float64(stash: str) -> None:
 
 def test_the_sigmoid_of_numbers_far_below_zero() -> None:
     x = np.array([-700, -80, 0, 700], np.float32)
-    _, exact = both(model("(float[4] x) => (float[A] y) { y = Sigmoid(x) }"), x)
+    _, exact = both(serialized("(float[4] x) => (float[A] y) { y = Sigmoid(x) }", 20), x)
     np.testing.assert_allclose(exact, [np.exp(-700), np.exp(-80), 0.5, 1], rtol=1e-12)
 
 
@@ -136,26 +118,27 @@ def test_types_of_other_values_stay() -> None:
         "(float[4, 5] x) => (int64[4] y, float[4, 5] z) <float a = {0.5}> { c = Greater(x, a) w = Where(c, x, a) "
         "y = ArgMax<axis = 1, keepdims = 0>(w) i = Cast<to = 7>(w) z = Cast<to = 1>(i) }"
     )
-    single, exact = both(model(graph), random(4, 5))
+    single, exact = both(serialized(graph, 20), random(4, 5))
     assert exact.dtype == np.int64
     assert (single == exact).all()
+
+
+IF = (
+    "(float[2] x, bool c) => (float[2] y) { y = If(c)<then_branch = t () => (float[2] a) { a = Relu(x) }, "
+    "else_branch = e () => (float[2] b) { b = Neg(x) }> }"
+)
 
 
 @pytest.mark.parametrize(
     ("graph", "opset", "reason"),
     [
         ("(float[2] x) => (float[2] y) { y = Older(x) }", 9, "opset 9 cannot be converted"),
-        (
-            "(float[2] x, bool c) => (float[2] y) { y = If(c)<then_branch = t () => (float[2] a) { a = Relu(x) }, "
-            "else_branch = e () => (float[2] b) { b = Neg(x) }> }",
-            20,
-            "branches or loops",
-        ),
+        (IF, 20, "branches or loops"),
     ],
 )
 def test_models_that_are_not_rewritten(graph: str, opset: int, reason: str) -> None:
     with pytest.raises(RunError, match=reason):
-        InDouble(model(graph, opset))
+        InDouble(serialized(graph, opset))
 
 
 @pytest.mark.parametrize("node", ["GRU<{}>", "GRU<{}, linear_before_reset = 1>", "RNN<{}>"])
@@ -170,9 +153,8 @@ def test_recurrent_layers(node: str, direction: str, inputs: str) -> None:
         "h": random(ways, 3, 5),
     }
     call = node.format(f'hidden_size = 5, direction = "{direction}"') + f"({inputs})"
-    single, exact = both(
-        model(f"(float[7, 3, 4] x) => (float[A, B, C, D] y) {{ y, z = {call} }}", 20, **weights), random(7, 3, 4)
-    )
+    graph = f"(float[7, 3, 4] x) => (float[A, B, C, D] y) {{ y, z = {call} }}"
+    single, exact = both(serialized(graph, 20, **weights), random(7, 3, 4))
     assert exact.dtype == np.float64
     assert exact.shape == single.shape
     assert 0 < np.abs(exact - single).max() < 1e-5

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import onnx
-import onnx.parser
 import pytest
 
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.verification.equal_sizes import equal_sizes
-
-
-def data_of(graph: str) -> bytes:
-    return bytes(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g {graph}').SerializeToString())
-
+from testing.models import serialized
 
 # As torch exports a DynamicCache: a length of its own for every layer, and a mask as long as old and new together.
 CACHE = (
@@ -25,22 +19,22 @@ CACHE = (
 
 
 def test_lengths_of_a_cache_are_one() -> None:
-    tied = equal_sizes(data_of(CACHE))
+    tied = equal_sizes(serialized(CACHE, 17))
     assert tied.names == (("s0", "s1", "s2"),)
-    conversion = lower(data_of(CACHE), shapes=tied.shapes)
+    conversion = lower(serialized(CACHE, 17), shapes=tied.shapes)
     assert [entry.shape[1] for entry in conversion.manifest().inputs] == ["s0", "s0", "s0", "n", "m"]
     conversion.verify().check()
 
 
 def test_lengths_that_are_apart_stay_apart() -> None:
     graph = "(float[1, a, 4] x, float[1, b, 4] y) => (float[1, c, 4] z) { z = Concat<axis = 1>(x, y) }"
-    assert equal_sizes(data_of(graph)).names == ()
+    assert equal_sizes(serialized(graph, 17)).names == ()
     graph = "(float[a, 4] x, float[4, b] y) => (float[a, b] z) { z = MatMul(x, y) }"
-    assert equal_sizes(data_of(graph)).names == ()
+    assert equal_sizes(serialized(graph, 17)).names == ()
 
 
 def test_what_the_caller_named_stays() -> None:
-    tied = equal_sizes(data_of(CACHE), shapes={"p0": [1, "P", 4], "mask": [1, "P + n", 1]})
+    tied = equal_sizes(serialized(CACHE, 17), shapes={"p0": [1, "P", 4], "mask": [1, "P + n", 1]})
     assert tied.names == (("P", "s1", "s2"),)
     assert [str(size) for size in tied.shapes["mask"]] == ["1", "P + n", "1"]
 
@@ -74,11 +68,10 @@ def test_what_the_caller_named_stays() -> None:
 )
 def test_sizes_that_the_model_does_not_take(graph: str, shapes: dict[str, tuple[int, ...]], said: str) -> None:
     with pytest.raises(UsageError) as error:
-        lower(data_of(graph), shapes=shapes)
+        lower(serialized(graph, 17), shapes=shapes)
     assert str(error.value) == said
 
 
 def test_a_model_that_onnx_runtime_refuses_is_left_to_others() -> None:
     graph = "(float[1, a] x, float[1, b] y) => (float z) { z = made.up.Odd(x, y) }"
-    text = f'<ir_version: 8, opset_import: ["": 17, "made.up": 1]> g {graph}'
-    assert equal_sizes(bytes(onnx.parser.parse_model(text).SerializeToString())).names == ()
+    assert equal_sizes(serialized(graph, 17)).names == ()

@@ -7,27 +7,17 @@ import pytest
 
 from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.ir.features import FP32, Feature
-from onnx2ncnn_opt.ir.graph import Graph, Layer
-from onnx2ncnn_opt.param.text import parse_param
+from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.rewrite.prove_masks import put_masks
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.verification.estimate import Estimator
 from onnx2ncnn_opt.verification.search_masks import Precision, find_masks, measure
-
-
-def net(*lines: str) -> Graph:
-    count = sum(int(line.split()[3]) for line in lines)
-    text = f"7767517\n{len(lines)} {count}\n" + "".join(f"{line}\n" for line in lines)
-    return parse_param(text.encode(), file="net.param").graph
+from testing.param_text import bare as net
+from testing.param_text import layer
 
 
 def estimator(graph: Graph, *arrays: np.ndarray, batch_axis: int | None = None) -> Estimator:
     return Estimator(graph, {blob: Feed(a, batch_axis) for blob, a in zip(graph.inputs, arrays, strict=True)})
-
-
-def layer(graph: Graph, name: str) -> Layer:
-    (found,) = (each for each in graph if each.name == name)
-    return found
 
 
 LENGTH = (

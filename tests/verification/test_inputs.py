@@ -1,10 +1,9 @@
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
-import onnx
-import onnx.parser
 import pytest
 from PIL import Image as pillow
 
@@ -12,21 +11,21 @@ from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.verification.given_inputs import Image, check_inputs, given_inputs, load_inputs
 from onnx2ncnn_opt.verification.inputs import LARGE, Draw, Wanted, draw_inputs, draws
+from testing.models import parsed
 
 TABLE = "{" + ", ".join("0.5" for _ in range(7 * 3)) + "}"
 
 
-def parsed(graph: str, *, opset: int = 18) -> LoadedModel:
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> g {graph}')
-    return load_model(model)
+def loaded(graph: str) -> LoadedModel:
+    return load_model(parsed(graph))
 
 
 def drawn(graph: str) -> dict[str, np.ndarray]:
-    return draw_inputs(parsed(graph))
+    return draw_inputs(loaded(graph))
 
 
 def test_floats_are_standard_normal_and_repeatable() -> None:
-    model = parsed("(float[64, 64] x, float[64, 64] z) => (float[64, 64] y) { y = Add(x, z) }")
+    model = loaded("(float[64, 64] x, float[64, 64] z) => (float[64, 64] y) { y = Add(x, z) }")
     first, again, other = (draw_inputs(model, seed=seed) for seed in (1, 1, 2))
     assert first["x"].dtype == np.float32
     # 4096 samples: the mean's standard error is 1/64.
@@ -58,17 +57,20 @@ def test_indexes_stay_within_their_table(nodes: str) -> None:
         assert values == set(range(7))
 
 
-def test_the_smallest_of_several_tables_counts() -> None:
-    inputs = drawn(
-        "(int64[400] i) => (float[N, 2] y, float[N, 2] z) <float[2, 2] a = {1, 2, 3, 4}, float[1, 2] b = {1, 2}>"
-        "{ y = Gather(a, i) z = Gather(b, i) }"
-    )
-    assert set(inputs["i"].tolist()) == {0}
-
-
-def test_a_position_in_a_live_tensor_is_an_index() -> None:
-    inputs = drawn("(float[5, 300] x, int64[5, 300] i) => (float[5, 300] y) { y = GatherElements(x, i) }")
-    assert set(inputs["i"].ravel().tolist()) == set(range(5))
+@pytest.mark.parametrize(
+    ("graph", "least"),
+    [
+        (  # the smallest of several tables counts
+            "(int64[400] i) => (float[N, 2] y, float[N, 2] z) <float[2, 2] a = {1, 2, 3, 4}, float[1, 2] b = {1, 2}>"
+            "{ y = Gather(a, i) z = Gather(b, i) }",
+            1,
+        ),
+        # a position in a live tensor is an index
+        ("(float[5, 300] x, int64[5, 300] i) => (float[5, 300] y) { y = GatherElements(x, i) }", 5),
+    ],
+)
+def test_other_indexes(graph: str, least: int) -> None:
+    assert set(drawn(graph)["i"].ravel().tolist()) == set(range(least))
 
 
 @pytest.mark.parametrize(("dtype", "numpy"), [("int64", np.int64), ("bool", np.bool_), ("int32", np.int32)])
@@ -88,10 +90,6 @@ def test_floats_that_hide_scores_are_masks(nodes: str) -> None:
     mask = drawn(f"{graph} {{ {nodes} s = Add(x, a) y = Softmax(s) }}")["m"]
     assert mask.dtype == np.float32
     assert set(np.unique(mask).tolist()) == {0, 1}
-
-
-def test_a_scalar_integer() -> None:
-    assert drawn("(int64 t) => (float y) { y = Cast<to = 1>(t) }")["t"].shape == ()
 
 
 def test_bytes_fill_their_range() -> None:
@@ -114,44 +112,35 @@ def test_sizes_left_open() -> None:
         "(float[N, 3, H, W] image, int64[N, seq] ids, float[N, seq, 8] x) => (float[N, 3, H, W] y, int64[N, seq] z,"
         "float[N, seq, 8] w) { y = Relu(image) z = Neg(ids) w = Relu(x) }"
     )
-    assert {name: x.shape for name, x in drawn(graph).items()} == {
-        "image": (1, 3, 64, 96),
-        "ids": (1, 16),
-        "x": (1, 16, 8),
-    }
-    given = draw_inputs(parsed(graph), {"N": 2, "seq": 5})
-    assert given["ids"].shape == (2, 5)
-    assert given["x"].shape == (2, 5, 8)
+    shapes = {name: x.shape for name, x in drawn(graph).items()}
+    assert shapes == {"image": (1, 3, 64, 96), "ids": (1, 16), "x": (1, 16, 8)}
+    given = draw_inputs(loaded(graph), {"N": 2, "seq": 5})
+    assert (given["ids"].shape, given["x"].shape) == ((2, 5), (2, 5, 8))
+    assert drawn("(int64 t) => (float y) { y = Cast<to = 1>(t) }")["t"].shape == ()
 
 
-@pytest.mark.parametrize("shape", ["100000, 100000, 100000", "0, 3"])
-def test_sizes_that_cannot_be_drawn(shape: str) -> None:
-    with pytest.raises(UsageError, match="--shape"):
-        drawn(f"(float[{shape}] x) => (float[{shape}] y) {{ y = Relu(x) }}")
-
-
-def test_types_that_ncnn_has_nothing_for() -> None:
-    with pytest.raises(UsageError, match="string"):
-        drawn("(string[3] x) => (string[3] y) { y = Identity(x) }")
+@pytest.mark.parametrize(
+    ("type", "said"),
+    [("float[100000, 100000, 100000]", "--shape"), ("float[0, 3]", "--shape"), ("string[3]", "string")],
+)
+def test_what_cannot_be_drawn(type: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        drawn(f"({type} x) => ({type} y) {{ y = Identity(x) }}")
 
 
 TWO = "(float[1, 2] b, int64[N] a) => (float[1, 2] y, int64[N] z) { y = Relu(b) z = Neg(a) }"
 A, B = np.arange(3), np.array([[0.5, -0.5]], np.float32)
 
 
-def test_inputs_from_a_file_by_name(tmp_path: Path) -> None:
-    np.savez(tmp_path / "in.npz", a=A, b=B.astype(np.float64))
-    inputs = load_inputs(tmp_path / "in.npz", parsed(TWO))
-    assert list(inputs) == ["b", "a"]
-    assert inputs["b"].dtype == np.float32
-    np.testing.assert_array_equal(inputs["a"], A)
-
-
-def test_inputs_from_a_file_in_order(tmp_path: Path) -> None:
-    np.savez(tmp_path / "in.npz", B, A)
-    inputs = load_inputs(tmp_path / "in.npz", parsed(TWO))
-    np.testing.assert_array_equal(inputs["b"], B)
-    np.testing.assert_array_equal(inputs["a"], A)
+def test_inputs_from_a_file_by_name_or_in_order(tmp_path: Path) -> None:
+    np.savez(tmp_path / "named.npz", a=A, b=B.astype(np.float64))
+    np.savez(tmp_path / "in order.npz", B, A)
+    for name in ("named.npz", "in order.npz"):
+        inputs = load_inputs(tmp_path / name, loaded(TWO))
+        assert list(inputs) == ["b", "a"]
+        assert inputs["b"].dtype == np.float32
+        np.testing.assert_array_equal(inputs["a"], A)
+        np.testing.assert_array_equal(inputs["b"], B)
 
 
 @pytest.mark.parametrize(
@@ -166,35 +155,35 @@ def test_inputs_from_a_file_in_order(tmp_path: Path) -> None:
 )
 def test_arrays_that_do_not_fit(arrays: dict[str, np.ndarray], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        check_inputs(arrays, parsed(TWO))
+        check_inputs(arrays, loaded(TWO))
 
 
 def test_a_size_that_two_inputs_share_is_one_size() -> None:
-    model = parsed("(float[N] a, float[N] b) => (float[N] y) { y = Add(a, b) }")
+    model = loaded("(float[N] a, float[N] b) => (float[N] y) { y = Add(a, b) }")
     with pytest.raises(UsageError, match="the model takes b"):
         check_inputs({"a": np.ones(2, np.float32), "b": np.ones(3, np.float32)}, model)
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut off", b"no archive", None])
-def test_files_that_hold_no_inputs(tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "in.npz"
-    if content is None:
-        np.savez(path, a=np.array([{}], dtype=object), b=B)  # a pickle, which could run anything
-    else:
-        path.write_bytes(content)
-    with pytest.raises(UsageError, match=r"in\.npz"):
-        load_inputs(path, parsed(TWO))
+ARRAY, OBJECTS = io.BytesIO(), io.BytesIO()
+np.save(ARRAY, A)
+np.savez(OBJECTS, a=np.array([{}], dtype=object), b=B)  # a pickle, which could run anything
 
 
-def test_a_single_array_is_not_an_archive(tmp_path: Path) -> None:
-    with (tmp_path / "in.npz").open("wb") as file:
-        np.save(file, A)
-    with pytest.raises(UsageError, match=r"numpy\.savez"):
-        load_inputs(tmp_path / "in.npz", parsed(TWO))
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        *((content, r"in\.npz") for content in (b"", b"PK\x03\x04 cut off", b"no archive", OBJECTS.getvalue())),
+        (ARRAY.getvalue(), r"numpy\.savez"),
+    ],
+)
+def test_files_that_hold_no_inputs(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "in.npz").write_bytes(content)
+    with pytest.raises(UsageError, match=said):
+        load_inputs(tmp_path / "in.npz", loaded(TWO))
 
 
 def test_zeros_of_both_signs_up_to_the_end_of_a_row() -> None:
-    model = parsed("(float[9, 30] x) => (float[9, 30] y) { y = Relu(x) }")
+    model = loaded("(float[9, 30] x) => (float[9, 30] y) { y = Relu(x) }")
     x = draw_inputs(model, draw=Draw(3))["x"]
     for part in (x[:, :-1], x[:, -1]):
         assert (part[part == 0] * 0 == 0).all()
@@ -204,7 +193,7 @@ def test_zeros_of_both_signs_up_to_the_end_of_a_row() -> None:
 
 
 def test_large_numbers_in_large_inputs() -> None:
-    model = parsed("(float[9, 30] x) => (float[9, 30] y) { y = Relu(x) }")
+    model = loaded("(float[9, 30] x) => (float[9, 30] y) { y = Relu(x) }")
     above, below = (draw_inputs(model, draw=Draw(3, LARGE, below=b))["x"] for b in (False, True))
     assert above[-1, -1] > 30
     assert below[-1, -1] < -30
@@ -215,11 +204,11 @@ def test_flat_inputs_differ_along_one_axis() -> None:
     text = (
         "(float[1,6,9,9] x, uint8[1,6,9,9] b) => (float[1,6,9,9] y, uint8[1,6,9,9] z) {{ y = {}(x) z = Identity(b) }}"
     )
-    flat = draw_inputs(parsed(text.format("Relu")), draw=Draw(4, LARGE, flat=1))
+    flat = draw_inputs(loaded(text.format("Relu")), draw=Draw(4, LARGE, flat=1))
     assert np.ptp(flat["x"], axis=(2, 3)).max() < 0.1 * LARGE < np.ptp(flat["x"][0, :, 0, 0])
     assert (np.abs(flat["x"]).max(axis=(2, 3)) < 0.05 * LARGE).any()  # a channel of almost nothing
     assert np.ptp(flat["b"], axis=(2, 3)).max() == 0 < np.ptp(flat["b"])
-    assert draw_inputs(parsed(text.format("Log")), draw=Draw(4, LARGE, flat=5))["x"].min() > 0
+    assert draw_inputs(loaded(text.format("Log")), draw=Draw(4, LARGE, flat=5))["x"].min() > 0
 
 
 def test_a_tiny_net_runs_on_more_inputs() -> None:
@@ -234,7 +223,7 @@ def test_a_tiny_net_runs_on_more_inputs() -> None:
 
 @pytest.mark.parametrize("guard", ["c = Less(x, z) y = Where(c, a, z)", "b = Max(x, z) y = Add(a, b)"])
 def test_guarded_inputs_leave_the_domain(guard: str) -> None:
-    model = parsed(f"(float[300] x) => (float[300] y) <float z = {{0}}> {{ a = Log(x) {guard} }}")
+    model = loaded(f"(float[300] x) => (float[300] y) <float z = {{0}}> {{ a = Log(x) {guard} }}")
     assert draw_inputs(model)["x"].min() > 0
     x = draw_inputs(model, draw=Draw(1))["x"]
     assert (x < 0).any()
@@ -243,27 +232,27 @@ def test_guarded_inputs_leave_the_domain(guard: str) -> None:
 
 def test_divisors_are_not_0_unless_something_guards_them() -> None:
     graph = "(float[300] x, float[300] d) => (float[300] y) { y = Div(x, d) }"
-    assert np.abs(draw_inputs(parsed(graph), draw=Draw(1))["d"]).min() > 0.2
-    assert np.abs(draw_inputs(parsed(graph.replace("y = ", "s = Sign(d) y = ")), draw=Draw(1))["d"]).min() > 0.2
+    assert np.abs(draw_inputs(loaded(graph), draw=Draw(1))["d"]).min() > 0.2
+    assert np.abs(draw_inputs(loaded(graph.replace("y = ", "s = Sign(d) y = ")), draw=Draw(1))["d"]).min() > 0.2
     for guard in ("s = Max(d, x)", "r = Neg(y) z = Identity(y) s = Max(z, x)"):
         guarded = graph.replace("y)", "y, float[300] s)").replace("y = Div(x, d)", f"y = Div(x, d) {guard}")
-        assert (draw_inputs(parsed(guarded), draw=Draw(1))["d"] == 0).any()
+        assert (draw_inputs(loaded(guarded), draw=Draw(1))["d"] == 0).any()
 
 
 @pytest.mark.parametrize("between", ["a = Abs(w)", "n = Neg(w) a = Identity(n)", "b = Abs(w) a = Sqrt(b)"])
 def test_what_is_zero_where_an_input_is_is_a_divisor_too(between: str) -> None:
-    model = parsed(f"(float[3,50] x, float[3,50] w) => (float[3,50] y) {{ {between} y = Div(x, a) }}")
+    model = loaded(f"(float[3,50] x, float[3,50] w) => (float[3,50] y) {{ {between} y = Div(x, a) }}")
     assert np.abs(draw_inputs(model, draw=Draw(3, LARGE))["w"]).min() > 1
 
 
 def test_what_a_window_moves_is_a_divisor_too() -> None:
     nodes = "m = MaxPool<kernel_shape = [1, 1]>(x) y = Reciprocal(m)"
-    model = parsed(f"(float[1,3,9,9] x) => (float[1,3,9,9] y) {{ {nodes} }}")
+    model = loaded(f"(float[1,3,9,9] x) => (float[1,3,9,9] y) {{ {nodes} }}")
     assert np.abs(draw_inputs(model, draw=Draw(1))["x"]).min() > 0.2
 
 
 def test_indexes_sweep_their_table() -> None:
-    model = parsed("(int64[10] i) => (float[10, 3] y) <float[7, 3] table = " + TABLE + "> { y = Gather(table, i) }")
+    model = loaded("(int64[10] i) => (float[10, 3] y) <float[7, 3] table = " + TABLE + "> { y = Gather(table, i) }")
     first, second = (draw_inputs(model, swept={"i": n})["i"] for n in (0, 10))
     both = np.concatenate([first, second])
     assert all(set(both[n : n + 7]) == set(range(7)) for n in range(14))
@@ -282,11 +271,11 @@ def picture(folder: Path, name: str = "photo.png") -> Path:
 
 def test_an_image(tmp_path: Path) -> None:
     path = picture(tmp_path)
-    plain = given_inputs(path, parsed(IMAGE))["x"]
+    plain = given_inputs(path, loaded(IMAGE))["x"]
     assert (plain.shape, plain.dtype) == ((1, 3, 2, 4), np.dtype(np.float32))
     np.testing.assert_array_equal(plain[0, 0], np.arange(8).reshape(2, 4))
     image = Image(path, mean=(200, 90, 10), std=(2.0,), bgr=True)
-    array = given_inputs(image, parsed(IMAGE))["x"]
+    array = given_inputs(image, loaded(IMAGE))["x"]
     np.testing.assert_array_equal(array[0, 0], np.zeros((2, 4)))
     np.testing.assert_array_equal(array[0, 1], np.full((2, 4), 5))
     np.testing.assert_array_equal(array[0, 2], (np.arange(8).reshape(2, 4) - 10) / 2)
@@ -294,37 +283,37 @@ def test_an_image(tmp_path: Path) -> None:
 
 def test_images_in_other_layouts_and_sizes(tmp_path: Path) -> None:
     path = picture(tmp_path, "photo.jpg")
-    rows = given_inputs(path, parsed("(uint8[N, 6, 8, 3] x) => (uint8[N, 6, 8, 3] y) { y = Identity(x) }"))["x"]
+    rows = given_inputs(path, loaded("(uint8[N, 6, 8, 3] x) => (uint8[N, 6, 8, 3] y) { y = Identity(x) }"))["x"]
     assert (rows.shape, rows.dtype) == ((1, 6, 8, 3), np.dtype(np.uint8))
-    gray = given_inputs(path, parsed("(float[1, 1, H, W] x) => (float[1, 1, H, W] y) { y = Relu(x) }"))["x"]
+    gray = given_inputs(path, loaded("(float[1, 1, H, W] x) => (float[1, 1, H, W] y) { y = Relu(x) }"))["x"]
     assert gray.shape == (1, 1, 2, 4)
 
 
 def test_images_that_do_not_fit(tmp_path: Path) -> None:
     path = picture(tmp_path)
     with pytest.raises(UsageError, match="one input"):
-        given_inputs(path, parsed(TWO))
+        given_inputs(path, loaded(TWO))
     with pytest.raises(UsageError, match="mean is"):
-        given_inputs(Image(path, mean=(1.0, 2.0)), parsed(IMAGE))
+        given_inputs(Image(path, mean=(1.0, 2.0)), loaded(IMAGE))
     with pytest.raises(UsageError, match="std is"):
-        given_inputs(Image(path, std=(0.0,)), parsed(IMAGE))
+        given_inputs(Image(path, std=(0.0,)), loaded(IMAGE))
     broken = tmp_path / "broken.png"
     broken.write_bytes(path.read_bytes()[:40])
     with pytest.raises(UsageError, match="no image can be read"):
-        given_inputs(broken, parsed(IMAGE))
+        given_inputs(broken, loaded(IMAGE))
 
 
 def test_one_array(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.ones((1, 3, 2, 4), np.float32))
-    assert given_inputs(tmp_path / "x.npy", parsed(IMAGE))["x"].sum() == 24
+    assert given_inputs(tmp_path / "x.npy", loaded(IMAGE))["x"].sum() == 24
     with pytest.raises(UsageError, match="one array"):
-        given_inputs(tmp_path / "x.npy", parsed(TWO))
+        given_inputs(tmp_path / "x.npy", loaded(TWO))
 
 
 def test_ranges() -> None:
     draws = Wanted(seeds=2, ranges=((-1, 1), (5, 6))).draws(7)
     assert [(draw.seed, draw.between) for draw in draws] == [(7, (-1, 1)), (7, (5, 6)), (8, (-1, 1)), (8, (5, 6))]
-    array = draw_inputs(parsed(IMAGE), {"H": 50}, draw=draws[1])["x"]
+    array = draw_inputs(loaded(IMAGE), {"H": 50}, draw=draws[1])["x"]
     assert array.shape == (1, 3, 50, 4)
     assert 5 <= array.min() < 5.1 < 5.9 < array.max() <= 6
     assert str(draws[1]) == "seed 7, inputs from 5 to 6"

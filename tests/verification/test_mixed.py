@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.cli.main import main
@@ -13,19 +12,12 @@ from onnx2ncnn_opt.errors import UsageError, VerificationError
 from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.verification.mixed import mixed
+from testing.models import write_model
 
 
-def saved(folder: Path, nodes: list[onnx.NodeProto], shape: list[int], **constants: np.ndarray) -> tuple[Path, ...]:
+def saved(folder: Path, graph: str, **weights: Any) -> tuple[Path, ...]:
     """A model and its net, without masks."""
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    path = folder / "model.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+    path = write_model(folder, graph, **weights)
     files = lower(path, masks=False).save(folder / "net")
     return path, files.param, files.bin
 
@@ -34,16 +26,12 @@ def saved(folder: Path, nodes: list[onnx.NodeProto], shape: list[int], **constan
 def convolutions(tmp_path: Path) -> tuple[Path, ...]:
     """A 1x1 convolution, which costs little, and a 3x3 one, which costs a percent because of winograd."""
     rng = np.random.default_rng(0)
-    return saved(
-        tmp_path,
-        [
-            helper.make_node("Conv", ["x", "a"], ["h"], "small"),
-            helper.make_node("Conv", ["h", "b"], ["y"], "large", pads=[1, 1, 1, 1]),
-        ],
-        [1, 32, 18, 18],
-        a=(rng.standard_normal((32, 32, 1, 1)) / 6).astype(np.float32),
-        b=(rng.standard_normal((32, 32, 3, 3)) / 17).astype(np.float32),
+    graph = (
+        "(float[1, 32, 18, 18] x) => (float[A, B, C, D] y)"
+        "{ [small] h = Conv(x, a) [large] y = Conv<pads = [1, 1, 1, 1]>(h, b) }"
     )
+    a = (rng.standard_normal((32, 32, 1, 1)) / 6).astype(np.float32)
+    return saved(tmp_path, graph, a=a, b=(rng.standard_normal((32, 32, 3, 3)) / 17).astype(np.float32))
 
 
 def test_the_mildest_mask_on_the_layer_that_costs_most(convolutions: tuple[Path, ...]) -> None:
@@ -69,29 +57,19 @@ def test_a_budget_that_no_masks_keep(convolutions: tuple[Path, ...]) -> None:
 
 
 def test_numbers_that_are_too_large(tmp_path: Path) -> None:
-    files = saved(
-        tmp_path,
-        [
-            helper.make_node("Mul", ["x", "k"], ["m"], "mul"),
-            helper.make_node("Exp", ["x"], ["e"], "exp"),
-            helper.make_node("Mul", ["m", "m"], ["s"], "square"),
-            helper.make_node("Add", ["s", "one"], ["t"], "more"),
-            helper.make_node("Sqrt", ["t"], ["r"], "root"),
-            helper.make_node("Add", ["r", "e"], ["y"], "sum"),
-        ],
-        [1, 4, 8],
-        k=np.array(500, np.float32),
-        one=np.array(1, np.float32),
+    graph = (
+        "(float[1, 4, 8] x) => (float[1, 4, 8] y) <float k = {500}, float one = {1}> { [mul] m = Mul(x, k) "
+        "[exp] e = Exp(x) [square] s = Mul(m, m) [more] t = Add(s, one) [root] r = Sqrt(t) [sum] y = Add(r, e) }"
     )
+    files = saved(tmp_path, graph)
     result = mixed(*files)
     assert np.isnan(result.before)
     assert result.after < 1e-2
-    assert {chosen.mask.layer: chosen.mask.features for chosen in result.chosen} == dict.fromkeys(
-        ["square", "more", "root"], FP32
-    )
+    masks = {chosen.mask.layer: chosen.mask.features for chosen in result.chosen}
+    assert masks == dict.fromkeys(["square", "more", "root"], FP32)
 
 
-def test_a_net_that_is_wrong_in_fp32_is_told(convolutions: tuple[Path, ...], tmp_path: Path) -> None:
+def test_a_net_that_is_wrong_in_fp32_is_told(convolutions: tuple[Path, ...]) -> None:
     model, param, bin = convolutions
     data = np.fromfile(bin, np.float32)
     data[10] += 1

@@ -7,8 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
+from testing import present
 from testing.exports import ROOT, refilled
 from testing.faults import BROKEN, Campaign, models
+
+DETECTOR = ("detector.ts", refilled(ROOT / "fixtures" / "models" / "detector.ts.onnx"))
 
 
 def test_serious_faults_are_caught(worker: NcnnWorker) -> None:
@@ -20,19 +23,15 @@ def test_serious_faults_are_caught(worker: NcnnWorker) -> None:
 
 
 def test_the_faulty_layer_is_named(worker: NcnnWorker) -> None:
-    nets = [("detector.ts", refilled(ROOT / "fixtures" / "models" / "detector.ts.onnx"))]
-    planted = list(Campaign(worker, seed=2, most=6, bisects=True).run(nets))
+    planted = list(Campaign(worker, seed=2, most=6, bisects=True).run([DETECTOR]))
     caught = [fault for fault in planted if fault.outcome == "caught"]
     assert len(caught) >= 4
     assert {fault.named for fault in caught} <= {"named", "one of several"}
 
 
 def test_a_fault_of_the_file_is_named(worker: NcnnWorker, tmp_path: Path) -> None:
-    nets = [("detector.ts", refilled(ROOT / "fixtures" / "models" / "detector.ts.onnx"))]
     campaign = Campaign(worker, bisects=True)
-    subject = campaign.subject(*nets[0], tmp_path)
-    assert subject is not None
+    subject = present(campaign.subject(*DETECTOR, tmp_path))
     for kind in BROKEN:
-        planted = campaign.fault(subject, tmp_path, kind, 0, np.random.default_rng(1))
-        assert planted is not None
+        planted = present(campaign.fault(subject, tmp_path, kind, 0, np.random.default_rng(1)))
         assert (planted.outcome, planted.named) == ("caught", "named")

@@ -3,22 +3,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx.parser
+import onnx
 import pytest
 
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.verification.rounding import Rounding
-
-
-def parsed(graph: str, opset: int = 18) -> bytes:
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> g {graph}')
-    return bytes(model.SerializeToString())
+from testing.models import parsed, serialized
 
 
 def spread(graph: str, x: Array) -> Array:
-    model = parsed(graph)
+    model = serialized(graph)
     reference = OrtRunner(model).run({"x": x})
     return Rounding(model, (), {}).spread({"x": x}, reference)["y"]
 
@@ -51,20 +47,23 @@ def test_what_may_be_infinite_moves_without_bounds() -> None:
 
 @pytest.mark.parametrize("opset", [7, 9, 10, 11, 13, 22, 23])
 def test_errors_of_any_opset(opset: int) -> None:
-    model, x = parsed("(float[2] x) => (float[2] y) { b = Exp(x) y = Log(b) }", opset), np.array([1, 2], np.float32)
+    model, x = serialized("(float[2] x) => (float[2] y) { b = Exp(x) y = Log(b) }", opset), np.array([1, 2], np.float32)
     rounding = Rounding(model, (), {})
     assert (rounding.spread({"x": x}, {"y": x})["y"] > 1e-7).all()
     assert not rounding.unmoved
 
 
 def test_why_no_errors_move_a_model() -> None:
-    rounding, x = Rounding(parsed("(float[2] x) => (float[2] y) { y = Older(x) }", 9), (), {}), np.ones(2, np.float32)
+    rounding, x = (
+        Rounding(serialized("(float[2] x) => (float[2] y) { y = Older(x) }", 9), (), {}),
+        np.ones(2, np.float32),
+    )
     assert not rounding.spread({"x": x}, {"y": np.exp(x)})["y"].any()
     assert "opset 9" in rounding.unmoved
 
 
 def test_names_that_are_numbers() -> None:
-    proto = onnx.ModelProto.FromString(parsed("(float[2] x) => (float[2] y) { b = Exp(x) y = Log(b) }"))
+    proto = parsed("(float[2] x) => (float[2] y) { b = Exp(x) y = Log(b) }")
     proto.graph.output[0].name = proto.graph.node[1].output[0] = "5"
     x = np.array([1, 2], np.float32)
     moved = Rounding(proto.SerializeToString(), (), {}).spread({"x": x}, {"5": x})["5"]
@@ -86,13 +85,12 @@ def test_names_that_are_numbers() -> None:
 )
 def test_right_nets_at_the_ends_of_float32(nodes: str, size: int) -> None:
     graph = f"(float[1,{size}] x) => (float[M,N] y) <float one = {{1}}, int64 axis = {{1}}> {{ {nodes} }}"
-    conversion = lower(parsed(graph))
-    assert [row.message for row in conversion.verify().rows if row.status != "ok"] == []
+    assert [row.message for row in lower(parsed(graph)).verify().rows if row.status != "ok"] == []
 
 
 def test_what_overflows_is_resolved_only_by_numbers_that_are_right() -> None:
     x = np.array([-20, -2, 100], np.float32)
-    model = parsed("(float[3] x) => (float[3] y) { a = Sigmoid(x) y = Log(a) }")
+    model = serialized("(float[3] x) => (float[3] y) { a = Sigmoid(x) y = Log(a) }")
     feeds, rounding = {"x": x}, Rounding(model, (), {})
     reference = OrtRunner(model).run(feeds)["y"]
     assert np.isneginf(reference[0])
@@ -103,13 +101,10 @@ def test_what_overflows_is_resolved_only_by_numbers_that_are_right() -> None:
 
 def test_a_file_and_its_bytes_have_the_same_errors(tmp_path: Path) -> None:
     """ONNX Runtime adds up sums in another order where it copies weights into another layout."""
-    model = onnx.ModelProto.FromString(
-        parsed("(float[100, 1, 16] x) => (float[A, B, C, D] y) { y = GRU<hidden_size = 16>(x, w, r) }")
-    )
     rng = np.random.default_rng(0)
-    for name in ("w", "r"):
-        array = rng.standard_normal((1, 48, 16)).astype(np.float32)
-        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    w, r = rng.standard_normal((2, 1, 48, 16)).astype(np.float32)
+    graph = "(float[100, 1, 16] x) => (float[A, B, C, D] y) { y = GRU<hidden_size = 16>(x, w, r) }"
+    model = parsed(graph, w=w, r=r)
     onnx.save(model, tmp_path / "m.onnx")
     feeds = {"x": rng.standard_normal((100, 1, 16)).astype(np.float32)}
     found = []

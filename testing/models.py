@@ -1,0 +1,31 @@
+"""Models from ONNX's text form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+from onnx import numpy_helper
+
+
+def parsed(graph: str, opset: int = 18, **weights: Any) -> onnx.ModelProto:
+    """Return the model of a graph without its name, and perhaps functions; weights become initializers."""
+    domains = [f', "{name}": 1' for name in ("com.microsoft", "made.up") if name in graph]
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}{"".join(domains)}]> g {graph}')
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items())
+    return model
+
+
+def serialized(graph: str, opset: int = 18, **weights: Any) -> bytes:
+    """Return `parsed` as bytes."""
+    return bytes(parsed(graph, opset, **weights).SerializeToString())
+
+
+def write_model(folder: Path, graph: str, name: str = "model.onnx", opset: int = 18, **weights: Any) -> Path:
+    """Write `parsed` to a file of a folder, which need not exist."""
+    folder.mkdir(parents=True, exist_ok=True)
+    onnx.save(parsed(graph, opset, **weights), folder / name)
+    return folder / name
