@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from testing.random_cnn import CnnBuilder, Step
 
 from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.passes import PASSES, run
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
+from testing.random_layers import RandomNet
 from tests.passes.test_fixtures import applied, compute
 
 # Every folded layer rounds anew; nets of 16 layers whose values stay near 1 amplify that by far less than this.
@@ -31,20 +31,13 @@ def check_outputs_stay(build: Callable[[], Graph], folder: Path, worker: NcnnWor
     run(graph, check=True)
     assert [blob.name for blob in graph.outputs] == [blob.name for blob in before.outputs]
     for name, actual in compute(graph, feeds, folder / "net", worker).items():
-        assert actual.shape == expected[name].shape
-        error = np.abs(actual - expected[name]).max()
-        assert error <= _TOLERANCE * max(1.0, float(np.abs(expected[name]).max())), name
+        # Averages of windows that are padding alone are NaN.
+        allowed = _TOLERANCE * max(1.0, float(np.nanmax(np.abs(expected[name]), initial=0.0)))
+        np.testing.assert_allclose(actual, expected[name], rtol=0, atol=allowed, err_msg=name, strict=True)
     assert not applied(graph, PASSES)
 
 
-_numbers = st.integers(0, 15)
-
-
 @settings(SETTINGS, max_examples=150)
-@given(
-    steps=st.lists(st.tuples(st.integers(0, 19), _numbers, _numbers), min_size=1, max_size=14),
-    outputs=st.lists(_numbers, max_size=2),
-    seed=st.integers(0, 1000),
-)
-def test_outputs_stay(steps: list[Step], outputs: list[int], seed: int, tmp_path: Path, worker: NcnnWorker) -> None:
-    check_outputs_stay(lambda: CnnBuilder(seed).build(steps, outputs), tmp_path, worker)
+@given(seed=st.integers(0, 2**32))
+def test_outputs_stay(seed: int, tmp_path: Path, worker: NcnnWorker) -> None:
+    check_outputs_stay(lambda: RandomNet(seed, cnn=True).graph, tmp_path, worker)

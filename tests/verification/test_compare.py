@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.verification.latency import in_turns
-from onnx2ncnn_opt.verification.tolerance import Array, Difference, Tolerance, compare
+from onnx2ncnn_opt.verification.tolerance import Difference, Tolerance, compare
 
 B = np.array([[1.0, -20.0], [3.0, 4.0]], np.float32)
 
