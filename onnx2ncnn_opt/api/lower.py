@@ -23,9 +23,10 @@ from onnx2ncnn_opt.finish import finish, require_release
 from onnx2ncnn_opt.ir.dim import Dim, Shape
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release, least_release
+from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.manifest import Bound, Entry, Image, LayerCount, Manifest, Masked, Source, file_hash
 from onnx2ncnn_opt.onnx.custom import CustomOp, parse_custom
-from onnx2ncnn_opt.onnx.importer import Port, import_model
+from onnx2ncnn_opt.onnx.importer import Imported, Port, import_model
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
@@ -38,6 +39,7 @@ from onnx2ncnn_opt.preprocessing import parse_image, take_pixels
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.rewrite.events import Event, Rewritten
 from onnx2ncnn_opt.rewrite.prove_masks import Mask, added_inputs, put_masks
+from onnx2ncnn_opt.rewrite.rule import Pass
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.version import __version__
 
@@ -277,26 +279,25 @@ def lower(  # noqa: PLR0913
     masks: bool = True,
     images: Mapping[str, Image | str] | None = None,
 ) -> Conversion:
-    """Lower an ONNX model to an ncnn graph, and run the passes. Nothing is run.
+    """Lower an ONNX model to an ncnn graph, and run the passes; neither the model nor the net runs.
 
-    `model` is a path, bytes, onnx.ModelProto, onnx_ir.Model or torch.onnx.ONNXProgram; or, where torch is installed, a
-    path of a .pt2 file, a torch.export.ExportedProgram, or a torch.nn.Module with example `inputs` (in order or by
-    name) and perhaps `dynamic_shapes`, as torch.export.export takes them. `shapes` binds the sizes of inputs by name: a
-    number, a name (equal names are equal sizes), a sum of names such as "P+S", or None for the model's own; dynamic
-    dimensions that stay are dynamic in the net too. `values` binds whole inputs to a number, bool or array, which
-    become constants: {"sr": 16000}. `outputs` are values to convert up to, instead of the model's outputs. `batch_axes`
-    says for inputs by name which axis is the Mat's batch count, None for none. `skip` names passes to leave out,
-    `limit` stops after so many rewrites. `release` (YYYYMMDD) is the oldest ncnn that has to run the net. `storage`
-    "fp16" or "bf16" stores weights in 16 bits where they survive it. `custom` names operators that become layers of
-    their own, like "my.domain::MyOp=MyLayer:alpha,beta" (see docs/plugins.md). `masks` gives feature masks to layers
-    that fp16 is certainly not enough for; `Conversion.estimated` finds the others. `images` are inputs by name that the
-    net is to take as pixels of 0..255, with the arithmetic that the model expects: an `Image`, or text such as
-    "mean=123.7,116.3,103.5:std=58.4,57.1,57.4:bgr".
+    `model` is a path, bytes, onnx.ModelProto, onnx_ir.Model or torch.onnx.ONNXProgram. Where torch is installed, it may
+    also be a path of a .pt2 file, an ExportedProgram, or a torch.nn.Module with example `inputs` (in order or by name)
+    and perhaps `dynamic_shapes`, as torch.export.export takes them.
+
+    `shapes` binds the sizes of inputs by name: a number, a name (equal names are equal sizes), a sum of names such as
+    "P+S", or None for the model's own. `values` binds whole inputs to constants: {"sr": 16000}. `outputs` are values to
+    convert up to. `batch_axes` is the axis of each input that becomes the Mat's batch count, None for none. `skip`
+    names passes to leave out; `limit` is the most rewrites. `release` (YYYYMMDD) is the oldest ncnn that runs the net.
+    `storage` "fp16" or "bf16" stores weights in 16 bits where they survive it. `custom` operators become layers, like
+    "my.domain::MyOp=MyLayer:alpha,beta" (docs/plugins.md). `masks` gives feature masks to layers that fp16 certainly
+    breaks; `Conversion.estimated` finds others. `images` are inputs that take pixels of 0..255, each with the model's
+    arithmetic: an `Image`, or text such as "mean=123.7,116.3,103.5:std=58.4,57.1,57.4:bgr".
 
     Raises:
         ModelError: the model is broken or unsafe to open.
         UnsupportedError: ncnn cannot express some nodes; it names all of them.
-        UsageError: `shapes`, `values`, `outputs`, `batch_axes`, `skip`, `storage`, `custom` or `images` do not fit.
+        UsageError: an option does not fit.
     """
     check_options(shapes=shapes, values=values, outputs=outputs, batch_axes=batch_axes, skip=skip, limit=limit)
     check_options(images=images)
@@ -305,42 +306,55 @@ def lower(  # noqa: PLR0913
     chosen = entry_points.select(skip=skip)
     check_release(release)
     encoding = encoding_of(storage, release)
-    requested = parse_custom(custom)
+    wanted = {name: parse_image(name, image) for name, image in (images or {}).items()}
+    source, loaded, imported = _imported(
+        model, inputs, dynamic_shapes, batch_axes, parse_custom(custom), shapes=shapes, values=values, outputs=outputs
+    )
+    conversion = Conversion(loaded, source, imported.graph, imported.inputs, imported.outputs, (), 0, tuple(outputs))
+    conversion = replace(conversion, release=release, custom=imported.custom, minimum=imported.minimum, images=wanted)
+    take_pixels(imported, wanted)
+    return _optimised(conversion, chosen if optimize else (), limit, encoding, masks)
+
+
+def _imported(
+    model: Any,
+    inputs: Sequence[Any] | Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+    batch_axes: Mapping[str, int | None] | None,
+    custom: Sequence[CustomOp],
+    **bindings: Any,
+) -> tuple[Any, LoadedModel, Imported]:
+    """Return the model's ONNX source, the loaded model and its graph."""
     entry_points.installed_ops()
     announce("reading the model")
     source = exported(model, inputs, dynamic_shapes)
-    opaque = {(op.domain, op.name) for op in requested}
-    loaded = load_model(source, shapes=shapes, values=values, outputs=outputs, opaque=opaque)
+    loaded = load_model(source, opaque={(op.domain, op.name) for op in custom}, **bindings)
     if source is not model and isinstance(model, (str, os.PathLike)):
         sha256 = file_hash(Path(model))
         loaded = replace(loaded, digest=lambda: sha256)
     announce("making layers of the operators")
-    imported = import_model(loaded, batch_axes=batch_axes, types=entry_points.layer_types(), custom=requested)
-    wanted = {name: parse_image(name, image) for name, image in (images or {}).items()}
-    take_pixels(imported, wanted)
-    before = count_layers(imported.graph)
-    events = passes.run(imported.graph, chosen, limit=limit, release=release) if optimize else []
-    require_release(imported.graph, release)
+    types = entry_points.layer_types()
+    return source, loaded, import_model(loaded, batch_axes=batch_axes, types=types, custom=custom)
+
+
+def _optimised(
+    conversion: Conversion, chosen: Sequence[Pass], limit: int | None, encoding: Encoding | None, masks: bool
+) -> Conversion:
+    """Run passes on an imported graph, and finish it."""
+    graph, before = conversion.graph, count_layers(conversion.graph)
+    events = passes.run(graph, chosen, limit=limit, release=conversion.release)
+    require_release(graph, conversion.release)
     # A pass may put another blob in an output's place, but keeps their order.
-    ports = zip(imported.outputs, imported.graph.outputs, strict=True)
-    results = tuple(port._replace(blob=blob) for port, blob in ports)
-    integers = {port.blob for port in (*imported.inputs, *results) if not is_float(port.dtype)}
-    finished = finish(imported.graph, encoding=encoding, masks=masks, integers=integers)
-    return Conversion(
-        model=loaded,
-        source=source,
-        graph=imported.graph,
-        inputs=imported.inputs,
-        outputs=results,
+    outputs = tuple(port._replace(blob=blob) for port, blob in zip(conversion.outputs, graph.outputs, strict=True))
+    integers = {port.blob for port in (*conversion.inputs, *outputs) if not is_float(port.dtype)}
+    finished = finish(graph, encoding=encoding, masks=masks, integers=integers)
+    return replace(
+        conversion,
+        outputs=outputs,
         events=tuple(events),
         layers_before=before,
-        cut=tuple(outputs),
-        release=release,
         storage=finished.storage,
-        custom=imported.custom,
         masks=finished.masks,
-        minimum=imported.minimum,
-        images=wanted,
     )
 
 
