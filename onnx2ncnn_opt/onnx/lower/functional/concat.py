@@ -66,7 +66,8 @@ def unstacked(im: ImportContext, x: Value, axis: int) -> tuple[Value, ...]:
     """Return the slices of a tensor along an axis whose size is fixed, without the axis."""
     if isinstance(x, Constant):
         return tuple(Constant(x.array.take(i, axis)) for i in range(x.array.shape[axis]))
-    return tuple(squeeze(im, im.tensor(part), (axis,)) for part in split(im, x, axis, (1,) * known(x.shape)[axis]))
+    [size] = known([x.shape[axis]])
+    return tuple(squeeze(im, im.tensor(part), (axis,)) for part in split(im, x, axis, (1,) * size))
 
 
 def joined(im: ImportContext, xs: Sequence[Value], axis: int) -> Value:

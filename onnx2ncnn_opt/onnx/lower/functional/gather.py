@@ -243,8 +243,7 @@ def _take(im: ImportContext, data: Tensor, indices: list[Array], shape: Shape) -
     # Axes along which nothing changes are repeated at the end.
     changes = [(targets != targets.take([0], axis)).any() for axis in range(targets.ndim)]
     few = targets[tuple(slice(None if change else 1) for change in changes)]
-    runs = _runs(few)
-    lines = _lines(indices)
+    runs, lines = _runs(few), _lines(indices)
     if lines is not None and sum(map(_runs, lines)) < runs:
         for axis, line in enumerate(lines):
             data = pick(im, data, axis, line)

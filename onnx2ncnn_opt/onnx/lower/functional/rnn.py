@@ -139,7 +139,7 @@ class Unrolled:
     def _products(self, state: Value, direction: int) -> list[Value | None]:
         """Return a state times each gate's matrix; None for a state of zeros."""
         product = _product(self.im, state, _part(self.im, self.r, direction))
-        return [None] * (known(self.r.shape)[1] // self.hidden) if product is None else [*self._parts(product)]
+        return [None] * (known(self.r.shape[1:])[0] // self.hidden) if product is None else [*self._parts(product)]
 
     def _parts(self, x: Value, axis: int = -1) -> list[Value]:
         """Return an axis in parts of the size of a state."""
