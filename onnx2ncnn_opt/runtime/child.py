@@ -223,12 +223,11 @@ class Child:
                     os.killpg(self.process.pid, kill)
                 else:
                     self.process.kill()
-            except ProcessLookupError:
-                return
-            try:
                 self.process.wait(_PATIENCE)
             except subprocess.TimeoutExpired:
                 continue
+            except ProcessLookupError:
+                pass
             return
 
     def _ended(self, end: Exception) -> tuple[str, str]:
