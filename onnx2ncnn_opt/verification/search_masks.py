@@ -152,13 +152,11 @@ def find_masks(
     The estimators are of one net on ordinary inputs first, and then on larger ones; `integers` are outputs. The layers
     keep the masks that they had: `put_masks` puts these on them. Raises RunError if ncnn cannot run the net.
     """
-    found, judges, precisions = _Found(), list[MaskJudge](), list[Precision]()
+    found, precisions = _Found(), list[Precision]()
     with restored_masks(estimators[0].graph):
-        for estimator in estimators:
-            judges.append(MaskJudge(estimator))
-            _mask_large(judges[-1], found, 1.0 if judges[1:] else INPUT_MARGIN)
-        # Later: a layer whose arithmetic has a mask already does not show that winograd overflows with large inputs.
-        for judge in judges:
+        # All of them first: a layer whose arithmetic has a mask does not show that winograd overflows.
+        for judge in [MaskJudge(estimator) for estimator in estimators]:
+            _mask_large(judge, found, 1.0 if precisions else INPUT_MARGIN)
             error, accepted = _mask_errors(judge, found, budget)
             differ = bool(integers) and judge.integers_differ(judge.run(), integers)
             precisions.append(Precision(error, accepted, differ))

@@ -189,7 +189,6 @@ def test_masks_for_errors_do_not_hide_that_winograd_overflows_with_large_inputs(
     assert any(not mask.features & Feature.NO_WINOGRAD for mask in found.values())
     assert len(large) == 10
     assert all(mask.features & Feature.NO_WINOGRAD for mask in large.values())
-    assert not any("errors of" in mask.reason for mask in large.values())
 
 
 def test_a_net_that_fails_is_told() -> None:
