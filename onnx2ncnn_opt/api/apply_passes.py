@@ -276,15 +276,15 @@ def apply_passes(  # noqa: PLR0913
 ) -> Optimized:
     """Read a net, text or binary, and run the passes on it. Nothing is run or written.
 
-    `shapes` are the sizes of inputs by blob name, outermost first, perhaps after a batch of 1; by default those that
-    the Input layers state, or that pnnx has written into NAME_ncnn.py or NAME.pnnx.param next to NAME.ncnn.param. The
-    verification and all computations use them, but the net may be fed others: passes may rely on all sizes only with
-    `fixed_shapes`. `only` and `skip` choose passes, `limit` stops after so many rewrites. `start` and `end` are blobs
-    between which to cut a subnet out. `storage` "fp16" or "bf16" stores weights in 16 bits if they survive it; without
-    it only weights that passes have computed from such weights alone get 16 bits. `shape_hints` writes the shapes into
-    the layers (parameter 30), which then hold for no others on a GPU. `custom` declares layers that ncnn does not have,
-    see `ir.custom.custom_layer`. `release` (YYYYMMDD) is the oldest ncnn that has to run the result. `masks` gives
-    feature masks to layers for which fp16 is certainly not enough; `Optimized.estimated` finds the others.
+    `shapes` are the sizes of inputs by blob name, outermost first, perhaps after a batch of 1; by default those in the
+    Input layers, or those that pnnx has written into NAME_ncnn.py or NAME.pnnx.param next to NAME.ncnn.param. Only with
+    `fixed_shapes` may passes rely on all of them; otherwise the net also takes others. `only` and `skip` choose passes,
+    `limit` is the most rewrites. `start` and `end` are blobs between which to cut a subnet out. `storage` "fp16" or
+    "bf16" stores weights in 16 bits if they survive it; without it only weights computed from 16-bit weights get 16
+    bits. `shape_hints` writes the shapes into the layers (parameter 30), which then hold for no others on a GPU.
+    `custom` declares layers that ncnn does not have (`ir.custom.custom_layer`). `release` (YYYYMMDD) is the oldest ncnn
+    that runs the result. `masks` gives feature masks to layers that fp16 certainly breaks; `Optimized.estimated` finds
+    the others.
 
     Raises:
         ParamError, BinError: the files are broken, or have weights of undeclared custom layers.
@@ -298,54 +298,65 @@ def apply_passes(  # noqa: PLR0913
     check_release(release)
     encoding = encoding_of(storage, release)
     announce("reading the net")
-    net = read_net(param, bin, types)
-    graph = net.graph
-    producers = {blob: name for name, blob in reversed(list(net.names.items()))}
-    boxes = {layer: tuple(producers[blob] for blob in layer.inputs) for layer in graph if layer.type in DETECTORS}
-    beside = {} if start or end else shapes_of_pnnx(Path(param), graph, shapes or {})
-    given = {**beside, **(shapes or {})}
-    sizes = bound_shapes(graph, given, partial=bool(start))
-    batched = [] if start or end else without_batches(graph, sizes, given)
-    files = _names_in_file(net)
-    if start or end:
-        starts, ends = (_find(net, names, option) for names, option in ((start, "--start"), (end, "--end")))
-        # A start replaces the tensor for all that use it, so that is what the original is fed, not one Split's top.
-        files |= {name: name for name in ends} | {name: producers[blob] for name, blob in starts.items()}
-        sizes = _cut_out(graph, starts, ends, sizes, shapes or {})
-    before = count_layers(graph)
-    misfit = infer_shapes(graph, sizes)
-    memory = peak_memory(graph)
+    net = _with_shapes(read_net(param, bin, types), NetFiles(Path(param), Path(bin)), shapes or {}, start, end)
+    graph, sizes = net.graph, net.shapes
     events = _run_passes(graph, chosen, None if fixed_shapes else sizes, limit, release)
     drop_unused(graph)
     infer_shapes(graph, sizes)
-    exchanged = lower_peak(graph)
-    masked = any(layer["featmask"] & _PRECISION for layer in graph)
+    net = replace(net, events=tuple(events), exchanged=len(lower_peak(graph)), _is_masked=_has_masks(graph))
     if not fixed_shapes:
         open_shapes(graph, sizes)
     finished = finish(graph, encoding=encoding, keeps_storage=True, masks=masks)
     infer_shapes(graph, sizes)
     if shape_hints:
         add_hints(graph)
+    layers, memory = (net.layers[0], finished.layers), (net.memory[0], peak_memory(graph))
+    return replace(net, layers=layers, memory=memory, storage=finished.storage, masks=finished.masks)
+
+
+def _has_masks(graph: Graph) -> bool:
+    return any(layer["featmask"] & _PRECISION for layer in graph)
+
+
+def _with_shapes(
+    net: ParsedNet, files: NetFiles, shapes: Mapping[str, Sequence[int]], start: Sequence[str], end: Sequence[str]
+) -> Optimized:
+    """Give a net its shapes, cut it, and return it as if no pass had anything to do."""
+    graph, is_cut = net.graph, bool(start or end)
+    producers = {blob: name for name, blob in reversed(list(net.names.items()))}
+    boxes = {layer: tuple(producers[blob] for blob in layer.inputs) for layer in graph if layer.type in DETECTORS}
+    beside = {} if is_cut else shapes_of_pnnx(files.param, graph, shapes)
+    given = {**beside, **shapes}
+    sizes = bound_shapes(graph, given, partial=bool(start))
+    batched = [] if is_cut else without_batches(graph, sizes, given)
+    names = {blob.name: blob.name for blob in (*graph.inputs, *graph.outputs)}
+    if is_cut:
+        starts, ends = (_find(net, *wanted) for wanted in ((start, "--start"), (end, "--end")))
+        # A start replaces the tensor for all that use it, so that is what the original is fed, not one Split's top.
+        names |= {name: name for name in ends} | {name: producers[blob] for name, blob in starts.items()}
+        sizes = _cut_out(graph, starts, ends, sizes, shapes)
+    count = count_layers(graph)
+    misfit = infer_shapes(graph, sizes)
+    memory = peak_memory(graph)
     return Optimized(
-        source=NetFiles(Path(param), Path(bin)),
+        source=files,
         graph=graph,
-        events=tuple(events),
-        layers=(before, finished.layers),
-        memory=(memory, peak_memory(graph)),
-        storage=finished.storage,
-        exchanged=len(exchanged),
+        events=(),
+        layers=(count, count),
+        memory=(memory, memory),
+        storage=None,
+        exchanged=0,
         dropped_splits=net.dropped_splits,
         unread_layers=net.unread_layers,
         trailing_bytes=net.trailing_bytes,
         misfit=misfit,
         is_binary=net.is_binary,
         shapes=sizes,
-        notes=(*shape_notes(graph, sizes, beside, batched, Path(param)),),
-        _blobs=files,
-        masks=finished.masks,
-        _is_masked=masked,
+        notes=(*shape_notes(graph, sizes, beside, batched, files.param),),
+        _blobs=names,
         _boxes=boxes,
-        _is_cut=bool(start or end),
+        _is_cut=is_cut,
+        _is_masked=False,
     )
 
 
@@ -404,8 +415,3 @@ def _find(net: ParsedNet, names: Sequence[str], option: str) -> dict[str, Blob]:
         if name not in net.names:
             raise UsageError(f"{option} {name}: the net has no blob of that name")
     return {name: net.names[name] for name in names}
-
-
-def _names_in_file(net: ParsedNet) -> dict[str, str]:
-    """Return the names of inputs and outputs in the file, by their names in the graph."""
-    return {blob.name: blob.name for blob in (*net.graph.inputs, *net.graph.outputs)}

@@ -51,15 +51,9 @@ def convert(  # noqa: PLR0913
     `prefix`, and verify them. A net that fails verification is not written, unless `keep_failed`: `report` of the
     result says why, and `save` raises. 5. Find the cost of dynamic dimensions, and with `benchmark` the latency.
 
-    `shapes`, `values` and `outputs` are for the conversion and its verification. Without a `verification` nothing is
-    run, and steps 1, 3 and 4 are left out. `worker` is an ncnn process to use again.
-
-    Raises:
-        ModelError: the model is broken or unsafe to open.
-        UnsupportedError: ncnn cannot express some nodes; it names all of them.
-        UsageError: an option does not fit.
-        RunError: ONNX Runtime does not take the model or the inputs.
-        VerificationError: there is nothing to compare the net with.
+    Without a `verification` nothing runs: steps 1, 3 and the second half of 4 are left out. `worker` is an ncnn process
+    to use again. Raises the errors of `lower`, RunError if ONNX Runtime does not take the model or the inputs, and VerificationError
+    if there is nothing to compare the net with.
     """
     options: dict[str, Any] = {
         "values": values,
@@ -75,15 +69,9 @@ def convert(  # noqa: PLR0913
     }
     if custom and verification is not None:
         raise UsageError(f"custom operators need a conversion without verification: {NOT_RUN}")
-    equal: tuple[tuple[str, ...], ...] = ()
-    if verification is not None and not pytorch_kind(model):  # torch.export says which sizes are equal
-        from onnx2ncnn_opt.verification.equal_sizes import equal_sizes
-
-        announce("looking for equal sizes")
-        tied = equal_sizes(reference(model), shapes=shapes, values=values, outputs=outputs)
-        shapes, equal = tied.shapes, tied.names
-    conversion = lower(model, inputs=inputs, dynamic_shapes=dynamic_shapes, shapes=shapes, **options)
-    conversion = replace(conversion, equal=equal)
+    shapes, equal = _tied(model, shapes, values, outputs) if verification is not None else (shapes, ())
+    lowered = lower(model, inputs=inputs, dynamic_shapes=dynamic_shapes, shapes=shapes, **options)
+    conversion = replace(lowered, equal=equal)
     if verification is not None:
         announce("estimating what fp16 does to the net")
         with suppress(RunError):  # verification will say why
@@ -94,6 +82,19 @@ def convert(  # noqa: PLR0913
     announce("looking for the cost of dynamic dimensions")
     ran_at = conversion.report.sizes[0] if conversion.report else None
     return replace(conversion, cost=tuple(cost_of_dynamic(conversion, ran_at=ran_at, **options)))
+
+
+def _tied(
+    model: Any, shapes: GivenShapes | None, values: Mapping[str, Any] | None, outputs: Sequence[str]
+) -> tuple[GivenShapes | None, tuple[tuple[str, ...], ...]]:
+    """Return the shapes with one name for dimensions that have to be equal, and the names that were several."""
+    if pytorch_kind(model):  # torch.export says which sizes are equal
+        return shapes, ()
+    from onnx2ncnn_opt.verification.equal_sizes import equal_sizes
+
+    announce("looking for equal sizes")
+    tied = equal_sizes(reference(model), shapes=shapes, values=values, outputs=outputs)
+    return tied.shapes, tied.names
 
 
 def _verified(
