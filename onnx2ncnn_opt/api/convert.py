@@ -52,8 +52,8 @@ def convert(  # noqa: PLR0913
     result says why, and `save` raises. 5. Find the cost of dynamic dimensions, and with `benchmark` the latency.
 
     Without a `verification` nothing runs: steps 1, 3 and the second half of 4 are left out. `worker` is an ncnn process
-    to use again. Raises the errors of `lower`, RunError if ONNX Runtime does not take the model or the inputs, and VerificationError
-    if there is nothing to compare the net with.
+    to use again. Raises the errors of `lower`, RunError if ONNX Runtime does not take the model or the inputs, and
+    VerificationError if there is nothing to compare the net with.
     """
     options: dict[str, Any] = {
         "values": values,
