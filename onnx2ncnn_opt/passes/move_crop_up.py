@@ -41,6 +41,7 @@ def _norm(layer: Layer, axis: int) -> _Operands:
 
 def _product(layer: Layer, axis: int) -> _Operands:
     known_shape(layer.input, 2)
+    known_shape(layer.output, 2)  # an InnerProduct flattens a matrix whose rows are not as long as its weights
     require(axis == 0, f"'{layer.name}' computes every column from all of them")
     if layer.type == "Gemm":
         linear_of(layer)
