@@ -120,16 +120,23 @@ def _remainder(fmod: int, kind: np.dtype[np.generic], shape: Shape, a: Any, b: A
     return a - (exact_div(a, b) or a // b) * b
 
 
-def _extreme(function: Callable[[Dim, Dim], Dim]) -> Any:
-    def compute(kind: np.dtype[np.generic], shape: Shape, *cells: Any) -> Any:
-        return reduce(lambda a, b: function(*whole(a, b)) if is_open(a, b) else function(a, b), cells)
+def _extreme(of_sizes: Callable[[Dim, Dim], Dim], of_numbers: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def compute(a: Any, b: Any) -> Any:
+        return of_sizes(*whole(a, b)) if is_open(a, b) else plain(of_numbers(a, b))
 
-    return _elementwise(compute)
+    return compute
+
+
+_larger, _smaller = _extreme(larger, np.maximum), _extreme(smaller, np.minimum)
+
+
+def _of_all(function: Callable[[Any, Any], Any]) -> Any:
+    return _elementwise(lambda kind, shape, *cells: reduce(function, cells))
 
 
 def _clip(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
-    for bound, function in zip(x[1:], (larger, smaller), strict=False):
-        x = [_extreme(function)([x[0], bound], attributes)]
+    for bound, function in zip(x[1:], (_larger, _smaller), strict=False):
+        x = [_of_all(function)([x[0], bound], attributes)]
     return x[0]
 
 
@@ -181,8 +188,8 @@ OPERATORS: Mapping[str, Operator] = {
     "Neg": _elementwise(lambda kind, shape, a: -a),
     "Div": _elementwise(_divided),
     "Mod": lambda x, attributes: _elementwise(partial(_remainder, attributes.get("fmod", 0)))(x, attributes),
-    "Max": _extreme(larger),
-    "Min": _extreme(smaller),
+    "Max": _of_all(_larger),
+    "Min": _of_all(_smaller),
     "Equal": _elementwise(lambda kind, shape, a, b: _equal(shape, a, b), _BOOL),
     "Less": _elementwise(lambda kind, shape, a, b: _less(shape, a, b), _BOOL),
     "Greater": _elementwise(lambda kind, shape, a, b: _less(shape, b, a), _BOOL),
@@ -197,8 +204,8 @@ OPERATORS: Mapping[str, Operator] = {
     "Round": _rounded,
     "Cast": _cast,
     "Clip": _clip,
-    "ReduceMax": _reduction(larger),
-    "ReduceMin": _reduction(smaller),
+    "ReduceMax": _reduction(_larger),
+    "ReduceMin": _reduction(_smaller),
     "ReduceProd": _reduction(lambda a, b: a * b),
     "ReduceSum": _reduction(lambda a, b: a + b),
 }
