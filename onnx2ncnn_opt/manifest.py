@@ -167,10 +167,10 @@ def read_manifest(path: Path) -> Manifest:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not a manifest: {error}") from error
-    return _Reader(path).manifest(data)
+    return _ManifestReader(path).manifest(data)
 
 
-class _Reader:
+class _ManifestReader:
     """A reader of parsed JSON; its errors name the file and the place of a value that is not as required."""
 
     def __init__(self, path: Path) -> None:

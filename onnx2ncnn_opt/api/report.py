@@ -120,7 +120,7 @@ def report_conversion(
         after = read_net(files.param, files.bin, entry_points.layer_types()).graph
         if verified is not None:
             names = {clean_name(blob.name): blob.name for layer in conversion.graph for blob in layer.outputs}
-            net = _Net(files.param, files.bin, after, verification)
+            net = _NetOnDevice(files.param, files.bin, after, verification)
             run = net.against_model(reference(conversion.source), model, manifest, verified, names)
         fixed = [blob for blob in conversion.graph.inputs if blob_bytes(blob.shape) is not None]
         sides = _sides(
@@ -167,7 +167,7 @@ def report_optimized(
         files = optimized.save(Path(folder) / "net", binary=False)
         after = read_net(files.param, files.bin, optimized.graph.types).graph
         if verified is not None:
-            run = _Net(files.param, files.bin, after, verification).against_net(before, optimized, verified)
+            run = _NetOnDevice(files.param, files.bin, after, verification).against_net(before, optimized, verified)
         sides = _sides(
             before,
             after,
@@ -205,7 +205,7 @@ def report_net(
         after = read_net(param, bin, entry_points.layer_types()).graph
     except Error as error:
         return _record(title, verified, LayerRun({}), {}, facts, [f"the net cannot be read: {error}"])
-    net = _Net(param, bin, after, verification)
+    net = _NetOnDevice(param, bin, after, verification)
     run = net.against_model(model, loaded, manifest, verified, {})
     announce("converting the model anew")
     fresh = reconverted(model, manifest) if manifest else None
@@ -233,7 +233,7 @@ def report_net(
 
 
 @dataclass(frozen=True)
-class _Net:
+class _NetOnDevice:
     """A net in files, as it is read from them, and where it runs."""
 
     param: Path

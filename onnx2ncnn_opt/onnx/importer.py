@@ -92,16 +92,16 @@ def import_model(
     `batch_axes` names no input, or `custom` an operator that the model does not have.
     """
     told = batch_axes or {}
-    walk = _Walk(model, told, types, custom)
+    walk = _Import(model, told, types, custom)
     result = walk.attempt()
     while isinstance(result, _Equal):
         model = model.bound(result.sizes)
-        walk = _Walk(model, told, types, custom)
+        walk = _Import(model, told, types, custom)
         result = walk.attempt()
     batch = walk.free_batch()
     if batch is not None:
         axes = {name: output.axis for name, output in batch.outputs.items()}
-        one = _Walk(model.bound({batch.name: 1}), {**told, **batch.inputs}, types, custom, axes).attempt()
+        one = _Import(model.bound({batch.name: 1}), {**told, **batch.inputs}, types, custom, axes).attempt()
         if isinstance(one, Imported):
             result = _with_batch(one, model, batch) or result
     if isinstance(result, UnsupportedError):
@@ -114,6 +114,8 @@ def _with_batch(one: Imported, model: LoadedModel, batch: Batch) -> Imported | N
     # In the net too, exactly those outputs that have items have to depend on inputs that have items.
     reached = computed_from(one.graph, [port.blob for port in one.inputs if port.name in batch.inputs])
     if any((port.blob in reached) != (batch.outputs[port.name].axis is not None) for port in one.outputs):
+        return None
+    if any(blob.batch != 1 for blob in reached):  # a Mat has one batch, and a layer makes another of an axis
         return None
     shapes = {info.name: info.shape for info in model.inputs}
     return one._replace(
@@ -223,7 +225,7 @@ class _Ends(ImportContext):
         blob.name = name
 
 
-class _Walk(_Ends):
+class _Import(_Ends):
     """One model on its way into a net, node by node."""
 
     _misfit = ""  # the first node that shows that the model does not take the sizes that were given

@@ -86,7 +86,7 @@ def load_weights(graph: Graph, data: Bytes, *, file: str = "<bin>") -> int:
     no error. But with a custom layer in the net they mean that its weights were skipped, and all after it are wrong.
     Raises BinError with the byte offset and the layer.
     """
-    reader = _Reader(data, file)
+    reader = _WeightReader(data, file)
     custom: Layer | None = None
     for layer in graph:
         if layer.spec is None:
@@ -114,7 +114,7 @@ def _custom_hint(first: Layer | None) -> str:
 
 
 @dataclass
-class _Reader:
+class _WeightReader:
     """Takes one block after the other off a file's bytes."""
 
     data: Bytes

@@ -45,11 +45,11 @@ def parse_param_bin(data: bytes, *, file: str = "<param.bin>", types: Mapping[st
 
     Layers may stand in any order. A custom layer's type is ``#`` and its number.
     """
-    return connect(_ordered(list(_Reader(data, file, types).entries()), file), types)
+    return connect(_ordered(list(_LayerReader(data, file, types).entries()), file), types)
 
 
 @dataclass
-class _Reader:
+class _LayerReader:
     data: bytes
     file: str
     types: Mapping[str, LayerSpec]

@@ -38,7 +38,7 @@ class Listing(NamedTuple):
 
 
 @dataclass(eq=False)
-class _Tensor:
+class _BlobNames:
     """A blob and the names that Split layers give it."""
 
     blob: Blob
@@ -76,8 +76,8 @@ def _is_alias(layer: Layer) -> bool:
     return layer.type == "Split" and any(b.is_output or not b.users for b in layer.outputs)
 
 
-def _tensors(graph: Graph) -> dict[Blob, _Tensor]:
-    found: dict[Blob, _Tensor] = {}
+def _tensors(graph: Graph) -> dict[Blob, _BlobNames]:
+    found: dict[Blob, _BlobNames] = {}
     for layer in graph:
         for blob in layer.inputs:
             if blob not in found:
@@ -86,13 +86,15 @@ def _tensors(graph: Graph) -> dict[Blob, _Tensor]:
             for tensor in dict.fromkeys(found[blob] for blob in layer.inputs):
                 tensor.users.append(layer)
         for blob in layer.outputs:
-            tensor = found[blob] = found[layer.input] if _is_alias(layer) else _Tensor(blob)
+            tensor = found[blob] = found[layer.input] if _is_alias(layer) else _BlobNames(blob)
             if blob.is_output:
                 tensor.promised.append(blob)
     return found
 
 
-def _lines(graph: Graph, tensors: Mapping[Blob, _Tensor], names: Mapping[Blob, str], pool: NamePool) -> Iterator[Line]:
+def _lines(
+    graph: Graph, tensors: Mapping[Blob, _BlobNames], names: Mapping[Blob, str], pool: NamePool
+) -> Iterator[Line]:
     for layer in graph:
         if _is_alias(layer):
             continue
@@ -104,7 +106,7 @@ def _lines(graph: Graph, tensors: Mapping[Blob, _Tensor], names: Mapping[Blob, s
                 yield Line("Split", clean_name(f"split_{top}"), (top,), split, featmask=_split_mask(tensors[blob]))
 
 
-def _split_mask(tensor: _Tensor) -> int:
+def _split_mask(tensor: _BlobNames) -> int:
     """Return the feature mask of a Split: if a reader wants 32 bits, the blob has 32, and the Split keeps them."""
     mask = 0
     for user in tensor.users:
@@ -115,7 +117,7 @@ def _split_mask(tensor: _Tensor) -> int:
     return mask
 
 
-def _name_uses(tensor: _Tensor, names: Mapping[Blob, str], pool: NamePool) -> tuple[str, tuple[str, ...]]:
+def _name_uses(tensor: _BlobNames, names: Mapping[Blob, str], pool: NamePool) -> tuple[str, tuple[str, ...]]:
     """Return the name that the producer gives a tensor, and the tops of its Split, if it needs one."""
     blob, users = tensor.blob, tensor.users
     if blob.is_input:

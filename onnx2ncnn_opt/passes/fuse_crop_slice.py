@@ -8,7 +8,7 @@ from onnx2ncnn_opt.passes._crops import part as part_of
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
 
 
-class _Part(NamedTuple):
+class _Kept(NamedTuple):
     """The part of an axis that a Crop keeps."""
 
     start: int
@@ -22,17 +22,17 @@ def fuse_crop_slice(graph: Graph) -> Iterator[Miss | Replacement]:
 
     Crops of one blob that share it out along one axis without a gap or an overlap.
     """
-    crops: dict[tuple[Blob, int], list[_Part]] = {}
+    crops: dict[tuple[Blob, int], list[_Kept]] = {}
     for layer in graph:
         if layer.type == "Crop" and (found := part_of(layer)) is not None:
             axis, start, end = found
-            crops.setdefault((layer.input, axis), []).append(_Part(start, end, layer))
+            crops.setdefault((layer.input, axis), []).append(_Kept(start, end, layer))
     for (blob, axis), parts in crops.items():
         if len(parts) > 1:
             yield from attempt(parts[0].crop, _merge, blob, axis, parts)
 
 
-def _merge(blob: Blob, axis: int, parts: list[_Part]) -> Replacement:
+def _merge(blob: Blob, axis: int, parts: list[_Kept]) -> Replacement:
     """Return one Slice before the first of the Crops that makes all of their blobs."""
     first, ordered = parts[0].crop, sorted(parts, key=lambda part: part.start)
     start = 0

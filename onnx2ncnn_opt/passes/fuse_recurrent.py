@@ -321,7 +321,7 @@ def _replaced(graph: Graph, kind: str, chain: Sequence[Linked]) -> Replacement:
     weights = _weights(kind, chain[-1])
     size = weights["weight_xc_data"].size
     params = {"num_output": last.size, "weight_data_size": size, "direction": int(backwards)}
-    new = _Layers(last.hidden.layer)
+    new = _NewLayers(last.hidden.layer)
     columns = [new.sequence([link.inputs[at] for link in links]) for at in range(len(chain[0].inputs))]
     inputs = [columns[0] if len(columns) == 1 else new.layer("Concat", columns, axis=1)]
     if any(state is not None for state in states):
@@ -343,7 +343,7 @@ def _replaced(graph: Graph, kind: str, chain: Sequence[Linked]) -> Replacement:
     return Replacement(removed, added=[(layer, anchor) for layer in new.made], reads=reads)
 
 
-class _Layers:
+class _NewLayers:
     """New layers in their order, named like another one."""
 
     def __init__(self, like: Layer) -> None:

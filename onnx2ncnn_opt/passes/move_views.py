@@ -37,7 +37,7 @@ _ROWWISE = frozenset({"LayerNorm", "RMSNorm", "Softmax"})
 _MOST_LAYOUTS = 12
 
 
-class _Region:
+class _ViewRegion:
     """Layers connected through blobs of one shape, the blobs that come in, and those that others read too."""
 
     def __init__(self) -> None:
@@ -83,16 +83,16 @@ def move_views(graph: Graph) -> Iterator[Replacement | Miss]:
             yield from attempt(next(iter(region.layers)), _reform, region, order)
 
 
-def _regions(graph: Graph, rowwise: Collection[str]) -> list[_Region]:
+def _regions(graph: Graph, rowwise: Collection[str]) -> list[_ViewRegion]:
     """Return the regions of elementwise layers and of `rowwise` types: the latter bind more together, but to their
     rows.
     """
     seen: set[Layer] = set()
-    regions: list[_Region] = []
+    regions: list[_ViewRegion] = []
     for first in graph.layers:
         if first in seen or not _fits(first, rowwise):
             continue
-        region, front = _Region(), [first]
+        region, front = _ViewRegion(), [first]
         seen.add(first)
         while front:
             layer = front.pop()
@@ -163,7 +163,7 @@ def _is_constant(blob: Blob) -> bool:
     return layer.weights.stored("data").encoding is Encoding.FP32
 
 
-def _reform(region: _Region, order: dict[Layer, int]) -> Replacement | None:
+def _reform(region: _ViewRegion, order: dict[Layer, int]) -> Replacement | None:
     shape = next(iter(region.layers)).output.shape
     assert shape is not None
     entries = {blob: _way_in(region, blob) for blob in region.incoming if not _is_constant(blob)}
@@ -208,7 +208,7 @@ def _total(costs: Iterable[tuple[int, int]]) -> tuple[int, int]:
     return sum(count for count, _ in counts), sum(moves for _, moves in counts)
 
 
-def _way_in(region: _Region, blob: Blob) -> _Edge:
+def _way_in(region: _ViewRegion, blob: Blob) -> _Edge:
     """Return the views above a blob that only the region needs."""
     if blob.is_output or not blob.is_read_only_by(region.layers):
         return _Edge(blob, (), ())
@@ -229,7 +229,7 @@ def _is_gemm(layer: Layer | None) -> bool:
     return layer is not None and GEMM.fits(layer) and layer["quantize_term"] == 0
 
 
-def _ways_out(region: _Region, blob: Blob) -> Iterator[_Edge]:
+def _ways_out(region: _ViewRegion, blob: Blob) -> Iterator[_Edge]:
     """Yield the chains of views below a blob; and, once for all, the way to everybody else who reads it."""
     others = blob.is_output
     for user in blob.users:
@@ -308,7 +308,7 @@ def _views_of_others(blob: Blob, own: Collection[Layer]) -> frozenset[Step]:
 
 
 def _reformed(
-    region: _Region,
+    region: _ViewRegion,
     shape: Shape,
     layout: Steps,
     entries: dict[Blob, _Edge],
@@ -356,7 +356,7 @@ def _reformed(
     return Replacement(tuple(removed), added=[*within, *outside], reads=reads, may_stay=True)
 
 
-def _exit(region: _Region, edge: _Edge, order: dict[Layer, int]) -> tuple[Blob, Layer | None]:
+def _exit(region: _ViewRegion, edge: _Edge, order: dict[Layer, int]) -> tuple[Blob, Layer | None]:
     """Return the blob that a way out leads to, and the layer before which its views have to stand."""
     if edge.chain:
         return edge.chain[-1].output, edge.chain[0]

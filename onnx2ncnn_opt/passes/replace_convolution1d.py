@@ -48,7 +48,7 @@ def _refuse(layer: Layer) -> None:
     require(False, f"'{layer.name}' has shape hints, or blobs with several dynamic dimensions")
 
 
-class _Region:
+class _SequenceRegion:
     """Layers connected by sequences, each with its equivalent on images of one row, not yet connected."""
 
     def __init__(self) -> None:
@@ -63,12 +63,12 @@ def _image(shape: Shape) -> Shape:
     return (shape[0], 1, shape[1]) if len(shape) == _RANK else shape
 
 
-def _regions(graph: Graph) -> Iterator[_Region]:
+def _regions(graph: Graph) -> Iterator[_SequenceRegion]:
     seen: set[Layer] = set()
     for start in graph.layers:
         if start.graph is not graph or start in seen or start.type not in _CONVOLUTIONS:
             continue
-        region, front = _Region(), [start]
+        region, front = _SequenceRegion(), [start]
         while front:
             layer = front.pop()
             if layer in seen:
@@ -124,7 +124,7 @@ def _is_constant(blob: Blob) -> bool:
     return blob.producer is not None and blob.producer.type == "MemoryData"
 
 
-def _replaced(region: _Region, order: Mapping[Layer, int]) -> Replacement:
+def _replaced(region: _SequenceRegion, order: Mapping[Layer, int]) -> Replacement:
     """Return the region on images, with a Reshape at each sequence that enters or leaves; refused if it is slower."""
     inside = sorted(region.layers, key=order.__getitem__)
     fresh: dict[Blob, Blob] = {}

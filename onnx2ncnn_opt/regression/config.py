@@ -122,7 +122,7 @@ def read_config(path: Path) -> Config:
         raise UsageError(f"{path}: cannot be read: {error.strerror}; docs/ci.md says what is in it") from error
     except (ValueError, RecursionError) as error:  # TOML's error, text that is not UTF-8, absurd nesting
         raise UsageError(f"{path}: not TOML: {error}") from error
-    return _Reader(path.absolute()).config(data)
+    return _ConfigReader(path.absolute()).config(data)
 
 
 class _Key(NamedTuple):
@@ -197,7 +197,7 @@ _FILE_KEYS = {
 }
 
 
-class _Reader:
+class _ConfigReader:
     """A reader of the parsed file; its errors say where a value is not as required."""
 
     def __init__(self, file: Path) -> None:

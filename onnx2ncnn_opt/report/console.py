@@ -76,12 +76,12 @@ def _show_rich(blocks: Sequence[Block], stream: TextIO) -> None:
 @contextmanager
 def working(what: str, stream: TextIO) -> Iterator[None]:
     """Show a long operation and its progress: with a spinner on a terminal, else in a line after 2 s, 4 s, 8 s, ..."""
-    line = _Line(what)
+    line = _Operation(what)
     with listening(line.tell), _spinner(line, stream) if stream.isatty() else _reminding(line, stream):
         yield
 
 
-class _Line:
+class _Operation:
     """An operation, its latest progress report, and its age."""
 
     def __init__(self, what: str) -> None:
@@ -101,14 +101,14 @@ class _Line:
         return Text(str(self))
 
 
-def _spinner(line: _Line, stream: TextIO) -> AbstractContextManager[object]:
+def _spinner(line: _Operation, stream: TextIO) -> AbstractContextManager[object]:
     from rich.console import Console
 
     return Console(file=stream).status(line)
 
 
 @contextmanager
-def _reminding(line: _Line, stream: TextIO) -> Iterator[None]:
+def _reminding(line: _Operation, stream: TextIO) -> Iterator[None]:
     done = threading.Event()
 
     def remind() -> None:

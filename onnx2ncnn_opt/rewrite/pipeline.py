@@ -42,7 +42,7 @@ def run(
     failed: dict[Pass, Failed] = {}
     undo = graph.checkpoint()
     while True:
-        run = _Run(graph, [p for p in passes if p not in failed], limit, check, veto)
+        run = _Pipeline(graph, [p for p in passes if p not in failed], limit, check, veto)
         try:
             with np.errstate(all="ignore"):  # overflow and NaN happen as in the net
                 return [*run.run(), *failed.values()]
@@ -53,7 +53,7 @@ def run(
             undo()
 
 
-class _Run:
+class _Pipeline:
     def __init__(self, graph: Graph, passes: Sequence[Pass], limit: int | None, check: bool, veto: Veto | None) -> None:
         self.graph, self.passes, self.check, self.veto = graph, passes, check, veto
         self.limit = _MOST_REWRITES_PER_LAYER * (len(graph) + 1) if limit is None else limit

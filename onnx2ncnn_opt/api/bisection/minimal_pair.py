@@ -93,7 +93,7 @@ def write_pair(
     `values` are those of the model at these inputs. Values that do not depend on the beginning of the part become
     constants. Raises UsageError if the files cannot be written.
     """
-    piece = _Piece(model, part, values)
+    piece = _ModelPart(model, part, values)
     graph = read_net(param, bin, entry_points.layer_types()).graph
     blobs = {blob.name: blob for layer in graph for blob in layer.outputs}
     cut(graph, {name: blobs[name] for name in part.starts}, {part.end: blobs[part.end]})
@@ -132,7 +132,7 @@ def _entry(blob: str, name: str, counterpart: Counterpart, array: Array) -> Entr
     return Entry(name, blob, counterpart.shape, array.dtype.name, 0, element)
 
 
-class _Piece:
+class _ModelPart:
     """The part of the model; `inputs` are its inputs (name, place, array) by the net's blobs, `output` its output."""
 
     def __init__(self, model: Path | bytes, part: Part, values: Mapping[str, Array]) -> None:

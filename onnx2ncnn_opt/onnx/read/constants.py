@@ -33,7 +33,7 @@ def settle(graph: onnx_ir.Graph, embedded: Embedded | None = None) -> None:
     `embedded` are the weights in the model's own file, where they were left there. Raises ModelError if a tensor's
     dims, data or external file do not fit, or the file lies outside the model's folder.
     """
-    files = _Files(embedded)
+    files = _MappedFiles(embedded)
     done: dict[int, tuple[onnx_ir.TensorProtocol, onnx_ir.TensorProtocol]] = {}
 
     def settled(tensor: onnx_ir.TensorProtocol, where: str) -> onnx_ir.TensorProtocol:
@@ -59,7 +59,7 @@ def settle(graph: onnx_ir.Graph, embedded: Embedded | None = None) -> None:
 
 
 @dataclass
-class _Files:
+class _MappedFiles:
     """Maps of external data files, one for each file, and of the model's own."""
 
     embedded: Embedded | None
@@ -90,7 +90,7 @@ def _open_plain(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe must not block
 
 
-def _settled(tensor: onnx_ir.TensorProtocol, where: str, files: _Files) -> onnx_ir.TensorProtocol:
+def _settled(tensor: onnx_ir.TensorProtocol, where: str, files: _MappedFiles) -> onnx_ir.TensorProtocol:
     if isinstance(tensor, onnx_ir.ExternalTensor):
         nbytes = _check_dims(tensor, where)
         if files.embedded is not None and tensor.location == files.embedded.location:
@@ -143,7 +143,7 @@ def _check_dims(tensor: onnx_ir.TensorProtocol, where: str) -> int:
     return nbytes
 
 
-def _map(tensor: onnx_ir.ExternalTensor, where: str, files: _Files) -> onnx_ir.TensorProtocol:
+def _map(tensor: onnx_ir.ExternalTensor, where: str, files: _MappedFiles) -> onnx_ir.TensorProtocol:
     location = os.fspath(tensor.location)
     path = _inside(location, os.fspath(tensor.base_dir), where)
     where = f"{where}: external data '{location}'"

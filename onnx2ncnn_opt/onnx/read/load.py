@@ -80,7 +80,7 @@ class LoadedModel:
         return tensor.numpy()
 
 
-class _Source(NamedTuple):
+class _OpenedModel(NamedTuple):
     model: onnx_ir.Model
     digest: Callable[[], str | None] = lambda: None
     folder: Path | None = None
@@ -133,19 +133,19 @@ def load_model(
     )
 
 
-def _open(source: Any) -> _Source:
+def _open(source: Any) -> _OpenedModel:
     if isinstance(source, (str, os.PathLike)):
         return _open_path(Path(source))
     if isinstance(source, (bytes, bytearray, memoryview)):
         data = bytes(source)
-        return _Source(_from_proto(_parse(data, "the bytes"), None), _hashed(data))
+        return _OpenedModel(_from_proto(_parse(data, "the bytes"), None), _hashed(data))
     if isinstance(source, onnx.ModelProto):
-        return _Source(_from_proto(source, None), _digest(source))
+        return _OpenedModel(_from_proto(source, None), _digest(source))
     model = source if isinstance(source, onnx_ir.Model) else getattr(source, "model", None)
     if isinstance(model, onnx_ir.Model):
         structure.check_structure(model)
         try:
-            return _Source(model.clone())
+            return _OpenedModel(model.clone())
         except RuntimeError as error:
             raise ModelError(f"the onnx_ir.Model is broken: {structure.root_cause(error)}") from None
     # Asked last: ONNXProgram.model_proto serialises all weights, but old ones have nothing else.
@@ -155,7 +155,7 @@ def _open(source: Any) -> _Source:
     raise no_model(source)
 
 
-def _open_path(path: Path) -> _Source:
+def _open_path(path: Path) -> _OpenedModel:
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
@@ -173,7 +173,7 @@ def _open_path(path: Path) -> _Source:
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         raise ModelError(f"{path} cannot be read: {error}") from None
     digest, embedded, folder = _hashed(data), Embedded.of(data), path.absolute().parent
-    return _Source(_from_proto(_parse(embedded.message, str(path)), folder), digest, folder, path.stem, embedded)
+    return _OpenedModel(_from_proto(_parse(embedded.message, str(path)), folder), digest, folder, path.stem, embedded)
 
 
 def _parse(data: Bytes, where: str) -> onnx.ModelProto:

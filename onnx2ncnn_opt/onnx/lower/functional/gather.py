@@ -290,7 +290,7 @@ def fixed(im: ImportContext, shape: Shape) -> tuple[int, ...]:
     return im.fixed(shape, "the operand has dynamic dimensions", "bind them with --shape")
 
 
-class _Run(NamedTuple):
+class _Consecutive(NamedTuple):
     """Indices from `start` on, one more for each element along an axis of theirs; the same everywhere without one."""
 
     start: Dim
@@ -344,19 +344,19 @@ def _rolled(im: ImportContext, data: Operand, axis: int, indices: SymbolicTensor
     return data, cell
 
 
-def _run(cell: object, rank: int) -> _Run | None:
+def _run(cell: object, rank: int) -> _Consecutive | None:
     if not isinstance(cell, Sym):
-        return _Run(int(cell), None)  # type: ignore[call-overload]
+        return _Consecutive(int(cell), None)  # type: ignore[call-overload]
     indices = [name for name in cell.names() if name.startswith("#")]
     if len(indices) > 1:
         return None
     start = cell.subs(dict.fromkeys(indices, 0))
     if indices and cell - start != Sym({(indices[0],): 1}):
         return None
-    return _Run(start, rank - 1 - int(indices[0][1:]) if indices else None)
+    return _Consecutive(start, rank - 1 - int(indices[0][1:]) if indices else None)
 
 
-def _cropped(im: ImportContext, x: Tensor, axis: int, run: _Run, indices: SymbolicTensor) -> Tensor:
+def _cropped(im: ImportContext, x: Tensor, axis: int, run: _Consecutive, indices: SymbolicTensor) -> Tensor:
     """Return the elements of a run; ONNX demands that the axis has them."""
     size, count = x.shape[axis], 1 if run.axis is None else indices.shape[run.axis]
     start = run.start
@@ -371,7 +371,7 @@ def _cropped(im: ImportContext, x: Tensor, axis: int, run: _Run, indices: Symbol
     return Tensor(cropped.blob, resized(cropped.view, axis, count), x.dtype)
 
 
-def _placed(groups: Sequence[Atoms], runs: Sequence[_Run], rank: int) -> list[Atoms]:
+def _placed(groups: Sequence[Atoms], runs: Sequence[_Consecutive], rank: int) -> list[Atoms]:
     """Return the axes of the indices, each that of the run along it."""
     along = {run.axis: group for group, run in zip(groups, runs, strict=True)}
     return [along.get(axis, ()) for axis in range(rank)]

@@ -44,7 +44,7 @@ def average_pool(
     return _pool(im, x, 1, window, count_include_pad=bool(count_include_pad))
 
 
-class _Window(NamedTuple):
+class _PoolWindow(NamedTuple):
     """The movement of a window."""
 
     kernel: Ints
@@ -65,7 +65,7 @@ class _Window(NamedTuple):
         return (*self.pads[:n], *(end + more for end, more in zip(self.pads[n:], self.tail, strict=True)))
 
 
-def _window(im: ImportContext, x: Tensor, given: PoolAttributes, dilations: Ints) -> _Window:
+def _window(im: ImportContext, x: Tensor, given: PoolAttributes, dilations: Ints) -> _PoolWindow:
     kernel, auto_pad = given.kernel_shape, given.auto_pad
     n = len(kernel)
     dilations, strides = dilations or (1,) * n, given.strides or (1,) * n
@@ -75,14 +75,14 @@ def _window(im: ImportContext, x: Tensor, given: PoolAttributes, dilations: Ints
         # ONNX Runtime pads as if there were no dilations.
         raise im.refuse(f"auto_pad {auto_pad} with dilations {dilations}", "export it with explicit pads")
     explicit = same_pads(im, x.shape[2:], auto_pad, given.pads, kernel, dilations, strides)
-    window = _Window(kernel, dilations, strides, explicit, (0,) * n)
+    window = _PoolWindow(kernel, dilations, strides, explicit, (0,) * n)
     if not given.ceil_mode or auto_pad not in ("NOTSET", ""):
         return window
     sizes = [size for size in x.shape[2:] if isinstance(size, int)]
     return _rounded_up(im, x, window) if len(sizes) < n else window._replace(tail=_ceil_tail(sizes, window))
 
 
-def _pool(im: ImportContext, x: Tensor, kind: int, window: _Window, *, count_include_pad: bool) -> Tensor:
+def _pool(im: ImportContext, x: Tensor, kind: int, window: _PoolWindow, *, count_include_pad: bool) -> Tensor:
     blob, around = im.channels(x), window.around
     if kind == 1 and count_include_pad and (any(window.tail) or window.mode == PadMode.FULL):
         # ncnn would count the tail with the pads. Zeros that are there before are counted, the tail is not.
@@ -96,7 +96,7 @@ def _pool(im: ImportContext, x: Tensor, kind: int, window: _Window, *, count_inc
     return im.from_channels(x, im.layer(layer, blob, pooling_type=kind, pad_mode=window.mode, **params), x.dtype)
 
 
-def _dilated_max(im: ImportContext, x: Tensor, window: _Window) -> Tensor:
+def _dilated_max(im: ImportContext, x: Tensor, window: _PoolWindow) -> Tensor:
     """Return the largest of windows without gaps, of the largest of shifted Crops along each axis with gaps."""
     n = len(window.kernel)
     kernel, around = list(window.kernel), list(window.around)
@@ -104,7 +104,7 @@ def _dilated_max(im: ImportContext, x: Tensor, window: _Window) -> Tensor:
         if dilation != 1 and kernel[i] != 1:
             x = _largest(im, x, i + 2, kernel[i], dilation, (around[i], around[n + i]))
             kernel[i], around[i], around[n + i] = 1, 0, 0
-    rest = _Window(tuple(kernel), (1,) * n, window.strides, tuple(around), (0,) * n)
+    rest = _PoolWindow(tuple(kernel), (1,) * n, window.strides, tuple(around), (0,) * n)
     return _pool(im, x, 0, rest, count_include_pad=True)
 
 
@@ -123,7 +123,7 @@ def _largest(im: ImportContext, x: Tensor, axis: int, taps: int, dilation: int, 
     return im.tensor(largest)
 
 
-def _dilated_average(im: ImportContext, x: Tensor, window: _Window, include: bool) -> Tensor:
+def _dilated_average(im: ImportContext, x: Tensor, window: _PoolWindow, include: bool) -> Tensor:
     """Sum over windows, and divide by the number of elements in each that count."""
     kernel, pads, n = window.kernel, window.pads, len(window.kernel)
     [channels] = im.fixed(x.shape[1:2], "dilations over a dynamic number of channels")
@@ -144,7 +144,7 @@ def _dilated_average(im: ImportContext, x: Tensor, window: _Window, include: boo
     return im.tensor(binary(im, BinaryOp.MUL, sums, Constant(share)))
 
 
-def _rounded_up(im: ImportContext, x: Tensor, window: _Window) -> _Window:
+def _rounded_up(im: ImportContext, x: Tensor, window: _PoolWindow) -> _PoolWindow:
     """Let ncnn round up the number of windows; refused if it has windows that `ceil_mode` drops."""
     n = len(window.kernel)
     if window.has_gaps:
@@ -157,7 +157,7 @@ def _rounded_up(im: ImportContext, x: Tensor, window: _Window) -> _Window:
     return window._replace(mode=PadMode.FULL)
 
 
-def _ceil_tail(sizes: Sequence[int], window: _Window) -> Ints:
+def _ceil_tail(sizes: Sequence[int], window: _PoolWindow) -> Ints:
     """Return the extra end pads with which rounding down gives the result of ceil_mode."""
     tail = []
     for i, (size, stride, begin) in enumerate(zip(sizes, window.strides, window.pads, strict=False)):
