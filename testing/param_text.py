@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from io import BytesIO
+from pathlib import Path
 
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.shapes import infer_graph
+from onnx2ncnn_opt.param.binary import write_weights
+from onnx2ncnn_opt.param.connect import ParsedNet
 from onnx2ncnn_opt.param.text import parse_param
+from testing.handmade import write_net
+from testing.pass_cases import fill_weights
+
+
+def parsed(*lines: str) -> ParsedNet:
+    """Return the net of .param lines, read as a file of them."""
+    tops = sum(int(line.split()[3]) for line in lines)
+    return parse_param("\n".join(["7767517", f"{len(lines)} {tops}", *lines]))
 
 
 def net(*lines: str) -> Graph:
     """Return the graph of .param lines; every layer comes from an ONNX node of its own name."""
-    tops = sum(int(line.split()[3]) for line in lines)
-    graph = parse_param("\n".join(["7767517", f"{len(lines)} {tops}", *lines])).graph
+    graph = parsed(*lines).graph
     for layer in graph:
         layer.traced = (f"/{layer.name}",)
     infer_graph(graph)
@@ -26,3 +37,11 @@ def shown(graph: Graph) -> list[str]:
         return " ".join(blob.name for blob in blobs)
 
     return [f"{layer.type} {layer.name}: {names(layer.inputs)} -> {names(layer.outputs)}" for layer in graph]
+
+
+def write_filled(folder: Path, *lines: str) -> tuple[Path, Path]:
+    """Write these .param lines as they are, and a .bin of random weights; return both paths."""
+    graph, weights = parsed(*lines).graph, BytesIO()
+    fill_weights(graph)
+    write_weights(graph, weights)
+    return write_net(folder, *lines, weights=weights.getvalue())

@@ -7,17 +7,9 @@ import pytest
 
 from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.ir.memory import blob_bytes, lower_peak, peak_memory
-from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.param.splits import Line, list_layers
-from onnx2ncnn_opt.param.text import parse_param
+from testing.param_text import net
 from testing.random_layers import RandomNet
-
-
-def net(*lines: str) -> Graph:
-    tops = sum(int(line.split()[3]) for line in lines)
-    graph = parse_param("\n".join(["7767517", f"{len(lines)} {tops}", *lines])).graph
-    infer_graph(graph)
-    return graph
 
 
 class Recursion:

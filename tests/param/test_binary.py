@@ -14,13 +14,13 @@ from onnx2ncnn_opt.errors import BinError, GraphError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
 from onnx2ncnn_opt.param.binary import load_weights, open_bin, weight_blocks, write_weights
-from onnx2ncnn_opt.param.text import parse_param
+from testing import param_text
 
 IP = "InnerProduct ip 1 1 x y 0=2 1=1 2=6"
 
 
 def parsed(*lines: str) -> Graph:
-    return parse_param(f"7767517\n{len(lines) + 1} 99\nInput in 0 1 x\n" + "\n".join(lines)).graph
+    return param_text.parsed("Input in 0 1 x", *lines).graph
 
 
 def load(graph: Graph, data: bytes) -> int:
