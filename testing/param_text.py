@@ -39,9 +39,9 @@ def shown(graph: Graph) -> list[str]:
     return [f"{layer.type} {layer.name}: {names(layer.inputs)} -> {names(layer.outputs)}" for layer in graph]
 
 
-def write_filled(folder: Path, *lines: str) -> tuple[Path, Path]:
-    """Write these .param lines as they are, and a .bin of random weights; return both paths."""
+def write_filled(folder: Path, *lines: str, given: str = "") -> tuple[Path, Path]:
+    """Write these .param lines as they are, and a .bin of random weights, or the given ones (see `fill_weights`)."""
     graph, weights = parsed(*lines).graph, BytesIO()
-    fill_weights(graph)
+    fill_weights(graph, given)
     write_weights(graph, weights)
     return write_net(folder, *lines, weights=weights.getvalue())
