@@ -1,4 +1,4 @@
-"""Loading: sources, external data, functions, structure, opsets, bound sizes, and files that are broken or hostile."""
+"""Loading: sources, external data, functions, structure, opsets, and files that are broken or hostile."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ import onnx.parser
 import onnx_ir
 import pytest
 from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from onnx2ncnn_opt.errors import ConversionError, ModelError, UsageError
@@ -527,95 +525,6 @@ class TestStructure:
         model.graph.input[0].ClearField("type")
         with pytest.raises(ModelError, match="input 'x' is of type unknown"):
             load_model(model)
-
-
-DYNAMIC = """<ir_version: 10, opset_import: ["": 18]>
-net (float[N,3,H,W] x, int64[N,7] ids, float[?,2] free) => (float[N,3,H,W] y, float[M] z) {
-  y = Relu(x)  z = Identity(free) }"""
-
-
-class TestBinding:
-    def test_dynamic_sizes_stay_symbols(self) -> None:
-        loaded = load_model(onnx.parser.parse_model(DYNAMIC))
-        n, h, w = map(symbol, "NHW")
-        assert [info.shape for info in loaded.inputs] == [(n, 3, h, w), (n, 7), (symbol("free_0"), 2)]
-        assert [info.shape for info in loaded.outputs] == [(n, 3, h, w), (symbol("M"),)]
-
-    def test_an_input_that_is_an_output_of_unknown_sizes_keeps_its_own(self) -> None:
-        text = """<ir_version: 10, opset_import: ["": 18]>
-        net (float[2,n,1] x) => (float[?,?,?] x, float y) { y = ReduceMax(x) }"""
-        assert load_model(onnx.parser.parse_model(text)).inputs[0].shape == (2, symbol("n"), 1)
-
-    def test_a_symbol_has_one_value_everywhere(self) -> None:
-        loaded = load_model(onnx.parser.parse_model(DYNAMIC), shapes={"x": [2, 3, 32, 64]})
-        assert [info.shape for info in loaded.inputs] == [(2, 3, 32, 64), (2, 7), (symbol("free_0"), 2)]
-        assert loaded.outputs[0].shape == (2, 3, 32, 64)
-
-    @settings(derandomize=True, max_examples=50)
-    @given(n=st.integers(1, 2**31 - 1), h=st.integers(1, 2**31 - 1))
-    def test_any_size_that_ncnn_can_count(self, n: int, h: int) -> None:
-        loaded = load_model(onnx.parser.parse_model(DYNAMIC), shapes={"ids": (n, 7), "x": (n, 3, h, 1)})
-        assert loaded.inputs[0].shape == (n, 3, h, 1)
-
-    def test_odd_ways_to_write_a_dim(self) -> None:
-        model = parse(SMALL)
-        dims = model.graph.input[0].type.tensor_type.shape.dim
-        dims[0].dim_param = "3*s53"
-        dims[1].dim_param = "3"
-        dims[2].dim_value = -1
-        dims[3].Clear()
-        shape = load_model(model).inputs[0].shape
-        assert shape == (symbol("3*s53"), 3, symbol("x_2"), symbol("x_3"))
-
-    @pytest.mark.parametrize("text", ["?", "", " ", "-1", "None", "unk", "*", "#0"])
-    def test_what_names_no_size(self, text: str) -> None:
-        """Axes that share such a text differ, and any sizes fit them; so do the axes of other inputs."""
-        model = onnx.parser.parse_model(
-            '<ir_version: 10, opset_import: ["": 18]> '
-            "net (float[N,3,N,N] x, float[N,4] z) => (float[N,3,N,N] y, float[N,4] w) { y = Relu(x) w = Relu(z) }"
-        )
-        for value in (*model.graph.input, *model.graph.output):
-            for dim in value.type.tensor_type.shape.dim:
-                if dim.dim_param:
-                    dim.dim_param = text
-        names = [symbol("x_0"), 3, symbol("x_2"), symbol("x_3")]
-        loaded = load_model(model)
-        assert [info.shape for info in loaded.inputs] == [tuple(names), (symbol("z_0"), 4)]
-        assert len({str(size) for info in loaded.outputs for size in info.shape or ()}) == 6
-        fixed = load_model(model, shapes={"x": (1, 3, 640, 480), "z": (7, 4)})
-        assert [info.shape for info in fixed.inputs] == [(1, 3, 640, 480), (7, 4)]
-        assert load_model(model, shapes={"x": (1, 3, None, "?")}).inputs[0].shape == (1, *names[1:])
-
-    @pytest.mark.parametrize("name", ["N", "a b", " n ", "x.1"])
-    def test_a_batch_is_not_as_large_as_an_image(self, name: str) -> None:
-        """The name of an input's first axis contradicts itself on the third; on the second it may be a matrix."""
-        model = onnx.parser.parse_model(
-            '<ir_version: 10, opset_import: ["": 18]> '
-            "net (float[N,3,N,M] x, float[M,M,4] z) => (float[N,3,N,M] y, float[M,M,4] w) { y = Relu(x) w = Relu(z) }"
-        )
-        for value in (*model.graph.input, *model.graph.output):
-            for dim in value.type.tensor_type.shape.dim:
-                if dim.dim_param:
-                    dim.dim_param = name if dim.dim_param == "N" else f"{name}M"
-        m = symbol(f"{name}M")
-        loaded = load_model(model)
-        assert [info.shape for info in loaded.inputs] == [(symbol("x_0"), 3, symbol("x_2"), m), (m, m, 4)]
-        again = load_model(model, shapes={info.name: tuple(map(str, info.shape)) for info in loaded.inputs})
-        assert [info.shape for info in again.inputs] == [info.shape for info in loaded.inputs]
-
-    def test_new_symbols_do_not_meet_old_ones(self) -> None:
-        model = parse(SMALL)
-        dims = model.graph.input[0].type.tensor_type.shape.dim
-        dims[0].dim_param = "x_2"
-        dims[2].Clear()
-        assert load_model(model).inputs[0].shape == (symbol("x_2"), 3, symbol("x_2_"), 8)
-
-    def test_an_unranked_input_needs_a_shape(self) -> None:
-        model = parse(SMALL)
-        model.graph.input[0].type.tensor_type.ClearField("shape")
-        with pytest.raises(ModelError, match=r"'x' declares no shape; give one, e\.g\. --shape x:"):
-            load_model(model)
-        assert load_model(model, shapes={"x": (1, 3, 8, 8)}).inputs[0].shape == (1, 3, 8, 8)
 
 
 class TestBrokenFiles:
