@@ -244,15 +244,16 @@ class TestConstants:
             ({"raw_data": None, "int32_data": [1] * 5, "data_type": TensorProto.INT4}, "holds 5 bytes"),
         ],
     )
-    def test_data_that_does_not_fit_its_dims(self, change: dict[str, object], message: str) -> None:
+    def test_data_that_does_not_fit_its_dims(self, change: dict[str, Any], message: str) -> None:
         model = parse(SMALL)
-        tensor = model.graph.initializer[0]
-        for field, value in change.items():
-            tensor.ClearField(field)
-            if isinstance(value, list):
-                getattr(tensor, field).extend(value)
-            elif value is not None:
-                setattr(tensor, field, value)
+        fields: dict[str, Any] = {
+            "name": "w",
+            "dims": WEIGHT.shape,
+            "data_type": 1,
+            "raw_data": WEIGHT.tobytes(),
+            **change,
+        }
+        model.graph.initializer[0].CopyFrom(TensorProto(**fields))
         with pytest.raises(ModelError, match=message):
             load_model(model)
 
