@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
-from onnx2ncnn_opt.ir.graph import Blob, Graph
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes import infer_graph
+from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.param.binary import write_weights
 from onnx2ncnn_opt.param.connect import ParsedNet
 from onnx2ncnn_opt.param.text import parse_param
@@ -45,3 +47,11 @@ def write_filled(folder: Path, *lines: str, given: str = "") -> tuple[Path, Path
     fill_weights(graph, given)
     write_weights(graph, weights)
     return write_net(folder, *lines, weights=weights.getvalue())
+
+
+def one_layer(type: str, params: Mapping[str | int, Any], weights: Mapping[str, Array] | None = None) -> Graph:
+    """Return a net of an Input ``x`` and a layer ``l`` with the output ``y``."""
+    graph = Graph()
+    graph.add(Layer("Input", "in", (), [Blob("x")]))
+    graph.add(Layer(type, "l", graph.inputs, [Blob("y")], dict(params), weights))
+    return graph
