@@ -16,6 +16,11 @@ def parsed(graph: str, opset: int = 17) -> onnx.ModelProto:
     return model
 
 
+def nodes(text: str) -> list[onnx.NodeProto]:
+    """Return the nodes of a graph's text: ``c = Greater(a, b)  y = Cast<to = 1>(c)``."""
+    return list(parsed(f"() => () {{ {text} }}").graph.node)
+
+
 def refused(graph: str, opset: int = 17) -> UnsupportedError:
     """Return the error that the importer raises for a graph."""
     with pytest.raises(UnsupportedError) as error:

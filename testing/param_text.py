@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any
 
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes import infer_graph
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.param.binary import write_weights
+from onnx2ncnn_opt.param.connect import ParsedNet
 from onnx2ncnn_opt.param.text import parse_param
+from testing.handmade import write_net
+from testing.pass_cases import fill_weights
+
+
+def parsed(*lines: str) -> ParsedNet:
+    """Return the net of .param lines, read as a file of them."""
+    tops = sum(int(line.split()[3]) for line in lines)
+    return parse_param("\n".join(["7767517", f"{len(lines)} {tops}", *lines]))
 
 
 def bare(*lines: str) -> Graph:
     """Return the graph of .param lines, without shapes."""
-    tops = sum(int(line.split()[3]) for line in lines)
-    return parse_param("\n".join(["7767517", f"{len(lines)} {tops}", *lines])).graph
+    return parsed(*lines).graph
 
 
 def net(*lines: str) -> Graph:
@@ -37,3 +50,19 @@ def shown(graph: Graph) -> list[str]:
         return " ".join(blob.name for blob in blobs)
 
     return [f"{layer.type} {layer.name}: {names(layer.inputs)} -> {names(layer.outputs)}" for layer in graph]
+
+
+def write_filled(folder: Path, *lines: str, given: str = "") -> tuple[Path, Path]:
+    """Write these .param lines as they are, and a .bin of random weights, or the given ones (see `fill_weights`)."""
+    graph, weights = parsed(*lines).graph, BytesIO()
+    fill_weights(graph, given)
+    write_weights(graph, weights)
+    return write_net(folder, *lines, weights=weights.getvalue())
+
+
+def one_layer(type: str, params: Mapping[str | int, Any], weights: Mapping[str, Array] | None = None) -> Graph:
+    """Return a net of an Input ``x`` and a layer ``l`` with the output ``y``."""
+    graph = Graph()
+    graph.add(Layer("Input", "in", (), [Blob("x")]))
+    graph.add(Layer(type, "l", graph.inputs, [Blob("y")], dict(params), weights))
+    return graph

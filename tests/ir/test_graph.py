@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -181,36 +183,27 @@ def test_weights_in_every_encoding_give_numbers() -> None:
     assert not Weight(np.zeros(2, np.int32)).is_float
 
 
-def broken(kind: str) -> Graph:
-    """A graph with one thing wrong."""
-    graph = chain("ReLU", "AbsVal")
-    relu, absval = graph.layers[1:]
-    if kind == "used before produced":
-        graph.set_inputs(relu, [absval.output])
-    elif kind == "called":
-        relu.output.name = "in"
-    elif kind == "does not know its producer":
-        relu.output.producer = absval
-    elif kind == "no layer produces the output":
-        graph.outputs = [Blob("nowhere")]
-    elif kind == "needs 1":
-        graph.set_inputs(relu, [relu.input, relu.input])
-    return graph
-
-
 @pytest.mark.parametrize(
-    ("kind", "message"),
+    ("spoil", "message"),
     [
-        ("used before produced", "layer 'l0' uses 'b1' before anything produces it"),
-        ("called", "two blobs are called 'in'"),
-        ("does not know its producer", "blob 'b0' does not know its producer 'l0'"),
-        ("no layer produces the output", "no layer produces the output 'nowhere'"),
-        ("needs 1", "ReLU 'l0' has 2 inputs, needs 1"),
+        (lambda graph, relu, absval: graph.set_inputs(relu, [absval.output]), "layer 'l0' uses 'b1' before anything"),
+        (lambda graph, relu, absval: setattr(relu.output, "name", "in"), "two blobs are called 'in'"),
+        (
+            lambda graph, relu, absval: setattr(relu.output, "producer", absval),
+            "blob 'b0' does not know its producer 'l0'",
+        ),
+        (
+            lambda graph, relu, absval: setattr(graph, "outputs", [Blob("nowhere")]),
+            "no layer produces the output 'nowhere'",
+        ),
+        (lambda graph, relu, absval: graph.set_inputs(relu, [relu.input] * 2), "ReLU 'l0' has 2 inputs, needs 1"),
     ],
 )
-def test_check_names_what_is_wrong(kind: str, message: str) -> None:
+def test_check_names_what_is_wrong(spoil: Callable[[Graph, Layer, Layer], None], message: str) -> None:
+    graph = chain("ReLU", "AbsVal")
+    spoil(graph, *graph.layers[1:])
     with pytest.raises(GraphError, match=message):
-        broken(kind).check()
+        graph.check()
 
 
 def test_check_counts_uses() -> None:

@@ -7,80 +7,56 @@ import pytest
 
 from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.ir.memory import blob_bytes, lower_peak, peak_memory
-from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.param.splits import Line, list_layers
-from onnx2ncnn_opt.param.text import parse_param
+from testing.param_text import net
 from testing.random_layers import RandomNet
-
-
-def net(*lines: str) -> Graph:
-    tops = sum(int(line.split()[3]) for line in lines)
-    graph = parse_param("\n".join(["7767517", f"{len(lines)} {tops}", *lines])).graph
-    infer_graph(graph)
-    return graph
 
 
 class Recursion:
     """ncnn's forward_layer with reference counts, on the written net with its Splits."""
 
     def __init__(self, graph: Graph) -> None:
-        self.lines = list_layers(graph).lines
-        self.producer = {top: line for line in self.lines for top in line.tops}
+        listing = list_layers(graph)
+        self.producer = {top: line for line in listing.lines for top in line.tops}
         self.mats: dict[str, int] = {}  # blob -> buffer
         self.counts: dict[int, int] = {}
         self.sizes: dict[int, int] = {}
         self.peak = 0
-        consumed = {name for line in self.lines for name in line.bottoms}
-        for line in self.lines:
+        for line in listing.lines:
             if line.type == "Input":
                 self.run(line)
         # Outputs stay with the caller.
         for blob in graph.outputs:
-            self.extract(list_layers(graph).names[blob])
-        assert consumed
+            self.extract(listing.names[blob])
 
     def extract(self, name: str) -> None:
         if name not in self.mats:
-            self.forward(self.producer[name])
-
-    def forward(self, line: Line) -> None:
-        for name in line.bottoms:
-            if name not in self.mats:
-                self.forward(self.producer[name])
-        self.run(line)
+            line = self.producer[name]
+            for bottom in line.bottoms:
+                self.extract(bottom)
+            self.run(line)
 
     def run(self, line: Line) -> None:
-        layer = line.layer
         if line.type == "Split":
             shared = [self.mats[line.bottoms[0]]] * len(line.tops)
-        elif line.type == "Noop" and len(line.bottoms) == len(line.tops):
+        elif (line.type == "Noop" and len(line.bottoms) == len(line.tops)) or self.is_inplace(line):
             shared = [self.mats[name] for name in line.bottoms]
-        elif self.is_inplace(line):
-            shared = [self.mats[line.bottoms[0]]]
         else:
-            assert layer
+            assert line.layer
             shared = []
-            for blob in layer.outputs:
-                buffer = len(self.sizes)
-                self.sizes[buffer] = blob_bytes(blob.shape) or 0
-                self.counts[buffer] = 0
-                shared.append(buffer)
+            for blob in line.layer.outputs:
+                shared.append(len(self.sizes))
+                self.sizes[shared[-1]] = blob_bytes(blob.shape) or 0
         for top, buffer in zip(line.tops, shared, strict=True):
             self.mats[top] = buffer
-            self.counts[buffer] += 1
+            self.counts[buffer] = self.counts.get(buffer, 0) + 1
         self.peak = max(self.peak, sum(self.sizes[buffer] for buffer, count in self.counts.items() if count))
         for name in dict.fromkeys(line.bottoms):
             self.counts[self.mats[name]] -= 1
 
     def is_inplace(self, line: Line) -> bool:
-        layer = line.layer
-        if (
-            layer is None
-            or layer.spec is None
-            or not layer.spec.inplace
-            or len(line.bottoms) != 1
-            or len(line.tops) != 1
-        ):
+        spec = line.layer and line.layer.spec
+        if not spec or not spec.inplace or len(line.bottoms) != 1 or len(line.tops) != 1:
             return False
         return self.counts[self.mats[line.bottoms[0]]] == 1
 

@@ -97,14 +97,7 @@ case("LeakyRelu Elu Celu ThresholdedRelu", X, alpha=0.3)
 case("HardSigmoid", X, alpha=0.3, beta=0.4)
 case("Selu", X, alpha=1.0, gamma=2.0)
 case("Sigmoid Softplus Tanh Erf", f32(-100, 100, -1000, 1000))
-for to in (
-    TensorProto.FLOAT,
-    TensorProto.FLOAT16,
-    TensorProto.DOUBLE,
-    TensorProto.INT32,
-    TensorProto.INT64,
-    TensorProto.BOOL,
-):
+for to in map(TensorProto.DataType.Value, ("FLOAT", "FLOAT16", "DOUBLE", "INT32", "INT64", "BOOL")):
     case("Cast", f32(-2.7, 2.7, 0, 1.5), to=to)
     case("Cast", INTS, to=to)
     case("Cast", P, to=to)
@@ -150,15 +143,9 @@ case("Reshape", X, i64(0, 0, 2, 2))
 case("Reshape", np.zeros((0, 3), np.float32), i64(3, 0), since=14, allowzero=1)
 case("ScatterElements", X, np.zeros((1, 3, 4), np.int64), np.ones((1, 3, 4), np.float32), axis=0)
 case("ScatterElements", f32(0, 0, 0), i64(1, -2), f32(7, 8), since=16, reduction="add")
-case("ScatterND", np.zeros((4, 3), np.float32), np.array([[0], [2]]), np.ones((2, 3), np.float32))
-case(
-    "ScatterND",
-    np.zeros((4, 3), np.float32),
-    np.array([[0], [0]]),
-    np.ones((2, 3), np.float32),
-    since=16,
-    reduction="add",
-)
+ZEROS, ONES = np.zeros((4, 3), np.float32), np.ones((2, 3), np.float32)
+case("ScatterND", ZEROS, np.array([[0], [2]]), ONES)
+case("ScatterND", ZEROS, np.array([[0], [0]]), ONES, since=16, reduction="add")
 case("Slice", X, until=9, starts=[1], ends=[100], axes=[1])
 case("Slice", X, until=9, starts=[0, -3], ends=[1, -1])
 case("Slice", X, i64(1), i64(1000), i64(1), since=10)

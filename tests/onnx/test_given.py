@@ -1,13 +1,18 @@
-"""Sizes that the caller gives: names, sums and gaps among numbers."""
+"""Sizes of inputs: as the model declares them, and as the caller gives them: names, sums and gaps among numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import onnx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from onnx2ncnn_opt.api.lower import lower
-from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.errors import ModelError, UsageError
+from onnx2ncnn_opt.ir.dim import Shape, symbol
 from onnx2ncnn_opt.onnx.read.load import load_model
 from testing.onnx_text import parsed
 
@@ -89,3 +94,93 @@ def test_names_go_into_the_net_and_its_verification() -> None:
     report = conversion.verify()
     report.check()
     assert [set(sizes) for sizes in report.sizes] == [{"P", "S"}] * 2
+
+
+DYNAMIC_OUTPUTS = """(float[N,3,H,W] x, int64[N,7] ids, float[?,2] free) => (float[N,3,H,W] y, float[M] z) {
+    y = Relu(x)  z = Identity(free) }"""
+
+
+def test_dynamic_sizes_stay_symbols() -> None:
+    loaded = load_model(parsed(DYNAMIC_OUTPUTS))
+    n, h, w = map(symbol, "NHW")
+    assert [info.shape for info in loaded.inputs] == [(n, 3, h, w), (n, 7), (symbol("free_0"), 2)]
+    assert [info.shape for info in loaded.outputs] == [(n, 3, h, w), (symbol("M"),)]
+
+
+def test_an_input_that_is_an_output_of_unknown_sizes_keeps_its_own() -> None:
+    model = parsed("(float[2,n,1] x) => (float[?,?,?] x, float y) { y = ReduceMax(x) }")
+    assert load_model(model).inputs[0].shape == (2, symbol("n"), 1)
+
+
+def test_a_symbol_has_one_value_everywhere() -> None:
+    loaded = load_model(parsed(DYNAMIC_OUTPUTS), shapes={"x": [2, 3, 32, 64]})
+    assert [info.shape for info in loaded.inputs] == [(2, 3, 32, 64), (2, 7), (symbol("free_0"), 2)]
+    assert loaded.outputs[0].shape == (2, 3, 32, 64)
+
+
+@settings(derandomize=True, max_examples=50)
+@given(n=st.integers(1, 2**31 - 1), h=st.integers(1, 2**31 - 1))
+def test_any_size_that_ncnn_can_count(n: int, h: int) -> None:
+    loaded = load_model(parsed(DYNAMIC_OUTPUTS), shapes={"ids": (n, 7), "x": (n, 3, h, 1)})
+    assert loaded.inputs[0].shape == (n, 3, h, 1)
+
+
+def renamed(graph: str, names: Mapping[str, str]) -> onnx.ModelProto:
+    """The model of a graph, with other names of sizes, which ONNX's text form may not have; "" is none."""
+    model = parsed(graph)
+    for value in (*model.graph.input, *model.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in names:
+                dim.dim_param = names[dim.dim_param]
+    return model
+
+
+@pytest.mark.parametrize(
+    ("names", "shape"),
+    [
+        ({"a": "3*s53", "b": "3", "c": "-1", "d": ""}, (symbol("3*s53"), 3, symbol("x_2"), symbol("x_3"))),
+        ({"a": "x_2", "c": ""}, (symbol("x_2"), symbol("b"), symbol("x_2_"), symbol("d"))),  # a new name is another
+    ],
+)
+def test_odd_ways_to_write_a_size(names: dict[str, str], shape: Shape) -> None:
+    model = renamed("(float[a,b,c,d] x) => (float y) { y = Relu(x) }", names)
+    assert load_model(model).inputs[0].shape == shape
+
+
+def test_a_negative_size_is_a_symbol() -> None:
+    model = parsed("(float[1,3] x) => (float y) { y = Relu(x) }")
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = -1
+    assert load_model(model).inputs[0].shape == (1, symbol("x_1"))
+
+
+@pytest.mark.parametrize("text", ["?", "", " ", "-1", "None", "unk", "*", "#0"])
+def test_what_names_no_size(text: str) -> None:
+    """Axes that share such a text differ, and any sizes fit them; so do the axes of other inputs."""
+    graph = "(float[N,3,N,N] x, float[N,4] z) => (float[N,3,N,N] y, float[N,4] w) { y = Relu(x) w = Relu(z) }"
+    model = renamed(graph, {"N": text})
+    names = [symbol("x_0"), 3, symbol("x_2"), symbol("x_3")]
+    loaded = load_model(model)
+    assert [info.shape for info in loaded.inputs] == [tuple(names), (symbol("z_0"), 4)]
+    assert len({str(size) for info in loaded.outputs for size in info.shape or ()}) == 6
+    fixed = load_model(model, shapes={"x": (1, 3, 640, 480), "z": (7, 4)})
+    assert [info.shape for info in fixed.inputs] == [(1, 3, 640, 480), (7, 4)]
+    assert load_model(model, shapes={"x": (1, 3, None, "?")}).inputs[0].shape == (1, *names[1:])
+
+
+@pytest.mark.parametrize("name", ["N", "a b", " n ", "x.1"])
+def test_a_batch_is_not_as_large_as_an_image(name: str) -> None:
+    """The name of an input's first axis contradicts itself on the third; on the second it may be a matrix."""
+    graph = "(float[N,3,N,M] x, float[M,M,4] z) => (float[N,3,N,M] y, float[M,M,4] w) { y = Relu(x) w = Relu(z) }"
+    model = renamed(graph, {"N": name, "M": f"{name}M"})
+    m = symbol(f"{name}M")
+    loaded = load_model(model)
+    assert [info.shape for info in loaded.inputs] == [(symbol("x_0"), 3, symbol("x_2"), m), (m, m, 4)]
+    again = load_model(model, shapes={info.name: tuple(map(str, info.shape)) for info in loaded.inputs})
+    assert [info.shape for info in again.inputs] == [info.shape for info in loaded.inputs]
+
+
+def test_an_unranked_input_needs_a_shape() -> None:
+    model = parsed("(float[] x) => (float y) { y = Relu(x) }")
+    with pytest.raises(ModelError, match=r"'x' declares no shape; give one, e\.g\. --shape x:"):
+        load_model(model)
+    assert load_model(model, shapes={"x": (1, 3, 8, 8)}).inputs[0].shape == (1, 3, 8, 8)

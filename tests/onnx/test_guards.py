@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import RunError, UsageError
@@ -21,6 +21,7 @@ from onnx2ncnn_opt.runtime.base import Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.targets import LOCAL, find_target
+from testing.onnx_text import parsed
 
 TEXT = (Path(__file__).parents[2] / "fixtures" / "guards.md").read_text(encoding="utf-8")
 GUARDS = dict(re.findall(r"^## ([^\n]*)\n\n```onnx\n(.*?)```", TEXT, re.MULTILINE | re.DOTALL))
@@ -41,9 +42,7 @@ def model(body: str, length: int) -> onnx.ModelProto:
     lines += ["above = Greater(x, zero)", *body.strip().splitlines()]
     text = "\n".join(lines)
     shape = f"float[2,{length}]"
-    return parser.parse_model(
-        f'<ir_version: 9, opset_import: ["" : 20]> g ({shape} x, {shape} z) => ({shape} y) {{\n{text}\n}}'
-    )
+    return parsed(f"({shape} x, {shape} z) => ({shape} y) {{\n{text}\n}}", 20)
 
 
 def inputs(length: int) -> dict[str, Array]:
@@ -71,6 +70,21 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Mapping[str, NcnnWorker]
         worker.close()
 
 
+def computation(source: onnx.ModelProto, feeds: Mapping[str, Array], stem: Path) -> Callable[..., Array]:
+    """Convert a model of one output; the result runs it on a device, in a numeric mode."""
+    conversion = lower(source)
+    files = conversion.save(stem)
+    manifest = conversion.manifest()
+    given = {entry.blob: Feed(feeds[entry.name], entry.batch_axis) for entry in manifest.inputs}
+    (out,) = manifest.outputs
+
+    def compute(worker: NcnnWorker, mode: str, *, exact: bool = False) -> Array:
+        runner = NcnnRunner(files.param, files.bin, mode=mode, exact=exact, worker=worker)
+        return runner.run(given, [Fetch(out.blob, out.batch_axis)])[out.blob]
+
+    return compute
+
+
 @pytest.mark.parametrize("title", list(GUARDS))
 def test_guard(title: str, workers: Mapping[str, NcnnWorker], tmp_path: Path, thorough: bool) -> None:
     lengths = range(1, 34) if thorough else SOME_LENGTHS
@@ -79,18 +93,13 @@ def test_guard(title: str, workers: Mapping[str, NcnnWorker], tmp_path: Path, th
         source = model(GUARDS[title], length)
         feeds = inputs(length)
         (wanted,) = OrtRunner(source.SerializeToString()).run(feeds).values()
-        conversion = lower(source)
-        files = conversion.save(tmp_path / f"net{length}")
-        manifest = conversion.manifest()
-        given = {entry.blob: Feed(feeds[entry.name], entry.batch_axis) for entry in manifest.inputs}
-        (out,) = manifest.outputs
+        compute = computation(source, feeds, tmp_path / f"net{length}")
         for name, worker in workers.items():
             if name == "Vulkan" and length != lengths[-1]:
                 continue  # its shaders compute each element alone, and take long to compile
             for mode in TOLERANCE if name != "CPU" else ("fp32",):
                 for exact in (False, True) if name != "Vulkan" else (False,):  # exact is without packing
-                    runner = NcnnRunner(files.param, files.bin, mode=mode, exact=exact, worker=worker)
-                    result = runner.run(given, [Fetch(out.blob, out.batch_axis)])[out.blob]
+                    result = compute(worker, mode, exact=exact)
                     if not is_right(result.reshape(wanted.shape), wanted, mode, ROUGH.get(title, 0.0)):
                         wrong.append(f"{name} {mode} length {length}: {result} instead of {wanted}")
     assert not wrong, "\n".join(wrong)
@@ -119,9 +128,7 @@ INTEGERS = {
 def test_integers(title: str, workers: Mapping[str, NcnnWorker], tmp_path: Path) -> None:
     """Integers keep their bits, indexes and whole numbers what they are, where a net computes in fp16."""
     given, body = INTEGERS[title]
-    lines = f"<ir_version: 9, opset_import: ['' : 20]> g ({given}) => (float[] y) <float[3000,8] t> {{ {body} }}"
-    source = parser.parse_model(lines.replace("'", '"').replace(") ", ")\n"))
-    del source.graph.initializer[:]
+    source = parsed(f"({given}) => (float[] y) <float[3000,8] t> {{ {body} }}", 20)
     source.graph.initializer.append(numpy_helper.from_array(TABLE, "t"))
     numbers = np.array([[2898, 2899, 2900, 7, 1, 2048]])
     feeds = {"i": np.concatenate([numbers, numbers[:, ::-1]]) if "2,6" in given else numbers}
@@ -130,15 +137,10 @@ def test_integers(title: str, workers: Mapping[str, NcnnWorker], tmp_path: Path)
     if "computed" in title:
         feeds["i"] = feeds["i"] - 1
     (wanted,) = OrtRunner(source.SerializeToString()).run(feeds).values()
-    conversion = lower(source)
-    files = conversion.save(tmp_path / "net")
-    manifest = conversion.manifest()
-    inputs = {entry.blob: Feed(feeds[entry.name], entry.batch_axis) for entry in manifest.inputs}
-    (out,) = manifest.outputs
+    compute = computation(source, feeds, tmp_path / "net")
     for name, worker in workers.items():
         for mode in ROUNDING:
-            runner = NcnnRunner(files.param, files.bin, mode=mode, worker=worker)
-            result = runner.run(inputs, [Fetch(out.blob, out.batch_axis)])[out.blob]
+            result = compute(worker, mode)
             size = float(np.abs(wanted[np.isfinite(wanted)]).max())
             np.testing.assert_allclose(
                 result.reshape(wanted.shape), wanted, rtol=0, atol=ROUNDING[mode] * size, err_msg=f"{name} {mode}"
@@ -161,20 +163,15 @@ MOVES = {
 def test_moves(title: str, workers: Mapping[str, NcnnWorker], tmp_path: Path) -> None:
     """Channels of an odd number of elements are permuted as in the model, in 16 bits as well."""
     declared, shape, perm = MOVES[title]
-    nodes = f"r = Relu(x) t = Transpose<perm=[{','.join(map(str, perm))}]>(r) y = Neg(t)".replace(") ", ")\n")
-    source = parser.parse_model(
-        f'<ir_version: 9, opset_import: ["" : 18]> g (float[{declared}] x) => (float[] y) {{ {nodes} }}'
-    )
+    nodes = f"r = Relu(x) t = Transpose<perm = {list(perm)}>(r) y = Neg(t)"
+    source = parsed(f"(float[{declared}] x) => (float[] y) {{ {nodes} }}", 18)
     x = np.resize(np.arange(1, 250, dtype=np.float32), shape)  # which fp16 and bf16 hold
-    conversion = lower(source)
-    files = conversion.save(tmp_path / "net")
-    assert "Permute" in files.param.read_text()
-    manifest = conversion.manifest()
-    (given,), (out,) = manifest.inputs, manifest.outputs
+    compute = computation(source, {"x": x}, tmp_path / "net")
+    (param,) = tmp_path.glob("*.param")
+    assert "Permute" in param.read_text()
     for name, worker in workers.items():
         for mode in ROUNDING:
-            runner = NcnnRunner(files.param, files.bin, mode=mode, worker=worker)
-            result = runner.run({given.blob: Feed(x, given.batch_axis)}, [Fetch(out.blob, out.batch_axis)])[out.blob]
+            result = compute(worker, mode)
             wanted = -x.transpose(perm)
             np.testing.assert_array_equal(result.reshape(wanted.shape), wanted, err_msg=f"{name} {mode}")
 

@@ -7,21 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError
 from testing.compared import compare_nodes, model_of
+from testing.onnx_text import nodes
 
 COMPARISONS = ("Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Equal")
 NUMBERS = np.array([-np.inf, -3.4e38, -2, -1, -0.5, -1e-30, -0.0, 0, 1e-30, 0.5, 1, 2, 3.4e38, np.inf, np.nan], "f4")
 SHAPES = [((15,), (15, 1)), ((1, 5, 3), (5, 3)), ((2, 3, 4), (4,)), ((1, 3, 4, 5), (3, 1, 5)), ((6,), ())]
 INF = np.float32(np.inf)
-
-
-def to_float(name: str = "b", result: str = "y") -> Any:
-    """Bools leave a net as 0 and 1, and so do floats."""
-    return helper.make_node("Cast", [name], [result], to=TensorProto.FLOAT)
 
 
 @pytest.mark.parametrize("limit", [0.0, -0.0, 1.0, -2.0, 1e-30, 3.4e38, -3.4e38, np.inf, -np.inf])
@@ -30,9 +26,9 @@ def to_float(name: str = "b", result: str = "y") -> Any:
 def test_against_a_number(operator: str, limit: float, swapped: bool) -> None:
     if np.isinf(limit) and operator != "Equal":
         return
-    names = ["c", "x"] if swapped else ["x", "c"]
-    nodes = [helper.make_node(operator, names, ["b"]), to_float()]
-    compare_nodes(nodes, {"x": NUMBERS}, {"c": np.float32(limit)}, rel=0)
+    names = "c, x" if swapped else "x, c"
+    compared = nodes(f"b = {operator}({names}) y = Cast<to = 1>(b)")
+    compare_nodes(compared, {"x": NUMBERS}, {"c": np.float32(limit)}, rel=0)
 
 
 @pytest.mark.parametrize("operator", COMPARISONS)
@@ -40,7 +36,7 @@ def test_two_tensors(operator: str) -> None:
     """Every pair, but for two equal infinities."""
     a, b = (grid.reshape(-1) for grid in np.meshgrid(NUMBERS, NUMBERS))
     kept = ~(np.isinf(a) & (a == b))
-    compare_nodes([helper.make_node(operator, ["a", "b"], ["m"]), to_float("m")], {"a": a[kept], "b": b[kept]}, rel=0)
+    compare_nodes(nodes(f"m = {operator}(a, b) y = Cast<to = 1>(m)"), {"a": a[kept], "b": b[kept]}, rel=0)
 
 
 # What stands after each operand of Where, and whether it runs.
@@ -73,7 +69,7 @@ def test_where(mask: str, a: str, b: str) -> None:
         return
     if "-3.4028234663852886e38" in (a, b):  # nothing is below, but an infinity
         inputs = {name: np.nan_to_num(x) if name != "m" else x for name, x in inputs.items()}
-    compare_nodes(helper.make_node("Where", ["m", "a", "b"], ["y"]), inputs, constants, rel=0)
+    compare_nodes(nodes("y = Where(m, a, b)"), inputs, constants, rel=0)
 
 
 @pytest.mark.parametrize("fed", [False, True])
@@ -83,12 +79,8 @@ def test_nan_that_is_not_picked_is_gone(fed: bool, shape: tuple[int, ...], masks
     rng = np.random.default_rng(0)
     mask = rng.integers(0, 2, masks).astype(bool)
     x = np.where(mask, rng.standard_normal(shape), np.nan).astype(np.float32)
-    node = helper.make_node("Where", ["m", "x", "zero"], ["y"])
-    zero = {"zero": np.float32(0)}
-    if fed:
-        compare_nodes(node, {"x": x, "m": mask}, zero, rel=0)
-    else:
-        compare_nodes(node, {"x": x}, {**zero, "m": mask}, rel=0)
+    inputs, constants = ({"x": x, "m": mask}, {}) if fed else ({"x": x}, {"m": mask})
+    compare_nodes(nodes("y = Where(m, x, zero)"), inputs, {**constants, "zero": np.float32(0)}, rel=0)
 
 
 NUMBERS_OF: dict[int, Any] = {
@@ -103,38 +95,32 @@ NUMBERS_OF: dict[int, Any] = {
 
 @pytest.mark.parametrize(("source", "target"), list(itertools.product(NUMBERS_OF, (1, 6, 7, 9, 11))))
 def test_casts(source: int, target: int) -> None:
-    nodes = [helper.make_node("Cast", ["x"], ["c"], to=target), to_float("c")]
-    compare_nodes(nodes, {"x": NUMBERS_OF[source]}, rel=0)
+    compare_nodes(nodes(f"c = Cast<to = {target}>(x) y = Cast<to = 1>(c)"), {"x": NUMBERS_OF[source]}, rel=0)
 
 
 def test_integers_that_were_computed_are_indices() -> None:
-    nodes = [
-        helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT64),
-        helper.make_node("Gather", ["table", "i"], ["y"]),
-    ]
     table = np.array([[0.5, np.inf], [-np.inf, 1e-30], [3e38, 2.0], [np.nan, 7.0]], np.float32)
-    compare_nodes(nodes, {"x": np.array([3.9, 0.2, 2.0, 1.5, -4.0], np.float32)}, {"table": table}, rel=0)
+    read = nodes("i = Cast<to = 7>(x) y = Gather(table, i)")
+    compare_nodes(read, {"x": np.array([3.9, 0.2, 2.0, 1.5, -4.0], np.float32)}, {"table": table}, rel=0)
 
 
 @pytest.mark.parametrize("divisor", [1, 3, 7, 10, 64, 1000, -12])
 @pytest.mark.parametrize("operator", ["Div", "Mod"])
 def test_quotients_of_integers(operator: str, divisor: int) -> None:
     x = np.concatenate([np.arange(-5000, 5000), np.random.default_rng(1).integers(-(2**20), 2**20, 5000)])
-    node = helper.make_node(operator, ["x", "d"], ["q"])
-    compare_nodes([node, to_float("q")], {"x": x}, {"d": np.int64(divisor)}, rel=0)
-    compare_nodes([node, to_float("q")], {"x": x, "d": np.full(1, divisor)}, rel=0)
+    divide = nodes(f"q = {operator}(x, d) y = Cast<to = 1>(q)")
+    compare_nodes(divide, {"x": x}, {"d": np.int64(divisor)}, rel=0)
+    compare_nodes(divide, {"x": x, "d": np.full(1, divisor)}, rel=0)
 
 
 @pytest.mark.parametrize("divisor", [3.0, 4.0, 7.0, 0.1])
 def test_quotients_of_whole_numbers_rounded_down(divisor: float) -> None:
-    nodes = [helper.make_node("Div", ["x", "d"], ["q"]), helper.make_node("Floor", ["q"], ["y"])]
     x = np.arange(-3000, 3000).astype(np.float32)
-    compare_nodes(nodes, {"x": x}, {"d": np.float32(divisor)}, rel=0)
+    compare_nodes(nodes("q = Div(x, d) y = Floor(q)"), {"x": x}, {"d": np.float32(divisor)}, rel=0)
 
 
 def test_complex_numbers_are_refused() -> None:
-    node = helper.make_node("Equal", ["x", "c"], ["y"])
-    model = model_of([node], {"x": np.zeros(3, np.float32)}, {"c": np.complex64(1j)}, dtype=bool)
+    model = model_of(nodes("y = Equal(x, c)"), {"x": np.zeros(3, np.float32)}, {"c": np.complex64(1j)}, dtype=bool)
     with pytest.raises(UnsupportedError) as error:
         lower(model)
     assert "b is complex64: ncnn has real numbers only" in str(error.value)

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper
 
 from testing.compared import compare_nodes
+from testing.onnx_text import nodes
 
 INF = np.float32(np.inf)
 BASES = np.array([0, -0.0, 1, -1, 2, -2, 0.5, -0.5, 7.25, -7.25, 1e-20, -1e-20, 1e10, -1e10, INF, -INF, np.nan], "f4")
 EXPONENTS = np.array([0, 1, -1, 2, -2, 3, -3, 4, 5, 0.5, -0.5, 1.5, 1 / 3, 2.2, 9, 10, 101, -101], "f4")
-POW = helper.make_node("Pow", ["a", "b"], ["y"])
+POW = nodes("y = Pow(a, b)")
 
 
 def usual(a: Any, b: Any) -> Any:

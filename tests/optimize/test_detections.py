@@ -9,17 +9,13 @@ import pytest
 
 from onnx2ncnn_opt.api.apply_passes import apply_passes
 from onnx2ncnn_opt.ir.detections import after_boxes, before_boxes
-from onnx2ncnn_opt.param.files import NetFiles, read_graph
+from onnx2ncnn_opt.param.files import NetFiles, read_graph, write_net
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.verification.nets import NO_BOXES
 from onnx2ncnn_opt.verification.options import Verification
 from testing.command import run
-from testing.handmade import raw, tagged, write_net
-
-
-def numbers(*shape: int, seed: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    return np.random.default_rng(seed).standard_normal(shape, np.float32)
-
+from testing.param_text import net as graph_of
+from testing.pass_cases import fill_weights
 
 # A convolution whose normalisation folds into it, so that the last bits of the scores change.
 TRUNK = (
@@ -39,49 +35,42 @@ HEADS = {
         "-23304=10,1.08,1.19,3.42,4.41,6.63,11.38,9.42,5.11,16.62,10.52",
     ),
     "DetectionOutput": (
-        "Split s 1 3 t t0 t1 t2",
-        "Convolution location 1 1 t0 l 0=8 1=1 5=1 6=64",
+        "Convolution location 1 1 t l 0=8 1=1 5=1 6=64",
         "Permute lp 1 1 l lq 0=3",
         "Flatten lf 1 1 lq lr",
-        "Convolution head 1 1 t1 h 0=42 1=1 5=1 6=336",
+        "Convolution head 1 1 t h 0=42 1=1 5=1 6=336",
         "Permute hp 1 1 h hq 0=3",
         "Reshape hr 1 1 hq hs 0=21 1=-1",
         "Softmax soft 1 1 hs ht 0=1 1=1",
         "Flatten hf 1 1 ht hu",
-        "PriorBox prior 2 1 t2 x1 p -23300=1,60. -23301=1,120. 9=-233 10=-233 13=0.5",
+        "PriorBox prior 2 1 t x p -23300=1,60. -23301=1,120. 9=-233 10=-233 13=0.5",
         "DetectionOutput d 3 1 lr hu p y 0=21 1=0.45 2=400 3=200 4=THRESHOLD",
     ),
     "Proposal": (
         "Input info 0 1 info 0=3",
-        "Split s 1 3 t t0 t1 t2",
-        "Convolution head 1 1 t0 h 0=18 1=1 5=1 6=144",
+        "Convolution head 1 1 t h 0=18 1=1 5=1 6=144",
         "Reshape hr 1 1 h hs 0=22 1=-1 2=2",
         "Softmax soft 1 1 hs ht 0=0 1=1",
         "Reshape hu 1 1 ht hv 0=22 1=22 2=18",
-        "Convolution location 1 1 t1 l 0=36 1=1 5=1 6=288",
+        "Convolution location 1 1 t l 0=36 1=1 5=1 6=288",
         "Proposal d 3 1 hv l info r 0=16 1=16 2=600 3=30 4=0.7 5=16",
         "Split rs 1 2 r r0 y",
-        "ROIPooling pool 2 1 t2 r0 pooled 0=3 1=3 2=0.0625",
+        "ROIPooling pool 2 1 t r0 pooled 0=3 1=3 2=0.0625",
         "InnerProduct last 1 1 pooled z 0=5 1=1 2=360",
     ),
 }
-COUNTS = {"location": {64: 8, 288: 36}, "head": {600: 75, 1000: 125, 336: 42, 144: 18}, "last": {360: 5}}
+SCALES = {"trunk": 0.125, "location": 0.5}  # of weights
 
 
-def net(folder: Path, kind: str, threshold: float = 0.3, stem: str = "net") -> NetFiles:
-    lines = [line.replace("THRESHOLD", f"{threshold:g}") for line in (*TRUNK, *HEADS[kind])]
-    if kind == "DetectionOutput":
-        lines[1:1] = ["Split xs 1 2 x x0 x1"]
-        lines[2] = lines[2].replace("1 1 x c", "1 1 x0 c")
-    weights = tagged(numbers(576, seed=0) / 8) + raw(numbers(8, seed=1))
-    weights += raw(np.full(8, 1.1), numbers(8, seed=2), np.full(8, 1.3), numbers(8, seed=3))
-    for line in lines:
-        name = line.split()[1]
-        for size, outputs in COUNTS.get(name, {}).items():
-            if f"6={size}" in line or f"2={size}" in line.split()[6:]:
-                scale = 0.5 if name == "location" else 1.0
-                weights += tagged(scale * numbers(size, seed=size)) + raw(numbers(outputs, seed=outputs))
-    return NetFiles(*write_net(folder, *lines, weights=weights, stem=stem))
+def net(folder: Path, kind: str, threshold: float = 0.3) -> NetFiles:
+    graph = graph_of(*(line.replace("THRESHOLD", f"{threshold:g}") for line in (*TRUNK, *HEADS[kind])))
+    fill_weights(graph)
+    for layer in graph:
+        if layer.name in SCALES:
+            layer.weights["weight_data"] = layer.weights["weight_data"] * np.float32(SCALES[layer.name])
+    files = NetFiles(folder / "net.param", folder / "net.bin")
+    write_net(graph, files.param, files.bin)
+    return files
 
 
 @pytest.mark.parametrize("mode", ["fp32", "bf16"])

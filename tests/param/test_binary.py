@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 
 from onnx2ncnn_opt.errors import BinError, GraphError
-from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
 from onnx2ncnn_opt.param.binary import load_weights, open_bin, weight_blocks, write_weights
-from onnx2ncnn_opt.param.text import parse_param
+from testing import param_text
+from testing.param_text import one_layer
 
 IP = "InnerProduct ip 1 1 x y 0=2 1=1 2=6"
 
 
 def parsed(*lines: str) -> Graph:
-    return parse_param(f"7767517\n{len(lines) + 1} 99\nInput in 0 1 x\n" + "\n".join(lines)).graph
+    return param_text.parsed("Input in 0 1 x", *lines).graph
 
 
 def load(graph: Graph, data: bytes) -> int:
@@ -186,20 +187,16 @@ def test_bytes_after_the_last_weight_are_counted() -> None:
 
 def bias(**changes: Any) -> Graph:
     """A Bias layer with two elements, changed."""
-    graph = Graph()
-    graph.add(Layer("Input", "in", (), [Blob("x")]))
-    layer = Layer("Bias", "b", graph.inputs, [Blob("y")], {"bias_data_size": 2}, {"bias_data": np.ones(2)})
-    for name, weight in changes.items():
-        layer.weights[name] = weight
-    graph.add(layer)
+    graph = one_layer("Bias", {"bias_data_size": 2}, {"bias_data": np.ones(2)})
+    graph.layers[1].weights.update(changes)
     return graph
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"bias_data": np.ones(3)}, "Bias 'b': bias_data has 3 elements, the parameters say 2"),
-        ({"other": np.ones(3)}, r"Bias 'b' cannot hold the weights \['other'\]"),
+        ({"bias_data": np.ones(3)}, "Bias 'l': bias_data has 3 elements, the parameters say 2"),
+        ({"other": np.ones(3)}, r"Bias 'l' cannot hold the weights \['other'\]"),
         ({"bias_data": Weight(np.ones(2, np.float16), Encoding.FP16)}, "bias_data cannot be stored as fp16"),
         ({"bias_data": Weight(np.ones(2, np.float64))}, "bias_data is stored as fp32, but has the dtype float64"),
         ({"bias_data": Weight(np.ones(2, np.uint8), Encoding.BYTES)}, "bias_data cannot be stored as bytes"),
@@ -232,7 +229,7 @@ def test_tagged_weights_that_cannot_be_written(weight: Weight, message: str) -> 
 def test_a_missing_weight() -> None:
     graph = bias()
     del graph.layers[1].weights["bias_data"]
-    with pytest.raises(GraphError, match="Bias 'b' lacks its weight bias_data"):
+    with pytest.raises(GraphError, match="Bias 'l' lacks its weight bias_data"):
         dump(graph)
 
 

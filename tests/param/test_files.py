@@ -19,6 +19,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.param.binary import load_weights
 from onnx2ncnn_opt.param.files import all_or_nothing, read_net, write_net
 from onnx2ncnn_opt.param.text import format_param, parse_param
+from testing.param_text import one_layer
 from testing.random_nets import random_graph
 from testing.runnable_nets import Net
 
@@ -27,12 +28,8 @@ def folder_of(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
-def graph_with_weights(bias: float = 1.0) -> Graph:
-    graph = Graph()
-    graph.add(Layer("Input", "in", (), [Blob("x")]))
-    weights = {"bias_data": np.full(2, bias)}
-    graph.add(Layer("Bias", "b", graph.inputs, [Blob("y")], {"bias_data_size": 2}, weights))
-    return graph
+def graph_with_weights() -> Graph:
+    return one_layer("Bias", {"bias_data_size": 2}, {"bias_data": np.ones(2)})
 
 
 def test_writing_and_reading(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +14,11 @@ from hypothesis import strategies as st
 from onnx2ncnn_opt.errors import GraphError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.param.files import write_net
 from onnx2ncnn_opt.param.text import format_param, parse_param
 from onnx2ncnn_opt.param.values import float_text
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
+from testing.param_text import one_layer
 
 FLT_MAX = float(np.finfo(np.float32).max)
 SPECIAL = [0.0, -0.0, 1.0, 0.1, 1e-45, -1e-45, 1.17549435e-38, 1.1754942e-38, FLT_MAX, -FLT_MAX]
@@ -58,47 +62,33 @@ def test_texts(number: float, text: str) -> None:
 def test_what_is_not_a_float() -> None:
     with pytest.raises(ValueError, match="NaN"):
         float_text(float("nan"))
+    with pytest.raises(GraphError, match="Clip 'l': min=nan: NaN cannot be written"):
+        format_param(one_layer("Clip", {"min": float("nan")}))
+
+
+def run_each(folder: Path, type: str, inputs: int, params: Sequence[dict[str | int, Any]]) -> Array:
+    """The results of a layer of each of these parameters, whose inputs are all 1."""
     graph = Graph()
-    graph.add(Layer("Input", "in", (), [Blob("x")]))
-    graph.add(Layer("Clip", "clip", graph.inputs, [Blob("y")], {"min": float("nan")}))
-    with pytest.raises(GraphError, match="Clip 'clip': min=nan: NaN cannot be written"):
-        format_param(graph)
+    source = Blob("in")
+    graph.add(Layer("Input", "in", (), [source]))
+    results = [Blob(f"b{i}") for i in range(len(params))]
+    for blob, values in zip(results, params, strict=True):
+        graph.add(Layer(type, blob.name, [source] * inputs, [blob], values))
+    graph.add(Layer("Concat", "concat", results, [Blob("out")]))
+    write_net(graph, folder / "net.param", folder / "net.bin")
+    with NcnnRunner(folder / "net.param", folder / "net.bin") as runner:
+        return runner.run({"in": np.ones(1, np.float32)})["out"]
 
 
 def test_ncnn_reads_the_same_bits(tmp_path: Path) -> None:
     """Padding writes its parameter into the output without computing, so that even denormals arrive."""
     numbers = finite_floats(2000)
-    graph = Graph()
-    source = Blob("in")
-    graph.add(Layer("Input", "in", (), [source]))
-    padded = []
-    for i, number in enumerate(numbers):
-        padded.append(Blob(f"p{i}"))
-        graph.add(Layer("Padding", f"p{i}", [source], padded[-1:], {"left": 1, "value": float(number)}))
-    result = Blob("out")
-    graph.add(Layer("Concat", "concat", padded, [result]))
-    graph.outputs = [result]
-    (tmp_path / "net.param").write_text(format_param(graph))
-    (tmp_path / "net.bin").write_bytes(b"")
-    with NcnnRunner(tmp_path / "net.param", tmp_path / "net.bin") as runner:
-        found = runner.run({"in": np.ones(1, np.float32)})["out"]
+    found = run_each(tmp_path, "Padding", 1, [{"left": 1, "value": float(number)} for number in numbers])
     assert found[0::2].tobytes() == numbers.tobytes()
 
 
 def test_ncnn_reads_arrays_of_floats(tmp_path: Path) -> None:
     """An Eltwise sum of ones with one coefficient each, the other zero; denormals would be flushed there."""
     numbers = [number for number in finite_floats(300) if abs(number) > np.finfo(np.float32).tiny]
-    graph = Graph()
-    source = Blob("in")
-    graph.add(Layer("Input", "in", (), [source]))
-    sums = []
-    for i, number in enumerate(numbers):
-        sums.append(Blob(f"s{i}"))
-        coeffs = (float(number), 0.0)
-        graph.add(Layer("Eltwise", f"s{i}", [source, source], sums[-1:], {"op_type": 1, "coeffs": coeffs}))
-    graph.add(Layer("Concat", "concat", sums, [Blob("out")]))
-    (tmp_path / "net.param").write_text(format_param(graph))
-    (tmp_path / "net.bin").write_bytes(b"")
-    with NcnnRunner(tmp_path / "net.param", tmp_path / "net.bin") as runner:
-        found = runner.run({"in": np.ones(1, np.float32)})["out"]
+    found = run_each(tmp_path, "Eltwise", 2, [{"op_type": 1, "coeffs": (float(number), 0.0)} for number in numbers])
     assert found.tobytes() == np.array(numbers).tobytes()

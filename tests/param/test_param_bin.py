@@ -10,20 +10,15 @@ import numpy as np
 import pytest
 
 from onnx2ncnn_opt.errors import GraphError, ParamError
-from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.param.param_bin import blob_indexes, format_param_bin, is_param_bin, parse_param_bin
 from onnx2ncnn_opt.param.splits import list_layers
-from onnx2ncnn_opt.param.text import parse_param
+from testing.param_text import parsed
 from testing.random_nets import random_graph
 
 
-def net(*lines: str) -> Graph:
-    tops = sum(int(line.split()[3]) for line in lines)
-    return parse_param("\n".join(["7767517", f"{len(lines)} {tops}", *lines])).graph
-
-
 def test_the_bytes() -> None:
-    graph = net("Input in 0 1 x 0=4", 'Crop c 1 1 x y -23309=2,1,-1 19="0w"', "ReLU r 1 1 y z 0=0.5 31=1")
+    lines = "Input in 0 1 x 0=4", 'Crop c 1 1 x y -23309=2,1,-1 19="0w"', "ReLU r 1 1 y z 0=0.5 31=1"
+    graph = parsed(*lines).graph
     expected = struct.pack("<3i", 7767517, 3, 3)
     expected += struct.pack("<7i", 16, 0, 1, 0, 0, 4, -233)
     expected += struct.pack("<9i", 7, 1, 1, 0, 1, -23309, 2, 1, -1) + struct.pack("<2i", -23419, 2) + b"0w\0\0"
@@ -103,7 +98,8 @@ def test_broken_files(numbers: tuple[int, ...], message: str) -> None:
 @pytest.mark.parametrize("seed", range(100))
 def test_noise_is_an_error_not_a_crash(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    data = bytearray(format_param_bin(list_layers(net("Input in 0 1 x 0=4", "ReLU r 1 1 x y 0=0.5", "Noop n 1 1 y z"))))
+    graph = parsed("Input in 0 1 x 0=4", "ReLU r 1 1 x y 0=0.5", "Noop n 1 1 y z").graph
+    data = bytearray(format_param_bin(list_layers(graph)))
     for position in rng.integers(4, len(data), 3):
         data[position] ^= 1 << int(rng.integers(8))
     with suppress(ParamError, GraphError):

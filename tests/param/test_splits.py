@@ -9,15 +9,11 @@ import pytest
 
 from onnx2ncnn_opt.errors import GraphError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.param.connect import ParsedNet
 from onnx2ncnn_opt.param.files import write_net
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.param.text import format_param, parse_param
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
-
-
-def parsed(*lines: str) -> ParsedNet:
-    return parse_param(f"7767517\n{len(lines)} 99\n" + "\n".join(lines))
+from testing.param_text import parsed
 
 
 def listed(graph: Graph) -> list[str]:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from onnx2ncnn_opt.errors import GraphError, ParamError
-from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.param.text import format_param, parse_param
+from testing.param_text import one_layer
 
 
 def net(*lines: str, layers: int | None = None, blobs: int = 99) -> str:
@@ -186,13 +187,6 @@ def test_hints_follow_the_shapes() -> None:
     assert "-23330=4,3,4,3,2" in format_param(graph)
     relu.params["shape_hints"] = (1, 2)
     assert "-23330=0" in format_param(graph)
-
-
-def one_layer(type: str, params: dict[str | int, Any]) -> Graph:
-    graph = Graph()
-    graph.add(Layer("Input", "in", (), [Blob("x")]))
-    graph.add(Layer(type, "l", graph.inputs, [Blob("y")], params))
-    return graph
 
 
 @pytest.mark.parametrize(
