@@ -13,18 +13,10 @@ class Family(NamedTuple):
     types: tuple[str, ...]
 
 
-def _with_1d_and_3d(type: str) -> Family:
-    return Family(type.lower(), (type, f"{type}1D", f"{type}3D"))
-
-
+_BY_AXES = ("Convolution", "ConvolutionDepthWise", "Deconvolution", "DeconvolutionDepthWise")
+CONVOLUTIONS, DEPTHWISE, *DECONVOLUTIONS = (Family(t.lower(), (t, f"{t}1D", f"{t}3D")) for t in _BY_AXES)
 # Everything that has weights per output channel and a fused activation.
-WEIGHTED = (
-    _with_1d_and_3d("Convolution"),
-    _with_1d_and_3d("ConvolutionDepthWise"),
-    _with_1d_and_3d("Deconvolution"),
-    _with_1d_and_3d("DeconvolutionDepthWise"),
-    Family("innerproduct", ("InnerProduct",)),
-)
+WEIGHTED = (CONVOLUTIONS, DEPTHWISE, *DECONVOLUTIONS, Family("innerproduct", ("InnerProduct",)))
 # Everything that takes up a factor and an offset per channel.
 FOLDING = (*WEIGHTED, Family("batchnorm", ("BatchNorm",)), Family("scale", ("Scale",)))
 

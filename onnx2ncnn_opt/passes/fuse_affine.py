@@ -4,17 +4,15 @@ from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.passes._families import FOLDING, types_of
 from onnx2ncnn_opt.passes._fold import (
-    batchnorm_affine,
     binaryop_affine,
     channels,
     fold,
     require_foldable,
     require_outermost_channels,
-    require_own_weights,
-    scale_affine,
+    slice_affine,
 )
 from onnx2ncnn_opt.rewrite.pattern import const, op
-from onnx2ncnn_opt.rewrite.rule import require, rewrite
+from onnx2ncnn_opt.rewrite.rule import rewrite
 
 _LAYER = op(types_of(FOLDING), "layer")
 _CONSTANT = const("constant")
@@ -45,7 +43,5 @@ def fuse_affine(
     if binary is not None:
         return fold(layer, binaryop_affine(binary, layer, constant))
     assert norm is not None
-    require_own_weights(norm)
     require_outermost_channels(layer)
-    require(channels(norm) == channels(layer), "the numbers of channels differ")
-    return fold(layer, batchnorm_affine(norm) if norm.type == "BatchNorm" else scale_affine(norm))
+    return fold(layer, slice_affine(norm, channels(layer)))

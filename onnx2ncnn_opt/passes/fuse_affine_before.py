@@ -5,17 +5,13 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.passes._constants import stored
 from onnx2ncnn_opt.passes._families import WEIGHTED, types_of
 from onnx2ncnn_opt.passes._fold import (
-    Affine,
-    batchnorm_affine,
-    channels,
-    linear,
     require_offsets_fold,
     require_own_weights,
-    scale_affine,
+    slice_affine,
 )
-from onnx2ncnn_opt.passes._gemm import stored
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import fixed_size, known_shape, require, rewrite
 
@@ -51,7 +47,7 @@ def fuse_affine_before(affine: Layer, layer: Layer, relu: Layer | None = None) -
     """
     require_own_weights(layer)
     inputs = _input_channels(layer)
-    scale, shift = _affine(affine, inputs)
+    scale, shift = slice_affine(affine, inputs)
     if relu is not None:
         require(scale.min() > 0, f"'{affine.name}' turns numbers over, or makes them 0, before '{relu.name}'")
     if layer.type.startswith("Deconvolution"):
@@ -79,15 +75,6 @@ def fuse_affine_before(affine: Layer, layer: Layer, relu: Layer | None = None) -
         first.outputs = (Blob(f"{relu.output.name}_unscaled", relu.output.shape, relu.output.batch),)
         return [first, result.having(inputs=first.outputs)]
     return result.having(pad_value=pad_value) if pad_value else result
-
-
-def _affine(affine: Layer, inputs: int) -> Affine:
-    """Return the affine layer's factor and offset for each input channel."""
-    if affine.type == "BinaryOp":
-        return linear(affine, np.full(inputs, affine["b"], np.float64))
-    require_own_weights(affine)
-    require(channels(affine) == inputs, "the numbers of channels differ")
-    return batchnorm_affine(affine) if affine.type == "BatchNorm" else scale_affine(affine)
 
 
 def _before(scale: Array, shift: Array, layer: Layer) -> float:

@@ -32,8 +32,7 @@ def _fuse(name: str, kinds: frozenset[int], one_sided: frozenset[int]) -> Rewrit
     def fuse(gemm: Layer, binary: Layer, constant: Layer | None = None) -> Layer:
         require_constant_b(gemm)
         require(not gemm["output_N1M"], f"the rows of Gemm '{gemm.name}' are along the channels")
-        const_first = constant is not None and binary.inputs[0].producer is constant
-        scale, shift = linear(binary, _per_column(gemm, binary, constant), const_first)
+        scale, shift = linear(binary, _per_column(gemm, binary, constant), constant)
         weights = {}
         if (scale != 1).any():
             weights["B_data"] = scaled_columns(gemm, scale)

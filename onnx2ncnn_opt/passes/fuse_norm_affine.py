@@ -8,9 +8,8 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.passes._constants import constant_array, per_channel
-from onnx2ncnn_opt.passes._fold import Affine, linear, require_offsets_fold, require_own_weights, scale_affine
-from onnx2ncnn_opt.passes._gemm import stored
+from onnx2ncnn_opt.passes._constants import constant_array, per_channel, stored
+from onnx2ncnn_opt.passes._fold import Affine, linear, require_offsets_fold, slice_affine
 from onnx2ncnn_opt.rewrite.pattern import Op, const, op
 from onnx2ncnn_opt.rewrite.rule import fixed_shape, known_shape, require, rewrite
 
@@ -86,9 +85,6 @@ def fuse_norm_affine(
     what it normalises, RMSNorm a factor only.
     """
     if binary is not None:
-        first = constant is not None and binary.inputs[0].producer is constant
-        return _fold(norm, linear(binary, _values(norm, binary, constant), first))
+        return _fold(norm, linear(binary, _values(norm, binary, constant), constant))
     assert scale is not None
-    require_own_weights(scale)
-    require(scale["scale_data_size"] == _size(norm), "the numbers of channels differ")
-    return _fold(norm, scale_affine(scale))
+    return _fold(norm, slice_affine(scale, _size(norm)))

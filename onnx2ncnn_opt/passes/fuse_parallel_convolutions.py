@@ -7,18 +7,14 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.passes._constants import stored
 from onnx2ncnn_opt.passes._families import WEIGHTED
 from onnx2ncnn_opt.passes._fold import (
-    Affine,
-    batchnorm_affine,
-    channels,
-    linear,
     require_no_activation,
     require_offsets_fold,
     require_own_weights,
-    scale_affine,
+    slice_affine,
 )
-from onnx2ncnn_opt.passes._gemm import stored
 from onnx2ncnn_opt.passes._windows import Slide, axes_of, slides, weight_of
 from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
@@ -98,7 +94,7 @@ def _one_tap(layer: Layer | None, conv: Layer, sign: float) -> _Branch:
     """Return a BatchNorm, a Scale, a scalar or (None) the blob itself as the kernel of a convolution."""
     count, each = int(conv["num_output"]), weight_of(conv).shape[1]
     require(count == each * _groups(conv), f"'{conv.name}' has more or fewer outputs than inputs")
-    scale, shift = _affine(layer, count)
+    scale, shift = (np.ones(count), np.zeros(count)) if layer is None else slice_affine(layer, count)
     weight = np.zeros((count, each))
     weight[np.arange(count), np.arange(count) % each] = scale * sign
     axes = axes_of(conv)
@@ -108,16 +104,6 @@ def _one_tap(layer: Layer | None, conv: Layer, sign: float) -> _Branch:
         weight.reshape(count, each, *(1 for _ in axes)),
         shift * sign,
     )
-
-
-def _affine(layer: Layer | None, count: int) -> Affine:
-    if layer is None:
-        return Affine(np.ones(count), np.zeros(count))
-    if layer.type == "BinaryOp":
-        return linear(layer, np.full(count, layer["b"], np.float64))
-    require_own_weights(layer)
-    require(channels(layer) == count, f"'{layer.name}' has another number of channels")
-    return batchnorm_affine(layer) if layer.type == "BatchNorm" else scale_affine(layer)
 
 
 def _groups(conv: Layer) -> int:
