@@ -77,9 +77,8 @@ def reverse_sequence(
     """Gather along both axes as one; its indices are constant or computed, as the lengths are."""
     if sorted((batch_axis, time_axis)) != [0, 1]:
         raise im.invalid(f"batch_axis {batch_axis} and time_axis {time_axis}")
-    steps, batch = x.shape[time_axis], x.shape[batch_axis]
-    if not isinstance(steps, int) or not isinstance(batch, int):
-        raise im.refuse("the sequences have dynamic dimensions", "bind them with --shape")
+    sizes = x.shape[time_axis], x.shape[batch_axis]
+    steps, batch = im.fixed(sizes, "the sequences have dynamic dimensions", "bind them with --shape")
     time, item = np.indices((steps, batch))
     if batch_axis == 0:
         time, item = time.T, item.T

@@ -256,9 +256,8 @@ def _largest(
     im: ImportContext, x: Tensor, images: Array, ends: Array, given: _RoiAttributes, *, is_centred: bool
 ) -> Tensor:
     """Return the largest in each cell of each region, as ONNX Runtime has it: of weighted pixels, not of samples."""
-    if not all(isinstance(n, int) for n in x.shape):
-        raise im.refuse("mode max in an image of dynamic size", "bind them with --shape")
-    batch, channels, height, width = known(x.shape)
+    reason = "mode max in an image of dynamic size"
+    batch, channels, height, width = im.fixed(x.shape, reason, "bind them with --shape")
     size, ratio = (given.output_height, given.output_width), given.sampling_ratio
     positions, weights = [], []
     for image, (left, top, right, bottom) in zip(images.tolist(), ends, strict=True):

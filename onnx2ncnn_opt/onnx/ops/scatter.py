@@ -27,6 +27,7 @@ from onnx2ncnn_opt.onnx.lower.functional.gather import (
     gather,
     gather_elements,
 )
+from onnx2ncnn_opt.onnx.lower.functional.logic import between
 from onnx2ncnn_opt.onnx.lower.functional.pad import pad
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.lower.functional.where import where
@@ -242,9 +243,7 @@ def _hits(im: ImportContext, targets: Tensor, size: int, elements: int) -> Tenso
 
 def _equal(im: ImportContext, x: Tensor, numbers: Array) -> Tensor:
     """1 where the distance to a number is 0, else 0."""
-    distance = im.tensor(binary(im, BinaryOp.SUB, x, Constant(numbers)))
-    above = (im.unary(distance, "Threshold", threshold=limit).blob for limit in (-FLT_MIN, 0.0))
-    return im.like(distance, im.layer("BinaryOp", *above, op_type=BinaryOp.SUB))
+    return between(im, im.tensor(binary(im, BinaryOp.SUB, x, Constant(numbers))), -FLT_MIN, 0.0)
 
 
 def _reduced(im: ImportContext, data: Value, targets: Array, updates: Value, inner: Shape, reduction: str) -> Value:
@@ -338,9 +337,7 @@ def cumsum(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, reve
 def cumprod(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
     """BinaryOp mul of the operand and itself shifted by 1, of that and itself shifted by 2, by 4, and so on."""
     along, x = im.axis(axis[0], x.rank), as_numbers(im, x)
-    size = x.shape[along]
-    if not isinstance(size, int):
-        raise im.refuse("the axis is dynamic", "bind it with --shape")
+    (size,) = im.fixed((x.shape[along],), "the axis is dynamic")
     if reverse:
         x = flip(im, x, along)
     if exclusive:
