@@ -40,12 +40,7 @@ def _rows(seen: NodeView) -> int:
 
 
 onnx_op("Gemm", since=7, items=_rows, folds=bounds.gemm)(gemm)
-
-
-@onnx_op("MatMul", items=items.product_of(0, 1), folds=bounds.matmul)
-def matmul_op(im: ImportContext, a: Value, b: Value) -> Value:
-    """MatMul; with a constant matrix on the right InnerProduct or Gemm."""
-    return matmul(im, a, b)
+onnx_op("MatMul", items=items.product_of(0, 1), folds=bounds.matmul)(matmul)
 
 
 def _letters_kept(seen: NodeView) -> int:

@@ -82,11 +82,6 @@ def upsample7(im: ImportContext, x: Tensor, *, scales: tuple[float, ...], mode: 
 
 
 @onnx_op("Upsample", since=9, batch=0, integers=True, items=_resized)
-def upsample9(im: ImportContext, x: Tensor, scales: Array, *, mode: str = "nearest") -> Value:
-    """Interp, as Resize of opset 10."""
-    return _by_scales(im, x, scales, _Sampling(mode, "asymmetric", _SIMPLE))
-
-
 @onnx_op("Resize", since=10, batch=0, integers=True, items=_resized)
 def resize10(im: ImportContext, x: Tensor, scales: Array, *, mode: str = "nearest") -> Value:
     """Interp; coordinates are asymmetric, nearest rounds down, or up where an axis shrinks."""
