@@ -47,16 +47,12 @@ def grid_sample16(
     im: ImportContext, x: Tensor, grid: Value, *, mode: str = "bilinear", given: _GridAttributes
 ) -> Tensor:
     """GridSample."""
-    return _grid_sample(im, x, grid, mode, given)
+    return grid_sample20(im, x, grid, mode=mode, given=given)
 
 
 @onnx_op("GridSample", since=20, batch=0, items=items.batch(0, 1))
 def grid_sample20(im: ImportContext, x: Tensor, grid: Value, *, mode: str = "linear", given: _GridAttributes) -> Tensor:
     """GridSample, of images and volumes."""
-    return _grid_sample(im, x, grid, mode, given)
-
-
-def _grid_sample(im: ImportContext, x: Tensor, grid: Value, mode: str, given: _GridAttributes) -> Tensor:
     align_corners, padding_mode = given
     n = x.rank - 2
     if n not in (2, 3) or grid.rank != x.rank or grid.shape[-1] != n:
