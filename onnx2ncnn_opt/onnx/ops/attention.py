@@ -178,8 +178,7 @@ def microsoft_attention(
     if past_sequence_length is not None or past_present_share_buffer or do_rotary:
         reason = "past_sequence_length, past_present_share_buffer and rotary embeddings are not supported"
         raise im.refuse(reason, "export it without them")
-    total = weights.shape[-1]
-    sizes = qkv_hidden_sizes or (total // 3,) * 3
+    sizes = qkv_hidden_sizes or (weights.shape[-1] // 3,) * 3
     projected = linear(im, x, im.f32(weights).T, None if b is None else im.f32(b))
     parts = split(im, projected, 2, sizes)
     keys = values = None

@@ -96,8 +96,7 @@ def reverse_sequence(
     step = binary(im, BinaryOp.MUL, im.unary(over, "Threshold", threshold=0.0), moved)
     own = Constant((time * strides[0] + item * strides[1]).astype(np.float32))
     source = binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, step, number(strides[0])), own)
-    index = im.reshape(as_indices(im, source), (steps * batch,))
-    return im.reshape(gather(im, flat, index), x.shape)
+    return im.reshape(gather(im, flat, im.reshape(as_indices(im, source), (steps * batch,))), x.shape)
 
 
 @onnx_op("Compress", since=9, integers=True, folds=bounds.first)

@@ -127,8 +127,7 @@ def _diagonal(im: ImportContext, x: Value, axes: _Axes) -> tuple[Value, _Axes]:
     if not isinstance(size, int) or x.shape[first] != size:
         raise im.invalid(f"the diagonal of sizes {x.shape[first]} and {size}")
     others = [i for i in range(len(axes)) if i not in (first, twice)]
-    transposed = x.transpose([*others, first, twice])
-    flat = im.reshape(transposed, (*(x.shape[i] for i in others), size * size))
+    flat = im.reshape(x.transpose([*others, first, twice]), (*(x.shape[i] for i in others), size * size))
     picked = pick(im, im.tensor(flat), len(others), np.arange(size) * (size + 1))
     return _diagonal(im, picked, (*(axes[i] for i in others), axes[twice]))
 

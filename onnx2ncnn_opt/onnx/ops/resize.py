@@ -314,8 +314,7 @@ def _interp_layer(im: ImportContext, x: Tensor, axes: list[_Axis], params: dict[
     else:
         [size], others = im.stated([(width.out, height.out)], blob)
         blob = im.layer("Interp", blob, *others, size_expr=size, **params)
-    shape = tuple(a.out for a in axes)
-    return im.wrap(blob, shape, dims, [0])
+    return im.wrap(blob, tuple(a.out for a in axes), dims, [0])
 
 
 def _copied(im: ImportContext, x: Tensor, axes: Sequence[_Axis], sampling: _Sampling) -> Tensor:

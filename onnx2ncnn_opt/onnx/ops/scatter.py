@@ -141,8 +141,7 @@ def _scatter(
     im: ImportContext, data: Value, targets: Array, updates: Value, rest: int, reduction: str = "none"
 ) -> Value:
     """``data[targets] = updates`` over all axes but the last `rest`, or the reduction of what was and what comes."""
-    outer = data.shape[: data.rank - rest]
-    sizes = fixed(im, outer)
+    sizes = fixed(im, data.shape[: data.rank - rest])
     for index, size in zip(targets, sizes, strict=True):
         if index.size and (index.min() < -size or index.max() >= size):
             raise im.invalid(f"indices {index.min()} to {index.max()} are not all in an axis of size {size}")
@@ -254,8 +253,7 @@ def _reduced(im: ImportContext, data: Value, targets: Array, updates: Value, inn
     if turn.max() >= _MOST_TURNS:
         reason = f"its constant indices name one element {turn.max() + 1} times"
         raise im.refuse(reason, "add up the updates of an element before")
-    outer = data.shape[: data.rank - len(inner)]
-    rows = im.reshape(data, (product(outer), *inner))
+    rows = im.reshape(data, (product(data.shape[: data.rank - len(inner)]), *inner))
     new = im.reshape(updates, (targets.size, *inner))
     for k in range(turn.max() + 1):
         which = order[turn[order] == k]

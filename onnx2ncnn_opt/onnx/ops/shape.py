@@ -195,8 +195,7 @@ def space_to_depth(im: ImportContext, x: Tensor, *, blocksize: int, mode: str = 
     if rows is None or columns is None:
         raise im.invalid(f"an image of {h} x {w} does not divide into blocks of {b}")
     perm = (0, 1, 3, 5, 2, 4) if mode == "CRD" else (0, 3, 5, 1, 2, 4)
-    parts = im.reshape(x, (n, c, rows, b, columns, b)).transpose(perm)
-    return im.reshape(parts, (n, c * b * b, rows, columns))
+    return im.reshape(im.reshape(x, (n, c, rows, b, columns, b)).transpose(perm), (n, c * b * b, rows, columns))
 
 
 def _image(im: ImportContext, x: Tensor) -> Shape:

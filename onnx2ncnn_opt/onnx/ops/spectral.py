@@ -112,8 +112,7 @@ def stft(
     params = {"kernel_w": count, "stride_w": frame_step[0], "weight_data_size": kernels.size}
     blob = im.layer("Convolution1D", wave, weights={"weight_data": kernels}, num_output=len(kernels), **params)
     shape = (signal.shape[0], len(weight), 2, blob.known_shape[1])
-    y = im.wrap(blob, shape, [[1, 2], [3]], [0], signal.dtype)
-    return y.transpose((0, 3, 1, 2))
+    return im.wrap(blob, shape, [[1, 2], [3]], [0], signal.dtype).transpose((0, 3, 1, 2))
 
 
 # The terms of each window: a sum of cosines of whole multiples of the turn.

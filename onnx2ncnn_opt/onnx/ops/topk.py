@@ -56,8 +56,7 @@ def top_k11(
         raise im.refuse(f"k is {count}, for an axis of {size} elements", "ask for 1 up to as many as there are")
     order = x if largest else im.apply(x, UnaryOp.NEG)
     if count == 1:
-        found = reduce(im, x, "ReduceMax" if largest else "ReduceMin", (axis,), 1)
-        return found, arg_max(im, order, axis=axis)
+        return reduce(im, x, "ReduceMax" if largest else "ReduceMin", (axis,), 1), arg_max(im, order, axis=axis)
     (size,) = im.fixed((size,), "the axis is dynamic")
     if not sorted:
         raise im.refuse("sorted is 0: ONNX leaves the order undefined", "export it with sorted=True")
