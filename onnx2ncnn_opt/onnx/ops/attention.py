@@ -178,8 +178,7 @@ def microsoft_attention(
     if past_sequence_length is not None or past_present_share_buffer or do_rotary:
         reason = "past_sequence_length, past_present_share_buffer and rotary embeddings are not supported"
         raise im.refuse(reason, "export it without them")
-    total = weights.shape[-1]
-    sizes = qkv_hidden_sizes or (total // 3,) * 3
+    sizes = qkv_hidden_sizes or (weights.shape[-1] // 3,) * 3
     projected = linear(im, x, im.f32(weights).T, None if b is None else im.f32(b))
     parts = split(im, projected, 2, sizes)
     keys = values = None
@@ -244,9 +243,7 @@ def group_query_attention(
         query, key, value = (im.tensor(x) for x in split(im, query, 2, (num_heads * size, *(kv_num_heads * size,) * 2)))
     if local_window_size == 0:
         raise im.refuse("a window of no keys", "use a window of one key at least")
-    length, before = query.shape[1], 0 if past_key is None else past_key.shape[2]
-    if not isinstance(length, int) or not isinstance(before, int):
-        raise im.refuse("a dynamic length", "bind it with --shape")
+    length, before = im.fixed((query.shape[1], 0 if past_key is None else past_key.shape[2]), "a dynamic length")
     total = before + length
     for lengths, most in ((seqlens_k, total - 1), (total_sequence_length, total)):
         if isinstance(lengths, Tensor):
@@ -293,9 +290,7 @@ def microsoft_rotary_embedding(
             raise im.refuse("a first position that is computed at run time", "give it the positions of all elements")
         position_ids = Constant(position_ids.array.reshape(1, 1) + np.arange(length))
     if x.rank == 3 and not num_heads:
-        half, width = cos.shape[-1], x.shape[-1]
-        if not isinstance(half, int) or not isinstance(width, int):
-            reason = "num_heads is missing, and does not follow from the shapes"
-            raise im.refuse(reason, "set num_heads, or bind sizes with --shape")
+        reason = "num_heads is missing, and does not follow from the shapes"
+        half, width = im.fixed((cos.shape[-1], x.shape[-1]), reason, "set num_heads, or bind sizes with --shape")
         num_heads = width // (2 * half)
     return rotate(im, x, (cos, sin), position_ids, interleaved, num_heads, rotary_embedding_dim)

@@ -48,8 +48,7 @@ def bitwise_and(im: ImportContext, a: Value, b: Value) -> Value:
 @onnx_op("BitwiseOr", since=18, integers=True, axes="each", folds=bounds.broadcast)
 def bitwise_or(im: ImportContext, a: Value, b: Value) -> Value:
     """Compute a + b, less the common bits."""
-    both = binary(im, BinaryOp.ADD, a, b)
-    return _of_type(im, binary(im, BinaryOp.SUB, both, _common(im, a, b)), a)
+    return _of_type(im, binary(im, BinaryOp.SUB, binary(im, BinaryOp.ADD, a, b), _common(im, a, b)), a)
 
 
 @onnx_op("BitwiseXor", since=18, integers=True, axes="each", folds=bounds.broadcast)

@@ -7,6 +7,7 @@ iteration: its condition is constant, or follows from constants, sizes and the i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir
@@ -74,45 +75,9 @@ def scan9(
 ) -> tuple[Item | None, ...]:
     """As many copies of the body as the sequence is long."""
     initial, scanned = xs[: len(xs) - num_scan_inputs], xs[len(xs) - num_scan_inputs :]
-    axes = scan_input_axes, scan_output_axes
-    return _scan(im, body, initial, scanned, scan_input_directions, scan_output_directions, *axes)
-
-
-@onnx_op("Scan", since=8, integers=True)
-def scan8(
-    im: ImportContext,
-    sequence_lens: Constant | None = None,
-    *xs: Value,
-    body: onnx_ir.Graph,
-    num_scan_inputs: int,
-    directions: Ints = (),
-) -> tuple[Item | None, ...]:
-    """As many copies of the body as the sequence is long, for each item of a batch."""
-    initial, scanned = xs[: len(xs) - num_scan_inputs], xs[len(xs) - num_scan_inputs :]
-    items = [unstacked(im, x, 0) for x in xs if isinstance(x.shape[0], int)]
-    if len(items) < len(xs) or len(set(map(len, items))) != 1:
-        raise im.refuse("its batch is dynamic", "bind it with --shape")
-    if sequence_lens is not None and any(length != x.shape[1] for x in scanned for length in sequence_lens.array):
-        raise im.refuse("its sequences are padded (input sequence_lens)", "export it without sequence_lens")
-    rows = []
-    for item in zip(*items, strict=True):
-        rows.append(_scan(im, body, item[: len(initial)], item[len(initial) :], directions))
-    return tuple(_stack(im, column, 0) if im.is_used(i) else None for i, column in enumerate(zip(*rows, strict=True)))
-
-
-def _scan(
-    im: ImportContext,
-    body: onnx_ir.Graph,
-    initial: Sequence[Value],
-    scanned: Sequence[Value],
-    backwards: Ints,
-    results_backwards: Ints = (),
-    axes: Ints = (),
-    result_axes: Ints = (),
-) -> tuple[Item | None, ...]:
-    axes, backwards = axes or (0,) * len(scanned), backwards or (0,) * len(scanned)
-    if not len(body.inputs) == len(initial) + len(scanned) == len(initial) + len(axes) == len(initial) + len(backwards):
-        raise im.invalid(f"its body takes {len(body.inputs)} values, not {len(initial) + len(scanned)}")
+    axes, backwards = scan_input_axes or (0,) * len(scanned), scan_input_directions or (0,) * len(scanned)
+    if not len(body.inputs) == len(xs) == len(initial) + len(axes) == len(initial) + len(backwards):
+        raise im.invalid(f"its body takes {len(body.inputs)} values, not {len(xs)}")
     axes_in = [im.axis(axis, x.rank) for axis, x in zip(axes, scanned, strict=True)]
     lengths = {x.shape[axis] for axis, x in zip(axes_in, scanned, strict=True)}
     if len(lengths) != 1 or not all(isinstance(length, int) for length in lengths):
@@ -126,7 +91,28 @@ def _scan(
         results = im.inlined(body, *state, *step, iterations=len(steps[0]))
         state = results[: len(initial)]
         rows.append(results[len(initial) :])
-    return *state, *_stacks(im, body.outputs[len(initial) :], rows, result_axes, results_backwards)
+    return *state, *_stacks(im, body.outputs[len(initial) :], rows, scan_output_axes, scan_output_directions)
+
+
+@onnx_op("Scan", since=8, integers=True)
+def scan8(
+    im: ImportContext,
+    sequence_lens: Constant | None = None,
+    *xs: Value,
+    body: onnx_ir.Graph,
+    num_scan_inputs: int,
+    directions: Ints = (),
+) -> tuple[Item | None, ...]:
+    """As many copies of the body as the sequence is long, for each item of a batch."""
+    items = [unstacked(im, x, 0) for x in xs if isinstance(x.shape[0], int)]
+    if len(items) < len(xs) or len(set(map(len, items))) != 1:
+        raise im.refuse("its batch is dynamic", "bind it with --shape")
+    scanned = xs[len(xs) - num_scan_inputs :]
+    if sequence_lens is not None and any(length != x.shape[1] for x in scanned for length in sequence_lens.array):
+        raise im.refuse("its sequences are padded (input sequence_lens)", "export it without sequence_lens")
+    options: dict[str, Any] = {"num_scan_inputs": num_scan_inputs, "scan_input_directions": directions}
+    rows = [scan9(im, *item, body=body, **options) for item in zip(*items, strict=True)]
+    return tuple(_stack(im, column, 0) if im.is_used(i) else None for i, column in enumerate(zip(*rows, strict=True)))
 
 
 def _stacks(

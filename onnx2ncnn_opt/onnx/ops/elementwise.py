@@ -17,6 +17,8 @@ from onnx2ncnn_opt.onnx.value import Constant, Item, Operand, Tensor, Value
 
 onnx_op("Add", since=7, integers=True, axes="each", folds=bounds.broadcast)(add)
 onnx_op("Mul", since=7, integers=True, axes="each", folds=bounds.broadcast)(mul)
+onnx_op("Max", integers=True, selects=True, axes="each", folds=bounds.broadcast, errors="none")(maximum)
+onnx_op("Min", integers=True, selects=True, axes="each", folds=bounds.broadcast, errors="none")(minimum)
 
 
 @onnx_op("Sub", since=7, integers=True, axes="each", folds=bounds.broadcast)
@@ -32,18 +34,6 @@ def sub(im: ImportContext, a: Operand, b: Operand) -> Value:
 def sum_(im: ImportContext, *xs: Value) -> Value:
     """Chain BinaryOp add."""
     return reduce(lambda a, b: binary(im, BinaryOp.ADD, a, b), xs)
-
-
-@onnx_op("Max", integers=True, selects=True, axes="each", folds=bounds.broadcast, errors="none")
-def max__op(im: ImportContext, *xs: Value) -> Value:
-    """Chain BinaryOp max."""
-    return maximum(im, *xs)
-
-
-@onnx_op("Min", integers=True, selects=True, axes="each", folds=bounds.broadcast, errors="none")
-def min__op(im: ImportContext, *xs: Value) -> Value:
-    """Chain BinaryOp min."""
-    return minimum(im, *xs)
 
 
 @onnx_op("Mean", axes="each", folds=bounds.broadcast)

@@ -77,9 +77,8 @@ def reverse_sequence(
     """Gather along both axes as one; its indices are constant or computed, as the lengths are."""
     if sorted((batch_axis, time_axis)) != [0, 1]:
         raise im.invalid(f"batch_axis {batch_axis} and time_axis {time_axis}")
-    steps, batch = x.shape[time_axis], x.shape[batch_axis]
-    if not isinstance(steps, int) or not isinstance(batch, int):
-        raise im.refuse("the sequences have dynamic dimensions", "bind them with --shape")
+    sizes = x.shape[time_axis], x.shape[batch_axis]
+    steps, batch = im.fixed(sizes, "the sequences have dynamic dimensions", "bind them with --shape")
     time, item = np.indices((steps, batch))
     if batch_axis == 0:
         time, item = time.T, item.T
@@ -97,8 +96,7 @@ def reverse_sequence(
     step = binary(im, BinaryOp.MUL, im.unary(over, "Threshold", threshold=0.0), moved)
     own = Constant((time * strides[0] + item * strides[1]).astype(np.float32))
     source = binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, step, number(strides[0])), own)
-    index = im.reshape(as_indices(im, source), (steps * batch,))
-    return im.reshape(gather(im, flat, index), x.shape)
+    return im.reshape(gather(im, flat, im.reshape(as_indices(im, source), (steps * batch,))), x.shape)
 
 
 @onnx_op("Compress", since=9, integers=True, folds=bounds.first)

@@ -70,9 +70,8 @@ def linear_attention(
     rules = {"linear": (False, False), "gated": (True, False), "delta": (False, True), "gated_delta": (True, True)}
     if rules.get(update_rule) != (decay is not None, beta is not None):
         raise im.refuse(f"update_rule {update_rule} with these operands", "give decay and beta as the rule needs them")
-    batch, steps, width = query.shape
-    if not isinstance(steps, int) or not isinstance(width, int):
-        raise im.refuse("a dynamic number of steps", "bind it with --shape")
+    batch, *sizes = query.shape
+    steps, width = im.fixed(sizes, "a dynamic number of steps")
     if steps > MOST_STEPS:
         reason = f"{steps} steps one after the other, more than {MOST_STEPS}"
         raise im.refuse(reason, "feed the sequence in shorter parts")

@@ -71,9 +71,7 @@ def split_to_sequence(
 ) -> TensorSequence:
     """Slice."""
     axis = im.axis(axis, x.rank)
-    size = x.shape[axis]
-    if not isinstance(size, int):
-        raise im.refuse(f"axis {axis} is dynamic", "bind it with --shape")
+    (size,) = im.fixed((x.shape[axis],), f"axis {axis} is dynamic")
     sizes = (1,) if split is None else tuple(map(int, split.array.reshape(-1)))
     is_chunk = split is None or split.rank == 0
     if is_chunk and sizes == (1,) and not keepdims:  # as torch's unbind; ONNX's text would have it without a split only

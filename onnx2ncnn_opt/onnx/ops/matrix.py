@@ -40,12 +40,7 @@ def _rows(seen: NodeView) -> int:
 
 
 onnx_op("Gemm", since=7, items=_rows, folds=bounds.gemm)(gemm)
-
-
-@onnx_op("MatMul", items=items.product_of(0, 1), folds=bounds.matmul)
-def matmul_op(im: ImportContext, a: Value, b: Value) -> Value:
-    """MatMul; with a constant matrix on the right InnerProduct or Gemm."""
-    return matmul(im, a, b)
+onnx_op("MatMul", items=items.product_of(0, 1), folds=bounds.matmul)(matmul)
 
 
 def _letters_kept(seen: NodeView) -> int:
@@ -132,8 +127,7 @@ def _diagonal(im: ImportContext, x: Value, axes: _Axes) -> tuple[Value, _Axes]:
     if not isinstance(size, int) or x.shape[first] != size:
         raise im.invalid(f"the diagonal of sizes {x.shape[first]} and {size}")
     others = [i for i in range(len(axes)) if i not in (first, twice)]
-    transposed = x.transpose([*others, first, twice])
-    flat = im.reshape(transposed, (*(x.shape[i] for i in others), size * size))
+    flat = im.reshape(x.transpose([*others, first, twice]), (*(x.shape[i] for i in others), size * size))
     picked = pick(im, im.tensor(flat), len(others), np.arange(size) * (size + 1))
     return _diagonal(im, picked, (*(axes[i] for i in others), axes[twice]))
 

@@ -94,8 +94,7 @@ def _in_training(
 def instance_norm(im: ImportContext, x: Tensor, scale: Value, bias: Value, *, epsilon: float = 1e-5) -> Value:
     """InstanceNorm per channel over all further axes, on a Mat of three dims; BinaryOps where these are computed."""
     if not 3 <= x.rank <= 5:
-        reason = f"the operand has rank {x.rank}"
-        raise im.refuse(reason, "reshape it in the model: ncnn takes images and, for some layers, rows and volumes")
+        raise im.refuse(f"the operand has rank {x.rank}", _RANKS)
     # A 2-D Mat would be one single channel.
     dims = [[1], [], [2]] if x.rank == 3 else [[axis] for axis in range(1, x.rank)]
     params: dict[str, Any] = {"affine": 0}
@@ -152,8 +151,7 @@ def lrn(
         reason = f"size {size} is even: ncnn's window is symmetric around its channel"
         raise im.refuse(reason, "export it with an odd size")
     if x.rank != 4:
-        reason = f"the operand has rank {x.rank}"
-        raise im.refuse(reason, "reshape it in the model: ncnn takes images and, for some layers, rows and volumes")
+        raise im.refuse(f"the operand has rank {x.rank}", _RANKS)
     blob = im.layer("LRN", im.channels(x), local_size=size, alpha=alpha, beta=beta, bias=bias)
     return im.wrap(blob, x.shape, [[axis] for axis in range(1, x.rank)], [0])
 

@@ -84,9 +84,7 @@ def center_crop_pad(im: ImportContext, x: Tensor, shape: Ints, *, axes: Ints = (
         raise im.invalid(f"the shape {shape} for {len(wanted_axes)} axes")
     before, after = [], []
     for axis, wanted in zip(wanted_axes, shape, strict=True):
-        size = x.shape[axis]
-        if not isinstance(size, int):
-            raise im.refuse(f"axis {axis} is dynamic", "bind it with --shape")
+        (size,) = im.fixed((x.shape[axis],), f"axis {axis} is dynamic")
         before.append(int((wanted - size) / 2))  # towards 0
         after.append(wanted - size - before[-1])
     return pad11(im, x, (*before, *after), axes=tuple(wanted_axes))

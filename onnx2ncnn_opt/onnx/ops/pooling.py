@@ -31,8 +31,7 @@ def lp_pool(im: ImportContext, x: Tensor, *, given: PoolAttributes, dilations: I
         # Its last windows have as many zeros as any other, but ncnn would divide by fewer.
         reason = "ceil_mode: the last windows divide by another number than in ncnn"
         raise im.refuse(reason, "export it with ceil_mode = 0")
-    powers = _power(im, x, p)
-    pooled = average_pool(im, powers, given=given, count_include_pad=1, dilations=dilations)
+    pooled = average_pool(im, _power(im, x, p), given=given, count_include_pad=1, dilations=dilations)
     return _root(im, binary(im, BinaryOp.MUL, pooled, number(math.prod(given.kernel_shape))), p)
 
 

@@ -47,11 +47,11 @@ def _signed_power(im: ImportContext, a: Value, b: Value) -> Value:
     """Compute a ** b for any base. For a negative base it is negative for odd exponents, NaN for fractional ones."""
     power: Value = im.unary(_logarithm(im, a, b), "Exp")
     below = _is_positive(im, applied(im, a, UnaryOp.NEG, np.negative))
-    half = _floor(im, arithmetic(im, BinaryOp.MUL, b, number(0.5)))
+    half = applied(im, arithmetic(im, BinaryOp.MUL, b, number(0.5)), UnaryOp.FLOOR, np.floor)
     odd = arithmetic(im, BinaryOp.SUB, b, arithmetic(im, BinaryOp.MUL, half, number(2)))
     if not isinstance(odd, Constant) or odd.array.any():
         power = binary(im, BinaryOp.MUL, power, _turned(im, arithmetic(im, BinaryOp.MUL, odd, below)))
-    broken = arithmetic(im, BinaryOp.SUB, b, _floor(im, b))
+    broken = arithmetic(im, BinaryOp.SUB, b, applied(im, b, UnaryOp.FLOOR, np.floor))
     if isinstance(broken, Constant) and not broken.array.any():
         return power
     wrong = _turned(im, arithmetic(im, BinaryOp.MUL, _is_positive(im, broken), below))
@@ -76,10 +76,6 @@ def _logarithm(im: ImportContext, a: Value, b: Value) -> Value:
 def _turned(im: ImportContext, x: Value) -> Value:
     """1 for 0, -1 for 1."""
     return arithmetic(im, BinaryOp.SUB, number(1), arithmetic(im, BinaryOp.MUL, x, number(2)))
-
-
-def _floor(im: ImportContext, x: Value) -> Value:
-    return applied(im, x, UnaryOp.FLOOR, np.floor)
 
 
 def _is_positive(im: ImportContext, x: Value) -> Value:
@@ -111,6 +107,5 @@ def _whole_power(im: ImportContext, x: Tensor, exponent: int) -> Tensor:
     """x to a whole power by squaring."""
     if exponent == 1:
         return x
-    half = _whole_power(im, x, exponent // 2)
-    square = im.apply(half, UnaryOp.SQUARE)
+    square = im.apply(_whole_power(im, x, exponent // 2), UnaryOp.SQUARE)
     return square if exponent % 2 == 0 else im.like(x, im.layer("BinaryOp", square.blob, x.blob, op_type=BinaryOp.MUL))

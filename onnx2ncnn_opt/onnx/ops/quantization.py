@@ -164,8 +164,7 @@ def qlinear_sigmoid(
     im: ImportContext, x: Value, x_scale: Value, x_zero_point: Zero, y_scale: Value, y_zero_point: Zero = None
 ) -> Value:
     """Sigmoid between DequantizeLinear and QuantizeLinear."""
-    y = im.unary(_floats(im, x, x_scale, x_zero_point), "Sigmoid")
-    return quantize_linear(im, y, y_scale, y_zero_point)
+    return quantize_linear(im, im.unary(_floats(im, x, x_scale, x_zero_point), "Sigmoid"), y_scale, y_zero_point)
 
 
 @onnx_op("QLinearLeakyRelu", domain=MICROSOFT, integers=True, quantises=True, axes="each")
@@ -216,8 +215,7 @@ def qlinear_global_average_pool(
     """GlobalAveragePool between DequantizeLinear and QuantizeLinear."""
     if channels_last:
         raise im.refuse("channels_last is 1: ncnn has channels first", "quantise the model with channels first")
-    y = global_average_pool(im, _floats(im, x, x_scale, x_zero_point))
-    return quantize_linear(im, y, y_scale, y_zero_point)
+    return quantize_linear(im, global_average_pool(im, _floats(im, x, x_scale, x_zero_point)), y_scale, y_zero_point)
 
 
 @onnx_op("QLinearAveragePool", domain=MICROSOFT, batch=0, integers=True, quantises=True)
@@ -236,8 +234,7 @@ def qlinear_average_pool(
     """AveragePool between DequantizeLinear and QuantizeLinear."""
     if channels_last:
         raise im.refuse("channels_last is 1: ncnn has channels first", "quantise the model with channels first")
-    x = _floats(im, x, x_scale, x_zero_point)
-    y = average_pool(im, x, given=given, count_include_pad=count_include_pad)
+    y = average_pool(im, _floats(im, x, x_scale, x_zero_point), given=given, count_include_pad=count_include_pad)
     return quantize_linear(im, y, y_scale, y_zero_point)
 
 
@@ -340,6 +337,5 @@ def matmul_nbits(
 
 def _unpacked(packed: Array, bits: int) -> Array:
     """Return the numbers packed in each byte along the last axis, the lowest bits first."""
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    parts = (packed[..., None] >> shifts) & np.uint8(2**bits - 1)
+    parts = (packed[..., None] >> np.arange(0, 8, bits, dtype=np.uint8)) & np.uint8(2**bits - 1)
     return parts.reshape(*packed.shape[:-1], -1).astype(np.float32)

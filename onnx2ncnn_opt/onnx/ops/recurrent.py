@@ -239,13 +239,11 @@ class _Node:
 
     def _weights(self) -> dict[str, Array]:
         """Rows of all matrices by gates in ncnn's order; the two biases added where they are alike."""
-        w, r, b = (self.im.f32(x.array) if isinstance(x, Constant) else None for x in (self.w, self.r, self.b))
-        assert w is not None
-        assert r is not None
+        w, r, *b = (self.im.f32(x.array) for x in (self.w, self.r, self.b) if isinstance(x, Constant))
         shape, order = (self.count, len(self.kind.gates), r.shape[-1]), list(self.kind.gates)
         biases = np.zeros((shape[0], 2, *shape[1:]), np.float32)
-        if b is not None:
-            biases = b.reshape(biases.shape)[:, :, order]
+        if b:
+            biases = b[0].reshape(biases.shape)[:, :, order]
         bias = biases.sum(axis=1)
         if self.kind is _GRU:
             # The reset gate works between the hidden gate's two biases.
@@ -255,14 +253,12 @@ class _Node:
 
     def _states(self, states: Sequence[Operand | None]) -> list[Blob]:
         """Return the initial states as Mats (directions, hidden size); none if all of them are 0."""
-        kept = self._nonzero(states)
+        im, kept = self.im, self._nonzero(states)
         if all(state is None for state in kept):
             return []
         zeros = np.zeros(known((self.count, self.r.shape[-1])), np.float32)
-        return [self.im.memory(zeros) if state is None else self._mat(state) for state in kept]
-
-    def _mat(self, state: Value) -> Blob:
-        return self.im.mat(self._turned(self.im.tensor(state), (1, 0, 2)), [[0], [2]], [1])
+        turned = (None if state is None else self._turned(im.tensor(state), (1, 0, 2)) for state in kept)
+        return [im.memory(zeros) if state is None else im.mat(state, [[0], [2]], [1]) for state in turned]
 
     def _nonzero(self, states: Sequence[Operand | None]) -> list[Value | None]:
         """Return the initial states that are not all 0; refused if one has another shape."""

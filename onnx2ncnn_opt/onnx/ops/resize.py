@@ -82,11 +82,6 @@ def upsample7(im: ImportContext, x: Tensor, *, scales: tuple[float, ...], mode: 
 
 
 @onnx_op("Upsample", since=9, batch=0, integers=True, items=_resized)
-def upsample9(im: ImportContext, x: Tensor, scales: Array, *, mode: str = "nearest") -> Value:
-    """Interp, as Resize of opset 10."""
-    return _by_scales(im, x, scales, _Sampling(mode, "asymmetric", _SIMPLE))
-
-
 @onnx_op("Resize", since=10, batch=0, integers=True, items=_resized)
 def resize10(im: ImportContext, x: Tensor, scales: Array, *, mode: str = "nearest") -> Value:
     """Interp; coordinates are asymmetric, nearest rounds down, or up where an axis shrinks."""
@@ -219,12 +214,8 @@ def _resize_floats(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _S
         if params is not None:
             return _interp_layer(im, x, axes, params)
     for one in changed:
-        if isinstance(one.size, Sym) or isinstance(one.out, Sym):
-            raise im.refuse(
-                f"{sampling.mode} with {sampling.coordinates} from {one.size} to {one.out}, which ncnn does not sample "
-                f"the same way at every size",
-                "bind it with --shape",
-            )
+        reason = f"{sampling.mode} with {sampling.coordinates} from {one.size} to {one.out}"
+        im.fixed((one.size, one.out), f"{reason}, which ncnn does not sample the same way at every size")
     if sampling.mode == "nearest":
         for last in range(len(changed), 0, -2):
             x = _copied(im, x, changed[max(last - 2, 0) : last], sampling)
@@ -289,7 +280,6 @@ def _is_floor(axis: _Axis, sampling: _Sampling) -> bool:
             # Of n and 2n - 1 or 2n + 1 no quotient is whole but the first, so that rounding moves none across.
             return plain and axis.size in (axis.out // 2, (axis.out + 1) // 2)
         return (plain or (halves and axis.scale == int(axis.scale))) and _is_stable(axis.scale)
-    assert axis.scale is not None
     ratio = np.float32(axis.size) / np.float32(axis.out)
     ncnn = np.minimum((np.arange(axis.out, dtype=np.float32) * ratio).astype(np.int64), axis.size - 1)
     return bool(np.array_equal(ncnn, _nearest_index(axis, sampling)))
@@ -324,8 +314,7 @@ def _interp_layer(im: ImportContext, x: Tensor, axes: list[_Axis], params: dict[
     else:
         [size], others = im.stated([(width.out, height.out)], blob)
         blob = im.layer("Interp", blob, *others, size_expr=size, **params)
-    shape = tuple(a.out for a in axes)
-    return im.wrap(blob, shape, dims, [0])
+    return im.wrap(blob, tuple(a.out for a in axes), dims, [0])
 
 
 def _copied(im: ImportContext, x: Tensor, axes: Sequence[_Axis], sampling: _Sampling) -> Tensor:
@@ -349,9 +338,6 @@ def _places(axis: _Axis, sampling: _Sampling) -> Array:
 
 def _product(im: ImportContext, x: Tensor, axis: _Axis, sampling: _Sampling) -> Tensor:
     """Return the axis resized by a constant matrix [out, in]."""
-    assert isinstance(axis.size, int)
-    assert isinstance(axis.out, int)
-    require_room(axis.size * axis.out, "a matrix")
     perm = [a for a in range(x.rank) if a != axis.axis] + [axis.axis]
     made = linear(im, x.transpose(perm), _matrix(axis, sampling))
     return made.transpose([perm.index(a) for a in range(x.rank)])
@@ -388,14 +374,12 @@ _ROUNDING: dict[str, Callable[[Array, bool], Array]] = {
 
 def _positions(axis: _Axis, sampling: _Sampling) -> Array:
     """Return the position of each element of the result on the operand's axis, both of known sizes, in float32."""
-    assert isinstance(axis.size, int)
-    assert isinstance(axis.out, int)
     assert axis.scale is not None
-    size, out = _f32(axis.size), _f32(axis.out)
-    index = np.arange(axis.out, dtype=np.float32)
+    size, out = map(_f32, known((axis.size, axis.out)))
+    index = np.arange(out, dtype=np.float32)
     if sampling.crops:
         begin, end = map(_f32, sampling.region[axis.axis])
-        if axis.out == 1:
+        if out == 1:
             return np.array([_f32(0.5) * (begin + end) * (size - _f32(1))], np.float32)
         return np.asarray(begin * (size - _f32(1)) + index * (end - begin) * (size - _f32(1)) / (out - _f32(1)))
     return _COORDINATES[sampling.coordinates](index, size, out, _f32(axis.scale))
@@ -418,10 +402,9 @@ def _nearest_index(axis: _Axis, sampling: _Sampling) -> Array:
 
 def _matrix(axis: _Axis, sampling: _Sampling) -> Array:
     """Return the weight of each of the operand's elements in each element of the result."""
-    size, out = axis.size, axis.out
-    assert isinstance(size, int)
-    assert isinstance(out, int)
     assert axis.scale is not None
+    size, out = known((axis.size, axis.out))
+    require_room(size * out, "a matrix")
     matrix = np.zeros((out, size))
     shrink = min(axis.scale, 1.0) if sampling.antialias else 1.0
     reach = (1 if sampling.mode == "linear" else 2) / shrink

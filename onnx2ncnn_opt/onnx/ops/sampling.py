@@ -47,16 +47,12 @@ def grid_sample16(
     im: ImportContext, x: Tensor, grid: Value, *, mode: str = "bilinear", given: _GridAttributes
 ) -> Tensor:
     """GridSample."""
-    return _grid_sample(im, x, grid, mode, given)
+    return grid_sample20(im, x, grid, mode=mode, given=given)
 
 
 @onnx_op("GridSample", since=20, batch=0, items=items.batch(0, 1))
 def grid_sample20(im: ImportContext, x: Tensor, grid: Value, *, mode: str = "linear", given: _GridAttributes) -> Tensor:
     """GridSample, of images and volumes."""
-    return _grid_sample(im, x, grid, mode, given)
-
-
-def _grid_sample(im: ImportContext, x: Tensor, grid: Value, mode: str, given: _GridAttributes) -> Tensor:
     align_corners, padding_mode = given
     n = x.rank - 2
     if n not in (2, 3) or grid.rank != x.rank or grid.shape[-1] != n:
@@ -76,8 +72,7 @@ def _grid_sample(im: ImportContext, x: Tensor, grid: Value, mode: str, given: _G
         padding_mode=_PADDINGS[padding_mode],
         align_corner=int(bool(align_corners)),
     )
-    shape = (*x.shape[:2], *grid.shape[1:-1])
-    return im.wrap(blob, shape, [[axis] for axis in range(1, x.rank)], [0], x.dtype)
+    return im.wrap(blob, (*x.shape[:2], *grid.shape[1:-1]), [[axis] for axis in range(1, x.rank)], [0], x.dtype)
 
 
 def _rounded(im: ImportContext, grid: Value, sizes: Shape, align_corners: int) -> Value:
@@ -123,8 +118,7 @@ def affine_grid(im: ImportContext, theta: Tensor, size: Ints, *, align_corners: 
     # Coordinates are x, y(, z), then 1.
     positions = [*reversed(np.meshgrid(*axes, indexing="ij")), np.ones(size[2:])]
     base = Constant(np.stack(positions, axis=-1).reshape(-1, n + 1).astype(np.float32))
-    flat = matmul(im, base, theta.transpose((0, 2, 1)))
-    return im.reshape(flat, (size[0], *size[2:], n))
+    return im.reshape(matmul(im, base, theta.transpose((0, 2, 1))), (size[0], *size[2:], n))
 
 
 @onnx_op("DeformConv", since=19, batch=0, items=items.batch(0, 2, 4))
@@ -195,8 +189,7 @@ def _part(im: ImportContext, x: Tensor, which: int, count: int) -> Tensor:
 @onnx_op("RoiAlign", since=10, integers=True)
 def roi_align10(im: ImportContext, x: Tensor, rois: Value, batch_indices: Value, *, given: _RoiAttributes) -> Tensor:
     """One ROIAlign for each region, and Concat."""
-    half = "output_half_pixel"
-    return roi_align16(im, x, rois, batch_indices, given=given, coordinate_transformation_mode=half)
+    return roi_align16(im, x, rois, batch_indices, given=given, coordinate_transformation_mode="output_half_pixel")
 
 
 @onnx_op("RoiAlign", since=16, integers=True)
@@ -256,9 +249,8 @@ def _largest(
     im: ImportContext, x: Tensor, images: Array, ends: Array, given: _RoiAttributes, *, is_centred: bool
 ) -> Tensor:
     """Return the largest in each cell of each region, as ONNX Runtime has it: of weighted pixels, not of samples."""
-    if not all(isinstance(n, int) for n in x.shape):
-        raise im.refuse("mode max in an image of dynamic size", "bind them with --shape")
-    batch, channels, height, width = known(x.shape)
+    reason = "mode max in an image of dynamic size"
+    batch, channels, height, width = im.fixed(x.shape, reason, "bind them with --shape")
     size, ratio = (given.output_height, given.output_width), given.sampling_ratio
     positions, weights = [], []
     for image, (left, top, right, bottom) in zip(images.tolist(), ends, strict=True):

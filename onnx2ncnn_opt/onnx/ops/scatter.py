@@ -27,6 +27,7 @@ from onnx2ncnn_opt.onnx.lower.functional.gather import (
     gather,
     gather_elements,
 )
+from onnx2ncnn_opt.onnx.lower.functional.logic import between
 from onnx2ncnn_opt.onnx.lower.functional.pad import pad
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.lower.functional.where import where
@@ -140,8 +141,7 @@ def _scatter(
     im: ImportContext, data: Value, targets: Array, updates: Value, rest: int, reduction: str = "none"
 ) -> Value:
     """``data[targets] = updates`` over all axes but the last `rest`, or the reduction of what was and what comes."""
-    outer = data.shape[: data.rank - rest]
-    sizes = fixed(im, outer)
+    sizes = fixed(im, data.shape[: data.rank - rest])
     for index, size in zip(targets, sizes, strict=True):
         if index.size and (index.min() < -size or index.max() >= size):
             raise im.invalid(f"indices {index.min()} to {index.max()} are not all in an axis of size {size}")
@@ -242,9 +242,7 @@ def _hits(im: ImportContext, targets: Tensor, size: int, elements: int) -> Tenso
 
 def _equal(im: ImportContext, x: Tensor, numbers: Array) -> Tensor:
     """1 where the distance to a number is 0, else 0."""
-    distance = im.tensor(binary(im, BinaryOp.SUB, x, Constant(numbers)))
-    above = (im.unary(distance, "Threshold", threshold=limit).blob for limit in (-FLT_MIN, 0.0))
-    return im.like(distance, im.layer("BinaryOp", *above, op_type=BinaryOp.SUB))
+    return between(im, im.tensor(binary(im, BinaryOp.SUB, x, Constant(numbers))), -FLT_MIN, 0.0)
 
 
 def _reduced(im: ImportContext, data: Value, targets: Array, updates: Value, inner: Shape, reduction: str) -> Value:
@@ -255,8 +253,7 @@ def _reduced(im: ImportContext, data: Value, targets: Array, updates: Value, inn
     if turn.max() >= _MOST_TURNS:
         reason = f"its constant indices name one element {turn.max() + 1} times"
         raise im.refuse(reason, "add up the updates of an element before")
-    outer = data.shape[: data.rank - len(inner)]
-    rows = im.reshape(data, (product(outer), *inner))
+    rows = im.reshape(data, (product(data.shape[: data.rank - len(inner)]), *inner))
     new = im.reshape(updates, (targets.size, *inner))
     for k in range(turn.max() + 1):
         which = order[turn[order] == k]
@@ -338,9 +335,7 @@ def cumsum(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, reve
 def cumprod(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
     """BinaryOp mul of the operand and itself shifted by 1, of that and itself shifted by 2, by 4, and so on."""
     along, x = im.axis(axis[0], x.rank), as_numbers(im, x)
-    size = x.shape[along]
-    if not isinstance(size, int):
-        raise im.refuse("the axis is dynamic", "bind it with --shape")
+    (size,) = im.fixed((x.shape[along],), "the axis is dynamic")
     if reverse:
         x = flip(im, x, along)
     if exclusive:

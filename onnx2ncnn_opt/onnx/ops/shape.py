@@ -59,22 +59,14 @@ def squeeze1(im: ImportContext, x: Tensor, *, axes: Ints | None = None) -> Value
     return squeeze(im, x, axes)
 
 
-@onnx_op("Squeeze", since=13, integers=True, moves=(0,), items=items.in_order, folds=bounds.first)
-def squeeze13(im: ImportContext, x: Tensor, axes: Ints | None = None) -> Value:
-    """Axes of size 1 go."""
-    return squeeze(im, x, axes)
-
-
 @onnx_op("Unsqueeze", integers=True, moves=(0,), items=items.in_order, folds=bounds.first)
 def unsqueeze1(im: ImportContext, x: Tensor, *, axes: Ints) -> Value:
     """Axes of size 1 come."""
     return unsqueeze(im, x, axes)
 
 
-@onnx_op("Unsqueeze", since=13, integers=True, moves=(0,), items=items.in_order, folds=bounds.first)
-def unsqueeze13(im: ImportContext, x: Tensor, axes: Ints) -> Value:
-    """Axes of size 1 come."""
-    return unsqueeze(im, x, axes)
+onnx_op("Squeeze", since=13, integers=True, moves=(0,), items=items.in_order, folds=bounds.first)(squeeze)
+onnx_op("Unsqueeze", since=13, integers=True, moves=(0,), items=items.in_order, folds=bounds.first)(unsqueeze)
 
 
 def _permuted(seen: NodeView) -> int:
@@ -99,10 +91,7 @@ def _joined(seen: NodeView) -> int:
     return axis
 
 
-@onnx_op("Concat", since=4, integers=True, moves=ALL, axes="same", items=_joined, folds=bounds.total)
-def concat_op(im: ImportContext, *xs: Value, axis: int) -> Value:
-    """Concat along one dim of a layout that all operands share."""
-    return concat(im, *xs, axis=axis)
+onnx_op("Concat", since=4, integers=True, moves=ALL, axes="same", items=_joined, folds=bounds.total)(concat)
 
 
 @onnx_op("Split", integers=True, moves=(0,), axes="same", items=items.along(0), folds=bounds.first)
@@ -154,10 +143,7 @@ def _grown(seen: NodeView) -> int:
     return len(after) + at
 
 
-@onnx_op("Expand", since=8, integers=True, moves=(0,), items=_grown, folds=bounds.expand)
-def expand_op(im: ImportContext, x: Tensor, shape: Sizes) -> Value:
-    """Tile of the axes that grow."""
-    return expand(im, x, shape)
+onnx_op("Expand", since=8, integers=True, moves=(0,), items=_grown, folds=bounds.expand)(expand)
 
 
 @onnx_op("Tile", since=6, integers=True, moves=(0,), items=_grown, folds=bounds.tile)
@@ -209,8 +195,7 @@ def space_to_depth(im: ImportContext, x: Tensor, *, blocksize: int, mode: str = 
     if rows is None or columns is None:
         raise im.invalid(f"an image of {h} x {w} does not divide into blocks of {b}")
     perm = (0, 1, 3, 5, 2, 4) if mode == "CRD" else (0, 3, 5, 1, 2, 4)
-    parts = im.reshape(x, (n, c, rows, b, columns, b)).transpose(perm)
-    return im.reshape(parts, (n, c * b * b, rows, columns))
+    return im.reshape(im.reshape(x, (n, c, rows, b, columns, b)).transpose(perm), (n, c * b * b, rows, columns))
 
 
 def _image(im: ImportContext, x: Tensor) -> Shape:

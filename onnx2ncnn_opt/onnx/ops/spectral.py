@@ -23,7 +23,7 @@ def dft17(
     im: ImportContext, x: Tensor, length: Ints | None = None, *, axis: int = 1, inverse: int = 0, onesided: int = 0
 ) -> Value:
     """InnerProduct or Gemm with sines and cosines."""
-    return _dft(im, x, length, axis, inverse, onesided)
+    return dft20(im, x, length, (axis,), inverse=inverse, onesided=onesided)
 
 
 @onnx_op("DFT", since=20)
@@ -37,14 +37,10 @@ def dft20(
     onesided: int = 0,
 ) -> Value:
     """InnerProduct or Gemm with sines and cosines."""
-    return _dft(im, x, length, axis[0] if axis else -2, inverse, onesided)
-
-
-def _dft(im: ImportContext, x: Tensor, length: Ints | None, axis: int, inverse: int, onesided: int) -> Value:
-    axis = im.axis(axis, x.rank)
-    size, parts = x.shape[axis], x.shape[-1]
-    if axis == x.rank - 1 or not isinstance(size, int) or not isinstance(parts, int) or parts not in (1, 2):
-        reason = f"axis {axis} of shape {list(x.shape)}, whose last axis must be the one of complex numbers"
+    along = im.axis(axis[0] if axis else -2, x.rank)
+    size, parts = x.shape[along], x.shape[-1]
+    if along == x.rank - 1 or not isinstance(size, int) or not isinstance(parts, int) or parts not in (1, 2):
+        reason = f"axis {along} of shape {list(x.shape)}, whose last axis must be the one of complex numbers"
         raise im.refuse(reason, "bind its sizes with --shape, and keep the complex numbers on the last axis")
     to_real = bool(inverse and onesided)
     count = length[0] if length else 2 * (size - 1) if to_real else size
@@ -60,8 +56,8 @@ def _dft(im: ImportContext, x: Tensor, length: Ints | None, axis: int, inverse: 
         matrix = _fourier(im, count, min(size, count), onesided, -1 if inverse else 1) / (count if inverse else 1)
     weight = np.zeros((*matrix.shape[:2], size, parts))
     weight[:, :, : matrix.shape[2]] = matrix[..., :parts]
-    outer = [a for a in range(x.rank - 1) if a != axis]
-    order = (*outer, axis, x.rank - 1)
+    outer = [a for a in range(x.rank - 1) if a != along]
+    order = (*outer, along, x.rank - 1)
     shape = tuple(x.shape[a] for a in outer)
     rows = im.reshape(x.transpose(order), (product(shape), size * parts))
     spectrum = linear(im, im.tensor(rows), weight.reshape(-1, size * parts).astype(np.float32))
@@ -116,8 +112,7 @@ def stft(
     params = {"kernel_w": count, "stride_w": frame_step[0], "weight_data_size": kernels.size}
     blob = im.layer("Convolution1D", wave, weights={"weight_data": kernels}, num_output=len(kernels), **params)
     shape = (signal.shape[0], len(weight), 2, blob.known_shape[1])
-    y = im.wrap(blob, shape, [[1, 2], [3]], [0], signal.dtype)
-    return y.transpose((0, 3, 1, 2))
+    return im.wrap(blob, shape, [[1, 2], [3]], [0], signal.dtype).transpose((0, 3, 1, 2))
 
 
 # The terms of each window: a sum of cosines of whole multiples of the turn.

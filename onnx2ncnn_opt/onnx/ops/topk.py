@@ -21,6 +21,7 @@ from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, FLT_MIN, as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.gather import gather_elements
+from onnx2ncnn_opt.onnx.lower.functional.logic import between
 from onnx2ncnn_opt.onnx.lower.functional.reduce import arg_max, reduce
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value, held_as_float
@@ -55,22 +56,19 @@ def top_k11(
         raise im.refuse(f"k is {count}, for an axis of {size} elements", "ask for 1 up to as many as there are")
     order = x if largest else im.apply(x, UnaryOp.NEG)
     if count == 1:
-        found = reduce(im, x, "ReduceMax" if largest else "ReduceMin", (axis,), 1)
-        return found, arg_max(im, order, axis=axis)
-    if not isinstance(size, int):
-        raise im.refuse("the axis is dynamic", "bind it with --shape")
+        return reduce(im, x, "ReduceMax" if largest else "ReduceMin", (axis,), 1), arg_max(im, order, axis=axis)
+    (size,) = im.fixed((size,), "the axis is dynamic")
     if not sorted:
         raise im.refuse("sorted is 0: ONNX leaves the order undefined", "export it with sorted=True")
     rows = exact_div(product(x.shape), size)
     if _are_rounds_better(rows, size, count):
-        return _in_rounds(im, x, order, axis, count)
+        return _in_rounds(im, x, order, axis, size, count)
     if not isinstance(rows, int) or rows * size * size > _MOST_COMPARISONS:
         reason = f"{rows} rows of {size} numbers: too many to compare all with all"
         raise im.refuse(reason, "convert what is before it with --outputs, and pick the largest numbers outside ncnn")
     perm = [a for a in range(x.rank) if a != axis] + [axis]
     flat, ordered = (im.reshape(y.transpose(perm), (rows, size)) for y in (x, order))
-    assert isinstance(ordered, Tensor)
-    indices = _of_rank(im, _ranks(im, ordered, size), size, count)
+    indices = _of_rank(im, _ranks(im, im.tensor(ordered), size), size, count)
     shape, back = (*(x.shape[a] for a in perm[:-1]), count), [perm.index(a) for a in range(x.rank)]
     taken = gather_elements(im, flat, indices, axis=1)
     values, places = (im.tensor(im.reshape(y, shape)).transpose(back) for y in (taken, indices))
@@ -87,14 +85,12 @@ def _are_rounds_better(rows: Dim | None, size: int, count: int) -> bool:
     return 2 * count * (3500 + 5 * rows * size) < 20_000 + rows * size * size
 
 
-def _in_rounds(im: ImportContext, x: Tensor, order: Tensor, axis: int, count: int) -> tuple[Value, ...]:
+def _in_rounds(im: ImportContext, x: Tensor, order: Tensor, axis: int, size: int, count: int) -> tuple[Value, ...]:
     """Return the first of the largest numbers, then the first of the largest that are left, and so on.
 
     Infinite numbers are made finite, as their difference is NaN: a quarter of each number is exact, leaves room for
     them above the others, and below them for those that were taken.
     """
-    size = x.shape[axis]
-    assert isinstance(size, int)
     quarter = im.apply(order, BinaryOp.MUL, 1 / _ROOM)
     left = im.unary(quarter, "Clip", min=-1.5 / _ROOM * FLT_MAX, max=1.5 / _ROOM * FLT_MAX)
     from_end = Constant(np.arange(size, 0, -1, dtype=np.float32).reshape(-1, *(1,) * (x.rank - axis - 1)))
@@ -135,8 +131,7 @@ def _of_rank(im: ImportContext, ranks: Tensor, size: int, count: int) -> Tensor:
     """Return the index of each of the first `count` ranks in each row."""
     row = ranks.viewed(ranks.view.with_axes((ranks.view.axes[0], (), ranks.view.axes[1])))
     distance = im.tensor(binary(im, BinaryOp.SUB, row, Constant(np.arange(count, dtype=np.float32)[:, None])))
-    above = (im.unary(distance, "Threshold", threshold=limit).blob for limit in (-0.5, 0.5))
-    found = im.like(distance, im.layer("BinaryOp", *above, op_type=BinaryOp.SUB))
-    index = im.tensor(binary(im, BinaryOp.MUL, found, Constant(np.arange(size, dtype=np.float32))))
+    own = Constant(np.arange(size, dtype=np.float32))
+    index = im.tensor(binary(im, BinaryOp.MUL, between(im, distance, -0.5, 0.5), own))
     indices = reduce(im, index, "ReduceMax", (2,), 0)  # in a row with NaN two elements may have one rank
     return Tensor(indices.blob, indices.view, _UNSIGNED)

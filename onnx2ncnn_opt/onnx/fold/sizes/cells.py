@@ -106,8 +106,7 @@ def materialised(x: SymbolicTensor, axis: int) -> SymbolicTensor:
         raise UnknownValue
     if x.cells.shape[axis] == size:
         return x
-    where = x.rank - 1 - axis
-    parts = [replaced(x.cells, {where: i}) for i in range(size)]
+    parts = [replaced(x.cells, {x.rank - 1 - axis: i}) for i in range(size)]
     return SymbolicTensor(np.concatenate(parts, axis), x.shape, x.dtype)
 
 

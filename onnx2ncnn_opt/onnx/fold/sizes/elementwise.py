@@ -80,8 +80,8 @@ def _equal(shape: Shape, a: Any, b: Any) -> bool:
 
 
 def _arithmetic(function: Callable[[Any, Any], Any]) -> Any:
-    def compute(kind: np.dtype[np.generic], shape: Shape, a: Any, b: Any) -> Any:
-        return function(*whole(a, b)) if is_open(a, b) else function(a, b)
+    def compute(kind: np.dtype[np.generic], shape: Shape, *cells: Any) -> Any:
+        return reduce(lambda a, b: function(*whole(a, b)) if is_open(a, b) else function(a, b), cells)
 
     return _elementwise(compute)
 
@@ -158,9 +158,6 @@ def _rounded(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
 
 
 def _reduction(function: Callable[[Dim, Dim], Dim]) -> Any:
-    def combine(a: Any, b: Any) -> Dim:
-        return function(plain(a), plain(b))
-
     def operator(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
         data, axes = x[0], axes_of(x, attributes)
         every = [] if attributes.get("noop_with_empty_axes") else range(data.rank)
@@ -168,17 +165,13 @@ def _reduction(function: Callable[[Dim, Dim], Dim]) -> Any:
         for axis in along:
             data = materialised(data, axis)
             parts = [np.take(data.cells, [i], axis) for i in range(data.cells.shape[axis])]
-            cells = reduce(lambda a, b: each(combine, a, b), parts)
+            cells = reduce(partial(each, lambda a, b: function(plain(a), plain(b))), parts)
             data = SymbolicTensor(cells, with_size(data.shape, axis, 1), data.dtype)
         if attributes.get("keepdims", 1):
             return data
         return moved(data, [axis for axis in range(data.rank) if axis not in along])
 
     return operator
-
-
-def _not_less(function: Any) -> Any:
-    return _elementwise(lambda kind, shape, a, b: not function(shape, a, b), _BOOL)
 
 
 OPERATORS: Mapping[str, Operator] = {
@@ -193,8 +186,8 @@ OPERATORS: Mapping[str, Operator] = {
     "Equal": _elementwise(lambda kind, shape, a, b: _equal(shape, a, b), _BOOL),
     "Less": _elementwise(lambda kind, shape, a, b: _less(shape, a, b), _BOOL),
     "Greater": _elementwise(lambda kind, shape, a, b: _less(shape, b, a), _BOOL),
-    "LessOrEqual": _not_less(lambda shape, a, b: _less(shape, b, a)),
-    "GreaterOrEqual": _not_less(_less),
+    "LessOrEqual": _elementwise(lambda kind, shape, a, b: not _less(shape, b, a), _BOOL),
+    "GreaterOrEqual": _elementwise(lambda kind, shape, a, b: not _less(shape, a, b), _BOOL),
     "And": _elementwise(lambda kind, shape, a, b: bool(a and b), _BOOL),
     "Or": _elementwise(lambda kind, shape, a, b: bool(a or b), _BOOL),
     "Not": _elementwise(lambda kind, shape, a: not a, _BOOL),

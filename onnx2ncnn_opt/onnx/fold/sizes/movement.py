@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, at_least, axis_index, exact_div, known, larger, product, smaller
+from onnx2ncnn_opt.ir.dim import Dim, Sym, at_least, axis_index, exact_div, known, larger, product, smaller
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.fold.sizes.cells import (
     Attributes,
@@ -39,18 +39,13 @@ def _reshape(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTen
         if rest is None:
             raise UnknownValue
         wanted[wanted.index(-1)] = rest
-    return _reshaped(data, tuple(wanted))
-
-
-def _reshaped(x: SymbolicTensor, shape: Shape) -> SymbolicTensor:
-    """Return the symbolic tensor in another shape."""
-    kept = [axis for axis, size in enumerate(x.shape) if size != 1]
-    if [x.shape[axis] for axis in kept] == [size for size in shape if size != 1]:
+    kept = [axis for axis, size in enumerate(data.shape) if size != 1]
+    if [data.shape[axis] for axis in kept] == [size for size in wanted if size != 1]:
         axes = iter(kept)
-        return moved(x, [None if size == 1 else next(axes) for size in shape])
-    if is_open(*x.shape, *shape) or product(x.shape) != product(shape):
+        return moved(data, [None if size == 1 else next(axes) for size in wanted])
+    if is_open(*data.shape, *wanted) or product(data.shape) != product(wanted):
         raise UnknownValue
-    return SymbolicTensor(all_materialised(x).cells.reshape(known(shape)), shape, x.dtype)
+    return SymbolicTensor(all_materialised(data).cells.reshape(known(wanted)), tuple(wanted), data.dtype)
 
 
 def _unsqueeze(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:

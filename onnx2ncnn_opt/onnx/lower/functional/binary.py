@@ -173,7 +173,7 @@ def broadcast_shape(im: ImportContext, *shapes: Shape) -> Shape:
 
 
 def expand(im: ImportContext, x: Tensor, shape: Shape) -> Value:
-    """Return the tensor repeated to what its shape and another one broadcast to."""
+    """Tile of the axes that grow."""
     wanted = dim.broadcast_shape((x.shape, shape))
     if wanted is None:
         raise im.refuse(f"{shape_text(x.shape)} cannot be expanded to {shape_text(shape)}", "bind sizes with --shape")
@@ -198,10 +198,10 @@ def within_type(im: ImportContext, x: Value) -> Value:
 
 
 def maximum(im: ImportContext, *xs: Value) -> Value:
-    """Return a chain of BinaryOp max."""
+    """Chain BinaryOp max."""
     return reduce(lambda a, b: binary(im, BinaryOp.MAX, a, b), xs)
 
 
 def minimum(im: ImportContext, *xs: Value) -> Value:
-    """Return a chain of BinaryOp min."""
+    """Chain BinaryOp min."""
     return reduce(lambda a, b: binary(im, BinaryOp.MIN, a, b), xs)

@@ -86,14 +86,14 @@ def equal(im: ImportContext, a: Value, b: Value) -> Tensor:
         if np.isinf(b.scalar):
             return bools(im, ranked(threshold(im, a if b.scalar > 0 else negative(im, a), FLT_MAX), len(shape)))
         if np.isfinite(b.scalar):
-            return bools(im, ranked(_between(im, a, _below(b.scalar), b.scalar), len(shape)))
+            return bools(im, ranked(between(im, a, _below(b.scalar), b.scalar), len(shape)))
     distance = im.tensor(binary(im, BinaryOp.SUB, a, b))
     if im.range_of(a).may_be_inf and im.range_of(b).may_be_inf:
         return bools(im, _unless(im, threshold(im, im.apply(distance, UnaryOp.ABS), 0.0), a, b))
-    return bools(im, _between(im, distance, -FLT_MIN, 0.0))
+    return bools(im, between(im, distance, -FLT_MIN, 0.0))
 
 
-def _between(im: ImportContext, x: Tensor, low: float, high: float) -> Tensor:
+def between(im: ImportContext, x: Tensor, low: float, high: float) -> Tensor:
     """1 where low < x <= high, else 0."""
     inside = im.layer("BinaryOp", threshold(im, x, low).blob, threshold(im, x, high).blob, op_type=BinaryOp.SUB)
     return im.like(x, inside)

@@ -20,7 +20,7 @@ from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 
 def matmul(im: ImportContext, a: Value, b: Value) -> Tensor:
-    """numpy.matmul of two values."""
+    """MatMul; with a constant matrix on the right InnerProduct or Gemm."""
     if a.rank == 0 or b.rank == 0:
         raise im.invalid("an operand is a scalar")
     inner = a.shape[-1], b.shape[-2 if b.rank > 1 else 0]

@@ -50,7 +50,7 @@ def _reduce(im: ImportContext, x: Tensor, name: str, axes: Ints | None, keepdims
     reduced = sorted(im.axes(axes, x.rank)) if axes is not None else list(range(x.rank))
     atoms = [axis for axis in reduced if x.view.axes[axis]]
     result = _reduced(im, x, name, atoms, keepdims=bool(keepdims)) if atoms else reduced_alone(im, x, name)
-    return result if keepdims else squeeze(im, result, reduced)
+    return result if keepdims else squeeze(im, result, tuple(reduced))
 
 
 def _reduced(im: ImportContext, x: Tensor, name: str, axes: list[int], *, keepdims: bool) -> Tensor:

@@ -8,7 +8,7 @@ from onnx2ncnn_opt.ir.dim import shape_text
 from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, View, flat
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.layout import Layout
-from onnx2ncnn_opt.onnx.value import Tensor, Value
+from onnx2ncnn_opt.onnx.value import Ints, Tensor, Value
 
 
 def rows(im: ImportContext, x: Tensor, axis: int) -> Tensor:
@@ -33,7 +33,7 @@ def transposed(x: Value) -> Value:
     return x if x.rank < 2 else x.transpose((*range(x.rank - 2), x.rank - 1, x.rank - 2))
 
 
-def squeeze(im: ImportContext, x: Tensor, axes: Sequence[int] | None) -> Tensor:
+def squeeze(im: ImportContext, x: Tensor, axes: Ints | None = None) -> Tensor:
     """Axes of size 1 go; where none are named, dynamic dimensions stay, and must not be 1."""
     if axes is None:
         axes = tuple(i for i, size in enumerate(x.shape) if size == 1)
@@ -45,7 +45,7 @@ def squeeze(im: ImportContext, x: Tensor, axes: Sequence[int] | None) -> Tensor:
     return x.viewed(x.view.with_axes(group for axis, group in enumerate(x.view.axes) if axis not in gone))
 
 
-def unsqueeze(im: ImportContext, x: Tensor, axes: Sequence[int]) -> Tensor:
+def unsqueeze(im: ImportContext, x: Tensor, axes: Ints) -> Tensor:
     """Axes of size 1 come."""
     rank = x.rank + len(axes)
     new = im.axes(axes, rank)
