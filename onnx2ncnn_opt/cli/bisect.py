@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 )
 @option.given_options
 @option.draw_options
-@option.run_options()
+@option.run_options
 @output_options()
 @option.verification_option
 def bisect(

@@ -45,7 +45,7 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
     "name; several models need that.  [default: the model's path without .onnx or .pt2]",
 )
 @option.given_options
-@option.run_options()
+@option.run_options
 @option.tolerance_options
 @option.benchmark_option("the net and of ONNX Runtime")
 @click.option(
@@ -69,7 +69,7 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
     help="Let the net take pixels of 0..255, e.g. x:mean=123.7,116.3,103.5:std=58.4,57.1,57.4; with :bgr in OpenCV's "
     "order.",
 )
-@option.release_option()
+@option.release_option
 @option.storage_options
 @click.option(
     "--custom",
@@ -82,7 +82,7 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
 @click.option("--keep-failed", is_flag=True, help="Keep the files of a net that fails verification.")
 @option.skip_option()
 @click.option("--no-optimize", is_flag=True, help="Skip all passes.")
-@click.option("-v", "--verbose", is_flag=True, help="List every rewrite, and every near miss with the reason.")
+@option.verbose_option
 @report_option
 @output_options()
 @option.verification_option

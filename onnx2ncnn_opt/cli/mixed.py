@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnx2ncnn_opt.cli.options import EXISTING_FILE, given_options, manifest_option, run_options, verification_option
+from onnx2ncnn_opt.cli.options import EXISTING_FILE, given_options, manifest_option, place_options, verification_option
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, written
 from onnx2ncnn_opt.cli.verification import require_runtimes
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 )
 @manifest_option
 @given_options
-@run_options(modes=False)
+@place_options
 @output_options()
 @verification_option
 def mixed(

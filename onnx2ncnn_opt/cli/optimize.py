@@ -50,7 +50,7 @@ _PARAM = (".param", ".param.bin")
     "Shape of an input, outermost size first, e.g. data:3,224,224.  [default: as in IN, or in pnnx's files beside it]",
 )
 @click.option("--fixed-shapes", is_flag=True, help="Let passes rely on these shapes: the net will never get others.")
-@option.run_options()
+@option.run_options
 @option.tolerance_options
 @option.benchmark_option("the net before and after")
 @option.masks_option
@@ -59,12 +59,12 @@ _PARAM = (".param", ".param.bin")
 @option.skip_option()
 @click.option("--limit", type=click.IntRange(min=0), metavar="N", help="Stop after N rewrites, to find a wrong one.")
 @option.storage_options
-@option.release_option()
+@option.release_option
 @click.option("--start", multiple=True, metavar="BLOB", help="Cut: this blob becomes an input.")
 @click.option("--end", multiple=True, metavar="BLOB", help="Cut: this blob becomes an output.")
 @click.option("--shape-hints", is_flag=True, help="Write the shapes into the layers, which fixes them on a GPU.")
 @option.layers_option
-@click.option("-v", "--verbose", is_flag=True, help="List every rewrite, and every near miss with the reason.")
+@option.verbose_option
 @report_option
 @output_options()
 @option.verification_option
