@@ -15,14 +15,13 @@ from onnx2ncnn_opt.cli import options as option
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.several import run_each
-from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, make_folder, targets
+from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, make_folder, targets, written
 from onnx2ncnn_opt.cli.verification import (
     failure,
-    fields_or_none,
     hint_at_no_verify,
     needs_verification,
+    report_fields,
     require_runtimes,
-    summary_of,
 )
 from onnx2ncnn_opt.errors import UsageError
 
@@ -157,38 +156,23 @@ def _optimize(
 ) -> None:
     """Optimise one net, and show the result."""
     from onnx2ncnn_opt.api.optimize import optimize
+    from onnx2ncnn_opt.cli.optimization import optimization_blocks, optimization_fields
     from onnx2ncnn_opt.param.files import NetFiles
-    from onnx2ncnn_opt.report.optimization import OptimizationSummary, optimization_blocks, optimization_fields
 
     clock = time.perf_counter()
     with output.working(f"optimising {param}"), hint_at_no_verify("optimises without running the net"):
         result = optimize(param, bin, prefix, **options)
     found = result.report
-    written = found is None or found.ok
     as_binary = result.is_binary if options["binary"] is None else options["binary"]
-    summary = OptimizationSummary(
-        source=str(param),
-        layers=result.layers,
-        dropped_splits=[f"Split '{split.layer}': {split.reason}" for split in result.dropped_splits],
-        unread_layers=result.unread_layers,
-        trailing_bytes=result.trailing_bytes,
-        memory=[(memory.peak, memory.unknown) for memory in result.memory],
-        exchanged=result.exchanged,
-        weights=result.sizes,
-        is_own=result.storage is not None and result.storage.is_own,
-        renamed=result.renamed,
-        caches=result.caches,
-        folded=found.folded if found else [],
-        notes=result.notes,
-        **summary_of(result, NetFiles.at(prefix, binary=as_binary) if written else None, clock),
-    )
-    fields |= {**optimization_fields(summary), "verification": fields_or_none(found)}
+    files = written(NetFiles.at(prefix, binary=as_binary)) if found is None or found.ok else []
+    fields |= optimization_fields(result, files, time.perf_counter() - clock)
+    fields["verification"] = report_fields(found) if found else None
     if page.path is not None:
         from onnx2ncnn_opt.api.report import report_optimized
 
         with output.working("gathering what the report shows"):
             how = {"verification": options["verification"]} if found else {}
             page.records.append(report_optimized(result, found, **how))
-    output.show(optimization_blocks(summary, verbose=verbose))
+    output.show(optimization_blocks(result, param, files, fields["seconds"], verbose=verbose))
     if found is not None and not found.ok:
         raise failure(found, "no files are written")
