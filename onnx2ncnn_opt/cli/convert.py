@@ -140,11 +140,7 @@ def convert(
         report.written(output, {f"the model {model}": model for model in models}),
     ):
         options["worker"] = worker
-        jobs = {
-            str(model): partial(_convert, output, model, path, options, report, verbose)
-            for model, path in prefixes.items()
-        }
-        run_each(output, jobs)
+        run_each(output, prefixes, partial(_convert, output, options, report, verbose))
 
 
 def _ncnn_process(on: str | None) -> AbstractContextManager[NcnnWorker | None]:
@@ -163,11 +159,11 @@ def _ncnn_process(on: str | None) -> AbstractContextManager[NcnnWorker | None]:
 
 def _convert(
     output: Output,
-    model: Path,
-    prefix: Path,
     options: Mapping[str, Any],
     page: ReportFile,
     verbose: bool,
+    model: Path,
+    prefix: Path,
     fields: dict[str, Any],
 ) -> None:
     """Convert one model, and show the result."""

@@ -91,14 +91,16 @@ def optimize(
     if benchmark and (options["start"] or options["end"]):
         raise click.UsageError("--benchmark times whole nets, which --start and --end do not leave")
     from onnx2ncnn_opt.ir.releases import NEWEST
+    from onnx2ncnn_opt.param.files import NetFiles
 
     check_prefix(prefix, _ENDINGS)
     nets = _nets(files)
     prefixes = targets(nets, lambda param: Path(prefix) / _stem(param) if is_folder(prefix) else Path(prefix), prefix)
     make_folder(prefix)
     for param, path in prefixes.items():
+        sources = {"the input": param, "the input's weights": nets[param]}
         for as_binary in (False, True) if binary is None else (binary,):
-            _check(param, nets[param], path, binary=as_binary)
+            check_targets(astuple(NetFiles.at(path, binary=as_binary)), sources)
     if not no_verify:
         require_runtimes(verification.on)
     options |= {
@@ -107,11 +109,7 @@ def optimize(
         "verification": None if no_verify else verification,
     }
     with report.written(output, {f"the input {file}": file for pair in nets.items() for file in pair}):
-        jobs = {
-            str(param): partial(_optimize, output, param, nets[param], path, options, report, verbose)
-            for param, path in prefixes.items()
-        }
-        run_each(output, jobs)
+        run_each(output, prefixes, partial(_optimize, output, nets, options, report, verbose))
 
 
 def _nets(files: Sequence[Path]) -> dict[Path, Path]:
@@ -136,22 +134,14 @@ def _stem(param: Path) -> str:
     return param.name.removesuffix(".bin").removesuffix(".param")
 
 
-def _check(param: Path, bin: Path, prefix: Path, *, binary: bool) -> None:
-    """Raise UsageError for files that cannot be written, or that are read."""
-    from onnx2ncnn_opt.param.files import NetFiles
-
-    files = NetFiles.at(prefix, binary=binary)
-    check_targets(astuple(files), {"the input": param, "the input's weights": bin})
-
-
 def _optimize(
     output: Output,
-    param: Path,
-    bin: Path,
-    prefix: Path,
+    bins: Mapping[Path, Path],
     options: Mapping[str, Any],
     page: ReportFile,
     verbose: bool,
+    param: Path,
+    prefix: Path,
     fields: dict[str, Any],
 ) -> None:
     """Optimise one net, and show the result."""
@@ -161,7 +151,7 @@ def _optimize(
 
     clock = time.perf_counter()
     with output.working(f"optimising {param}"), hint_at_no_verify("optimises without running the net"):
-        result = optimize(param, bin, prefix, **options)
+        result = optimize(param, bins[param], prefix, **options)
     found = result.report
     as_binary = result.is_binary if options["binary"] is None else options["binary"]
     files = written(NetFiles.at(prefix, binary=as_binary)) if found is None or found.ok else []
