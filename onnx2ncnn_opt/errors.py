@@ -1,20 +1,4 @@
-"""Every error this package raises on purpose.
-
-Error                     the command line prints it as one message
-├── UsageError            the caller asked for something that cannot be meant        (exit 2)
-│   └── PatternError      a pass looks for a layer type or parameter that ncnn lacks
-├── ConversionError       the model cannot be expressed, or cannot be read           (exit 1)
-│   ├── ModelError        the ONNX file is broken, unsafe or beyond the limits
-│   ├── UnsupportedError  nodes that ncnn cannot compute, all of them at once
-│   ├── ParamError        a .param file is broken (file and line)
-│   ├── BinError          a .bin file is broken (file, byte offset and layer)
-│   ├── GraphError        a net that breaks a rule of ncnn's layers or of the IR
-│   ├── PluginError       code of another package failed
-│   └── ShapeError        an output shape that cannot be inferred, or is impossible
-└── VerificationError     the two runtimes disagree                                  (exit 3)
-    └── RunError          a runtime refused the net or its inputs
-        └── CrashError    a runtime died on the net, or did not end in time
-"""
+"""Every error this package raises on purpose. The command line prints it as one message, and exits with its code."""
 
 from __future__ import annotations
 
@@ -166,11 +150,11 @@ def check_option(kind: str, name: str, value: object) -> None:
 
 
 class ParamError(ConversionError):
-    """A .param file that ncnn would refuse or misread."""
+    """A .param file that ncnn would refuse or misread; the message has its line."""
 
 
 class BinError(ConversionError):
-    """A .bin file that does not hold the weights that its .param needs."""
+    """A .bin file that does not hold the weights that its .param needs; the message has the layer and the byte."""
 
 
 class GraphError(ConversionError):

@@ -170,11 +170,11 @@ def read_manifest(path: Path) -> Manifest:
     return _ManifestReader(path).manifest(data)
 
 
+@dataclass(frozen=True)
 class _ManifestReader:
     """A reader of parsed JSON; its errors name the file and the place of a value that is not as required."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     def manifest(self, data: Any) -> Manifest:
         if not isinstance(data, dict) or "format" not in data:

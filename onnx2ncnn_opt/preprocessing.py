@@ -91,10 +91,11 @@ def _prepend(graph: Graph, blob: Blob, image: Image, channels: int) -> None:
         scale, shift = scale[::-1], shift[::-1]
     added: list[Layer] = []
     if (scale != 1).any() or shift.any():
-        weights = {"scale_data": scale.astype(np.float32), "bias_data": shift.astype(np.float32)}
+        weights = {"scale_data": scale.astype(np.float32)}
+        if shift.any():
+            weights["bias_data"] = shift.astype(np.float32)
         params = {"scale_data_size": channels, "bias_term": int(shift.any())}
-        kept = weights if shift.any() else {"scale_data": weights["scale_data"]}
-        added.append(Layer("Scale", f"{blob.name}_normalize", params=params, weights=kept))
+        added.append(Layer("Scale", f"{blob.name}_normalize", params=params, weights=weights))
     if image.bgr and channels > 1 and not _exchange(blob, channels):
         weight = np.eye(channels, dtype=np.float32)[::-1].reshape(-1)
         params = {"num_output": channels, "kernel_w": 1, "weight_data_size": channels * channels}

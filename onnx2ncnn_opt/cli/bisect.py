@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from onnx2ncnn_opt.cli import options as option
 from onnx2ncnn_opt.cli.output import Output, output_options
-from onnx2ncnn_opt.cli.verification import failure, report_fields, require_runtimes
+from onnx2ncnn_opt.cli.verification import failure, report_blocks, report_fields, require_runtimes
 
 if TYPE_CHECKING:
-    from onnx2ncnn_opt.verification.driver import VerifyReport
     from onnx2ncnn_opt.verification.options import Verification
 
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 )
 @option.given_options
 @option.draw_options
-@option.run_options()
+@option.run_options
 @output_options()
 @option.verification_option
 def bisect(
@@ -77,26 +76,21 @@ def _bisect_net(
 ) -> None:
     from onnx2ncnn_opt.api import bisect as api
     from onnx2ncnn_opt.report.bisection import located_blocks, pair_lines
-    from onnx2ncnn_opt.report.console import Block
     from onnx2ncnn_opt.report.difference import difference_blocks
 
     with output.working(f"bisecting {param}"):
         found = api.bisect(model, param, bin, verification, manifest=manifest_path, write=write)
     located = None
     if found.located is not None:
-        located = {
-            f.name: getattr(found.located, f.name) for f in fields(found.located) if f.name not in ("arrays", "inputs")
-        }
-        located["layer"] = asdict(found.located.layer)
-        located["suspects"] = [asdict(ref) for ref in found.located.suspects]
-        located["inputs"] = [asdict(read) for read in found.located.inputs]
+        located = asdict(replace(found.located, arrays={}))
+        del located["arrays"]
     pair = None
     if found.pair is not None:
         paths = {f.name: str(getattr(found.pair.files, f.name)) for f in fields(found.pair.files)}
         pair = {**paths, "nodes": found.pair.nodes, "layers": found.pair.layers}
     difference = asdict(found.difference) if found.difference else None
     output.fields |= {**report_fields(found.report), "located": located, "difference": difference, "pair": pair}
-    blocks: list[Block] = _outputs(found.report)
+    blocks = report_blocks(found.report)
     if located is not None:
         blocks += located_blocks(located)
     elif not found.report.ok:
@@ -118,13 +112,6 @@ def _bisect_passes(output: Output, model: Path, skip: tuple[str, ...], verificat
         found = bisect_passes(model, verification, skip=skip)
     event = asdict(found.event) if found.event else None
     output.fields |= {**report_fields(found.report), "rewrites": found.rewrites, "number": found.number, "event": event}
-    output.show([*_outputs(found.report), *pass_lines(found.rewrites, found.number, str(found.event))])
+    output.show([*report_blocks(found.report), *pass_lines(found.rewrites, found.number, str(found.event))])
     if not found.report.ok:
         raise failure(found.report)
-
-
-def _outputs(report: VerifyReport) -> list[Any]:
-    from onnx2ncnn_opt.report.verification import checked_lines, output_table
-
-    notes = [f"note: {text}" for text in report.notes]
-    return [*notes, output_table(report.outputs), *checked_lines(report.checked)]

@@ -17,14 +17,13 @@ from onnx2ncnn_opt.cli import options as option
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.several import run_each
-from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, make_folder, targets
+from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, make_folder, targets, written
 from onnx2ncnn_opt.cli.verification import (
     failure,
-    fields_or_none,
     hint_at_no_verify,
     needs_verification,
+    report_fields,
     require_runtimes,
-    summary_of,
 )
 from onnx2ncnn_opt.errors import UsageError
 
@@ -45,7 +44,7 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
     "name; several models need that.  [default: the model's path without .onnx or .pt2]",
 )
 @option.given_options
-@option.run_options()
+@option.run_options
 @option.tolerance_options
 @option.benchmark_option("the net and of ONNX Runtime")
 @click.option(
@@ -69,7 +68,7 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
     help="Let the net take pixels of 0..255, e.g. x:mean=123.7,116.3,103.5:std=58.4,57.1,57.4; with :bgr in OpenCV's "
     "order.",
 )
-@option.release_option()
+@option.release_option
 @option.storage_options
 @click.option(
     "--custom",
@@ -82,7 +81,7 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
 @click.option("--keep-failed", is_flag=True, help="Keep the files of a net that fails verification.")
 @option.skip_option()
 @click.option("--no-optimize", is_flag=True, help="Skip all passes.")
-@click.option("-v", "--verbose", is_flag=True, help="List every rewrite, and every near miss with the reason.")
+@option.verbose_option
 @report_option
 @output_options()
 @option.verification_option
@@ -141,11 +140,7 @@ def convert(
         report.written(output, {f"the model {model}": model for model in models}),
     ):
         options["worker"] = worker
-        jobs = {
-            str(model): partial(_convert, output, model, path, options, report, verbose)
-            for model, path in prefixes.items()
-        }
-        run_each(output, jobs)
+        run_each(output, prefixes, partial(_convert, output, options, report, verbose))
 
 
 def _ncnn_process(on: str | None) -> AbstractContextManager[NcnnWorker | None]:
@@ -164,47 +159,37 @@ def _ncnn_process(on: str | None) -> AbstractContextManager[NcnnWorker | None]:
 
 def _convert(
     output: Output,
-    model: Path,
-    prefix: Path,
     options: Mapping[str, Any],
     page: ReportFile,
     verbose: bool,
+    model: Path,
+    prefix: Path,
     fields: dict[str, Any],
 ) -> None:
     """Convert one model, and show the result."""
     from onnx2ncnn_opt.api.convert import convert
     from onnx2ncnn_opt.api.lower import Files
-    from onnx2ncnn_opt.report.conversion import ConversionSummary, conversion_blocks, conversion_fields
+    from onnx2ncnn_opt.cli.conversion import conversion_blocks, conversion_fields
 
     start = time.perf_counter()
     with output.working(f"converting {model}"), hint_at_no_verify("converts without running the model"):
         conversion = convert(model, prefix, **options)
     found = conversion.report
-    written = found is None or found.ok or options["keep_failed"]
-    summary = ConversionSummary(
-        model=str(model),
-        producer=conversion.model.producer,
-        manifest=conversion.manifest(),
-        custom=[str(op) for op in conversion.custom],
-        lost=conversion.model.lost,
-        equal=[" = ".join(names) for names in conversion.equal],
-        cost=conversion.cost,
-        fed_masks=conversion.fed_masks,
-        shapes=() if found is None else found.shapes,
-        prefix=str(prefix),
-        notes=() if found is None else found.notes,
-        **summary_of(conversion, Files.of(prefix) if written else None, start),
-    )
-    fields |= {**conversion_fields(summary), "verification": fields_or_none(found)}
+    has_files = found is None or found.ok or options["keep_failed"]
+    files = written(Files.of(prefix)) if has_files else []
+    manifest = conversion.manifest()
+    fields |= conversion_fields(conversion, manifest, files, time.perf_counter() - start)
+    fields["verification"] = report_fields(found) if found else None
     if page.path is not None:
         from onnx2ncnn_opt.api.report import report_conversion
 
         with output.working("gathering what the report shows"):
             how = {"verification": options["verification"]} if found else {}
             page.records.append(report_conversion(conversion, found, **how))
-    output.show(conversion_blocks(summary, verbose=verbose))
+    seconds = fields["seconds"]
+    output.show(conversion_blocks(conversion, manifest, model, prefix, files, seconds, verbose=verbose))
     if found is not None and not found.ok:
-        raise failure(found, "the files are kept" if written else "no files are written (see --keep-failed)")
+        raise failure(found, "the files are kept" if has_files else "no files are written (see --keep-failed)")
 
 
 def _batch_axis(text: str) -> tuple[str, int | None]:

@@ -88,9 +88,7 @@ def _run(args: list[str], output: Output) -> tuple[int, BaseException | None]:
         return _fail(str(error), error.exit_code), error
     except BrokenPipeError:
         raise
-    except OSError as error:
-        return _fail(message_of(error), 1), error
-    except MemoryError as error:
+    except (OSError, MemoryError) as error:
         return _fail(message_of(error), 1), error
     except KeyboardInterrupt as error:
         return interrupted(), error

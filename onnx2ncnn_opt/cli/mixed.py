@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import os
-from dataclasses import asdict, astuple
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from onnx2ncnn_opt.cli.options import EXISTING_FILE, given_options, manifest_option, run_options, verification_option
+from onnx2ncnn_opt.cli.options import EXISTING_FILE, given_options, manifest_option, place_options, verification_option
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, written
 from onnx2ncnn_opt.cli.verification import require_runtimes
 
 if TYPE_CHECKING:
+    from onnx2ncnn_opt.param.files import NetFiles
+    from onnx2ncnn_opt.verification.mixed import Mixed
     from onnx2ncnn_opt.verification.options import Verification
 
 
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
 )
 @manifest_option
 @given_options
-@run_options(modes=False)
+@place_options
 @output_options()
 @verification_option
 def mixed(
@@ -52,7 +55,6 @@ def mixed(
     """
     from onnx2ncnn_opt.manifest import read_manifest
     from onnx2ncnn_opt.param.files import NetFiles, write_net
-    from onnx2ncnn_opt.report.mixed import MaskRow, mixed_blocks
     from onnx2ncnn_opt.verification.beside import manifest_beside
     from onnx2ncnn_opt.verification.mixed import mixed as mix
 
@@ -64,13 +66,9 @@ def mixed(
     with output.working(f"finding masks for {param}"):
         result = mix(model, param, bin, budget=budget, manifest=manifest, verification=verification)
     write_net(result.graph, files.param, files.bin)
-    rows = [MaskRow(str(chosen.mask), chosen.seconds) for chosen in result.chosen]
-    notes = [f"note: {note}"] if note else []
-    blocks = mixed_blocks(rows, result.before, result.after, budget, result.seconds, result.checked)
-    wrote = [f"wrote: {path}" for path in astuple(files)]
-    output.show([*notes, *blocks[:-1], *wrote, blocks[-1]])
+    output.show([*([f"note: {note}"] if note else []), *_lines(result, budget, files)])
     output.fields |= {
-        "masks": [asdict(row) for row in rows],
+        "masks": [{"mask": str(chosen.mask), "seconds": chosen.seconds} for chosen in result.chosen],
         "budget": budget,
         "before": result.before,
         "after": result.after,
@@ -79,3 +77,21 @@ def mixed(
         "notes": [note] if note else [],
         "files": written(files),
     }
+
+
+def _lines(result: Mixed, budget: float, files: NetFiles) -> list[str]:
+    """Return the masks with their costs, the errors in units of an output's largest value, and where nets ran."""
+    lines = []
+    for chosen in result.chosen:
+        cost = "" if chosen.seconds is None else f"; costs {chosen.seconds * 1e3:+.2f} ms"
+        lines.append(f"mask: {chosen.mask}{cost}")
+    error = "NaN or infinity" if math.isnan(result.before) else f"{result.before:.1e}"
+    time = "not measured" if result.seconds is None else f"{result.seconds * 1e3:.2f} ms with masks"
+    return [
+        *lines,
+        f"masks: {len(lines)}",
+        f"fp16: off by {error} -> {result.after:.1e} of an output's largest value, {budget:.1e} is allowed",
+        f"time: {time}",
+        *(f"wrote: {path}" for path in astuple(files)),
+        f"checked: {result.checked}",
+    ]

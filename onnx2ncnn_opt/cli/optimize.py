@@ -15,14 +15,13 @@ from onnx2ncnn_opt.cli import options as option
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.several import run_each
-from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, make_folder, targets
+from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, make_folder, targets, written
 from onnx2ncnn_opt.cli.verification import (
     failure,
-    fields_or_none,
     hint_at_no_verify,
     needs_verification,
+    report_fields,
     require_runtimes,
-    summary_of,
 )
 from onnx2ncnn_opt.errors import UsageError
 
@@ -50,7 +49,7 @@ _PARAM = (".param", ".param.bin")
     "Shape of an input, outermost size first, e.g. data:3,224,224.  [default: as in IN, or in pnnx's files beside it]",
 )
 @click.option("--fixed-shapes", is_flag=True, help="Let passes rely on these shapes: the net will never get others.")
-@option.run_options()
+@option.run_options
 @option.tolerance_options
 @option.benchmark_option("the net before and after")
 @option.masks_option
@@ -59,12 +58,12 @@ _PARAM = (".param", ".param.bin")
 @option.skip_option()
 @click.option("--limit", type=click.IntRange(min=0), metavar="N", help="Stop after N rewrites, to find a wrong one.")
 @option.storage_options
-@option.release_option()
+@option.release_option
 @click.option("--start", multiple=True, metavar="BLOB", help="Cut: this blob becomes an input.")
 @click.option("--end", multiple=True, metavar="BLOB", help="Cut: this blob becomes an output.")
 @click.option("--shape-hints", is_flag=True, help="Write the shapes into the layers, which fixes them on a GPU.")
 @option.layers_option
-@click.option("-v", "--verbose", is_flag=True, help="List every rewrite, and every near miss with the reason.")
+@option.verbose_option
 @report_option
 @output_options()
 @option.verification_option
@@ -92,14 +91,16 @@ def optimize(
     if benchmark and (options["start"] or options["end"]):
         raise click.UsageError("--benchmark times whole nets, which --start and --end do not leave")
     from onnx2ncnn_opt.ir.releases import NEWEST
+    from onnx2ncnn_opt.param.files import NetFiles
 
     check_prefix(prefix, _ENDINGS)
     nets = _nets(files)
     prefixes = targets(nets, lambda param: Path(prefix) / _stem(param) if is_folder(prefix) else Path(prefix), prefix)
     make_folder(prefix)
     for param, path in prefixes.items():
+        sources = {"the input": param, "the input's weights": nets[param]}
         for as_binary in (False, True) if binary is None else (binary,):
-            _check(param, nets[param], path, binary=as_binary)
+            check_targets(astuple(NetFiles.at(path, binary=as_binary)), sources)
     if not no_verify:
         require_runtimes(verification.on)
     options |= {
@@ -108,11 +109,7 @@ def optimize(
         "verification": None if no_verify else verification,
     }
     with report.written(output, {f"the input {file}": file for pair in nets.items() for file in pair}):
-        jobs = {
-            str(param): partial(_optimize, output, param, nets[param], path, options, report, verbose)
-            for param, path in prefixes.items()
-        }
-        run_each(output, jobs)
+        run_each(output, prefixes, partial(_optimize, output, nets, options, report, verbose))
 
 
 def _nets(files: Sequence[Path]) -> dict[Path, Path]:
@@ -137,58 +134,35 @@ def _stem(param: Path) -> str:
     return param.name.removesuffix(".bin").removesuffix(".param")
 
 
-def _check(param: Path, bin: Path, prefix: Path, *, binary: bool) -> None:
-    """Raise UsageError for files that cannot be written, or that are read."""
-    from onnx2ncnn_opt.param.files import NetFiles
-
-    files = NetFiles.at(prefix, binary=binary)
-    check_targets(astuple(files), {"the input": param, "the input's weights": bin})
-
-
 def _optimize(
     output: Output,
-    param: Path,
-    bin: Path,
-    prefix: Path,
+    bins: Mapping[Path, Path],
     options: Mapping[str, Any],
     page: ReportFile,
     verbose: bool,
+    param: Path,
+    prefix: Path,
     fields: dict[str, Any],
 ) -> None:
     """Optimise one net, and show the result."""
     from onnx2ncnn_opt.api.optimize import optimize
+    from onnx2ncnn_opt.cli.optimization import optimization_blocks, optimization_fields
     from onnx2ncnn_opt.param.files import NetFiles
-    from onnx2ncnn_opt.report.optimization import OptimizationSummary, optimization_blocks, optimization_fields
 
     clock = time.perf_counter()
     with output.working(f"optimising {param}"), hint_at_no_verify("optimises without running the net"):
-        result = optimize(param, bin, prefix, **options)
+        result = optimize(param, bins[param], prefix, **options)
     found = result.report
-    written = found is None or found.ok
     as_binary = result.is_binary if options["binary"] is None else options["binary"]
-    summary = OptimizationSummary(
-        source=str(param),
-        layers=result.layers,
-        dropped_splits=[f"Split '{split.layer}': {split.reason}" for split in result.dropped_splits],
-        unread_layers=result.unread_layers,
-        trailing_bytes=result.trailing_bytes,
-        memory=[(memory.peak, memory.unknown) for memory in result.memory],
-        exchanged=result.exchanged,
-        weights=result.sizes,
-        is_own=result.storage is not None and result.storage.is_own,
-        renamed=result.renamed,
-        caches=result.caches,
-        folded=found.folded if found else [],
-        notes=result.notes,
-        **summary_of(result, NetFiles.at(prefix, binary=as_binary) if written else None, clock),
-    )
-    fields |= {**optimization_fields(summary), "verification": fields_or_none(found)}
+    files = written(NetFiles.at(prefix, binary=as_binary)) if found is None or found.ok else []
+    fields |= optimization_fields(result, files, time.perf_counter() - clock)
+    fields["verification"] = report_fields(found) if found else None
     if page.path is not None:
         from onnx2ncnn_opt.api.report import report_optimized
 
         with output.working("gathering what the report shows"):
             how = {"verification": options["verification"]} if found else {}
             page.records.append(report_optimized(result, found, **how))
-    output.show(optimization_blocks(summary, verbose=verbose))
+    output.show(optimization_blocks(result, param, files, fields["seconds"], verbose=verbose))
     if found is not None and not found.ok:
         raise failure(found, "no files are written")

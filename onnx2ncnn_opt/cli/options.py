@@ -20,19 +20,13 @@ if TYPE_CHECKING:
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-def _shapes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, list[int]]:
-    """Return sizes by input name, from ``name:1,3,224,224``; the name may have colons in it."""
-    return _parsed_shapes(ctx, param, values, r"\d+", "name:1,3,224,224")
-
-
-def _open_shapes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, list[int | str]]:
-    """Parse as `_shapes`, with names, sums of them, and ``?`` among the sizes."""
-    return _parsed_shapes(ctx, param, values, r"[\w?(][\w ?+*/()-]*", "name:1,3,224,224, or name:1,3,?,S")
-
-
-def _parsed_shapes(
-    ctx: click.Context, param: click.Parameter, values: tuple[str, ...], size: str, form: str
+def _shapes(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...], *, size: str, form: str
 ) -> dict[str, list[Any]]:
+    """Return sizes by input name, from ``name:1,3,224,224``; the name may have colons in it.
+
+    A `size` has this pattern, and one that is no number stays text.
+    """
     shapes: dict[str, list[Any]] = {}
     for value in values:
         name, _, sizes = value.rpartition(":")
@@ -72,10 +66,13 @@ def _number(text: str) -> bool | int | float | None:
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
+def _all(*options: Decorator) -> Decorator:
+    """Return several options, in this order, as one decorator."""
+    return lambda command: functools.reduce(lambda inner, option: option(inner), reversed(options), command)
+
+
 def _checks(**fields: str) -> Decorator:
-    """Gather options in the `checks` of a command; `fields` are their names there, with those that they have
-    here.
-    """
+    """Gather options in the `checks` of a command; `fields` are their names there, with those that they have here."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
@@ -100,37 +97,10 @@ def verification_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_verification
 
 
-def shape_option(metavar: str, help: str, *, are_open: bool = False) -> Decorator:
-    """Return the option --shape, as `shapes`: sizes by input name, which may be names if `are_open`."""
-    callback = _open_shapes if are_open else _shapes
+def shape_option(metavar: str, help: str, *, size: str = r"\d+", form: str = "name:1,3,224,224") -> Decorator:
+    """Return the option --shape, as `shapes`: sizes by input name."""
+    callback = functools.partial(_shapes, size=size, form=form)
     return click.option("--shape", "shapes", multiple=True, callback=callback, metavar=metavar, help=help)
-
-
-def binding_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the options --shape and --value, as `shapes` and `values`."""
-    help = "Shape of an input, e.g. x:1,3,224,224; in x:1,3,?,W one size stays as it is and one is called W."
-    shape = shape_option("NAME:SIZES", help, are_open=True)
-    value = click.option(
-        "--value",
-        "values",
-        multiple=True,
-        callback=_values,
-        metavar="NAME=VALUE",
-        help="Make an input a constant: a number, true, false, or numbers with commas. The net has no such input.",
-    )
-    return shape(value(command))
-
-
-def given_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the options --shape, --value and --inputs, as `shapes`, `values` and `feeds` of the checks."""
-    inputs = click.option(
-        "--inputs",
-        callback=_inputs,
-        metavar="FILE",
-        help="Inputs for verification: an .npz with arrays by input name, an .npy for a single input, or an image and "
-        "what is done to its pixels: photo.png[:mean=...:std=...:bgr].",
-    )
-    return binding_options(inputs(_checks(shapes="shapes", values="values", feeds="inputs")(command)))
 
 
 def _inputs(ctx: click.Context, param: click.Parameter, value: str | None) -> Feeds | None:
@@ -169,27 +139,39 @@ def _sizes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
     return tuple({name: int(size) for name, size in (p.split("=") for p in value.split(","))} for value in values)
 
 
-def draw_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the options --seeds, --range and --sizes, as `wanted` of the checks, None without them."""
-    seeds = click.option(
-        "--seeds", type=click.IntRange(min=1), metavar="N", help="Draw inputs from N seeds, from --seed on."
-    )
-    between = click.option(
-        "--range",
-        "ranges",
+# --shape and --value, as `shapes` and `values`; sizes may be names, sums of them, and ``?``.
+binding_options = _all(
+    shape_option(
+        "NAME:SIZES",
+        "Shape of an input, e.g. x:1,3,224,224; in x:1,3,?,W one size stays as it is and one is called W.",
+        size=r"[\w?(][\w ?+*/()-]*",
+        form="name:1,3,224,224, or name:1,3,?,S",
+    ),
+    click.option(
+        "--value",
+        "values",
         multiple=True,
-        callback=_range,
-        metavar="LOW,HIGH",
-        help="Draw floats uniformly between these, as -1,1; may be given several times.",
-    )
-    sizes = click.option(
-        "--sizes",
-        multiple=True,
-        callback=_sizes,
-        metavar="NAME=SIZE,...",
-        help="Sizes of the dynamic dimensions, as H=64,W=96; may be given several times.",
-    )
+        callback=_values,
+        metavar="NAME=VALUE",
+        help="Make an input a constant: a number, true, false, or numbers with commas. The net has no such input.",
+    ),
+)
 
+# --shape, --value and --inputs, as `shapes`, `values` and `feeds` of the checks.
+given_options = _all(
+    binding_options,
+    click.option(
+        "--inputs",
+        callback=_inputs,
+        metavar="FILE",
+        help="Inputs for verification: an .npz with arrays by input name, an .npy for a single input, or an image and "
+        "what is done to its pixels: photo.png[:mean=...:std=...:bgr].",
+    ),
+    _checks(shapes="shapes", values="values", feeds="inputs"),
+)
+
+
+def _with_draws(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def with_draws(
         *args: Any,
@@ -206,74 +188,29 @@ def draw_options(command: Callable[..., Any]) -> Callable[..., Any]:
             raise click.UsageError("--seeds, --range and --sizes say how to draw inputs: give no --inputs")
         return command(*args, checks={**checks, "wanted": wanted}, **options)
 
-    return seeds(between(sizes(with_draws)))
+    return with_draws
 
 
-def run_options(*, modes: bool = True) -> Decorator:
-    """Return the options --seed, --on and --modes, in the checks."""
-    seed = click.option(
-        "--seed",
-        type=click.IntRange(min=0),
-        default=0,
-        metavar="N",
-        help="Seed of the inputs if none are given.",
-    )
-    names = ("seed", "on", "modes") if modes else ("seed", "on")
-
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        command = _checks(**{name: name for name in names})(command)
-        return seed(_on(_mode(command) if modes else command))
-
-    return decorate
-
-
-def _not_negative(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
-    if value is not None and not 0 <= value < math.inf:
-        raise click.BadParameter(f"{value} is not a number of 0 or more", ctx, param)
-    return value
-
-
-def tolerance_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the options --rtol and --atol, in the checks."""
-    relative = click.option(
-        "--rtol",
-        type=float,
-        callback=_not_negative,
-        metavar="R",
-        help="The largest error that is allowed, relative to the largest value of the output.  [default: what rounding "
-        "may do, and more for weights and modes of 16 bits]",
-    )
-    absolute = click.option(
-        "--atol",
-        type=float,
-        callback=_not_negative,
-        metavar="A",
-        help="An absolute error that is always allowed.  [default: 1e-5]",
-    )
-    return relative(absolute(_checks(rtol="rtol", atol="atol")(command)))
-
-
-def benchmark_option(of: str) -> Decorator:
-    """Return the option --benchmark, as `benchmark`."""
-    return click.option("--benchmark", is_flag=True, help=f"Measure the latency of {of}: one thread each, in turns.")
-
-
-def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the options --on and --modes, as `on` and `modes`."""
-    return _on(_mode(command))
-
-
-def _on(command: Callable[..., Any]) -> Callable[..., Any]:
-    help = (
-        "Run the net on a device: vulkan, qemu-aarch64, qemu-x86_64[:CPU], ssh:user@host, or a command that starts a "
-        "Python with numpy and ncnn.  [default: this machine's CPU]"
-    )
-    return click.option("--on", metavar="TARGET", help=help)(command)
-
-
-def _mode(command: Callable[..., Any]) -> Callable[..., Any]:
-    help = "Verify in these modes: fp32, fp16, bf16.  [default: fp32; with --on also fp16, ncnn's default there]"
-    return click.option("--modes", callback=_modes, metavar="MODE,...", help=help)(command)
+# --seeds, --range and --sizes, as `wanted` of the checks, None without them.
+draw_options = _all(
+    click.option("--seeds", type=click.IntRange(min=1), metavar="N", help="Draw inputs from N seeds, from --seed on."),
+    click.option(
+        "--range",
+        "ranges",
+        multiple=True,
+        callback=_range,
+        metavar="LOW,HIGH",
+        help="Draw floats uniformly between these, as -1,1; may be given several times.",
+    ),
+    click.option(
+        "--sizes",
+        multiple=True,
+        callback=_sizes,
+        metavar="NAME=SIZE,...",
+        help="Sizes of the dynamic dimensions, as H=64,W=96; may be given several times.",
+    ),
+    _with_draws,
+)
 
 
 def _modes(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -284,45 +221,104 @@ def _modes(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     return check_modes(value.split(","))
 
 
-def storage_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the options --fp16 and --bf16, as `storage`."""
+_seed = click.option(
+    "--seed", type=click.IntRange(min=0), default=0, metavar="N", help="Seed of the inputs if none are given."
+)
+_on = click.option(
+    "--on",
+    metavar="TARGET",
+    help="Run the net on a device: vulkan, qemu-aarch64, qemu-x86_64[:CPU], ssh:user@host, or a command that starts a "
+    "Python with numpy and ncnn.  [default: this machine's CPU]",
+)
+# --on and --modes, as `on` and `modes`.
+target_options = _all(
+    _on,
+    click.option(
+        "--modes",
+        callback=_modes,
+        metavar="MODE,...",
+        help="Verify in these modes: fp32, fp16, bf16.  [default: fp32; with --on also fp16, ncnn's default there]",
+    ),
+)
+# --seed, --on and --modes, in the checks; and those of a command that runs the net in modes of its own.
+run_options = _all(_seed, target_options, _checks(seed="seed", on="on", modes="modes"))
+place_options = _all(_seed, _on, _checks(seed="seed", on="on"))
 
+
+def _not_negative(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not 0 <= value < math.inf:
+        raise click.BadParameter(f"{value} is not a number of 0 or more", ctx, param)
+    return value
+
+
+# --rtol and --atol, in the checks.
+tolerance_options = _all(
+    click.option(
+        "--rtol",
+        type=float,
+        callback=_not_negative,
+        metavar="R",
+        help="The largest error that is allowed, relative to the largest value of the output.  [default: what rounding "
+        "may do, and more for weights and modes of 16 bits]",
+    ),
+    click.option(
+        "--atol",
+        type=float,
+        callback=_not_negative,
+        metavar="A",
+        help="An absolute error that is always allowed.  [default: 1e-5]",
+    ),
+    _checks(rtol="rtol", atol="atol"),
+)
+
+
+def benchmark_option(of: str) -> Decorator:
+    """Return the option --benchmark, as `benchmark`."""
+    return click.option("--benchmark", is_flag=True, help=f"Measure the latency of {of}: one thread each, in turns.")
+
+
+def _one_storage(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def with_storage(*args: Any, fp16: bool, bf16: bool, **options: Any) -> Any:
         if fp16 and bf16:
             raise click.UsageError("--fp16 and --bf16 are two ways to store a weight; give one of them")
         return command(*args, storage="fp16" if fp16 else "bf16" if bf16 else None, **options)
 
-    fp16 = click.option("--fp16", is_flag=True, help="Store weights as fp16, if they fit.")
-    bf16 = click.option("--bf16", is_flag=True, help="Store weights as bf16, if they fit.")
-    return fp16(bf16(with_storage))
+    return with_storage
 
 
-def release_option() -> Decorator:
-    """Return the option --ncnn, as `release`."""
-    help = "The oldest ncnn release that has to run the net.  [default: the newest]"
-    return click.option("--ncnn", "release", type=int, metavar="YYYYMMDD", help=help)
-
-
-def manifest_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the option --manifest, as `manifest_path`."""
-    help = "How arrays go in and out.  [default: NET.json, if it fits both; else blobs are matched by name or order]"
-    option = click.option("--manifest", "manifest_path", type=EXISTING_FILE, metavar="FILE.json", help=help)
-    return option(command)
-
-
-def masks_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the option --no-masks, as `no_masks`."""
-    help = "Do not write feature masks for layers that need more than fp16."
-    return click.option("--no-masks", is_flag=True, help=help)(command)
+# --fp16 and --bf16, as `storage`.
+storage_options = _all(
+    click.option("--fp16", is_flag=True, help="Store weights as fp16, if they fit."),
+    click.option("--bf16", is_flag=True, help="Store weights as bf16, if they fit."),
+    _one_storage,
+)
+release_option = click.option(
+    "--ncnn",
+    "release",
+    type=int,
+    metavar="YYYYMMDD",
+    help="The oldest ncnn release that has to run the net.  [default: the newest]",
+)
+manifest_option = click.option(
+    "--manifest",
+    "manifest_path",
+    type=EXISTING_FILE,
+    metavar="FILE.json",
+    help="How arrays go in and out.  [default: NET.json, if it fits both; else blobs are matched by name or order]",
+)
+masks_option = click.option(
+    "--no-masks", is_flag=True, help="Do not write feature masks for layers that need more than fp16."
+)
+verbose_option = click.option(
+    "-v", "--verbose", is_flag=True, help="List every rewrite, and every near miss with the reason."
+)
+# --custom for layers of nets.
+layers_option = click.option(
+    "--custom", multiple=True, metavar="TYPE:COUNTS", help="Declare the weights of a custom layer type."
+)
 
 
 def skip_option(help: str = "Skip a pass; may be given several times.") -> Decorator:
     """Return the option --skip, as `skip`."""
     return click.option("--skip", multiple=True, metavar="PASS", help=help)
-
-
-def layers_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the option --custom for layers of nets, as `custom`."""
-    help = "Declare the weights of a custom layer type."
-    return click.option("--custom", multiple=True, metavar="TYPE:COUNTS", help=help)(command)

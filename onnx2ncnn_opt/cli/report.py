@@ -10,7 +10,7 @@ import click
 from onnx2ncnn_opt.cli.options import EXISTING_FILE, given_options, manifest_option, run_options, verification_option
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.targets import check_targets
-from onnx2ncnn_opt.cli.verification import failure, report_fields, require_runtimes
+from onnx2ncnn_opt.cli.verification import failure, report_blocks, report_fields, require_runtimes
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.verification.options import Verification
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 )
 @manifest_option
 @given_options
-@run_options()
+@run_options
 @output_options()
 @verification_option
 def report(
@@ -48,7 +48,6 @@ def report(
     check_targets([path], {"the model": model, **{what: file for what, file in nets.items() if file}})
     require_runtimes(verification.on, "onnxruntime")
     from onnx2ncnn_opt.api.report import make_report
-    from onnx2ncnn_opt.report.verification import checked_lines, output_table
     from onnx2ncnn_opt.report.words import file_size
 
     with output.working(f"looking into {param or model}"):
@@ -57,13 +56,6 @@ def report(
     verified = found.verified
     assert verified is not None
     output.fields |= {**report_fields(verified), "files": [{"path": str(path), "bytes": path.stat().st_size}]}
-    output.show(
-        [
-            *(f"note: {text}" for text in verified.notes),
-            output_table(verified.outputs),
-            f"wrote: {path} ({file_size(path.stat().st_size)})",
-            *checked_lines(verified.checked),
-        ]
-    )
+    output.show(report_blocks(verified, f"wrote: {path} ({file_size(path.stat().st_size)})"))
     if not verified.ok:
         raise failure(verified)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,8 +14,8 @@ from onnx2ncnn_opt.errors import Error
 _RESULTS = {1: "not converted", 2: "wrong usage", 3: "wrong"}
 
 
-def run_each(output: Output, jobs: Mapping[str, Callable[[dict[str, Any]], None]]) -> None:
-    """Run each job by its model's name; a job fills in its fields of the JSON.
+def run_each(output: Output, prefixes: Mapping[Path, Path], job: Callable[[Path, Path, dict[str, Any]], None]) -> None:
+    """Run a job for each model and the prefix of its files; it fills in its fields of the JSON.
 
     A single job raises its errors. Of several, each error is printed at once, a table comes last, and the exit code is
     the largest of all.
@@ -22,22 +23,23 @@ def run_each(output: Output, jobs: Mapping[str, Callable[[dict[str, Any]], None]
     from onnx2ncnn_opt.report.console import Table, printable
 
     results = output.fields["results"] = []
-    for name, job in jobs.items():
+    for path, prefix in prefixes.items():
+        name = str(path)
         fields: dict[str, Any] = {"source": name, "exit_code": 0, "error": None}
         results.append(fields)
         try:
-            job(fields)
+            job(path, prefix, fields)
         except BrokenPipeError:  # whoever read the output has had enough
             raise
         except (Error, OSError, MemoryError) as error:
             code = error.exit_code if isinstance(error, Error) else 1
             fields |= {"exit_code": code, "error": error_fields(error)}
-            if len(jobs) == 1:
+            if len(prefixes) == 1:
                 raise
             text = message_of(error)
             message = text if text.startswith(name) else f"{name}: {text}"
             click.echo(f"Error: {printable(message)}", err=True)
-    if len(jobs) == 1:
+    if len(prefixes) == 1:
         return
     output.show([Table(("model", "result", "layers", "time", ""), tuple(map(_row, results)), "result")])
     if worst := max(fields["exit_code"] for fields in results):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, astuple
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt.errors import UnprovenError, VerificationError
 
 if TYPE_CHECKING:
-    from onnx2ncnn_opt.api.apply_passes import Optimized
-    from onnx2ncnn_opt.api.lower import Conversion
-    from onnx2ncnn_opt.param.files import NetFiles
+    from onnx2ncnn_opt.report.console import Block
     from onnx2ncnn_opt.verification.driver import VerifyReport
     from onnx2ncnn_opt.verification.options import Verification
 
@@ -56,9 +53,12 @@ def report_fields(report: VerifyReport) -> dict[str, Any]:
     }
 
 
-def fields_or_none(report: VerifyReport | None) -> dict[str, Any] | None:
-    """Return the fields as `report_fields` does; None without a verification."""
-    return None if report is None else report_fields(report)
+def report_blocks(report: VerifyReport, *more: Block) -> list[Block]:
+    """Return a verification for people: its notes, outputs, and conditions; `more` stands before the latter."""
+    from onnx2ncnn_opt.report.verification import checked_lines, output_table
+
+    notes = [f"note: {text}" for text in report.notes]
+    return [*notes, output_table(report.outputs), *more, *checked_lines(report.checked)]
 
 
 def failure(report: VerifyReport, consequence: str = "") -> VerificationError:
@@ -68,22 +68,3 @@ def failure(report: VerifyReport, consequence: str = "") -> VerificationError:
     what = "are unproven; give inputs that suit the model" if is_unproven else f"differ from {report.against}"
     message = "; ".join(filter(None, (f"{wrong} of {len(report.outputs)} outputs {what}", consequence)))
     return UnprovenError(message) if is_unproven else VerificationError(message)
-
-
-def summary_of(made: Conversion | Optimized, files: NetFiles | None, start: float) -> dict[str, Any]:
-    """Return the fields of a `Summary`; `files` are the written ones, `start` is when the work began."""
-    storage, report = made.storage, made.report
-    return {
-        "applied": made.applied,
-        "near_misses": made.near_misses,
-        "failed": made.failed,
-        "storage": (storage.encoding.value, storage.count) if storage else ("", 0),
-        "kept": [str(kept) for kept in storage.kept] if storage else [],
-        "verified": None if report is None else report.outputs,
-        "files": [] if files is None else [(str(path), path.stat().st_size) for path in astuple(files)],
-        "seconds": time.perf_counter() - start,
-        "checked": "" if report is None else report.checked,
-        "masks": [str(mask) for mask in made.masks],
-        "estimated": "" if made.precision is None else str(made.precision),
-        "latency": made.latency,
-    }

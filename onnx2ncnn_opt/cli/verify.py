@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @option.manifest_option
 @option.given_options
 @option.draw_options
-@option.run_options()
+@option.run_options
 @option.tolerance_options
 @report_option
 @output_options()

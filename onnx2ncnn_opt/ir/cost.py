@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape, product
 from onnx2ncnn_opt.ir.graph import Graph, Layer
@@ -45,17 +46,10 @@ def multiplications_of(layer: Layer) -> Dim | None:
     return _KINDS[kind](layer, ins, outs) * batch
 
 
-def _weight(layer: Layer, ins: list[Shape]) -> Dim:
-    """Return the number of elements of a convolution's weight, which may be its second input."""
-    return product(ins[1]) if layer.params.get("dynamic_weight") else layer["weight_data_size"]
-
-
 def _convolution(layer: Layer, ins: list[Shape], outs: list[Shape]) -> Dim:
-    return _weight(layer, ins) * product(outs[0][1:])
-
-
-def _deconvolution(layer: Layer, ins: list[Shape], outs: list[Shape]) -> Dim:
-    return _weight(layer, ins) * product(ins[0][1:])
+    """Return the elements of the weight, which may be the second input, times the places where it is applied."""
+    weight: Dim = product(ins[1]) if layer.params.get("dynamic_weight") else layer["weight_data_size"]
+    return weight * product((ins if layer.type.startswith("Deconvolution") else outs)[0][1:])
 
 
 def _inner_product(layer: Layer, ins: list[Shape], outs: list[Shape]) -> Dim:
@@ -66,10 +60,6 @@ def _inner_product(layer: Layer, ins: list[Shape], outs: list[Shape]) -> Dim:
 def _gemm(layer: Layer, ins: list[Shape], outs: list[Shape]) -> Dim:
     is_constant = layer["constantK"] and (layer["constantA"] or layer["constantB"])
     return product(outs[0]) * (layer["constantK"] if is_constant else ins[0][0 if layer["transA"] else -1])
-
-
-def _matmul(layer: Layer, ins: list[Shape], outs: list[Shape]) -> Dim:
-    return product(outs[0]) * ins[0][-1]
 
 
 def _attention(layer: Layer, ins: list[Shape], outs: list[Shape]) -> Dim:
@@ -91,16 +81,14 @@ def _recurrent(layer: Layer, ins: list[Shape], outs: list[Shape]) -> Dim:
     return ins[0][0] * sum(weight.count(layer.resolved) for weight in weights if weight.present(layer.resolved))
 
 
-_KINDS = {
+_KINDS: Mapping[str, Callable[[Layer, list[Shape], list[Shape]], Dim]] = {
     "Convolution": _convolution,
     "DeformableConv": _convolution,
-    "Deconvolution": _deconvolution,
+    "Deconvolution": _convolution,
     "InnerProduct": _inner_product,
     "Gemm": _gemm,
-    "MatMul": _matmul,
+    "MatMul": lambda layer, ins, outs: product(outs[0]) * ins[0][-1],
     "SDPA": _attention,
     "MultiHeadAttention": _multi_head,
-    "LSTM": _recurrent,
-    "GRU": _recurrent,
-    "RNN": _recurrent,
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
 }

@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from onnx2ncnn_opt.ir.codes import Activation
@@ -234,15 +235,13 @@ def _winograd(layer: Layer, x: Array, weight: Array, tile: int, rng: np.random.G
     top, bottom, left, right = pads if min(pads) >= 0 else (1, 1, 1, 1)  # below 0: as many as keep the size
     x = np.pad(x, ((0, 0), (top, bottom), (left, right)))
     itm, ktm, otm = _transforms(tile)
-    side = tile + 2
     rows, columns = max(-(-(x.shape[1] - 2) // tile), 1), max(-(-(x.shape[2] - 2) // tile), 1)
     x = np.pad(x, ((0, 0), (0, max(rows * tile + 2 - x.shape[1], 0)), (0, max(columns * tile + 2 - x.shape[2], 0))))
     chosen = set(_spread(rows * columns, _TILES, rng).tolist())
     _, top, left = np.unravel_index(int(np.abs(x).argmax()), x.shape)
     chosen.add(min(int(top) // tile, rows - 1) * columns + min(int(left) // tile, columns - 1))
-    tiles = np.stack(
-        [x[:, r * tile : r * tile + side, c * tile : c * tile + side] for r, c in (divmod(t, columns) for t in chosen)]
-    )
+    windows = sliding_window_view(x, (tile + 2, tile + 2), (1, 2))[:, ::tile, ::tile]
+    tiles = np.stack([windows[:, t // columns, t % columns] for t in chosen])
     channels = _spread(len(weight), _CHANNELS, rng)
     kernels = weight[channels]
     rows_done = to_half(itm @ to_half(tiles))
@@ -280,14 +279,14 @@ def _products(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -
             return None
         channels = _spread(len(taps), _CHANNELS, rng)
         kernels = taps[channels].reshape(len(channels), -1)
-        rows, columns = max(image.shape[1] - height + 1, 1), max(image.shape[2] - taps.shape[3] + 1, 1)
+        missing = (max(size - space, 0) for size, space in zip(taps.shape[1:], image.shape, strict=True))
+        image = np.pad(image, [(0, more) for more in missing])
+        windows = sliding_window_view(image, taps.shape[2:], (1, 2))
+        rows, columns = windows.shape[1:3]
         corners = [divmod(int(index), columns) for index in _spread(rows * columns, _POSITIONS, rng)]
         _, top, left = np.unravel_index(int(np.abs(image).argmax()), image.shape)
         corners.append((min(int(top), rows - 1), min(int(left), columns - 1)))
-        patches = np.zeros((len(corners), *taps.shape[1:]), np.float32)
-        for patch, (r, c) in zip(patches, corners, strict=True):
-            part = image[:, r : r + height, c : c + taps.shape[3]]
-            patch[:, : part.shape[1], : part.shape[2]] = part
+        patches = np.stack([windows[:, row, column] for row, column in corners])
         return to_half(kernels)[None] * to_half(patches.reshape(len(corners), 1, -1)), channels
     if layer.type == "Deconvolution" and x.ndim == 3 and weight.size % (layer["num_output"] * x.shape[0]) == 0:
         filters = weight.reshape(layer["num_output"], x.shape[0], -1)

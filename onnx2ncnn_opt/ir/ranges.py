@@ -109,7 +109,8 @@ def through(layer: Layer, inputs: Sequence[Range]) -> Range:
     found = rule(layer, *inputs) if rule is not None else ORDINARY
     if layer.spec is not None and layer.spec.has_activation and layer["activation_type"]:
         found = _activated(layer, found)
-    return _tidy(found)
+    is_bounded = found.low > -_INF and found.high < _INF
+    return found._replace(may_be_inf=False) if is_bounded else found
 
 
 def _rule_of(layer: Layer) -> Callable[..., Range] | None:
@@ -122,11 +123,6 @@ def _rule_of(layer: Layer) -> Callable[..., Range] | None:
         low, high = layer.spec.bounds
         return lambda layer, *inputs: Range(low, high, any(x.may_be_nan for x in inputs), may_be_inf=False)
     return None
-
-
-def _tidy(x: Range) -> Range:
-    bounded = x.low > -_INF and x.high < _INF
-    return x._replace(may_be_inf=False) if bounded and x.may_be_inf else x
 
 
 def union(*ranges: Range) -> Range:
@@ -144,12 +140,15 @@ def union(*ranges: Range) -> Range:
 
 
 def _sum(a: Range, b: Range) -> Range:
-    opposite = a.may_be_inf and b.may_be_inf
-    return _both(a, b, a.low + b.low, a.high + b.high, nan=opposite)
+    return _both(a, b, a.low + b.low, a.high + b.high, nan=a.may_be_inf and b.may_be_inf)
 
 
 def _negative(x: Range) -> Range:
     return x._replace(low=-x.high, high=-x.low)
+
+
+def _unknown(*inputs: Range) -> Range:
+    return UNKNOWN
 
 
 def _both(a: Range, b: Range, low: float, high: float, *, nan: bool = False) -> Range:
@@ -171,16 +170,11 @@ def _product(a: Range, b: Range) -> Range:
 def _quotient(a: Range, b: Range) -> Range:
     if b.has(0) or b.may_be_inf:
         return Range(may_be_nan=True)
-    inverse = b._replace(low=1 / b.high, high=1 / b.low)
-    return _product(a, inverse)._replace(is_whole=False)
+    return _product(a, b._replace(low=1 / b.high, high=1 / b.low))._replace(is_whole=False)
 
 
 def _largest(a: Range, b: Range) -> Range:
     return _both(a, b, max(a.low, b.low), max(a.high, b.high))
-
-
-def _smallest(a: Range, b: Range) -> Range:
-    return _negative(_largest(_negative(a), _negative(b)))
 
 
 def _power(a: Range, b: Range) -> Range:
@@ -199,7 +193,7 @@ _BINARY: Mapping[int, Callable[[Range, Range], Range]] = {  # by op_type
     BinaryOp.MUL: _product,
     BinaryOp.DIV: _quotient,
     BinaryOp.MAX: _largest,
-    BinaryOp.MIN: _smallest,
+    BinaryOp.MIN: lambda a, b: _both(a, b, min(a.low, b.low), min(a.high, b.high)),
     BinaryOp.POW: _power,
     BinaryOp.RSUB: lambda a, b: _sum(b, _negative(a)),
     BinaryOp.RDIV: lambda a, b: _quotient(b, a),
@@ -211,10 +205,7 @@ _BINARY: Mapping[int, Callable[[Range, Range], Range]] = {  # by op_type
 
 def _binary(layer: Layer, *inputs: Range) -> Range:
     b = _scalar(layer["b"]) if layer["with_scalar"] else inputs[1]
-    rule = _BINARY.get(layer["op_type"])
-    if rule is None:
-        return UNKNOWN
-    found = rule(inputs[0], b)
+    found = _BINARY.get(layer["op_type"], _unknown)(inputs[0], b)
     is_square = layer.computes(BinaryOp.MUL) and len(layer.inputs) == 2 and layer.inputs[0] is layer.inputs[1]
     return found._replace(low=0.0) if is_square else found
 
@@ -260,8 +251,7 @@ def _rounded(function: Callable[[float], float]) -> Callable[[Range], Range]:
 
 
 def _abs(x: Range) -> Range:
-    high = max(-x.low, x.high)
-    return x._replace(low=max(x.low, -x.high, 0.0), high=high)
+    return x._replace(low=max(x.low, -x.high, 0.0), high=max(-x.low, x.high))
 
 
 def _square(x: Range) -> Range:
@@ -341,11 +331,6 @@ _FUNCTIONS: Mapping[int, Callable[[Range], Range]] = {
 }
 
 
-def _unary(layer: Layer, x: Range) -> Range:
-    rule = _FUNCTIONS.get(layer["op_type"])
-    return UNKNOWN if rule is None else rule(x)
-
-
 def _positive(x: Range) -> Range:
     return x._replace(low=max(x.low, 0.0), high=max(x.high, 0.0))
 
@@ -369,10 +354,10 @@ def _shifted(layer: Layer, x: Range) -> Range:
 
 
 def _power_layer(layer: Layer, x: Range) -> Range:
-    exponent = Range(layer["power"], layer["power"], False, False)
-    base = _shifted(layer, x)
-    whole = float(layer["power"]).is_integer() and layer["power"] > 0
-    return _finite_if_input_is(base) if whole else _power(base, exponent)
+    exponent, base = layer["power"], _shifted(layer, x)
+    if exponent > 0 and float(exponent).is_integer():
+        return _finite_if_input_is(base)
+    return _power(base, Range(exponent, exponent, False, False))
 
 
 def _dequantize(layer: Layer, x: Range) -> Range:
@@ -410,10 +395,6 @@ def _pooling(layer: Layer, x: Range) -> Range:
     return Range(min(x.low, 0.0), max(x.high, 0.0), x.may_be_nan and not is_mixed, x.may_be_inf and not is_mixed)
 
 
-def _grid_sample(layer: Layer, x: Range, grid: Range) -> Range:
-    return union(x, _ZERO) if layer["padding_mode"] == SamplePadding.ZEROS else x
-
-
 def _interp(layer: Layer, x: Range, *sizes: Range) -> Range:
     """Return the range after resizing; a second input gives only sizes."""
     return x if layer["resize_type"] == Interp.NEAREST else _finite_if_input_is(x)
@@ -443,7 +424,7 @@ _RULES: Mapping[str, Callable[..., Range]] = {
     "Threshold": lambda layer, x: _BIT,
     "BinaryOp": _binary,
     "Eltwise": _eltwise,
-    "UnaryOp": _unary,
+    "UnaryOp": lambda layer, x: _FUNCTIONS.get(layer["op_type"], _unknown)(x),
     "AbsVal": _of(_abs),
     "ReLU": _relu,
     "Clip": lambda layer, x: clipped(x, float(layer["min"]), float(layer["max"])),
@@ -456,7 +437,7 @@ _RULES: Mapping[str, Callable[..., Range]] = {
     "Dropout": lambda layer, x: _product(x, _scalar(layer["scale"])),
     "Padding": _padding,
     "Pooling": _pooling,
-    "GridSample": _grid_sample,
+    "GridSample": lambda layer, x, grid: union(x, _ZERO) if layer["padding_mode"] == SamplePadding.ZEROS else x,
     "Interp": _interp,
     **dict.fromkeys(_FINITE_IF_INPUT_IS, lambda layer, *inputs: union(*map(_finite_if_input_is, inputs))),
     **dict.fromkeys(_NAN_AT_INFINITY, _of(_nan_at_infinity)),

@@ -136,10 +136,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
 
 
-def _is_positive(value: Any) -> bool:
-    return _is_number(value) and value > 0
-
-
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
@@ -179,7 +175,7 @@ _MODEL_KEYS = {
     ),
     "on": _TEXT,
     "modes": _Key(_is_texts, f"a list of {', '.join(MODES)}"),
-    "timeout": _Key(_is_positive, "a number of seconds"),
+    "timeout": _Key(lambda value: _is_number(value) and value > 0, "a number of seconds"),
     "thresholds": _TABLE,
 }
 _THRESHOLD_KEYS = {
@@ -205,12 +201,14 @@ class _ConfigReader:
 
     def config(self, data: Mapping[str, Any]) -> Config:
         self.check(data, _FILE_KEYS, "")
+        self.check(data.get("thresholds", {}), _THRESHOLD_KEYS, "thresholds.")
         if "models" not in data:
             raise UsageError(f'{self.file}: models is missing, as in models = ["models/*.onnx"]')
         own = data.get("model", {})
         for name, table in own.items():
             self.require(isinstance(table, dict), f"model.{name}", "a table")
             self.check(table, _MODEL_KEYS, f"model.{name}.")
+            self.check(table.get("thresholds", {}), _THRESHOLD_KEYS, f"model.{name}.thresholds.")
         paths = self.paths(data["models"])
         for name in own:
             if name not in paths:
@@ -238,7 +236,8 @@ class _ConfigReader:
 
     def model(self, name: str, path: Path, common: Mapping[str, Any], own: Mapping[str, Any]) -> Model:
         keys = {**common, **own}
-        keys["thresholds"] = {**common.get("thresholds", {}), **own.get("thresholds", {})}
+        limits = {**common.get("thresholds", {}), **own.get("thresholds", {})}
+        accuracy = limits.pop("accuracy", {})
         where = f"model.{name}."
         inputs = keys.get("inputs", ())
         net = keys.get("net")
@@ -255,18 +254,10 @@ class _ConfigReader:
             on=keys.get("on"),
             modes=check_modes(keys.get("modes", ())),
             timeout=float(keys.get("timeout", 300.0)),
-            thresholds=self.thresholds(keys["thresholds"], common, own, name),
-        )
-
-    def thresholds(
-        self, table: Mapping[str, Any], common: Mapping[str, Any], own: Mapping[str, Any], name: str
-    ) -> Thresholds:
-        self.check(common.get("thresholds", {}), _THRESHOLD_KEYS, "thresholds.")
-        self.check(own.get("thresholds", {}), _THRESHOLD_KEYS, f"model.{name}.thresholds.")
-        accuracy = table.get("accuracy", {})
-        return Thresholds(
-            accuracy=dict(accuracy) if isinstance(accuracy, dict) else {"fp32": accuracy},
-            **{key: float(value) for key, value in table.items() if key != "accuracy"},
+            thresholds=Thresholds(
+                accuracy=dict(accuracy) if isinstance(accuracy, dict) else {"fp32": accuracy},
+                **{key: float(value) for key, value in limits.items()},
+            ),
         )
 
     def command(self, text: str, where: str, fields: Sequence[str]) -> tuple[str, ...]:

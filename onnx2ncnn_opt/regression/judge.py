@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import packages_distributions, version
 from math import inf, isinf
@@ -39,7 +38,7 @@ from onnx2ncnn_opt.verification.tolerance import Tolerance, compare, in_mode
 from onnx2ncnn_opt.verification.verify_net import net_feeds, verify_net
 from onnx2ncnn_opt.version import __version__
 
-REQUEST, RESULT = "request.pickle", "result.json"
+REQUEST, RESULT = "request.pickle", "result.pickle"
 _TIMES = 3  # a latency that is too long is measured so often: it may have been the machine
 _SECONDS = 1.0  # of each measurement
 _ANYTHING = 1e30  # as a relative error
@@ -74,7 +73,7 @@ class _Timed:
 def main(folder: str) -> None:
     """Judge the request in a folder, and put the result there."""
     request: Request = pickle.loads(Path(folder, REQUEST).read_bytes())
-    Path(folder, RESULT).write_text(json.dumps(asdict(judge(request))))
+    Path(folder, RESULT).write_bytes(pickle.dumps(judge(request)))
 
 
 def judge(request: Request) -> ModelResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 Status = Literal["ok", "failed", "not measured"]
 
@@ -79,19 +79,6 @@ class ModelResult:
     def failed(cls, name: str, what: str, message: str, exit_code: int) -> ModelResult:
         """Return the result of a model that failed at this point."""
         return cls(name, exit_code, (Measurement(what, "failed", message=message),))
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ModelResult:
-        """Return a result from JSON: the inverse of `asdict`."""
-        changes = data["changes"]
-        return cls(
-            **{
-                **data,
-                "measurements": tuple(Measurement(**entry) for entry in data["measurements"]),
-                "changes": Changes(**changes) if changes is not None else None,
-                "notes": tuple(data["notes"]),
-            }
-        )
 
 
 @dataclass(frozen=True)

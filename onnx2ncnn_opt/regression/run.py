@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import shutil
@@ -14,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import astuple, replace
 from pathlib import Path
+from typing import Any
 
 from onnx2ncnn_opt.errors import UsageError, bounded, check_options
 from onnx2ncnn_opt.progress import Count
@@ -133,11 +133,9 @@ class _Task:
         request = Request(self.model, *self.net, stored, record, self.version())
         (self.folder / REQUEST).write_bytes(pickle.dumps(request))
         ended = self.python("-c", _JUDGE, os.fspath(self.folder), seconds=self.patience)
-        try:
-            return ModelResult.from_json(json.loads((self.folder / RESULT).read_bytes()))
-        except (OSError, ValueError):
-            message = bounded(f"the process that judges the net {ended.message}")
-            return ModelResult.failed(self.model.name, "net", message, 3)
+        judged: ModelResult | None = self.left(RESULT)
+        message = bounded(f"the process that judges the net {ended.message}")
+        return judged or ModelResult.failed(self.model.name, "net", message, 3)
 
     @property
     def patience(self) -> float:
@@ -149,11 +147,15 @@ class _Task:
         if self.net is None:
             return None
         self.python("-c", _LOOK, os.fspath(self.folder), seconds=self.patience)
-        try:
-            shown: NetRecord = pickle.loads((self.folder / RECORD).read_bytes())
-        except (OSError, EOFError, pickle.UnpicklingError):  # it has died on the way
-            return None
+        shown: NetRecord | None = self.left(RECORD)
         return shown
+
+    def left(self, file: str) -> Any:
+        """Return what a process left in a file; None if it has died on the way."""
+        try:
+            return pickle.loads((self.folder / file).read_bytes())
+        except (OSError, EOFError, pickle.UnpicklingError):
+            return None
 
     def convert(self) -> str:
         """Make the net and find its files; return the error, if any."""

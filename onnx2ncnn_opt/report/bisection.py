@@ -6,24 +6,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from onnx2ncnn_opt.report.console import Block, Table
+from onnx2ncnn_opt.report.words import layer_text
 
 
 def located_blocks(found: Mapping[str, Any]) -> list[Block]:
     """Return the fields of a `Located` as lines."""
     layer = found["layer"]
-    blocks: list[Block] = [f"first wrong layer: {_layer(layer)}, its output '{found['blob']}' in {found['mode']}"]
+    blocks: list[Block] = [f"first wrong layer: {layer_text(layer)}, its output '{found['blob']}' in {found['mode']}"]
     blocks.append(f"reason: {found['message']}")
     if found["value"]:
         blocks.append(f"value of the model: {found['value']}")
     if found["origin"]:
         blocks.append(f"made from: {', '.join(found['origin'])}")
     rows = tuple(
-        (read["blob"], read["status"], _shape(read["shape"]), _layer(read["layer"])) for read in found["inputs"]
+        (read["blob"], read["status"], str(list(read["shape"])), layer_text(read["layer"])) for read in found["inputs"]
     )
     if rows:
         blocks.append(Table(("input", "", "shape", "from"), rows, "input"))
     if list(found["suspects"]) != [layer]:
-        blocks.append(f"to blame is one of: {', '.join(map(_layer, found['suspects']))}")
+        blocks.append(f"to blame is one of: {', '.join(map(layer_text, found['suspects']))}")
     return blocks
 
 
@@ -44,11 +45,3 @@ def pass_lines(rewrites: int, number: int | None, event: str) -> list[str]:
     if number == 0:
         return ["wrong without rewrites: no pass is to blame; bisect the net of `convert --no-optimize --keep-failed`"]
     return [f"first wrong rewrite: number {number} of {rewrites}", f"rewrite: {event}"]
-
-
-def _layer(ref: Mapping[str, str]) -> str:
-    return f"{ref['type']} '{ref['name']}'"
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return f"[{', '.join(map(str, shape))}]"

@@ -87,11 +87,18 @@ def details(model: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def failure_text(measurement: Mapping[str, Any]) -> str:
     """Return the reason of a failure: the measured value, the limit, and the baseline's value."""
-    name = f"{measurement['what']} {measurement['mode']}".rstrip()
+    numbers = _numbers(measurement, measured="{}", limit="at most {}", baseline="the baseline {}")
+    return ": ".join(filter(None, (_name(measurement), numbers, measurement["message"])))
+
+
+def _name(measurement: Mapping[str, Any]) -> str:
+    return f"{measurement['what']} {measurement['mode']}".rstrip()
+
+
+def _numbers(measurement: Mapping[str, Any], **words: str) -> str:
+    """Return the numbers that a measurement has, each in its words, in the order of these."""
     form = _FORMS.get(measurement["what"], _exponent)
-    words = {"measured": "{}", "limit": "at most {}", "baseline": "the baseline {}"}
-    numbers = [text.format(form(measurement[key])) for key, text in words.items() if measurement[key] is not None]
-    return ": ".join(filter(None, (name, ", ".join(numbers), measurement["message"])))
+    return ", ".join(text.format(form(measurement[key])) for key, text in words.items() if measurement[key] is not None)
 
 
 def check_markdown(found: Mapping[str, Any]) -> str:
@@ -109,12 +116,15 @@ def check_markdown(found: Mapping[str, Any]) -> str:
 
 
 def check_junit(found: Mapping[str, Any]) -> str:
-    """Return a test suite with a case for each model; one that cannot be judged is an error, a wrong one a failure."""
+    """Return a test suite with a case for each model; one that cannot be judged is an error, a wrong one a failure.
+
+    `printable` takes out the characters that XML forbids.
+    """
     models = found["models"]
     codes = [model["exit_code"] for model in models]
     suite = ElementTree.Element(
         "testsuite",
-        name=_xml(found["file"]),
+        name=printable(found["file"]),
         tests=str(len(models)),
         failures=str(sum(code == 3 for code in codes)),
         errors=str(sum(code in (1, 2) for code in codes)),
@@ -122,19 +132,23 @@ def check_junit(found: Mapping[str, Any]) -> str:
     )
     for model in models:
         case = ElementTree.SubElement(
-            suite, "testcase", classname=_xml(found["file"]), name=_xml(model["name"]), time=f"{model['seconds']:.3f}"
+            suite,
+            "testcase",
+            classname=printable(found["file"]),
+            name=printable(model["name"]),
+            time=f"{model['seconds']:.3f}",
         )
         properties = ElementTree.SubElement(case, "properties")
         for measurement in model["measurements"]:
             if measurement["measured"] is not None:
-                name = f"{measurement['what']} {measurement['mode']}".rstrip()
-                ElementTree.SubElement(properties, "property", name=name, value=repr(measurement["measured"]))
-        texts = [_xml(failure_text(m)) for m in model["measurements"] if m["status"] == "failed"]
+                value = repr(measurement["measured"])
+                ElementTree.SubElement(properties, "property", name=_name(measurement), value=value)
+        texts = [printable(failure_text(m)) for m in model["measurements"] if m["status"] == "failed"]
         if texts:
             kind = "failure" if model["exit_code"] == 3 else "error"
             failure = ElementTree.SubElement(case, kind, message=texts[0])
             failure.text = "\n".join(texts)
-        others = [_xml(f"{kind}: {text}") for kind, text in details(model) if kind != "failed"]
+        others = [printable(f"{kind}: {text}") for kind, text in details(model) if kind != "failed"]
         if others:
             ElementTree.SubElement(case, "system-out").text = "\n".join(others)
     suites = ElementTree.Element("testsuites")
@@ -148,14 +162,7 @@ def check_record(model: Mapping[str, Any], record: NetRecord | None) -> NetRecor
     failures = [text for kind, text in details(model) if kind == "failed"]
     headline = f"{_verdict(model)}: {failures[0]}" if failures else f"{_verdict(model)}: it keeps all limits."
     measured = [
-        (
-            f"{m['what']} {m['mode']}".rstrip(),
-            ", ".join(
-                text.format(_FORMS.get(m["what"], _exponent)(m[key]))
-                for key, text in (("measured", "{}"), ("baseline", "baseline {}"), ("limit", "at most {}"))
-                if m[key] is not None
-            ),
-        )
+        (_name(m), _numbers(m, measured="{}", baseline="baseline {}", limit="at most {}"))
         for m in model["measurements"]
         if m["measured"] is not None
     ]
@@ -214,8 +221,3 @@ def _markdown(text: str) -> str:
     """Return a text without markup, because names come from models."""
     escaped = "".join(f"\\{char}" if char in "\\`*_[]<>|#~&" else char for char in printable(text))
     return escaped.replace("\n", "<br>")
-
-
-def _xml(text: str) -> str:
-    """Return a text without the characters that XML forbids."""
-    return printable(text)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 
 import numpy as np
 
@@ -73,10 +74,10 @@ def example(
 
 
 def _inputs(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> list[_Mat]:
+    names = [entry.name for entry in manifest.inputs]
     for name in shapes:
-        if name not in {entry.name for entry in manifest.inputs}:
-            known = ", ".join(entry.name for entry in manifest.inputs)
-            raise UsageError(f"the net has no input '{name}'; its inputs are {known}")
+        if name not in names:
+            raise UsageError(f"the net has no input '{name}'; its inputs are {', '.join(names)}")
     sizes: dict[str, int] = {}
     for entry in manifest.inputs:
         given = shapes.get(entry.name)
@@ -90,7 +91,7 @@ def _inputs(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> list[_Ma
             wrong = f"{entry.name}:{','.join(map(str, given))}"
             raise UsageError(f"--shape {wrong} is not a shape of {_Mat(entry, ()).text}")
     # Names first, as others may be sums of them.
-    found: list[tuple[Entry, list[int]]] = []
+    found: dict[str, _Mat] = {}
     for entry in sorted(manifest.inputs, key=_is_sum):
         is_image = len(entry.shape) == 4 and entry.shape[1] in (1, 3)
         shape = []
@@ -107,9 +108,8 @@ def _inputs(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> list[_Ma
                 meant = parsed_size(dim, sizes)
                 least = max(usual, manifest.minimum.get(dim, 1))
                 shape.append(sizes.setdefault(dim, meant if isinstance(meant, int) else least))
-        found.append((entry, shape))
-    by_name = {entry.name: _Mat(entry, tuple(shape)) for entry, shape in found}
-    return [by_name[entry.name] for entry in manifest.inputs]
+        found[entry.name] = _Mat(entry, tuple(shape))
+    return [found[name] for name in names]
 
 
 def _is_sum(entry: Entry) -> bool:
@@ -132,78 +132,68 @@ def _too_small(manifest: Manifest, codes: Mapping[str, str]) -> Iterator[tuple[s
 # Python ----------------------------------------------------------------------------------------------------------
 
 
-_PYTHON_HELPERS = (
-    "def feed(extractor, blob, array, batch_axis=None):",
-    "    array = np.atleast_1d(np.ascontiguousarray(array))",
-    "    # ncnn.Mat(array) of a [1, 3, 224, 224] array is a Mat of four dims: no error, and wrong outputs.",
-    "    mat = ncnn.Mat(array) if batch_axis is None else ncnn.Mat(array, batch_index=batch_axis)",
-    "    if extractor.input(blob, mat.clone()) != 0:  # clone: a Mat made from an array does not own it",
-    '        raise SystemExit(f"{blob} is not a blob of the net")',
-    "",
-    "",
-    "def fetch(extractor, blob, batch_axis=None):",
-    "    code, mat = extractor.extract(blob)",
-    "    if code != 0:",
-    '        raise SystemExit(f"ncnn cannot compute {blob}")',
-    "    return np.array(mat.numpy() if batch_axis is None else mat.numpy(batch_index=batch_axis))",
-    "",
-    "",
-)
+_PYTHON = Template("""\
+import ncnn
+import numpy as np
+
+PARAM = $param
+BIN = $bin
+
+
+def load():
+    net = ncnn.Net()
+    # float32, as the net was verified. Without these lines ARM computes in fp16, where it can.
+$options    if net.load_param(PARAM) != 0 or net.load_model(BIN) != 0:
+        raise SystemExit(f"{PARAM} and {BIN} cannot be loaded")
+    return net
+
+
+def feed(extractor, blob, array, batch_axis=None):
+    array = np.atleast_1d(np.ascontiguousarray(array))
+    # ncnn.Mat(array) of a [1, 3, 224, 224] array is a Mat of four dims: no error, and wrong outputs.
+    mat = ncnn.Mat(array) if batch_axis is None else ncnn.Mat(array, batch_index=batch_axis)
+    if extractor.input(blob, mat.clone()) != 0:  # clone: a Mat made from an array does not own it
+        raise SystemExit(f"{blob} is not a blob of the net")
+
+
+def fetch(extractor, blob, batch_axis=None):
+    code, mat = extractor.extract(blob)
+    if code != 0:
+        raise SystemExit(f"ncnn cannot compute {blob}")
+    return np.array(mat.numpy() if batch_axis is None else mat.numpy(batch_index=batch_axis))
+
+
+def run(net, arrays):
+$checks    extractor = net.create_extractor()
+$feeds    results = {}
+$fetches    return results
+
+
+if __name__ == "__main__":
+    random = np.random.default_rng(0)
+    arrays = {  # put yours here
+$arrays    }
+    for name, array in run(load(), arrays).items():
+        print(name, array.dtype, array.shape, array.reshape(-1)[:5])
+""")
 
 
 def _python(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: str) -> str:
-    feeds = [line for mat in inputs for line in _python_feed(mat)]
     codes = {
         dim: f"np.shape(arrays[{mat.entry.name!a}])[{axis}]"
         for mat in inputs
         for axis, dim in enumerate(mat.entry.shape)
         if isinstance(dim, str)
     }
-    checks = [
-        line
-        for condition, problem in _too_small(manifest, codes)
-        for line in (f"    if {condition}:", f"        raise SystemExit({problem!a})")
-    ]
-    fetches = [line for entry in manifest.outputs for line in _python_fetch(entry)]
-    arrays = [f"        {mat.entry.name!a}: {_python_array(mat)},  # {mat.text}" for mat in inputs]
-    return "\n".join(
-        [
-            "import ncnn",
-            "import numpy as np",
-            "",
-            f"PARAM = {param!a}",
-            f"BIN = {bin!a}",
-            "",
-            "",
-            "def load():",
-            "    net = ncnn.Net()",
-            "    # float32, as the net was verified. Without these lines ARM computes in fp16, where it can.",
-            *(f"    net.opt.{option} = False" for option in _FP32),
-            "    if net.load_param(PARAM) != 0 or net.load_model(BIN) != 0:",
-            '        raise SystemExit(f"{PARAM} and {BIN} cannot be loaded")',
-            "    return net",
-            "",
-            "",
-            *_PYTHON_HELPERS,
-            "def run(net, arrays):",
-            *checks,
-            "    extractor = net.create_extractor()",
-            *feeds,
-            "    results = {}",
-            *fetches,
-            "    return results",
-            "",
-            "",
-            'if __name__ == "__main__":',
-            "    random = np.random.default_rng(0)",
-            "    arrays = {  # put yours here",
-            *arrays,
-            "    }",
-            "    for name, array in run(load(), arrays).items():",
-            "        print(name, array.dtype, array.shape, array.reshape(-1)[:5])",
-            "",
-        ]
-    )
+    blocks = {
+        "options": (f"    net.opt.{option} = False" for option in _FP32),
+        "checks": (f"    if {bad}:\n        raise SystemExit({why!a})" for bad, why in _too_small(manifest, codes)),
+        "feeds": map(_python_feed, inputs),
+        "fetches": map(_python_fetch, manifest.outputs),
+        "arrays": (f"        {mat.entry.name!a}: {_python_array(mat)},  # {mat.text}" for mat in inputs),
+    }
+    lines = {name: "".join(f"{line}\n" for line in block) for name, block in blocks.items()}
+    return _PYTHON.substitute(lines, param=ascii(param), bin=ascii(bin))
 
 
 def _python_array(mat: _Mat) -> str:
@@ -220,14 +210,14 @@ def _axis(entry: Entry) -> str:
     return "" if entry.batch_axis is None else f", batch_axis={entry.batch_axis}"
 
 
-def _python_feed(mat: _Mat) -> list[str]:
+def _python_feed(mat: _Mat) -> str:
     name, kind = ascii(mat.entry.name), "int32" if mat.is_integer else "float32"
     why = f"  # {mat.entry.dtype} goes in as int32" if mat.is_integer else ""
     call = f"feed(extractor, {mat.entry.blob!a}, np.asarray(arrays[{name}]).astype(np.{kind}){_axis(mat.entry)})"
-    return [f"    {call}{why}"]
+    return f"    {call}{why}"
 
 
-def _python_fetch(entry: Entry) -> list[str]:
+def _python_fetch(entry: Entry) -> str:
     value = f"fetch(extractor, {entry.blob!a}{_axis(entry)})"
     rank = len(entry.shape)
     if rank - (entry.batch_axis is not None) == 0:  # no Mat has the rank of a scalar
@@ -239,7 +229,7 @@ def _python_fetch(entry: Entry) -> list[str]:
         value, why = f"{value} != 0", "  # its Mat holds 0.0 and 1.0"
     elif entry.dtype.startswith(("int", "uint")):
         value, why = f"np.rint({value}).astype({entry.dtype!a})", f"  # {entry.dtype}, its Mat holds floats"
-    return [f"    results[{entry.name!a}] = {value}{why}"]
+    return f"    results[{entry.name!a}] = {value}{why}"
 
 
 # C++ -------------------------------------------------------------------------------------------------------------
@@ -267,8 +257,7 @@ def _cpp(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: str) -> st
         lines += ["", *_cpp_feed(f"in{number}", mat)]
     codes = {dim: f"in{number}.{axis}" for number, mat in enumerate(inputs) for dim, axis in _cpp_sizes(mat)}
     for condition, problem in _too_small(manifest, codes):
-        said = f"        return fputs({_c(problem)}, stderr), 1;"
-        lines += ["", f"    if ({condition.replace('//', '/')})", said]
+        lines += ["", f"    if ({condition.replace('//', '/')})", f"        return fputs({_c(problem)}, stderr), 1;"]
     for number, entry in enumerate(manifest.outputs):
         lines += ["", *_cpp_fetch(f"out{number}", entry)]
     return "\n".join([*lines, "    return 0;", "}", ""])
@@ -291,10 +280,7 @@ def _cpp_feed(name: str, mat: _Mat) -> list[str]:
     if mat.entry.batch_axis is not None:
         said += f", n = {mat.batch} (axis {mat.entry.batch_axis})"
     lines = [f"// {mat.text}", f"// Mat: {said}", *_dynamic(mat)]
-    if mat.is_image:
-        lines += _cpp_image(name, mat)
-    else:
-        lines += _cpp_fill(name, mat)
+    lines += _cpp_image(name, mat) if mat.is_image else _cpp_fill(name, mat)
     lines += [f"if (ex.input({_c(mat.entry.blob)}, {name}) != 0)", "    return 1;"]
     return [f"    {line}" for line in lines]
 
@@ -356,23 +342,24 @@ def _cpp_fill(name: str, mat: _Mat) -> list[str]:
     lines += ["    " * depth + loop for depth, loop in enumerate(used)]
     indent = "    " * (len(used) - 1)
     target = f"{whole}.channel(q)" if planes > 1 else whole
-    lines += [
+    return [
+        *lines,
         f"{indent}{{",
         f"{indent}    {kind}* to = {target};",
         f"{indent}    for (int i = 0; i < {part}; i++)",
         f"{indent}        to[i] = *{name}_from++;",
         f"{indent}}}",
     ]
-    return lines
 
 
 def _cpp_fetch(name: str, entry: Entry) -> list[str]:
     mat = _Mat(entry, ())
     dims = len(entry.shape) - (entry.batch_axis is not None)
     batch = "" if entry.batch_axis is None else f", n is axis {entry.batch_axis}"
-    holds = "int32" if entry.element == "int32" else "floats"
-    kind, value, read = ("int", "%d", "p[i]") if entry.element == "int32" else ("float", "%g", "p[i]")
-    if mat.is_integer and holds == "floats":
+    kind, holds, value, read = "float", "floats", "%g", "p[i]"
+    if entry.element == "int32":
+        kind, holds, value = "int", "int32", "%d"
+    elif mat.is_integer:
         holds, value, read = f"floats of the values of {_plain(entry.dtype)}", "%ld", "std::lround(p[i])"
     # ncnn knows batches from 2026 on, so that programs do without where there is one image.
     is_batched = entry.batch_axis is not None and entry.shape[entry.batch_axis] != 1

@@ -130,13 +130,9 @@ def _extreme(of_sizes: Callable[[Dim, Dim], Dim], of_numbers: Callable[[Any, Any
 _larger, _smaller = _extreme(larger, np.maximum), _extreme(smaller, np.minimum)
 
 
-def _of_all(function: Callable[[Any, Any], Any]) -> Any:
-    return _elementwise(lambda kind, shape, *cells: reduce(function, cells))
-
-
 def _clip(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
     for bound, function in zip(x[1:], (_larger, _smaller), strict=False):
-        x = [_of_all(function)([x[0], bound], attributes)]
+        x = [_arithmetic(function)([x[0], bound], attributes)]
     return x[0]
 
 
@@ -181,8 +177,8 @@ OPERATORS: Mapping[str, Operator] = {
     "Neg": _elementwise(lambda kind, shape, a: -a),
     "Div": _elementwise(_divided),
     "Mod": lambda x, attributes: _elementwise(partial(_remainder, attributes.get("fmod", 0)))(x, attributes),
-    "Max": _of_all(_larger),
-    "Min": _of_all(_smaller),
+    "Max": _arithmetic(_larger),
+    "Min": _arithmetic(_smaller),
     "Equal": _elementwise(lambda kind, shape, a, b: _equal(shape, a, b), _BOOL),
     "Less": _elementwise(lambda kind, shape, a, b: _less(shape, a, b), _BOOL),
     "Greater": _elementwise(lambda kind, shape, a, b: _less(shape, b, a), _BOOL),

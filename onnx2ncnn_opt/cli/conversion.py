@@ -1,0 +1,84 @@
+"""The report of `convert`: its results as JSON, lines and tables."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnx2ncnn_opt.cli.summary import Written, end_lines, layers_blocks, storage_lines, summary_fields
+from onnx2ncnn_opt.manifest import Entry, Manifest
+from onnx2ncnn_opt.report.console import Block
+from onnx2ncnn_opt.report.verification import output_table, shapes_lines
+
+if TYPE_CHECKING:
+    from onnx2ncnn_opt.api.lower import Conversion
+
+
+def conversion_fields(made: Conversion, manifest: Manifest, files: Written, seconds: float) -> dict[str, Any]:
+    """Return a finished conversion as the fields of a JSON object."""
+    entries = asdict(manifest)
+    return {
+        "producer": made.model.producer,
+        "manifest": entries,
+        "layers": entries["layers"],
+        **summary_fields(made, files, seconds),
+        "custom": [str(op) for op in made.custom],
+        "notes": _notes(made, manifest),
+    }
+
+
+def conversion_blocks(
+    made: Conversion, manifest: Manifest, model: Path, prefix: Path, files: Written, seconds: float, *, verbose: bool
+) -> list[Block]:
+    """Return it as lines and tables; `verbose` adds inputs, outputs, all rewrites and all near misses."""
+    blocks: list[Block] = [f"model: {model} (opset {manifest.source.opset}, {made.model.producer})"]
+    if verbose:
+        blocks += [_port("input", tensor) for tensor in manifest.inputs]
+        blocks += [_port("output", tensor) for tensor in manifest.outputs]
+        blocks += [f"rewrite: {event}" for event in made.applied]
+        blocks += [f"near miss: {event}" for event in made.near_misses]
+    blocks += [f"bound: {bound.name} = {_value(bound.value)}" for bound in manifest.values]
+    blocks += [f"note: {text}" for text in _notes(made, manifest)]
+    blocks += layers_blocks(made, manifest.layers.before, manifest.layers.after)
+    blocks += [f"custom: {op}" for op in made.custom]
+    blocks += storage_lines(made)
+    if found := made.report:
+        blocks += [f"note: {text}" for text in found.notes]
+        is_right = all(output.status == "ok" for output in found.outputs)
+        blocks += [*shapes_lines(found.shapes, others_refused=is_right), output_table(found.outputs)]
+    release = f"ncnn: {manifest.least_ncnn} or newer runs it"
+    blocks += end_lines(made, files, seconds, "ONNX Runtime", verbose=verbose, note=release)
+    if found and found.checked and made.precision is None and "fp16" not in found.checked:
+        blocks.append("note: ARM and GPUs compute in fp16 by default; --on or --modes fp16 checks that")
+    if files:
+        blocks.append(f"run: onnx2ncnn-opt example {shlex.quote(str(prefix))} prints a program that runs the net")
+    return blocks
+
+
+def _notes(made: Conversion, manifest: Manifest) -> list[str]:
+    """Return the notes on dynamic sizes, lost outputs and masks."""
+    notes = [
+        f"{' = '.join(names)} in this net: ONNX Runtime runs the model only with equal sizes" for names in made.equal
+    ]
+    notes += made.cost
+    if made.model.lost:
+        notes.append(f"nothing leads to {', '.join(made.model.lost)} of the model: add what they need to --outputs")
+    for size, least in manifest.minimum.items():
+        notes.append(f"{size} must be {least} or more in this net; for smaller sizes, fix it with --shape")
+    for name in made.fed_masks:
+        notes.append(f"{name} is added to scores: -1e9 in a whole row gives NaN on ARM and GPUs, -1000 does not")
+    return notes
+
+
+def _port(kind: str, tensor: Entry) -> str:
+    shape = ", ".join("?" if size is None else str(size) for size in tensor.shape)
+    batch = "" if tensor.batch_axis is None else f", without its batch axis {tensor.batch_axis}"
+    return f"{kind}: {tensor.name} {tensor.dtype}[{shape}] is blob {tensor.blob}{batch}"
+
+
+def _value(value: object) -> str:
+    """Return a value in the syntax of ``--value``, cut at 60 characters."""
+    text = str(value).lower() if isinstance(value, (bool, tuple)) else str(value)
+    return text if len(text) <= 60 else text[:60] + "..."
