@@ -1,4 +1,4 @@
-"""Constant operands (MemoryData), as ncnn broadcasts them."""
+"""Constant operands (MemoryData), as ncnn broadcasts them, and the numbers of new ones."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from onnx2ncnn_opt.ir.dim import Shape, by_axis
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.rewrite.rule import known_shape, require
+
+
+def is_constant(blob: Blob) -> bool:
+    """Return True if a MemoryData makes a blob."""
+    return blob.producer is not None and blob.producer.type == "MemoryData"
 
 
 def data_params(shape: Shape) -> dict[str, Any]:
@@ -31,11 +36,6 @@ def constant_array(const: Layer) -> Array:
 def element_count(const: Layer) -> int:
     """Return the number of values of a MemoryData."""
     return math.prod(max(int(const[size]), 1) for size in "whdc")
-
-
-def is_single(const: Layer) -> bool:
-    """Return True if a MemoryData has one value."""
-    return element_count(const) == 1
 
 
 def is_uniform(const: Layer) -> bool:
@@ -92,4 +92,21 @@ def _require_no_higher_rank(data: Array, const: Layer, x: Blob) -> None:
 
 def finite_float32(value: float) -> bool:
     """Return True if a number survives the way through a .param file."""
-    return math.isfinite(value) and abs(value) <= float(np.finfo(np.float32).max)
+    return abs(value) <= float(np.finfo(np.float32).max)
+
+
+def stored(layer: Layer, name: str, values: Array) -> Array:
+    """Return a layer's new numbers as float32; refused if one would overflow."""
+    with np.errstate(over="ignore"):
+        data = values.astype(np.float32)
+    require(np.isfinite(data).all(), f"{layer.type} '{layer.name}': {name} would overflow")
+    return data
+
+
+def scaled(layer: Layer, name: str, values: Array, factors: Array) -> Array:
+    """Return a layer's numbers times factors that broadcast to them, as float32; refused if one would overflow."""
+    product = np.empty(values.shape, np.float32)
+    with np.errstate(over="ignore"):
+        # Through a small buffer: a large weight in float64 would take twice its memory.
+        np.multiply(values, factors, out=product, dtype=np.float64, casting="same_kind")
+    return stored(layer, name, product)

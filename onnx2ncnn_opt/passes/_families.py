@@ -13,18 +13,11 @@ class Family(NamedTuple):
     types: tuple[str, ...]
 
 
-def _with_1d_and_3d(type: str) -> Family:
-    return Family(type.lower(), (type, f"{type}1D", f"{type}3D"))
-
-
+_SLIDING = ("Convolution", "ConvolutionDepthWise", "Deconvolution", "DeconvolutionDepthWise")
+_BY_TYPE = tuple(Family(type.lower(), (type, f"{type}1D", f"{type}3D")) for type in _SLIDING)
+CONVOLUTIONS = _BY_TYPE[:2]
 # Everything that has weights per output channel and a fused activation.
-WEIGHTED = (
-    _with_1d_and_3d("Convolution"),
-    _with_1d_and_3d("ConvolutionDepthWise"),
-    _with_1d_and_3d("Deconvolution"),
-    _with_1d_and_3d("DeconvolutionDepthWise"),
-    Family("innerproduct", ("InnerProduct",)),
-)
+WEIGHTED = (*_BY_TYPE, Family("innerproduct", ("InnerProduct",)))
 # Everything that takes up a factor and an offset per channel.
 FOLDING = (*WEIGHTED, Family("batchnorm", ("BatchNorm",)), Family("scale", ("Scale",)))
 

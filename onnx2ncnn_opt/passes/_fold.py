@@ -11,7 +11,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.passes._constants import per_channel, per_column
+from onnx2ncnn_opt.passes._constants import per_channel, per_column, scaled, stored
 from onnx2ncnn_opt.rewrite.rule import known_shape, require
 
 # What float32 loses of a number beside an offset is at most 2^-24 of the offset. Where that comes to more than 2^-13 of
@@ -33,22 +33,24 @@ class Affine(NamedTuple):
 def fold(layer: Layer, affine: Affine) -> Layer:
     """Return the layer with ``output * scale + shift`` computed into it; weights that change become float32."""
     scale, shift = affine
-    own, reach = _own_offset(layer), partial(_reach, layer, scale)
-    require_offsets_fold(own * scale, shift, reach)
-    if layer.type == "BatchNorm":
+    is_batchnorm = layer.type == "BatchNorm"
+    own = batchnorm_affine(layer).shift if is_batchnorm else bias_of(layer, channels(layer))
+    require_offsets_fold(own * scale, shift, partial(_reach, layer, scale))
+    if is_batchnorm:
         slope, bias = _blocks(layer, "slope_data", "bias_data")
-        return layer.having(weights=_stored(layer, slope_data=slope * scale, bias_data=bias * scale + shift))
+        weights = {"slope_data": stored(layer, "slope_data", slope * scale)}
+        return layer.having(weights=weights | {"bias_data": stored(layer, "bias_data", bias * scale + shift)})
     weights = {}
     if (scale != 1).any():
+        # The output channels are the outermost axis for every layer type.
         name = "scale_data" if layer.type == "Scale" else "weight_data"
-        weights[name] = _scaled(layer, name, scale)
+        weight = layer.weights[name]
+        require(weight.size % len(scale) == 0, f"{layer.type} '{layer.name}': {name} does not divide into channels")
+        weights[name] = scaled(layer, name, weight.reshape(len(scale), -1), scale[:, None]).reshape(weight.shape)
     bias_term = layer["bias_term"]
-    if bias_term:
-        (bias,) = _blocks(layer, "bias_data")
-        shift = bias * scale + shift
     if bias_term or shift.any():
-        bias_term, weights["bias_data"] = 1, shift
-    return layer.having(bias_term=bias_term, weights=_stored(layer, **weights))
+        bias_term, weights["bias_data"] = 1, stored(layer, "bias_data", own * scale + shift if bias_term else shift)
+    return layer.having(bias_term=bias_term, weights=weights)
 
 
 def require_offsets_fold(first: Array, second: Array, reach: Callable[[], Array]) -> None:
@@ -127,11 +129,23 @@ def batchnorm_affine(bn: Layer) -> Affine:
     return Affine(scale, bias - mean * scale)
 
 
-def scale_affine(layer: Layer) -> Affine:
-    """Return the effect of a Scale with its own factors on each slice of the outermost axis."""
+def slice_affine(layer: Layer, count: int) -> Affine:
+    """Return the effect of a BatchNorm, a Scale with its own factors or a scalar on `count` slices of the outermost
+    axis; refused for another number of channels.
+    """
+    if layer.type == "BinaryOp":
+        return linear(layer, np.full(count, layer["b"], np.float64))
+    require_own_weights(layer)
+    require(channels(layer) == count, "the numbers of channels differ")
+    if layer.type == "BatchNorm":
+        return batchnorm_affine(layer)
     (scale,) = _blocks(layer, "scale_data")
-    shift = _blocks(layer, "bias_data")[0] if layer["bias_term"] else np.zeros_like(scale)
-    return Affine(scale, shift)
+    return Affine(scale, bias_of(layer, count))
+
+
+def bias_of(layer: Layer, count: int) -> Array:
+    """Return the layer's own offsets, or as many zeros, in float64."""
+    return layer.weights["bias_data"].astype(np.float64) if layer["bias_term"] else np.zeros(count)
 
 
 def binaryop_affine(op: Layer, layer: Layer, const: Layer | None) -> Affine:
@@ -143,13 +157,16 @@ def binaryop_affine(op: Layer, layer: Layer, const: Layer | None) -> Affine:
         value = per_column(const, layer.output, count)
     else:
         value = per_channel(const, layer.output, count)
-    return linear(op, value, const_first=const is not None and op.inputs[0].producer is const)
+    return linear(op, value, const)
 
 
-def linear(op: Layer, value: Array, const_first: bool = False) -> Affine:
-    """Factor and offset of an add, sub, mul or div with `value` on one side; refused if it divides by the blob."""
+def linear(op: Layer, value: Array, const: Layer | None = None) -> Affine:
+    """Return the effect of an add, sub, mul or div with `value`, which is that of `const` if it is not the scalar.
+
+    Refused if it divides by the blob.
+    """
     kind = BinaryOp(op["op_type"])
-    if const_first:
+    if const is not None and op.inputs[0].producer is const:
         kind = kind.exchanged
     one, zero = np.ones_like(value), np.zeros_like(value)
     if kind == BinaryOp.MUL:
@@ -158,17 +175,7 @@ def linear(op: Layer, value: Array, const_first: bool = False) -> Affine:
         require(value.all(), f"'{op.name}' divides by 0")
         return Affine(one / value, zero)
     require(kind != BinaryOp.RDIV, f"'{op.name}' divides by the blob")
-    return {BinaryOp.ADD: Affine(one, value), BinaryOp.SUB: Affine(one, -value), BinaryOp.RSUB: Affine(-one, value)}[
-        kind
-    ]
-
-
-def _own_offset(layer: Layer) -> Array:
-    """Return the layer's own offset of each channel, for a layer that `fold` takes."""
-    if layer.type == "BatchNorm":
-        return batchnorm_affine(layer).shift
-    (bias,) = _blocks(layer, "bias_data") if layer["bias_term"] else (np.zeros(channels(layer)),)
-    return bias
+    return Affine(-one if kind == BinaryOp.RSUB else one, -value if kind == BinaryOp.SUB else value)
 
 
 def _reach(layer: Layer, scale: Array) -> Array:
@@ -181,23 +188,3 @@ def _reach(layer: Layer, scale: Array) -> Array:
 
 def _blocks(layer: Layer, *names: str) -> tuple[Array, ...]:
     return tuple(layer.weights[name].astype(np.float64) for name in names)
-
-
-def _scaled(layer: Layer, name: str, scale: Array) -> Array:
-    """Return a weight times a factor for each output channel, which is its outermost axis for every layer type."""
-    weight = layer.weights[name]
-    require(weight.size % len(scale) == 0, f"{layer.type} '{layer.name}': {name} does not divide into channels")
-    rows = weight.reshape(len(scale), -1)
-    product = np.empty(rows.shape, np.float32)
-    with np.errstate(over="ignore"):
-        # Through a small buffer: a large weight in float64 would take twice its memory.
-        np.multiply(rows, scale[:, None], out=product, dtype=np.float64, casting="same_kind")
-    return product.reshape(weight.shape)
-
-
-def _stored(layer: Layer, **blocks: Array) -> dict[str, Array]:
-    with np.errstate(over="ignore"):
-        stored = {name: block.astype(np.float32) for name, block in blocks.items()}
-    for name, block in stored.items():
-        require(np.isfinite(block).all(), f"{layer.type} '{layer.name}': {name} would overflow")
-    return stored

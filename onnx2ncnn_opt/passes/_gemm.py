@@ -9,12 +9,11 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import GemmC
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.passes._constants import scaled, stored
 from onnx2ncnn_opt.rewrite.rule import require
 
 # The last three say how the runtime shall cut the matrices; a Gemm that has them is made for one machine.
 _HINTS = ("output_elempack", "output_elemtype", "constant_TILE_M", "constant_TILE_N", "constant_TILE_K")
-
-
 # A matrix of so many products is one constant where its copies would be so many numbers (4 MB).
 _SHARED_PRODUCTS, _SHARED_NUMBERS = 4, 2**20
 
@@ -69,11 +68,7 @@ def scaled_columns(gemm: Layer, scale: Array) -> Array:
     """B as it is stored, with a factor for each of its columns; refused if a number would overflow."""
     n, k = gemm["constantN"], gemm["constantK"]
     shape, factors = ((n, k), scale[:, None]) if gemm["transB"] else ((k, n), scale[None, :])
-    product = np.empty(shape, np.float32)
-    with np.errstate(over="ignore"):
-        # Through a small buffer: a large matrix in float64 would take twice its memory.
-        np.multiply(gemm.weights["B_data"].reshape(shape), factors, out=product, dtype=np.float64, casting="same_kind")
-    return stored(gemm, "B_data", product)
+    return scaled(gemm, "B_data", gemm.weights["B_data"].reshape(shape), factors)
 
 
 def linear_of(gemm: Layer) -> Linear:
@@ -93,11 +88,3 @@ def with_c(gemm: Layer, c: Array, **weights: Array) -> Layer:
         return new
     weights["C_data"] = stored(gemm, "C_data", c)
     return gemm.having(weights=weights, beta=None, constantC=1, constant_broadcast_type_C=GemmC.N)
-
-
-def stored(layer: Layer, name: str, values: Array) -> Array:
-    """Numbers as float32; refused if one would overflow."""
-    with np.errstate(over="ignore"):
-        data = values.astype(np.float32)
-    require(np.isfinite(data).all(), f"{layer.type} '{layer.name}': {name} would overflow")
-    return data

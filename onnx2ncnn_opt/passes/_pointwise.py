@@ -6,8 +6,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import Interp
 from onnx2ncnn_opt.ir.graph import Layer
-from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.passes._fold import require_own_weights
+from onnx2ncnn_opt.passes._fold import bias_of, require_own_weights
 from onnx2ncnn_opt.passes._gemm import Linear
 from onnx2ncnn_opt.passes._windows import SIDES
 
@@ -35,5 +34,4 @@ def matrix_of(conv: Layer) -> Linear:
     require_own_weights(conv)
     outputs = int(conv["num_output"])
     weight = conv.weights["weight_data"].astype(np.float64).reshape(outputs, -1)
-    bias: Array = conv.weights["bias_data"].astype(np.float64) if conv["bias_term"] else np.zeros(outputs)
-    return Linear(weight, bias)
+    return Linear(weight, bias_of(conv, outputs))

@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 
 from onnx2ncnn_opt.ir.graph import Layer
-from onnx2ncnn_opt.passes._families import WEIGHTED
+from onnx2ncnn_opt.passes._families import CONVOLUTIONS, types_of
 from onnx2ncnn_opt.passes._fold import require_own_weights
 from onnx2ncnn_opt.passes._windows import Window, axes_of, has_known_sizes, reordered, weight_of, window_params, windows
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Refused, require, rewrite
 
-_TYPES = [type for family in WEIGHTED if family.name.startswith("convolution") for type in family.types]
+_TYPES = types_of(CONVOLUTIONS)
 
 
 def _kept(window: Window) -> range:

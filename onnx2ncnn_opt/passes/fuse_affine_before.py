@@ -5,17 +5,10 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.passes._constants import stored
 from onnx2ncnn_opt.passes._families import WEIGHTED, types_of
-from onnx2ncnn_opt.passes._fold import (
-    Affine,
-    batchnorm_affine,
-    channels,
-    linear,
-    require_offsets_fold,
-    require_own_weights,
-    scale_affine,
-)
-from onnx2ncnn_opt.passes._gemm import stored
+from onnx2ncnn_opt.passes._fold import bias_of, require_offsets_fold, require_own_weights, slice_affine
+from onnx2ncnn_opt.passes._linear import LINEAR
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import fixed_size, known_shape, require, rewrite
 
@@ -29,14 +22,7 @@ _ROUNDING = 2.0**-21
 
 @rewrite(
     _LAYER(op(("BatchNorm", "Scale"), "affine")),
-    _LAYER(
-        op(
-            "BinaryOp",
-            "affine",
-            op_type=frozenset({BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB, BinaryOp.MUL, BinaryOp.DIV}),
-            with_scalar=1,
-        )
-    ),
+    _LAYER(op("BinaryOp", "affine", op_type=LINEAR, with_scalar=1)),
     _LAYER(op("ReLU", "relu")(_FACTOR)),
     exact=False,
     covers=[f"fuse_{kind}_{family.name}" for family in _LAYERS for kind in ("batchnorm", "scale", "binaryop")],
@@ -51,7 +37,7 @@ def fuse_affine_before(affine: Layer, layer: Layer, relu: Layer | None = None) -
     """
     require_own_weights(layer)
     inputs = _input_channels(layer)
-    scale, shift = _affine(affine, inputs)
+    scale, shift = slice_affine(affine, inputs)
     if relu is not None:
         require(scale.min() > 0, f"'{affine.name}' turns numbers over, or makes them 0, before '{relu.name}'")
     if layer.type.startswith("Deconvolution"):
@@ -66,7 +52,7 @@ def fuse_affine_before(affine: Layer, layer: Layer, relu: Layer | None = None) -
     scaled = by_group * scale.reshape(group, 1, each, 1)
     weights = {"weight_data": stored(layer, "weight_data", scaled).reshape(-1)}
     if shift.any():
-        bias = layer.weights["bias_data"].astype(np.float64) if layer["bias_term"] else np.zeros(layer["num_output"])
+        bias = bias_of(layer, layer["num_output"])
         added = (by_group * shift.reshape(group, 1, each, 1)).reshape(len(bias), -1)
         terms = np.concatenate([added, bias[:, None]], axis=1)
         gains, losses = (select(terms, 0).sum(axis=1) for select in (np.maximum, np.minimum))
@@ -79,15 +65,6 @@ def fuse_affine_before(affine: Layer, layer: Layer, relu: Layer | None = None) -
         first.outputs = (Blob(f"{relu.output.name}_unscaled", relu.output.shape, relu.output.batch),)
         return [first, result.having(inputs=first.outputs)]
     return result.having(pad_value=pad_value) if pad_value else result
-
-
-def _affine(affine: Layer, inputs: int) -> Affine:
-    """Return the affine layer's factor and offset for each input channel."""
-    if affine.type == "BinaryOp":
-        return linear(affine, np.full(inputs, affine["b"], np.float64))
-    require_own_weights(affine)
-    require(channels(affine) == inputs, "the numbers of channels differ")
-    return batchnorm_affine(affine) if affine.type == "BatchNorm" else scale_affine(affine)
 
 
 def _before(scale: Array, shift: Array, layer: Layer) -> float:

@@ -7,9 +7,8 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes._constants import constant_array, data_params, finite_float32
+from onnx2ncnn_opt.passes._constants import constant_array, data_params, finite_float32, stored
 from onnx2ncnn_opt.passes._fold import one_factor, require_offsets_fold
-from onnx2ncnn_opt.passes._gemm import stored
 from onnx2ncnn_opt.passes._linear import factor, offset
 from onnx2ncnn_opt.rewrite.pattern import Op, const, op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite

@@ -4,39 +4,33 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes._constants import element_count, per_channel
+from onnx2ncnn_opt.passes._constants import element_count, is_constant, per_channel
 from onnx2ncnn_opt.passes._fold import linear
+from onnx2ncnn_opt.passes._linear import ARITHMETIC
 from onnx2ncnn_opt.rewrite.pattern import const, op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
-_COMMUTING, _OTHERS = (
-    frozenset({BinaryOp.MUL, BinaryOp.ADD}),
-    frozenset({BinaryOp.DIV, BinaryOp.SUB, BinaryOp.RSUB, BinaryOp.RDIV}),
-)
+_ONE_SIDED = ARITHMETIC - {BinaryOp.MUL, BinaryOp.ADD}
 
 
 def _has_channel_count(binary: Layer) -> bool:
     """Return True if one operand is as large as the other one has channels, if that is known."""
-    sizes = [element_count(blob.producer) for blob in binary.inputs if blob.producer and _is_constant(blob)]
-    channels = [blob.shape[0] for blob in binary.inputs if blob.shape and not _is_constant(blob)]
+    sizes = [element_count(blob.producer) for blob in binary.inputs if blob.producer and is_constant(blob)]
+    channels = [blob.shape[0] for blob in binary.inputs if blob.shape and not is_constant(blob)]
     return bool(sizes) and sizes[0] > 1 and (not channels or sizes[0] == channels[0])
 
 
-def _is_constant(blob: Blob) -> bool:
-    return blob.producer is not None and blob.producer.type == "MemoryData"
-
-
-_BINARY = op("BinaryOp", "binary", _has_channel_count, op_type=_COMMUTING | _OTHERS, with_scalar=0)
-_ONE_SIDED = op("BinaryOp", "binary", _has_channel_count, op_type=_OTHERS, with_scalar=0)
-
-
-@rewrite(_BINARY("x", const("constant")), _ONE_SIDED(const("constant"), "x"), exact=False)
+@rewrite(
+    op("BinaryOp", "binary", _has_channel_count, op_type=ARITHMETIC, with_scalar=0)("x", const("constant")),
+    op("BinaryOp", "binary", _has_channel_count, op_type=_ONE_SIDED, with_scalar=0)(const("constant"), "x"),
+    exact=False,
+)
 def fuse_binaryop_scale(x: Blob, constant: Layer, binary: Layer) -> Layer:
     """x, MemoryData (one value per channel) ── BinaryOp ──   ⇒   x ── Scale ──"""
     channels = element_count(constant)
     require(known_shape(x)[0] == channels, f"'{x.name}' does not have {channels} channels")
     value = per_channel(constant, x, channels)
-    scale, shift = linear(binary, value, const_first=binary.inputs[0].producer is constant)
+    scale, shift = linear(binary, value, constant)
     weights = {"scale_data": scale.astype(np.float32)}
     if shift.any():
         weights["bias_data"] = shift.astype(np.float32)

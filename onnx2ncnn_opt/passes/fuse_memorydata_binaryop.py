@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes._constants import finite_float32, is_single, is_uniform, scalar
+from onnx2ncnn_opt.passes._constants import element_count, finite_float32, is_uniform, scalar
 from onnx2ncnn_opt.rewrite.pattern import const, op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
@@ -21,7 +21,7 @@ def fuse_memorydata_binaryop(x: Blob, constant: Layer, binary: Layer) -> Layer:
     Or many that are the same, where they are inside x.
     """
     shape = binary.output.shape
-    within = is_single(constant) or (shape is not None and shape == x.shape)
+    within = element_count(constant) == 1 or (shape is not None and shape == x.shape)
     require(within, f"'{constant.name}' may be larger than '{x.name}'")
     value = scalar(constant, x)
     require(finite_float32(value), f"'{constant.name}' is not finite")

@@ -12,8 +12,9 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.kernels import cost, surplus_of_attention
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.passes._constants import stored
 from onnx2ncnn_opt.passes._fold import one_factor
-from onnx2ncnn_opt.passes._gemm import Linear, linear_of, stored
+from onnx2ncnn_opt.passes._gemm import Linear, linear_of
 from onnx2ncnn_opt.passes._linear import factor, times
 from onnx2ncnn_opt.passes._views import in_layout, step_of
 from onnx2ncnn_opt.passes.fuse_sdpa import attention

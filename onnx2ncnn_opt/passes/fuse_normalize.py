@@ -8,9 +8,8 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, EpsMode, Reduction, UnaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes._constants import per_channel
+from onnx2ncnn_opt.passes._constants import per_channel, stored
 from onnx2ncnn_opt.passes._fold import linear, require_own_weights
-from onnx2ncnn_opt.passes._gemm import stored
 from onnx2ncnn_opt.passes._statistics import axes_of, over, sqrt, sum_of_squares
 from onnx2ncnn_opt.passes.fuse_rmsnorm import normalized
 from onnx2ncnn_opt.rewrite.pattern import Op, const, op

@@ -7,7 +7,7 @@ from typing import Any
 from onnx2ncnn_opt.ir.codes import Padding, PadMode, Pooling
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.ranges import Ranges
-from onnx2ncnn_opt.passes._families import WEIGHTED, types_of
+from onnx2ncnn_opt.passes._families import CONVOLUTIONS, types_of
 from onnx2ncnn_opt.passes._fold import require_own_weights
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
@@ -16,7 +16,6 @@ PADDING = op("Padding", "padding", type=Padding.CONSTANT, per_channel_pad_data_s
 SIDES = {"w": ("left", "right"), "h": ("top", "bottom"), "d": ("front", "behind")}
 # The axes of a window, by the rank of its blobs; the remaining axis is the channels.
 _AXES = {2: "w", 3: "wh", 4: "whd"}
-_CONVOLUTIONS = tuple(family for family in WEIGHTED if family.name.startswith("convolution"))
 _POOLINGS = ("Pooling", "Pooling1D", "Pooling3D")
 # The number with which models pad when they mean minus infinity.
 _LOWEST = -3.4e38
@@ -55,9 +54,9 @@ def _pads(layer: Layer) -> bool:
 
 
 @rewrite(
-    op(types_of(_CONVOLUTIONS), "layer")(PADDING("x")),
+    op(types_of(CONVOLUTIONS), "layer")(PADDING("x")),
     exact=True,
-    covers=[f"fuse_padding_{family.name}" for family in _CONVOLUTIONS[1:]],
+    covers=[f"fuse_padding_{family.name}" for family in CONVOLUTIONS[1:]],
     purpose="models of TensorFlow, and causal convolutions; one layer less",
 )
 def fuse_padding_convolution(x: Blob, layer: Layer, padding: Layer) -> Layer:

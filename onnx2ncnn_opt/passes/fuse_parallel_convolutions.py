@@ -7,27 +7,24 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.passes._families import WEIGHTED
+from onnx2ncnn_opt.passes._constants import stored
+from onnx2ncnn_opt.passes._families import CONVOLUTIONS, types_of
 from onnx2ncnn_opt.passes._fold import (
-    Affine,
-    batchnorm_affine,
-    channels,
-    linear,
+    bias_of,
     require_no_activation,
     require_offsets_fold,
     require_own_weights,
-    scale_affine,
+    slice_affine,
 )
-from onnx2ncnn_opt.passes._gemm import stored
+from onnx2ncnn_opt.passes._linear import LINEAR
 from onnx2ncnn_opt.passes._windows import Slide, axes_of, slides, weight_of
 from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
-_TYPES = [type for family in WEIGHTED if family.name.startswith("convolution") for type in family.types]
-_DEPTHWISE = [type for type in _TYPES if "DepthWise" in type]
+_TYPES = types_of(CONVOLUTIONS)
+_DEPTHWISE = CONVOLUTIONS[1].types
 # The signs that a sum gives its two operands.
 _SIGNS = {BinaryOp.ADD: (1.0, 1.0), BinaryOp.SUB: (1.0, -1.0), BinaryOp.RSUB: (-1.0, 1.0)}
-_OF_A_NUMBER = frozenset({BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB, BinaryOp.MUL, BinaryOp.DIV})
 
 
 class _Branch(NamedTuple):
@@ -42,7 +39,7 @@ class _Branch(NamedTuple):
     bias: Array
 
 
-def _sums(types: list[str], other: Pattern) -> list[Op]:
+def _sums(types: tuple[str, ...], other: Pattern) -> list[Op]:
     """Return sums and differences of a convolution and another branch of one blob, in both orders."""
     conv, total = op(types, "conv")("x"), op("BinaryOp", "total", op_type=frozenset(_SIGNS), with_scalar=0)
     return [total(conv, other), total(other, conv)]
@@ -51,7 +48,7 @@ def _sums(types: list[str], other: Pattern) -> list[Op]:
 @rewrite(
     _sums(_TYPES, op(_TYPES)("x"))[0],
     *_sums(_TYPES, op(("BatchNorm", "Scale"))("x")),
-    *_sums(_DEPTHWISE, op("BinaryOp", op_type=_OF_A_NUMBER, with_scalar=1)("x")),
+    *_sums(_DEPTHWISE, op("BinaryOp", op_type=LINEAR, with_scalar=1)("x")),
     *_sums(_DEPTHWISE, "x"),
     exact=False,
     purpose="branches that were trained side by side, as in RepVGG, MobileOne and FastViT",
@@ -89,7 +86,7 @@ def _branch(blob: Blob, x: Blob, conv: Layer, sign: float) -> _Branch:
     require_own_weights(layer)
     require_no_activation(layer)
     require(layer["pad_value"] == 0, f"'{layer.name}' does not pad with zeros")
-    bias = layer.weights["bias_data"].astype(np.float64) if layer["bias_term"] else np.zeros(layer["num_output"])
+    bias = bias_of(layer, layer["num_output"])
     weight = layer.weights["weight_data"].reshape(weight_of(layer).shape).astype(np.float64)
     return _Branch(layer, slides(layer), weight * sign, bias * sign)
 
@@ -98,7 +95,7 @@ def _one_tap(layer: Layer | None, conv: Layer, sign: float) -> _Branch:
     """Return a BatchNorm, a Scale, a scalar or (None) the blob itself as the kernel of a convolution."""
     count, each = int(conv["num_output"]), weight_of(conv).shape[1]
     require(count == each * _groups(conv), f"'{conv.name}' has more or fewer outputs than inputs")
-    scale, shift = _affine(layer, count)
+    scale, shift = slice_affine(layer, count) if layer is not None else (np.ones(count), np.zeros(count))
     weight = np.zeros((count, each))
     weight[np.arange(count), np.arange(count) % each] = scale * sign
     axes = axes_of(conv)
@@ -108,16 +105,6 @@ def _one_tap(layer: Layer | None, conv: Layer, sign: float) -> _Branch:
         weight.reshape(count, each, *(1 for _ in axes)),
         shift * sign,
     )
-
-
-def _affine(layer: Layer | None, count: int) -> Affine:
-    if layer is None:
-        return Affine(np.ones(count), np.zeros(count))
-    if layer.type == "BinaryOp":
-        return linear(layer, np.full(count, layer["b"], np.float64))
-    require_own_weights(layer)
-    require(channels(layer) == count, f"'{layer.name}' has another number of channels")
-    return batchnorm_affine(layer) if layer.type == "BatchNorm" else scale_affine(layer)
 
 
 def _groups(conv: Layer) -> int:

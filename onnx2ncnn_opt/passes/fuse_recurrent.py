@@ -19,7 +19,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.view import Regroup
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.passes._gemm import stored
+from onnx2ncnn_opt.passes._constants import stored
 from onnx2ncnn_opt.passes._pieces import Linear, Piece, Read, Tracer, Unlike, count
 from onnx2ncnn_opt.passes._views import end_of, view_layers
 from onnx2ncnn_opt.rewrite.rule import GraphPass, Miss, Replacement, attempt, fixed_size, graph_pass, require

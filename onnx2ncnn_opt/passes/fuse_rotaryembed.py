@@ -12,7 +12,7 @@ from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.view import Regroup, Reorder
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.passes._constants import constant_array
+from onnx2ncnn_opt.passes._constants import constant_array, is_constant
 from onnx2ncnn_opt.passes._linear import factor, times
 from onnx2ncnn_opt.passes._views import (
     Steps,
@@ -123,19 +123,15 @@ def _region(root: Layer, order: dict[Layer, int]) -> tuple[Blob, list[Layer]] | 
                 return None
         layers.append(layer)
         front.difference_update(layer.outputs)
-        front.update(blob for blob in layer.inputs if not _is_constant(blob))
+        front.update(blob for blob in layer.inputs if not is_constant(blob))
     return front.pop(), layers
-
-
-def _is_constant(blob: Blob) -> bool:
-    return blob.producer is not None and blob.producer.type == "MemoryData"
 
 
 def _is_linear(layer: Layer) -> bool:
     """Return True if a layer makes its elements from others in a way that `_terms` knows."""
     if not layer.inputs:
         return False
-    constants = sum(map(_is_constant, layer.inputs))
+    constants = sum(map(is_constant, layer.inputs))
     if _PRODUCT.fits(layer):
         return constants == 1
     if constants:
@@ -159,7 +155,7 @@ def _terms(blob: Blob, source: Blob, found: dict[Blob, list[_Term]]) -> list[_Te
     else:
         layer = blob.producer
         assert layer is not None
-        operands = [_terms(b, source, found) for b in layer.inputs if not _is_constant(b)]
+        operands = [_terms(b, source, found) for b in layer.inputs if not is_constant(b)]
         terms = _of_layer(layer, blob, operands)
     require(len(terms) <= 2, f"'{blob.name}' is made of more than two parts")
     found[blob] = terms
@@ -175,7 +171,7 @@ def _of_layer(layer: Layer, blob: Blob, operands: list[list[_Term]]) -> list[_Te
     if _NEGATION.fits(layer):
         return _times(first, -1.0)
     if _PRODUCT.fits(layer):
-        constant = next(b.producer for b in layer.inputs if b.producer is not None and _is_constant(b))
+        constant = next(b.producer for b in layer.inputs if b.producer is not None and is_constant(b))
         return _times(first, _beside(constant, fixed_shape(blob)))
     if _SCALING.fits(layer):
         return _times(first, factor(layer))

@@ -16,7 +16,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.kernels import cost
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._chain import Chain
-from onnx2ncnn_opt.passes._gemm import stored
+from onnx2ncnn_opt.passes._constants import stored
 from onnx2ncnn_opt.passes._pointwise import is_pointwise, is_resize, matrix_of
 from onnx2ncnn_opt.passes.fuse_activation import separate_activation
 from onnx2ncnn_opt.passes.replace_convolution_with_innerproduct import of_vector

@@ -17,6 +17,7 @@ from onnx2ncnn_opt.ir.layers import types_with
 from onnx2ncnn_opt.ir.shapes import infer_shapes
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.view import Regroup
+from onnx2ncnn_opt.passes._constants import is_constant
 from onnx2ncnn_opt.passes._fold import require_own_weights
 from onnx2ncnn_opt.passes._views import view_layers
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, known_shape, require
@@ -99,7 +100,7 @@ def _on_images(layer: Layer) -> Layer | None:
     blobs = *layer.inputs, *layer.outputs
     if any(blob.shape is None or sum(isinstance(size, Sym) for size in blob.shape) > 1 for blob in blobs):
         return None
-    if not any(_is_sequence(blob) and not _is_constant(blob) for blob in layer.inputs):
+    if not any(_is_sequence(blob) and not is_constant(blob) for blob in layer.inputs):
         return None
     params = rule(layer)
     if params is None:
@@ -118,10 +119,6 @@ def _on_images(layer: Layer) -> Layer | None:
 def _standing(blob: Blob) -> Blob:
     """Return a placeholder with the name and batch of a blob, and the shape of its image."""
     return Blob(blob.name, _image(blob.shape or ()), blob.batch)
-
-
-def _is_constant(blob: Blob) -> bool:
-    return blob.producer is not None and blob.producer.type == "MemoryData"
 
 
 def _replaced(region: _Region, order: Mapping[Layer, int]) -> Replacement:
@@ -163,7 +160,7 @@ def _replaced(region: _Region, order: Mapping[Layer, int]) -> Replacement:
 def _entry(blob: Blob, reader: Layer) -> Layer:
     """Return the layer that makes a sequence an image where it enters: a Reshape, or the reshaped constant."""
     assert blob.producer is not None
-    if _is_constant(blob):
+    if is_constant(blob):
         rows, columns = blob.known_shape
         made = blob.producer.having(w=columns, h=1, c=rows)
         made.outputs = (_standing(blob),)

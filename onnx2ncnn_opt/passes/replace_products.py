@@ -10,8 +10,9 @@ from onnx2ncnn_opt.ir.codes import GemmC
 from onnx2ncnn_opt.ir.dim import Dim, known
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array, Weight
+from onnx2ncnn_opt.passes._constants import stored
 from onnx2ncnn_opt.passes._fold import require_no_activation, require_own_weights
-from onnx2ncnn_opt.passes._gemm import has_c, is_shared, linear_of, require_constant_b, stored
+from onnx2ncnn_opt.passes._gemm import has_c, is_shared, linear_of, require_constant_b
 from onnx2ncnn_opt.rewrite.pattern import const, op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
