@@ -127,7 +127,7 @@ def _reset(tracer: Tracer, product: Piece) -> tuple[Linear, Linear]:
     if not layer.computes(BinaryOp.MUL, scalar=False):
         raise Unlike
     tracer.seen.add(layer)
-    sides = [Piece(blob, product.start, product.stop) for blob in layer.inputs]
+    sides = [product.of(blob) for blob in layer.inputs]
     if any(count(blob) != count(product.blob) for blob in layer.inputs):
         raise Unlike
     gate, other = _apart(frozenset(map(tracer.source, sides)))
