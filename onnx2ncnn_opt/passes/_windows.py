@@ -72,8 +72,11 @@ def has_known_sizes(layer: Layer) -> bool:
 
 def slides(layer: Layer) -> tuple[Slide, ...]:
     """Return the slides of a convolution, outermost axis first; sizes are needed only where they decide the pads."""
-    if _pad_mode(layer):
-        return windows(layer)
+    return windows(layer) if _pad_mode(layer) else _stated(layer)
+
+
+def _stated(layer: Layer) -> tuple[Slide, ...]:
+    """Return the slides with the pads that the parameters say, which may be codes."""
     return tuple(
         Slide(
             axis,
@@ -93,24 +96,20 @@ def _pad_mode(layer: Layer) -> int:
 
 
 def windows(layer: Layer) -> tuple[Window, ...]:
-    """Return the windows of a convolution, outermost axis first; refused if sizes are dynamic, or pads not
-    understood.
-    """
-    x, mode, axes = layer.inputs[0], _pad_mode(layer), axes_of(layer)
-    known_shape(x, len(axes) + 1)
+    """Return the windows of a convolution, outermost axis first; refused for dynamic sizes and pads of no meaning."""
+    x, mode, stated = layer.inputs[0], _pad_mode(layer), _stated(layer)
+    known_shape(x, len(stated) + 1)
     found = []
-    for at, axis in enumerate(axes, 1):
-        size = fixed_size(x, at)
-        kernel, stride, dilation = (int(layer[f"{name}_{axis}"]) for name in ("kernel", "stride", "dilation"))
-        before, after = (layer[f"pad_{side}"] for side in SIDES[axis])
+    for at, slide in enumerate(stated, 1):
+        size, axis, before, after = fixed_size(x, at), slide.axis, slide.before, slide.after
         if mode:
-            total = (kernel - 1) * dilation + 1 + (size - 1) // stride * stride - size
+            total = slide.extent + (size - 1) // slide.stride * slide.stride - size
             require(total >= 0, f"'{layer.name}' skips elements of '{x.name}' at its end")
             # ncnn puts the odd one of the depth after it in both modes.
             before = total // 2 if mode == _SAME_UPPER or axis == "d" else total - total // 2
             require(axis != "d" or mode == _SAME_UPPER or not total % 2, f"'{layer.name}' pads the depth unevenly")
             after = total - before
-        found.append(Window(axis, kernel, stride, dilation, before, after, size))
+        found.append(Window(axis, slide.kernel, slide.stride, slide.dilation, before, after, size))
     return tuple(found)
 
 
@@ -142,6 +141,5 @@ def window_params(found: Sequence[Slide]) -> dict[str, Any]:
     for window in found:
         axis, (before, after) = window.axis, SIDES[window.axis]
         params |= {f"kernel_{axis}": window.kernel, f"stride_{axis}": window.stride}
-        params |= {f"dilation_{axis}": window.dilation}
-        params |= {f"pad_{before}": window.before, f"pad_{after}": window.after}
+        params |= {f"dilation_{axis}": window.dilation, f"pad_{before}": window.before, f"pad_{after}": window.after}
     return params
