@@ -17,6 +17,7 @@ from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.view import Regroup, Reorder, Step, View, plan, step_layer
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.rewrite.rule import fixed_size
 
 Steps: TypeAlias = tuple[Step, ...]
 
@@ -139,6 +140,16 @@ def in_layout(data: Array, steps: Steps) -> Array:
     for step in steps:
         data = data.transpose(step.perm) if isinstance(step, Reorder) else data.reshape(known(_dims(step)))
     return data
+
+
+def moved(layer: Layer, blob: Blob, values: Array) -> Array:
+    """Return the values of the input of a view or Slice as its output `blob` has them."""
+    step = step_of(layer)
+    if step is not None:
+        return in_layout(values, (step,))
+    axis = layer["axis"] % values.ndim
+    start = sum(fixed_size(other, axis) for other in layer.outputs[: layer.outputs.index(blob)])
+    return values.take(range(start, start + fixed_size(blob, axis)), axis)
 
 
 def steps_to(elements: Array, source: tuple[int, ...]) -> Steps | None:

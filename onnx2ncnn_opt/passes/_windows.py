@@ -64,6 +64,17 @@ def axes_of(layer: Layer) -> str:
     return _AXES.get(layer.type[-2:], "hw")
 
 
+def pads_of(layer: Layer) -> list[int]:
+    """Return the pads of a layer as its parameters say them, which may be codes, outermost axis first."""
+    return [int(layer[f"pad_{side}"]) for axis in axes_of(layer) for side in SIDES[axis]]
+
+
+def is_pointwise(layer: Layer) -> bool:
+    """Return True if output i of a convolution or pooling reads input i alone: one tap, no stride, no padding."""
+    steps = [layer[f"{name}_{axis}"] for name in ("kernel", "stride") for axis in axes_of(layer)]
+    return set(steps) == {1} and not any(pads_of(layer))
+
+
 def has_known_sizes(layer: Layer) -> bool:
     """Return True if the sizes of the axes that a layer slides over are numbers."""
     shape, axes = layer.inputs[0].shape, axes_of(layer)
@@ -89,10 +100,10 @@ def _stated(layer: Layer) -> tuple[Slide, ...]:
 
 def _pad_mode(layer: Layer) -> int:
     """ncnn's code for pads that depend on the size, or 0; refused if pads are negative otherwise."""
-    pads = [layer[f"pad_{side}"] for axis in axes_of(layer) for side in SIDES[axis]]
+    pads = pads_of(layer)
     mode = pads[0] if len(set(pads)) == 1 and pads[0] in (_SAME_UPPER, _SAME_LOWER) else 0
     require(mode or min(pads) >= 0, f"'{layer.name}' has negative pads")
-    return int(mode)
+    return mode
 
 
 def windows(layer: Layer) -> tuple[Window, ...]:

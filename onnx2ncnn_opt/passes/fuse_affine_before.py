@@ -9,6 +9,7 @@ from onnx2ncnn_opt.passes._constants import stored
 from onnx2ncnn_opt.passes._families import WEIGHTED, types_of
 from onnx2ncnn_opt.passes._fold import bias_of, require_offsets_fold, require_own_weights, slice_affine
 from onnx2ncnn_opt.passes._linear import LINEAR
+from onnx2ncnn_opt.passes._windows import pads_of
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import fixed_size, known_shape, require, rewrite
 
@@ -42,8 +43,9 @@ def fuse_affine_before(affine: Layer, layer: Layer, relu: Layer | None = None) -
         require(scale.min() > 0, f"'{affine.name}' turns numbers over, or makes them 0, before '{relu.name}'")
     if layer.type.startswith("Deconvolution"):
         require(not shift.any(), f"not all of what {layer.type} '{layer.name}' gives has as many taps")
-    require("pad_value" not in layer.params or not _pads(layer), f"'{layer.name}' pads with a number of its own")
-    pad_value = _before(scale, shift, layer) if shift.any() and _pads(layer) else 0.0
+    pads = layer.type != "InnerProduct" and any(pads_of(layer))
+    require("pad_value" not in layer.params or not pads, f"'{layer.name}' pads with a number of its own")
+    pad_value = _before(scale, shift, layer) if shift.any() and pads else 0.0
     weight = layer.weights["weight_data"].astype(np.float64).reshape(layer["num_output"], -1)
     group = layer["group"] if "DepthWise" in layer.type else 1
     # Axes: group, output channel in the group, input channel in the group, tap.
@@ -82,8 +84,3 @@ def _input_channels(layer: Layer) -> int:
     if layer.type == "InnerProduct":
         require(len(known_shape(x)) != 2, f"'{x.name}' is a matrix: its outermost axis are the rows, not the channels")
     return fixed_size(x, 0)
-
-
-def _pads(layer: Layer) -> bool:
-    assert layer.spec is not None
-    return any(layer[name] for name in layer.spec.by_name if name.startswith("pad_") and name != "pad_value")

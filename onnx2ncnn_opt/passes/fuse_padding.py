@@ -9,7 +9,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.passes._families import CONVOLUTIONS, types_of
 from onnx2ncnn_opt.passes._fold import require_own_weights
-from onnx2ncnn_opt.passes._windows import SIDES, axes_of
+from onnx2ncnn_opt.passes._windows import SIDES, axes_of, pads_of
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
@@ -41,10 +41,6 @@ def _widened(layer: Layer, padding: Layer) -> dict[str, Any]:
     return {f"pad_{side}": own[side] + padding[side] for side in sides}
 
 
-def _pads(layer: Layer) -> bool:
-    return any(layer[f"pad_{side}"] for side in _sides(axes_of(layer)))
-
-
 @rewrite(
     op(types_of(CONVOLUTIONS), "layer")(PADDING("x")),
     exact=True,
@@ -55,7 +51,7 @@ def fuse_padding_convolution(x: Blob, layer: Layer, padding: Layer) -> Layer:
     """x ── Padding (constant) ── Convolution ──   ⇒   x ── Convolution ──"""
     require_own_weights(layer)
     pads = _widened(layer, padding)
-    same = not _pads(layer) or layer["pad_value"] == padding["value"]
+    same = not any(pads_of(layer)) or layer["pad_value"] == padding["value"]
     require(same, f"'{layer.name}' pads with another value")
     return layer.having(inputs=[x], pad_value=padding["value"] or None, **pads)
 
@@ -78,7 +74,7 @@ def fuse_padding_pooling(x: Blob, pool: Layer, padding: Layer) -> Layer:
     value = padding["value"]
     if pool["pooling_type"] != Pooling.MAX:
         require(value == 0, f"'{pool.name}' pads with zeros")
-        uncounted = not pool["avgpool_count_include_pad"] and (_pads(pool) or any(tails))
+        uncounted = not pool["avgpool_count_include_pad"] and (any(pads_of(pool)) or any(tails))
         require(not uncounted, f"'{pool.name}' does not count its own padding")
         return pool.having(inputs=[x], avgpool_count_include_pad=1, **pads)
     require(value <= max(Ranges().of(x).low, _LOWEST), f"'{x.name}' may have numbers below {value:g}")

@@ -18,7 +18,7 @@ from onnx2ncnn_opt.passes._fold import one_factor
 from onnx2ncnn_opt.passes._linear import add, factor, times
 from onnx2ncnn_opt.passes._views import step_of
 from onnx2ncnn_opt.rewrite.pattern import Op, op
-from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, known_shape, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, known_shape, needed, require, rewrite
 
 _SDPA = op("SDPA", kv_cache=0, int8_scale_term=0)
 _SCALING = times("x")
@@ -200,8 +200,7 @@ def _without_factor(sdpa: Layer, at: int) -> Replacement | None:
         return None
     width = blob.shape[-1] if blob.shape else None
     scale = sdpa["scale"] or (width**-0.5 if isinstance(width, int) else None)
-    require(scale is not None, f"the scale depends on the width of '{blob.name}', which is dynamic")
-    assert scale is not None
+    scale = needed(scale, f"the scale depends on the width of '{blob.name}', which is dynamic")
     inputs = [scaling.input if b is scaling.output else b for b in sdpa.inputs]
     new = sdpa.having(inputs=inputs, scale=_stated(one_factor(scale, factor(scaling))))
     return Replacement((scaling, sdpa), takes={sdpa: new}, reads={scaling.output: scaling.input})

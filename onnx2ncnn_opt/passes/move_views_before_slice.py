@@ -20,7 +20,7 @@ from onnx2ncnn_opt.passes._views import (
     view_layers,
     viewed,
 )
-from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
+from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, needed, require
 
 
 @graph_pass(exact=True, purpose="heads of queries, keys and values that are one Gemm")
@@ -56,11 +56,10 @@ def _move(layer: Layer) -> Replacement | None:
         steps, along = _of_all_sizes(axis, shapes, known_ways)
     above = private(chain_above(x)) if x.uses == 1 else ()
     source = above[0].input if above else x
-    short = shortest(source.known_shape, (*steps_of(above), *steps))
     old = [cost(steps_of(chain)) for chain in (above, *chains)]
-    fewer = short is not None and cost(short) < (sum(count for count, _ in old), sum(moves for _, moves in old))
-    require(fewer, "all parts at once need as many views")
-    assert short is not None
+    no_fewer = "all parts at once need as many views"
+    short = needed(shortest(source.known_shape, (*steps_of(above), *steps)), no_fewer)
+    require(cost(short) < (sum(count for count, _ in old), sum(moves for _, moves in old)), no_fewer)
     views = view_layers(source, short, like=above or chains[0])
     sizes = [size if isinstance(size := shape[along], int) else -233 for shape in results]
     new = layer.having(inputs=[end_of(source, views)], axis=along, slices=tuple(sizes), indices=None)
