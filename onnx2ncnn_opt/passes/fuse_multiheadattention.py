@@ -35,7 +35,6 @@ class _Core(NamedTuple):
     v: Blob
     mask: Blob | None
     scale: float
-    out: Blob
     layers: tuple[Layer, ...]
     gate: Blob | None = None  # what the queries are multiplied by: a column, in all of whose rows is the same number
 
@@ -159,7 +158,7 @@ def _core(layer: Layer) -> _Core | None:
     if _SDPA.fits(layer):
         q, k, v, *mask = layer.inputs
         scale = layer["scale"] or 1 / float(fixed_size(q, -1)) ** 0.5
-        core = _Core(q, k, v, mask[0] if mask else None, scale, layer.output, (layer,))
+        core = _Core(q, k, v, mask[0] if mask else None, scale, (layer,))
         return _without_gate(core) if mask else core
     for pattern in _PRODUCTS:
         for match in matches(pattern, layer):
@@ -170,7 +169,7 @@ def _core(layer: Layer) -> _Core | None:
             plain = product["transB"] and not layer["transB"] and all(len(b.shape or ()) == 2 for b in (q, k, v))
             if plain and "mask" not in captures:
                 scale = factor(scaling) if isinstance(scaling, Layer) else 1.0
-                return _Core(q, k, v, None, scale, layer.output, match.layers)
+                return _Core(q, k, v, None, scale, match.layers)
     return None
 
 
