@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
-from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import per_channel, per_column, scaled, stored
-from onnx2ncnn_opt.rewrite.rule import known_shape, require
+from onnx2ncnn_opt.rewrite.rule import fixed_size, known_shape, require
 
 # What float32 loses of a number beside an offset is at most 2^-24 of the offset. Where that comes to more than 2^-13 of
 # what is left, the offset may be there to round: a quantiser's step is no smaller, and weights are no less exact.
@@ -146,6 +146,17 @@ def slice_affine(layer: Layer, count: int) -> Affine:
 def bias_of(layer: Layer, count: int) -> Array:
     """Return the layer's own offsets, or as many zeros, in float64."""
     return layer.weights["bias_data"].astype(np.float64) if layer["bias_term"] else np.zeros(count)
+
+
+def channel_factors(scale: Layer, const: Layer | None, x: Blob) -> Array:
+    """Return the factor of each channel of x in a Scale, or in a product with a constant; refused for other sizes."""
+    count = fixed_size(x, 0)
+    if const is not None:
+        return per_channel(const, x, count)
+    require_own_weights(scale)
+    (factors,) = _blocks(scale, "scale_data")
+    require(len(factors) == count, f"'{scale.name}' does not have one factor for each channel")
+    return factors
 
 
 def binaryop_affine(op: Layer, layer: Layer, const: Layer | None) -> Affine:
