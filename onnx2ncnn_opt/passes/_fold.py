@@ -81,13 +81,6 @@ def one_factor(first: float, second: float) -> float:
     return both
 
 
-def require_foldable(layer: Layer) -> None:
-    """Refuse weights that are not plain constants of the layer, and layers that do more than a linear map."""
-    require_own_weights(layer)
-    if layer.type not in ("BatchNorm", "Scale"):
-        require_no_activation(layer)
-
-
 def require_own_weights(layer: Layer) -> None:
     """Refuse layers with quantised weights, or with weights that come in at run time."""
     assert layer.spec is not None
@@ -112,11 +105,11 @@ def channels(layer: Layer) -> int:
     return int(layer[{"BatchNorm": "channels", "Scale": "scale_data_size"}.get(layer.type, "num_output")])
 
 
-def require_outermost_channels(layer: Layer) -> None:
-    """Refuse where the output channels are not the outermost axis: an InnerProduct over the rows of a matrix."""
+def require_outermost_channels(layer: Layer, blob: Blob) -> None:
+    """Refuse where channels of an input or output are not the outermost axis: an InnerProduct over rows."""
     if layer.type == "InnerProduct":
-        is_vector = len(known_shape(layer.output)) == 1
-        require(is_vector, f"'{layer.output.name}' is a matrix: its outermost axis are the rows, not the channels")
+        is_matrix = len(known_shape(blob)) == 2
+        require(not is_matrix, f"'{blob.name}' is a matrix: its outermost axis are the rows, not the channels")
 
 
 def batchnorm_affine(bn: Layer) -> Affine:

@@ -6,8 +6,9 @@ from onnx2ncnn_opt.passes._fold import (
     binaryop_affine,
     channels,
     fold,
-    require_foldable,
+    require_no_activation,
     require_outermost_channels,
+    require_own_weights,
     slice_affine,
 )
 from onnx2ncnn_opt.passes._linear import ARITHMETIC, with_constant
@@ -33,9 +34,11 @@ def fuse_affine(
     Factors and offsets per channel go into the convolution, deconvolution, InnerProduct, BatchNorm or Scale before
     them.
     """
-    require_foldable(layer)
+    require_own_weights(layer)
+    if layer.type not in ("BatchNorm", "Scale"):
+        require_no_activation(layer)
     if binary is not None:
         return fold(layer, binaryop_affine(binary, layer, constant))
     assert norm is not None
-    require_outermost_channels(layer)
+    require_outermost_channels(layer, layer.output)
     return fold(layer, slice_affine(norm, channels(layer)))

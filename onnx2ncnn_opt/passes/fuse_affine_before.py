@@ -7,11 +7,17 @@ from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import stored
 from onnx2ncnn_opt.passes._families import WEIGHTED, types_of
-from onnx2ncnn_opt.passes._fold import bias_of, require_offsets_fold, require_own_weights, slice_affine
+from onnx2ncnn_opt.passes._fold import (
+    bias_of,
+    require_offsets_fold,
+    require_outermost_channels,
+    require_own_weights,
+    slice_affine,
+)
 from onnx2ncnn_opt.passes._linear import LINEAR
 from onnx2ncnn_opt.passes._windows import pads_of
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import fixed_size, known_shape, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import fixed_size, require, rewrite
 
 _LAYERS = tuple(family for family in WEIGHTED if not family.name.startswith("deconvolution"))
 _LAYER = op(types_of(WEIGHTED), "layer")
@@ -37,7 +43,8 @@ def fuse_affine_before(affine: Layer, layer: Layer, relu: Layer | None = None) -
     convolution has one pad value. A positive factor commutes with a ReLU.
     """
     require_own_weights(layer)
-    inputs = _input_channels(layer)
+    require_outermost_channels(layer, layer.input)
+    inputs = fixed_size(layer.input, 0)
     scale, shift = slice_affine(affine, inputs)
     if relu is not None:
         require(scale.min() > 0, f"'{affine.name}' turns numbers over, or makes them 0, before '{relu.name}'")
@@ -76,11 +83,3 @@ def _before(scale: Array, shift: Array, layer: Layer) -> float:
     zero = (-shift / scale).astype(np.float32)
     require(bool(np.isfinite(zero).all()) and np.ptp(zero) <= _ROUNDING * np.abs(zero).max(), reason)
     return float(np.median(zero))
-
-
-def _input_channels(layer: Layer) -> int:
-    """Return the number of channels of a layer's input: the size of its outermost axis."""
-    (x,) = layer.inputs
-    if layer.type == "InnerProduct":
-        require(len(known_shape(x)) != 2, f"'{x.name}' is a matrix: its outermost axis are the rows, not the channels")
-    return fixed_size(x, 0)
