@@ -123,9 +123,7 @@ def batchnorm_affine(bn: Layer) -> Affine:
 
 
 def slice_affine(layer: Layer, count: int) -> Affine:
-    """Return the effect of a BatchNorm, a Scale with its own factors or a scalar on `count` slices of the outermost
-    axis; refused for another number of channels.
-    """
+    """Return the effect of a BatchNorm, Scale or scalar on `count` outermost slices; refused for another number."""
     if layer.type == "BinaryOp":
         return linear(layer, np.full(count, layer["b"], np.float64))
     require_own_weights(layer)

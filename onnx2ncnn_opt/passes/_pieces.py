@@ -365,9 +365,7 @@ def _constant(piece: Piece) -> Array:
 
 
 def _matrix(layer: Layer) -> tuple[Array, Array] | None:
-    """Return the constant matrix (outputs, inputs) that a layer multiplies each row of its first blob by, and
-    its bias.
-    """
+    """Return the constant matrix (outputs, inputs) that multiplies each row of a layer's first blob, and its bias."""
     if layer.type == "InnerProduct":
         if layer["activation_type"] or layer["int8_scale_term"] or not layer.weights.stored("weight_data").is_float:
             return None

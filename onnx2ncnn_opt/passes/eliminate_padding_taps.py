@@ -16,9 +16,7 @@ _TYPES = types_of(CONVOLUTIONS)
 
 
 def _kept(window: Window) -> range:
-    """Return the taps that stay: from the first to the last that reads an element, and more where pads would get
-    negative.
-    """
+    """Return the taps that stay: from the first to the last that reads an element, more if pads got negative."""
     live = window.live_taps
     if not live:
         return range(window.kernel)

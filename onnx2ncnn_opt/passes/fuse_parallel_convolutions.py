@@ -112,9 +112,7 @@ def _groups(conv: Layer) -> int:
 
 
 def _taps(large: Slide, small: Slide) -> list[int]:
-    """Return the taps of the larger kernel that read the elements of the smaller one's, at every position of the
-    output.
-    """
+    """Return the taps of the larger kernel that read the same elements as the smaller one's, for every output."""
     moved = [large.before - small.before + tap * small.dilation for tap in range(small.kernel)]
     taps, rests = zip(*(divmod(offset, large.dilation) for offset in moved), strict=True)
     covers = not any(rests) and all(0 <= tap < large.kernel for tap in taps)

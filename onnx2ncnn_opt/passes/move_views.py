@@ -128,9 +128,7 @@ def move_views(graph: Graph) -> Iterator[Replacement | Miss]:
 
 
 def _regions(graph: Graph, rowwise: Collection[str]) -> list[_Region]:
-    """Return the regions of elementwise layers and of `rowwise` types: the latter bind more together, but to their
-    rows.
-    """
+    """Return the regions of elementwise layers and `rowwise` types, which bind more together, but to their rows."""
     seen: set[Layer] = set()
     regions: list[_Region] = []
     for first in graph.layers:

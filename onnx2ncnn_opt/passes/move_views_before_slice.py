@@ -116,9 +116,7 @@ def _of_any(steps: tuple[Step, ...], counts: list[int], count: Sym) -> Step | No
 
 
 def _with_parts(parts: int, axis: int, part: Shape, way: Steps) -> Steps:
-    """Return the steps for all parts at once: their number is an axis that comes first, and joins the next one at the
-    end.
-    """
+    """Return the steps for all parts at once: their number becomes the first axis, and at the end joins the next."""
     rank = len(part)
     steps: list[Step] = [
         Regroup((*part[:axis], parts, *part[axis:])),
