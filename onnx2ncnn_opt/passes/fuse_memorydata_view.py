@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import numpy as np
-
 from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.weight import Encoding
-from onnx2ncnn_opt.passes._constants import data_params
+from onnx2ncnn_opt.passes._constants import with_data
 from onnx2ncnn_opt.passes._views import VIEWS, in_layout, step_of
 from onnx2ncnn_opt.rewrite.pattern import const, op
 from onnx2ncnn_opt.rewrite.rule import needed, require, rewrite
@@ -18,5 +16,4 @@ def fuse_memorydata_view(constant: Layer, view: Layer) -> Layer:
     require(constant.output.uses == 1, f"'{constant.output.name}' is needed as it is, too")
     block = constant.weights.stored("data")
     require(block.encoding is Encoding.FP32, f"'{constant.name}' is not stored as it is used")
-    data = np.ascontiguousarray(in_layout(block.data.reshape(known(constant.output.known_shape)), (step,)))
-    return constant.having(**data_params(view.output.known_shape), weights={"data": data.reshape(-1)})
+    return with_data(constant, in_layout(block.data.reshape(known(constant.output.known_shape)), (step,)))

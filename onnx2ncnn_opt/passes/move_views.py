@@ -12,8 +12,8 @@ from onnx2ncnn_opt.ir.dim import Shape, known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.view import Reorder, Step
-from onnx2ncnn_opt.ir.weight import Encoding, Weight
-from onnx2ncnn_opt.passes._constants import data_params
+from onnx2ncnn_opt.ir.weight import Encoding
+from onnx2ncnn_opt.passes._constants import with_data
 from onnx2ncnn_opt.passes._views import (
     Steps,
     chain_above,
@@ -364,6 +364,6 @@ def _constant(blob: Blob, layout: _Layout) -> Layer:
     for axis in range(data.ndim):
         head = data.take([0], axis)
         data = head if np.array_equal(np.broadcast_to(head, data.shape), data, equal_nan=True) else data
-    layer = old.having(**data_params(data.shape), weights={"data": Weight(np.ascontiguousarray(data).reshape(-1))})
+    layer = with_data(old, data)
     layer.outputs = (Blob(blob.name, data.shape),)
     return layer
