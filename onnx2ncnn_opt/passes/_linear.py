@@ -13,6 +13,9 @@ from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, const, op
 LINEAR = frozenset({BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB, BinaryOp.MUL, BinaryOp.DIV})
 ARITHMETIC = LINEAR | {BinaryOp.RDIV}
 
+# What a sum or difference multiplies its two operands by.
+SIGNS = {BinaryOp.ADD: (1.0, 1.0), BinaryOp.SUB: (1.0, -1.0), BinaryOp.RSUB: (-1.0, 1.0)}
+
 # Models write constants like sqrt(2 / pi) with six digits and more.
 _TOLERANCE = 1e-5
 

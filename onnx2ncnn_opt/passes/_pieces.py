@@ -22,12 +22,10 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import is_constant
 from onnx2ncnn_opt.passes._crops import part
 from onnx2ncnn_opt.passes._gemm import linear_of
-from onnx2ncnn_opt.passes._linear import factor
+from onnx2ncnn_opt.passes._linear import SIGNS, factor
 from onnx2ncnn_opt.passes._views import VIEWS, step_of
 from onnx2ncnn_opt.rewrite.rule import Refused
 
-# What the two operands of a sum are multiplied by.
-_SIGNS = {BinaryOp.ADD: (1.0, 1.0), BinaryOp.SUB: (1.0, -1.0), BinaryOp.RSUB: (-1.0, 1.0)}
 _MOST_TERMS = 8
 _MOST_LAYERS = 300  # that a step is traced through
 _MOST_MOVES = 64  # blobs that are looked at to find what a state is used for
@@ -203,9 +201,9 @@ class Tracer:
     def _of_binary(self, piece: Piece, depth: int) -> Linear | None:
         layer, operands = piece.layer, _operands(piece)
         kind = layer["op_type"]
-        if kind in _SIGNS:
+        if kind in SIGNS:
             sides = [self.linear(x, depth) if isinstance(x, Piece) else Linear(x) for x in operands]
-            a, b = (side.scaled(sign) for side, sign in zip(sides, _SIGNS[kind], strict=True))
+            a, b = (side.scaled(sign) for side, sign in zip(sides, SIGNS[kind], strict=True))
             return a.plus(b)
         if layer["with_scalar"]:
             scales = kind == BinaryOp.MUL or (kind == BinaryOp.DIV and layer["b"])
@@ -249,7 +247,7 @@ class Tracer:
                 raise Unlike
         if layer["op_type"] == BinaryOp.MUL:
             return _times(*sides)
-        return _sum(sides, _SIGNS[layer["op_type"]])
+        return _sum(sides, SIGNS[layer["op_type"]])
 
 
 def is_state(blob: Blob) -> bool:
@@ -404,7 +402,7 @@ def _times(a: Products, b: Products) -> Products:
     return _bounded(result)
 
 
-def _sum(sides: Sequence[Products], signs: Sequence[int]) -> Products:
+def _sum(sides: Sequence[Products], signs: Sequence[float]) -> Products:
     result: dict[frozenset[Piece], float] = {}
     for side, sign in zip(sides, signs, strict=True):
         for factors, k in side.items():

@@ -64,6 +64,11 @@ def axes_of(layer: Layer) -> str:
     return _AXES.get(layer.type[-2:], "hw")
 
 
+def groups_of(layer: Layer) -> int:
+    """Return the number of groups of a convolution or deconvolution."""
+    return int(layer["group"]) if "DepthWise" in layer.type else 1
+
+
 def pads_of(layer: Layer) -> list[int]:
     """Return the pads of a layer as its parameters say them, which may be codes, outermost axis first."""
     return [int(layer[f"pad_{side}"]) for axis in axes_of(layer) for side in SIDES[axis]]

@@ -15,7 +15,7 @@ from onnx2ncnn_opt.passes._fold import (
     slice_affine,
 )
 from onnx2ncnn_opt.passes._linear import LINEAR
-from onnx2ncnn_opt.passes._windows import pads_of
+from onnx2ncnn_opt.passes._windows import groups_of, pads_of
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import fixed_size, require, rewrite
 
@@ -54,7 +54,7 @@ def fuse_affine_before(affine: Layer, layer: Layer, relu: Layer | None = None) -
     require("pad_value" not in layer.params or not pads, f"'{layer.name}' pads with a number of its own")
     pad_value = _before(scale, shift, layer) if shift.any() and pads else 0.0
     weight = layer.weights["weight_data"].astype(np.float64).reshape(layer["num_output"], -1)
-    group = layer["group"] if "DepthWise" in layer.type else 1
+    group = groups_of(layer)
     # Axes: group, output channel in the group, input channel in the group, tap.
     each = inputs // group
     by_group = weight.reshape(group, layer["num_output"] // group, each, -1)

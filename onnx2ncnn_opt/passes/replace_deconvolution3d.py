@@ -16,7 +16,7 @@ from onnx2ncnn_opt.ir.permute import order_type
 from onnx2ncnn_opt.ir.weight import Array, Weight
 from onnx2ncnn_opt.passes._chain import Chain, gathered
 from onnx2ncnn_opt.passes._fold import require_own_weights
-from onnx2ncnn_opt.passes._windows import Window, pads_of, reordered, weight_with_zeros, windows
+from onnx2ncnn_opt.passes._windows import Window, groups_of, pads_of, reordered, weight_with_zeros, windows
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import fixed_shape, fixed_size, require, rewrite
 
@@ -35,7 +35,7 @@ def replace_deconvolution3d(layer: Layer) -> list[Layer]:
     require(min(pads_of(layer)) >= 0, f"the padding of '{layer.name}' depends on its input's size")
     depth, height, width = windows(layer)
     channels, (_, *sizes) = fixed_size(layer.input, 0), fixed_shape(layer.output, 4)
-    group = layer["group"] if "DepthWise" in layer.type else 1
+    group = groups_of(layer)
     ways, single = depth.stride, group in (1, layer["num_output"])
     require(ways == 1 or single, f"'{layer.name}' has groups of several channels")
     out_depth, out_height, out_width = sizes
