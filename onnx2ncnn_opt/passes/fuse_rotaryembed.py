@@ -14,16 +14,7 @@ from onnx2ncnn_opt.ir.view import Regroup, Reorder
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import constant_array, is_constant
 from onnx2ncnn_opt.passes._linear import factor, times
-from onnx2ncnn_opt.passes._views import (
-    Steps,
-    end_of,
-    inverse,
-    moved,
-    shortest,
-    step_of,
-    steps_to,
-    view_layers,
-)
+from onnx2ncnn_opt.passes._views import Steps, end_of, inverse, moved, shortest, step_of, steps_to, view_layers
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Miss, Refused, Replacement, attempt, fixed_shape, graph_pass, needed, require
 
