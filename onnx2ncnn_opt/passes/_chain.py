@@ -11,6 +11,7 @@ from onnx2ncnn_opt.ir.kernels import cost
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.view import Regroup, step_layer
 from onnx2ncnn_opt.ir.weight import Array, Weight
+from onnx2ncnn_opt.passes.fuse_activation import separate_activation
 from onnx2ncnn_opt.rewrite.rule import require
 
 
@@ -63,6 +64,11 @@ class Chain:
             return blob
         starts, ends = zip(*cut.values(), strict=True)
         return self.add("Crop", what, blob, starts=starts, ends=ends, axes=tuple(cut))
+
+    def activate(self, blob: Blob) -> Blob:
+        """Return the blob after a layer that does what the activation built into `layer` does, if it has one."""
+        activation = separate_activation(self.layer)
+        return self.add(activation[0], "activation", blob, **activation[1]) if activation else blob
 
     def finish(self, *after: Layer) -> list[Layer]:
         """Return the layers for a rewrite to return, which replaces those `after` the layer, too.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import Shape, by_axis
+from onnx2ncnn_opt.ir.dim import by_axis
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.rewrite.rule import known_shape, require
@@ -18,9 +19,11 @@ def is_constant(blob: Blob) -> bool:
     return blob.producer is not None and blob.producer.type == "MemoryData"
 
 
-def data_params(shape: Shape) -> dict[str, Any]:
-    """Return the parameters that give a MemoryData a shape, in place of its old one."""
-    return dict.fromkeys("whdc") | by_axis(shape)
+def with_data(const: Layer, data: Array) -> Layer:
+    """Return a MemoryData of other numbers, given as it stores its own, in their shape."""
+    sizes: dict[str, Any] = dict.fromkeys("whdc") | by_axis(data.shape)
+    block = replace(const.weights.stored("data"), data=np.ascontiguousarray(data).reshape(-1))
+    return const.having(**sizes, weights={"data": block})
 
 
 def constant_array(const: Layer) -> Array:

@@ -35,9 +35,7 @@ def ranges(crop: Layer) -> Ranges | None:
 
 
 def part(crop: Layer) -> tuple[int, int, int] | None:
-    """Return the one axis that the Crop cuts, and where its part begins and ends; None if it cuts more, or if less is
-    known.
-    """
+    """Return the one axis that the Crop cuts, and where its part begins and ends; None for more axes, or unknown."""
     found = ranges(crop)
     if found is None or len(found) != 1:
         return None

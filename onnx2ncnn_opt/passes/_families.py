@@ -13,10 +13,11 @@ class Family(NamedTuple):
     types: tuple[str, ...]
 
 
-_BY_AXES = ("Convolution", "ConvolutionDepthWise", "Deconvolution", "DeconvolutionDepthWise")
-CONVOLUTIONS, DEPTHWISE, *DECONVOLUTIONS = (Family(t.lower(), (t, f"{t}1D", f"{t}3D")) for t in _BY_AXES)
+_SLIDING = ("Convolution", "ConvolutionDepthWise", "Deconvolution", "DeconvolutionDepthWise")
+_BY_TYPE = tuple(Family(type.lower(), (type, f"{type}1D", f"{type}3D")) for type in _SLIDING)
+CONVOLUTIONS = _BY_TYPE[:2]
 # Everything that has weights per output channel and a fused activation.
-WEIGHTED = (CONVOLUTIONS, DEPTHWISE, *DECONVOLUTIONS, Family("innerproduct", ("InnerProduct",)))
+WEIGHTED = (*_BY_TYPE, Family("innerproduct", ("InnerProduct",)))
 # Everything that takes up a factor and an offset per channel.
 FOLDING = (*WEIGHTED, Family("batchnorm", ("BatchNorm",)), Family("scale", ("Scale",)))
 

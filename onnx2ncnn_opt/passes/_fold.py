@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
-from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import per_channel, per_column, scaled, stored
-from onnx2ncnn_opt.rewrite.rule import known_shape, require
+from onnx2ncnn_opt.rewrite.rule import fixed_size, known_shape, require
 
 # What float32 loses of a number beside an offset is at most 2^-24 of the offset. Where that comes to more than 2^-13 of
 # what is left, the offset may be there to round: a quantiser's step is no smaller, and weights are no less exact.
@@ -81,13 +81,6 @@ def one_factor(first: float, second: float) -> float:
     return both
 
 
-def require_foldable(layer: Layer) -> None:
-    """Refuse weights that are not plain constants of the layer, and layers that do more than a linear map."""
-    require_own_weights(layer)
-    if layer.type not in ("BatchNorm", "Scale"):
-        require_no_activation(layer)
-
-
 def require_own_weights(layer: Layer) -> None:
     """Refuse layers with quantised weights, or with weights that come in at run time."""
     assert layer.spec is not None
@@ -112,11 +105,11 @@ def channels(layer: Layer) -> int:
     return int(layer[{"BatchNorm": "channels", "Scale": "scale_data_size"}.get(layer.type, "num_output")])
 
 
-def require_outermost_channels(layer: Layer) -> None:
-    """Refuse where the output channels are not the outermost axis: an InnerProduct over the rows of a matrix."""
+def require_outermost_channels(layer: Layer, blob: Blob) -> None:
+    """Refuse where channels of an input or output are not the outermost axis: an InnerProduct over rows."""
     if layer.type == "InnerProduct":
-        is_vector = len(known_shape(layer.output)) == 1
-        require(is_vector, f"'{layer.output.name}' is a matrix: its outermost axis are the rows, not the channels")
+        is_matrix = len(known_shape(blob)) == 2
+        require(not is_matrix, f"'{blob.name}' is a matrix: its outermost axis are the rows, not the channels")
 
 
 def batchnorm_affine(bn: Layer) -> Affine:
@@ -130,9 +123,7 @@ def batchnorm_affine(bn: Layer) -> Affine:
 
 
 def slice_affine(layer: Layer, count: int) -> Affine:
-    """Return the effect of a BatchNorm, a Scale with its own factors or a scalar on `count` slices of the outermost
-    axis; refused for another number of channels.
-    """
+    """Return the effect of a BatchNorm, Scale or scalar on `count` outermost slices; refused for another number."""
     if layer.type == "BinaryOp":
         return linear(layer, np.full(count, layer["b"], np.float64))
     require_own_weights(layer)
@@ -146,6 +137,17 @@ def slice_affine(layer: Layer, count: int) -> Affine:
 def bias_of(layer: Layer, count: int) -> Array:
     """Return the layer's own offsets, or as many zeros, in float64."""
     return layer.weights["bias_data"].astype(np.float64) if layer["bias_term"] else np.zeros(count)
+
+
+def channel_factors(scale: Layer, const: Layer | None, x: Blob) -> Array:
+    """Return the factor of each channel of x in a Scale, or in a product with a constant; refused for other sizes."""
+    count = fixed_size(x, 0)
+    if const is not None:
+        return per_channel(const, x, count)
+    require_own_weights(scale)
+    (factors,) = _blocks(scale, "scale_data")
+    require(len(factors) == count, f"'{scale.name}' does not have one factor for each channel")
+    return factors
 
 
 def binaryop_affine(op: Layer, layer: Layer, const: Layer | None) -> Affine:

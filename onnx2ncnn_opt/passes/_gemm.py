@@ -82,9 +82,7 @@ def linear_of(gemm: Layer) -> Linear:
 def with_c(gemm: Layer, c: Array, **weights: Array) -> Layer:
     """Return the Gemm with other `weights`, and with one offset for each column, which replaces ``beta * C``."""
     if not c.any():
-        new = gemm.having(weights=weights, beta=None, constantC=None, constant_broadcast_type_C=None)
-        if "C_data" in new.weights:
-            del new.weights["C_data"]
-        return new
+        without_c = {**weights, "C_data": None}
+        return gemm.having(weights=without_c, beta=None, constantC=None, constant_broadcast_type_C=None)
     weights["C_data"] = stored(gemm, "C_data", c)
     return gemm.having(weights=weights, beta=None, constantC=1, constant_broadcast_type_C=GemmC.N)

@@ -19,8 +19,10 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.dim import Shape, known
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.passes._constants import is_constant
 from onnx2ncnn_opt.passes._crops import part
 from onnx2ncnn_opt.passes._gemm import linear_of
+from onnx2ncnn_opt.passes._linear import SIGNS, factor
 from onnx2ncnn_opt.passes._views import VIEWS, step_of
 from onnx2ncnn_opt.rewrite.rule import Refused
 
@@ -52,10 +54,9 @@ class Piece(NamedTuple):
         assert self.blob.producer is not None
         return self.blob.producer
 
-    @property
-    def is_whole(self) -> bool:
-        """True if it is all of the blob."""
-        return self.start == 0 and self.stop == count(self.blob)
+    def of(self, blob: Blob) -> Piece:
+        """Return the same elements of another blob."""
+        return Piece(blob, self.start, self.stop)
 
 
 @dataclass
@@ -70,6 +71,8 @@ class Linear:
         """Return the same times a number, or times one for each element where nothing but matrices is in it."""
         if self.factors and not isinstance(scale, float):
             raise Unlike
+        if isinstance(scale, float) and scale == 1:
+            return self  # without a copy of each matrix
         rows = scale if isinstance(scale, float) else scale[:, None]
         matrices = {piece: matrix * rows for piece, matrix in self.matrices.items()}
         factors = {piece: float(np.mean(scale)) * factor for piece, factor in self.factors.items()}
@@ -80,8 +83,8 @@ class Linear:
         result = Linear(self.offset + other.offset, dict(self.matrices), dict(self.factors))
         for piece, matrix in other.matrices.items():
             result.matrices[piece] = result.matrices[piece] + matrix if piece in result.matrices else matrix
-        for piece, factor in other.factors.items():
-            result.factors[piece] = result.factors.get(piece, 0.0) + factor
+        for piece, scale in other.factors.items():
+            result.factors[piece] = result.factors.get(piece, 0.0) + scale
         return result
 
 
@@ -100,7 +103,8 @@ class Read:
     """A cache of facts read from layers, shared by all traces."""
 
     def __init__(self) -> None:
-        self.matrices: dict[Layer, tuple[Array, Array] | None] = {}  # of `_matrix`
+        # Of `_matrix`, by the layer or constant that holds it, and whether a MatMul transposes it.
+        self.matrices: dict[tuple[Layer | None, int], tuple[Array, Array] | None] = {}
         self.cuts: dict[Layer, _Cut | None] = {}
 
 
@@ -147,7 +151,7 @@ class Tracer:
         if layer.type not in types or layer["featmask"]:
             raise Unlike
         self.seen.add(layer)
-        return Piece(layer.input, piece.start, piece.stop)
+        return piece.of(layer.input)
 
     def linear(self, piece: Piece, depth: int = 0) -> Linear:
         """Return a piece as linear maps of others, each through one matrix at most."""
@@ -155,26 +159,29 @@ class Tracer:
             raise Unlike
         piece = self.source(piece)
         layer = piece.layer
+        made = None
         if layer["featmask"]:
-            return Linear(np.zeros(piece.size), {}, {piece: 1.0})
-        if layer.type == "MemoryData":
+            pass
+        elif layer.type == "MemoryData":
             return Linear(_constant(piece))
-        if layer.type == "BinaryOp":
-            made = self._linear_binary(piece, depth + 1)
-            if made is not None:
-                self.seen.add(layer)
-                return made
-        if layer.type not in ("InnerProduct", "Gemm", "MatMul"):
-            return Linear(np.zeros(piece.size), {}, {piece: 1.0})
-        key = layer.inputs[1].producer if layer.type == "MatMul" else layer
-        assert key is not None
-        if key not in self._read.matrices:
-            self._read.matrices[key] = _matrix(layer)
-        matrix = self._read.matrices[key]
-        if matrix is None:
+        elif layer.type == "BinaryOp":
+            made = self._of_binary(piece, depth + 1)
+        elif layer.type in ("InnerProduct", "Gemm", "MatMul"):
+            made = self._of_matrix(piece)
+        if made is None:
             return Linear(np.zeros(piece.size), {}, {piece: 1.0})
         self.seen.add(layer)
-        x, (weight, bias) = layer.inputs[0], matrix
+        return made
+
+    def _of_matrix(self, piece: Piece) -> Linear | None:
+        layer, matrices = piece.layer, self._read.matrices
+        key = (layer.inputs[1].producer, layer["transB"]) if layer.type == "MatMul" else (layer, 0)
+        if key not in matrices:
+            matrices[key] = _matrix(layer)
+        matrix = matrices[key]
+        if matrix is None:
+            return None
+        weight, bias = matrix
         rows, columns = weight.shape
         at, start = divmod(piece.start, rows)
         stop = start + piece.size
@@ -182,7 +189,7 @@ class Tracer:
             raise Unlike
         result = Linear(bias[start:stop].astype(np.float64))
         used = 0
-        for source in self.sources(Piece(x, at * columns, (at + 1) * columns)):
+        for source in self.sources(Piece(layer.inputs[0], at * columns, (at + 1) * columns)):
             block = weight[start:stop, used : used + source.size]
             used += source.size
             if source.layer.type == "MemoryData":
@@ -191,31 +198,24 @@ class Tracer:
                 result = result.plus(Linear(np.zeros(piece.size), {source: block}))
         return result
 
-    def _linear_binary(self, piece: Piece, depth: int) -> Linear | None:
-        layer = piece.layer
+    def _of_binary(self, piece: Piece, depth: int) -> Linear | None:
+        layer, operands = piece.layer, _operands(piece)
         kind = layer["op_type"]
+        if kind in SIGNS:
+            sides = [self.linear(x, depth) if isinstance(x, Piece) else Linear(x) for x in operands]
+            a, b = (side.scaled(sign) for side, sign in zip(sides, SIGNS[kind], strict=True))
+            return a.plus(b)
         if layer["with_scalar"]:
-            x, b = self.linear(Piece(layer.input, piece.start, piece.stop), depth), float(layer["b"])
-            if kind in (BinaryOp.MUL, BinaryOp.DIV):
-                return x.scaled(b if kind == BinaryOp.MUL else 1 / b)
-            if kind not in (BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB):
-                return None
-            x = x.scaled(-1.0) if kind == BinaryOp.RSUB else x
-            return x.plus(Linear(np.full(piece.size, -b if kind == BinaryOp.SUB else b)))
-        operands = [_beside(layer, blob, piece) for blob in layer.inputs]
-        if kind == BinaryOp.MUL:
-            arrays = [x for x in operands if not isinstance(x, Piece)]
-            others = [x for x in operands if isinstance(x, Piece)]
-            if len(arrays) != 1:
-                return None
-            try:
-                return self.linear(others[0], depth).scaled(arrays[0])
-            except Unlike:
-                return None
-        if kind not in (BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB):
+            scales = kind == BinaryOp.MUL or (kind == BinaryOp.DIV and layer["b"])
+            return self.linear(piece.of(layer.input), depth).scaled(factor(layer)) if scales else None
+        numbers = [x for x in operands if not isinstance(x, Piece)]
+        others = [x for x in operands if isinstance(x, Piece)]
+        if kind != BinaryOp.MUL or len(numbers) != 1:
             return None
-        a, b_ = (self.linear(x, depth) if isinstance(x, Piece) else Linear(x) for x in operands)
-        return (a.scaled(-1.0) if kind == BinaryOp.RSUB else a).plus(b_.scaled(-1.0) if kind == BinaryOp.SUB else b_)
+        try:
+            return self.linear(others[0], depth).scaled(numbers[0])
+        except Unlike:
+            return None
 
     def products(self, piece: Piece, depth: int = 0) -> Products:
         """Return a piece as a sum of products; after its own layer, a blob that `is_state` is not taken apart."""
@@ -233,32 +233,21 @@ class Tracer:
             return whole
         if layer.computes(UnaryOp.NEG):
             self.seen.add(layer)
-            return _times({frozenset(): -1.0}, self.products(Piece(layer.input, piece.start, piece.stop), depth + 1))
+            return _times({frozenset(): -1.0}, self.products(piece.of(layer.input), depth + 1))
         if not layer.computes(BinaryOp.ADD, BinaryOp.SUB, BinaryOp.MUL, BinaryOp.RSUB):
             return whole
         self.seen.add(layer)
-        sides: list[Products]
-        if layer["with_scalar"]:
-            b = float(layer["b"])
-            sides = [
-                self.products(Piece(layer.input, piece.start, piece.stop), depth + 1),
-                {frozenset(): b} if b else {},
-            ]
-        else:
-            sides = []
-            for blob in layer.inputs:
-                operand = _beside(layer, blob, piece)
-                if isinstance(operand, Piece):
-                    sides.append(self.products(operand, depth + 1))
-                elif (operand == operand[0]).all():
-                    sides.append(_number(float(operand[0])))
-                else:
-                    raise Unlike
-        kind = layer["op_type"]
-        if kind == BinaryOp.MUL:
+        sides: list[Products] = []
+        for operand in _operands(piece):
+            if isinstance(operand, Piece):
+                sides.append(self.products(operand, depth + 1))
+            elif (operand == operand[0]).all():
+                sides.append(_number(float(operand[0])))
+            else:
+                raise Unlike
+        if layer["op_type"] == BinaryOp.MUL:
             return _times(*sides)
-        signs = {BinaryOp.ADD: (1, 1), BinaryOp.SUB: (1, -1), BinaryOp.RSUB: (-1, 1)}[kind]
-        return _sum(sides, signs)
+        return _sum(sides, SIGNS[layer["op_type"]])
 
 
 def is_state(blob: Blob) -> bool:
@@ -293,7 +282,7 @@ def _before_move(piece: Piece, cuts: dict[Layer, _Cut | None]) -> list[Piece] | 
     if step_of(layer) is not None:
         if layer.type == "Permute" and not _is_row(layer.input.shape):
             return None
-        return [Piece(layer.input, piece.start, piece.stop)]
+        return [piece.of(layer.input)]
     if layer.type not in ("Slice", "Crop", "Concat"):
         return None
     whole = layer.outputs[0].shape if layer.type == "Concat" else layer.input.shape
@@ -341,17 +330,21 @@ def _is_row(shape: Shape | None) -> bool:
     return shape is not None and sum(size != 1 for size in shape) <= 1
 
 
+def _operands(piece: Piece) -> list[Piece | Array]:
+    """Return what goes into a piece of a BinaryOp's result: constants and scalars as their numbers."""
+    layer = piece.layer
+    if layer["with_scalar"]:
+        return [piece.of(layer.input), np.full(piece.size, float(layer["b"]))]
+    return [_beside(layer, blob, piece) for blob in layer.inputs]
+
+
 def _beside(layer: Layer, blob: Blob, piece: Piece) -> Piece | Array:
-    """Return the part of a BinaryOp's operand that goes into a piece of its result: a constant as its numbers."""
-    size, total = count(blob), count(piece.blob)
-    producer = blob.producer
-    assert producer is not None
-    is_constant = producer.type == "MemoryData"
-    if size == total:
-        return _constant(Piece(blob, piece.start, piece.stop)) if is_constant else Piece(blob, piece.start, piece.stop)
-    shape, result = blob.shape or (), layer.output.shape or ()
-    if not is_constant:
+    size = count(blob)
+    if size == count(piece.blob):
+        return _constant(piece.of(blob)) if is_constant(blob) else piece.of(blob)
+    if not is_constant(blob):
         raise Unlike
+    shape, result = blob.shape or (), layer.output.shape or ()
     if size == 1:
         return np.full(piece.size, _constant(Piece(blob, 0, 1))[0])
     # One for each column; a Mat of one dim would go along the rows if it had their number.
@@ -370,9 +363,7 @@ def _constant(piece: Piece) -> Array:
 
 
 def _matrix(layer: Layer) -> tuple[Array, Array] | None:
-    """Return the constant matrix (outputs, inputs) that a layer multiplies each row of its first blob by, and
-    its bias.
-    """
+    """Return the constant matrix (outputs, inputs) that multiplies each row of a layer's first blob, and its bias."""
     if layer.type == "InnerProduct":
         if layer["activation_type"] or layer["int8_scale_term"] or not layer.weights.stored("weight_data").is_float:
             return None
@@ -390,7 +381,7 @@ def _matrix(layer: Layer) -> tuple[Array, Array] | None:
             return None
         return found.weight, found.bias
     b = layer.inputs[1]
-    if b.producer is None or b.producer.type != "MemoryData" or b.shape is None or len(b.shape) != 2:
+    if not is_constant(b) or b.shape is None or len(b.shape) != 2:
         return None
     matrix = _constant(Piece(b, 0, count(b))).reshape(known(b.shape))
     matrix = matrix if layer["transB"] else matrix.T
@@ -411,7 +402,7 @@ def _times(a: Products, b: Products) -> Products:
     return _bounded(result)
 
 
-def _sum(sides: Sequence[Products], signs: Sequence[int]) -> Products:
+def _sum(sides: Sequence[Products], signs: Sequence[float]) -> Products:
     result: dict[frozenset[Piece], float] = {}
     for side, sign in zip(sides, signs, strict=True):
         for factors, k in side.items():

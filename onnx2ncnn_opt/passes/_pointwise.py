@@ -6,18 +6,14 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import Interp
 from onnx2ncnn_opt.ir.graph import Layer
-from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.passes._fold import require_own_weights
+from onnx2ncnn_opt.passes import _windows
+from onnx2ncnn_opt.passes._fold import bias_of, require_own_weights
 from onnx2ncnn_opt.passes._gemm import Linear
-from onnx2ncnn_opt.passes._windows import SIDES
-
-_PLAIN = {f"{name}_{axis}": 1 for name in ("kernel", "stride") for axis in "wh"}
-_NO_PADS = {f"pad_{side}": 0 for axis in "wh" for side in SIDES[axis]}
 
 
 def is_pointwise(layer: Layer) -> bool:
     """Return True if a layer is a convolution of images that computes each pixel from that pixel alone."""
-    return layer.type == "Convolution" and all(layer[name] == value for name, value in (_PLAIN | _NO_PADS).items())
+    return layer.type == "Convolution" and _windows.is_pointwise(layer)
 
 
 def is_resize(layer: Layer) -> bool:
@@ -35,5 +31,4 @@ def matrix_of(conv: Layer) -> Linear:
     require_own_weights(conv)
     outputs = int(conv["num_output"])
     weight = conv.weights["weight_data"].astype(np.float64).reshape(outputs, -1)
-    bias: Array = conv.weights["bias_data"].astype(np.float64) if conv["bias_term"] else np.zeros(outputs)
-    return Linear(weight, bias)
+    return Linear(weight, bias_of(conv, outputs))

@@ -10,13 +10,14 @@ from typing import TypeAlias
 import numpy as np
 
 from onnx2ncnn_opt.ir.dim import Shape, Sym, known
-from onnx2ncnn_opt.ir.graph import Blob, Layer, Origin
+from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.layers import types_with
 from onnx2ncnn_opt.ir.permute import permutation
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.view import Regroup, Reorder, Step, View, plan, step_layer
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.rewrite.rule import fixed_size
 
 Steps: TypeAlias = tuple[Step, ...]
 
@@ -52,9 +53,28 @@ def chain_above(blob: Blob) -> tuple[Layer, ...]:
     return tuple(reversed(found))
 
 
+def chain_below(blob: Blob) -> tuple[Layer, ...]:
+    """Return the view layers below a blob that one after the other alone reads, the nearest to it first."""
+    chain: list[Layer] = []
+    while len(chain) < LONGEST and blob.uses == 1 and blob.users and step_of(blob.users[0]) is not None:
+        chain.append(blob.users[0])
+        blob = chain[-1].output
+    return tuple(chain)
+
+
+def private(chain: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """Return the layers of a chain that are needed for its end alone."""
+    return chain[max((at + 1 for at, layer in enumerate(chain[:-1]) if layer.output.uses > 1), default=0) :]
+
+
 def steps_of(layers: Iterable[Layer]) -> Steps:
     """Return the combined effect of view layers, one after another."""
     return tuple(step for step in map(step_of, layers) if step is not None)
+
+
+def is_plain(steps: Steps) -> bool:
+    """Return True if there are no shuffles among steps: `inverse` and `shape_after` take no others."""
+    return all(isinstance(step, Reorder | Regroup) for step in steps)
 
 
 def inverse(shape: Shape, steps: Steps) -> Steps:
@@ -62,11 +82,10 @@ def inverse(shape: Shape, steps: Steps) -> Steps:
     back: list[Step] = []
     for step in steps:
         if isinstance(step, Reorder):
-            back.append(Reorder(tuple(step.perm.index(i) for i in range(len(step.perm)))))
-            shape = tuple(shape[p] for p in step.perm)
-        elif isinstance(step, Regroup):
+            back.append(Reorder(tuple(map(step.perm.index, range(len(shape))))))
+        else:
             back.append(Regroup(shape))
-            shape = step.dims
+        shape = shape_after(shape, (step,))
     return tuple(reversed(back))
 
 
@@ -123,6 +142,16 @@ def in_layout(data: Array, steps: Steps) -> Array:
     return data
 
 
+def moved(layer: Layer, blob: Blob, values: Array) -> Array:
+    """Return the values of the input of a view or Slice as its output `blob` has them."""
+    step = step_of(layer)
+    if step is not None:
+        return in_layout(values, (step,))
+    axis = layer["axis"] % values.ndim
+    start = sum(fixed_size(other, axis) for other in layer.outputs[: layer.outputs.index(blob)])
+    return values.take(range(start, start + fixed_size(blob, axis)), axis)
+
+
 def steps_to(elements: Array, source: tuple[int, ...]) -> Steps | None:
     """Return the steps to the order of `elements`, each of which is the element's number in the source.
 
@@ -146,24 +175,19 @@ def cost(steps: Steps) -> tuple[int, int]:
 
 
 def view_layers(source: Blob, steps: Steps, like: Sequence[Layer]) -> list[Layer]:
-    """Return the layers that do the steps to a blob; their names and origins are those of the layers that they stand
-    for.
-    """
+    """Return the layers that do the steps to a blob, with the names and origins of those that they stand for."""
     origin = tuple(layer.traced for layer in like if layer.traced)
     layers: list[Layer] = []
     for i, step in enumerate(steps):
         model = like[min(i, len(like) - 1)]
-        layers.append(_layer(step, model.name, source, Blob(model.outputs[0].name, None, source.batch), origin))
+        kind, params = step_layer(step)
+        end = Blob(model.outputs[0].name, None, source.batch)
+        layers.append(Layer(kind, model.name, [source], [end], params, origin=origin))
         assign_shapes(layers[-1])
-        source = layers[-1].output
+        source = end
     return layers
 
 
 def end_of(source: Blob, layers: Sequence[Layer]) -> Blob:
     """Return the output of layers one after the other: the source itself if there are none."""
     return layers[-1].output if layers else source
-
-
-def _layer(step: Step, name: str, source: Blob, blob: Blob, origin: Sequence[Origin]) -> Layer:
-    kind, params = step_layer(step)
-    return Layer(kind, name, [source], [blob], params, origin=origin)

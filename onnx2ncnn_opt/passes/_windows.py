@@ -64,6 +64,22 @@ def axes_of(layer: Layer) -> str:
     return _AXES.get(layer.type[-2:], "hw")
 
 
+def groups_of(layer: Layer) -> int:
+    """Return the number of groups of a convolution or deconvolution."""
+    return int(layer["group"]) if "DepthWise" in layer.type else 1
+
+
+def pads_of(layer: Layer) -> list[int]:
+    """Return the pads of a layer as its parameters say them, which may be codes, outermost axis first."""
+    return [int(layer[f"pad_{side}"]) for axis in axes_of(layer) for side in SIDES[axis]]
+
+
+def is_pointwise(layer: Layer) -> bool:
+    """Return True if output i of a convolution or pooling reads input i alone: one tap, no stride, no padding."""
+    steps = [layer[f"{name}_{axis}"] for name in ("kernel", "stride") for axis in axes_of(layer)]
+    return set(steps) == {1} and not any(pads_of(layer))
+
+
 def has_known_sizes(layer: Layer) -> bool:
     """Return True if the sizes of the axes that a layer slides over are numbers."""
     shape, axes = layer.inputs[0].shape, axes_of(layer)
@@ -72,8 +88,11 @@ def has_known_sizes(layer: Layer) -> bool:
 
 def slides(layer: Layer) -> tuple[Slide, ...]:
     """Return the slides of a convolution, outermost axis first; sizes are needed only where they decide the pads."""
-    if _pad_mode(layer):
-        return windows(layer)
+    return windows(layer) if _pad_mode(layer) else _stated(layer)
+
+
+def _stated(layer: Layer) -> tuple[Slide, ...]:
+    """Return the slides with the pads that the parameters say, which may be codes."""
     return tuple(
         Slide(
             axis,
@@ -86,31 +105,27 @@ def slides(layer: Layer) -> tuple[Slide, ...]:
 
 def _pad_mode(layer: Layer) -> int:
     """ncnn's code for pads that depend on the size, or 0; refused if pads are negative otherwise."""
-    pads = [layer[f"pad_{side}"] for axis in axes_of(layer) for side in SIDES[axis]]
+    pads = pads_of(layer)
     mode = pads[0] if len(set(pads)) == 1 and pads[0] in (_SAME_UPPER, _SAME_LOWER) else 0
     require(mode or min(pads) >= 0, f"'{layer.name}' has negative pads")
-    return int(mode)
+    return mode
 
 
 def windows(layer: Layer) -> tuple[Window, ...]:
-    """Return the windows of a convolution, outermost axis first; refused if sizes are dynamic, or pads not
-    understood.
-    """
-    x, mode, axes = layer.inputs[0], _pad_mode(layer), axes_of(layer)
-    known_shape(x, len(axes) + 1)
+    """Return the windows of a convolution, outermost axis first; refused for dynamic sizes and pads of no meaning."""
+    x, mode, stated = layer.inputs[0], _pad_mode(layer), _stated(layer)
+    known_shape(x, len(stated) + 1)
     found = []
-    for at, axis in enumerate(axes, 1):
-        size = fixed_size(x, at)
-        kernel, stride, dilation = (int(layer[f"{name}_{axis}"]) for name in ("kernel", "stride", "dilation"))
-        before, after = (layer[f"pad_{side}"] for side in SIDES[axis])
+    for at, slide in enumerate(stated, 1):
+        size, axis, before, after = fixed_size(x, at), slide.axis, slide.before, slide.after
         if mode:
-            total = (kernel - 1) * dilation + 1 + (size - 1) // stride * stride - size
+            total = slide.extent + (size - 1) // slide.stride * slide.stride - size
             require(total >= 0, f"'{layer.name}' skips elements of '{x.name}' at its end")
             # ncnn puts the odd one of the depth after it in both modes.
             before = total // 2 if mode == _SAME_UPPER or axis == "d" else total - total // 2
             require(axis != "d" or mode == _SAME_UPPER or not total % 2, f"'{layer.name}' pads the depth unevenly")
             after = total - before
-        found.append(Window(axis, kernel, stride, dilation, before, after, size))
+        found.append(Window(axis, slide.kernel, slide.stride, slide.dilation, before, after, size))
     return tuple(found)
 
 
@@ -142,6 +157,5 @@ def window_params(found: Sequence[Slide]) -> dict[str, Any]:
     for window in found:
         axis, (before, after) = window.axis, SIDES[window.axis]
         params |= {f"kernel_{axis}": window.kernel, f"stride_{axis}": window.stride}
-        params |= {f"dilation_{axis}": window.dilation}
-        params |= {f"pad_{before}": window.before, f"pad_{after}": window.after}
+        params |= {f"dilation_{axis}": window.dilation, f"pad_{before}": window.before, f"pad_{after}": window.after}
     return params

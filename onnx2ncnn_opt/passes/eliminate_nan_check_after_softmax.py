@@ -6,7 +6,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise, Reduction
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import known_shape, needed, require, rewrite
 
 # Below this, the importer takes scores for masked.
 _LEAST = -30000.0
@@ -32,8 +32,7 @@ def eliminate_nan_check_after_softmax(x: Blob, softmax: Layer, largest: Layer) -
     something of every row, and for scores that are not masked.
     """
     require(tuple(largest["axes"]) == (softmax["axis"],), f"'{largest.name}' looks at another axis")
-    scores = x.producer
-    assert scores is not None
+    scores = needed(x.producer, f"'{x.name}' may be -infinity")
     if not _is_product(scores):
         require(_is_sum(scores), f"'{x.name}' may be -infinity")
         makers = [blob.producer for blob in scores.inputs]

@@ -6,19 +6,17 @@ from dataclasses import replace
 import numpy as np
 
 from onnx2ncnn_opt.ir.graph import Layer
-from onnx2ncnn_opt.passes._families import WEIGHTED
+from onnx2ncnn_opt.passes._families import CONVOLUTIONS, types_of
 from onnx2ncnn_opt.passes._fold import require_own_weights
 from onnx2ncnn_opt.passes._windows import Window, axes_of, has_known_sizes, reordered, weight_of, window_params, windows
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Refused, require, rewrite
 
-_TYPES = [type for family in WEIGHTED if family.name.startswith("convolution") for type in family.types]
+_TYPES = types_of(CONVOLUTIONS)
 
 
 def _kept(window: Window) -> range:
-    """Return the taps that stay: from the first to the last that reads an element, and more where pads would get
-    negative.
-    """
+    """Return the taps that stay: from the first to the last that reads an element, more if pads got negative."""
     live = window.live_taps
     if not live:
         return range(window.kernel)

@@ -1,32 +1,27 @@
 from __future__ import annotations
 
-from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.passes._families import FOLDING, types_of
 from onnx2ncnn_opt.passes._fold import (
     binaryop_affine,
     channels,
     fold,
-    require_foldable,
+    require_no_activation,
     require_outermost_channels,
+    require_own_weights,
     slice_affine,
 )
-from onnx2ncnn_opt.rewrite.pattern import const, op
+from onnx2ncnn_opt.passes._linear import ARITHMETIC, with_constant
+from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import rewrite
 
 _LAYER = op(types_of(FOLDING), "layer")
-_CONSTANT = const("constant")
-_KINDS = frozenset({BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB, BinaryOp.MUL, BinaryOp.DIV, BinaryOp.RDIV})
-# What matches with the constant on the left only by a pattern of its own: the operators that do not commute.
-_ONE_SIDED = _KINDS - {BinaryOp.ADD, BinaryOp.MUL}
 
 
 @rewrite(
     op("BatchNorm", "norm")(_LAYER),
     op("Scale", "norm")(_LAYER),
-    op("BinaryOp", "binary", op_type=_KINDS, with_scalar=1)(_LAYER),
-    op("BinaryOp", "binary", op_type=_KINDS, with_scalar=0)(_LAYER, _CONSTANT),
-    op("BinaryOp", "binary", op_type=_ONE_SIDED, with_scalar=0)(_CONSTANT, _LAYER),
+    *with_constant(_LAYER, ARITHMETIC),
     exact=False,
     covers=[f"fuse_{family.name}_{kind}" for family in FOLDING for kind in ("batchnorm", "scale", "mul", "add")],
     purpose="nets that were written as they were trained; learned factors and ranges of outputs",
@@ -39,9 +34,11 @@ def fuse_affine(
     Factors and offsets per channel go into the convolution, deconvolution, InnerProduct, BatchNorm or Scale before
     them.
     """
-    require_foldable(layer)
+    require_own_weights(layer)
+    if layer.type not in ("BatchNorm", "Scale"):
+        require_no_activation(layer)
     if binary is not None:
         return fold(layer, binaryop_affine(binary, layer, constant))
     assert norm is not None
-    require_outermost_channels(layer)
+    require_outermost_channels(layer, layer.output)
     return fold(layer, slice_affine(norm, channels(layer)))

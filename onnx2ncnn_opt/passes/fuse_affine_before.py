@@ -8,12 +8,16 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import stored
 from onnx2ncnn_opt.passes._families import WEIGHTED, types_of
 from onnx2ncnn_opt.passes._fold import (
+    bias_of,
     require_offsets_fold,
+    require_outermost_channels,
     require_own_weights,
     slice_affine,
 )
+from onnx2ncnn_opt.passes._linear import LINEAR
+from onnx2ncnn_opt.passes._windows import groups_of, pads_of
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import fixed_size, known_shape, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import fixed_size, require, rewrite
 
 _LAYERS = tuple(family for family in WEIGHTED if not family.name.startswith("deconvolution"))
 _LAYER = op(types_of(WEIGHTED), "layer")
@@ -25,14 +29,7 @@ _ROUNDING = 2.0**-21
 
 @rewrite(
     _LAYER(op(("BatchNorm", "Scale"), "affine")),
-    _LAYER(
-        op(
-            "BinaryOp",
-            "affine",
-            op_type=frozenset({BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB, BinaryOp.MUL, BinaryOp.DIV}),
-            with_scalar=1,
-        )
-    ),
+    _LAYER(op("BinaryOp", "affine", op_type=LINEAR, with_scalar=1)),
     _LAYER(op("ReLU", "relu")(_FACTOR)),
     exact=False,
     covers=[f"fuse_{kind}_{family.name}" for family in _LAYERS for kind in ("batchnorm", "scale", "binaryop")],
@@ -46,23 +43,25 @@ def fuse_affine_before(affine: Layer, layer: Layer, relu: Layer | None = None) -
     convolution has one pad value. A positive factor commutes with a ReLU.
     """
     require_own_weights(layer)
-    inputs = _input_channels(layer)
+    require_outermost_channels(layer, layer.input)
+    inputs = fixed_size(layer.input, 0)
     scale, shift = slice_affine(affine, inputs)
     if relu is not None:
         require(scale.min() > 0, f"'{affine.name}' turns numbers over, or makes them 0, before '{relu.name}'")
     if layer.type.startswith("Deconvolution"):
         require(not shift.any(), f"not all of what {layer.type} '{layer.name}' gives has as many taps")
-    require("pad_value" not in layer.params or not _pads(layer), f"'{layer.name}' pads with a number of its own")
-    pad_value = _before(scale, shift, layer) if shift.any() and _pads(layer) else 0.0
+    pads = layer.type != "InnerProduct" and any(pads_of(layer))
+    require("pad_value" not in layer.params or not pads, f"'{layer.name}' pads with a number of its own")
+    pad_value = _before(scale, shift, layer) if shift.any() and pads else 0.0
     weight = layer.weights["weight_data"].astype(np.float64).reshape(layer["num_output"], -1)
-    group = layer["group"] if "DepthWise" in layer.type else 1
+    group = groups_of(layer)
     # Axes: group, output channel in the group, input channel in the group, tap.
     each = inputs // group
     by_group = weight.reshape(group, layer["num_output"] // group, each, -1)
     scaled = by_group * scale.reshape(group, 1, each, 1)
     weights = {"weight_data": stored(layer, "weight_data", scaled).reshape(-1)}
     if shift.any():
-        bias = layer.weights["bias_data"].astype(np.float64) if layer["bias_term"] else np.zeros(layer["num_output"])
+        bias = bias_of(layer, layer["num_output"])
         added = (by_group * shift.reshape(group, 1, each, 1)).reshape(len(bias), -1)
         terms = np.concatenate([added, bias[:, None]], axis=1)
         gains, losses = (select(terms, 0).sum(axis=1) for select in (np.maximum, np.minimum))
@@ -84,16 +83,3 @@ def _before(scale: Array, shift: Array, layer: Layer) -> float:
     zero = (-shift / scale).astype(np.float32)
     require(bool(np.isfinite(zero).all()) and np.ptp(zero) <= _ROUNDING * np.abs(zero).max(), reason)
     return float(np.median(zero))
-
-
-def _input_channels(layer: Layer) -> int:
-    """Return the number of channels of a layer's input: the size of its outermost axis."""
-    (x,) = layer.inputs
-    if layer.type == "InnerProduct":
-        require(len(known_shape(x)) != 2, f"'{x.name}' is a matrix: its outermost axis are the rows, not the channels")
-    return fixed_size(x, 0)
-
-
-def _pads(layer: Layer) -> bool:
-    assert layer.spec is not None
-    return any(layer[name] for name in layer.spec.by_name if name.startswith("pad_") and name != "pad_value")

@@ -7,7 +7,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes._constants import constant_array, data_params, finite_float32, stored
+from onnx2ncnn_opt.passes._constants import constant_array, finite_float32, stored, with_data
 from onnx2ncnn_opt.passes._fold import one_factor, require_offsets_fold
 from onnx2ncnn_opt.passes._linear import factor, offset
 from onnx2ncnn_opt.rewrite.pattern import Op, const, op
@@ -48,8 +48,8 @@ def fuse_binaryop_binaryop(
     require(both.size <= max(a.size, b.size), "the constants together would be larger")
     if not is_factor:
         require_offsets_fold(a, b, partial(np.ones, ()))
-    sizes = data_params(both.shape)
-    constant = second.having(load_type=None, **sizes, weights={"data": stored(second, "data", both).reshape(-1)})
+    data = stored(second, "data", both)
+    constant = with_data(second.having(load_type=None, weights={"data": data}), data)
     constant.outputs = (Blob(f"{second.output.name}_both", both.shape),)
     return [constant, outer.having(inputs=[x, constant.output])]
 

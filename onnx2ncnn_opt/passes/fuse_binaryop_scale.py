@@ -6,13 +6,11 @@ from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._constants import element_count, is_constant, per_channel
 from onnx2ncnn_opt.passes._fold import linear
+from onnx2ncnn_opt.passes._linear import ARITHMETIC
 from onnx2ncnn_opt.rewrite.pattern import const, op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
-_COMMUTING, _OTHERS = (
-    frozenset({BinaryOp.MUL, BinaryOp.ADD}),
-    frozenset({BinaryOp.DIV, BinaryOp.SUB, BinaryOp.RSUB, BinaryOp.RDIV}),
-)
+_ONE_SIDED = ARITHMETIC - {BinaryOp.MUL, BinaryOp.ADD}
 
 
 def _has_channel_count(binary: Layer) -> bool:
@@ -22,11 +20,11 @@ def _has_channel_count(binary: Layer) -> bool:
     return bool(sizes) and sizes[0] > 1 and (not channels or sizes[0] == channels[0])
 
 
-_BINARY = op("BinaryOp", "binary", _has_channel_count, op_type=_COMMUTING | _OTHERS, with_scalar=0)
-_ONE_SIDED = op("BinaryOp", "binary", _has_channel_count, op_type=_OTHERS, with_scalar=0)
-
-
-@rewrite(_BINARY("x", const("constant")), _ONE_SIDED(const("constant"), "x"), exact=False)
+@rewrite(
+    op("BinaryOp", "binary", _has_channel_count, op_type=ARITHMETIC, with_scalar=0)("x", const("constant")),
+    op("BinaryOp", "binary", _has_channel_count, op_type=_ONE_SIDED, with_scalar=0)(const("constant"), "x"),
+    exact=False,
+)
 def fuse_binaryop_scale(x: Blob, constant: Layer, binary: Layer) -> Layer:
     """x, MemoryData (one value per channel) ── BinaryOp ──   ⇒   x ── Scale ──"""
     channels = element_count(constant)

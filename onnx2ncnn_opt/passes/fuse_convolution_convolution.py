@@ -8,7 +8,6 @@ from onnx2ncnn_opt.passes._constants import stored
 from onnx2ncnn_opt.passes._fold import require_offsets_fold
 from onnx2ncnn_opt.passes._gemm import Linear, columns_of_b, offset_per_column, require_constant_b, with_c
 from onnx2ncnn_opt.passes._pointwise import is_pointwise, matrix_of
-from onnx2ncnn_opt.passes.fuse_activation import separate_activation
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
@@ -57,10 +56,7 @@ def fuse_convolution_convolution(first: Layer, second: Layer, view: Layer | None
     b = stored(first, "B_data", weight if first["transB"] else weight.T)
     product = with_c(first, bias, B_data=np.ascontiguousarray(b)).having(alpha=None, constantN=len(weight))
     chain = Chain(second)
-    x = chain.reshape(chain.put(product, "product"), second.output.known_shape, "image")
-    activation = separate_activation(second)
-    if activation:
-        chain.add(activation[0], "activation", x, **activation[1])
+    chain.activate(chain.reshape(chain.put(product, "product"), second.output.known_shape, "image"))
     return chain.result()
 
 

@@ -12,18 +12,14 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import per_channel, per_column
 from onnx2ncnn_opt.passes._fold import linear, require_offsets_fold
 from onnx2ncnn_opt.passes._gemm import columns_of_b, offset_per_column, require_constant_b, scaled_columns, with_c
-from onnx2ncnn_opt.passes._linear import factor, times
-from onnx2ncnn_opt.rewrite.pattern import const, op
+from onnx2ncnn_opt.passes._linear import factor, times, with_constant
+from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Rewrite, require, rewrite
 
 
-def _fuse(name: str, kinds: frozenset[int], one_sided: frozenset[int]) -> Rewrite:
-    gemm = op("Gemm", "gemm")
-
+def _fuse(name: str, kinds: frozenset[int]) -> Rewrite:
     @rewrite(
-        op("BinaryOp", "binary", op_type=kinds, with_scalar=1)(gemm),
-        op("BinaryOp", "binary", op_type=kinds, with_scalar=0)(gemm, const("constant")),
-        op("BinaryOp", "binary", op_type=one_sided, with_scalar=0)(const("constant"), gemm),
+        *with_constant(op("Gemm", "gemm"), kinds),
         exact=False,
         name=f"fuse_gemm_{name}",
         summary=f"x ── Gemm (constant B) ── BinaryOp {name} (constant) ──   ⇒   x ── Gemm (constant B) ──",
@@ -71,6 +67,6 @@ def fuse_mul_gemm(gemm: Layer, scaling: Layer) -> Layer:
 
 PASSES = (
     fuse_mul_gemm,
-    _fuse("mul", frozenset({BinaryOp.MUL, BinaryOp.DIV, BinaryOp.RDIV}), frozenset({BinaryOp.DIV, BinaryOp.RDIV})),
-    _fuse("add", frozenset({BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB}), frozenset({BinaryOp.SUB, BinaryOp.RSUB})),
+    _fuse("mul", frozenset({BinaryOp.MUL, BinaryOp.DIV, BinaryOp.RDIV})),
+    _fuse("add", frozenset({BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB})),
 )

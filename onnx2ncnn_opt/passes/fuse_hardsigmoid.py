@@ -23,12 +23,7 @@ _ADD_ALONE = plus("x", "add")
     purpose="models that write it out, as exports before opset 14 do",
 )
 def fuse_hardsigmoid(
-    x: Blob,
-    clip: Layer,
-    add: Layer,
-    mul: Layer | None = None,
-    scale: Layer | None = None,
-    divided: Layer | None = None,
+    x: Blob, clip: Layer, add: Layer, mul: Layer | None = None, scale: Layer | None = None, divided: Layer | None = None
 ) -> Layer:
     """Clip(x * a + b, 0, c) / c, Clip((x + b) / c, 0, 1)   ⇒   HardSigmoid(x)
 

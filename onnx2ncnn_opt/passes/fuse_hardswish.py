@@ -17,11 +17,7 @@ _CLIP = op("Clip", "clip", min=0.0)(plus("x", "add"))
     purpose="models that write it out, as exports before opset 14 do",
 )
 def fuse_hardswish(
-    x: Blob,
-    gate: Layer | None = None,
-    clip: Layer | None = None,
-    add: Layer | None = None,
-    scale: Layer | None = None,
+    x: Blob, gate: Layer | None = None, clip: Layer | None = None, add: Layer | None = None, scale: Layer | None = None
 ) -> Layer:
     """x * HardSigmoid(x), or x * Clip(x + 3, 0, 6) / 6   ⇒   HardSwish(x)
 

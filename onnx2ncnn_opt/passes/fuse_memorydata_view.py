@@ -1,28 +1,20 @@
 from __future__ import annotations
 
-import numpy as np
-
 from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Layer
-from onnx2ncnn_opt.ir.weight import Encoding, Weight
-from onnx2ncnn_opt.passes._constants import data_params
+from onnx2ncnn_opt.ir.view import Step
+from onnx2ncnn_opt.ir.weight import Encoding
+from onnx2ncnn_opt.passes._constants import with_data
 from onnx2ncnn_opt.passes._views import VIEWS, in_layout, step_of
 from onnx2ncnn_opt.rewrite.pattern import const, op
-from onnx2ncnn_opt.rewrite.rule import require, rewrite
+from onnx2ncnn_opt.rewrite.rule import needed, require, rewrite
 
 
 @rewrite(op(VIEWS, "view")(const("constant")), exact=True, purpose="masks and position embeddings")
 def fuse_memorydata_view(constant: Layer, view: Layer) -> Layer:
     """MemoryData ── Reshape (Permute, Squeeze, ExpandDims, Flatten) ──   ⇒   MemoryData"""
-    step = step_of(view)
-    require(step is not None, f"{view.type} '{view.name}' is more than a view")
+    step: Step = needed(step_of(view), f"{view.type} '{view.name}' is more than a view")
     require(constant.output.uses == 1, f"'{constant.output.name}' is needed as it is, too")
     block = constant.weights.stored("data")
     require(block.encoding is Encoding.FP32, f"'{constant.name}' is not stored as it is used")
-    before, after = constant.output.shape, view.output.shape
-    assert before is not None
-    assert after is not None
-    assert step is not None
-    data = np.ascontiguousarray(in_layout(block.data.reshape(known(before)), (step,)))
-    sizes = data_params(after)
-    return constant.having(**sizes, weights={"data": Weight(data.reshape(-1))})
+    return with_data(constant, in_layout(block.data.reshape(known(constant.output.known_shape)), (step,)))

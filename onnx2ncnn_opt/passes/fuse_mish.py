@@ -21,8 +21,7 @@ _SOFTPLUSES = (
     op("Softplus")("x"),
     # As the importer writes it, since Softplus by itself overflows.
     op("BinaryOp", op_type=BinaryOp.MAX, with_scalar=0)(
-        "x",
-        op("Softplus")(op(("BinaryOp", "Clip"), "", _leaves_small_numbers)("x")),
+        "x", op("Softplus")(op(("BinaryOp", "Clip"), "", _leaves_small_numbers)("x"))
     ),
 )
 

@@ -16,11 +16,11 @@ from onnx2ncnn_opt.passes._constants import stored
 from onnx2ncnn_opt.passes._fold import one_factor
 from onnx2ncnn_opt.passes._gemm import Linear, linear_of
 from onnx2ncnn_opt.passes._linear import factor, times
-from onnx2ncnn_opt.passes._views import in_layout, step_of
+from onnx2ncnn_opt.passes._views import moved, step_of
 from onnx2ncnn_opt.passes.fuse_sdpa import attention
 from onnx2ncnn_opt.rewrite.edit import require_private
 from onnx2ncnn_opt.rewrite.pattern import matches, op
-from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, fixed_shape, fixed_size, graph_pass, require
+from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, fixed_shape, fixed_size, graph_pass, needed, require
 
 _SCALING = times("x")
 _SDPA = op("SDPA", "root", kv_cache=0, int8_scale_term=0)
@@ -35,7 +35,6 @@ class _Core(NamedTuple):
     v: Blob
     mask: Blob | None
     scale: float
-    out: Blob
     layers: tuple[Layer, ...]
     gate: Blob | None = None  # what the queries are multiplied by: a column, in all of whose rows is the same number
 
@@ -48,6 +47,24 @@ class _Trace:
     index: Array
     factor: float = 1.0
     layers: list[Layer] = field(default_factory=list)
+
+    @property
+    def maker(self) -> Layer:
+        """The layer that computed the elements."""
+        assert self.source.producer is not None
+        return self.source.producer
+
+    @property
+    def by_head(self) -> Array:
+        """The index as (heads, length, size)."""
+        require(self.index.ndim in (2, 3), "the blobs are not one matrix for each head")
+        return self.index.reshape((1,) * (3 - self.index.ndim) + self.index.shape)
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        """The number of heads, and the size of each."""
+        heads, _, size = self.by_head.shape
+        return heads, size
 
 
 @graph_pass(exact=False, purpose="one layer instead of twelve, which ncnn can also quantise and run on a GPU")
@@ -67,20 +84,20 @@ def fuse_multiheadattention(graph: Graph) -> Iterator[Replacement | Miss]:
 
 def _match(root: Layer) -> Replacement | None:
     """Return the MultiHeadAttention that ends in a Gemm, and replaces the layers that it makes unnecessary."""
-    merged = _trace(root.input, _is_attention)
-    core = _core(merged.source.producer) if merged is not None else None
+    merged = _trace(root.input, ("SDPA", "MatMul"))
+    core = _core(merged.maker) if merged is not None else None
     if merged is None or core is None:
         return None
     require(merged.factor == 1, "the result of the attention is multiplied by a number")
     q, k, v = (_projection(blob) for blob in (core.q, core.k, core.v))
-    gemms = [_gemm_of(trace) for trace in (q, k, v)]
+    gemms = [trace.maker for trace in (q, k, v)]
     layers = dict.fromkeys([*merged.layers, *core.layers, *q.layers, *k.layers, *v.layers, *gemms, root])
     require_private(tuple(layers), root.outputs)
     if _SDPA.fits(core.layers[0]):
         scores = math.prod(fixed_shape(core.q)[:-1]) * fixed_size(core.k, -2)
         views = [layer for layer in layers if layer not in core.layers and layer.type != "Gemm"]
         require(surplus_of_attention(scores) < cost(views), "SDPA is faster for so many queries and keys")
-    new = _attention(root, core, merged, (q, k, v), gemms)
+    new = _attention(root, core, merged, (q, k, v))
     if core.gate is None:
         return Replacement(tuple(layers), takes={root: new})
     x, gate = gemms[1].input, core.gate
@@ -93,31 +110,29 @@ def _match(root: Layer) -> Replacement | None:
 
 
 def _projection(blob: Blob) -> _Trace:
-    trace = _trace(blob, _is_gemm)
-    require(trace is not None, f"'{blob.name}' does not consist of a Gemm's columns, moved by views of known sizes")
-    assert trace is not None
-    return trace
+    reason = f"'{blob.name}' does not consist of a Gemm's columns, moved by views of known sizes"
+    return needed(_trace(blob, ("Gemm",)), reason)
 
 
-def _attention(root: Layer, core: _Core, merged: _Trace, qkv: tuple[_Trace, ...], gemms: list[Layer]) -> Layer:
-    linears = [_selected(gemm, trace) for gemm, trace in zip(gemms, qkv, strict=True)]
-    heads, size = _heads(qkv[0])
-    require(_heads(qkv[1]) == _heads(qkv[2]) == (heads, size), "keys or values have other heads than the queries")
+def _attention(root: Layer, core: _Core, merged: _Trace, qkv: tuple[_Trace, ...]) -> Layer:
+    linears = [_selected(trace) for trace in qkv]
+    q, k, v = qkv
+    heads, size = q.heads
+    require(k.heads == v.heads == (heads, size), "keys or values have other heads than the queries")
     last = linear_of(root)
     columns = _merged_columns(merged, heads, size)
     require(last.weight.shape[1] == heads * size, "the last Gemm reads only a part of the attention")
     out = np.empty_like(last.weight)
     out[:, columns] = last.weight
-    inputs = [gemm.input for gemm in gemms]
+    inputs = [trace.maker.input for trace in qkv]
     widths = [linear.weight.shape[1] for linear in linears]
     require(last.weight.shape[0] == widths[0], "the result does not have the width of the queries")
     weights: dict[str, Array] = {}
     for name, (weight, bias) in zip("qkv", linears, strict=True):
         weights |= {f"{name}_weight_data": weight, f"{name}_bias_data": bias}
     weights |= {"out_weight_data": out, "out_bias_data": last.bias}
-    scale = core.scale * qkv[0].factor * qkv[1].factor
-    linears_v = qkv[2].factor
-    require(linears_v == 1, "the values are multiplied by a number")
+    scale = core.scale * q.factor * k.factor
+    require(v.factor == 1, "the values are multiplied by a number")
     params = {
         "embed_dim": heads * size,
         "num_heads": heads,
@@ -129,7 +144,8 @@ def _attention(root: Layer, core: _Core, merged: _Trace, qkv: tuple[_Trace, ...]
     }
     count = 1 if len(set(inputs)) == 1 else 2 if inputs[1] is inputs[2] else 3
     blobs = [*inputs[:count], *([core.mask] if core.mask is not None else [])]
-    new = Layer("MultiHeadAttention", root.name, blobs, (), {k: v for k, v in params.items() if v is not None})
+    stated = {name: value for name, value in params.items() if value is not None}
+    new = Layer("MultiHeadAttention", root.name, blobs, (), stated)
     for name, values in weights.items():
         new.weights[name] = stored(new, name, values).reshape(-1)
     return new
@@ -138,17 +154,11 @@ def _attention(root: Layer, core: _Core, merged: _Trace, qkv: tuple[_Trace, ...]
 # ---- attention itself
 
 
-def _is_attention(layer: Layer) -> bool:
-    return layer.type in ("SDPA", "MatMul")
-
-
-def _core(layer: Layer | None) -> _Core | None:
-    if layer is None:
-        return None
+def _core(layer: Layer) -> _Core | None:
     if _SDPA.fits(layer):
         q, k, v, *mask = layer.inputs
         scale = layer["scale"] or 1 / float(fixed_size(q, -1)) ** 0.5
-        core = _Core(q, k, v, mask[0] if mask else None, scale, layer.output, (layer,))
+        core = _Core(q, k, v, mask[0] if mask else None, scale, (layer,))
         return _without_gate(core) if mask else core
     for pattern in _PRODUCTS:
         for match in matches(pattern, layer):
@@ -159,7 +169,7 @@ def _core(layer: Layer | None) -> _Core | None:
             plain = product["transB"] and not layer["transB"] and all(len(b.shape or ()) == 2 for b in (q, k, v))
             if plain and "mask" not in captures:
                 scale = factor(scaling) if isinstance(scaling, Layer) else 1.0
-                return _Core(q, k, v, None, scale, layer.output, match.layers)
+                return _Core(q, k, v, None, scale, match.layers)
     return None
 
 
@@ -199,62 +209,34 @@ def _has_equal_rows(blob: Blob, depth: int = 12) -> bool:
 # ---- between attention and projections
 
 
-def _is_gemm(layer: Layer) -> bool:
-    return layer.type == "Gemm"
-
-
-def _trace(blob: Blob, is_source: object, depth: int = 12) -> _Trace | None:
-    """Follow a blob up through views, Slices and factors to the layer that computed its elements."""
+def _trace(blob: Blob, types: tuple[str, ...], depth: int = 12) -> _Trace | None:
+    """Follow a blob up through views, Slices and factors to the layer (of `types`) that computed its elements."""
     layer = blob.producer
     if layer is None or blob.shape is None or not all(isinstance(size, int) for size in blob.shape) or not depth:
         return None
-    assert callable(is_source)
-    if is_source(layer) and len(layer.outputs) == 1:
+    if layer.type in types and len(layer.outputs) == 1:
         sizes = fixed_shape(blob)
         return _Trace(blob, np.arange(int(np.prod(sizes)), dtype=np.int32).reshape(sizes))
     if len(layer.inputs) != 1:
         return None
-    step = step_of(layer)
     is_scaling = _SCALING.fits(layer)
-    if step is None and not is_scaling and layer.type != "Slice":
+    if step_of(layer) is None and not is_scaling and layer.type != "Slice":
         return None
-    above = _trace(layer.input, is_source, depth - 1)
+    above = _trace(layer.input, types, depth - 1)
     if above is None:
         return None
     above.layers.append(layer)
-    if step is not None:
-        above.index = in_layout(above.index, (step,))
-    elif is_scaling:
+    if is_scaling:
         above.factor = one_factor(above.factor, factor(layer))
     else:
-        axis = layer["axis"] % above.index.ndim
-        at = layer.outputs.index(blob)
-        start = sum(fixed_size(other, axis) for other in layer.outputs[:at])
-        above.index = above.index.take(range(start, start + fixed_size(blob, axis)), axis)
+        above.index = moved(layer, blob, above.index)
     return above
 
 
-def _gemm_of(trace: _Trace) -> Layer:
-    layer = trace.source.producer
-    assert layer is not None
-    return layer
-
-
-def _by_head(trace: _Trace) -> Array:
-    """Return the index as (heads, length, size)."""
-    require(trace.index.ndim in (2, 3), "the blobs are not one matrix for each head")
-    return trace.index.reshape((1,) * (3 - trace.index.ndim) + trace.index.shape)
-
-
-def _heads(trace: _Trace) -> tuple[int, int]:
-    heads, _, size = _by_head(trace).shape
-    return heads, size
-
-
-def _selected(gemm: Layer, trace: _Trace) -> Linear:
+def _selected(trace: _Trace) -> Linear:
     """Return the rows of a Gemm's weights that make one head after the other."""
-    weight, bias = linear_of(gemm)
-    index = _by_head(trace)
+    weight, bias = linear_of(trace.maker)
+    index = trace.by_head
     columns = index[:, 0] % len(weight)
     length = index.shape[1]
     rows = np.arange(length, dtype=np.int32)[None, :, None]

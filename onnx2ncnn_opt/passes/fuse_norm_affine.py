@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,8 @@ from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import constant_array, per_channel, stored
 from onnx2ncnn_opt.passes._fold import Affine, linear, require_offsets_fold, slice_affine
-from onnx2ncnn_opt.rewrite.pattern import Op, const, op
+from onnx2ncnn_opt.passes._linear import ARITHMETIC, with_constant
+from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import fixed_shape, known_shape, require, rewrite
 
 _SIZE = {"InstanceNorm": "channels", "GroupNorm": "channels", "LayerNorm": "affine_size", "RMSNorm": "affine_size"}
@@ -54,21 +54,10 @@ def _values(norm: Layer, binary: Layer, constant: Layer | None) -> Array:
     return data.reshape(size)
 
 
-_KINDS = frozenset({BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB, BinaryOp.MUL, BinaryOp.DIV, BinaryOp.RDIV})
-_NORM, _RMSNORM = op(_SIZE.keys() - {"RMSNorm"}, "norm"), op("RMSNorm", "norm")
-
-
-def _patterns(norm: Op, kinds: frozenset[int]) -> Iterator[Op]:
-    """Yield a normalisation and a constant on either side; operators that commute match both ways by themselves."""
-    yield op("BinaryOp", "binary", op_type=kinds, with_scalar=1)(norm)
-    yield op("BinaryOp", "binary", op_type=kinds, with_scalar=0)(norm, const("constant"))
-    yield op("BinaryOp", "binary", op_type=kinds - {BinaryOp.ADD, BinaryOp.MUL}, with_scalar=0)(const("constant"), norm)
-
-
 @rewrite(
     op("Scale", "scale")(op(_PER_CHANNEL, "norm")),
-    *_patterns(_NORM, _KINDS),
-    *_patterns(_RMSNORM, _KINDS - {BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB}),
+    *with_constant(op(_SIZE.keys() - {"RMSNorm"}, "norm"), ARITHMETIC),
+    *with_constant(op("RMSNorm", "norm"), frozenset({BinaryOp.MUL, BinaryOp.DIV, BinaryOp.RDIV})),
     exact=False,
     covers=[
         *(f"fuse_{type.lower()}_scale" for type in sorted(_PER_CHANNEL)),

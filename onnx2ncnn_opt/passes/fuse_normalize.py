@@ -8,12 +8,12 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, EpsMode, Reduction, UnaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes._constants import per_channel, stored
-from onnx2ncnn_opt.passes._fold import linear, require_own_weights
+from onnx2ncnn_opt.passes._constants import stored
+from onnx2ncnn_opt.passes._fold import channel_factors, linear
 from onnx2ncnn_opt.passes._statistics import axes_of, over, sqrt, sum_of_squares
 from onnx2ncnn_opt.passes.fuse_rmsnorm import normalized
 from onnx2ncnn_opt.rewrite.pattern import Op, const, op
-from onnx2ncnn_opt.rewrite.rule import Rewrite, fixed_size, known_shape, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import Rewrite, known_shape, require, rewrite
 
 # The square of a length that no row of numbers has, but a row of zeros; and the least that is left of its mean.
 _TINY, _LEAST = 1e-20, 1e-36
@@ -49,9 +49,8 @@ def fuse_normalize(x: Blob, norm: Layer, least: Layer, root: Layer, square: Laye
     if len(shape) in (2, 3) and axes == (len(shape) - 1,):
         limit, width = eps if square else eps * eps, shape[-1]
         require(limit <= _TINY, f"rows may be shorter than '{least.name}' says")
-        require(
-            isinstance(width, int) and limit / width > _LEAST, f"nothing would be left of the bound of '{least.name}'"
-        )
+        is_left = isinstance(width, int) and limit / width > _LEAST
+        require(is_left, f"nothing would be left of the bound of '{least.name}'")
         return normalized(x, root, axes[0], norm, limit, 1.0)
     whole, across_channels = len(shape) == 1, len(shape) in (3, 4) and axes == (0,)
     require(whole or across_channels, f"'{norm.name}' is not over a vector or over channels")
@@ -82,19 +81,12 @@ def fuse_normalize_mul(norm: Layer, scale: Layer, constant: Layer | None = None)
     """
     own = norm.weights["scale_data"].astype(np.float64)
     if scale.type == "BinaryOp" and constant is None:
-        return norm.having(
-            weights={"scale_data": stored(norm, "scale_data", linear(scale, np.full_like(own, scale["b"])).scale * own)}
-        )
+        factors = linear(scale, np.full_like(own, scale["b"])).scale
+        return norm.having(weights={"scale_data": stored(norm, "scale_data", factors * own)})
     known_shape(norm.input, 3)
-    channels = fixed_size(norm.input, 0)
-    if constant is not None:
-        factors = per_channel(constant, norm.output, channels)
-    else:
-        require_own_weights(scale)
-        factors = scale.weights["scale_data"].astype(np.float64)
-        require(len(factors) == channels, f"'{scale.name}' does not have one factor for each channel")
+    factors = channel_factors(scale, constant, norm.input)
     data = stored(norm, "scale_data", own * factors)
-    return norm.having(channel_shared=None, scale_data_size=channels, weights={"scale_data": data})
+    return norm.having(channel_shared=None, scale_data_size=len(factors), weights={"scale_data": data})
 
 
 PASSES: tuple[Rewrite, ...] = (fuse_normalize, fuse_normalize_mul)

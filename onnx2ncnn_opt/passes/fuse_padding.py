@@ -7,64 +7,51 @@ from typing import Any
 from onnx2ncnn_opt.ir.codes import Padding, PadMode, Pooling
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.ranges import Ranges
-from onnx2ncnn_opt.passes._families import WEIGHTED, types_of
+from onnx2ncnn_opt.passes._families import CONVOLUTIONS, types_of
 from onnx2ncnn_opt.passes._fold import require_own_weights
+from onnx2ncnn_opt.passes._windows import SIDES, axes_of, pads_of
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
 PADDING = op("Padding", "padding", type=Padding.CONSTANT, per_channel_pad_data_size=0)
-SIDES = {"w": ("left", "right"), "h": ("top", "bottom"), "d": ("front", "behind")}
-# The axes of a window, by the rank of its blobs; the remaining axis is the channels.
-_AXES = {2: "w", 3: "wh", 4: "whd"}
-_CONVOLUTIONS = tuple(family for family in WEIGHTED if family.name.startswith("convolution"))
+_MERGED = frozenset({Padding.CONSTANT, Padding.REPLICATE})
 _POOLINGS = ("Pooling", "Pooling1D", "Pooling3D")
 # The number with which models pad when they mean minus infinity.
 _LOWEST = -3.4e38
 
 
-def _rank(layer: Layer) -> int:
-    """Return the rank of the blobs that a convolution or pooling takes."""
-    return 2 if layer.type.endswith("1D") else 4 if layer.type.endswith("3D") else 3
-
-
-def _sides(rank: int) -> list[str]:
-    return [side for axis in _AXES[rank] for side in SIDES[axis]]
+def _sides(axes: str) -> list[str]:
+    return [side for axis in axes for side in SIDES[axis]]
 
 
 def require_no_cropping(padding: Layer) -> None:
     """Refuse a Padding with a negative size: it removes elements."""
-    crops = any(padding[side] < 0 for sides in SIDES.values() for side in sides)
-    require(not crops, f"'{padding.name}' crops")
+    require(all(padding[side] >= 0 for side in _sides("hwd")), f"'{padding.name}' crops")
 
 
 def _widened(layer: Layer, padding: Layer) -> dict[str, Any]:
     """Return the pads of a convolution or pooling plus those of the Padding before it."""
-    sides = _sides(_rank(layer))
-    (blob,) = padding.inputs
-    known_shape(blob, _rank(layer))
+    sides = _sides(axes_of(layer))
+    known_shape(padding.input, len(axes_of(layer)) + 1)
     require_no_cropping(padding)
-    beside = any(padding[side] for side in _sides(4) if side not in sides)
+    beside = any(padding[side] for side in _sides("hwd") if side not in sides)
     require(not beside, f"'{padding.name}' pads the channels")
     own = {side: layer[f"pad_{side}"] for side in sides}
     require(min(own.values()) >= 0, f"the padding of '{layer.name}' depends on its input's size")
     return {f"pad_{side}": own[side] + padding[side] for side in sides}
 
 
-def _pads(layer: Layer) -> bool:
-    return any(layer[f"pad_{side}"] for side in _sides(_rank(layer)))
-
-
 @rewrite(
-    op(types_of(_CONVOLUTIONS), "layer")(PADDING("x")),
+    op(types_of(CONVOLUTIONS), "layer")(PADDING("x")),
     exact=True,
-    covers=[f"fuse_padding_{family.name}" for family in _CONVOLUTIONS[1:]],
+    covers=[f"fuse_padding_{family.name}" for family in CONVOLUTIONS[1:]],
     purpose="models of TensorFlow, and causal convolutions; one layer less",
 )
 def fuse_padding_convolution(x: Blob, layer: Layer, padding: Layer) -> Layer:
     """x ── Padding (constant) ── Convolution ──   ⇒   x ── Convolution ──"""
     require_own_weights(layer)
     pads = _widened(layer, padding)
-    same = not _pads(layer) or layer["pad_value"] == padding["value"]
+    same = not any(pads_of(layer)) or layer["pad_value"] == padding["value"]
     require(same, f"'{layer.name}' pads with another value")
     return layer.having(inputs=[x], pad_value=padding["value"] or None, **pads)
 
@@ -83,15 +70,15 @@ def fuse_padding_pooling(x: Blob, pool: Layer, padding: Layer) -> Layer:
         pool["pad_mode"] in (PadMode.FULL, PadMode.VALID), f"the padding of '{pool.name}' depends on its input's size"
     )
     pads = _widened(pool, padding)
-    tails = [_tail(pool, axis) for axis in _AXES[_rank(pool)]]
+    tails = [_tail(pool, axis) for axis in axes_of(pool)]
     value = padding["value"]
     if pool["pooling_type"] != Pooling.MAX:
         require(value == 0, f"'{pool.name}' pads with zeros")
-        uncounted = not pool["avgpool_count_include_pad"] and (_pads(pool) or any(tails))
+        uncounted = not pool["avgpool_count_include_pad"] and (any(pads_of(pool)) or any(tails))
         require(not uncounted, f"'{pool.name}' does not count its own padding")
         return pool.having(inputs=[x], avgpool_count_include_pad=1, **pads)
     require(value <= max(Ranges().of(x).low, _LOWEST), f"'{x.name}' may have numbers below {value:g}")
-    for axis, tail in zip(_AXES[_rank(pool)], tails, strict=True):
+    for axis, tail in zip(axes_of(pool), tails, strict=True):
         before, after = (pads[f"pad_{side}"] for side in SIDES[axis])
         inside = max(before, after + tail) < pool[f"kernel_{axis}"]
         require(inside, f"windows of '{pool.name}' may be all padding")
@@ -112,8 +99,8 @@ def _tail(pool: Layer, axis: str) -> int:
 
 
 @rewrite(
-    op("Padding", "outer", type=frozenset({Padding.CONSTANT, Padding.REPLICATE}), per_channel_pad_data_size=0)(
-        op("Padding", "inner", type=frozenset({Padding.CONSTANT, Padding.REPLICATE}), per_channel_pad_data_size=0)("x")
+    op("Padding", "outer", type=_MERGED, per_channel_pad_data_size=0)(
+        op("Padding", "inner", type=_MERGED, per_channel_pad_data_size=0)("x")
     ),
     exact=True,
     purpose="models of Keras; one layer less",
@@ -127,7 +114,7 @@ def fuse_padding_padding(x: Blob, outer: Layer, inner: Layer) -> Layer:
     require(same, f"'{outer.name}' and '{inner.name}' pad with different numbers")
     for padding in (outer, inner):
         require_no_cropping(padding)
-    sides: dict[str, Any] = {side: outer[side] + inner[side] or None for side in _sides(4)}
+    sides: dict[str, Any] = {side: outer[side] + inner[side] or None for side in _sides("hwd")}
     return outer.having(inputs=[x], **sides)
 
 

@@ -4,26 +4,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import stored
-from onnx2ncnn_opt.passes._families import WEIGHTED
+from onnx2ncnn_opt.passes._families import CONVOLUTIONS, types_of
 from onnx2ncnn_opt.passes._fold import (
+    bias_of,
     require_no_activation,
     require_offsets_fold,
     require_own_weights,
     slice_affine,
 )
-from onnx2ncnn_opt.passes._windows import Slide, axes_of, slides, weight_of
+from onnx2ncnn_opt.passes._linear import LINEAR, SIGNS
+from onnx2ncnn_opt.passes._windows import Slide, axes_of, groups_of, slides, weight_of
 from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
-_TYPES = [type for family in WEIGHTED if family.name.startswith("convolution") for type in family.types]
-_DEPTHWISE = [type for type in _TYPES if "DepthWise" in type]
-# The signs that a sum gives its two operands.
-_SIGNS = {BinaryOp.ADD: (1.0, 1.0), BinaryOp.SUB: (1.0, -1.0), BinaryOp.RSUB: (-1.0, 1.0)}
-_OF_A_NUMBER = frozenset({BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB, BinaryOp.MUL, BinaryOp.DIV})
+_TYPES = types_of(CONVOLUTIONS)
+_DEPTHWISE = CONVOLUTIONS[1].types
 
 
 class _Branch(NamedTuple):
@@ -38,16 +36,16 @@ class _Branch(NamedTuple):
     bias: Array
 
 
-def _sums(types: list[str], other: Pattern) -> list[Op]:
+def _sums(types: tuple[str, ...], other: Pattern) -> list[Op]:
     """Return sums and differences of a convolution and another branch of one blob, in both orders."""
-    conv, total = op(types, "conv")("x"), op("BinaryOp", "total", op_type=frozenset(_SIGNS), with_scalar=0)
+    conv, total = op(types, "conv")("x"), op("BinaryOp", "total", op_type=frozenset(SIGNS), with_scalar=0)
     return [total(conv, other), total(other, conv)]
 
 
 @rewrite(
     _sums(_TYPES, op(_TYPES)("x"))[0],
     *_sums(_TYPES, op(("BatchNorm", "Scale"))("x")),
-    *_sums(_DEPTHWISE, op("BinaryOp", op_type=_OF_A_NUMBER, with_scalar=1)("x")),
+    *_sums(_DEPTHWISE, op("BinaryOp", op_type=LINEAR, with_scalar=1)("x")),
     *_sums(_DEPTHWISE, "x"),
     exact=False,
     purpose="branches that were trained side by side, as in RepVGG, MobileOne and FastViT",
@@ -59,7 +57,7 @@ def fuse_parallel_convolutions(x: Blob, conv: Layer, total: Layer) -> Layer:
     Scale, a scalar and the blob itself are kernels of one tap; the latter two only beside a depthwise convolution,
     since winograd in fp16 would round the blob.
     """
-    signs = _SIGNS[total["op_type"]]
+    signs = SIGNS[total["op_type"]]
     branches = [_branch(blob, x, conv, sign) for blob, sign in zip(total.inputs, signs, strict=True)]
     branches.sort(key=lambda branch: (branch.layer is None, -branch.weight.size))
     large, small = branches
@@ -81,11 +79,11 @@ def _branch(blob: Blob, x: Blob, conv: Layer, sign: float) -> _Branch:
     layer = blob.producer
     if blob is x or layer is None or layer.type not in _TYPES:
         return _one_tap(None if blob is x else layer, conv, sign)
-    require(layer.type == conv.type and _groups(layer) == _groups(conv), f"'{layer.name}' has other groups")
+    require(layer.type == conv.type and groups_of(layer) == groups_of(conv), f"'{layer.name}' has other groups")
     require_own_weights(layer)
     require_no_activation(layer)
     require(layer["pad_value"] == 0, f"'{layer.name}' does not pad with zeros")
-    bias = layer.weights["bias_data"].astype(np.float64) if layer["bias_term"] else np.zeros(layer["num_output"])
+    bias = bias_of(layer, layer["num_output"])
     weight = layer.weights["weight_data"].reshape(weight_of(layer).shape).astype(np.float64)
     return _Branch(layer, slides(layer), weight * sign, bias * sign)
 
@@ -93,8 +91,8 @@ def _branch(blob: Blob, x: Blob, conv: Layer, sign: float) -> _Branch:
 def _one_tap(layer: Layer | None, conv: Layer, sign: float) -> _Branch:
     """Return a BatchNorm, a Scale, a scalar or (None) the blob itself as the kernel of a convolution."""
     count, each = int(conv["num_output"]), weight_of(conv).shape[1]
-    require(count == each * _groups(conv), f"'{conv.name}' has more or fewer outputs than inputs")
-    scale, shift = (np.ones(count), np.zeros(count)) if layer is None else slice_affine(layer, count)
+    require(count == each * groups_of(conv), f"'{conv.name}' has more or fewer outputs than inputs")
+    scale, shift = slice_affine(layer, count) if layer is not None else (np.ones(count), np.zeros(count))
     weight = np.zeros((count, each))
     weight[np.arange(count), np.arange(count) % each] = scale * sign
     axes = axes_of(conv)
@@ -106,14 +104,8 @@ def _one_tap(layer: Layer | None, conv: Layer, sign: float) -> _Branch:
     )
 
 
-def _groups(conv: Layer) -> int:
-    return int(conv["group"]) if conv.type in _DEPTHWISE else 1
-
-
 def _taps(large: Slide, small: Slide) -> list[int]:
-    """Return the taps of the larger kernel that read the elements of the smaller one's, at every position of the
-    output.
-    """
+    """Return the taps of the larger kernel that read the same elements as the smaller one's, for every output."""
     moved = [large.before - small.before + tap * small.dilation for tap in range(small.kernel)]
     taps, rests = zip(*(divmod(offset, large.dilation) for offset in moved), strict=True)
     covers = not any(rests) and all(0 <= tap < large.kernel for tap in taps)

@@ -69,9 +69,4 @@ def fuse_permute_matmul(a: Blob, b: Blob, matmul: Layer) -> Layer:
     return matmul.having(inputs=[a, b], transB=1 - matmul["transB"])
 
 
-PASSES: tuple[Rewrite, ...] = (
-    fuse_permute_gemm,
-    fuse_permute_reshape_gemm,
-    fuse_gemm_permute,
-    fuse_permute_matmul,
-)
+PASSES: tuple[Rewrite, ...] = (fuse_permute_gemm, fuse_permute_reshape_gemm, fuse_gemm_permute, fuse_permute_matmul)

@@ -6,11 +6,10 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes._constants import per_channel
-from onnx2ncnn_opt.passes._fold import require_own_weights
+from onnx2ncnn_opt.passes._fold import channel_factors
 from onnx2ncnn_opt.passes._linear import factor, negated, times
 from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, const, op
-from onnx2ncnn_opt.rewrite.rule import fixed_size, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import rewrite
 
 _RELU = op("ReLU", slope=0.0)
 _SUM = op("BinaryOp", "root", op_type=frozenset({BinaryOp.ADD, BinaryOp.SUB}), with_scalar=0)
@@ -27,15 +26,9 @@ def _with_slope(x: Blob, name: str, scale: Layer, slopes: Layer | None, sign: fl
     """Return a leaky ReLU with the slope that `_scaled` has found, or a PReLU with one for each channel."""
     if scale.type == "BinaryOp" and slopes is None:
         return Layer("ReLU", name, [x], (), {"slope": sign * factor(scale)})
-    channels = fixed_size(x, 0)
-    if slopes is not None:
-        values = per_channel(slopes, x, channels)
-    else:
-        require_own_weights(scale)
-        values = scale.weights["scale_data"].astype(np.float64)
-        require(len(values) == channels, f"'{scale.name}' does not have one factor for each channel")
+    values = channel_factors(scale, slopes, x)
     weights = {"slope_data": (sign * values).astype(np.float32)}
-    return Layer("PReLU", name, [x], (), {"num_slope": channels}, weights)
+    return Layer("PReLU", name, [x], (), {"num_slope": len(values)}, weights)
 
 
 def _negative_parts() -> Iterator[Op]:
@@ -50,13 +43,7 @@ def _negative_parts() -> Iterator[Op]:
     exact=False,
     purpose="PReLU as Keras exports it, and hand-written",
 )
-def fuse_prelu(
-    x: Blob,
-    root: Layer,
-    scale: Layer,
-    slopes: Layer | None = None,
-    mirrored: Layer | None = None,
-) -> Layer:
+def fuse_prelu(x: Blob, root: Layer, scale: Layer, slopes: Layer | None = None, mirrored: Layer | None = None) -> Layer:
     """ReLU(x) - a * ReLU(-x), ReLU(x) + a * min(x, 0)   ⇒   PReLU(x)
 
     For one slope, where it is a leaky ReLU, or one for each channel.

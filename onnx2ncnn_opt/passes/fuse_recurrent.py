@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from onnx2ncnn_opt.passes._constants import stored
 from onnx2ncnn_opt.passes._pieces import Linear, Piece, Read, Tracer, Unlike, count
 from onnx2ncnn_opt.passes._views import end_of, view_layers
 from onnx2ncnn_opt.rewrite.rule import GraphPass, Miss, Replacement, attempt, fixed_size, graph_pass, require
+
+_T = TypeVar("_T")
 
 _LEAST_STEPS = 2
 # Biases that an exporter has added up itself are off in the last bits.
@@ -68,10 +70,7 @@ def _lstm_step(layer: Layer, tracer: Tracer) -> CellStep:
     if not layer.computes(BinaryOp.MUL, scalar=False):
         raise Unlike
     hidden = Piece(layer.output, 0, count(layer.output))
-    terms = tracer.products(hidden)
-    if [*terms.values()] != [1.0]:
-        raise Unlike
-    o, c = _apart(next(iter(terms)))
+    o, c = _apart(_only(tracer.products(hidden)))
     cell = tracer.source(tracer.operand(c, "TanH"))
     sums = tracer.products(cell)
     pairs = sorted(map(_apart, sums), key=lambda pair: pair[1].layer.type != "TanH")
@@ -113,9 +112,7 @@ def _gru_step(layer: Layer, tracer: Tracer) -> CellStep:
     whole = tracer.linear(tracer.operand(new, "TanH"))
     reset = inner = None
     if whole.factors:
-        if [*whole.factors.values()] != [1.0]:
-            raise Unlike
-        reset, inner = _reset(tracer, next(iter(whole.factors)))
+        reset, inner = _reset(tracer, _only(whole.factors))
     outer = Linear(whole.offset, whole.matrices)
     gates = (_pure(reset), _pure(update), outer, _pure(inner))
     return CellStep(hidden, gates, frozenset({layer, *tracer.seen}), None, before)
@@ -127,7 +124,7 @@ def _reset(tracer: Tracer, product: Piece) -> tuple[Linear, Linear]:
     if not layer.computes(BinaryOp.MUL, scalar=False):
         raise Unlike
     tracer.seen.add(layer)
-    sides = [Piece(blob, product.start, product.stop) for blob in layer.inputs]
+    sides = [product.of(blob) for blob in layer.inputs]
     if any(count(blob) != count(product.blob) for blob in layer.inputs):
         raise Unlike
     gate, other = _apart(frozenset(map(tracer.source, sides)))
@@ -141,6 +138,13 @@ def _rnn_step(layer: Layer, tracer: Tracer) -> CellStep:
     hidden = Piece(layer.output, 0, count(layer.output))
     gate = _pure(tracer.linear(tracer.operand(hidden, "TanH")))
     return CellStep(hidden, (gate,), frozenset({layer, *tracer.seen}))
+
+
+def _only(terms: Mapping[_T, float]) -> _T:
+    """Return the one term of a sum, whose factor is 1."""
+    if [*terms.values()] != [1.0]:
+        raise Unlike
+    return next(iter(terms))
 
 
 def _pure(gate: Linear | None) -> Linear | None:
@@ -215,8 +219,9 @@ def _like(step: CellStep, following: Linked) -> Linked | None:
     assert state is not None
     if step.size != model.size or not all(map(_is_offset_equal, step.gates, model.gates)):
         return None
-    if step.gates[-1] is None and _lets_bias_in(model):
-        return None
+    inner = model.gates[-1]
+    if step.gates[-1] is None and inner is not None and inner.offset.any():
+        return None  # the reset gate of a GRU multiplies a bias, which is there without a state, too
     left = [*step.sources]
     inputs: list[Piece] = []
     for wanted in following.inputs:
@@ -232,30 +237,20 @@ def _like(step: CellStep, following: Linked) -> Linked | None:
 
 
 def _is_offset_equal(gate: Linear | None, model: Linear | None) -> bool:
-    """Return True if a gate has the same bias; one that is not there is without effect (see `_lets_bias_in`)."""
+    """Return True if a gate has the same bias; one that is not there is without effect."""
     assert model is not None
     if gate is None:
         return True
     return bool(np.abs(gate.offset - model.offset).max() <= _TOLERANCE * max(1.0, np.abs(model.offset).max()))
 
 
-def _lets_bias_in(step: CellStep) -> bool:
-    """Return True if the reset gate of a GRU multiplies a bias, which is there without a state, too."""
-    inner = step.gates[-1]
-    return inner is not None and bool(inner.offset.any())
-
-
 def _is_used_alike(step: CellStep, piece: Piece, model: CellStep, wanted: Piece) -> bool:
     """Return True if two pieces go into the gates of two steps with equal matrices."""
     if piece.size != wanted.size:
         return False
-    for gate, other in zip(step.gates, model.gates, strict=True):
-        if gate is None or other is None:
-            continue
-        a, b = gate.matrices.get(piece), other.matrices.get(wanted)
-        if (a is None) != (b is None) or (a is not None and b is not None and not np.array_equal(a, b)):
-            return False
-    return True
+    gates = [(gate, other) for gate, other in zip(step.gates, model.gates, strict=True) if gate and other]
+    matrices = ((gate.matrices.get(piece), other.matrices.get(wanted)) for gate, other in gates)
+    return all(a is b if a is None or b is None else np.array_equal(a, b) for a, b in matrices)
 
 
 # ---- the layer

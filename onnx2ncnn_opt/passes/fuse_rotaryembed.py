@@ -12,20 +12,11 @@ from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.view import Regroup, Reorder
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.passes._constants import constant_array
+from onnx2ncnn_opt.passes._constants import constant_array, is_constant
 from onnx2ncnn_opt.passes._linear import factor, times
-from onnx2ncnn_opt.passes._views import (
-    Steps,
-    end_of,
-    in_layout,
-    inverse,
-    shortest,
-    step_of,
-    steps_to,
-    view_layers,
-)
+from onnx2ncnn_opt.passes._views import Steps, end_of, inverse, moved, shortest, step_of, steps_to, view_layers
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import Miss, Refused, Replacement, attempt, fixed_shape, graph_pass, require
+from onnx2ncnn_opt.rewrite.rule import Miss, Refused, Replacement, attempt, fixed_shape, graph_pass, needed, require
 
 _NEGATION = op("UnaryOp", op_type=UnaryOp.NEG)
 _SCALING = times("x")
@@ -123,19 +114,15 @@ def _region(root: Layer, order: dict[Layer, int]) -> tuple[Blob, list[Layer]] | 
                 return None
         layers.append(layer)
         front.difference_update(layer.outputs)
-        front.update(blob for blob in layer.inputs if not _is_constant(blob))
+        front.update(blob for blob in layer.inputs if not is_constant(blob))
     return front.pop(), layers
-
-
-def _is_constant(blob: Blob) -> bool:
-    return blob.producer is not None and blob.producer.type == "MemoryData"
 
 
 def _is_linear(layer: Layer) -> bool:
     """Return True if a layer makes its elements from others in a way that `_terms` knows."""
     if not layer.inputs:
         return False
-    constants = sum(map(_is_constant, layer.inputs))
+    constants = sum(map(is_constant, layer.inputs))
     if _PRODUCT.fits(layer):
         return constants == 1
     if constants:
@@ -159,7 +146,7 @@ def _terms(blob: Blob, source: Blob, found: dict[Blob, list[_Term]]) -> list[_Te
     else:
         layer = blob.producer
         assert layer is not None
-        operands = [_terms(b, source, found) for b in layer.inputs if not _is_constant(b)]
+        operands = [_terms(b, source, found) for b in layer.inputs if not is_constant(b)]
         terms = _of_layer(layer, blob, operands)
     require(len(terms) <= 2, f"'{blob.name}' is made of more than two parts")
     found[blob] = terms
@@ -175,7 +162,7 @@ def _of_layer(layer: Layer, blob: Blob, operands: list[list[_Term]]) -> list[_Te
     if _NEGATION.fits(layer):
         return _times(first, -1.0)
     if _PRODUCT.fits(layer):
-        constant = next(b.producer for b in layer.inputs if b.producer is not None and _is_constant(b))
+        constant = next(b.producer for b in layer.inputs if b.producer is not None and is_constant(b))
         return _times(first, _beside(constant, fixed_shape(blob)))
     if _SCALING.fits(layer):
         return _times(first, factor(layer))
@@ -205,21 +192,15 @@ def _beside(constant: Layer, sizes: tuple[int, ...]) -> Array:
 
 def _moved(layer: Layer, blob: Blob, values: Array) -> Array:
     """Return the values of a layer's input as its output `blob` has them."""
-    step = step_of(layer)
-    if step is not None:
-        return in_layout(values, (step,))
     if layer.type == "Pooling":
         require(values.ndim == 3, f"'{layer.name}' takes no image")
         return values[:, :: layer["stride_h"], :: layer["stride_w"]]
-    if layer.type == "Slice":
-        axis = layer["axis"] % values.ndim
-        before = layer.outputs[: layer.outputs.index(blob)]
-        starts = {axis: sum(fixed_shape(other)[axis] for other in before)}
-    else:
-        axes = [axis % values.ndim for axis in layer["axes"]]
-        require(len(axes) == len(layer["starts"]), f"the axes of '{layer.name}' are not all named")
-        starts = {a: s + (s < 0) * values.shape[a] for a, s in zip(axes, layer["starts"], strict=True)}
-        require(min(starts.values()) >= 0, f"'{layer.name}' starts before its input")
+    if layer.type != "Crop":
+        return moved(layer, blob, values)
+    axes = [axis % values.ndim for axis in layer["axes"]]
+    require(len(axes) == len(layer["starts"]), f"the axes of '{layer.name}' are not all named")
+    starts = {a: s + (s < 0) * values.shape[a] for a, s in zip(axes, layer["starts"], strict=True)}
+    require(min(starts.values()) >= 0, f"'{layer.name}' starts before its input")
     sizes = fixed_shape(blob)
     return values[tuple(slice(starts.get(a, 0), starts.get(a, 0) + size) for a, size in enumerate(sizes))]
 
@@ -277,14 +258,10 @@ def _arranged(
     count, length, width = prod(lead[a] for a in heads), prod(lead[a] for a in rows), 2 * cos.shape[-1]
     shape = (count, length, width) if count > 1 else (length, width)
     tables = [t.transpose(*order, len(lead)).reshape(count, length, -1)[0] for t in (cos, sin)]
-    collected = steps_to(elements, source)
-    require(collected is not None, "the rotated elements are not a view of a blob")
-    assert collected is not None
-    way_in = shortest(source, (*collected, Regroup(shape)))
+    collected = needed(steps_to(elements, source), "the rotated elements are not a view of a blob")
+    scattered = "the rows cannot be stored one after the other"
+    way_in = needed(shortest(source, (*collected, Regroup(shape))), scattered)
     lead_out = (*(lead[a] for a in order), width)
     back = inverse((*lead, width), (Reorder((*order, len(lead))),)) if order != tuple(range(len(lead))) else ()
-    way_out = shortest(shape, (Regroup(lead_out), *back, Regroup(result)))
-    require(way_in is not None and way_out is not None, "the rows cannot be stored one after the other")
-    assert way_in is not None
-    assert way_out is not None
+    way_out = needed(shortest(shape, (Regroup(lead_out), *back, Regroup(result))), scattered)
     return _Rotation(tables[0], tables[1], interleaved, shape, way_in, way_out)

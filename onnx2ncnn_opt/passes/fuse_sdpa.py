@@ -13,12 +13,13 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import INFINITE
 from onnx2ncnn_opt.ir.permute import order_type
 from onnx2ncnn_opt.ir.ranges import Ranges
-from onnx2ncnn_opt.ir.weight import Encoding, Weight
+from onnx2ncnn_opt.ir.weight import Encoding
+from onnx2ncnn_opt.passes._constants import is_constant, with_data
 from onnx2ncnn_opt.passes._fold import one_factor
 from onnx2ncnn_opt.passes._linear import add, factor, times
 from onnx2ncnn_opt.passes._views import step_of
 from onnx2ncnn_opt.rewrite.pattern import Op, op
-from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, known_shape, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, known_shape, needed, require, rewrite
 
 _SDPA = op("SDPA", kv_cache=0, int8_scale_term=0)
 _SCALING = times("x")
@@ -161,14 +162,13 @@ def _mask(mask: Blob, logits: Blob, layers: list[Layer]) -> Blob:
     constant = mask.producer
     fixed = all(isinstance(size, int) for size in wanted)
     shape: Shape
-    if constant is not None and constant.type == "MemoryData" and len(constant.outputs) == 1 and fixed:
+    if constant is not None and is_constant(mask) and fixed:
         block = constant.weights.stored("data")
         require(block.encoding is Encoding.FP32, f"'{constant.name}' is not stored as it is used")
-        old, full = known(mask.known_shape), known(wanted[1:])
-        data = np.broadcast_to(block.data.reshape(old), (old[0], *full)).reshape(-1)
-        c = None if heads == 1 else heads
-        shape = full if heads == 1 else (heads, *full)
-        layers.append(constant.having(w=full[1], h=full[0], c=c, weights={"data": Weight(np.ascontiguousarray(data))}))
+        old = known(mask.known_shape)
+        data = np.broadcast_to(block.data.reshape(old), (old[0], *known(wanted[1:])))
+        layers.append(with_data(constant, data[0] if heads == 1 else data))
+        shape = wanted[1:] if heads == 1 else (heads, *wanted[1:])
     else:
         require(heads == 1 and tuple(matrix) == wanted[1:], f"'{mask.name}' is not one value for each score")
         shape = tuple(matrix)
@@ -200,8 +200,7 @@ def _without_factor(sdpa: Layer, at: int) -> Replacement | None:
         return None
     width = blob.shape[-1] if blob.shape else None
     scale = sdpa["scale"] or (width**-0.5 if isinstance(width, int) else None)
-    require(scale is not None, f"the scale depends on the width of '{blob.name}', which is dynamic")
-    assert scale is not None
+    scale = needed(scale, f"the scale depends on the width of '{blob.name}', which is dynamic")
     inputs = [scaling.input if b is scaling.output else b for b in sdpa.inputs]
     new = sdpa.having(inputs=inputs, scale=_stated(one_factor(scale, factor(scaling))))
     return Replacement((scaling, sdpa), takes={sdpa: new}, reads={scaling.output: scaling.input})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,17 +29,24 @@ _UNKNOWN_SCALE = 1 / 16  # the scale of queries of width 256; most are narrower
 _ROWS = {"reduce_all": 0, "keepdims": 1, "fixbug0": 1}
 
 
-class _Readers:
-    """The consumers of a mask, and the fill for them.
+class _Reader(NamedTuple):
+    """A layer that adds a mask to scores, or attention: what to multiply by 0 where the mask leaves nothing of a row.
 
-    `sums` are layers that add the mask to scores, each with its mask operand and the axis of the Softmax after it,
-    counted from the last one (-1). `attentions` are attention layers.
+    `axis` is that of the Softmax, counted from the last one (-1).
     """
 
-    def __init__(self) -> None:
-        self.sums: list[tuple[Layer, Blob, int]] = []
-        self.attentions: list[Layer] = []
-        self.fill = _FILL
+    layer: Layer
+    plain: Blob
+    mask: Blob
+    axis: int
+
+
+@dataclass
+class _Readers:
+    """The consumers of a mask that its fill absorbs, and the fill for them."""
+
+    found: list[_Reader] = field(default_factory=list)
+    fill: float = _FILL
 
 
 @graph_pass(exact=False, purpose="masks on phones: in fp16 the lowest float32 is -infinity, and 0 times it NaN")
@@ -69,14 +77,14 @@ def _fill(layer: Layer) -> float:
     return 0.0
 
 
+@dataclass
 class _Limiter:
     """One sweep over a graph: it computes the kept rows of each mask once, and gates each consumer once."""
 
-    def __init__(self) -> None:
-        self.ranges = Ranges()
-        self.kept: dict[tuple[Blob, int], Blob] = {}
-        self.gated: set[Layer] = set()
-        self.made: set[Layer] = set()
+    ranges: Ranges = field(default_factory=Ranges)
+    kept: dict[tuple[Blob, int], Blob] = field(default_factory=dict)
+    gated: set[Layer] = field(default_factory=set)
+    made: set[Layer] = field(default_factory=set)
 
     def limit(self, layer: Layer) -> Replacement | None:
         """Replace the fill value by one that fp16 can represent."""
@@ -85,23 +93,19 @@ class _Limiter:
         if not self._collect(layer, layer.output, readers, gate=True, axis=None) or not self._masks(layer, readers):
             return None
         gate = _fill(layer) <= _ABSORBING and not _leaves_some_of_every_row(layer)
-        sums = [found for found in readers.sums if found[0] not in self.gated] if gate else []
-        attentions = [each for each in readers.attentions if each not in self.gated] if gate else []
-        for each in attentions:
-            require(each.type == "SDPA", f"the queries of {each.type} '{each.name}' are inside it")
-        for each in (*(each for each, _, _ in sums), *attentions):
-            for blob in each.inputs:
-                known_shape(blob)
+        found = [reader for reader in readers.found if reader.layer not in self.gated] if gate else []
+        for each, *_ in found:
+            require(each.type != "MultiHeadAttention", f"the queries of {each.type} '{each.name}' are inside it")
+        for blob in (blob for each, *_ in found for blob in each.inputs):
+            known_shape(blob)
         limited, signs = self._limited(layer, readers.fill)
         takes, added = {layer: limited}, [(sign, layer) for sign in signs]
-        gates = [(each, each.inputs[each.inputs[0] is mask], mask, axis) for each, mask, axis in sums]
-        gates += [(each, each.inputs[0], each.inputs[_SDPA_MASK], -1) for each in attentions]
-        order = {each: at for at, each in enumerate(layer.graph or ())} if len(gates) > 1 else {}
+        order = {each: at for at, each in enumerate(layer.graph or ())} if len(found) > 1 else {}
         # In the graph's order, because later consumers read the rows that the first one computes.
-        for each, plain, mask, axis in sorted(gates, key=lambda gate: order.get(gate[0], 0)):
-            new = self._gate(plain, mask, axis, layer, readers.fill)
+        for reader in sorted(found, key=lambda reader: order.get(reader.layer, 0)):
+            each, new = reader.layer, self._gate(reader, layer, readers.fill)
             added += ((made, each) for made in new)
-            inputs = [new[-1].output if blob is plain else blob for blob in each.inputs]
+            inputs = [new[-1].output if blob is reader.plain else blob for blob in each.inputs]
             takes[each] = each.having(inputs=inputs)
             self.gated.add(takes[each])
         return Replacement(tuple(takes), takes=takes, added=added)
@@ -111,8 +115,8 @@ class _Limiter:
         if layer.type == "MemoryData":
             return True
         if layer.computes(BinaryOp.MUL):
-            factor, added = self.ranges.of(layer.input), bool(readers.sums or readers.attentions)
-            above_all = added and _fill(layer) <= _ABSORBING
+            factor = self.ranges.of(layer.input)
+            above_all = bool(readers.found) and _fill(layer) <= _ABSORBING
             require(factor.is_whole or not above_all or factor.low >= 0, f"'{layer.input.name}' may be below 0")
             return factor.is_whole or above_all
         log = layer.input.producer
@@ -148,16 +152,14 @@ class _Limiter:
                     return False
                 readers.fill = max(readers.fill, _FILL * _scale(user))
                 if gate:
-                    readers.attentions.append(user)
+                    readers.found.append(_Reader(user, user.inputs[0], mask, -1))
             elif _is_difference_from_itself(user):
                 continue  # x - x is 0 for every x: the Softmax of one element
             elif user.type == "Softmax":
                 if gate and axis is not None and _softmax_axis(user) not in (axis, None):
                     return False
-            else:
-                inside = self._passes(fill, user, mask, at, readers, gate=gate, axis=axis)
-                if not inside:
-                    return False
+            elif not self._passes(fill, user, mask, at, readers, gate=gate, axis=axis):
+                return False
         return True
 
     def _passes(
@@ -165,14 +167,8 @@ class _Limiter:
     ) -> bool:
         """Return True if a layer passes a mask on, and only Softmax or attention layers read the result."""
         if user.has(Trait.MOVES) and user.type != "CopyTo":  # CopyTo overwrites a part of a row
-            keeps_rows = (
-                axis == -1
-                and user.type != "Permute"
-                and all(
-                    mask.shape is not None and out.shape is not None and out.shape[-1] == mask.shape[-1]
-                    for out in user.outputs
-                )
-            )
+            widths = {out.shape and out.shape[-1] for out in (mask, *user.outputs)}
+            keeps_rows = axis == -1 and user.type != "Permute" and len(widths) == 1 and None not in widths
             if gate and axis is not None and not keeps_rows:
                 return False
             return all(self._collect(fill, out, readers, gate=gate, axis=axis) for out in user.outputs)
@@ -187,7 +183,7 @@ class _Limiter:
         axes = [_softmax_axis(each) for each in user.output.users if each.type == "Softmax"]
         axis = next((each for each in axes if each is not None), -1)
         if chosen and self.ranges.of(other).high > 0:
-            readers.sums.append((user, mask, axis))
+            readers.found.append(_Reader(user, other, mask, axis))
         return self._collect(fill, user.output, readers, gate=chosen, axis=axis)
 
     def _limited(self, layer: Layer, fill: float) -> tuple[Layer, list[Layer]]:
@@ -202,8 +198,9 @@ class _Limiter:
         sign = self._new("UnaryOp", layer, [layer.input], op_type=UnaryOp.SIGN)  # every number except 0 masks
         return new.having(inputs=[sign.output]), [sign]
 
-    def _gate(self, plain: Blob, mask: Blob, axis: int, like: Layer, fill: float) -> list[Layer]:
-        """Return layers that multiply `plain` by 0 in fully masked rows along `axis`, and by 1 in others."""
+    def _gate(self, reader: _Reader, like: Layer, fill: float) -> list[Layer]:
+        """Return layers that multiply what is `plain` by 0 in fully masked rows, and by 1 in others."""
+        _, plain, mask, axis = reader
         new: list[Layer] = []
         if (mask, axis) not in self.kept:
             new.append(self._new("Reduction", like, [mask], operation=Reduction.MAX, axes=(axis,), **_ROWS))

@@ -65,9 +65,7 @@ def _key(layer: Layer, inputs: Sequence[Blob]) -> Hashable:
 
 
 def _frozen(value: Any) -> str:
-    """Return a parameter as text, floats in 32 bits as in the file: 0 and 0.0 differ for ncnn, and so do 0.0
-    and -0.0.
-    """
+    """Return a parameter as text, floats in 32 bits as in the file: 0, 0.0 and -0.0 differ for ncnn."""
     if isinstance(value, (list, tuple)):
         return ",".join(map(_frozen, value))
     return repr(float(np.float32(value))) if isinstance(value, (float, np.floating)) else repr(value)

@@ -8,11 +8,11 @@ from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.passes._chain import Chain
 from onnx2ncnn_opt.passes._fold import require_own_weights
 from onnx2ncnn_opt.passes._pointwise import is_pointwise, is_resize
+from onnx2ncnn_opt.passes._windows import pads_of
 from onnx2ncnn_opt.passes.replace_convolution_with_innerproduct import of_vector
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
-_PADS = ("pad_left", "pad_right", "pad_top", "pad_bottom")
 _CONV = op("Convolution", "conv", is_pointwise, activation_type=0)
 
 
@@ -48,5 +48,5 @@ def _counts_zeros(smaller: Layer) -> bool:
     """Return True if a Pooling takes zeros around the image into its means."""
     if smaller.type != "Pooling" or smaller["global_pooling"] or smaller["adaptive_pooling"]:
         return False
-    pads = smaller["pad_mode"] != PadMode.VALID or any(smaller[pad] for pad in _PADS)
+    pads = smaller["pad_mode"] != PadMode.VALID or any(pads_of(smaller))
     return bool(smaller["avgpool_count_include_pad"] and pads)

@@ -18,7 +18,6 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._chain import Chain
 from onnx2ncnn_opt.passes._constants import stored
 from onnx2ncnn_opt.passes._pointwise import is_pointwise, is_resize, matrix_of
-from onnx2ncnn_opt.passes.fuse_activation import separate_activation
 from onnx2ncnn_opt.passes.replace_convolution_with_innerproduct import of_vector
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, fixed_size, graph_pass, known_shape, require
 
@@ -67,9 +66,7 @@ def _moved(source: Layer, convs: Sequence[Layer]) -> Replacement:
 
 
 def _mixed(chain: Chain, parts: Sequence[Blob], interps: Sequence[Layer], rest: Blob | None) -> Chain:
-    """Return the layers for one convolution of the `parts` together: some come from `interps`, and `rest` is all
-    others.
-    """
+    """Return the layers for one convolution of all `parts`: some come from `interps`, `rest` are the others."""
     conv = chain.layer
     weight, bias = matrix_of(conv)
     ends = np.cumsum([fixed_size(blob, 0) for blob in parts])
@@ -89,10 +86,7 @@ def _mixed(chain: Chain, parts: Sequence[Blob], interps: Sequence[Layer], rest: 
         results = [chain.add("Eltwise", "sum", *results, op_type=Eltwise.SUM)]
     elif len(results) == 2:
         results = [chain.add("BinaryOp", "sum", *results, op_type=BinaryOp.ADD)]
-    activation = separate_activation(conv)
-    if activation:
-        kind, params = activation
-        chain.add(kind, "activation", *results, **params)
+    chain.activate(results[0])
     return chain
 
 

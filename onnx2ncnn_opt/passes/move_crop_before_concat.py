@@ -6,7 +6,7 @@ from itertools import accumulate
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._crops import cropped, part
 from onnx2ncnn_opt.rewrite.pattern import kept, op
-from onnx2ncnn_opt.rewrite.rule import require, rewrite
+from onnx2ncnn_opt.rewrite.rule import needed, require, rewrite
 
 _CONCAT = op("Concat", "concat")
 
@@ -17,10 +17,7 @@ def move_crop_before_concat(crop: Layer, concat: Layer) -> Layer | Blob:
 
     Where the Crop keeps some of the parts as a whole, or a piece of one of them.
     """
-    found = part(crop)
-    require(found is not None, "what the Crop keeps is not known, or it cuts several axes")
-    assert found is not None
-    axis, start, end = found
+    axis, start, end = needed(part(crop), "what the Crop keeps is not known, or it cuts several axes")
     same_axis = concat["axis"] % len(crop.input.known_shape) == axis
     require(same_axis, "it cuts another axis than the one that is put together")
     sizes = [blob.shape[axis] if blob.shape is not None else None for blob in concat.inputs]

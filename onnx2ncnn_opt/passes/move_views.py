@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -11,16 +12,18 @@ from onnx2ncnn_opt.ir.dim import Shape, known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.view import Reorder, Step
-from onnx2ncnn_opt.ir.weight import Encoding, Weight
-from onnx2ncnn_opt.passes._constants import data_params
+from onnx2ncnn_opt.ir.weight import Encoding
+from onnx2ncnn_opt.passes._constants import with_data
 from onnx2ncnn_opt.passes._views import (
-    LONGEST,
     Steps,
     chain_above,
+    chain_below,
     cost,
     end_of,
     in_layout,
     inverse,
+    is_plain,
+    private,
     shape_after,
     shortest,
     step_of,
@@ -37,12 +40,12 @@ _ROWWISE = frozenset({"LayerNorm", "RMSNorm", "Softmax"})
 _MOST_LAYOUTS = 12
 
 
+@dataclass
 class _ViewRegion:
-    """Layers connected through blobs of one shape, the blobs that come in, and those that others read too."""
+    """Layers connected through blobs of one shape, and the blobs that they make."""
 
-    def __init__(self) -> None:
-        self.layers: dict[Layer, None] = {}
-        self.inner: set[Blob] = set()
+    layers: dict[Layer, None] = field(default_factory=dict)
+    inner: set[Blob] = field(default_factory=set)
 
     @property
     def incoming(self) -> list[Blob]:
@@ -70,6 +73,47 @@ class _Edge(NamedTuple):
     there: frozenset[Step] = frozenset()
 
 
+class _Layout(NamedTuple):
+    """Steps from a region's shape to another layout of it."""
+
+    shape: Shape
+    steps: Steps
+
+    @property
+    def start(self) -> Shape:
+        """The shape in this layout."""
+        return shape_after(self.shape, self.steps)
+
+    def left_in(self, edge: _Edge) -> Steps | None:
+        """Return the steps that are left of a way in; None if they cannot be written as layers."""
+        return shortest(edge.blob.known_shape, (*edge.steps, *self.steps))
+
+    def left_out(self, edge: _Edge) -> Steps | None:
+        """Return the steps that are left of a way out; None if they cannot be written as layers."""
+        return shortest(self.start, (*inverse(self.shape, self.steps), *edge.steps))
+
+    def cost(self, ways_in: Sequence[_Edge], ways_out: Sequence[_Edge]) -> tuple[int, int] | None:
+        """Return the cost of the views that are left; None if they cannot be written as layers."""
+        costs = []
+        for edge in ways_in:
+            if (steps := self.left_in(edge)) is None:
+                return None
+            costs.append(_cost(steps, edge))
+        for edge in ways_out:
+            if (steps := self.left_out(edge)) is None:
+                return None
+            costs.append(_cost(steps[::-1], edge))
+        return _total(costs)
+
+    @property
+    def keeps_rows(self) -> bool:
+        """True if it has the same innermost axis, and the rank that layers over rows take."""
+        view = viewed(self.shape, self.steps)
+        if view is None or len(view.axes) not in (2, 3) or not view.dims[-1]:
+            return False
+        return view.axes[-1] == view.dims[-1]
+
+
 @graph_pass(exact=False, purpose="transformers and models with channels last")
 def move_views(graph: Graph) -> Iterator[Replacement | Miss]:
     """x ── Permute ── elementwise, LayerNorm ── Permute ──   ⇒   x ── elementwise, LayerNorm ──
@@ -84,9 +128,7 @@ def move_views(graph: Graph) -> Iterator[Replacement | Miss]:
 
 
 def _regions(graph: Graph, rowwise: Collection[str]) -> list[_ViewRegion]:
-    """Return the regions of elementwise layers and of `rowwise` types: the latter bind more together, but to their
-    rows.
-    """
+    """Return the regions of elementwise layers and `rowwise` types, which bind more together, but to their rows."""
     seen: set[Layer] = set()
     regions: list[_ViewRegion] = []
     for first in graph.layers:
@@ -177,22 +219,22 @@ def _reform(region: _ViewRegion, order: dict[Layer, int]) -> Replacement | None:
     old = _total(
         (*(_cost(edge.steps, edge) for edge in ways_in), *(_cost(edge.steps[::-1], edge) for edge in ways_out))
     )
-    fitting = [layout for layout in layouts if not region.is_rowwise or _keeps_rows(shape, layout)]
-    best = _best(fitting, old, shape, ways_in, ways_out)
+    fitting = [layout for layout in layouts if not region.is_rowwise or layout.keeps_rows]
+    best = _best(fitting, old, ways_in, ways_out)
     if best is None:
         others = [layout for layout in layouts if layout not in fitting]
-        require(_best(others, old, shape, ways_in, ways_out) is None, "a layer needs the innermost axis where it is")
+        require(_best(others, old, ways_in, ways_out) is None, "a layer needs the innermost axis where it is")
         return None
-    return _reformed(region, shape, best, entries, ways_out, order)
+    return _reformed(region, best, entries, ways_out, order)
 
 
 def _best(
-    layouts: Sequence[Steps], old: tuple[int, int], shape: Shape, ways_in: list[_Edge], ways_out: list[_Edge]
-) -> Steps | None:
+    layouts: Sequence[_Layout], old: tuple[int, int], ways_in: list[_Edge], ways_out: list[_Edge]
+) -> _Layout | None:
     """Return the layout that costs least, if that is less than it was."""
     best, least = None, old
     for layout in layouts[:_MOST_LAYOUTS]:
-        new = _cost_of(layout, shape, ways_in, ways_out)
+        new = layout.cost(ways_in, ways_out)
         if new is not None and new < least:
             best, least = layout, new
     return best
@@ -212,16 +254,12 @@ def _way_in(region: _ViewRegion, blob: Blob) -> _Edge:
     """Return the views above a blob that only the region needs."""
     if blob.is_output or not blob.is_read_only_by(region.layers):
         return _Edge(blob, (), ())
-    chain: list[Layer] = []
-    for layer in reversed(chain_above(blob)):
-        if chain and layer.output.uses > 1:
-            break
-        chain.insert(0, layer)
+    chain = private(chain_above(blob))
     source = chain[0].input if chain else blob
     if source in region.inner:
         return _Edge(blob, (), ())  # a way from the region into itself counts as a way out
     gemm = source.producer if source.uses == 1 else None
-    return _Edge(source, tuple(chain), steps_of(chain), gemm if _is_gemm(gemm) else None)
+    return _Edge(source, chain, steps_of(chain), gemm if _is_gemm(gemm) else None)
 
 
 def _is_gemm(layer: Layer | None) -> bool:
@@ -238,58 +276,20 @@ def _ways_out(region: _ViewRegion, blob: Blob) -> Iterator[_Edge]:
         if step_of(user) is None:
             others = True
             continue
-        chain = [user]
-        while len(chain) < LONGEST and (below := _only_view(chain[-1].output)) is not None:
-            chain.append(below)
+        chain = user, *chain_below(user.output)
         last = chain[-1].output
         gemm = last.users[0] if last.uses == 1 and last.users and len(last.users[0].inputs) == 1 else None
-        yield _Edge(blob, tuple(chain), steps_of(chain), gemm if _is_gemm(gemm) else None)
+        yield _Edge(blob, chain, steps_of(chain), gemm if _is_gemm(gemm) else None)
     if others:
         yield _Edge(blob, (), ())
 
 
-def _only_view(blob: Blob) -> Layer | None:
-    """Return the view layer that alone reads a blob."""
-    user = blob.users[0] if blob.uses == 1 and blob.users else None
-    return user if user is not None and step_of(user) is not None else None
-
-
-def _layouts(shape: Shape, ways_in: list[_Edge], ways_out: list[_Edge]) -> list[Steps]:
-    """Return steps from the region's shape to the layouts around it."""
-    found: dict[tuple[Shape, Steps], Steps] = {}
-    for edge in ways_in:
-        back = inverse(edge.blob.known_shape, edge.steps)
-        for length in range(1, len(back) + 1):
-            found.setdefault((shape, back[:length]), back[:length])
-    for edge in ways_out:
-        for length in range(1, len(edge.steps) + 1):
-            found.setdefault((shape, edge.steps[:length]), edge.steps[:length])
-    return list(dict.fromkeys(short for steps in found.values() if (short := shortest(shape, steps))))
-
-
-def _keeps_rows(shape: Shape, steps: Steps) -> bool:
-    """Return True if a layout has the same innermost axis, and the rank that layers over rows take."""
-    view = viewed(shape, steps)
-    if view is None or len(view.axes) not in (2, 3) or not view.dims[-1]:
-        return False
-    return view.axes[-1] == view.dims[-1]
-
-
-def _cost_of(layout: Steps, shape: Shape, ways_in: list[_Edge], ways_out: list[_Edge]) -> tuple[int, int] | None:
-    costs = []
-    for edge in ways_in:
-        steps = shortest(edge.blob.known_shape, (*edge.steps, *layout))
-        if steps is None:
-            return None
-        costs.append(_cost(steps, edge))
-    back = inverse(shape, layout)
-    start = shape_after(shape, layout)
-    for edge in ways_out:
-        steps = shortest(start, (*back, *edge.steps))
-        if steps is None:
-            return None
-        costs.append(_cost(steps[::-1], edge))
-    return _total(costs)
+def _layouts(shape: Shape, ways_in: list[_Edge], ways_out: list[_Edge]) -> list[_Layout]:
+    """Return the layouts around a region of this shape."""
+    ways = [inverse(edge.blob.known_shape, edge.steps) for edge in ways_in] + [edge.steps for edge in ways_out]
+    starts = (way[:length] for way in ways for length in range(1, len(way) + 1))
+    found = dict.fromkeys(shortest(shape, steps) for steps in starts)
+    return [_Layout(shape, steps) for steps in found if steps and is_plain(steps)]
 
 
 def _cost(steps: Steps, edge: _Edge) -> tuple[int, int]:
@@ -301,28 +301,20 @@ def _cost(steps: Steps, edge: _Edge) -> tuple[int, int]:
 
 
 def _views_of_others(blob: Blob, own: Collection[Layer]) -> frozenset[Step]:
-    """Return the views through which others read a blob. Not one's own: the cost of two that are equal is that
-    of one.
-    """
+    """Return the views through which others than one's `own` read a blob (two of those that are equal cost as one)."""
     return frozenset(step for user in blob.users if user not in own and (step := step_of(user)) is not None)
 
 
 def _reformed(
-    region: _ViewRegion,
-    shape: Shape,
-    layout: Steps,
-    entries: dict[Blob, _Edge],
-    ways_out: list[_Edge],
-    order: dict[Layer, int],
+    region: _ViewRegion, layout: _Layout, entries: dict[Blob, _Edge], ways_out: list[_Edge], order: dict[Layer, int]
 ) -> Replacement:
     """Return the region in another layout, with the views that are left around it."""
-    back, start = inverse(shape, layout), shape_after(shape, layout)
-    fresh = {blob: Blob(blob.name, start, blob.batch) for blob in region.inner}
+    fresh = {blob: Blob(blob.name, layout.start, blob.batch) for blob in region.inner}
     outside: list[tuple[Layer, Layer | None]] = []
     reads: dict[Blob, Blob] = {}
     # Those without views first: they take the names of outputs, and the others get a Noop for theirs.
     for edge in sorted(ways_out, key=lambda edge: bool(edge.chain)):
-        steps = shortest(start, (*back, *edge.steps))
+        steps = layout.left_out(edge)
         assert steps is not None
         old, before = _exit(region, edge, order)
         views = view_layers(fresh[edge.blob], steps, like=edge.chain or [_maker(edge.blob)])
@@ -337,13 +329,13 @@ def _reformed(
     for blob in region.incoming:
         first = min((user for user in blob.users if user in inside), key=order.__getitem__)
         if _is_constant(blob):
-            views = [_constant(blob, shape, layout)]
+            source, views = blob, [_constant(blob, layout)]
         else:
             edge = entries[blob]
-            steps = shortest(edge.blob.known_shape, (*edge.steps, *layout))
+            source, steps = reads.get(edge.blob, edge.blob), layout.left_in(edge)
             assert steps is not None
-            views = view_layers(reads.get(edge.blob, edge.blob), steps, like=edge.chain or [first])
-        fresh[blob] = views[-1].output if views else reads.get(entries[blob].blob, entries[blob].blob)
+            views = view_layers(source, steps, like=edge.chain or [first])
+        fresh[blob] = end_of(source, views)
         within += ((view, first) for view in views)
     for layer in sorted(inside, key=order.__getitem__):
         new_layer = layer.having(inputs=[fresh[blob] for blob in layer.inputs])
@@ -351,8 +343,7 @@ def _reformed(
         if layer.type == "Softmax":
             new_layer.params["axis"] = -1
         within.append((new_layer, layer))
-    chains = [*(edge.chain for edge in entries.values()), *(edge.chain for edge in ways_out)]
-    removed = dict.fromkeys((*(view for chain in chains for view in chain), *inside))
+    removed = dict.fromkeys(view for edge in (*entries.values(), *ways_out) for view in edge.chain) | inside
     return Replacement(tuple(removed), added=[*within, *outside], reads=reads, may_stay=True)
 
 
@@ -364,16 +355,15 @@ def _exit(region: _ViewRegion, edge: _Edge, order: dict[Layer, int]) -> tuple[Bl
     return edge.blob, min(readers, key=lambda user: order.get(user, 0)) if readers else None
 
 
-def _constant(blob: Blob, shape: Shape, layout: Steps) -> Layer:
+def _constant(blob: Blob, layout: _Layout) -> Layer:
     """Return a constant operand in the new layout; axes along which it does not change have size 1."""
-    old = _maker(blob)
+    old, shape = _maker(blob), layout.shape
     # Of fewer dims it belongs to the outer axes.
     sizes = (*known(blob.known_shape), *(1,) * (len(shape) - len(blob.known_shape)))
-    data = in_layout(np.broadcast_to(old.weights["data"].reshape(sizes), known(shape)), layout)
+    data = in_layout(np.broadcast_to(old.weights["data"].reshape(sizes), known(shape)), layout.steps)
     for axis in range(data.ndim):
         head = data.take([0], axis)
         data = head if np.array_equal(np.broadcast_to(head, data.shape), data, equal_nan=True) else data
-    named = data_params(data.shape)
-    layer = old.having(**named, weights={"data": Weight(np.ascontiguousarray(data).reshape(-1))})
+    layer = with_data(old, data)
     layer.outputs = (Blob(blob.name, data.shape),)
     return layer

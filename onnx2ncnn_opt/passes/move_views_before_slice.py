@@ -9,16 +9,18 @@ from onnx2ncnn_opt.ir.view import Regroup, Reorder, Step
 from onnx2ncnn_opt.passes._views import (
     Steps,
     chain_above,
+    chain_below,
     cost,
     end_of,
+    is_plain,
+    private,
     shape_after,
     shortest,
-    step_of,
     steps_of,
     view_layers,
     viewed,
 )
-from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
+from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, needed, require
 
 
 @graph_pass(exact=True, purpose="heads of queries, keys and values that are one Gemm")
@@ -34,48 +36,30 @@ def move_views_before_slice(graph: Graph) -> Iterator[Replacement | Miss]:
             yield from attempt(layer, _move, layer)
 
 
-def _chain_below(layer: Layer, at: int) -> tuple[Layer, ...]:
-    """Return the views after an output, up to the first one with another reader."""
-    chain: list[Layer] = []
-    blob = layer.outputs[at]
-    while blob.uses == 1 and blob.users and step_of(blob.users[0]) is not None:
-        chain.append(blob.users[0])
-        blob = chain[-1].output
-    return tuple(chain)
-
-
-def _chain_above(blob: Blob) -> tuple[Layer, ...]:
-    """Return the views above the Slice that nothing else reads."""
-    chain = chain_above(blob)
-    shared = [at for at, layer in enumerate(chain) if layer.output.uses != 1]
-    return chain[shared[-1] + 1 :] if shared else chain
-
-
 def _move(layer: Layer) -> Replacement | None:
     x, parts = layer.input, len(layer.outputs)
-    chains = [_chain_below(layer, at) for at in range(parts)]
+    chains = [*map(chain_below, layer.outputs)]
     if parts < 2 or not any(chains):
         return None
     require(all(chains), "a part is needed as it is")
     shapes = [blob.known_shape for blob in layer.outputs]
     ways = [shortest(shape, steps_of(chain)) for shape, chain in zip(shapes, chains, strict=True)]
-    if not all(ways):
+    known_ways = [way for way in ways if way and is_plain(way)]
+    if len(known_ways) < parts:
         return None
-    known_ways = [way or () for way in ways]
     results = [shape_after(shape, way) for shape, way in zip(shapes, known_ways, strict=True)]
     axis = layer["axis"] % len(x.known_shape)
     if len(set(shapes)) == 1:
-        require(len(set(ways)) == 1, "the parts take different views")
+        require(len(set(known_ways)) == 1, "the parts take different views")
         steps, along = _with_parts(parts, axis, shapes[0], known_ways[0]), 0
     else:
         steps, along = _of_all_sizes(axis, shapes, known_ways)
-    above = _chain_above(x)
+    above = private(chain_above(x)) if x.uses == 1 else ()
     source = above[0].input if above else x
-    short = shortest(source.known_shape, (*steps_of(above), *steps)) if steps else None
     old = [cost(steps_of(chain)) for chain in (above, *chains)]
-    fewer = short is not None and cost(short) < (sum(count for count, _ in old), sum(moves for _, moves in old))
-    require(fewer, "all parts at once need as many views")
-    assert short is not None
+    no_fewer = "all parts at once need as many views"
+    short = needed(shortest(source.known_shape, (*steps_of(above), *steps)), no_fewer)
+    require(cost(short) < (sum(count for count, _ in old), sum(moves for _, moves in old)), no_fewer)
     views = view_layers(source, short, like=above or chains[0])
     sizes = [size if isinstance(size := shape[along], int) else -233 for shape in results]
     new = layer.having(inputs=[end_of(source, views)], axis=along, slices=tuple(sizes), indices=None)
@@ -132,9 +116,7 @@ def _of_any(steps: tuple[Step, ...], counts: list[int], count: Sym) -> Step | No
 
 
 def _with_parts(parts: int, axis: int, part: Shape, way: Steps) -> Steps:
-    """Return the steps for all parts at once: their number is an axis that comes first, and joins the next one at the
-    end.
-    """
+    """Return the steps for all parts at once: their number becomes the first axis, and at the end joins the next."""
     rank = len(part)
     steps: list[Step] = [
         Regroup((*part[:axis], parts, *part[axis:])),
@@ -145,7 +127,5 @@ def _with_parts(parts: int, axis: int, part: Shape, way: Steps) -> Steps:
             steps.append(Reorder((0, *(p + 1 for p in step.perm))))
         elif isinstance(step, Regroup):
             steps.append(Regroup((parts, *step.dims)))
-        else:
-            return ()
     first, *rest = shape_after(part, way)
     return (*steps, Regroup((first * parts, *rest)))

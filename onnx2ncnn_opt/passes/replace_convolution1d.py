@@ -17,14 +17,18 @@ from onnx2ncnn_opt.ir.layers import types_with
 from onnx2ncnn_opt.ir.shapes import infer_shapes
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.view import Regroup
+from onnx2ncnn_opt.passes._constants import is_constant
+from onnx2ncnn_opt.passes._families import WEIGHTED, types_of
 from onnx2ncnn_opt.passes._fold import require_own_weights
 from onnx2ncnn_opt.passes._views import view_layers
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, known_shape, require
 
-_CONVOLUTIONS = frozenset({"Convolution1D", "ConvolutionDepthWise1D", "Deconvolution1D", "DeconvolutionDepthWise1D"})
+_CONVOLUTIONS = frozenset(type for type in types_of(WEIGHTED) if type.endswith("1D"))
 _RANK = 2  # of a sequence
 
 Params = dict[str, Any]
+# Layers connected by sequences, each with its equivalent on images of one row, not yet connected.
+_SequenceRegion = dict[Layer, Layer]
 
 
 @graph_pass(exact=False, purpose="speech, and series of measurements")
@@ -32,7 +36,7 @@ def replace_convolution1d(graph: Graph) -> Iterator[Replacement | Miss]:
     """x ── Convolution1D, ... ──   ⇒   x ── Reshape (c, 1, w) ── Convolution, ... ── Reshape (c, w) ──"""
     order = {layer: i for i, layer in enumerate(graph)}
     for region in _regions(graph):
-        first = next(layer for layer in region.layers if layer.type in _CONVOLUTIONS)
+        first = next(layer for layer in region if layer.type in _CONVOLUTIONS)
         yield from attempt(first, _replaced, region, order)
     for layer in graph:
         if layer.type in _CONVOLUTIONS and layer in order and _on_images(layer) is None:
@@ -48,13 +52,6 @@ def _refuse(layer: Layer) -> None:
     require(False, f"'{layer.name}' has shape hints, or blobs with several dynamic dimensions")
 
 
-class _SequenceRegion:
-    """Layers connected by sequences, each with its equivalent on images of one row, not yet connected."""
-
-    def __init__(self) -> None:
-        self.layers: dict[Layer, Layer] = {}
-
-
 def _is_sequence(blob: Blob) -> bool:
     return blob.shape is not None and len(blob.shape) == _RANK
 
@@ -68,7 +65,8 @@ def _regions(graph: Graph) -> Iterator[_SequenceRegion]:
     for start in graph.layers:
         if start.graph is not graph or start in seen or start.type not in _CONVOLUTIONS:
             continue
-        region, front = _SequenceRegion(), [start]
+        region: _SequenceRegion = {}
+        front = [start]
         while front:
             layer = front.pop()
             if layer in seen:
@@ -77,29 +75,25 @@ def _regions(graph: Graph) -> Iterator[_SequenceRegion]:
             new = _on_images(layer)
             if new is None:
                 continue
-            region.layers[layer] = new
+            region[layer] = new
             for blob in (*layer.inputs, *layer.outputs):
                 if _is_sequence(blob):
-                    near = (*blob.users, *((blob.producer,) if blob.producer is not None else ()))
-                    front += [other for other in near if other not in seen]
-        if start in region.layers:
+                    front += (near for near in (*blob.users, blob.producer) if near is not None and near not in seen)
+        if start in region:
             yield region
 
 
 def _on_images(layer: Layer) -> Layer | None:
     """Return the equivalent of a layer on images of one row; None if none is known."""
     rule = _RULES.get(layer.type)
-    if (
-        rule is None
-        or any(not isinstance(name, str) for name in layer.params)
-        or layer["shape_hints"]
-        or layer["featmask"]
-    ):
+    if rule is None or not all(isinstance(name, str) for name in layer.params):
+        return None
+    if layer["shape_hints"] or layer["featmask"]:
         return None
     blobs = *layer.inputs, *layer.outputs
     if any(blob.shape is None or sum(isinstance(size, Sym) for size in blob.shape) > 1 for blob in blobs):
         return None
-    if not any(_is_sequence(blob) and not _is_constant(blob) for blob in layer.inputs):
+    if not any(_is_sequence(blob) and not is_constant(blob) for blob in layer.inputs):
         return None
     params = rule(layer)
     if params is None:
@@ -120,13 +114,9 @@ def _standing(blob: Blob) -> Blob:
     return Blob(blob.name, _image(blob.shape or ()), blob.batch)
 
 
-def _is_constant(blob: Blob) -> bool:
-    return blob.producer is not None and blob.producer.type == "MemoryData"
-
-
 def _replaced(region: _SequenceRegion, order: Mapping[Layer, int]) -> Replacement:
     """Return the region on images, with a Reshape at each sequence that enters or leaves; refused if it is slower."""
-    inside = sorted(region.layers, key=order.__getitem__)
+    inside = sorted(region, key=order.__getitem__)
     fresh: dict[Blob, Blob] = {}
     added: list[tuple[Layer, Layer | None]] = []
     views: list[Layer] = []
@@ -137,14 +127,14 @@ def _replaced(region: _SequenceRegion, order: Mapping[Layer, int]) -> Replacemen
                 fresh[blob] = made.output
                 added.append((made, layer))
                 views += [made] if made.type == "Reshape" and not _is_view_of_image(blob.producer) else []
-        old = region.layers[layer]
+        old = region[layer]
         new = old.having(inputs=[fresh.get(blob, blob) for blob in layer.inputs])
         new.outputs = old.outputs
         fresh |= zip(layer.outputs, new.outputs, strict=True)
         added.append((new, layer))
     reads: dict[Blob, Blob] = {}
     for blob in (blob for layer in inside for blob in layer.outputs):
-        outside = [user for user in blob.users if user not in region.layers]
+        outside = [user for user in blob.users if user not in region]
         if not outside and not blob.is_output:
             continue
         reads[blob] = fresh[blob]
@@ -155,7 +145,7 @@ def _replaced(region: _SequenceRegion, order: Mapping[Layer, int]) -> Replacemen
             reads[blob] = back.output
             added.append((back, min(outside, key=order.__getitem__) if outside else None))
             views += [back] if blob.is_output or not all(map(_leads_to_image, outside)) else []
-    gain = cost(inside) - cost([*views, *region.layers.values()])
+    gain = cost(inside) - cost([*views, *region.values()])
     require(gain > 0, "the convolutions are too small to gain by it")
     return Replacement(tuple(inside), added=added, reads=reads, may_stay=True)
 
@@ -163,7 +153,7 @@ def _replaced(region: _SequenceRegion, order: Mapping[Layer, int]) -> Replacemen
 def _entry(blob: Blob, reader: Layer) -> Layer:
     """Return the layer that makes a sequence an image where it enters: a Reshape, or the reshaped constant."""
     assert blob.producer is not None
-    if _is_constant(blob):
+    if is_constant(blob):
         rows, columns = blob.known_shape
         made = blob.producer.having(w=columns, h=1, c=rows)
         made.outputs = (_standing(blob),)
@@ -240,14 +230,14 @@ def _sequences(layer: Layer) -> Params | None:
 
 
 def _concat(layer: Layer) -> Params | None:
-    return _axis(layer) if all(map(_is_sequence, layer.inputs)) else None
+    return None if _sequences(layer) is None else _axis(layer)
 
 
 def _crop(layer: Layer) -> Params | None:
     if not layer["starts"] or not layer["ends"] or layer["starts_expr"] or layer["ends_expr"] or layer["axes_expr"]:
         return None
     axes = layer["axes"] or range(len(layer["starts"]))
-    return {"axes": tuple(_moved(axis) for axis in axes)}
+    return {"axes": tuple(map(_moved, axes))}
 
 
 def _padding(layer: Layer) -> Params | None:

@@ -28,8 +28,15 @@ from onnx2ncnn_opt.ir.kernels import cost
 from onnx2ncnn_opt.ir.weight import Array, Weight
 from onnx2ncnn_opt.passes._chain import Chain, gathered
 from onnx2ncnn_opt.passes._fold import require_own_weights
-from onnx2ncnn_opt.passes._windows import Window, reordered, weight_of, weight_with_zeros, window_params, windows
-from onnx2ncnn_opt.passes.fuse_activation import separate_activation
+from onnx2ncnn_opt.passes._windows import (
+    Window,
+    groups_of,
+    reordered,
+    weight_of,
+    weight_with_zeros,
+    window_params,
+    windows,
+)
 from onnx2ncnn_opt.passes.replace_dilated_convolution import LEAST_INPUTS
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import fixed_shape, fixed_size, require, rewrite
@@ -44,9 +51,8 @@ def replace_convolution3d(layer: Layer) -> list[Layer]:
     require_own_weights(layer)
     depth, height, width = windows(layer)
     require(layer["pad_value"] == 0, f"'{layer.name}' does not pad with zeros")
-    group = layer["group"] if "DepthWise" in layer.type else 1
     weight = weight_of(layer).swapaxes(1, 2)
-    volume = _Volume(layer, fixed_size(layer.input, 0), group, weight, depth, height, width)
+    volume = _Volume(layer, fixed_size(layer.input, 0), groups_of(layer), weight, depth, height, width)
     return min(_forms(volume), key=lambda chain: cost(chain.made)).finish()
 
 
@@ -274,9 +280,7 @@ def _rows(height: Window, depths: int) -> tuple[Window, int, int]:
 
 def _sum(chain: Chain, parts: list[Blob]) -> Blob:
     """Return the sum of parts of the result, with the layer's activation."""
-    total = chain.add("Eltwise", "sum", *parts, op_type=Eltwise.SUM)
-    activation = separate_activation(chain.layer)
-    return chain.add(activation[0], "activation", total, **activation[1]) if activation else total
+    return chain.activate(chain.add("Eltwise", "sum", *parts, op_type=Eltwise.SUM))
 
 
 def _convolution(

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._fold import require_own_weights
+from onnx2ncnn_opt.passes._windows import pads_of
 from onnx2ncnn_opt.rewrite.pattern import Op, kept, op
 from onnx2ncnn_opt.rewrite.rule import Rewrite, known_shape, require, rewrite
-
-_PADS = ("pad_left", "pad_right", "pad_top", "pad_bottom")
 
 
 def of_vector(conv: Layer, x: Blob) -> Layer:
     """Return the InnerProduct that does to a vector what a convolution does to a pixel; refused for several pixels."""
     name = f"Convolution '{conv.name}'"
     require(conv["kernel_w"] == conv["kernel_h"] == 1, f"{name} has a larger kernel")
-    require(not any(conv[pad] for pad in _PADS), f"{name} pads")
+    require(not any(pads_of(conv)), f"{name} pads")
     kept = ("num_output", "bias_term", "weight_data_size", "activation_type")
     params = {name: conv[name] for name in kept}
     if conv["activation_type"]:

@@ -16,7 +16,7 @@ from onnx2ncnn_opt.ir.permute import order_type
 from onnx2ncnn_opt.ir.weight import Array, Weight
 from onnx2ncnn_opt.passes._chain import Chain, gathered
 from onnx2ncnn_opt.passes._fold import require_own_weights
-from onnx2ncnn_opt.passes._windows import Window, reordered, weight_with_zeros, windows
+from onnx2ncnn_opt.passes._windows import Window, groups_of, pads_of, reordered, weight_with_zeros, windows
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import fixed_shape, fixed_size, require, rewrite
 
@@ -26,17 +26,16 @@ _SAME = (
     *("pad_left", "pad_right", "pad_top", "pad_bottom", "output_pad_right", "output_pad_bottom"),
     *("bias_term", "activation_type", "activation_params"),
 )
-_PADS = ("pad_left", "pad_right", "pad_top", "pad_bottom", "pad_front", "pad_behind")
 
 
 @rewrite(op(("Deconvolution3D", "DeconvolutionDepthWise3D"), "layer"), exact=False, purpose="decoders of volumes")
 def replace_deconvolution3d(layer: Layer) -> list[Layer]:
     """x ── Deconvolution3D ──   ⇒   x ── Padding ── Reshape ── Concat ── Deconvolution ── Permute ── Crop ──"""
     require_own_weights(layer)
-    require(min(layer[pad] for pad in _PADS) >= 0, f"the padding of '{layer.name}' depends on its input's size")
+    require(min(pads_of(layer)) >= 0, f"the padding of '{layer.name}' depends on its input's size")
     depth, height, width = windows(layer)
     channels, (_, *sizes) = fixed_size(layer.input, 0), fixed_shape(layer.output, 4)
-    group = layer["group"] if "DepthWise" in layer.type else 1
+    group = groups_of(layer)
     ways, single = depth.stride, group in (1, layer["num_output"])
     require(ways == 1 or single, f"'{layer.name}' has groups of several channels")
     out_depth, out_height, out_width = sizes
@@ -93,13 +92,13 @@ def _image(
 
 def _weight(layer: Layer, taps: dict[int, dict[int, int]], ways: int, group: int) -> Weight:
     """For each group, way and output the taps of all inputs, with zeros where a way does not read an offset."""
-    stored, weight = weight_with_zeros(layer)
+    block, weight = weight_with_zeros(layer)
     outputs, inputs, _, *kernel = weight.shape
     found = np.zeros((group, ways, outputs // group, len(taps), inputs, *kernel), weight.dtype)
     for i, of_offset in enumerate(taps.values()):
         for way, tap in of_offset.items():
             found[:, way, :, i] = weight[:, :, tap].reshape(group, outputs // group, inputs, *kernel)
-    return reordered(stored, found)
+    return reordered(block, found)
 
 
 def _deconvolution(chain: Chain, x: Blob, height: Window, weight: Weight, steps: int) -> Blob:

@@ -110,8 +110,7 @@ def _is_read_often(gemm: Layer) -> bool:
     """Return True if a Gemm goes through many constants for some rows, again and again."""
     if gemm["constantN"] * gemm["constantK"] < _LARGE_FOR_A or _rows(gemm) is None:
         return False
-    rows = gemm.inputs[0].known_shape[gemm["transA"]]
-    return rows in _SOME_ROWS
+    return gemm.inputs[0].known_shape[gemm["transA"]] in _SOME_ROWS
 
 
 @rewrite(
@@ -125,7 +124,7 @@ def swap_gemm_operands(x: Blob, gemm: Layer) -> Layer:
     require_constant_b(gemm)
     require(not gemm["output_N1M"], f"the rows of Gemm '{gemm.name}' are along the channels")
     new = gemm.having(
-        weights={"A_data": gemm.weights.stored("B_data")},
+        weights={"A_data": gemm.weights.stored("B_data"), "B_data": None},
         transA=1 - gemm["transB"],
         transB=1 - gemm["transA"],
         output_transpose=1 - gemm["output_transpose"],
@@ -134,7 +133,6 @@ def swap_gemm_operands(x: Blob, gemm: Layer) -> Layer:
         constantM=gemm["constantN"],
         constantN=None,
     )
-    del new.weights["B_data"]
     if has_c(gemm):
         kind = gemm["constant_broadcast_type_C"]
         require(kind in _SWAPPED_C, f"the C of Gemm '{gemm.name}' differs from row to row")

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-
-import numpy as np
 
 from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.passes._constants import data_params
+from onnx2ncnn_opt.passes._constants import with_data
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
 
 _PACK = 4  # slices of the outermost axis that ncnn packs, where their number allows it
@@ -28,11 +25,10 @@ def shrink_memorydata(graph: Graph) -> Iterator[Replacement | Miss]:
 
 def _shrink(constant: Layer) -> Replacement | None:
     blob = constant.output
-    block, shape = constant.weights.stored("data"), known(blob.shape or ())
     axes = set.intersection(*(_broadcast_axes(user, blob) for user in blob.users))
     if not axes:
         return None
-    data = block.data.reshape(shape)
+    data = constant.weights.stored("data").data.reshape(known(blob.known_shape))
     equal = [axis for axis in sorted(axes) if _is_equal_along(data, axis)]
     if not equal:
         return None
@@ -47,9 +43,7 @@ def _shrink(constant: Layer) -> Replacement | None:
             require(_is_fast(user, small.shape), f"rows of '{blob.name}' are short: they are faster in the full size")
     if all(user.type == "SDPA" for user in blob.users):
         small = small[0]  # of a mask of one head ncnn's Vulkan code reads more, unless it has two dims
-    sizes = data_params(small.shape)
-    stored = replace(block, data=np.ascontiguousarray(small).reshape(-1))
-    new = constant.having(**sizes, weights={"data": stored})
+    new = with_data(constant, small)
     new.outputs = (Blob(blob.name, small.shape),)
     return Replacement((constant,), added=[(new, constant)], reads={blob: new.output})
 

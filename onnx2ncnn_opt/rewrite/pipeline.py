@@ -136,25 +136,23 @@ class _Pipeline:
         return nullcontext() if self.check else plugged(f"the pass {p.name}", MemoryError)
 
     def _sweep(self, p: GraphPass) -> None:
-        if not self._is_full:
-            with self._guarded(p):
-                self._edit(p)
-
-    def _edit(self, p: GraphPass) -> None:
+        if self._is_full:
+            return
         misses = self.near_misses[p]
         misses.clear()
         count = Count(f"pass {p.name}", "rewrites")
-        for edit in p.function(self.graph):
-            count.add()
-            if isinstance(edit, Miss):
-                misses[edit.layers[-1]] = NearMiss(p.name, refs(edit.layers), edit.reason)
-                continue
-            try:
-                self._apply(p, edit)
-            except Refused as refusal:
-                misses[edit.layers[-1]] = NearMiss(p.name, refs(edit.layers), str(refusal))
-            if self._is_full:
-                return
+        with self._guarded(p):
+            for edit in p.function(self.graph):
+                count.add()
+                if isinstance(edit, Miss):
+                    misses[edit.layers[-1]] = NearMiss(p.name, refs(edit.layers), edit.reason)
+                    continue
+                try:
+                    self._apply(p, edit)
+                except Refused as refusal:
+                    misses[edit.layers[-1]] = NearMiss(p.name, refs(edit.layers), str(refusal))
+                if self._is_full:
+                    return
 
     def _apply(self, p: Pass, edit: Replacement) -> None:
         """Carry out an edit, note it, and queue the layers that it may concern."""
