@@ -47,8 +47,7 @@ def _trip_count(im: ImportContext, m: Item) -> int:
     if isinstance(m, Constant):
         return max(0, int(m.array.reshape(-1)[0]))
     if isinstance(m, Tensor):
-        reason = "its number of iterations is computed at run time, and ncnn has no loops"
-        raise im.refuse(reason, im.value_hint(0))
+        raise im.refuse("its number of iterations is computed at run time, and ncnn has no loops", im.value_hint(0))
     reason = "its number of iterations depends on a dynamic dimension, and ncnn has no loops"
     raise im.refuse(reason, "bind it with --shape")
 

@@ -55,9 +55,8 @@ def _letters_kept(seen: NodeView) -> int:
     if len(letters) != 1:
         raise ItemsMixed
     [letter] = letters
-    if right.count(letter) != 1 or any(
-        term.count(letter) != (at is not None) for term, at in zip(terms, axes, strict=True)
-    ):
+    counts = [term.count(letter) for term in (right, *terms)]
+    if counts != [1, *(at is not None for at in axes)]:
         raise ItemsMixed
     sizes = [seen.shape(i)[at] for i, at in enumerate(axes) if at is not None]
     if len(set(sizes)) != 1:
