@@ -46,9 +46,9 @@ def check(
     FILE.toml is ncnn-check.toml by default; docs/ci.md says what is in it. The exit code is the worst of all models: 0
     all pass, 1 one was not converted, 2 something is missing, 3 a net is wrong or costs too much.
     """
+    from onnx2ncnn_opt.cli.check_report import check_blocks, check_junit, check_markdown, check_record, model_line
     from onnx2ncnn_opt.progress import announce
     from onnx2ncnn_opt.regression.run import check as run
-    from onnx2ncnn_opt.report.check import check_blocks, check_junit, check_markdown, check_record, model_line
     from onnx2ncnn_opt.report.console import printable
 
     sources = {"the list of models": file} if file.exists() else {}
@@ -57,23 +57,22 @@ def check(
         with output.working(f"checking the models of {file}"):
 
             def look(result: ModelResult, record: NetRecord | None) -> None:
-                report.records.append(check_record(asdict(result), record))
+                report.records.append(check_record(result, record))
 
             def done(result: ModelResult) -> None:
-                line = printable(model_line(asdict(result)))
+                line = printable(model_line(result))
                 if sys.stderr.isatty():
                     announce(line)
                 elif not output.quiet:
                     click.echo(line, err=True)
 
             result = run(file, **options, done=done, look=look if report.path else None)
-        found = asdict(result)
         if junit:
-            junit.write_text(check_junit(found), encoding="utf-8")
+            junit.write_text(check_junit(result), encoding="utf-8")
         if markdown:
             with markdown.open("a", encoding="utf-8") as stream:
-                stream.write(check_markdown(found))
-        output.fields |= {"ok": result.ok, **found}
-        output.show(check_blocks(found))
+                stream.write(check_markdown(result))
+        output.fields |= {"ok": result.ok, **asdict(result)}
+        output.show(check_blocks(result))
         if not result.ok:
             raise click.exceptions.Exit(result.exit_code)

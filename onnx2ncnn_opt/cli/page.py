@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -47,16 +47,11 @@ class ReportFile:
                 output.show([f"wrote: {self.path} ({file_size(self.path.stat().st_size)})"])
 
 
-def report_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the option --report, as `report`."""
-
-    def opened(ctx: click.Context, param: click.Parameter, path: Path | None) -> ReportFile:
-        return ReportFile(path)
-
-    return click.option(
-        "--report",
-        type=click.Path(path_type=Path),
-        callback=opened,
-        metavar="FILE.html",
-        help="Write a page about the result: errors and costs of layers, what the passes did (docs/report.md).",
-    )(command)
+# --report, as `report`.
+report_option = click.option(
+    "--report",
+    type=click.Path(path_type=Path),
+    callback=lambda ctx, param, path: ReportFile(path),
+    metavar="FILE.html",
+    help="Write a page about the result: errors and costs of layers, what the passes did (docs/report.md).",
+)

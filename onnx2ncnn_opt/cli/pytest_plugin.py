@@ -6,7 +6,6 @@ It is found by its entry point. Only a .toml file that is named as an argument i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,12 +68,12 @@ class ModelItem(pytest.Item):
 
     def runtest(self) -> None:
         """Convert it and judge the net."""
+        from onnx2ncnn_opt.cli.check_report import details
         from onnx2ncnn_opt.regression.run import check_model
-        from onnx2ncnn_opt.report.check import details
 
         result = check_model(self.checked, self.model)
         self.user_properties += [(m.name, m.measured) for m in result.measurements if m.measured is not None]
-        others = [f"{kind}: {text}" for kind, text in details(asdict(result)) if kind != "failed"]
+        others = [f"{kind}: {text}" for kind, text in details(result) if kind != "failed"]
         if others:
             self.add_report_section("call", "notes", "\n".join(others))
         if not result.ok:
@@ -84,9 +83,9 @@ class ModelItem(pytest.Item):
         """Return the failures, without a traceback."""
         if not isinstance(excinfo.value, NetFailure):
             return super().repr_failure(excinfo, style)
-        from onnx2ncnn_opt.report.check import failure_text
+        from onnx2ncnn_opt.cli.check_report import failure_text
 
-        return "\n".join(failure_text(asdict(measurement)) for measurement in excinfo.value.result.failures)
+        return "\n".join(failure_text(failure) for failure in excinfo.value.result.failures)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """Return the file and the name under which pytest lists the test."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from math import inf, prod, sqrt
 from operator import itemgetter
 from typing import Any
@@ -60,10 +59,6 @@ def _bits(p: Params) -> int:
     return int(p["quantize_term"]) // 100
 
 
-def _format(p: Params) -> int:
-    return int(p["quantize_term"]) % 100 // 10
-
-
 def _block(p: Params) -> int:
     return choose((32, 64, 128), p["quantize_term"] % 10, "quantize_term")
 
@@ -81,7 +76,7 @@ def _is_not_block_quantised(p: Params) -> bool:
 
 
 def _has_input_scales(p: Params) -> bool:
-    return _is_block_quantised(p) and _format(p) == 1
+    return _is_block_quantised(p) and int(p["quantize_term"]) % 100 // 10 == 1
 
 
 def _qdim(p: Params) -> int:
@@ -149,42 +144,42 @@ def _convolution(type: str, params: str, scales: tuple[WeightSpec, ...] = ()) ->
     return _layer(type, params, weights, inputs=(1, 3), one_blob_only=lambda p: p["dynamic_weight"] == 0)
 
 
+_Count = Callable[[Params], int]
+
+
+def _times(a: _Count, b: _Count) -> _Count:
+    return lambda p: a(p) * b(p)
+
+
+def _packed(name: str, rows: _Count, columns: _Count, when: Predicate = _is_block_quantised) -> WeightSpec:
+    """Return the integers of a block-quantised matrix; each row begins at a byte."""
+    return WeightSpec(name, lambda p: rows(p) * _ceil_div(columns(p) * _bits(p), 8), packed=True, when=when)
+
+
+def _scales(name: str, rows: _Count, columns: _Count) -> WeightSpec:
+    """Return the scales of a block-quantised matrix, one for each block of a row."""
+    return WeightSpec(name, lambda p: rows(p) * _ceil_div(columns(p), _block(p)), when=_is_block_quantised)
+
+
 def _attention_weights() -> Iterator[WeightSpec]:
     """Yield the weights of the four projections of MultiHeadAttention: queries, keys, values, output."""
-    sizes: dict[str, tuple[Callable[[Params], int], Callable[[Params], int]]] = {
-        "q": (lambda p: p["embed_dim"], _qdim),
-        "k": (lambda p: p["embed_dim"], lambda p: p["kdim"]),
-        "v": (lambda p: p["embed_dim"], lambda p: p["vdim"]),
-        "out": (_qdim, lambda p: p["embed_dim"]),
+    sizes: dict[str, tuple[_Count, _Count]] = {
+        "q": (itemgetter("embed_dim"), _qdim),
+        "k": (itemgetter("embed_dim"), itemgetter("kdim")),
+        "v": (itemgetter("embed_dim"), itemgetter("vdim")),
+        "out": (_qdim, itemgetter("embed_dim")),
     }
     for name, (rows, columns) in sizes.items():
         yield WeightSpec(f"{name}_weight_data", _times(rows, columns), tagged=True, when=_is_not_block_quantised)
-        yield WeightSpec(
-            f"{name}_weight_data_packed_bytes",
-            _times(rows, partial(_packed_bytes, columns)),
-            packed=True,
-            when=_is_block_quantised,
-        )
+        yield _packed(f"{name}_weight_data_packed_bytes", rows, columns)
         yield WeightSpec(f"{name}_bias_data", rows)
     for name in "qkv":
         yield WeightSpec(f"{name}_weight_data_int8_scales", sizes[name][0], when=_is_int8)
     yield WeightSpec("out_weight_data_int8_scale", lambda p: 1, when=_is_int8)
     for name, (rows, columns) in sizes.items():
-        yield WeightSpec(f"{name}_quantize_scales", _times(rows, partial(_blocks, columns)), when=_is_block_quantised)
+        yield _scales(f"{name}_quantize_scales", rows, columns)
     for name, (_, columns) in sizes.items():
         yield WeightSpec(f"{name}_input_scales", columns, when=_has_input_scales)
-
-
-def _times(a: Callable[[Params], int], b: Callable[[Params], int]) -> Callable[[Params], int]:
-    return lambda p: a(p) * b(p)
-
-
-def _packed_bytes(columns: Callable[[Params], int], p: Params) -> int:
-    return _ceil_div(columns(p) * _bits(p), 8)
-
-
-def _blocks(columns: Callable[[Params], int], p: Params) -> int:
-    return _ceil_div(columns(p), _block(p))
 
 
 def _recurrent(type: str, gates: int, biases: int, hidden: str = "num_output") -> LayerSpec:
@@ -438,11 +433,11 @@ _TABLE = (
                 "A_data*=constantM*constantK if constantA, "
                 "B_data*=constantK*constantN if constantB and quantize_term<400"
             ),
-            WeightSpec(
+            _packed(
                 "B_data_packed_bytes",
-                lambda p: p["constantN"] * _ceil_div(p["constantK"] * _bits(p), 8),
-                packed=True,
-                when=lambda p: p["constantB"] and p["quantize_term"] >= 400,
+                itemgetter("constantN"),
+                itemgetter("constantK"),
+                when=lambda p: p["constantB"] and _is_block_quantised(p),
             ),
             WeightSpec(
                 "C_data",
@@ -454,12 +449,8 @@ _TABLE = (
                 tagged=True,
                 when=lambda p: p["constantC"] and p["constant_broadcast_type_C"] != GemmC.NONE,
             ),
-            WeightSpec(
-                "B_data_quantize_scales",
-                lambda p: p["constantN"] * _ceil_div(p["constantK"], _block(p)),
-                when=_is_block_quantised,
-            ),
-            WeightSpec("B_data_input_scales", lambda p: p["constantK"], when=_has_input_scales),
+            _scales("B_data_quantize_scales", itemgetter("constantN"), itemgetter("constantK")),
+            WeightSpec("B_data_input_scales", itemgetter("constantK"), when=_has_input_scales),
             *parse_weights(
                 "A_data_int8_scales=constantM if quantize_term>0 and quantize_term<400 and constantA, "
                 "B_data_int8_scale=1 if quantize_term>0 and quantize_term<400 and constantB"

@@ -180,10 +180,7 @@ _MODEL_KEYS = {
 }
 _THRESHOLD_KEYS = {
     "accuracy": _Key(_is_accuracy, f"a number for fp32, or a table with numbers for {', '.join(MODES)}"),
-    "layers": _FACTOR,
-    "size": _FACTOR,
-    "latency": _FACTOR,
-    "memory": _FACTOR,
+    **dict.fromkeys(("layers", "size", "latency", "memory"), _FACTOR),
 }
 _FILE_KEYS = {
     "models": _Key(_is_texts, "a list of paths or patterns, as models/**/*.onnx"),

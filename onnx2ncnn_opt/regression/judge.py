@@ -233,12 +233,9 @@ class _Judgement:
         self.add("stored outputs", hint if wrong else "", measured=max(errors), limit=self.tolerance.relative)
         return examples
 
-    def inputs(self) -> Iterator[dict[str, Any]]:
-        """Yield the inputs to verify with, as arguments."""
-        if self.model.inputs:
-            yield from ({"feeds": path} for path in self.model.inputs)
-        else:
-            yield from ({"seed": seed} for seed in self.model.seeds)
+    def inputs(self) -> list[dict[str, Any]]:
+        """Return the inputs to verify with, as arguments."""
+        return [{"feeds": path} for path in self.model.inputs] or [{"seed": seed} for seed in self.model.seeds]
 
     def accuracy(self, examples: Sequence[Example], before: Record | None) -> dict[str, float | None]:
         """Verify the net in each mode; return the largest relative error in each."""
@@ -331,7 +328,7 @@ class _Judgement:
 
     def timed(self, param: Path, bin: Path, examples: Sequence[Example]) -> _Timed:
         """Return a net with the first of the inputs."""
-        given = {"feeds": examples[0].inputs} if examples else next(self.inputs())
+        given = {"feeds": examples[0].inputs} if examples else self.inputs()[0]
         manifest, _ = manifest_beside(param, self.model.path)
         anything = replace(self.tolerance, relative=_ANYTHING, slices=False)  # it was verified
         how = replace(self.how, **given, tolerance=anything, on=None)

@@ -39,15 +39,11 @@ def change_rows(change: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def _value(value: Any) -> str:
-    if value is None:
-        return "none"
-    return (
-        ",".join(map(_value, value))
-        if isinstance(value, (tuple, list))
-        else f"{value:.9g}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    if isinstance(value, (tuple, list)):
+        return ",".join(map(_value, value))
+    if isinstance(value, float):
+        return f"{value:.9g}"
+    return "none" if value is None else str(value)
 
 
 def _weight(weight: Mapping[str, Any] | None) -> str:

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
-from dataclasses import asdict
 
+from onnx2ncnn_opt.cli.check_report import check_blocks, check_junit, check_markdown
 from onnx2ncnn_opt.regression.result import Changes, CheckResult, Measurement, ModelResult
-from onnx2ncnn_opt.report.check import check_blocks, check_junit, check_markdown
 from onnx2ncnn_opt.report.console import Table
 from testing import present
 
@@ -39,11 +38,8 @@ RESULT = CheckResult(
 )
 
 
-FOUND = asdict(RESULT)
-
-
 def test_on_a_terminal() -> None:
-    table, *lines = check_blocks(FOUND)
+    table, *lines = check_blocks(RESULT)
     assert isinstance(table, Table)
     assert table.columns == ("model", "result", "error fp32", "layers", "size", "latency", "memory")
     assert table.rows == (
@@ -64,7 +60,7 @@ def test_on_a_terminal() -> None:
 
 
 def test_as_markdown() -> None:
-    text = check_markdown(FOUND)
+    text = check_markdown(RESULT)
     assert "| models/right | ok | 1.0e-06 | 10 (=) | 1.01 MB (+1.0%) | - | - |" in text
     escaped = "a\\|b\\<script\\>\\`x\\`\\*\\\\x1b\\[31m\\\\x00\\\\ufffe"
     assert f"| {escaped} | FAILED |" in text
@@ -75,7 +71,7 @@ def test_as_markdown() -> None:
 
 
 def test_as_junit() -> None:
-    (suite,) = ElementTree.fromstring(check_junit(FOUND))
+    (suite,) = ElementTree.fromstring(check_junit(RESULT))
     assert [suite.get(key) for key in ("tests", "failures", "errors")] == ["3", "1", "1"]
     right, wrong, none = suite
     assert [(p.get("name"), p.get("value")) for p in right.iter("property")] == [

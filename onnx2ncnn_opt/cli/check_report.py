@@ -5,52 +5,51 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
+from onnx2ncnn_opt.regression.result import CheckResult, Measurement, ModelResult
 from onnx2ncnn_opt.report.console import Block, Table, printable
 from onnx2ncnn_opt.report.record import NetRecord
 
 _NOTHING, _SAME = "-", "="
 
 
-def check_blocks(found: Mapping[str, Any]) -> list[Block]:
-    """Return the fields of a CheckResult as a table, and lines about failures and changes."""
-    models: Sequence[Mapping[str, Any]] = found["models"]
-    columns, rows = _rows(models, _short)
+def check_blocks(found: CheckResult) -> list[Block]:
+    """Return a CheckResult as a table, and lines about failures and changes."""
+    columns, rows = _rows(found.models, _short)
     blocks: list[Block] = [Table(columns, rows, "model", tuple(range(2, len(columns))))] if rows else []
-    for model in models:
-        blocks += [f"{kind}: {model['name']}: {text}" for kind, text in details(model)]
-    blocks += [f"note: {name} is in the baseline, but no model is called so" for name in found["missing"]]
+    for model in found.models:
+        blocks += [f"{kind}: {model.name}: {text}" for kind, text in details(model)]
+    blocks += [f"note: {name} is in the baseline, but no model is called so" for name in found.missing]
     return [*blocks, *_summary(found)]
 
 
-def model_line(model: Mapping[str, Any]) -> str:
+def model_line(model: ModelResult) -> str:
     """Return the log line of a finished model."""
-    return f"{model['name']}: {_verdict(model)}, {model['seconds']:.0f} s"
+    return f"{model.name}: {_verdict(model)}, {model.seconds:.0f} s"
 
 
 Form = Callable[[str, float, float | None], str]
 
 
-def _rows(models: Sequence[Mapping[str, Any]], form: Form) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+def _rows(models: Sequence[ModelResult], form: Form) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """Return a header, and a row of measurements for each model."""
-    modes = dict.fromkeys(m["mode"] for model in models for m in model["measurements"] if m["what"] == "accuracy")
+    modes = dict.fromkeys(m.mode for model in models for m in model.measurements if m.what == "accuracy")
     keys = [*(("accuracy", mode) for mode in modes), *((what, "") for what in _COSTS)]
     columns = ("model", "result", *(f"error {mode}" for mode in modes), *_COSTS)
     rows = []
     for model in models:
-        measured = {(m["what"], m["mode"]): m for m in model["measurements"]}
-        is_same = model["changes"] is not None and not model["changes"]["files"]
+        measured = {(m.what, m.mode): m for m in model.measurements}
+        is_same = model.changes is not None and not model.changes.files
         cells = (_cell(measured.get(key), is_same and key[0] in _COSTS, form) for key in keys)
-        rows.append((model["name"], _verdict(model), *cells))
+        rows.append((model.name, _verdict(model), *cells))
     return columns, tuple(rows)
 
 
-def _cell(measurement: Mapping[str, Any] | None, is_same: bool, form: Form) -> str:
-    if measurement is None or measurement["measured"] is None:
+def _cell(measurement: Measurement | None, is_same: bool, form: Form) -> str:
+    if measurement is None or measurement.measured is None:
         return _SAME if is_same else _NOTHING
-    mark = "" if measurement["status"] == "ok" else " !"
-    return form(measurement["what"], measurement["measured"], measurement["baseline"]) + mark
+    mark = "" if measurement.status == "ok" else " !"
+    return form(measurement.what, measurement.measured, measurement.baseline) + mark
 
 
 def _full(what: str, measured: float, baseline: float | None) -> str:
@@ -72,80 +71,77 @@ def _change(measured: float, baseline: float) -> str:
     return _SAME if measured == baseline else f"{measured / baseline - 1:+.1%}"
 
 
-def details(model: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def details(model: ModelResult) -> Iterator[tuple[str, str]]:
     """Yield the other facts about a model, each as a word ("failed", "changed", "note") and a text."""
-    for measurement in model["measurements"]:
-        if measurement["status"] == "failed":
-            yield "failed", failure_text(measurement)
-    changes = model["changes"]
-    if changes and changes["files"]:
-        parts = [f"{what} {_counted(changes[what])}" for what in ("gone", "added", "changed") if changes[what]]
+    for measurement in model.failures:
+        yield "failed", failure_text(measurement)
+    changes = model.changes
+    if changes and changes.files:
+        parts = [
+            f"{what} {_counted(counts)}" for what in ("gone", "added", "changed") if (counts := getattr(changes, what))
+        ]
         yield "changed", "; ".join(parts) or "names or the order of layers only"
-    for note in model["notes"]:
+    for note in model.notes:
         yield "note", note
 
 
-def failure_text(measurement: Mapping[str, Any]) -> str:
+def failure_text(measurement: Measurement) -> str:
     """Return the reason of a failure: the measured value, the limit, and the baseline's value."""
     numbers = _numbers(measurement, measured="{}", limit="at most {}", baseline="the baseline {}")
-    return ": ".join(filter(None, (_name(measurement), numbers, measurement["message"])))
+    return ": ".join(filter(None, (measurement.name, numbers, measurement.message)))
 
 
-def _name(measurement: Mapping[str, Any]) -> str:
-    return f"{measurement['what']} {measurement['mode']}".rstrip()
+def _name(measurement: Measurement) -> str:
+    return f"{measurement.what} {measurement.mode}".rstrip()
 
 
-def _numbers(measurement: Mapping[str, Any], **words: str) -> str:
+def _numbers(measurement: Measurement, **words: str) -> str:
     """Return the numbers that a measurement has, each in its words, in the order of these."""
-    form = _FORMS.get(measurement["what"], _exponent)
-    return ", ".join(text.format(form(measurement[key])) for key, text in words.items() if measurement[key] is not None)
+    form = _FORMS.get(measurement.what, _exponent)
+    numbers = ((text, getattr(measurement, key)) for key, text in words.items())
+    return ", ".join(text.format(form(number)) for text, number in numbers if number is not None)
 
 
-def check_markdown(found: Mapping[str, Any]) -> str:
+def check_markdown(found: CheckResult) -> str:
     """Return the table and the lines in the Markdown of GitHub's step summaries."""
-    columns, rows = _rows(found["models"], _full)
+    columns, rows = _rows(found.models, _full)
     lines = ["## ncnn nets", ""]
     lines += [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"] if rows else []
     lines += [f"| {' | '.join(map(_markdown, row))} |" for row in rows]
     lines.append("")
-    for model in found["models"]:
+    for model in found.models:
         for kind, text in details(model):
-            lines.append(f"- **{_markdown(model['name'])}** {kind}: {_markdown(text)}")
+            lines.append(f"- **{_markdown(model.name)}** {kind}: {_markdown(text)}")
     lines += [f"- {_markdown(line)}" for line in _summary(found)]
     return "\n".join(lines) + "\n"
 
 
-def check_junit(found: Mapping[str, Any]) -> str:
+def check_junit(found: CheckResult) -> str:
     """Return a test suite with a case for each model; one that cannot be judged is an error, a wrong one a failure.
 
     `printable` takes out the characters that XML forbids.
     """
-    models = found["models"]
-    codes = [model["exit_code"] for model in models]
+    models = found.models
+    codes = [model.exit_code for model in models]
     suite = ElementTree.Element(
         "testsuite",
-        name=printable(found["file"]),
+        name=printable(found.file),
         tests=str(len(models)),
         failures=str(sum(code == 3 for code in codes)),
         errors=str(sum(code in (1, 2) for code in codes)),
-        time=f"{sum(model['seconds'] for model in models):.3f}",
+        time=f"{sum(model.seconds for model in models):.3f}",
     )
     for model in models:
-        case = ElementTree.SubElement(
-            suite,
-            "testcase",
-            classname=printable(found["file"]),
-            name=printable(model["name"]),
-            time=f"{model['seconds']:.3f}",
-        )
+        name, seconds = printable(model.name), f"{model.seconds:.3f}"
+        case = ElementTree.SubElement(suite, "testcase", classname=printable(found.file), name=name, time=seconds)
         properties = ElementTree.SubElement(case, "properties")
-        for measurement in model["measurements"]:
-            if measurement["measured"] is not None:
-                value = repr(measurement["measured"])
-                ElementTree.SubElement(properties, "property", name=_name(measurement), value=value)
-        texts = [printable(failure_text(m)) for m in model["measurements"] if m["status"] == "failed"]
+        for measurement in model.measurements:
+            if measurement.measured is not None:
+                value = repr(measurement.measured)
+                ElementTree.SubElement(properties, "property", name=measurement.name, value=value)
+        texts = [printable(failure_text(m)) for m in model.failures]
         if texts:
-            kind = "failure" if model["exit_code"] == 3 else "error"
+            kind = "failure" if model.exit_code == 3 else "error"
             failure = ElementTree.SubElement(case, kind, message=texts[0])
             failure.text = "\n".join(texts)
         others = [printable(f"{kind}: {text}") for kind, text in details(model) if kind != "failed"]
@@ -157,40 +153,39 @@ def check_junit(found: Mapping[str, Any]) -> str:
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def check_record(model: Mapping[str, Any], record: NetRecord | None) -> NetRecord:
+def check_record(model: ModelResult, record: NetRecord | None) -> NetRecord:
     """Return a model's record for a page: its result, with the facts about its net."""
-    failures = [text for kind, text in details(model) if kind == "failed"]
-    headline = f"{_verdict(model)}: {failures[0]}" if failures else f"{_verdict(model)}: it keeps all limits."
+    reason = failure_text(model.failures[0]) if model.failures else "it keeps all limits."
     measured = [
-        (_name(m), _numbers(m, measured="{}", baseline="baseline {}", limit="at most {}"))
-        for m in model["measurements"]
-        if m["measured"] is not None
+        (m.name, _numbers(m, measured="{}", baseline="baseline {}", limit="at most {}"))
+        for m in model.measurements
+        if m.measured is not None
     ]
-    base = record or NetRecord(model["name"], "unverified", "")
+    base = record or NetRecord(model.name, "unverified", "")
     return replace(
         base,
-        title=model["name"],
-        verdict="wrong" if model["exit_code"] else "ok",
-        headline=headline,
+        title=model.name,
+        verdict="wrong" if model.exit_code else "ok",
+        headline=f"{_verdict(model)}: {reason}",
         facts=(*measured, *base.facts),
         notes=(*(f"{kind}: {text}" for kind, text in details(model)), *base.notes),
     )
 
 
-def _summary(found: Mapping[str, Any]) -> Iterator[str]:
-    models = found["models"]
-    for checked in dict.fromkeys(model["checked"] for model in models if model["checked"]):
+def _summary(found: CheckResult) -> Iterator[str]:
+    models = found.models
+    for checked in dict.fromkeys(model.checked for model in models if model.checked):
         yield f"checked: {checked}"
-    if recorded := sum(model["recorded"] for model in models):
-        yield f"recorded: {recorded} of {len(models)} models in {found['baseline']}"
-    passed = sum(model["exit_code"] == 0 for model in models)
+    if recorded := sum(model.recorded for model in models):
+        yield f"recorded: {recorded} of {len(models)} models in {found.baseline}"
+    passed = sum(model.exit_code == 0 for model in models)
     yield f"passed: {passed} of {len(models)} models"
 
 
-def _verdict(model: Mapping[str, Any]) -> str:
-    if model["exit_code"]:
+def _verdict(model: ModelResult) -> str:
+    if model.exit_code:
         return "FAILED"
-    return "recorded" if model["recorded"] else "ok"
+    return "recorded" if model.recorded else "ok"
 
 
 def _counted(counts: Mapping[str, int]) -> str:
