@@ -91,10 +91,6 @@ def failure_text(measurement: Measurement) -> str:
     return ": ".join(filter(None, (measurement.name, numbers, measurement.message)))
 
 
-def _name(measurement: Measurement) -> str:
-    return f"{measurement.what} {measurement.mode}".rstrip()
-
-
 def _numbers(measurement: Measurement, **words: str) -> str:
     """Return the numbers that a measurement has, each in its words, in the order of these."""
     form = _FORMS.get(measurement.what, _exponent)
