@@ -51,8 +51,8 @@ def _of_fixtures() -> Iterable[tuple[str, str]]:
 
 def _runs(case: Case) -> bool:
     """Return True if ONNX Runtime runs the model. A model that it refuses too shows no limit of this package."""
-    if " is too large: " in case.result:
-        return False  # a limit of every operator, and no feeds that fit into memory
+    if " is too large: " in case.result or " its iterations of " in case.result:
+        return False  # feeds that do not fit into memory, or a loop without an end
     model = case.model()
     if not all(dim.dim_value or dim.dim_param for x in model.graph.input for dim in x.type.tensor_type.shape.dim):
         return False  # empty tensors, which ncnn does not have
