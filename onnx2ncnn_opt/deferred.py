@@ -4,8 +4,6 @@ onnx_ir imports sympy for arithmetic with symbolic sizes. This package has its o
 sympy takes as long as all others together.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder

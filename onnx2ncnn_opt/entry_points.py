@@ -1,7 +1,5 @@
 """Additions of other installed packages by entry points: passes, importers, custom layers (see docs/plugins.md)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points

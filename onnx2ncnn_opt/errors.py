@@ -1,7 +1,5 @@
 """Every error this package raises on purpose. The command line prints it as one message, and exits with its code."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager

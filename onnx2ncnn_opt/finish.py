@@ -1,7 +1,5 @@
 """The last steps before a graph is written: check the release, store weights in 16 bits, set feature masks."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The results for a net and its outputs: verification makes them, reports and commands show them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

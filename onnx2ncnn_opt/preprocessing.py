@@ -3,8 +3,6 @@
 This runs before the passes. They fold the added layers into the first convolution, if that is exact.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

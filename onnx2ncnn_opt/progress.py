@@ -1,7 +1,5 @@
 """Progress reports of long operations, from wherever they run to a listener. Only commands and callers listen."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ python -m scripts.generate_docs           write docs/passes.md, docs/ops.md and 
 python -m scripts.generate_docs --check   fail if they differ from the code
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Refusals of importers, for docs/ops.md: from their signatures, the fixtures' cases and the conformance suite."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

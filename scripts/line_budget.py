@@ -6,8 +6,6 @@
 An issue that adds a capability may raise a budget, and says by how much; a cleanup lowers it.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from pathlib import Path

@@ -5,8 +5,6 @@
 Every case is converted and verified against ONNX Runtime; the last line counts them.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Comparison of ncnn's arrays with a reference: the package's own, with a tolerance for each element."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models with a dynamic batch: the importer's proofs about their items, compared with ONNX Runtime item by item."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np

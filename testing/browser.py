@@ -1,7 +1,5 @@
 """A headless Chromium that is spoken with over a pipe (its DevTools protocol): no package and no port is needed."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """The command line as a user has it, in a folder of its own; most of them as forks of one process."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

@@ -1,7 +1,5 @@
 """Small models, converted and held against ONNX Runtime in the real ncnn."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """ONNX's own conformance suite: its cases, and the outcome of each in the real ncnn."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import traceback

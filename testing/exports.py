@@ -1,7 +1,5 @@
 """The exported models of fixtures/models, with their weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

@@ -1,7 +1,5 @@
 """Faults planted in right nets, one at a time, and their detection by verification and bisection."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

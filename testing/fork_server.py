@@ -3,8 +3,6 @@
 A line of JSON on stdin asks for a command, a line on stdout tells its exit code, negative for a signal.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import json

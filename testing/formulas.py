@@ -1,7 +1,5 @@
 """Formulas such as `x * Sigmoid(x)`, written out as nodes of a model or layers of a net."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Random models converted, run and held against ONNX Runtime."""
 
-from __future__ import annotations
-
 import signal
 import traceback
 from pathlib import Path

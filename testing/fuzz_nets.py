@@ -1,7 +1,5 @@
 """Random nets optimised, run and compared with the original."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random

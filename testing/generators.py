@@ -1,7 +1,5 @@
 """The generators of random models, by name: each makes model `number` of a seed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from testing.random_cells import random_cells

@@ -1,7 +1,5 @@
 """Nets written by hand, so that tests of runtime/ and verification/ do not depend on the rest of this package."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

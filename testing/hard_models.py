@@ -3,8 +3,6 @@
 Saturated scores, ties, tiny variances, long sums, 8 bits, float16, chaos, and decisions by the last bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

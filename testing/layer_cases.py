@@ -3,8 +3,6 @@
 Sizes are numbers or symbols (``2*h``), an unknown shape is ``?``. A row of several types is a case of each of them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

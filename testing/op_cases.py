@@ -1,7 +1,5 @@
 """Operator fixtures: Markdown files whose headings are cases, with models as text (see fixtures/ops/README.md)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Records for pages, of any size, that no run is needed for."""
 
-from __future__ import annotations
-
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.report.record import (
     Comparison,

@@ -1,7 +1,5 @@
 """Small graphs from .param lines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from io import BytesIO
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pass fixtures: Markdown files whose headings are cases, with nets as .param lines (see fixtures/passes/README.md)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Folders of models with an ncnn-check.toml, as a user has them."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -4,8 +4,6 @@ A written cell may lack gates, biases, the initial state, and in its first step 
 step has another number than the others, so that the steps form no chain.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

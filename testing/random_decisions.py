@@ -3,8 +3,6 @@
 Their operands are computed, so that rounding can change a decision, and some numbers tie.
 """
 
-from __future__ import annotations
-
 from itertools import islice
 
 import numpy as np

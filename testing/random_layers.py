@@ -5,8 +5,6 @@ jumps (Floor, Sign) and those that grow without bound (Exp) are left out: there 
 becomes any difference at all, and says nothing about a rewrite. Comparisons are in guards alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any

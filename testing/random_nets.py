@@ -1,7 +1,5 @@
 """Random nets for the round trips: every layer type of the table, custom layers, every encoding of weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """Random Resize and Upsample nodes of every version, mode and way to say the sizes, on small tensors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

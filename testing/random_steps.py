@@ -1,7 +1,5 @@
 """Steps of random models: each proposes one node, or a few that belong together, with any operands that it finds."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

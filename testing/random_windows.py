@@ -3,8 +3,6 @@
 There a model has empty tensors, or ONNX Runtime refuses it: its net has to say that it is for larger sizes.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

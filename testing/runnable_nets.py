@@ -1,7 +1,5 @@
 """Random .param texts that ncnn can run, with everything that its format allows and our writer would never write."""
 
-from __future__ import annotations
-
 from random import Random
 
 import numpy as np

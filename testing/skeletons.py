@@ -4,8 +4,6 @@ A recipe is JSON in the tensor's doc_string, with empty raw data. Kernels and ma
 "rows"}: standard normal numbers, each row times its factor. Vectors are {"fill": "half", "values"}: float16 numbers.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """PyTorch's constructs as its exporters write them, and the outcome of each in the real ncnn."""
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The pages that users read are about this code."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The exported models in fixtures/models: whole, small, of no place, and skeletons that refill."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

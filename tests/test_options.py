@@ -1,7 +1,5 @@
 """Options from Python that are of another type than they have to be; what objects look like when they are printed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

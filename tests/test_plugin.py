@@ -1,7 +1,5 @@
 """Plug-ins as they are installed: packages with metadata, in a process of their own."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Nets that take pixels: they compute what the model computes of the normalised ones."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Inputs that are bound to a value: constants of the net, and fed to ONNX Runtime."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

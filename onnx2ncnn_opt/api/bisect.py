@@ -1,7 +1,5 @@
 """Search for the fault of a wrong net: the first layer whose output leaves the budget, or the rewrite that broke it."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """The differences of two nets: layers, parameters, weights and connections. Names do not count, and nothing is run."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass

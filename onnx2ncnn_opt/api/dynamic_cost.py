@@ -1,7 +1,5 @@
 """The layers that dynamic dimensions cost."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The description of a model or a net: read, not written, and without either runtime."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The shapes of a net's blobs: those that its files state or imply, and those that passes may rely on."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

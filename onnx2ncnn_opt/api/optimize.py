@@ -1,7 +1,5 @@
 """The main job for existing nets: optimise a .param and .bin of any converter, and verify the result."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, replace

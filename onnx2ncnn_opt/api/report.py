@@ -1,7 +1,5 @@
 """The job of `report`: gather the facts about a net and its model, for one HTML file."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections import Counter

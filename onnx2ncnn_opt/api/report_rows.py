@@ -1,7 +1,5 @@
 """The rows of a report: a net's layers with their costs, errors and times."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

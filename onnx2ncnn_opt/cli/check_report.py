@@ -1,7 +1,5 @@
 """The result of `check`: for a terminal, as Markdown, and as JUnit's XML."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """``onnx2ncnn-opt diff``."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``onnx2ncnn-opt example``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

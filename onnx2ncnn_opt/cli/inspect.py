@@ -1,7 +1,5 @@
 """``onnx2ncnn-opt inspect``."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The entry point: the group of commands, and how every kind of end becomes an exit code."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

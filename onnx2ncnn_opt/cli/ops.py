@@ -1,7 +1,5 @@
 """``onnx2ncnn-opt ops``."""
 
-from __future__ import annotations
-
 import click
 
 from onnx2ncnn_opt.cli.output import Output, output_options

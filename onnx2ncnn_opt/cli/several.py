@@ -1,7 +1,5 @@
 """Commands that take several models, one after the other; an error of one does not stop the others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The files and folders that commands write to."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress

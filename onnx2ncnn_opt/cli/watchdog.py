@@ -6,8 +6,6 @@ signal to a pipe at once. The process that reads it gives Python a moment to cle
 children.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -1,7 +1,5 @@
 """The keys and values that attention keeps from run to run."""
 
-from __future__ import annotations
-
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 
 

@@ -1,7 +1,5 @@
 """Layers that correspond in two graphs, by their kind and their place in the data flow, names aside."""
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher

@@ -1,7 +1,5 @@
 """The cost of a net: its parameters, and the multiplications with additions of a run."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 

@@ -1,7 +1,5 @@
 """Short declarations of custom layers' weights, for nets whose layers ncnn itself does not have."""
 
-from __future__ import annotations
-
 import re
 
 from onnx2ncnn_opt.errors import UsageError

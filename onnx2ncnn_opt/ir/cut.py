@@ -1,7 +1,5 @@
 """Cutting a part out of a graph, and removing unused layers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from onnx2ncnn_opt.errors import UsageError

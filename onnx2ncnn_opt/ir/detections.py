@@ -1,7 +1,5 @@
 """Layers that choose boxes: their number and order depend on the data, and on the last bits of scores."""
 
-from __future__ import annotations
-
 from onnx2ncnn_opt.ir.cut import computed_from
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 

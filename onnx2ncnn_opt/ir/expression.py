@@ -5,8 +5,6 @@ the axes of a blob and n its batch count. ncnn splits at parentheses and commas 
 stack; so does this.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 import re

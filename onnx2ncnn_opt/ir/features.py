@@ -1,7 +1,5 @@
 """The features of ncnn that parameter 31 (featmask) of a layer switches off, for that layer alone."""
 
-from __future__ import annotations
-
 from enum import IntFlag
 
 

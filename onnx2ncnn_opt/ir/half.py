@@ -8,8 +8,6 @@ one with the largest number among them, and a few output channels.
 The facts are those of ncnn's source of 2026-07-22, src/layer/arm/*_asimdhp.cpp and convolution_3x3_winograd_fp16s.h.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache

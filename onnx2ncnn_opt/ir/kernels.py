@@ -6,8 +6,6 @@ costs were measured with it on one thread of an x86 CPU with AVX-512 (docs/measu
 elsewhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from math import prod
 

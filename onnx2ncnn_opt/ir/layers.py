@@ -3,8 +3,6 @@
 Notation: see `parse_params` and `parse_weights`. Weights stand in the order of the .bin file. Counts are in elements.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf, prod, sqrt

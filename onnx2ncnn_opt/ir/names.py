@@ -1,7 +1,5 @@
 """Unique names of layers and blobs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 

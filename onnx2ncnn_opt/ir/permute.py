@@ -1,7 +1,5 @@
 """The numbers by which ncnn's Permute names a permutation."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import permutations
 

@@ -5,8 +5,6 @@ taken to give ordinary numbers: a NaN in an operand spreads in the model too. El
 give NaN or infinity outside their domain, and pass them on. Overflow of growing numbers is not foreseen.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce

@@ -4,8 +4,6 @@ Dates are those of the commits in ncnn's repository, as YYYYMMDD like its releas
 ways that are not in these tables.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from onnx2ncnn_opt.errors import UsageError

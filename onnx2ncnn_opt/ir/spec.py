@@ -1,7 +1,5 @@
 """Layer types: their parameters, weights and blob counts, as the table in `layers.py` states them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Calling an importer: a node's operands and attributes as the function's signature asks for them."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any, get_args
 

@@ -5,8 +5,6 @@ matrix multiplies again and again, in a loop or in unrolled steps, are a batch t
 are handed over (dims or batch count of the Mat): every tensor's view knows where its axes are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir

@@ -1,7 +1,5 @@
 """Operators that become layers of their own on request: ncnn does not have them, but whoever runs the net does."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Walks an ONNX graph and builds the ncnn graph: constants fold, views stay lazy until a layout is needed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import NoneType

@@ -19,8 +19,6 @@ An operator may have several importers, each `since` an opset; the newest that t
 `onnx2ncnn_opt.onnx.ops` imports what registers operators; its `find`, `fold_bound`, `all_ops` and `traits_of` do so.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

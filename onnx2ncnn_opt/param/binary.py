@@ -4,8 +4,6 @@ A block is raw float32, raw bytes (block-quantised weights), or has a 4-byte tag
 it is, and how long, comes from the layer table; the file itself has no structure.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """From the layers of a file to a graph: blobs by name, Splits resolved, parameters by name."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Names that ncnn can read back: no white space, at most 255 bytes of UTF-8, and unique among the blobs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -6,8 +6,6 @@ Parameters that the table lacks (those of custom layers) have no known kind. The
 are those of a plain float, which no integer up to 10**8 is. The writer writes the same bits for both kinds.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The facts about pnnx's nets in the files next to them; these are read as text, never run."""
 
-from __future__ import annotations
-
 import re
 from contextlib import suppress
 from pathlib import Path

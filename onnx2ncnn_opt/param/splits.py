@@ -5,8 +5,6 @@ In the graph a blob may have any number of users. A Split layer there does one t
 input further public names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple

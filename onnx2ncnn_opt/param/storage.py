@@ -1,7 +1,5 @@
 """Storing weights in 16 bits, if ncnn reads them so and they survive it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager

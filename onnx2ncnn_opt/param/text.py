@@ -6,8 +6,6 @@ reported and left out: ncnn does not read them, and a net of its own benchmark h
 is harmless and accepted.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

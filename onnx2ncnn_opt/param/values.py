@@ -1,7 +1,5 @@
 """Parameter values in .param text: ``id=value`` tokens read the way ncnn reads them, and written so that it can."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

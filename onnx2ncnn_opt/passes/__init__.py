@@ -8,8 +8,6 @@ late: patterns want blobs with one use. Then layers without kernels become other
 runs to a fixpoint, so that no pass depends on another having run before, only on who is asked first.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Collection, Sequence
 from functools import partial

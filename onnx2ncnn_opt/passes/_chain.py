@@ -1,7 +1,5 @@
 """Several layers that replace one layer: a short net that is made first, and put into the graph as a whole."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

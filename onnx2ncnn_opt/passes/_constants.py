@@ -1,7 +1,5 @@
 """Constant operands (MemoryData), as ncnn broadcasts them, and the numbers of new ones."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

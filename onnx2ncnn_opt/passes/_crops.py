@@ -1,7 +1,5 @@
 """The part of its operand that a Crop keeps, if it is known before the net runs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TypeAlias
 

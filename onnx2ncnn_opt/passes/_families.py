@@ -1,7 +1,5 @@
 """Layer types that passes treat alike."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 

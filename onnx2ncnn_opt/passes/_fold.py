@@ -1,7 +1,5 @@
 """Folding a factor and an offset per channel into the layer before: ``y * scale + shift``, computed in float64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Gemm layers with constant B, as ``alpha * (A @ B + beta * C)``: their weights in one layout for all flags."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

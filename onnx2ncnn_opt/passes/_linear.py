@@ -1,7 +1,5 @@
 """Pieces of expanded activations: multiplication and addition of a number, however they are written."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Convolutions of 1x1 taps: a matrix for each pixel, which is the same before and after pixels are weighed."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import Interp

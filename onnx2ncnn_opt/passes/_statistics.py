@@ -4,8 +4,6 @@ The power operator is left out: ncnn's is wrong for numbers that are not positiv
 else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Pooling, Reduction, UnaryOp

@@ -1,7 +1,5 @@
 """Layers that only change a blob's layout: as steps of the view algebra, shortened by it, and back as layers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """The axes that a convolution, deconvolution or pooling slides over: sizes, taps and pads of each, in numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.rewrite.pattern import kept, op
 from onnx2ncnn_opt.rewrite.rule import rewrite

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.passes._crops import cropped, ranges
 from onnx2ncnn_opt.rewrite.pattern import op

@@ -1,7 +1,5 @@
 """`fuse_gemm_mul`, `fuse_gemm_add`, `fuse_mul_gemm`: factors and offsets, computed into the weights of a Gemm."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

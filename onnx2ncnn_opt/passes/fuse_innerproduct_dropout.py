@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import Activation

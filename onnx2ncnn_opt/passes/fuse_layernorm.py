@@ -1,7 +1,5 @@
 """`fuse_layernorm` and others: normalisations written as means, squares and roots."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from onnx2ncnn_opt.ir.codes import BinaryOp

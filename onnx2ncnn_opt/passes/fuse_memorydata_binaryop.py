@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._constants import element_count, finite_float32, is_uniform, scalar

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.weight import Encoding

@@ -1,7 +1,5 @@
 """`fuse_normalize` and others: lengths that are not below a bound, and factors after a Normalize."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`fuse_padding_*`: Paddings that become pads of the layer after them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from onnx2ncnn_opt.ir.codes import Padding, PadMode, Pooling

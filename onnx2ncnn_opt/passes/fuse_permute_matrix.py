@@ -1,7 +1,5 @@
 """`fuse_permute_*`, `fuse_gemm_permute`: matrix products read and write either way round."""
 
-from __future__ import annotations
-
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.view import Reorder
 from onnx2ncnn_opt.passes._gemm import require_constant_b

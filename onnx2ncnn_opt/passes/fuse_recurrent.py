@@ -5,8 +5,6 @@ what goes in, and its state as products of those. Two steps belong together wher
 first and all of their numbers are equal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypeVar

@@ -1,7 +1,5 @@
 """`fuse_sdpa`, `fuse_sdpa_scale`: attention written as matrix products, and factors beside it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

@@ -1,7 +1,5 @@
 """`limit_mask_fill`: masks with fill values below the range of fp16."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from math import prod
 
 from onnx2ncnn_opt.ir.codes import PadMode, Pooling

@@ -4,8 +4,6 @@ What an Interp makes is a weighted mean of pixels, with the same weights in ever
 channels of each pixel in the same way. So either may come first. A Concat of channels between them is a sum after them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

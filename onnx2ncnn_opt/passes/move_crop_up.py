@@ -4,8 +4,6 @@ A transformer's classifier reads one row of the last block, that of the class to
 the same row of their operands then need only this row. Attention needs all keys and values, but only one query.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
 

@@ -1,7 +1,5 @@
 """`move_views`: one layout for everything that elementwise layers connect: that with the fewest views around it."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -4,8 +4,6 @@ ncnn has better kernels for convolutions of images (c, 1, w) than of sequences (
 A Reshape copies its input, so the pass also replaces all layers between the convolutions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

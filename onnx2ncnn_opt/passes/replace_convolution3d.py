@@ -12,8 +12,6 @@ Depthwise layers have one convolution for each tap instead, and the net adds the
 along the depth may become a convolution of an image whose rows are the depths.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """`replace_convolution_with_innerproduct_after_*`: a convolution of a vector."""
 
-from __future__ import annotations
-
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._fold import require_own_weights
 from onnx2ncnn_opt.passes._windows import pads_of

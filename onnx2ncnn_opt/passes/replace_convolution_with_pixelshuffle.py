@@ -6,8 +6,6 @@ more, each result has zeros for what it does not read, and PixelShuffle puts the
 a position computes several results in a row, which a Permute puts in order.
 """
 
-from __future__ import annotations
-
 from math import ceil
 from typing import Any
 

@@ -4,8 +4,6 @@ All depths are below each other in one tall image. Output depths that are a stri
 of the `stride` ways has its own output channels, and what any of them reads are the input channels.
 """
 
-from __future__ import annotations
-
 from math import ceil
 from typing import Any
 

@@ -5,8 +5,6 @@ good as d * d smaller ones. They are put below each other in one tall image, wit
 convolution without dilation goes through.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from onnx2ncnn_opt.ir.graph import Layer

@@ -4,8 +4,6 @@ ncnn has three layers: Gemm, InnerProduct of the rows of a matrix, and MatMul wi
 measured (docs/measurements.md); the limits here are where one wins at every size that was measured, whatever the rest.
 """
 
-from __future__ import annotations
-
 from onnx2ncnn_opt.ir.codes import GemmC
 from onnx2ncnn_opt.ir.dim import Dim, known
 from onnx2ncnn_opt.ir.graph import Blob, Layer

@@ -8,8 +8,6 @@ For a model called models/a the folder has
     models/a.npz              inputs, and the outputs of ONNX Runtime for them
 """
 
-from __future__ import annotations
-
 import json
 import zipfile
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The judgement of one net against its model and its baseline, in a child process: a crash does not stop the others."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from collections import Counter

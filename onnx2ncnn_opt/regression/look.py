@@ -1,7 +1,5 @@
 """The content of a report about one net, gathered in a child process like the net's judgement."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

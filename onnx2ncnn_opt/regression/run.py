@@ -1,7 +1,5 @@
 """Convert every model and judge its net, each in processes of its own."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import shutil

@@ -1,7 +1,5 @@
 """A small program that runs one net in ncnn: in C++, or in Python with nothing but numpy and ncnn."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Records as one self-contained HTML file: no network, no framework, and no script except its own."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

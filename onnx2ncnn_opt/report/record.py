@@ -1,7 +1,5 @@
 """The content of a report page as plain records: everything in them is a number, a text, or a list of these."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

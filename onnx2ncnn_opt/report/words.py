@@ -1,7 +1,5 @@
 """Records in words, for terminals and pages alike."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The single entry for all changes of a graph by both kinds of passes, with the checks that hold for every edit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 

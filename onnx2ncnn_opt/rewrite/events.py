@@ -1,7 +1,5 @@
 """The events of a run of the pipeline: plain records for reports, free of graph objects."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TypeAlias
 

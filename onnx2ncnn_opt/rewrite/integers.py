@@ -4,8 +4,6 @@ ncnn takes the bits of an integer for a float, and casts this float if a layer c
 held as floats. fp16 holds whole numbers exactly up to 2048, and positions in an image up to a width of 1024.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 
 from onnx2ncnn_opt.ir.codes import Sample

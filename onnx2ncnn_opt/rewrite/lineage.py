@@ -1,7 +1,5 @@
 """The history of each layer of a net in the pipeline: which layers went into which, by which passes."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ a rewrite, only layers close enough for their match to have changed are queued a
 order until all queues are empty. A pass over the whole graph waits until the rewrites before it have come to rest.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext

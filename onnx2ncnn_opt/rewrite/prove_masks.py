@@ -7,8 +7,6 @@ storage it is a DeepCopy. Splits of such blobs take the mask from their readers 
 (`param.splits`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 

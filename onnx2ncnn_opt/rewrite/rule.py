@@ -1,7 +1,5 @@
 """The two kinds of passes: a `rewrite` of a pattern, or a `graph_pass` over the whole graph."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

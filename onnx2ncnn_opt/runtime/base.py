@@ -1,7 +1,5 @@
 """The common part of all runtimes: inputs, outputs, and the error about a missing runtime."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 The process may be on another machine: everything that it needs goes over its stdin, its own program first.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -8,8 +8,6 @@ installed here, the aarch64 Python gets the same version. FOLDER/python takes th
 arithmetic of a phone's CPU (NEON, fp16), at about a tenth of this machine's speed.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

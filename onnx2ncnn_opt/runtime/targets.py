@@ -1,7 +1,5 @@
 """Places to run ncnn: this machine's CPU, its GPU, an emulated phone's CPU, or any Python that a command starts."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shlex

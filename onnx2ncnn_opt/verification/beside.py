@@ -1,7 +1,5 @@
 """The manifest next to a net, if it is about this net and this model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from onnx2ncnn_opt.errors import UsageError

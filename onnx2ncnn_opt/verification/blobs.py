@@ -1,7 +1,5 @@
 """Comparison of the blobs inside a net with the values inside its model, in any order of axes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations

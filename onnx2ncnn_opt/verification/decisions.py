@@ -4,8 +4,6 @@ Two right implementations choose different elements where scores are as good as 
 is that of the model's index, up to the error of the scores. Choices among zeros are meant, as those behind a ReLU.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A model whose numbers are float64: its results if rounding errors did not count."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import count, product
 from pathlib import Path

@@ -3,8 +3,6 @@
 torch names the lengths of a cache anew for every layer, though a model runs only where all of them are equal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

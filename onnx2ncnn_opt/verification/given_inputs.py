@@ -1,7 +1,5 @@
 """Inputs that a user gives: arrays by name, a file of arrays, or an image."""
 
-from __future__ import annotations
-
 import os
 import zipfile
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Latency of a net and of another net or ONNX Runtime: both with one thread, alternating."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from statistics import median

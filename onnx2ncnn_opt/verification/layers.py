@@ -1,7 +1,5 @@
 """The errors of all blobs of a net, and the time that each takes: one run shown from inside."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial

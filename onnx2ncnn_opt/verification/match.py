@@ -1,7 +1,5 @@
 """Pairs of a net's blobs with the model's inputs and outputs, for nets of any converter."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 

@@ -4,8 +4,6 @@ Every layer is tried alone: all others compute in fp32 arithmetic, this one in f
 it. Then the layers that cost most get their masks, as few as are enough, and of these the mildest.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 import time

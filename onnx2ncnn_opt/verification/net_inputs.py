@@ -1,7 +1,5 @@
 """Inputs to compare a net with itself, before and after the passes."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

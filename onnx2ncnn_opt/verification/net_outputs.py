@@ -1,7 +1,5 @@
 """The outputs of a net against those of its model: how they are paired, and the error that each may have."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -10,8 +10,6 @@ The model in float64 gives the size of ONNX Runtime's own errors. The model with
 difference that comes from a net's weights in 16 bits.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

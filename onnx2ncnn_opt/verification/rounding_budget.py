@@ -1,7 +1,5 @@
 """The causes of an output's error: rounding, 16 or 8 bits, ncnn's faster kernels, or the conversion."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

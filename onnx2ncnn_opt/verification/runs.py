@@ -1,7 +1,5 @@
 """Inputs of a model and ONNX Runtime's results: the user's inputs, or drawn ones at sizes that the model accepts."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress

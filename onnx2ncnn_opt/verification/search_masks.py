@@ -1,7 +1,5 @@
 """The smallest set of masks with which fp16 is enough for a net, found by running it."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The distance of an array from its reference, and the tolerance for it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """A net in ncnn against its model in ONNX Runtime, output by output."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext

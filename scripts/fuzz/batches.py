@@ -7,8 +7,6 @@ no part of the net (`onnx2ncnn_opt/onnx/items.py`), ONNX Runtime computes three 
 the differences, and ends with 1 if there are any.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections import Counter

@@ -6,8 +6,6 @@ writes deep3.onnx, ..., of so many blocks each: residual, squeeze and excite, de
 normalised ones, drawn by the number.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

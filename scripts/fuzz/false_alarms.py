@@ -9,8 +9,6 @@ fixtures/snippets, `hard` the models of testing/hard_models.py, whose outcomes `
 fixtures/hard_models.tsv. A listed net is either a false alarm, or wrong at these inputs.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import time

@@ -33,8 +33,6 @@ nets and pnnx's, make one table. `--write` keeps it in fixtures/measured/planted
 `--bisect`. Exit code 1 says that a serious fault was missed, or not named.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

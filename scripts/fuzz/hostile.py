@@ -8,8 +8,6 @@ that points elsewhere. It is converted (and the net is written) in a child proce
 case that takes longer than 20 seconds, dies, or raises anything but an error of the package is a failure.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

@@ -17,8 +17,6 @@ do, or nothing wrong where it knows less: how many images there are. Outcomes:
     WRONG, CRASH, TRACEBACK, SLOW, UNSTABLE    never
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -10,8 +10,6 @@ the original is run with errors in the last bits of every blob: a net that magni
 and only counted, as are those whose original gives something else with packing than without.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

@@ -6,8 +6,6 @@ Seconds are the least of N runs: by the clock, and of the CPU in all processes. 
 the most in a run, seen every 20 ms.
 """
 
-from __future__ import annotations
-
 import argparse
 import resource
 import subprocess

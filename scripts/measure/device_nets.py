@@ -1,7 +1,5 @@
 """Nets of the fixtures and of folders, with inputs and references, for scripts/measure/devices.py."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress

@@ -18,8 +18,6 @@ check   Run a dozen nets, as `.ci/run` does. The exit code is 1 if a net is not 
         Vulkan driver) is named, and is not a failure; docs/devices.md says how to get one.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import json

@@ -1,7 +1,5 @@
 """Times of two nets in ncnn, run alternately in a child process, so that other work on the machine slows both alike."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Tables of measurements in fixtures/: one line for each pass, or one table for each question."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

@@ -9,8 +9,6 @@ error, a net, its layers before and after, and the largest difference. Nets that
 are counted apart.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

@@ -21,8 +21,6 @@ products   Print the time of products with a constant matrix: Gemm in millisecon
 `long` and `products` print tables, and keep them in fixtures/measured/ with --write.
 """
 
-from __future__ import annotations
-
 import argparse
 import resource
 import subprocess

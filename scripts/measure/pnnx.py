@@ -19,8 +19,6 @@ nets     Run `optimize` over pnnx's nets of the models in FOLDER. Where sizes ar
          defaults (fp16).
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

@@ -7,8 +7,6 @@ runs the net there in a child process, and compares with ONNX Runtime. Prints a 
 a summary for each release; ends with 1 if a net was wrong.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

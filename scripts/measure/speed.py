@@ -12,8 +12,6 @@ A model in RESULTS is not measured again, so an interrupted run continues. --aga
 pnnx once more, and the last time counts. --write keeps the table in fixtures/measured/NAME.tsv.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -10,8 +10,6 @@ The models by hand are nets of sequences and of volumes, as small as they are in
 for speed.py and pnnx.py.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import shutil

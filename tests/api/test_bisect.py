@@ -1,7 +1,5 @@
 """The first wrong layer: faults planted in nets of real models, and rewrites that break one."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

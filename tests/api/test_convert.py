@@ -1,7 +1,5 @@
 """The whole path on real exports: converted, verified in both runtimes, and at rest after one run of the passes."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from pathlib import Path

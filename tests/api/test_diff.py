@@ -1,7 +1,5 @@
 """Differences of two nets, on nets of real models with changes made on purpose."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

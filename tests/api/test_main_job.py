@@ -1,7 +1,5 @@
 """The command and the function do the same work: they write the same files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Models of shapes for which something once took the square of their size."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from functools import partial

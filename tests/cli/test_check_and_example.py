@@ -1,7 +1,5 @@
 """`check` and `example`."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree

@@ -1,7 +1,5 @@
 """The output of --json is as docs/json.md says, for every command."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

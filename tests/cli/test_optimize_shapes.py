@@ -1,7 +1,5 @@
 """Where `optimize` gets shapes from that the .param does not state, and what it says where nothing tells them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The codes of ncnn's parameters against what ncnn computes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

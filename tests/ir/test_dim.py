@@ -1,7 +1,5 @@
 """Symbolic sizes compute like the numbers that they stand for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Size expressions, against numbers worked out by hand and against ncnn's rules."""
 
-from __future__ import annotations
-
 import pytest
 
 from onnx2ncnn_opt.errors import ShapeError

@@ -1,7 +1,5 @@
 """Def-use links, edits, iteration and the checks of the graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

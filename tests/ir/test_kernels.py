@@ -1,7 +1,5 @@
 """The table of kernels and costs: names that ncnn has, and choices that follow from them."""
 
-from __future__ import annotations
-
 import pytest
 
 from onnx2ncnn_opt.ir.graph import Blob, Layer

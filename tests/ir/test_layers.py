@@ -1,7 +1,5 @@
 """The layer table against the facts about ncnn's layers in fixtures/ncnn/layers.json."""
 
-from __future__ import annotations
-
 import ast
 import json
 import math

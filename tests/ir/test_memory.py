@@ -1,7 +1,5 @@
 """The estimate of memory against a literal simulation of ncnn's recursion, and the order that lowers it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

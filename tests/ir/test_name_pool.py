@@ -1,7 +1,5 @@
 """Unique names."""
 
-from __future__ import annotations
-
 from onnx2ncnn_opt.ir.names import NamePool
 
 

@@ -1,7 +1,5 @@
 """The order types of Permute, against the data that ncnn moves."""
 
-from __future__ import annotations
-
 from itertools import permutations
 from pathlib import Path
 

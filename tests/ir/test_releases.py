@@ -1,7 +1,5 @@
 """What older ncnn releases lack is named, with the release that has it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Shape inference against the shapes that the real ncnn runtime computes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The view algebra against numpy: whatever the plan, the elements end up where they belong."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import pairwise

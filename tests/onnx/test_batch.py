@@ -1,7 +1,5 @@
 """The axis of the batch: followed from the operators that have one up to the inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Files that are no models, and models that are broken or hostile: one clear error, and quickly."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Sequence

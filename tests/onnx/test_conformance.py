@@ -3,8 +3,6 @@
 Every third case runs, or all with --thorough.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

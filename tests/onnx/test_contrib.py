@@ -1,7 +1,5 @@
 """Models as ONNX Runtime's optimiser and quantiser write them, with com.microsoft's operators."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Operators that become layers of their own on request (docs/plugins.md, Custom operators)."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Quotients that are rounded to whole numbers, and remainders: bit by bit, where ncnn's own division is off."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Constant folding, held against ONNX Runtime at every version of every operator that is folded."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Tensors in files beside the model: inside its folder only, mapped, and checked against their dims."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

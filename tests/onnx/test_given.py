@@ -1,7 +1,5 @@
 """Sizes of inputs: as the model declares them, and as the caller gives them: names, sums and gaps among numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

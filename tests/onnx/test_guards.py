@@ -1,7 +1,5 @@
 """The guards of fixtures/guards.md on devices: lengths, zeros, both numeric modes, packing on and off."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Batches whose items stay apart: what the rules of operators say, against ONNX Runtime item by item."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

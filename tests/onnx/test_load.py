@@ -1,7 +1,5 @@
 """Loading: sources, constants, functions, opsets and structure."""
 
-from __future__ import annotations
-
 import hashlib
 import mmap
 import time

@@ -1,7 +1,5 @@
 """Comparisons, logic, Where and casts, with infinities wherever numbers stand."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What fixtures/ops/control.md cannot say: names, bounds, refusals of several nodes, models that are cut."""
 
-from __future__ import annotations
-
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.onnx.importer import MOST_INLINED
 from testing.onnx_text import parsed, refused

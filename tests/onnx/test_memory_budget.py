@@ -1,7 +1,5 @@
 """What fixtures/ops/budget.md cannot say: the largest that is possible, and what is too large together."""
 
-from __future__ import annotations
-
 import pytest
 
 from onnx2ncnn_opt.api.lower import lower

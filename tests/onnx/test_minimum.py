@@ -1,7 +1,5 @@
 """The least sizes of a net: at them it is right, and below them it says so; a verification draws none below."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

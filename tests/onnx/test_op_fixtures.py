@@ -1,7 +1,5 @@
 """Every case of fixtures/ops: the net that comes of it, line by line, and its outputs against ONNX Runtime's."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any

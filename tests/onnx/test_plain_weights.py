@@ -3,8 +3,6 @@
 Each model gets one of the numbers, in turn; all with --thorough.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Pow of two tensors, for any base."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

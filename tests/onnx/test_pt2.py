@@ -3,8 +3,6 @@
 What torch makes of the copies is in scripts/try_torch.py, which needs it.
 """
 
-from __future__ import annotations
-
 import copy
 import io
 import json

@@ -1,7 +1,5 @@
 """A few of the random models that scripts/fuzz/models.py runs by the thousand; movement gives ONNX Runtime's bits."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

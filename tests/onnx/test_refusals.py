@@ -1,7 +1,5 @@
 """Refusals of models: they say everything at once, and how to go on."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Resize and Upsample: what each element of the result reads, for all modes and sizes; and random nodes in ncnn."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every importer's signature against ONNX's own schemas, at every opset that is read."""
 
-from __future__ import annotations
-
 import inspect
 import subprocess
 import sys

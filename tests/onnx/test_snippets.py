@@ -3,8 +3,6 @@
 Each construct runs as one of the exporters writes it, in turn; as all of them write it with --thorough.
 """
 
-from __future__ import annotations
-
 import re
 
 import pytest

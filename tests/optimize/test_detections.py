@@ -1,7 +1,5 @@
 """Nets that choose boxes: how many there are, and in which order, hangs on the last bits of scores."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

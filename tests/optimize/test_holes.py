@@ -1,7 +1,5 @@
 """What other tools lose or break when they read and write a net, each as a net in .param text that has to survive."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

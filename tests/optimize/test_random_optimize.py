@@ -1,7 +1,5 @@
 """Some of the random nets that scripts/fuzz/nets.py runs by the thousand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`eliminate_split`: the event names the Splits that go, and --skip keeps them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from onnx2ncnn_opt.api.apply_passes import apply_passes

@@ -1,7 +1,5 @@
 """Weights in 16 bits: which are stored so, which are not and why, and that ncnn reads them back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import ml_dtypes

@@ -1,7 +1,5 @@
 """The .bin, byte by byte, and what is said where it does not fit."""
 
-from __future__ import annotations
-
 import io
 import struct
 from pathlib import Path

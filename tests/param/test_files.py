@@ -1,7 +1,5 @@
 """Nets on disk: both files or neither, the same files every time, and broken ones refused quickly."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

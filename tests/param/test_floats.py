@@ -1,7 +1,5 @@
 """Floats in .param files: what ncnn reads is, bit for bit, what was meant."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What was read and written again, as text and in binary, computes the same in ncnn, to the last bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 

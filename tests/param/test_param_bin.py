@@ -1,7 +1,5 @@
 """Binary .param files: they hold what the text holds, and ncnn computes the same from them."""
 
-from __future__ import annotations
-
 import struct
 from contextlib import suppress
 from random import Random

@@ -1,7 +1,5 @@
 """Nets written and read again: the same files, the same meaning."""
 
-from __future__ import annotations
-
 import io
 from random import Random
 

@@ -1,7 +1,5 @@
 """Splits: seen through when reading, put in when writing, and no public name lost."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

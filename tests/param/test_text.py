@@ -1,7 +1,5 @@
 """The rules of .param text, one by one."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The traits that a custom layer's declaration may state, and what passes make of them."""
 
-from __future__ import annotations
-
 import pytest
 
 from onnx2ncnn_opt import passes

@@ -1,7 +1,5 @@
 """Every case of fixtures/passes: text, graph rules, names, the real runtime before and after, and a second run."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 Each net gets some of the numbers, in turn; all with --thorough.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The whole pipeline keeps what random nets compute, and comes to an end at once on its own result."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

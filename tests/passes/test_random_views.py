@@ -1,7 +1,5 @@
 """Random nets of views, elementwise layers, matrix products and normalisations stay what they are."""
 
-from __future__ import annotations
-
 from math import factorial
 from pathlib import Path
 from typing import Any

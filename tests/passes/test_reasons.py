@@ -1,7 +1,5 @@
 """No pass is there without a reason: real nets in which it finds something, or a sentence; and a net that shows it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

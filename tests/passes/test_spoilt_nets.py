@@ -3,8 +3,6 @@
 Each net of the fixtures in which a pass finds something is spoiled in one of these ways, at each of its layers in turn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

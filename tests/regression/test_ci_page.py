@@ -1,7 +1,5 @@
 """What docs/ci.md says is what a user gets: its lists of models, and the shell steps of its workflows."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Faults planted in a folder of models: exactly the right models fail."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

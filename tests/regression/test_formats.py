@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import xml.etree.ElementTree as ElementTree
 
 from onnx2ncnn_opt.cli.check_report import check_blocks, check_junit, check_markdown

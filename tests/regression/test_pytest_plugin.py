@@ -1,7 +1,5 @@
 """pytest as a user has it, on a list of models."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from testing.browser import find_browser

@@ -1,7 +1,5 @@
 """Programs that `example` prints: the Python one runs and is right; the C++ one is held against ncnn's interface."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import shutil

@@ -1,7 +1,5 @@
 """The page's text; test_page_in_browser.py looks at what becomes of it."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser

@@ -1,7 +1,5 @@
 """The page in a real browser. conftest.py leaves this file out where there is none, and says so."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

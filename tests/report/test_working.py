@@ -1,7 +1,5 @@
 """Messages of a command on stderr while it works."""
 
-from __future__ import annotations
-
 import io
 import math
 import re

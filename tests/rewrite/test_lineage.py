@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from onnx2ncnn_opt.rewrite.events import Applied, LayerRef

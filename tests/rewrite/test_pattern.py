@@ -1,7 +1,5 @@
 """Matches of patterns, and their captures."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rules for every rewrite: inner blobs, public names, origins, events, limits and the fixpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

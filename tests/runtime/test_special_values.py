@@ -3,8 +3,6 @@
 `--on qemu-x86_64:Haswell` (AVX2), `--on qemu-x86_64:Nehalem` (SSE) and `--on qemu-aarch64` look at other CPUs.
 """
 
-from __future__ import annotations
-
 import platform
 import warnings
 from collections.abc import Iterator, Mapping

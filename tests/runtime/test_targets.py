@@ -1,7 +1,5 @@
 """Nets in other Pythons: what reaches them, what comes back, and every way in which that may fail."""
 
-from __future__ import annotations
-
 import ast
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Causes of errors: nets of a real model with weights in 16 bits, in other modes, and with a fault."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

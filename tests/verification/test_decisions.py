@@ -1,7 +1,5 @@
 """Decisions that the last bit makes: no right net is wrong for them, and no wrong one right."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

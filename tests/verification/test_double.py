@@ -1,7 +1,5 @@
 """Models in float64 against ONNX Runtime's float32, and against sums that float32 loses."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Dynamic dimensions that are one under several names."""
 
-from __future__ import annotations
-
 import pytest
 
 from onnx2ncnn_opt.api.lower import lower

@@ -3,8 +3,6 @@
 The table in docs/find-faults.md says where each comes from.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from string import Template

@@ -1,7 +1,5 @@
 """A sample of scripts/fuzz/faults.py: none of the serious faults is missed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

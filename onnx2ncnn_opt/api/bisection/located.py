@@ -1,7 +1,5 @@
 """A layer that is to blame, and its inputs: plain records."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

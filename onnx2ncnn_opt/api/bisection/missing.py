@@ -1,7 +1,5 @@
 """Layers to blame for an output that the net does not have."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The smallest part of a model and its net that is wrong on its own."""
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The first wrong layer: the first from which a path of wrong blobs leads to a wrong output."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """A wrong net, its model, and a new conversion of the model, with the values that each computes, blob by blob."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

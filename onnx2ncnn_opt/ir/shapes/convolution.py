@@ -1,7 +1,5 @@
 """Windows that slide over the inner axes: convolutions, poolings, Unfold and Fold."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from onnx2ncnn_opt.ir.codes import PadMode

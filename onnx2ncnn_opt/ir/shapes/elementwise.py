@@ -1,7 +1,5 @@
 """Layers whose output has the shape of their input, and broadcasting."""
 
-from __future__ import annotations
-
 from itertools import zip_longest
 
 from onnx2ncnn_opt.ir.detections import DETECTORS

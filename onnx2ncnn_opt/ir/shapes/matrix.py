@@ -1,7 +1,5 @@
 """Matrix products."""
 
-from __future__ import annotations
-
 from itertools import zip_longest
 
 from onnx2ncnn_opt.ir.codes import GemmC

@@ -1,7 +1,5 @@
 """The registry of shape rules, the functions that run them, and their helpers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn, TypeAlias
 

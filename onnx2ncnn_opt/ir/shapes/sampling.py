@@ -1,7 +1,5 @@
 """Resizing, sampling, and rearranging between channels and space."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Recurrent layers, attention, embeddings, and spectra."""
 
-from __future__ import annotations
-
 from onnx2ncnn_opt.ir.codes import Direction, Padding
 from onnx2ncnn_opt.ir.dim import Dim, Shape, product
 from onnx2ncnn_opt.ir.graph import Layer

@@ -1,7 +1,5 @@
 """Layers that move data around: reshape, permute, concatenate, cut, pad, repeat; and reductions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

@@ -4,8 +4,6 @@ An operator whose `@onnx_op` names one of these as `folds` is deterministic, has
 computes it as ONNX Runtime does, which the tests check at every version.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias

@@ -7,8 +7,6 @@ Only operators with a bound of their result (`bounds.py`) are evaluated, so that
 cannot ask for all memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 

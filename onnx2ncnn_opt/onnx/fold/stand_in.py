@@ -4,8 +4,6 @@ One run then names everything that keeps a model from being converted. Only ONNX
 where it knows less than every size, nothing stands in, and the nodes that read it are not asked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 

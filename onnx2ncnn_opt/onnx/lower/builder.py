@@ -1,7 +1,5 @@
 """Graph builder: adds layers and constants, and converts tensors to the layout that a layer needs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 

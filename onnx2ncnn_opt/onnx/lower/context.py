@@ -1,7 +1,5 @@
 """The context of an operator's importer: the net under construction, and all facts about the node."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect

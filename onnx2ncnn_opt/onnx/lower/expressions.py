@@ -1,7 +1,5 @@
 """Dynamic sizes as ncnn's size expressions, in the sizes of blobs that a layer reads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 

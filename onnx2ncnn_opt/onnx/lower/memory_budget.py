@@ -1,7 +1,5 @@
 """The size limit of tensors that a model requests with a number: OneHot with a depth of a billion takes a kilobyte."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 

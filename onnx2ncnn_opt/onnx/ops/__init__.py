@@ -1,7 +1,5 @@
 """The operator families. A family is imported when an operator is looked up that none before it has."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 from onnx2ncnn_opt.onnx import registry

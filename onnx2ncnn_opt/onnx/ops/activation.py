@@ -1,7 +1,5 @@
 """Elementwise functions of one tensor: they run on a Mat in any layout."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

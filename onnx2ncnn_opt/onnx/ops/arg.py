@@ -4,8 +4,6 @@ ncnn has none of them, but the index of the first 0 in a row of 0 and 1 is the s
 As for comparisons, numbers closer to each other than the smallest normal float32 are equal.
 """
 
-from __future__ import annotations
-
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds

@@ -1,7 +1,5 @@
 """Attention over heads, and rotary embeddings: ONNX's, and those of com.microsoft."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

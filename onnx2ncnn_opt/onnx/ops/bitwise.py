@@ -3,8 +3,6 @@
 The floors of numbers below 0 have the bits of their two's complement.
 """
 
-from __future__ import annotations
-
 from functools import reduce
 from itertools import zip_longest
 

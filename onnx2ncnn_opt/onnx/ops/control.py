@@ -4,8 +4,6 @@ Their graphs are imported in place of the node, once for each iteration. Whether
 iteration: its condition is constant, or follows from constants, sizes and the iteration's number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

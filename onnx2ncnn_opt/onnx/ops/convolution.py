@@ -1,7 +1,5 @@
 """Conv and ConvTranspose in one, two and three dimensions."""
 
-from __future__ import annotations
-
 from onnx2ncnn_opt.onnx.lower.functional.conv import conv, conv_transpose
 from onnx2ncnn_opt.onnx.registry import onnx_op
 

@@ -1,7 +1,5 @@
 """Div, Reciprocal and Mod; a quotient that the model rounds is corrected first."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Operators of two and more tensors with broadcasting, Identity, and casts between element types."""
 
-from __future__ import annotations
-
 from functools import reduce
 
 import numpy as np

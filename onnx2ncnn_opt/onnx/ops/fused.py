@@ -1,7 +1,5 @@
 """Operators of com.microsoft, as ONNX Runtime's optimiser writes them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from onnx2ncnn_opt.ir.codes import BinaryOp

@@ -1,7 +1,5 @@
 """Gather and its kin, reversed sequences, and elements left out."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp

@@ -1,7 +1,5 @@
 """LinearAttention and CausalConvWithState: operators that carry a state from one step, or call, to the next."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp

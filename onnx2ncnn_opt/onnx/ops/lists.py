@@ -1,7 +1,5 @@
 """Sequences, as TorchScript writes lists of tensors: they have a known length, so that nothing is left of them."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir
 

@@ -1,7 +1,5 @@
 """Comparisons, logic and Where."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp

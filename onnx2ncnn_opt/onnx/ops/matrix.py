@@ -3,8 +3,6 @@
 Axes of one name within an operand of Einsum are their diagonal, taken first.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

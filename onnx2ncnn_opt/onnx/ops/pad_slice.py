@@ -1,7 +1,5 @@
 """Pad, Slice, and picking elements by constant indices."""
 
-from __future__ import annotations
-
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds

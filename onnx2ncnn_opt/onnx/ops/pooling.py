@@ -1,7 +1,5 @@
 """Poolings over windows and over everything."""
 
-from __future__ import annotations
-
 import math
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp

@@ -1,7 +1,5 @@
 """Pow: powers of numbers and of tensors."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp

@@ -1,7 +1,5 @@
 """Operators of quantised tensors: ONNX's, and those of com.microsoft that ONNX Runtime's quantiser writes."""
 
-from __future__ import annotations
-
 from typing import TypeAlias
 
 import numpy as np

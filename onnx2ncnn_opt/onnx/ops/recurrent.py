@@ -4,8 +4,6 @@ ncnn's layers take a Mat of (steps, inputs) and give (steps, directions * hidden
 run backwards; the last states are (directions, hidden size).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple

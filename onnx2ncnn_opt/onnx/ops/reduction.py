@@ -1,7 +1,5 @@
 """Reductions over axes, and Softmax along one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from onnx2ncnn_opt.ir.codes import Reduction

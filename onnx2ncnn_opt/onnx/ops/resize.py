@@ -6,8 +6,6 @@ element reads. GridSample copies other nearest elements. Everything else is line
 product with a constant matrix, one axis at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Operators that read an image at computed positions, and their inverse."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any, NamedTuple
 

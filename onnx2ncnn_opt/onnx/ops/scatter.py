@@ -1,7 +1,5 @@
 """Values placed by indices, triangles, running sums, and one-hot vectors."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 

@@ -3,8 +3,6 @@
 And those whose results fold if they are known up to dynamic dimensions, and are refused otherwise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Fourier transforms of a known length as products with a constant matrix, and the windows that go with them."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

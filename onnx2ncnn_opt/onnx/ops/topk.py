@@ -8,8 +8,6 @@ The rank of NaN is undefined, as in ONNX Runtime: it may be among the largest or
 NaN an index may come twice, but every index is one of the axis.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp

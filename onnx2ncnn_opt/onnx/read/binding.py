@@ -1,7 +1,5 @@
 """The declared shapes of graph inputs and outputs, and the sizes and values that the caller binds."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ onnx_ir maps an external file again for each tensor, each time with its own file
 tensors runs out of them. It never compares dims, offset and length with the file. Here each file is mapped once.
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 import os

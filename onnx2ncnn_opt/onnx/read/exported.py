@@ -1,7 +1,5 @@
 """PyTorch's own models: .pt2 files, torch.export.ExportedProgram and torch.nn.Module, exported by torch's exporter."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import os

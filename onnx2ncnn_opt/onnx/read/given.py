@@ -1,7 +1,5 @@
 """Sizes of inputs as the caller gives them: equations with the declared sizes, in which equal names are equal sizes."""
 
-from __future__ import annotations
-
 import ast
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence

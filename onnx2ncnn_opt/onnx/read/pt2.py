@@ -5,8 +5,6 @@ evaluates, any function below the module torch as an operator, compiled librarie
 the file, but a copy of the graph and the weights, in which everything is of a form that is known to be data.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import zipfile

@@ -1,7 +1,5 @@
 """ONNX's own schemas of a node at its model's opset: an importer's signature is the union of all versions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any

@@ -3,8 +3,6 @@
 onnx.checker is not used: it serialises the whole model once more, and the importer checks every node's signature.
 """
 
-from __future__ import annotations
-
 import difflib
 import graphlib
 from collections import Counter

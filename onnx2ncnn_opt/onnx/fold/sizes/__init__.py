@@ -5,8 +5,6 @@ in them where axes move. What depends on more than a size can say (a comparison 
 of one) has no result here; the importers then compute with the tensor itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Symbolic tensors: their cells, their axes, and when they are constants."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Operators that compute each element by itself, and reductions: arithmetic, comparisons, logic."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from itertools import combinations

@@ -1,7 +1,5 @@
 """Operators that move elements, take some of them, or make them from sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Activations that are several layers, and Softmax along an axis."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

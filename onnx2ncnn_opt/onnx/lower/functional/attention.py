@@ -1,7 +1,5 @@
 """Attention over heads, and rotary embeddings."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

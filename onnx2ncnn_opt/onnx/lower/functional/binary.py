@@ -4,8 +4,6 @@ ncnn broadcasts like numpy between Mats of equal rank, but aligns a Mat of lower
 operands are brought to one layout with the dims that are missing as size 1; trailing dims of size 1 may be left out.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from functools import partial, reduce

@@ -4,8 +4,6 @@ Floats of any width are float32 in ncnn. Integers and bools that are fed to the 
 computes are held as float32, under a type that says so.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp

@@ -1,7 +1,5 @@
 """Joining tensors along an axis, and taking them apart."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from itertools import combinations

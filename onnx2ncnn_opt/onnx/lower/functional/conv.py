@@ -1,7 +1,5 @@
 """Convolutions, of constant weights and of such that are computed at run time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

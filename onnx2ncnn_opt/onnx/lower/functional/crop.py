@@ -1,7 +1,5 @@
 """Elements of an axis: runs and steps of them as Crop, parts as Slice, any others as Crops and Concat."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any

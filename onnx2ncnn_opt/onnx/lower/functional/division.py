@@ -5,8 +5,6 @@ quotient, the division is corrected by what it leaves, which is computed without
 is enough to divide a number beside the one that is meant.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ Indices that are fed look up a constant table as Embed. All else is GridSample, 
 at an index; the indices are exact as long as the image is not larger than `_LARGEST_IMAGE`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import partial

@@ -4,8 +4,6 @@ Reduction and Pooling start from the largest finite number: the maximum of a row
 difference to sums, Softmax and weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import onnx_ir

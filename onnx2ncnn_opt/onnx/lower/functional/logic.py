@@ -5,8 +5,6 @@ where both operands may be infinite, equality is the Threshold that is not reach
 to each other than the smallest normal float32 are equal.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp

@@ -1,7 +1,5 @@
 """Matrix products: MatMul of two tensors, InnerProduct or Gemm by a constant matrix."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 

@@ -1,7 +1,5 @@
 """LayerNorm and RMSNorm over the last axes."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Padding by constant and dynamic amounts."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

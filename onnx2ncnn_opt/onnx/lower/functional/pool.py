@@ -1,7 +1,5 @@
 """Poolings over windows and over everything."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ A net is no faster for its quantisation, but gives the quantised model's results
 float32, and so are their sums and products; larger ones are rounded.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir
 

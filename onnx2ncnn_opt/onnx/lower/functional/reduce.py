@@ -1,7 +1,5 @@
 """Reductions over axes, and the index of the largest elements along one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

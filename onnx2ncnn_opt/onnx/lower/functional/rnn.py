@@ -1,7 +1,5 @@
 """LSTM, GRU and RNN step by step, up to a limit: for computed weights, peepholes and all that ncnn's layers lack."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial, reduce

@@ -1,7 +1,5 @@
 """Symbolic tensors computed at run time: Interp makes rows of ones, and all else is arithmetic."""
 
-from __future__ import annotations
-
 from functools import partial, reduce
 
 import numpy as np

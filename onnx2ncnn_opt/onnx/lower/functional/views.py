@@ -1,7 +1,5 @@
 """Tensors under other axes, which costs no layer by itself, and repeated along their axes."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 from onnx2ncnn_opt.ir.dim import shape_text

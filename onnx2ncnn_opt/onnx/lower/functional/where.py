@@ -9,8 +9,6 @@ three ways, and the first safe one is taken (docs/special-values.md):
 - GridSample, which copies any numbers: the mask says from which of both sides, stored one after the other.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import TypeAlias

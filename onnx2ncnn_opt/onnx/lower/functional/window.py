@@ -1,7 +1,5 @@
 """The common parts of convolutions and poolings: per-axis parameters, pads, and ONNX's auto_pad."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
