@@ -7,17 +7,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-
-class Activation(IntEnum):
-    """`activation_type` of convolutions and InnerProduct: the function that follows the sum."""
-
-    NONE = 0
-    RELU = 1
-    LEAKYRELU = 2
-    CLIP = 3
-    SIGMOID = 4
-    MISH = 5
-    HARDSWISH = 6
+Activation = IntEnum("Activation", "NONE RELU LEAKYRELU CLIP SIGMOID MISH HARDSWISH", start=0)
+"""`activation_type` of convolutions and InnerProduct: the function that follows the sum."""
 
 
 class BinaryOp(IntEnum):
@@ -54,80 +45,25 @@ class BinaryOp(IntEnum):
         return self.exchanged is self
 
 
-_PAIRS = {
-    BinaryOp.SUB: BinaryOp.RSUB,
-    BinaryOp.DIV: BinaryOp.RDIV,
-    BinaryOp.POW: BinaryOp.RPOW,
-    BinaryOp.ATAN2: BinaryOp.RATAN2,
-    BinaryOp.FMOD: BinaryOp.RFMOD,
-    BinaryOp.FLOOR_DIVIDE: BinaryOp.RFLOOR_DIVIDE,
-    BinaryOp.REMAINDER: BinaryOp.RREMAINDER,
-}
+_PAIRS = {op: BinaryOp[f"R{op.name}"] for op in BinaryOp if f"R{op.name}" in BinaryOp.__members__}
 _EXCHANGED = {**_PAIRS, **{second: first for first, second in _PAIRS.items()}}
 
+Eltwise = IntEnum("Eltwise", "PROD SUM MAX", start=0)
+"""`op_type` of Eltwise."""
 
-class Eltwise(IntEnum):
-    """`op_type` of Eltwise."""
+UnaryOp = IntEnum(
+    "UnaryOp",
+    "ABS NEG FLOOR CEIL SQUARE SQRT RSQRT EXP LOG SIN COS TAN ASIN ACOS ATAN RECIPROCAL TANH LOG10 ROUND TRUNC "
+    "SIGN EXPM1 SINH ASINH COSH ACOSH ATANH LOG1P",
+    start=0,
+)
+"""`op_type` of UnaryOp. ROUND takes halves to the even number."""
 
-    PROD = 0
-    SUM = 1
-    MAX = 2
+Reduction = IntEnum("Reduction", "SUM ASUM SUMSQ MEAN MAX MIN PROD L1 L2 LOGSUM LOGSUMEXP", start=0)
+"""`operation` of Reduction."""
 
-
-class UnaryOp(IntEnum):
-    """`op_type` of UnaryOp. ROUND takes halves to the even number."""
-
-    ABS = 0
-    NEG = 1
-    FLOOR = 2
-    CEIL = 3
-    SQUARE = 4
-    SQRT = 5
-    RSQRT = 6
-    EXP = 7
-    LOG = 8
-    SIN = 9
-    COS = 10
-    TAN = 11
-    ASIN = 12
-    ACOS = 13
-    ATAN = 14
-    RECIPROCAL = 15
-    TANH = 16
-    LOG10 = 17
-    ROUND = 18
-    TRUNC = 19
-    SIGN = 20
-    EXPM1 = 21
-    SINH = 22
-    ASINH = 23
-    COSH = 24
-    ACOSH = 25
-    ATANH = 26
-    LOG1P = 27
-
-
-class Reduction(IntEnum):
-    """`operation` of Reduction."""
-
-    SUM = 0
-    ASUM = 1
-    SUMSQ = 2
-    MEAN = 3
-    MAX = 4
-    MIN = 5
-    PROD = 6
-    L1 = 7
-    L2 = 8
-    LOGSUM = 9
-    LOGSUMEXP = 10
-
-
-class Pooling(IntEnum):
-    """`pooling_type` of Pooling."""
-
-    MAX = 0
-    AVG = 1
+Pooling = IntEnum("Pooling", "MAX AVG", start=0)
+"""`pooling_type` of Pooling."""
 
 
 class PadMode(IntEnum):
@@ -139,44 +75,20 @@ class PadMode(IntEnum):
     SAME_LOWER = 3
 
 
-class Padding(IntEnum):
-    """`type` of Padding, and `pad_type` of Spectrogram."""
+Padding = IntEnum("Padding", "CONSTANT REPLICATE REFLECT", start=0)
+"""`type` of Padding, and `pad_type` of Spectrogram."""
 
-    CONSTANT = 0
-    REPLICATE = 1
-    REFLECT = 2
+Interp = IntEnum("Interp", "NEAREST BILINEAR BICUBIC")
+"""`resize_type` of Interp."""
 
+Sample = IntEnum("Sample", "BILINEAR NEAREST BICUBIC")
+"""`sample_type` of GridSample."""
 
-class Interp(IntEnum):
-    """`resize_type` of Interp."""
+SamplePadding = IntEnum("SamplePadding", "ZEROS BORDER REFLECTION")
+"""`padding_mode` of GridSample: the values read outside the image."""
 
-    NEAREST = 1
-    BILINEAR = 2
-    BICUBIC = 3
-
-
-class Sample(IntEnum):
-    """`sample_type` of GridSample."""
-
-    BILINEAR = 1
-    NEAREST = 2
-    BICUBIC = 3
-
-
-class SamplePadding(IntEnum):
-    """`padding_mode` of GridSample: the values read outside the image."""
-
-    ZEROS = 1
-    BORDER = 2
-    REFLECTION = 3
-
-
-class Direction(IntEnum):
-    """`direction` of LSTM, GRU and RNN."""
-
-    FORWARD = 0
-    REVERSE = 1
-    BIDIRECTIONAL = 2
+Direction = IntEnum("Direction", "FORWARD REVERSE BIDIRECTIONAL", start=0)
+"""`direction` of LSTM, GRU and RNN."""
 
 
 class EpsMode(IntEnum):
@@ -198,18 +110,8 @@ class GemmC(IntEnum):
     N = 4  # one number for each column
 
 
-class Elements(IntEnum):
-    """`type_from` and `type_to` of Cast."""
+Elements = IntEnum("Elements", "AUTO FLOAT32 FLOAT16 INT8 BFLOAT16", start=0)
+"""`type_from` and `type_to` of Cast."""
 
-    AUTO = 0
-    FLOAT32 = 1
-    FLOAT16 = 2
-    INT8 = 3
-    BFLOAT16 = 4
-
-
-class Region(IntEnum):
-    """`region_type` of LRN."""
-
-    ACROSS_CHANNELS = 0
-    WITHIN_CHANNEL = 1
+Region = IntEnum("Region", "ACROSS_CHANNELS WITHIN_CHANNEL", start=0)
+"""`region_type` of LRN."""

@@ -62,7 +62,6 @@ _ORDER = (
     "fuse_hardswish",
     "fuse_gelu",
     "eliminate_tile_before_binaryop",
-    "fuse_softmax",
     "fuse_layernorm",
     "fuse_rmsnorm",
     "fuse_normalize",
