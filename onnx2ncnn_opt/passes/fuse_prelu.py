@@ -5,7 +5,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._fold import channel_factors
-from onnx2ncnn_opt.passes._linear import factor, negated, times
+from onnx2ncnn_opt.passes._linear import negated
 from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, const, op
 from onnx2ncnn_opt.rewrite.rule import rewrite
 
@@ -14,19 +14,9 @@ _SUM = op("BinaryOp", "root", op_type=frozenset({BinaryOp.ADD, BinaryOp.SUB}), w
 
 
 def _scaled(x: Pattern) -> Iterator[Op]:
-    """x times a number, or a constant for each channel."""
-    yield times(x, "scale")
+    """x times a constant for each channel."""
     yield op("BinaryOp", "scale", op_type=BinaryOp.MUL, with_scalar=0)(x, const("slopes"))
     yield op("Scale", "scale", bias_term=0)(x)
-
-
-def _with_slope(x: Blob, name: str, scale: Layer, slopes: Layer | None, sign: float) -> Layer:
-    """Return a leaky ReLU with the slope that `_scaled` has found, or a PReLU with one for each channel."""
-    if scale.type == "BinaryOp" and slopes is None:
-        return Layer("ReLU", name, [x], (), {"slope": sign * factor(scale)})
-    values = channel_factors(scale, slopes, x)
-    weights = {"slope_data": (sign * values).astype(np.float32)}
-    return Layer("PReLU", name, [x], (), {"num_slope": len(values)}, weights)
 
 
 def _negative_parts() -> Iterator[Op]:
@@ -44,7 +34,9 @@ def _negative_parts() -> Iterator[Op]:
 def fuse_prelu(x: Blob, root: Layer, scale: Layer, slopes: Layer | None = None, mirrored: Layer | None = None) -> Layer:
     """ReLU(x) - a * ReLU(-x), ReLU(x) + a * min(x, 0)   ⇒   PReLU(x)
 
-    For one slope, where it is a leaky ReLU, or one for each channel.
+    For one slope a for each channel.
     """
     sign = (-1.0 if root["op_type"] == BinaryOp.SUB else 1.0) * (-1.0 if mirrored else 1.0)
-    return _with_slope(x, root.name, scale, slopes, sign)
+    values = channel_factors(scale, slopes, x)
+    weights = {"slope_data": (sign * values).astype(np.float32)}
+    return Layer("PReLU", root.name, [x], (), {"num_slope": len(values)}, weights)
