@@ -1,10 +1,9 @@
 """Changes of a model's results by the rounding errors of any implementation.
 
-Two right implementations add up their sums in different orders, so their numbers differ in the last bits. Mostly this
-has no other effect. But a model may compare numbers, round to whole ones, look for the largest, or take the difference
-of equal ones: then the last bit may decide. A wider tolerance would hide faults there. So ONNX Runtime runs the model
-with errors of that size put into it. The sign of a zero counts as such an error: whether a sum leaves 0 or -0.0 depends
-on its order.
+Two right implementations add up their sums in different orders, so their numbers differ in the last bits, and zeros in
+their sign. But a model may compare numbers, round to whole ones, look for the largest, or take the difference of equal
+ones: then the last bit may decide. A wider tolerance would hide faults there. So ONNX Runtime runs the model with
+errors of that size put into it.
 
 The model in float64 gives the size of ONNX Runtime's own errors. The model with rounded weights gives the part of a
 difference that comes from a net's weights in 16 bits.
@@ -17,6 +16,7 @@ import os
 import re
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -140,22 +140,19 @@ class Rounding:
 
     @property
     def _folder(self) -> Path | None:
-        """That of the weights which are not in the message."""
+        """The folder of the weights that are not in the message."""
         return self._model.absolute().parent if isinstance(self._model, Path) else None
 
     @cached_property
     def _has_integer_products(self) -> bool:
-        """Return True if the model has operators such as MatMulInteger, QLinearConv and DynamicQuantizeMatMul."""
+        """True if the model has operators such as MatMulInteger, QLinearConv and DynamicQuantizeMatMul."""
         return any(_OF_INTEGERS.search(node.op_type) for node in read_model(self._model).graph.node)
 
     def _rewritten(self, model: bytes, folder: Path | None, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         """Run a rewritten model, and return its outputs."""
         options: dict[str, Any] = {"values": self._values, "threads": None, "timeout": _SECONDS, "once": True}
-        runner = OrtRunner(model, folder=folder, plain=not self._has_integer_products, **options)
-        try:
+        with closing(OrtRunner(model, folder=folder, plain=not self._has_integer_products, **options)) as runner:
             return runner.run_any(feeds)
-        finally:
-            runner.close()
 
     def spread(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, Array]:
         """Return the distance that errors move each element of the reference; infinite if it becomes infinite or NaN.

@@ -92,7 +92,8 @@ class MaskJudge:
 
     def __init__(self, estimator: Estimator) -> None:
         self.estimator, self.graph = estimator, estimator.graph
-        self.reference, self.inner = estimator.inner()
+        self.reference = estimator.run()
+        self.inner = self.reference.inner
 
     def run(self) -> Walk:
         """Return a run in fp16 with the masks that the layers have."""

@@ -27,7 +27,7 @@ from onnx2ncnn_opt.verification.given_inputs import given_inputs
 from onnx2ncnn_opt.verification.net_outputs import OutputComparison, tolerance_of
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.rounding import Rounding
-from onnx2ncnn_opt.verification.rounding_budget import RoundingBudget, estimated, least_budget, weights_encoding
+from onnx2ncnn_opt.verification.rounding_budget import cause_of, estimated, least_budget, weights_encoding
 from onnx2ncnn_opt.verification.runs import Run, any_feeds, drawn_runs, load_converted, small_runs, wanted_runs
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, UNKNOWN_ROUNDING, in_mode
 
@@ -183,15 +183,16 @@ def _explained(
         kind, by_bits = f"weights in {encoding.value}", by_weights
 
     def explained(row: OutputReport) -> OutputReport:
-        budget = RoundingBudget(measured.get(row.name), by_bits.get(row.name), kind)
+        rounding, bits = measured.get(row.name), by_bits.get(row.name)
         # A wide tolerance of the user does not explain an error.
         is_lax = comparison.is_fixed and (row.max_rel or 0.0) > DEFAULT.relative
-        cause = budget.cause(row.max_rel, mode, ok=row.status in ("ok", "unproven") and not is_lax)
+        ok = row.status in ("ok", "unproven") and not is_lax
+        cause = cause_of(row.max_rel, mode, ok=ok, rounding=rounding, bits=bits, kind=kind)
         if cause == "kernels" and (row.max_abs or 0.0) <= comparison.spread[row.name].max(initial=0.0):
             cause = "rounding"  # within the model's rounding spread
-        bits = budget.bits if budget.bits is None or math.isfinite(budget.bits) else None
         allowed = comparison.allowed(row.name, close=is_close and mode == "fp32")
-        return replace(row, rounding=budget.rounding, bits=bits, allowed=allowed, cause=cause)
+        finite_bits = bits if bits is None or math.isfinite(bits) else None
+        return replace(row, rounding=rounding, bits=finite_bits, allowed=allowed, cause=cause)
 
     return [explained(row) for row in rows], problem
 
