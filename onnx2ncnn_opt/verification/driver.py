@@ -60,14 +60,12 @@ class VerifyReport:
     def renamed(self, staged: Sequence[Path], files: Sequence[Path]) -> VerifyReport:
         """Return the report with the final names of files in its messages."""
 
-        def named(message: str) -> str:
+        def named(row: OutputReport) -> OutputReport:
             for part, path in zip(staged, files, strict=True):
-                message = message.replace(str(part), str(path))
-            return message
+                row = replace(row, message=row.message.replace(str(part), str(path)))
+            return row
 
-        rows = [replace(row, message=named(row.message)) for row in self.rows]
-        count = len(self.folded)
-        return replace(self, folded=tuple(rows[:count]), outputs=tuple(rows[count:]))
+        return replace(self, folded=tuple(map(named, self.folded)), outputs=tuple(map(named, self.outputs)))
 
     def check(self) -> None:
         """Raise VerificationError with a line for each output that does not agree."""
@@ -85,10 +83,10 @@ def check_outputs(outputs: Sequence[OutputReport], what: str) -> None:
         for output in outputs
         if output.status != "ok"
     ]
-    if wrong and not is_wrong(outputs):
-        raise UnprovenError(f"{len(wrong)} of {len(outputs)} outputs are unproven:\n" + "\n".join(wrong))
-    if wrong:
+    if is_wrong(outputs):
         raise VerificationError(f"{len(wrong)} of {len(outputs)} outputs differ {what}:\n" + "\n".join(wrong))
+    if wrong:
+        raise UnprovenError(f"{len(wrong)} of {len(outputs)} outputs are unproven:\n" + "\n".join(wrong))
 
 
 class Judge(Protocol):
@@ -102,6 +100,7 @@ class Judge(Protocol):
 
     def explain(self, rows: list[OutputReport], mode: str) -> list[OutputReport]:
         """Add causes to the reports of a mode."""
+        return rows
 
 
 def judge_modes(judge: Judge, modes: Sequence[str]) -> tuple[tuple[OutputReport, ...], WrongRun | None]:

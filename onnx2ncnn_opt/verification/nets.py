@@ -23,7 +23,7 @@ from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import check_modes, find_target
-from onnx2ncnn_opt.verification.driver import VerifyReport, failed, judge_modes, merged, missing
+from onnx2ncnn_opt.verification.driver import Judge, VerifyReport, failed, judge_modes, merged, missing
 from onnx2ncnn_opt.verification.inputs import Draw
 from onnx2ncnn_opt.verification.net_inputs import draw_runs
 from onnx2ncnn_opt.verification.options import Verification
@@ -121,7 +121,7 @@ def _written(graph: Graph, prefix: Path) -> tuple[NetFiles, Mapping[Blob, str]]:
     return files, write_net(graph, files.param, files.bin)
 
 
-class _NetJudge:
+class _NetJudge(Judge):
     """An optimised net and the original, whose outputs in fp32 are in `all_runs`; `drawn` are the inputs.
 
     `boxes` are the outputs that depend on boxes of detection layers. Which boxes there are, and in which order, hangs
@@ -177,8 +177,7 @@ class _NetJudge:
         for draw, drawn in counted(self.drawn, "ncnn runs the net as it was", "runs"):
             feeds = {blob.name: array for blob, array in drawn.items()}
             results = run_reference(net, self._fed(feeds), list(self._asked), apart=self.pair.is_cut)
-            reference = {self._asked[name]: array for name, array in results.items()}
-            runs.append(Run({}, draw, feeds, reference))
+            runs.append(Run({}, draw, feeds, {self._asked[name]: array for name, array in results.items()}))
         return runs
 
     def runs(self, mode: str) -> Iterable[Run]:
@@ -236,10 +235,6 @@ class _NetJudge:
         judged = [replace(merged([report, *inputs]), name=report.name, blob=report.blob) for report in found]
         return (*(report for report in reports if report not in inputs), *judged)
 
-    def explain(self, rows: list[OutputReport], mode: str) -> list[OutputReport]:
-        """Return the reports as they are: the original has no float64 to explain errors with."""
-        return rows
-
 
 def run_reference(
     runner: NcnnRunner, feeds: Mapping[str, Array], outputs: Sequence[str], *, apart: bool
@@ -256,8 +251,7 @@ def run_reference(
         raise CrashError(f"the net crashes ncnn before any optimisation: {error}") from error
     except RunError as error:
         raise RunError(f"ncnn cannot run the original net: {error}") from error
-    failures = {name: result for name, result in results.items() if isinstance(result, Failure)}
-    if failures:
+    if failures := {name: result for name, result in results.items() if isinstance(result, Failure)}:
         lines = "\n".join(f"  {name}: {reason}" for name, reason in failures.items())
         kind = CrashError if any(failure.crashed for failure in failures.values()) else RunError
         raise kind(f"ncnn cannot compute these outputs of the net as it is, before anything is optimised:\n{lines}")
