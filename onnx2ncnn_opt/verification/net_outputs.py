@@ -82,9 +82,7 @@ class OutputComparison:
     def by_weights(self) -> Mapping[str, float]:
         """The distance that the reference moves if weights are rounded as the net's are."""
         encoding = weights_encoding(self.runner.param, self.runner.bin)
-        if encoding is None:
-            return {}
-        return self.rounding.stored(encoding, self.feeds, self.reference)
+        return {} if encoding is None else self.rounding.stored(encoding, self.feeds, self.reference)
 
     def best(self) -> tuple[Sequence[Slot], Sequence[OutputReport]]:
         """Return the likeliest way to feed the net that works best, and its reports."""
@@ -180,9 +178,8 @@ def manifest_slots(kind: str, names: Sequence[str], entries: Sequence[Entry]) ->
 def input_slots(manifest: Manifest | None, feeds: Mapping[str, Array], blobs: Sequence[str]) -> list[list[Slot]]:
     """Return the ways to feed the arrays to the net with these input blobs, the likeliest first.
 
-    A manifest leaves one. Without it blobs are matched by name, pnnx's in0, in1, ... by number, the others by order.
-    The batch is tried in three ways: its axis is 1 and dropped in most nets, kept in a few, and in new ones the Mat's
-    batch.
+    A manifest leaves one. Without it blobs are matched by `pair`, and the batch is tried in three ways: its axis is 1
+    and dropped in most nets, kept in a few, and in new ones the Mat's batch.
 
     Raises UsageError if the manifest is that of another model, and VerificationError if a blob of the net would be left
     without a value, on which ncnn crashes.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -101,33 +101,30 @@ class _ModelJudge:
         self.rounding = Rounding(model, outputs, values)
         self.done: list[Run] = []
         self.notes: list[str] = []
-        self._more = self._inputs()
-        self._tolerance = tolerance_of(self.model) if verification.tolerance is None else verification.tolerance
-        is_user_tolerance = verification.tolerance is not None or verification.is_user_tolerance
-        self._is_default = self._tolerance == DEFAULT and not is_user_tolerance
+        self._tolerance = verification.tolerance or tolerance_of(self.model)
+        is_usual = verification.tolerance is None and not verification.is_user_tolerance
+        self._is_default = is_usual and self._tolerance == DEFAULT
         self._least = least_budget(*net, vulkan=worker.target.vulkan)
         self._worst: tuple[float, OutputComparison, Sequence[Slot]] | None = None
 
     def _inputs(self) -> Iterator[Run]:
-        how = self.how
-        if how.feeds is None and how.wanted:
-            return wanted_runs(self.model, self._reference, self.manifest, how.seed, how.wanted)
+        how, fixed = self.how, (self.model, self._reference, self.manifest, self.how.seed)
         if how.feeds is None:
-            return drawn_runs(self.model, self._reference, self.manifest, how.seed)
+            return wanted_runs(*fixed, how.wanted) if how.wanted else drawn_runs(*fixed)
         given = given_inputs(how.feeds, self.model)
         if small := too_small(self.manifest, given):
             raise UsageError(small)
         announce("ONNX Runtime runs the model")
         return iter([Run({}, None, given, self._reference.run(given))])
 
-    def runs(self, mode: str) -> Iterable[Run]:
-        """Return the runs of the first mode again for every other mode."""
+    def runs(self, mode: str) -> Iterator[Run]:
+        """Yield the runs of the first mode again for every other mode."""
         self._worst = None
         self._runner = self._started(mode, exact=self.how.exact)
-        return tuple(self.done) or self._kept()
-
-    def _kept(self) -> Iterator[Run]:
-        for run in self._more:
+        if self.done:
+            yield from self.done
+            return
+        for run in self._inputs():
             self.done.append(run)
             yield run
 
