@@ -28,18 +28,15 @@ _STATS = {"largest": float, "special": int, "batch": bool}
 
 @dataclass(frozen=True)
 class WalkStep:
-    """A blob of a walk: it gets random errors, and is then rounded to 16 bits ("fp16", "bf16") or not ("").
-
-    Each error has a root mean square that is drawn from `noise`. With `send` the blob is returned. With `cast` a layer
-    makes it in 32 bits on ARM, and ncnn rounds it between layers: the last up to three numbers, which do not fill a
-    group of four, one by one.
-    """
+    """A blob of a walk: it gets random errors, and is then rounded."""
 
     blob: str
-    rounding: str = ""
+    rounding: str = ""  # to 16 bits, "fp16" or "bf16", or not
+    # A layer makes it in 32 bits on ARM, and ncnn rounds it between layers: the last up to three numbers, which do not
+    # fill a group of four, one by one.
     cast: bool = False
-    noise: tuple[float, ...] = ()
-    send: bool = False
+    noise: tuple[float, ...] = ()  # the root mean square of each error is drawn from these
+    send: bool = False  # return the blob
 
 
 @dataclass(frozen=True)
@@ -319,10 +316,7 @@ def as_feed(blob: str, feed: Feed | Array) -> Feed:
 
 
 def as_ncnn(array: Array) -> Array:
-    """Return the array in an element type that ncnn knows; rank 0 as [1].
-
-    Integers and bools become int32, the rest float32. Raises UsageError for integers that do not fit.
-    """
+    """Return the array as int32 (integers and bools) or float32, rank 0 as [1]; UsageError for larger integers."""
     if array.dtype.kind in "iub":
         limits = np.iinfo(np.int32)
         if array.size and (array.max() > limits.max or array.min() < limits.min):

@@ -212,10 +212,7 @@ def net_files(path: Path, bin: Path | None = None) -> tuple[Path, Path, Manifest
 
 
 def _as_output(entry: Entry, slot: Slot, result: Array, sizes: Mapping[str, int]) -> Array:
-    """Return a fetched array in the model's shape and type.
-
-    Raises RunError if it has another shape, or if an integer output is not finite.
-    """
+    """Return a fetched array in the model's shape and type; RunError for another shape, or integers not finite."""
     array = slot.restored(result, [_size(dim, sizes) for dim in entry.shape])
     if array is None:
         raise RunError(f"ncnn's {entry.name} has the shape {list(result.shape)}, the model's is {entry}")

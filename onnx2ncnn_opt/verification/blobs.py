@@ -20,15 +20,12 @@ _MOST_AXES = 5  # values with more axes are not permuted
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on a blob; `value` is the model's name of it, `difference` its distance from that value.
-
-    A blob that is "reordered" has the value's numbers in an order that no permutation of the value's axes gives.
-    """
+    """The verdict on a blob; "reordered" is one of the value's numbers that no permutation of its axes gives."""
 
     status: Literal["right", "reordered", "wrong", "unknown"]
     message: str = ""
-    value: str | None = None
-    difference: Difference | None = None
+    value: str | None = None  # the model's name of the blob
+    difference: Difference | None = None  # from that value
 
 
 UNKNOWN = Verdict("unknown", "the model has no such value")
@@ -81,10 +78,7 @@ def judge(
     sizes: Mapping[int, Sequence[str]],
     tolerance: Tolerance,
 ) -> Verdict:
-    """Compare a blob with the model's value of that name, or else with any value that has the same numbers.
-
-    `sizes` are the names `by_size`.
-    """
+    """Compare a blob with the model's value of that name, or else with any of its numbers; `sizes` are `by_size`."""
     value = None if named is None else values.get(named)
     if isinstance(result, Failure):
         return Verdict("wrong", result.reason, None if value is None else named)

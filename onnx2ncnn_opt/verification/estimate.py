@@ -34,15 +34,12 @@ _STORAGE = {"fp16": Feature.NO_FP16_STORAGE, "bf16": Feature.NO_BF16_STORAGE}
 
 @dataclass(frozen=True)
 class Walk:
-    """One run: the blobs of `Estimator.compared`, and the `BlobStats` of each blob.
-
-    `inner` are the errors that the arithmetic of each layer would make in fp16, if the run is in 32 bits.
-    """
+    """One run: the blobs of `Estimator.compared`, and the `BlobStats` of each blob."""
 
     outputs: dict[Blob, Array] = field(default_factory=dict)
     largest: dict[Blob, float] = field(default_factory=dict)
     special: dict[Blob, int] = field(default_factory=dict)
-    inner: dict[Layer, tuple[Inner, ...]] = field(default_factory=dict)
+    inner: dict[Layer, tuple[Inner, ...]] = field(default_factory=dict)  # errors in fp16, if the run is in 32 bits
 
     def largest_of(self, blobs: Iterable[Blob]) -> float:
         """Return the largest finite number of some blobs."""

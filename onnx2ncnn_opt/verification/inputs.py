@@ -85,10 +85,9 @@ class Draw(NamedTuple):
 
     Plain inputs have no zeros, and all keep within the domains of the functions at their end. In other draws, inputs
     that the model compares or selects as well have no bounds, because a guard is there to act. Their rows end with the
-    largest numbers, which are `below` zero or above it, or with zeros if the scale is 1. `between` are the least and
-    the largest value of floats, which then are uniform. Flat inputs differ along one axis only, which is `flat` modulo
-    the rank, and hardly along others: images without contrast that have a whole channel below zero, or sequences whose
-    mean is as large as they are.
+    largest numbers, which are `below` zero or above it, or with zeros if the scale is 1. Floats are uniform `between`
+    two values, if given. Flat inputs differ along axis `flat` modulo the rank, and hardly along others: images without
+    contrast that have a whole channel below zero, or sequences whose mean is as large as they are.
     """
 
     seed: int
@@ -234,18 +233,13 @@ def _shape(info: InputInfo, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Uses:
-    """The uses of an input's values in the model, whether or not layers move them.
+    """The uses of an input's values in the model, whether or not layers move them."""
 
-    `table` is the size of the smallest table that they are indexes into, `domain` the range in which the functions at
-    their end are real numbers. `divides` says that they are divisors, or that a divisor is 0 if they are; `is_guarded`
-    that they are compared or selected; and `is_mask` that they, or 1 minus them, multiply a number that hides.
-    """
-
-    table: int | None
-    domain: tuple[float, float] | None
-    divides: bool
-    is_guarded: bool
-    is_mask: bool = False
+    table: int | None  # the size of the smallest table that they are indexes into
+    domain: tuple[float, float] | None  # the range in which the functions at their end are real numbers
+    divides: bool  # they are divisors, or a divisor is 0 if they are
+    is_guarded: bool  # they are compared or selected
+    is_mask: bool = False  # they, or 1 minus them, multiply a number that hides
 
     @classmethod
     def of(cls, value: onnx_ir.Value, model: LoadedModel) -> Uses:

@@ -28,18 +28,14 @@ _ALIKE = 3e-2
 
 @dataclass(frozen=True)
 class LayerRun:
-    """Verdicts on a net's blobs by mode and blob name, and seconds by blob name.
+    """Verdicts on a net's blobs by mode and blob name, and seconds by blob name."""
 
-    `feeds` are the inputs that the net took. `times` are None if nothing was timed, `checked` says where and how ncnn
-    ran. `problem` is the reason if something is missing.
-    """
-
-    feeds: Feeds
+    feeds: Feeds  # that the net took
     verdicts: Mapping[str, Mapping[str, Verdict]] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
-    times: Times | None = None
-    checked: str = ""
-    problem: str = ""
+    times: Times | None = None  # None if nothing was timed
+    checked: str = ""  # where and how ncnn ran
+    problem: str = ""  # the reason if something is missing
 
 
 @dataclass(frozen=True)

@@ -162,10 +162,7 @@ class OutputComparison:
 
 
 def manifest_slots(kind: str, names: Sequence[str], entries: Sequence[Entry]) -> list[Slot]:
-    """Return the manifest's entries for the model's inputs or outputs (`kind`), in the model's order.
-
-    Raises UsageError if the manifest is that of another model.
-    """
+    """Return the manifest's inputs or outputs (`kind`) in the model's order; UsageError if it is another model's."""
     known = {entry.name: Slot.of(entry) for entry in entries}
     if set(known) != set(names):
         raise UsageError(
@@ -223,10 +220,7 @@ def pair(names: Sequence[str], blobs: Sequence[str], fits: Callable[[str, str], 
 
 
 def tolerance_of(model: LoadedModel) -> Tolerance:
-    """Return the tolerance for a net of the model: the usual one, and more if the model quantises values.
-
-    Quantised values have 8 bits, unless a zero point says otherwise.
-    """
+    """Return the tolerance for a net of the model, more if it quantises: to 8 bits, unless a zero point differs."""
     bits = []
     for node in model.graph:
         if traits_of(node.domain, node.op_type, model.opsets.get(node.domain, 1)).quantises:

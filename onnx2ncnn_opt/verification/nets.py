@@ -46,22 +46,16 @@ _NAN = np.array([0x7FC00000, 0xFFC00000], np.uint32).view(np.int32)
 
 @dataclass(frozen=True)
 class NetPair:
-    """A net in files, and the graph made from it.
-
-    `names` are those of the graph's inputs and outputs in the files, `shapes` those of the inputs by the graph's names,
-    and `examples` shapes to propose for inputs that have none. `storage` says which weights of the graph get 16 bits.
-    `detectors` are the inputs of detection layers, by their names in the files. If the graph `is_cut`, its outputs are
-    blobs inside the net.
-    """
+    """A net in files, and the graph made from it."""
 
     source: NetFiles
     graph: Graph
-    names: Mapping[str, str]
-    shapes: Mapping[str, Sequence[int]]
-    examples: Mapping[str, str]
-    storage: Storage | None
-    detectors: Mapping[Layer, tuple[str, ...]]
-    is_cut: bool
+    names: Mapping[str, str]  # of the graph's inputs and outputs in the files
+    shapes: Mapping[str, Sequence[int]]  # of the inputs, by the graph's names
+    examples: Mapping[str, str]  # shapes to propose for inputs that have none
+    storage: Storage | None  # which weights of the graph get 16 bits
+    detectors: Mapping[Layer, tuple[str, ...]]  # the inputs of detection layers, by their names in the files
+    is_cut: bool  # the outputs are blobs inside the net
 
     @property
     def outputs(self) -> list[Blob]:

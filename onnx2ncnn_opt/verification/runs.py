@@ -79,10 +79,7 @@ def load_converted(
     values: Mapping[str, Any] | None = None,
     outputs: Sequence[str] = (),
 ) -> LoadedModel:
-    """Load a model with the sizes and values that its manifest has, or with `shapes` and `values` in their place.
-
-    Raises the errors of `load_model`.
-    """
+    """Load a model like `load_model`, with the manifest's sizes and values where `shapes` and `values` have none."""
     if manifest is None:
         return load_model(model, shapes=shapes, values=values, outputs=outputs)
     bound = {value.name: value.array() for value in manifest.values} | dict(values or {})

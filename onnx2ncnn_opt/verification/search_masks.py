@@ -35,16 +35,11 @@ Masks = Mapping[Layer, Feature]
 
 @dataclass(frozen=True)
 class Precision:
-    """The effect of fp16 on a net with its masks, estimated.
+    """The effect of fp16 on a net with its masks, estimated."""
 
-    `error` is the largest of an output, in units of its largest value; NaN if an output is not finite that is finite in
-    fp32. `allowed` is the error up to which fp16 does what it can. `integers_differ` if an output of integers has
-    others.
-    """
-
-    error: float
-    allowed: float = ACCEPTED
-    integers_differ: bool = False
+    error: float  # the largest, in units of an output's largest value; NaN if one is finite in fp32 only
+    allowed: float = ACCEPTED  # the error up to which fp16 does what it can
+    integers_differ: bool = False  # an output of integers has others
 
     @property
     def ok(self) -> bool:
@@ -122,10 +117,7 @@ class MaskJudge:
 
 
 def measure(*estimators: Estimator, integers: Collection[Blob] = ()) -> Precision:
-    """Measure the effect of fp16 on a net as it is, on the inputs of each estimator; `integers` are outputs.
-
-    Raises RunError if ncnn cannot run it.
-    """
+    """Measure fp16 on a net as it is, on the inputs of each estimator; `integers` are outputs. Raises RunError."""
     found = []
     for judge in map(MaskJudge, estimators):
         walk = judge.run()

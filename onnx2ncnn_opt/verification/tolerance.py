@@ -96,18 +96,13 @@ def in_mode(mode: str, tolerance: Tolerance = DEFAULT) -> Tolerance:
 
 @dataclass(frozen=True)
 class Difference:
-    """One output against its reference.
-
-    `max_abs` and `cosine` are over the elements that are finite on both sides, None if there are none; `max_rel` is
-    `max_abs` in units of the reference's largest one. `special` says where NaN or infinity is on one side only,
-    `excess` where the tolerance is exceeded and by how much; both are empty if nothing is wrong.
-    """
+    """One output against its reference: numbers over the elements that are finite on both sides, None without any."""
 
     max_abs: float | None
-    max_rel: float | None
+    max_rel: float | None  # `max_abs` in units of the reference's largest element
     cosine: float | None
-    special: str = ""
-    excess: str = ""
+    special: str = ""  # where NaN or infinity is on one side only
+    excess: str = ""  # where the tolerance is exceeded, and by how much
 
     @property
     def ok(self) -> bool:

@@ -223,10 +223,7 @@ def net_feeds(
 
 
 def _notes(model: LoadedModel, runs: Sequence[Run], rounding: Rounding, is_fixed: bool) -> Iterator[str]:
-    """Yield notes on a model with outputs that are not all numbers, or that does not run in float64.
-
-    `is_fixed` says that the user chose the tolerance.
-    """
+    """Yield notes on outputs that are not all numbers, or no float64; `is_fixed`: the user chose the tolerance."""
     if rounding.problem and not is_fixed:
         allowed = f"an error of {UNKNOWN_ROUNDING:g} is allowed with ncnn's plain kernels"
         yield f"the model does not run in float64 ({_reason(rounding.problem)}), so that {allowed}"
