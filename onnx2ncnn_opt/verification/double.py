@@ -240,9 +240,10 @@ class InDouble(NodeWriter):
             name = self.node("Pad", name, [0, 0, *pads[:rank], 0, 0, *pads[rank:]])
         steps, apart = (np.array(attributes.get(key, [1] * rank)) for key in ("strides", "dilations"))
         for offset in product(*map(range, kernel)):
-            lasts = (1 + np.array(offset) - kernel) * apart
+            starts = np.array(offset) * apart
+            lasts = starts + (1 - np.array(kernel)) * apart
             ends = np.where(lasts == 0, _END, lasts)
-            yield offset, self.node("Slice", name, offset * apart, ends, [*range(2, 2 + rank)], steps)
+            yield offset, self.node("Slice", name, starts, ends, [*range(2, 2 + rank)], steps)
 
 
 def _has_pads(attributes: dict[str, Any]) -> bool:

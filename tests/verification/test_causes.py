@@ -16,7 +16,7 @@ from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
-from onnx2ncnn_opt.verification.layers import extract_all
+from onnx2ncnn_opt.verification.blobs import extract_all
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.rounding_budget import LEAST_BUDGET, cause_of, least_budget
 from onnx2ncnn_opt.verification.runs import any_feeds
