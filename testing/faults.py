@@ -30,7 +30,7 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.verification.driver import VerifyReport
 from onnx2ncnn_opt.verification.inputs import Draw, draw_inputs
-from onnx2ncnn_opt.verification.match import input_slots
+from onnx2ncnn_opt.verification.net_outputs import input_slots
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.rounding import Rounding
 from onnx2ncnn_opt.verification.tolerance import INFINITE

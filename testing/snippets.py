@@ -10,7 +10,7 @@ import onnx
 
 from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.verification.inputs import draw_inputs
+from onnx2ncnn_opt.verification.inputs import Draw, draw_inputs
 from testing.arrays import RELATIVE
 from testing.conformance import Harness, Outcome, attempt, short
 
@@ -27,7 +27,7 @@ def judge(harness: Harness, model: onnx.ModelProto, torch: Mapping[str, Any] | N
     if isinstance(conversion, Outcome):
         return conversion
     names = [entry.name for entry in conversion.manifest().inputs]
-    feeds = [draw_inputs(conversion.model, seed=seed) for seed in SEEDS]
+    feeds = [draw_inputs(conversion.model, draw=Draw(seed, plain=True)) for seed in SEEDS]
     feeds += [{name: torch[name] for name in names}] if torch else []
     expected = [torch[name] for name in torch if name.startswith("out")] if torch else []
     try:

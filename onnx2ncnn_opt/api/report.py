@@ -36,11 +36,9 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.runtime.ort import read_model
 from onnx2ncnn_opt.runtime.slots import feeds_of
 from onnx2ncnn_opt.runtime.targets import find_target
-from onnx2ncnn_opt.verification.blobs import model_values
+from onnx2ncnn_opt.verification.blobs import LayerRun, Reference, extract_all, model_values, run_layers
 from onnx2ncnn_opt.verification.driver import MODEL, VerifyReport
-from onnx2ncnn_opt.verification.layers import LayerRun, Reference, extract_all, run_layers
-from onnx2ncnn_opt.verification.match import input_slots
-from onnx2ncnn_opt.verification.net_outputs import tolerance_of
+from onnx2ncnn_opt.verification.net_outputs import input_slots, tolerance_of
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.runs import any_feeds, load_converted
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, Tolerance

@@ -9,8 +9,7 @@ from onnx2ncnn_opt.ir.cost import multiplications_of
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.memory import blob_bytes, peak_memory
 from onnx2ncnn_opt.report.record import LayerError, LayerRow, MemoryCourse
-from onnx2ncnn_opt.verification.blobs import Verdict
-from onnx2ncnn_opt.verification.layers import LayerRun
+from onnx2ncnn_opt.verification.blobs import LayerRun, Verdict
 
 _MOST_PARAMS = 300  # characters of a layer's parameters, and elements of an array
 

@@ -11,9 +11,9 @@ from onnx2ncnn_opt.errors import check_options
 from onnx2ncnn_opt.manifest import Manifest, read_manifest
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
 from onnx2ncnn_opt.param.files import bin_beside
-from onnx2ncnn_opt.verification.beside import manifest_beside
 from onnx2ncnn_opt.verification.driver import VerifyReport
 from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.runs import manifest_beside
 from onnx2ncnn_opt.verification.verify_net import verify_net
 
 if TYPE_CHECKING:

@@ -26,12 +26,11 @@ from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch, require
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.targets import find_target
-from onnx2ncnn_opt.verification.beside import manifest_beside
 from onnx2ncnn_opt.verification.latency import in_turns
 from onnx2ncnn_opt.verification.net_outputs import tolerance_of
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.rounding import Rounding
-from onnx2ncnn_opt.verification.runs import any_feeds, load_converted
+from onnx2ncnn_opt.verification.runs import any_feeds, load_converted, manifest_beside
 from onnx2ncnn_opt.verification.tolerance import Tolerance, compare, in_mode
 from onnx2ncnn_opt.verification.verify_net import net_feeds, verify_net
 from onnx2ncnn_opt.version import __version__

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
+
     from onnx2ncnn_opt.runtime._ncnn_net import NCNN_ERRORS, NcnnNet
     from onnx2ncnn_opt.runtime._worker import Missing, Server, main
 
@@ -27,8 +29,9 @@ class NcnnServer(Server):
 
     def start(self, config: dict[str, Any]) -> dict[str, Any]:
         """Import ncnn and, if it is to be used, take a GPU; the greeting has their names."""
+        global np  # imported here, so that the greeting can say that it is missing
         import ncnn  # type: ignore[import-untyped]
-        import numpy  # noqa: F401  ncnn's arrays are its own, whether it says so or not
+        import numpy as np  # ncnn's arrays are its own, whether it says so or not
 
         self.ncnn = ncnn
         self.net: Any = None
@@ -95,10 +98,7 @@ class NcnnServer(Server):
         self.answer({"times": times})
 
     def clock(self) -> Callable[[], float]:
-        """Return the clock for runs: CPU time of this thread, but real time for a GPU.
-
-        A GPU works in no thread of this process.
-        """
+        """Return the clock for runs: CPU time of this thread; real time for a GPU, which works in no thread here."""
         return time.perf_counter if self.vulkan else time.thread_time
 
     def do_memory(self, restart: bool) -> None:
@@ -115,8 +115,6 @@ class NcnnServer(Server):
 
     def do_walk(self, feeds: list[dict[str, Any]], steps: list[dict[str, Any]]) -> None:
         """Compute blob after blob, and round each before the next is computed from it; send an answer for each."""
-        import numpy as np
-
         extractor = self.fed(feeds)
         random = np.random.default_rng(0)
         for step in steps:
@@ -126,8 +124,6 @@ class NcnnServer(Server):
         self, extractor: Any, random: Any, blob: str, rounding: str, cast: bool, noise: Sequence[float], send: bool
     ) -> None:
         """Compute one blob: add errors of root mean squares drawn from `noise`, then round as `rounding` says."""
-        import numpy as np
-
         code, mat = extractor.extract(self.net.blob(blob))
         if code != 0 or mat.dims == 0:
             raise RuntimeError(f"blob '{blob}': extract returned {code or 'an empty Mat'}")
@@ -162,8 +158,6 @@ class NcnnServer(Server):
 
     def do_time_blobs(self, feeds: list[dict[str, Any]], blobs: list[str], runs: int, seconds: float) -> None:
         """Measure the time of a net, and of each of its blobs; send one answer."""
-        import numpy as np
-
         clock = self.clock()
         each: list[list[tuple[float, float]]] = []
         whole: list[float] = []
@@ -194,8 +188,6 @@ class NcnnServer(Server):
 
 def rounded(array: Any, rounding: str) -> Any:
     """Round float32 numbers to 16 bits; those too large become infinite."""
-    import numpy as np
-
     if rounding == "fp16":
         with np.errstate(over="ignore"):
             return array.astype(np.float16).astype(np.float32)
@@ -208,8 +200,6 @@ def rounded(array: Any, rounding: str) -> Any:
 
 def cast_one_by_one(array: Any) -> Any:
     """Round to fp16 as ncnn's float32_to_float16 does: halves away from 0, and no subnormal numbers."""
-    import numpy as np
-
     bits = (array.view(np.uint32) + np.uint32(1 << 12)) & ~np.uint32((1 << 13) - 1)
     half = np.where(np.isfinite(array), bits.view(np.float32), array)
     half[np.abs(half) < 2.0**-14] *= 0

@@ -24,14 +24,11 @@ class Feed(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """A blob to read. `batch_axis` is the place of the Mat's batch count in the array, None if it has no batch.
-
-    ncnn's Mats carry no type: `integer` reads the 32 bits of every element as an int32 instead of a float32.
-    """
+    """A blob to read."""
 
     blob: str
-    batch_axis: int | None = None
-    integer: bool = False
+    batch_axis: int | None = None  # the place of the Mat's batch count in the array, None if it has no batch
+    integer: bool = False  # every element's 32 bits are an int32 instead of a float32: ncnn's Mats carry no type
 
     def read(self, array: Array) -> Array:
         """Return the elements in their own type."""

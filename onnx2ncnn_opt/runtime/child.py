@@ -9,12 +9,12 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from subprocess import PIPE, Popen, TimeoutExpired
 from typing import IO, Any
 
 import numpy as np
@@ -47,10 +47,7 @@ _PATIENCE = 2.0  # seconds for another process to do a trivial step
 
 
 class Ended(Exception):
-    """The process has ended, by itself or because it took too long.
-
-    `how` is like "crashed with SIGSEGV", `said` the text that it printed before, as the end of a message.
-    """
+    """The end of the process: `how` is like "crashed with SIGSEGV", `said` the text before, as a message's end."""
 
     def __init__(self, how: str, said: str = "") -> None:
         super().__init__(how + said)
@@ -103,14 +100,8 @@ class Child:
     def _start(
         self, command: Sequence[str], programs: Sequence[Path], config: Mapping[str, Any], seconds: float
     ) -> None:
-        try:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,  # so that all of it can be stopped, and an interrupt is for the caller alone
-            )
+        try:  # in a session of its own: all of it can be stopped, and an interrupt is for the caller alone
+            self.process = Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True)
         except OSError as error:
             raise Ended(f"cannot be started: {error}") from error
         assert self.process.stdin is not None
@@ -119,9 +110,8 @@ class Child:
         self._stdin, self._stdout = self.process.stdin, self.process.stdout
         self._stderr = _Printed(self.process.stderr)
         with self.within(seconds):
-            sources = [path.read_bytes() for path in (_COMMON, *programs)]
-            self._stdin.write(b"%d\n" % len(sources))
-            for source in sources:
+            self._stdin.write(b"%d\n" % (1 + len(programs)))
+            for source in (path.read_bytes() for path in (_COMMON, *programs)):
                 self._stdin.write(b"%d\n%s" % (len(source), source))
             self.send(config)
             for _ in range(_LINES_BEFORE_GREETING):
@@ -216,23 +206,20 @@ class Child:
     def _signal(self) -> None:
         """End the process and its children, without waiting for more of their output."""
         for kill in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
-            try:
-                if hasattr(os, "killpg"):
-                    os.killpg(self.process.pid, kill)
-                else:
-                    self.process.kill()
-                self.process.wait(_PATIENCE)
-            except subprocess.TimeoutExpired:
-                continue
-            except ProcessLookupError:
-                pass
-            return
+            with suppress(TimeoutExpired):
+                with suppress(ProcessLookupError):
+                    if hasattr(os, "killpg"):
+                        os.killpg(self.process.pid, kill)
+                    else:
+                        self.process.kill()
+                    self.process.wait(_PATIENCE)
+                return
 
     def _ended(self, end: Exception) -> tuple[str, str]:
         """Return how the process ended, and the last text that it printed; `end` is how reading from it ended."""
         try:
             code: int | None = self.process.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:  # it has closed its stdout, or talks nonsense
+        except TimeoutExpired:  # it has closed its stdout, or talks nonsense
             code = None
             self._signal()
         printed = self._stderr.until(None)
@@ -251,8 +238,7 @@ class Child:
 class Worker(ABC):
     """The owner of a process that is started when it is first needed, or before, and again after a crash.
 
-    `runtime` is the name of what runs there, `command` what starts it, both for people. `hint` ends the message of a
-    timeout.
+    `runtime`, which runs there, and `command`, which starts it, are names for people. `hint` ends a timeout's message.
     """
 
     def __init__(self, runtime: str, command: str, hint: str = "") -> None:
@@ -306,12 +292,13 @@ class Worker(ABC):
         self._child = None
 
     def warm_up(self) -> None:
-        """Start the process while the caller does something else."""
-        threading.Thread(target=self._warmed, daemon=True).start()
+        """Start the process while the caller does something else; its UsageError is raised when it is used."""
 
-    def _warmed(self) -> None:
-        with suppress(UsageError):  # raised when the process is used
-            self.start()
+        def start() -> None:
+            with suppress(UsageError):
+                self.start()
+
+        threading.Thread(target=start, daemon=True).start()
 
 
 class _Printed:
@@ -337,10 +324,7 @@ class _Printed:
         end = b"\0%s\0" % mark.encode() if mark is not None else None
         with self._changed:
             self._changed.wait_for(lambda: self._has_ended or (end is not None and end in self._text), _PATIENCE)
-            if end is None or end not in self._text:
-                text, self._text = self._text, b""
-            else:
-                text, _, self._text = self._text.partition(end)
+            text, _, self._text = self._text.partition(end) if end is not None else (self._text, b"", b"")
         return text
 
 

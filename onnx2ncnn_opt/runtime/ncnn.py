@@ -28,31 +28,24 @@ _STATS = {"largest": float, "special": int, "batch": bool}
 
 @dataclass(frozen=True)
 class WalkStep:
-    """A blob of a walk: it gets random errors, and is then rounded to 16 bits ("fp16", "bf16") or not ("").
-
-    Each error has a root mean square that is drawn from `noise`. With `send` the blob is returned. With `cast` a layer
-    makes it in 32 bits on ARM, and ncnn rounds it between layers: the last up to three numbers, which do not fill a
-    group of four, one by one.
-    """
+    """A blob of a walk: it gets random errors, and is then rounded."""
 
     blob: str
-    rounding: str = ""
+    rounding: str = ""  # to 16 bits, "fp16" or "bf16", or not
+    # A layer makes it in 32 bits on ARM, and ncnn rounds it between layers: the last up to three numbers, which do not
+    # fill a group of four, one by one.
     cast: bool = False
-    noise: tuple[float, ...] = ()
-    send: bool = False
+    noise: tuple[float, ...] = ()  # the root mean square of each error is drawn from these
+    send: bool = False  # return the blob
 
 
 @dataclass(frozen=True)
 class BlobStats:
-    """The largest finite number of a blob before it was rounded, and the blob itself.
+    """A blob of a walk, None if it was not asked for."""
 
-    `special` counts the numbers that are not finite after rounding, without 3.4e38 and more, which stands for infinity;
-    `is_batch` says that the array's first axis is the Mat's batch.
-    """
-
-    largest: float
-    special: int
-    is_batch: bool
+    largest: float  # finite number, before it was rounded
+    special: int  # count of numbers that are not finite after rounding, without 3.4e38, which stands for infinity
+    is_batch: bool  # the array's first axis is the Mat's batch
     array: Array | None
 
 
@@ -123,20 +116,14 @@ class NcnnWorker(Worker):
             yield child
 
     def memory(self, *, restart: bool = False) -> int | None:
-        """Return the most bytes that the process had since the last call with `restart`.
-
-        None if its system does not say.
-        """
+        """Return the most bytes that the process had since the last `restart`; None if its system does not say."""
         with self.within(_SECONDS_TO_START * self.target.patience, "a question") as child:
             child.send({"do": "memory", "restart": restart})
             bytes: int | None = child.receive(bytes=int | None)["bytes"]
             return bytes
 
     def file(self, path: Path) -> str:
-        """Return the name of a file for the process.
-
-        If the process does not see this machine's files, it gets the file's bytes first.
-        """
+        """Return the name of a file for the process; one that does not see this machine's files gets its bytes."""
         if self.target.shares_files:
             return str(path.absolute())
         child = self.start()
@@ -222,7 +209,11 @@ class NcnnRunner:
                 self._receive(child)
                 fed = True
                 for fetch in wanted:
-                    results[fetch.blob] = _fetched(child, fetch)
+                    answer = child.receive(**ARRAY)
+                    if "error" in answer:
+                        results[fetch.blob] = Failure(answer["error"] + child.said(answer["mark"]))
+                    else:
+                        results[fetch.blob] = fetch.read(child.receive_array(answer))
         except CrashError as death:
             if not fed:
                 raise
@@ -248,8 +239,7 @@ class NcnnRunner:
         `steps` are all blobs to be rounded, in the order of the file's layers: a blob is gone once it has been read.
         Raises RunError if a blob is missing, and CrashError.
         """
-        described = [asdict(step) for step in steps]
-        with self._asked(feeds, do="walk", steps=described) as child:
+        with self._asked(feeds, do="walk", steps=[asdict(step) for step in steps]) as child:
             self._receive(child)
             failure: RunError | None = None
             for step in counted(steps, "ncnn computes the net blob by blob", "blobs"):
@@ -269,11 +259,10 @@ class NcnnRunner:
     ) -> Times:
         """Measure the time of each blob, one after the other, and of a whole run: CPU time of a thread, or GPU time.
 
-        ncnn's Python package does not time layers. So each blob is extracted before the next: only the layer that makes
-        it runs then, because the blobs before it are there already. The copy of a blob for the caller is measured as
-        well, and subtracted. `blobs` are in the order of the file's layers. There is a first run that does not count,
-        then `runs` of them, or as many as fit into `seconds`, but one at least. The fastest counts: other work of the
-        machine only adds time, and to a whole run more often than to a layer.
+        ncnn's Python package does not time layers. So each blob is extracted before the next, which runs only the layer
+        that makes it; the copy for the caller is measured as well, and subtracted. `blobs` are in the order of the
+        file's layers. There are `runs`, or as many as fit into `seconds`, but one at least, after one that does not
+        count. The fastest counts: other work of the machine only adds time.
 
         Raises RunError if a blob is missing, and CrashError.
         """
@@ -296,13 +285,13 @@ class NcnnRunner:
     @contextmanager
     def _asked(self, feeds: Mapping[str, Feed | Array], **request: Any) -> Iterator[Child]:
         """Send a request with feeds to the process, and yield it."""
-        given = {blob: as_feed(blob, feed) for blob, feed in feeds.items()}
-        described = [
-            {"blob": blob, "batch_axis": feed.batch_axis, "dtype": feed.array.dtype.str, "shape": feed.array.shape}
-            for blob, feed in given.items()
-        ]
+        described, arrays = [], []
+        for blob, feed in feeds.items():
+            array, axis = as_feed(blob, feed)
+            described.append({"blob": blob, "batch_axis": axis, "dtype": array.dtype.str, "shape": array.shape})
+            arrays.append(array)
         with self._worker.session(self) as child:
-            child.send({**request, "feeds": described}, *(feed.array for feed in given.values()))
+            child.send({**request, "feeds": described}, *arrays)
             yield child
 
     def _receive(self, child: Child, **fields: Any) -> dict[str, Any]:
@@ -310,13 +299,6 @@ class NcnnRunner:
         if "error" in answer:
             raise RunError(f"ncnn refuses {self.param}: {answer['error']}{child.said(answer['mark'])}")
         return answer
-
-
-def _fetched(child: Child, fetch: Fetch) -> Array | Failure:
-    answer = child.receive(**ARRAY)
-    if "error" in answer:
-        return Failure(answer["error"] + child.said(answer["mark"]))
-    return fetch.read(child.receive_array(answer))
 
 
 def as_feed(blob: str, feed: Feed | Array) -> Feed:
@@ -334,15 +316,10 @@ def as_feed(blob: str, feed: Feed | Array) -> Feed:
 
 
 def as_ncnn(array: Array) -> Array:
-    """Return the array in an element type that ncnn knows; rank 0 as [1].
-
-    Integers and bools become int32, the rest float32. Raises UsageError for integers that do not fit.
-    """
+    """Return the array as int32 (integers and bools) or float32, rank 0 as [1]; UsageError for larger integers."""
     if array.dtype.kind in "iub":
         limits = np.iinfo(np.int32)
         if array.size and (array.max() > limits.max or array.min() < limits.min):
             raise UsageError(f"ncnn's integers have 32 bits, and {array.min()}..{array.max()} does not fit into them")
-        dtype: type[np.generic] = np.int32
-    else:
-        dtype = np.float32
-    return np.atleast_1d(array).astype(dtype, copy=False)
+        return np.atleast_1d(array).astype(np.int32, copy=False)
+    return np.atleast_1d(array).astype(np.float32, copy=False)

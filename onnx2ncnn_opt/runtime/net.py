@@ -56,14 +56,16 @@ class Net:
         if isolated:
             target = find_target(on)
             target.require()
-            files, self._worker = (self.param, self.bin), NcnnWorker(target)
-            self._runner = NcnnRunner(*files, mode=mode, threads=threads, timeout=timeout, worker=self._worker)
+            worker = NcnnWorker(target)
+            self._runner = NcnnRunner(self.param, self.bin, mode=mode, threads=threads, timeout=timeout, worker=worker)
+            self._end = worker.close
         elif on is not None:
             raise UsageError(f"isolated=False runs the net in this process, which is not on '{on}'")
         else:
             require("ncnn")
             options: dict[str, Any] = {**MODES[mode], **({} if threads is None else {"num_threads": threads})}
             self._runner = _InProcess(self.param, self.bin, options)
+            self._end = self._runner.close
         try:
             self._check_blobs()
         except BaseException:
@@ -84,9 +86,7 @@ class Net:
 
     def close(self) -> None:
         """End ncnn's process, or drop the net in this one; a later run starts again."""
-        self._runner.close()
-        if isinstance(self._runner, NcnnRunner):
-            self._worker.close()
+        self._end()
 
     @property
     def inputs(self) -> tuple[Entry, ...]:
@@ -174,9 +174,9 @@ class _InProcess:
 
     def extract(self, feeds: Mapping[str, Feed], outputs: Sequence[Fetch]) -> dict[str, Array | Failure]:
         net = self._loaded()
-        given = {blob: as_feed(blob, feed) for blob, feed in feeds.items()}
+        given = [{"blob": blob, **as_feed(blob, feed)._asdict()} for blob, feed in feeds.items()]
         try:
-            extractor = net.feed([{"blob": blob, **feed._asdict()} for blob, feed in given.items()])
+            extractor = net.feed(given)
         except NCNN_ERRORS as error:
             raise RunError(f"ncnn refuses {self._param}: {error}") from error
         results: dict[str, Array | Failure] = {}
@@ -198,10 +198,10 @@ def net_files(path: Path, bin: Path | None = None) -> tuple[Path, Path, Manifest
     else:
         prefix = str(path).removesuffix(".ncnn")
         tried = [Path(f"{prefix}.ncnn.param"), Path(f"{prefix}.param")]
-        found = [candidate for candidate in tried if candidate.is_file()]
-        if not found:
+        found = next((candidate for candidate in tried if candidate.is_file()), None)
+        if found is None:
             raise UsageError(f"there is no net at {path}: neither {tried[0]} nor {tried[1]} is a file")
-        param = found[0]
+        param = found
     stem = str(param).removesuffix(".bin").removesuffix(".param")
     bin = Path(f"{stem}.bin") if bin is None else bin
     for file in (param, bin):
@@ -212,12 +212,8 @@ def net_files(path: Path, bin: Path | None = None) -> tuple[Path, Path, Manifest
 
 
 def _as_output(entry: Entry, slot: Slot, result: Array, sizes: Mapping[str, int]) -> Array:
-    """Return a fetched array in the model's shape and type.
-
-    Raises RunError if it has another shape, or if an integer output is not finite.
-    """
-    shape = [_size(dim, sizes) for dim in entry.shape]
-    array = slot.restored(result, shape)
+    """Return a fetched array in the model's shape and type; RunError for another shape, or integers not finite."""
+    array = slot.restored(result, [_size(dim, sizes) for dim in entry.shape])
     if array is None:
         raise RunError(f"ncnn's {entry.name} has the shape {list(result.shape)}, the model's is {entry}")
     dtype = np_dtype(entry)

@@ -60,10 +60,7 @@ class OrtWorker(Worker):
         return Child((sys.executable,), [_WORKER], {"files": False}, seconds=_SECONDS_TO_START)
 
     def hold(self, runner: OrtRunner, child: Child) -> bool:
-        """Return whether the process has a runner's session.
-
-        If not, note that it is about to, and drop another one if there are too many.
-        """
+        """Return whether the process has a runner's session; if not, note that it will, and drop one of too many."""
         if runner in self._held:
             return True
         if len(self._held) == _SESSIONS_AT_ONCE:
@@ -110,12 +107,8 @@ class OrtRunner:
         once: bool = False,
         worker: OrtWorker = SHARED,
     ) -> None:
-        self.number, self._worker, self._threads, self._timeout = (
-            next(_numbers),
-            worker,
-            threads or os.cpu_count() or 1,
-            timeout,
-        )
+        self.number, self._worker, self._timeout = next(_numbers), worker, timeout
+        self._threads = threads or os.cpu_count() or 1
         self._flags = {"fast": fast, "plain": plain, "once": once or bool(outputs), "precise": not fast}
         self._name = "the model" if isinstance(model, bytes) else os.fspath(model)
         beside = model.absolute().parent if isinstance(model, Path) else folder
@@ -138,10 +131,6 @@ class OrtRunner:
         """Return the inputs that have to be fed, in the model's order."""
         return [name for name in self._inputs if name not in self._values]
 
-    def output_names(self) -> list[str]:
-        """Return the outputs, in the model's order."""
-        return list(self._outputs)
-
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Return every output by name; RunError if ONNX Runtime does not take the feeds or fails."""
         with self._asked({"do": "run"}, feeds) as (child, _):
@@ -163,10 +152,11 @@ class OrtRunner:
     ) -> Iterator[tuple[Child, dict[str, Any]]]:
         """Send a request with arrays; yield the process and its first answer, which has `fields`."""
         arrays = {name: np.asarray(array) for name, array in {**self._values, **feeds}.items()}
+        described = []
         for name, array in arrays.items():
             if array.dtype.kind not in "biuf":
                 raise RunError(f"ONNX Runtime failed on {self._name}: it takes no {array.dtype} as '{name}'")
-        described = [{"name": name, "dtype": a.dtype.str, "shape": a.shape} for name, a in arrays.items()]
+            described.append({"name": name, "dtype": array.dtype.str, "shape": array.shape})
         with self._worker.within(self._timeout, self._name) as child:
             if not self._worker.hold(self, child):
                 self._load(child)
@@ -255,7 +245,6 @@ def cut_model(
             kept.append(node)
             needed.update(name for name in reads(node) if name not in starts)
             node.output[:] = [f"{name}.before_start" if name in starts else name for name in node.output]
-    inputs = [value for value in proto.graph.input if value.name in needed]
     if folder is not None:
         # From memory ONNX Runtime reads external weights, but not the shapes and axes among them.
         for tensor in proto.graph.initializer:
@@ -264,7 +253,7 @@ def cut_model(
                 tensor.data_location = onnx.TensorProto.DEFAULT
     for field, values in (
         (proto.graph.node, [*reversed(kept)]),
-        (proto.graph.input, inputs),
+        (proto.graph.input, [value for value in proto.graph.input if value.name in needed]),
         (proto.graph.output, [onnx.ValueInfoProto(name=name) for name in outputs]),
     ):
         del field[:]

@@ -16,17 +16,13 @@ from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch
 
 @dataclass(frozen=True)
 class Slot:
-    """A blob of the net for an input or output of the model, and the array's axis that is the Mat's batch (or None).
-
-    `integer` marks an output whose elements are int32 instead of float32. With an `image` the net takes pixels instead
-    of the model's input.
-    """
+    """A blob of the net for an input or output of the model."""
 
     name: str
     blob: str
-    batch_axis: int | None
-    integer: bool = False
-    image: Image | None = None
+    batch_axis: int | None  # the array's axis that is the Mat's batch
+    integer: bool = False  # elements of an output are int32 instead of float32
+    image: Image | None = None  # the net takes pixels instead of the model's input
 
     @classmethod
     def of(cls, entry: Entry) -> Slot:
@@ -94,7 +90,10 @@ def check_arrays(
     sizes: dict[str, int] = {}
     checked = {}
     for entry in entries:
-        array, dtype = _array(entry, arrays[entry.name]), np_dtype(entry)
+        try:
+            array, dtype = np.asarray(arrays[entry.name]), np_dtype(entry)
+        except ValueError as error:  # rows of different lengths
+            raise UsageError(f"the model takes {entry}, and what is given is not an array: {error}") from error
         fits = len(array.shape) == len(entry.shape) and all(
             dim is None or size == (sizes.setdefault(dim, size) if isinstance(dim, str) else dim)
             for size, dim in zip(array.shape, entry.shape, strict=True)
@@ -124,13 +123,6 @@ def np_dtype(entry: Entry) -> np.dtype[Any]:
     if dtype.kind not in "biuf" and dtype.name != "bfloat16":
         raise UsageError(f"{entry.name}: {entry.dtype} is not a type of arrays that ncnn has anything for")
     return dtype
-
-
-def _array(entry: Entry, given: Any) -> Array:
-    try:
-        return np.asarray(given)
-    except ValueError as error:  # rows of different lengths
-        raise UsageError(f"the model takes {entry}, and what is given is not an array: {error}") from error
 
 
 def sizes_of(entries: Sequence[Entry], arrays: Mapping[str, Array]) -> dict[str, int]:

@@ -29,18 +29,14 @@ _MACHINES = {"x86_64": "x86-64", "AMD64": "x86-64", "arm64": "aarch64"}
 
 @dataclass(frozen=True)
 class Target:
-    """A Python with numpy and ncnn.
-
-    `command` starts it; with `shares_files` it sees the files of this machine, else they are sent. `is_remote` is True
-    if the command may lose it. Time limits are multiplied by `patience`. `note` follows the machine in reports.
-    """
+    """A Python with numpy and ncnn, which a command starts."""
 
     command: tuple[str, ...]
-    note: str = ""
+    note: str = ""  # follows the machine in reports
     vulkan: bool = False
-    shares_files: bool = True
-    is_remote: bool = False
-    patience: float = 1.0
+    shares_files: bool = True  # it sees the files of this machine, else they are sent
+    is_remote: bool = False  # the command may lose it
+    patience: float = 1.0  # a factor of time limits
 
     @property
     def is_local(self) -> bool:

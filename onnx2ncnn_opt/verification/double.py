@@ -236,11 +236,11 @@ class InDouble(NodeWriter):
         rank, pads = len(kernel), list(attributes.get("pads", ()))
         if any(pads):
             name = self.node("Pad", name, [0, 0, *pads[:rank], 0, 0, *pads[rank:]])
-        steps, apart = (list(attributes.get(key, [1] * rank)) for key in ("strides", "dilations"))
+        steps, apart = (np.array(attributes.get(key, [1] * rank)) for key in ("strides", "dilations"))
         for offset in product(*map(range, kernel)):
-            starts = [index * dilation for index, dilation in zip(offset, apart, strict=True)]
-            lasts = [(1 + index - size) * dilation for index, size, dilation in zip(offset, kernel, apart, strict=True)]
-            ends = [last or _END for last in lasts]
+            starts = np.array(offset) * apart
+            lasts = starts + (1 - np.array(kernel)) * apart
+            ends = np.where(lasts == 0, _END, lasts)
             yield offset, self.node("Slice", name, starts, ends, [*range(2, 2 + rank)], steps)
 
 

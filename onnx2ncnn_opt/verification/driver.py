@@ -22,27 +22,23 @@ _COMPARED = ("ok", "mismatch", "nan")
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """All outputs, in the model's order, in each mode; `seed` is the first of the inputs, None if they were given.
+    """All outputs, in the model's order, in each mode: the largest numbers of all runs, and the worst status.
 
-    `sizes` are the dynamic sizes of the runs, one entry for a net that has none, `shapes` those of the inputs that have
-    such sizes, and `draws` the inputs at these sizes. `notes` are facts about the model for the reader. An output's
-    numbers are the largest of all runs, its status the worst. `checked` says where ncnn ran and in which modes.
-    `against` names the reference. If weights are stored in 16 bits, `optimize` has in `folded` the outputs of the same
-    net in 32 bits, which agree much better. `wrong` is the first mode and the inputs by name that gave a wrong output,
-    None if there are none. `manifest` said how arrays go in and out.
+    If weights are stored in 16 bits, `optimize` has in `folded` the outputs of the same net in 32 bits, which agree
+    much better.
     """
 
     outputs: tuple[OutputReport, ...]
-    seed: int | None
-    sizes: tuple[Mapping[str, int], ...] = ({},)
-    shapes: tuple[Mapping[str, tuple[int, ...]], ...] = ({},)
-    checked: str = ""
-    draws: tuple[Draw, ...] = ()
-    notes: tuple[str, ...] = ()
-    against: str = MODEL
+    seed: int | None  # the first of the inputs, None if they were given
+    sizes: tuple[Mapping[str, int], ...] = ({},)  # dynamic sizes of the runs
+    shapes: tuple[Mapping[str, tuple[int, ...]], ...] = ({},)  # those of the inputs that have such sizes
+    checked: str = ""  # where ncnn ran and in which modes
+    draws: tuple[Draw, ...] = ()  # the inputs at these sizes
+    notes: tuple[str, ...] = ()  # facts about the model for the reader
+    against: str = MODEL  # the reference
     folded: tuple[OutputReport, ...] = ()
-    wrong: WrongRun | None = field(default=None, repr=False, compare=False)
-    manifest: Manifest | None = field(default=None, repr=False, compare=False)
+    wrong: WrongRun | None = field(default=None, repr=False, compare=False)  # the first that gave a wrong output
+    manifest: Manifest | None = field(default=None, repr=False, compare=False)  # said how arrays go in and out
 
     def __repr__(self) -> str:
         return f"VerifyReport({', '.join(map(str, self.rows))}; {self.checked})"
@@ -60,14 +56,12 @@ class VerifyReport:
     def renamed(self, staged: Sequence[Path], files: Sequence[Path]) -> VerifyReport:
         """Return the report with the final names of files in its messages."""
 
-        def named(message: str) -> str:
+        def named(row: OutputReport) -> OutputReport:
             for part, path in zip(staged, files, strict=True):
-                message = message.replace(str(part), str(path))
-            return message
+                row = replace(row, message=row.message.replace(str(part), str(path)))
+            return row
 
-        rows = [replace(row, message=named(row.message)) for row in self.rows]
-        count = len(self.folded)
-        return replace(self, folded=tuple(rows[:count]), outputs=tuple(rows[count:]))
+        return replace(self, folded=tuple(map(named, self.folded)), outputs=tuple(map(named, self.outputs)))
 
     def check(self) -> None:
         """Raise VerificationError with a line for each output that does not agree."""
@@ -76,19 +70,16 @@ class VerifyReport:
 
 
 def check_outputs(outputs: Sequence[OutputReport], what: str) -> None:
-    """Raise VerificationError with a line for each output that differs `what`, as "from ONNX Runtime's".
-
-    Raise UnprovenError if no output differs, but some are unproven.
-    """
+    """Raise VerificationError with a line for each output that differs `what`, UnprovenError if they prove nothing."""
     wrong = [
         f"  {output.name}{'' if output.mode == 'fp32' else f' in {output.mode}'}: {output.message}"
         for output in outputs
         if output.status != "ok"
     ]
-    if wrong and not is_wrong(outputs):
-        raise UnprovenError(f"{len(wrong)} of {len(outputs)} outputs are unproven:\n" + "\n".join(wrong))
-    if wrong:
+    if is_wrong(outputs):
         raise VerificationError(f"{len(wrong)} of {len(outputs)} outputs differ {what}:\n" + "\n".join(wrong))
+    if wrong:
+        raise UnprovenError(f"{len(wrong)} of {len(outputs)} outputs are unproven:\n" + "\n".join(wrong))
 
 
 class Judge(Protocol):
@@ -102,6 +93,7 @@ class Judge(Protocol):
 
     def explain(self, rows: list[OutputReport], mode: str) -> list[OutputReport]:
         """Add causes to the reports of a mode."""
+        return rows
 
 
 def judge_modes(judge: Judge, modes: Sequence[str]) -> tuple[tuple[OutputReport, ...], WrongRun | None]:

@@ -27,6 +27,8 @@ from onnx2ncnn_opt.runtime.ncnn import BlobStats, NcnnRunner, NcnnWorker, WalkSt
 
 # Layers that add up in fp16, whose sums are sampled.
 SAMPLED = frozenset({"Convolution", "Convolution1D", "Deconvolution", "Gemm", "InnerProduct", "MatMul", "SDPA"})
+# Each layer is run and asked for on its own, several times: a net of 100,000 would take minutes.
+_MOST_LAYERS = 2**14
 _STORAGE = {"fp16": Feature.NO_FP16_STORAGE, "bf16": Feature.NO_BF16_STORAGE}
 
 
@@ -37,14 +39,11 @@ class Walk:
     outputs: dict[Blob, Array] = field(default_factory=dict)
     largest: dict[Blob, float] = field(default_factory=dict)
     special: dict[Blob, int] = field(default_factory=dict)
+    inner: dict[Layer, tuple[Inner, ...]] = field(default_factory=dict)  # errors in fp16, if the run is in 32 bits
 
     def largest_of(self, blobs: Iterable[Blob]) -> float:
         """Return the largest finite number of some blobs."""
         return max((self.largest.get(blob, 0.0) for blob in blobs), default=0.0)
-
-
-# Each layer is run and asked for on its own, several times: a net of 100,000 would take minutes.
-_MOST_LAYERS = 2**14
 
 
 @dataclass
@@ -68,14 +67,9 @@ class Estimator:
         self._worker = self.worker or NcnnWorker()
         self._runner = self._written("net")
         listing = list_layers(self.graph)
-        self._names = {
-            blob: top
-            for line in listing.lines
-            if line.layer is not None
-            for blob, top in zip(line.layer.outputs, line.tops, strict=True)
-        }
-        halves = [(layer, in_half(layer)) for layer in self.graph]
-        self._halves = {layer: half for layer, half in halves if half is not None}
+        lines = [(line.layer.outputs, line.tops) for line in listing.lines if line.layer is not None]
+        self._names = {blob: top for blobs, tops in lines for blob, top in zip(blobs, tops, strict=True)}
+        self._halves = {layer: half for layer in self.graph if (half := in_half(layer)) is not None}
         self._in_fp16: dict[frozenset[Layer], NcnnRunner] = {}  # the last one; others of `on` have it as well
         self._indexes, self._opaque = index_blobs(self.graph), caches(self.graph) | after_boxes(self.graph)
         public = [blob for blob in self.graph.outputs if not blob.is_input and blob not in self._opaque]
@@ -102,25 +96,21 @@ class Estimator:
 
     def _in_half(self) -> NcnnRunner:
         """Return the net with the layers' own numbers in fp16, except layers whose masks keep them in 32 bits."""
-        chosen = {
-            layer: half
-            for layer, half in self._halves.items()
-            if not layer["featmask"] & Feature.NO_FP16_STORAGE  # a BinaryOp has them without fp16 arithmetic, too
-        }
+        # A BinaryOp has them without fp16 arithmetic, too.
+        chosen = frozenset(layer for layer in self._halves if not layer["featmask"] & Feature.NO_FP16_STORAGE)
         if not chosen:
             return self._runner
-        key = frozenset(chosen)
-        if key not in self._in_fp16:
+        if chosen not in self._in_fp16:
             self._in_fp16.clear()
             own = {layer: copy(layer) for layer in chosen}
             try:
-                for layer, half in chosen.items():
-                    _become(layer, half)
-                self._in_fp16[key] = self._written("half")
+                for layer in chosen:
+                    _become(layer, self._halves[layer])
+                self._in_fp16[chosen] = self._written("half")
             finally:
                 for layer, before in own.items():
                     _become(layer, before)
-        return self._in_fp16[key]
+        return self._in_fp16[chosen]
 
     def fetch(self, blob: Blob) -> Fetch:
         """Return a blob of `compared` as the written net has it, with a batch as in `feeds`."""
@@ -134,18 +124,9 @@ class Estimator:
         sizes in `noise` on their outputs.
         """
         runner = self._runner if noise is None or rounding != "fp16" else self._in_half()
-        return self._walk(runner, rounding, noise or {})[0]
-
-    def inner(self) -> tuple[Walk, dict[Layer, tuple[Inner, ...]]]:
-        """Run the net in 32 bits, and return the errors that the arithmetic of each layer would make in fp16."""
-        return self._walk(self._runner, "", {})
-
-    def _walk(
-        self, runner: NcnnRunner, rounding: str, noise: Mapping[Layer, tuple[float, ...]]
-    ) -> tuple[Walk, dict[Layer, tuple[Inner, ...]]]:
-        walk, found = Walk(), dict[Layer, tuple[Inner, ...]]()
+        walk = Walk()
         readers = set[Layer]() if rounding else {layer for layer in self.graph if layer.type in SAMPLED}
-        walked = self._walked(rounding, noise, readers)
+        walked = self._walked(rounding, noise or {}, readers)
         names = {step.blob for step in walked}
         # Outputs behind Splits.
         ends = {WalkStep(name, send=True): blob for blob, name in self.compared.items() if name not in names}
@@ -164,7 +145,7 @@ class Estimator:
             waiting[blob] = stats.array[0] if stats.is_batch else stats.array
             for layer in blob.users:
                 if layer in readers and all(each in waiting for each in layer.inputs):
-                    found[layer] = inner_arithmetic(layer, [waiting[each] for each in layer.inputs])
+                    walk.inner[layer] = inner_arithmetic(layer, [waiting[each] for each in layer.inputs])
                     for each in layer.inputs:
                         left[each] -= 1
                         if not left[each]:
@@ -172,7 +153,7 @@ class Estimator:
 
         feeds = {self._names[blob]: feed for blob, feed in self.feeds.items()}
         runner.walk(feeds, [*walked, *ends], visit)
-        return walk, found
+        return walk
 
     def _walked(
         self, rounding: str, noise: Mapping[Layer, tuple[float, ...]], readers: Collection[Layer]
@@ -197,7 +178,5 @@ def _become(layer: Layer, other: Layer) -> None:
 
 def _stays(blob: Blob, rounding: str) -> bool:
     """Return True if a blob keeps 32 bits: all consumers want that, or it has none and its producer writes them."""
-    bit = _STORAGE.get(rounding, 0)
-    if blob.users:
-        return all(user["featmask"] & bit for user in blob.users)
-    return blob.producer is not None and bool(blob.producer["featmask"] & bit)
+    deciding = blob.users or (blob.producer,)
+    return all(layer is not None and layer["featmask"] & _STORAGE.get(rounding, 0) for layer in deciding)

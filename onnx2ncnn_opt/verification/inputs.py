@@ -85,10 +85,9 @@ class Draw(NamedTuple):
 
     Plain inputs have no zeros, and all keep within the domains of the functions at their end. In other draws, inputs
     that the model compares or selects as well have no bounds, because a guard is there to act. Their rows end with the
-    largest numbers, which are `below` zero or above it, or with zeros if the scale is 1. `between` are the least and
-    the largest value of floats, which then are uniform. Flat inputs differ along one axis only, which is `flat` modulo
-    the rank, and hardly along others: images without contrast that have a whole channel below zero, or sequences whose
-    mean is as large as they are.
+    largest numbers, which are `below` zero or above it, or with zeros if the scale is 1. Floats are uniform `between`
+    two values, if given. Flat inputs differ along axis `flat` modulo the rank, and hardly along others: images without
+    contrast that have a whole channel below zero, or sequences whose mean is as large as they are.
     """
 
     seed: int
@@ -110,18 +109,16 @@ def draws(seed: int, *, is_small: bool, is_tiny: bool = False) -> list[Draw]:
 
     A tiny net gets more of each. It also gets far ones, whose errors would be too large in large networks.
     """
-    first = [Draw(seed, plain=True), Draw(seed, LARGE)]
-    if not is_small:
-        return first
-    first += [Draw(seed + 1), Draw(seed + 1, LARGE, below=True), Draw(seed + 2), Draw(seed + 2, flat=1)]
-    first.append(Draw(seed + 2, LARGE, flat=1))
-    if not is_tiny:
-        return first
-    return [*first, Draw(seed + 2, _FAR)] + [
-        draw
-        for turn, axis in ((seed + 3 + number, number % 4) for number in range(_MORE_SEEDS))
-        for draw in (Draw(turn), Draw(turn, LARGE), Draw(turn, flat=axis), Draw(turn, LARGE, flat=axis))
-    ]
+    found = [Draw(seed, plain=True), Draw(seed, LARGE)]
+    if is_small:
+        found += [Draw(seed + 1), Draw(seed + 1, LARGE, below=True)]
+        found += [Draw(seed + 2), Draw(seed + 2, flat=1), Draw(seed + 2, LARGE, flat=1)]
+    if is_small and is_tiny:
+        found.append(Draw(seed + 2, _FAR))
+        for axis in range(_MORE_SEEDS):
+            turn = seed + 3 + axis
+            found += [Draw(turn), Draw(turn, LARGE), Draw(turn, flat=axis), Draw(turn, LARGE, flat=axis)]
+    return found
 
 
 def is_tiny(weights: int, inputs: int, layers: int) -> bool:
@@ -157,11 +154,10 @@ def draw_inputs(
     model: LoadedModel,
     sizes: Mapping[str, int] | None = None,
     *,
-    seed: int = 0,
-    draw: Draw | None = None,
+    draw: Draw = Draw(0, plain=True),  # noqa: B008 - it is immutable
     swept: Mapping[str, int] | None = None,
 ) -> dict[str, Array]:
-    """Return an array for every input of the model, the same for the same `draw` (by default the plain one of `seed`).
+    """Return an array for every input of the model, the same for the same `draw`.
 
     1. Indexes into a table are within the table; 0 if the table's size is unknown. Indexes sweep it: they are a part
        of a shuffled list of all, from number `swept` of the input on.
@@ -178,13 +174,13 @@ def draw_inputs(
     of a type that cannot be drawn, or an absurdly large one.
     """
     known, swept = dynamic_sizes(model) | dict(sizes or {}), swept or {}
-    draw = draw or Draw(seed, plain=True)
     uses = {value.name: Uses.of(value, model) for value in model.graph.inputs}
-    arrays = {}
-    for position, info in enumerate(model.inputs):
-        shape, first = _shape(info, known), swept.get(info.name, 0)
-        arrays[info.name] = draw_array(dtype_of(info), uses[info.name], shape, draw, position, first)
-    return arrays
+    return {
+        info.name: draw_array(
+            dtype_of(info), uses[info.name], _shape(info, known), draw, position, swept.get(info.name, 0)
+        )
+        for position, info in enumerate(model.inputs)
+    }
 
 
 def tables(model: LoadedModel) -> dict[str, int]:
@@ -204,8 +200,8 @@ def dynamic_sizes(
     """
     sizes: dict[str, int] = {}
     for info in sorted(model.inputs, key=lambda info: info.dtype.is_floating_point()):
+        is_float = info.dtype.is_floating_point()
         for axis, dim in enumerate(info.shape):
-            is_float = info.dtype.is_floating_point()
             length = lengths.tokens if not is_float else lengths.width if axis == 3 else lengths.length
             if len(info.shape) > 3:
                 length = min(length, _TALLEST)
@@ -237,18 +233,13 @@ def _shape(info: InputInfo, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Uses:
-    """The uses of an input's values in the model, whether or not layers move them.
+    """The uses of an input's values in the model, whether or not layers move them."""
 
-    `table` is the size of the smallest table that they are indexes into, `domain` the range in which the functions at
-    their end are real numbers. `divides` says that they are divisors, or that a divisor is 0 if they are; `is_guarded`
-    that they are compared or selected; and `is_mask` that they, or 1 minus them, multiply a number that hides.
-    """
-
-    table: int | None
-    domain: tuple[float, float] | None
-    divides: bool
-    is_guarded: bool
-    is_mask: bool = False
+    table: int | None  # the size of the smallest table that they are indexes into
+    domain: tuple[float, float] | None  # the range in which the functions at their end are real numbers
+    divides: bool  # they are divisors, or a divisor is 0 if they are
+    is_guarded: bool  # they are compared or selected
+    is_mask: bool = False  # they, or 1 minus them, multiply a number that hides
 
     @classmethod
     def of(cls, value: onnx_ir.Value, model: LoadedModel) -> Uses:
@@ -274,7 +265,8 @@ def draw_array(
     # The scale takes part, so that the numbers are others and not larger ones only.
     rng = np.random.default_rng([draw.seed, position, int(draw.scale)])
     if uses.table is not None:
-        array: Any = _swept(uses.table, shape, position, swept)
+        order = np.random.default_rng(position).permutation(uses.table)  # the same for each draw
+        array: Any = order[(swept + np.arange(math.prod(shape))) % uses.table].reshape(shape)
     elif dtype.kind in "fV" and not uses.is_mask:
         array = _floats(uses, shape, draw, rng)
     elif dtype.kind in "iu" and uses.divides:
@@ -289,12 +281,6 @@ def draw_array(
             array[..., 0] = 1
             array[..., 1:2] = 0
     return np.asarray(array).astype(dtype)
-
-
-def _swept(entries: int, shape: tuple[int, ...], position: int, first: int) -> Array:
-    """Return indexes into a table, from one index on in a list of all, the same for each draw."""
-    order = np.random.default_rng(position).permutation(entries)
-    return order[(first + np.arange(math.prod(shape))) % entries].reshape(shape)
 
 
 def _floats(uses: Uses, shape: tuple[int, ...], draw: Draw, rng: np.random.Generator) -> Array:
@@ -377,8 +363,6 @@ def _size_of_axis(node: onnx_ir.Node) -> int:
         if made_by.op_type not in ("Cast", "DequantizeLinear", "Identity"):
             break
         table = made_by.inputs[0]
-    shape = table.shape if table is not None else None
-    if shape is None or not -len(shape) <= axis < len(shape):
-        return 1
-    size = shape[axis]
+    shape = (table.shape if table is not None else None) or ()
+    size = shape[axis] if -len(shape) <= axis < len(shape) else 1
     return size if isinstance(size, int) and size > 0 else 1

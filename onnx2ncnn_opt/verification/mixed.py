@@ -36,30 +36,23 @@ _IDLE = SOURCES | {"Dropout", "Padding"}
 
 @dataclass(frozen=True)
 class Chosen:
-    """A chosen mask: `alone` is the error of the net if only this layer has no mask.
-
-    `seconds` is the cost of the mask in each run, None if it cannot be measured.
-    """
+    """A chosen mask."""
 
     mask: Mask
-    alone: float
-    seconds: float | None = None
+    alone: float  # the error of the net if only this layer has no mask
+    seconds: float | None = None  # the cost of the mask in each run, if it can be measured
 
 
 @dataclass(frozen=True)
 class Mixed:
-    """A net with masks: its errors `before` and `after` in fp16, in units of an output's largest value.
-
-    `checked` says where they were measured. `seconds` is the time of a run with the masks, None if it cannot be
-    measured.
-    """
+    """A net with masks: its errors `before` and `after` in fp16, in units of an output's largest value."""
 
     graph: Graph
     chosen: tuple[Chosen, ...]
     before: float
     after: float
-    checked: str
-    seconds: float | None = None
+    checked: str  # where they were measured
+    seconds: float | None = None  # the time of a run with the masks, if it can be measured
 
 
 class DeviceJudge(MaskJudge):
@@ -105,10 +98,7 @@ class DeviceJudge(MaskJudge):
 
 
 def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:
-    """Put the smallest set of masks on a net with which it stays within a budget.
-
-    Raises VerificationError if no masks are enough.
-    """
+    """Put the fewest masks on a net that keep it within a budget; VerificationError if no masks are enough."""
     before = judge.error()
     masks, alone = _chosen(judge, budget) if not before <= budget else ({}, {})
     features = {layer: mask.features for layer, mask in masks.items()}

@@ -38,10 +38,8 @@ def draw_runs(
 ) -> Iterator[tuple[Draw, dict[Blob, Array]]]:
     """Yield the sets of inputs to compare a net with, see `draws`; the same seed gives the same inputs.
 
-    Caches stay unset, as they are before a first run.
-
-    `shapes` maps names of inputs to shapes. Raise UsageError for an input without a shape, or with an impossible one.
-    The error proposes a shape, from `examples` if they have the input.
+    Caches stay unset, as they are before a first run. `shapes` maps names of inputs to shapes. Raises UsageError for an
+    input without a shape, or with an impossible one; it proposes a shape, from `examples` if they have the input.
     """
     unset = caches(graph)
     inputs = {blob: n for n, blob in enumerate(graph.inputs) if blob.users and blob not in unset}
@@ -52,7 +50,10 @@ def draw_runs(
             f"nothing tells the shape of the input {' and '.join(repr(blob.name) for blob in missing)}: give it, like "
             f"{options} (outermost size first), or leave out the verification with --no-verify"
         )
-    sizes = {blob: _shape(blob, shapes) for blob in inputs}
+    sizes = {blob: tuple(shapes[blob.name]) for blob in inputs}
+    for blob, shape in sizes.items():
+        if not 1 <= len(shape) <= 4 or not 0 < math.prod(shape) <= LARGEST_INPUT:
+            raise UsageError(f"the input '{blob.name}' cannot have the shape {','.join(map(str, shape))}")
     uses = {blob: _uses(blob) for blob in inputs}
     swept: Counter[Blob] = Counter()
     image_sizes = {layer.inputs[2] for layer in graph if layer.type == "Proposal"}
@@ -77,13 +78,6 @@ def draw_runs(
     if is_small:
         entries = {blob: use.table for blob, use in uses.items() if use.table is not None}
         yield from map(drawn, sweeps(seed, entries, swept))
-
-
-def _shape(blob: Blob, shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
-    shape = shapes[blob.name]
-    if not 1 <= len(shape) <= 4 or not 0 < math.prod(shape) <= LARGEST_INPUT:
-        raise UsageError(f"the input '{blob.name}' cannot have the shape {','.join(map(str, shape))}")
-    return tuple(shape)
 
 
 def _example(blob: Blob) -> str:
@@ -120,11 +114,10 @@ def _uses(blob: Blob) -> Uses:
                 domains.append(_DOMAINS[operation])
             divides |= read in layer.inputs[_DIVISORS.get(operation, len(layer.inputs)) :][:1]
             is_guarded |= layer.type in _SELECTS or operation in _SELECTING
+            is_idle = layer.type == "Padding" or (layer.type == "Dropout" and layer["scale"] == 1.0)
             if layer.type == "Embed":
                 tables.append(int(layer["input_dim"]))
-            elif (
-                layer.has(Trait.MOVES) or layer.type == "Padding" or (layer.type == "Dropout" and layer["scale"] == 1.0)
-            ):
+            elif is_idle or layer.has(Trait.MOVES):
                 left += [output for output in layer.outputs if output not in seen]
                 seen.update(layer.outputs)
     domain = (max(low for low, _ in domains), min(high for _, high in domains)) if domains else None

@@ -1,6 +1,7 @@
 """The outputs of a net against those of its model: how they are paired, and the error that each may have."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import get_args
@@ -8,19 +9,19 @@ from typing import get_args
 import numpy as np
 
 from onnx2ncnn_opt.errors import RunError, UsageError
-from onnx2ncnn_opt.manifest import Manifest
+from onnx2ncnn_opt.manifest import Entry, Manifest
 from onnx2ncnn_opt.onnx.ops import traits_of
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.outputs import OutputReport, Status
 from onnx2ncnn_opt.runtime.base import Array, Failure, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
-from onnx2ncnn_opt.runtime.slots import Slot, alike, model_feeds
+from onnx2ncnn_opt.runtime.slots import Slot, alike, check_fed, model_feeds
 from onnx2ncnn_opt.verification.driver import failed, is_wrong, missing
-from onnx2ncnn_opt.verification.match import input_slots, manifest_slots, pair
 from onnx2ncnn_opt.verification.rounding import Rounding
 from onnx2ncnn_opt.verification.rounding_budget import BITS_MARGIN, LEAST_BUDGET, float32_budget, weights_encoding
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, MOST_BUDGET, Tolerance, compare, with_quantisation
 
+_NUMBERED = re.compile(r"(?:in|out)(\d+)")
 _GIVE = "give inputs that suit the model with --inputs or --value"
 UNPROVEN = f"there is no number in it on either side, which proves nothing; {_GIVE}"
 
@@ -79,9 +80,7 @@ class OutputComparison:
     def by_weights(self) -> Mapping[str, float]:
         """The distance that the reference moves if weights are rounded as the net's are."""
         encoding = weights_encoding(self.runner.param, self.runner.bin)
-        if encoding is None:
-            return {}
-        return self.rounding.stored(encoding, self.feeds, self.reference)
+        return {} if encoding is None else self.rounding.stored(encoding, self.feeds, self.reference)
 
     def best(self) -> tuple[Sequence[Slot], Sequence[OutputReport]]:
         """Return the likeliest way to feed the net that works best, and its reports."""
@@ -160,11 +159,66 @@ class OutputComparison:
         return report
 
 
-def tolerance_of(model: LoadedModel) -> Tolerance:
-    """Return the tolerance for a net of the model: the usual one, and more if the model quantises values.
+def manifest_slots(kind: str, names: Sequence[str], entries: Sequence[Entry]) -> list[Slot]:
+    """Return the manifest's inputs or outputs (`kind`) in the model's order; UsageError if it is another model's."""
+    known = {entry.name: Slot.of(entry) for entry in entries}
+    if set(known) != set(names):
+        raise UsageError(
+            f"the manifest is that of another model: its {kind}s are {', '.join(known) or 'none'}, "
+            f"those of the model {', '.join(names) or 'none'}"
+        )
+    return [known[name] for name in names]
 
-    Quantised values have 8 bits, unless a zero point says otherwise.
+
+def input_slots(manifest: Manifest | None, feeds: Mapping[str, Array], blobs: Sequence[str]) -> list[list[Slot]]:
+    """Return the ways to feed the arrays to the net with these input blobs, the likeliest first.
+
+    A manifest leaves one. Without it blobs are matched by `pair`, and the batch is tried in three ways: its axis is 1
+    and dropped in most nets, kept in a few, and in new ones the Mat's batch.
+
+    Raises UsageError if the manifest is that of another model, and VerificationError if a blob of the net would be left
+    without a value, on which ncnn crashes.
     """
+    if manifest is not None:
+        ways = [[slot for slot in manifest_slots("input", list(feeds), manifest.inputs) if slot.blob in blobs]]
+    else:
+        pairs = pair(list(feeds), blobs, lambda name, blob: True)
+        rules: tuple[Callable[[Array], bool], ...] = (
+            lambda array: array.ndim > 4 or (array.ndim > 1 and array.shape[0] == 1),
+            lambda array: array.ndim > 4,
+            lambda array: array.ndim > 1,
+        )
+        ways = [
+            [Slot(name, blob, 0 if is_batched(feeds[name]) else None) for name, blob in pairs.items()]
+            for is_batched in rules
+        ]
+        ways = [way for number, way in enumerate(ways) if way not in ways[:number]]
+    check_fed([slot.blob for slot in ways[0]], blobs, list(feeds))
+    return ways
+
+
+def pair(names: Sequence[str], blobs: Sequence[str], fits: Callable[[str, str], bool]) -> dict[str, str]:
+    """Return a blob for every name, while there are enough of them.
+
+    1. Equal names belong together.
+    2. The others by number, if the blobs are in0, in1, ... or out0, out1, ... .
+    3. The others in order, if they fit so; else as they fit, if there is just one way; else in order all the same.
+    """
+    pairs = {name: name for name in names if name in blobs}
+    left, free = [name for name in names if name not in pairs], [blob for blob in blobs if blob not in pairs]
+    numbers = {int(match[1]): blob for blob in free if (match := _NUMBERED.fullmatch(blob))}
+    if len(numbers) == len(free):
+        return pairs | {name: numbers[i] for i, name in enumerate(names) if name in left and i in numbers}
+    in_order = dict(zip(left, free, strict=False))
+    choices = {name: [blob for blob in free if fits(name, blob)] for name in left}
+    only = {name: found[0] for name, found in choices.items() if len(found) == 1}
+    if not all(fits(*both) for both in in_order.items()) and len(set(only.values())) == len(left):
+        return pairs | only
+    return pairs | in_order
+
+
+def tolerance_of(model: LoadedModel) -> Tolerance:
+    """Return the tolerance for a net of the model, more if it quantises: to 8 bits, unless a zero point differs."""
     bits = []
     for node in model.graph:
         if traits_of(node.domain, node.op_type, model.opsets.get(node.domain, 1)).quantises:

@@ -23,7 +23,7 @@ from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import check_modes, find_target
-from onnx2ncnn_opt.verification.driver import VerifyReport, failed, judge_modes, merged, missing
+from onnx2ncnn_opt.verification.driver import Judge, VerifyReport, failed, judge_modes, merged, missing
 from onnx2ncnn_opt.verification.inputs import Draw
 from onnx2ncnn_opt.verification.net_inputs import draw_runs
 from onnx2ncnn_opt.verification.options import Verification
@@ -46,22 +46,16 @@ _NAN = np.array([0x7FC00000, 0xFFC00000], np.uint32).view(np.int32)
 
 @dataclass(frozen=True)
 class NetPair:
-    """A net in files, and the graph made from it.
-
-    `names` are those of the graph's inputs and outputs in the files, `shapes` those of the inputs by the graph's names,
-    and `examples` shapes to propose for inputs that have none. `storage` says which weights of the graph get 16 bits.
-    `detectors` are the inputs of detection layers, by their names in the files. If the graph `is_cut`, its outputs are
-    blobs inside the net.
-    """
+    """A net in files, and the graph made from it."""
 
     source: NetFiles
     graph: Graph
-    names: Mapping[str, str]
-    shapes: Mapping[str, Sequence[int]]
-    examples: Mapping[str, str]
-    storage: Storage | None
-    detectors: Mapping[Layer, tuple[str, ...]]
-    is_cut: bool
+    names: Mapping[str, str]  # of the graph's inputs and outputs in the files
+    shapes: Mapping[str, Sequence[int]]  # of the inputs, by the graph's names
+    examples: Mapping[str, str]  # shapes to propose for inputs that have none
+    storage: Storage | None  # which weights of the graph get 16 bits
+    detectors: Mapping[Layer, tuple[str, ...]]  # the inputs of detection layers, by their names in the files
+    is_cut: bool  # the outputs are blobs inside the net
 
     @property
     def outputs(self) -> list[Blob]:
@@ -121,7 +115,7 @@ def _written(graph: Graph, prefix: Path) -> tuple[NetFiles, Mapping[Blob, str]]:
     return files, write_net(graph, files.param, files.bin)
 
 
-class _NetJudge:
+class _NetJudge(Judge):
     """An optimised net and the original, whose outputs in fp32 are in `all_runs`; `drawn` are the inputs.
 
     `boxes` are the outputs that depend on boxes of detection layers. Which boxes there are, and in which order, hangs
@@ -177,8 +171,7 @@ class _NetJudge:
         for draw, drawn in counted(self.drawn, "ncnn runs the net as it was", "runs"):
             feeds = {blob.name: array for blob, array in drawn.items()}
             results = run_reference(net, self._fed(feeds), list(self._asked), apart=self.pair.is_cut)
-            reference = {self._asked[name]: array for name, array in results.items()}
-            runs.append(Run({}, draw, feeds, reference))
+            runs.append(Run({}, draw, feeds, {self._asked[name]: array for name, array in results.items()}))
         return runs
 
     def runs(self, mode: str) -> Iterable[Run]:
@@ -236,10 +229,6 @@ class _NetJudge:
         judged = [replace(merged([report, *inputs]), name=report.name, blob=report.blob) for report in found]
         return (*(report for report in reports if report not in inputs), *judged)
 
-    def explain(self, rows: list[OutputReport], mode: str) -> list[OutputReport]:
-        """Return the reports as they are: the original has no float64 to explain errors with."""
-        return rows
-
 
 def run_reference(
     runner: NcnnRunner, feeds: Mapping[str, Array], outputs: Sequence[str], *, apart: bool
@@ -256,8 +245,7 @@ def run_reference(
         raise CrashError(f"the net crashes ncnn before any optimisation: {error}") from error
     except RunError as error:
         raise RunError(f"ncnn cannot run the original net: {error}") from error
-    failures = {name: result for name, result in results.items() if isinstance(result, Failure)}
-    if failures:
+    if failures := {name: result for name, result in results.items() if isinstance(result, Failure)}:
         lines = "\n".join(f"  {name}: {reason}" for name, reason in failures.items())
         kind = CrashError if any(failure.crashed for failure in failures.values()) else RunError
         raise kind(f"ncnn cannot compute these outputs of the net as it is, before anything is optimised:\n{lines}")

@@ -1,13 +1,15 @@
 """Changes of a model's results by the rounding errors of any implementation.
 
-Two right implementations add up their sums in different orders, so their numbers differ in the last bits. Mostly this
-has no other effect. But a model may compare numbers, round to whole ones, look for the largest, or take the difference
-of equal ones: then the last bit may decide. A wider tolerance would hide faults there. So ONNX Runtime runs the model
-with errors of that size put into it. The sign of a zero counts as such an error: whether a sum leaves 0 or -0.0 depends
-on its order.
+Two right implementations add up their sums in different orders, so their numbers differ in the last bits, and zeros in
+their sign. But a model may compare numbers, round to whole ones, look for the largest, or take the difference of equal
+ones: then the last bit may decide. A wider tolerance would hide faults there. So ONNX Runtime runs the model with
+errors of that size put into it.
 
 The model in float64 gives the size of ONNX Runtime's own errors. The model with rounded weights gives the part of a
 difference that comes from a net's weights in 16 bits.
+
+Right implementations also choose different elements (TopK, ArgMax, ArgMin) where scores are as good as equal. So an
+index agrees if its score is that of the model's index, up to the error of the scores.
 """
 
 import math
@@ -15,9 +17,10 @@ import os
 import re
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import closing
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -33,7 +36,6 @@ from onnx2ncnn_opt.param.storage import rounded
 from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner, read_model
-from onnx2ncnn_opt.verification.decisions import Choice, as_good, choices
 from onnx2ncnn_opt.verification.double import FLOATS, InDouble, NodeWriter, element_types, inferred_values, upgraded
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, INFINITE, MOST_BUDGET, Tolerance, compare, parts
 
@@ -58,6 +60,15 @@ _WEIGHTS = "weights"  # a file's name
 _WHOLE = Tolerance(slices=False)
 _OWN, _SHARED = "onnx2ncnn_opt.own_errors", "onnx2ncnn_opt.shared_error"
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
+_INDICES = {"TopK": (1, -1), "ArgMax": (0, 0), "ArgMin": (0, 0)}  # the output of indices, and the default axis
+_SAME_ORDER = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+
+
+class Choice(NamedTuple):
+    """The value of the scores that indices choose from, and their axis."""
+
+    scores: str
+    axis: int
 
 
 class Rounding:
@@ -107,7 +118,7 @@ class Rounding:
         return np.where(is_any, actual, np.where(is_lost, exact, reference))
 
     def chosen(self, name: str, feeds: Mapping[str, Array], reference: Array, actual: Array) -> Array:
-        """Return the reference with an actual output's indices, if their scores are as good (`decisions.py`)."""
+        """Return the reference with an actual output's indices, if their scores are as good (`as_good`)."""
         choice = self._choices.get(name)
         if choice is None or actual.shape != reference.shape or not reference.size:
             return reference
@@ -138,22 +149,19 @@ class Rounding:
 
     @property
     def _folder(self) -> Path | None:
-        """That of the weights which are not in the message."""
+        """The folder of the weights that are not in the message."""
         return self._model.absolute().parent if isinstance(self._model, Path) else None
 
     @cached_property
     def _has_integer_products(self) -> bool:
-        """Return True if the model has operators such as MatMulInteger, QLinearConv and DynamicQuantizeMatMul."""
+        """True if the model has operators such as MatMulInteger, QLinearConv and DynamicQuantizeMatMul."""
         return any(_OF_INTEGERS.search(node.op_type) for node in read_model(self._model).graph.node)
 
     def _rewritten(self, model: bytes, folder: Path | None, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         """Run a rewritten model, and return its outputs."""
         options: dict[str, Any] = {"values": self._values, "threads": None, "timeout": _SECONDS, "once": True}
-        runner = OrtRunner(model, folder=folder, plain=not self._has_integer_products, **options)
-        try:
+        with closing(OrtRunner(model, folder=folder, plain=not self._has_integer_products, **options)) as runner:
             return runner.run_any(feeds)
-        finally:
-            runner.close()
 
     def spread(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, Array]:
         """Return the distance that errors move each element of the reference; infinite if it becomes infinite or NaN.
@@ -228,6 +236,45 @@ def _distance(a: Array, b: Array) -> Array:
 def _relative(a: Array, b: Array) -> float:
     """Return the largest distance of numbers that are finite, in units of the largest of `b`."""
     return (compare(a, b, _WHOLE).max_rel or 0.0) if a.shape == b.shape else 0.0
+
+
+def choices(model: onnx.ModelProto) -> dict[str, Choice]:
+    """Return the choices behind the model's outputs, by output; without those among its inputs, which are exact."""
+    producers = {name: node for node in model.graph.node for name in node.output}
+    found = {}
+    for value in model.graph.output:
+        name, node = value.name, producers.get(value.name)
+        while node is not None and node.op_type in _SAME_ORDER:
+            name, node = node.input[0], producers.get(node.input[0])
+        if node is None or node.domain or node.op_type not in _INDICES:
+            continue
+        output, axis = _INDICES[node.op_type]
+        if node.output[output] == name and node.input[0] in producers:
+            attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+            found[value.name] = Choice(node.input[0], attributes.get("axis", axis))
+    return found
+
+
+def as_good(indices: Array, reference: Array, scores: Array, spread: Array, axis: int) -> Array:
+    """Return where indices choose scores that are as good as the reference's, in the reference's shape.
+
+    `spread` is how far each score moves with rounding errors. Indices that a row has twice are not as good, nor are
+    others among zeros: these choices are meant, as those behind a ReLU.
+    """
+    axis %= scores.ndim
+    shape = [*scores.shape]
+    shape[axis] = -1
+    known = (indices == np.rint(indices)) & (indices >= 0) & (indices < scores.shape[axis])
+    mine, wanted = (np.where(known, each, 0).astype(np.int64).reshape(shape) for each in (indices, reference))
+    chosen, best = (np.take_along_axis(scores, each, axis).astype(np.float64) for each in (mine, wanted))
+    finite = np.abs(scores) < INFINITE
+    error = DEFAULT.relative * np.abs(scores[finite]).max(initial=0.0)
+    error = error + sum(np.take_along_axis(spread, each, axis) for each in (mine, wanted))
+    once = (mine.swapaxes(axis, -1)[..., None] == mine.swapaxes(axis, -1)[..., None, :]).sum(-1) == 1
+    with np.errstate(invalid="ignore"):
+        near = np.abs(chosen - best) <= error
+    result = near & once.swapaxes(axis, -1) & ((chosen != 0) | (best != 0))
+    return np.asarray(result.reshape(reference.shape) & known)
 
 
 def with_rounded_weights(model: Path | bytes, outputs: Collection[str], encoding: Encoding, folder: Path) -> bytes:

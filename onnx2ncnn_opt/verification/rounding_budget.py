@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,31 +25,25 @@ _ROUNDING_MARGIN, _LEAST, LEAST_BUDGET = 16.0, 2.0**-21, 2.0**-15
 BITS_MARGIN = 4.0
 
 
-@dataclass(frozen=True)
-class RoundingBudget:
-    """The parts of an output's error by cause, in units of its largest value; None if unknown.
+def cause_of(
+    error: float | None, mode: str, *, ok: bool, rounding: float | None, bits: float | None, kind: str = ""
+) -> str:
+    """Return the cause of an error: "rounding", `kind`, "kernels" for ncnn's faster ones, or "conversion".
 
     `rounding` is the distance of ONNX Runtime's float32 from float64, `bits` the error that the `kind` of 16 or 8 bits
-    explains.
+    explains, None if unknown. All are in units of the output's largest value.
     """
-
-    rounding: float | None
-    bits: float | None
-    kind: str = ""
-
-    def cause(self, error: float | None, mode: str, *, ok: bool) -> str:
-        """Return the cause of an error: "rounding", `kind`, "kernels" for ncnn's faster ones, or "conversion"."""
-        if error is None:
-            return "" if ok else self.kind if self.bits == math.inf else "conversion"
-        if error == 0:
-            return ""
-        if self.rounding is not None and error <= max(_ROUNDING_MARGIN * self.rounding, _LEAST):
-            return "rounding"
-        if self.bits is not None and error <= BITS_MARGIN * self.bits:
-            return self.kind
-        if ok:
-            return "kernels" if mode == "fp32" else mode
-        return "conversion"
+    if error is None:
+        return "" if ok else kind if bits == math.inf else "conversion"
+    if error == 0:
+        return ""
+    if rounding is not None and error <= max(_ROUNDING_MARGIN * rounding, _LEAST):
+        return "rounding"
+    if bits is not None and error <= BITS_MARGIN * bits:
+        return kind
+    if ok:
+        return "kernels" if mode == "fp32" else mode
+    return "conversion"
 
 
 def float32_budget(rounding: float | None, least: float) -> float:

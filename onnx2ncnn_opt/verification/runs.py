@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +12,16 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
 from onnx2ncnn_opt.ir.dim import Sym
-from onnx2ncnn_opt.manifest import Manifest
+from onnx2ncnn_opt.manifest import Manifest, file_hash, read_manifest
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import too_small
+from onnx2ncnn_opt.verification import inputs
 from onnx2ncnn_opt.verification.given_inputs import Feeds, given_inputs
-from onnx2ncnn_opt.verification.inputs import (
-    LENGTHS,
-    Draw,
-    Wanted,
-    draw_inputs,
-    draws,
-    dynamic_sizes,
-    is_tiny,
-    sweeps,
-    tables,
-    totals,
-)
+from onnx2ncnn_opt.verification.inputs import Draw, Wanted, draw_inputs, dynamic_sizes
 
 # A net with dynamic sizes runs at two values of each.
 _SIZES_EACH = 2
@@ -55,6 +46,29 @@ class Run:
         return ", ".join(filter(None, (sizes, str(self.draw or ""))))
 
 
+def manifest_beside(param: Path, model: Path) -> tuple[Manifest | None, str]:
+    """Return NET.json for NET.param, and why it exists but is not used (empty if it is used, or does not exist).
+
+    Another converter may have written the net later under the same name, or the model was exported again. So the
+    manifest is about these two only if it has the model's hash and the net has its blobs.
+    """
+    path = param.with_suffix(".json")
+    if path == param or not path.is_file() or not model.is_file():
+        return None, ""
+    try:
+        manifest = read_manifest(path)
+    except UsageError as error:
+        return None, f"not used: {error}"
+    if manifest.source.sha256 != file_hash(model):
+        return None, f"{path} is not used: it was written for another model"
+    # Enough to tell nets apart, and works for one that no parser would take.
+    words = set(param.read_text(errors="replace").split())
+    missing = [t.blob for t in (*manifest.inputs, *manifest.outputs) if t.blob not in words]
+    if missing:
+        return None, f"{path} is not used: {param} has no blob '{missing[0]}'"
+    return manifest, ""
+
+
 def load_converted(
     model: Path | bytes,
     manifest: Manifest | None,
@@ -63,10 +77,7 @@ def load_converted(
     values: Mapping[str, Any] | None = None,
     outputs: Sequence[str] = (),
 ) -> LoadedModel:
-    """Load a model with the sizes and values that its manifest has, or with `shapes` and `values` in their place.
-
-    Raises the errors of `load_model`.
-    """
+    """Load a model like `load_model`, with the manifest's sizes and values where `shapes` and `values` have none."""
     if manifest is None:
         return load_model(model, shapes=shapes, values=values, outputs=outputs)
     bound = {value.name: value.array() for value in manifest.values} | dict(values or {})
@@ -123,13 +134,12 @@ def wanted_runs(
         if set(sizes) != set(names):
             raise UsageError(f"the model's dynamic dimensions are {', '.join(names) or 'none'}, not {', '.join(sizes)}")
     settings = wanted.sizes or [run.sizes for run in _settings(model, runner, manifest, Draw(seed, plain=True))]
-    for sizes in settings:
-        for draw in wanted.draws(seed):
-            feeds = draw_inputs(model, sizes, draw=draw)
-            if small := too_small(manifest, feeds):
-                raise UsageError(small)
-            announce(f"ONNX Runtime runs the model, {draw}")
-            yield Run(sizes, draw, feeds, runner.run(feeds))
+    for sizes, draw in product(settings, wanted.draws(seed)):
+        feeds = draw_inputs(model, sizes, draw=draw)
+        if small := too_small(manifest, feeds):
+            raise UsageError(small)
+        announce(f"ONNX Runtime runs the model, {draw}")
+        yield Run(sizes, draw, feeds, runner.run(feeds))
 
 
 def drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, seed: int) -> Iterator[Run]:
@@ -138,9 +148,9 @@ def drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None,
     If it accepts none, one size is the sum of two others. Raise its error if it rejects these too.
     """
     announce("ONNX Runtime runs the model")
-    settings = _settings(model, runner, manifest, draws(seed, is_small=False)[0])
+    settings = _settings(model, runner, manifest, inputs.draws(seed, is_small=False)[0])
     sizes = [run.sizes for run in settings]
-    entries = tables(model)
+    entries = inputs.tables(model)
     swept: Counter[str] = Counter()
     proven: set[str] = set()
 
@@ -160,12 +170,12 @@ def drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None,
     weights = sum(tensor.size for tensor in initializers if tensor is not None)
     numbers = sum(array.size for array in settings[0].feeds.values())
     is_small = weights <= _SMALL_WEIGHTS and numbers <= _SMALL_INPUTS
-    first, *further = draws(seed, is_small=is_small, is_tiny=is_tiny(weights, numbers, len(model.graph)))
+    first, *further = inputs.draws(seed, is_small=is_small, is_tiny=inputs.is_tiny(weights, numbers, len(model.graph)))
     if len(settings) > 1 and is_small:
         yield drawn(1, first)
     for number, draw in enumerate(further):
         yield drawn(number + 1, draw)
-    for draw in sweeps(seed, entries, swept) if is_small else ():
+    for draw in inputs.sweeps(seed, entries, swept) if is_small else ():
         yield drawn(0, draw)
     for draw in (Draw(seed + number, between=between) for between in _RANGES for number in range(_SEEDS_EACH)):
         if len(proven) == len(settings[0].reference):
@@ -184,16 +194,17 @@ def _with_numbers(reference: Mapping[str, Array]) -> set[str]:
 
 def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, draw: Draw) -> list[Run]:
     """Return a run for each accepted choice of dynamic sizes, see `drawn_runs`."""
-    batches = _open_batches(model, manifest)
+    axes = _batch_axes(manifest)
+    batches = {str(dim) for info in model.inputs for axis, dim in enumerate(info.shape) if axis == axes.get(info.name)}
     open_names = list(dynamic_sizes(model))
     most = _SIZES_EACH if open_names and manifest is not None else 1
     least = Counter(manifest.minimum if manifest else {})
     problem: RunError | None = None
-    empty: Run | None = None
+    empty: list[Run] = []
     small = ""
-    for total in totals(open_names):
+    for total in inputs.totals(open_names):
         runs: list[Run] = []
-        for lengths in LENGTHS if open_names else LENGTHS[:1]:
+        for lengths in inputs.LENGTHS if open_names else inputs.LENGTHS[:1]:
             known = dynamic_sizes(model, lengths, batches, total)
             sizes = {name: known[name] + (known[name] < least[name]) * least[name] for name in open_names}
             feeds = draw_inputs(model, sizes, draw=draw)
@@ -211,15 +222,13 @@ def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, 
                 continue
             run = Run(sizes, draw, feeds, reference)
             if not all(array.size for array in reference.values()):
-                empty = empty or run
+                empty = empty or [run]
                 continue
             runs.append(run)
             if len(runs) == most:
                 break
-        if not runs and empty:
-            runs = [empty]
-        if runs:
-            return runs
+        if runs or empty:
+            return runs or empty
     if problem is None:
         raise UsageError(small)
     hint = f", and --shape says how long {', '.join(open_names)} may be" if open_names else ""
@@ -228,7 +237,7 @@ def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, 
 
 def small_runs(model: LoadedModel, manifest: Manifest | None, runs: Sequence[Run]) -> str:
     """Return a note on the inputs that ran at tiny sizes only, because the model accepts or names no others."""
-    batches = {entry.name: entry.batch_axis for entry in manifest.inputs} if manifest else {}
+    batches = _batch_axes(manifest)
     small = [
         info.name
         for info in model.inputs
@@ -242,8 +251,5 @@ def small_runs(model: LoadedModel, manifest: Manifest | None, runs: Sequence[Run
     return f"{names} ran at tiny sizes only, which proves little; give your sizes with --shape, or arrays with --inputs"
 
 
-def _open_batches(model: LoadedModel, manifest: Manifest | None) -> set[str]:
-    """Return the names of dynamic dimensions that are the batch of an input."""
-    axes = {entry.name: entry.batch_axis for entry in manifest.inputs} if manifest else {}
-    batches = [(info.shape, axes.get(info.name)) for info in model.inputs]
-    return {str(shape[axis]) for shape, axis in batches if axis is not None and isinstance(shape[axis], Sym)}
+def _batch_axes(manifest: Manifest | None) -> dict[str, int | None]:
+    return {entry.name: entry.batch_axis for entry in manifest.inputs} if manifest else {}

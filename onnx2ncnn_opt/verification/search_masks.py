@@ -33,16 +33,11 @@ Masks = Mapping[Layer, Feature]
 
 @dataclass(frozen=True)
 class Precision:
-    """The effect of fp16 on a net with its masks, estimated.
+    """The effect of fp16 on a net with its masks, estimated."""
 
-    `error` is the largest of an output, in units of its largest value; NaN if an output is not finite that is finite in
-    fp32. `allowed` is the error up to which fp16 does what it can. `integers_differ` if an output of integers has
-    others.
-    """
-
-    error: float
-    allowed: float = ACCEPTED
-    integers_differ: bool = False
+    error: float  # the largest, in units of an output's largest value; NaN if one is finite in fp32 only
+    allowed: float = ACCEPTED  # the error up to which fp16 does what it can
+    integers_differ: bool = False  # an output of integers has others
 
     @property
     def ok(self) -> bool:
@@ -90,7 +85,8 @@ class MaskJudge:
 
     def __init__(self, estimator: Estimator) -> None:
         self.estimator, self.graph = estimator, estimator.graph
-        self.reference, self.inner = estimator.inner()
+        self.reference = estimator.run()
+        self.inner = self.reference.inner
 
     def run(self) -> Walk:
         """Return a run in fp16 with the masks that the layers have."""
@@ -113,16 +109,13 @@ class MaskJudge:
 
     def integers_differ(self, walk: Walk, integers: Collection[Blob]) -> bool:
         """Return True if an output of integers has others in a run, both as the bits of floats and as values."""
-        known = [blob for blob in integers if blob in self.reference.outputs]
-        both = [(walk.outputs[blob], self.reference.outputs[blob]) for blob in known]
-        return not all(bool(((a == b) | (a.view(np.int32) == b.view(np.int32))).all()) for a, b in both)
+        known = self.reference.outputs
+        both = [(walk.outputs[blob], known[blob]) for blob in integers if blob in known]
+        return any(((a != b) & (a.view(np.int32) != b.view(np.int32))).any() for a, b in both)
 
 
 def measure(*estimators: Estimator, integers: Collection[Blob] = ()) -> Precision:
-    """Measure the effect of fp16 on a net as it is, on the inputs of each estimator; `integers` are outputs.
-
-    Raises RunError if ncnn cannot run it.
-    """
+    """Measure fp16 on a net as it is, on the inputs of each estimator; `integers` are outputs. Raises RunError."""
     found = []
     for judge in map(MaskJudge, estimators):
         walk = judge.run()
@@ -191,21 +184,17 @@ class _Found(dict[Layer, Mask]):
 def _mask_large(judge: MaskJudge, found: _Found, room: float) -> None:
     """Mask layers whose numbers are too large for fp16, in blobs or inside of layers; `room` is for other inputs."""
 
-    def large(blobs: Sequence[Blob]) -> float:
-        sizes = [judge.reference.largest.get(blob, 0.0) for blob in blobs]
-        return max((size for size in sizes if LARGEST / room < size < INFINITE), default=0.0)
-
-    def reason(what: str, size: float) -> str:
-        is_over = "is" if size > LARGEST else "may become"  # with other inputs
-        return f"its {what} {is_over} too large for fp16, which ends at {LARGEST:g}"
-
     for layer in judge.graph:
         if layer.type in SOURCES:
             continue
-        if made := large(layer.outputs):
-            found.add(layer, FP32, reason("output", made), made)
-        elif read := large(layer.inputs):
-            found.add(layer, FP32, reason("input", read), read)
+        for what, blobs in (("output", layer.outputs), ("input", layer.inputs)):
+            sizes = [judge.reference.largest.get(blob, 0.0) for blob in blobs]
+            size = max((size for size in sizes if LARGEST / room < size < INFINITE), default=0.0)
+            if size:
+                is_over = "is" if size > LARGEST else "may become"  # with other inputs
+                reason = f"its {what} {is_over} too large for fp16, which ends at {LARGEST:g}"
+                found.add(layer, FP32, reason, size)
+                break
     for layer, ways in judge.inner.items():
         if ways and ways[0].overflows:
             now = judge.reference.largest_of((*layer.inputs, *layer.outputs))
@@ -214,12 +203,12 @@ def _mask_large(judge: MaskJudge, found: _Found, room: float) -> None:
 
 def noise_of(inner: Mapping[Layer, tuple[Inner, ...]]) -> dict[Layer, tuple[float, ...]]:
     """Return the errors that the arithmetic of each layer makes with its present masks."""
-    noise: dict[Layer, tuple[float, ...]] = {}
-    for layer, ways in inner.items():
-        mask = layer["featmask"]
-        if ways and not mask & (Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE):
-            noise[layer] = (ways[-1] if mask & Feature.NO_WINOGRAD else ways[0]).noise
-    return noise
+    exact = Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE
+    return {
+        layer: ways[-1 if layer["featmask"] & Feature.NO_WINOGRAD else 0].noise
+        for layer, ways in inner.items()
+        if ways and not layer["featmask"] & exact
+    }
 
 
 def _mask_errors(judge: MaskJudge, found: _Found, budget: float) -> tuple[float, float]:
@@ -297,13 +286,13 @@ def _mask_first_special(judge: MaskJudge, walk: Walk, found: _Found) -> bool:
     for layer in judge.graph:
         if all(walk.special.get(blob, 0) <= judge.reference.special.get(blob, 0) for blob in layer.outputs):
             continue
-        before = [blob.producer for blob in layer.inputs if blob.producer and blob.producer.type not in SOURCES]
-        count = len(found)
+        where, count = f"{layer.type} '{layer.name}'", len(found)
         found.add(layer, FP32, "its output is NaN or infinite in fp16", judge.reference.largest_of(layer.outputs))
-        for each in before:
-            found.add(each, FP32, f"{layer.type} '{layer.name}' makes NaN or infinity of its output in fp16", None)
+        for blob in layer.inputs:
+            if blob.producer and blob.producer.type not in SOURCES:
+                found.add(blob.producer, FP32, f"{where} makes NaN or infinity of its output in fp16", None)
         if len(found) == count:  # it is made in 32 bits, and infinite where a layer reads it in 16
             for user in (user for blob in layer.outputs for user in blob.users):
-                found.add(user, FP32, f"what it reads of {layer.type} '{layer.name}' is infinite in fp16", None)
+                found.add(user, FP32, f"what it reads of {where} is infinite in fp16", None)
         return len(found) > count
     return False

@@ -22,16 +22,15 @@ class Tolerance:
     """The rule for an output: ``max|a-b| <= relative * max|b|``, with the reference b.
 
     The rule is about the whole output, because the rounding errors of a sum are as large as its largest terms, even if
-    little is left of them. But outputs often join unlike things, such as boxes in pixels and scores up to 1. So the
-    rule also holds for every slice of `SLICE` elements or more along any axis; a slice may always have a tenth of the
-    error that the whole may have.
+    little is left of them. But outputs often join unlike things, such as boxes in pixels and scores up to 1. So with
+    `slices` the rule also holds for every slice of `SLICE` elements or more along any axis; a slice may always have a
+    tenth of the error that the whole may have.
 
     Of eighty real networks (classification, segmentation, detection, audio, transformers) that other converters got
-    right, none was off by more than 2.4e-5, winograd included. Those that they got wrong were off by 1e-1 and more: a
-    lost axis, another rounding rule, a swapped weight are no small errors. `relative` is between, with room for other
-    processors. `absolute` passes in any case, for outputs whose terms have cancelled and left nothing but rounding. A
-    reference in 16 bits has rounding errors of its own, in each of its layers: the output may be `steps` of its last
-    bit away. Without `slices` only the rule about the whole output holds.
+    right, none was off by more than 2.4e-5, winograd included. Those that they got wrong were off by 1e-1 and more.
+    `relative` is between, with room for other processors. `absolute` passes in any case, for outputs whose terms have
+    cancelled and left nothing but rounding. A reference in 16 bits has rounding errors of its own, in each of its
+    layers: the output may be `steps` of its last bit away.
     """
 
     relative: float = 1e-3
@@ -95,18 +94,13 @@ def in_mode(mode: str, tolerance: Tolerance = DEFAULT) -> Tolerance:
 
 @dataclass(frozen=True)
 class Difference:
-    """One output against its reference.
-
-    `max_abs` and `cosine` are over the elements that are finite on both sides, None if there are none; `max_rel` is
-    `max_abs` in units of the reference's largest one. `special` says where NaN or infinity is on one side only,
-    `excess` where the tolerance is exceeded and by how much; both are empty if nothing is wrong.
-    """
+    """One output against its reference: numbers over the elements that are finite on both sides, None without any."""
 
     max_abs: float | None
-    max_rel: float | None
+    max_rel: float | None  # `max_abs` in units of the reference's largest element
     cosine: float | None
-    special: str = ""
-    excess: str = ""
+    special: str = ""  # where NaN or infinity is on one side only
+    excess: str = ""  # where the tolerance is exceeded, and by how much
 
     @property
     def ok(self) -> bool:
@@ -123,9 +117,8 @@ class Difference:
 def compare(actual: Array, reference: Array, tolerance: Tolerance = DEFAULT, spread: Array | None = None) -> Difference:
     """Compare arrays of one shape; `actual` is ncnn's float32.
 
-    ncnn has no integers that its tools agree on. An integer or bool reference agrees with the float32 of the same
-    value, or with the int32 of the same value in the bits of the float32. Either way it must be that value, not one
-    nearby.
+    ncnn has no integers that its tools agree on. An integer or bool reference agrees with the float32 of exactly that
+    value, or with the int32 of it in the bits of the float32.
 
     `spread` is the distance that the rounding errors of the model's numbers move each element of the reference itself
     (see `verify.rounding`), infinite if the element may be anything. The tolerance grows by this distance.
@@ -142,7 +135,7 @@ def parts(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
     if not shape:
         yield ()
         return
-    axis = next((i for i in range(len(shape)) if math.prod(shape[i + 1 :]) <= _PART), len(shape) - 1)
+    axis = next(i for i in range(len(shape)) if math.prod(shape[i + 1 :]) <= _PART)
     step = max(1, _PART // max(1, math.prod(shape[axis + 1 :])))
     for outer in np.ndindex(*shape[:axis]):
         for start in range(0, shape[axis], step):
@@ -160,7 +153,7 @@ class _ErrorSums:
         self.any_finite, self.is_zero = False, True
         self.error = self.counted = self.size = 0.0
         self.squares, self.product = [0.0, 0.0], 0.0
-        self.specials = dict.fromkeys(_SPECIAL, (0, 0))
+        self.specials = {name: [0, 0] for name in _SPECIAL}
         self.unlike: set[str] = set()
         # The largest of each slice along an axis, where slices are held against their own.
         is_sliced = tolerance.slices and not self.is_integer
@@ -172,8 +165,8 @@ class _ErrorSums:
         steady = np.ones(b.shape, bool) if spread is None else np.isfinite(spread)
         for name, is_special in _SPECIAL.items():
             here, there = is_special(a) & steady, is_special(b) & steady
-            before = self.specials[name]
-            self.specials[name] = before[0] + int(here.sum()), before[1] + int(there.sum())
+            self.specials[name][0] += int(here.sum())
+            self.specials[name][1] += int(there.sum())
             if not np.array_equal(here, there):
                 self.unlike.add(name)
         finite = (np.abs(a) < INFINITE) & (np.abs(b) < INFINITE)

@@ -1,7 +1,7 @@
 """A net in ncnn against its model in ONNX Runtime, output by output."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from onnx2ncnn_opt.verification.given_inputs import given_inputs
 from onnx2ncnn_opt.verification.net_outputs import OutputComparison, tolerance_of
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.rounding import Rounding
-from onnx2ncnn_opt.verification.rounding_budget import RoundingBudget, estimated, least_budget, weights_encoding
+from onnx2ncnn_opt.verification.rounding_budget import cause_of, estimated, least_budget, weights_encoding
 from onnx2ncnn_opt.verification.runs import Run, any_feeds, drawn_runs, load_converted, small_runs, wanted_runs
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, UNKNOWN_ROUNDING, in_mode
 
@@ -99,33 +99,30 @@ class _ModelJudge:
         self.rounding = Rounding(model, outputs, values)
         self.done: list[Run] = []
         self.notes: list[str] = []
-        self._more = self._inputs()
-        self._tolerance = tolerance_of(self.model) if verification.tolerance is None else verification.tolerance
-        is_user_tolerance = verification.tolerance is not None or verification.is_user_tolerance
-        self._is_default = self._tolerance == DEFAULT and not is_user_tolerance
+        self._tolerance = verification.tolerance or tolerance_of(self.model)
+        is_usual = verification.tolerance is None and not verification.is_user_tolerance
+        self._is_default = is_usual and self._tolerance == DEFAULT
         self._least = least_budget(*net, vulkan=worker.target.vulkan)
         self._worst: tuple[float, OutputComparison, Sequence[Slot]] | None = None
 
     def _inputs(self) -> Iterator[Run]:
-        how = self.how
-        if how.feeds is None and how.wanted:
-            return wanted_runs(self.model, self._reference, self.manifest, how.seed, how.wanted)
+        how, fixed = self.how, (self.model, self._reference, self.manifest, self.how.seed)
         if how.feeds is None:
-            return drawn_runs(self.model, self._reference, self.manifest, how.seed)
+            return wanted_runs(*fixed, how.wanted) if how.wanted else drawn_runs(*fixed)
         given = given_inputs(how.feeds, self.model)
         if small := too_small(self.manifest, given):
             raise UsageError(small)
         announce("ONNX Runtime runs the model")
         return iter([Run({}, None, given, self._reference.run(given))])
 
-    def runs(self, mode: str) -> Iterable[Run]:
-        """Return the runs of the first mode again for every other mode."""
+    def runs(self, mode: str) -> Iterator[Run]:
+        """Yield the runs of the first mode again for every other mode."""
         self._worst = None
         self._runner = self._started(mode, exact=self.how.exact)
-        return tuple(self.done) or self._kept()
-
-    def _kept(self) -> Iterator[Run]:
-        for run in self._more:
+        if self.done:
+            yield from self.done
+            return
+        for run in self._inputs():
             self.done.append(run)
             yield run
 
@@ -181,15 +178,16 @@ def _explained(
         kind, by_bits = f"weights in {encoding.value}", by_weights
 
     def explained(row: OutputReport) -> OutputReport:
-        budget = RoundingBudget(measured.get(row.name), by_bits.get(row.name), kind)
+        rounding, bits = measured.get(row.name), by_bits.get(row.name)
         # A wide tolerance of the user does not explain an error.
         is_lax = comparison.is_fixed and (row.max_rel or 0.0) > DEFAULT.relative
-        cause = budget.cause(row.max_rel, mode, ok=row.status in ("ok", "unproven") and not is_lax)
+        ok = row.status in ("ok", "unproven") and not is_lax
+        cause = cause_of(row.max_rel, mode, ok=ok, rounding=rounding, bits=bits, kind=kind)
         if cause == "kernels" and (row.max_abs or 0.0) <= comparison.spread[row.name].max(initial=0.0):
             cause = "rounding"  # within the model's rounding spread
-        bits = budget.bits if budget.bits is None or math.isfinite(budget.bits) else None
         allowed = comparison.allowed(row.name, close=is_close and mode == "fp32")
-        return replace(row, rounding=budget.rounding, bits=bits, allowed=allowed, cause=cause)
+        finite_bits = bits if bits is None or math.isfinite(bits) else None
+        return replace(row, rounding=rounding, bits=finite_bits, allowed=allowed, cause=cause)
 
     return [explained(row) for row in rows], problem
 
@@ -223,10 +221,7 @@ def net_feeds(
 
 
 def _notes(model: LoadedModel, runs: Sequence[Run], rounding: Rounding, is_fixed: bool) -> Iterator[str]:
-    """Yield notes on a model with outputs that are not all numbers, or that does not run in float64.
-
-    `is_fixed` says that the user chose the tolerance.
-    """
+    """Yield notes on outputs that are not all numbers, or no float64; `is_fixed`: the user chose the tolerance."""
     if rounding.problem and not is_fixed:
         allowed = f"an error of {UNKNOWN_ROUNDING:g} is allowed with ncnn's plain kernels"
         yield f"the model does not run in float64 ({_reason(rounding.problem)}), so that {allowed}"

@@ -23,7 +23,7 @@ def test_outputs_by_name_from_memory_and_from_a_file(tmp_path: Path) -> None:
     onnx.save(MODEL, tmp_path / "m.onnx", save_as_external_data=True, location="weights", size_threshold=0)
     for model in (MODEL.SerializeToString(), tmp_path / "m.onnx"):
         runner = OrtRunner(model)
-        assert (runner.input_names(), runner.output_names()) == (["a", "b"], ["z", "y"])
+        assert runner.input_names() == ["a", "b"]
         outputs = runner.run({"b": B, "a": A})
         assert list(outputs) == ["z", "y"]
         np.testing.assert_array_equal(outputs["y"], A - B)

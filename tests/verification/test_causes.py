@@ -1,6 +1,7 @@
 """Causes of errors: nets of a real model with weights in 16 bits, in other modes, and with a fault."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,9 @@ from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
-from onnx2ncnn_opt.verification.layers import extract_all
+from onnx2ncnn_opt.verification.blobs import extract_all
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.rounding_budget import LEAST_BUDGET, RoundingBudget, least_budget
+from onnx2ncnn_opt.verification.rounding_budget import LEAST_BUDGET, cause_of, least_budget
 from onnx2ncnn_opt.verification.runs import any_feeds
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, UNKNOWN_ROUNDING
 from onnx2ncnn_opt.verification.verify_net import verify_net
@@ -170,14 +171,14 @@ def test_a_model_that_does_not_run_in_float64(tmp_path: Path) -> None:
 
 
 def test_causes() -> None:
-    budget = RoundingBudget(rounding=1e-6, bits=1e-3, kind="fp16")
-    assert budget.cause(0.0, "fp16", ok=True) == ""
-    assert budget.cause(1e-5, "fp16", ok=True) == "rounding"
-    assert budget.cause(3e-3, "fp16", ok=True) == "fp16"
-    assert budget.cause(5e-3, "fp16", ok=True) == "fp16"
-    assert budget.cause(5e-3, "fp16", ok=False) == "conversion"
-    assert RoundingBudget(1e-6, None).cause(1e-4, "fp32", ok=True) == "kernels"
-    assert RoundingBudget(None, float("inf"), "fp16").cause(None, "fp16", ok=False) == "fp16"
+    cause = partial(cause_of, rounding=1e-6, bits=1e-3, kind="fp16")
+    assert cause(0.0, "fp16", ok=True) == ""
+    assert cause(1e-5, "fp16", ok=True) == "rounding"
+    assert cause(3e-3, "fp16", ok=True) == "fp16"
+    assert cause(5e-3, "fp16", ok=True) == "fp16"
+    assert cause(5e-3, "fp16", ok=False) == "conversion"
+    assert cause_of(1e-4, "fp32", ok=True, rounding=1e-6, bits=None) == "kernels"
+    assert cause_of(None, "fp16", ok=False, rounding=None, bits=float("inf"), kind="fp16") == "fp16"
 
 
 @pytest.mark.parametrize(

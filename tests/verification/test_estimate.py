@@ -149,10 +149,10 @@ def test_a_batch_is_walked_through() -> None:
     layer(graph, "y").weights["weight_data"] = np.ones(32, np.float32)
     x = np.random.default_rng(0).standard_normal((3, 6, 8), np.float32)
     with estimator(graph, x, batch_axis=0) as estimate:
-        walk, inner = estimate.inner()
+        walk = estimate.run()
     (y,) = walk.outputs.values()
     np.testing.assert_allclose(y, np.maximum(x, 0) @ np.ones((8, 4), np.float32), rtol=1e-5)
-    assert [way.how for way in inner[layer(graph, "y")]] == ["sums of 8 products"]
+    assert [way.how for way in walk.inner[layer(graph, "y")]] == ["sums of 8 products"]
 
 
 def convolutions(count: int) -> tuple[Graph, np.ndarray]:

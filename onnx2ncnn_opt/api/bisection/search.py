@@ -14,8 +14,7 @@ from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.rewrite.events import refs
 from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.slots import Slot
-from onnx2ncnn_opt.verification.blobs import UNKNOWN, Verdict, as_verdict
-from onnx2ncnn_opt.verification.layers import BlobRun
+from onnx2ncnn_opt.verification.blobs import UNKNOWN, BlobRun, Verdict, as_verdict
 from onnx2ncnn_opt.verification.net_outputs import tolerance_of
 from onnx2ncnn_opt.verification.tolerance import Tolerance, compare
 

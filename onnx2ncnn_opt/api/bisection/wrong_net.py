@@ -21,11 +21,18 @@ from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, model_feeds
-from onnx2ncnn_opt.verification.blobs import Verdict, by_size, judge, model_values, value_name
+from onnx2ncnn_opt.verification.blobs import (
+    BlobRun,
+    Verdict,
+    by_size,
+    extract_all,
+    judge,
+    likeliest_run,
+    model_values,
+    value_name,
+)
 from onnx2ncnn_opt.verification.driver import VerifyReport
-from onnx2ncnn_opt.verification.layers import BlobRun, extract_all, likeliest_run
-from onnx2ncnn_opt.verification.match import input_slots
-from onnx2ncnn_opt.verification.net_outputs import tolerance_of
+from onnx2ncnn_opt.verification.net_outputs import input_slots, tolerance_of
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.tolerance import UNKNOWN_ROUNDING, Tolerance, compare, in_mode, with_rounding
 
