@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,7 +106,8 @@ def optimize(
     options |= {
         "masks": not no_masks,
         "release": NEWEST if release is None else release,
-        "verification": None if no_verify else verification,
+        "shapes": verification.shapes,
+        "verification": None if no_verify else replace(verification, shapes=None),
     }
     with report.written(output, {f"the input {file}": file for pair in nets.items() for file in pair}):
         run_each(output, prefixes, partial(_optimize, output, nets, options, report, verbose))

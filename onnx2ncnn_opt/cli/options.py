@@ -1,6 +1,6 @@
 """The options that several commands have, each spelled once.
 
-Those of a verification come to the command as one `Verification`, through `verification_option`.
+`verification_option` hands those of a verification to the command as one `Verification`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,27 +71,30 @@ def _all(*options: Decorator) -> Decorator:
     return lambda command: functools.reduce(lambda inner, option: option(inner), reversed(options), command)
 
 
-def _checks(**fields: str) -> Decorator:
-    """Gather options in the `checks` of a command; `fields` are their names there, with those that they have here."""
-
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(command)
-        def gathered(*args: Any, checks: Mapping[str, Any] | None = None, **options: Any) -> Any:
-            more = {field: options.pop(option) for field, option in fields.items()}
-            return command(*args, checks={**(checks or {}), **more}, **options)
-
-        return gathered
-
-    return decorate
+# The fields of a `Verification`, by the options that fill them.
+_FIELDS = {"inputs": "feeds", **{name: name for name in ("shapes", "values", "seed", "on", "modes", "rtol", "atol")}}
 
 
 def verification_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give the command a `verification`; it stands below the options that are gathered in it."""
+    """Give the command a `verification`, made of those of its options that say how to verify."""
 
     @functools.wraps(command)
-    def with_verification(*args: Any, checks: Mapping[str, Any], **options: Any) -> Any:
+    def with_verification(
+        *args: Any,
+        seeds: int | None = None,
+        ranges: tuple[tuple[float, float], ...] = (),
+        sizes: tuple[dict[str, int], ...] = (),
+        **options: Any,
+    ) -> Any:
         from onnx2ncnn_opt.verification.options import Verification
 
+        checks = {field: options.pop(option) for option, field in _FIELDS.items() if option in options}
+        if seeds or ranges or sizes:
+            from onnx2ncnn_opt.verification.inputs import Wanted
+
+            if checks["feeds"] is not None:
+                raise click.UsageError("--seeds, --range and --sizes say how to draw inputs: give no --inputs")
+            checks["wanted"] = Wanted(seeds or 1, ranges, sizes)
         return command(*args, verification=Verification(**checks), **options)
 
     return with_verification
@@ -157,7 +160,7 @@ binding_options = _all(
     ),
 )
 
-# --shape, --value and --inputs, as `shapes`, `values` and `feeds` of the checks.
+# --shape, --value and --inputs.
 given_options = _all(
     binding_options,
     click.option(
@@ -167,31 +170,10 @@ given_options = _all(
         help="Inputs for verification: an .npz with arrays by input name, an .npy for a single input, or an image and "
         "what is done to its pixels: photo.png[:mean=...:std=...:bgr].",
     ),
-    _checks(shapes="shapes", values="values", feeds="inputs"),
 )
 
 
-def _with_draws(command: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(command)
-    def with_draws(
-        *args: Any,
-        seeds: int | None,
-        ranges: tuple[tuple[float, float], ...],
-        sizes: tuple[dict[str, int], ...],
-        checks: Mapping[str, Any],
-        **options: Any,
-    ) -> Any:
-        from onnx2ncnn_opt.verification.inputs import Wanted
-
-        wanted = Wanted(seeds or 1, ranges, sizes) if seeds or ranges or sizes else None
-        if wanted and checks["feeds"] is not None:
-            raise click.UsageError("--seeds, --range and --sizes say how to draw inputs: give no --inputs")
-        return command(*args, checks={**checks, "wanted": wanted}, **options)
-
-    return with_draws
-
-
-# --seeds, --range and --sizes, as `wanted` of the checks, None without them.
+# --seeds, --range and --sizes.
 draw_options = _all(
     click.option("--seeds", type=click.IntRange(min=1), metavar="N", help="Draw inputs from N seeds, from --seed on."),
     click.option(
@@ -209,7 +191,6 @@ draw_options = _all(
         metavar="NAME=SIZE,...",
         help="Sizes of the dynamic dimensions, as H=64,W=96; may be given several times.",
     ),
-    _with_draws,
 )
 
 
@@ -240,9 +221,9 @@ target_options = _all(
         help="Verify in these modes: fp32, fp16, bf16.  [default: fp32; with --on also fp16, ncnn's default there]",
     ),
 )
-# --seed, --on and --modes, in the checks; and those of a command that runs the net in modes of its own.
-run_options = _all(_seed, target_options, _checks(seed="seed", on="on", modes="modes"))
-place_options = _all(_seed, _on, _checks(seed="seed", on="on"))
+# --seed, --on and --modes; and those of a command that runs the net in modes of its own.
+run_options = _all(_seed, target_options)
+place_options = _all(_seed, _on)
 
 
 def _not_negative(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
@@ -251,7 +232,7 @@ def _not_negative(ctx: click.Context, param: click.Parameter, value: float | Non
     return value
 
 
-# --rtol and --atol, in the checks.
+# --rtol and --atol.
 tolerance_options = _all(
     click.option(
         "--rtol",
@@ -268,7 +249,6 @@ tolerance_options = _all(
         metavar="A",
         help="An absolute error that is always allowed.  [default: 1e-5]",
     ),
-    _checks(rtol="rtol", atol="atol"),
 )
 
 
