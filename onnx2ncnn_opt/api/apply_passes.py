@@ -151,12 +151,7 @@ class Optimized(Rewritten):
         with self.staged(prefix, binary=as_binary):
             return NetFiles.at(prefix, binary=as_binary)
 
-    def estimated(
-        self,
-        verification: Verification = Verification(),  # noqa: B008 - it is frozen
-        *,
-        masks: bool = True,
-    ) -> Optimized:
+    def estimated(self, verification: Verification = Verification(), *, masks: bool = True) -> Optimized:
         """Run the net in ncnn as if in fp16; return the result with the `masks` that it needs, and `precision`.
 
         A net that has such masks already keeps them. Raises UsageError if an input's shape is unknown, and RunError if
@@ -183,19 +178,12 @@ class Optimized(Rewritten):
         from onnx2ncnn_opt.verification.nets import NetPair
 
         return NetPair(
-            self.source,
-            self.graph,
-            self._blobs,
-            self.shapes,
-            self._examples(),
-            self.storage,
-            self._boxes,
-            self._is_cut,
+            self.source, self.graph, self._blobs, self.shapes, self._examples(), self.storage, self._boxes, self._is_cut
         )
 
     def verify(
         self,
-        verification: Verification = Verification(),  # noqa: B008 - it is frozen
+        verification: Verification = Verification(),
         *,
         files: NetFiles | None = None,
         names: Mapping[Blob, str] | None = None,
@@ -223,7 +211,7 @@ class Optimized(Rewritten):
         files: NetFiles | None = None,
         names: Mapping[Blob, str] | None = None,
         *,
-        verification: Verification = Verification(),  # noqa: B008 - it is frozen
+        verification: Verification = Verification(),
         seconds: float = 2.0,
     ) -> Latency:
         """Time the net after and before, alternating: one thread each, in fp32, for some `seconds`.

@@ -52,7 +52,7 @@ def bisect(
     model: Any,
     param: PathLike,
     bin: PathLike | None = None,
-    verification: Verification = Verification(),  # noqa: B008 - it is frozen
+    verification: Verification = Verification(),
     *,
     manifest: Manifest | PathLike | None = None,
     write: Path | None = None,
@@ -137,10 +137,7 @@ class PassBisection:
 
 
 def bisect_passes(
-    model: Any,
-    verification: Verification = Verification(),  # noqa: B008 - it is frozen
-    *,
-    skip: Collection[str] = (),
+    model: Any, verification: Verification = Verification(), *, skip: Collection[str] = ()
 ) -> PassBisection:
     """Convert a model, and find the rewrite that breaks the net; `verification` binds shapes and values, too.
 

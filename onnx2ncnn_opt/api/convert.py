@@ -39,7 +39,7 @@ def convert(  # noqa: PLR0913
     custom: Collection[str] = (),
     masks: bool = True,
     images: Mapping[str, Image | str] | None = None,
-    verification: Verification | None = Verification(),  # noqa: B008 - it is frozen
+    verification: Verification | None = Verification(),
     benchmark: bool = False,
     keep_failed: bool = False,
     worker: NcnnWorker | None = None,

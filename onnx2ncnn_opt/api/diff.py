@@ -118,11 +118,7 @@ class NetDiff:
 
 
 def diff(
-    a: PathLike,
-    b: PathLike,
-    bins: tuple[PathLike, PathLike] | None = None,
-    *,
-    custom: Collection[str | LayerSpec] = (),
+    a: PathLike, b: PathLike, bins: tuple[PathLike, PathLike] | None = None, *, custom: Collection[str | LayerSpec] = ()
 ) -> NetDiff:
     """Compare two nets, whose .param files may be text or binary.
 

@@ -12,13 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt import entry_points, passes
-from onnx2ncnn_opt.errors import (
-    ConversionError,
-    UsageError,
-    VerificationError,
-    check_option,
-    check_options,
-)
+from onnx2ncnn_opt.errors import ConversionError, UsageError, VerificationError, check_option, check_options
 from onnx2ncnn_opt.finish import finish, require_release
 from onnx2ncnn_opt.ir.dim import Dim, Shape
 from onnx2ncnn_opt.ir.graph import Blob, Graph
@@ -151,11 +145,7 @@ class Conversion(Rewritten):
         return Files.of(prefix)
 
     def estimated(
-        self,
-        verification: Verification = Verification(),  # noqa: B008 - it is frozen
-        *,
-        masks: bool = True,
-        worker: NcnnWorker | None = None,
+        self, verification: Verification = Verification(), *, masks: bool = True, worker: NcnnWorker | None = None
     ) -> Conversion:
         """Run the net as if in fp16; return the conversion with the `masks` that it needs, and `precision`.
 
@@ -191,7 +181,7 @@ class Conversion(Rewritten):
 
     def verify(
         self,
-        verification: Verification = Verification(),  # noqa: B008 - it is frozen
+        verification: Verification = Verification(),
         *,
         files: Files | None = None,
         worker: NcnnWorker | None = None,
@@ -224,11 +214,7 @@ class Conversion(Rewritten):
             yield files
 
     def benchmark(
-        self,
-        verification: Verification = Verification(),  # noqa: B008 - it is frozen
-        *,
-        files: Files | None = None,
-        seconds: float = 2.0,
+        self, verification: Verification = Verification(), *, files: Files | None = None, seconds: float = 2.0
     ) -> Latency:
         """Time the net and ONNX Runtime, alternating: one thread of this machine each, in fp32, for some `seconds`.
 

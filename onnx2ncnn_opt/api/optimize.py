@@ -33,7 +33,7 @@ def optimize(  # noqa: PLR0913
     custom: Collection[str | LayerSpec] = (),
     release: int = NEWEST,
     masks: bool = True,
-    verification: Verification | None = Verification(),  # noqa: B008 - it is frozen
+    verification: Verification | None = Verification(),
     benchmark: bool = False,
 ) -> Optimized:
     """Optimise a net, and verify that it computes the same.
@@ -71,11 +71,7 @@ def optimize(  # noqa: PLR0913
 
 
 def _verified(
-    result: Optimized,
-    prefix: PathLike | None,
-    binary: bool | None,
-    verification: Verification | None,
-    benchmark: bool,
+    result: Optimized, prefix: PathLike | None, binary: bool | None, verification: Verification | None, benchmark: bool
 ) -> Optimized:
     """Write the files, verify them, and remove them again if they are wrong."""
     as_binary = result.is_binary if binary is None else binary

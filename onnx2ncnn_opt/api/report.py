@@ -79,7 +79,7 @@ def make_report(
     model: Any,
     param: PathLike | None = None,
     bin: PathLike | None = None,
-    verification: Verification = Verification(),  # noqa: B008 - it is frozen
+    verification: Verification = Verification(),
     *,
     manifest: Manifest | PathLike | None = None,
 ) -> Report:
@@ -101,9 +101,7 @@ def make_report(
 
 
 def report_conversion(
-    conversion: Conversion,
-    verified: VerifyReport | None = None,
-    verification: Verification = Verification(),  # noqa: B008 - it is frozen
+    conversion: Conversion, verified: VerifyReport | None = None, verification: Verification = Verification()
 ) -> NetRecord:
     """Return the record of a conversion and its report; without a report nothing is run.
 
@@ -151,9 +149,7 @@ def report_conversion(
 
 
 def report_optimized(
-    optimized: Optimized,
-    verified: VerifyReport | None = None,
-    verification: Verification = Verification(),  # noqa: B008 - it is frozen
+    optimized: Optimized, verified: VerifyReport | None = None, verification: Verification = Verification()
 ) -> NetRecord:
     """Return the record of an optimised net and its report; without a report nothing is run."""
     source = optimized.source
@@ -184,7 +180,7 @@ def report_net(
     param: PathLike,
     bin: PathLike | None,
     verified: VerifyReport,
-    verification: Verification = Verification(),  # noqa: B008 - it is frozen
+    verification: Verification = Verification(),
 ) -> NetRecord:
     """Return the record of a net of any converter, and its report; `verify` had the same arguments.
 

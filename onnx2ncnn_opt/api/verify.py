@@ -26,7 +26,7 @@ def verify(
     model: Any,
     param: PathLike,
     bin: PathLike | None = None,
-    verification: Verification = Verification(),  # noqa: B008 - it is frozen
+    verification: Verification = Verification(),
     *,
     manifest: Manifest | PathLike | None = None,
     worker: NcnnWorker | None = None,

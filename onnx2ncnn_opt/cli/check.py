@@ -34,12 +34,7 @@ _FILE = click.Path(path_type=Path)
 @report_option
 @output_options()
 def check(
-    output: Output,
-    file: Path,
-    junit: Path | None,
-    markdown: Path | None,
-    report: ReportFile,
-    **options: Any,
+    output: Output, file: Path, junit: Path | None, markdown: Path | None, report: ReportFile, **options: Any
 ) -> None:
     """Convert the models that FILE.toml lists, and compare their nets with the models and a baseline.
 

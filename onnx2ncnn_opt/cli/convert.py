@@ -48,10 +48,7 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
 @option.tolerance_options
 @option.benchmark_option("the net and of ONNX Runtime")
 @click.option(
-    "--outputs",
-    multiple=True,
-    metavar="NAME,...",
-    help="Convert only the part of the model up to these values.",
+    "--outputs", multiple=True, metavar="NAME,...", help="Convert only the part of the model up to these values."
 )
 @click.option(
     "--batch-axis",

@@ -150,7 +150,7 @@ def mixed(
     *,
     budget: float = 1e-2,
     manifest: Manifest | None = None,
-    verification: Verification = Verification(),  # noqa: B008 - it is frozen
+    verification: Verification = Verification(),
 ) -> Mixed:
     """Return the net with the smallest set of masks that keeps every output within `budget` in fp16.
 

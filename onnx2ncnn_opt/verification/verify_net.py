@@ -34,7 +34,7 @@ def verify_net(
     model: Path | bytes,
     param: Path,
     bin: Path,
-    verification: Verification = Verification(),  # noqa: B008 - it is frozen
+    verification: Verification = Verification(),
     *,
     manifest: Manifest | None = None,
     worker: NcnnWorker | None = None,

@@ -81,12 +81,7 @@ class Part:
 
 
 def write_pair(
-    files: PairFiles,
-    model: Path | bytes,
-    param: Path,
-    bin: Path,
-    part: Part,
-    values: Mapping[str, Array],
+    files: PairFiles, model: Path | bytes, param: Path, bin: Path, part: Part, values: Mapping[str, Array]
 ) -> tuple[Manifest, dict[str, Array], int, int]:
     """Write the files, all or none; return the manifest, the inputs, and the counts of nodes and layers.
 
