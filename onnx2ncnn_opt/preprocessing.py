@@ -3,7 +3,6 @@
 This runs before the passes. They fold the added layers into the first convolution, if that is exact.
 """
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -21,7 +20,7 @@ _FORM = "mean=123.7,116.3,103.5:std=58.4,57.1,57.4, with ':bgr' for pixels in th
 def parse_image(name: str, image: Image | str) -> Image:
     """Parse the arithmetic on an input's pixels; raises UsageError for text in another form."""
     if isinstance(image, Image):
-        return _checked(name, image)
+        return image
     if not isinstance(image, str):
         raise UsageError(f"images['{name}'] has to be an Image or text like {_FORM}, not {image!r:.80}")
     numbers: dict[str, tuple[float, ...]] = {}
@@ -37,15 +36,10 @@ def parse_image(name: str, image: Image | str) -> Image:
                 raise UsageError(f"the image '{name}': '{part}' is not {key}=NUMBER,...") from error
         else:
             raise UsageError(f"the image '{name}' takes {_FORM}, not '{part}'")
-    return _checked(name, Image(numbers.get("mean", (0.0,)), numbers.get("std", (1.0,)), bgr))
-
-
-def _checked(name: str, image: Image) -> Image:
-    if not image.mean or not image.std or not all(map(math.isfinite, (*image.mean, *image.std))):
-        raise UsageError(f"the image '{name}': mean and std have to be finite numbers")
-    if not all(np.asarray(image.std, np.float32)):
-        raise UsageError(f"the image '{name}': std is divided by, and must not be 0")
-    return image
+    try:
+        return Image(numbers.get("mean", (0.0,)), numbers.get("std", (1.0,)), bgr)
+    except ValueError as error:
+        raise UsageError(f"the image '{name}': {error}") from error
 
 
 def take_pixels(net: Imported, images: Mapping[str, Image]) -> None:
