@@ -112,10 +112,7 @@ def load_inputs(path: Path, model: LoadedModel) -> dict[str, Array]:
 
 
 def check_inputs(arrays: Mapping[str, Array], model: LoadedModel) -> dict[str, Array]:
-    """Return the arrays in the model's order and element types; raises UsageError if they do not fit its inputs.
-
-    Inputs that are bound to a value may be among them, with that value.
-    """
+    """Return arrays in the model's order and types; UsageError if they do not fit. Bound ones need their value."""
     shapes = [tuple(dim if isinstance(dim, int) else str(dim) for dim in info.shape) for info in model.inputs]
     infos = zip(model.inputs, shapes, strict=True)
     entries = [Entry(info.name, info.name, shape, dtype_of(info).name, None) for info, shape in infos]

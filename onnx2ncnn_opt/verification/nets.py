@@ -233,10 +233,7 @@ class _NetJudge(Judge):
 def run_reference(
     runner: NcnnRunner, feeds: Mapping[str, Array], outputs: Sequence[str], *, apart: bool
 ) -> dict[str, Array]:
-    """Run the original net, and return its outputs; `apart` runs it anew for each, because blobs inside it need that.
-
-    Raises VerificationError if ncnn cannot run that net as it is.
-    """
+    """Return the original net's outputs, or raise RunError; `apart` runs it anew for each, as blobs inside it need."""
     try:
         if apart:
             return {name: runner.run(feeds, [name])[name] for name in outputs}
