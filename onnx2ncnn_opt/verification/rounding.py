@@ -341,8 +341,7 @@ def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:
                 node.output[index] = written.computed(name, types[name], beside)
     del proto.graph.node[:]
     proto.graph.node.extend(written.nodes)
-    for name in (_OWN, _SHARED):
-        proto.graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, []))
+    proto.graph.input.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, []) for name in (_OWN, _SHARED))
     del proto.graph.value_info[:]
     return bytes(proto.SerializeToString())
 

@@ -151,7 +151,6 @@ def drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None,
     """
     announce("ONNX Runtime runs the model")
     settings = _settings(model, runner, manifest, inputs.draws(seed, is_small=False)[0])
-    sizes = [run.sizes for run in settings]
     entries = inputs.tables(model)
     swept: Counter[str] = Counter()
     proven: set[str] = set()
@@ -162,7 +161,7 @@ def drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None,
         return run
 
     def drawn(number: int, draw: Draw) -> Run:
-        at = sizes[number % len(sizes)]
+        at = settings[number % len(settings)].sizes
         feeds = draw_inputs(model, at, draw=draw, swept=swept)
         announce(f"ONNX Runtime runs the model, {draw}")
         return count(Run(at, draw, feeds, runner.run(feeds)))

@@ -49,11 +49,9 @@ def verify_net(
     A net whose weights have 16 or 8 bits may be off by `rounding_budget.BITS_MARGIN` times the error of rounding the
     model's own weights.
 
-    Raises:
-        ModelError, UsageError: the model, the inputs or the manifest are broken or do not belong together, or there is
-            no ncnn to run `on`.
-        VerificationError: the net has inputs that the model does not have.
-        RunError: ONNX Runtime does not take the model or the inputs.
+    Raises ModelError or UsageError if the model, the inputs or the manifest are broken or do not belong together, or
+    there is no ncnn to run `on`; VerificationError if the net has inputs that the model does not have; and RunError if
+    ONNX Runtime does not take the model or the inputs.
     """
     target = find_target(verification.on)
     target.require()
