@@ -115,10 +115,7 @@ def drawn_feeds(
     *,
     outputs: Sequence[str] = (),
 ) -> list[Mapping[str, Array]]:
-    """Return inputs for each draw: the first draw at the first of the `_settings`, the others at the last.
-
-    ONNX Runtime runs only to find sizes that the model accepts.
-    """
+    """Return inputs for each draw: the first draw at the first sizes that the model accepts, the others at the last."""
     if not dynamic_sizes(loaded):
         return [draw_inputs(loaded, draw=draw) for draw in draws]
     first, *others = draws

@@ -203,10 +203,7 @@ def _blamed(rows: Sequence[OutputReport], in_fp32: OutputComparison, mode: str) 
 def net_feeds(
     model: Path | bytes, param: Path, bin: Path, verification: Verification, *, manifest: Manifest | None = None
 ) -> dict[str, Feed]:
-    """Return the feeds of a net, by its blobs, with which it computes the model's results in fp32 on this machine.
-
-    Raises VerificationError if there are none, and the errors of `verify_net`.
-    """
+    """Return feeds by blob with which the net is right in fp32 on this machine; raises the errors of `verify_net`."""
     how = verification
     loaded = load_converted(model, manifest, shapes=how.shapes, values=how.values)
     given = any_feeds(model, loaded, manifest, feeds=how.feeds, seed=how.seed)
