@@ -15,8 +15,6 @@ BINARY_MAGIC = (7767517).to_bytes(4, "little")
 
 # The exceptions of ncnn's own faults in Python: a Mat that it cannot convert, a string that it cannot decode.
 NCNN_ERRORS = (RuntimeError, TypeError, ValueError, MemoryError, OSError)
-
-
 EMPTY = "extract returned an empty Mat"
 
 

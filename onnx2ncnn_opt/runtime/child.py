@@ -133,10 +133,7 @@ class Child:
         self._stdin.flush()
 
     def receive(self, **fields: Any) -> dict[str, Any]:
-        """Return the next answer: it has an "error" and a "mark", or else `fields`, each of its kind (see ARRAY).
-
-        Raises EOFError if there is no answer, or an invalid one.
-        """
+        """Return the next answer: an "error" and a "mark", or `fields` of their kinds (ARRAY); EOFError if invalid."""
         line = self._stdout.readline(_LONGEST_REPLY)
         if not line.endswith(b"\n") and len(line) < _LONGEST_REPLY:  # the process has ended
             raise EOFError

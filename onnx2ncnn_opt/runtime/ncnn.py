@@ -59,10 +59,7 @@ class Times:
 
 
 class NcnnWorker(Worker):
-    """A process that runs nets, one at a time.
-
-    Use as a context manager (or `close` it), and give it to several `NcnnRunner`s to save the start of a process each.
-    """
+    """A process that runs nets, one at a time; several `NcnnRunner`s may share it. `close` it, or use `with`."""
 
     def __init__(self, target: Target = LOCAL) -> None:
         super().__init__("ncnn", f"`{' '.join(target.command)}`")

@@ -104,9 +104,8 @@ class Net:
         `inputs` are arrays, or values that numpy makes arrays of, by name. Inputs that the conversion bound to a value
         may be left out.
 
-        Raises:
-            UsageError: a name, shape or type is not the model's.
-            RunError: ncnn could not compute an output; CrashError if its process died or took too long.
+        Raises UsageError if a name, shape or type is not the model's, RunError if ncnn could not compute an output, and
+        CrashError if its process died or took too long.
         """
         if not isinstance(inputs, Mapping):
             raise UsageError(f"inputs has to be a dict of arrays by name, not {inputs!r:.80}")

@@ -217,10 +217,7 @@ def likeliest_run(
     ways: Iterable[tuple[Way, Feeds]],
     verdict: Callable[[str, Array | Failure], Verdict],
 ) -> BlobRun[Way]:
-    """Run a net in each way to feed it, and return the run that leaves the most blobs right.
-
-    Raises RunError if ncnn cannot run the net, or if it takes the inputs in no way.
-    """
+    """Feed a net in each way, and return the run that leaves the most blobs right; RunError if there is none."""
     best: BlobRun[Way] | None = None
     most = -1
     for way, feeds in ways:
@@ -248,10 +245,7 @@ def run_layers(
     target: Target,
     timeout: float,
 ) -> LayerRun:
-    """Run a net in each mode, and once more to time it in the first; `graph` is the one in the files.
-
-    `ways` are those to feed it; the one that leaves the most blobs right is taken.
-    """
+    """Run a net in each mode, fed in the way that leaves the most blobs right, and time it in the first mode."""
     verdicts: dict[str, Mapping[str, Verdict]] = {}
     feeds, sizes = ways[0], by_size(reference.values)
     with NcnnWorker(target) as worker:

@@ -250,10 +250,7 @@ def _has_pads(attributes: dict[str, Any]) -> bool:
 
 
 def upgraded(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model in an opset with the operators of a rewritten one, and most of them in float64.
-
-    Raises RunError for one that ONNX cannot convert, and that lacks these operators.
-    """
+    """Return the model in an opset with the operators of a rewritten one; RunError if ONNX cannot convert it."""
     opset = _opset(proto)
     if opset >= _WANTED_OPSET:
         return proto

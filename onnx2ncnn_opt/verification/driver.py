@@ -105,7 +105,8 @@ def judge_modes(judge: Judge, modes: Sequence[str]) -> tuple[tuple[OutputReport,
         for run in judge.runs(mode):
             announce(f"ncnn runs the net in {mode}, {run or 'on the inputs'}")
             found = judge.compare(run, mode)
-            reports.append([_located(output, str(run)) for output in found])
+            at = f"at {run}: " if str(run) else ""
+            reports.append([replace(o, message=f"{at}{o.message}") if o.message else o for o in found])
             if is_wrong(found):
                 wrong = wrong or (mode, run.feeds)
                 break
@@ -127,11 +128,6 @@ def missing(name: str, blob: str, failure: Failure) -> OutputReport:
 def is_wrong(outputs: Sequence[OutputReport]) -> bool:
     """Return True if an output is wrong; one that proves nothing is not."""
     return any(output.status not in ("ok", "unproven") for output in outputs)
-
-
-def _located(output: OutputReport, where: str) -> OutputReport:
-    """Add the sizes and inputs to the message of a wrong output."""
-    return replace(output, message=f"at {where}: {output.message}") if where and output.message else output
 
 
 def merged(reports: Sequence[OutputReport]) -> OutputReport:

@@ -5,6 +5,7 @@ torch names the lengths of a cache anew for every layer, though a model runs onl
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +76,10 @@ class _Trial:
     def base(self) -> tuple[dict[str, int], Total | None] | None:
         """Return sizes at which the model runs, and which of them is the sum of two others; None if none were found."""
         names = list(dynamic_sizes(self._model))
-        for total in totals(names):
-            for lengths in LENGTHS[1:3]:
-                sizes = dynamic_sizes(self._model, lengths, total=total)
-                if self._runs(sizes):
-                    return sizes, total
+        for total, lengths in product(totals(names), LENGTHS[1:3]):
+            sizes = dynamic_sizes(self._model, lengths, total=total)
+            if self._runs(sizes):
+                return sizes, total
         return None
 
     def tied(self, group: Sequence[str], sizes: Mapping[str, int], total: Total | None) -> tuple[str, ...]:

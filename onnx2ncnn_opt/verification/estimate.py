@@ -48,17 +48,16 @@ class Walk:
 
 @dataclass
 class Estimator:
-    """Runs a net in 32 and in 16 bits; use as a context manager.
+    """Runs a net in 32 and in 16 bits, with the masks that its layers have at each run; use as a context manager.
 
-    `feeds` are by the graph's input blobs. Masks may be put on layers between runs: they are honoured. `worker` is a
-    process to use again, instead of one of its own. `compared` are the outputs, and their names in the written net; in
-    place of chosen boxes, whose number is not stable, are the blobs that they are chosen by.
+    `compared` are the outputs, and their names in the written net; in place of chosen boxes, whose number is not
+    stable, are the blobs that they are chosen by.
     """
 
     graph: Graph
     feeds: Mapping[Blob, Feed]
     timeout: float = 300.0
-    worker: NcnnWorker | None = None
+    worker: NcnnWorker | None = None  # a process to use again, instead of one of its own
 
     def __enter__(self) -> Estimator:
         if len(self.graph) > _MOST_LAYERS:

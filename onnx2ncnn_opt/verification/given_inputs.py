@@ -21,16 +21,12 @@ from onnx2ncnn_opt.runtime.slots import check_arrays
 
 @dataclass(frozen=True)
 class Image:
-    """An image for a model's only input: a path, and the arithmetic on its pixels, ``(pixel - mean) / std``.
-
-    `mean` and `std` are one number or one for each channel; the channels are red, green, blue, or the other way round
-    with `bgr`.
-    """
+    """An image for a model's only input: a path, and the arithmetic on its pixels, ``(pixel - mean) / std``."""
 
     path: Path
-    mean: tuple[float, ...] = ()
+    mean: tuple[float, ...] = ()  # one number, or one for each channel
     std: tuple[float, ...] = ()
-    bgr: bool = False
+    bgr: bool = False  # the channels are blue, green, red
 
 
 Feeds = Mapping[str, Array] | str | os.PathLike[str] | Image
@@ -48,10 +44,7 @@ def given_inputs(feeds: Feeds, model: LoadedModel) -> dict[str, Array]:
 
 
 def load_image(image: Image, model: LoadedModel) -> dict[str, Array]:
-    """Return the array of an image: with the size of the model's input, or the image's own if that is dynamic.
-
-    Raises UsageError if Pillow is not installed, the file is no image, or the model's only input does not take one.
-    """
+    """Return an image in the size of the model's input, or its own if that is dynamic; UsageError if that fails."""
     try:
         from PIL import Image as pillow
     except ImportError:
@@ -110,10 +103,7 @@ def load_inputs(path: Path, model: LoadedModel) -> dict[str, Array]:
 
 
 def check_inputs(arrays: Mapping[str, Array], model: LoadedModel) -> dict[str, Array]:
-    """Return the arrays in the model's order and element types; raises UsageError if they do not fit its inputs.
-
-    Inputs that are bound to a value may be among them, with that value.
-    """
+    """Return arrays in the model's order and types; UsageError if they do not fit. Bound ones need their value."""
     shapes = [tuple(dim if isinstance(dim, int) else str(dim) for dim in info.shape) for info in model.inputs]
     infos = zip(model.inputs, shapes, strict=True)
     entries = [Entry(info.name, info.name, shape, dtype_of(info).name, None) for info, shape in infos]

@@ -105,16 +105,13 @@ class Draw(NamedTuple):
 
 
 def draws(seed: int, *, is_small: bool, is_tiny: bool = False) -> list[Draw]:
-    """Return the inputs to verify with: plain and large ones; for a small net those of more seeds and flat ones.
-
-    A tiny net gets more of each. It also gets far ones, whose errors would be too large in large networks.
-    """
+    """Return the inputs to verify with: plain and large ones; for a small net also flat ones, for a tiny one more."""
     found = [Draw(seed, plain=True), Draw(seed, LARGE)]
     if is_small:
         found += [Draw(seed + 1), Draw(seed + 1, LARGE, below=True)]
         found += [Draw(seed + 2), Draw(seed + 2, flat=1), Draw(seed + 2, LARGE, flat=1)]
     if is_small and is_tiny:
-        found.append(Draw(seed + 2, _FAR))
+        found.append(Draw(seed + 2, _FAR))  # whose errors would be too large in large networks
         for axis in range(_MORE_SEEDS):
             turn = seed + 3 + axis
             found += [Draw(turn), Draw(turn, LARGE), Draw(turn, flat=axis), Draw(turn, LARGE, flat=axis)]

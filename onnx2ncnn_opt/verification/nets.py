@@ -223,7 +223,7 @@ class _NetJudge(Judge):
             original = self._started(self.pair.source, exact=self._exact, worker=self._second)
             before = original.extract({**given, **fed}, list(self.boxes.values()))
             found = [
-                _judge_boxes(name, names[name], results[names[name]], before[origin], tolerance)
+                _judge(name, names[name], results[names[name]], before[origin], tolerance)
                 for name, origin in self.boxes.items()
             ]
         judged = [replace(merged([report, *inputs]), name=report.name, blob=report.blob) for report in found]
@@ -233,10 +233,7 @@ class _NetJudge(Judge):
 def run_reference(
     runner: NcnnRunner, feeds: Mapping[str, Array], outputs: Sequence[str], *, apart: bool
 ) -> dict[str, Array]:
-    """Run the original net, and return its outputs; `apart` runs it anew for each, because blobs inside it need that.
-
-    Raises VerificationError if ncnn cannot run that net as it is.
-    """
+    """Return the original net's outputs, or raise RunError; `apart` runs it anew for each, as blobs inside it need."""
     try:
         if apart:
             return {name: runner.run(feeds, [name])[name] for name in outputs}
@@ -269,17 +266,13 @@ def compare_outputs(
     )
 
 
-def _judge_boxes(
-    name: str, blob: str, result: Array | Failure, before: Array | Failure, tolerance: Tolerance
+def _judge(
+    name: str, blob: str, result: Array | Failure, reference: Array | Failure, tolerance: Tolerance
 ) -> OutputReport:
-    if isinstance(before, Failure):
-        if isinstance(result, Failure) and result.is_empty and before.is_empty:
+    if isinstance(reference, Failure):  # only boxes may be missing before as well
+        if isinstance(result, Failure) and result.is_empty and reference.is_empty:
             return OutputReport(name, blob, "ok", NO_BOXES)
-        return OutputReport(name, blob, "missing", f"the original net does not give it: {before.reason}")
-    return _judge(name, blob, result, before, tolerance)
-
-
-def _judge(name: str, blob: str, result: Array | Failure, reference: Array, tolerance: Tolerance) -> OutputReport:
+        return OutputReport(name, blob, "missing", f"the original net does not give it: {reference.reason}")
     if isinstance(result, Failure):
         return missing(name, blob, result)
     if result.shape != reference.shape:

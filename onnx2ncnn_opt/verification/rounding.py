@@ -122,13 +122,13 @@ class Rounding:
         choice = self._choices.get(name)
         if choice is None or actual.shape != reference.shape or not reference.size:
             return reference
-        scores = Rounding(self._model, (choice.scores,), self._values)
+        scores = (choice.scores,)
         try:
-            runner = OrtRunner(self._model, outputs=scores._outputs, values=self._values, threads=None)
-            (found,) = (results := runner.run_any(feeds)).values()
+            results = OrtRunner(self._model, outputs=scores, values=self._values, threads=None).run_any(feeds)
         except RunError:
             return reference
-        good = as_good(actual, reference, found, scores.spread(feeds, results)[choice.scores], choice.axis)
+        spread = Rounding(self._model, scores, self._values).spread(feeds, results)
+        good = as_good(actual, reference, results[choice.scores], spread[choice.scores], choice.axis)
         return np.where(good, actual, reference).astype(reference.dtype)
 
     @cached_property
@@ -250,8 +250,8 @@ def choices(model: onnx.ModelProto) -> dict[str, Choice]:
             continue
         output, axis = _INDICES[node.op_type]
         if node.output[output] == name and node.input[0] in producers:
-            attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
-            found[value.name] = Choice(node.input[0], attributes.get("axis", axis))
+            axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), axis)
+            found[value.name] = Choice(node.input[0], axis)
     return found
 
 
@@ -339,8 +339,7 @@ def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:
                 node.output[index] = written.computed(name, types[name], beside)
     del proto.graph.node[:]
     proto.graph.node.extend(written.nodes)
-    for name in (_OWN, _SHARED):
-        proto.graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, []))
+    proto.graph.input.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, []) for name in (_OWN, _SHARED))
     del proto.graph.value_info[:]
     return bytes(proto.SerializeToString())
 

@@ -83,10 +83,7 @@ def _layers(param: Path, bin: Path) -> list[Layer]:
 def estimated(
     net: tuple[Path, Path], feeds: Mapping[str, Array], way: Sequence[Slot], blobs: Mapping[str, str | None], mode: str
 ) -> tuple[dict[str, float], str]:
-    """Estimate how far rounding every blob to 16 bits moves the outputs; in fp32, how far int8 layers move them.
-
-    Return nothing, and the reason, if ncnn cannot run the net so.
-    """
+    """Return how far 16 bits in every blob, or int8 layers in fp32, move the outputs; or nothing, and the reason."""
     try:
         right, rounded = _walks(net, feeds_of(way, feeds), mode)
     except (ParamError, BinError, GraphError, UsageError, RunError) as error:

@@ -113,10 +113,7 @@ def drawn_feeds(
     *,
     outputs: Sequence[str] = (),
 ) -> list[Mapping[str, Array]]:
-    """Return inputs for each draw: the first draw at the first of the `_settings`, the others at the last.
-
-    ONNX Runtime runs only to find sizes that the model accepts.
-    """
+    """Return inputs for each draw: the first draw at the first sizes that the model accepts, the others at the last."""
     if not dynamic_sizes(loaded):
         return [draw_inputs(loaded, draw=draw) for draw in draws]
     first, *others = draws
@@ -149,7 +146,6 @@ def drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None,
     """
     announce("ONNX Runtime runs the model")
     settings = _settings(model, runner, manifest, inputs.draws(seed, is_small=False)[0])
-    sizes = [run.sizes for run in settings]
     entries = inputs.tables(model)
     swept: Counter[str] = Counter()
     proven: set[str] = set()
@@ -160,7 +156,7 @@ def drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None,
         return run
 
     def drawn(number: int, draw: Draw) -> Run:
-        at = sizes[number % len(sizes)]
+        at = settings[number % len(settings)].sizes
         feeds = draw_inputs(model, at, draw=draw, swept=swept)
         announce(f"ONNX Runtime runs the model, {draw}")
         return count(Run(at, draw, feeds, runner.run(feeds)))

@@ -76,16 +76,13 @@ def error_of(walk: Walk, reference: Walk) -> float:
 
 
 class MaskJudge:
-    """The error of a net in fp16 with masks, as the estimate says; on a device in `mixed`.
-
-    `reference` is the run in fp32, and `inner` the errors that the arithmetic of each layer makes in fp16.
-    """
+    """The error of a net in fp16 with masks, as the estimate says; on a device in `mixed`."""
 
     checked = "estimated for fp16"  # the place where the net runs, for people
 
     def __init__(self, estimator: Estimator) -> None:
         self.estimator, self.graph = estimator, estimator.graph
-        self.reference = estimator.run()
+        self.reference = estimator.run()  # in fp32
         self.inner = self.reference.inner
 
     def run(self) -> Walk:

@@ -1,7 +1,7 @@
 """The distance of an array from its reference, and the tolerance for it."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,16 +62,6 @@ def with_rounding(rounding: float, layers: int, tolerance: Tolerance = DEFAULT) 
     of many elements, times two, for terms of a layer that cancel.
     """
     return replace(tolerance, relative=max(tolerance.relative, 8 * rounding * math.sqrt(max(layers, 1))))
-
-
-def with_quantisation(bits: Sequence[int]) -> Tolerance:
-    """Return the tolerance for a net whose numbers are quantised, with one entry of `bits` for each time.
-
-    A number near the middle of two steps is rounded up or down by the last bit of a sum, and so by its order. Example:
-    ONNX Runtime's plain and optimised forms of one quantised U-Net differ from each other by 3.6e-2, as much as ncnn's
-    differs from either.
-    """
-    return with_rounding(max(0.5 / (2**count - 1) for count in bits), len(bits)) if bits else DEFAULT
 
 
 # What 16 bits may cost beyond `Tolerance`: relative to the largest value, and whatever that is. In fp16 a rounding

@@ -47,11 +47,9 @@ def verify_net(
     A net whose weights have 16 or 8 bits may be off by `rounding_budget.BITS_MARGIN` times the error of rounding the
     model's own weights.
 
-    Raises:
-        ModelError, UsageError: the model, the inputs or the manifest are broken or do not belong together, or there is
-            no ncnn to run `on`.
-        VerificationError: the net has inputs that the model does not have.
-        RunError: ONNX Runtime does not take the model or the inputs.
+    Raises ModelError or UsageError if the model, the inputs or the manifest are broken or do not belong together, or
+    there is no ncnn to run `on`; VerificationError if the net has inputs that the model does not have; and RunError if
+    ONNX Runtime does not take the model or the inputs.
     """
     target = find_target(verification.on)
     target.require()
@@ -203,10 +201,7 @@ def _blamed(rows: Sequence[OutputReport], in_fp32: OutputComparison, mode: str) 
 def net_feeds(
     model: Path | bytes, param: Path, bin: Path, verification: Verification, *, manifest: Manifest | None = None
 ) -> dict[str, Feed]:
-    """Return the feeds of a net, by its blobs, with which it computes the model's results in fp32 on this machine.
-
-    Raises VerificationError if there are none, and the errors of `verify_net`.
-    """
+    """Return feeds by blob with which the net is right in fp32 on this machine; raises the errors of `verify_net`."""
     how = verification
     loaded = load_converted(model, manifest, shapes=how.shapes, values=how.values)
     given = any_feeds(model, loaded, manifest, feeds=how.feeds, seed=how.seed)
