@@ -14,7 +14,7 @@ _COLLECT_AFTER = 500_000  # objects
 
 def prepare() -> None:
     """Prepare a new process before it imports anything large."""
-    # What is made lives as long as the process as a rule: looking for garbage in it takes a tenth of the time.
+    # Most objects live as long as the process: looking for garbage takes a tenth of the time.
     gc.set_threshold(_COLLECT_AFTER)
     defer_imports()
 

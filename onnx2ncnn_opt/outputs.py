@@ -43,7 +43,7 @@ class OutputReport:
 class Latency:
     """Milliseconds of the fastest run of a net and of the other one; `ratio` is the median of net / other.
 
-    It is CPU time, so that other work on the machine counts little; on a GPU it is elapsed time. `turns` had each.
+    It is CPU time, in which other work on the machine counts little; on a GPU it is elapsed time. `turns` had each.
     """
 
     net: float

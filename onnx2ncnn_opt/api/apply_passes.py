@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.verification.nets import NetPair
     from onnx2ncnn_opt.verification.search_masks import Precision
 
-# What a net is given masks for here; one that has any has been decided about.
+# The features that masks of this package switch off; a net that has one keeps its masks.
 _PRECISION = Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE | Feature.NO_WINOGRAD
 
 PathLike = str | os.PathLike[str]
@@ -85,8 +85,8 @@ class Optimized(Rewritten):
     misfit: str
     is_binary: bool
     shapes: Mapping[str, tuple[int, ...]]
-    _blobs: Mapping[str, str] = field(repr=False)  # what the original file calls the inputs and outputs
-    _boxes: Mapping[Layer, tuple[str, ...]] = field(repr=False)  # what it calls the inputs of detection layers
+    _blobs: Mapping[str, str] = field(repr=False)  # names of inputs and outputs in the original file
+    _boxes: Mapping[Layer, tuple[str, ...]] = field(repr=False)  # its names of the inputs of detection layers
     _is_cut: bool = field(repr=False)
     _is_masked: bool = field(repr=False)  # the original has masks of its own against errors of fp16
     masks: tuple[Mask, ...] = ()
@@ -320,7 +320,7 @@ def _with_shapes(
     names = {blob.name: blob.name for blob in (*graph.inputs, *graph.outputs)}
     if is_cut:
         starts, ends = (_find(net, *wanted) for wanted in ((start, "--start"), (end, "--end")))
-        # A start replaces the tensor for all that use it, so that is what the original is fed, not one Split's top.
+        # A start replaces the tensor for all its users: the original is fed the tensor, not one Split's top.
         names |= {name: name for name in ends} | {name: producers[blob] for name, blob in starts.items()}
         sizes = _cut_out(graph, starts, ends, sizes, shapes)
     count = count_layers(graph)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     "--write",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="FOLDER",
-    help="Write the smallest part of MODEL and the net that is wrong by itself, and its inputs, for `verify`.",
+    help="Write the smallest part of MODEL and the net that is wrong on its own, and its inputs, for `verify`.",
 )
 @option.given_options
 @option.draw_options

@@ -38,7 +38,7 @@ def check(
 ) -> None:
     """Convert the models that FILE.toml lists, and compare their nets with the models and a baseline.
 
-    FILE.toml is ncnn-check.toml by default; docs/ci.md says what is in it. The exit code is the worst of all models: 0
+    FILE.toml is ncnn-check.toml by default; docs/ci.md lists its keys. The exit code is the worst of all models: 0
     all pass, 1 one was not converted, 2 something is missing, 3 a net is wrong or costs too much.
     """
     from onnx2ncnn_opt.cli.check_report import check_blocks, check_junit, check_markdown, check_record, model_line

@@ -24,7 +24,7 @@ from onnx2ncnn_opt.errors import ConversionError, UsageError
 def diff(output: Output, a: Path, b: Path, bins: tuple[Path, Path] | None, custom: tuple[str, ...]) -> None:
     """Show which layers, parameters and weights differ between two ncnn nets.
 
-    Layers are matched by what they are and where they stand in the data flow, not by name. Exit codes: 0 the nets are
+    Layers are matched by type, parameters and place in the data flow, not by name. Exit codes: 0 the nets are
     equal, 1 they differ, 2 trouble.
     """
     from onnx2ncnn_opt.api import diff as difference

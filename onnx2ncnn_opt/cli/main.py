@@ -60,9 +60,9 @@ def main(args: Sequence[str] | None = None) -> int:
         output.end(code, ended)
         sys.stdout.flush()
     except OSError as error:
-        # What could not be written must not fail once more at exit.
+        # A failed write must not fail once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):  # whoever read the output has had enough
+        if isinstance(error, BrokenPipeError):  # the reader of the output has closed it
             return 128 + signal.SIGPIPE
         return 1 if isinstance(ended, OSError) else _fail(message_of(error), 1)
     return code

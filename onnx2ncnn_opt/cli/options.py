@@ -254,7 +254,7 @@ tolerance_options = _all(
 
 def benchmark_option(of: str) -> Decorator:
     """Return the option --benchmark, as `benchmark`."""
-    return click.option("--benchmark", is_flag=True, help=f"Measure the latency of {of}: one thread each, in turns.")
+    return click.option("--benchmark", is_flag=True, help=f"Measure the latency of {of}: one thread each, alternating.")
 
 
 def _one_storage(command: Callable[..., Any]) -> Callable[..., Any]:

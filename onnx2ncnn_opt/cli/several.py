@@ -27,7 +27,7 @@ def run_each(output: Output, prefixes: Mapping[Path, Path], job: Callable[[Path,
         results.append(fields)
         try:
             job(path, prefix, fields)
-        except BrokenPipeError:  # whoever read the output has had enough
+        except BrokenPipeError:  # the reader of the output has closed it
             raise
         except (Error, OSError, MemoryError) as error:
             code = error.exit_code if isinstance(error, Error) else 1

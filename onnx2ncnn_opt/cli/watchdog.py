@@ -57,7 +57,7 @@ def _guard(pipe: int, watched: int, numbers: frozenset[int]) -> None:
 
 
 def seen() -> None:
-    """Tell the watchdog that Python has seen the signal, so that there is time to clean up."""
+    """Tell the watchdog that Python has seen the signal, and needs time to clean up."""
     writing = signal.set_wakeup_fd(-1)
     if writing >= 0:
         os.write(writing, _SEEN)

@@ -29,7 +29,7 @@ class Feature(IntFlag):
     SINGLE_THREAD = 1 << 7
 
 
-# 32 bits throughout, on a CPU as well as beside a GPU.
+# 32 bits throughout, on a CPU and next to a GPU.
 FP32 = Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE | Feature.NO_VULKAN
 
 TEXT = {feature: str(feature.name).lower().replace("_", " ") for feature in Feature}

@@ -166,7 +166,7 @@ def _permutes_odd_channels(layer: Layer) -> bool:
     """Return True if c stays the outermost axis and may be a multiple of 4, and w * h * d may be odd.
 
     permute_pack4.comp divides an index that counts in steps of `cstep` by w * h * d. Four numbers of 16 bits are 8
-    bytes, and ncnn aligns channels to 16, so that `cstep` is one larger if w * h * d is odd.
+    bytes, and ncnn aligns channels to 16: `cstep` is one larger if w * h * d is odd.
     """
     shape = layer.input.shape
     last = 5 if shape is None else {3: 1, 4: 5}.get(len(shape), 0)

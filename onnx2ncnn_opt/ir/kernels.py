@@ -52,13 +52,13 @@ _NS_PER_PRODUCT = {
 # With so few inputs and outputs a convolution runs without a matrix product, be it of an image or of a sequence.
 _FEW_CHANNELS = 16
 _NS_PER_PRODUCT_OF_FEW = 0.06
-# 3x3 taps, one result for each pixel. Side by side they have winograd. It transforms what it reads, which takes longer
-# where that does not fit into a cache, what it makes, and the weights. Apart, what they read is copied for each tap;
+# 3x3 taps, one result for each pixel. Side by side they have winograd. It transforms its input (slower
+# if that does not fit into a cache), its output, and the weights. Apart, the input is copied for each tap;
 # other numbers of outputs than multiples of 16 are slower still.
 _NS_PER_PRODUCT_OF_WINOGRAD, _NS_PER_NUMBER_MADE, _NS_PER_WEIGHT = 0.0055, 1.0, 0.5
 _NS_PER_NUMBER_READ, _NS_PER_NUMBER_FROM_MEMORY, _CACHED = 1.5, 3.0, 2**21
 _NS_PER_PRODUCT_OF_DILATED, _NS_PER_PRODUCT_OF_UNEVEN, _NS_PER_NUMBER_COPIED = 0.0145, 0.03, 1.8
-# Other convolutions of images with more than one row and column are a matrix product: what they read is copied for each
+# Other convolutions of images with more than one row and column are a matrix product: the input is copied for each
 # tap. A product takes longer on ARM.
 _NS_PER_COPY, _NS_PER_PRODUCT_OF_MATRIX, _NS_PER_PRODUCT_ON_ARM = 0.8, 0.014, 0.05
 # A convolution in groups that are not single channels runs one small convolution for each of them.

@@ -281,7 +281,7 @@ def _exponential(x: Range) -> Range:
 
 
 def _finite_if_input_is(x: Range) -> Range:
-    """Return the range of a function that is finite wherever its operand is."""
+    """Return the range of a function that is finite for finite operands."""
     return Range(may_be_nan=x.may_be_nan, may_be_inf=x.may_be_inf)
 
 

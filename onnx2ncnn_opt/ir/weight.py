@@ -1,7 +1,7 @@
 """Weights as a .bin file stores them.
 
-A weight is kept in the encoding it came in, so that a net that is read and written again is the same to the last bit;
-it is expanded to float32 only when somebody computes with it.
+A weight keeps the encoding of its file: a net that is read and written again is the same to the last bit. It is
+expanded to float32 only for computations.
 """
 
 from __future__ import annotations

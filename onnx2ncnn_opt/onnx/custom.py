@@ -1,4 +1,4 @@
-"""Operators that become layers of their own on request: ncnn does not have them, but whoever runs the net does."""
+"""Operators that become custom layers on request: the program that runs the net brings these layers."""
 
 import difflib
 import re

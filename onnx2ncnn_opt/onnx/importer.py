@@ -82,7 +82,7 @@ def import_model(
     types: Mapping[str, LayerSpec] = LAYERS,
     custom: Sequence[CustomOp] = (),
 ) -> Imported:
-    """Map a loaded model to ncnn layers, without optimising anything beyond what costs no layer.
+    """Map a loaded model to ncnn layers, and optimise only where that costs no layer.
 
     `batch_axes` says for inputs by name which axis is the Mat's batch count (None: no axis), where the analysis of
     `onnx.batch` is not to decide. `types` is the table of layers, which becomes the graph's. `custom` operators become

@@ -114,7 +114,7 @@ class NodeView:
             raise ItemsMixed
 
     def indices(self, index: int) -> Indices:
-        """Return an operand of known integers, of which each item has some; raise ItemsMixed for any other operand."""
+        """Return an operand of known integers for each item; raise ItemsMixed for any other operand."""
         operand = self.operands[index]
         axis = self.batch.place(operand.shape) if isinstance(operand, SymbolicTensor) else None
         if not isinstance(operand, SymbolicTensor) or axis is None or operand.shape[axis] != self.batch.size:
@@ -323,7 +323,7 @@ def from_axis(default: int) -> ItemRule:
 
 
 def reduced(default: int | None, attribute: str, index: int = 0) -> ItemRule:
-    """As `along`, of what drops these axes unless ``keepdims`` is 1."""
+    """As `along`, for operators that drop these axes unless ``keepdims`` is 1."""
 
     def rule(seen: NodeView) -> int:
         axis, rank = along(default, attribute, index)(seen), len(seen.shape(0))

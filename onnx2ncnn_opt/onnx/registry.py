@@ -210,7 +210,7 @@ def traits_of(domain: str, name: str, opset: int) -> Traits:
 
 
 def fold_bound(domain: str, name: str, opset: int) -> Bound | None:
-    """`Traits.folds` of an operator, whatever other packages bring; None for one that does not fold."""
+    """Return `Traits.folds` of this package's operator; None for one that does not fold."""
     if domain:
         return None
     known = [op for op in _OPS.get(("", name), []) if op.since <= opset and not op.is_foreign]

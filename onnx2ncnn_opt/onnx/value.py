@@ -85,7 +85,7 @@ class SymbolicTensor:
     """A tensor known up to the model's dynamic sizes: Shape and its like, Range, zeros of a shape.
 
     `cells` are its elements, `Dim`s or numbers. They broadcast to `shape`: along an axis on which they have size 1 they
-    are all the same, but for the `axis_index` in them (a Range over n is the one cell ``#0``, and its shape n).
+    are all the same except the `axis_index` in them (a Range over n is the one cell ``#0``, and its shape n).
     """
 
     cells: Array

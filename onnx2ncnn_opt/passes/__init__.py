@@ -1,11 +1,11 @@
 """The passes, each in a file of its name, and the pipeline: one tuple, in the order in which they take their turns.
 
-The order matters where two passes want the same layer. What makes layers vanish comes first, since it brings others
+The order matters where two passes want the same layer. Passes that remove layers come first, since they bring others
 together; expanded activations and normalisations are recognised before their parts are folded elsewhere; constants go
 into weights before what is left of them becomes a layer. Attention comes after that, for scales and offsets are gone
 from its way then, and before what turns matrix products around, which it would not recognise. Equal layers are merged
 late: patterns want blobs with one use. Then layers without kernels become others, and dead layers go last. The pipeline
-runs to a fixpoint, so that no pass depends on another having run before, only on who is asked first.
+runs to a fixpoint: no pass depends on another having run before, only on the order of attempts.
 """
 
 import difflib
@@ -130,7 +130,7 @@ def run(
     check: bool = False,
     release: int = NEWEST,
 ) -> list[Event]:
-    """Optimise a graph in place; returns what was done, then the near misses with their reasons.
+    """Optimise a graph in place; return the rewrites, then the near misses with their reasons.
 
     `skip` names passes to leave out; UsageError for one that does not exist. No rewrite makes a layer that the ncnn
     `release` does not have. See `pipeline.run` for the rest.

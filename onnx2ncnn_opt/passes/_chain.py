@@ -29,7 +29,7 @@ class Chain:
         weights: Mapping[str, Array | Weight | Callable[[], Weight]] | None = None,
         **params: Any,
     ) -> Blob:
-        """Return one more layer with one output; `what` it does is the end of its name.
+        """Return one more layer with one output; its name ends in `what`.
 
         Weights may be functions that make them, which are called if the layers are not too slow.
         """
@@ -64,7 +64,7 @@ class Chain:
         return self.add("Crop", what, blob, starts=starts, ends=ends, axes=tuple(cut))
 
     def activate(self, blob: Blob) -> Blob:
-        """Return the blob after a layer that does what the activation built into `layer` does, if it has one."""
+        """Return the blob after a layer for the built-in activation of `layer`, if it has one."""
         activation = separate_activation(self.layer)
         return self.add(activation[0], "activation", blob, **activation[1]) if activation else blob
 
@@ -83,7 +83,7 @@ class Chain:
         """Return the layers for a rewrite to return, at any cost."""
         for layer, name, make in self._weights:
             layer.weights[name] = make()
-        # What the layer was called is what it does.
+        # The layer's former name says what it does.
         main = next(layer for layer in self.made if layer.weights)
         main.name = self.layer.name
         self.made[-1].outputs = ()

@@ -78,7 +78,7 @@ def per_column(const: Layer, x: Blob, columns: int) -> Array:
     if data.size == 1:
         return np.full(columns, data.reshape(()))
     if data.ndim == 1:
-        # A 1-D operand goes along the rows where it has their number, whatever the number of columns.
+        # A 1-D operand goes along the rows if it has their number, for any number of columns.
         rows = shape[0]
         require(isinstance(rows, int) and rows != data.size, f"'{const.name}' may be one value for each row")
     fits = data.shape in ((columns,), (1, columns))

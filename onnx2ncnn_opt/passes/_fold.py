@@ -12,8 +12,8 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import per_channel, per_column, scaled, stored
 from onnx2ncnn_opt.rewrite.rule import fixed_size, known_shape, require
 
-# What float32 loses of a number beside an offset is at most 2^-24 of the offset. Where that comes to more than 2^-13 of
-# what is left, the offset may be there to round: a quantiser's step is no smaller, and weights are no less exact.
+# Adding a number to an offset loses at most 2^-24 of the offset in float32. If that is more than 2^-13 of the
+# difference, the offset may be there to round: a quantiser's step is no smaller, and weights are no less exact.
 _MOST_OFFSET = 2.0**11
 # Up to here float32 has all integers, and they may be meant to be exact; larger offsets are masks, such as -1e9.
 _MOST_INTEGER = 2.0**24
@@ -54,8 +54,8 @@ def fold(layer: Layer, affine: Affine) -> Layer:
 def require_offsets_fold(first: Array, second: Array, reach: Callable[[], Array]) -> None:
     """Refuse to add two offsets, element by element, if one is far larger than the blob and the sum may matter.
 
-    ``x * 10 + 12582912 - 12582912`` rounds: what is added goes beyond float32's digits, and what is taken away brings
-    back what they could hold. ``i + 8388608 + 0.5`` is exact for an integer i near -8388608, but 8388608.5 is no
+    ``x * 10 + 12582912 - 12582912`` rounds: the sum has fewer digits than x, and the difference keeps the digits that
+    float32 could hold. ``i + 8388608 + 0.5`` is exact for an integer i near -8388608, but 8388608.5 is no
     float32. `reach` is what numbers of size 1 at most add to the sum (asked only where it matters); numbers of about
     that size are what nets compute with.
     """

@@ -7,11 +7,11 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise, UnaryOp
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, const, op
 
-# Operators that are linear in a blob beside a constant; with the quotient that is linear on one side only.
+# Operators that are linear in a blob next to a constant; with the quotient, which is linear on one side only.
 LINEAR = frozenset({BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB, BinaryOp.MUL, BinaryOp.DIV})
 ARITHMETIC = LINEAR | {BinaryOp.RDIV}
 
-# What a sum or difference multiplies its two operands by.
+# The factors of the two operands of a sum or difference.
 SIGNS = {BinaryOp.ADD: (1.0, 1.0), BinaryOp.SUB: (1.0, -1.0), BinaryOp.RSUB: (-1.0, 1.0)}
 
 # Models write constants like sqrt(2 / pi) with six digits and more.
@@ -19,7 +19,7 @@ _TOLERANCE = 1e-5
 
 
 def with_constant(x: Pattern, kinds: frozenset[int]) -> Iterator[Op]:
-    """Yield "binary": x and a scalar, or a "constant" on either side; what commutes matches both ways by itself."""
+    """Yield "binary": x and a scalar, or a "constant" on either side; operators that commute match both ways."""
     commuting = frozenset(kind for kind in kinds if BinaryOp(kind).commutes)
     yield op("BinaryOp", "binary", op_type=kinds, with_scalar=1)(x)
     yield op("BinaryOp", "binary", op_type=kinds, with_scalar=0)(x, const("constant"))

@@ -1,7 +1,7 @@
 """The computation of a piece of a blob: through layers that only move numbers, as sums of linear maps or products.
 
-A piece is a run of a blob's elements in memory order. Everything here holds for each element, so that two pieces with
-the same terms are equal whatever the numbers at run time are.
+A piece is a run of a blob's elements in memory order. Everything here holds for each element, so two pieces with the
+same terms are equal for all numbers at run time.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from onnx2ncnn_opt.rewrite.rule import Refused
 
 _MOST_TERMS = 8
 _MOST_LAYERS = 300  # that a step is traced through
-_MOST_MOVES = 64  # blobs that are looked at to find what a state is used for
+_MOST_MOVES = 64  # blobs in the search for the uses of a state
 _DEEPEST = 8  # sums of sums that a gate may be; longer ones are not gates
 
 
 class Unlike(Exception):
-    """A piece is not computed in the way that is asked for: no error, and nothing to report."""
+    """A piece is not computed in the wanted way: no error, and nothing to report."""
 
 
 class Piece(NamedTuple):
@@ -331,7 +331,7 @@ def _is_row(shape: Shape | None) -> bool:
 
 
 def _operands(piece: Piece) -> list[Piece | Array]:
-    """Return what goes into a piece of a BinaryOp's result: constants and scalars as their numbers."""
+    """Return the operands of a piece of a BinaryOp's result: constants and scalars as their numbers."""
     layer = piece.layer
     if layer["with_scalar"]:
         return [piece.of(layer.input), np.full(piece.size, float(layer["b"]))]

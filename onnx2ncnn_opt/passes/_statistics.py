@@ -1,4 +1,4 @@
-"""Pieces of expanded normalisations: means, squares, and what is divided by their roots.
+"""Pieces of expanded normalisations: means, squares, and quotients by their roots.
 
 The power operator is left out: ncnn's is wrong for numbers that are not positive, so a net with it computes something
 else.
@@ -76,7 +76,7 @@ def axes_of(reduction: Layer, rank: int) -> tuple[int, ...]:
         require(rank == _POOLINGS[reduction.type], f"'{reduction.name}' pools no blob of rank {rank}")
         return tuple(range(1, rank))
     axes = tuple(sorted(range(rank) if reduction["reduce_all"] else (axis % rank for axis in reduction["axes"])))
-    # Without keepdims ncnn aligns what is left at the outer side: right only if the inner axes went.
+    # Without keepdims ncnn aligns the result at the outer side: right only if the inner axes went.
     aligned = reduction["keepdims"] or axes == tuple(range(rank - len(axes), rank))
     require(aligned, f"Reduction '{reduction.name}' is not aligned with the remaining axes")
     return axes

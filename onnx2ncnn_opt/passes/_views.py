@@ -151,7 +151,7 @@ def moved(layer: Layer, blob: Blob, values: Array) -> Array:
 
 
 def steps_to(elements: Array, source: tuple[int, ...]) -> Steps | None:
-    """Return the steps to the order of `elements`, each of which is the element's number in the source.
+    """Return the steps to the order of `elements`, which are numbers of elements in the source.
 
     Return None if `elements` is not a view of the whole blob.
     """

@@ -2,7 +2,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.rewrite.pattern import kept, op
 from onnx2ncnn_opt.rewrite.rule import rewrite
 
-# Gives a 1-D blob, whatever its input is.
+# Gives a 1-D blob for any input.
 GLOBAL_POOLING = kept(op(("Pooling", "Pooling1D", "Pooling3D"), "pool", global_pooling=1))
 
 

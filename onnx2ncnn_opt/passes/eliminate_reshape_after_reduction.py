@@ -23,7 +23,7 @@ _THREE = _elementwise("third", _TWO)
 
 @rewrite(
     *(op(VIEWS, "view")(inner) for inner in (_REDUCTION, _ONE, _TWO, _THREE)),
-    exact=False,  # other rows end elsewhere, and ncnn computes functions otherwise in what is left of a row
+    exact=False,  # rows end elsewhere, and ncnn computes functions in another way at the end of a row
     purpose="means and maxima over the channels, as torch.export writes them",
 )
 def eliminate_reshape_after_reduction(

@@ -13,7 +13,7 @@ from onnx2ncnn_opt.rewrite.rule import fixed_shape, known_shape, require, rewrit
 def eliminate_reshape_before_innerproduct(x: Blob, view: Layer, layer: Layer) -> Layer:
     """x ── Flatten or Reshape (to a vector) ── InnerProduct ──   ⇒   x ── InnerProduct ──
 
-    InnerProduct flattens by itself, except for matrices whose rows are as long as its weights.
+    InnerProduct flattens its input, except for matrices whose rows are as long as its weights.
     """
     require(isinstance(step_of(view), Regroup), f"{view.type} '{view.name}' is not a mere reshape")
     vector = known_shape(view.output, 1)

@@ -5,7 +5,7 @@ from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 _BINARY = op("BinaryOp", "binary", with_scalar=0)
 
 
-# Not exact: ncnn broadcasts row by row, and what is left of a row it divides and raises to powers otherwise.
+# Not exact: ncnn broadcasts row by row, and divides and raises to powers in another way at the end of a row.
 @rewrite(_BINARY(op("Tile", "tile")("small"), "other"), _BINARY("other", op("Tile", "tile")("small")), exact=False)
 def eliminate_tile_before_binaryop(small: Blob, other: Blob, tile: Layer, binary: Layer) -> Layer:
     """a, b ── Tile ── BinaryOp ──   ⇒   a, b ── BinaryOp ──

@@ -28,7 +28,7 @@ _SEPARATE: Mapping[int, Callable[[Sequence[float]], tuple[str, dict[str, Any]]]]
 
 
 def separate_activation(layer: Layer) -> tuple[str, dict[str, Any]] | None:
-    """Type and parameters of a layer that does what the activation built into another one does; None without one."""
+    """Return type and parameters of a layer for the built-in activation of another one; None without one."""
     kind = layer["activation_type"]
     return _SEPARATE[kind](layer["activation_params"]) if kind else None
 
@@ -42,7 +42,7 @@ def separate_activation(layer: Layer) -> tuple[str, dict[str, Any]] | None:
 def fuse_activation(layer: Layer, activation: Layer) -> Layer:
     """x ── Convolution ── ReLU, Clip, Sigmoid, Mish or HardSwish ──   ⇒   x ── Convolution ──
 
-    Into every layer that has an activation built in, as far as ncnn's layers know it.
+    Into every layer with a built-in activation, if ncnn's layer knows this one.
     """
     require_own_weights(layer)
     require_no_activation(layer)

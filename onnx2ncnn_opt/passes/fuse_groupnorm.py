@@ -20,7 +20,7 @@ _ROWS = op("LayerNorm", "norm", lambda norm: len(norm.input.shape or ()) == 2, a
 def fuse_groupnorm(x: Blob, groups: Layer, norm: Layer, back: Layer) -> Layer | list[Layer]:
     """x ── Reshape (channels to groups) ── InstanceNorm ── Reshape (back) ──   ⇒   x ── GroupNorm ──
 
-    Also for a LayerNorm of one row for each group, and where what follows reads the groups in another shape.
+    Also for a LayerNorm of one row for each group, and if a consumer reads the groups in another shape.
     """
     for view in (groups, back):
         require(isinstance(step_of(view), Regroup), f"{view.type} '{view.name}' is not a mere reshape")

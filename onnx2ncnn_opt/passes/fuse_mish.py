@@ -17,7 +17,7 @@ def _leaves_small_numbers(limit: Layer) -> bool:
 _TANHS = op("TanH", "tanh"), op("UnaryOp", "tanh", op_type=UnaryOp.TANH)
 _SOFTPLUSES = (
     op("Softplus")("x"),
-    # As the importer writes it, since Softplus by itself overflows.
+    # As the importer writes it, since Softplus alone overflows.
     op("BinaryOp", op_type=BinaryOp.MAX, with_scalar=0)(
         "x", op("Softplus")(op(("BinaryOp", "Clip"), "", _leaves_small_numbers)("x"))
     ),

@@ -34,7 +34,7 @@ class _Core(NamedTuple):
     mask: Blob | None
     scale: float
     layers: tuple[Layer, ...]
-    gate: Blob | None = None  # what the queries are multiplied by: a column, in all of whose rows is the same number
+    gate: Blob | None = None  # the factor of the queries: a column with one number in all rows
 
 
 @dataclass
@@ -69,7 +69,7 @@ class _Trace:
 def fuse_multiheadattention(graph: Graph) -> Iterator[Replacement | Miss]:
     """x ── Gemm, split heads ── SDPA ── merge heads ── Gemm ──   ⇒   x ── MultiHeadAttention ──
 
-    However the heads are split and merged: what counts is which column of which Gemm every element comes from. Queries,
+    For every way to split and merge heads: only the column of the Gemm that every element comes from counts. Queries,
     keys and values may be parts of one Gemm. Where all queries are multiplied by one number, as by 0 where all keys are
     masked (limit_mask_fill), what the keys are calculated of is multiplied instead. The scores then differ by what the
     queries make of the keys' bias, which is the same for all keys, and nothing to a Softmax. Where there are so many
@@ -138,7 +138,7 @@ def _attention(root: Layer, core: _Core, merged: _Trace, qkv: tuple[_Trace, ...]
         "kdim": widths[1],
         "vdim": widths[2],
         "attn_mask": 1 if core.mask is not None else None,
-        "scale": None if np.isclose(scale * size**0.5, 1, rtol=1e-6) else scale,  # what older releases compute
+        "scale": None if np.isclose(scale * size**0.5, 1, rtol=1e-6) else scale,  # older releases compute with this one
     }
     count = 1 if len(set(inputs)) == 1 else 2 if inputs[1] is inputs[2] else 3
     blobs = [*inputs[:count], *([core.mask] if core.mask is not None else [])]

@@ -23,7 +23,7 @@ _DEPTHWISE = CONVOLUTIONS[1].types
 
 
 class _Branch(NamedTuple):
-    """A convolution, or what is one with a single tap (then `layer` is None), with its sign in the sum.
+    """A convolution, or a blob as one with a single tap (then `layer` is None), with its sign in the sum.
 
     The weight is (outputs, inputs of a group, kernel sizes), the bias (outputs), both in float64.
     """

@@ -7,7 +7,7 @@ from onnx2ncnn_opt.passes._views import end_of, shortest, steps_of, view_layers
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Rewrite, known_shape, require, rewrite
 
-# Swaps the last two axes, whatever the rank; of vectors it changes nothing.
+# Swaps the last two axes at any rank, and changes no vector.
 _SWAP = op("Permute", "permute", order_type=1)
 GEMM = op("Gemm", "gemm", output_N1M=0, output_elempack=0)
 

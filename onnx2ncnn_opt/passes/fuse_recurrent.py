@@ -1,6 +1,6 @@
 """`fuse_lstm`, `fuse_gru`, `fuse_rnn`: steps that are written out, one after another, become one recurrent layer.
 
-Every step is traced to what it computes (`_pieces`), whatever layers it is written in: its gates as matrices times
+Every step is traced to its arithmetic (`_pieces`), for any layers that it is written in: its gates as matrices times
 what goes in, and its state as products of those. Two steps belong together where the second takes the state of the
 first and all of their numbers are equal.
 """
@@ -32,7 +32,7 @@ _TOLERANCE = 1e-6
 class CellStep(NamedTuple):
     """One step: its states, and its gates in ncnn's order; None for one that a state of zeros leaves without effect.
 
-    The last of a GRU's four is what the reset gate is multiplied with.
+    The last of a GRU's four is the factor of the reset gate.
     """
 
     hidden: Piece
@@ -53,7 +53,7 @@ class CellStep(NamedTuple):
 
 
 class Linked(NamedTuple):
-    """A step of a chain: what goes into it, and its hidden state before; None for zeros."""
+    """A step of a chain: its input, and its hidden state before; None for zeros."""
 
     step: CellStep
     inputs: tuple[Piece, ...]
@@ -164,7 +164,7 @@ def _apart(product: frozenset[Piece]) -> tuple[Piece, Piece]:
 
 
 def _chains(steps: Mapping[Piece, CellStep]) -> Iterator[list[Linked]]:
-    """Yield chains of steps with equal numbers, each of which takes the states of the step before."""
+    """Yield chains of steps with equal numbers; each step takes the states of the one before."""
     before: dict[Piece, Piece] = {}
     taken: set[Piece] = set()
     for step in steps.values():

@@ -56,7 +56,7 @@ class _Rotation(NamedTuple):
 def fuse_rotaryembed(graph: Graph) -> Iterator[Replacement | Miss]:
     """x * cos + concat(-x2, x1) * sin   ⇒   RotaryEmbed(x, cos, sin)
 
-    However it is written, with the halves of a row or its neighbours as pairs: what counts is which elements every
+    In every spelling, with the halves of a row or its neighbours as pairs: only the elements count that every
     element of the result is made of, and the factors, which have to be constant.
     """
     order = {layer: i for i, layer in enumerate(graph)}
@@ -131,7 +131,7 @@ def _is_linear(layer: Layer) -> bool:
     return step_of(layer) is not None or any(other.fits(layer) for other in others)
 
 
-# ---- what every element is made of
+# ---- the terms of every element
 
 
 def _terms(blob: Blob, source: Blob, found: dict[Blob, list[_Term]]) -> list[_Term]:

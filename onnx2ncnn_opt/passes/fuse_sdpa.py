@@ -1,4 +1,4 @@
-"""`fuse_sdpa`, `fuse_sdpa_scale`: attention written as matrix products, and factors beside it."""
+"""`fuse_sdpa`, `fuse_sdpa_scale`: attention written as matrix products, and factors next to it."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -28,7 +28,7 @@ _ROWS = {"reduce_all": 0, "keepdims": 1, "fixbug0": 1}
 
 
 class _Reader(NamedTuple):
-    """A layer that adds a mask to scores, or attention: what to multiply by 0 where the mask leaves nothing of a row.
+    """A layer that adds a mask to scores, or attention, and the blob to multiply by 0 in fully masked rows.
 
     `axis` is that of the Softmax, counted from the last one (-1).
     """
@@ -197,7 +197,7 @@ class _Limiter:
         return new.having(inputs=[sign.output]), [sign]
 
     def _gate(self, reader: _Reader, like: Layer, fill: float) -> list[Layer]:
-        """Return layers that multiply what is `plain` by 0 in fully masked rows, and by 1 in others."""
+        """Return layers that multiply `plain` by 0 in fully masked rows, and by 1 in others."""
         _, plain, mask, axis = reader
         new: list[Layer] = []
         if (mask, axis) not in self.kept:

@@ -7,7 +7,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.weight import digest
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, graph_pass
 
-# Input makes what the caller feeds; Noop and Split exist to give one value several public names.
+# An Input is the caller's array; Noop and Split exist to give one value several public names.
 _UNIQUE = frozenset({"Input", "Noop", "Split"})
 # A Split packs rows by 4 and more where their number allows it, and these layers have each of its blobs unpacked again.
 _UNPACKED = frozenset({"MatMul", "RotaryEmbed", "SDPA"})

@@ -19,7 +19,7 @@ from onnx2ncnn_opt.passes._pointwise import is_pointwise, is_resize, matrix_of
 from onnx2ncnn_opt.passes.replace_convolution_with_innerproduct import of_vector
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, fixed_size, graph_pass, known_shape, require
 
-# What it saves has to be worth the layers that there are more, up to four for each convolution: small images in YOLO's
+# The gain has to be worth the additional layers, up to four for each convolution: small images in YOLO's
 # necks come to 0.7, and the nets are no faster.
 _MOST_OF_COST = 0.6
 

@@ -116,7 +116,7 @@ class _Layout(NamedTuple):
 def move_views(graph: Graph) -> Iterator[Replacement | Miss]:
     """x ── Permute ── elementwise, LayerNorm ── Permute ──   ⇒   x ── elementwise, LayerNorm ──
 
-    What elementwise layers connect may have any layout, if all of it has. The layout is chosen that needs the fewest
+    Blobs that elementwise layers connect may have any common layout. The pass chooses the one that needs the fewest
     views on all ways in and out. Constants take it at once.
     """
     for rowwise in (_ROWWISE, frozenset[str]()):

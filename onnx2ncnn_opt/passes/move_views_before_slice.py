@@ -26,7 +26,7 @@ def move_views_before_slice(graph: Graph) -> Iterator[Replacement | Miss]:
     """x ── Slice ── the same views after every part ──   ⇒   x ── views ── Slice ──
 
     The views happen once for all parts, together with those before the Slice. Of equal parts the number of the part
-    becomes the outermost axis, so that the pairs of ShuffleNetV2 become ShuffleChannel and Slice. Parts of different
+    becomes the outermost axis: the pairs of ShuffleNetV2 become ShuffleChannel and Slice. Parts of different
     sizes stay parts of one axis.
     """
     for layer in graph.layers:
@@ -71,7 +71,7 @@ def _of_all_sizes(axis: int, shapes: list[Shape], ways: list[Steps]) -> tuple[St
     """Return the steps for parts of different sizes at once, and the axis along which they are parts after them.
 
     Steps that hold for any number of units hold for all of them together: a part is so many units. Units have to come
-    first in the axis, before the steps and after them, so that those of a part stay side by side.
+    first in the axis, before the steps and after them: the elements of a part stay side by side.
     """
     sizes = [size for shape in shapes if isinstance(size := shape[axis], int)]
     require(len(sizes) == len(shapes), "the parts have dynamic sizes")

@@ -8,7 +8,7 @@ from onnx2ncnn_opt.rewrite.rule import Rewrite, known_shape, require, rewrite
 
 
 def of_vector(conv: Layer, x: Blob) -> Layer:
-    """Return the InnerProduct that does to a vector what a convolution does to a pixel; refused for several pixels."""
+    """Return the InnerProduct that computes a vector as a convolution computes a pixel; refused for several pixels."""
     name = f"Convolution '{conv.name}'"
     require(conv["kernel_w"] == conv["kernel_h"] == 1, f"{name} has a larger kernel")
     require(not any(pads_of(conv)), f"{name} pads")

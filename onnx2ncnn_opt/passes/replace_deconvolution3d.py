@@ -18,7 +18,7 @@ from onnx2ncnn_opt.passes._windows import Window, groups_of, pads_of, reordered,
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import fixed_shape, fixed_size, require, rewrite
 
-# The parameters of which those of the 2-D layer are the same.
+# The parameters that the 2-D layer has with the same values.
 _SAME = (
     *(f"{name}_{axis}" for name in ("kernel", "stride", "dilation") for axis in "hw"),
     *("pad_left", "pad_right", "pad_top", "pad_bottom", "output_pad_right", "output_pad_bottom"),
@@ -100,7 +100,7 @@ def _weight(layer: Layer, taps: dict[int, dict[int, int]], ways: int, group: int
 
 
 def _deconvolution(chain: Chain, x: Blob, height: Window, weight: Weight, steps: int) -> Blob:
-    """Return the 2-D deconvolution, cut so that every depth has as many rows as its pitch times the stride."""
+    """Return the 2-D deconvolution, cut to rows for every depth: its pitch times the stride."""
     layer, ways = chain.layer, chain.layer["stride_d"]
     params: dict[str, Any] = {name: layer[name] for name in _SAME}
     params |= {"num_output": ways * layer["num_output"], "weight_data_size": weight.data.size}

@@ -1,7 +1,7 @@
 """`replace_*_with_gemm`, `replace_gemm_with_innerproduct`, `swap_gemm_operands`: products with a constant, fast.
 
 ncnn has three layers: Gemm, InnerProduct of the rows of a matrix, and MatMul with a MemoryData. Which is fastest was
-measured (docs/measurements.md); the limits here are where one wins at every size that was measured, whatever the rest.
+measured (docs/measurements.md); the limits here are where one wins at every measured size.
 """
 
 from onnx2ncnn_opt.ir.codes import GemmC

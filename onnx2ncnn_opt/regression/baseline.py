@@ -73,7 +73,7 @@ class BaselineFiles:
 
     @property
     def stem(self) -> Path:
-        """The path of all files, without suffixes; it stays in the folder, wherever the model is."""
+        """The path of all files, without suffixes; it stays in the folder, for a model at any place."""
         return self.folder.joinpath(*("_up" if part == ".." else part for part in self.name.split("/")))
 
     def path(self, suffix: str) -> Path:

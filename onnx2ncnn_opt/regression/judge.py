@@ -111,7 +111,7 @@ class _Judgement:
     def __post_init__(self) -> None:
         self.model, self.stored = self.request.model, self.request.stored
         self.worker = NcnnWorker()
-        # What is recorded is measured, and held against nothing.
+        # A record is measured, and compared with nothing.
         self.limits = self.model.thresholds
         if self.request.record:
             self.limits = replace(self.limits, layers=inf, size=inf, latency=inf, memory=inf)

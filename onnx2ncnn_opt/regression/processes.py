@@ -53,7 +53,7 @@ class Processes:
         environment: Mapping[str, str] | None = None,
     ) -> EndedProcess:
         """Run a program to its end, or to that of its time."""
-        with tempfile.TemporaryFile() as log:  # a pipe would stay open in whatever the program leaves behind
+        with tempfile.TemporaryFile() as log:  # a pipe would stay open in processes that the program leaves behind
             try:
                 process = self._start(command, folder, environment, log.fileno())
             except OSError as error:
@@ -91,7 +91,7 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # so that all of it can be ended
+                start_new_session=True,  # the whole session can be killed
             )
             self._running.add(process)
             return process

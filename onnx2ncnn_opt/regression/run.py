@@ -24,7 +24,7 @@ from onnx2ncnn_opt.regression.result import CheckResult, ModelResult
 from onnx2ncnn_opt.report.record import NetRecord
 from onnx2ncnn_opt.version import __version__
 
-_RUNS = 20  # of a net, each of which has its own time limit, before a process is taken to hang
+_RUNS = 20  # of a net, each with its own time limit, after which a process counts as hanging
 _OURS = ("-m", "onnx2ncnn_opt", "convert", "{onnx}", "-o", "{out}", "--keep-failed")
 _WRONG = 3  # our converter's exit code for a net that it found to be wrong, and kept
 _MAIN = (
@@ -80,7 +80,7 @@ def check(
             contexts = [copy_context() for _ in config.models]  # threads report progress to the same listener
             found = tuple(threads.map(lambda context, model: context.run(checked, model), contexts, config.models))
         except BaseException:
-            processes.stop()  # what waits for them ends with them
+            processes.stop()  # the threads that wait for them end, too
             threads.shutdown(wait=False, cancel_futures=True)
             raise
     if look is not None:
@@ -149,7 +149,7 @@ class _Task:
         return shown
 
     def left(self, file: str) -> Any:
-        """Return what a process left in a file; None if it has died on the way."""
+        """Return a process's result from its file; None if it has died before."""
         try:
             return pickle.loads((self.folder / file).read_bytes())
         except (OSError, EOFError, pickle.UnpicklingError):

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Table(NamedTuple):
     """Rows under a header.
 
-    Plain lines have no header: there `label` starts every line, so that it can be searched for, and the cells of the
-    `named` columns come with their column's name.
+    Plain lines have no header: `label` starts every line for searches, and the cells of the `named` columns come with
+    their column's name.
     """
 
     columns: tuple[str, ...]

@@ -17,7 +17,7 @@ from onnx2ncnn_opt.runtime.slots import np_dtype, too_small
 # Sizes for what the model leaves open, unless somebody says others: those of an image, and of anything else.
 _IMAGE, _LENGTH = 224, 16
 
-# What a program sets to compute as nets are verified; ARM and Vulkan would compute in fp16.
+# Options with which a program computes as nets are verified; ARM and Vulkan would compute in fp16.
 _FP32 = ("use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic", "use_bf16_packed", "use_bf16_storage")
 
 
@@ -359,7 +359,7 @@ def _cpp_fetch(name: str, entry: Entry) -> list[str]:
         kind, holds, value = "int", "int32", "%d"
     elif mat.is_integer:
         holds, value, read = f"floats of the values of {_plain(entry.dtype)}", "%ld", "std::lround(p[i])"
-    # ncnn knows batches from 2026 on, so that programs do without where there is one image.
+    # ncnn knows batches from 2026 on; programs with one image do without.
     is_batched = entry.batch_axis is not None and entry.shape[entry.batch_axis] != 1
     loops = [
         f"    for (int q = 0; q < {name}.c; q++)",

@@ -22,7 +22,7 @@ from onnx2ncnn_opt.rewrite.integers import inexact_layers
 
 # Their output is in 32 bits on a CPU with all options: nothing converts the data of a program or a file.
 SOURCES = frozenset({"Input", "MemoryData"})
-# Layers that take their weights as fp16 wherever they take their input so.
+# Layers whose weights are fp16 if their input is.
 _HALF_WEIGHTS = frozenset(
     {"Convolution", "Convolution1D", "ConvolutionDepthWise", "Deconvolution", "DeconvolutionDepthWise", "Gemm"}
     | {"InnerProduct", "MultiHeadAttention", "LSTM", "GRU", "RNN"}

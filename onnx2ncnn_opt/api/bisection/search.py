@@ -21,7 +21,7 @@ from onnx2ncnn_opt.verification.tolerance import Tolerance, compare
 # Equal layers give equal bits in ncnn's plain kernels; this is for weights that another version folded otherwise.
 _SAME_KERNELS = Tolerance(relative=1e-5, absolute=1e-7)
 
-# What converters fuse into the layer before it, and the layers that it becomes where they do not.
+# Operators that converters fuse into the layer before, and the layers that they become otherwise.
 _ACTIVATIONS = frozenset(
     ("Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "Relu", "Sigmoid", "Tanh")
 )

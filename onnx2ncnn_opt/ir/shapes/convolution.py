@@ -185,7 +185,7 @@ def pooling(layer: Layer, x: Shape) -> Shape:
     found = []
     for axis, size, length, stride in zip(axes, sizes, kernel, strides, strict=True):
         steps = _steps(layer, axis, size + sum(layer[pad] for pad in _PADS[axis]), length)
-        # FULL pads the tail so that nothing of the input is left out.
+        # FULL pads the tail: every element of the input counts.
         found.append((steps + (stride - 1 if mode == PadMode.FULL else 0)) // stride + 1)
     return x[0], *found
 

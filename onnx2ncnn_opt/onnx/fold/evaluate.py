@@ -1,9 +1,9 @@
 """Constant folding of one node, by the operator implementations of onnx.reference, or by numpy.
 
-What exporters make of sizes takes a few operators, each of which is one numpy function (`_NUMPY`): importing
+Arithmetic on sizes takes a few operators, and each is one numpy function (`_NUMPY`): importing
 onnx.reference takes longer than a small model's conversion.
 
-Only operators with a bound of their result (`bounds.py`) are evaluated, so that a shape of a few bytes in a model
+Only operators with a bound of their result (`bounds.py`) are evaluated: otherwise a shape of a few bytes in a model
 cannot ask for all memory.
 """
 
@@ -142,7 +142,7 @@ def _with_defaults(node: onnx_ir.Node, opset: int) -> tuple[onnx.NodeProto, dict
     return proto, {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in proto.attribute}
 
 
-# What onnx.reference and numpy raise on inputs and attributes that an operator does not take:
+# Errors of onnx.reference and numpy for inputs and attributes that an operator does not take:
 _FAILURES = (
     onnx.defs.SchemaError,  # the opset has no such operator
     TypeError,  # wrong dtype or number of inputs; op_run turns AttributeError inside an operator into it
@@ -157,7 +157,7 @@ _FAILURES = (
 )
 
 
-# Elements for which numpy does what ONNX says.
+# Elements for which numpy computes as ONNX specifies.
 _USUAL_KINDS = tuple(getattr(onnx_ir.DataType, name) for name in ("FLOAT", "INT32", "INT64", "BOOL"))
 _USUAL = tuple(kind.numpy() for kind in _USUAL_KINDS)
 _OF_ONE_TYPE = (

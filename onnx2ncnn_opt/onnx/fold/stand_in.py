@@ -1,4 +1,4 @@
-"""Shapes and types of what a refused node would have given, so that the nodes after it can be asked as well.
+"""Shapes and types in place of a refused node's results: the importer goes on to the nodes after it.
 
 One run then names everything that keeps a model from being converted. Only ONNX's own inference says what comes out;
 where it knows less than every size, nothing stands in, and the nodes that read it are not asked.

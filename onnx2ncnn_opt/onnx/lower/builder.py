@@ -34,7 +34,7 @@ class Refusal(Exception):
 
 
 class ShapeMismatch(Refusal):
-    """Operands whose sizes do not fit together, so that no runtime takes the model at these; `sizes` are the two."""
+    """Operands whose `sizes` do not fit together: no runtime takes the model at these."""
 
     def __init__(self, reason: str, sizes: Sequence[int]) -> None:
         super().__init__(reason, _FIT)
@@ -107,7 +107,7 @@ class Layers:
         return layer.outputs
 
     def empty(self, shape: Sequence[Dim | None], dtype: np.dtype[np.generic]) -> Constant:
-        """Return a tensor without elements: known now, whatever the net computes. Concat leaves it out."""
+        """Return a tensor without elements, which is known now. Concat leaves it out."""
         return Constant(np.zeros(self.fixed(shape, "it is empty, and has a dynamic dimension"), dtype.type))
 
     def memory(self, array: Array) -> Blob:
@@ -313,7 +313,7 @@ class Builder(Layers):
         return self.unary(x, "BinaryOp", op_type=operation, with_scalar=1, b=number)
 
     def note_operands(self, x: Tensor, *operands: Value) -> None:
-        """Remember what an elementwise layer has computed x of, so that it can be computed anew."""
+        """Remember the operands of an elementwise layer, for consumers that compute x anew."""
         self._operands[x.blob] = x.view, operands
 
     def operands_of(self, x: Tensor) -> tuple[Value, ...] | None:

@@ -26,7 +26,7 @@ class SizeWriter:
         direct = _ratio(size, self._own)
         if direct is not None:
             return direct
-        first, *rest = sorted(size.terms.items(), key=lambda term: term[1] < 0)  # what is added before what is taken
+        first, *rest = sorted(size.terms.items(), key=lambda term: term[1] < 0)  # positive terms first
         text = self._term(*first)
         for factors, k in rest:
             text = f"{'+' if k > 0 else '-'}({text},{self._term(factors, abs(k))})"

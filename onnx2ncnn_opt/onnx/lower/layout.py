@@ -68,12 +68,12 @@ def align(views: Sequence[View], whole: Collection[int] = ()) -> tuple[list[View
         holders = [i for i, view in enumerate(views) if view.axes[axis]]
         for i in [*holders[1:], *holders[1:]]:  # twice: later cuts reach the views that came first
             if len(views[i].axes[axis]) == 1 == len(views[holders[0]].axes[axis]):
-                continue  # one atom each: they broadcast when the net runs, whatever their names
+                continue  # one atom each: they broadcast when the net runs, under any names
             pair = refine(views[holders[0]], axis, views[i], axis)
             if pair is None:
                 return None
             views[holders[0]], views[i] = pair
-    cuts: list[tuple[int, slice]] = []  # which atoms of which axis make a fine one
+    cuts: list[tuple[int, slice]] = []  # the axis and its atoms for each fine one
     for axis in range(len(views[0].axes)):
         pieces = max(len(view.axes[axis]) for view in views)
         cuts += [(axis, slice(None))] if axis in whole else [(axis, slice(i, i + 1)) for i in range(pieces)]
@@ -103,7 +103,7 @@ def common_layout(
 ) -> Layout | None:
     """Return the layout that all aligned views reach with the fewest layers; of several the tidiest.
 
-    `views` and `origin` are as `align` gives them. A dim that is one axis, and all of it, is what others will ask for.
+    `views` and `origin` are as `align` gives them. A dim that is exactly one axis suits later consumers best.
     `costs` tell for each view how many layers a layout takes; None for a constant, which takes any layout for free, but
     has no batch. `whole` is an axis that must be a dim of its own. None if no layout of at most four dims fits.
     """
@@ -126,7 +126,7 @@ def common_layout(
     parts = [tuple(i for i in sorted(needed) if origin[i] == axis) for axis in set(origin)]
 
     def price(layout: Layout) -> tuple[int, int, int]:
-        """Layers; of what costs as many, Concat takes the layout with fewer empty dims, which outputs do without."""
+        """Count layers; among equal counts, Concat takes the layout with fewer empty dims, which outputs do without."""
         tidy = sum(group in parts for group in (*layout.dims, layout.batch))
         empty = layout.dims.count(()) if whole is not None else 0
         return sum(cost(layout) for cost in costs if cost is not None), empty, -tidy
@@ -207,7 +207,7 @@ def _with_fewer(dims: Dims, kept: Sequence[Atoms]) -> Dims:
 
 
 def _around(order: Atoms, groups: Sequence[Atoms]) -> Dims | None:
-    """`order` cut so that each group is a dim, and what lies between is one; None if a group is not together."""
+    """Cut `order` into dims: the groups, and the runs between them; return None if a group is not together."""
     dims: list[list[Atom]] = [[]]
     i = 0
     while i < len(order):

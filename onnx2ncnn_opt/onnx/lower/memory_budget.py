@@ -39,7 +39,7 @@ class MemoryBudget:
     """The budget of all constants that a model computes."""
 
     def __init__(self, given: Iterable[Array], *, least: int = _LEAST_FOLDED) -> None:
-        """`given` are the constants that the model holds; `least` bytes may be computed whatever these are."""
+        """`given` are the constants that the model holds; at least `least` bytes may be computed."""
         self._left = least + _FOLDED_PER_BYTE * sum(array.nbytes for array in given)
 
     def take(self, arrays: Iterable[Array]) -> None:
@@ -93,7 +93,7 @@ def _shapes(node: onnx_ir.Node, opset: int, operands: Sequence[Item | None]) -> 
             schema, proto, types, data, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=10
         )
     except (onnx.defs.SchemaError, onnx.shape_inference.InferenceError, KeyError, ValueError, TypeError):
-        return []  # the importer says what is wrong
+        return []  # the importer names the fault
     shapes = [type.tensor_type.shape.dim for type in found.values() if type.tensor_type.HasField("shape")]
     fixed = [shape for shape in shapes if all(dim.HasField("dim_value") for dim in shape)]
     return [tuple(dim.dim_value for dim in shape) for shape in fixed]

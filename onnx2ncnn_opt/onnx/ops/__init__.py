@@ -6,7 +6,7 @@ from onnx2ncnn_opt.onnx import registry
 from onnx2ncnn_opt.onnx.fold.bounds import FOLDED_ONLY, Bound
 from onnx2ncnn_opt.onnx.registry import OnnxOp, Traits
 
-# What most models need comes first. Each has all versions of its operators.
+# The families that most models need come first. Each has all versions of its operators.
 _FAMILIES = (
     *("activation", "shape", "convolution", "elementwise", "matrix", "reduction", "pooling", "normalization"),
     *("gather", "pad_slice", "division", "resize", "power", "logic", "recurrent"),

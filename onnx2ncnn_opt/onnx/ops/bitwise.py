@@ -1,4 +1,4 @@
-"""Bits of integers, by arithmetic on whole numbers: shifts are factors, and a bit is what two floors leave.
+"""Bits of integers, by arithmetic on whole numbers: shifts are factors, and a bit is the difference of two floors.
 
 The floors of numbers below 0 have the bits of their two's complement.
 """
@@ -104,7 +104,7 @@ def _bits(im: ImportContext, x: Value, width: int, *, signed: bool) -> list[Valu
 
 
 def _masked(im: ImportContext, x: Value, mask: int) -> Value:
-    """x & mask: of each run of ones in the mask what is left of x without the bits below and above."""
+    """x & mask: for each run of ones in the mask the part of x without the bits below and above."""
     total: Value | None = None
     changes = mask ^ (mask << 1)  # where runs begin and end; the last one of a mask below 0 does not end
     edges = [bit for bit in range(changes.bit_length()) if changes >> bit & 1]

@@ -17,7 +17,7 @@ from onnx2ncnn_opt.onnx.value import Constant, Operand, SymbolicTensor, Tensor, 
 _LARGEST_WHOLE = 2**20
 
 _ROUNDS = ("Ceil", "Floor", "Round")
-# What may stand between a quotient and its rounding; the first row moves numbers only, the second computes.
+# Operators between a quotient and its rounding; the first row moves numbers only, the second computes.
 _BETWEEN = (
     *("Cast", "CastLike", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"),
     *("Abs", "Add", "Clip", "Max", "Min", "Mul", "Neg", "Relu", "Sub"),

@@ -43,7 +43,7 @@ def quick_gelu(im: ImportContext, x: Tensor, *, alpha: float = 1.702) -> Value:
 
 
 def _skipped(seen: NodeView) -> int:
-    """Apply the rule of sums of rows, each of which is normalised."""
+    """Apply the rule of sums of normalised rows."""
     axis = items.each(seen)
     if axis == len(seen.shape(0)) - 1:
         raise ItemsMixed

@@ -17,10 +17,10 @@ from onnx2ncnn_opt.onnx.value import Constant, Operand, Tensor, Value
 
 
 def _gathered(seen: NodeView) -> int:
-    """Rows of each item, or rows of what is the same for all, as the indices of each item say."""
+    """Rows of each item, or rows of one table for all, as the indices of each item say."""
     axis, more = seen.number("axis", 0) % len(seen.shape(0)), len(seen.shape(1))
     data = seen.axis(0)
-    if data == axis:  # all items have their rows there, and each one is told its own
+    if data == axis:  # all items have their rows there, and each has its own indices
         own, size = seen.indices(1), seen.inner(0)
         if not all(own.is_within(index, size) for index in own.own(own.cells, size)):
             raise ItemsMixed
@@ -61,7 +61,7 @@ def _gathered_nd(seen: NodeView) -> int:
 
 @onnx_op("GatherND", since=11, integers=True, items=_gathered_nd, folds=bounds.gather_nd)
 def gather_nd11(im: ImportContext, data: Value, indices: Operand) -> Value:
-    """Crop and Concat of constant indices; else Gather by what they are in all."""
+    """Crop and Concat of constant indices; else Gather by their places in the flat tensor."""
     return gather_nd(im, data, indices)
 
 

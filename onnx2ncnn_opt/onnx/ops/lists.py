@@ -1,4 +1,4 @@
-"""Sequences, as TorchScript writes lists of tensors: they have a known length, so that nothing is left of them."""
+"""Sequences, as TorchScript writes lists of tensors: their length is known, and they fold away."""
 
 import numpy as np
 import onnx_ir

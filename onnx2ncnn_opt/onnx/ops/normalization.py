@@ -45,7 +45,7 @@ def batch_norm(
     spatial: int = 1,
     training_mode: int = 0,
 ) -> Value | tuple[Value, ...]:
-    """BatchNorm with the running statistics; BinaryOp mul and add for rows of features and what is computed.
+    """BatchNorm with the running statistics; BinaryOp mul and add for rows of features and computed statistics.
 
     InstanceNorm with the statistics of one item, Reductions with those of more.
     """
@@ -71,7 +71,7 @@ def batch_norm(
 def _in_training(
     im: ImportContext, x: Tensor, scale: Value, bias: Value, mean: Value, var: Value, epsilon: float, momentum: float
 ) -> tuple[Value, ...]:
-    """With the statistics of the operand itself, and what they make of the running ones where that is asked for."""
+    """Normalise by the operand's own statistics; update the running ones if they are outputs."""
     y = instance_norm(im, x, scale, bias, epsilon=epsilon) if x.shape[0] == 1 and 3 <= x.rank <= 5 else None
     axes = tuple(axis for axis in range(x.rank) if axis != 1)
     now = reduce(im, x, "ReduceMean", axes, 1)

@@ -75,7 +75,7 @@ def lstm(
     given: _Attributes,
     input_forget: int = 0,
 ) -> tuple[Value, ...]:
-    """LSTM; step by step with peepholes, other activations and whatever else ncnn's does not have."""
+    """LSTM; step by step with peepholes, other activations, and other forms that ncnn's lacks."""
     if input_forget:
         raise im.refuse("input_forget is 1: ncnn's LSTM has no coupled gates", "export it with input_forget = 0")
     node = _Node(im, _LSTM, x, w, r, b, sequence_lens, activations, given)

@@ -179,7 +179,7 @@ def _by_scales(im: ImportContext, x: Tensor, scales: Sequence[float] | Array, sa
         if ratio.denominator > _FINEST:
             raise im.refuse(f"scale {factor} of a dynamic dimension", "bind it with --shape")
         if ratio.numerator == 1 and sampling.mode == "linear" and sampling.coordinates == "half_pixel":
-            # Every pixel is made of whole groups of so many; what is left over at the end is in none.
+            # Every pixel is made of whole groups of so many; the rest at the end is in none.
             size = size // ratio.denominator * ratio.denominator
             x = x if size == x.shape[axis] else crop(im, x, axis, 0, size)
         axes.append(_Axis(axis, size, size * ratio.numerator // ratio.denominator, float(factor)))
@@ -275,7 +275,7 @@ def _is_floor(axis: _Axis, sampling: _Sampling) -> bool:
             sampling.coordinates == "tf_half_pixel_for_nn" and rounds_down
         )
         if axis.scale is None:
-            # Of n and 2n - 1 or 2n + 1 no quotient is whole but the first, so that rounding moves none across.
+            # For n and 2n - 1 or 2n + 1 only the first quotient is whole, so rounding moves none across.
             return plain and axis.size in (axis.out // 2, (axis.out + 1) // 2)
         return (plain or (halves and axis.scale == int(axis.scale))) and _is_stable(axis.scale)
     ratio = np.float32(axis.size) / np.float32(axis.out)
@@ -302,7 +302,7 @@ def _leads_to_size(axis: _Axis) -> bool:
 
 def _interp_layer(im: ImportContext, x: Tensor, axes: list[_Axis], params: dict[str, Any]) -> Tensor:
     dims = [[1], [2], [3]] if x.rank == 4 else [[1], [], [2]]
-    # A row is spread out over the image: what a global pooling leaves of each channel.
+    # A row is spread out over the image: one number for each channel, as after a global pooling.
     blob = im.mat(x, dims if len(im.channel_dims(x)) > 1 else [[1]], [0])
     height, width = (axes[2], axes[3]) if x.rank == 4 else (_Axis(-1, 1, 1, 1.0), axes[2])
     if isinstance(height.out, int) and isinstance(width.out, int):
@@ -358,7 +358,7 @@ _COORDINATES: dict[str, Callable[[Array, Any, Any, Any], Array]] = {
     "asymmetric": lambda i, size, out, scale: i / scale,
 }
 
-# What is so near to the middle between two elements is a tie for ONNX Runtime.
+# Closer to the middle between two elements than this is a tie for ONNX Runtime.
 _TIE = 1e-6
 # The position, and whether the axis shrinks.
 _ROUNDING: dict[str, Callable[[Array, bool], Array]] = {

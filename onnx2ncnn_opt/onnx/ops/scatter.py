@@ -33,20 +33,20 @@ from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Operand, SymbolicTensor, Tensor, Value, is_float
 
 _MOST_PIECES, _MOST_TURNS = 256, 32
-_MOST_PAIRS = 2**22  # of an element and an update, all of which are compared
+_MOST_PAIRS = 2**22  # comparisons of an element with an update
 _REDUCTIONS: Mapping[str, Callable[..., Value]] = {"add": add, "mul": mul, "max": maximum, "min": minimum}
 _NEUTRAL = {"add": 0.0, "mul": 1.0, "max": -np.inf, "min": np.inf}
 
 
 @onnx_op("ScatterND", since=11, integers=True, folds=bounds.first)
 def scatter_nd11(im: ImportContext, data: Value, indices: Operand, updates: Value) -> Value:
-    """Concat of what stays and what is new."""
+    """Concat of old and new rows."""
     return scatter_nd16(im, data, indices, updates)
 
 
 @onnx_op("ScatterND", since=16, integers=True, folds=bounds.first)
 def scatter_nd16(im: ImportContext, data: Value, indices: Operand, updates: Value, *, reduction: str = "none") -> Value:
-    """Concat of what stays and what is new, or the reduction of both."""
+    """Concat of old and new rows, or the reduction of both."""
     _check_reduction(im, reduction)
     depth = indices.shape[-1]
     if not isinstance(depth, int) or not 1 <= depth <= data.rank:
@@ -75,7 +75,7 @@ def _is_everywhere(indices: Operand, sizes: Shape) -> bool:
 @onnx_op("Scatter", since=9, integers=True)
 @onnx_op("ScatterElements", since=11, integers=True, folds=bounds.first)
 def scatter_elements11(im: ImportContext, data: Value, indices: Value, updates: Value, *, axis: int = 0) -> Value:
-    """Concat of what stays and what is new."""
+    """Concat of old and new rows."""
     return scatter_elements16(im, data, indices, updates, axis=axis)
 
 
@@ -83,7 +83,7 @@ def scatter_elements11(im: ImportContext, data: Value, indices: Value, updates: 
 def scatter_elements16(
     im: ImportContext, data: Value, indices: Value, updates: Value, *, axis: int = 0, reduction: str = "none"
 ) -> Value:
-    """Concat of what stays and what is new, or the reduction of both."""
+    """Concat of old and new rows, or the reduction of both."""
     _check_reduction(im, reduction)
     if indices.rank != data.rank:
         raise im.invalid(f"indices of rank {indices.rank} for rank {data.rank}")
@@ -105,7 +105,7 @@ def tensor_scatter(
     axis: int = -2,
     mode: str = "linear",
 ) -> Value:
-    """Concat of what stays and what is new."""
+    """Concat of old and new rows."""
     along = im.axis(axis, past_cache.rank)
     batch, length, new = _size(im, past_cache, 0), _size(im, past_cache, along), _size(im, update, along)
     if along == 0:
@@ -138,7 +138,7 @@ def _check_reduction(im: ImportContext, reduction: str) -> None:
 def _scatter(
     im: ImportContext, data: Value, targets: Array, updates: Value, rest: int, reduction: str = "none"
 ) -> Value:
-    """``data[targets] = updates`` over all axes but the last `rest`, or the reduction of what was and what comes."""
+    """Return ``data[targets] = updates`` over all axes except the last `rest`, or the reduction of old and new."""
     sizes = fixed(im, data.shape[: data.rank - rest])
     for index, size in zip(targets, sizes, strict=True):
         if index.size and (index.min() < -size or index.max() >= size):
@@ -261,7 +261,7 @@ def _reduced(im: ImportContext, data: Value, targets: Array, updates: Value, inn
 
 
 def _place(im: ImportContext, data: Value, updates: Value, box: list[Array], axis: int) -> Value:
-    """``data[box] = updates`` from `axis` on: what the box takes of each axis, in order."""
+    """Return ``data[box] = updates`` from `axis` on; the box has the indices for each axis, in order."""
     partial = [a for a in range(axis, len(box)) if len(box[a]) < _size(im, data, a)]
     if not partial:
         return updates
@@ -295,7 +295,7 @@ def _size(im: ImportContext, x: Value, axis: int) -> int:
 
 @onnx_op("Trilu", since=14, integers=True, axes="same", items=items.fixed(-2, -1), folds=bounds.first)
 def trilu(im: ImportContext, x: Tensor, k: Ints | None = None, *, upper: int = 1) -> Value:
-    """Bounds of zero outside the triangle, for whatever number stands there."""
+    """Clip to 0 outside the triangle, for any number there."""
     shape, offset = x.shape[-2:], k[0] if k else 0
     if len(shape) < 2:
         raise im.invalid(f"a triangle of a tensor of rank {x.rank}")

@@ -129,7 +129,7 @@ def _equal_parts(im: ImportContext, x: Tensor, axis: int, size: Dim, count: int,
 
 
 def _grown(seen: NodeView) -> int:
-    """Items that are there already, or copies of what is the same for each of them."""
+    """Items that are there already, or copies of one array for all of them."""
     before, after = seen.shape(0), seen.result
     at = seen.grown() - len(after)  # counted from the last axis, as operands may get more in front
     size = before[at] if len(before) >= -at else 1

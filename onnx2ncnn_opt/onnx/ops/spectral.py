@@ -79,7 +79,7 @@ def _fourier(im: ImportContext, count: int, samples: int, onesided: int, sign: i
 def _from_half(im: ImportContext, count: int) -> Array:
     """Return the factors of the first half of a spectrum for real samples: [samples, 1, frequencies, 2]."""
     half = count // 2 + 1
-    # The other half is the first one mirrored, but for frequency 0 and the one in the middle.
+    # The other half mirrors the first one, without frequency 0 and the middle one.
     times = np.array([1 if 2 * k in (0, count) else 2 for k in range(half)])
     return np.asarray(_fourier(im, count, half, 0, -1)[:, :1] * times[:, None] / count)
 

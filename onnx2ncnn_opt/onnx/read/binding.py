@@ -46,7 +46,7 @@ def bind(
     sizes: Mapping[str, int] | None = None,
     named: Iterable[str] = (),
 ) -> tuple[tuple[InputInfo, ...], tuple[TensorInfo, ...]]:
-    """Return inputs and outputs with the sizes of `shapes` for symbols, the same value wherever a symbol occurs.
+    """Return inputs and outputs with the sizes of `shapes` for symbols, the same value for every use of a symbol.
 
     Sizes left open stay symbols: by the name that the caller gives them, else the model, else by a new one made of
     input name and axis. `sizes` are symbols that are bound already, `named` other names that have to be inputs. Raises

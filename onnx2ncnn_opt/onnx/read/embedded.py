@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 Bytes: TypeAlias = bytes | mmap.mmap
 
-_LARGE = 4096  # bytes; what is smaller stays in the message
+_LARGE = 4096  # bytes; smaller ones stay in the message
 _DEEPEST = 100  # messages in messages, as protobuf has it
 _VARINT, _LENGTH = 0, 2  # kinds of fields
 _FIXED = {1: 8, 5: 4}  # bytes of the other kinds
@@ -55,7 +55,7 @@ class Embedded(NamedTuple):
 def without_weights(path: Path) -> bytes:
     """Return the message of a model's file without its large initializers: they are external data in that file itself.
 
-    ONNX Runtime reads them there, if it is told the file's folder. A link's folder is another one: it is read whole.
+    ONNX Runtime reads them there if it gets the file's folder. A link's folder is another one: it is read whole.
     """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:

@@ -55,7 +55,7 @@ def exported(model: Any, inputs: Sequence[Any] | Mapping[str, Any] | None = None
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Drop what torch says about itself while it exports."""
+    """Drop torch's own messages during an export."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""From whatever the user calls a model to a graph that the importer can walk."""
+"""Every form of a model that users have, as one graph for the importer."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from onnx2ncnn_opt.onnx.read.embedded import Bytes, Embedded
 from onnx2ncnn_opt.onnx.read.exported import no_model
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 
-LARGEST_MESSAGE = 2**31 - 1  # what protobuf can parse
+LARGEST_MESSAGE = 2**31 - 1  # the limit of protobuf
 
-# What people pass by mistake: how the file begins, and what to do.
+# Files that people pass by mistake: their first bytes, and what to do.
 _NOT_ONNX = (
     (b"version https://git-lfs", "it is a Git LFS pointer; fetch the real file with: git lfs pull"),
     (b"PK\x03\x04", "it is a zip file, perhaps a PyTorch checkpoint; export the model with torch.onnx.export first"),

@@ -41,7 +41,7 @@ _LONGEST = 1000  # characters of an expression or name
 
 
 def write_safe_copy(path: Path, to: IO[bytes]) -> None:
-    """Write what belongs to the graph and the weights of a .pt2 file to another; ModelError where one is not plain."""
+    """Copy the graph and the weights of a .pt2 file to another file; ModelError for a record that is not plain."""
     try:
         with zipfile.ZipFile(path) as source, zipfile.ZipFile(to, "w", zipfile.ZIP_STORED) as copy:
             _Copy(path, source, copy).write()
@@ -114,7 +114,7 @@ class _Copy:
         return value
 
     def _containers(self, spec: Any) -> None:
-        """Check the nesting of inputs or outputs: torch imports what it says that they are made of."""
+        """Check the nesting of inputs or outputs: torch imports the types that it names."""
         if isinstance(spec, dict):
             if spec.get("type") not in _CONTAINERS:
                 self._refuse(f"an input or output is a {spec.get('type')!r:.80}; give tensors, tuples, lists or dicts")

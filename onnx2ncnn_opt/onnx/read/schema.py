@@ -47,7 +47,7 @@ def _port_misfit(
         value = node.inputs[i] if i < len(node.inputs) else None
         if value is None and is_required:
             return f"input {name} is missing"
-        # What other nodes give is as a rule not said in the model.
+        # A model rarely declares the results of other nodes.
         said = value.dtype if value is not None and value.producer() is None else None
         if is_bool and said not in (None, onnx_ir.DataType.BOOL):
             return f"input {name} is {said.name}, not BOOL"

@@ -25,7 +25,7 @@ MOST_NODES = 1_000_000  # functions that call functions twice each grow exponent
 
 _GRAPHS = (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS)
 _Key = TypeVar("_Key")
-# What exporters write for "any size", in lower case.
+# Names that exporters write for "any size", in lower case.
 _NO_NAMES = frozenset({"", "?", "*", "-1", "any", "nan", "none", "null", "unk", "unknown"})
 
 
@@ -47,7 +47,7 @@ def _repeated(keys: Iterable[_Key]) -> Iterator[tuple[_Key, int]]:
 
 
 def _check_text(message: Message) -> None:
-    """Refuse what is not UTF-8: protobuf hands it out as bytes."""
+    """Refuse text that is not UTF-8: protobuf hands it out as bytes."""
     for field, value in message.ListFields():
         if field.type == FieldDescriptor.TYPE_STRING:
             for text in value if field.is_repeated else (value,):
@@ -208,7 +208,7 @@ def check_opset(model: onnx_ir.Model) -> None:
 
 
 def inline_functions(model: onnx_ir.Model, opaque: Collection[tuple[str, str]] = ()) -> None:
-    """Replace calls of the model's functions, but for `opaque` ones, by their bodies. Raises ModelError."""
+    """Replace calls of the model's functions by their bodies, except `opaque` ones. Raises ModelError."""
     for key in [key for key in model.functions if key[:2] in opaque]:
         del model.functions[key]
     if not model.functions:

@@ -1,4 +1,4 @@
-"""Arithmetic on tensors that are known up to dynamic sizes: what exporters make of `x.shape`, `arange` and `zeros`.
+"""Arithmetic on tensors that are known up to dynamic sizes, such as `x.shape`, `arange` and `zeros`.
 
 Every operator here does to the cells of a `SymbolicTensor` what it would do to elements, and renames the axis indices
 in them where axes move. What depends on more than a size can say (a comparison that sizes do not decide, a fraction

@@ -1,4 +1,4 @@
-"""Operators that compute each element by itself, and reductions: arithmetic, comparisons, logic."""
+"""Elementwise operators (arithmetic, comparisons, logic) and reductions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
@@ -146,7 +146,7 @@ def _cast(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor
 
 
 def _rounded(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
-    """Floor, Ceil and Round of what is whole already."""
+    """Floor, Ceil and Round of whole numbers."""
     each(lambda cell: whole(plain(cell)), x[0].cells)
     return x[0]
 

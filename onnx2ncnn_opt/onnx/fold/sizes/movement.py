@@ -106,7 +106,7 @@ def _gather(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTens
 
 
 def _gather_elements(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
-    """Of a table that is the same all along the axis, whatever the indices are."""
+    """Of a table that is constant along the axis, for any indices."""
     data, indices = x
     axis = axis_of(attributes.get("axis", 0), data.rank)
     for i, count in enumerate(data.cells.shape):

@@ -21,13 +21,13 @@ def softsign(im: ImportContext, x: Tensor) -> Tensor:
 
 
 def softplus(im: ImportContext, x: Tensor) -> Tensor:
-    """max(x, Softplus(min(x, 40))): Softplus by itself overflows from 89 on."""
+    """max(x, Softplus(min(x, 40))): Softplus alone overflows from 89 on."""
     low = im.apply(x, BinaryOp.MIN, 40.0)  # from 40 on, softplus(x) is x in float32
     return im.like(x, im.layer("BinaryOp", x.blob, im.unary(low, "Softplus").blob, op_type=BinaryOp.MAX))
 
 
 def clip(im: ImportContext, x: Tensor, low: float = -FLT_MAX, high: float = FLT_MAX) -> Tensor:
-    """Clip, or ReLU where it is that; of a quotient that may be 0 / 0, max and min, which leave NaN what it is."""
+    """Clip, or ReLU for its bounds; for a quotient that may be 0 / 0, max and min, which keep NaN."""
     # An infinite bound bounds nothing, and .param files cannot say it.
     low, high = np.clip((low, high), -FLT_MAX, FLT_MAX).tolist()
     if _may_be_0_by_0(x.blob.producer):
@@ -48,7 +48,7 @@ def softmax(im: ImportContext, x: Tensor, axis: int) -> Tensor:
     """Softmax along one axis."""
     axis = im.axis(axis, x.rank)
     if not x.view.axes[axis]:
-        # The softmax of one element is 1; written so that NaN and infinity stay NaN as in ONNX.
+        # The softmax of one element is 1; this form keeps NaN, and makes NaN of infinity, as ONNX does.
         zero = im.like(x, im.layer("BinaryOp", x.blob, x.blob, op_type=BinaryOp.SUB))
         return im.apply(zero, BinaryOp.ADD, 1.0)  # exp of NaN is a number on x86
     laid_out = im.along(x, [axis])

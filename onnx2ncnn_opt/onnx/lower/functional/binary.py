@@ -80,7 +80,7 @@ def arithmetic(im: ImportContext, op_type: BinaryOp, a: Value, b: Value) -> Valu
 
 
 def added(im: ImportContext, a: Value | None, b: Value | None) -> Value | None:
-    """Return a + b, each of which may be absent; of two constants a constant."""
+    """Return a + b, or the one that is not None; a constant for two constants."""
     return arithmetic(im, BinaryOp.ADD, a, b) if a is not None and b is not None else b if a is None else a
 
 

@@ -13,10 +13,10 @@ from onnx2ncnn_opt.onnx.value import BOOL, Constant, Tensor, Value, held_as_floa
 
 FLT_MIN, FLT_MAX = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 # No fp16 arithmetic, no fp16 or bf16 storage, which would take the bits for floats; and no Vulkan, which in fp16 takes
-# them for floats on their way to the GPU, whatever the layer's mask says.
+# them for floats on their way to the GPU, with any mask of the layer.
 _ON_CPU = int(FP32 | Feature.NO_BF16_STORAGE)
 _FLOAT = np.dtype(np.float32)
-_NARROW = 4  # bytes: integers of fewer turn over within what float32 holds
+_NARROW = 4  # bytes: integers of fewer wrap around within float32's integers
 LARGEST_EXACT = 2**24
 
 

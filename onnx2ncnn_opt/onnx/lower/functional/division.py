@@ -1,4 +1,4 @@
-"""Quotients that are to be rounded to whole numbers, or by what may be 0.
+"""Quotients that the model rounds to whole numbers, or whose divisor may be 0.
 
 ncnn's division may be off in the last bits: 6 / 3 may be less than 2, and its floor 1. So where a model rounds a
 quotient, the division is corrected by what it leaves, which is computed without any error. For integers up to 2**20 it
@@ -67,7 +67,7 @@ def kept_from_zero(im: ImportContext, a: Operand, b: Operand) -> Operand:
     """Return a divisor that is not 0, where all readers of the quotient have reached their limit long before."""
     if not isinstance(b, Tensor) or not isinstance(a, (Constant, Tensor)):
         return b
-    # x86 makes NaN of 1 / 0, and of the atan of infinity; -0.0 counts as 0 here. 0 / 0 stays what it is.
+    # x86 makes NaN of 1 / 0, and of the atan of infinity; -0.0 counts as 0 here. 0 / 0 stays NaN.
     known, low, high = im.range_of(b), *im.range_of(a)[:2]
     is_odd = isinstance(a, Constant) and not (a.array.all() and np.isfinite(a.array).all())
     if not known.has(0) or not is_float(b.dtype) or is_odd:
@@ -127,7 +127,7 @@ def divided(im: ImportContext, a: Value, b: Value) -> Value:
     """Compute a / b of floats, rounded correctly near whole numbers and halves: twice the nearest, and the rest."""
     half = Constant(im.f32(b.array) / 2) if isinstance(b, Constant) else binary(im, BinaryOp.MUL, b, number(0.5))
     twice = im.apply(binary(im, BinaryOp.MUL, binary(im, BinaryOp.DIV, a, b), number(2)), UnaryOp.ROUND)
-    # Cut off, so that the rest of an infinity is infinite.
+    # Clipped, because the remainder of an infinity is infinite.
     twice = im.unary(twice, "Clip", min=-_BEYOND, max=_BEYOND)
     nearest = binary(im, BinaryOp.MUL, twice, number(0.5))
     return binary(im, BinaryOp.ADD, nearest, binary(im, BinaryOp.DIV, rest_of(im, a, twice, half), b))

@@ -145,7 +145,7 @@ def _type(data: Value) -> np.dtype[np.generic]:
 
 
 def gather_elements(im: ImportContext, data: Value, indices: Value, *, axis: int = 0) -> Value:
-    """Crop and Concat for constant indices, each of which may stand for a whole row; else GridSample."""
+    """Crop and Concat for constant indices of elements or whole rows; else GridSample."""
     axis = im.axis(axis, data.rank)
     if indices.rank != data.rank:
         raise im.invalid(f"indices of rank {indices.rank} for rank {data.rank}")
@@ -177,7 +177,7 @@ def _constant_elements(im: ImportContext, data: Value, indices: Array, axis: int
     for other in range(data.rank):
         if other != axis and indices.shape[other] < shape[other]:
             data = crop(im, data, other, 0, indices.shape[other])
-    # Axes along which the indices are the same stand after: they go along with what is picked.
+    # Axes along which the indices are the same stand after the picked ones, and go along with them.
     first = [a for a in range(data.rank) if a == axis or (indices != indices.take([0], a)).any()]
     same = [a for a in range(data.rank) if a not in first]
     order = [*first, *same]
@@ -190,7 +190,7 @@ def _constant_elements(im: ImportContext, data: Value, indices: Array, axis: int
 
 
 def gather_nd(im: ImportContext, data: Value, indices: Operand, *, batch_dims: int = 0) -> Value:
-    """Crop and Concat of constant indices; else Gather by what they are in all."""
+    """Crop and Concat of constant indices; else Gather by their places in the flat tensor."""
     if isinstance(indices, SymbolicTensor):
         runs = None if batch_dims else _picked_together(im, data, indices)
         if runs is not None:

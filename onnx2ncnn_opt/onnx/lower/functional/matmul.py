@@ -68,7 +68,7 @@ def _matmul(im: ImportContext, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _price(im: ImportContext, operands: Sequence[Tensor], layouts: Sequence[Layout]) -> tuple[int, int]:
-    """Layers that lead to the layouts, then the pieces that they move: fewer go together with what else is moved."""
+    """Return the layers that lead to the layouts, then the pieces that they move: fewer merge with other moves."""
     layers = pieces = 0
     for x, layout in zip(operands, layouts, strict=True):
         dims, batch = layout.atoms(x.view)
@@ -95,7 +95,7 @@ def linear(im: ImportContext, x: Tensor, weight: Array, bias: Array | None = Non
     if outer in (set(), set(batch)):
         if outer != set(batch):
             x = im.in_mat(x, (last,), ())  # one row, whose elements are the batch of a Mat
-        # InnerProduct flattens whatever it is given: only the order counts, and that the weight can follow.
+        # InnerProduct flattens its input: only the order counts, and the weight can follow it.
         columns = _columns(weight, last, flat(x.view.dims))
         weights = {"weight_data": columns} | ({} if bias is None else {"bias_data": bias})
         params = {"num_output": outputs, "bias_term": int(bias is not None), "weight_data_size": weight.size}
@@ -148,13 +148,13 @@ def gemm(
     transA: int = 0,
     transB: int = 0,
 ) -> Value:
-    """InnerProduct or Gemm for a constant B, else MatMul and what is left of alpha, beta and C."""
+    """InnerProduct or Gemm for a constant B, else MatMul, with BinaryOps for alpha, beta and C."""
     if a.rank != 2 or b.rank != 2:
         raise im.invalid(f"its operands have ranks {a.rank} and {b.rank}, not 2")
     a, b = transposed(a) if transA else a, transposed(b) if transB else b
     if isinstance(a, Tensor) and isinstance(b, Constant):
         weight = im.f32(b.array).T
-        if alpha != 1:  # a copy of what may be most of the model
+        if alpha != 1:  # a copy of a weight that may be most of the model
             weight = weight * np.float32(alpha)
         bias = _row_bias(im, c, weight.shape[0], beta)
         product: Value = linear(im, a, weight, bias)

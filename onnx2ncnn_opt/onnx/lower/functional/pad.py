@@ -44,7 +44,7 @@ def _pad_fixed(
     """Crop by the negative amounts before and after axes, and pad by the others; `pads` are for errors."""
     grown = {a: (max(b, 0), max(e, 0)) for a, (b, e) in amounts.items() if b > 0 or e > 0}
     shrinks_openly = any(min(sides) < 0 and isinstance(x.shape[axis], Sym) for axis, sides in amounts.items())
-    if mode == "constant" and grown and shrinks_openly:  # first, so that nothing is empty in between
+    if mode == "constant" and grown and shrinks_openly:  # first, because a part must not be empty in between
         x, grown = _padding(im, x, grown, mode, value), {}
     for axis, (begin, end) in amounts.items():
         if begin < 0 or end < 0:

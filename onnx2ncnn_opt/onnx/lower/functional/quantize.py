@@ -1,4 +1,4 @@
-"""Quantised tensors, held as float32 numbers of the same values, and what is computed with them.
+"""Quantised tensors, held as float32 numbers of the same values, and arithmetic on them.
 
 A net is no faster for its quantisation, but gives the quantised model's results. Whole numbers below 2**24 are exact in
 float32, and so are their sums and products; larger ones are rounded.
@@ -96,7 +96,7 @@ def type_of(zero_point: Value | None) -> np.dtype[np.generic]:
 
 
 def quantized(im: ImportContext, x: Value, zero_point: Value | None, dtype: np.dtype[np.generic]) -> Tensor:
-    """Numbers in units of the scale, rounded, moved by the zero point, and cut off to what the type holds."""
+    """Return numbers in units of the scale, rounded, moved by the zero point, and clipped to the type's range."""
     if dtype.name not in _RANGES:
         reason = f"quantised to {dtype.name}: ncnn computes in integers and floats only"
         raise im.refuse(reason, "quantise to int8 or uint8")

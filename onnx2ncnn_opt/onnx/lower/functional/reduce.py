@@ -32,7 +32,7 @@ OPERATIONS = {
 }
 
 _LONGEST = 2**23  # longer than any dynamic axis; float32 holds indices in it, and these plus it
-# What a reduction over axes of size 1 (or none) leaves to do.
+# The effect of a reduction over axes of size 1, or over no axes.
 _ALONE = {"ReduceSumSquare": UnaryOp.SQUARE, "ReduceL1": UnaryOp.ABS, "ReduceL2": UnaryOp.ABS}
 
 

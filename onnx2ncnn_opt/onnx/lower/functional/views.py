@@ -1,4 +1,4 @@
-"""Tensors under other axes, which costs no layer by itself, and repeated along their axes."""
+"""Tensors under other axes, which costs no layer alone, and repeated along their axes."""
 
 from collections.abc import Collection, Sequence
 

@@ -40,7 +40,7 @@ _MASKED_AS_A_WHOLE = -30000.0
 
 
 def where(im: ImportContext, condition: Value, a: Value, b: Value) -> Value:
-    """Products with 1 and 0 of ordinary numbers; functions of what is in their domain; else GridSample."""
+    """Products with 1 and 0 of ordinary numbers; functions of operands in their domain; else GridSample."""
     shape = broadcast_shape(im, condition.shape, a.shape, b.shape)
     if isinstance(condition, Constant) and (condition.array.all() or not condition.array.any()):
         return _spread(im, a if condition.array.all() else b, shape)
@@ -267,7 +267,7 @@ def _grid(im: ImportContext, first: Mask, shape: Shape, sides: tuple[Dim, Dim]) 
 
 
 def _running(im: ImportContext, size: Dim, axis: int, shape: Shape) -> Blob:
-    """Return the middles of pixels along one of two axes, one of which is not fixed."""
+    """Return the middles of pixels along one of two axes, if a size is dynamic."""
     if isinstance(size, Sym):
         cells = np.array([[axis_index(1 - axis)]], dtype=object)
     else:
