@@ -12,6 +12,7 @@ from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.dim import symbol
 from onnx2ncnn_opt.manifest import Entry, Manifest
 from onnx2ncnn_opt.onnx.read.given import parsed_size
+from onnx2ncnn_opt.report.words import data_file
 from onnx2ncnn_opt.runtime.slots import np_dtype, too_small
 
 # Sizes for what the model leaves open, unless somebody says others: those of an image, and of anything else.
@@ -130,52 +131,6 @@ def _too_small(manifest: Manifest, codes: Mapping[str, str]) -> Iterator[tuple[s
 # Python ----------------------------------------------------------------------------------------------------------
 
 
-_PYTHON = Template("""\
-import ncnn
-import numpy as np
-
-PARAM = $param
-BIN = $bin
-
-
-def load():
-    net = ncnn.Net()
-    # float32, as the net was verified. Without these lines ARM computes in fp16, where it can.
-$options    if net.load_param(PARAM) != 0 or net.load_model(BIN) != 0:
-        raise SystemExit(f"{PARAM} and {BIN} cannot be loaded")
-    return net
-
-
-def feed(extractor, blob, array, batch_axis=None):
-    array = np.atleast_1d(np.ascontiguousarray(array))
-    # ncnn.Mat(array) of a [1, 3, 224, 224] array is a Mat of four dims: no error, and wrong outputs.
-    mat = ncnn.Mat(array) if batch_axis is None else ncnn.Mat(array, batch_index=batch_axis)
-    if extractor.input(blob, mat.clone()) != 0:  # clone: a Mat made from an array does not own it
-        raise SystemExit(f"{blob} is not a blob of the net")
-
-
-def fetch(extractor, blob, batch_axis=None):
-    code, mat = extractor.extract(blob)
-    if code != 0:
-        raise SystemExit(f"ncnn cannot compute {blob}")
-    return np.array(mat.numpy() if batch_axis is None else mat.numpy(batch_index=batch_axis))
-
-
-def run(net, arrays):
-$checks    extractor = net.create_extractor()
-$feeds    results = {}
-$fetches    return results
-
-
-if __name__ == "__main__":
-    random = np.random.default_rng(0)
-    arrays = {  # put yours here
-$arrays    }
-    for name, array in run(load(), arrays).items():
-        print(name, array.dtype, array.shape, array.reshape(-1)[:5])
-""")
-
-
 def _python(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: str) -> str:
     codes = {
         dim: f"np.shape(arrays[{mat.entry.name!a}])[{axis}]"
@@ -191,7 +146,7 @@ def _python(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: str) ->
         "arrays": (f"        {mat.entry.name!a}: {_python_array(mat)},  # {mat.text}" for mat in inputs),
     }
     lines = {name: "".join(f"{line}\n" for line in block) for name, block in blocks.items()}
-    return _PYTHON.substitute(lines, param=ascii(param), bin=ascii(bin))
+    return Template(data_file("program.py.in")).substitute(lines, param=ascii(param), bin=ascii(bin))
 
 
 def _python_array(mat: _Mat) -> str:
@@ -234,31 +189,15 @@ def _python_fetch(entry: Entry) -> str:
 
 
 def _cpp(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: str) -> str:
-    lines = [
-        "// g++ example.cpp -I<ncnn>/include/ncnn -L<ncnn>/lib -lncnn -fopenmp",
-        '#include "net.h"',
-        "",
-        "#include <cmath>",
-        "#include <cstdio>",
-        "#include <vector>",
-        "",
-        "int main()",
-        "{",
-        "    ncnn::Net net;",
-        "    // float32, as the net was verified. Without these lines ARM computes in fp16, where it can.",
-        *(f"    net.opt.{option} = false;" for option in _FP32),
-        f"    if (net.load_param({_c(param)}) != 0 || net.load_model({_c(bin)}) != 0)",
-        "        return 1;",
-        "    ncnn::Extractor ex = net.create_extractor();",
-    ]
-    for number, mat in enumerate(inputs):
-        lines += ["", *_cpp_feed(f"in{number}", mat)]
+    body = [line for number, mat in enumerate(inputs) for line in ("", *_cpp_feed(f"in{number}", mat))]
     codes = {dim: f"in{number}.{axis}" for number, mat in enumerate(inputs) for dim, axis in _cpp_sizes(mat)}
     for condition, problem in _too_small(manifest, codes):
-        lines += ["", f"    if ({condition.replace('//', '/')})", f"        return fputs({_c(problem)}, stderr), 1;"]
+        body += ["", f"    if ({condition.replace('//', '/')})", f"        return fputs({_c(problem)}, stderr), 1;"]
     for number, entry in enumerate(manifest.outputs):
-        lines += ["", *_cpp_fetch(f"out{number}", entry)]
-    return "\n".join([*lines, "    return 0;", "}", ""])
+        body += ["", *_cpp_fetch(f"out{number}", entry)]
+    blocks = {"options": [f"    net.opt.{option} = false;" for option in _FP32], "body": body}
+    lines = {name: "".join(f"{line}\n" for line in block) for name, block in blocks.items()}
+    return Template(data_file("program.cpp.in")).substitute(lines, param=_c(param), bin=_c(bin))
 
 
 _DIMS = {1: ("w",), 2: ("h", "w"), 3: ("c", "h", "w"), 4: ("c", "d", "h", "w")}

@@ -7,10 +7,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from html import escape
-from importlib.resources import files
 from typing import Any
 
 from onnx2ncnn_opt.report.record import NetRecord
+from onnx2ncnn_opt.report.words import data_file
 
 FORMAT = 1
 
@@ -22,7 +22,7 @@ def page(records: Sequence[NetRecord], *, title: str, tool: str) -> str:
     that could end the element are escaped, and the script shows names as text. A content security policy allows only
     this one script and style sheet.
     """
-    style, script = (_template(f"page.{kind}") for kind in ("css", "js"))
+    style, script = (data_file(f"page.{kind}") for kind in ("css", "js"))
     data = json.dumps(
         {"format_version": FORMAT, "tool": tool, "nets": [_plain(asdict(record)) for record in records]},
         allow_nan=False,
@@ -35,15 +35,11 @@ def page(records: Sequence[NetRecord], *, title: str, tool: str) -> str:
         "script": script,
         "data": data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"),
     }
-    html = _template("page.html")
+    html = data_file("page.html")
     pieces = []
     for number, piece in enumerate(html.split("@@")):  # in one pass, because inserted text may contain @@
         pieces.append(parts[piece] if number % 2 else piece)
     return "".join(pieces)
-
-
-def _template(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

@@ -1,9 +1,15 @@
 """Records in words, for terminals and pages alike."""
 
 from collections.abc import Iterator, Mapping
+from importlib.resources import files
 from typing import Any
 
 _HASH = 12  # digits of a hash that people compare
+
+
+def data_file(name: str) -> str:
+    """Return the text of a file next to this one."""
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def file_size(size: int) -> str:

@@ -14,7 +14,7 @@ from onnx2ncnn_opt.onnx.value import Tensor
 
 COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 _TESTS = COMPARISONS | {"Clip", "IsInf", "IsNaN", "Max", "Min", "Sign"}
-# Layers that pass on an infinity.
+# Operators that pass on an infinity.
 _CARRYING = frozenset(
     {"Abs", "Concat", "Expand", "Flatten", "Gather", "Identity", "Neg", "Reshape", "Slice", "Split", "Squeeze", "Tile"}
     | {"Transpose", "Unsqueeze", "Where"}
