@@ -233,13 +233,11 @@ class Child:
 
 
 class Worker(ABC):
-    """The owner of a process that is started when it is first needed, or before, and again after a crash.
-
-    `runtime`, which runs there, and `command`, which starts it, are names for people. `hint` ends a timeout's message.
-    """
+    """The owner of a process that is started when it is first needed, or before, and again after a crash."""
 
     def __init__(self, runtime: str, command: str, hint: str = "") -> None:
-        self._runtime, self._command, self._hint = runtime, command, hint
+        self._runtime, self._command = runtime, command  # what runs there, and what starts it, for people
+        self._hint = hint  # the end of a timeout's message
         self._lock = threading.Lock()
         self._child: Child | None = None
 

@@ -157,8 +157,7 @@ def mixed(
     `budget` is in units of an output's largest value in fp32. Masks that the net has stay. Without a device to run `on`
     fp16 is estimated. Nothing is written.
 
-    Raises VerificationError if the net differs from the model in fp32, or no masks are enough, and the errors of
-    `verify_net` and `optimize`.
+    Raises VerificationError if fp32 is wrong or no masks are enough, and the errors of `verify_net` and `optimize`.
     """
     if not budget > 0:
         raise UsageError(f"the budget has to be above 0, not {budget:g}")

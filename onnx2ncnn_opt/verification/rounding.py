@@ -361,8 +361,7 @@ class _ErrorWriter(NodeWriter):
     def errors(self, name: str, dtype: int) -> str:
         """Add numbers from -1 to 1, one for each number of a tensor.
 
-        Their signs are those of sin(a * i * i + b) at index i, where each run has its own a: ONNX Runtime has no random
-        numbers from opset 22 on.
+        Their signs are those of sin(a * i * i + b) at index i, with each run's own a: opset 22 has no random numbers.
         """
         indexes = self.node("Range", self.number(0), self.node("Size", name), self.number(1))
         squares = self.node("Cast", self.node("Mul", indexes, indexes), to=TensorProto.DOUBLE)
