@@ -18,7 +18,6 @@ from onnx2ncnn_opt.api.net_shapes import (
     bound_shapes,
     check_known,
     infer_shapes,
-    is_fixed,
     manifest_of,
     numbers,
     open_shapes,
@@ -31,6 +30,7 @@ from onnx2ncnn_opt.finish import finish
 from onnx2ncnn_opt.ir.caches import caches
 from onnx2ncnn_opt.ir.cut import cut, drop_unused
 from onnx2ncnn_opt.ir.detections import DETECTORS
+from onnx2ncnn_opt.ir.dim import is_fixed
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.memory import Memory, lower_peak, peak_memory

@@ -147,18 +147,13 @@ def diff_graphs(a: Graph, b: Graph, *, names: tuple[str, str] = ("", "")) -> Net
     """Compare two nets in memory, as `diff` does; `names` are their names in the result."""
     pairs = corresponding(a, b)
     found = set(pairs.values())
-    changes = (_change(x, y, pairs) for x, y in pairs.items())
-    order = {layer: number for number, layer in enumerate(a)}
+    changes = (_change(x, pairs[x], pairs) for x in a if x in pairs)
     return NetDiff(
         *names,
         layers=(len(a), len(b)),
         gone=refs(tuple(layer for layer in a if layer not in pairs)),
         added=refs(tuple(layer for layer in b if layer not in found)),
-        changed=tuple(
-            change
-            for _, change in sorted(zip((order[x] for x in pairs), changes, strict=True), key=lambda both: both[0])
-            if change.params or change.weights or change.inputs or change.outputs
-        ),
+        changed=tuple(c for c in changes if c.params or c.weights or c.inputs or c.outputs),
         renamed=tuple(_renamed(pairs)),
     )
 

@@ -12,9 +12,9 @@ from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.api.net_shapes import infer_net, manifest_of
 from onnx2ncnn_opt.errors import Unsupported, UnsupportedError, UsageError, check_options
 from onnx2ncnn_opt.ir.cost import multiplications, parameters
-from onnx2ncnn_opt.ir.dim import Shape, Sym
+from onnx2ncnn_opt.ir.dim import Sym, texts
 from onnx2ncnn_opt.ir.graph import Blob, Graph
-from onnx2ncnn_opt.ir.memory import peak_memory
+from onnx2ncnn_opt.ir.memory import most_items, peak_memory
 from onnx2ncnn_opt.ir.releases import least_release
 from onnx2ncnn_opt.manifest import Entry
 from onnx2ncnn_opt.onnx.read.exported import exported
@@ -95,10 +95,10 @@ def _model(path: Path, shapes: GivenShapes | None, values: Mapping[str, Any] | N
         refused, advice = error.nodes, error.advice
     else:
         graph = conversion.graph
-        outputs = tuple(Binding(port.name, port.dtype.name, _sizes(port.shape)) for port in conversion.outputs)
+        outputs = tuple(Binding(port.name, port.dtype.name, texts(port.shape)) for port in conversion.outputs)
     constants = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
     operators = Counter(f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in model.graph)
-    inputs = tuple(Binding(info.name, info.dtype.numpy().name, _sizes(info.shape)) for info in model.inputs)
+    inputs = tuple(Binding(info.name, info.dtype.numpy().name, texts(info.shape)) for info in model.inputs)
     return Inspection(
         file=os.fspath(path),
         format="onnx" if source is path else "pt2",
@@ -153,20 +153,17 @@ def _of_entry(entry: Entry) -> Binding:
 
 
 def _of_blob(blob: Blob) -> Binding:
-    return Binding(blob.name, None, None if blob.shape is None else _sizes(blob.shape))
+    return Binding(blob.name, None, None if blob.shape is None else texts(blob.shape))
 
 
 def _costs(graph: Graph | None) -> dict[str, int | None]:
     if graph is None:
         return dict.fromkeys(("layers", "macs", "peak_memory", "least_ncnn"))
-    memory = peak_memory(graph)  # of one item of a batch
-    batches = [blob.batch for layer in graph for blob in layer.outputs]
-    known = [batch for batch in batches if isinstance(batch, int)]
-    is_unknown = memory.unknown or len(known) < len(batches)
+    memory, items = peak_memory(graph), most_items(graph)
     return {
         "layers": count_layers(graph),
         "macs": multiplications(graph),
-        "peak_memory": None if is_unknown else memory.peak * max(known, default=1),
+        "peak_memory": None if memory.unknown or items is None else memory.peak * items,
         "least_ncnn": least_release(graph),
     }
 
@@ -174,7 +171,7 @@ def _costs(graph: Graph | None) -> dict[str, int | None]:
 def _declared(model: LoadedModel) -> tuple[Binding, ...]:
     """Return the outputs as the exporter wrote them, if there is no net to give better ones."""
     return tuple(
-        Binding(info.name, info.dtype.name.lower(), None if info.shape is None else _sizes(info.shape))
+        Binding(info.name, info.dtype.name.lower(), None if info.shape is None else texts(info.shape))
         for info in model.outputs
     )
 
@@ -182,7 +179,3 @@ def _declared(model: LoadedModel) -> tuple[Binding, ...]:
 def _dynamic(shapes: Any) -> tuple[str, ...]:
     names = [name for shape in shapes for size in shape if isinstance(size, Sym) for name in sorted(size.names())]
     return tuple(dict.fromkeys(names))
-
-
-def _sizes(shape: Shape) -> tuple[int | str, ...]:
-    return tuple(size if isinstance(size, int) else str(size) for size in shape)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from onnx2ncnn_opt import entry_points, passes
 from onnx2ncnn_opt.errors import ConversionError, UsageError, VerificationError, check_option, check_options
 from onnx2ncnn_opt.finish import finish, require_release
-from onnx2ncnn_opt.ir.dim import Dim, Shape
+from onnx2ncnn_opt.ir.dim import Dim, texts
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release, least_release
 from onnx2ncnn_opt.ir.weight import Encoding
@@ -386,11 +386,7 @@ def unoptimised(conversion: Conversion) -> Conversion:
 
 
 def _entry(port: Port, names: Mapping[Blob, str]) -> Entry:
-    return Entry(port.name, names[port.blob], _sizes(port.shape), _dtype(port.dtype), port.batch_axis, port.element)
-
-
-def _sizes(shape: Shape) -> tuple[int | str | None, ...]:
-    return tuple(size if isinstance(size, int) else str(size) for size in shape)
+    return Entry(port.name, names[port.blob], texts(port.shape), _dtype(port.dtype), port.batch_axis, port.element)
 
 
 def _dtype(dtype: np.dtype[np.generic]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from onnx2ncnn_opt.errors import ShapeError, UsageError
-from onnx2ncnn_opt.ir.dim import Dim, Shape, symbol
+from onnx2ncnn_opt.ir.dim import Dim, Shape, is_fixed, symbol
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.spec import SHAPE_HINTS_ID
@@ -168,11 +168,6 @@ def add_hints(graph: Graph) -> None:
     for layer in graph:
         if layer.outputs and layer.type != "Split" and all(is_fixed(blob.shape) for blob in layer.outputs):
             layer.params["shape_hints" if layer.spec else SHAPE_HINTS_ID] = ()
-
-
-def is_fixed(shape: Shape | None) -> bool:
-    """Return True for a known shape without dynamic dimensions."""
-    return shape is not None and all(isinstance(size, int) for size in shape)
 
 
 def numbers(shape: Shape | None) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 from onnx2ncnn_opt.ir.correspondence import parameters
 from onnx2ncnn_opt.ir.cost import multiplications_of
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.memory import blob_bytes, peak_memory
+from onnx2ncnn_opt.ir.memory import blob_bytes, most_items, peak_memory
 from onnx2ncnn_opt.report.record import LayerError, LayerRow, MemoryCourse
 from onnx2ncnn_opt.verification.blobs import LayerRun, Verdict
 
@@ -61,15 +61,12 @@ def bytes_of(blob: Blob) -> int | None:
 
 def memory_course(graph: Graph) -> MemoryCourse | None:
     """Return the bytes of all blobs in memory while each layer runs; None if a size is unknown."""
-    memory = peak_memory(graph)  # for one item of a batch
-    batches = [blob.batch for layer in graph for blob in layer.outputs]
-    counts = [batch for batch in batches if isinstance(batch, int)]
-    if memory.unknown or len(counts) < len(batches):
+    memory, items = peak_memory(graph), most_items(graph)
+    if memory.unknown or items is None:
         return None
     numbers = {layer: number for number, layer in enumerate(graph)}
-    most = max(counts, default=1)
     return MemoryCourse(
-        tuple(numbers[layer] for layer, _ in memory.course), tuple(size * most for _, size in memory.course)
+        tuple(numbers[layer] for layer, _ in memory.course), tuple(size * items for _, size in memory.course)
     )
 
 

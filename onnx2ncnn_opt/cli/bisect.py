@@ -75,8 +75,7 @@ def _bisect_net(
     verification: Verification,
 ) -> None:
     from onnx2ncnn_opt.api import bisect as api
-    from onnx2ncnn_opt.report.bisection import located_blocks, pair_lines
-    from onnx2ncnn_opt.report.difference import difference_blocks
+    from onnx2ncnn_opt.report.results import difference_blocks, located_blocks, pair_lines
 
     with output.working(f"bisecting {param}"):
         found = api.bisect(model, param, bin, verification, manifest=manifest_path, write=write)
@@ -106,7 +105,7 @@ def _bisect_net(
 
 def _bisect_passes(output: Output, model: Path, skip: tuple[str, ...], verification: Verification) -> None:
     from onnx2ncnn_opt.api.bisect import bisect_passes
-    from onnx2ncnn_opt.report.bisection import pass_lines
+    from onnx2ncnn_opt.report.results import pass_lines
 
     with output.working(f"bisecting the passes on {model}"):
         found = bisect_passes(model, verification, skip=skip)

@@ -28,7 +28,7 @@ def diff(output: Output, a: Path, b: Path, bins: tuple[Path, Path] | None, custo
     equal, 1 they differ, 2 trouble.
     """
     from onnx2ncnn_opt.api import diff as difference
-    from onnx2ncnn_opt.report.difference import difference_blocks
+    from onnx2ncnn_opt.report.results import difference_blocks
 
     try:
         found = difference.diff(a, b, bins, custom=custom)

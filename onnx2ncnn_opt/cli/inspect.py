@@ -21,7 +21,7 @@ def inspect(output: Output, file: Path, shapes: dict[str, list[int | str]], valu
     """
     from onnx2ncnn_opt.api import inspect as inspection
     from onnx2ncnn_opt.errors import lines_by_reason
-    from onnx2ncnn_opt.report.inspection import inspection_blocks
+    from onnx2ncnn_opt.report.results import inspection_blocks
 
     with output.working(f"looking at {file}"):
         found = inspection.inspect(file, shapes=shapes, values=values)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from onnx2ncnn_opt.errors import UsageError
-from onnx2ncnn_opt.ir.dim import Shape, by_axis, known
+from onnx2ncnn_opt.ir.dim import Shape, by_axis, is_fixed
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 
 
@@ -66,6 +66,4 @@ def _input(graph: Graph, name: str, blob: Blob) -> Blob:
 
 def input_params(shape: Shape | None) -> dict[str, int]:
     """Return the parameters of an Input of this shape; none if a size is dynamic."""
-    if shape is None or not all(isinstance(size, int) for size in shape):
-        return {}
-    return by_axis(known(shape))
+    return by_axis(shape) if is_fixed(shape) else {}

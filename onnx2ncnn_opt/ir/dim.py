@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import chain, combinations, islice
 from itertools import product as choices
 from math import ceil
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeGuard, TypeVar
 
 
 class Call(NamedTuple):
@@ -153,12 +153,22 @@ def shape_text(shape: Iterable[Dim]) -> str:
     return f"[{', '.join(map(str, shape))}]"
 
 
+def texts(shape: Iterable[Dim]) -> tuple[int | str, ...]:
+    """Return a shape as files have it: dynamic sizes as their expressions."""
+    return tuple(size if isinstance(size, int) else str(size) for size in shape)
+
+
+def is_fixed(sizes: Iterable[Dim] | None) -> TypeGuard[tuple[int, ...]]:
+    """Return True for known sizes without a dynamic one."""
+    return sizes is not None and all(isinstance(size, int) for size in sizes)
+
+
 def known(sizes: Iterable[Dim]) -> tuple[int, ...]:
     """Return sizes as ints; raise TypeError if one is symbolic, which the caller rules out."""
     numbers = tuple(sizes)
-    if not all(isinstance(size, int) for size in numbers):
+    if not is_fixed(numbers):
         raise TypeError(f"the sizes {', '.join(map(str, numbers))} are not all known")
-    return numbers  # type: ignore[return-value]
+    return numbers
 
 
 def exact_div(size: Dim, divisor: Dim) -> Dim | None:

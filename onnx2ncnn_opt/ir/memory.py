@@ -14,7 +14,7 @@ from math import inf, prod
 from typing import NamedTuple
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise
-from onnx2ncnn_opt.ir.dim import Shape, known
+from onnx2ncnn_opt.ir.dim import Shape, is_fixed
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.spec import Trait
 
@@ -42,14 +42,19 @@ class Memory:
 
 def blob_bytes(shape: Shape | None) -> int | None:
     """Return the bytes of a float32 Mat; channels start at multiples of 16 bytes. None if a size is dynamic."""
-    if shape is None or not all(isinstance(size, int) for size in shape):
+    if not is_fixed(shape):
         return None
-    sizes = known(shape)
-    return sizes[0] * (-(-4 * prod(sizes[1:]) // 16) * 16) if len(sizes) > 2 else 4 * prod(sizes)
+    return shape[0] * (-(-4 * prod(shape[1:]) // 16) * 16) if len(shape) > 2 else 4 * prod(shape)
+
+
+def most_items(graph: Graph) -> int | None:
+    """Return the largest batch count of a blob; None if one is dynamic."""
+    counts = [1, *(blob.batch for layer in graph for blob in layer.outputs)]
+    return max(counts) if is_fixed(counts) else None
 
 
 def peak_memory(graph: Graph) -> Memory:
-    """Simulate ncnn in light mode: all inputs are fed, then the outputs are extracted one after the other."""
+    """Simulate ncnn in light mode for one item: all inputs are fed, then the outputs are extracted one by one."""
     return _Simulation(graph, _sizes(graph)).run()
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
-from onnx2ncnn_opt.ir.dim import Shape, known
+from onnx2ncnn_opt.ir.dim import Shape, is_fixed, known
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import is_constant
@@ -94,9 +94,9 @@ Products: TypeAlias = Mapping[frozenset[Piece], float]
 
 def count(blob: Blob) -> int:
     """Return how many elements a blob has; Unlike if that is not fixed."""
-    if blob.shape is None or not all(isinstance(size, int) for size in blob.shape):
+    if not is_fixed(blob.shape):
         raise Unlike
-    return prod(known(blob.shape))
+    return prod(blob.shape)
 
 
 class Read:
@@ -294,9 +294,9 @@ def _before_move(piece: Piece, cuts: dict[Layer, _Cut | None]) -> list[Piece] | 
     if cut is None:
         return None
     after = whole[cut.axis + 1 :]
-    if any(size != 1 for size in whole[: cut.axis]) or not all(isinstance(size, int) for size in after):
+    if any(size != 1 for size in whole[: cut.axis]) or not is_fixed(after):
         return None
-    inner = prod(known(after))
+    inner = prod(after)
     if layer.type == "Concat":
         found = []
         first = bisect_right(cut.starts, piece.start // inner) - 1

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.dim import is_fixed
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
 from onnx2ncnn_opt.rewrite.rule import fixed_size, known_shape, require
@@ -81,7 +82,7 @@ def is_pointwise(layer: Layer) -> bool:
 def has_known_sizes(layer: Layer) -> bool:
     """Return True if the sizes of the axes that a layer slides over are numbers."""
     shape, axes = layer.inputs[0].shape, axes_of(layer)
-    return shape is not None and len(shape) == len(axes) + 1 and all(isinstance(size, int) for size in shape[1:])
+    return shape is not None and len(shape) == len(axes) + 1 and is_fixed(shape[1:])
 
 
 def slides(layer: Layer) -> tuple[Slide, ...]:

@@ -1,3 +1,4 @@
+from onnx2ncnn_opt.ir.dim import is_fixed
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.view import Regroup
 from onnx2ncnn_opt.passes._views import VIEWS, step_of
@@ -22,7 +23,8 @@ def eliminate_reshape_before_binaryop(x: Blob, other: Blob, view: Layer, binary:
     small, shape = known_shape(x), known_shape(other)
     inner = len(shape) - len(small)
     require(inner > 0 and view.output.shape == (*small, *(1,) * inner), f"'{view.name}' adds no inner axes alone")
-    fits = all(isinstance(size, int) for size in small) and shape[: len(small)] == small
-    require(fits, f"'{other.name}' does not have the outer axes of '{x.name}'")
+    require(
+        is_fixed(small) and shape[: len(small)] == small, f"'{other.name}' does not have the outer axes of '{x.name}'"
+    )
     require(view.output.uses == 1, f"'{view.output.name}' is used twice")
     return binary.having(inputs=[x if blob is view.output else blob for blob in binary.inputs])

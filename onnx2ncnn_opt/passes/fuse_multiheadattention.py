@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
+from onnx2ncnn_opt.ir.dim import is_fixed
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.kernels import cost, surplus_of_attention
 from onnx2ncnn_opt.ir.spec import Trait
@@ -210,7 +211,7 @@ def _has_equal_rows(blob: Blob, depth: int = 12) -> bool:
 def _trace(blob: Blob, types: tuple[str, ...], depth: int = 12) -> _Trace | None:
     """Follow a blob up through views, Slices and factors to the layer (of `types`) that computed its elements."""
     layer = blob.producer
-    if layer is None or blob.shape is None or not all(isinstance(size, int) for size in blob.shape) or not depth:
+    if layer is None or not is_fixed(blob.shape) or not depth:
         return None
     if layer.type in types and len(layer.outputs) == 1:
         sizes = fixed_shape(blob)

@@ -1,7 +1,7 @@
 from math import prod
 
 from onnx2ncnn_opt.ir.codes import Reduction
-from onnx2ncnn_opt.ir.dim import known
+from onnx2ncnn_opt.ir.dim import is_fixed
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._constants import finite_float32
 from onnx2ncnn_opt.passes._fold import one_factor
@@ -23,6 +23,6 @@ def fuse_reduction_mul(x: Blob, reduction: Layer, by: Layer) -> Layer:
     if reduction["operation"] == Reduction.SUM and x.shape is not None:
         axes = range(len(x.shape)) if reduction["reduce_all"] else reduction["axes"]
         sizes = [x.shape[axis] for axis in axes]
-        if all(isinstance(size, int) for size in sizes) and close(coeff * prod(known(sizes)), 1.0):
+        if is_fixed(sizes) and close(coeff * prod(sizes), 1.0):
             return reduction.having(operation=Reduction.MEAN, coeff=None)
     return reduction.having(coeff=coeff)

@@ -1,7 +1,7 @@
 from math import prod
 
 from onnx2ncnn_opt.ir.codes import PadMode, Pooling
-from onnx2ncnn_opt.ir.dim import known
+from onnx2ncnn_opt.ir.dim import is_fixed
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.passes._chain import Chain
 from onnx2ncnn_opt.passes._fold import require_own_weights
@@ -17,8 +17,7 @@ _CONV = op("Convolution", "conv", is_pointwise, activation_type=0)
 def _shrinks(layer: Layer) -> bool:
     """Return True if a layer is an Interp that certainly makes an image smaller."""
     before, after = layer.inputs[0].shape or (), layer.output.shape or ()
-    fixed = all(isinstance(size, int) for size in (*before, *after))
-    return is_resize(layer) and fixed and prod(known(after)) < prod(known(before))
+    return is_resize(layer) and is_fixed(before) and is_fixed(after) and prod(after) < prod(before)
 
 
 @rewrite(

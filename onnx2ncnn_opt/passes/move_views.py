@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import Shape, known
+from onnx2ncnn_opt.ir.dim import Shape, is_fixed, known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.view import Reorder, Step
@@ -189,7 +189,7 @@ def _operands_fit(layer: Layer, shape: Shape) -> bool:
             # Where a constant has one dim alone, its size decides along which axis it broadcasts.
             if layer.type != "BinaryOp" or len(blob.shape) not in {len(shape), *range(2, len(shape))}:
                 return False
-            if not all(isinstance(size, int) for size in shape):
+            if not is_fixed(shape):
                 return False
         elif blob.shape != shape or blob.batch != layer.output.batch:
             return False

@@ -13,7 +13,7 @@ import onnx_ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import helper, numpy_helper
 
-from onnx2ncnn_opt.ir.dim import Dim, Shape
+from onnx2ncnn_opt.ir.dim import Dim, Shape, texts
 from onnx2ncnn_opt.onnx.value import Constant, Item, Tensor, TensorSequence
 
 _LARGEST_GIVEN = 4096  # elements of a constant that inference gets with its numbers; weights are told by their shapes
@@ -42,7 +42,7 @@ def inferred_outputs(
         if operand is None or isinstance(operand, TensorSequence):
             continue
         sizes |= {str(size): size for size in operand.shape}
-        dims = [size if isinstance(size, int) else str(size) for size in operand.shape]
+        dims = texts(operand.shape)
         element = helper.np_dtype_to_tensor_dtype(np.dtype(operand.dtype.type))
         inputs.append(helper.make_tensor_value_info(f"x{i}", element, dims))
         if isinstance(operand, Constant) and operand.array.size <= _LARGEST_GIVEN:

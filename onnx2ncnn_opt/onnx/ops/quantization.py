@@ -119,24 +119,8 @@ def _whole(x: Value) -> Value:
 
 
 @onnx_op("QLinearAdd", domain=MICROSOFT, integers=True, quantises=True)
-def qlinear_add(
-    im: ImportContext,
-    a: Value,
-    a_scale: Value,
-    a_zero_point: Zero,
-    b: Value,
-    b_scale: Value,
-    b_zero_point: Zero,
-    c_scale: Value,
-    c_zero_point: Zero = None,
-) -> Value:
-    """BinaryOp add between DequantizeLinear and QuantizeLinear."""
-    left, right = dequantize_linear(im, a, a_scale, a_zero_point), dequantize_linear(im, b, b_scale, b_zero_point)
-    return quantize_linear(im, binary(im, BinaryOp.ADD, left, right), c_scale, c_zero_point)
-
-
 @onnx_op("QLinearMul", domain=MICROSOFT, integers=True, quantises=True)
-def qlinear_mul(
+def qlinear_binary(
     im: ImportContext,
     a: Value,
     a_scale: Value,
@@ -147,7 +131,10 @@ def qlinear_mul(
     c_scale: Value,
     c_zero_point: Zero = None,
 ) -> Value:
-    """BinaryOp mul of whole numbers, and as QuantizeLinear."""
+    """BinaryOp add between DequantizeLinear and QuantizeLinear; mul of whole numbers, and as QuantizeLinear."""
+    if im.node.op_type == "QLinearAdd":
+        left, right = dequantize_linear(im, a, a_scale, a_zero_point), dequantize_linear(im, b, b_scale, b_zero_point)
+        return quantize_linear(im, binary(im, BinaryOp.ADD, left, right), c_scale, c_zero_point)
     products = binary(im, BinaryOp.MUL, centred(im, a, a_zero_point), centred(im, b, b_zero_point))
     factor = scaling(im, BinaryOp.DIV, scaling(im, BinaryOp.MUL, a_scale, b_scale), c_scale)
     return quantized(im, binary(im, BinaryOp.MUL, products, factor), c_zero_point, type_of(c_zero_point))

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Sample, SamplePadding, UnaryOp
-from onnx2ncnn_opt.ir.dim import Shape, known
+from onnx2ncnn_opt.ir.dim import Shape, is_fixed
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
@@ -78,10 +78,10 @@ def _rounded(im: ImportContext, grid: Value, sizes: Shape, align_corners: int) -
 
     `sizes` are those of the axes that the coordinates x, y(, z) go along.
     """
-    if not all(isinstance(size, int) for size in sizes) or (align_corners and 1 in sizes):
+    if not is_fixed(sizes) or (align_corners and 1 in sizes):
         reason = f"mode nearest in an image whose sizes are {', '.join(map(str, reversed(sizes)))}"
         raise im.refuse(reason, "bind its sizes with --shape; with align_corners each has to be 2 or more")
-    size = np.array(known(sizes), np.float32)
+    size = np.array(sizes, np.float32)
     if isinstance(grid, Constant):
         grid = Constant(im.f32(grid.array))
     # In ONNX Runtime's order of operations, that the same positions are halves.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
-from onnx2ncnn_opt.ir.dim import Shape, axis_index, known, product
+from onnx2ncnn_opt.ir.dim import Shape, axis_index, is_fixed, product
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds
@@ -299,8 +299,8 @@ def trilu(im: ImportContext, x: Tensor, k: Ints | None = None, *, upper: int = 1
     shape, offset = x.shape[-2:], k[0] if k else 0
     if len(shape) < 2:
         raise im.invalid(f"a triangle of a tensor of rank {x.rank}")
-    if all(isinstance(size, int) for size in shape):
-        ones = np.ones(known(shape), bool)
+    if is_fixed(shape):
+        ones = np.ones(shape, bool)
         inside: Value = Constant(np.triu(ones, offset) if upper else np.tril(ones, offset))
     else:
         to_the_right = axis_index(0) - axis_index(1)

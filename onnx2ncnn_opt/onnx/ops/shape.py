@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir
 
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, known, product, shape_text
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, is_fixed, product, shape_text
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds
@@ -165,9 +165,9 @@ def tile(im: ImportContext, x: Tensor, repeats: Sizes) -> Value:
 @onnx_op("EyeLike", since=9, integers=True, folds=bounds.first)
 def eye_like(im: ImportContext, x: Value, *, dtype: int | None = None, k: int = 0) -> Constant:
     """Return a constant."""
-    if x.rank != 2 or not all(isinstance(size, int) for size in x.shape):
+    if x.rank != 2 or not is_fixed(x.shape):
         raise im.refuse(f"{shape_text(x.shape)} is not a matrix of fixed size", "bind them with --shape")
-    rows, columns = known(x.shape)
+    rows, columns = x.shape
     return Constant(np.eye(rows, columns, k, x.dtype if dtype is None else onnx_ir.DataType(dtype).numpy()))
 
 
