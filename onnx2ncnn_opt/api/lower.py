@@ -38,8 +38,6 @@ from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.version import __version__
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from onnx2ncnn_opt.outputs import Latency
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
     from onnx2ncnn_opt.verification.driver import VerifyReport
@@ -386,8 +384,4 @@ def unoptimised(conversion: Conversion) -> Conversion:
 
 
 def _entry(port: Port, names: Mapping[Blob, str]) -> Entry:
-    return Entry(port.name, names[port.blob], texts(port.shape), _dtype(port.dtype), port.batch_axis, port.element)
-
-
-def _dtype(dtype: np.dtype[np.generic]) -> str:
-    return dtype.name
+    return Entry(port.name, names[port.blob], texts(port.shape), port.dtype.name, port.batch_axis, port.element)

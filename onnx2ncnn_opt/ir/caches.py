@@ -8,8 +8,5 @@ def caches(graph: Graph) -> set[Blob]:
 
     ncnn chooses their layout in memory: numbers that are fed into them, or read out of them, mean nothing.
     """
-    found: set[Blob] = set()
-    for layer in graph:
-        if not layer.is_custom and "kv_cache" in layer.resolved and layer["kv_cache"]:
-            found.update((*layer.inputs[-2:], *layer.outputs[1:]))
-    return found
+    layers = (layer for layer in graph if not layer.is_custom and layer.resolved.get("kv_cache"))
+    return {blob for layer in layers for blob in (*layer.inputs[-2:], *layer.outputs[1:])}

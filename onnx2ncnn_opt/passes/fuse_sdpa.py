@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise
-from onnx2ncnn_opt.ir.dim import Dim, Shape, known
+from onnx2ncnn_opt.ir.dim import Dim, Shape, is_fixed, known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import INFINITE
 from onnx2ncnn_opt.ir.permute import order_type
@@ -158,13 +158,12 @@ def _mask(mask: Blob, logits: Blob, layers: list[Layer]) -> Blob:
     if mask.shape == wanted:
         return mask
     constant = mask.producer
-    fixed = all(isinstance(size, int) for size in wanted)
     shape: Shape
-    if constant is not None and is_constant(mask) and fixed:
+    if constant is not None and is_constant(mask) and is_fixed(wanted):
         block = constant.weights.stored("data")
         require(block.encoding is Encoding.FP32, f"'{constant.name}' is not stored as it is used")
         old = known(mask.known_shape)
-        data = np.broadcast_to(block.data.reshape(old), (old[0], *known(wanted[1:])))
+        data = np.broadcast_to(block.data.reshape(old), (old[0], *wanted[1:]))
         layers.append(with_data(constant, data[0] if heads == 1 else data))
         shape = wanted[1:] if heads == 1 else (heads, *wanted[1:])
     else:
