@@ -40,7 +40,7 @@ class UsageError(Error):
 
 
 class PatternError(UsageError):
-    """A pattern that nothing can ever match: its author meant another layer type or parameter."""
+    """A pattern that no layer can match, because of a wrong layer type or parameter."""
 
 
 class ConversionError(Error):
@@ -101,15 +101,14 @@ _DETAILS = r"\[[^\]]*\]|'[^']*'|-?\d+(\.\d+)?"
 
 
 def check_options(**options: object) -> None:
-    """Raise UsageError for an option from Python with another type than `_OPTIONS` says: a str is not a list."""
+    """Raise UsageError for an option from Python whose type is not the one in `_OPTIONS`: a str is not a list."""
     for name, value in options.items():
         kind, is_optional = _OPTIONS[name]
         if not (is_optional and value is None):
             check_option(kind, name, value)
 
 
-# Lists, lists of names, dicts by name, whole numbers of 0 or more, seconds above 0, paths; whether None is
-# none of it.
+# The kind of each option (see `check_option`), and whether it may be None.
 _OPTIONS: Mapping[str, tuple[str, bool]] = {
     **dict.fromkeys(("custom", "modes"), ("list", False)),
     **dict.fromkeys(("names", "only", "outputs", "skip", "start", "end"), ("names", False)),
@@ -168,7 +167,7 @@ def plugged(what: str, *passing: type[BaseException]) -> Iterator[None]:
     """Run code of another package; its exceptions become a PluginError that names it, except those of `passing`."""
     try:
         yield
-    except (Exception, SystemExit) as error:  # there is no telling what others raise
+    except (Exception, SystemExit) as error:  # plug-ins may raise anything
         if isinstance(error, (PluginError, *passing)) or interruption(error):
             raise
         reason = f"it calls sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"{error}"

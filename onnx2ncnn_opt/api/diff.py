@@ -42,7 +42,7 @@ class WeightChange:
     """A weight of a layer, None if the layer has none of that name.
 
     `max_abs` is the largest difference of two elements, `largest` the largest absolute value before; both are None
-    where there are not as many elements, or none of them is a finite number on both sides. `not_finite` counts the
+    if the numbers of elements differ, or no element is finite on both sides. `not_finite` counts the
     elements that are NaN or infinite on one side, and something else on the other.
     """
 
@@ -56,7 +56,7 @@ class WeightChange:
 
 @dataclass(frozen=True)
 class InputChange:
-    """An input of a layer that another layer gives; None if there is none. `output` is the index among its outputs."""
+    """An input that other layers give in the two nets; None for no layer. `output` is the index among its outputs."""
 
     index: int
     before: LayerRef | None
@@ -67,7 +67,7 @@ class InputChange:
 
 @dataclass(frozen=True)
 class OutputChange:
-    """An output of a layer that is an output of one net only; None in the other."""
+    """An output of a layer that is an output of only one of the nets; None in the other."""
 
     index: int
     before: str | None
@@ -88,7 +88,7 @@ class LayerChange:
 
 @dataclass(frozen=True)
 class Renamed:
-    """An input or output of the net (`kind`) that is called otherwise."""
+    """An input or output of the net (`kind`) with another name."""
 
     kind: str
     before: str

@@ -39,7 +39,7 @@ _BATCH = 20260617
 
 
 def check_release(release: int) -> None:
-    """Raise UsageError for a release that is too old to be supported, or newer than any known one."""
+    """Raise UsageError for a release older than `OLDEST` or newer than `NEWEST`."""
     if isinstance(release, bool) or not isinstance(release, int):
         raise UsageError(f"a release is a date like {NEWEST}, not {release!r:.80}")
     if release < OLDEST:

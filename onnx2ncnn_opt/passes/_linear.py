@@ -1,4 +1,4 @@
-"""Pieces of expanded activations: multiplication and addition of a number, however they are written."""
+"""Pieces of expanded activations: products and sums with a number, in every spelling."""
 
 import math
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ def offset(layer: Layer) -> float:
 
 
 def close(a: float, b: float) -> bool:
-    """Return True if two numbers were meant to be the same."""
+    """Return True if two numbers agree up to the digits that models write."""
     return math.isclose(a, b, rel_tol=_TOLERANCE)
 
 
@@ -60,7 +60,7 @@ def plus(x: Pattern, capture: str = "", number: float | None = None) -> Op:
 
 
 def negated(x: Pattern) -> Iterator[Op]:
-    """-x, however it is written."""
+    """-x, in every spelling."""
     yield op("UnaryOp", op_type=UnaryOp.NEG)(x)
     yield times(x, by=-1.0)
 

@@ -69,7 +69,7 @@ def groups_of(layer: Layer) -> int:
 
 
 def pads_of(layer: Layer) -> list[int]:
-    """Return the pads of a layer as its parameters say them, which may be codes, outermost axis first."""
+    """Return the pads in a layer's parameters, which may be codes, outermost axis first."""
     return [int(layer[f"pad_{side}"]) for axis in axes_of(layer) for side in SIDES[axis]]
 
 
@@ -91,7 +91,7 @@ def slides(layer: Layer) -> tuple[Slide, ...]:
 
 
 def _stated(layer: Layer) -> tuple[Slide, ...]:
-    """Return the slides with the pads that the parameters say, which may be codes."""
+    """Return the slides with the pads of the parameters, which may be codes."""
     return tuple(
         Slide(
             axis,
@@ -103,7 +103,7 @@ def _stated(layer: Layer) -> tuple[Slide, ...]:
 
 
 def _pad_mode(layer: Layer) -> int:
-    """ncnn's code for pads that depend on the size, or 0; refused if pads are negative otherwise."""
+    """Return ncnn's code for pads that depend on the size, or 0; refused for other negative pads."""
     pads = pads_of(layer)
     mode = pads[0] if len(set(pads)) == 1 and pads[0] in (_SAME_UPPER, _SAME_LOWER) else 0
     require(mode or min(pads) >= 0, f"'{layer.name}' has negative pads")
@@ -111,7 +111,7 @@ def _pad_mode(layer: Layer) -> int:
 
 
 def windows(layer: Layer) -> tuple[Window, ...]:
-    """Return the windows of a convolution, outermost axis first; refused for dynamic sizes and pads of no meaning."""
+    """Return the windows of a convolution, outermost axis first; refused for dynamic sizes and unknown pads."""
     x, mode, stated = layer.inputs[0], _pad_mode(layer), _stated(layer)
     known_shape(x, len(stated) + 1)
     found = []
@@ -137,7 +137,7 @@ def weight_of(layer: Layer) -> Array:
 
 
 def weight_with_zeros(layer: Layer) -> tuple[Weight, Array]:
-    """As `weight_of`, with the block that it is from, in an encoding that has a zero: a table need not have one."""
+    """As `weight_of`, with its block, whose encoding has to have a zero: a table may have none."""
     stored, weight = layer.weights.stored("weight_data"), weight_of(layer)
     if stored.encoding is not Encoding.TABLE:
         return stored, weight
@@ -146,12 +146,12 @@ def weight_with_zeros(layer: Layer) -> tuple[Weight, Array]:
 
 
 def reordered(weight: Weight, array: Array) -> Weight:
-    """Return stored numbers in another order, or some of them, in the encoding that they have."""
+    """Return stored numbers in another order, or some of them, in their own encoding."""
     return Weight(np.ascontiguousarray(array).reshape(-1), weight.encoding, weight.table, weight.tag)
 
 
 def window_params(found: Sequence[Slide]) -> dict[str, Any]:
-    """Return the parameters of a convolution that slides so."""
+    """Return the parameters of a convolution with these slides."""
     params: dict[str, Any] = {}
     for window in found:
         axis, (before, after) = window.axis, SIDES[window.axis]

@@ -6,15 +6,15 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import with_data
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
 
-_PACK = 4  # slices of the outermost axis that ncnn packs, where their number allows it
-_SHORT = 32  # elements of a row, with which a BinaryOp that broadcasts is as fast as one that does not
+_PACK = 4  # slices of the outermost axis that ncnn packs, if their number is a multiple
+_SHORT = 32  # elements of a row, from which a broadcasting BinaryOp is as fast as a plain one
 
 
 @graph_pass(exact=False, purpose="slopes and masks that exporters store in the full size")
 def shrink_memorydata(graph: Graph) -> Iterator[Replacement | Miss]:
     """x, MemoryData (equal slices) ── BinaryOp (MatMul, SDPA) ──   ⇒   x, MemoryData (one slice) ── BinaryOp ──
 
-    Where the layer broadcasts the one slice to the same shape. Rows that are short stay: broadcasting them is slower.
+    The layer has to broadcast the slice to the same shape. Short rows stay: broadcasting them is slower.
     """
     for constant in graph.layers:
         if constant.type == "MemoryData" and constant.output.users and not constant.output.is_output:
@@ -40,7 +40,7 @@ def _shrink(constant: Layer) -> Replacement | None:
         if user.type == "BinaryOp":
             require(_is_fast(user, small.shape), f"rows of '{blob.name}' are short: they are faster in the full size")
     if all(user.type == "SDPA" for user in blob.users):
-        small = small[0]  # of a mask of one head ncnn's Vulkan code reads more, unless it has two dims
+        small = small[0]  # ncnn's Vulkan code reads beyond a mask of one head that has three dims
     new = with_data(constant, small)
     new.outputs = (Blob(blob.name, small.shape),)
     return Replacement((constant,), added=[(new, constant)], reads={blob: new.output})

@@ -15,7 +15,7 @@ from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.report.words import data_file
 from onnx2ncnn_opt.runtime.slots import np_dtype, too_small
 
-# Sizes for what the model leaves open, unless somebody says others: those of an image, and of anything else.
+# Default sizes of dynamic dimensions: of images, and of all others.
 _IMAGE, _LENGTH = 224, 16
 
 # Options with which a program computes as nets are verified; ARM and Vulkan would compute in fp16.
@@ -63,7 +63,7 @@ def example(
     """
     for entry in (*manifest.inputs, *manifest.outputs):
         if np_dtype(entry).name != entry.dtype or len(entry.shape) - (entry.batch_axis is not None) > max(_DIMS):
-            raise UsageError(f"the manifest says of {_Mat(entry, ()).text} what no Mat is")
+            raise UsageError(f"no Mat can hold {_Mat(entry, ()).text}, as the manifest has it")
     inputs = _inputs(manifest, shapes or {})
     # The shapes alone matter: these arrays take no memory.
     if small := too_small(manifest, {mat.entry.name: np.broadcast_to(0, mat.shape) for mat in inputs}):
@@ -89,7 +89,7 @@ def _inputs(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> list[_Ma
         if not fits:
             wrong = f"{entry.name}:{','.join(map(str, given))}"
             raise UsageError(f"--shape {wrong} is not a shape of {_Mat(entry, ()).text}")
-    # Names first, as others may be sums of them.
+    # Plain names first: other sizes may be sums of them.
     found: dict[str, _Mat] = {}
     for entry in sorted(manifest.inputs, key=_is_sum):
         is_image = len(entry.shape) == 4 and entry.shape[1] in (1, 3)
@@ -116,7 +116,7 @@ def _is_sum(entry: Entry) -> bool:
 
 
 def _plain(text: object) -> str:
-    """Return a name from a model as one line of a comment, which no name can end."""
+    """Return a name from a model in a form that cannot end a comment."""
     return "".join(char if char.isprintable() and char != "\\" else ascii(char)[1:-1] for char in str(text))
 
 

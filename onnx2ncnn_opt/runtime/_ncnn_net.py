@@ -1,4 +1,4 @@
-"""One net in ncnn's Python package; sent to workers like _ncnn_worker.py, and imported where it runs in this process.
+"""One net in ncnn's Python package; workers get this file as source, and nets in this process import it.
 
 It runs in any Python from 3.8 on, with nothing of this package.
 """
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 BINARY_MAGIC = (7767517).to_bytes(4, "little")
 
-# The exceptions of ncnn's own faults in Python: a Mat that it cannot convert, a string that it cannot decode.
+# Exceptions of ncnn's binding: a Mat that it cannot convert, a string that it cannot decode.
 NCNN_ERRORS = (RuntimeError, TypeError, ValueError, MemoryError, OSError)
 EMPTY = "extract returned an empty Mat"
 

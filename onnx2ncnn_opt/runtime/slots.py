@@ -1,4 +1,4 @@
-"""The way of the model's arrays into a net and out of it, the same for a user's run and a verification."""
+"""The conversion of the model's arrays to a net's Mats and back, for a user's run and a verification alike."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Slot:
         return Fetch(self.blob, self.batch_axis, self.integer)
 
     def restored(self, array: Array, shape: Sequence[int | None]) -> Array | None:
-        """Return a fetched array in the model's shape (None for an unknown size), or None if it has another one.
+        """Return a fetched array in the model's shape (None for an unknown size); None if it does not fit.
 
         A Mat cannot have the rank of a scalar, nor one above 4: there sizes of 1 do not count.
         """
@@ -55,14 +55,14 @@ def alike(shape: Sequence[int], other: Sequence[int]) -> bool:
 
 
 def check_fed(fed: Collection[str], blobs: Collection[str], names: Collection[str]) -> None:
-    """Raise VerificationError if a blob of the net would get no value, on which ncnn crashes."""
+    """Raise VerificationError if a blob of the net would get no value, because ncnn crashes then."""
     if unfed := set(blobs) - set(fed):
         unknown = ", ".join(sorted(unfed))
         raise VerificationError(f"the net's input {unknown} is none of the model's, which are {', '.join(names)}")
 
 
 def feeds_of(slots: Sequence[Slot], arrays: Mapping[str, Array]) -> dict[str, Feed]:
-    """Return the arrays by the blobs that take them, as the net takes them."""
+    """Return the feeds of a net by blob, made of the model's arrays."""
     return {slot.blob: Feed(arrays[slot.name], slot.batch_axis) for slot in slots}
 
 
@@ -105,7 +105,7 @@ def check_arrays(
         if not np.can_cast(array.dtype, dtype, "same_kind"):
             raise UsageError(f"the model takes {entry}, not an array of {array.dtype}")
         checked[entry.name] = array.astype(dtype, copy=False)
-    for text, size in sizes.items():  # P+S has to be that
+    for text, size in sizes.items():  # P+S has to be this sum
         meant = parsed_size(text, {name: value for name, value in sizes.items() if name != text})
         if isinstance(meant, int) and meant != size:
             raise UsageError(f"{text} has to be {meant} beside the other sizes, but an array has {size}")
@@ -126,7 +126,7 @@ def np_dtype(entry: Entry) -> np.dtype[Any]:
 
 
 def sizes_of(entries: Sequence[Entry], arrays: Mapping[str, Array]) -> dict[str, int]:
-    """Return the sizes of dynamic dimensions that arrays for entries give."""
+    """Return the sizes of dynamic dimensions in these arrays."""
     return {
         dim: size
         for entry in entries
@@ -136,7 +136,7 @@ def sizes_of(entries: Sequence[Entry], arrays: Mapping[str, Array]) -> dict[str,
 
 
 def too_small(manifest: Manifest | None, arrays: Mapping[str, Array]) -> str:
-    """Return why arrays are too small, if a dynamic dimension is below the net's minimum; empty if none is."""
+    """Return an error text if a dynamic dimension is below the net's minimum, else ""."""
     if manifest is None or not manifest.minimum:
         return ""
     sizes = sizes_of(manifest.inputs, arrays)

@@ -22,23 +22,23 @@ _COMPARED = ("ok", "mismatch", "nan")
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """All outputs, in the model's order, in each mode: the largest numbers of all runs, and the worst status.
+    """The result of a verification: all outputs in each mode, with the largest errors and the worst status of all runs.
 
-    If weights are stored in 16 bits, `optimize` has in `folded` the outputs of the same net in 32 bits, which agree
-    much better.
+    If `optimize` stores weights in 16 bits, `folded` has the outputs of the same net with 32-bit weights, which have
+    to agree more closely.
     """
 
     outputs: tuple[OutputReport, ...]
     seed: int | None  # the first of the inputs, None if they were given
     sizes: tuple[Mapping[str, int], ...] = ({},)  # dynamic sizes of the runs
-    shapes: tuple[Mapping[str, tuple[int, ...]], ...] = ({},)  # those of the inputs that have such sizes
+    shapes: tuple[Mapping[str, tuple[int, ...]], ...] = ({},)  # the shapes of inputs with dynamic sizes
     checked: str = ""  # where ncnn ran and in which modes
     draws: tuple[Draw, ...] = ()  # the inputs at these sizes
     notes: tuple[str, ...] = ()  # facts about the model for the reader
     against: str = MODEL  # the reference
     folded: tuple[OutputReport, ...] = ()
     wrong: WrongRun | None = field(default=None, repr=False, compare=False)  # the first that gave a wrong output
-    manifest: Manifest | None = field(default=None, repr=False, compare=False)  # said how arrays go in and out
+    manifest: Manifest | None = field(default=None, repr=False, compare=False)  # the description of the arrays
 
     def __repr__(self) -> str:
         return f"VerifyReport({', '.join(map(str, self.rows))}; {self.checked})"
@@ -70,7 +70,7 @@ class VerifyReport:
 
 
 def check_outputs(outputs: Sequence[OutputReport], what: str) -> None:
-    """Raise VerificationError with a line for each output that differs `what`, UnprovenError if they prove nothing."""
+    """Raise VerificationError with a line for each output that differs, or UnprovenError; `what` ends "differ ..."."""
     wrong = [
         f"  {output.name}{'' if output.mode == 'fp32' else f' in {output.mode}'}: {output.message}"
         for output in outputs

@@ -17,11 +17,11 @@ from onnx2ncnn_opt.runtime.slots import Slot, feeds_of
 from onnx2ncnn_opt.verification.estimate import Estimator
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, INFINITE, UNKNOWN_ROUNDING
 
-# Another order of a sum is about as far from float64 as ONNX Runtime's: the right nets of the zoo were up to 8 times as
-# far from ONNX Runtime, with ncnn's plain kernels, as that is from float64. The least is for sums that it got right by
-# chance: of one output, and of many that are compared (`float32_budget`).
+# Another order of a sum errs about as much as ONNX Runtime's: right nets of the zoo, with ncnn's plain kernels, were up
+# to 8 times as far from ONNX Runtime as that is from float64. The minimum is for sums that ONNX Runtime gets right by
+# chance: for one output, and for many (`float32_budget`).
 _ROUNDING_MARGIN, _LEAST, LEAST_BUDGET = 16.0, 2.0**-21, 2.0**-15
-# Weights that are rounded after they were folded, and a device's own order of sums, are other errors of the same size.
+# Rounding weights after folding, and a device's own order of sums, cause errors of the same size.
 BITS_MARGIN = 4.0
 
 
@@ -49,7 +49,7 @@ def cause_of(
 def float32_budget(rounding: float | None, least: float) -> float:
     """Return the float32 error that rounding explains, in units of an output's largest value.
 
-    That holds for ncnn's plain kernels. The faster ones have errors of their own, up to what `Tolerance` says.
+    That holds for ncnn's plain kernels. The faster ones have larger errors, up to the limits of `Tolerance`.
     """
     return UNKNOWN_ROUNDING if rounding is None else max(_ROUNDING_MARGIN * rounding, least)
 
@@ -57,8 +57,8 @@ def float32_budget(rounding: float | None, least: float) -> float:
 def least_budget(param: Path, bin: Path, *, vulkan: bool) -> float:
     """Return the float32 error allowed for any model, in units of an output's largest value.
 
-    A GPU's exp and its like are nearly as good as a CPU's, and it has no plain kernels. But its GELU is always the one
-    with tanh (`gelu.comp`), which is off by up to 5e-4.
+    A GPU's exp and similar functions are nearly as exact as a CPU's, and it has no plain kernels. But its GELU is
+    always the one with tanh (`gelu.comp`), which is off by up to 5e-4.
     """
     if not vulkan:
         return LEAST_BUDGET
@@ -73,7 +73,7 @@ def weights_encoding(param: Path, bin: Path) -> Encoding | None:
 
 
 def _layers(param: Path, bin: Path) -> list[Layer]:
-    """Return the layers of a net; none if it cannot be read, which ncnn will say more about."""
+    """Return the layers of a net; none if it cannot be read: ncnn's own error will say more."""
     try:
         return list(read_net(param, bin, entry_points.layer_types()).graph)
     except (ParamError, BinError, GraphError, UsageError):
@@ -83,7 +83,7 @@ def _layers(param: Path, bin: Path) -> list[Layer]:
 def estimated(
     net: tuple[Path, Path], feeds: Mapping[str, Array], way: Sequence[Slot], blobs: Mapping[str, str | None], mode: str
 ) -> tuple[dict[str, float], str]:
-    """Return how far 16 bits in every blob, or int8 layers in fp32, move the outputs; or nothing, and the reason."""
+    """Return the outputs' errors from blobs in 16 bits, or in fp32 from int8 layers; else nothing, and the reason."""
     try:
         right, rounded = _walks(net, feeds_of(way, feeds), mode)
     except (ParamError, BinError, GraphError, UsageError, RunError) as error:
@@ -100,7 +100,7 @@ def estimated(
 
 
 def _walks(net: tuple[Path, Path], feeds: Mapping[str, Feed], mode: str) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Return the right outputs of a net by name, and those with every blob rounded to 16 bits, or with int8 in fp32."""
+    """Return a net's exact outputs by name, and those with every blob in 16 bits, or in fp32 with int8 layers."""
     graph = read_net(*net, entry_points.layer_types()).graph
     given = {blob: feeds[blob.name] for blob in graph.inputs if blob.name in feeds}
     with NcnnWorker() as worker:
@@ -116,7 +116,7 @@ def _walks(net: tuple[Path, Path], feeds: Mapping[str, Feed], mode: str) -> tupl
 
 
 def _to_floats(layer: Layer) -> None:
-    """Give an int8 layer the weights that its integers stand for; raises GraphError if that is not known."""
+    """Replace an int8 layer's integers by their floats; raise GraphError if their scales are unknown."""
     weights = dict(layer.weights.stored_items())
     if all(weight.encoding is not Encoding.INT8 for weight in weights.values()):
         return

@@ -64,7 +64,7 @@ class Layers:
         return tuple(size for size in numbers if isinstance(size, int))
 
     def invalid(self, reason: str, equal: Iterable[tuple[Dim, Dim]] = ()) -> Refusal:
-        """As `refuse`, for a node that breaks its operator's definition unless the pairs of sizes in `equal` are so."""
+        """As `refuse`, for a node that breaks its operator's definition unless the sizes in each pair are equal."""
         return Refusal(reason, "check how the model was exported, and bind its dynamic dimensions with --shape", equal)
 
     def misfit(self, reason: str, pairs: Iterable[tuple[Dim, Dim]]) -> Refusal:
@@ -124,7 +124,7 @@ class Layers:
         return self._memory[key]
 
     def spread(self, array: Array, shape: Sequence[int]) -> Array:
-        """Return the constant broadcast to a shape; refused if it does not broadcast so."""
+        """Return the constant broadcast to a shape; refused if that is impossible."""
         fits = zip(reversed(array.shape), reversed(shape), strict=False)
         if array.ndim > len(shape) or any(n not in (1, m) for n, m in fits):
             raise self.invalid(f"a constant of shape {list(array.shape)} does not broadcast to {list(shape)}")
@@ -332,7 +332,7 @@ class Builder(Layers):
         return self.wrap(whole, shape, plain_dims(shape), dtype=x.dtype)
 
     def ones(self, size: Sym) -> Tensor:
-        """Return a row of as many ones as a dynamic size says."""
+        """Return a row of ones whose length is a dynamic size."""
         if size not in self._ones:
             [text], others = self.stated([(size, 1)])
             one = self.memory(np.ones(1, np.float32))
@@ -344,7 +344,7 @@ class Builder(Layers):
     ) -> tuple[list[str], list[Blob]]:
         """Return lists of sizes as ncnn's expressions, and the blobs, other than `blob`, whose sizes they use.
 
-        A layer with these expressions takes `blob`, or one whose sizes say nothing, as its first input, and the others
+        A layer with these expressions takes `blob`, or one without dynamic sizes, as its first input, and the others
         after it. `whole_batch` is for a layer that sees a batch as a whole.
         """
         writer = SizeWriter(blob, self._sources, whole_batch=whole_batch)
@@ -359,7 +359,7 @@ class Builder(Layers):
         return texts, writer.others
 
     def _sources(self) -> Iterator[Blob]:
-        """Blobs without a batch that together tell every dynamic size: the inputs, their batches made dims."""
+        """Yield blobs without a batch that together have every dynamic size: the inputs, with batches as dims."""
         for blob in self._open_inputs:
             if blob.batch != 1:
                 dims = blob.shape or ()

@@ -1,4 +1,4 @@
-"""Dynamic sizes as ncnn's size expressions, in the sizes of blobs that a layer reads."""
+"""ncnn's expressions for dynamic sizes, over the sizes of a layer's inputs."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
@@ -6,11 +6,11 @@ from functools import reduce
 from onnx2ncnn_opt.ir.dim import AXES, Call, Dim, Sym, exact_div
 from onnx2ncnn_opt.ir.graph import Blob
 
-LONGEST_TEXT = 255  # of a parameter
+LONGEST_TEXT = 255  # characters of a string parameter
 
 
 class SizeWriter:
-    """Writes sizes in those of a layer's first input, or where these do not suffice, of `others` from `sources`."""
+    """A writer of sizes over those of a layer's first input; if they do not suffice, of `others` from `sources`."""
 
     def __init__(self, blob: Blob | None, sources: Callable[[], Iterator[Blob]], *, whole_batch: bool) -> None:
         self._own = {} if blob is None else _tokens(blob, 0)
@@ -55,17 +55,17 @@ class SizeWriter:
 
 
 class UnknownSize(Exception):
-    """No blob tells a size."""
+    """A size that follows from no blob."""
 
 
 def _tokens(blob: Blob, index: int) -> dict[Dim, str]:
-    """Return the token in ncnn's expressions of each size of a blob."""
+    """Return the token of each size of a blob in ncnn's expressions."""
     shape = blob.known_shape
     return dict(zip(shape, (f"{index}{name}" for name in AXES[len(shape)]), strict=True))
 
 
 def _ratio(size: Sym, tokens: Mapping[Dim, str]) -> str | None:
-    """Return a size as one of those of tokens, as a part of it, or a multiple."""
+    """Return a size as a token, a part of one, or a multiple of one; None if no token fits."""
     if size in tokens:
         return tokens[size]
     for other, token in tokens.items():

@@ -17,7 +17,7 @@ from onnx2ncnn_opt.onnx.lower.functional.cast import number_value, turned_over
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float
 
-_MOST_BITS = 16  # of two tensors; seven layers each
+_MOST_BITS = 16  # if both operands are tensors; each bit costs seven layers
 _EXACT_BITS = 24
 
 
@@ -58,7 +58,7 @@ def bitwise_xor(im: ImportContext, a: Value, b: Value) -> Value:
 
 @onnx_op("BitwiseNot", since=18, integers=True, axes="each", folds=bounds.first)
 def bitwise_not(im: ImportContext, x: Tensor) -> Value:
-    """-1 - x; of unsigned numbers the largest one minus x."""
+    """-1 - x; for unsigned integers the largest number minus x."""
     if x.dtype != np.int64 and x.dtype.itemsize > 2:
         raise im.refuse(f"the bits of {x.dtype}, of which float32 holds 24", "cast to int64 before, if 24 are enough")
     largest = -1 if x.dtype.kind == "i" else 2 ** (8 * x.dtype.itemsize) - 1
@@ -104,7 +104,7 @@ def _bits(im: ImportContext, x: Value, width: int, *, signed: bool) -> list[Valu
 
 
 def _masked(im: ImportContext, x: Value, mask: int) -> Value:
-    """x & mask: for each run of ones in the mask the part of x without the bits below and above."""
+    """Return x & mask: for each run of ones, the part of x without the bits below and above."""
     total: Value | None = None
     changes = mask ^ (mask << 1)  # where runs begin and end; the last one of a mask below 0 does not end
     edges = [bit for bit in range(changes.bit_length()) if changes >> bit & 1]

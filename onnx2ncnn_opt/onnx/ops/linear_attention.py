@@ -64,7 +64,7 @@ def linear_attention(
     scale: float = 0.0,
     update_rule: str = "gated_delta",
 ) -> tuple[Value, ...]:
-    """Step by step: MatMul for what the state holds of a key, what is added to it, and what a query reads."""
+    """Step by step: MatMul for a key's part of the state, for the update, and for the query."""
     rules = {"linear": (False, False), "gated": (True, False), "delta": (False, True), "gated_delta": (True, True)}
     if rules.get(update_rule) != (decay is not None, beta is not None):
         raise im.refuse(f"update_rule {update_rule} with these operands", "give decay and beta as the rule needs them")

@@ -1,8 +1,8 @@
 """PyTorch's .pt2 files, made safe to open.
 
-torch.export.load runs what such a file tells it to: pickles that are not plain tensors, expressions that sympy
-evaluates, any function below the module torch as an operator, compiled libraries, guards in Python. So it does not get
-the file, but a copy of the graph and the weights, in which everything is of a form that is known to be data.
+torch.export.load runs code from such a file: pickles that are not plain tensors, expressions that sympy evaluates, any
+function below the module torch as an operator, compiled libraries, guards in Python. So it gets a copy of the graph and
+the weights instead, in which every field has a form that can only be data.
 """
 
 import json
@@ -65,7 +65,7 @@ class _Copy:
                 models.append(model[1])
                 data = self._json(entry, self._graph)
             elif _SAMPLES.fullmatch(name):
-                data = b""  # pickles, which nobody needs here
+                data = b""  # pickles, which the export does not need
             elif name in _PLAIN or _DATA.fullmatch(name):
                 data = self._json(entry, self._payloads) if name.endswith(".json") else self._source.read(entry)
             else:
@@ -92,7 +92,7 @@ class _Copy:
         return data
 
     def _graph(self, key: str, value: Any) -> Any:
-        """Return a part of the graph, as it is where that is plain data, without comments and guards."""
+        """Return a part of the graph without comments and guards; raise ModelError unless it is plain data."""
         if isinstance(value, dict):
             for name in value:
                 if name in ("as_operator", "as_custom_obj", "custom_obj") or len(name) > _LONGEST:

@@ -13,7 +13,7 @@ _OPTIONAL = onnx.defs.OpSchema.FormalParameterOption.Optional
 
 
 def misfit(node: onnx_ir.Node, opset: int) -> str | None:
-    """Why a node of ONNX's own domain is not a valid use of its operator; None if it is."""
+    """Return the fault of a node of ONNX's own domain, by its operator's schema; None if it is valid."""
     try:
         schema, attributes, inputs = _known(node.op_type, opset)
     except onnx.defs.SchemaError:
@@ -56,7 +56,7 @@ def _port_misfit(
 
 @cache
 def _known(name: str, opset: int) -> tuple[onnx.defs.OpSchema, Mapping[str, Any], list[tuple[str, bool, bool]]]:
-    """Return an operator's schema, its attributes, and for each input its name, if it is required, and if a bool."""
+    """Return an operator's schema, its attributes, and each input: its name, and whether it is required and a bool."""
     schema = onnx.defs.get_schema(name, opset)
     inputs = [
         (declared.name, i < schema.min_input and declared.option != _OPTIONAL, declared.types == {"tensor(bool)"})
