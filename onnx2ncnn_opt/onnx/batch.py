@@ -95,7 +95,7 @@ def _fed(model: LoadedModel) -> Iterator[tuple[onnx_ir.Value, tuple[onnx_ir.Valu
 def _sources(
     node: onnx_ir.Node, value: onnx_ir.Value, axis: int, model: LoadedModel
 ) -> Iterator[tuple[onnx_ir.Value, int]]:
-    """Yield the inputs of a node that have an axis of its output, and as which of theirs."""
+    """Yield the inputs of a node that have an axis of its output, each with its own number of the axis."""
     first = node.inputs[0] if node.inputs else None
     if traits_of(node.domain, node.op_type, model.opsets.get(node.domain, 1)).axes is not None:
         shapes = [each.shape for each in (*node.inputs, *node.outputs) if each is not None]

@@ -111,7 +111,7 @@ def _roots(entries: Sequence[LayerLine], consumed: Collection[str]) -> dict[str,
 
 
 def _dropped(splits: Mapping[str, Sequence[LayerLine]], blobs: Mapping[str, Blob]) -> Iterator[DroppedSplit]:
-    """Yield the Splits that a written net does not need: that of a blob with one use, else all but one of a blob."""
+    """Yield the Splits that a written net does not need: a blob with one use needs none, others need one."""
     for name, entries in splits.items():
         blob = blobs[name]
         needed = len(blob.users) + blob.is_output > 1 or any(user.type == "Split" for user in blob.users)

@@ -1,4 +1,4 @@
-"""Several layers that replace one layer: a short net that is made first, and put into the graph as a whole."""
+"""A chain of layers in place of one layer: a pass builds it first, and the engine inserts it as a whole."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from onnx2ncnn_opt.rewrite.rule import require
 
 
 class Chain:
-    """Makes layers that stand for `layer`; each blob that is made has its shape at once."""
+    """A builder of layers in place of `layer`; each new blob has its shape at once."""
 
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
@@ -42,7 +42,7 @@ class Chain:
         return self.put(layer, what)
 
     def put(self, layer: Layer, what: str) -> Blob:
-        """Return a layer of the caller's, as `add` would have made it."""
+        """Add a layer that the caller has made; return its output, as `add` does."""
         layer.name, layer.outputs = f"{self.layer.name}_{what}", (Blob(f"{self.layer.output.name}_{what}"),)
         assign_shapes(layer)
         self.made.append(layer)
@@ -56,7 +56,7 @@ class Chain:
         return self.add(kind, what, blob, **sizes)
 
     def crop(self, blob: Blob, ranges: Mapping[int, tuple[int, int]], what: str) -> Blob:
-        """Ranges along axes; those that are the whole axis say nothing."""
+        """Return ranges of the blob along axes, by a Crop if one is not the whole axis."""
         cut = {axis: range for axis, range in ranges.items() if range != (0, blob.known_shape[axis])}
         if not cut:
             return blob
@@ -69,9 +69,9 @@ class Chain:
         return self.add(activation[0], "activation", blob, **activation[1]) if activation else blob
 
     def finish(self, *after: Layer) -> list[Layer]:
-        """Return the layers for a rewrite to return, which replaces those `after` the layer, too.
+        """Return the result of a rewrite that replaces the layer and those `after` it.
 
-        Refused where they would be no faster.
+        Refused if the new layers are not faster.
         """
         replaced = [self.layer, *after]
         name = f"{self.layer.type} '{self.layer.name}'"

@@ -13,7 +13,7 @@ from onnx2ncnn_opt.passes.fuse_rmsnorm import normalized
 from onnx2ncnn_opt.rewrite.pattern import Op, const, op
 from onnx2ncnn_opt.rewrite.rule import Rewrite, known_shape, require, rewrite
 
-# The square of a length that no row of numbers has, but a row of zeros; and the least that is left of its mean.
+# A squared length below that of every row except zeros; and the smallest mean of squares that is kept.
 _TINY, _LEAST = 1e-20, 1e-36
 
 

@@ -34,7 +34,7 @@ def _shrink(constant: Layer) -> Replacement | None:
     # Vulkan broadcasts sizes of 1 only between Mats of equal rank.
     ranks = {len(other.shape or ()) for user in blob.users if user.type == "BinaryOp" for other in user.inputs}
     if max(ranks, default=0) > small.ndim:
-        require(len(ranks - {small.ndim}) == 1, f"'{blob.name}' is used beside Mats of different ranks")
+        require(len(ranks - {small.ndim}) == 1, f"'{blob.name}' is used with Mats of different ranks")
         small = small.reshape(small.shape + (1,) * (max(ranks) - small.ndim))
     for user in blob.users:
         if user.type == "BinaryOp":

@@ -31,7 +31,7 @@ class NcnnServer(Server):
         """Import ncnn and, if it is to be used, take a GPU; the greeting has their names."""
         global np  # imported here, so that the greeting can say that it is missing
         import ncnn  # type: ignore[import-untyped]
-        import numpy as np  # ncnn's arrays are its own, whether it says so or not
+        import numpy as np  # ncnn's package needs numpy, but does not declare that
 
         self.ncnn = ncnn
         self.net: Any = None

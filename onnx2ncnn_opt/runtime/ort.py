@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 _WORKER = Path(__file__).with_name("_ort_worker.py")
 _SECONDS_TO_START = 60.0
-# ONNX Runtime, told to avoid saturation, makes tensors of uint8 for those of int8. It refuses the result if two nodes
-# read one of them, and if there is no operator of such types, as of QGemm.
+# With the option against saturation, ONNX Runtime turns int8 weights into uint8 ones. It then refuses the model if two
+# nodes read one of them, or if an operator does not exist for these types, such as QGemm.
 _SIGNED = ("Attempt to replace the existing tensor", "Failed to find kernel", "Could not find an implementation")
 _WEIGHTS = {  # the inputs of weights and of their zero points
     "MatMulInteger": (1, 3),
@@ -87,9 +87,9 @@ class OrtRunner:
     than 2 GB, whose external data is in `folder`. `outputs` are values of the graph to compute instead of its outputs.
     `values` are fed in every run to the inputs of their names, if the outputs need them. `threads` of None are all
     cores. `timeout` is in seconds, for each run and for loading. `fast` is for times: subnormal numbers are 0, as in
-    ncnn, in the whole process of the `worker`, and runs need not repeat to the bit. `plain` runs node after node as
-    they are, so that nothing is computed of weights beforehand; but products of 8-bit integers are right on every CPU
-    only without it. `once`, which `outputs` imply, keeps the layout of weights, for a model that runs a few times.
+    ncnn, in the whole process of the `worker`, and runs need not repeat to the bit. `plain` runs the nodes unchanged,
+    without folding weights beforehand; but products of 8-bit integers are right on every CPU only without it. `once`,
+    which `outputs` imply, keeps the layout of weights, for a model that runs a few times.
     Raises RunError if ONNX Runtime refuses the model.
     """
 
@@ -191,7 +191,7 @@ class OrtRunner:
 
 
 def _unsigned(model: Path | bytes) -> bytes:
-    """Return the model with uint8 weights instead of int8 ones, for each node that reads them; 128 makes up for it."""
+    """Return the model with uint8 weights for int8 ones, and zero points that are 128 larger, for each node."""
     import onnx
     from onnx.external_data_helper import load_external_data_for_tensor
 

@@ -40,10 +40,9 @@ class Tolerance:
 
 
 DEFAULT = Tolerance()
-# What ncnn's plain kernels may be off by in float32 where nobody knows what rounding does to the model. Most right nets
-# leave some 2e-5.
+# The float32 error allowed to ncnn's plain kernels if the effect of rounding on the model is unknown; 2e-5 is usual.
 UNKNOWN_ROUNDING = 1e-4
-# Where rounding does more, an output as a whole proves nothing: its elements may differ by what moves them (`spread`).
+# If rounding alone explains more, the whole output proves nothing: each element gets a limit of its own (`spread`).
 MOST_BUDGET = 5e-2
 SLICE = 64
 _PART = 2**18  # numbers that are compared at once
@@ -64,10 +63,10 @@ def with_rounding(rounding: float, layers: int, tolerance: Tolerance = DEFAULT) 
     return replace(tolerance, relative=max(tolerance.relative, 8 * rounding * math.sqrt(max(layers, 1))))
 
 
-# What 16 bits may cost beyond `Tolerance`: relative to the largest value, and whatever that is. In fp16 a rounding
-# moves a number by up to 2^-11 of itself: 2e-2 is forty of these in the same direction. Below 2^-14 fp16 has fewer bits
-# still, and on some devices none. bf16 has eight times as coarse steps as fp16, and the range of float32. Slices are
-# not held against their own largest values: what they are sums of may be rounded as coarsely as the largest of all.
+# The errors of 16 bits in addition to `Tolerance`: relative to the largest value, and absolute. In fp16 a rounding
+# moves a number by up to 2^-11 of itself: 2e-2 is forty of these in the same direction. Below 2^-14 fp16 has fewer
+# bits, and on some devices none. The steps of bf16 are eight times as coarse, and its range is that of float32. Slices
+# are not compared with their own largest values: their terms may be rounded as coarsely as the largest value of all.
 _IN_MODE = {"fp32": (0.0, 0.0), "fp16": (2e-2, 2.0**-14), "bf16": (1.6e-1, 0.0)}
 
 
@@ -214,7 +213,7 @@ class _ErrorSums:
 
 
 def _numbers(actual: Array, reference: Array) -> Array:
-    """Return ncnn's array for an integer reference, read as the type that it turns out to hold."""
+    """Return ncnn's array for an integer reference, as int32 if its bits are those of integers."""
     if actual.dtype == np.float32:
         bits = actual.view(np.int32)
         # As floats, int32s below 2**23 are subnormal, and negative ones are NaN. Zeros are none, though -0.0 has a bit.

@@ -189,7 +189,7 @@ def test_a_missing_activation_of_a_layer_whose_own_numbers_are_right(tmp_path: P
     found, located = bisected_lines(tmp_path, graph, *lines)
     assert [ref.name for ref in located.suspects] == ["n", "s"]
     assert located.layer.name == "n"
-    assert located.message.startswith("it is 'a' of the model, and nothing is 'r', which is made of that")
+    assert located.message.startswith("it is 'a' of the model, and no blob is 'r', which follows from that")
     assert (present(found.pair).nodes, present(found.pair).layers) == (3, 2)
 
 

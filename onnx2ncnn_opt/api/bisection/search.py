@@ -18,7 +18,7 @@ from onnx2ncnn_opt.verification.blobs import UNKNOWN, BlobRun, Verdict, as_verdi
 from onnx2ncnn_opt.verification.net_outputs import tolerance_of
 from onnx2ncnn_opt.verification.tolerance import Tolerance, compare
 
-# Equal layers give equal bits in ncnn's plain kernels; this is for weights that another version folded otherwise.
+# Equal layers give equal bits in ncnn's plain kernels; another version may have folded weights in another order.
 _SAME_KERNELS = Tolerance(relative=1e-5, absolute=1e-7)
 
 # Operators that converters fuse into the layer before, and the layers that they become otherwise.
@@ -215,7 +215,7 @@ def _without_function(model: LoadedModel, layer: Layer, verdicts: Mapping[Blob, 
             continue
         results = functions.get(verdict.value or "", [])
         if results and layer.type not in _FUNCTIONS and right.isdisjoint(results):
-            message = f"it is '{verdict.value}' of the model, and nothing is '{results[0]}', which is made of that"
+            message = f"it is '{verdict.value}' of the model, and no blob is '{results[0]}', which follows from that"
             return maker, message
     return None
 

@@ -60,7 +60,7 @@ def bitwise_xor(im: ImportContext, a: Value, b: Value) -> Value:
 def bitwise_not(im: ImportContext, x: Tensor) -> Value:
     """-1 - x; for unsigned integers the largest number minus x."""
     if x.dtype != np.int64 and x.dtype.itemsize > 2:
-        raise im.refuse(f"the bits of {x.dtype}, of which float32 holds 24", "cast to int64 before, if 24 are enough")
+        raise im.refuse(f"the bits of {x.dtype}: float32 holds 24 of them", "cast to int64 before, if 24 are enough")
     largest = -1 if x.dtype.kind == "i" else 2 ** (8 * x.dtype.itemsize) - 1
     return _of_type(im, binary(im, BinaryOp.SUB, number(largest), x), x)
 
@@ -79,7 +79,7 @@ def _common(im: ImportContext, a: Value, b: Value) -> Value:
         return _masked(im, number_value(im, a), int(b.array.reshape(-1)[0]))
     width = 8 * dtype.itemsize
     if width > _MOST_BITS:
-        reason = f"bits of {dtype} beside others that are not one constant"
+        reason = f"bits of {dtype} if the other operand is not one constant"
         raise im.refuse(reason, f"cast to integers of at most {_MOST_BITS} bits before")
     signed = dtype.kind == "i"
     of_a, of_b = (_bits(im, number_value(im, x), width, signed=signed) for x in (a, b))

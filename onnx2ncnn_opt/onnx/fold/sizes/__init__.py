@@ -1,8 +1,8 @@
 """Arithmetic on tensors that are known up to dynamic sizes, such as `x.shape`, `arange` and `zeros`.
 
-Every operator here does to the cells of a `SymbolicTensor` what it would do to elements, and renames the axis indices
-in them where axes move. What depends on more than a size can say (a comparison that sizes do not decide, a fraction
-of one) has no result here; the importers then compute with the tensor itself.
+Every operator here treats the cells of a `SymbolicTensor` as elements, and renames the axis indices in them if axes
+move. A result that is no size (an undecided comparison, a fraction of a size) is not computed here; the importers
+then compute with the tensor itself.
 """
 
 from collections.abc import Mapping, Sequence

@@ -78,7 +78,7 @@ def _price(im: ImportContext, operands: Sequence[Tensor], layouts: Sequence[Layo
 
 
 def _orders(groups: list[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
-    """Orders of the matrices in a Mat: that of the axes, then with the last ones outermost, as heads of windows are."""
+    """Yield orders of the matrices in a Mat: as the axes, then with the last axes outermost, as heads of windows."""
     yield groups
     for i, group in enumerate(groups):
         for cut in range(len(group) - 1, 0, -1):
@@ -113,7 +113,7 @@ def linear(im: ImportContext, x: Tensor, weight: Array, bias: Array | None = Non
 
 
 def _in_order(im: ImportContext, x: Tensor, inputs: int, outputs: int) -> Tensor:
-    """x with its rows in the order of its axes, where later that would move more bytes: where the product is wider."""
+    """Return x with its rows in the order of its axes, if the product is wider: moving it later would cost more."""
     last, batch = x.view.axes[-1], x.view.batch
     axes = [tuple(atom for atom in axis if atom not in batch) for axis in x.view.axes[:-1]]
     atoms = tuple(atom for atom in flat(x.view.dims) if atom not in last)

@@ -21,9 +21,11 @@ from onnx2ncnn_opt.onnx.lower.memory_budget import MOST_STEPS
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 _Function = Callable[..., Value]
-_Step = Callable[[int, list[Value], list[Value]], list[Value]]  # of a direction, products of the input, and states
+_Step = Callable[
+    [int, list[Value], list[Value]], list[Value]
+]  # takes a direction, the input's products, and the states
 
-# A function of a tensor and its parameters, and the defaults of those.
+# The function of a tensor and parameters, and the defaults of the parameters.
 _ACTIVATIONS: dict[str, tuple[_Function, tuple[float, ...]]] = {
     "relu": (lambda im, x: im.unary(x, "ReLU"), ()),
     "tanh": (lambda im, x: im.unary(x, "TanH"), ()),
@@ -109,7 +111,7 @@ class Unrolled:
 
     @cached_property
     def _functions(self) -> list[Callable[[Tensor], Value]]:
-        """The activations; each takes the next alpha and beta where it has such."""
+        """The activations; each one with an alpha or beta takes the next of the list."""
         lists = iter(self.alpha), iter(self.beta)
         return [self._function(name.lower(), lists) for name in self.activations]
 

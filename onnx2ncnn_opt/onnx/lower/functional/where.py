@@ -93,7 +93,7 @@ def _rest(im: ImportContext, mask: Mask) -> Mask:
 
 
 def _of_constants(im: ImportContext, first: Mask, a: Constant, b: Constant) -> Value:
-    """Of two constants: products with the mask, or sums with its logarithm."""
+    """Choose between two constants: by products with the mask, or sums with its logarithm."""
     for x, other, swapped in ((a, b, False), (b, a, True)):
         if x.scalar == 0 and other.scalar is not None and abs(other.scalar) > _LARGEST_HALF:
             return _beyond_half(im, _rest(im, first) if swapped else first, other)
@@ -124,7 +124,7 @@ def _or_constant(im: ImportContext, first: Mask, x: Value, other: Constant) -> V
 
 
 def _beyond_half(im: ImportContext, mask: Mask, x: Constant) -> Value:
-    """0 where the mask is 1, else a number beyond fp16: a bound of the mask's logarithm, as infinity times 0 is NaN."""
+    """Return 0 where the mask is 1, else a number beyond fp16: the mask's bounded logarithm, as inf * 0 is NaN."""
     assert x.scalar is not None
     wall = im.unary(mask, "Log")
     wall = wall if x.scalar < 0 else negative(im, wall)
@@ -162,7 +162,7 @@ def _harmless(im: ImportContext, x: Value, chosen: Mask, depth: int = _DEEPEST) 
 
 
 def _activation(im: ImportContext, mask: Tensor, a: Value, b: Value) -> Tensor | None:
-    """Return the activation of a that a choice between it and a function of it is, where a > t decides."""
+    """Return the activation for ``where(a > t, a, f(a))``; None if ncnn has none."""
     compared = mask.blob.producer
     if compared is None or compared.type != "Threshold" or not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return None
