@@ -11,8 +11,8 @@ from testing.generators import GENERATORS
 from testing.random_models import Step, build
 from testing.random_steps import MOVEMENT, VIEWS, random_model
 
-MODELS = {"any": 36, "cells": 12, "decisions": 20, "windows": 12}
-CHAINS = 24
+MODELS = {"any": 24, "cells": 8, "decisions": 14, "windows": 8}
+CHAINS = 16
 PARTS = 2  # tests that several processes share
 
 

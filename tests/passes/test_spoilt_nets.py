@@ -19,12 +19,13 @@ from tests.passes.test_fixtures import BY_NAME, assert_same, compute
 
 _UNKNOWN = 99
 _MASK = 4
-_MOST_RUNS = 2  # cases of a pass that run in ncnn, each once for every layer
+_SOME = 2  # cases of a pass, each with every layer; all with --thorough
 
 
-def positive(name: str) -> list[Case]:
+def positive(name: str, thorough: bool) -> list[Case]:
     cases = load(FOLDER / f"{name}.md")
-    return [case for case in cases if not case.is_unchanged and any(True for _ in spoilt(case))]
+    found = [case for case in cases if not case.is_unchanged and any(True for _ in spoilt(case))]
+    return found if thorough else found[:_SOME]
 
 
 def spoilt(case: Case) -> Iterator[tuple[Graph, Layer]]:
@@ -40,8 +41,8 @@ def applied(graph: Graph, rewrite: Pass) -> list[Applied]:
 
 
 @pytest.mark.parametrize("name", sorted(BY_NAME))
-def test_an_unknown_parameter(name: str) -> None:
-    for case in positive(name):
+def test_an_unknown_parameter(name: str, thorough: bool) -> None:
+    for case in positive(name, thorough):
         for graph, layer in spoilt(case):
             layer.params[_UNKNOWN] = 1
             applied(graph, BY_NAME[name])
@@ -49,8 +50,8 @@ def test_an_unknown_parameter(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(BY_NAME))
-def test_a_feature_mask(name: str) -> None:
-    for case in positive(name):
+def test_a_feature_mask(name: str, thorough: bool) -> None:
+    for case in positive(name, thorough):
         for graph, layer in spoilt(case):
             layer.params["featmask"] = _MASK
             made = [event.after for event in applied(graph, BY_NAME[name])]
@@ -60,8 +61,8 @@ def test_a_feature_mask(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(BY_NAME))
-def test_a_second_reader(name: str, tmp_path: Path, worker: NcnnWorker) -> None:
-    for case in positive(name)[:_MOST_RUNS]:
+def test_a_second_reader(name: str, tmp_path: Path, worker: NcnnWorker, thorough: bool) -> None:
+    for case in positive(name, thorough):
         for graph, layer in spoilt(case):
             feeds = case.feeds(graph)
             add_readers(graph, layer)
