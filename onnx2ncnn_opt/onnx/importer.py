@@ -441,8 +441,8 @@ class _Import(_Ends):
 
 
 def _initializers(graph: onnx_ir.Graph) -> dict[str, Constant]:
-    tensors = {name: value.const_value for name, value in graph.initializers.items()}
-    return {name: Constant(tensor.numpy()) for name, tensor in tensors.items() if tensor is not None}
+    values = graph.initializers.items()
+    return {name: Constant(value.const_value.numpy()) for name, value in values if value.const_value is not None}
 
 
 def _names(values: Iterable[onnx_ir.Value | None]) -> list[str]:
