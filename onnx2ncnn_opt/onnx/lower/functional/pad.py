@@ -13,7 +13,7 @@ from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import TO_END, crop, flip
 from onnx2ncnn_opt.onnx.lower.functional.infinity import are_infinities_tested, in_quarters
-from onnx2ncnn_opt.onnx.lower.functional.views import batch_beside, dims_around, repeated
+from onnx2ncnn_opt.onnx.lower.functional.views import dims_around, repeated
 from onnx2ncnn_opt.onnx.value import Ints, Sizes, Tensor
 
 _MODES = {"constant": Padding.CONSTANT, "edge": Padding.REPLICATE, "reflect": Padding.REFLECT}
@@ -107,8 +107,7 @@ def _wrapped(im: ImportContext, x: Tensor, axis: int, begin: int, end: int) -> T
 
 def _padding(im: ImportContext, x: Tensor, amounts: dict[int, tuple[int, int]], mode: str, value: float) -> Tensor:
     """Return one Padding layer if the axes fit into a Mat in which ncnn pads up to three dims (of four: all but c)."""
-    batch = batch_beside(x, amounts)
-    dims = dims_around(x, amounts, batch)
+    dims, batch = dims_around(x, amounts)
     if len(amounts) > 3 or len(dims) > MAX_DIMS or (len(dims) == MAX_DIMS and dims[0][0] in amounts):
         if len(amounts) > 1:
             for axis, both in amounts.items():
