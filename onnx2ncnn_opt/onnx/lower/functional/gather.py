@@ -20,7 +20,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.fold.sizes.cells import materialised_or_none
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, expand, spread
-from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, float_value
+from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, float_array
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import MOST_RUNS, TO_END, crop, from_front, pick, resized
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
@@ -56,7 +56,7 @@ def gather(im: ImportContext, data: Value, indices: Operand, *, axis: int = 0) -
     others, size = [a for a in range(data.rank) if a != axis], data.shape[axis]
     are_fed = not is_held_as_float(indices.dtype) and indices.blob.batch == 1
     if isinstance(data, Constant) and isinstance(size, int) and are_fed:
-        table = _floats(im, data.array.transpose(axis, *others).reshape(size, -1))
+        table = float_array(im, data.array.transpose(axis, *others).reshape(size, -1))
         params = {"num_output": table.shape[1], "input_dim": size, "weight_data_size": table.size}
         blob = im.layer("Embed", im.mat(indices, [range(indices.rank)]), weights={"weight_data": table}, **params)
         return _replaced(im, blob, data, axis, indices.shape, is_table=True)
@@ -119,13 +119,7 @@ def _image(im: ImportContext, data: Value, *dims: list[int]) -> Blob:
     if isinstance(data, Tensor):
         return im.mat(as_numbers(im, data), dims)
     sizes = [math.prod(data.array.shape[axis] for axis in group) for group in dims]
-    return im.memory(_floats(im, data.array.transpose([axis for group in dims for axis in group]).reshape(sizes)))
-
-
-def _floats(im: ImportContext, array: Array) -> Array:
-    value = float_value(im, Constant(array))
-    assert isinstance(value, Constant)
-    return value.array
+    return im.memory(float_array(im, data.array.transpose([axis for group in dims for axis in group]).reshape(sizes)))
 
 
 def counted(im: ImportContext, indices: Tensor, *sizes: Dim) -> Tensor:

@@ -14,10 +14,10 @@ from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import TO_END, crop, flip
 from onnx2ncnn_opt.onnx.lower.functional.infinity import are_infinities_tested, in_quarters
 from onnx2ncnn_opt.onnx.lower.functional.views import dims_around, repeated
+from onnx2ncnn_opt.onnx.lower.functional.window import SIDES
 from onnx2ncnn_opt.onnx.value import Ints, Sizes, Tensor
 
 _MODES = {"constant": Padding.CONSTANT, "edge": Padding.REPLICATE, "reflect": Padding.REFLECT}
-_SIDES = {"w": ("left", "right"), "h": ("top", "bottom"), "c": ("front", "behind"), "d": ("front", "behind")}
 
 
 def pad(
@@ -118,7 +118,7 @@ def _padding(im: ImportContext, x: Tensor, amounts: dict[int, tuple[int, int]], 
         dims = [group for group in (before, (axis,), after) if group]
     params: dict[str, Any] = {}
     for axis, both in amounts.items():
-        params |= zip(_SIDES[AXES[len(dims)][dims.index((axis,))]], both, strict=True)
+        params |= zip(SIDES[AXES[len(dims)][dims.index((axis,))]], both, strict=True)
     blob = im.layer("Padding", im.mat(x, dims, batch), type=_MODES[mode], value=value, **params)
     shape = tuple(n + sum(amounts.get(axis, (0, 0))) for axis, n in enumerate(x.shape))
     return im.wrap(blob, shape, dims, batch, x.dtype)
