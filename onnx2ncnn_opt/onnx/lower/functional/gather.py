@@ -80,7 +80,7 @@ def _sampled(
     targets = counted(im, indices, size)
     scale, shift = _coordinates(im, 1 if isinstance(size, Sym) else size, rows)
     if isinstance(size, Sym):  # the middle of the pixel as a share of the row
-        targets = im.tensor(binary(im, BinaryOp.DIV, im.apply(targets, BinaryOp.ADD, 0.5), _sizes(im, size)))
+        targets = binary(im, BinaryOp.DIV, im.apply(targets, BinaryOp.ADD, 0.5), _sizes(im, size))
         shift[0] = -1
     grid = im.layer("BinaryOp", im.mat(targets, dims), im.memory(scale.astype(np.float32)), op_type=BinaryOp.MUL)
     grid = im.layer("BinaryOp", grid, im.memory(shift.astype(np.float32)), op_type=BinaryOp.ADD)
@@ -128,7 +128,7 @@ def counted(im: ImportContext, indices: Tensor, *sizes: Dim) -> Tensor:
     if not np.issubdtype(indices.dtype, np.signedinteger):
         return indices
     negative = im.unary(im.apply(indices, UnaryOp.NEG), "Threshold", threshold=0.5)
-    return im.tensor(binary(im, BinaryOp.ADD, indices, binary(im, BinaryOp.MUL, negative, _sizes(im, *sizes))))
+    return binary(im, BinaryOp.ADD, indices, binary(im, BinaryOp.MUL, negative, _sizes(im, *sizes)))
 
 
 def check_indices(im: ImportContext, indices: Tensor) -> None:
@@ -214,7 +214,7 @@ def flat_indices(im: ImportContext, indices: Tensor, sizes: Shape, batch_dims: i
     check_indices(im, indices)
     strides = [product(sizes[axis + 1 :]) for axis in range(len(sizes))]
     numbers = counted(im, indices, *sizes[batch_dims:])
-    weighted = im.tensor(binary(im, BinaryOp.MUL, numbers, _sizes(im, *strides[batch_dims:])))
+    weighted = binary(im, BinaryOp.MUL, numbers, _sizes(im, *strides[batch_dims:]))
     flat_index: Value = reduce(im, weighted, "ReduceSum", (indices.rank - 1,), 0)
     for axis, size in enumerate(fixed(im, sizes[:batch_dims])):
         row = Constant(np.arange(size, dtype=np.float32).reshape(-1, *(1,) * (flat_index.rank - axis - 1)))

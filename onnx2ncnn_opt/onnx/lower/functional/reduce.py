@@ -120,4 +120,4 @@ def mark_largest(im: ImportContext, x: Tensor, axis: int, *, last: bool) -> Tens
     others = im.unary(below, "Threshold", threshold=0.0)
     index, span = counting(im, size, 0, x.rank - axis), _LONGEST if isinstance(size, Sym) else size
     far = binary(im, BinaryOp.MUL, others, number(-span if last else span))
-    return im.tensor(binary(im, BinaryOp.ADD, far, index))
+    return binary(im, BinaryOp.ADD, far, index)
