@@ -326,6 +326,8 @@ class _Import(_Ends):
     def _stand_ins(self, node: onnx_ir.Node, operands: Sequence[Item | None]) -> Sequence[Item | None]:
         """Return tensors in place of a refused node's results; None where the shape is unknown."""
         results: list[Item | None] = [None] * len(node.outputs)
+        if not any(isinstance(operand, Tensor) for operand in operands):
+            return results  # they may be constants
         for i, inferred in enumerate(inferred_outputs(node, operands, self._model.opsets)):
             if inferred is not None and (name := node.outputs[i].name):
                 shape, dtype = inferred
@@ -439,8 +441,8 @@ class _Import(_Ends):
 
 
 def _initializers(graph: onnx_ir.Graph) -> dict[str, Constant]:
-    tensors = {name: value.const_value for name, value in graph.initializers.items()}
-    return {name: Constant(tensor.numpy()) for name, tensor in tensors.items() if tensor is not None}
+    values = graph.initializers.items()
+    return {name: Constant(value.const_value.numpy()) for name, value in values if value.const_value is not None}
 
 
 def _names(values: Iterable[onnx_ir.Value | None]) -> list[str]:

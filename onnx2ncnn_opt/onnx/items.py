@@ -183,10 +183,8 @@ class Batch:
         self._is_known = is_known
         self._known: dict[Item, Items | str | None] = {}
 
-    def feed(self, x: Item | None) -> None:
+    def feed(self, x: Tensor) -> None:
         """Record an input of the model."""
-        if not isinstance(x, Tensor):
-            return
         axis, has_items = self.place(x.shape), any(map(self.depends, x.shape))
         self._known[x] = None if not has_items else _UNKNOWN if axis is None else Items(product(x.shape[:axis]), True)
 
@@ -240,9 +238,9 @@ class Batch:
         if known is None:
             return Output(shape, None)
         axis = self.place(shape)
-        if isinstance(known, str) or not known.fed or axis is None or shape[axis] != self.size:
+        if isinstance(known, str) or not known.fed or axis is None:
             raise ItemsMixed
-        if product(shape[:axis]) != known.before:
+        if shape[axis] != self.size or product(shape[:axis]) != known.before:
             raise ItemsMixed
         return Output(shape, axis)
 
@@ -250,9 +248,15 @@ class Batch:
         """Return the place of a value's items; None if the value is the same for each item."""
         if item is None or isinstance(item, Constant):
             return None
-        if isinstance(item, SymbolicTensor):
-            return self._of_symbolic(item)
-        return self._known.get(item, _UNKNOWN)
+        if not isinstance(item, SymbolicTensor):
+            return self._known.get(item, _UNKNOWN)
+        cells = [cell for cell in item.cells.flat if isinstance(cell, Sym)]
+        if not any(map(self.depends, (*cells, *item.shape))):
+            return None
+        axis = self.place(item.shape)
+        if axis is None or any(map(self.depends, cells)) or item.varies(axis - item.rank):
+            return _UNKNOWN
+        return Items(product(item.shape[:axis]), False)
 
     def place(self, shape: Shape) -> int | None:
         """Return the axis that has the items; None if there is none, or several depend on the batch."""
@@ -266,15 +270,6 @@ class Batch:
         """Return True if a size, or another number, is not the same for each batch."""
         return isinstance(size, Sym) and self.name in size.names()
 
-    def _of_symbolic(self, x: SymbolicTensor) -> Items | str | None:
-        cells = [cell for cell in x.cells.reshape(-1).tolist() if isinstance(cell, Sym)]
-        if not any(map(self.depends, (*cells, *x.shape))):
-            return None
-        axis = self.place(x.shape)
-        if axis is None or any(map(self.depends, cells)) or x.varies(axis - x.rank):
-            return _UNKNOWN
-        return Items(product(x.shape[:axis]), False)
-
 
 def each(seen: NodeView) -> int:
     """Apply the rule of elementwise operators, with broadcasting."""
@@ -285,11 +280,11 @@ def each(seen: NodeView) -> int:
     return max(map(len, shapes)) + at.pop()
 
 
-def batch(*operands: int, axis: int = 0, sizes: Collection[int] = ()) -> ItemRule:
-    """Return the rule of operators whose `operands` and first result have a batch `axis`; for `sizes` see `kept`."""
+def batch(*operands: int, axis: int = 0) -> ItemRule:
+    """Return the rule of operators whose `operands` and first result have a batch `axis`."""
 
     def rule(seen: NodeView) -> Sequence[int]:
-        seen.only(*operands, *sizes)
+        seen.only(*operands)
         if {seen.axis(i) for i in operands} - {axis, None} or seen.result[axis] != seen.shape(operands[0])[axis]:
             raise ItemsMixed
         seen.is_batch = True
@@ -340,7 +335,7 @@ def in_order(seen: NodeView) -> None:
     seen.axis(0)
 
 
-def product_of(first: int = 0, second: int = 1) -> ItemRule:
+def product_of(first: int, second: int) -> ItemRule:
     """Of numpy.matmul of two operands; the others are scalars or the like."""
 
     def rule(seen: NodeView) -> int:
@@ -361,8 +356,3 @@ def product_of(first: int = 0, second: int = 1) -> ItemRule:
         return rank + at
 
     return rule
-
-
-def fixed(*axes: int) -> ItemRule:
-    """Return the rule of operators that combine elements along these axes."""
-    return along(axes, attribute="")

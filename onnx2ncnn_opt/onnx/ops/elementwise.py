@@ -8,8 +8,8 @@ import onnx_ir
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.binary import add, binary, maximum, minimum, mul, within_type
-from onnx2ncnn_opt.onnx.lower.functional.cast import cast_to
+from onnx2ncnn_opt.onnx.lower.functional.binary import add, binary, maximum, minimum, mul
+from onnx2ncnn_opt.onnx.lower.functional.cast import cast_to, turned_over
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Item, Operand, Tensor, Value
 
@@ -25,7 +25,7 @@ def sub(im: ImportContext, a: Operand, b: Operand) -> Value:
     if a.dtype.kind == "u" and a.dtype.itemsize >= 4:
         reason = f"a difference of {a.dtype}, which wraps below 0 to more than float32 holds"
         raise im.refuse(reason, "cast to int64 before")
-    return within_type(im, binary(im, BinaryOp.SUB, a, b))
+    return turned_over(im, binary(im, BinaryOp.SUB, a, b))
 
 
 @onnx_op("Sum", axes="each", folds=bounds.broadcast)

@@ -9,7 +9,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.activation import flat_softmax, softmax
+from onnx2ncnn_opt.onnx.lower.functional.activation import flattened, softmax
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.conv import conv
@@ -181,8 +181,8 @@ def qlinear_softmax(
     opset: int,
 ) -> Value:
     """Softmax between DequantizeLinear and QuantizeLinear."""
-    function = softmax if opset >= 13 else flat_softmax
-    y = function(im, _floats(im, x, x_scale, x_zero_point), axis)
+    x = _floats(im, x, x_scale, x_zero_point)
+    y = softmax(im, x, axis) if opset >= 13 else flattened(im, x, axis, softmax)
     return quantize_linear(im, y, y_scale, y_zero_point)
 
 

@@ -6,7 +6,7 @@ from onnx2ncnn_opt.ir.codes import Reduction
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.activation import flat_softmax, flattened, log_softmax, softmax
+from onnx2ncnn_opt.onnx.lower.functional.activation import flattened, log_softmax, softmax
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.reduce import OPERATIONS, reduce, reduced_alone
 from onnx2ncnn_opt.onnx.registry import onnx_op
@@ -49,7 +49,7 @@ for _name, (_operation, _axes_input) in OPERATIONS.items():
 @onnx_op("Softmax", axes="same", items=items.from_axis(1))
 def softmax1(im: ImportContext, x: Tensor, *, axis: int = 1) -> Tensor:
     """Softmax over the flattened axes from `axis` on."""
-    return flat_softmax(im, x, axis)
+    return flattened(im, x, axis, softmax)
 
 
 @onnx_op("Softmax", since=13, axes="same", items=items.along(-1), folds=bounds.first)

@@ -293,7 +293,7 @@ def _size(im: ImportContext, x: Value, axis: int) -> int:
     return size
 
 
-@onnx_op("Trilu", since=14, integers=True, axes="same", items=items.fixed(-2, -1), folds=bounds.first)
+@onnx_op("Trilu", since=14, integers=True, axes="same", items=items.along((-2, -1)), folds=bounds.first)
 def trilu(im: ImportContext, x: Tensor, k: Ints | None = None, *, upper: int = 1) -> Value:
     """Clip to 0 outside the triangle, for any number there."""
     shape, offset = x.shape[-2:], k[0] if k else 0

@@ -21,6 +21,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.read.embedded import Bytes, Embedded
 from onnx2ncnn_opt.progress import counted
 
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # for a pipe
 _TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 LARGEST_TENSOR = 2**40  # bytes; dims that ask for more are a lie on any machine ncnn is meant for
 
@@ -67,7 +68,7 @@ class _MappedFiles:
         """Return the file's bytes; ModelError (begins with `where`) unless it is a plain non-empty file of one link."""
         if path not in self._maps:
             try:
-                with open(path, "rb", opener=_open_plain) as file:
+                with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NONBLOCK)) as file:
                     status = os.fstat(file.fileno())
                     if not stat.S_ISREG(status.st_mode):
                         raise ModelError(f"{where} is not a plain file")
@@ -82,10 +83,6 @@ class _MappedFiles:
             except OSError as error:
                 raise ModelError(f"{where} cannot be read: {error.strerror}") from None
         return self._maps[path]
-
-
-def _open_plain(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe must not block
 
 
 def _settled(tensor: onnx_ir.TensorProtocol, where: str, files: _MappedFiles) -> onnx_ir.TensorProtocol:

@@ -1,18 +1,15 @@
 """PyTorch's own models: .pt2 files, torch.export.ExportedProgram and torch.nn.Module, exported by torch's exporter."""
 
 import importlib.util
-import logging
 import os
 import sys
 import tempfile
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from onnx2ncnn_opt.errors import ModelError, UsageError
-from onnx2ncnn_opt.onnx.read.structure import root_cause
+from onnx2ncnn_opt.onnx.read.structure import quiet, root_cause
 
 _NEEDED = ("torch", "onnxscript")
 
@@ -47,23 +44,10 @@ def exported(model: Any, inputs: Sequence[Any] | Mapping[str, Any] | None = None
         options |= {"kwargs": dict(inputs)} if isinstance(inputs, Mapping) else {"args": tuple(inputs)}
         options["dynamic_shapes"] = dynamic_shapes
     try:
-        with _quiet():
+        with quiet():
             return torch.onnx.export(model, **options)
     except Exception as error:
         raise ModelError(f"torch cannot export the model: {root_cause(error)}") from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Drop torch's own messages during an export."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 def reference(model: Any) -> Path | bytes:
@@ -114,7 +98,7 @@ def _loaded(path: Path) -> Any:
         with safe.open("wb") as file:
             write_safe_copy(path, file)
         try:
-            with _quiet():
+            with quiet():
                 return torch.export.load(safe)
         except Exception as error:
             raise ModelError(f"{path}: torch.export.load refuses it: {root_cause(error)}") from error

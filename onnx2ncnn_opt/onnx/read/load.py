@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import mmap
 import os
 import stat
-import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Thread
@@ -217,7 +214,7 @@ def _digest(proto: onnx.ModelProto) -> Callable[[], str | None]:
 def _from_proto(proto: onnx.ModelProto, folder: Path | None) -> onnx_ir.Model:
     structure.check_proto(proto)
     try:
-        with _quiet():
+        with structure.quiet():
             model = onnx_ir.from_proto(proto)
             # It lets an output that is an input as well overwrite the input's shape, with sizes that may be unknown.
             for declared, value in zip(proto.graph.input, model.graph.inputs, strict=True):
@@ -230,16 +227,3 @@ def _from_proto(proto: onnx.ModelProto, folder: Path | None) -> onnx_ir.Model:
             onnx_ir.external_data.set_base_dir(graph, folder)
     structure.check_structure(model)
     return model
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Drop the messages of onnx and onnx_ir about broken models: these are refused, with one message."""
-    logger = logging.getLogger("onnx_ir.serde")
-    before, logger.disabled = logger.disabled, True
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.disabled = before

@@ -5,8 +5,11 @@ onnx.checker is not used: it serialises the whole model once more, and the impor
 
 import difflib
 import graphlib
+import logging
+import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import onnx
@@ -107,8 +110,7 @@ def unname_dims(graph: onnx_ir.Graph) -> None:
         is_name = name.strip().lower() not in _NO_NAMES and name[0] != "#"  # the names of axis indices begin with #
         return dim if is_name and dim not in false else None
 
-    made = [value for node in graph for value in node.outputs]
-    for value in (*graph.inputs, *graph.outputs, *made):
+    for value in (*graph.inputs, *graph.outputs, *(value for node in graph for value in node.outputs)):
         if value.shape is not None:
             value.shape = onnx_ir.Shape(map(named, value.shape))
 
@@ -308,6 +310,19 @@ def read_values(node: onnx_ir.Node) -> Iterator[onnx_ir.Value]:
     """Yield the values that a node reads, including those of its subgraphs."""
     for reader in (node, *(inner for graph in _attribute_graphs(node) for inner in graph.all_nodes())):
         yield from (value for value in reader.inputs if value is not None)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Drop the warnings of onnx_ir about broken models, which are refused, and of torch about its export."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def root_cause(error: BaseException) -> str:

@@ -49,15 +49,9 @@ def softmax(im: ImportContext, x: Tensor, axis: int) -> Tensor:
     axis = im.axis(axis, x.rank)
     if not x.view.axes[axis]:
         # The softmax of one element is 1; this form keeps NaN, and makes NaN of infinity, as ONNX does.
-        zero = im.like(x, im.layer("BinaryOp", x.blob, x.blob, op_type=BinaryOp.SUB))
-        return im.apply(zero, BinaryOp.ADD, 1.0)  # exp of NaN is a number on x86
+        return im.apply(log_softmax(im, x, axis), BinaryOp.ADD, 1.0)
     laid_out = im.along(x, [axis])
     return im.like(laid_out, im.layer("Softmax", laid_out.blob, axis=laid_out.view.dim_of(axis), fixbug0=1))
-
-
-def flat_softmax(im: ImportContext, x: Tensor, axis: int) -> Tensor:
-    """Softmax over all axes from `axis` on as one, as it was defined before opset 13."""
-    return flattened(im, x, axis, softmax)
 
 
 def flattened(

@@ -142,14 +142,14 @@ def capped(
     matrices = *k.shape[:2], rows
     products = matmul(im, im.reshape(q, (*matrices, q.shape[3])), transposed(k))
     scores = binary(im, BinaryOp.MUL, im.reshape(products, (*q.shape[:3], k.shape[2])), number(scale))
-    steps = [scores]
+    steps: list[Value] = [scores]
     if cap:
         bent = im.unary(binary(im, BinaryOp.MUL, scores, number(1 / cap)), "TanH")
         scores = binary(im, BinaryOp.MUL, bent, number(cap))
     steps += [scores, scores if mask is None else binary(im, BinaryOp.ADD, scores, mask)]
     if mask is not None:
         scores = binary(im, BinaryOp.ADD, scores, finite(im, mask))
-    chances: Value = softmax(im, im.tensor(scores), -1)
+    chances = softmax(im, scores, -1)
     if mask is not None:
         chances = binary(im, BinaryOp.MUL, chances, any_key(im, mask))
     steps.append(chances)

@@ -32,7 +32,7 @@ _NUMPY: Mapping[BinaryOp, Callable[[Array, Array], Array]] = {
 }
 
 
-def binary(im: ImportContext, op_type: BinaryOp, a: Operand, b: Operand) -> Value:
+def binary(im: ImportContext, op_type: BinaryOp, a: Operand, b: Operand) -> Tensor:
     """BinaryOp on two values that ONNX broadcasts; a finite constant of one element becomes its scalar."""
     shape = broadcast_shape(im, a.shape, b.shape)
     a, b = _beside(im, a, b.shape), _beside(im, b, a.shape)
@@ -119,7 +119,7 @@ def spread(im: ImportContext, x: Value, shape: Shape) -> Value:
         if fitting(have, want) is None:  # one is 1, or may be
             row = im.tensor(Constant(np.ones(want, np.float32))) if isinstance(want, int) else im.ones(want)
             along = row.viewed(row.view.with_axes((*row.view.axes, *((),) * (len(shape) - 1 - axis))))
-            x = im.tensor(binary(im, BinaryOp.MUL, as_numbers(im, x), along))
+            x = binary(im, BinaryOp.MUL, as_numbers(im, x), along)
     return x
 
 
@@ -180,19 +180,14 @@ def expand(im: ImportContext, x: Tensor, shape: Shape) -> Value:
 
 def add(im: ImportContext, a: Operand, b: Operand) -> Value:
     """BinaryOp add."""
-    return within_type(im, binary(im, BinaryOp.ADD, a, b))
+    return turned_over(im, binary(im, BinaryOp.ADD, a, b))
 
 
 def mul(im: ImportContext, a: Operand, b: Operand) -> Value:
     """BinaryOp mul."""
     if a.dtype.kind in "iu" and a.dtype.itemsize == 2:
         raise im.refuse(f"a product of {a.dtype}, which overflows where float32 is not exact", "cast to int64 before")
-    return within_type(im, binary(im, BinaryOp.MUL, a, b))
-
-
-def within_type(im: ImportContext, x: Value) -> Value:
-    """Return the result of an operator on integers, within the bounds of its type."""
-    return turned_over(im, x) if isinstance(x, Tensor) else x
+    return turned_over(im, binary(im, BinaryOp.MUL, a, b))
 
 
 def maximum(im: ImportContext, *xs: Value) -> Value:

@@ -8,6 +8,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.features import FP32, Feature
+from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.value import BOOL, Constant, Tensor, Value, held_as_float, is_float, is_held_as_float
 
@@ -76,12 +77,17 @@ def number_value(im: ImportContext, x: Value) -> Value:
 
 def float_value(im: ImportContext, x: Value) -> Value:
     """Return an operand of any type as floats that are equal if and only if the operand's numbers are."""
-    if isinstance(x, Tensor):
-        return as_float(im, x)
-    if not is_float(x.dtype) and x.array.size and np.abs(x.array.astype(np.float64)).max() > LARGEST_EXACT:
+    return as_float(im, x) if isinstance(x, Tensor) else Constant(float_array(im, x.array))
+
+
+def float_array(im: ImportContext, array: Array) -> Array:
+    """Return a constant as float32, as `float_value` does."""
+    if is_float(array.dtype):
+        return im.f32(array)
+    if np.abs(array.astype(np.float64)).max(initial=0) > LARGEST_EXACT:
         reason = "an integer constant is larger than 2**24, which float32 does not hold exactly"
         raise im.refuse(reason, "compute with smaller integers, or outside ncnn")
-    return Constant(im.f32(x.array if is_float(x.dtype) else x.array.astype(np.float32)))
+    return im.f32(array.astype(np.float32))
 
 
 def nonzero(im: ImportContext, x: Tensor) -> Tensor:

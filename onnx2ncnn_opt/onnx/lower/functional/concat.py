@@ -11,7 +11,7 @@ from onnx2ncnn_opt.ir.view import View
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import number_value
 from onnx2ncnn_opt.onnx.lower.functional.crop import split
-from onnx2ncnn_opt.onnx.lower.functional.views import squeeze, unsqueeze
+from onnx2ncnn_opt.onnx.lower.functional.views import squeeze
 from onnx2ncnn_opt.onnx.lower.layout import align, combined, common_layout
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, is_float, is_held_as_float
 
@@ -85,10 +85,6 @@ def stacked(im: ImportContext, xs: Sequence[Value], axis: int) -> Value:
     shape = xs[0].shape
     axis = im.axis(axis, len(shape) + 1)
     if axis == len(shape) or any(isinstance(x, Tensor) and x.batch_axis == axis for x in xs):
-        return joined(im, [_unsqueezed(im, x, axis) for x in xs], axis)
+        return joined(im, [im.reshape(x, (*x.shape[:axis], 1, *x.shape[axis:])) for x in xs], axis)
     # One after the other along an axis that is there is the same, and takes no layer for each.
     return im.reshape(joined(im, xs, axis), (*shape[:axis], len(xs), *shape[axis:]))
-
-
-def _unsqueezed(im: ImportContext, x: Value, axis: int) -> Value:
-    return unsqueeze(im, x, (axis,)) if isinstance(x, Tensor) else Constant(np.expand_dims(x.array, axis))

@@ -78,7 +78,7 @@ def kept_from_zero(im: ImportContext, a: Operand, b: Operand) -> Operand:
     if not largest or None in limits:
         return b
     if isinstance(a, Tensor):
-        least = binary(im, BinaryOp.MUL, im.apply(a, UnaryOp.ABS), number(0.5 / largest))
+        least: Value = binary(im, BinaryOp.MUL, im.apply(a, UnaryOp.ABS), number(0.5 / largest))
     else:
         least = number(float(np.abs(a.array.astype(np.float64)).min()) / (2 * largest))
     if known.low >= 0:

@@ -14,12 +14,11 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp, Sample, SamplePadding, UnaryOp
 from onnx2ncnn_opt.ir.dim import Call, Dim, Shape, Sym, at_least, known, product, symbol
 from onnx2ncnn_opt.ir.graph import Blob
-from onnx2ncnn_opt.ir.view import Atoms
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.fold.sizes.cells import materialised_or_none
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, expand, spread
-from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, float_value
+from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, float_array
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import MOST_RUNS, TO_END, crop, from_front, pick, resized
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
@@ -50,23 +49,26 @@ def gather(im: ImportContext, data: Value, indices: Operand, *, axis: int = 0) -
     if isinstance(indices, Constant):
         size = data.shape[axis]
         is_image = isinstance(size, int) and size <= _LARGEST_IMAGE
-        return pick(im, im.tensor(data), axis, indices.array, partial(_looked_up_along, im) if is_image else None)
+        return pick(im, im.tensor(data), axis, indices.array, partial(_looked_up, im) if is_image else None)
     check_indices(im, indices)
-    others = [a for a in range(data.rank) if a != axis]
-    size = data.shape[axis]
-    shape: Shape = (*(data.shape[a] for a in others), *indices.shape)
-    kept, new = range(len(others)), range(len(others), len(shape))
+    others, size = [a for a in range(data.rank) if a != axis], data.shape[axis]
     are_fed = not is_held_as_float(indices.dtype) and indices.blob.batch == 1
     if isinstance(data, Constant) and isinstance(size, int) and are_fed:
-        table = _floats(im, data.array.transpose(axis, *others).reshape(size, -1))
+        table = float_array(im, data.array.transpose(axis, *others).reshape(size, -1))
         params = {"num_output": table.shape[1], "input_dim": size, "weight_data_size": table.size}
         blob = im.layer("Embed", im.mat(indices, [range(indices.rank)]), weights={"weight_data": table}, **params)
-        dims = [new, kept]
-    else:
-        blob = _sampled(im, _image(im, data, others, [], [axis]), indices, [[], [], range(indices.rank)], size, 1)
-        dims = [kept, range(0), new]
-    found = im.wrap(blob, shape, dims, dtype=_type(data))
-    return found.transpose([*kept[:axis], *new, *kept[axis:]])  # the axes of the indices replace the axis
+        return _replaced(im, blob, data, axis, indices.shape, is_table=True)
+    blob = _sampled(im, _image(im, data, others, [], [axis]), indices, [[], [], range(indices.rank)], size, 1)
+    return _replaced(im, blob, data, axis, indices.shape)
+
+
+def _replaced(im: ImportContext, blob: Blob, data: Value, axis: int, shape: Shape, *, is_table: bool = False) -> Tensor:
+    """Return what was looked up, the axes of the indices, of this shape, in the place of the axis of the data."""
+    kept = range(data.rank - 1)
+    new = range(len(kept), len(kept) + len(shape))
+    sizes = (*data.shape[:axis], *data.shape[axis + 1 :], *shape)
+    found = im.wrap(blob, sizes, [new, kept] if is_table else [kept, [], new], dtype=_type(data))
+    return found.transpose([*kept[:axis], *new, *kept[axis:]])
 
 
 def _sampled(
@@ -76,7 +78,7 @@ def _sampled(
     targets = counted(im, indices, size)
     scale, shift = _coordinates(im, 1 if isinstance(size, Sym) else size, rows)
     if isinstance(size, Sym):  # the middle of the pixel as a share of the row
-        targets = im.tensor(binary(im, BinaryOp.DIV, im.apply(targets, BinaryOp.ADD, 0.5), _sizes(im, size)))
+        targets = binary(im, BinaryOp.DIV, im.apply(targets, BinaryOp.ADD, 0.5), _sizes(im, size))
         shift[0] = -1
     grid = im.layer("BinaryOp", im.mat(targets, dims), im.memory(scale.astype(np.float32)), op_type=BinaryOp.MUL)
     grid = im.layer("BinaryOp", grid, im.memory(shift.astype(np.float32)), op_type=BinaryOp.ADD)
@@ -115,13 +117,7 @@ def _image(im: ImportContext, data: Value, *dims: list[int]) -> Blob:
     if isinstance(data, Tensor):
         return im.mat(as_numbers(im, data), dims)
     sizes = [math.prod(data.array.shape[axis] for axis in group) for group in dims]
-    return im.memory(_floats(im, data.array.transpose([axis for group in dims for axis in group]).reshape(sizes)))
-
-
-def _floats(im: ImportContext, array: Array) -> Array:
-    value = float_value(im, Constant(array))
-    assert isinstance(value, Constant)
-    return value.array
+    return im.memory(float_array(im, data.array.transpose([axis for group in dims for axis in group]).reshape(sizes)))
 
 
 def counted(im: ImportContext, indices: Tensor, *sizes: Dim) -> Tensor:
@@ -130,7 +126,7 @@ def counted(im: ImportContext, indices: Tensor, *sizes: Dim) -> Tensor:
     if not np.issubdtype(indices.dtype, np.signedinteger):
         return indices
     negative = im.unary(im.apply(indices, UnaryOp.NEG), "Threshold", threshold=0.5)
-    return im.tensor(binary(im, BinaryOp.ADD, indices, binary(im, BinaryOp.MUL, negative, _sizes(im, *sizes))))
+    return binary(im, BinaryOp.ADD, indices, binary(im, BinaryOp.MUL, negative, _sizes(im, *sizes)))
 
 
 def check_indices(im: ImportContext, indices: Tensor) -> None:
@@ -179,14 +175,12 @@ def _constant_elements(im: ImportContext, data: Value, indices: Array, axis: int
             data = crop(im, data, other, 0, indices.shape[other])
     # Axes along which the indices are the same stand after the picked ones, and go along with them.
     first = [a for a in range(data.rank) if a == axis or (indices != indices.take([0], a)).any()]
-    same = [a for a in range(data.rank) if a not in first]
-    order = [*first, *same]
+    order = [*first, *(a for a in range(data.rank) if a not in first)]
     moved = data.transpose(order)
     few = indices.transpose(order).reshape(*(indices.shape[a] for a in first), -1)[..., 0]
     targets = list(np.indices(few.shape, sparse=True))
     targets[first.index(axis)] = few
-    picked = _take(im, moved, targets, moved.shape[: few.ndim])
-    return picked.transpose([order.index(a) for a in range(data.rank)])
+    return _take(im, moved, targets, moved.shape[: few.ndim]).transpose([order.index(a) for a in range(data.rank)])
 
 
 def gather_nd(im: ImportContext, data: Value, indices: Operand, *, batch_dims: int = 0) -> Value:
@@ -218,7 +212,7 @@ def flat_indices(im: ImportContext, indices: Tensor, sizes: Shape, batch_dims: i
     check_indices(im, indices)
     strides = [product(sizes[axis + 1 :]) for axis in range(len(sizes))]
     numbers = counted(im, indices, *sizes[batch_dims:])
-    weighted = im.tensor(binary(im, BinaryOp.MUL, numbers, _sizes(im, *strides[batch_dims:])))
+    weighted = binary(im, BinaryOp.MUL, numbers, _sizes(im, *strides[batch_dims:]))
     flat_index: Value = reduce(im, weighted, "ReduceSum", (indices.rank - 1,), 0)
     for axis, size in enumerate(fixed(im, sizes[:batch_dims])):
         row = Constant(np.arange(size, dtype=np.float32).reshape(-1, *(1,) * (flat_index.rank - axis - 1)))
@@ -247,7 +241,7 @@ def _take(im: ImportContext, data: Tensor, indices: list[Array], shape: Shape) -
             data = pick(im, data, axis, line)
         return data
     is_cut = runs <= _FEW_RUNS or (runs <= MOST_RUNS and count > _LARGEST_IMAGE)
-    picked = pick(im, flat, 0, few) if is_cut else _looked_up(im, flat, few)
+    picked = pick(im, flat, 0, few) if is_cut else _looked_up(im, flat, 0, few)
     wanted: Shape = (*targets.shape, *rest)
     return picked if picked.shape == wanted else im.tensor(expand(im, picked, wanted))
 
@@ -266,21 +260,13 @@ def _lines(indices: Sequence[Array]) -> list[Array] | None:
     return [line[:, 0] for line in lines] if all((line == line[:, :1]).all() for line in lines) else None
 
 
-def _looked_up(im: ImportContext, data: Tensor, targets: Array) -> Tensor:
-    """Constant indices along axis 0, one by one."""
-    rest, shape = range(data.rank - 1), (*data.shape[1:], *targets.shape)
-    (count,) = known(data.shape[:1])
+def _looked_up(im: ImportContext, data: Tensor, axis: int, targets: Array) -> Tensor:
+    """Constant indices along an axis, one by one."""
+    [count] = known([data.shape[axis]])
     scale, shift = _coordinates(im, count, 1)
     grid = im.memory((targets.reshape(1, 1, -1) * scale + shift).astype(np.float32))
-    blob = pixels(im, _image(im, data, [a + 1 for a in rest], [], [0]), grid)
-    picked = range(data.rank - 1, len(shape))
-    return im.wrap(blob, shape, [rest, [], picked], dtype=_type(data)).transpose([*picked, *rest])
-
-
-def _looked_up_along(im: ImportContext, data: Tensor, axis: int, places: Array) -> Tensor:
-    """Constant places along an axis, one by one."""
-    order = [axis, *(a for a in range(data.rank) if a != axis)]
-    return _looked_up(im, data.transpose(order), places).transpose([order.index(a) for a in range(data.rank)])
+    blob = pixels(im, _image(im, data, [a for a in range(data.rank) if a != axis], [], [axis]), grid)
+    return _replaced(im, blob, data, axis, targets.shape)
 
 
 def fixed(im: ImportContext, shape: Shape) -> tuple[int, ...]:
@@ -301,13 +287,7 @@ def _picked(im: ImportContext, data: Operand, axis: int, indices: SymbolicTensor
         return None
     data, cell = _rolled(im, data, axis, indices)
     run = _run(cell, indices.rank)
-    if run is None:
-        return None
-    x = _cropped(im, im.tensor(data), axis, run, indices)
-    groups = x.view.axes
-    inner = _placed([groups[axis]], [run], indices.rank)
-    x = x.viewed(x.view.with_axes((*groups[:axis], *inner, *groups[axis + 1 :])))
-    return spread(im, x, (*x.shape[:axis], *indices.shape, *x.shape[axis + indices.rank :]))
+    return None if run is None else _runs_picked(im, im.tensor(data), axis, [run], indices.shape)
 
 
 def _picked_together(im: ImportContext, data: Operand, indices: SymbolicTensor) -> Value | None:
@@ -316,16 +296,22 @@ def _picked_together(im: ImportContext, data: Operand, indices: SymbolicTensor) 
     if listed is None or listed.cells.size != listed.cells.shape[-1]:
         return None
     runs = [_run(cell, indices.rank) for cell in listed.cells.reshape(-1)]
-    x, found = im.tensor(data), [run for run in runs if run is not None]
+    found = [run for run in runs if run is not None]
     along = [run.axis for run in found if run.axis is not None]
     if len(found) < len(runs) or len(set(along)) < len(along) or indices.rank - 1 in along:
         return None
-    for axis, run in enumerate(found):
-        x = _cropped(im, x, axis, run, indices)
+    return _runs_picked(im, im.tensor(data), 0, found, indices.shape[:-1])
+
+
+def _runs_picked(im: ImportContext, x: Tensor, first: int, runs: Sequence[_Consecutive], shape: Shape) -> Value:
+    """Return the elements of a run for each axis from `first` on, as axes of the indices, which have this shape."""
+    for axis, run in enumerate(runs, first):
+        x = _cropped(im, x, axis, run, shape)
     groups = x.view.axes
-    inner = _placed(groups[: len(found)], found, indices.rank - 1)
-    x = x.viewed(x.view.with_axes((*inner, *groups[len(found) :])))
-    return spread(im, x, (*indices.shape[:-1], *x.shape[indices.rank - 1 :]))
+    along = {run.axis: group for run, group in zip(runs, groups[first:], strict=False)}
+    inner = [along.get(axis, ()) for axis in range(len(shape))]
+    x = x.viewed(x.view.with_axes((*groups[:first], *inner, *groups[first + len(runs) :])))
+    return spread(im, x, (*x.shape[:first], *shape, *x.shape[first + len(shape) :]))
 
 
 def _rolled(im: ImportContext, data: Operand, axis: int, indices: SymbolicTensor) -> tuple[Operand, Any]:
@@ -354,9 +340,9 @@ def _run(cell: object, rank: int) -> _Consecutive | None:
     return _Consecutive(start, rank - 1 - int(indices[0][1:]) if indices else None)
 
 
-def _cropped(im: ImportContext, x: Tensor, axis: int, run: _Consecutive, indices: SymbolicTensor) -> Tensor:
+def _cropped(im: ImportContext, x: Tensor, axis: int, run: _Consecutive, shape: Shape) -> Tensor:
     """Return the elements of a run; ONNX demands that the axis has them."""
-    size, count = x.shape[axis], 1 if run.axis is None else indices.shape[run.axis]
+    size, count = x.shape[axis], 1 if run.axis is None else shape[run.axis]
     start = run.start
     if not at_least(start, 0):
         if not at_least(-start, 1):
@@ -367,9 +353,3 @@ def _cropped(im: ImportContext, x: Tensor, axis: int, run: _Consecutive, indices
         return x
     cropped = crop(im, x, axis, start, start + count)
     return Tensor(cropped.blob, resized(cropped.view, axis, count), x.dtype)
-
-
-def _placed(groups: Sequence[Atoms], runs: Sequence[_Consecutive], rank: int) -> list[Atoms]:
-    """Return the axes of the indices, each that of the run along it."""
-    along = {run.axis: group for group, run in zip(groups, runs, strict=True)}
-    return [along.get(axis, ()) for axis in range(rank)]

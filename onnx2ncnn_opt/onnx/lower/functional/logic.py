@@ -30,9 +30,8 @@ def rest(im: ImportContext, x: Value) -> Tensor:
     return im.apply(x, BinaryOp.RSUB, 1.0)
 
 
-def bools(im: ImportContext, x: Value) -> Tensor:
+def bools(im: ImportContext, x: Tensor) -> Tensor:
     """Numbers that are 0 and 1 as bools."""
-    x = im.tensor(x)
     return Tensor(x.blob, x.view, BOOL)
 
 
@@ -42,7 +41,7 @@ def _below(limit: float) -> float:
     return -FLT_MIN if limit == 0 else 0.0 if abs(below) < FLT_MIN else below
 
 
-def _compare(im: ImportContext, a: Value, b: Value, *, equal: bool) -> Value:
+def _compare(im: ImportContext, a: Value, b: Value, *, equal: bool) -> Tensor:
     """Return a > b, or a >= b with `equal`."""
     shape = broadcast_shape(im, a.shape, b.shape)
     a, b = float_value(im, a), float_value(im, b)
@@ -55,7 +54,7 @@ def _compare(im: ImportContext, a: Value, b: Value, *, equal: bool) -> Value:
     return threshold(im, binary(im, BinaryOp.SUB, a, b), -FLT_MIN if equal else 0.0)
 
 
-def _unless(im: ImportContext, apart: Tensor, *operands: Value) -> Value:
+def _unless(im: ImportContext, apart: Tensor, *operands: Value) -> Tensor:
     """Return ``1 - apart``, and 0 where an operand is NaN; the Threshold `apart` is 0 there, and of two infinities."""
     sizes = [im.apply(im.tensor(x), UnaryOp.ABS) for x in operands if im.range_of(x).may_be_nan]
     if not sizes:
@@ -85,7 +84,7 @@ def equal(im: ImportContext, a: Value, b: Value) -> Tensor:
             return bools(im, ranked(threshold(im, a if b.scalar > 0 else negative(im, a), FLT_MAX), len(shape)))
         if np.isfinite(b.scalar):
             return bools(im, ranked(between(im, a, _below(b.scalar), b.scalar), len(shape)))
-    distance = im.tensor(binary(im, BinaryOp.SUB, a, b))
+    distance = binary(im, BinaryOp.SUB, a, b)
     if im.range_of(a).may_be_inf and im.range_of(b).may_be_inf:
         return bools(im, _unless(im, threshold(im, im.apply(distance, UnaryOp.ABS), 0.0), a, b))
     return bools(im, between(im, distance, -FLT_MIN, 0.0))

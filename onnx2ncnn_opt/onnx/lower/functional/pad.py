@@ -1,7 +1,6 @@
 """Padding by constant and dynamic amounts."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from onnx2ncnn_opt.ir.codes import Padding
@@ -9,13 +8,14 @@ from onnx2ncnn_opt.ir.dim import AXES, Dim, Sym, at_least, at_most, larger, smal
 from onnx2ncnn_opt.ir.view import MAX_DIMS
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX
-from onnx2ncnn_opt.onnx.lower.functional.crop import TO_END, crop, flip, resized
+from onnx2ncnn_opt.onnx.lower.functional.concat import concat
+from onnx2ncnn_opt.onnx.lower.functional.crop import TO_END, crop, flip
 from onnx2ncnn_opt.onnx.lower.functional.infinity import are_infinities_tested, in_quarters
-from onnx2ncnn_opt.onnx.lower.functional.views import batch_beside, dims_around, repeated
+from onnx2ncnn_opt.onnx.lower.functional.views import dims_around, repeated
+from onnx2ncnn_opt.onnx.lower.functional.window import SIDES
 from onnx2ncnn_opt.onnx.value import Ints, Sizes, Tensor
 
 _MODES = {"constant": Padding.CONSTANT, "edge": Padding.REPLICATE, "reflect": Padding.REFLECT}
-_SIDES = {"w": ("left", "right"), "h": ("top", "bottom"), "c": ("front", "behind"), "d": ("front", "behind")}
 
 
 def pad(
@@ -83,12 +83,11 @@ def _reflected(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim) ->
     laid_out, size = im.along(x, [axis]), x.shape[axis]
     if size == 1:  # there is nothing to reflect
         return x
-    mirrored, parts, first = flip(im, laid_out, axis), [laid_out], larger(size - 1, 1) if begin != 0 else 0
-    if begin != 0:
-        parts.insert(0, crop(im, mirrored, axis, 0, first))
-    if end != 0:
-        parts.append(crop(im, mirrored, axis, smaller(size - 1, 1), size))
-    return crop(im, _joined(im, laid_out, parts, axis), axis, first - begin, first + size + end)
+    mirrored, first = flip(im, laid_out, axis), larger(size - 1, 1) if begin != 0 else 0
+    before = [crop(im, mirrored, axis, 0, first)] if begin != 0 else []
+    after = [crop(im, mirrored, axis, smaller(size - 1, 1), size)] if end != 0 else []
+    whole = im.tensor(concat(im, *before, laid_out, *after, axis=axis))
+    return crop(im, whole, axis, first - begin, first + size + end)
 
 
 def _wrapped(im: ImportContext, x: Tensor, axis: int, begin: int, end: int) -> Tensor:
@@ -99,26 +98,14 @@ def _wrapped(im: ImportContext, x: Tensor, axis: int, begin: int, end: int) -> T
     if not isinstance(size, int) or max(begin, end) > size:
         reason = f"{max(begin, end)} elements wrapped around an axis of size {size}"
         raise im.refuse(reason, "pad by at most the size of the axis")
-    parts = [laid_out]
-    if begin:
-        parts.insert(0, crop(im, laid_out, axis, size - begin, size))
-    if end:
-        parts.append(crop(im, laid_out, axis, 0, end))
-    return _joined(im, laid_out, parts, axis)
-
-
-def _joined(im: ImportContext, x: Tensor, parts: Sequence[Tensor], axis: int) -> Tensor:
-    """Return parts of x along an axis, which is a dim of the Mat, one after the other."""
-    dim = x.view.dim_of(axis)
-    assert dim is not None
-    blob = im.layer("Concat", *(part.blob for part in parts), axis=dim)
-    return Tensor(blob, resized(x.view, axis, blob.known_shape[dim]), x.dtype)
+    before = [crop(im, laid_out, axis, size - begin, size)] if begin else []
+    after = [crop(im, laid_out, axis, 0, end)] if end else []
+    return im.tensor(concat(im, *before, laid_out, *after, axis=axis))
 
 
 def _padding(im: ImportContext, x: Tensor, amounts: dict[int, tuple[int, int]], mode: str, value: float) -> Tensor:
     """Return one Padding layer if the axes fit into a Mat in which ncnn pads up to three dims (of four: all but c)."""
-    batch = batch_beside(x, amounts)
-    dims = dims_around(x, amounts, batch)
+    dims, batch = dims_around(x, amounts)
     if len(amounts) > 3 or len(dims) > MAX_DIMS or (len(dims) == MAX_DIMS and dims[0][0] in amounts):
         if len(amounts) > 1:
             for axis, both in amounts.items():
@@ -129,7 +116,7 @@ def _padding(im: ImportContext, x: Tensor, amounts: dict[int, tuple[int, int]], 
         dims = [group for group in (before, (axis,), after) if group]
     params: dict[str, Any] = {}
     for axis, both in amounts.items():
-        params |= zip(_SIDES[AXES[len(dims)][dims.index((axis,))]], both, strict=True)
+        params |= zip(SIDES[AXES[len(dims)][dims.index((axis,))]], both, strict=True)
     blob = im.layer("Padding", im.mat(x, dims, batch), type=_MODES[mode], value=value, **params)
     shape = tuple(n + sum(amounts.get(axis, (0, 0))) for axis, n in enumerate(x.shape))
     return im.wrap(blob, shape, dims, batch, x.dtype)

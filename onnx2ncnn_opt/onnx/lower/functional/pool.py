@@ -14,7 +14,7 @@ from onnx2ncnn_opt.onnx.lower.functional.crop import TO_END, crop
 from onnx2ncnn_opt.onnx.lower.functional.infinity import are_infinities_tested, in_quarters
 from onnx2ncnn_opt.onnx.lower.functional.pad import pad
 from onnx2ncnn_opt.onnx.lower.functional.window import SUFFIX, PoolAttributes, pad_params, same_pads, window_params
-from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor
 
 _MOST_TAPS = 32
 
@@ -115,10 +115,10 @@ def _largest(im: ImportContext, x: Tensor, axis: int, taps: int, dilation: int, 
     if isinstance(size := padded.shape[axis], int) and size <= reach:
         reason = f"a window of {reach + 1} elements over an axis of {size}"
         raise im.refuse(reason, "use a smaller window, or a larger --shape")
-    largest: Value = crop(im, padded, axis, 0, -reach)
+    largest = crop(im, padded, axis, 0, -reach)
     for start in range(dilation, reach + 1, dilation):
         largest = binary(im, BinaryOp.MAX, largest, crop(im, padded, axis, start, start - reach or TO_END))
-    return im.tensor(largest)
+    return largest
 
 
 def _dilated_average(im: ImportContext, x: Tensor, window: _PoolWindow, include: bool) -> Tensor:
@@ -139,7 +139,7 @@ def _dilated_average(im: ImportContext, x: Tensor, window: _PoolWindow, include:
         first, last = (-pads[i], size + pads[n + i]) if include else (0, size)
         taps = np.arange(out)[:, None] * window.strides[i] - pads[i] + np.arange(kernel[i]) * window.dilations[i]
         share = share[..., None] / ((taps >= first) & (taps < last)).sum(1)
-    return im.tensor(binary(im, BinaryOp.MUL, sums, Constant(share)))
+    return binary(im, BinaryOp.MUL, sums, Constant(share))
 
 
 def _rounded_up(im: ImportContext, x: Tensor, window: _PoolWindow) -> _PoolWindow:

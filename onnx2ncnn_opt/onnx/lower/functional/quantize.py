@@ -109,7 +109,7 @@ def quantized(im: ImportContext, x: Value, zero_point: Value | None, dtype: np.d
         if shift:
             x = im.apply(x, BinaryOp.ADD, shift)
     else:
-        x = im.tensor(binary(im, BinaryOp.ADD, im.apply(x, UnaryOp.ROUND), zero))
+        x = binary(im, BinaryOp.ADD, im.apply(x, UnaryOp.ROUND), zero)
         x = im.unary(x, "Clip", min=float(low), max=float(high))
     return Tensor(x.blob, x.view, held_as_float(dtype))
 

@@ -39,16 +39,15 @@ _ALONE = {"ReduceSumSquare": UnaryOp.SQUARE, "ReduceL1": UnaryOp.ABS, "ReduceL2"
 def reduce(im: ImportContext, x: Tensor, name: str, axes: Ints | None, keepdims: int) -> Tensor:
     """Reduction over the axes (all, for None), each of them a dim or a run of dims of the Mat."""
     x = as_numbers(im, x)
-    if name in ("ReduceMax", "ReduceMin") and im.range_of(x).may_be_inf and are_infinities_tested(im):
-        return in_quarters(im, x, lambda quarter: _reduce(im, quarter, name, axes, keepdims))
-    return _reduce(im, x, name, axes, keepdims)
-
-
-def _reduce(im: ImportContext, x: Tensor, name: str, axes: Ints | None, keepdims: int) -> Tensor:
     reduced = sorted(im.axes(axes, x.rank)) if axes is not None else list(range(x.rank))
     atoms = [axis for axis in reduced if x.view.axes[axis]]
-    result = _reduced(im, x, name, atoms, keepdims=bool(keepdims)) if atoms else reduced_alone(im, x, name)
-    return result if keepdims else squeeze(im, result, tuple(reduced))
+
+    def result(x: Tensor) -> Tensor:
+        y = _reduced(im, x, name, atoms, keepdims=bool(keepdims)) if atoms else reduced_alone(im, x, name)
+        return y if keepdims else squeeze(im, y, tuple(reduced))
+
+    is_extreme = name in ("ReduceMax", "ReduceMin") and im.range_of(x).may_be_inf
+    return in_quarters(im, x, result) if is_extreme and are_infinities_tested(im) else result(x)
 
 
 def _reduced(im: ImportContext, x: Tensor, name: str, axes: list[int], *, keepdims: bool) -> Tensor:
@@ -119,4 +118,4 @@ def mark_largest(im: ImportContext, x: Tensor, axis: int, *, last: bool) -> Tens
     others = im.unary(below, "Threshold", threshold=0.0)
     index, span = counting(im, size, 0, x.rank - axis), _LONGEST if isinstance(size, Sym) else size
     far = binary(im, BinaryOp.MUL, others, number(-span if last else span))
-    return im.tensor(binary(im, BinaryOp.ADD, far, index))
+    return binary(im, BinaryOp.ADD, far, index)

@@ -56,8 +56,7 @@ def repeated(im: ImportContext, x: Tensor, repeats: Sequence[int]) -> Tensor:
     grown = [axis for axis, n in enumerate(repeats) if n != 1]
     if not grown:
         return x
-    batch = batch_beside(x, grown)
-    dims = dims_around(x, grown, batch)
+    dims, batch = dims_around(x, grown)
     is_easy = len(dims) <= MAX_DIMS and im.cost(x, Layout(tuple(dims), tuple(batch))) < 2 * len(grown)
     if not is_easy and all(x.shape[axis] == 1 for axis in grown):
         for axis in grown:
@@ -87,20 +86,16 @@ def _spread(im: ImportContext, x: Tensor, axis: int, count: int) -> Tensor:
     return Tensor(blob, View(x.view.batch, dims, axes), x.dtype)
 
 
-def batch_beside(x: Tensor, axes: Collection[int]) -> list[int]:
-    """Return the axis that is the Mat's batch, where it can stay so while layers work on `axes`; none otherwise."""
-    return [] if x.batch_axis is None or x.batch_axis in axes else [x.batch_axis]
-
-
-def dims_around(x: Tensor, axes: Collection[int], batch: Collection[int]) -> list[tuple[int, ...]]:
-    """Return all axes as dims, each of `axes` one of its own; where these are more than four, others are merged."""
+def dims_around(x: Tensor, axes: Collection[int]) -> tuple[list[tuple[int, ...]], list[int]]:
+    """Return dims and batch for a layer on `axes`: each a dim of its own, others merged if they are more than four."""
+    batch = [] if x.batch_axis is None or x.batch_axis in axes else [x.batch_axis]
     dims: list[tuple[int, ...]] = [(a,) for a in range(x.rank) if a not in batch and (x.shape[a] != 1 or a in axes)]
     if len(dims) <= MAX_DIMS:
-        return dims
+        return dims, batch
     merged: list[tuple[int, ...]] = []
     for group in dims:
         if merged and group[0] not in axes and merged[-1][-1] not in axes:
             merged[-1] += group
         else:
             merged.append(group)
-    return merged
+    return merged, batch

@@ -10,8 +10,8 @@ from onnx2ncnn_opt.onnx.value import Ints
 # By their number: spatial axes outermost first, as ONNX orders them, and the end of the type of ncnn's layers.
 AXES = {1: ("w",), 2: ("h", "w"), 3: ("d", "h", "w")}
 SUFFIX = {1: "1D", 2: "", 3: "3D"}
-# ncnn's names of the pads at the beginning and the end of an axis.
-_PADS = {"w": ("pad_left", "pad_right"), "h": ("pad_top", "pad_bottom"), "d": ("pad_front", "pad_behind")}
+# ncnn's names of the beginning and the end of an axis.
+SIDES = {"w": ("left", "right"), "h": ("top", "bottom"), "c": ("front", "behind"), "d": ("front", "behind")}
 
 
 class ConvAttributes(NamedTuple):
@@ -48,7 +48,7 @@ def window_params(kernel: Ints, strides: Ints, pads: Ints, dilations: Ints = ())
 
 def pad_params(pads: Sequence[int]) -> dict[str, int]:
     """ONNX pads (all begins, then all ends) as ncnn's parameters."""
-    names = [_PADS[axis][end] for end in (0, 1) for axis in AXES[len(pads) // 2]]
+    names = [f"pad_{SIDES[axis][end]}" for end in (0, 1) for axis in AXES[len(pads) // 2]]
     return {name: int(pad) for name, pad in zip(names, pads, strict=True)}
 
 
