@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections.abc import Collection
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from onnx2ncnn_opt.param.files import bin_beside, read_net
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.rewrite.events import Applied
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
-from onnx2ncnn_opt.runtime.targets import find_target
+from onnx2ncnn_opt.runtime.targets import LOCAL, find_target
 from onnx2ncnn_opt.verification.driver import VerifyReport
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.runs import load_converted
@@ -70,28 +71,29 @@ def bisect(
     check_options(param=param, bin=bin)
     source, param, bin = reference(exported(model)), Path(param), Path(bin or bin_beside(param))
     known, note = manifest_for(model, param, manifest)
-    try:
-        report = verify_net(source, param, bin, verification, manifest=known)
-    except VerificationError as error:
-        return _not_fed(str(error), known, param, bin)
-    if note:
-        report = replace(report, notes=(note, *report.notes))
-    if report.ok:
-        return Bisection(report, None, None)
-    net = read_net(param, bin, entry_points.layer_types())
-    with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
-        announce("converting the model anew")
-        fresh = convert_anew(source, known, Path(folder)) if known else None
-        difference = None
-        if fresh:
-            # Masks follow from a run, not from passes.
-            for ours, theirs in corresponding(net.graph, fresh.graph).items():
-                theirs.params["featmask"] = ours["featmask"]
-            difference = diff_graphs(fresh.graph, net.graph, names=("a new conversion", os.fspath(param)))
-        if report.wrong is None:
-            return Bisection(report, None, difference)
-        loaded = load_converted(source, known, shapes=verification.shapes, values=verification.values)
-        with NcnnWorker(find_target(verification.on)) as worker, NcnnWorker() as here:
+    target = find_target(verification.on)
+    with NcnnWorker(target) as worker, nullcontext(worker) if target == LOCAL else NcnnWorker() as here:
+        try:
+            report = verify_net(source, param, bin, verification, manifest=known, worker=worker)
+        except VerificationError as error:
+            return _not_fed(str(error), known, param, bin)
+        if note:
+            report = replace(report, notes=(note, *report.notes))
+        if report.ok:
+            return Bisection(report, None, None)
+        net = read_net(param, bin, entry_points.layer_types())
+        with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
+            announce("converting the model anew")
+            fresh = convert_anew(source, known, Path(folder)) if known else None
+            difference = None
+            if fresh:
+                # Masks follow from a run, not from passes.
+                for ours, theirs in corresponding(net.graph, fresh.graph).items():
+                    theirs.params["featmask"] = ours["featmask"]
+                difference = diff_graphs(fresh.graph, net.graph, names=("a new conversion", os.fspath(param)))
+            if report.wrong is None:
+                return Bisection(report, None, difference)
+            loaded = load_converted(source, known, shapes=verification.shapes, values=verification.values)
             wrong = WrongNet(source, loaded, param, bin, net.graph, known, report, verification, worker, here)
             located = find_unsplit(wrong, net.unsplit)
             found = None if located else find_first_wrong(wrong, fresh)

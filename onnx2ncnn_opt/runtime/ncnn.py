@@ -161,7 +161,7 @@ class NcnnRunner:
         self._options: dict[str, int] = {**MODES[mode], **(_EXACT if exact else {})}
         if threads is not None:
             self._options["num_threads"] = threads
-        self._worker = NcnnWorker() if worker is None else worker
+        self.worker = NcnnWorker() if worker is None else worker
         self._owns_worker = worker is None
         self._names: dict[str, Any] = {}
 
@@ -174,7 +174,7 @@ class NcnnRunner:
     def close(self) -> None:
         """End the child process, unless it was given by the caller."""
         if self._owns_worker:
-            self._worker.close()
+            self.worker.close()
 
     def input_names(self) -> list[str]:
         """Return the tops of the net's Input layers, in file order."""
@@ -269,13 +269,13 @@ class NcnnRunner:
 
     def load(self, child: Child) -> None:
         """Load the net into the worker's process; the worker calls this."""
-        param, bin = self._worker.file(self.param), self._worker.file(self.bin)
+        param, bin = self.worker.file(self.param), self.worker.file(self.bin)
         child.send({"do": "load", "param": param, "bin": bin, "options": self._options})
         self._names = self._receive(child, inputs=[str], outputs=[str])
 
     def _loaded(self) -> dict[str, Any]:
         if not self._names:
-            with self._worker.session(self):
+            with self.worker.session(self):
                 pass
         return self._names
 
@@ -287,7 +287,7 @@ class NcnnRunner:
             array, axis = as_feed(blob, feed)
             described.append({"blob": blob, "batch_axis": axis, "dtype": array.dtype.str, "shape": array.shape})
             arrays.append(array)
-        with self._worker.session(self) as child:
+        with self.worker.session(self) as child:
             child.send({**request, "feeds": described}, *arrays)
             yield child
 

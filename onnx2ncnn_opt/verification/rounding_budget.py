@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,9 @@ from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.runtime.base import Array, Feed
-from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.slots import Slot, feeds_of
+from onnx2ncnn_opt.runtime.targets import LOCAL
 from onnx2ncnn_opt.verification.estimate import Estimator
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, INFINITE, UNKNOWN_ROUNDING
 
@@ -81,11 +83,11 @@ def _layers(param: Path, bin: Path) -> list[Layer]:
 
 
 def estimated(
-    net: tuple[Path, Path], feeds: Mapping[str, Array], way: Sequence[Slot], blobs: Mapping[str, str | None], mode: str
+    runner: NcnnRunner, feeds: Mapping[str, Array], way: Sequence[Slot], blobs: Mapping[str, str | None], mode: str
 ) -> tuple[dict[str, float], str]:
     """Return the outputs' errors from blobs in 16 bits, or in fp32 from int8 layers; else nothing, and the reason."""
     try:
-        right, rounded = _walks(net, feeds_of(way, feeds), mode)
+        right, rounded = _walks(runner, feeds_of(way, feeds), mode)
     except (ParamError, BinError, GraphError, UsageError, RunError) as error:
         return {}, str(error)
     distances = {}
@@ -99,11 +101,11 @@ def estimated(
     return distances, ""
 
 
-def _walks(net: tuple[Path, Path], feeds: Mapping[str, Feed], mode: str) -> tuple[dict[str, Array], dict[str, Array]]:
+def _walks(runner: NcnnRunner, feeds: Mapping[str, Feed], mode: str) -> tuple[dict[str, Array], dict[str, Array]]:
     """Return a net's exact outputs by name, and those with every blob in 16 bits, or in fp32 with int8 layers."""
-    graph = read_net(*net, entry_points.layer_types()).graph
+    graph = read_net(runner.param, runner.bin, entry_points.layer_types()).graph
     given = {blob: feeds[blob.name] for blob in graph.inputs if blob.name in feeds}
-    with NcnnWorker() as worker:
+    with nullcontext(runner.worker) if runner.worker.target == LOCAL else NcnnWorker() as worker:
         with Estimator(graph, given, worker=worker) as estimator:
             walks = [estimator.run()] if mode == "fp32" else [estimator.run(mode), estimator.run()]
         if mode == "fp32":

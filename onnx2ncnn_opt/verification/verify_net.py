@@ -169,7 +169,7 @@ def _explained(
     kind = problem = ""
     if mode != "fp32" or encoding is Encoding.INT8:
         blobs = {row.name: row.blob for row in rows}
-        kind, (by_bits, problem) = mode, estimated(net, comparison.feeds, way, blobs, mode)
+        kind, (by_bits, problem) = mode, estimated(comparison.runner, comparison.feeds, way, blobs, mode)
     if mode == "fp32" and encoding is Encoding.INT8:
         kind, by_bits = "int8", {name: by_bits[name] + by_weights[name] for name in by_bits if name in by_weights}
     elif mode == "fp32" and encoding is not None:
