@@ -299,15 +299,10 @@ class _NetOnDevice:
         return run_layers(self.param, self.bin, self.graph, ways, known, modes=modes, **options)
 
 
-def _sizes(feeds: Mapping[str, Feed]) -> tuple[dict[str, list[int]], dict[str, int]]:
+def _sizes(feeds: Mapping[str, Feed]) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
     """Return the shapes of blobs as ncnn has them, and their batch counts."""
-    shapes: dict[str, list[int]] = {}
-    batches: dict[str, int] = {}
-    for name, feed in feeds.items():
-        shapes[name] = list(feed.array.shape) or [1]
-        if feed.batch_axis is not None:
-            batches[name] = shapes[name].pop(feed.batch_axis)
-    return shapes, batches
+    mats = {name: feed.mat for name, feed in feeds.items()}
+    return {name: shape for name, (shape, _) in mats.items()}, {name: batch for name, (_, batch) in mats.items()}
 
 
 def _sides(

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from onnx2ncnn_opt.ir.codes import Activation
+from onnx2ncnn_opt.ir.codes import Activation, Reduction
 from onnx2ncnn_opt.ir.dim import exact_div, product
 from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.ir.graph import Layer
@@ -62,7 +62,7 @@ class Inner(NamedTuple):
     @property
     def noise(self) -> tuple[float, ...]:
         """The errors of elements, each of them equally frequent."""
-        return self.spread or (self.error,)
+        return self.spread or ((self.error,) if self.error else ())
 
 
 def to_half(numbers: Array) -> Array:
@@ -192,12 +192,32 @@ def inner_arithmetic(layer: Layer, inputs: Sequence[Array], *, seed: int = 0) ->
         weight = _weight(layer) if tile else None
         if weight is not None and x.ndim == 3 and 9 * x.shape[0] * layer["num_output"] == weight.size:
             found.append(_winograd(layer, x, weight.reshape(layer["num_output"], -1, 3, 3), tile, rng))
+        if layer.type == "Reduction":
+            return _reduced(layer, x)
         if layer.type == "SDPA":
             return (_attention(layer, inputs, rng),) if not layer["kv_cache"] else ()
         sample = _products(layer, inputs, rng)
         if sample is not None:
             found.append(_added(layer, *sample))
     return tuple(found)
+
+
+# The terms that a Reduction adds up.
+_TERMS: Mapping[int, Callable[[Array], Array]] = {
+    **dict.fromkeys((Reduction.SUM, Reduction.ASUM, Reduction.MEAN, Reduction.L1, Reduction.LOGSUM), np.abs),
+    **dict.fromkeys((Reduction.SUMSQ, Reduction.L2), np.square),
+    Reduction.LOGSUMEXP: np.exp,
+}
+
+
+def _reduced(layer: Layer, x: Array) -> tuple[Inner, ...]:
+    """Return the effect of adding up in fp16, as GPUs do (reduction.comp); ARM adds up in fp32."""
+    terms = _TERMS.get(layer["operation"])
+    if terms is None:
+        return ()
+    axes = None if layer["reduce_all"] else tuple(axis for axis in layer["axes"] if -x.ndim <= axis < x.ndim)
+    largest = float(terms(x).sum(axes, dtype=np.float64).max(initial=0.0))
+    return (Inner("its sums on GPUs", 0.0, not largest <= LARGEST / INPUT_MARGIN),)
 
 
 def _weight(layer: Layer) -> Array | None:

@@ -22,6 +22,13 @@ class Feed(NamedTuple):
     array: Array
     batch_axis: int | None = None
 
+    @property
+    def mat(self) -> tuple[tuple[int, ...], int]:
+        """The shape of the Mat, outermost first, and its batch count."""
+        shape = list(self.array.shape) or [1]
+        batch = 1 if self.batch_axis is None else shape.pop(self.batch_axis)
+        return tuple(shape), batch
+
 
 class Fetch(NamedTuple):
     """A blob to read."""

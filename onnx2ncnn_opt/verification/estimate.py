@@ -26,7 +26,9 @@ from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import BlobStats, NcnnRunner, NcnnWorker, WalkStep
 
 # Layers that add up in fp16, whose sums are sampled.
-SAMPLED = frozenset({"Convolution", "Convolution1D", "Deconvolution", "Gemm", "InnerProduct", "MatMul", "SDPA"})
+SAMPLED = frozenset(
+    {"Convolution", "Convolution1D", "Deconvolution", "Gemm", "InnerProduct", "MatMul", "Reduction", "SDPA"}
+)
 # Each layer is run and asked for on its own, several times: a net of 100,000 would take minutes.
 _MOST_LAYERS = 2**14
 _STORAGE = {"fp16": Feature.NO_FP16_STORAGE, "bf16": Feature.NO_BF16_STORAGE}

@@ -7,6 +7,7 @@ it. Then the layers that cost most get their masks, as few as are enough, and of
 import math
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,13 @@ from types import MappingProxyType
 from onnx2ncnn_opt.errors import UsageError, VerificationError
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.param.text import format_param
 from onnx2ncnn_opt.progress import announce
-from onnx2ncnn_opt.rewrite.prove_masks import SOURCES, Mask, put_masks
+from onnx2ncnn_opt.rewrite.prove_masks import SOURCES, Mask, prove_masks, put_masks
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import find_target
@@ -98,9 +100,14 @@ class DeviceJudge(MaskJudge):
 
 
 def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:
-    """Put the fewest masks on a net that keep it within a budget; VerificationError if no masks are enough."""
-    before = judge.error()
-    masks, alone = _chosen(judge, budget) if not before <= budget else ({}, {})
+    """Put the masks on a net that its graph proves, and the fewest that keep it within a budget.
+
+    Raises VerificationError if no masks are enough.
+    """
+    before, masks = judge.error(), prove_masks(judge.graph)
+    alone: dict[Layer, float] = {}
+    if not judge.error({layer: mask.features for layer, mask in masks.items()}) <= budget:
+        masks, alone = _chosen(judge, masks, budget)
     features = {layer: mask.features for layer, mask in masks.items()}
     after = judge.error(features) if masks else before
     seconds = judge.seconds(features)
@@ -116,9 +123,13 @@ def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:
     return Mixed(judge.graph, tuple(chosen), before, after, judge.checked, seconds)
 
 
-def _chosen(judge: MaskJudge, budget: float) -> tuple[dict[Layer, Mask], dict[Layer, float]]:
+def _chosen(
+    judge: MaskJudge, proved: Mapping[Layer, Mask], budget: float
+) -> tuple[dict[Layer, Mask], dict[Layer, float]]:
     """Return the masks that keep a net within a budget, and the error of each layer that computes alone in fp16."""
     needed, _ = find_masks(judge.estimator, budget=math.inf)
+    for layer, mask in proved.items():
+        needed[layer] = mask._replace(features=mask.features | (needed.get(layer, mask).features))
     fixed = {layer: mask.features for layer, mask in needed.items()}
     busy = [layer for layer in judge.graph if not layer.has(Trait.MOVES) and layer.type not in _IDLE]
     layers = [layer for layer in busy if layer not in fixed]
@@ -167,6 +178,9 @@ def mixed(
     given = net_feeds(model, param, bin, verification, manifest=manifest)
     net = read_net(param, bin)
     arrays = {net.names[blob]: feed for blob, feed in given.items()}
+    for blob, feed in arrays.items():
+        blob.shape, blob.batch = feed.mat
+    infer_graph(net.graph)
     with ExitStack() as stack:
         estimator = stack.enter_context(Estimator(net.graph, arrays, timeout=verification.timeout))
         announce("the net in fp32")

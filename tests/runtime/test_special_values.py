@@ -60,6 +60,8 @@ HALF_FACTS = [
     ("Dropout", "0=1e5", 2e-3, 200, INF),
     ("BinaryOp", "0=0 1=1 2=0", 1000.25, (1000, 1000.5), 1000),
     ("BinaryOp", "0=0 1=1 2=0", 1e-5, (1.00136e-5, 0), 1.00136e-5),
+    ("Reduction", "0=3 1=1 4=1 5=1", 30000, 30000, INF),  # a mean: Vulkan adds up in fp16, unless bit 1 forbids it
+    ("Reduction", "0=3 1=1 4=1 5=1 31=1", 30000, 30000, 30000),
 ]
 COLUMN = {"x86_64": 0, "AMD64": 0, "aarch64": 1, "arm64": 1}
 

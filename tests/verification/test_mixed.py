@@ -47,6 +47,15 @@ def test_nothing_where_nothing_is_needed(convolutions: tuple[Path, ...]) -> None
     assert result.before == result.after < 0.5
 
 
+def test_a_kernel_that_is_wrong_on_arm_is_masked_at_any_budget(tmp_path: Path) -> None:
+    options = "group = 8, strides = [2, 2], pads = [1, 1, 1, 1]"
+    graph = f"(float[1, 8, 12, 12] x) => (float[A, B, C, D] y) {{ [strided] y = Conv<{options}>(x, w) }}"
+    weight = np.random.default_rng(0).standard_normal((8, 1, 3, 3)).astype(np.float32)
+    result = mixed(*saved(tmp_path, graph, w=weight), budget=0.5)
+    (chosen,) = result.chosen
+    assert (chosen.mask.layer, chosen.mask.features) == ("strided", Feature.NO_FP16_ARITHMETIC)
+
+
 def test_a_budget_that_no_masks_keep(convolutions: tuple[Path, ...]) -> None:
     with pytest.raises(VerificationError, match=r"no masks keep the net within 1\.0e-06"):
         mixed(*convolutions, budget=1e-6)
