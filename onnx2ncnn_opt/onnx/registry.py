@@ -1,8 +1,8 @@
 """The open registry of operator importers: a Python function's signature is the operator's schema.
 
-Positional parameters are the operator's inputs, keyword-only parameters its attributes with ONNX's defaults; one of
-these can be a NamedTuple with a field for each attribute. The annotation of an input is checked before the function
-runs:
+Positional parameters are the operator's inputs, keyword-only parameters its attributes with ONNX's defaults. A
+parameter of either kind can be a NamedTuple with a field for each input or attribute. The annotation of an input is
+checked before the function runs:
 
     x: Tensor             a tensor that exists at run time (a constant becomes a MemoryData blob)
     w: Array              must be constant; arrives as numpy array
@@ -22,9 +22,10 @@ An operator may have several importers, each `since` an opset; the newest that t
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from itertools import islice
 from operator import or_
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -113,9 +114,23 @@ class OnnxOp:
 
     @cached_property
     def inputs(self) -> tuple[Input, ...]:
-        """The fixed inputs, in order."""
-        fixed = [p.name for p in self._parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
-        return tuple(Input(name, *_optional(self._hints[name])) for name in fixed)
+        """The fixed inputs, in order; those of a group `x` are named after it, as x, x_scale."""
+        declared: dict[str, Any] = {}
+        for name, hint in self._fixed.items():
+            fields = get_type_hints(hint) if _is_group(hint) else {"": hint}
+            declared |= {f"{name}_{field}" if i else name: part for i, (field, part) in enumerate(fields.items())}
+        return tuple(Input(name, *_optional(hint)) for name, hint in declared.items())
+
+    @cached_property
+    def _fixed(self) -> dict[str, Any]:
+        fixed = (p.name for p in self._parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return {name: self._hints[name] for name in fixed}
+
+    def grouped(self, arguments: Iterable[Any]) -> list[Any]:
+        """Return an argument for each parameter, from one for each input."""
+        rest = iter(arguments)
+        hints = self._fixed.values()
+        return [*(hint(*islice(rest, len(hint._fields))) if _is_group(hint) else next(rest) for hint in hints), *rest]
 
     @cached_property
     def variadic(self) -> Any | None:
@@ -132,7 +147,7 @@ class OnnxOp:
     def groups(self) -> dict[str, Any]:
         """The parameters that are NamedTuples of attributes."""
         names = (p.name for p in self._parameters if p.kind is inspect.Parameter.KEYWORD_ONLY)
-        return {name: self._hints[name] for name in names if hasattr(self._hints.get(name), "_fields")}
+        return {name: self._hints[name] for name in names if _is_group(self._hints.get(name))}
 
     @cached_property
     def attributes(self) -> dict[str, Any]:
@@ -227,6 +242,10 @@ def registered(function: object) -> tuple[OnnxOp, ...]:
 def all_ops() -> tuple[OnnxOp, ...]:
     """Return every importer, by domain, name and version."""
     return tuple(op for key in sorted(_OPS) for op in _OPS[key])
+
+
+def _is_group(hint: Any) -> bool:
+    return hasattr(hint, "_fields")
 
 
 def _optional(hint: Any) -> tuple[Any, bool]:
