@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,30 +71,37 @@ def _all(*options: Decorator) -> Decorator:
     return lambda command: functools.reduce(lambda inner, option: option(inner), reversed(options), command)
 
 
-def _checks(**fields: str) -> Decorator:
-    """Gather options in the `checks` of a command; `fields` are their names there, with those that they have here."""
+def _changing(change: Callable[[dict[str, Any]], None]) -> Decorator:
+    """Return a decorator that changes the options before the command gets them."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
-        def gathered(*args: Any, checks: Mapping[str, Any] | None = None, **options: Any) -> Any:
-            more = {field: options.pop(option) for field, option in fields.items()}
-            return command(*args, checks={**(checks or {}), **more}, **options)
+        def changed(*args: Any, **options: Any) -> Any:
+            change(options)
+            return command(*args, **options)
 
-        return gathered
+        return changed
 
     return decorate
 
 
-def verification_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give the command a `verification`; it stands below the options that are gathered in it."""
+def _checks(**fields: str) -> Decorator:
+    """Gather options in the `checks` of a command; `fields` are their names there, with those that they have here."""
 
-    @functools.wraps(command)
-    def with_verification(*args: Any, checks: Mapping[str, Any], **options: Any) -> Any:
-        from onnx2ncnn_opt.verification.options import Verification
+    def gather(options: dict[str, Any]) -> None:
+        options.setdefault("checks", {}).update({field: options.pop(option) for field, option in fields.items()})
 
-        return command(*args, verification=Verification(**checks), **options)
+    return _changing(gather)
 
-    return with_verification
+
+def _verify(options: dict[str, Any]) -> None:
+    from onnx2ncnn_opt.verification.options import Verification
+
+    options["verification"] = Verification(**options.pop("checks"))
+
+
+# The `checks` as `verification`; it stands below the options that are gathered in it.
+verification_option = _changing(_verify)
 
 
 def shape_option(metavar: str, help: str, *, size: str = r"\d+", form: str = "name:1,3,224,224") -> Decorator:
@@ -171,24 +178,14 @@ given_options = _all(
 )
 
 
-def _with_draws(command: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(command)
-    def with_draws(
-        *args: Any,
-        seeds: int | None,
-        ranges: tuple[tuple[float, float], ...],
-        sizes: tuple[dict[str, int], ...],
-        checks: Mapping[str, Any],
-        **options: Any,
-    ) -> Any:
-        from onnx2ncnn_opt.verification.inputs import Wanted
+def _draw(options: dict[str, Any]) -> None:
+    from onnx2ncnn_opt.verification.inputs import Wanted
 
-        wanted = Wanted(seeds or 1, ranges, sizes) if seeds or ranges or sizes else None
-        if wanted and checks["feeds"] is not None:
-            raise click.UsageError("--seeds, --range and --sizes say how to draw inputs: give no --inputs")
-        return command(*args, checks={**checks, "wanted": wanted}, **options)
-
-    return with_draws
+    seeds, ranges, sizes = (options.pop(name) for name in ("seeds", "ranges", "sizes"))
+    checks = options["checks"]
+    checks["wanted"] = Wanted(seeds or 1, ranges, sizes) if seeds or ranges or sizes else None
+    if checks["wanted"] and checks["feeds"] is not None:
+        raise click.UsageError("--seeds, --range and --sizes say how to draw inputs: give no --inputs")
 
 
 # --seeds, --range and --sizes, as `wanted` of the checks, None without them.
@@ -209,7 +206,7 @@ draw_options = _all(
         metavar="NAME=SIZE,...",
         help="Sizes of the dynamic dimensions, as H=64,W=96; may be given several times.",
     ),
-    _with_draws,
+    _changing(_draw),
 )
 
 
@@ -277,26 +274,32 @@ def benchmark_option(of: str) -> Decorator:
     return click.option("--benchmark", is_flag=True, help=f"Measure the latency of {of}: one thread each, in turns.")
 
 
-def _one_storage(command: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(command)
-    def with_storage(*args: Any, fp16: bool, bf16: bool, **options: Any) -> Any:
-        if fp16 and bf16:
-            raise click.UsageError("--fp16 and --bf16 are two ways to store a weight; give one of them")
-        return command(*args, storage="fp16" if fp16 else "bf16" if bf16 else None, **options)
-
-    return with_storage
+def _store(options: dict[str, Any]) -> None:
+    chosen = [encoding for encoding in ("fp16", "bf16") if options.pop(encoding)]
+    if len(chosen) > 1:
+        raise click.UsageError("--fp16 and --bf16 are two ways to store a weight; give one of them")
+    options["storage"] = chosen[0] if chosen else None
 
 
 # --fp16 and --bf16, as `storage`.
 storage_options = _all(
     click.option("--fp16", is_flag=True, help="Store weights as fp16, if they fit."),
     click.option("--bf16", is_flag=True, help="Store weights as bf16, if they fit."),
-    _one_storage,
+    _changing(_store),
 )
+
+
+def _release(ctx: click.Context, param: click.Parameter, value: int | None) -> int:
+    from onnx2ncnn_opt.ir.releases import NEWEST
+
+    return NEWEST if value is None else value
+
+
 release_option = click.option(
     "--ncnn",
     "release",
     type=int,
+    callback=_release,
     metavar="YYYYMMDD",
     help="The oldest ncnn release that has to run the net.  [default: the newest]",
 )
@@ -307,9 +310,14 @@ manifest_option = click.option(
     metavar="FILE.json",
     help="How arrays go in and out.  [default: NET.json, if it fits both; else blobs are matched by name or order]",
 )
-masks_option = click.option(
-    "--no-masks", is_flag=True, help="Do not write feature masks for layers that need more than fp16."
-)
+
+
+def negative_option(name: str, keyword: str, help: str) -> Decorator:
+    """Return a flag that turns off what is on without it."""
+    return click.option(name, keyword, is_flag=True, callback=lambda ctx, param, value: not value, help=help)
+
+
+masks_option = negative_option("--no-masks", "masks", "Do not write feature masks for layers that need more than fp16.")
 verbose_option = click.option(
     "-v", "--verbose", is_flag=True, help="List every rewrite, and every near miss with the reason."
 )
