@@ -15,14 +15,16 @@ checked before the function runs:
     *xs: Value            all further inputs
     b: Array | None = None   may be absent
 
-An operator may have several importers, each `since` an opset; the newest that the model's opset reaches is used.
+An operator may have several importers, each `since` an opset; the newest that the model's opset reaches is used. A
+function is registered for an older opset with the names of `later` parameters: attributes that the operator does not
+have there, and inputs that are attributes there.
 `onnx2ncnn_opt.onnx.ops` imports what registers operators; its `find`, `fold_bound`, `all_ops` and `traits_of` do so.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import islice
@@ -89,6 +91,7 @@ class OnnxOp:
     domain: str
     since: int
     function: Importer
+    later: Collection[str]
     batch: int | None
     integers: bool
     traits: Traits
@@ -106,7 +109,10 @@ class OnnxOp:
 
     @cached_property
     def _parameters(self) -> list[inspect.Parameter]:
-        return list(inspect.signature(self.function).parameters.values())[1:]
+        _, *declared = inspect.signature(self.function).parameters.values()
+        attribute = inspect.Parameter.KEYWORD_ONLY
+        kept = (p for p in declared if p.name not in self.later or p.kind is not attribute)
+        return [p.replace(kind=attribute) if p.name in self.later else p for p in kept]
 
     @cached_property
     def _hints(self) -> dict[str, Any]:
@@ -171,6 +177,7 @@ def onnx_op(  # noqa: PLR0913
     *names: str,
     domain: str = "",
     since: int = 1,
+    later: Collection[str] = (),
     batch: int | None = None,
     integers: bool = False,
     moves: tuple[int, ...] | None = (),
@@ -186,7 +193,7 @@ def onnx_op(  # noqa: PLR0913
     errors: Errors = "result",
     folds: Bound | None = None,
 ) -> Callable[[F], F]:
-    """Register a function as the importer of these operators from opset `since` on.
+    """Register a function as the importer of these operators from opset `since` on, without `later` parameters.
 
     `batch` is the axis of the first input that the operator treats as batch. `integers` allows integer and bool tensors
     at run time; without it they are refused before the function runs. The others are `Traits`.
@@ -202,7 +209,7 @@ def onnx_op(  # noqa: PLR0913
         summary = (function.__doc__ or "").strip().partition("\n")[0]
         for name in names:
             versions = _OPS.setdefault((domain, name), [])
-            versions.append(OnnxOp(name, domain, since, function, batch, integers, traits, summary))
+            versions.append(OnnxOp(name, domain, since, function, later, batch, integers, traits, summary))
             versions.sort(key=lambda op: op.since)
         return function
 
