@@ -18,7 +18,7 @@ checked before the function runs:
 An operator may have several importers, each `since` an opset; the newest that the model's opset reaches is used. A
 function is registered for an older opset with the names of `later` parameters: attributes that the operator does not
 have there, and inputs that are attributes there.
-`onnx2ncnn_opt.onnx.ops` imports what registers operators; its `find`, `fold_bound`, `all_ops` and `traits_of` do so.
+Operators are looked up in `onnx2ncnn_opt.onnx.ops`, which imports what registers them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from onnx2ncnn_opt.onnx import items as rules
-from onnx2ncnn_opt.onnx.fold.bounds import FOLDED_ONLY, Bound
+from onnx2ncnn_opt.onnx.fold.bounds import Bound
 from onnx2ncnn_opt.onnx.items import ItemRule
 
 Importer = Callable[..., Any]
@@ -170,7 +170,8 @@ def qualified(domain: str, name: str) -> str:
     return f"{domain}::{name}" if domain else name
 
 
-_OPS: dict[tuple[str, str], list[OnnxOp]] = {}
+# Every importer that is registered, by domain and name: each operator's in the order of versions.
+OPS: dict[tuple[str, str], list[OnnxOp]] = {}
 
 
 def onnx_op(  # noqa: PLR0913
@@ -208,7 +209,7 @@ def onnx_op(  # noqa: PLR0913
     def register(function: F) -> F:
         summary = (function.__doc__ or "").strip().partition("\n")[0]
         for name in names:
-            versions = _OPS.setdefault((domain, name), [])
+            versions = OPS.setdefault((domain, name), [])
             versions.append(OnnxOp(name, domain, since, function, later, batch, integers, traits, summary))
             versions.sort(key=lambda op: op.since)
         return function
@@ -216,39 +217,9 @@ def onnx_op(  # noqa: PLR0913
     return register
 
 
-def is_known(domain: str, name: str) -> bool:
-    """Return True if this package's importers of an operator are registered."""
-    return any(not op.is_foreign for op in _OPS.get(("" if domain == "ai.onnx" else domain, name), ()))
-
-
-def find(domain: str, name: str, opset: int) -> OnnxOp | None:
-    """Return the newest importer for an operator at an opset, of other packages first; None if there is none."""
-    known = [op for op in _OPS.get(("" if domain == "ai.onnx" else domain, name), []) if op.since <= opset]
-    return max(known, key=lambda op: (op.is_foreign, op.since), default=None)
-
-
-def traits_of(domain: str, name: str, opset: int) -> Traits:
-    """Return the traits of an operator; `NO_TRAITS` if it has no importer."""
-    op = find(domain, name, opset)
-    return NO_TRAITS if op is None else op.traits
-
-
-def fold_bound(domain: str, name: str, opset: int) -> Bound | None:
-    """`Traits.folds` of an operator, whatever other packages bring; None for one that does not fold."""
-    if domain:
-        return None
-    known = [op for op in _OPS.get(("", name), []) if op.since <= opset and not op.is_foreign]
-    return known[-1].traits.folds if known else FOLDED_ONLY.get(name)
-
-
 def registered(function: object) -> tuple[OnnxOp, ...]:
     """Return the operators for which a function was registered."""
-    return tuple(op for versions in _OPS.values() for op in versions if op.function is function)
-
-
-def all_ops() -> tuple[OnnxOp, ...]:
-    """Return every importer, by domain, name and version."""
-    return tuple(op for key in sorted(_OPS) for op in _OPS[key])
+    return tuple(op for versions in OPS.values() for op in versions if op.function is function)
 
 
 def _is_group(hint: Any) -> bool:
