@@ -170,8 +170,7 @@ def _convert(
         from onnx2ncnn_opt.api.report import report_conversion
 
         with output.working("gathering what the report shows"):
-            how = {"verification": options["verification"]} if found else {}
-            page.records.append(report_conversion(conversion, found, **how))
+            page.records.append(report_conversion(conversion, found, options["verification"]))
     seconds = fields["seconds"]
     output.show(conversion_blocks(conversion, manifest, model, prefix, files, seconds, verbose=verbose))
     if found is not None and not found.ok:

@@ -147,8 +147,7 @@ def _optimize(
         from onnx2ncnn_opt.api.report import report_optimized
 
         with output.working("gathering what the report shows"):
-            how = {"verification": options["verification"]} if found else {}
-            page.records.append(report_optimized(result, found, **how))
+            page.records.append(report_optimized(result, found, options["verification"]))
     output.show(optimization_blocks(result, param, files, fields["seconds"], verbose=verbose))
     if found is not None and not found.ok:
         raise failure(found, "no files are written")
