@@ -31,9 +31,9 @@ def _shapes(
     for value in values:
         name, _, sizes = value.rpartition(":")
         if not name or not re.fullmatch(f"({size}(,{size})*)?", sizes):
-            raise click.BadParameter(f"'{value}' is not of the form {form}", ctx, param)
+            raise click.BadParameter(f"'{value}' is not of the form {form}")
         if name in shapes:
-            raise click.BadParameter(f"two shapes for input '{name}'", ctx, param)
+            raise click.BadParameter(f"two shapes for input '{name}'")
         shapes[name] = [int(size) if size.isdecimal() else size for size in sizes.split(",") if size]
     return shapes
 
@@ -45,9 +45,9 @@ def _values(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
         name, _, value = text.rpartition("=")
         numbers = [_number(part.strip()) for part in value.strip("[]").split(",")]
         if not name or None in numbers:
-            raise click.BadParameter(f"'{text}' is not of the form name=16000, name=true or name=0.5,0.25", ctx, param)
+            raise click.BadParameter(f"'{text}' is not of the form name=16000, name=true or name=0.5,0.25")
         if name in bound:
-            raise click.BadParameter(f"two values for input '{name}'", ctx, param)
+            raise click.BadParameter(f"two values for input '{name}'")
         bound[name] = numbers[0] if len(numbers) == 1 else numbers
     return bound
 
@@ -110,13 +110,11 @@ def shape_option(metavar: str, help: str, *, size: str = r"\d+", form: str = "na
     return click.option("--shape", "shapes", multiple=True, callback=callback, metavar=metavar, help=help)
 
 
-def _inputs(ctx: click.Context, param: click.Parameter, value: str | None) -> Feeds | None:
+def _inputs(value: str) -> Feeds:
     """Return a file, or an image and the arithmetic on its pixels."""
-    if value is None:
-        return None
     match = re.fullmatch(r"(.+?)((:mean=[^:]*|:std=[^:]*|:bgr)*)", value, re.DOTALL)
     assert match is not None
-    path: Path = EXISTING_FILE.convert(match[1], param, ctx)
+    path: Path = EXISTING_FILE.convert(match[1], None, None)
     if not match[2]:
         return path
     from onnx2ncnn_opt.verification.given_inputs import Image
@@ -125,25 +123,21 @@ def _inputs(ctx: click.Context, param: click.Parameter, value: str | None) -> Fe
     try:
         mean, std = (tuple(map(float, parts[key].split(","))) if key in parts else () for key in ("mean", "std"))
     except ValueError:
-        raise click.BadParameter(f"'{value}' is not of the form photo.png:mean=1,2,3:std=1,2,3", ctx, param) from None
+        raise click.BadParameter(f"'{value}' is not of the form photo.png:mean=1,2,3:std=1,2,3") from None
     return Image(path, mean, std, "bgr" in parts)
 
 
-def _range(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[float, float], ...]:
-    found = []
-    for value in values:
-        low, high = _number(value.partition(",")[0]), _number(value.partition(",")[2])
-        if low is None or high is None or not -math.inf < low < high < math.inf:
-            raise click.BadParameter(f"'{value}' is not of the form LOW,HIGH, as -1,1", ctx, param)
-        found.append((float(low), float(high)))
-    return tuple(found)
+def _range(value: str) -> tuple[float, float]:
+    low, high = map(_number, value.partition(",")[::2])
+    if low is None or high is None or not -math.inf < low < high < math.inf:
+        raise click.BadParameter(f"'{value}' is not of the form LOW,HIGH, as -1,1")
+    return float(low), float(high)
 
 
-def _sizes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[dict[str, int], ...]:
-    for value in values:
-        if not re.fullmatch(r"[^=,]+=[1-9]\d*(,[^=,]+=[1-9]\d*)*", value):
-            raise click.BadParameter(f"'{value}' is not of the form H=64,W=96", ctx, param)
-    return tuple({name: int(size) for name, size in (p.split("=") for p in value.split(","))} for value in values)
+def _sizes(value: str) -> dict[str, int]:
+    if not re.fullmatch(r"[^=,]+=[1-9]\d*(,[^=,]+=[1-9]\d*)*", value):
+        raise click.BadParameter(f"'{value}' is not of the form H=64,W=96")
+    return {name: int(size) for name, size in (part.split("=") for part in value.split(","))}
 
 
 # --shape and --value, as `shapes` and `values`; sizes may be names, sums of them, and ``?``.
@@ -169,7 +163,7 @@ given_options = _all(
     binding_options,
     click.option(
         "--inputs",
-        callback=_inputs,
+        type=_inputs,
         metavar="FILE",
         help="Inputs for verification: an .npz with arrays by input name, an .npy for a single input, or an image and "
         "what is done to its pixels: photo.png[:mean=...:std=...:bgr].",
@@ -195,14 +189,14 @@ draw_options = _all(
         "--range",
         "ranges",
         multiple=True,
-        callback=_range,
+        type=_range,
         metavar="LOW,HIGH",
         help="Draw floats uniformly between these, as -1,1; may be given several times.",
     ),
     click.option(
         "--sizes",
         multiple=True,
-        callback=_sizes,
+        type=_sizes,
         metavar="NAME=SIZE,...",
         help="Sizes of the dynamic dimensions, as H=64,W=96; may be given several times.",
     ),
@@ -244,7 +238,7 @@ place_options = _all(_seed, _on, _checks(seed="seed", on="on"))
 
 def _not_negative(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
     if value is not None and not 0 <= value < math.inf:
-        raise click.BadParameter(f"{value} is not a number of 0 or more", ctx, param)
+        raise click.BadParameter(f"{value} is not a number of 0 or more")
     return value
 
 
