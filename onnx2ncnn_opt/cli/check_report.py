@@ -75,8 +75,9 @@ def details(model: ModelResult) -> Iterator[tuple[str, str]]:
         yield "failed", failure_text(measurement)
     changes = model.changes
     if changes and changes.files:
+        counted = ((what, getattr(changes, what)) for what in ("gone", "added", "changed"))
         parts = [
-            f"{what} {_counted(counts)}" for what in ("gone", "added", "changed") if (counts := getattr(changes, what))
+            f"{what} {', '.join(f'{n} {name}' for name, n in counts.items())}" for what, counts in counted if counts
         ]
         yield "changed", "; ".join(parts) or "names or the order of layers only"
     for note in model.notes:
@@ -180,10 +181,6 @@ def _verdict(model: ModelResult) -> str:
     if model.exit_code:
         return "FAILED"
     return "recorded" if model.recorded else "ok"
-
-
-def _counted(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in counts.items())
 
 
 def _exponent(number: float) -> str:

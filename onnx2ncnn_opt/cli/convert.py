@@ -18,13 +18,7 @@ from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.several import run_each
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, make_folder, targets, written
-from onnx2ncnn_opt.cli.verification import (
-    failure,
-    hint_at_no_verify,
-    needs_verification,
-    report_fields,
-    require_runtimes,
-)
+from onnx2ncnn_opt.cli.verification import failure, hint_at_no_verify, needs_verification, require_runtimes
 from onnx2ncnn_opt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -77,7 +71,7 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
 @click.option("--no-verify", is_flag=True, help="Do not compare the net with ONNX Runtime.")
 @click.option("--keep-failed", is_flag=True, help="Keep the files of a net that fails verification.")
 @option.skip_option()
-@click.option("--no-optimize", is_flag=True, help="Skip all passes.")
+@option.negative_option("--no-optimize", "optimize", "Skip all passes.")
 @option.verbose_option
 @report_option
 @output_options()
@@ -90,10 +84,7 @@ def convert(
     outputs: tuple[str, ...],
     batch_axes: tuple[str, ...],
     images: tuple[str, ...],
-    release: int | None,
-    no_masks: bool,
     no_verify: bool,
-    no_optimize: bool,
     verbose: bool,
     report: ReportFile,
     **options: Any,
@@ -113,7 +104,6 @@ def convert(
             "--benchmark times the net beside ONNX Runtime, which runs on this machine: not with --on"
         )
     from onnx2ncnn_opt.api.lower import NOT_RUN, Files
-    from onnx2ncnn_opt.ir.releases import NEWEST
 
     if options["custom"] and not no_verify:
         raise UsageError(f"--custom needs --no-verify: {NOT_RUN}, so that the net cannot be verified")
@@ -126,9 +116,6 @@ def convert(
         "values": verification.values,
         "outputs": [name for names in outputs for name in names.split(",")],
         "batch_axes": dict(map(_batch_axis, batch_axes)),
-        "optimize": not no_optimize,
-        "release": NEWEST if release is None else release,
-        "masks": not no_masks,
         "images": dict(map(_image, images)),
         "verification": None if no_verify else replace(verification, shapes=None, values=None),
     }
@@ -176,13 +163,11 @@ def _convert(
     files = written(Files.of(prefix)) if has_files else []
     manifest = conversion.manifest()
     fields |= conversion_fields(conversion, manifest, files, time.perf_counter() - start)
-    fields["verification"] = report_fields(found) if found else None
     if page.path is not None:
         from onnx2ncnn_opt.api.report import report_conversion
 
         with output.working("gathering what the report shows"):
-            how = {"verification": options["verification"]} if found else {}
-            page.records.append(report_conversion(conversion, found, **how))
+            page.records.append(report_conversion(conversion, found, options["verification"]))
     seconds = fields["seconds"]
     output.show(conversion_blocks(conversion, manifest, model, prefix, files, seconds, verbose=verbose))
     if found is not None and not found.ok:

@@ -16,13 +16,7 @@ from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.several import run_each
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, make_folder, targets, written
-from onnx2ncnn_opt.cli.verification import (
-    failure,
-    hint_at_no_verify,
-    needs_verification,
-    report_fields,
-    require_runtimes,
-)
+from onnx2ncnn_opt.cli.verification import failure, hint_at_no_verify, needs_verification, require_runtimes
 from onnx2ncnn_opt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -72,9 +66,7 @@ def optimize(
     files: tuple[Path, ...],
     prefix: str,
     verification: Verification,
-    no_masks: bool,
     no_verify: bool,
-    release: int | None,
     verbose: bool,
     report: ReportFile,
     **options: Any,
@@ -90,7 +82,6 @@ def optimize(
         raise click.UsageError(message)
     if benchmark and (options["start"] or options["end"]):
         raise click.UsageError("--benchmark times whole nets, which --start and --end do not leave")
-    from onnx2ncnn_opt.ir.releases import NEWEST
     from onnx2ncnn_opt.param.files import NetFiles
 
     check_prefix(prefix, _ENDINGS)
@@ -103,12 +94,8 @@ def optimize(
             check_targets(astuple(NetFiles.at(path, binary=as_binary)), sources)
     if not no_verify:
         require_runtimes(verification.on)
-    options |= {
-        "masks": not no_masks,
-        "release": NEWEST if release is None else release,
-        "shapes": verification.shapes,
-        "verification": None if no_verify else replace(verification, shapes=None),
-    }
+    options["shapes"] = verification.shapes
+    options["verification"] = None if no_verify else replace(verification, shapes=None)
     with report.written(output, {f"the input {file}": file for pair in nets.items() for file in pair}):
         run_each(output, prefixes, partial(_optimize, output, nets, options, report, verbose))
 
@@ -157,13 +144,11 @@ def _optimize(
     as_binary = result.is_binary if options["binary"] is None else options["binary"]
     files = written(NetFiles.at(prefix, binary=as_binary)) if found is None or found.ok else []
     fields |= optimization_fields(result, files, time.perf_counter() - clock)
-    fields["verification"] = report_fields(found) if found else None
     if page.path is not None:
         from onnx2ncnn_opt.api.report import report_optimized
 
         with output.working("gathering what the report shows"):
-            how = {"verification": options["verification"]} if found else {}
-            page.records.append(report_optimized(result, found, **how))
+            page.records.append(report_optimized(result, found, options["verification"]))
     output.show(optimization_blocks(result, param, files, fields["seconds"], verbose=verbose))
     if found is not None and not found.ok:
         raise failure(found, "no files are written")

@@ -31,9 +31,9 @@ def _shapes(
     for value in values:
         name, _, sizes = value.rpartition(":")
         if not name or not re.fullmatch(f"({size}(,{size})*)?", sizes):
-            raise click.BadParameter(f"'{value}' is not of the form {form}", ctx, param)
+            raise click.BadParameter(f"'{value}' is not of the form {form}")
         if name in shapes:
-            raise click.BadParameter(f"two shapes for input '{name}'", ctx, param)
+            raise click.BadParameter(f"two shapes for input '{name}'")
         shapes[name] = [int(size) if size.isdecimal() else size for size in sizes.split(",") if size]
     return shapes
 
@@ -45,9 +45,9 @@ def _values(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
         name, _, value = text.rpartition("=")
         numbers = [_number(part.strip()) for part in value.strip("[]").split(",")]
         if not name or None in numbers:
-            raise click.BadParameter(f"'{text}' is not of the form name=16000, name=true or name=0.5,0.25", ctx, param)
+            raise click.BadParameter(f"'{text}' is not of the form name=16000, name=true or name=0.5,0.25")
         if name in bound:
-            raise click.BadParameter(f"two values for input '{name}'", ctx, param)
+            raise click.BadParameter(f"two values for input '{name}'")
         bound[name] = numbers[0] if len(numbers) == 1 else numbers
     return bound
 
@@ -71,33 +71,40 @@ def _all(*options: Decorator) -> Decorator:
     return lambda command: functools.reduce(lambda inner, option: option(inner), reversed(options), command)
 
 
+def _changing(change: Callable[[dict[str, Any]], None]) -> Decorator:
+    """Return a decorator that changes the options before the command gets them."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def changed(*args: Any, **options: Any) -> Any:
+            change(options)
+            return command(*args, **options)
+
+        return changed
+
+    return decorate
+
+
 # The fields of a `Verification`, by the options that fill them.
 _FIELDS = {"inputs": "feeds", **{name: name for name in ("shapes", "values", "seed", "on", "modes", "rtol", "atol")}}
 
 
-def verification_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give the command a `verification`, made of those of its options that say how to verify."""
+def _verify(options: dict[str, Any]) -> None:
+    from onnx2ncnn_opt.verification.options import Verification
 
-    @functools.wraps(command)
-    def with_verification(
-        *args: Any,
-        seeds: int | None = None,
-        ranges: tuple[tuple[float, float], ...] = (),
-        sizes: tuple[dict[str, int], ...] = (),
-        **options: Any,
-    ) -> Any:
-        from onnx2ncnn_opt.verification.options import Verification
+    checks = {field: options.pop(option) for option, field in _FIELDS.items() if option in options}
+    seeds, ranges, sizes = (options.pop(name, None) for name in ("seeds", "ranges", "sizes"))
+    if seeds or ranges or sizes:
+        from onnx2ncnn_opt.verification.inputs import Wanted
 
-        checks = {field: options.pop(option) for option, field in _FIELDS.items() if option in options}
-        if seeds or ranges or sizes:
-            from onnx2ncnn_opt.verification.inputs import Wanted
+        if checks["feeds"] is not None:
+            raise click.UsageError("--seeds, --range and --sizes say how to draw inputs: give no --inputs")
+        checks["wanted"] = Wanted(seeds or 1, ranges, sizes)
+    options["verification"] = Verification(**checks)
 
-            if checks["feeds"] is not None:
-                raise click.UsageError("--seeds, --range and --sizes say how to draw inputs: give no --inputs")
-            checks["wanted"] = Wanted(seeds or 1, ranges, sizes)
-        return command(*args, verification=Verification(**checks), **options)
 
-    return with_verification
+# Those of a command's options that say how to verify, as `verification`.
+verification_option = _changing(_verify)
 
 
 def shape_option(metavar: str, help: str, *, size: str = r"\d+", form: str = "name:1,3,224,224") -> Decorator:
@@ -106,13 +113,11 @@ def shape_option(metavar: str, help: str, *, size: str = r"\d+", form: str = "na
     return click.option("--shape", "shapes", multiple=True, callback=callback, metavar=metavar, help=help)
 
 
-def _inputs(ctx: click.Context, param: click.Parameter, value: str | None) -> Feeds | None:
+def _inputs(value: str) -> Feeds:
     """Return a file, or an image and the arithmetic on its pixels."""
-    if value is None:
-        return None
     match = re.fullmatch(r"(.+?)((:mean=[^:]*|:std=[^:]*|:bgr)*)", value, re.DOTALL)
     assert match is not None
-    path: Path = EXISTING_FILE.convert(match[1], param, ctx)
+    path: Path = EXISTING_FILE.convert(match[1], None, None)
     if not match[2]:
         return path
     from onnx2ncnn_opt.verification.given_inputs import Image
@@ -121,25 +126,21 @@ def _inputs(ctx: click.Context, param: click.Parameter, value: str | None) -> Fe
     try:
         mean, std = (tuple(map(float, parts[key].split(","))) if key in parts else () for key in ("mean", "std"))
     except ValueError:
-        raise click.BadParameter(f"'{value}' is not of the form photo.png:mean=1,2,3:std=1,2,3", ctx, param) from None
+        raise click.BadParameter(f"'{value}' is not of the form photo.png:mean=1,2,3:std=1,2,3") from None
     return Image(path, mean, std, "bgr" in parts)
 
 
-def _range(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[float, float], ...]:
-    found = []
-    for value in values:
-        low, high = _number(value.partition(",")[0]), _number(value.partition(",")[2])
-        if low is None or high is None or not -math.inf < low < high < math.inf:
-            raise click.BadParameter(f"'{value}' is not of the form LOW,HIGH, as -1,1", ctx, param)
-        found.append((float(low), float(high)))
-    return tuple(found)
+def _range(value: str) -> tuple[float, float]:
+    low, high = map(_number, value.partition(",")[::2])
+    if low is None or high is None or not -math.inf < low < high < math.inf:
+        raise click.BadParameter(f"'{value}' is not of the form LOW,HIGH, as -1,1")
+    return float(low), float(high)
 
 
-def _sizes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[dict[str, int], ...]:
-    for value in values:
-        if not re.fullmatch(r"[^=,]+=[1-9]\d*(,[^=,]+=[1-9]\d*)*", value):
-            raise click.BadParameter(f"'{value}' is not of the form H=64,W=96", ctx, param)
-    return tuple({name: int(size) for name, size in (p.split("=") for p in value.split(","))} for value in values)
+def _sizes(value: str) -> dict[str, int]:
+    if not re.fullmatch(r"[^=,]+=[1-9]\d*(,[^=,]+=[1-9]\d*)*", value):
+        raise click.BadParameter(f"'{value}' is not of the form H=64,W=96")
+    return {name: int(size) for name, size in (part.split("=") for part in value.split(","))}
 
 
 # --shape and --value, as `shapes` and `values`; sizes may be names, sums of them, and ``?``.
@@ -165,7 +166,7 @@ given_options = _all(
     binding_options,
     click.option(
         "--inputs",
-        callback=_inputs,
+        type=_inputs,
         metavar="FILE",
         help="Inputs for verification: an .npz with arrays by input name, an .npy for a single input, or an image and "
         "what is done to its pixels: photo.png[:mean=...:std=...:bgr].",
@@ -180,14 +181,14 @@ draw_options = _all(
         "--range",
         "ranges",
         multiple=True,
-        callback=_range,
+        type=_range,
         metavar="LOW,HIGH",
         help="Draw floats uniformly between these, as -1,1; may be given several times.",
     ),
     click.option(
         "--sizes",
         multiple=True,
-        callback=_sizes,
+        type=_sizes,
         metavar="NAME=SIZE,...",
         help="Sizes of the dynamic dimensions, as H=64,W=96; may be given several times.",
     ),
@@ -228,7 +229,7 @@ place_options = _all(_seed, _on)
 
 def _not_negative(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
     if value is not None and not 0 <= value < math.inf:
-        raise click.BadParameter(f"{value} is not a number of 0 or more", ctx, param)
+        raise click.BadParameter(f"{value} is not a number of 0 or more")
     return value
 
 
@@ -257,26 +258,32 @@ def benchmark_option(of: str) -> Decorator:
     return click.option("--benchmark", is_flag=True, help=f"Measure the latency of {of}: one thread each, alternating.")
 
 
-def _one_storage(command: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(command)
-    def with_storage(*args: Any, fp16: bool, bf16: bool, **options: Any) -> Any:
-        if fp16 and bf16:
-            raise click.UsageError("--fp16 and --bf16 are two ways to store a weight; give one of them")
-        return command(*args, storage="fp16" if fp16 else "bf16" if bf16 else None, **options)
-
-    return with_storage
+def _store(options: dict[str, Any]) -> None:
+    chosen = [encoding for encoding in ("fp16", "bf16") if options.pop(encoding)]
+    if len(chosen) > 1:
+        raise click.UsageError("--fp16 and --bf16 are two ways to store a weight; give one of them")
+    options["storage"] = chosen[0] if chosen else None
 
 
 # --fp16 and --bf16, as `storage`.
 storage_options = _all(
     click.option("--fp16", is_flag=True, help="Store weights as fp16, if they fit."),
     click.option("--bf16", is_flag=True, help="Store weights as bf16, if they fit."),
-    _one_storage,
+    _changing(_store),
 )
+
+
+def _release(ctx: click.Context, param: click.Parameter, value: int | None) -> int:
+    from onnx2ncnn_opt.ir.releases import NEWEST
+
+    return NEWEST if value is None else value
+
+
 release_option = click.option(
     "--ncnn",
     "release",
     type=int,
+    callback=_release,
     metavar="YYYYMMDD",
     help="The oldest ncnn release that has to run the net.  [default: the newest]",
 )
@@ -287,9 +294,14 @@ manifest_option = click.option(
     metavar="FILE.json",
     help="How arrays go in and out.  [default: NET.json, if it fits both; else blobs are matched by name or order]",
 )
-masks_option = click.option(
-    "--no-masks", is_flag=True, help="Do not write feature masks for layers that need more than fp16."
-)
+
+
+def negative_option(name: str, keyword: str, help: str) -> Decorator:
+    """Return a flag that turns off what is on without it."""
+    return click.option(name, keyword, is_flag=True, callback=lambda ctx, param, value: not value, help=help)
+
+
+masks_option = negative_option("--no-masks", "masks", "Do not write feature masks for layers that need more than fp16.")
 verbose_option = click.option(
     "-v", "--verbose", is_flag=True, help="List every rewrite, and every near miss with the reason."
 )

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from onnx2ncnn_opt.errors import UnsupportedError, UsageError
+from onnx2ncnn_opt.report.words import json_value
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.report.console import Block
@@ -51,7 +51,7 @@ class Output:
         if self.as_json and self.command is not None:
             ended = {"exit_code": exit_code, "error": None if error is None else error_fields(error)}
             data = {"format_version": FORMAT_VERSION, "command": self.command, **ended, **self.fields}
-            click.echo(json.dumps(_plain(data), indent=1, allow_nan=False))
+            click.echo(json.dumps(json_value(data, lambda number: None), indent=1, allow_nan=False))
 
 
 def error_fields(error: BaseException) -> dict[str, Any]:
@@ -68,15 +68,6 @@ def message_of(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{os.fspath(error.filename)}: {error.strerror}" if error.filename else error.strerror
     return str(error) or ("out of memory" if isinstance(error, MemoryError) else type(error).__name__)
-
-
-def _plain(value: Any) -> Any:
-    """Replace numbers that are not finite by null, because JSON has none."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _noted(ctx: click.Context, param: click.Parameter, value: bool) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from onnx2ncnn_opt.cli.verification import report_fields
 from onnx2ncnn_opt.report.console import Block, Table
 from onnx2ncnn_opt.report.verification import checked_lines, latency_lines, mask_lines
 from onnx2ncnn_opt.report.words import file_size
@@ -35,6 +36,7 @@ def summary_fields(made: Conversion | Optimized, files: Written, seconds: float)
         "files": files,
         "latency": None if made.latency is None else asdict(made.latency),
         "seconds": seconds,
+        "verification": report_fields(made.report) if made.report else None,
     }
 
 

@@ -26,7 +26,7 @@ def call(im: ImportContext, op: OnnxOp, node: onnx_ir.Node, operands: list[Item 
             raise Refusal(f"attribute {name} is missing")
     for name, group in op.groups.items():
         attributes[name] = group(**{field: attributes.pop(field) for field in group._fields if field in attributes})
-    result = op.function(im, *arguments, **attributes)
+    result = op.function(im, *op.grouped(arguments), **attributes)
     results = list(result) if isinstance(result, tuple) else [result]
     count = len(node.outputs)
     asked = [node.outputs[i].name for i in range(len(results), count) if im.is_used(i)]

@@ -1,8 +1,8 @@
 """The open registry of operator importers: a Python function's signature is the operator's schema.
 
-Positional parameters are the operator's inputs, keyword-only parameters its attributes with ONNX's defaults; one of
-these can be a NamedTuple with a field for each attribute. The annotation of an input is checked before the function
-runs:
+Positional parameters are the operator's inputs, keyword-only parameters its attributes with ONNX's defaults. A
+parameter of either kind can be a NamedTuple with a field for each input or attribute. The annotation of an input is
+checked before the function runs:
 
     x: Tensor             a tensor that exists at run time (a constant becomes a MemoryData blob)
     w: Array              must be constant; arrives as numpy array
@@ -15,20 +15,23 @@ runs:
     *xs: Value            all further inputs
     b: Array | None = None   may be absent
 
-An operator may have several importers, each `since` an opset; the newest that the model's opset reaches is used.
-`onnx2ncnn_opt.onnx.ops` imports what registers operators; its `find`, `fold_bound`, `all_ops` and `traits_of` do so.
+An operator may have several importers, each `since` an opset; the newest that the model's opset reaches is used. A
+function is registered for an older opset with the names of `later` parameters: attributes that the operator does not
+have there, and inputs that are attributes there.
+Operators are looked up in `onnx2ncnn_opt.onnx.ops`, which imports what registers them.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from itertools import islice
 from operator import or_
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from onnx2ncnn_opt.onnx import items as rules
-from onnx2ncnn_opt.onnx.fold.bounds import FOLDED_ONLY, Bound
+from onnx2ncnn_opt.onnx.fold.bounds import Bound
 from onnx2ncnn_opt.onnx.items import ItemRule
 
 Importer = Callable[..., Any]
@@ -86,6 +89,7 @@ class OnnxOp:
     domain: str
     since: int
     function: Importer
+    later: Collection[str]
     batch: int | None
     integers: bool
     traits: Traits
@@ -103,7 +107,10 @@ class OnnxOp:
 
     @cached_property
     def _parameters(self) -> list[inspect.Parameter]:
-        return list(inspect.signature(self.function).parameters.values())[1:]
+        _, *declared = inspect.signature(self.function).parameters.values()
+        attribute = inspect.Parameter.KEYWORD_ONLY
+        kept = (p for p in declared if p.name not in self.later or p.kind is not attribute)
+        return [p.replace(kind=attribute) if p.name in self.later else p for p in kept]
 
     @cached_property
     def _hints(self) -> dict[str, Any]:
@@ -111,9 +118,23 @@ class OnnxOp:
 
     @cached_property
     def inputs(self) -> tuple[Input, ...]:
-        """The fixed inputs, in order."""
-        fixed = [p.name for p in self._parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
-        return tuple(Input(name, *_optional(self._hints[name])) for name in fixed)
+        """The fixed inputs, in order; those of a group `x` are named after it, as x, x_scale."""
+        declared: dict[str, Any] = {}
+        for name, hint in self._fixed.items():
+            fields = get_type_hints(hint) if _is_group(hint) else {"": hint}
+            declared |= {f"{name}_{field}" if i else name: part for i, (field, part) in enumerate(fields.items())}
+        return tuple(Input(name, *_optional(hint)) for name, hint in declared.items())
+
+    @cached_property
+    def _fixed(self) -> dict[str, Any]:
+        fixed = (p.name for p in self._parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return {name: self._hints[name] for name in fixed}
+
+    def grouped(self, arguments: Iterable[Any]) -> list[Any]:
+        """Return an argument for each parameter, from one for each input."""
+        rest = iter(arguments)
+        hints = self._fixed.values()
+        return [*(hint(*islice(rest, len(hint._fields))) if _is_group(hint) else next(rest) for hint in hints), *rest]
 
     @cached_property
     def variadic(self) -> Any | None:
@@ -130,7 +151,7 @@ class OnnxOp:
     def groups(self) -> dict[str, Any]:
         """The parameters that are NamedTuples of attributes."""
         names = (p.name for p in self._parameters if p.kind is inspect.Parameter.KEYWORD_ONLY)
-        return {name: self._hints[name] for name in names if hasattr(self._hints.get(name), "_fields")}
+        return {name: self._hints[name] for name in names if _is_group(self._hints.get(name))}
 
     @cached_property
     def attributes(self) -> dict[str, Any]:
@@ -147,13 +168,15 @@ def qualified(domain: str, name: str) -> str:
     return f"{domain}::{name}" if domain else name
 
 
-_OPS: dict[tuple[str, str], list[OnnxOp]] = {}
+# Every importer that is registered, by domain and name: each operator's in the order of versions.
+OPS: dict[tuple[str, str], list[OnnxOp]] = {}
 
 
 def onnx_op(  # noqa: PLR0913
     *names: str,
     domain: str = "",
     since: int = 1,
+    later: Collection[str] = (),
     batch: int | None = None,
     integers: bool = False,
     moves: tuple[int, ...] | None = (),
@@ -169,7 +192,7 @@ def onnx_op(  # noqa: PLR0913
     errors: Errors = "result",
     folds: Bound | None = None,
 ) -> Callable[[F], F]:
-    """Register a function as the importer of these operators from opset `since` on.
+    """Register a function as the importer of these operators from opset `since` on, without `later` parameters.
 
     `batch` is the axis of the first input that the operator treats as batch. `integers` allows integer and bool tensors
     at run time; without it they are refused before the function runs. The others are `Traits`.
@@ -184,47 +207,21 @@ def onnx_op(  # noqa: PLR0913
     def register(function: F) -> F:
         summary = (function.__doc__ or "").strip().partition("\n")[0]
         for name in names:
-            versions = _OPS.setdefault((domain, name), [])
-            versions.append(OnnxOp(name, domain, since, function, batch, integers, traits, summary))
+            versions = OPS.setdefault((domain, name), [])
+            versions.append(OnnxOp(name, domain, since, function, later, batch, integers, traits, summary))
             versions.sort(key=lambda op: op.since)
         return function
 
     return register
 
 
-def is_known(domain: str, name: str) -> bool:
-    """Return True if this package's importers of an operator are registered."""
-    return any(not op.is_foreign for op in _OPS.get(("" if domain == "ai.onnx" else domain, name), ()))
-
-
-def find(domain: str, name: str, opset: int) -> OnnxOp | None:
-    """Return the newest importer for an operator at an opset, of other packages first; None if there is none."""
-    known = [op for op in _OPS.get(("" if domain == "ai.onnx" else domain, name), []) if op.since <= opset]
-    return max(known, key=lambda op: (op.is_foreign, op.since), default=None)
-
-
-def traits_of(domain: str, name: str, opset: int) -> Traits:
-    """Return the traits of an operator; `NO_TRAITS` if it has no importer."""
-    op = find(domain, name, opset)
-    return NO_TRAITS if op is None else op.traits
-
-
-def fold_bound(domain: str, name: str, opset: int) -> Bound | None:
-    """Return `Traits.folds` of this package's operator; None for one that does not fold."""
-    if domain:
-        return None
-    known = [op for op in _OPS.get(("", name), []) if op.since <= opset and not op.is_foreign]
-    return known[-1].traits.folds if known else FOLDED_ONLY.get(name)
-
-
 def registered(function: object) -> tuple[OnnxOp, ...]:
     """Return the operators for which a function was registered."""
-    return tuple(op for versions in _OPS.values() for op in versions if op.function is function)
+    return tuple(op for versions in OPS.values() for op in versions if op.function is function)
 
 
-def all_ops() -> tuple[OnnxOp, ...]:
-    """Return every importer, by domain, name and version."""
-    return tuple(op for key in sorted(_OPS) for op in _OPS[key])
+def _is_group(hint: Any) -> bool:
+    return hasattr(hint, "_fields")
 
 
 def _optional(hint: Any) -> tuple[Any, bool]:

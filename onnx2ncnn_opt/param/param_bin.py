@@ -124,26 +124,22 @@ class _LayerReader:
 def _ordered(entries: Sequence[LayerLine], file: str) -> list[LayerLine]:
     """Return the layers in topological order; in the file's order if that is topological."""
     producers = {top: number for number, entry in enumerate(entries) for top in entry.tops}
-    order: list[LayerLine] = []
-    state = [0] * len(entries)  # 1: its producers are being visited, 2: done
+    order: dict[int, LayerLine] = {}
+    visited: set[int] = set()  # before their producers
     for first in range(len(entries)):
         stack = [first]
         while stack:
             number = stack[-1]
-            if state[number] == 2:
-                stack.pop()
-                continue
             needed = [producers[name] for name in entries[number].bottoms if name in producers]
-            needed = [other for other in dict.fromkeys(needed) if state[other] != 2]
-            if (state[number] == 1 and needed) or any(state[other] == 1 for other in needed):
-                raise ParamError(f"{entries[number].where}: the layer needs its own output")
-            state[number] = 1
-            if needed:
+            needed = [other for other in dict.fromkeys(needed) if other not in order]
+            if not needed:
+                order[number] = entries[stack.pop()]
+            elif visited.isdisjoint((number, *needed)):
+                visited.add(number)
                 stack += needed[::-1]
             else:
-                state[number] = 2
-                order.append(entries[stack.pop()])
-    return order
+                raise ParamError(f"{entries[number].where}: the layer needs its own output")
+    return list(order.values())
 
 
 def blob_indexes(listing: Listing) -> Mapping[str, int]:

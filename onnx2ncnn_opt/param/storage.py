@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError
@@ -16,10 +17,7 @@ from onnx2ncnn_opt.param.binary import Block, is_quantised, weight_blocks
 
 # Half a unit in the last place, relative to a number of full precision: 10 and 7 bits after the point.
 ROUNDING: Mapping[Encoding, float] = {Encoding.FP16: 2.0**-11, Encoding.BF16: 2.0**-8}
-_LARGEST: Mapping[Encoding, float] = {
-    Encoding.FP16: 65504.0,
-    Encoding.BF16: float(np.uint32(0x7F7F0000).view(np.float32)),
-}
+_LARGEST: Mapping[Encoding, float] = {Encoding.FP16: 65504.0, Encoding.BF16: 2.0**128 - 2.0**120}
 # Rounding every number of a row errs by at most ROUNDING of the row. Twice that means that numbers below the smallest
 # full-precision one of the format carry the row, and that it has lost bits that it needs.
 _LOST = 2.0
@@ -190,5 +188,4 @@ def _shortened(array: Array, encoding: Encoding, rows: int) -> tuple[Array, str]
 def _encoded(values: Array, encoding: Encoding) -> Array:
     if encoding is Encoding.FP16:
         return values.astype(np.float16)
-    bits = values.view(np.uint32).astype(np.uint64)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)  # to nearest, ties to even
+    return values.astype(ml_dtypes.bfloat16).view(np.uint16)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -115,17 +115,13 @@ def _float32(value: float) -> float:
 def format_value(id: int, kind: Kind | None, value: Any) -> str:
     """Return one ``id=value`` token; ValueError if the format cannot express it."""
     kind = kind or kind_of(value)
-    if kind == "string":
-        return f"{id}={_string_text(value)}"
-    if kind == "int":
-        return f"{id}={_int_text(value)}"
-    if kind == "float":
-        return f"{id}={float_text(value)}"
+    writers: dict[str, Callable[[Any], str]] = {"string": _string_text, "int": _int_text, "float": float_text}
+    if kind in writers:
+        return f"{id}={writers[kind](value)}"
     if isinstance(value, str) or not isinstance(value, (Sequence, np.ndarray)):
         raise ValueError("not an array")
-    write = _int_text if kind == "int[]" else float_text
-    elements = [write(element) for element in value]
-    return f"{_ARRAY_ID - id}=" + ",".join((str(len(elements)), *elements))
+    elements = map(writers[kind.removesuffix("[]")], value)
+    return f"{_ARRAY_ID - id}=" + ",".join((str(len(value)), *elements))
 
 
 def kind_of(value: Any) -> Kind:

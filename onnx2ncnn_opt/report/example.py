@@ -47,10 +47,9 @@ class _Mat:
 
     @property
     def text(self) -> str:
-        sizes = ", ".join("?" if size is None else _plain(size) for size in self.entry.shape)
         image = self.entry.image
         pixels = "" if image is None else f", {'BGR ' if image.bgr else ''}pixels of 0..255 as they are"
-        return f"{_plain(self.entry.name)}: {_plain(self.entry.dtype)}[{sizes}]{pixels}"
+        return _plain(self.entry) + pixels
 
 
 def example(
@@ -78,10 +77,8 @@ def _inputs(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> list[_Ma
         if name not in names:
             raise UsageError(f"the net has no input '{name}'; its inputs are {', '.join(names)}")
     sizes: dict[str, int] = {}
-    for entry in manifest.inputs:
-        given = shapes.get(entry.name)
-        if given is None:
-            continue
+    for entry in (entry for entry in manifest.inputs if entry.name in shapes):
+        given = shapes[entry.name]
         fits = len(given) == len(entry.shape) and all(
             dim is None or size == (sizes.setdefault(dim, size) if isinstance(dim, str) else dim)
             for size, dim in zip(given, entry.shape, strict=True)
@@ -91,28 +88,23 @@ def _inputs(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> list[_Ma
             raise UsageError(f"--shape {wrong} is not a shape of {_Mat(entry, ()).text}")
     # Plain names first: other sizes may be sums of them.
     found: dict[str, _Mat] = {}
-    for entry in sorted(manifest.inputs, key=_is_sum):
+    sums = {dim for entry in manifest.inputs for dim in entry.shape if isinstance(dim, str) and not dim.isidentifier()}
+    for entry in sorted(manifest.inputs, key=lambda entry: not sums.isdisjoint(entry.shape)):
         is_image = len(entry.shape) == 4 and entry.shape[1] in (1, 3)
         shape = []
         for axis, dim in enumerate(entry.shape):
+            size = 1 if axis == (entry.batch_axis or 0) else _IMAGE if is_image else _LENGTH
             if isinstance(dim, int):
-                shape.append(dim)
-                continue
-            usual = 1 if axis == (entry.batch_axis or 0) else _IMAGE if is_image else _LENGTH
-            if entry.name in shapes:
-                shape.append(shapes[entry.name][axis])
-            elif dim is None:
-                shape.append(usual)
-            else:
+                size = dim
+            elif entry.name in shapes:
+                size = shapes[entry.name][axis]
+            elif dim is not None:
                 meant = parsed_size(dim, sizes)
-                least = max(usual, manifest.minimum.get(dim, 1))
-                shape.append(sizes.setdefault(dim, meant if isinstance(meant, int) else least))
+                least = max(size, manifest.minimum.get(dim, 1))
+                size = sizes.setdefault(dim, meant if isinstance(meant, int) else least)
+            shape.append(size)
         found[entry.name] = _Mat(entry, tuple(shape))
     return [found[name] for name in names]
-
-
-def _is_sum(entry: Entry) -> bool:
-    return any(isinstance(dim, str) and not dim.isidentifier() for dim in entry.shape)
 
 
 def _plain(text: object) -> str:
@@ -216,20 +208,13 @@ def _cpp_feed(name: str, mat: _Mat) -> list[str]:
     said = ", ".join(f"{dim} = {size}" for dim, size in zip(_DIMS[len(mat.dims)], mat.dims, strict=True))
     if mat.entry.batch_axis is not None:
         said += f", n = {mat.batch} (axis {mat.entry.batch_axis})"
-    lines = [f"// {mat.text}", f"// Mat: {said}", *_dynamic(mat)]
+    lines = [f"// {mat.text}", f"// Mat: {said}"]
+    dims = zip(mat.entry.shape, mat.shape, strict=True)
+    if dynamic := [f"{'?' if dim is None else _plain(dim)} = {size}" for dim, size in dims if not isinstance(dim, int)]:
+        lines.append(f"// dynamic, other sizes will do: {', '.join(dynamic)}")
     lines += _cpp_image(name, mat) if mat.is_image else _cpp_fill(name, mat)
     lines += [f"if (ex.input({_c(mat.entry.blob)}, {name}) != 0)", "    return 1;"]
     return [f"    {line}" for line in lines]
-
-
-def _dynamic(mat: _Mat) -> list[str]:
-    """Return a line that says which sizes may differ."""
-    sizes = [
-        f"{'?' if dim is None else _plain(dim)} = {size}"
-        for dim, size in zip(mat.entry.shape, mat.shape, strict=True)
-        if not isinstance(dim, int)
-    ]
-    return [f"// dynamic, other sizes will do: {', '.join(sizes)}"] if sizes else []
 
 
 def _cpp_image(name: str, mat: _Mat) -> list[str]:
@@ -257,11 +242,9 @@ def _cpp_image(name: str, mat: _Mat) -> list[str]:
 
 
 def _cpp_fill(name: str, mat: _Mat) -> list[str]:
-    sizes = ", ".join(map(str, reversed(mat.dims[1:])))
-    sizes = f"{sizes}, {mat.dims[0]}" if sizes else str(mat.dims[0])
+    sizes = ", ".join(map(str, reversed(mat.dims)))
     kind = "int" if mat.is_integer else "float"
     batch = f", (size_t)4u, 1, {mat.batch}" if mat.batch > 1 else ""
-    count = math.prod(mat.shape)
     order = "the model's order" if mat.entry.batch_axis in (None, 0) else f"axis {mat.entry.batch_axis} outermost"
     value = "1" if mat.entry.dtype == "bool" else "0" if mat.is_integer else "0.5f"
     why = f", {_plain(mat.entry.dtype)} as int" if mat.is_integer else ""
@@ -269,15 +252,15 @@ def _cpp_fill(name: str, mat: _Mat) -> list[str]:
     part = math.prod(mat.dims) // planes
     whole = f"{name}.batch(b)" if mat.batch > 1 else name
     lines = [
-        f"std::vector<{kind}> {name}_data({count}, {value}); // yours, in {order}{why}",
+        f"std::vector<{kind}> {name}_data({math.prod(mat.shape)}, {value}); // yours, in {order}{why}",
         f"ncnn::Mat {name}({sizes}{batch});",
         f"const {kind}* {name}_from = {name}_data.data();",
     ]
     # A Mat's channels and images begin at multiples of 16 bytes and more: they are copied one by one.
-    loops = [(f"for (int b = 0; b < {mat.batch}; b++)", mat.batch), (f"for (int q = 0; q < {planes}; q++)", planes)]
-    used = [loop for loop, times in loops if times > 1]
-    lines += ["    " * depth + loop for depth, loop in enumerate(used)]
-    indent = "    " * (len(used) - 1)
+    loops = [(index, count) for index, count in (("b", mat.batch), ("q", planes)) if count > 1]
+    for depth, (index, count) in enumerate(loops):
+        lines.append("    " * depth + f"for (int {index} = 0; {index} < {count}; {index}++)")
+    indent = "    " * (len(loops) - 1)
     target = f"{whole}.channel(q)" if planes > 1 else whole
     return [
         *lines,

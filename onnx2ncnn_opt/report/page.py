@@ -3,14 +3,12 @@
 import base64
 import hashlib
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from html import escape
-from typing import Any
 
 from onnx2ncnn_opt.report.record import NetRecord
-from onnx2ncnn_opt.report.words import data_file
+from onnx2ncnn_opt.report.words import data_file, json_value
 
 FORMAT = 1
 
@@ -24,7 +22,7 @@ def page(records: Sequence[NetRecord], *, title: str, tool: str) -> str:
     """
     style, script = (data_file(f"page.{kind}") for kind in ("css", "js"))
     data = json.dumps(
-        {"format_version": FORMAT, "tool": tool, "nets": [_plain(asdict(record)) for record in records]},
+        {"format_version": FORMAT, "tool": tool, "nets": [json_value(asdict(record), str) for record in records]},
         allow_nan=False,
         separators=(",", ":"),
     )
@@ -44,12 +42,3 @@ def page(records: Sequence[NetRecord], *, title: str, tool: str) -> str:
 
 def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
-
-
-def _plain(value: Any) -> Any:
-    """Return a value for JSON, with NaN and infinity as text, because JSON has neither."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value

@@ -1,6 +1,7 @@
 """Records in words, for terminals and pages alike."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -19,6 +20,15 @@ def file_size(size: int) -> str:
         if value >= 1000:
             value, unit = value / 1000, larger
     return f"{value:.1f} {unit}" if unit != "B" else f"{size} B"
+
+
+def json_value(value: Any, not_finite: Callable[[float], Any]) -> Any:
+    """Return a value for JSON, which has neither NaN nor infinity: `not_finite` gives what stands for them."""
+    if isinstance(value, Mapping):
+        return {str(key): json_value(item, not_finite) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_value(item, not_finite) for item in value]
+    return not_finite(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def layer_text(ref: Mapping[str, str] | None) -> str:

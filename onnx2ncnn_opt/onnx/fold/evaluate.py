@@ -62,7 +62,9 @@ def evaluate_node(
 
             implementation = onnx.reference.ops.load_op("", node.op_type, opset)
             parameters = {"log": lambda *_: None, "opsets": {"": opset}, "new_ops": None, "verbose": 0}
-            results = implementation(proto, parameters).run(*_scalars(node, inputs))
+            if node.op_type == "CumSum":  # its axis is a scalar, for which torch and ONNX Runtime take a vector of one
+                inputs = (inputs[0], *(axis.reshape(()) for axis in inputs[1:] if axis is not None))
+            results = implementation(proto, parameters).run(*inputs)
     except _FAILURES as error:
         reason = " ".join(str(error).split())[:200]
         raise CannotFold(f"{node.op_type} cannot be evaluated: {reason}") from None
@@ -119,14 +121,6 @@ def _slice(inputs: Sequence[Any], _: Mapping[str, Any]) -> Any | None:
     for axis, *part in zip(*(array.tolist() for array in (axes, starts, ends, steps)), strict=True):
         parts[axis] = slice(*part)
     return x[tuple(parts)]
-
-
-def _scalars(node: onnx_ir.Node, inputs: Inputs) -> list[Array | None]:
-    """Return the inputs; the axis of CumSum is a scalar, for which torch and ONNX Runtime also take a vector of one."""
-    if node.op_type != "CumSum":
-        return list(inputs)
-    x, axis = inputs
-    return [x, None if axis is None else axis.reshape(())]
 
 
 def _with_defaults(node: onnx_ir.Node, opset: int) -> tuple[onnx.NodeProto, dict[str, Any]]:

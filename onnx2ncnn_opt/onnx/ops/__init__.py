@@ -2,9 +2,8 @@
 
 from importlib import import_module
 
-from onnx2ncnn_opt.onnx import registry
 from onnx2ncnn_opt.onnx.fold.bounds import FOLDED_ONLY, Bound
-from onnx2ncnn_opt.onnx.registry import OnnxOp, Traits
+from onnx2ncnn_opt.onnx.registry import NO_TRAITS, OPS, OnnxOp, Traits
 
 # The families that most models need come first. Each has all versions of its operators.
 _FAMILIES = (
@@ -16,32 +15,40 @@ _FAMILIES = (
 
 
 def find(domain: str, name: str, opset: int) -> OnnxOp | None:
-    """See `registry`."""
-    _load(domain, name)
-    return registry.find(domain, name, opset)
+    """Return the newest importer for an operator at an opset, of other packages first; None if there is none."""
+    return max(_versions(domain, name, opset), key=lambda op: (op.is_foreign, op.since), default=None)
 
 
 def traits_of(domain: str, name: str, opset: int) -> Traits:
-    """See `registry`."""
-    _load(domain, name)
-    return registry.traits_of(domain, name, opset)
+    """Return the traits of an operator; `NO_TRAITS` if it has no importer."""
+    op = find(domain, name, opset)
+    return NO_TRAITS if op is None else op.traits
 
 
 def fold_bound(domain: str, name: str, opset: int) -> Bound | None:
-    """See `registry`."""
-    _load(domain, name)
-    return registry.fold_bound(domain, name, opset)
+    """`Traits.folds` of an operator, whatever other packages bring; None for one that does not fold."""
+    if domain:
+        return None
+    known = [op for op in _versions("", name, opset) if not op.is_foreign]
+    return known[-1].traits.folds if known else FOLDED_ONLY.get(name)
 
 
 def all_ops() -> tuple[OnnxOp, ...]:
-    """See `registry`."""
-    _load("", "")
-    return registry.all_ops()
-
-
-def _load(domain: str, name: str) -> None:
-    """Import families until one has the operator, or none is left."""
+    """Return every importer, by domain, name and version."""
     for family in _FAMILIES:
-        if registry.is_known(domain, name) or (not domain and name in FOLDED_ONLY):
-            return
-        import_module(f"{__name__}.{family}")
+        _load(family)
+    return tuple(op for key in sorted(OPS) for op in OPS[key])
+
+
+def _versions(domain: str, name: str, opset: int) -> list[OnnxOp]:
+    """Return the importers of an operator up to an opset. Families are imported until one has it, or none is left."""
+    key = ("" if domain == "ai.onnx" else domain, name)
+    for family in _FAMILIES:
+        if any(not op.is_foreign for op in OPS.get(key, ())) or (not domain and name in FOLDED_ONLY):
+            break
+        _load(family)
+    return [op for op in OPS.get(key, ()) if op.since <= opset]
+
+
+def _load(family: str) -> None:
+    import_module(f"{__name__}.{family}")

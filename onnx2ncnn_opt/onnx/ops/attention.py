@@ -9,19 +9,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.attention import (
-    Sight,
-    any_key,
-    attend,
-    bias,
-    capped,
-    finite,
-    lengthened,
-    merge_heads,
-    rotate,
-    split_heads,
-    with_past,
-)
+from onnx2ncnn_opt.onnx.lower.functional import attention as sdpa
 from onnx2ncnn_opt.onnx.lower.functional.binary import added, binary, number
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import split
@@ -64,21 +52,21 @@ def attention23(
     softmax_precision: int | None = None,
 ) -> tuple[Value, ...]:
     """SDPA; MatMul, Softmax and MatMul where it caps the scores or gives them."""
-    heads = [split_heads(im, x, n) for x, n in ((q, q_num_heads), (k, kv_num_heads), (v, kv_num_heads))]
-    heads, past = with_past(im, heads, past_key, past_value)
-    sight = Sight(bool(is_causal), left_window_size, right_window_size)
+    heads = [sdpa.split_heads(im, x, n) for x, n in ((q, q_num_heads), (k, kv_num_heads), (v, kv_num_heads))]
+    heads, past = sdpa.with_past(im, heads, past_key, past_value)
+    sight = sdpa.Sight(bool(is_causal), left_window_size, right_window_size)
     bias_of_keys = sight.bias(im, heads, past if nonpad_kv_seqlen is None else nonpad_kv_seqlen)
-    mask = lengthened(im, bias(im, attn_mask), heads[1].shape[2])
+    mask = sdpa.lengthened(im, sdpa.bias(im, attn_mask), heads[1].shape[2])
     mask = added(im, mask, bias_of_keys)
     if softcap or im.is_used(3):
-        y, scores = capped(im, heads, mask, scale, softcap, qk_matmul_output_mode)
-        return merge_heads(im, y) if q.rank == 3 else y, heads[1], heads[2], scores
+        y, scores = sdpa.capped(im, heads, mask, scale, softcap, qk_matmul_output_mode)
+        return sdpa.merge_heads(im, y) if q.rank == 3 else y, heads[1], heads[2], scores
     if mask is None or (isinstance(mask, Constant) and (mask.array.max(-1) > -np.inf).all()):
-        y = attend(im, heads, mask, scale)
+        y = sdpa.attend(im, heads, mask, scale)
     else:  # rows that see no key are 0; a Softmax of nothing but -inf is NaN on ARM
-        y = attend(im, heads, finite(im, mask), scale)
-        y = im.tensor(binary(im, BinaryOp.MUL, y, any_key(im, mask)))
-    return merge_heads(im, y) if q.rank == 3 else y, heads[1], heads[2]
+        y = sdpa.attend(im, heads, sdpa.finite(im, mask), scale)
+        y = im.tensor(binary(im, BinaryOp.MUL, y, sdpa.any_key(im, mask)))
+    return sdpa.merge_heads(im, y) if q.rank == 3 else y, heads[1], heads[2]
 
 
 def _rotated(seen: NodeView) -> int:
@@ -101,7 +89,7 @@ def rotary_embedding(
     rotary_embedding_dim: int = 0,
 ) -> Value:
     """RotaryEmbed."""
-    return rotate(im, x, (cos, sin), position_ids, interleaved, num_heads or 0, rotary_embedding_dim)
+    return sdpa.rotate(im, x, (cos, sin), position_ids, interleaved, num_heads or 0, rotary_embedding_dim)
 
 
 @onnx_op("MultiHeadAttention", domain=MICROSOFT, integers=True)
@@ -134,10 +122,10 @@ def multi_head_attention(
         of_query, of_key = fixed(im, (parts[0].shape[2], parts[1].shape[2]))
         biases = np.split(b, [of_query, of_query + of_key])
         parts = [binary(im, BinaryOp.ADD, part, Constant(array)) for part, array in zip(parts, biases, strict=True)]
-    heads, before = with_past(im, [split_heads(im, part, num_heads) for part in parts], past_key, past_value)
-    mask = added(im, bias(im, attention_bias), _backwards(im, unidirectional, heads, before))
+    heads, before = sdpa.with_past(im, [sdpa.split_heads(im, part, num_heads) for part in parts], past_key, past_value)
+    mask = added(im, sdpa.bias(im, attention_bias), _backwards(im, unidirectional, heads, before))
     mask = added(im, mask, _padding(im, key_padding_mask, heads[1], mask_filter_value))
-    return merge_heads(im, attend(im, heads, mask, scale or None)), heads[1], heads[2]
+    return sdpa.merge_heads(im, sdpa.attend(im, heads, mask, scale or None)), heads[1], heads[2]
 
 
 def _unpacked(im: ImportContext, query: Tensor, key: Tensor | None, value: Tensor | None) -> list[Value]:
@@ -182,11 +170,11 @@ def microsoft_attention(
     keys = values = None
     if past is not None:
         keys, values = (im.tensor(gather(im, past, Constant(np.array(i)), axis=0)) for i in (0, 1))
-    heads, before = with_past(im, [split_heads(im, part, num_heads) for part in parts], keys, values)
-    mask = added(im, bias(im, attention_bias), _backwards(im, unidirectional, heads, before))
+    heads, before = sdpa.with_past(im, [sdpa.split_heads(im, part, num_heads) for part in parts], keys, values)
+    mask = added(im, sdpa.bias(im, attention_bias), _backwards(im, unidirectional, heads, before))
     mask = added(im, mask, _padding(im, mask_index, heads[1], mask_filter_value))
     present = concat(im, *(unsqueeze(im, part, (0,)) for part in heads[1:]), axis=0) if im.is_used(1) else None
-    return merge_heads(im, attend(im, heads, mask, scale or None)), present
+    return sdpa.merge_heads(im, sdpa.attend(im, heads, mask, scale or None)), present
 
 
 def _padding(im: ImportContext, mask: Value | None, keys: Tensor, hidden: float) -> Value | None:
@@ -210,7 +198,7 @@ def _backwards(im: ImportContext, unidirectional: int, heads: Sequence[Tensor], 
     if unidirectional and heads[0].shape[2] + past != heads[1].shape[2]:
         reason = "it looks backwards at keys that are not those of its queries: ONNX Runtime hides none of the last"
         raise im.refuse(reason, "let the queries be the last of the keys")
-    return Sight(causal=bool(unidirectional)).bias(im, heads, past)
+    return sdpa.Sight(causal=bool(unidirectional)).bias(im, heads, past)
 
 
 @onnx_op("GroupQueryAttention", domain=MICROSOFT, integers=True)
@@ -250,19 +238,19 @@ def group_query_attention(
         if ((lengths.array if isinstance(lengths, Constant) else lengths.cells) != most).any():
             reason = f"items of other lengths than {total}, as many as there are keys"
             raise im.refuse(reason, "pad the items to one length")
-    heads = [split_heads(im, x, n) for x, n in ((query, num_heads), (key, kv_num_heads), (value, kv_num_heads))]
+    heads = [sdpa.split_heads(im, x, n) for x, n in ((query, num_heads), (key, kv_num_heads), (value, kv_num_heads))]
     if do_rotary:
         if cos_cache is None or sin_cache is None:
             raise im.refuse("rotary embeddings without their tables", "give it cos_cache and sin_cache")
         positions = Constant(np.arange(before, total)[None])
         for i in (0, 1):
-            heads[i] = im.tensor(rotate(im, heads[i], (cos_cache, sin_cache), positions, rotary_interleaved, 0, 0))
-    heads, past = with_past(im, heads, past_key, past_value)
+            heads[i] = im.tensor(sdpa.rotate(im, heads[i], (cos_cache, sin_cache), positions, rotary_interleaved, 0, 0))
+    heads, past = sdpa.with_past(im, heads, past_key, past_value)
     # The window counts the query's own key.
-    mask = Sight(causal=True, left=local_window_size - 1 if local_window_size > 0 else -1).bias(im, heads, past)
+    mask = sdpa.Sight(causal=True, left=local_window_size - 1 if local_window_size > 0 else -1).bias(im, heads, past)
     options = heads, mask, scale or None
-    y = capped(im, *options, softcap, 0)[0] if softcap else attend(im, *options)
-    return merge_heads(im, y), heads[1], heads[2]
+    y = sdpa.capped(im, *options, softcap, 0)[0] if softcap else sdpa.attend(im, *options)
+    return sdpa.merge_heads(im, y), heads[1], heads[2]
 
 
 @onnx_op("RotaryEmbedding", domain=MICROSOFT, integers=True)
@@ -291,4 +279,4 @@ def microsoft_rotary_embedding(
         reason = "num_heads is missing, and does not follow from the shapes"
         half, width = im.fixed((cos.shape[-1], x.shape[-1]), reason, "set num_heads, or bind sizes with --shape")
         num_heads = width // (2 * half)
-    return rotate(im, x, (cos, sin), position_ids, interleaved, num_heads, rotary_embedding_dim)
+    return sdpa.rotate(im, x, (cos, sin), position_ids, interleaved, num_heads, rotary_embedding_dim)

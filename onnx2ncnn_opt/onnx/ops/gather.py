@@ -13,7 +13,7 @@ from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.crop import pick
 from onnx2ncnn_opt.onnx.lower.functional.gather import as_indices, gather, gather_elements, gather_nd
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Operand, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 
 def _gathered(seen: NodeView) -> int:
@@ -59,13 +59,10 @@ def _gathered_nd(seen: NodeView) -> int:
     return own.axis
 
 
-@onnx_op("GatherND", since=11, integers=True, items=_gathered_nd, folds=bounds.gather_nd)
-def gather_nd11(im: ImportContext, data: Value, indices: Operand) -> Value:
-    """Crop and Concat of constant indices; else Gather by their places in the flat tensor."""
-    return gather_nd(im, data, indices)
-
-
-onnx_op("GatherND", since=12, integers=True, items=_gathered_nd, folds=bounds.gather_nd)(gather_nd)
+for _since, _later in ((11, ("batch_dims",)), (12, ())):
+    onnx_op("GatherND", since=_since, later=_later, integers=True, items=_gathered_nd, folds=bounds.gather_nd)(
+        gather_nd
+    )
 
 
 @onnx_op("ReverseSequence", since=10, integers=True)

@@ -1,6 +1,6 @@
 """Operators of quantised tensors: ONNX's, and those of com.microsoft that ONNX Runtime's quantiser writes."""
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -34,6 +34,23 @@ from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float
 
 Zero: TypeAlias = Value | None
 """A zero point; 0 where it is left out."""
+
+
+class _Quantised(NamedTuple):
+    """The inputs that are one quantised tensor."""
+
+    numbers: Value
+    scale: Value
+    zero_point: Value
+
+
+class _Loose(NamedTuple):
+    """The same, of operators that need no zero point."""
+
+    numbers: Value
+    scale: Value
+    zero_point: Zero
+
 
 onnx_op("QuantizeLinear", since=10, integers=True, divisor=1, quantises=True, axes="each", folds=bounds.first)(
     quantize_linear
@@ -69,12 +86,8 @@ def conv_integer(
 @onnx_op("QLinearConv", since=10, batch=0, integers=True, quantises=True)
 def qlinear_conv(
     im: ImportContext,
-    x: Value,
-    x_scale: Value,
-    x_zero_point: Value,
-    w: Value,
-    w_scale: Value,
-    w_zero_point: Value,
+    x: _Quantised,
+    w: _Quantised,
     y_scale: Value,
     y_zero_point: Value,
     b: Array | None = None,
@@ -83,28 +96,19 @@ def qlinear_conv(
 ) -> Value:
     """Convolution of whole numbers, and as QuantizeLinear of the sums."""
     bias = None if b is None else Constant(b.astype(np.float32))
-    sums = conv(im, im.tensor(centred(im, x, x_zero_point)), _kernel(im, w, w_zero_point), bias, given=given)
-    factor = scaling(im, BinaryOp.DIV, scaling(im, BinaryOp.MUL, x_scale, beside(im, sums, w_scale, 1)), y_scale)
+    kernel = _kernel(im, w.numbers, w.zero_point)
+    sums = conv(im, im.tensor(centred(im, x.numbers, x.zero_point)), kernel, bias, given=given)
+    factor = scaling(im, BinaryOp.DIV, scaling(im, BinaryOp.MUL, x.scale, beside(im, sums, w.scale, 1)), y_scale)
     return quantized(im, binary(im, BinaryOp.MUL, sums, factor), y_zero_point, type_of(y_zero_point))
 
 
 @onnx_op("QLinearMatMul", since=10, integers=True, quantises=True, items=items.product_of(0, 3))
-def qlinear_matmul(
-    im: ImportContext,
-    a: Value,
-    a_scale: Value,
-    a_zero_point: Value,
-    b: Value,
-    b_scale: Value,
-    b_zero_point: Value,
-    y_scale: Value,
-    y_zero_point: Value,
-) -> Value:
+def qlinear_matmul(im: ImportContext, a: _Quantised, b: _Quantised, y_scale: Value, y_zero_point: Value) -> Value:
     """MatMul of whole numbers, and as QuantizeLinear of the sums."""
-    sums = sums_of(im, a, a_zero_point, b, b_zero_point)
-    scale = scaling(im, BinaryOp.MUL, per_row(im, a, a_scale), b_scale)
-    factor = scaling(im, BinaryOp.DIV, scale, per_row(im, a, y_scale))
-    zero = per_row(im, a, y_zero_point)
+    sums = sums_of(im, a.numbers, a.zero_point, b.numbers, b.zero_point)
+    scale = scaling(im, BinaryOp.MUL, per_row(im, a.numbers, a.scale), b.scale)
+    factor = scaling(im, BinaryOp.DIV, scale, per_row(im, a.numbers, y_scale))
+    zero = per_row(im, a.numbers, y_zero_point)
     return quantized(im, binary(im, BinaryOp.MUL, sums, factor), zero, type_of(y_zero_point))
 
 
@@ -119,96 +123,63 @@ def _whole(x: Value) -> Value:
 
 
 @onnx_op("QLinearAdd", domain=MICROSOFT, integers=True, quantises=True)
+def qlinear_add(im: ImportContext, a: _Loose, b: _Loose, c_scale: Value, c_zero_point: Zero = None) -> Value:
+    """BinaryOp add between DequantizeLinear and QuantizeLinear."""
+    total = binary(im, BinaryOp.ADD, dequantize_linear(im, *a), dequantize_linear(im, *b))
+    return quantize_linear(im, total, c_scale, c_zero_point)
+
+
 @onnx_op("QLinearMul", domain=MICROSOFT, integers=True, quantises=True)
-def qlinear_binary(
-    im: ImportContext,
-    a: Value,
-    a_scale: Value,
-    a_zero_point: Zero,
-    b: Value,
-    b_scale: Value,
-    b_zero_point: Zero,
-    c_scale: Value,
-    c_zero_point: Zero = None,
-) -> Value:
-    """BinaryOp add between DequantizeLinear and QuantizeLinear; mul of whole numbers, and as QuantizeLinear."""
-    if im.node.op_type == "QLinearAdd":
-        left, right = dequantize_linear(im, a, a_scale, a_zero_point), dequantize_linear(im, b, b_scale, b_zero_point)
-        return quantize_linear(im, binary(im, BinaryOp.ADD, left, right), c_scale, c_zero_point)
-    products = binary(im, BinaryOp.MUL, centred(im, a, a_zero_point), centred(im, b, b_zero_point))
-    factor = scaling(im, BinaryOp.DIV, scaling(im, BinaryOp.MUL, a_scale, b_scale), c_scale)
+def qlinear_mul(im: ImportContext, a: _Loose, b: _Loose, c_scale: Value, c_zero_point: Zero = None) -> Value:
+    """BinaryOp mul of whole numbers, and as QuantizeLinear."""
+    products = binary(im, BinaryOp.MUL, centred(im, a.numbers, a.zero_point), centred(im, b.numbers, b.zero_point))
+    factor = scaling(im, BinaryOp.DIV, scaling(im, BinaryOp.MUL, a.scale, b.scale), c_scale)
     return quantized(im, binary(im, BinaryOp.MUL, products, factor), c_zero_point, type_of(c_zero_point))
 
 
-def _floats(im: ImportContext, x: Value, scale: Value, zero_point: Zero) -> Tensor:
-    return im.tensor(dequantize_linear(im, x, scale, zero_point))
+def _floats(im: ImportContext, x: _Quantised | _Loose) -> Tensor:
+    return im.tensor(dequantize_linear(im, *x))
 
 
 @onnx_op("QLinearSigmoid", domain=MICROSOFT, integers=True, quantises=True, axes="each")
-def qlinear_sigmoid(
-    im: ImportContext, x: Value, x_scale: Value, x_zero_point: Zero, y_scale: Value, y_zero_point: Zero = None
-) -> Value:
+def qlinear_sigmoid(im: ImportContext, x: _Loose, y_scale: Value, y_zero_point: Zero = None) -> Value:
     """Sigmoid between DequantizeLinear and QuantizeLinear."""
-    return quantize_linear(im, im.unary(_floats(im, x, x_scale, x_zero_point), "Sigmoid"), y_scale, y_zero_point)
+    return quantize_linear(im, im.unary(_floats(im, x), "Sigmoid"), y_scale, y_zero_point)
 
 
 @onnx_op("QLinearLeakyRelu", domain=MICROSOFT, integers=True, quantises=True, axes="each")
 def qlinear_leaky_relu(
-    im: ImportContext,
-    x: Value,
-    x_scale: Value,
-    x_zero_point: Zero,
-    y_scale: Value,
-    y_zero_point: Zero = None,
-    *,
-    alpha: float = 0.01,
+    im: ImportContext, x: _Loose, y_scale: Value, y_zero_point: Zero = None, *, alpha: float = 0.01
 ) -> Value:
     """ReLU with slope between DequantizeLinear and QuantizeLinear."""
-    y = im.unary(_floats(im, x, x_scale, x_zero_point), "ReLU", slope=alpha)
+    y = im.unary(_floats(im, x), "ReLU", slope=alpha)
     return quantize_linear(im, y, y_scale, y_zero_point)
 
 
 @onnx_op("QLinearSoftmax", domain=MICROSOFT, integers=True, quantises=True, axes="same")
 def qlinear_softmax(
-    im: ImportContext,
-    x: Value,
-    x_scale: Value,
-    x_zero_point: Zero,
-    y_scale: Value,
-    y_zero_point: Value,
-    *,
-    axis: int = -1,
-    opset: int,
+    im: ImportContext, x: _Loose, y_scale: Value, y_zero_point: Value, *, axis: int = -1, opset: int
 ) -> Value:
     """Softmax between DequantizeLinear and QuantizeLinear."""
-    x = _floats(im, x, x_scale, x_zero_point)
-    y = softmax(im, x, axis) if opset >= 13 else flattened(im, x, axis, softmax)
+    floats = _floats(im, x)
+    y = softmax(im, floats, axis) if opset >= 13 else flattened(im, floats, axis, softmax)
     return quantize_linear(im, y, y_scale, y_zero_point)
 
 
 @onnx_op("QLinearGlobalAveragePool", domain=MICROSOFT, batch=0, integers=True, quantises=True)
 def qlinear_global_average_pool(
-    im: ImportContext,
-    x: Value,
-    x_scale: Value,
-    x_zero_point: Value,
-    y_scale: Value,
-    y_zero_point: Value,
-    *,
-    channels_last: int = 0,
+    im: ImportContext, x: _Quantised, y_scale: Value, y_zero_point: Value, *, channels_last: int = 0
 ) -> Value:
     """GlobalAveragePool between DequantizeLinear and QuantizeLinear."""
     if channels_last:
         raise im.refuse("channels_last is 1: ncnn has channels first", "quantise the model with channels first")
-    return quantize_linear(im, global_average_pool(im, _floats(im, x, x_scale, x_zero_point)), y_scale, y_zero_point)
+    return quantize_linear(im, global_average_pool(im, _floats(im, x)), y_scale, y_zero_point)
 
 
 @onnx_op("QLinearAveragePool", domain=MICROSOFT, batch=0, integers=True, quantises=True)
 def qlinear_average_pool(
     im: ImportContext,
-    x: Value,
-    x_scale: Value,
-    x_zero_point: Zero,
+    x: _Loose,
     y_scale: Value,
     y_zero_point: Zero = None,
     *,
@@ -219,7 +190,7 @@ def qlinear_average_pool(
     """AveragePool between DequantizeLinear and QuantizeLinear."""
     if channels_last:
         raise im.refuse("channels_last is 1: ncnn has channels first", "quantise the model with channels first")
-    y = average_pool(im, _floats(im, x, x_scale, x_zero_point), given=given, count_include_pad=count_include_pad)
+    y = average_pool(im, _floats(im, x), given=given, count_include_pad=count_include_pad)
     return quantize_linear(im, y, y_scale, y_zero_point)
 
 
@@ -233,12 +204,8 @@ def qlinear_concat(im: ImportContext, y_scale: Value, y_zero_point: Value, *xs: 
 @onnx_op("QGemm", domain=MICROSOFT, integers=True, quantises=True)
 def qgemm(
     im: ImportContext,
-    a: Value,
-    a_scale: Value,
-    a_zero_point: Value,
-    b: Value,
-    b_scale: Value,
-    b_zero_point: Value,
+    a: _Quantised,
+    b: _Quantised,
     c: Array | None = None,
     y_scale: Value | None = None,
     y_zero_point: Zero = None,
@@ -248,12 +215,12 @@ def qgemm(
     transB: int = 0,
 ) -> Value:
     """Gemm of whole numbers; as QuantizeLinear of the sums where it has a scale for them."""
-    left = centred(im, transposed(a) if transA else a, a_zero_point)
-    right = centred(im, transposed(b) if transB else b, b_zero_point)
+    left = centred(im, transposed(a.numbers) if transA else a.numbers, a.zero_point)
+    right = centred(im, transposed(b.numbers) if transB else b.numbers, b.zero_point)
     sums: Value = matmul(im, left, right)
     if c is not None:
         sums = binary(im, BinaryOp.ADD, sums, Constant(c.astype(np.float32)))
-    factor = scaling(im, BinaryOp.MUL, scaling(im, BinaryOp.MUL, number(alpha), a_scale), b_scale)
+    factor = scaling(im, BinaryOp.MUL, scaling(im, BinaryOp.MUL, number(alpha), a.scale), b.scale)
     if y_scale is None:
         return binary(im, BinaryOp.MUL, sums, factor)
     scaled = binary(im, BinaryOp.MUL, sums, scaling(im, BinaryOp.DIV, factor, y_scale))

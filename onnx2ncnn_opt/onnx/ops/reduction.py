@@ -1,6 +1,6 @@
 """Reductions over axes, and Softmax along one."""
 
-from collections.abc import Callable
+from functools import partial
 
 from onnx2ncnn_opt.ir.codes import Reduction
 from onnx2ncnn_opt.onnx import items
@@ -18,28 +18,25 @@ _DOMAINS = {"ReduceLogSum": (0.1, 4.0), "ReduceProd": (0.5, 1.5)}
 
 
 def _register(name: str, operation: Reduction, axes_input: int) -> None:
-    def by_attribute(im: ImportContext, x: Tensor, *, axes: Ints | None = None, keepdims: int = 1) -> Tensor:
-        return reduce(im, x, name, axes or None, keepdims)
-
-    def by_input(
+    def reduction(
         im: ImportContext, x: Tensor, axes: Ints | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
     ) -> Tensor:
         if not axes and noop_with_empty_axes:
             return reduced_alone(im, as_numbers(im, x), name)
         return reduce(im, x, name, axes or None, keepdims)
 
-    functions: tuple[tuple[Callable[..., Tensor], int], ...] = ((by_attribute, 1), (by_input, axes_input))
-    for function, since in functions:
-        function.__doc__ = f"Reduction {operation.name.lower()}; constant axes."
-        domains = {0: _DOMAINS[name]} if name in _DOMAINS else None
-        onnx_op(
-            name,
-            since=since,
-            integers=name in _OF_INTEGERS,
-            domains=domains,
-            items=items.reduced(None, "axes", 1),
-            folds=bounds.first,
-        )(function)
+    reduction.__doc__ = f"Reduction {operation.name.lower()}; constant axes."
+    domains = {0: _DOMAINS[name]} if name in _DOMAINS else None
+    register = partial(
+        onnx_op,
+        name,
+        integers=name in _OF_INTEGERS,
+        domains=domains,
+        items=items.reduced(None, "axes", 1),
+        folds=bounds.first,
+    )
+    register(later=("axes", "noop_with_empty_axes"))(reduction)
+    register(since=axes_input)(reduction)
 
 
 for _name, (_operation, _axes_input) in OPERATIONS.items():

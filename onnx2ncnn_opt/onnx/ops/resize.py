@@ -33,18 +33,21 @@ _SIMPLE = "simple"  # how ONNX Runtime rounds before opset 11, where nearest_mod
 
 
 class _Sampling(NamedTuple):
-    """The sampling of an axis by Resize; names and values are ONNX's (Resize, opset 19)."""
+    """The attributes of Resize that say how it samples an axis; names and values are ONNX's (opset 19)."""
 
-    mode: str
-    coordinates: str
-    nearest: str = "floor"
-    cubic_a: float = -0.75
-    exclude_outside: bool = False
-    antialias: bool = False
-    region: tuple[tuple[float, float], ...] = ()
-    """For tf_crop_and_resize: where each axis begins and ends, as shares of it."""
-    outside: float = 0.0
-    """The value beyond the ends of an axis."""
+    mode: str = "nearest"
+    coordinate_transformation_mode: str = "half_pixel"
+    nearest_mode: str = "round_prefer_floor"
+    cubic_coeff_a: float = -0.75
+    exclude_outside: int = 0
+    antialias: int = 0
+    extrapolation_value: float = 0.0
+    """For tf_crop_and_resize: the value beyond the ends of an axis."""
+
+    @property
+    def coordinates(self) -> str:
+        """The mode of coordinates."""
+        return self.coordinate_transformation_mode
 
     @property
     def crops(self) -> bool:
@@ -62,6 +65,8 @@ class _Axis(NamedTuple):
     size: Dim
     out: Dim
     scale: float | None
+    region: tuple[float, float] = (0.0, 1.0)
+    """For tf_crop_and_resize: where it begins and ends, as shares of the axis."""
 
 
 def _resized(seen: NodeView) -> int:
@@ -76,14 +81,15 @@ def _resized(seen: NodeView) -> int:
 @onnx_op("Upsample", since=7, batch=0, integers=True, items=_resized)
 def upsample7(im: ImportContext, x: Tensor, *, scales: tuple[float, ...], mode: str = "nearest") -> Value:
     """Interp, as Resize of opset 10."""
-    return _by_scales(im, x, scales, _Sampling(mode, "asymmetric", _SIMPLE))
+    return resize10(im, x, np.array(scales), mode=mode)
 
 
 @onnx_op("Upsample", since=9, batch=0, integers=True, items=_resized)
 @onnx_op("Resize", since=10, batch=0, integers=True, items=_resized)
 def resize10(im: ImportContext, x: Tensor, scales: Array, *, mode: str = "nearest") -> Value:
     """Interp; coordinates are asymmetric, nearest rounds down, or up where an axis shrinks."""
-    return _by_scales(im, x, scales, _Sampling(mode, "asymmetric", _SIMPLE))
+    sampling = _Sampling(mode, "asymmetric", _SIMPLE)
+    return _resize(im, *_scaled(im, x, scales, sampling), sampling)
 
 
 @onnx_op("Resize", since=11, batch=0, integers=True, items=_resized)
@@ -94,50 +100,39 @@ def resize11(
     scales: Array | None = None,
     sizes: Sizes | None = None,
     *,
-    antialias: int = 0,
     axes: Ints | None = None,
-    coordinate_transformation_mode: str = "half_pixel",
-    cubic_coeff_a: float = -0.75,
-    exclude_outside: int = 0,
-    extrapolation_value: float = 0.0,
     keep_aspect_ratio_policy: str = "stretch",
-    mode: str = "nearest",
-    nearest_mode: str = "round_prefer_floor",
+    sampling: _Sampling,
 ) -> Value:
     """Interp, or products with constant matrices."""
-    coordinates, exclude = coordinate_transformation_mode, bool(exclude_outside)
-    sampling = _Sampling(mode, coordinates, nearest_mode, cubic_coeff_a, exclude, bool(antialias))
     which = im.axes(range(x.rank) if axes is None else axes, x.rank)
+    regions: dict[int, tuple[float, float]] = {}
     if sampling.crops:
         if keep_aspect_ratio_policy != "stretch" or (scales is not None and (scales != 1).any()):
             # ONNX takes them as those of the region, ONNX Runtime as those of the whole axis.
             raise im.refuse("scales with coordinate_transformation_mode tf_crop_and_resize", "export it with sizes")
-        region = _region(im, x.rank, which, roi)
-        sampling = sampling._replace(region=region, outside=extrapolation_value)
+        if roi is None or roi.size != 2 * len(which):
+            raise im.invalid(f"a region of {0 if roi is None else roi.size} numbers for {len(which)} axes")
+        regions = {
+            axis: (begin, end) for axis, begin, end in zip(which, *roi.astype(np.float64).reshape(2, -1), strict=True)
+        }
     if scales is not None and scales.ndim != 1:
         raise im.invalid("its scales are not a list")
     given = sizes or scales
     if given is not None and len(given) not in (0, len(which)):
         raise im.invalid(f"{len(given)} sizes or scales for {len(which)} axes")
     if sizes and keep_aspect_ratio_policy != "stretch":
-        return _resize(im, x, _in_proportion(im, x, which, sizes, keep_aspect_ratio_policy), sampling)
-    if sizes:
+        changes = _in_proportion(im, x, which, sizes, keep_aspect_ratio_policy)
+    elif sizes:
         outs = dict(zip(which, sizes, strict=True))
-        return _resize(im, x, [_sized(axis, n, outs.get(axis, n)) for axis, n in enumerate(x.shape)], sampling)
-    if scales is None or not scales.size:
+        changes = [_sized(axis, n, outs.get(axis, n)) for axis, n in enumerate(x.shape)]
+    elif scales is None or not scales.size:
         raise im.invalid("it has neither sizes nor scales")
-    factors = np.ones(x.rank, np.float32)
-    factors[which] = scales
-    return _by_scales(im, x, factors, sampling)
-
-
-def _region(im: ImportContext, rank: int, which: Sequence[int], roi: Array | None) -> tuple[tuple[float, float], ...]:
-    if roi is None or roi.size != 2 * len(which):
-        raise im.invalid(f"a region of {0 if roi is None else roi.size} numbers for {len(which)} axes")
-    region = [(0.0, 1.0)] * rank
-    for axis, begin, end in zip(which, *roi.astype(np.float64).reshape(2, -1).tolist(), strict=True):
-        region[axis] = (begin, end)
-    return tuple(region)
+    else:
+        factors = np.ones(x.rank, np.float32)
+        factors[which] = scales
+        x, changes = _scaled(im, x, factors, sampling)
+    return _resize(im, x, [a._replace(region=regions.get(a.axis, a.region)) for a in changes], sampling)
 
 
 def _in_proportion(im: ImportContext, x: Tensor, which: Sequence[int], sizes: Sizes, policy: str) -> list[_Axis]:
@@ -162,8 +157,9 @@ def _sized(axis: int, size: Dim, out: Dim) -> _Axis:
     return _Axis(axis, size, out, float(factor) if isinstance(factor, int) else None)
 
 
-def _by_scales(im: ImportContext, x: Tensor, scales: Sequence[float] | Array, sampling: _Sampling) -> Value:
-    if np.ndim(scales) != 1:
+def _scaled(im: ImportContext, x: Tensor, scales: Array, sampling: _Sampling) -> tuple[Tensor, list[_Axis]]:
+    """Return the operand, whose dynamic sizes may become smaller, and all axes by their scales."""
+    if scales.ndim != 1:
         raise im.invalid("its scales are not a list")
     if len(scales) != x.rank:
         raise im.invalid(f"{len(scales)} scales for rank {x.rank}")
@@ -183,12 +179,11 @@ def _by_scales(im: ImportContext, x: Tensor, scales: Sequence[float] | Array, sa
             size = size // ratio.denominator * ratio.denominator
             x = x if size == x.shape[axis] else crop(im, x, axis, 0, size)
         axes.append(_Axis(axis, size, size * ratio.numerator // ratio.denominator, float(factor)))
-    return _resize(im, x, axes, sampling)
+    return x, axes
 
 
 def _resize(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _Sampling) -> Tensor:
-    cut = [a for a in axes if sampling.crops and sampling.region[a.axis] != (0.0, 1.0)]
-    if any(a.out == a.size for a in cut):
+    if any(a.out == a.size and a.region != (0.0, 1.0) for a in axes):
         reason = "a region that becomes as large as all: ONNX Runtime does not cut it out"
         raise im.refuse(reason, "resize without a region")
     if all(a.out == a.size for a in axes):
@@ -220,20 +215,20 @@ def _resize_floats(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _S
     else:
         for one in changed:
             x = _product(im, x, one, sampling)
-    if not sampling.crops or not sampling.outside:
+    if not sampling.crops or not sampling.extrapolation_value:
         return x
     inside = np.ones((), bool)
     for axis in axes:
         inside = inside[..., None] & (_inside(axis, sampling) if axis in changed else np.ones(1, bool))
-    return im.tensor(binary(im, BinaryOp.ADD, x, Constant(np.where(inside, 0, sampling.outside))))
+    return im.tensor(binary(im, BinaryOp.ADD, x, Constant(np.where(inside, 0, sampling.extrapolation_value))))
 
 
 def _check(im: ImportContext, changed: list[_Axis], sampling: _Sampling) -> None:
     """Refuse unknown modes, and sizes out of bounds."""
     if sampling.mode not in ("nearest", "linear", "cubic"):
         raise im.invalid(f"mode {sampling.mode}")
-    if sampling.coordinates not in (*_COORDINATES, "tf_crop_and_resize") or sampling.nearest not in _ROUNDING:
-        raise im.invalid(f"modes {sampling.coordinates} and {sampling.nearest} are not known")
+    if sampling.coordinates not in (*_COORDINATES, "tf_crop_and_resize") or sampling.nearest_mode not in _ROUNDING:
+        raise im.invalid(f"modes {sampling.coordinates} and {sampling.nearest_mode} are not known")
     sizes = [a.out for a in changed if isinstance(a.out, int)]
     if max(sizes, default=1) > _LONGEST:
         raise im.refuse(f"an axis of more than {_LONGEST} elements", "resize to fewer elements")
@@ -247,7 +242,7 @@ def _interp(changed: list[_Axis], sampling: _Sampling) -> dict[str, int] | None:
         return None
     if sampling.mode == "nearest":
         return {"resize_type": Interp.NEAREST} if all(_is_floor(a, sampling) for a in changed) else None
-    if sampling.antialias or sampling.exclude_outside or (sampling.mode == "cubic" and sampling.cubic_a != -0.75):
+    if sampling.antialias or sampling.exclude_outside or (sampling.mode == "cubic" and sampling.cubic_coeff_a != -0.75):
         return None
     # Interp treats both image axes alike, also the one that keeps its size: that is an identity in every mode.
     aligned = sampling.coordinates == "align_corners"
@@ -269,9 +264,9 @@ def _is_floor(axis: _Axis, sampling: _Sampling) -> bool:
         if axis.size == 1:
             return True
         shrinks = not at_least(axis.out - axis.size, 0)
-        rounds_down = sampling.nearest == "floor" or (sampling.nearest == _SIMPLE and not shrinks)
+        rounds_down = sampling.nearest_mode == "floor" or (sampling.nearest_mode == _SIMPLE and not shrinks)
         plain = sampling.coordinates == "asymmetric" and rounds_down
-        halves = (sampling.coordinates == "half_pixel" and sampling.nearest.startswith("round_prefer")) or (
+        halves = (sampling.coordinates == "half_pixel" and sampling.nearest_mode.startswith("round_prefer")) or (
             sampling.coordinates == "tf_half_pixel_for_nn" and rounds_down
         )
         if axis.scale is None:
@@ -376,7 +371,7 @@ def _positions(axis: _Axis, sampling: _Sampling) -> Array:
     size, out = map(_f32, known((axis.size, axis.out)))
     index = np.arange(out, dtype=np.float32)
     if sampling.crops:
-        begin, end = map(_f32, sampling.region[axis.axis])
+        begin, end = map(_f32, axis.region)
         if out == 1:
             return np.array([_f32(0.5) * (begin + end) * (size - _f32(1))], np.float32)
         return np.asarray(begin * (size - _f32(1)) + index * (end - begin) * (size - _f32(1)) / (out - _f32(1)))
@@ -394,7 +389,7 @@ def _nearest_index(axis: _Axis, sampling: _Sampling) -> Array:
     assert isinstance(axis.size, int)
     assert axis.scale is not None
     # In float64, where half a step is exact.
-    rounded = _ROUNDING[sampling.nearest](_positions(axis, sampling).astype(np.float64), axis.scale < 1)
+    rounded = _ROUNDING[sampling.nearest_mode](_positions(axis, sampling).astype(np.float64), axis.scale < 1)
     return np.clip(rounded, 0, axis.size - 1).astype(np.int64)
 
 
@@ -422,7 +417,7 @@ def _kernel(x: Array, sampling: _Sampling) -> Array:
     x = np.abs(x)
     if sampling.mode == "linear":
         return np.asarray(np.maximum(0, 1 - x))
-    a = sampling.cubic_a
+    a = sampling.cubic_coeff_a
     near = (a + 2) * x**3 - (a + 3) * x**2 + 1
     far = a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a
     return np.where(x <= 1, near, np.where(x < 2, far, 0))

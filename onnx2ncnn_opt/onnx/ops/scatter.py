@@ -38,14 +38,9 @@ _REDUCTIONS: Mapping[str, Callable[..., Value]] = {"add": add, "mul": mul, "max"
 _NEUTRAL = {"add": 0.0, "mul": 1.0, "max": -np.inf, "min": np.inf}
 
 
-@onnx_op("ScatterND", since=11, integers=True, folds=bounds.first)
-def scatter_nd11(im: ImportContext, data: Value, indices: Operand, updates: Value) -> Value:
-    """Concat of old and new rows."""
-    return scatter_nd16(im, data, indices, updates)
-
-
+@onnx_op("ScatterND", since=11, later=("reduction",), integers=True, folds=bounds.first)
 @onnx_op("ScatterND", since=16, integers=True, folds=bounds.first)
-def scatter_nd16(im: ImportContext, data: Value, indices: Operand, updates: Value, *, reduction: str = "none") -> Value:
+def scatter_nd(im: ImportContext, data: Value, indices: Operand, updates: Value, *, reduction: str = "none") -> Value:
     """Concat of old and new rows, or the reduction of both."""
     _check_reduction(im, reduction)
     depth = indices.shape[-1]
@@ -72,15 +67,10 @@ def _is_everywhere(indices: Operand, sizes: Shape) -> bool:
     return True
 
 
-@onnx_op("Scatter", since=9, integers=True)
-@onnx_op("ScatterElements", since=11, integers=True, folds=bounds.first)
-def scatter_elements11(im: ImportContext, data: Value, indices: Value, updates: Value, *, axis: int = 0) -> Value:
-    """Concat of old and new rows."""
-    return scatter_elements16(im, data, indices, updates, axis=axis)
-
-
+@onnx_op("Scatter", since=9, later=("reduction",), integers=True)
+@onnx_op("ScatterElements", since=11, later=("reduction",), integers=True, folds=bounds.first)
 @onnx_op("ScatterElements", since=16, integers=True, folds=bounds.first)
-def scatter_elements16(
+def scatter_elements(
     im: ImportContext, data: Value, indices: Value, updates: Value, *, axis: int = 0, reduction: str = "none"
 ) -> Value:
     """Concat of old and new rows, or the reduction of both."""

@@ -4,6 +4,7 @@ And those whose results fold if they are known up to dynamic dimensions, and are
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import onnx_ir
@@ -51,20 +52,11 @@ def flatten(im: ImportContext, x: Tensor, *, axis: int = 1) -> Value:
     return im.reshape(x, (product(x.shape[:axis]), product(x.shape[axis:])))
 
 
-@onnx_op("Squeeze", integers=True, moves=(0,), items=items.in_order, folds=bounds.first)
-def squeeze1(im: ImportContext, x: Tensor, *, axes: Ints | None = None) -> Value:
-    """Axes of size 1 go; where none are named, dynamic dimensions stay, and must not be 1."""
-    return squeeze(im, x, axes)
-
-
-@onnx_op("Unsqueeze", integers=True, moves=(0,), items=items.in_order, folds=bounds.first)
-def unsqueeze1(im: ImportContext, x: Tensor, *, axes: Ints) -> Value:
-    """Axes of size 1 come."""
-    return unsqueeze(im, x, axes)
-
-
-onnx_op("Squeeze", since=13, integers=True, moves=(0,), items=items.in_order, folds=bounds.first)(squeeze)
-onnx_op("Unsqueeze", since=13, integers=True, moves=(0,), items=items.in_order, folds=bounds.first)(unsqueeze)
+_regrouped = partial(onnx_op, integers=True, moves=(0,), items=items.in_order, folds=bounds.first)
+_regrouped("Squeeze", later=("axes",))(squeeze)
+_regrouped("Unsqueeze", later=("axes",))(unsqueeze)
+_regrouped("Squeeze", since=13)(squeeze)
+_regrouped("Unsqueeze", since=13)(unsqueeze)
 
 
 def _permuted(seen: NodeView) -> int:
@@ -92,20 +84,13 @@ def _joined(seen: NodeView) -> int:
 onnx_op("Concat", since=4, integers=True, moves=ALL, axes="same", items=_joined, folds=bounds.total)(concat)
 
 
-@onnx_op("Split", integers=True, moves=(0,), axes="same", items=items.along(0), folds=bounds.first)
-def split2(im: ImportContext, x: Tensor, *, axis: int = 0, split: Ints = ()) -> tuple[Value, ...]:
-    """Slice."""
-    return split18(im, x, split, axis=axis)
+_split = partial(onnx_op, "Split", integers=True, moves=(0,), axes="same", items=items.along(0), folds=bounds.first)
 
 
-@onnx_op("Split", since=13, integers=True, moves=(0,), axes="same", items=items.along(0), folds=bounds.first)
-def split13(im: ImportContext, x: Tensor, split: Ints | None = None, *, axis: int = 0) -> tuple[Value, ...]:
-    """Slice."""
-    return split18(im, x, split, axis=axis)
-
-
-@onnx_op("Split", since=18, integers=True, moves=(0,), axes="same", items=items.along(0), folds=bounds.first)
-def split18(
+@_split(later=("split", "num_outputs"))
+@_split(since=13, later=("num_outputs",))
+@_split(since=18)
+def split(
     im: ImportContext, x: Tensor, split: Ints | None = None, *, axis: int = 0, num_outputs: int | None = None
 ) -> tuple[Value, ...]:
     """Slice."""

@@ -34,17 +34,12 @@ _INDEX = held_as_float(np.dtype(np.int64))
 @onnx_op("TopK", jumps=True, items=items.along(-1), folds=bounds.twice)
 def top_k1(im: ImportContext, x: Tensor, *, k: int, axis: int = -1) -> tuple[Value, ...]:
     """For one number ReduceMax and ArgMax; for few of many such rounds, else comparisons of all with all."""
-    return top_k11(im, x, (k,), axis=axis)
+    return top_k10(im, x, (k,), axis=axis)
 
 
-@onnx_op("TopK", since=10, jumps=True, items=items.along(-1), folds=bounds.twice)
-def top_k10(im: ImportContext, x: Tensor, k: Ints, *, axis: int = -1) -> tuple[Value, ...]:
-    """For one number ReduceMax and ArgMax; for few of many such rounds, else comparisons of all with all."""
-    return top_k11(im, x, k, axis=axis)
-
-
+@onnx_op("TopK", since=10, later=("largest", "sorted"), jumps=True, items=items.along(-1), folds=bounds.twice)
 @onnx_op("TopK", since=11, integers=True, jumps=True, items=items.along(-1), folds=bounds.twice)
-def top_k11(
+def top_k10(
     im: ImportContext, x: Tensor, k: Ints, *, axis: int = -1, largest: int = 1, sorted: int = 1
 ) -> tuple[Value, ...]:
     """For one number ReduceMax and ArgMax; for few of many such rounds, else comparisons of all with all."""

@@ -64,10 +64,6 @@ def _squeeze(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTen
     return moved(x[0], [axis for axis in range(x[0].rank) if axis not in gone])
 
 
-def _transpose(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
-    return moved(x[0], attributes.get("perm") or list(reversed(range(x[0].rank))))
-
-
 def _expand(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
     shape = broadcast([x[0].shape, tuple(numbers(x[1]))])
     cells = x[0].cells.reshape((1,) * (len(shape) - x[0].rank) + x[0].cells.shape)
@@ -218,6 +214,6 @@ OPERATORS: Mapping[str, Operator] = {
     "Reshape": _reshape,
     "Slice": _slice,
     "Squeeze": _squeeze,
-    "Transpose": _transpose,
+    "Transpose": lambda x, attributes: moved(x[0], attributes.get("perm") or list(reversed(range(x[0].rank)))),
     "Unsqueeze": _unsqueeze,
 }
