@@ -113,9 +113,8 @@ def resize11(
             raise im.refuse("scales with coordinate_transformation_mode tf_crop_and_resize", "export it with sizes")
         if roi is None or roi.size != 2 * len(which):
             raise im.invalid(f"a region of {0 if roi is None else roi.size} numbers for {len(which)} axes")
-        regions = {
-            axis: (begin, end) for axis, begin, end in zip(which, *roi.astype(np.float64).reshape(2, -1), strict=True)
-        }
+        ends = roi.astype(np.float64).reshape(2, -1).tolist()
+        regions = {axis: (begin, end) for axis, begin, end in zip(which, *ends, strict=True)}
     if scales is not None and scales.ndim != 1:
         raise im.invalid("its scales are not a list")
     given = sizes or scales
