@@ -77,7 +77,6 @@ class Traits(NamedTuple):
 
 
 ALL = None  # as `moves`
-NO_TRAITS = Traits()
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,12 +202,6 @@ def find(domain: str, name: str, opset: int) -> OnnxOp | None:
     """Return the newest importer for an operator at an opset, of other packages first; None if there is none."""
     known = [op for op in _OPS.get(("" if domain == "ai.onnx" else domain, name), []) if op.since <= opset]
     return max(known, key=lambda op: (op.is_foreign, op.since), default=None)
-
-
-def traits_of(domain: str, name: str, opset: int) -> Traits:
-    """Return the traits of an operator; `NO_TRAITS` if it has no importer."""
-    op = find(domain, name, opset)
-    return NO_TRAITS if op is None else op.traits
 
 
 def fold_bound(domain: str, name: str, opset: int) -> Bound | None:

@@ -24,9 +24,9 @@ def find(domain: str, name: str, opset: int) -> OnnxOp | None:
 
 
 def traits_of(domain: str, name: str, opset: int) -> Traits:
-    """See `registry`."""
-    _load(domain, name)
-    return registry.traits_of(domain, name, opset)
+    """Return the traits of an operator, those of none if it has no importer."""
+    op = find(domain, name, opset)
+    return Traits() if op is None else op.traits
 
 
 def fold_bound(domain: str, name: str, opset: int) -> Bound | None:
