@@ -326,8 +326,6 @@ class _Import(_Ends):
     def _stand_ins(self, node: onnx_ir.Node, operands: Sequence[Item | None]) -> Sequence[Item | None]:
         """Return tensors in place of a refused node's results; None where the shape is unknown."""
         results: list[Item | None] = [None] * len(node.outputs)
-        if not any(isinstance(operand, Tensor) for operand in operands):
-            return results  # they may be constants
         for i, inferred in enumerate(inferred_outputs(node, operands, self._model.opsets)):
             if inferred is not None and (name := node.outputs[i].name):
                 shape, dtype = inferred

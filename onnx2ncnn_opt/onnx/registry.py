@@ -78,7 +78,6 @@ class Traits(NamedTuple):
 
 
 ALL = None  # as `moves`
-NO_TRAITS = Traits()
 
 
 @dataclass(frozen=True, eq=False)

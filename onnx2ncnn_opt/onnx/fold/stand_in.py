@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import helper, numpy_helper
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape, texts
-from onnx2ncnn_opt.onnx.value import Constant, Item, TensorSequence
+from onnx2ncnn_opt.onnx.value import Constant, Item, Tensor, TensorSequence
 
 _LARGEST_GIVEN = 4096  # elements of a constant that inference gets with its numbers; weights are told by their shapes
 
@@ -24,13 +24,13 @@ Inferred: TypeAlias = "tuple[Shape, np.dtype[np.generic]] | None"
 def inferred_outputs(
     node: onnx_ir.Node, operands: Sequence[Item | None], opsets: Mapping[str, int]
 ) -> Sequence[Inferred]:
-    """Shape and type of each output; None if they are not known."""
+    """Shape and type of each output; None if they are not known, or may be those of a constant."""
     nothing: list[Inferred] = [None] * len(node.outputs)
     subgraphs = (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS)
     if node.domain or any(attribute.type in subgraphs for attribute in node.attributes.values()):
         return nothing
     given = [operand for operand in operands if operand is not None]
-    if not all(map(_typed, given)):
+    if not any(isinstance(operand, Tensor) for operand in given) or not all(map(_typed, given)):
         return nothing
     proto = onnx_ir.serde.serialize_node(node)
     del proto.input[:], proto.output[:]

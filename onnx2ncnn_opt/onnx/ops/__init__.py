@@ -3,7 +3,7 @@
 from importlib import import_module
 
 from onnx2ncnn_opt.onnx.fold.bounds import FOLDED_ONLY, Bound
-from onnx2ncnn_opt.onnx.registry import NO_TRAITS, OPS, OnnxOp, Traits
+from onnx2ncnn_opt.onnx.registry import OPS, OnnxOp, Traits
 
 # The families that most models need come first. Each has all versions of its operators.
 _FAMILIES = (
@@ -20,9 +20,9 @@ def find(domain: str, name: str, opset: int) -> OnnxOp | None:
 
 
 def traits_of(domain: str, name: str, opset: int) -> Traits:
-    """Return the traits of an operator; `NO_TRAITS` if it has no importer."""
+    """Return the traits of an operator, those of none if it has no importer."""
     op = find(domain, name, opset)
-    return NO_TRAITS if op is None else op.traits
+    return Traits() if op is None else op.traits
 
 
 def fold_bound(domain: str, name: str, opset: int) -> Bound | None:

@@ -9,7 +9,6 @@ import mmap
 import os
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import numpy as np
@@ -32,13 +31,13 @@ def settle(graph: onnx_ir.Graph, embedded: Embedded | None = None) -> None:
     `embedded` are the weights in the model's own file, where they were left there. Raises ModelError if a tensor's
     dims, data or external file do not fit, or the file lies outside the model's folder.
     """
-    files = _MappedFiles(embedded)
+    maps: dict[str, mmap.mmap] = {}  # of external data files
     done: dict[int, tuple[onnx_ir.TensorProtocol, onnx_ir.TensorProtocol]] = {}
 
     def settled(tensor: onnx_ir.TensorProtocol, where: str) -> onnx_ir.TensorProtocol:
         # Once for each object, which `done` keeps alive: copies of an inlined function share their tensors.
         if id(tensor) not in done:
-            done[id(tensor)] = tensor, _settled(tensor, where, files)
+            done[id(tensor)] = tensor, _settled(tensor, where, embedded, maps)
         return done[id(tensor)][1]
 
     for inner in (graph, *graph.subgraphs()):
@@ -57,41 +56,36 @@ def settle(graph: onnx_ir.Graph, embedded: Embedded | None = None) -> None:
                 node.attributes[name] = onnx_ir.AttrTensors(name, tensors)
 
 
-@dataclass
-class _MappedFiles:
-    """Maps of external data files, one for each file, and of the model's own."""
-
-    embedded: Embedded | None
-    _maps: dict[str, mmap.mmap] = field(default_factory=dict)
-
-    def map(self, path: str, where: str) -> mmap.mmap:
-        """Return the file's bytes; ModelError (begins with `where`) unless it is a plain non-empty file of one link."""
-        if path not in self._maps:
-            try:
-                with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NONBLOCK)) as file:
-                    status = os.fstat(file.fileno())
-                    if not stat.S_ISREG(status.st_mode):
-                        raise ModelError(f"{where} is not a plain file")
-                    if status.st_nlink > 1:
-                        problem = "has several hard links, so it may be a file from elsewhere"
-                        raise ModelError(f"{where} {problem}; replace it by a copy of its own")
-                    if status.st_size == 0:
-                        raise ModelError(f"{where} is empty; was it downloaded fully?")
-                    self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            except FileNotFoundError:
-                raise ModelError(f"{where} is missing; put it at {path}, beside the model") from None
-            except OSError as error:
-                raise ModelError(f"{where} cannot be read: {error.strerror}") from None
-        return self._maps[path]
+def _mapped(path: str, where: str, maps: dict[str, mmap.mmap]) -> mmap.mmap:
+    """Return the file's bytes; ModelError (begins with `where`) unless it is a plain non-empty file of one link."""
+    if path not in maps:
+        try:
+            with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NONBLOCK)) as file:
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):
+                    raise ModelError(f"{where} is not a plain file")
+                if status.st_nlink > 1:
+                    problem = "has several hard links, so it may be a file from elsewhere"
+                    raise ModelError(f"{where} {problem}; replace it by a copy of its own")
+                if status.st_size == 0:
+                    raise ModelError(f"{where} is empty; was it downloaded fully?")
+                maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError:
+            raise ModelError(f"{where} is missing; put it at {path}, beside the model") from None
+        except OSError as error:
+            raise ModelError(f"{where} cannot be read: {error.strerror}") from None
+    return maps[path]
 
 
-def _settled(tensor: onnx_ir.TensorProtocol, where: str, files: _MappedFiles) -> onnx_ir.TensorProtocol:
+def _settled(
+    tensor: onnx_ir.TensorProtocol, where: str, embedded: Embedded | None, maps: dict[str, mmap.mmap]
+) -> onnx_ir.TensorProtocol:
     if isinstance(tensor, onnx_ir.ExternalTensor):
         nbytes = _check_dims(tensor, where)
-        if files.embedded is not None and tensor.location == files.embedded.location:
+        if embedded is not None and tensor.location == embedded.location:
             _check_bytes(tensor.length or 0, nbytes, tensor.shape.numpy(), where)
-            return _tensor(files.embedded.data, tensor.offset or 0, nbytes, tensor)
-        return _map(tensor, where, files)
+            return _tensor(embedded.data, tensor.offset or 0, nbytes, tensor)
+        return _external(tensor, where, maps)
     if isinstance(tensor, serde.TensorProtoTensor):
         return _embedded(tensor, where)
     if isinstance(tensor, onnx_ir.StringTensor) and math.prod(tensor.shape.numpy()) != len(tensor.raw):
@@ -138,7 +132,7 @@ def _check_dims(tensor: onnx_ir.TensorProtocol, where: str) -> int:
     return nbytes
 
 
-def _map(tensor: onnx_ir.ExternalTensor, where: str, files: _MappedFiles) -> onnx_ir.TensorProtocol:
+def _external(tensor: onnx_ir.ExternalTensor, where: str, maps: dict[str, mmap.mmap]) -> onnx_ir.TensorProtocol:
     location = os.fspath(tensor.location)
     path = _inside(location, os.fspath(tensor.base_dir), where)
     where = f"{where}: external data '{location}'"
@@ -149,7 +143,7 @@ def _map(tensor: onnx_ir.ExternalTensor, where: str, files: _MappedFiles) -> onn
         raise ModelError(f"{where} is {length} bytes at offset {offset}, but {needed}")
     if nbytes == 0:
         return _tensor(b"", 0, 0, tensor)
-    data = files.map(path, where)
+    data = _mapped(path, where, maps)
     if offset + nbytes > len(data):
         problem = f"ends at byte {len(data)}, but {nbytes} bytes at offset {offset} are wanted"
         raise ModelError(f"{where} {problem}; was it downloaded fully, and is it of the same export?")

@@ -214,7 +214,7 @@ def _digest(proto: onnx.ModelProto) -> Callable[[], str | None]:
 def _from_proto(proto: onnx.ModelProto, folder: Path | None) -> onnx_ir.Model:
     structure.check_proto(proto)
     try:
-        with structure.quiet():
+        with structure.quiet("onnx_ir.serde"):
             model = onnx_ir.from_proto(proto)
             # It lets an output that is an input as well overwrite the input's shape, with sizes that may be unknown.
             for declared, value in zip(proto.graph.input, model.graph.inputs, strict=True):

@@ -313,16 +313,18 @@ def read_values(node: onnx_ir.Node) -> Iterator[onnx_ir.Value]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Drop the warnings of onnx_ir about broken models, which are refused, and of torch about its export."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+def quiet(name: str | None = None) -> Iterator[None]:
+    """Drop warnings and the messages of the logger `name`; without a name those of all loggers, as torch has many."""
+    logger, disabled = logging.getLogger(name), logging.root.manager.disable
+    was_disabled, logger.disabled = logger.disabled, name is not None
+    logging.disable(disabled if name else logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(before)
+        logger.disabled = was_disabled
+        logging.disable(disabled)
 
 
 def root_cause(error: BaseException) -> str:

@@ -41,8 +41,7 @@ class Sight(NamedTuple):
         `keys` is the number of keys before the first query; or, as a tensor, the number of keys that are not padding,
         for each item of the batch. The last of these are the queries' own.
         """
-        padded = not isinstance(keys, int)
-        if not (self.causal or padded or self.left >= 0 or self.right >= 0):
+        if isinstance(keys, int) and not (self.causal or self.left >= 0 or self.right >= 0):
             return None
         rows, columns = im.fixed([x.shape[2] for x in heads[:2]], "a mask of keys of dynamic length")
         require_room(rows * columns, "a mask")

@@ -37,18 +37,18 @@ def conv(im: ImportContext, x: Tensor, w: Value, b: Value | None = None, *, give
         return im.wrap(blob, (x.shape[0], w.shape[0], *x.shape[2:]), [[1]], [0])
     count, rest = x.shape[0], [[axis] for axis in range(3, x.rank)]
     # Where items come of other axes, Reshape to a Mat's batch would move them element by element.
-    apart = isinstance(count, int) and count > 1 and not x.view.batch
-    if apart and isinstance(count, int) and group == x.shape[1]:
-        weights = {name: np.concatenate([array] * count) for name, array in weights.items()}
-        params |= {name: params[name] * count for name in ("num_output", "weight_data_size")}
-        params["group"] = group * count
-        dims = [[0, 1], [2], *rest]
-        blob = im.layer(f"ConvolutionDepthWise{SUFFIX[n]}", im.mat(x, dims), weights=weights, **params)
-        return im.wrap(blob, (count, w.shape[0], *blob.known_shape[1:]), dims)
-    if apart and set(kernel) == set(stride) == {1} and not any(begins_ends):
-        dims = [[1], [0, 2], *rest]
-        blob = im.layer(kind, im.mat(x, dims), weights=weights, **params)
-        return im.wrap(blob, (count, w.shape[0], *x.shape[2:]), dims)
+    if isinstance(count, int) and count > 1 and not x.view.batch:
+        if group == x.shape[1]:
+            weights = {name: np.concatenate([array] * count) for name, array in weights.items()}
+            params |= {name: params[name] * count for name in ("num_output", "weight_data_size")}
+            params["group"] = group * count
+            dims = [[0, 1], [2], *rest]
+            blob = im.layer(f"ConvolutionDepthWise{SUFFIX[n]}", im.mat(x, dims), weights=weights, **params)
+            return im.wrap(blob, (count, w.shape[0], *blob.known_shape[1:]), dims)
+        if set(kernel) == set(stride) == {1} and not any(begins_ends):
+            dims = [[1], [0, 2], *rest]
+            blob = im.layer(kind, im.mat(x, dims), weights=weights, **params)
+            return im.wrap(blob, (count, w.shape[0], *x.shape[2:]), dims)
     return im.from_channels(x, im.layer(kind, im.channels(x), weights=weights, **params))
 
 

@@ -242,8 +242,7 @@ def _take(im: ImportContext, data: Tensor, indices: list[Array], shape: Shape) -
         return data
     is_cut = runs <= _FEW_RUNS or (runs <= MOST_RUNS and count > _LARGEST_IMAGE)
     picked = pick(im, flat, 0, few) if is_cut else _looked_up(im, flat, 0, few)
-    wanted: Shape = (*targets.shape, *rest)
-    return picked if picked.shape == wanted else im.tensor(expand(im, picked, wanted))
+    return im.tensor(expand(im, picked, (*targets.shape, *rest)))
 
 
 def _runs(indices: Array) -> int:

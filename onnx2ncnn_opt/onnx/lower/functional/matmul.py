@@ -38,8 +38,7 @@ def matmul(im: ImportContext, a: Value, b: Value) -> Tensor:
 def _matmul(im: ImportContext, x: Tensor, y: Tensor) -> Tensor:
     """MatMul of Mats whose two innermost dims are the matrices; B may be transposed."""
     rank = max(x.rank, y.rank)
-    whole = (rank - 2, rank - 1)
-    aligned = align([ranked(v, rank).view for v in (x, y)], whole)
+    aligned = align([ranked(v, rank).view for v in (x, y)], (rank - 2, rank - 1))
     if aligned is None:
         return _matmul(im, im.settled(x), im.settled(y))
     (left, right), origin = aligned

@@ -58,7 +58,7 @@ def _normal(
             weights["beta_data"] = np.zeros_like(gamma) if beta is None else beta
     last = rows(im, x, axis)
     params = {"affine_size": math.prod(shape), "affine": int(bool(weights))}
-    y: Value = im.like(last, im.layer(kind, last.blob, weights=weights, eps=epsilon, **params))
+    y = im.like(last, im.layer(kind, last.blob, weights=weights, eps=epsilon, **params))
     if not is_constant:
         y = binary(im, BinaryOp.MUL, y, scale)
         y = y if bias is None else binary(im, BinaryOp.ADD, y, bias)

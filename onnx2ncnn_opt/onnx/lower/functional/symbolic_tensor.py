@@ -28,8 +28,7 @@ def _sum(im: ImportContext, x: SymbolicTensor) -> Value:
         terms = cell.terms if isinstance(cell, Sym) else {(): cell}
         for term, k in terms.items():
             factors.setdefault(term, np.zeros(x.cells.shape))[index] = k
-    terms_ = [_term(im, x, term, k) for term, k in factors.items() if k.any()]
-    return reduce(partial(binary, im, BinaryOp.ADD), terms_)
+    return reduce(partial(binary, im, BinaryOp.ADD), [_term(im, x, term, k) for term, k in factors.items() if k.any()])
 
 
 def _term(im: ImportContext, x: SymbolicTensor, factors: tuple[str | Call, ...], k: Array) -> Value:

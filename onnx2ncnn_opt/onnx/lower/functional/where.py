@@ -25,7 +25,6 @@ from onnx2ncnn_opt.onnx.lower.functional.cast import as_float, float_value
 from onnx2ncnn_opt.onnx.lower.functional.gather import middles, pixels
 from onnx2ncnn_opt.onnx.lower.functional.logic import negative, rest
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduction
-from onnx2ncnn_opt.onnx.lower.functional.views import ranked
 from onnx2ncnn_opt.onnx.value import Constant, SymbolicTensor, Tensor, Value, held_as_float, is_float
 
 Mask: TypeAlias = Tensor | Constant  # 1 where a side is chosen, 0 elsewhere
@@ -43,15 +42,9 @@ def where(im: ImportContext, condition: Value, a: Value, b: Value) -> Value:
     """Products with 1 and 0 of ordinary numbers; functions of operands in their domain; else GridSample."""
     shape = broadcast_shape(im, condition.shape, a.shape, b.shape)
     if isinstance(condition, Constant) and (condition.array.all() or not condition.array.any()):
-        return _spread(im, a if condition.array.all() else b, shape)
-    chosen = im.tensor(_spread(im, _where(im, condition, float_value(im, a), float_value(im, b)), shape))
+        return spread(im, a if condition.array.all() else b, shape)
+    chosen = im.tensor(spread(im, _where(im, condition, float_value(im, a), float_value(im, b)), shape))
     return chosen if is_float(a.dtype) else Tensor(chosen.blob, chosen.view, held_as_float(a.dtype))
-
-
-def _spread(im: ImportContext, x: Value, shape: Shape) -> Value:
-    """Return the operand broadcast to a shape."""
-    x = x if isinstance(x, Constant) else ranked(x, len(shape))
-    return x if x.shape == shape else spread(im, x, shape)
 
 
 def _where(im: ImportContext, condition: Value, a: Value, b: Value) -> Value:
@@ -205,8 +198,7 @@ def _without_nan(im: ImportContext, mask: Tensor, a: Value, b: Value) -> Tensor 
         return None
     scores, axis = softmax.input, softmax["axis"]
     chances = im.layer("Softmax", im.layer("Clip", scores, min=_MASKED_AS_A_WHOLE), axis=axis, fixbug0=1)
-    largest = reduction(im, scores, [axis], Reduction.MAX)
-    open_rows = im.layer("Threshold", largest, threshold=_MASKED_AS_A_WHOLE)
+    open_rows = im.layer("Threshold", reduction(im, scores, [axis], Reduction.MAX), threshold=_MASKED_AS_A_WHOLE)
     return im.like(b, im.layer("BinaryOp", chances, open_rows, op_type=BinaryOp.MUL))
 
 
@@ -247,7 +239,7 @@ def _sides(shape: Shape) -> tuple[Dim, Dim]:
 
 def _plane(im: ImportContext, x: Value, shape: Shape, sides: Shape) -> Blob:
     """Return the operand broadcast, in rows and columns, as a Mat of four dims."""
-    return im.mat(im.reshape(_spread(im, x, shape), sides), _PLANE)
+    return im.mat(im.reshape(spread(im, x, shape), sides), _PLANE)
 
 
 def _grid(im: ImportContext, first: Mask, shape: Shape, sides: tuple[Dim, Dim]) -> Blob:
