@@ -6,7 +6,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from onnx2ncnn_opt.api.apply_passes import apply_passes
@@ -14,7 +13,7 @@ from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
 from onnx2ncnn_opt.param.files import read_net
-from onnx2ncnn_opt.param.storage import plan_storage
+from onnx2ncnn_opt.param.storage import plan_storage, rounded
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from testing.handmade import raw, tagged, write_net
 from testing.param_text import write_filled
@@ -133,13 +132,15 @@ def test_an_unknown_storage(tmp_path: Path) -> None:
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(arrays.arrays(np.float32, 16, elements=st.floats(width=32, allow_nan=False, allow_infinity=False)))
-def test_bf16_is_rounded_to_nearest(numbers: Array) -> None:
-    from onnx2ncnn_opt.param.storage import _encoded
-
-    with np.errstate(over="ignore"):
-        expected = numbers.astype(ml_dtypes.bfloat16).view(np.uint16)
-    assert np.array_equal(_encoded(numbers, Encoding.BF16), expected)
+@given(arrays.arrays(np.uint32, 16))
+def test_bf16_is_rounded_to_nearest_and_nan_stays_nan(bits: Array) -> None:
+    numbers = bits.view(np.float32)
+    wide = bits.astype(np.uint64)
+    nearest = ((wide + 0x7FFF + (wide >> 16 & 1)) >> 16).astype(np.uint32) << 16  # ties to even
+    found = rounded(numbers, Encoding.BF16)
+    assert np.array_equal(np.isnan(found), np.isnan(numbers))
+    known = ~np.isnan(numbers)
+    assert np.array_equal(found[known].view(np.uint32), nearest[known])
 
 
 def test_rounding_never_loses_more_than_promised(tmp_path: Path) -> None:
