@@ -62,6 +62,8 @@ _ORDER = (
     "fuse_hardswish",
     "fuse_gelu",
     "eliminate_tile_before_binaryop",
+    "fuse_softmax",
+    "move_factor_after_root",
     "fuse_layernorm",
     "fuse_rmsnorm",
     "fuse_normalize",

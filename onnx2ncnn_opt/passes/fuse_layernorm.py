@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.permute import order_type
-from onnx2ncnn_opt.passes._linear import offset
+from onnx2ncnn_opt.passes._linear import mul, offset
 from onnx2ncnn_opt.passes._statistics import axes_of, mean, over_root, square
 from onnx2ncnn_opt.rewrite.pattern import Op, op
 from onnx2ncnn_opt.rewrite.rule import fixed_size, known_shape, require, rewrite
@@ -18,9 +18,20 @@ def _centred() -> Op:
     return op("BinaryOp", "centred", op_type=BinaryOp.SUB, with_scalar=0)("x", mean("x", "mean"))
 
 
-def _variants() -> Iterator[Op]:
+def _variance() -> Iterator[Op]:
     for squares in square(_centred(), _centred()):
-        yield from over_root(_centred(), mean(squares, "variance"))
+        yield mean(squares, "variance")
+    again = mean("x", "mean")
+    for squares in square("x", "x"):  # flax: mean(x ** 2) - mean(x) ** 2, at least 0
+        difference = op("BinaryOp", op_type=BinaryOp.SUB, with_scalar=0)(mean(squares, "variance"), mul(again, again))
+        yield difference
+        yield op("BinaryOp", op_type=BinaryOp.MAX, with_scalar=1, b=0.0)(difference)
+        yield op("ReLU", slope=0.0)(difference)
+
+
+def _variants() -> Iterator[Op]:
+    for variance in _variance():
+        yield from over_root(_centred(), variance)
 
 
 @rewrite(*_variants(), exact=False, purpose="exports of LayerNorm before opset 17")

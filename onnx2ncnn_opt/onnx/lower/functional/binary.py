@@ -5,7 +5,7 @@ operands are brought to one layout with the dims that are missing as size 1; tra
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from itertools import combinations, zip_longest
 
@@ -191,10 +191,16 @@ def mul(im: ImportContext, a: Operand, b: Operand) -> Value:
 
 
 def maximum(im: ImportContext, *xs: Value) -> Value:
-    """Chain BinaryOp max."""
-    return reduce(lambda a, b: binary(im, BinaryOp.MAX, a, b), xs)
+    """Chain BinaryOp max; jax's softmax has a maximum with -inf, which changes nothing."""
+    return reduce(lambda a, b: binary(im, BinaryOp.MAX, a, b), _without(-np.inf, xs))
 
 
 def minimum(im: ImportContext, *xs: Value) -> Value:
     """Chain BinaryOp min."""
-    return reduce(lambda a, b: binary(im, BinaryOp.MIN, a, b), xs)
+    return reduce(lambda a, b: binary(im, BinaryOp.MIN, a, b), _without(np.inf, xs))
+
+
+def _without(neutral: float, xs: Sequence[Value]) -> Sequence[Value]:
+    """Return the operands other than neutral numbers, if there are any."""
+    others = [x for x in xs if not (isinstance(x, Constant) and x.scalar == neutral)]
+    return others if max((x.rank for x in others), default=-1) == max(x.rank for x in xs) else xs

@@ -1,0 +1,26 @@
+from collections.abc import Iterator
+
+from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction, UnaryOp
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.passes._statistics import axes_of, over
+from onnx2ncnn_opt.rewrite.pattern import Op, op
+from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
+
+
+def _variants() -> Iterator[Op]:
+    most = op("Reduction", "most", operation=Reduction.MAX, coeff=1.0)("x")
+    exp = op("UnaryOp", "exp", op_type=UnaryOp.EXP)(op("BinaryOp", op_type=BinaryOp.SUB, with_scalar=0)("x", most))
+    yield from over(exp, op("Reduction", "total", operation=Reduction.SUM, coeff=1.0)(exp))
+
+
+@rewrite(*_variants(), exact=False, purpose="models of jax")
+def fuse_softmax(x: Blob, most: Layer, total: Layer, root: Layer) -> Layer:
+    """exp(x - max(x)) / sum(exp(x - max(x)))   ⇒   Softmax(x)
+
+    Not without the maximum: then large numbers overflow, and Softmax would give something else.
+    """
+    rank = len(known_shape(x))
+    axes = axes_of(most, rank)
+    require(len(axes) == 1, f"'{most.name}' is over several axes")
+    require(axes_of(total, rank) == axes, f"'{total.name}' is over other axes than '{most.name}'")
+    return Layer("Softmax", root.name, [x], (), {"axis": axes[0], "fixbug0": 1})
