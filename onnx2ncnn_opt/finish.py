@@ -2,8 +2,10 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import get_args
 
-from onnx2ncnn_opt.errors import Unsupported, UnsupportedError
+from onnx2ncnn_opt.errors import Unsupported, UnsupportedError, UsageError
+from onnx2ncnn_opt.ir.features import Device, MasksFor
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import too_new
 from onnx2ncnn_opt.ir.weight import Encoding
@@ -26,18 +28,21 @@ def finish(
     *,
     encoding: Encoding | None = None,
     keeps_storage: bool = False,
-    masks: bool = True,
+    masks: MasksFor = True,
     integers: Collection[Blob] = (),
 ) -> Finished:
     """Apply the storage plan to a graph after the passes, and set the masks that the graph proves.
 
     `encoding` stores weights in 16 bits. Without it, `keeps_storage` keeps 16 bits in a net that was read: weights that
     passes computed only from 16-bit weights get 16 bits again. `integers` are blobs that hold integers for the caller.
+    Raises UsageError for a device of `masks` that there is not.
     """
+    if not isinstance(masks, bool) and masks not in get_args(Device):
+        raise UsageError(f"masks have to be True, False, {' or '.join(map(repr, get_args(Device)))}, not {masks!r:.80}")
     plan = plan_storage(graph, encoding) if encoding else own_storage(graph) if keeps_storage else None
     if plan:
         plan.apply()
-    proved = prove_masks(graph, integers=integers) if masks else {}
+    proved = prove_masks(graph, integers=integers, wanted=masks)
     put_masks(graph, ((layer, mask.features) for layer, mask in proved.items()))
     return Finished(plan, tuple(proved.values()), count_layers(graph))
 

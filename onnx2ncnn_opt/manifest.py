@@ -132,13 +132,15 @@ class LayerCount:
 class Masked:
     """A layer of the net to which this tool gave a feature mask (parameter 31), and the reason.
 
-    `largest` is the largest number seen there, None if nothing was run.
+    `largest` is the largest number seen there, None if nothing was run. `device` is the only kind of device that needs
+    the mask, "arm" or "vulkan", None if all do.
     """
 
     layer: str
     mask: int
     reason: str
     largest: float | None = None
+    device: str | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +30,7 @@ from onnx2ncnn_opt.ir.caches import caches
 from onnx2ncnn_opt.ir.cut import cut, drop_unused
 from onnx2ncnn_opt.ir.detections import DETECTORS
 from onnx2ncnn_opt.ir.dim import is_fixed
-from onnx2ncnn_opt.ir.features import Feature
+from onnx2ncnn_opt.ir.features import Feature, MasksFor
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.memory import Memory, lower_peak, peak_memory
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release
@@ -151,23 +150,24 @@ class Optimized(Rewritten):
         with self.staged(prefix, binary=as_binary):
             return NetFiles.at(prefix, binary=as_binary)
 
-    def estimated(self, verification: Verification = Verification(), *, masks: bool = True) -> Optimized:
+    def estimated(self, verification: Verification = Verification(), *, masks: MasksFor = True) -> Optimized:
         """Run the net in ncnn as if in fp16; return the result with the `masks` that it needs, and `precision`.
 
-        A net that has such masks already keeps them. Raises UsageError if an input's shape is unknown, and RunError if
-        ncnn cannot run the net.
+        The inputs are like data. A net that has such masks already keeps them. Raises UsageError if an input's shape is
+        unknown, and RunError if ncnn cannot run the net.
         """
         from onnx2ncnn_opt.runtime.base import Feed  # only where something runs
-        from onnx2ncnn_opt.verification.estimate import Estimator
-        from onnx2ncnn_opt.verification.search_masks import find_masks, measure
+        from onnx2ncnn_opt.verification.estimate import Estimator, most_ordinary
+        from onnx2ncnn_opt.verification.inputs import like_data
+        from onnx2ncnn_opt.verification.search_masks import find_masks
 
-        first = islice(self.pair.draws(verification.seed), 2)  # ordinary and large ones
-        runs = [{blob: Feed(array) for blob, array in feeds.items()} for _, feeds in first]
+        drawn = self.pair.draws(verification.seed, like_data(verification.seed))
+        runs = [{blob: Feed(array) for blob, array in feeds.items()} for _, feeds in drawn]
         with Estimator(self.graph, runs[0]) as estimator:
-            estimators = [estimator.on(run) for run in runs]
-            if self._is_masked or not masks:
-                return replace(self, precision=measure(*estimators))
-            found, precision = find_masks(*estimators)
+            *likely, large = map(estimator.on, runs)
+            masks = masks and not self._is_masked
+            chosen = most_ordinary(likely, each=2)
+            found, precision = find_masks(chosen, large, budget=verification.budget, masks=masks)
         put_masks(self.graph, ((layer, mask.features) for layer, mask in found.items()))
         layers = (self.layers[0], count_layers(self.graph))
         return replace(self, masks=(*self.masks, *found.values()), precision=precision, layers=layers)
@@ -260,7 +260,7 @@ def apply_passes(  # noqa: PLR0913
     shape_hints: bool = False,
     custom: Collection[str | LayerSpec] = (),
     release: int = NEWEST,
-    masks: bool = True,
+    masks: MasksFor = True,
 ) -> Optimized:
     """Read a net, text or binary, and run the passes on it. Nothing is run or written.
 

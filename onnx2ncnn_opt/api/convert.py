@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from onnx2ncnn_opt.api.dynamic_cost import cost_of_dynamic
 from onnx2ncnn_opt.api.lower import NOT_RUN, Conversion, Files, lower
 from onnx2ncnn_opt.errors import RunError, UsageError, VerificationError
+from onnx2ncnn_opt.ir.features import MasksFor
 from onnx2ncnn_opt.ir.releases import NEWEST
 from onnx2ncnn_opt.manifest import Image
 from onnx2ncnn_opt.onnx.read.exported import pytorch_kind, reference
@@ -37,7 +38,7 @@ def convert(  # noqa: PLR0913
     release: int = NEWEST,
     storage: str | None = None,
     custom: Collection[str] = (),
-    masks: bool = True,
+    masks: MasksFor = True,
     images: Mapping[str, Image | str] | None = None,
     verification: Verification | None = Verification(),
     benchmark: bool = False,

@@ -15,6 +15,7 @@ from onnx2ncnn_opt import entry_points, passes
 from onnx2ncnn_opt.errors import ConversionError, UsageError, VerificationError, check_option, check_options
 from onnx2ncnn_opt.finish import finish, require_release
 from onnx2ncnn_opt.ir.dim import Dim, texts
+from onnx2ncnn_opt.ir.features import MasksFor
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release, least_release
 from onnx2ncnn_opt.ir.weight import Encoding
@@ -116,7 +117,7 @@ class Conversion(Rewritten):
             layers=LayerCount(self.layers_before, len(listing.lines)),
             passes=tuple(dict.fromkeys(event.pass_name for event in self.applied)),
             values=tuple(Bound.of(name, array) for name, array in self.model.values.items()),
-            masks=tuple(Masked(clean_name(m.layer), int(m.features), m.reason, m.largest) for m in self.masks),
+            masks=tuple(Masked(clean_name(m.layer), int(m.features), *m[3:]) for m in self.masks),
             minimum={str(size): least for size, least in self.minimum.items()},
             least_ncnn=str(least_release(self.graph)),
         )
@@ -143,24 +144,24 @@ class Conversion(Rewritten):
         return Files.of(prefix)
 
     def estimated(
-        self, verification: Verification = Verification(), *, masks: bool = True, worker: NcnnWorker | None = None
+        self, verification: Verification = Verification(), *, masks: MasksFor = True, worker: NcnnWorker | None = None
     ) -> Conversion:
         """Run the net as if in fp16; return the conversion with the `masks` that it needs, and `precision`.
 
-        The inputs are the feeds of the verification, or else ordinary and large ones. `worker` is a process to use
-        again. Raises RunError if ncnn cannot run the net, and VerificationError for `custom` operators.
+        The inputs are the feeds of the verification, or else like data. `worker` is a process to use again. Raises
+        RunError if ncnn cannot run the net, and VerificationError for `custom` operators.
         """
         from onnx2ncnn_opt.runtime.base import Feed  # both runtimes
-        from onnx2ncnn_opt.verification.estimate import Estimator
-        from onnx2ncnn_opt.verification.inputs import draws
+        from onnx2ncnn_opt.verification.estimate import Estimator, most_ordinary
+        from onnx2ncnn_opt.verification.inputs import like_data
         from onnx2ncnn_opt.verification.runs import any_feeds, drawn_feeds
-        from onnx2ncnn_opt.verification.search_masks import find_masks, measure
+        from onnx2ncnn_opt.verification.search_masks import find_masks
 
         if self.custom:
             raise VerificationError(f"nothing can be estimated: {NOT_RUN}")
         source, manifest = reference(self.source), self.manifest()
         if verification.feeds is None:
-            wanted = draws(verification.seed, is_small=False)
+            wanted = like_data(verification.seed)
             fed = drawn_feeds(source, self.model, manifest, wanted, outputs=self.cut)
         else:
             fed = [any_feeds(source, self.model, manifest, outputs=self.cut, feeds=verification.feeds)]
@@ -170,10 +171,11 @@ class Conversion(Rewritten):
             runs.append({port.blob: Feed({**given, **pixels}[port.name], port.batch_axis) for port in self.inputs})
         integers = {port.blob for port in self.outputs if not is_float(port.dtype)}
         with Estimator(self.graph, runs[0], worker=worker) as estimator:
-            estimators = [estimator.on(run) for run in runs]
-            if not masks:
-                return replace(self, precision=measure(*estimators, integers=integers))
-            found, precision = find_masks(*estimators, integers=integers)
+            likely = [estimator.on(run) for run in runs]
+            large = likely.pop() if verification.feeds is None else None
+            chosen = likely if large is None else most_ordinary(likely, each=2)
+            budget = verification.budget
+            found, precision = find_masks(chosen, large, integers=integers, budget=budget, masks=masks)
         put_masks(self.graph, ((layer, mask.features) for layer, mask in found.items()))
         return replace(self, masks=(*self.masks, *found.values()), precision=precision)
 
@@ -260,7 +262,7 @@ def lower(  # noqa: PLR0913
     release: int = NEWEST,
     storage: str | None = None,
     custom: Collection[str] = (),
-    masks: bool = True,
+    masks: MasksFor = True,
     images: Mapping[str, Image | str] | None = None,
 ) -> Conversion:
     """Lower an ONNX model to an ncnn graph, and run the passes; neither the model nor the net runs.
@@ -322,7 +324,7 @@ def _imported(
 
 
 def _optimised(
-    conversion: Conversion, chosen: Sequence[Pass], limit: int | None, encoding: Encoding | None, masks: bool
+    conversion: Conversion, chosen: Sequence[Pass], limit: int | None, encoding: Encoding | None, masks: MasksFor
 ) -> Conversion:
     """Run passes on an imported graph, and finish it."""
     graph, before = conversion.graph, count_layers(conversion.graph)

@@ -8,6 +8,7 @@ from typing import Any
 
 from onnx2ncnn_opt.api.apply_passes import Optimized, PathLike, apply_passes
 from onnx2ncnn_opt.errors import RunError, VerificationError
+from onnx2ncnn_opt.ir.features import MasksFor
 from onnx2ncnn_opt.ir.releases import NEWEST
 from onnx2ncnn_opt.ir.spec import LayerSpec
 from onnx2ncnn_opt.param.files import NetFiles, bin_beside
@@ -32,7 +33,7 @@ def optimize(  # noqa: PLR0913
     shape_hints: bool = False,
     custom: Collection[str | LayerSpec] = (),
     release: int = NEWEST,
-    masks: bool = True,
+    masks: MasksFor = True,
     verification: Verification | None = Verification(),
     benchmark: bool = False,
 ) -> Optimized:

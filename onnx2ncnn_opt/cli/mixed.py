@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnx2ncnn_opt.cli.options import EXISTING_FILE, given_options, manifest_option, place_options, verification_option
+from onnx2ncnn_opt.cli.options import (
+    EXISTING_FILE,
+    budget_option,
+    given_options,
+    manifest_option,
+    place_options,
+    verification_option,
+)
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, written
 from onnx2ncnn_opt.cli.verification import require_runtimes
@@ -21,19 +28,12 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.verification.options import Verification
 
 
-@click.command(short_help="Find the fewest masks for fp16.")
+@click.command(short_help="Find the cheapest masks for fp16.")
 @click.argument("model", type=EXISTING_FILE, metavar="MODEL.onnx")
 @click.argument("param", type=EXISTING_FILE, metavar="NET.param")
 @click.argument("bin", type=EXISTING_FILE, metavar="NET.bin")
 @click.option("-o", "prefix", metavar="PREFIX", required=True, help="Write PREFIX.param and PREFIX.bin.")
-@click.option(
-    "--budget",
-    type=float,
-    default=1e-2,
-    show_default=True,
-    metavar="ERROR",
-    help="The largest error of an output in fp16, in units of its largest value.",
-)
+@budget_option
 @manifest_option
 @given_options
 @place_options
@@ -45,11 +45,10 @@ def mixed(
     param: Path,
     bin: Path,
     prefix: str,
-    budget: float,
     manifest_path: Path | None,
     verification: Verification,
 ) -> None:
-    """Give any net the fewest feature masks that fp16 needs.
+    """Give any net the cheapest feature masks that fp16 needs.
 
     The files appear only after all steps have succeeded.
     """
@@ -64,12 +63,12 @@ def mixed(
     require_runtimes(verification.on, "onnxruntime")
     manifest, note = (read_manifest(manifest_path), "") if manifest_path else manifest_beside(param, model)
     with output.working(f"finding masks for {param}"):
-        result = mix(model, param, bin, budget=budget, manifest=manifest, verification=verification)
+        result = mix(model, param, bin, manifest=manifest, verification=verification)
     write_net(result.graph, files.param, files.bin)
-    output.show([*([f"note: {note}"] if note else []), *_lines(result, budget, files)])
+    output.show([*([f"note: {note}"] if note else []), *_lines(result, files)])
     output.fields |= {
         "masks": [{"mask": str(chosen.mask), "seconds": chosen.seconds} for chosen in result.chosen],
-        "budget": budget,
+        "budget": result.budget,
         "before": result.before,
         "after": result.after,
         "seconds": result.seconds,
@@ -79,7 +78,7 @@ def mixed(
     }
 
 
-def _lines(result: Mixed, budget: float, files: NetFiles) -> list[str]:
+def _lines(result: Mixed, files: NetFiles) -> list[str]:
     """Return the masks with their costs, the errors in units of an output's largest value, and where nets ran."""
     lines = []
     for chosen in result.chosen:
@@ -90,7 +89,7 @@ def _lines(result: Mixed, budget: float, files: NetFiles) -> list[str]:
     return [
         *lines,
         f"masks: {len(lines)}",
-        f"fp16: off by {error} -> {result.after:.1e} of an output's largest value, {budget:.1e} is allowed",
+        f"fp16: off by {error} -> {result.after:.1e} of an output's largest value, {result.budget:.1e} is allowed",
         f"time: {time}",
         *(f"wrote: {path}" for path in astuple(files)),
         f"checked: {result.checked}",

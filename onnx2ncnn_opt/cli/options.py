@@ -86,7 +86,10 @@ def _changing(change: Callable[[dict[str, Any]], None]) -> Decorator:
 
 
 # The fields of a `Verification`, by the options that fill them.
-_FIELDS = {"inputs": "feeds", **{name: name for name in ("shapes", "values", "seed", "on", "modes", "rtol", "atol")}}
+_FIELDS = {
+    "inputs": "feeds",
+    **{name: name for name in ("shapes", "values", "seed", "on", "modes", "rtol", "atol", "budget")},
+}
 
 
 def _verify(options: dict[str, Any]) -> None:
@@ -301,7 +304,29 @@ def negative_option(name: str, keyword: str, help: str) -> Decorator:
     return click.option(name, keyword, is_flag=True, callback=lambda ctx, param, value: not value, help=help)
 
 
-masks_option = negative_option("--no-masks", "masks", "Do not write feature masks for layers that need more than fp16.")
+def _masks(options: dict[str, Any]) -> None:
+    device = options.pop("device")
+    options["masks"] = options["masks"] and (device or True)
+
+
+budget_option = click.option(
+    "--budget",
+    type=float,
+    metavar="ERROR",
+    help="The error of an output in fp16 that masks keep at any price, in units of its largest value.  [default: 2e-2, "
+    "at a low price]",
+)
+masks_option = _all(
+    negative_option("--no-masks", "masks", "Do not write feature masks for layers that need more than fp16."),
+    click.option(
+        "--for",
+        "device",
+        type=click.Choice(["arm", "vulkan"]),
+        help="Leave out masks that only the other kind of device needs.  [default: both]",
+    ),
+    budget_option,
+    _changing(_masks),
+)
 verbose_option = click.option(
     "-v", "--verbose", is_flag=True, help="List every rewrite, and every near miss with the reason."
 )

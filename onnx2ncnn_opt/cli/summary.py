@@ -33,6 +33,7 @@ def summary_fields(made: Conversion | Optimized, files: Written, seconds: float)
         },
         "masks": [str(mask) for mask in made.masks],
         "estimated": None if made.precision is None else str(made.precision),
+        "price": None if made.precision is None else made.precision.price,
         "files": files,
         "latency": None if made.latency is None else asdict(made.latency),
         "seconds": seconds,
@@ -64,12 +65,11 @@ def end_lines(
 ) -> list[Block]:
     """Return the masks, a note, the times of the net and of the `other` one, the files, and the verification."""
     masks = [str(mask) for mask in made.masks]
-    estimated = "" if made.precision is None else str(made.precision)
     return [
-        *mask_lines(masks, estimated, verbose=verbose),
+        *mask_lines(masks, made.precision, verbose=verbose),
         *([note] if note else []),
         *latency_lines(made.latency, other),
         *(f"wrote: {file['path']} ({file_size(file['bytes'])})" for file in files),
         f"time: {seconds:.1f} s{'' if made.report is not None else ', not verified'}",
-        *checked_lines(made.report.checked if made.report else "", bool(estimated)),
+        *checked_lines(made.report.checked if made.report else "", made.precision is not None),
     ]

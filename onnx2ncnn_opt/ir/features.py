@@ -1,6 +1,11 @@
 """The features of ncnn that parameter 31 (featmask) of a layer switches off, for that layer alone."""
 
 from enum import IntFlag
+from typing import Literal, TypeAlias
+
+# A kind of device in fp16, and those that masks are wanted for: all, none, or one kind.
+Device: TypeAlias = Literal["arm", "vulkan"]
+MasksFor: TypeAlias = bool | Device
 
 
 class Feature(IntFlag):

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from onnx2ncnn_opt.ir.codes import Activation, Reduction
+from onnx2ncnn_opt.ir.codes import Activation, Reduction, UnaryOp
 from onnx2ncnn_opt.ir.dim import exact_div, product
-from onnx2ncnn_opt.ir.features import FP32, Feature
+from onnx2ncnn_opt.ir.features import FP32, Device, Feature
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.kernels import has_3x3_taps, has_kernel
 
@@ -33,6 +33,7 @@ INPUT_MARGIN = 2.0  # numbers may be so much larger with other inputs than with 
 _WEIGHT = "weight_data"
 _IN_32_BITS = frozenset({"Input", "MemoryData", "AbsVal", "Bias", "Dropout", "LRN", "Scale"})  # and plain loops
 _TILES, _POSITIONS, _CHANNELS, _QUERIES = 8, 32, 12, 8
+_LANES = 8
 _UNSEEN = 2.0  # how much larger winograd's sums may be than in so few tiles and channels
 _SQ2 = math.sqrt(2.0)
 
@@ -44,13 +45,20 @@ _WINOGRAD: Mapping[int, tuple[tuple[float, ...], tuple[float, ...]]] = {
 }
 
 
+class Noise(NamedTuple):
+    """Random errors of elements: their root mean squares, each equally frequent, and one relative to the element."""
+
+    sizes: tuple[float, ...] = ()
+    relative: float = 0.0
+
+
 class Inner(NamedTuple):
     """The effect of a layer's own arithmetic in fp16 on its output, estimated on a sample.
 
     `error` is the root mean square of the errors, in the output's units. `spread` has that for each index of the sample
     if they differ, as in winograd's tiles: a corner is ten times as inexact as the other, and large inputs make large
     errors. `overflows` is True if something inside became infinite, which does not happen without the features
-    `remedy`. `how` names the arithmetic.
+    `remedy`. `how` names the arithmetic, and `device` the only kind of device that has it, if it is one.
     """
 
     how: str
@@ -58,6 +66,7 @@ class Inner(NamedTuple):
     overflows: bool
     spread: tuple[float, ...] = ()
     remedy: Feature = Feature.NO_FP16_ARITHMETIC
+    device: Device | None = None
 
     @property
     def noise(self) -> tuple[float, ...]:
@@ -136,14 +145,14 @@ def winograd_tile(layer: Layer) -> int:
     return 4 if min(inputs, outputs) >= 16 else 2
 
 
-def faulty_kernels(layer: Layer) -> Iterator[tuple[Feature, str]]:
-    """Yield the features under which ncnn's 16-bit kernel for a layer may compute wrong results, and why."""
+def faulty_kernels(layer: Layer) -> Iterator[tuple[Feature, str, Device]]:
+    """Yield the features under which a device's 16-bit kernel for a layer may compute wrong results, and why."""
     if _is_strided_depthwise(layer):
         reason = "ncnn's fp16 kernel on ARM for 3x3, stride 2, reads a wrong row where the width is 4n+2 or 4n+3"
-        yield Feature.NO_FP16_ARITHMETIC, reason
+        yield Feature.NO_FP16_ARITHMETIC, reason, "arm"
     if layer.type == "Permute" and _permutes_odd_channels(layer):
         reason = "ncnn's 16-bit kernel on GPUs moves 4n channels of an odd number of elements to wrong places"
-        yield Feature.NO_VULKAN, reason
+        yield Feature.NO_VULKAN, reason, "vulkan"
 
 
 def _is_strided_depthwise(layer: Layer) -> bool:
@@ -198,7 +207,7 @@ def inner_arithmetic(layer: Layer, inputs: Sequence[Array], *, seed: int = 0) ->
             return (_attention(layer, inputs, rng),) if not layer["kv_cache"] else ()
         sample = _products(layer, inputs, rng)
         if sample is not None:
-            found.append(_added(layer, *sample))
+            found.append(_added(layer, *sample, is_vector=x.ndim != 2))
     return tuple(found)
 
 
@@ -217,7 +226,7 @@ def _reduced(layer: Layer, x: Array) -> tuple[Inner, ...]:
         return ()
     axes = None if layer["reduce_all"] else tuple(axis for axis in layer["axes"] if -x.ndim <= axis < x.ndim)
     largest = float(terms(x).sum(axes, dtype=np.float64).max(initial=0.0))
-    return (Inner("its sums on GPUs", 0.0, not largest <= LARGEST / INPUT_MARGIN),)
+    return (Inner("its sums on GPUs", 0.0, not largest <= LARGEST / INPUT_MARGIN, device="vulkan"),)
 
 
 def _weight(layer: Layer) -> Array | None:
@@ -289,23 +298,8 @@ def _products(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -
     weight = _weight(layer)
     if weight is None:
         return None
-    if layer.type in ("Convolution", "Convolution1D"):
-        height = 1 if layer.type == "Convolution1D" else layer["kernel_h"]
-        image: Array = x[:, None] if x.ndim == 2 else x
-        taps = weight.reshape(layer["num_output"], -1, height, layer["kernel_w"])
-        if image.ndim != 3 or taps.shape[1] != image.shape[0]:
-            return None
-        channels = _spread(len(taps), _CHANNELS, rng)
-        kernels = taps[channels].reshape(len(channels), -1)
-        missing = (max(size - space, 0) for size, space in zip(taps.shape[1:], image.shape, strict=True))
-        image = np.pad(image, [(0, more) for more in missing])
-        windows = sliding_window_view(image, taps.shape[2:], (1, 2))
-        rows, columns = windows.shape[1:3]
-        corners = [divmod(int(index), columns) for index in _spread(rows * columns, _POSITIONS, rng)]
-        _, top, left = np.unravel_index(int(np.abs(image).argmax()), image.shape)
-        corners.append((min(int(top), rows - 1), min(int(left), columns - 1)))
-        patches = np.stack([windows[:, row, column] for row, column in corners])
-        return to_half(kernels)[None] * to_half(patches.reshape(len(corners), 1, -1)), channels
+    if layer.type in ("Convolution", "Convolution1D", "ConvolutionDepthWise"):
+        return _window_products(layer, x[:, None] if x.ndim == 2 else x, weight, rng)
     if layer.type == "Deconvolution" and x.ndim == 3 and weight.size % (layer["num_output"] * x.shape[0]) == 0:
         filters = weight.reshape(layer["num_output"], x.shape[0], -1)
         channels = _spread(len(filters), _CHANNELS, rng)
@@ -313,6 +307,26 @@ def _products(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -
         pixels = pixels[:, _spread(pixels.shape[1], _POSITIONS, rng)].T
         return to_half(filters[channels][:, :, 0])[None] * to_half(pixels)[:, None], channels
     return None
+
+
+def _window_products(layer: Layer, image: Array, weight: Array, rng: np.random.Generator) -> tuple[Array, Array] | None:
+    height = 1 if layer.type == "Convolution1D" else layer["kernel_h"]
+    groups = layer["group"] if layer.type == "ConvolutionDepthWise" else 1
+    taps = weight.reshape(layer["num_output"], -1, height, layer["kernel_w"])
+    if image.ndim != 3 or taps.shape[1] * groups != image.shape[0]:
+        return None
+    missing = (max(size - space, 0) for size, space in zip(taps.shape[2:], image.shape[1:], strict=True))
+    image = np.pad(image, [(0, 0), *((0, more) for more in missing)])
+    channels = _spread(len(taps), _CHANNELS, rng)
+    read = channels * groups // len(taps) if groups > 1 else np.zeros(1, int)
+    windows = sliding_window_view(image.reshape(groups, -1, *image.shape[1:]), taps.shape[2:], (2, 3))
+    rows, columns = windows.shape[2:4]
+    corners = [divmod(int(index), columns) for index in _spread(rows * columns, _POSITIONS, rng)]
+    _, top, left = np.unravel_index(int(np.abs(image).argmax()), image.shape)
+    corners.append((min(int(top), rows - 1), min(int(left), columns - 1)))
+    patches = np.stack([windows[read, :, row, column] for row, column in corners])
+    kernels = taps[channels].reshape(len(channels), -1)
+    return to_half(kernels)[None] * to_half(patches.reshape(*patches.shape[:2], -1)), channels
 
 
 def _matrix_products(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -> tuple[Array, Array] | None:
@@ -378,18 +392,31 @@ def _softmax(scores: Array) -> Array:
     return np.asarray(exp / exp.sum(axis=-1, keepdims=True))
 
 
-def _added(layer: Layer, products: Array, channels: Array) -> Inner:
-    """Return the effect of adding up terms along the last axis one after the other, with each sum rounded."""
-    result, peak = _accumulated(products)
+def _added(layer: Layer, products: Array, channels: Array, *, is_vector: bool) -> Inner:
+    """Return the effect of adding up terms along the last axis one after the other, with each sum rounded.
+
+    InnerProduct has several sums for a vector (innerproduct_arm_asimdhp.cpp), each of every eighth term.
+    """
     exact = products.sum(-1, dtype=np.float64)
+    if layer.type == "InnerProduct" and is_vector:
+        lanes = np.pad(products, [(0, 0), (0, 0), (0, -products.shape[-1] % _LANES)])
+        result, peak = _accumulated(lanes.reshape(*products.shape[:2], -1, _LANES).swapaxes(-1, -2))
+        result = to_half(result.sum(-1))
+    else:
+        result, peak = _accumulated(products)
     error = _size(_errors(layer, result, exact, channels))
     return Inner(f"sums of {products.shape[-1]} products", error, not peak <= LARGEST / INPUT_MARGIN)
 
 
 def _accumulated(products: Array) -> tuple[Array, float]:
     """Return the sums along the last axis, where each step rounds to fp16, and the largest number on the way."""
-    partial = np.cumsum(products, axis=-1, dtype=np.float32)
-    return to_half(partial[..., -1] + (to_half(partial) - partial).sum(-1)), _peak(partial)
+    total = np.zeros(products.shape[:-1], np.float32)
+    sizes = np.zeros_like(total)
+    for term in np.ascontiguousarray(np.moveaxis(products, -1, 0)):
+        total += term
+        total = to_half(total)
+        np.maximum(sizes, np.abs(total), out=sizes)
+    return total, _peak(sizes)
 
 
 def _peak(numbers: Array) -> float:
@@ -412,6 +439,25 @@ _ACTIVATIONS: Mapping[int, Callable[..., Array]] = {
     Activation.MISH: lambda x, *params: x * np.tanh(np.logaddexp(0, x)),
     Activation.HARDSWISH: lambda x, alpha, beta, *params: x * np.clip(x * alpha + beta, 0, 1),
 }
+
+
+# Layers and activations that ncnn computes in several steps in fp16; measured on aarch64 and Vulkan, in units of the
+# result: 2.6e-4 for Sigmoid, 2.9e-4 for Swish, 4.9e-4 for Mish.
+_FUNCTIONS = frozenset({"GELU", "HardSwish", "Interp", "Mish", "Sigmoid", "Softmax", "Swish", "TanH"})
+_FUNCTION_ERROR = 3e-4
+_EXP_ERROR = 2.0**-12  # for each 1 of the argument, whose product with log2(e) is rounded on GPUs
+
+
+def function_error(layer: Layer, largest: float) -> float:
+    """Return the root mean square of a function's errors in fp16, in units of its results.
+
+    `largest` is the largest argument.
+    """
+    if layer.computes(UnaryOp.EXP):
+        return _EXP_ERROR * largest
+    fused = layer["activation_type"] if layer.spec is not None and layer.spec.has_activation else Activation.NONE
+    is_inexact = layer.type in _FUNCTIONS or layer.computes(UnaryOp.TANH) or fused >= Activation.SIGMOID
+    return _FUNCTION_ERROR if is_inexact else 0.0
 
 
 def _size(errors: Array) -> float:

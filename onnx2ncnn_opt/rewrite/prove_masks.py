@@ -8,12 +8,12 @@ storage it is a DeepCopy. Splits of such blobs take the mask from their readers 
 """
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, EpsMode, UnaryOp
-from onnx2ncnn_opt.ir.features import FP32, Feature, features_of
+from onnx2ncnn_opt.ir.features import FP32, Device, Feature, MasksFor, features_of
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import INFINITE, LARGEST, SMALLEST, faulty_kernels, own_numbers
 from onnx2ncnn_opt.ir.ranges import Ranges
@@ -33,50 +33,67 @@ _HARMLESS = frozenset({BinaryOp.ADD, BinaryOp.SUB, BinaryOp.MAX, BinaryOp.MIN, B
 
 
 class Mask(NamedTuple):
-    """Features that a layer does without, and why; `largest` is the largest number seen there, None if nothing ran."""
+    """Features that a layer does without, and why; `largest` is the largest number seen there, None if nothing ran.
+
+    `device` is the only kind of device that needs the mask, None if all do.
+    """
 
     layer: str
     type: str
     features: Feature
     reason: str
     largest: float | None = None
+    device: Device | None = None
 
     def __str__(self) -> str:
         seen = "" if self.largest is None else f" (largest value seen: {self.largest:.3g})"
         return f"{self.type} '{self.layer}': {features_of(self.features)}: {self.reason}{seen}"
 
 
-_Proof: TypeAlias = tuple[Layer, Feature, str]
+class _Proof(NamedTuple):
+    layer: Layer
+    features: Feature
+    reason: str
+    device: Device | None = None
 
 
-def prove_masks(graph: Graph, *, integers: Collection[Blob] = ()) -> dict[Layer, Mask]:
+def prove_masks(graph: Graph, *, integers: Collection[Blob] = (), wanted: MasksFor = True) -> dict[Layer, Mask]:
     """Return the masks that a graph needs for every possible input; the first proof of a layer counts.
 
     Its known sizes are those at run time. `integers` are inputs and outputs; the graph itself shows which are indexes.
+    The masks are those of the `wanted` devices.
     """
     masks: dict[Layer, Mask] = {}
-    for layer, features, reason in _proofs(graph, integers):
-        if features & ~layer["featmask"]:
-            masks.setdefault(layer, Mask(layer.name, layer.type, features, reason))
+    for layer, features, reason, device in _proofs(graph, integers):
+        if features & ~layer["featmask"] and is_wanted(device, wanted):
+            masks.setdefault(layer, Mask(layer.name, layer.type, features, reason, None, device))
     return masks
+
+
+def is_wanted(device: Device | None, wanted: MasksFor) -> bool:
+    """Return whether masks that only one kind of device needs are wanted, or those that all need, with None."""
+    return bool(wanted) and (device is None or wanted is True or device == wanted)
 
 
 def _proofs(graph: Graph, integers: Collection[Blob]) -> Iterator[_Proof]:
     for layer, reason in inexact_layers(graph, integers):
-        yield layer, FP32 | Feature.NO_BF16_STORAGE, reason
+        yield _Proof(layer, FP32 | Feature.NO_BF16_STORAGE, reason)
     ranges = Ranges()
     for layer in _differences_of_limits(graph, ranges):
-        yield layer, FP32, "it takes the largest float32 for infinity, so that a difference of two is 0"
+        yield _Proof(layer, FP32, "it takes the largest float32 for infinity, so that a difference of two is 0")
     for layer in graph:
-        for features, reason in faulty_kernels(layer):
-            yield layer, features, reason
+        for features, reason, device in faulty_kernels(layer):
+            yield _Proof(layer, features, reason, device)
         if layer.type == "Softplus" and ranges.of(layer.input).high > _EXP_LIMIT:
             reason = f"exp of numbers above {_EXP_LIMIT:g} is infinite in fp16 on GPUs"
-            yield layer, Feature.NO_FP16_ARITHMETIC, reason
+            yield _Proof(layer, Feature.NO_FP16_ARITHMETIC, reason, "vulkan")
         yield from _large_weights(layer)
         if (factor := _factor_of_zeros(layer)) > LARGEST:
-            features = FP32 if layer.type == "InstanceNorm" else Feature.NO_VULKAN  # ARM computes the others in fp32
-            yield layer, features, f"its eps multiplies zeros by {factor:.3g}, which is infinite in fp16 on GPUs"
+            reason = f"its eps multiplies zeros by {factor:.3g}, which is infinite in fp16 on GPUs"
+            if layer.type == "InstanceNorm":
+                yield _Proof(layer, FP32, reason)
+            else:  # ARM computes the others in fp32
+                yield _Proof(layer, Feature.NO_VULKAN, reason, "vulkan")
         yield from _own_numbers(layer, ranges)
 
 
@@ -86,7 +103,7 @@ def _large_weights(layer: Layer) -> Iterator[_Proof]:
     if (is_constant or layer.type in _HALF_WEIGHTS) and (size := _largest_weight(layer)) > LARGEST:
         reason = f"it reads the constant {size:.3g}" if is_constant else f"a weight is {size:.3g}"
         for reader in layer.output.users if is_constant else (layer,):
-            yield reader, FP32, f"{reason}, and fp16 ends at {LARGEST:g}"
+            yield _Proof(reader, FP32, f"{reason}, and fp16 ends at {LARGEST:g}")
 
 
 def _own_numbers(layer: Layer, ranges: Ranges) -> Iterator[_Proof]:
@@ -95,13 +112,13 @@ def _own_numbers(layer: Layer, ranges: Ranges) -> Iterator[_Proof]:
     if size > LARGEST and not _may_be_infinite(layer, size, ranges):
         is_limit = size >= INFINITE  # bf16 does not hold it either
         features = FP32 | Feature.NO_BF16_STORAGE if is_limit else FP32
-        yield layer, features, f"a number of its own is {size:.3g}, which is infinite in fp16"
+        yield _Proof(layer, features, f"a number of its own is {size:.3g}, which is infinite in fp16")
         for reader in _readers_of_sums(layer.output) if is_limit else ():
-            yield reader, features, f"a row of nothing but {size:.3g} is NaN in fp16"
+            yield _Proof(reader, features, f"a row of nothing but {size:.3g} is NaN in fp16")
     is_eps = layer.computes(BinaryOp.ADD, BinaryOp.SUB) and 0 < size < SMALLEST
     if is_eps and (risky := _divides(layer.output)):
         reason = f"{size:.3g} is added so that nothing is divided by 0, and fp16 has no number below 6e-08"
-        yield from ((each, FP32, reason) for each in (layer, *risky))
+        yield from (_Proof(each, FP32, reason) for each in (layer, *risky))
 
 
 def added_inputs(graph: Graph) -> list[Blob]:

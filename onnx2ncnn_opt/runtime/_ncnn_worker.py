@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.runtime._worker import Missing, Server, main
 
 
+# Random numbers that large arrays repeat; the sizes of errors have a prime number, so that they meet others each time.
+NORMALS, SIZES = 2**20, 4099
+
+
 class NcnnServer(Server):
     """Holds one net and runs it."""
 
@@ -35,6 +39,7 @@ class NcnnServer(Server):
 
         self.ncnn = ncnn
         self.net: Any = None
+        self.normals: Any = None
         greeting = {"ncnn": getattr(ncnn, "__version__", "0"), "machine": platform.machine()}
         self.vulkan = bool(config["vulkan"])
         if self.vulkan:
@@ -121,7 +126,15 @@ class NcnnServer(Server):
             self.attempt(self.step, extractor, random, **step)
 
     def step(
-        self, extractor: Any, random: Any, blob: str, rounding: str, cast: bool, noise: Sequence[float], send: bool
+        self,
+        extractor: Any,
+        random: Any,
+        blob: str,
+        rounding: str,
+        cast: bool,
+        noise: Sequence[float],
+        relative: float,
+        send: bool,
     ) -> None:
         """Compute one blob: add errors of root mean squares drawn from `noise`, then round as `rounding` says."""
         code, mat = extractor.extract(self.net.blob(blob))
@@ -130,18 +143,25 @@ class NcnnServer(Server):
         batch = {"batch_index": 0} if mat.n > 1 else {}
         array = np.array(mat.numpy(**batch))
         del mat
-        sizes, is_finite = np.abs(array), np.isfinite(array)
-        largest = float(sizes.max(initial=0.0, where=is_finite))
-        limits = np.count_nonzero(is_finite & (sizes >= 3.4e38))  # they stand for infinity
-        del sizes, is_finite  # a blob may be large
-        if array.dtype == np.float32 and (rounding or noise):
+        largest, limits = (max(-float(array.min()), float(array.max())) if array.size else 0.0), 0
+        is_ordinary = largest < 3.4e38  # false for NaN
+        if not is_ordinary:
+            sizes, is_finite = np.abs(array), np.isfinite(array)
+            largest = float(sizes.max(initial=0.0, where=is_finite))
+            limits = int(np.count_nonzero(is_finite & (sizes >= 3.4e38)))  # they stand for infinity
+            del sizes, is_finite  # a blob may be large
+        if array.dtype == np.float32 and (rounding or noise or relative):
+            if relative:
+                factors = self.normal(array.shape, random)
+                factors *= relative
+                factors += 1
+                array *= factors
+                del factors
             if noise:  # an activation made exact zeros, and nothing becomes negative after one
                 is_positive = array.min() >= 0
-                scale = np.asarray(noise, np.float32)
-                scale = random.choice(scale, array.shape) if len(noise) > 1 else scale
-                errors = random.standard_normal(array.shape, np.float32)
-                errors *= scale
-                errors[array == 0] = 0
+                errors = self.normal(array.shape, random)
+                errors *= noise[0] if len(noise) == 1 else repeated(random.choice(noise, SIZES), array.shape)
+                errors *= array != 0
                 array += errors
                 del errors
                 if is_positive:
@@ -152,9 +172,17 @@ class NcnnServer(Server):
                 ends = slice(size - size % 4, None)
                 array.reshape(-1, size)[:, ends] = cast_one_by_one(exact.reshape(-1, size)[:, ends])
             extractor.input(self.net.blob(blob), self.ncnn.Mat(array, **batch).clone())
-        special = max(int(array.size - np.count_nonzero(np.isfinite(array)) - limits), 0)
+        special = 0
+        if not is_ordinary or largest > 6e4:  # others stay finite when they are rounded
+            special = max(int(array.size - np.count_nonzero(np.isfinite(array)) - limits), 0)
         answer = {"largest": largest, "special": special, "batch": bool(batch)}
         self.answer(answer, array if send else None)
+
+    def normal(self, shape: tuple[int, ...], random: Any) -> Any:
+        """Draw numbers of N(0,1); in large arrays they repeat, because drawing them takes longer than all the rest."""
+        if self.normals is None:
+            self.normals = np.random.default_rng(1).standard_normal(NORMALS, np.float32)
+        return repeated(self.normals[random.integers(NORMALS // 2) :], shape)
 
     def do_time_blobs(self, feeds: list[dict[str, Any]], blobs: list[str], runs: int, seconds: float) -> None:
         """Measure the time of a net, and of each of its blobs; send one answer."""
@@ -184,6 +212,11 @@ class NcnnServer(Server):
                 raise RuntimeError(f"blob '{blob}': extract returned {code or 'an empty Mat'}")
             del mat
         return at[1] - at[0], at[2] - at[1]
+
+
+def repeated(numbers: Any, shape: tuple[int, ...]) -> Any:
+    """Return an array filled with some numbers in turn."""
+    return np.resize(numbers, shape).astype(np.float32, copy=False)
 
 
 def rounded(array: Any, rounding: str) -> Any:

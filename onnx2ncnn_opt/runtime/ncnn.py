@@ -36,6 +36,7 @@ class WalkStep:
     # fill a group of four, one by one.
     cast: bool = False
     noise: tuple[float, ...] = ()  # the root mean square of each error is drawn from these
+    relative: float = 0.0  # and another one is relative to the number
     send: bool = False  # return the blob
 
 

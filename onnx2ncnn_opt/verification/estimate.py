@@ -7,18 +7,25 @@ measured on a sample of each layer, and added as random errors of that size.
 
 from __future__ import annotations
 
+import math
 import tempfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
+from statistics import median
+
+import numpy as np
 
 from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.ir.caches import caches
 from onnx2ncnn_opt.ir.detections import after_boxes, before_boxes
+from onnx2ncnn_opt.ir.dim import Dim
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.half import Inner, in_half, inner_arithmetic, makes_32_bits
+from onnx2ncnn_opt.ir.half import Inner, Noise, in_half, inner_arithmetic, makes_32_bits
+from onnx2ncnn_opt.onnx.read.given import solved
 from onnx2ncnn_opt.param.files import NetFiles, write_net
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.rewrite.integers import index_blobs
@@ -27,10 +34,23 @@ from onnx2ncnn_opt.runtime.ncnn import BlobStats, NcnnRunner, NcnnWorker, WalkSt
 
 # Layers that add up in fp16, whose sums are sampled.
 SAMPLED = frozenset(
-    {"Convolution", "Convolution1D", "Deconvolution", "Gemm", "InnerProduct", "MatMul", "Reduction", "SDPA"}
+    {
+        "Convolution",
+        "Convolution1D",
+        "ConvolutionDepthWise",
+        "Deconvolution",
+        "Gemm",
+        "InnerProduct",
+        "MatMul",
+        "Reduction",
+        "SDPA",
+    }
 )
 # Each layer is run and asked for on its own, several times: a net of 100,000 would take minutes.
 _MOST_LAYERS = 2**14
+# The largest output of a trained layer in units of its largest bias, as powers of 2: of the first, and of all.
+_BIASES, _MOST_BIASES = ("bias_data", "C_data"), 12
+_FIRST_RATIO, _RATIO = 3.0, 1.5
 _STORAGE = {"fp16": Feature.NO_FP16_STORAGE, "bf16": Feature.NO_BF16_STORAGE}
 
 
@@ -48,7 +68,7 @@ class Walk:
         return max((self.largest.get(blob, 0.0) for blob in blobs), default=0.0)
 
 
-@dataclass
+@dataclass(eq=False)
 class Estimator:
     """Runs a net in 32 and in 16 bits, with the masks that its layers have at each run; use as a context manager.
 
@@ -69,7 +89,7 @@ class Estimator:
         self._runner = self._written("net")
         listing = list_layers(self.graph)
         lines = [(line.layer.outputs, line.tops) for line in listing.lines if line.layer is not None]
-        self._names = {blob: top for blobs, tops in lines for blob, top in zip(blobs, tops, strict=True)}
+        self.names = {blob: top for blobs, tops in lines for blob, top in zip(blobs, tops, strict=True)}
         self._halves = {layer: half for layer in self.graph if (half := in_half(layer)) is not None}
         self._in_fp16: dict[frozenset[Layer], NcnnRunner] = {}  # the last one; others of `on` have it as well
         self._indexes, self._opaque = index_blobs(self.graph), caches(self.graph) | after_boxes(self.graph)
@@ -118,21 +138,30 @@ class Estimator:
         batches = [array.shape[axis] for array, axis in self.feeds.values() if axis is not None]
         return Fetch(self.compared[blob], 0 if max(batches, default=1) > 1 else None)
 
-    def run(self, rounding: str = "", noise: Mapping[Layer, tuple[float, ...]] | None = None) -> Walk:
+    def sizes(self) -> dict[str, Dim]:
+        """Return the dynamic sizes that the inputs have."""
+        mats = [(blob, *feed.mat) for blob, feed in self.feeds.items()]
+        dims = [pair for blob, shape, _ in mats for pair in zip(blob.shape or (), shape, strict=False)]
+        return solved([*dims, *((blob.batch, batch) for blob, _, batch in mats)])
+
+    def run(self, rounding: str = "", noise: Mapping[Layer, Noise] | None = None, *, sampled: bool = False) -> Walk:
         """Run the net with every blob rounded to "fp16" or "bf16" (or none).
 
-        With `noise`, the inside of layers is in fp16 too: their own numbers, and arithmetic that puts errors of the
-        sizes in `noise` on their outputs.
+        With `noise`, arithmetic in fp16 puts errors of these sizes on the outputs of layers; if blobs are rounded to
+        fp16, the layers' own numbers are too. Without rounding, only blobs with noise are known then, and the outputs.
+        A `sampled` run computes `Walk.inner`.
         """
         runner = self._runner if noise is None or rounding != "fp16" else self._in_half()
         walk = Walk()
-        readers = set[Layer]() if rounding else {layer for layer in self.graph if layer.type in SAMPLED}
+        readers = {layer for layer in self.graph if layer.type in SAMPLED} if sampled else set[Layer]()
         walked = self._walked(rounding, noise or {}, readers)
+        if not rounding and noise is not None:
+            walked = {step: blob for step, blob in walked.items() if blob.producer in noise}
         names = {step.blob for step in walked}
         # Outputs behind Splits.
         ends = {WalkStep(name, send=True): blob for blob, name in self.compared.items() if name not in names}
         waiting: dict[Blob, Array] = {}
-        left = {blob: sum(user in readers for user in blob.users) for blob in self._names}
+        left = {blob: sum(user in readers for user in blob.users) for blob in self.names}
 
         def visit(step: WalkStep, stats: BlobStats) -> None:
             blob = ends.get(step) or walked[step]
@@ -152,25 +181,60 @@ class Estimator:
                         if not left[each]:
                             del waiting[each]
 
-        feeds = {self._names[blob]: feed for blob, feed in self.feeds.items()}
+        feeds = {self.names[blob]: feed for blob, feed in self.feeds.items()}
         runner.walk(feeds, [*walked, *ends], visit)
         return walk
 
-    def _walked(
-        self, rounding: str, noise: Mapping[Layer, tuple[float, ...]], readers: Collection[Layer]
-    ) -> dict[WalkStep, Blob]:
+    def largest(self, blobs: Collection[Blob]) -> dict[Blob, float]:
+        """Return the largest finite numbers of some blobs in fp32; the net is computed up to the last of them."""
+        found: dict[Blob, float] = {}
+        steps = {step: blob for step, blob in self._walked("", {}, ()).items() if blob in blobs}
+        feeds = {self.names[blob]: feed for blob, feed in self.feeds.items()}
+        self._runner.walk(feeds, list(steps), lambda step, stats: found.update({steps[step]: stats.largest}))
+        return found
+
+    def _walked(self, rounding: str, noise: Mapping[Layer, Noise], readers: Collection[Layer]) -> dict[WalkStep, Blob]:
         """Return the blobs to round in a walk, in the order of the file; `readers` need theirs sent."""
         walked: dict[WalkStep, Blob] = {}
         for layer in self.graph:
             for blob in layer.outputs:
                 is_unfed = layer.type == "Input" and blob not in self.feeds
-                if blob not in self._names or blob in self._opaque or is_unfed:
+                if blob not in self.names or blob in self._opaque or is_unfed:
                     continue
-                name = self._names[blob]
+                name = self.names[blob]
                 own = "" if blob in self._indexes or _stays(blob, rounding) else rounding
                 is_sent = any(user in readers for user in blob.users) or self.compared.get(blob) == name
-                walked[WalkStep(name, own, makes_32_bits(layer), noise.get(layer, ()), is_sent)] = blob
+                walked[WalkStep(name, own, makes_32_bits(layer), *noise.get(layer, Noise()), is_sent)] = blob
         return walked
+
+
+def most_ordinary(estimators: Sequence[Estimator], each: int) -> Sequence[Estimator]:
+    """Return the estimators of the scale at which the numbers of the net have the most ordinary sizes; `each` has some.
+
+    A trained layer has outputs a few times as large as its bias: pixels of 0..255 for a net that wants 0..1 make them
+    hundreds of times as large, and the other way round hardly larger. The first of such layers counts as much as the
+    median of the first few.
+    """
+    first = estimators[0]
+    scales = [estimators[start : start + each] for start in range(0, len(estimators), each)]
+    if all(_equal(scale[0].feeds, first.feeds) for scale in scales):
+        return scales[0]
+    biased = ((layer, name) for layer in first.graph for name in _BIASES if name in layer.weights)
+    biases = {
+        layer.outputs[0]: float(np.abs(np.asarray(layer.weights[name], np.float32)).max(initial=0.0))
+        for layer, name in islice(biased, _MOST_BIASES)
+    }
+
+    def oddity(scale: Sequence[Estimator]) -> float:
+        sizes = scale[0].largest(biases)
+        ratios = [math.log2(size / biases[blob]) for blob, size in sizes.items() if size > 0 and biases[blob] > 0]
+        return abs(ratios[0] - _FIRST_RATIO) + abs(median(ratios) - _RATIO) if ratios else 0.0
+
+    return min(scales, key=oddity)
+
+
+def _equal(feeds: Mapping[Blob, Feed], others: Mapping[Blob, Feed]) -> bool:
+    return all(np.array_equal(feed.array, others[blob].array) for blob, feed in feeds.items())
 
 
 def _become(layer: Layer, other: Layer) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice
 from typing import Any, NamedTuple, TypeVar
@@ -75,9 +75,29 @@ _ZERO_LEVELS_IN = 4  # one level of flat inputs is 0
 _HIDING = -1e4  # beside a score: exp gives 0
 _CONTRAST = 0.01  # of flat inputs, in units of the scale
 
+_COLOURS, _SHORTEST_SIDE = (1, 3, 4), 16  # of a picture
+_COLOUR = 0.3  # the difference of channels, in units of their contrast
+_STEREO, _SHORTEST_SOUND = 2, 400
+_SILENCE = 0.01  # is never complete, in units of what is loud
+
 # A net of so few weights, numbers and layers takes no longer for many sets of inputs than to load the runtimes.
 _TINY_WEIGHTS, _TINY_INPUTS, _TINY_LAYERS = 2**17, 2**14, 2**10
 _MORE_SEEDS = 4
+
+
+class Data(NamedTuple):
+    """The sizes of numbers in data: the range of pixels, the amplitude of sounds, and the scale of everything else."""
+
+    pixels: tuple[float, float]
+    sound: float
+    scale: float
+
+    def __str__(self) -> str:
+        return f"pictures from {self.pixels[0]:g} to {self.pixels[1]:g}, sounds of {self.sound:g}, scale {self.scale:g}"
+
+
+# What exporters' models take: bytes, numbers divided by 255, or normalised ones.
+DATA = (Data((0, 1), 0.3, 1.0), Data((-2.1, 2.6), 0.03, 0.1), Data((0, 255), 3e3, 10.0))
 
 
 class Draw(NamedTuple):
@@ -86,8 +106,9 @@ class Draw(NamedTuple):
     Plain inputs have no zeros, and all keep within the domains of the functions at their end. In other draws, inputs
     that the model compares or selects as well have no bounds, because a guard is there to act. Their rows end with the
     largest numbers, which are `below` zero or above it, or with zeros if the scale is 1. Floats are uniform `between`
-    two values, if given. Flat inputs differ along axis `flat` modulo the rank, and hardly along others: images without
-    contrast that have a whole channel below zero, or sequences whose mean is as large as they are.
+    two values, if given. Inputs like `data` are smooth pictures and sounds where shapes allow it. Flat inputs differ
+    along axis `flat` modulo the rank, and hardly along others: images without contrast that have a whole channel below
+    zero, or sequences whose mean is as large as they are.
     """
 
     seed: int
@@ -96,11 +117,13 @@ class Draw(NamedTuple):
     below: bool = False
     between: tuple[float, float] | None = None
     flat: int | None = None
+    data: Data | None = None
 
     def __str__(self) -> str:
         if self.between is not None:
             return f"seed {self.seed}, inputs from {self.between[0]:g} to {self.between[1]:g}"
         scaled = f", inputs times {self.scale:g}" if self.scale != 1 else ""
+        scaled += f", {self.data}" if self.data else ""
         return f"seed {self.seed}{scaled}" + ("" if self.flat is None else f", flat but for axis {self.flat}")
 
 
@@ -116,6 +139,11 @@ def draws(seed: int, *, is_small: bool, is_tiny: bool = False) -> list[Draw]:
             turn = seed + 3 + axis
             found += [Draw(turn), Draw(turn, LARGE), Draw(turn, flat=axis), Draw(turn, LARGE, flat=axis)]
     return found
+
+
+def like_data(seed: int) -> list[Draw]:
+    """Return two inputs like data for each scale that they may have, and large ones at last."""
+    return [*(Draw(seed + again, plain=True, data=data) for data in DATA for again in range(2)), Draw(seed, LARGE)]
 
 
 def is_tiny(weights: int, inputs: int, layers: int) -> bool:
@@ -265,7 +293,8 @@ def draw_array(
         order = np.random.default_rng(position).permutation(uses.table)  # the same for each draw
         array: Any = order[(swept + np.arange(math.prod(shape))) % uses.table].reshape(shape)
     elif dtype.kind in "fV" and not uses.is_mask:
-        array = _floats(uses, shape, draw, rng)
+        found = _draw_data(shape, draw.data, rng) if draw.data and not uses.domain else None
+        array = _floats(uses, shape, draw, rng) if found is None else found
     elif dtype.kind in "iu" and uses.divides:
         array = rng.integers(1, 8, shape)
     elif dtype.kind in "iu" and dtype.itemsize == 1:
@@ -298,7 +327,7 @@ def _floats(uses: Uses, shape: tuple[int, ...], draw: Draw, rng: np.random.Gener
         if uses.domain[0] <= 0 <= uses.domain[1] and not draw.plain and not uses.divides:
             array[rng.random(shape) < 1 / _ZEROS_IN] = 0.0
         return array
-    array = np.asarray(rng.standard_normal(shape) * draw.scale)
+    array = np.asarray(rng.standard_normal(shape) * (draw.data.scale if draw.data else draw.scale))
     if uses.divides and bounded:
         return array + np.copysign(draw.scale / 4, array)
     if draw.plain:
@@ -318,6 +347,33 @@ def _floats(uses: Uses, shape: tuple[int, ...], draw: Draw, rng: np.random.Gener
             kinds = [np.full(ends.size, -0.0), nearly, np.zeros(ends.size), below]
         ends[...] = np.choose((turn + draw.seed) % len(kinds), kinds).reshape(ends.shape)
     return np.clip(array, -_HIGHEST, _HIGHEST)
+
+
+def _draw_data(shape: tuple[int, ...], data: Data, rng: np.random.Generator) -> Array | None:
+    """Draw smooth pictures, or a sound with pauses; None for a shape of neither."""
+    for channels, sides in ((-3, (-2, -1)), (-1, (-3, -2))):
+        if len(shape) > 2 and shape[channels] in _COLOURS and min(shape[side] for side in sides) >= _SHORTEST_SIDE:
+            grey_shape = list(shape)
+            grey_shape[channels] = 1
+            picture = _smooth(grey_shape, sides, rng) + _COLOUR * _smooth(shape, sides, rng)
+            low, high = data.pixels
+            return np.asarray(low + (high - low) * (picture - picture.min()) / np.ptp(picture))
+    if shape and shape[-1] >= _SHORTEST_SOUND and math.prod(shape[:-1]) <= _STEREO:
+        loud = np.maximum(_smooth(shape, (-1,), rng), _SILENCE)
+        return np.asarray(data.sound * loud * rng.standard_normal(shape))
+    return None
+
+
+def _smooth(shape: Sequence[int], axes: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Draw numbers of variance 1 whose spectrum along axes falls as that of photographs: the amplitude with 1/f."""
+    spectrum = np.fft.fftn(rng.standard_normal(shape), axes=axes)
+    squares: Any = 0
+    for axis in axes:
+        along = [1] * len(shape)
+        along[axis] = shape[axis]
+        squares = squares + np.square(np.fft.fftfreq(shape[axis]) * shape[axis]).reshape(along)
+    smooth = np.fft.ifftn(spectrum / np.maximum(squares, 1) ** 0.75, axes=axes).real
+    return np.asarray(smooth / (smooth.std() or 1))
 
 
 def _levels(shape: tuple[int, ...], draw: Draw) -> tuple[int, ...]:

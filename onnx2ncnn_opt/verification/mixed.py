@@ -1,21 +1,16 @@
-"""The smallest set of feature masks with which a net stays within a budget in fp16, for any net, on a device or not.
-
-Every layer is tried alone: all others compute in fp32 arithmetic, this one in fp16, and without winograd where ncnn has
-it. Then the layers that cost most get their masks, as few as are enough, and of these the mildest.
-"""
+"""The cheapest feature masks with which any net stays within a budget in fp16, on a device or not."""
 
 import math
 import tempfile
-import time
-from collections.abc import Mapping
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
-from onnx2ncnn_opt.errors import UsageError, VerificationError
-from onnx2ncnn_opt.ir.features import Feature
-from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.errors import VerificationError
+from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.manifest import Manifest
@@ -23,15 +18,25 @@ from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.param.text import format_param
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.rewrite.prove_masks import SOURCES, Mask, prove_masks, put_masks
-from onnx2ncnn_opt.runtime.base import Array
-from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker, Times
 from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.search_masks import FULL, MaskJudge, Masks, error_of, fewest_masks, find_masks
+from onnx2ncnn_opt.verification.search_masks import (
+    BUDGET,
+    FULL,
+    MaskJudge,
+    Masks,
+    cheapest_masks,
+    error_of,
+    find_masks,
+    noise_powers,
+)
 from onnx2ncnn_opt.verification.verify_net import net_feeds
 
-_TIMES = 7
+_ATTEMPTS = 10
+_LEAST = 1e-7  # seconds
+_NEGLIGIBLE = 0.01  # of the allowed noise: groups of layers that make so little are not divided
 # Layers that compute nothing, as those that move their input: they need no mask.
 _IDLE = SOURCES | {"Dropout", "Padding"}
 
@@ -41,15 +46,16 @@ class Chosen:
     """A chosen mask."""
 
     mask: Mask
-    alone: float  # the error of the net if only this layer has no mask
-    seconds: float | None = None  # the cost of the mask in each run, if it can be measured
+    alone: float  # the error of the net if only this layer computes in fp16, NaN if that is not known
+    seconds: float | None = None  # the time that the layer takes longer in fp32, if it can be measured
 
 
 @dataclass(frozen=True)
 class Mixed:
-    """A net with masks: its errors `before` and `after` in fp16, in units of an output's largest value."""
+    """A net with masks for a budget: its errors `before` and `after`, in units of an output's largest value."""
 
     graph: Graph
+    budget: float
     chosen: tuple[Chosen, ...]
     before: float
     after: float
@@ -76,82 +82,81 @@ class DeviceJudge(MaskJudge):
         param.write_text(format_param(copy))
         return NcnnRunner(param, bin, mode="fp16", worker=self._worker, threads=None, timeout=timeout)
 
-    def _outputs(self, runner: NcnnRunner) -> dict[Blob, Array]:
-        fetches = {blob: self.estimator.fetch(blob) for blob in self.estimator.compared}
-        feeds = {self._names[blob]: feed for blob, feed in self.estimator.feeds.items()}
-        results = runner.run(feeds, list(fetches.values()))
-        return {blob: results[fetch.blob] for blob, fetch in fetches.items()}
-
     def error(self, masks: Masks = MappingProxyType({})) -> float:
         """Return the largest error as the estimate does, but measured."""
-        return error_of(Walk(self._outputs(self._runner(masks))), self.reference)
+        fetches = {blob: self.estimator.fetch(blob) for blob in self.estimator.compared}
+        feeds = {self._names[blob]: feed for blob, feed in self.estimator.feeds.items()}
+        results = self._runner({**masks, **self.fixed}).run(feeds, list(fetches.values()))
+        return error_of(Walk({blob: results[fetch.blob] for blob, fetch in fetches.items()}), self.reference)
 
-    def seconds(self, masks: Masks) -> float | None:
-        """Return the shortest of some runs, including the transfer of inputs and outputs."""
-        if self._worker.target.patience > 1:  # an emulator's time says nothing
+    def layers(self) -> list[Layer]:
+        """Return the layers that compute something."""
+        return [layer for layer in self.graph if not layer.has(Trait.MOVES) and layer.type not in _IDLE]
+
+    def power(self, layers: Collection[Layer]) -> float:
+        """Return the square of the error as the estimate does, but measured: all other layers compute in fp32."""
+        error = self.error({layer: FULL for layer in self.layers() if layer not in layers})
+        return math.inf if math.isnan(error) else max(error**2 - self._least_power, 0.0)
+
+    @cached_property
+    def _least_power(self) -> float:
+        return self.error(dict.fromkeys(self.layers(), FULL)) ** 2
+
+    def cost(self, layer: Layer) -> float:
+        """Return the seconds that a mask of a layer takes, if the device tells times."""
+        return self._seconds.get(layer) or super().cost(layer)
+
+    @cached_property
+    def _seconds(self) -> dict[Layer, float]:
+        layers = self.layers()
+        half, full = self.times(self.fixed), self.times(dict.fromkeys(layers, FULL))
+        if half is None or full is None:
+            return {}
+        return {layer: max(b - a, _LEAST) for layer, a, b in zip(layers, half.blobs, full.blobs, strict=True)}
+
+    def times(self, masks: Masks) -> Times | None:
+        """Return the times of the `layers` and of the whole net with masks; None on an emulator."""
+        if self._worker.target.patience > 1:
             return None
-        runner = self._runner(masks)
-        times = []
-        for _ in range(_TIMES):
-            start = time.perf_counter()
-            self._outputs(runner)
-            times.append(time.perf_counter() - start)
-        return min(times)
+        feeds = {self._names[blob]: feed for blob, feed in self.estimator.feeds.items()}
+        return self._runner(masks).time_blobs(
+            feeds, [self.estimator.names[layer.outputs[0]] for layer in self.layers()]
+        )
 
 
 def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:
-    """Put the masks on a net that its graph proves, and the fewest that keep it within a budget.
+    """Put the masks on a net that its graph proves, and the cheapest that keep it within a budget.
 
     Raises VerificationError if no masks are enough.
     """
     before, masks = judge.error(), prove_masks(judge.graph)
-    alone: dict[Layer, float] = {}
-    if not judge.error({layer: mask.features for layer, mask in masks.items()}) <= budget:
-        masks, alone = _chosen(judge, masks, budget)
-    features = {layer: mask.features for layer, mask in masks.items()}
-    after = judge.error(features) if masks else before
-    seconds = judge.seconds(features)
-    chosen = []
-    for layer, mask in masks.items():
-        cost = None
-        if seconds is not None:
-            announce(f"the time of {layer.type} '{layer.name}'")
-            without = judge.seconds({each: mask for each, mask in features.items() if each is not layer})
-            cost = None if without is None else seconds - without
-        chosen.append(Chosen(mask, alone.get(layer, math.nan), cost))
-    put_masks(judge.graph, features.items())
-    return Mixed(judge.graph, tuple(chosen), before, after, judge.checked, seconds)
-
-
-def _chosen(
-    judge: MaskJudge, proved: Mapping[Layer, Mask], budget: float
-) -> tuple[dict[Layer, Mask], dict[Layer, float]]:
-    """Return the masks that keep a net within a budget, and the error of each layer that computes alone in fp16."""
-    needed, _ = find_masks(judge.estimator, budget=math.inf)
-    for layer, mask in proved.items():
-        needed[layer] = mask._replace(features=mask.features | (needed.get(layer, mask).features))
-    fixed = {layer: mask.features for layer, mask in needed.items()}
-    busy = [layer for layer in judge.graph if not layer.has(Trait.MOVES) and layer.type not in _IDLE]
-    layers = [layer for layer in busy if layer not in fixed]
-    everything: dict[Layer, Feature] = {**dict.fromkeys(layers, FULL), **fixed}
-    least = judge.error(everything)
-    if not least <= budget:
-        what = "NaN or infinite" if math.isnan(least) else f"off by {least:.1e} of the largest value"
+    judge.fixed = {layer: mask.features for layer, mask in masks.items()}
+    powers: dict[Layer, float] = {}
+    after = judge.error()
+    if not after <= budget:
+        needed, _ = find_masks([judge.estimator], budget=math.inf)
+        for layer, mask in masks.items():
+            needed[layer] = mask._replace(features=mask.features | needed.get(layer, mask).features)
+        masks, judge.fixed = needed, {layer: mask.features for layer, mask in needed.items()}
+        powers = noise_powers(judge, _NEGLIGIBLE * budget**2, math.inf)
+        for layer, cheapest in cheapest_masks([judge], powers, budget, _ATTEMPTS)[0].items():
+            reason = f"alone in fp16 it costs {powers[layer] ** 0.5:.1e} of the largest value of an output"
+            masks[layer] = Mask(layer.name, layer.type, cheapest, reason, judge.reference.largest_of(layer.outputs))
+        after = judge.error({layer: mask.features for layer, mask in masks.items()})
+    if not after <= budget:
+        what = "NaN or infinite" if math.isnan(after) else f"off by {after:.1e} of the largest value"
         raise VerificationError(
             f"no masks keep the net within {budget:.1e}: with all of them an output is {what}; "
             "compute it in fp32 on devices, or give a larger --budget"
         )
-    alone: dict[Layer, float] = {}
-    for number, layer in enumerate(layers, 1):
-        announce(f"{layer.type} '{layer.name}' alone in fp16 ({number} of {len(layers)})")
-        error = judge.error({each: features for each, features in everything.items() if each is not layer})
-        alone[layer] = math.inf if math.isnan(error) else error
-    order = sorted(layers, key=lambda layer: alone[layer], reverse=True)
-    masks = dict(needed)
-    for layer, features in fewest_masks(judge, order, target=budget, full=FULL, fixed=fixed).items():
-        reason = f"alone in fp16 it costs {alone[layer]:.1e} of the largest value of an output"
-        masks[layer] = Mask(layer.name, layer.type, features, reason, judge.reference.largest_of(layer.outputs))
-    return masks, alone
+    features = {layer: mask.features for layer, mask in masks.items()}
+    timed = judge.times(features) if isinstance(judge, DeviceJudge) else None
+    chosen = tuple(
+        Chosen(mask, powers.get(layer, math.nan) ** 0.5, judge.cost(layer) if timed else None)
+        for layer, mask in masks.items()
+    )
+    put_masks(judge.graph, features.items())
+    return Mixed(judge.graph, budget, chosen, before, after, judge.checked, timed.whole if timed else None)
 
 
 def mixed(
@@ -159,19 +164,15 @@ def mixed(
     param: Path,
     bin: Path,
     *,
-    budget: float = 1e-2,
     manifest: Manifest | None = None,
     verification: Verification = Verification(),
 ) -> Mixed:
-    """Return the net with the smallest set of masks that keeps every output within `budget` in fp16.
+    """Return the net with the cheapest masks that keep every output within the budget of the verification in fp16.
 
-    `budget` is in units of an output's largest value in fp32. Masks that the net has stay. Without a device to run `on`
-    fp16 is estimated. Nothing is written.
+    Masks that the net has stay. Without a device to run `on` fp16 is estimated. Nothing is written.
 
     Raises VerificationError if fp32 is wrong or no masks are enough, and the errors of `verify_net` and `optimize`.
     """
-    if not budget > 0:
-        raise UsageError(f"the budget has to be above 0, not {budget:g}")
     target = find_target(verification.on)
     target.require()
     announce("the net against ONNX Runtime in fp32")
@@ -185,7 +186,8 @@ def mixed(
         estimator = stack.enter_context(Estimator(net.graph, arrays, timeout=verification.timeout))
         announce("the net in fp32")
         if verification.on is None:
-            return choose_masks(MaskJudge(estimator), budget=budget)
+            return choose_masks(MaskJudge(estimator), budget=verification.budget or BUDGET)
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-"))
         worker = stack.enter_context(NcnnWorker(target))
-        return choose_masks(DeviceJudge(estimator, (param, bin), worker, Path(folder)), budget=budget)
+        judge = DeviceJudge(estimator, (param, bin), worker, Path(folder))
+        return choose_masks(judge, budget=verification.budget or BUDGET)

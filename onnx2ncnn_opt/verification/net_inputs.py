@@ -34,9 +34,14 @@ _SMALL_WEIGHTS, _SMALL_INPUTS, _SMALL_LAYERS = 2**22, 2**14, 2**14
 
 
 def draw_runs(
-    graph: Graph, shapes: Mapping[str, Sequence[int]], *, seed: int = 0, examples: Mapping[str, str] | None = None
+    graph: Graph,
+    shapes: Mapping[str, Sequence[int]],
+    *,
+    seed: int = 0,
+    examples: Mapping[str, str] | None = None,
+    wanted: Sequence[Draw] = (),
 ) -> Iterator[tuple[Draw, dict[Blob, Array]]]:
-    """Yield the sets of inputs to compare a net with, see `draws`; the same seed gives the same inputs.
+    """Yield the sets of inputs to compare a net with, see `draws`, or the `wanted` ones; a seed gives the same inputs.
 
     Caches stay unset, as they are before a first run. `shapes` maps names of inputs to shapes. Raises UsageError for an
     input without a shape, or with an impossible one; it proposes a shape, from `examples` if they have the input.
@@ -74,8 +79,8 @@ def draw_runs(
     weights = sum(weight.array.size for layer in graph for _, weight in layer.weights.stored_items())
     numbers = sum(map(math.prod, sizes.values()))
     is_small = weights <= _SMALL_WEIGHTS and numbers <= _SMALL_INPUTS and len(graph) <= _SMALL_LAYERS
-    yield from map(drawn, draws(seed, is_small=is_small, is_tiny=is_tiny(weights, numbers, len(graph))))
-    if is_small:
+    yield from map(drawn, wanted or draws(seed, is_small=is_small, is_tiny=is_tiny(weights, numbers, len(graph))))
+    if is_small and not wanted:
         entries = {blob: use.table for blob, use in uses.items() if use.table is not None}
         yield from map(drawn, sweeps(seed, entries, swept))
 

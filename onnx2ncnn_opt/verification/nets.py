@@ -63,9 +63,9 @@ class NetPair:
         opaque = caches(self.graph)
         return [blob for blob in self.graph.outputs if not blob.is_input and blob not in opaque]
 
-    def draws(self, seed: int) -> Iterator[tuple[Draw, dict[Blob, Array]]]:
+    def draws(self, seed: int, wanted: Sequence[Draw] = ()) -> Iterator[tuple[Draw, dict[Blob, Array]]]:
         """Yield the sets of inputs, see `draw_runs`."""
-        return draw_runs(self.graph, self.shapes, seed=seed, examples=self.examples)
+        return draw_runs(self.graph, self.shapes, seed=seed, examples=self.examples, wanted=wanted)
 
 
 def verify_pair(

@@ -34,6 +34,9 @@ class Verification:
     `on` also fp16, the default of ncnn on phones and GPUs. Each run may take `timeout` seconds, ten times as many on an
     emulated CPU.
 
+    `budget` is the error of an output in fp16 that feature masks keep at any price, in units of its largest value. By
+    default it is 2e-2; less if that takes few multiplications, and more if 2e-2 would take many.
+
     `explain` finds the causes of errors, on the inputs on which a net is wrong, or on those of the largest error.
 
     Raises UsageError for an option of the wrong type.
@@ -52,6 +55,7 @@ class Verification:
     timeout: float = 300.0
     on: str | None = None
     modes: Sequence[str] = ()
+    budget: float | None = None
     explain: bool = False
 
     def __post_init__(self) -> None:
@@ -61,6 +65,8 @@ class Verification:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, (int, float)) or not 0 <= value < float("inf")):
                 raise UsageError(f"{name} has to be a number of 0 or more, not {value!r:.80}")
+        if self.budget is not None and (not isinstance(self.budget, (int, float)) or not self.budget > 0):
+            raise UsageError(f"the budget has to be a number above 0, not {self.budget!r:.80}")
         if isinstance(self.feeds, str | os.PathLike | None) and self.wanted is None and self.tolerance is None:
             return
         from onnx2ncnn_opt.verification.given_inputs import Image

@@ -113,13 +113,12 @@ def drawn_feeds(
     *,
     outputs: Sequence[str] = (),
 ) -> list[Mapping[str, Array]]:
-    """Return inputs for each draw: the first draw at the first sizes that the model accepts, the others at the last."""
+    """Return inputs for each draw, at the first sizes that the model accepts."""
     if not dynamic_sizes(loaded):
         return [draw_inputs(loaded, draw=draw) for draw in draws]
-    first, *others = draws
     runner = OrtRunner(model, outputs=outputs, values=loaded.values, threads=None)
-    settings = _settings(loaded, runner, manifest, first)
-    return [settings[0].feeds, *(draw_inputs(loaded, settings[-1].sizes, draw=draw) for draw in others)]
+    first = _settings(loaded, runner, manifest, draws[0])[0]
+    return [first.feeds, *(draw_inputs(loaded, first.sizes, draw=draw) for draw in draws[1:])]
 
 
 def wanted_runs(

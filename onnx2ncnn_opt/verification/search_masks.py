@@ -1,32 +1,57 @@
-"""The smallest set of masks with which fp16 is enough for a net, found by running it."""
+"""The cheapest masks with which fp16 is enough for a net, found by running it.
+
+Layers that overflow come first. Then the search measures the noise that layers in fp16 make at the outputs: the powers
+of the noise of layers add up, so masks are chosen from one number for each layer. `find_masks` measures by the
+estimate, `mixed` on devices as well.
+"""
 
 import math
-from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TypeAlias
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.features import FP32, Feature
+from onnx2ncnn_opt.ir.cost import multiplications_of
+from onnx2ncnn_opt.ir.dim import Dim, Sym, product
+from onnx2ncnn_opt.ir.features import FP32, Device, Feature, MasksFor
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.half import INFINITE, INPUT_MARGIN, LARGEST, SMALLEST, Inner, winograd_tile
+from onnx2ncnn_opt.ir.half import (
+    INFINITE,
+    INPUT_MARGIN,
+    LARGEST,
+    SMALLEST,
+    Inner,
+    Noise,
+    function_error,
+    winograd_tile,
+)
 from onnx2ncnn_opt.progress import announce
-from onnx2ncnn_opt.rewrite.prove_masks import SOURCES, Mask
+from onnx2ncnn_opt.rewrite.prove_masks import SOURCES, Mask, is_wanted
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk
 from onnx2ncnn_opt.verification.tolerance import parts
 
-# What an output may be off by, in units of its largest value. Devices may be off by twice that: other inputs, and
-# other kernels than those that the estimate knows.
-BUDGET = 1e-2
-ACCEPTED = 2e-2
-# ... or this many times what rounding every blob to fp16 gives, which no mask undoes.
-_ROUNDINGS = 2.0
-_ROUNDINGS_ACCEPTED = 4.0
+# The error of an output that fp16 may make, in units of its largest value; ...
+BUDGET = 2e-2
+# ... masks aim at less, because devices get other inputs and have other kernels, if that takes few multiplications; and
+# at more, if it would take many.
+_AIM, _FEW = 0.5, 0.1
+_WIDE, _MANY, _GROWTH = 2.5, 0.2, 1.2
+_WORTH = 0.8  # of the error, to which masks that do not keep the budget have to bring it down
+# Rounding every blob to fp16 makes errors that no mask undoes. So many times these are allowed.
+_ROUNDINGS, _ROUNDINGS_WIDE, _ROUNDINGS_ALLOWED = 2.0, 3.0, 4.0
 _MOST_ROUNDS = 8
-_FAILURES = 6  # after so many runs without success no other mask is expected to be needless
-FULL = Feature.NO_FP16_ARITHMETIC | Feature.NO_WINOGRAD
+_RUNS = 8  # of groups of layers
+_VAGUE = 0.2  # a difference that is so small in units of the minuend is measured instead
+_ATTEMPTS, _SHRINK = 3, 0.5  # to find the sum of the powers that may stay, which is so many times as large each time
+_NEGLIGIBLE = 0.05  # of the allowed noise: groups of so little are not divided
+# The time that a convolution takes longer without winograd, in units of that for fp16 arithmetic.
+_NO_WINOGRAD_COST = 0.5
+_ELEMENT_COST = 4.0  # multiplications that take as long as an element that is computed and written
+_LARGE_NET = 2**25  # elements of all blobs, from which on one input has to do
+_LIKE_NOTHING = 1e-5  # the noise of layers of which nothing is known, in units of their largest value
 
 Masks = Mapping[Layer, Feature]
 
@@ -36,8 +61,11 @@ class Precision:
     """The effect of fp16 on a net with its masks, estimated."""
 
     error: float  # the largest, in units of an output's largest value; NaN if one is finite in fp32 only
-    allowed: float = ACCEPTED  # the error up to which fp16 does what it can
+    allowed: float = BUDGET  # the error up to which fp16 does what it can
     integers_differ: bool = False  # an output of integers has others
+    price: float = 0.0  # the share of the multiplications that masks keep from fp16 arithmetic
+    closer: str = ""  # a smaller budget, and its price
+    overflow: str = ""  # the layer that overflows only with large inputs
 
     @property
     def ok(self) -> bool:
@@ -51,10 +79,11 @@ class Precision:
         elif self.integers_differ:
             text = "an output has other integers"
         if not self.ok:
-            return f"{text}; compute it in fp32 on devices, or see `mixed`"
-        if self.error > ACCEPTED:
-            return f"{text}, as rounding its blobs makes it; compute it in fp32 on devices if that is too much"
-        return text
+            text += "; compute it in fp32 on devices" + ("" if self.closer else ", or see `mixed`")
+        elif self.error > BUDGET:
+            text += ", as rounding its blobs makes it; compute it in fp32 on devices if that is too much"
+        large = f"with inputs 8 times as large {self.overflow} overflows" if self.overflow else ""
+        return "; ".join(filter(None, (text, self.closer, large)))
 
 
 def error_of(walk: Walk, reference: Walk) -> float:
@@ -80,25 +109,64 @@ class MaskJudge:
 
     checked = "estimated for fp16"  # the place where the net runs, for people
 
-    def __init__(self, estimator: Estimator) -> None:
+    def __init__(self, estimator: Estimator, inner: Mapping[Layer, tuple[Inner, ...]] | None = None) -> None:
         self.estimator, self.graph = estimator, estimator.graph
-        self.reference = estimator.run()  # in fp32
-        self.inner = self.reference.inner
+        self.reference = estimator.run(sampled=inner is None)  # in fp32
+        self.inner = self.reference.inner if inner is None else inner
+        self.fixed: Masks = {}  # masks besides those that are tried
+        self._errors: dict[tuple[int, ...], float] = {}  # by the masks of all layers
+        sizes = estimator.sizes()
+        self.multiplications = {layer: _number(multiplications_of(layer) or 0, sizes) for layer in self.graph}
+        shapes = {layer: [blob.shape or () for blob in layer.outputs] for layer in self.graph}
+        self.elements = {layer: _number(sum(map(product, shapes[layer])), sizes) for layer in self.graph}
+
+    def noise(self) -> dict[Layer, Noise]:
+        """Return the errors that the arithmetic of layers makes with their present masks."""
+        found: dict[Layer, Noise] = {}
+        for layer in self.graph:
+            if layer["featmask"] & (Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE):
+                continue
+            ways = self.inner.get(layer, ())
+            sizes = ways[-1 if layer["featmask"] & Feature.NO_WINOGRAD else 0].noise if ways else ()
+            noise = Noise(sizes, function_error(layer, self.reference.largest_of(layer.inputs)))
+            if any(noise.sizes) or noise.relative:
+                found[layer] = noise
+        return found
 
     def run(self) -> Walk:
         """Return a run in fp16 with the masks that the layers have."""
-        return self.estimator.run("fp16", noise_of(self.inner))
+        return self.estimator.run("fp16", self.noise())
 
     def error(self, masks: Masks = MappingProxyType({})) -> float:
         """Return the largest error of an output with masks added, see `error_of`."""
         with restored_masks(self.graph):
-            for layer, features in masks.items():
+            for layer, features in (*masks.items(), *self.fixed.items()):
                 layer.params["featmask"] = layer["featmask"] | int(features)
-            return error_of(self.run(), self.reference)
+            key = tuple(layer["featmask"] for layer in self.graph)
+            if key not in self._errors:
+                self._errors[key] = error_of(self.run(), self.reference)
+            return self._errors[key]
 
-    def seconds(self, masks: Masks) -> float | None:
-        """Return the seconds of a run with masks added; None if they cannot be measured."""
-        return None
+    def layers(self) -> list[Layer]:
+        """Return the layers whose arithmetic in fp16 makes errors."""
+        return list(self.noise())
+
+    def power(self, layers: Collection[Layer]) -> float:
+        """Return the square of the error of an output if only these layers compute in fp16."""
+        noise = self.noise()
+        alone = {layer: noise[layer] for layer in layers if layer in noise}
+        return error_of(self.estimator.run(noise=alone), self.reference) ** 2
+
+    def cost(self, layer: Layer) -> float:
+        """Return the cost of computing a layer in fp32, as multiplications."""
+        return self.multiplications[layer] + _ELEMENT_COST * self.elements[layer]
+
+    def price(self, masks: Masks = MappingProxyType({})) -> float:
+        """Return the share of the multiplications that masks keep from fp16 arithmetic, with masks added."""
+        exact = Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE
+        counts = self.multiplications.items()
+        masked = sum(count for layer, count in counts if (layer["featmask"] | masks.get(layer, 0)) & exact)
+        return masked / (sum(self.multiplications.values()) or 1.0)
 
     def rounding(self) -> float:
         """Return the error of rounding every blob to fp16, see `error_of`."""
@@ -111,44 +179,63 @@ class MaskJudge:
         return any(((a != b) & (a.view(np.int32) != b.view(np.int32))).any() for a, b in both)
 
 
-def measure(*estimators: Estimator, integers: Collection[Blob] = ()) -> Precision:
-    """Measure fp16 on a net as it is, on the inputs of each estimator; `integers` are outputs. Raises RunError."""
-    found = []
-    for judge in map(MaskJudge, estimators):
-        walk = judge.run()
-        error = error_of(walk, judge.reference)
-        accepted = ACCEPTED if error <= ACCEPTED else _accepted(judge.rounding())
-        found.append(Precision(error, accepted, judge.integers_differ(walk, integers)))
-    return max(found, key=_excess)
-
-
-def _excess(precision: Precision) -> float:
-    """Return the error in units of the allowed error."""
-    is_wrong = math.isnan(precision.error) or precision.integers_differ
-    return math.inf if is_wrong else precision.error / precision.allowed
-
-
-def _accepted(rounding: float) -> float:
-    return ACCEPTED if math.isnan(rounding) else max(ACCEPTED, _ROUNDINGS_ACCEPTED * rounding)
+def _number(dim: Dim, sizes: Mapping[str, Dim]) -> int:
+    """Return a dimension at some sizes; 1 if it is not known."""
+    number = dim.subs(sizes) if isinstance(dim, Sym) else dim
+    return number if isinstance(number, int) else 1
 
 
 def find_masks(
-    *estimators: Estimator, integers: Collection[Blob] = (), budget: float = BUDGET
+    estimators: Sequence[Estimator],
+    large: Estimator | None = None,
+    *,
+    integers: Collection[Blob] = (),
+    budget: float | None = None,
+    masks: MasksFor = True,
 ) -> tuple[dict[Layer, Mask], Precision]:
-    """Find the masks that a net needs in addition to its own, and its precision with them.
+    """Find the masks that a net needs in addition to its own for a budget, and its precision with them.
 
-    The estimators are of one net on ordinary inputs first, and then on larger ones; `integers` are outputs. The layers
-    keep the masks that they had: `put_masks` puts these on them. Raises RunError if ncnn cannot run the net.
+    The estimators are of one net; the error is the largest of all. The first decides which layers need masks. On
+    `large` inputs the net is only looked at: it may overflow there. `integers` are outputs. The layers keep the
+    masks that they had: `put_masks` puts these on them. `masks` are for the wanted devices, or none. Raises RunError if
+    ncnn cannot run the net.
     """
-    found, precisions = _Found(), list[Precision]()
+    found, closer = _Found(masks), ""
     with restored_masks(estimators[0].graph):
-        # All of them first: a layer whose arithmetic has a mask does not show that winograd overflows.
-        for judge in [MaskJudge(estimator) for estimator in estimators]:
-            _mask_large(judge, found, 1.0 if precisions else INPUT_MARGIN)
-            error, accepted = _mask_errors(judge, found, budget)
-            differ = bool(integers) and judge.integers_differ(judge.run(), integers)
-            precisions.append(Precision(error, accepted, differ))
-    return found, max(precisions, key=_excess)
+        judge = MaskJudge(estimators[0])
+        judges = [judge]
+        if masks:
+            _mask_large(judge, found)
+        walk = judge.run()
+        for _ in range(_MOST_ROUNDS if masks else 0):
+            if not math.isnan(error_of(walk, judge.reference)) or not _mask_first_special(judge, walk, found):
+                break
+            walk = judge.run()
+        error, allowed = error_of(walk, judge.reference), budget or BUDGET
+        if error > allowed * _AIM / 2 and sum(judge.elements.values()) < _LARGE_NET:
+            judges += [MaskJudge(other, judge.inner) for other in estimators[1:]]
+            error = max(error, *(other.error() for other in judges))
+        if error > (budget or BUDGET * _AIM) and not math.isnan(rounding := judge.rounding()):
+            allowed = max(allowed, _ROUNDINGS_ALLOWED * rounding)
+            if masks:
+                closer = _mask_errors(judges, found, budget, rounding)
+                walk = judge.run() if integers else walk
+                error = max(each.error() for each in judges)
+        differ = bool(integers) and judge.integers_differ(walk, integers)
+        overflow = _overflow(large, judge) if large else ""
+        return found, Precision(error, allowed, differ, judge.price(), closer, overflow)
+
+
+def _overflow(large: Estimator, judge: MaskJudge) -> str:
+    """Return the first layer that makes a NaN or an infinity of large inputs, and not in fp32."""
+    walk = large.run("fp16", judge.noise())
+    if not any(walk.special.values()):
+        return ""
+    reference = large.run()
+    for layer in large.graph:
+        if any(walk.special.get(blob, 0) > reference.special.get(blob, 0) for blob in layer.outputs):
+            return f"{layer.type} '{layer.name}'"
+    return ""
 
 
 @contextmanager
@@ -167,26 +254,32 @@ def restored_masks(graph: Graph) -> Iterator[None]:
 class _Found(dict[Layer, Mask]):
     """The masks up to now, each put on its layer at once."""
 
-    def add(self, layer: Layer, features: Feature, reason: str, largest: float | None) -> None:
+    def __init__(self, wanted: MasksFor) -> None:
+        super().__init__()
+        self._wanted = wanted
+
+    def add(
+        self, layer: Layer, features: Feature, reason: str, largest: float | None, device: Device | None = None
+    ) -> None:
         missing = features & ~Feature(layer["featmask"])
-        if not missing:
+        if not missing or not is_wanted(device, self._wanted):
             return
-        mask = Mask(layer.name, layer.type, missing, reason, largest)
+        mask = Mask(layer.name, layer.type, missing, reason, largest, device)
         if known := self.get(layer):
-            mask = known._replace(features=known.features | features, reason=f"{known.reason}; {reason}")
+            reason, device = f"{known.reason}; {reason}", device if device == known.device else None
+            mask = known._replace(features=known.features | features, reason=reason, device=device)
         self[layer] = mask
         layer.params["featmask"] = layer["featmask"] | int(features)
 
 
-def _mask_large(judge: MaskJudge, found: _Found, room: float) -> None:
-    """Mask layers whose numbers are too large for fp16, in blobs or inside of layers; `room` is for other inputs."""
-
+def _mask_large(judge: MaskJudge, found: _Found) -> None:
+    """Mask layers whose numbers are too large for fp16, in blobs or inside of layers, or nearly so."""
     for layer in judge.graph:
         if layer.type in SOURCES:
             continue
         for what, blobs in (("output", layer.outputs), ("input", layer.inputs)):
             sizes = [judge.reference.largest.get(blob, 0.0) for blob in blobs]
-            size = max((size for size in sizes if LARGEST / room < size < INFINITE), default=0.0)
+            size = max((size for size in sizes if LARGEST / INPUT_MARGIN < size < INFINITE), default=0.0)
             if size:
                 is_over = "is" if size > LARGEST else "may become"  # with other inputs
                 reason = f"its {what} {is_over} too large for fp16, which ends at {LARGEST:g}"
@@ -195,87 +288,8 @@ def _mask_large(judge: MaskJudge, found: _Found, room: float) -> None:
     for layer, ways in judge.inner.items():
         if ways and ways[0].overflows:
             now = judge.reference.largest_of((*layer.inputs, *layer.outputs))
-            found.add(layer, ways[0].remedy, f"{ways[0].how} in fp16 become larger than {LARGEST:g}", now)
-
-
-def noise_of(inner: Mapping[Layer, tuple[Inner, ...]]) -> dict[Layer, tuple[float, ...]]:
-    """Return the errors that the arithmetic of each layer makes with its present masks."""
-    exact = Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE
-    return {
-        layer: ways[-1 if layer["featmask"] & Feature.NO_WINOGRAD else 0].noise
-        for layer, ways in inner.items()
-        if ways and not layer["featmask"] & exact
-    }
-
-
-def _mask_errors(judge: MaskJudge, found: _Found, budget: float) -> tuple[float, float]:
-    """Mask layers that overflow first, then the least precise; return the error that is left, and the accepted one."""
-    for _ in range(_MOST_ROUNDS):
-        walk = judge.run()
-        error = error_of(walk, judge.reference)
-        if not math.isnan(error) or not _mask_first_special(judge, walk, found):
-            break
-    if error <= budget:
-        return error, ACCEPTED
-    rounding = judge.rounding()
-    accepted, target = _accepted(rounding), max(budget, _ROUNDINGS * rounding)
-    if math.isnan(rounding) or error <= target:
-        return error, accepted
-    largest = {layer: judge.reference.largest_of(layer.outputs) for layer in judge.inner}
-    noise = {layer: max(noise) for layer, noise in noise_of(judge.inner).items() if any(noise)}
-    relative = {layer: size / max(largest[layer], SMALLEST) for layer, size in noise.items()}
-    order = sorted(relative, key=relative.__getitem__, reverse=True)
-    full = Feature.NO_FP16_ARITHMETIC
-    for layer, features in fewest_masks(judge, order, target=target, full=full, failures=_FAILURES).items():
-        reason = f"{judge.inner[layer][0].how} in fp16: errors of {relative[layer]:.1e} of the largest value"
-        found.add(layer, features, reason, largest[layer])
-    return judge.error(), accepted
-
-
-def fewest_masks(
-    judge: MaskJudge,
-    order: Sequence[Layer],
-    *,
-    target: float,
-    full: Feature,
-    fixed: Masks = MappingProxyType({}),
-    failures: float = math.inf,
-) -> dict[Layer, Feature]:
-    """Return masks that keep a net's error within `target`: on as few layers as possible, and as mild as possible.
-
-    Masks the first layers of `order`, as few as are enough. Then finds those of them, the last first, that need a
-    milder mask than `full`, or none, until so many `failures`. All are masked if that is not enough. `fixed` masks
-    stay as they are.
-    """
-
-    def is_enough(masks: Masks) -> bool:
-        return judge.error({**masks, **fixed}) <= target
-
-    def enough(count: int) -> bool:
-        announce(f"masks on the {count} layers that cost most")
-        return is_enough(dict.fromkeys(order[:count], full))
-
-    count = bisect_left(range(len(order)), True, key=enough)
-    masks = dict.fromkeys(order[:count], full)
-    for layer in reversed(order[:count]):
-        announce(f"a milder mask on {layer.type} '{layer.name}'")
-        for features in _milder(layer, full):
-            if is_enough({**masks, layer: features}):
-                masks[layer] = features
-                break
-            failures -= 1
-            if failures <= 0:
-                return masks
-        if not masks[layer]:
-            del masks[layer]
-    return masks
-
-
-def _milder(layer: Layer, full: Feature) -> tuple[Feature, ...]:
-    """Return the masks of a layer that are milder than `full`, from none on."""
-    mild = (Feature.NO_WINOGRAD,) if winograd_tile(layer) else ()
-    masks = (Feature(0), *mild, Feature.NO_FP16_ARITHMETIC, FULL)
-    return masks[: masks.index(full)]
+            reason = f"{ways[0].how} in fp16 become larger than {LARGEST:g}"
+            found.add(layer, ways[0].remedy, reason, now, ways[0].device)
 
 
 def _mask_first_special(judge: MaskJudge, walk: Walk, found: _Found) -> bool:
@@ -293,3 +307,138 @@ def _mask_first_special(judge: MaskJudge, walk: Walk, found: _Found) -> bool:
                 found.add(user, FP32, f"what it reads of {where} is infinite in fp16", None)
         return len(found) > count
     return False
+
+
+def _mask_errors(judges: Sequence[MaskJudge], found: _Found, budget: float | None, rounding: float) -> str:
+    """Mask the layers that make too large an error; return a note on a smaller budget and its price.
+
+    A given budget is kept at any price. Otherwise it is half of BUDGET, BUDGET, or more, depending on the prices.
+    """
+    judge, least = judges[0], _ROUNDINGS * rounding
+    target = max(budget or BUDGET, least)
+    powers = noise_powers(judge, _NEGLIGIBLE * (_AIM * target) ** 2, _RUNS)
+    masks, room = cheapest_masks(judges, powers, target)
+    closer = ""
+    if budget is None and judge.price(masks) > _MANY:
+        closer = f"--budget {target:.0e} would take {judge.price(masks):.0%} of the multiplications"
+        wide, steps = max(_WIDE * BUDGET, _ROUNDINGS_WIDE * rounding), _steps(judge, powers)
+        while masks and judge.price(masks) > _MANY:
+            room *= _GROWTH
+            masks = _masks_within(judge, powers, steps, room)
+        error = max(each.error(masks) for each in judges)
+        if error > wide:
+            masks, _ = cheapest_masks(judges, powers, wide)
+        elif error > _WORTH * max(each.error() for each in judges):
+            masks = {}
+    elif budget is None:
+        aim = max(target * _AIM, least)
+        better = _masks_within(judge, powers, _steps(judge, powers), room * (aim / target) ** 2)
+        if judge.price(better) <= _FEW:
+            masks = better
+        elif aim < target:
+            closer = f"--budget {aim:.0e} would take {judge.price(better):.0%} of the multiplications"
+    for layer, features in masks.items():
+        how = judge.inner[layer][0].how if layer in judge.inner else "its steps"
+        reason = f"{how} in fp16 make errors of {powers[layer] ** 0.5:.1e} of an output"
+        found.add(layer, features, reason, judge.reference.largest_of(layer.outputs))
+    return closer
+
+
+def noise_powers(judge: MaskJudge, negligible: float, runs: float) -> dict[Layer, float]:
+    """Return the `power` of each layer alone: measured for groups of layers, and divided by their own relative noise.
+
+    The group of the largest power is halved until all groups are negligible or of one layer, or so many runs are over.
+    """
+    layers = [layer for layer in judge.layers() if layer not in judge.fixed]
+    noise = judge.noise()
+    relative: dict[Layer, float] = {}
+    for layer in layers:
+        sizes, own = noise.get(layer, Noise())
+        size = max(judge.reference.largest_of(layer.outputs), SMALLEST)
+        relative[layer] = (max(sizes, default=0.0) / size) ** 2 + own**2 + _LIKE_NOTHING**2
+    order = sorted(layers, key=relative.__getitem__, reverse=True)
+    groups = [(judge.power(order), order)] if order else []
+    while runs > 0:
+        power, group = max(groups, key=lambda each: each[0] * (len(each[1]) > 1), default=(0.0, []))
+        if len(group) < 2 or power <= negligible:
+            break
+        announce(f"the noise of {len(group)} layers in fp16")
+        groups.remove((power, group))
+        half = _half(group, relative)
+        first = judge.power(group[:half])
+        is_vague = power - first < _VAGUE * power
+        rest = judge.power(group[half:]) if is_vague else power - first
+        groups += [(first, group[:half]), (rest, group[half:])]
+        runs -= 1 + is_vague
+    weights = [(power / sum(relative[layer] for layer in group), group) for power, group in groups]
+    return {layer: relative[layer] * weight for weight, group in weights for layer in group}
+
+
+def _half(group: Sequence[Layer], weights: Mapping[Layer, float]) -> int:
+    """Return how many of the first layers have half of the weight, but not all."""
+    sums = np.cumsum([weights[layer] for layer in group])
+    return min(int(np.searchsorted(sums, sums[-1] / 2)) + 1, len(group) - 1)
+
+
+def cheapest_masks(
+    judges: Sequence[MaskJudge], powers: Mapping[Layer, float], target: float, attempts: int = _ATTEMPTS
+) -> tuple[dict[Layer, Feature], float]:
+    """Return masks of small cost that keep the error of a net within `target`, and the sum of powers that they leave.
+
+    That sum may be `target` squared; it becomes smaller until the error fits, because powers add up only roughly. After
+    so many attempts the masks are those that come nearest to it.
+    """
+    steps, room = _steps(judges[0], powers), target**2
+    for _ in range(attempts):
+        masks = _masks_within(judges[0], powers, steps, room)
+        error = next((error for each in judges if not (error := each.error(masks)) <= target), 0.0)
+        if not error:
+            break
+        room *= _SHRINK * min((target / error) ** 2, 1.0)
+    return masks, room
+
+
+_Step: TypeAlias = tuple[float, Layer, Feature, float]
+
+
+def _steps(judge: MaskJudge, powers: Mapping[Layer, float]) -> list[_Step]:
+    """Return the masks, those first that remove the most power for their cost, with that ratio, and the power left."""
+    steps: list[_Step] = []
+    for layer, power in powers.items():
+        cost = judge.cost(layer)
+        if winograd_tile(layer):
+            plain = _share_without_winograd(judge.inner.get(layer, ())) * power
+            ratio = (power - plain) / (_NO_WINOGRAD_COST * cost)
+            steps.append((ratio, layer, Feature.NO_WINOGRAD, plain))
+            steps.append((min(plain / cost, ratio), layer, FULL, 0.0))
+        else:
+            steps.append((power / cost, layer, Feature.NO_FP16_ARITHMETIC, 0.0))
+    return sorted(steps, key=lambda step: step[0], reverse=True)
+
+
+def _masks_within(
+    judge: MaskJudge, powers: Mapping[Layer, float], steps: Sequence[_Step], room: float
+) -> dict[Layer, Feature]:
+    """Return the masks of the first steps that leave noise of `room` at most, without those that it has room for."""
+    masks, left = dict[Layer, Feature](), dict(powers)
+    total = sum(left.values())
+    for _, layer, features, rest in steps:
+        if total <= room:
+            break
+        total += rest - left[layer]
+        masks[layer], left[layer] = features, rest
+    for layer in sorted(masks, key=judge.cost, reverse=True):
+        if total - left[layer] + powers[layer] <= room:
+            total += powers[layer] - left[layer]
+            left[layer] = powers[layer]
+            del masks[layer]
+    return masks
+
+
+def _share_without_winograd(ways: Sequence[Inner]) -> float:
+    """Return the noise of a convolution without winograd in units of that with winograd, as powers."""
+    first, *_, last = (max(way.noise, default=0.0) for way in (*ways, *ways))
+    return (last / first) ** 2 if first else 0.0
+
+
+FULL = Feature.NO_FP16_ARITHMETIC | Feature.NO_WINOGRAD

@@ -118,7 +118,7 @@ def masked(graph: Graph, feeds: Mapping[str, Feed]) -> tuple[int, Precision]:
     proved = prove_masks(graph)
     put_masks(graph, ((layer, mask.features) for layer, mask in proved.items()))
     with Estimator(graph, by_blob(graph, feeds), worker=WORKER) as estimator:
-        found, precision = find_masks(estimator)
+        found, precision = find_masks([estimator])
     put_masks(graph, ((layer, mask.features) for layer, mask in found.items()))
     return len(proved) + len(found), precision
 

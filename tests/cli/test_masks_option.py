@@ -7,6 +7,7 @@ import pytest
 
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.cli.main import main
+from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.manifest import read_manifest
 from testing import present
 from testing.models import write_model
@@ -44,7 +45,10 @@ def test_convert_gives_masks_and_says_why(model: Path, tmp_path: Path, capsys: p
     named = read_manifest(tmp_path / "net.ncnn.json").masks
     assert len(named) == len(lines)
     written = json.loads((tmp_path / "net.ncnn.json").read_text())["masks"]
-    assert {"mask", "largest", "layer", "reason"} == set(written[0])
+    assert {"mask", "largest", "layer", "reason", "device"} == set(written[0])
+    assert {mask["layer"]: mask["device"] for mask in written}["conv"] == "arm"
+    (price,) = [line for line in said.splitlines() if line.startswith("masks: ")]
+    assert price == f"masks: {len(lines)} layers, 100% of the multiplications"
 
 
 def test_optimize_keeps_them(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,6 +69,15 @@ def test_optimize_gives_masks_to_other_nets(model: Path, tmp_path: Path, capsys:
     assert len(masks_of(tmp_path / "masked.param")) > 3
     run(["optimize", *paths, "-o", tmp_path / "bare", "--no-masks"], capsys)
     assert masks_of(tmp_path / "bare.param") == []
+
+
+def test_masks_for_one_kind_of_device(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for device, has_mask in (("arm", True), ("vulkan", False)):
+        said = run(["convert", model, "-o", tmp_path / device, "--for", device], capsys)
+        assert ("mask: ConvolutionDepthWise 'conv'" in said) == has_mask
+        assert "too large for fp16" in said
+    with pytest.raises(UsageError, match="masks have to be True, False, 'arm' or 'vulkan', not 'gpu'"):
+        lower(model, masks="gpu")  # type: ignore[arg-type]
 
 
 def test_what_the_graph_proves_needs_no_run(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

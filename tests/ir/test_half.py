@@ -85,7 +85,7 @@ def test_matrices_of_all_kinds_are_sampled() -> None:
 def test_widths_that_the_faulty_kernel_spoils(width: Dim, faulty: bool) -> None:
     layer = convolution(1, 16, type="ConvolutionDepthWise", group=16, stride_w=2)
     layer.output.shape = (16, 4, width)
-    assert [features for features, _ in faulty_kernels(layer)] == [Feature.NO_FP16_ARITHMETIC] * faulty
+    assert [features for features, *_ in faulty_kernels(layer)] == [Feature.NO_FP16_ARITHMETIC] * faulty
 
 
 def test_too_large_for_half() -> None:

@@ -8,7 +8,7 @@ from PIL import Image as pillow
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.verification.given_inputs import Image, check_inputs, given_inputs, load_inputs
-from onnx2ncnn_opt.verification.inputs import LARGE, Draw, Wanted, draw_inputs, draws
+from onnx2ncnn_opt.verification.inputs import DATA, LARGE, Data, Draw, Wanted, draw_inputs, draws
 from testing.models import parsed
 
 TABLE = "{" + ", ".join("0.5" for _ in range(7 * 3)) + "}"
@@ -315,3 +315,25 @@ def test_ranges() -> None:
     assert array.shape == (1, 3, 50, 4)
     assert 5 <= array.min() < 5.1 < 5.9 < array.max() <= 6
     assert str(draws[1]) == "seed 7, inputs from 5 to 6"
+
+
+@pytest.mark.parametrize("shape", ["1, 3, 40, 56", "2, 40, 56, 3", "1, 40, 56"])
+@pytest.mark.parametrize("data", DATA)
+def test_pictures_are_smooth_and_fill_their_range(shape: str, data: Data) -> None:
+    model = loaded(f"(float[{shape}] x) => (float[{shape}] y) {{ y = Relu(x) }}")
+    picture = draw_inputs(model, draw=Draw(0, plain=True, data=data))["x"]
+    low, high = data.pixels
+    assert (picture.min(), picture.max()) == pytest.approx((low, high), abs=1e-5 * high)
+    columns = np.diff(picture, axis=-2 if picture.shape[-1] == 3 else -1)
+    assert columns.std() < picture.std() / 2  # of noise it is 1.4 times as much
+
+
+def test_sounds_have_pauses_and_other_inputs_scales() -> None:
+    model = loaded(
+        "(float[1, 4000] sound, float[80, 30] z) => (float[1, 4000] y, float[80, 30] w) { y = Relu(sound) w = Relu(z) }"
+    )
+    for data in DATA:
+        arrays = draw_inputs(model, draw=Draw(0, plain=True, data=data))
+        loud = np.abs(arrays["sound"]).reshape(-1, 100).max(-1)
+        assert loud.min() < 0.1 * data.sound < data.sound < loud.max()
+        assert arrays["z"].std() == pytest.approx(data.scale, rel=0.1)

@@ -10,6 +10,7 @@ from onnx2ncnn_opt.errors import UsageError, VerificationError
 from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.verification.mixed import mixed
+from onnx2ncnn_opt.verification.options import Verification
 from testing.models import write_model
 
 
@@ -33,7 +34,7 @@ def convolutions(tmp_path: Path) -> tuple[Path, ...]:
 
 
 def test_the_mildest_mask_on_the_layer_that_costs_most(convolutions: tuple[Path, ...]) -> None:
-    result = mixed(*convolutions, budget=4e-3)
+    result = mixed(*convolutions, verification=Verification(budget=4e-3))
     assert [(chosen.mask.layer, chosen.mask.features) for chosen in result.chosen] == [("large", Feature.NO_WINOGRAD)]
     assert result.before > 4e-3 >= result.after
     assert result.chosen[0].alone > result.after
@@ -42,7 +43,7 @@ def test_the_mildest_mask_on_the_layer_that_costs_most(convolutions: tuple[Path,
 
 
 def test_nothing_where_nothing_is_needed(convolutions: tuple[Path, ...]) -> None:
-    result = mixed(*convolutions, budget=0.5)
+    result = mixed(*convolutions, verification=Verification(budget=0.5))
     assert result.chosen == ()
     assert result.before == result.after < 0.5
 
@@ -51,16 +52,16 @@ def test_a_kernel_that_is_wrong_on_arm_is_masked_at_any_budget(tmp_path: Path) -
     options = "group = 8, strides = [2, 2], pads = [1, 1, 1, 1]"
     graph = f"(float[1, 8, 12, 12] x) => (float[A, B, C, D] y) {{ [strided] y = Conv<{options}>(x, w) }}"
     weight = np.random.default_rng(0).standard_normal((8, 1, 3, 3)).astype(np.float32)
-    result = mixed(*saved(tmp_path, graph, w=weight), budget=0.5)
+    result = mixed(*saved(tmp_path, graph, w=weight), verification=Verification(budget=0.5))
     (chosen,) = result.chosen
     assert (chosen.mask.layer, chosen.mask.features) == ("strided", Feature.NO_FP16_ARITHMETIC)
 
 
 def test_a_budget_that_no_masks_keep(convolutions: tuple[Path, ...]) -> None:
     with pytest.raises(VerificationError, match=r"no masks keep the net within 1\.0e-06"):
-        mixed(*convolutions, budget=1e-6)
+        mixed(*convolutions, verification=Verification(budget=1e-6))
     with pytest.raises(UsageError, match="above 0"):
-        mixed(*convolutions, budget=0.0)
+        mixed(*convolutions, verification=Verification(budget=0.0))
 
 
 def test_numbers_that_are_too_large(tmp_path: Path) -> None:

@@ -1,0 +1,99 @@
+"""Convert trained models of public repositories, and compare the estimate for fp16 with devices.
+
+    python -m scripts.measure.trained FOLDER [-k PART] [--on qemu-aarch64 --on vulkan] [--write]
+
+fixtures/trained.tsv names the models: repository, path, commit and SHA-256 of the file. FOLDER gets those that it does
+not have, as NAME.onnx, from raw.githubusercontent.com. Each is converted, and gets its masks, as by the plain command.
+Then the net runs on the devices in fp16, on an input like data that the conversion has not seen; the reference is ONNX
+Runtime. Errors are in units of an output's largest value. With --write the table goes to fixtures/measured.
+"""
+
+import argparse
+import hashlib
+import math
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+
+from onnx2ncnn_opt.api.lower import Conversion, lower
+from onnx2ncnn_opt.errors import Error
+from onnx2ncnn_opt.runtime.base import Array, Feed
+from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
+from onnx2ncnn_opt.runtime.targets import find_target
+from onnx2ncnn_opt.verification.estimate import Estimator, most_ordinary
+from onnx2ncnn_opt.verification.inputs import like_data
+from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.runs import drawn_feeds
+from scripts.measure.measured import ROOT, table
+
+MODELS = ROOT / "fixtures" / "trained.tsv"
+ON = ("qemu-aarch64", "vulkan")
+_SEED = 7  # of the inputs on devices
+
+
+def fetched(folder: Path, name: str, repository: str, path: str, commit: str, digest: str) -> Path:
+    """Return the file of a model, downloaded if the folder does not have it."""
+    file = folder / f"{name}.onnx"
+    if not file.exists():
+        url = f"https://raw.githubusercontent.com/{repository}/{commit}/{urllib.request.pathname2url(path)}"
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            file.write_bytes(answer.read())
+    if hashlib.sha256(file.read_bytes()).hexdigest() != digest:
+        raise SystemExit(f"{file} is not the file of {repository} at {commit}")
+    return file
+
+
+def data_of(conversion: Conversion, path: Path) -> dict[str, Array]:
+    """Return inputs like data, of the scale that the conversion chose, and of another seed."""
+    model, manifest, each = conversion.model, conversion.manifest(), 2
+    draws = like_data(_SEED)[:-1]
+    arrays = drawn_feeds(path, model, manifest, draws, outputs=conversion.cut)
+    blobs = [{port.blob: Feed(given[port.name], port.batch_axis) for port in conversion.inputs} for given in arrays]
+    with Estimator(conversion.graph, blobs[0]) as estimator:
+        estimators = [estimator.on(feeds) for feeds in blobs]
+        chosen = most_ordinary(estimators, each)[0]
+    return dict(next(given for given, own in zip(arrays, estimators, strict=True) if own is chosen))
+
+
+def worst(conversion: Conversion, feeds: dict[str, Array], worker: NcnnWorker, on: str) -> float:
+    """Return the largest error of an output on a device in fp16; NaN if one is not finite, or ncnn fails."""
+    report = conversion.verify(Verification(feeds=feeds, on=on, modes=["fp16"], timeout=120.0), worker=worker)
+    is_broken = any(output.status not in ("ok", "mismatch", "unproven") for output in report.outputs)
+    return math.nan if is_broken else max((output.max_rel or 0.0 for output in report.outputs), default=0.0)
+
+
+def main() -> None:
+    """Convert and run the models."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("-k", dest="part", default="", help="only models whose name has this part")
+    parser.add_argument("--on", action="append", choices=ON, help="the devices, by default both")
+    parser.add_argument("--write", action="store_true", help="write the table")
+    options = parser.parse_args()
+    on = options.on or list(ON)
+    columns = ("model", "repository", "masks", "price", "estimate", *on, "said")
+    with ExitStack() as stack:
+        workers = {each: stack.enter_context(NcnnWorker(find_target(each))) for each in on}
+        add = stack.enter_context(table("trained", columns, write=options.write))
+        for line in MODELS.read_text().splitlines()[1:]:
+            name, repository, path, commit, digest = line.split("\t")
+            if options.part not in name:
+                continue
+            file = fetched(options.folder, name, repository, path, commit, digest)
+            try:
+                conversion = lower(file).estimated()
+                feeds = data_of(conversion, file)
+                errors = [f"{worst(conversion, feeds, workers[each], each):.1e}" for each in on]
+            except Error as error:
+                add(name, repository, *[None] * (3 + len(on)), str(error).splitlines()[0])
+                continue
+            precision = conversion.precision
+            if precision is None:
+                continue
+            said = "" if precision.error <= 2e-2 else str(precision).partition("; ")[2]
+            estimate = f"{precision.error:.1e}"
+            add(name, repository, len(conversion.masks), f"{precision.price:.0%}", estimate, *errors, said)
+
+
+if __name__ == "__main__":
+    main()
