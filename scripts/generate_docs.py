@@ -111,7 +111,26 @@ def measurements() -> str:
     for command, name in (("`verify`", "planted_faults"), ("`bisect`", "located_faults")):
         total = read_measured(name)[-1]
         rows.append((command, *(total.get(column, "") for column in (*columns, *named))))
-    return _filled("docs/measurements.md", speed=speed, faults=_table(("", *columns, *named), rows))
+    faults = _table(("", *columns, *named), rows)
+    return _filled("docs/measurements.md", speed=speed, faults=faults, trained=f"\n{_trained()}\n")
+
+
+def _trained() -> str:
+    """Return what fixtures/measured/trained.tsv says, in words."""
+    rows = [row for row in read_measured("trained") if row["estimate"] != "-"]
+    prices = sorted(int(row["price"].rstrip("%")) for row in rows)
+    text = [f"- {len(rows)} nets ran; {len([price for price in prices if price > 20])} lose more than 20 % of their "]
+    text[0] += f"multiplications to masks, the median net {prices[len(prices) // 2]} %"
+    for device, name in (("qemu-aarch64", "aarch64"), ("vulkan", "Vulkan")):
+        both = [(float(row["estimate"]), float(row[device]), row["said"]) for row in rows]
+        right = [error for _, error, _ in both if error <= 2e-2]
+        named = [error for _, error, said in both if not error <= 2e-2 and "compute it in fp32" in said]
+        near = [1 for guess, error, _ in both if error / 3 <= guess <= 3 * error or max(guess, error) < 2e-3]
+        text.append(
+            f"- {name}: {len(right)} are within 2e-2 of the largest value, `convert` names {len(named)} of the others; "
+            f"the estimate is within a factor of three for {len(near)}, or both are below 2e-3"
+        )
+    return "\n".join(text)
 
 
 def other_tools() -> str:

@@ -92,9 +92,6 @@ class Data(NamedTuple):
     sound: float
     scale: float
 
-    def __str__(self) -> str:
-        return f"pictures from {self.pixels[0]:g} to {self.pixels[1]:g}, sounds of {self.sound:g}, scale {self.scale:g}"
-
 
 # What exporters' models take: bytes, numbers divided by 255, or normalised ones.
 DATA = (Data((0, 1), 0.3, 1.0), Data((-2.1, 2.6), 0.03, 0.1), Data((0, 255), 3e3, 10.0))
@@ -123,7 +120,6 @@ class Draw(NamedTuple):
         if self.between is not None:
             return f"seed {self.seed}, inputs from {self.between[0]:g} to {self.between[1]:g}"
         scaled = f", inputs times {self.scale:g}" if self.scale != 1 else ""
-        scaled += f", {self.data}" if self.data else ""
         return f"seed {self.seed}{scaled}" + ("" if self.flat is None else f", flat but for axis {self.flat}")
 
 

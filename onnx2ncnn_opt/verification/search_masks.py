@@ -23,7 +23,6 @@ from onnx2ncnn_opt.ir.half import (
     INPUT_MARGIN,
     LARGEST,
     SMALLEST,
-    Inner,
     Noise,
     function_error,
     winograd_tile,
@@ -43,16 +42,17 @@ _WORTH = 0.8  # of the error, to which masks that do not keep the budget have to
 # Rounding every blob to fp16 makes errors that no mask undoes. So many times these are allowed.
 _ROUNDINGS, _ROUNDINGS_WIDE, _ROUNDINGS_ALLOWED = 2.0, 3.0, 4.0
 _MOST_ROUNDS = 8
-_RUNS = 8  # of groups of layers
+_RUNS = 24  # of groups of layers
 _VAGUE = 0.2  # a difference that is so small in units of the minuend is measured instead
 _ATTEMPTS, _SHRINK = 3, 0.5  # to find the sum of the powers that may stay, which is so many times as large each time
 _NEGLIGIBLE = 0.05  # of the allowed noise: groups of so little are not divided
 # The time that a convolution takes longer without winograd, in units of that for fp16 arithmetic.
-_NO_WINOGRAD_COST = 0.5
+_NO_WINOGRAD_COST = 0.25
 _ELEMENT_COST = 4.0  # multiplications that take as long as an element that is computed and written
 _LARGE_NET = 2**25  # elements of all blobs, from which on one input has to do
 _LIKE_NOTHING = 1e-5  # the noise of layers of which nothing is known, in units of their largest value
 
+FULL = Feature.NO_FP16_ARITHMETIC | Feature.NO_WINOGRAD
 Masks = Mapping[Layer, Feature]
 
 
@@ -109,10 +109,10 @@ class MaskJudge:
 
     checked = "estimated for fp16"  # the place where the net runs, for people
 
-    def __init__(self, estimator: Estimator, inner: Mapping[Layer, tuple[Inner, ...]] | None = None) -> None:
+    def __init__(self, estimator: Estimator) -> None:
         self.estimator, self.graph = estimator, estimator.graph
-        self.reference = estimator.run(sampled=inner is None)  # in fp32
-        self.inner = self.reference.inner if inner is None else inner
+        self.reference = estimator.run(sampled=True)  # in fp32
+        self.inner = self.reference.inner
         self.fixed: Masks = {}  # masks besides those that are tried
         self._errors: dict[tuple[int, ...], float] = {}  # by the masks of all layers
         sizes = estimator.sizes()
@@ -213,7 +213,7 @@ def find_masks(
             walk = judge.run()
         error, allowed = error_of(walk, judge.reference), budget or BUDGET
         if error > allowed * _AIM / 2 and sum(judge.elements.values()) < _LARGE_NET:
-            judges += [MaskJudge(other, judge.inner) for other in estimators[1:]]
+            judges += map(MaskJudge, estimators[1:])
             error = max(error, *(other.error() for other in judges))
         if error > (budget or BUDGET * _AIM) and not math.isnan(rounding := judge.rounding()):
             allowed = max(allowed, _ROUNDINGS_ALLOWED * rounding)
@@ -364,7 +364,8 @@ def noise_powers(judge: MaskJudge, negligible: float, runs: float) -> dict[Layer
             break
         announce(f"the noise of {len(group)} layers in fp16")
         groups.remove((power, group))
-        half = _half(group, relative)
+        sums = np.cumsum([relative[layer] for layer in group])
+        half = min(int(np.searchsorted(sums, sums[-1] / 2)) + 1, len(group) - 1)  # those with half of the weight
         first = judge.power(group[:half])
         is_vague = power - first < _VAGUE * power
         rest = judge.power(group[half:]) if is_vague else power - first
@@ -372,12 +373,6 @@ def noise_powers(judge: MaskJudge, negligible: float, runs: float) -> dict[Layer
         runs -= 1 + is_vague
     weights = [(power / sum(relative[layer] for layer in group), group) for power, group in groups]
     return {layer: relative[layer] * weight for weight, group in weights for layer in group}
-
-
-def _half(group: Sequence[Layer], weights: Mapping[Layer, float]) -> int:
-    """Return how many of the first layers have half of the weight, but not all."""
-    sums = np.cumsum([weights[layer] for layer in group])
-    return min(int(np.searchsorted(sums, sums[-1] / 2)) + 1, len(group) - 1)
 
 
 def cheapest_masks(
@@ -407,7 +402,8 @@ def _steps(judge: MaskJudge, powers: Mapping[Layer, float]) -> list[_Step]:
     for layer, power in powers.items():
         cost = judge.cost(layer)
         if winograd_tile(layer):
-            plain = _share_without_winograd(judge.inner.get(layer, ())) * power
+            ways = [max(way.noise, default=0.0) for way in judge.inner.get(layer, ())]
+            plain = power * (ways[-1] / ways[0]) ** 2 if ways and ways[0] else power
             ratio = (power - plain) / (_NO_WINOGRAD_COST * cost)
             steps.append((ratio, layer, Feature.NO_WINOGRAD, plain))
             steps.append((min(plain / cost, ratio), layer, FULL, 0.0))
@@ -433,12 +429,3 @@ def _masks_within(
             left[layer] = powers[layer]
             del masks[layer]
     return masks
-
-
-def _share_without_winograd(ways: Sequence[Inner]) -> float:
-    """Return the noise of a convolution without winograd in units of that with winograd, as powers."""
-    first, *_, last = (max(way.noise, default=0.0) for way in (*ways, *ways))
-    return (last / first) ** 2 if first else 0.0
-
-
-FULL = Feature.NO_FP16_ARITHMETIC | Feature.NO_WINOGRAD

@@ -57,7 +57,8 @@ def data_of(conversion: Conversion, path: Path) -> dict[str, Array]:
 
 def worst(conversion: Conversion, feeds: dict[str, Array], worker: NcnnWorker, on: str) -> float:
     """Return the largest error of an output on a device in fp16; NaN if one is not finite, or ncnn fails."""
-    report = conversion.verify(Verification(feeds=feeds, on=on, modes=["fp16"], timeout=120.0), worker=worker)
+    how = Verification(feeds=feeds, on=on, modes=["fp16"], rtol=2e-2, atol=0.0, timeout=120.0)
+    report = conversion.verify(how, worker=worker)
     is_broken = any(output.status not in ("ok", "mismatch", "unproven") for output in report.outputs)
     return math.nan if is_broken else max((output.max_rel or 0.0 for output in report.outputs), default=0.0)
 
