@@ -49,7 +49,7 @@ _NEGLIGIBLE = 0.05  # of the allowed noise: groups of so little are not divided
 # The time that a convolution takes longer without winograd, in units of that for fp16 arithmetic.
 _NO_WINOGRAD_COST = 0.25
 _ELEMENT_COST = 4.0  # multiplications that take as long as an element that is computed and written
-_LARGE_NET = 2**25  # elements of all blobs, from which on one input has to do
+_SMALL_NET, _LARGE_NET = 2**20, 2**25  # elements of all blobs, up to which two inputs run always, or near the budget
 _LIKE_NOTHING = 1e-5  # the noise of layers of which nothing is known, in units of their largest value
 
 FULL = Feature.NO_FP16_ARITHMETIC | Feature.NO_WINOGRAD
@@ -212,7 +212,8 @@ def find_masks(
                 break
             walk = judge.run()
         error, allowed = error_of(walk, judge.reference), budget or BUDGET
-        if error > allowed * _AIM / 2 and sum(judge.elements.values()) < _LARGE_NET:
+        elements = sum(judge.elements.values())
+        if elements < _SMALL_NET or (error > allowed * _AIM / 2 and elements < _LARGE_NET):
             judges += map(MaskJudge, estimators[1:])
             error = max(error, *(other.error() for other in judges))
         if error > (budget or BUDGET * _AIM) and not math.isnan(rounding := judge.rounding()):
