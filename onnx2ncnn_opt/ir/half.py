@@ -443,21 +443,21 @@ _ACTIVATIONS: Mapping[int, Callable[..., Array]] = {
 
 # Layers and activations that ncnn computes in several steps in fp16; measured on aarch64 and Vulkan, in units of the
 # result: 2.6e-4 for Sigmoid, 2.9e-4 for Swish, 4.9e-4 for Mish.
-_FUNCTIONS = frozenset({"GELU", "HardSwish", "Interp", "Mish", "Sigmoid", "Softmax", "Swish", "TanH"})
+_FUNCTIONS = frozenset({"GELU", "HardSwish", "Interp", "Mish", "Sigmoid", "Softmax", "Swish"})
 _FUNCTION_ERROR = 3e-4
+_TANH_ERROR = 1.5e-4  # even of numbers near 0: GPUs take it for 1 - 2 / (exp(2 * x) + 1)
 _EXP_ERROR = 2.0**-12  # for each 1 of the argument, whose product with log2(e) is rounded on GPUs
 
 
-def function_error(layer: Layer, largest: float) -> float:
-    """Return the root mean square of a function's errors in fp16, in units of its results.
-
-    `largest` is the largest argument.
-    """
+def function_noise(layer: Layer, largest: float) -> Noise:
+    """Return the errors of a function's steps in fp16; `largest` is the largest argument."""
     if layer.computes(UnaryOp.EXP):
-        return _EXP_ERROR * largest
+        return Noise((), _EXP_ERROR * largest)
+    if layer.type == "TanH" or layer.computes(UnaryOp.TANH):
+        return Noise((_TANH_ERROR,), _FUNCTION_ERROR)
     fused = layer["activation_type"] if layer.spec is not None and layer.spec.has_activation else Activation.NONE
-    is_inexact = layer.type in _FUNCTIONS or layer.computes(UnaryOp.TANH) or fused >= Activation.SIGMOID
-    return _FUNCTION_ERROR if is_inexact else 0.0
+    is_inexact = layer.type in _FUNCTIONS or fused >= Activation.SIGMOID
+    return Noise((), _FUNCTION_ERROR if is_inexact else 0.0)
 
 
 def _size(errors: Array) -> float:

@@ -24,7 +24,7 @@ from onnx2ncnn_opt.ir.half import (
     LARGEST,
     SMALLEST,
     Noise,
-    function_error,
+    function_noise,
     winograd_tile,
 )
 from onnx2ncnn_opt.progress import announce
@@ -127,8 +127,9 @@ class MaskJudge:
             if layer["featmask"] & (Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE):
                 continue
             ways = self.inner.get(layer, ())
-            sizes = ways[-1 if layer["featmask"] & Feature.NO_WINOGRAD else 0].noise if ways else ()
-            noise = Noise(sizes, function_error(layer, self.reference.largest_of(layer.inputs)))
+            noise = function_noise(layer, self.reference.largest_of(layer.inputs))
+            if ways:
+                noise = noise._replace(sizes=ways[-1 if layer["featmask"] & Feature.NO_WINOGRAD else 0].noise)
             if any(noise.sizes) or noise.relative:
                 found[layer] = noise
         return found
