@@ -65,11 +65,12 @@ def end_lines(
 ) -> list[Block]:
     """Return the masks, a note, the times of the net and of the `other` one, the files, and the verification."""
     masks = [str(mask) for mask in made.masks]
+    estimated, price = ("", 0.0) if made.precision is None else (str(made.precision), made.precision.price)
     return [
-        *mask_lines(masks, made.precision, verbose=verbose),
+        *mask_lines(masks, estimated, price, verbose=verbose),
         *([note] if note else []),
         *latency_lines(made.latency, other),
         *(f"wrote: {file['path']} ({file_size(file['bytes'])})" for file in files),
         f"time: {seconds:.1f} s{'' if made.report is not None else ', not verified'}",
-        *checked_lines(made.report.checked if made.report else "", made.precision is not None),
+        *checked_lines(made.report.checked if made.report else "", bool(estimated)),
     ]

@@ -9,7 +9,6 @@ from onnx2ncnn_opt.report.console import Table
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.outputs import Latency, OutputReport
-    from onnx2ncnn_opt.verification.search_masks import Precision
 
 
 def latency_lines(latency: Latency | None, other: str) -> list[str]:
@@ -53,7 +52,7 @@ def checked_lines(checked: str, is_estimated: bool = False) -> list[str]:
     return [f"checked: {checked}{estimated}", *([note] if stores_only else [])] if checked else []
 
 
-def mask_lines(masks: Sequence[str], precision: Precision | None, *, verbose: bool = False) -> list[str]:
+def mask_lines(masks: Sequence[str], estimated: str, price: float, *, verbose: bool = False) -> list[str]:
     """Return the layers for which fp16 is not enough, their price, and the effect of fp16 on the outputs with masks.
 
     Of many layers only the first are named, unless `verbose`.
@@ -61,11 +60,11 @@ def mask_lines(masks: Sequence[str], precision: Precision | None, *, verbose: bo
     shown = masks if verbose or len(masks) <= _MOST_MASKS else masks[: _MOST_MASKS // 2]
     rest = [f"mask: and {len(masks) - len(shown)} more layers (-v lists them)"] if len(shown) < len(masks) else []
     lines = [*(f"mask: {mask}" for mask in shown), *rest]
-    if precision is None:
+    if not estimated:
         return lines
     count = f"{len(masks)} layer{'s' if len(masks) > 1 else ''}"
-    price = [f"masks: {count}, {precision.price:.0%} of the multiplications"] if masks else []
-    return [*lines, *price, f"fp16 (estimated): {precision}"]
+    price = [f"masks: {count}, {price:.0%} of the multiplications"] if masks else []
+    return [*lines, *price, f"fp16 (estimated): {estimated}"]
 
 
 def output_table(rows: Sequence[OutputReport], label: str = "output") -> Table:
