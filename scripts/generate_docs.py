@@ -127,7 +127,7 @@ def _trained() -> str:
         named = [error for _, error, said in both if not error <= 2e-2 and "compute it in fp32" in said]
         near = [1 for guess, error, _ in both if error / 3 <= guess <= 3 * error or max(guess, error) < 2e-3]
         text.append(
-            f"- {name}: {len(right)} are within 2e-2 of the largest value, `convert` names {len(named)} of the others;\n"
+            f"- {name}: {len(right)} are within 2e-2 of the largest value, `convert` names {len(named)} others;\n"
             f"  the estimate is within a factor of three for {len(near)}, or both are below 2e-3"
         )
     return "\n".join(text)

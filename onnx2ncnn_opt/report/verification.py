@@ -63,8 +63,8 @@ def mask_lines(masks: Sequence[str], estimated: str, price: float, *, verbose: b
     if not estimated:
         return lines
     count = f"{len(masks)} layer{'s' if len(masks) > 1 else ''}"
-    price = [f"masks: {count}, {price:.0%} of the multiplications"] if masks else []
-    return [*lines, *price, f"fp16 (estimated): {estimated}"]
+    cost = [f"masks: {count}, {price:.0%} of the multiplications"] if masks else []
+    return [*lines, *cost, f"fp16 (estimated): {estimated}"]
 
 
 def output_table(rows: Sequence[OutputReport], label: str = "output") -> Table:
