@@ -33,7 +33,7 @@ _WEIGHTS = {  # the inputs of weights and of their zero points
     "QLinearConv": (3, 5),
     "QLinearMatMul": (3, 5),
 }
-_SESSIONS_AT_ONCE = 2  # of one process: a model, and the same model with something added
+_SESSIONS_AT_ONCE = 3  # of one process: a model, the same in float64, and with rounding errors
 
 
 class OrtWorker(Worker):
@@ -61,12 +61,13 @@ class OrtWorker(Worker):
 
     def hold(self, runner: OrtRunner, child: Child) -> bool:
         """Return whether the process has a runner's session; if not, note that it will, and drop one of too many."""
-        if runner in self._held:
-            return True
-        if len(self._held) == _SESSIONS_AT_ONCE:
+        is_held = runner in self._held
+        if is_held:
+            self._held.remove(runner)
+        elif len(self._held) == _SESSIONS_AT_ONCE:  # the one that was asked the longest time ago
             child.send({"do": "drop", "number": self._held.pop(0).number})
         self._held.append(runner)
-        return False
+        return is_held
 
     def drop(self, runner: OrtRunner) -> None:
         """Forget a runner's session."""

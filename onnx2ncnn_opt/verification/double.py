@@ -1,5 +1,6 @@
 """A model whose numbers are float64: its results if rounding errors did not count."""
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import count, product
 from pathlib import Path
@@ -31,6 +32,7 @@ _STATE, _PRODUCTS = "onnx2ncnn_opt.state", "onnx2ncnn_opt.products"  # inputs of
 _OLDEST_OPSET = 11  # Slice and Pad have their numbers as inputs, and there is Range
 _WANTED_OPSET = 13  # Clip has float64
 _END = np.iinfo(np.int64).max
+_MOST_PRODUCTS = 32  # of a convolution; each takes the memory of some columns, and ONNX Runtime long for many nodes
 
 
 class NodeWriter:
@@ -54,7 +56,7 @@ class NodeWriter:
 
 
 class InDouble(NodeWriter):
-    """The model in float64, of `outputs` if there are any: `data`.
+    """The model in float64, of `outputs` if there are any: `data`, with so many `weights`.
 
     Its inputs have the types that they had, its outputs are float64 where they were floats. Convolutions and average
     pooling, which ONNX Runtime does not have in float64, become products of slices. Other operators that it does not
@@ -73,6 +75,7 @@ class InDouble(NodeWriter):
             v.name: len(v.type.tensor_type.shape.dim) for v in inferred if v.type.tensor_type.HasField("shape")
         }
         self._shapes = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer}
+        self.weights = sum(map(math.prod, self._shapes.values()))
         self._double: dict[str, str] = {}
         for value in (*proto.graph.input, *proto.graph.initializer):
             if self._types.get(value.name) in FLOATS and value.name not in self._double:
@@ -125,26 +128,26 @@ class InDouble(NodeWriter):
             self.node("Cast", f"{name}.single", out=name, to=TensorProto.DOUBLE)
 
     def _convolution(self, node: onnx.NodeProto, inputs: list[str], attributes: dict[str, Any]) -> bool:
-        """Add a convolution as one product for each element of its kernel; return False if its padding is unknown."""
+        """Add a convolution as products, one for a few columns of its kernel; return False for unknown padding."""
         shape = self._shapes.get(node.input[1])
         if not shape or not _has_pads(attributes):
             return False
-        groups, axes = attributes.get("group", 1), range(2, len(shape))
+        groups, last = attributes.get("group", 1), len(shape) - 1
         kernel = self.node("Reshape", inputs[1], [groups, shape[0] // groups, shape[1], *shape[2:]])
-        total = ""
-        for offset, tap in self._taps(inputs[0], shape[2:], attributes):
-            rows = self.node("Reshape", tap, [0, groups, shape[1], -1])
-            ends = [index + 1 for index in offset]
-            weight = self.node("Slice", kernel, [*offset], ends, [axis + 1 for axis in axes])
-            matrix = self.node("Reshape", weight, [groups, shape[0] // groups, shape[1]])
-            part = self.node("MatMul", matrix, rows)
+        name = self._padded(inputs[0], last - 1, attributes)
+        width, total = -(-math.prod(shape[2:]) // _MOST_PRODUCTS), ""
+        for start, end, taken in self._columns(name, shape[2:], width, attributes):
+            rows = shape[1] * math.prod(np.subtract(end, start))
+            weight = self.node("Slice", kernel, start, end, [*range(3, last + 2)])
+            matrix = self.node("Reshape", weight, [groups, shape[0] // groups, rows])
+            part = self.node("MatMul", matrix, self.node("Reshape", taken, [0, groups, rows, -1]))
             total = self.node("Add", total, part) if total else part
-        sizes = self.node("Slice", self.node("Shape", tap), [2], [_END])
+        sizes = self.node("Slice", self.node("Shape", taken), [1 - last], [_END])
         sizes = self.node("Concat", [0, shape[0]], sizes, axis=0)
         has_bias = len(inputs) > 2 and bool(inputs[2])
         result = self.node("Reshape", total, sizes, out="" if has_bias else node.output[0])
         if has_bias:
-            bias = self.node("Reshape", inputs[2], [shape[0], *(1 for _ in axes)])
+            bias = self.node("Reshape", inputs[2], [shape[0], *(1 for _ in shape[2:])])
             self.node("Add", result, bias, out=node.output[0])
         return True
 
@@ -153,7 +156,9 @@ class InDouble(NodeWriter):
         counts_pads = attributes.get("count_include_pad") or not any(attributes.get("pads", ()))
         if attributes.get("ceil_mode") or not counts_pads or not _has_pads(attributes):
             return False
-        taps = [tap for _, tap in self._taps(inputs[0], attributes["kernel_shape"], attributes)]
+        kernel = attributes["kernel_shape"]
+        name = self._padded(inputs[0], len(kernel), attributes)
+        taps = [tap for _, tap in self._taps(name, kernel, attributes)]
         self.node("Div", self.node("Sum", *taps), np.array(float(len(taps))), out=node.output[0])
         return True
 
@@ -229,19 +234,43 @@ class InDouble(NodeWriter):
             self.node("ReduceMean", inputs[0], axes, out=node.output[0])
         return bool(axes)
 
+    def _padded(self, name: str, rank: int, attributes: dict[str, Any]) -> str:
+        """Add the zeros around the last `rank` axes."""
+        pads = list(attributes.get("pads", ()))
+        return self.node("Pad", name, [0, 0, *pads[:rank], 0, 0, *pads[rank:]]) if any(pads) else name
+
+    def _columns(
+        self, name: str, kernel: Sequence[int], width: int, attributes: dict[str, Any]
+    ) -> Iterator[tuple[list[int], list[int], str]]:
+        """Add the inputs of each `width` columns of a kernel, at all positions; yield their start, end and inputs."""
+        if width == 1:
+            for offset, tap in self._taps(name, kernel, attributes):
+                yield [*offset], [index + 1 for index in offset], tap
+            return
+        rank, last = len(kernel), len(kernel) + 1
+        stride, apart = (attributes.get(key, [1] * rank)[-1] for key in ("strides", "dilations"))
+        size = self.node("Reshape", self.node("Slice", self.node("Shape", name), [last], [last + 1]), [])
+        end = self.node("Sub", size, np.array((kernel[-1] - 1) * apart))
+        positions = self.node("Range", np.array(0), end, np.array(stride))
+        for offset, rows in self._taps(name, kernel[:-1], attributes):
+            for start in range(0, kernel[-1], width):
+                columns = np.arange(start, min(start + width, kernel[-1]))
+                indices = self.node("Add", columns[:, None] * apart, positions)
+                taken = self.node("Gather", rows, indices, axis=last)
+                moved = self.node("Transpose", taken, perm=[0, 1, last, *range(2, last), last + 1])
+                yield [*offset, start], [*(index + 1 for index in offset), start + len(columns)], moved
+
     def _taps(
         self, name: str, kernel: Sequence[int], attributes: dict[str, Any]
     ) -> Iterator[tuple[tuple[int, ...], str]]:
-        """Add a Slice for each element of a kernel: its inputs at all positions of the kernel; yield both."""
-        rank, pads = len(kernel), list(attributes.get("pads", ()))
-        if any(pads):
-            name = self.node("Pad", name, [0, 0, *pads[:rank], 0, 0, *pads[rank:]])
-        steps, apart = (np.array(attributes.get(key, [1] * rank)) for key in ("strides", "dilations"))
+        """Add a Slice for each element of a kernel of these axes: its inputs at all positions; yield both."""
+        rank = len(kernel)
+        steps, apart = (np.array(attributes.get(key, [1] * rank)[:rank], np.int64) for key in ("strides", "dilations"))
         for offset in product(*map(range, kernel)):
-            starts = np.array(offset) * apart
-            lasts = starts + (1 - np.array(kernel)) * apart
+            starts = np.array(offset, np.int64) * apart
+            lasts = starts + (1 - np.array(kernel, np.int64)) * apart
             ends = np.where(lasts == 0, _END, lasts)
-            yield offset, self.node("Slice", name, starts, ends, [*range(2, 2 + rank)], steps)
+            yield offset, self.node("Slice", name, starts, ends, [*range(2, 2 + rank)], steps) if kernel else name
 
 
 def _has_pads(attributes: dict[str, Any]) -> bool:

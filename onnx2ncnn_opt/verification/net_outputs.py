@@ -142,12 +142,13 @@ class OutputComparison:
         is_literal = self.is_fixed and self.tolerance.relative < DEFAULT.relative  # rounding is no excuse then
         if not difference.ok and not is_literal:
             reference = self.rounding.resolved(slot.name, self.feeds, reference, result)
+            if not self.is_fixed:
+                slices = allowed.slices and not self.by_weights
+                allowed = replace(allowed, relative=self.allowed(slot.name, close=self.is_close), slices=slices)
+            difference = compare(result, reference, allowed)
+        if not difference.ok and not is_literal:
             reference = self.rounding.chosen(slot.name, self.feeds, reference, result)
             spread = self.spread_with_lone(slot.name, result, reference)
-            difference = compare(result, reference, allowed, spread)
-        if difference.excess and not self.is_fixed:
-            slices = allowed.slices and not self.by_weights
-            allowed = replace(allowed, relative=self.allowed(slot.name, close=self.is_close), slices=slices)
             difference = compare(result, reference, allowed, spread)
         report = difference.report(slot.name, slot.blob)
         if difference.ok and reference.size and difference.max_abs is None:

@@ -54,6 +54,7 @@ _PHASE = math.pi * math.sqrt(2)  # which no whole number makes a multiple of pi
 _FLOAT32 = np.finfo(np.float32)
 # For a model in float64, which takes some ten to a hundred times as long as in float32.
 _SECONDS = 120.0
+_MANY_WEIGHTS = 2**25
 
 _OF_INTEGERS = re.compile("Integer|^Q[A-Z]|DynamicQuantize")
 _WEIGHTS = "weights"  # a file's name
@@ -77,6 +78,8 @@ class Rounding:
     def __init__(self, model: Path | bytes, outputs: Collection[str], values: Mapping[str, Array]) -> None:
         self._model, self._outputs, self._values = model, outputs, values
         self._runner: OrtRunner | None = None
+        self._double: OrtRunner | None = None
+        self._is_large = False  # it keeps no memory between two runs
         self._exact: tuple[Mapping[str, Array], Mapping[str, Array]] | None = None
         self.problem = ""  # why there are no outputs in float64, once they were asked for
         self.unmoved = ""  # why no errors move the model, once it was asked how far they do
@@ -87,7 +90,12 @@ class Rounding:
         """Return the outputs in float64; none if that fails, and `problem` gives the reason."""
         if self._exact is None or self._exact[0] is not feeds:
             try:
-                found = self._rewritten(InDouble(self._model, tuple(self._outputs)).data, self._folder, feeds)
+                if self._double is None:
+                    double = InDouble(self._model, tuple(self._outputs))
+                    self._double, self._is_large = self._rewritten(double.data), double.weights > _MANY_WEIGHTS
+                found = self._double.run_any(feeds)
+                if self._is_large:
+                    self._double.close()
             except (RunError, EncodeError, InferenceError) as error:
                 found, self.problem = {}, str(error)
             self._exact = feeds, found
@@ -142,7 +150,8 @@ class Rounding:
         try:
             with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
                 model = with_rounded_weights(self._model, self._outputs, encoding, Path(folder))
-                results = self._rewritten(model, Path(folder), feeds)
+                with closing(self._rewritten(model, Path(folder))) as runner:
+                    results = runner.run_any(feeds)
         except (RunError, EncodeError):
             return {}
         return {name: _relative(array, reference[name]) for name, array in results.items()}
@@ -157,11 +166,10 @@ class Rounding:
         """True if the model has operators such as MatMulInteger, QLinearConv and DynamicQuantizeMatMul."""
         return any(_OF_INTEGERS.search(node.op_type) for node in read_model(self._model).graph.node)
 
-    def _rewritten(self, model: bytes, folder: Path | None, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Run a rewritten model, and return its outputs."""
+    def _rewritten(self, model: bytes, folder: Path | None = None) -> OrtRunner:
+        """Load a rewritten model; its weights are in the model's own folder, or in another."""
         options: dict[str, Any] = {"values": self._values, "threads": None, "timeout": _SECONDS, "once": True}
-        with closing(OrtRunner(model, folder=folder, plain=not self._has_integer_products, **options)) as runner:
-            return runner.run_any(feeds)
+        return OrtRunner(model, folder=folder or self._folder, plain=not self._has_integer_products, **options)
 
     def spread(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, Array]:
         """Return the distance that errors move each element of the reference; infinite if it becomes infinite or NaN.
