@@ -47,8 +47,10 @@ from onnx2ncnn_opt.verification.options import Verification
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.outputs import Latency
+    from onnx2ncnn_opt.runtime.base import Feed
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
     from onnx2ncnn_opt.verification.driver import VerifyReport
+    from onnx2ncnn_opt.verification.inputs import Draw
     from onnx2ncnn_opt.verification.nets import NetPair
     from onnx2ncnn_opt.verification.search_masks import Precision
 
@@ -157,17 +159,14 @@ class Optimized(Rewritten):
         unknown, and RunError if ncnn cannot run the net.
         """
         from onnx2ncnn_opt.runtime.base import Feed  # only where something runs
-        from onnx2ncnn_opt.verification.estimate import Estimator, most_ordinary
-        from onnx2ncnn_opt.verification.inputs import like_data
-        from onnx2ncnn_opt.verification.search_masks import find_masks
+        from onnx2ncnn_opt.verification.search_masks import masks_for_data
 
-        drawn = self.pair.draws(verification.seed, like_data(verification.seed))
-        runs = [{blob: Feed(array) for blob, array in feeds.items()} for _, feeds in drawn]
-        with Estimator(self.graph, runs[0]) as estimator:
-            *likely, large = map(estimator.on, runs)
-            masks = masks and not self._is_masked
-            chosen = most_ordinary(likely, each=2)
-            found, precision = find_masks(chosen, large, budget=verification.budget, masks=masks)
+        seed, wanted = verification.seed, masks and not self._is_masked
+
+        def drawn(draw: Draw) -> dict[Blob, Feed]:
+            return {blob: Feed(array) for _, feeds in self.pair.draws(seed, [draw]) for blob, array in feeds.items()}
+
+        found, precision = masks_for_data(self.graph, drawn, seed, budget=verification.budget, masks=wanted)
         put_masks(self.graph, ((layer, mask.features) for layer, mask in found.items()))
         layers = (self.layers[0], count_layers(self.graph))
         return replace(self, masks=(*self.masks, *found.values()), precision=precision, layers=layers)

@@ -40,8 +40,10 @@ from onnx2ncnn_opt.version import __version__
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.outputs import Latency
+    from onnx2ncnn_opt.runtime.base import Array, Feed
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
     from onnx2ncnn_opt.verification.driver import VerifyReport
+    from onnx2ncnn_opt.verification.inputs import Draw
     from onnx2ncnn_opt.verification.search_masks import Precision
 
 NOT_RUN = "what custom operators compute is not known here"
@@ -152,30 +154,32 @@ class Conversion(Rewritten):
         RunError if ncnn cannot run the net, and VerificationError for `custom` operators.
         """
         from onnx2ncnn_opt.runtime.base import Feed  # both runtimes
-        from onnx2ncnn_opt.verification.estimate import Estimator, most_ordinary
-        from onnx2ncnn_opt.verification.inputs import like_data
-        from onnx2ncnn_opt.verification.runs import any_feeds, drawn_feeds
-        from onnx2ncnn_opt.verification.search_masks import find_masks
+        from onnx2ncnn_opt.verification.estimate import Estimator
+        from onnx2ncnn_opt.verification.inputs import Draw, draw_inputs
+        from onnx2ncnn_opt.verification.runs import any_feeds, first_sizes
+        from onnx2ncnn_opt.verification.search_masks import find_masks, masks_for_data
 
         if self.custom:
             raise VerificationError(f"nothing can be estimated: {NOT_RUN}")
-        source, manifest = reference(self.source), self.manifest()
-        if verification.feeds is None:
-            wanted = like_data(verification.seed)
-            fed = drawn_feeds(source, self.model, manifest, wanted, outputs=self.cut)
-        else:
-            fed = [any_feeds(source, self.model, manifest, outputs=self.cut, feeds=verification.feeds)]
-        runs: list[dict[Blob, Feed]] = []
-        for given in fed:
+        source, manifest, seed = reference(self.source), self.manifest(), verification.seed
+
+        def by_blob(given: Mapping[str, Array]) -> dict[Blob, Feed]:
             pixels = {name: image.pixels(given[name]) for name, image in self.images.items()}
-            runs.append({port.blob: Feed({**given, **pixels}[port.name], port.batch_axis) for port in self.inputs})
-        integers = {port.blob for port in self.outputs if not is_float(port.dtype)}
-        with Estimator(self.graph, runs[0], worker=worker) as estimator:
-            likely = [estimator.on(run) for run in runs]
-            large = likely.pop() if verification.feeds is None else None
-            chosen = likely if large is None else most_ordinary(likely, each=2)
-            budget = verification.budget
-            found, precision = find_masks(chosen, large, integers=integers, budget=budget, masks=masks)
+            return {port.blob: Feed({**given, **pixels}[port.name], port.batch_axis) for port in self.inputs}
+
+        options: dict[str, Any] = {"budget": verification.budget, "masks": masks}
+        options["integers"] = {port.blob for port in self.outputs if not is_float(port.dtype)}
+        if verification.feeds is None:
+            sizes = first_sizes(source, self.model, manifest, Draw(seed, plain=True), outputs=self.cut)
+
+            def drawn(draw: Draw) -> dict[Blob, Feed]:
+                return by_blob(draw_inputs(self.model, sizes, draw=draw))
+
+            found, precision = masks_for_data(self.graph, drawn, seed, worker, **options)
+        else:
+            given = any_feeds(source, self.model, manifest, outputs=self.cut, feeds=verification.feeds)
+            with Estimator(self.graph, by_blob(given), worker=worker) as estimator:
+                found, precision = find_masks([estimator], **options)
         put_masks(self.graph, ((layer, mask.features) for layer, mask in found.items()))
         return replace(self, masks=(*self.masks, *found.values()), precision=precision)
 

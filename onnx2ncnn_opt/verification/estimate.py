@@ -208,29 +208,29 @@ class Estimator:
         return walked
 
 
-def most_ordinary(estimators: Sequence[Estimator], each: int) -> Sequence[Estimator]:
-    """Return the estimators of the scale at which the numbers of the net have the most ordinary sizes; `each` has some.
+def most_ordinary(scales: Sequence[Estimator]) -> int:
+    """Return which of the same inputs at several scales gives the numbers of a net the most ordinary sizes.
 
     A trained layer has outputs a few times as large as its bias: pixels of 0..255 for a net that wants 0..1 make them
     hundreds of times as large, and the other way round hardly larger. The first of such layers counts as much as the
     median of the first few.
     """
-    first = estimators[0]
-    scales = [estimators[start : start + each] for start in range(0, len(estimators), each)]
-    if all(_equal(scale[0].feeds, first.feeds) for scale in scales):
-        return scales[0]
+    first = scales[0]
+    if all(_equal(scale.feeds, first.feeds) for scale in scales):
+        return 0
     biased = ((layer, name) for layer in first.graph for name in _BIASES if name in layer.weights)
     biases = {
         layer.outputs[0]: float(np.abs(np.asarray(layer.weights[name], np.float32)).max(initial=0.0))
         for layer, name in islice(biased, _MOST_BIASES)
     }
 
-    def oddity(scale: Sequence[Estimator]) -> float:
-        sizes = scale[0].largest(biases)
+    def oddity(scale: Estimator) -> float:
+        sizes = scale.largest(biases)
         ratios = [math.log2(size / biases[blob]) for blob, size in sizes.items() if size > 0 and biases[blob] > 0]
         return abs(ratios[0] - _FIRST_RATIO) + abs(median(ratios) - _RATIO) if ratios else 0.0
 
-    return min(scales, key=oddity)
+    oddities = [oddity(scale) for scale in scales]
+    return oddities.index(min(oddities))
 
 
 def _equal(feeds: Mapping[Blob, Feed], others: Mapping[Blob, Feed]) -> bool:

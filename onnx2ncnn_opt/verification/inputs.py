@@ -137,11 +137,6 @@ def draws(seed: int, *, is_small: bool, is_tiny: bool = False) -> list[Draw]:
     return found
 
 
-def like_data(seed: int) -> list[Draw]:
-    """Return two inputs like data for each scale that they may have, and large ones at last."""
-    return [*(Draw(seed + again, plain=True, data=data) for data in DATA for again in range(2)), Draw(seed, LARGE)]
-
-
 def is_tiny(weights: int, inputs: int, layers: int) -> bool:
     """Return True if a net with so many weights, for so many numbers, may run on many inputs."""
     return weights <= _TINY_WEIGHTS and inputs <= _TINY_INPUTS and layers <= _TINY_LAYERS
@@ -362,13 +357,14 @@ def _draw_data(shape: tuple[int, ...], data: Data, rng: np.random.Generator) -> 
 
 def _smooth(shape: Sequence[int], axes: tuple[int, ...], rng: np.random.Generator) -> Array:
     """Draw numbers of variance 1 whose spectrum along axes falls as that of photographs: the amplitude with 1/f."""
-    spectrum = np.fft.fftn(rng.standard_normal(shape), axes=axes)
+    spectrum = np.fft.rfftn(rng.standard_normal(shape), axes=axes)
     squares: Any = 0
     for axis in axes:
         along = [1] * len(shape)
-        along[axis] = shape[axis]
-        squares = squares + np.square(np.fft.fftfreq(shape[axis]) * shape[axis]).reshape(along)
-    smooth = np.fft.ifftn(spectrum / np.maximum(squares, 1) ** 0.75, axes=axes).real
+        along[axis] = -1
+        frequencies = np.fft.rfftfreq if axis == axes[-1] else np.fft.fftfreq
+        squares = squares + np.square(frequencies(shape[axis]) * shape[axis]).reshape(along)
+    smooth = np.fft.irfftn(spectrum / np.maximum(squares, 1) ** 0.75, [shape[axis] for axis in axes], axes)
     return np.asarray(smooth / (smooth.std() or 1))
 
 

@@ -27,10 +27,10 @@ from onnx2ncnn_opt.verification.search_masks import (
     FULL,
     MaskJudge,
     Masks,
+    NoiseGroups,
     cheapest_masks,
     error_of,
     find_masks,
-    noise_powers,
 )
 from onnx2ncnn_opt.verification.verify_net import net_feeds
 
@@ -138,7 +138,10 @@ def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:
         for layer, mask in masks.items():
             needed[layer] = mask._replace(features=mask.features | needed.get(layer, mask).features)
         masks, judge.fixed = needed, {layer: mask.features for layer, mask in needed.items()}
-        powers = noise_powers(judge, _NEGLIGIBLE * budget**2, math.inf)
+        groups = NoiseGroups(judge)
+        while groups.halve(_NEGLIGIBLE * budget**2):
+            pass
+        powers = groups.powers()
         for layer, cheapest in cheapest_masks([judge], powers, budget, _ATTEMPTS)[0].items():
             reason = f"alone in fp16 it costs {powers[layer] ** 0.5:.1e} of the largest value of an output"
             masks[layer] = Mask(layer.name, layer.type, cheapest, reason, judge.reference.largest_of(layer.outputs))

@@ -102,23 +102,18 @@ def any_feeds(
     """Return inputs that a converted model takes: the user's, or those that `verify_net` draws first."""
     if feeds is not None:
         return given_inputs(feeds, loaded)
-    return drawn_feeds(model, loaded, manifest, [Draw(seed, plain=True)], outputs=outputs)[0]
+    draw = Draw(seed, plain=True)
+    return draw_inputs(loaded, first_sizes(model, loaded, manifest, draw, outputs=outputs), draw=draw)
 
 
-def drawn_feeds(
-    model: Path | bytes,
-    loaded: LoadedModel,
-    manifest: Manifest | None,
-    draws: Sequence[Draw],
-    *,
-    outputs: Sequence[str] = (),
-) -> list[Mapping[str, Array]]:
-    """Return inputs for each draw, at the first sizes that the model accepts."""
+def first_sizes(
+    model: Path | bytes, loaded: LoadedModel, manifest: Manifest | None, draw: Draw, *, outputs: Sequence[str] = ()
+) -> Mapping[str, int]:
+    """Return the first choice of dynamic sizes that the model accepts for a draw."""
     if not dynamic_sizes(loaded):
-        return [draw_inputs(loaded, draw=draw) for draw in draws]
+        return {}
     runner = OrtRunner(model, outputs=outputs, values=loaded.values, threads=None)
-    first = _settings(loaded, runner, manifest, draws[0])[0]
-    return [first.feeds, *(draw_inputs(loaded, first.sizes, draw=draw) for draw in draws[1:])]
+    return _settings(loaded, runner, manifest, draw)[0].sizes
 
 
 def wanted_runs(

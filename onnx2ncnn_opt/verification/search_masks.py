@@ -6,11 +6,11 @@ estimate, `mixed` on devices as well.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -29,7 +29,11 @@ from onnx2ncnn_opt.ir.half import (
 )
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.rewrite.prove_masks import SOURCES, Mask, is_wanted
-from onnx2ncnn_opt.verification.estimate import Estimator, Walk
+from onnx2ncnn_opt.runtime.base import Feed
+from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
+from onnx2ncnn_opt.verification import inputs
+from onnx2ncnn_opt.verification.estimate import Estimator, Walk, most_ordinary
+from onnx2ncnn_opt.verification.inputs import DATA, Draw
 from onnx2ncnn_opt.verification.tolerance import parts
 
 # The error of an output that fp16 may make, in units of its largest value; ...
@@ -42,7 +46,8 @@ _WORTH = 0.8  # of the error, to which masks that do not keep the budget have to
 # Rounding every blob to fp16 makes errors that no mask undoes. So many times these are allowed.
 _ROUNDINGS, _ROUNDINGS_WIDE, _ROUNDINGS_ALLOWED = 2.0, 3.0, 4.0
 _MOST_ROUNDS = 8
-_RUNS = 24  # of groups of layers
+# The runs to measure groups of layers: of nets up to a cost of `MaskJudge.cost`, at least, and between two attempts.
+_RUNS, _COST, _LEAST_RUNS, _HALVINGS = 24, 2e9, 4, 4
 _VAGUE = 0.2  # a difference that is so small in units of the minuend is measured instead
 _ATTEMPTS, _SHRINK = 3, 0.5  # to find the sum of the powers that may stay, which is so many times as large each time
 _NEGLIGIBLE = 0.05  # of the allowed noise: groups of so little are not divided
@@ -136,7 +141,9 @@ class MaskJudge:
 
     def run(self) -> Walk:
         """Return a run in fp16 with the masks that the layers have."""
-        return self.estimator.run("fp16", self.noise())
+        walk = self.estimator.run("fp16", self.noise())
+        self._errors[tuple(layer["featmask"] for layer in self.graph)] = error_of(walk, self.reference)
+        return walk
 
     def error(self, masks: Masks = MappingProxyType({})) -> float:
         """Return the largest error of an output with masks added, see `error_of`."""
@@ -145,7 +152,7 @@ class MaskJudge:
                 layer.params["featmask"] = layer["featmask"] | int(features)
             key = tuple(layer["featmask"] for layer in self.graph)
             if key not in self._errors:
-                self._errors[key] = error_of(self.run(), self.reference)
+                self.run()
             return self._errors[key]
 
     def layers(self) -> list[Layer]:
@@ -186,6 +193,23 @@ def _number(dim: Dim, sizes: Mapping[str, Dim]) -> int:
     return number if isinstance(number, int) else 1
 
 
+def masks_for_data(
+    graph: Graph,
+    feeds_of: Callable[[Draw], Mapping[Blob, Feed]],
+    seed: int,
+    worker: NcnnWorker | None = None,
+    **options: Any,
+) -> tuple[dict[Layer, Mask], Precision]:
+    """Find the masks of a net for inputs like data, which `feeds_of` draws; see `find_masks` for the options."""
+    draws = [Draw(seed, plain=True, data=data) for data in DATA]
+    with Estimator(graph, feeds_of(draws[0]), worker=worker) as estimator:
+        scales = [estimator, *(estimator.on(feeds_of(draw)) for draw in draws[1:])]
+        number = most_ordinary(scales)
+        others = draws[number]._replace(seed=seed + 1), Draw(seed, inputs.LARGE)
+        again, large = (estimator.on(feeds_of(draw)) for draw in others)
+        return find_masks([scales[number], again], large, **options)
+
+
 def find_masks(
     estimators: Sequence[Estimator],
     large: Estimator | None = None,
@@ -209,10 +233,10 @@ def find_masks(
             _mask_large(judge, found)
         walk = judge.run()
         for _ in range(_MOST_ROUNDS if masks else 0):
-            if not math.isnan(error_of(walk, judge.reference)) or not _mask_first_special(judge, walk, found):
+            if not math.isnan(judge.error()) or not _mask_first_special(judge, walk, found):
                 break
             walk = judge.run()
-        error, allowed = error_of(walk, judge.reference), budget or BUDGET
+        error, allowed = judge.error(), budget or BUDGET
         elements = sum(judge.elements.values())
         if elements < _SMALL_NET or (error > allowed * _AIM / 2 and elements < _LARGE_NET):
             judges += map(MaskJudge, estimators[1:])
@@ -317,25 +341,25 @@ def _mask_errors(judges: Sequence[MaskJudge], found: _Found, budget: float | Non
     A given budget is kept at any price. Otherwise it is half of BUDGET, BUDGET, or more, depending on the prices.
     """
     judge, least = judges[0], _ROUNDINGS * rounding
-    target = max(budget or BUDGET, least)
-    powers = noise_powers(judge, _NEGLIGIBLE * (_AIM * target) ** 2, _RUNS)
-    masks, room = cheapest_masks(judges, powers, target)
-    closer = ""
-    if budget is None and judge.price(masks) > _MANY:
-        closer = f"--budget {target:.0e} would take {judge.price(masks):.0%} of the multiplications"
-        wide, steps = max(_WIDE * BUDGET, _ROUNDINGS_WIDE * rounding), _steps(judge, powers)
-        while masks and judge.price(masks) > _MANY:
-            room *= _GROWTH
-            masks = _masks_within(judge, powers, steps, room)
-        error = max(each.error(masks) for each in judges)
-        if error > wide:
-            masks, _ = cheapest_masks(judges, powers, wide)
-        elif error > _WORTH * max(each.error() for each in judges):
-            masks = {}
-    elif budget is None:
-        aim = max(target * _AIM, least)
-        better = _masks_within(judge, powers, _steps(judge, powers), room * (aim / target) ** 2)
-        if judge.price(better) <= _FEW:
+    target, groups, closer = max(budget or BUDGET, least), NoiseGroups(judge), ""
+    aim = max(target * _AIM, least) if budget is None else target
+    most_runs = max(min(_RUNS, _RUNS * _COST / sum(map(judge.cost, judge.graph))), _LEAST_RUNS)
+    while True:
+        powers = groups.powers()
+        masks = _masks_within(judge, powers, aim**2)
+        is_cheap = judge.price(masks) <= _FEW and all(each.error(masks) <= target for each in judges)
+        if (is_cheap and budget is None) or groups.runs >= most_runs:
+            break
+        halved = [groups.halve(_NEGLIGIBLE * aim**2) for _ in range(_HALVINGS)]
+        if not halved[0]:
+            break
+    if not is_cheap:
+        masks, room = cheapest_masks(judges, powers, target)
+        better = _masks_within(judge, powers, room * (aim / target) ** 2)
+        if budget is None and judge.price(masks) > _MANY:
+            closer = f"--budget {target:.0e} would take {judge.price(masks):.0%} of the multiplications"
+            masks = _masks_in_reason(judges, powers, room, max(_WIDE * BUDGET, _ROUNDINGS_WIDE * rounding))
+        elif judge.price(better) <= _FEW:
             masks = better
         elif aim < target:
             closer = f"--budget {aim:.0e} would take {judge.price(better):.0%} of the multiplications"
@@ -346,35 +370,59 @@ def _mask_errors(judges: Sequence[MaskJudge], found: _Found, budget: float | Non
     return closer
 
 
-def noise_powers(judge: MaskJudge, negligible: float, runs: float) -> dict[Layer, float]:
-    """Return the `power` of each layer alone: measured for groups of layers, and divided by their own relative noise.
+def _masks_in_reason(
+    judges: Sequence[MaskJudge], powers: Mapping[Layer, float], room: float, wide: float
+) -> dict[Layer, Feature]:
+    """Return masks that leave more noise than `room`, so that they do not cost too much, if they are of any use.
 
-    The group of the largest power is halved until all groups are negligible or of one layer, or so many runs are over.
+    An error of more than `wide` justifies any cost.
     """
-    layers = [layer for layer in judge.layers() if layer not in judge.fixed]
-    noise = judge.noise()
-    relative: dict[Layer, float] = {}
-    for layer in layers:
-        sizes, own = noise.get(layer, Noise())
-        size = max(judge.reference.largest_of(layer.outputs), SMALLEST)
-        relative[layer] = (max(sizes, default=0.0) / size) ** 2 + own**2 + _LIKE_NOTHING**2
-    order = sorted(layers, key=relative.__getitem__, reverse=True)
-    groups = [(judge.power(order), order)] if order else []
-    while runs > 0:
-        power, group = max(groups, key=lambda each: each[0] * (len(each[1]) > 1), default=(0.0, []))
+    while judges[0].price(masks := _masks_within(judges[0], powers, room)) > _MANY:
+        room *= _GROWTH
+    error = max(each.error(masks) for each in judges)
+    if error > wide:
+        return cheapest_masks(judges, powers, wide)[0]
+    return masks if error <= _WORTH * max(each.error() for each in judges) else {}
+
+
+class NoiseGroups:
+    """Groups of layers, and the power of each group's noise at the outputs, the square of their error.
+
+    Within a group the powers of layers are taken for proportional to the squares of their own relative noise.
+    """
+
+    def __init__(self, judge: MaskJudge) -> None:
+        self._judge, noise = judge, judge.noise()
+        self._relative: dict[Layer, float] = {}
+        for layer in judge.layers():
+            if layer not in judge.fixed:
+                sizes, own = noise.get(layer, Noise())
+                size = max(judge.reference.largest_of(layer.outputs), SMALLEST)
+                self._relative[layer] = (max(sizes, default=0.0) / size) ** 2 + own**2 + _LIKE_NOTHING**2
+        order = sorted(self._relative, key=self._relative.__getitem__, reverse=True)
+        self._groups = [(judge.power(order), order)] if order else []
+        self.runs = 1
+
+    def halve(self, negligible: float) -> bool:
+        """Halve the group of the largest power; return False if all groups are negligible or of one layer."""
+        power, group = max(self._groups, key=lambda each: each[0] * (len(each[1]) > 1), default=(0.0, []))
         if len(group) < 2 or power <= negligible:
-            break
+            return False
         announce(f"the noise of {len(group)} layers in fp16")
-        groups.remove((power, group))
-        sums = np.cumsum([relative[layer] for layer in group])
+        self._groups.remove((power, group))
+        sums = np.cumsum([self._relative[layer] for layer in group])
         half = min(int(np.searchsorted(sums, sums[-1] / 2)) + 1, len(group) - 1)  # those with half of the weight
-        first = judge.power(group[:half])
+        first = self._judge.power(group[:half])
         is_vague = power - first < _VAGUE * power
-        rest = judge.power(group[half:]) if is_vague else power - first
-        groups += [(first, group[:half]), (rest, group[half:])]
-        runs -= 1 + is_vague
-    weights = [(power / sum(relative[layer] for layer in group), group) for power, group in groups]
-    return {layer: relative[layer] * weight for weight, group in weights for layer in group}
+        rest = self._judge.power(group[half:]) if is_vague else power - first
+        self._groups += [(first, group[:half]), (rest, group[half:])]
+        self.runs += 1 + is_vague
+        return True
+
+    def powers(self) -> dict[Layer, float]:
+        """Return the power of each layer alone."""
+        weights = [(power / sum(self._relative[layer] for layer in group), group) for power, group in self._groups]
+        return {layer: self._relative[layer] * weight for weight, group in weights for layer in group}
 
 
 def cheapest_masks(
@@ -385,9 +433,9 @@ def cheapest_masks(
     That sum may be `target` squared; it becomes smaller until the error fits, because powers add up only roughly. After
     so many attempts the masks are those that come nearest to it.
     """
-    steps, room = _steps(judges[0], powers), target**2
+    room = target**2
     for _ in range(attempts):
-        masks = _masks_within(judges[0], powers, steps, room)
+        masks = _masks_within(judges[0], powers, room)
         error = next((error for each in judges if not (error := each.error(masks)) <= target), 0.0)
         if not error:
             break
@@ -414,13 +462,11 @@ def _steps(judge: MaskJudge, powers: Mapping[Layer, float]) -> list[_Step]:
     return sorted(steps, key=lambda step: step[0], reverse=True)
 
 
-def _masks_within(
-    judge: MaskJudge, powers: Mapping[Layer, float], steps: Sequence[_Step], room: float
-) -> dict[Layer, Feature]:
+def _masks_within(judge: MaskJudge, powers: Mapping[Layer, float], room: float) -> dict[Layer, Feature]:
     """Return the masks of the first steps that leave noise of `room` at most, without those that it has room for."""
     masks, left = dict[Layer, Feature](), dict(powers)
     total = sum(left.values())
-    for _, layer, features, rest in steps:
+    for _, layer, features, rest in _steps(judge, powers):
         if total <= room:
             break
         total += rest - left[layer]

@@ -21,9 +21,9 @@ from onnx2ncnn_opt.runtime.base import Array, Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.verification.estimate import Estimator, most_ordinary
-from onnx2ncnn_opt.verification.inputs import like_data
+from onnx2ncnn_opt.verification.inputs import DATA, Draw, draw_inputs
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.runs import drawn_feeds
+from onnx2ncnn_opt.verification.runs import first_sizes
 from scripts.measure.measured import ROOT, table
 
 MODELS = ROOT / "fixtures" / "trained.tsv"
@@ -45,14 +45,12 @@ def fetched(folder: Path, name: str, repository: str, path: str, commit: str, di
 
 def data_of(conversion: Conversion, path: Path) -> dict[str, Array]:
     """Return inputs like data, of the scale that the conversion chose, and of another seed."""
-    model, manifest, each = conversion.model, conversion.manifest(), 2
-    draws = like_data(_SEED)[:-1]
-    arrays = drawn_feeds(path, model, manifest, draws, outputs=conversion.cut)
+    draws = [Draw(_SEED, plain=True, data=data) for data in DATA]
+    sizes = first_sizes(path, conversion.model, conversion.manifest(), draws[0], outputs=conversion.cut)
+    arrays = [draw_inputs(conversion.model, sizes, draw=draw) for draw in draws]
     blobs = [{port.blob: Feed(given[port.name], port.batch_axis) for port in conversion.inputs} for given in arrays]
     with Estimator(conversion.graph, blobs[0]) as estimator:
-        estimators = [estimator.on(feeds) for feeds in blobs]
-        chosen = most_ordinary(estimators, each)[0]
-    return dict(next(given for given, own in zip(arrays, estimators, strict=True) if own is chosen))
+        return arrays[most_ordinary([estimator.on(feeds) for feeds in blobs])]
 
 
 def worst(conversion: Conversion, feeds: dict[str, Array], worker: NcnnWorker, on: str) -> float:
