@@ -89,7 +89,7 @@ def _bisect_net(
         pair = {**paths, "nodes": found.pair.nodes, "layers": found.pair.layers}
     difference = asdict(found.difference) if found.difference else None
     output.fields |= {**report_fields(found.report), "located": located, "difference": difference, "pair": pair}
-    blocks = report_blocks(found.report)
+    blocks = report_blocks(found.report, param, model)
     if located is not None:
         blocks += located_blocks(located)
     elif not found.report.ok:
@@ -111,6 +111,8 @@ def _bisect_passes(output: Output, model: Path, skip: tuple[str, ...], verificat
         found = bisect_passes(model, verification, skip=skip)
     event = asdict(found.event) if found.event else None
     output.fields |= {**report_fields(found.report), "rewrites": found.rewrites, "number": found.number, "event": event}
-    output.show([*report_blocks(found.report), *pass_lines(found.rewrites, found.number, str(found.event))])
+    output.show(
+        [*report_blocks(found.report, "the net", model), *pass_lines(found.rewrites, found.number, str(found.event))]
+    )
     if not found.report.ok:
         raise failure(found.report)

@@ -7,10 +7,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnx2ncnn_opt.cli.summary import Written, end_lines, layers_blocks, storage_lines, summary_fields
+from onnx2ncnn_opt.cli.summary import (
+    Written,
+    end_lines,
+    layers_blocks,
+    output_blocks,
+    start_blocks,
+    storage_lines,
+    summary_fields,
+)
 from onnx2ncnn_opt.manifest import Entry, Manifest
 from onnx2ncnn_opt.report.console import Block
-from onnx2ncnn_opt.report.verification import output_table, shapes_lines
+from onnx2ncnn_opt.report.verification import shapes_lines
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.api.lower import Conversion
@@ -32,28 +40,26 @@ def conversion_fields(made: Conversion, manifest: Manifest, files: Written, seco
 def conversion_blocks(
     made: Conversion, manifest: Manifest, model: Path, prefix: Path, files: Written, seconds: float, *, verbose: bool
 ) -> list[Block]:
-    """Return it as lines and tables; `verbose` adds inputs, outputs, all rewrites and all near misses."""
-    blocks: list[Block] = [f"model: {model} (opset {manifest.source.opset}, {made.model.producer})"]
+    """Return it as lines and tables, the verdict first; `verbose` adds all details."""
+    found, net = made.report, files[0]["path"] if files else f"{prefix}.ncnn.param"
+    notes = [*_notes(made, manifest), *(found.notes if found else ())]
+    blocks = start_blocks(made, net, str(model), notes, verbose=verbose)
     if verbose:
+        blocks.append(f"model: {model} (opset {manifest.source.opset}, {made.model.producer})")
         blocks += [_port("input", tensor) for tensor in manifest.inputs]
         blocks += [_port("output", tensor) for tensor in manifest.outputs]
-        blocks += [f"rewrite: {event}" for event in made.applied]
-        blocks += [f"near miss: {event}" for event in made.near_misses]
     blocks += [f"bound: {bound.name} = {_value(bound.value)}" for bound in manifest.values]
-    blocks += [f"note: {text}" for text in _notes(made, manifest)]
-    blocks += layers_blocks(made, manifest.layers.before, manifest.layers.after)
+    layers, release = manifest.layers, f"; ncnn {manifest.least_ncnn} or newer runs them"
+    blocks += layers_blocks(made, layers.before, layers.after, verbose=verbose, note=release)
     blocks += [f"custom: {op}" for op in made.custom]
     blocks += storage_lines(made)
-    if found := made.report:
-        blocks += [f"note: {text}" for text in found.notes]
-        is_right = all(output.status == "ok" for output in found.outputs)
-        blocks += [*shapes_lines(found.shapes, others_refused=is_right), output_table(found.outputs)]
-    release = f"ncnn: {manifest.least_ncnn} or newer runs it"
-    blocks += end_lines(made, files, seconds, "ONNX Runtime", verbose=verbose, note=release)
+    blocks += shapes_lines(found.shapes, others_refused=found.ok) if found else []
+    blocks += output_blocks(found, verbose=verbose)
+    blocks += end_lines(made, files, seconds, "ONNX Runtime", verbose=verbose)
     if found and found.checked and made.precision is None and "fp16" not in found.checked:
         blocks.append("note: ARM and GPUs compute in fp16 by default; --on or --modes fp16 checks that")
     if files:
-        blocks.append(f"run: onnx2ncnn-opt example {shlex.quote(str(prefix))} prints a program that runs the net")
+        blocks.append(f"next: onnx2ncnn-opt example {shlex.quote(str(prefix))}  # a program that runs the net")
     return blocks
 
 

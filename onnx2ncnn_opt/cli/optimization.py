@@ -5,9 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnx2ncnn_opt.cli.summary import Written, end_lines, layers_blocks, storage_lines, summary_fields
+from onnx2ncnn_opt.cli.summary import (
+    Written,
+    end_lines,
+    layers_blocks,
+    output_blocks,
+    start_blocks,
+    storage_lines,
+    summary_fields,
+)
 from onnx2ncnn_opt.report.console import Block
-from onnx2ncnn_opt.report.verification import output_table
 from onnx2ncnn_opt.report.words import file_size
 
 if TYPE_CHECKING:
@@ -30,19 +37,21 @@ def optimization_fields(made: Optimized, files: Written, seconds: float) -> dict
     }
 
 
-def optimization_blocks(made: Optimized, source: Path, files: Written, seconds: float, *, verbose: bool) -> list[Block]:
-    """Return it as lines and tables: `verbose` adds every rewrite, and every near miss."""
-    blocks: list[Block] = [f"net: {source}"]
+def optimization_blocks(
+    made: Optimized, source: Path, target: Path, files: Written, seconds: float, *, verbose: bool
+) -> list[Block]:
+    """Return it as lines and tables, the verdict first; `verbose` adds every rewrite, and every near miss."""
+    notes = list(made.notes)
     if made.unread_layers:
-        blocks.append(f"note: layers after those that the header counts are left out: {made.unread_layers}")
+        notes.append(f"layers after those that the header counts are left out: {made.unread_layers}")
     if made.trailing_bytes:
-        blocks.append(f"note: {made.trailing_bytes} bytes after the last weight are left out")
-    blocks += [f"note: {text}" for text in made.notes]
+        notes.append(f"{made.trailing_bytes} bytes after the last weight are left out")
+    if made.report and made.caches:
+        notes.append(f"caches are not compared, as only ncnn can read them: {', '.join(made.caches)}")
+    blocks = start_blocks(made, str(target), str(source), notes, verbose=verbose)
     if verbose:
-        blocks += [f"rewrite: {event}" for event in made.applied]
         blocks += [f"dropped: Split '{split.layer}': {split.reason}" for split in made.dropped_splits]
-        blocks += [f"near miss: {event}" for event in made.near_misses]
-    blocks += layers_blocks(made, *made.layers)
+    blocks += layers_blocks(made, *made.layers, verbose=verbose)
     peak, lower = made.memory
     if peak.peak and not (peak.unknown or lower.unknown):
         count = "1 layer" if made.exchanged == 1 else f"{made.exchanged} layers"
@@ -56,10 +65,5 @@ def optimization_blocks(made: Optimized, source: Path, files: Written, seconds: 
         blocks.append(f"weights: {file_size(small)} -> {file_size(large)}")
     blocks += storage_lines(made)
     blocks += [f"blob: {blob} is {name}" for blob, name in made.renamed.items()]
-    if made.report and made.report.folded:
-        blocks.append(output_table(made.report.folded, "output in fp32"))
-    if made.report and made.report.outputs:
-        blocks.append(output_table(made.report.outputs))
-        if made.caches:
-            blocks.append(f"note: caches are not compared, as only ncnn can read them: {', '.join(made.caches)}")
+    blocks += output_blocks(made.report, verbose=verbose)
     return blocks + end_lines(made, files, seconds, "before", verbose=verbose)

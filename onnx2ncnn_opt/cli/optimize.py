@@ -149,6 +149,7 @@ def _optimize(
 
         with output.working("gathering what the report shows"):
             page.records.append(report_optimized(result, found, options["verification"]))
-    output.show(optimization_blocks(result, param, files, fields["seconds"], verbose=verbose))
+    target = NetFiles.at(prefix, binary=as_binary).param
+    output.show(optimization_blocks(result, param, target, files, fields["seconds"], verbose=verbose))
     if found is not None and not found.ok:
         raise failure(found, "no files are written")

@@ -56,6 +56,8 @@ def report(
     verified = found.verified
     assert verified is not None
     output.fields |= {**report_fields(verified), "files": [{"path": str(path), "bytes": path.stat().st_size}]}
-    output.show(report_blocks(verified, f"wrote: {path} ({file_size(path.stat().st_size)})"))
+    output.show(
+        [*report_blocks(verified, param or "the net", model), f"wrote: {path} ({file_size(path.stat().st_size)})"]
+    )
     if not verified.ok:
         raise failure(verified)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt.cli.verification import report_fields
 from onnx2ncnn_opt.report.console import Block, Table
-from onnx2ncnn_opt.report.verification import checked_lines, latency_lines, mask_lines
-from onnx2ncnn_opt.report.words import file_size
+from onnx2ncnn_opt.report.verification import latency_lines, mask_lines, output_table, stored_note, verdict
+from onnx2ncnn_opt.report.words import file_size, number_of
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.api.apply_passes import Optimized
     from onnx2ncnn_opt.api.lower import Conversion
+    from onnx2ncnn_opt.verification.driver import VerifyReport
 
 Written = Sequence[Mapping[str, Any]]
 
@@ -41,12 +42,39 @@ def summary_fields(made: Conversion | Optimized, files: Written, seconds: float)
     }
 
 
-def layers_blocks(made: Conversion | Optimized, before: int, after: int) -> list[Block]:
-    """Return the numbers of layers before and after, and the passes that changed them."""
+def start_blocks(
+    made: Conversion | Optimized, net: str, other: str, notes: Sequence[str], *, verbose: bool
+) -> list[Block]:
+    """Return the verdict on a net made of the `other` one, notes, and if `verbose` all rewrites and near misses."""
+    blocks: list[Block] = [verdict(made.report, net, other, is_estimated=made.precision is not None)]
+    blocks += [f"note: {text}" for text in notes]
+    if verbose:
+        blocks += [f"rewrite: {event}" for event in made.applied]
+        blocks += [f"near miss: {event}" for event in made.near_misses]
+    return blocks
+
+
+def layers_blocks(
+    made: Conversion | Optimized, before: int, after: int, *, verbose: bool, note: str = ""
+) -> list[Block]:
+    """Return the numbers of layers before and after, and if `verbose` the passes that changed them."""
+    warnings = [f"warning: {event}" for event in made.failed]
+    found = {"rewrite": made.applied, "near miss": made.near_misses}
+    said = ", ".join(number_of(len(events), noun) for noun, events in found.items() if events)
+    layers = f"layers: {before} -> {after}" + (f" ({said}; -v lists them)" if said and not verbose else "") + note
     passes = Counter(event.pass_name for event in made.applied)
     rows = tuple((name, str(count)) for name, count in passes.items())
-    warnings = [f"warning: {event}" for event in made.failed]
-    return [*warnings, f"layers: {before} -> {after}", *([Table(("pass", "rewrites"), rows, "pass")] if rows else [])]
+    return [*warnings, layers, *([Table(("pass", "rewrites"), rows, "pass")] if rows and verbose else [])]
+
+
+def output_blocks(report: VerifyReport | None, *, verbose: bool) -> list[Block]:
+    """Return the outputs as tables, if `verbose` or if one does not agree; else what there is to say about them."""
+    if report is None:
+        return []
+    if report.ok and not verbose:
+        return [f"note: {row.name}: {row.message}" for row in report.rows if row.message]
+    tables = (("output in fp32", report.folded), ("output", report.outputs))
+    return [output_table(rows, label) for label, rows in tables if rows]
 
 
 def storage_lines(made: Conversion | Optimized) -> list[Block]:
@@ -61,16 +89,16 @@ def storage_lines(made: Conversion | Optimized) -> list[Block]:
 
 
 def end_lines(
-    made: Conversion | Optimized, files: Written, seconds: float, other: str, *, verbose: bool, note: str = ""
+    made: Conversion | Optimized, files: Written, seconds: float, other: str, *, verbose: bool
 ) -> list[Block]:
-    """Return the masks, a note, the times of the net and of the `other` one, the files, and the verification."""
+    """Return the masks, the times of the net and of the `other` one, the files, and the time."""
     masks = [str(mask) for mask in made.masks]
     estimated, price = ("", 0.0) if made.precision is None else (str(made.precision), made.precision.price)
+    written = ", ".join(f"{file['path']} ({file_size(file['bytes'])})" for file in files)
     return [
         *mask_lines(masks, estimated, price, verbose=verbose),
-        *([note] if note else []),
         *latency_lines(made.latency, other),
-        *(f"wrote: {file['path']} ({file_size(file['bytes'])})" for file in files),
-        f"time: {seconds:.1f} s{'' if made.report is not None else ', not verified'}",
-        *checked_lines(made.report.checked if made.report else "", bool(estimated)),
+        *([f"wrote: {written}"] if written else []),
+        f"time: {seconds:.1f} s",
+        *stored_note(made.report),
     ]

@@ -53,12 +53,17 @@ def report_fields(report: VerifyReport) -> dict[str, Any]:
     }
 
 
-def report_blocks(report: VerifyReport, *more: Block) -> list[Block]:
-    """Return a verification for people: its notes, outputs, and conditions; `more` stands before the latter."""
-    from onnx2ncnn_opt.report.verification import checked_lines, output_table
+def report_blocks(report: VerifyReport, net: object, model: object) -> list[Block]:
+    """Return the verification of a net against its model for people: the verdict, notes, shapes, and outputs."""
+    from onnx2ncnn_opt.report.verification import output_table, shapes_lines, stored_note, verdict
 
-    notes = [f"note: {text}" for text in report.notes]
-    return [*notes, output_table(report.outputs), *more, *checked_lines(report.checked)]
+    return [
+        verdict(report, str(net), str(model)),
+        *(f"note: {text}" for text in report.notes),
+        *shapes_lines(report.shapes, others_refused=report.ok and report.manifest is not None),
+        output_table(report.outputs),
+        *stored_note(report),
+    ]
 
 
 def failure(report: VerifyReport, consequence: str = "") -> VerificationError:

@@ -11,7 +11,7 @@ import click
 from onnx2ncnn_opt.cli import options as option
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
-from onnx2ncnn_opt.cli.verification import failure, report_fields
+from onnx2ncnn_opt.cli.verification import failure, report_blocks, report_fields
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.verification.options import Verification
@@ -40,7 +40,6 @@ def verify(
 ) -> None:
     """Compare any net with MODEL (.onnx or .pt2) in ONNX Runtime."""
     from onnx2ncnn_opt.api import verify as api
-    from onnx2ncnn_opt.report.verification import checked_lines, output_table, shapes_lines
     from onnx2ncnn_opt.runtime.ort import SHARED
 
     SHARED.warm_up()
@@ -55,13 +54,6 @@ def verify(
                 record = report_net(model, param, bin, found, verification)
             report.records.append(record)
     output.fields |= report_fields(found)
-    output.show(
-        [
-            *(f"note: {text}" for text in found.notes),
-            *shapes_lines(found.shapes, others_refused=found.ok and found.manifest is not None),
-            output_table(found.outputs),
-            *checked_lines(found.checked),
-        ]
-    )
+    output.show(report_blocks(found, param, model))
     if not found.ok:
         raise failure(found)

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from onnx2ncnn_opt.report.console import Table
+from onnx2ncnn_opt.report.words import number_of
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.outputs import Latency, OutputReport
+    from onnx2ncnn_opt.verification.driver import VerifyReport
 
 
 def latency_lines(latency: Latency | None, other: str) -> list[str]:
@@ -20,7 +22,6 @@ def latency_lines(latency: Latency | None, other: str) -> list[str]:
 
 
 _MOST_INPUTS = 4  # whose shapes are shown
-_MOST_MASKS = 10
 
 
 def shapes_lines(shapes: Sequence[Mapping[str, tuple[int, ...]]], *, others_refused: bool = True) -> list[str]:
@@ -44,27 +45,45 @@ def shapes_lines(shapes: Sequence[Mapping[str, tuple[int, ...]]], *, others_refu
     return [f"verified with: {text}{alone}"]
 
 
-def checked_lines(checked: str, is_estimated: bool = False) -> list[str]:
-    """Return the places and modes of runs, for the end of a summary; none if nothing ran."""
-    stores_only = checked.startswith("x86") and "fp16" in checked
-    estimated = "; estimated for fp16" if is_estimated and (stores_only or "fp16" not in checked) else ""
+def verdict(report: VerifyReport | None, net: str, other: str, *, is_estimated: bool = False) -> str:
+    """Return whether a net agrees with the other, the largest error of its outputs, and where it ran."""
+    if report is None:
+        return f"done: {net}, not verified"
+    rows, checked = report.rows, report.checked
+    is_unproven = all(row.status in ("ok", "unproven") for row in rows)
+    word, what = ("unproven", "may differ from") if is_unproven else ("wrong", "differs from")
+    if report.ok:
+        word, what = "ok", "agrees with"
+    if is_estimated and ("fp16" not in checked or _stores_only(checked)):
+        checked += ", fp16 estimated"
+    errors = [row.max_rel for row in rows if row.max_rel is not None]
+    error = [f"relative error {max(errors):.1e}"] if errors else []
+    return f"{word}: {net} {what} {other} ({'; '.join([*error, checked])})"
+
+
+def _stores_only(checked: str) -> bool:
+    return checked.startswith("x86") and "fp16" in checked
+
+
+def stored_note(report: VerifyReport | None) -> list[str]:
+    """Return a note on fp16 if a net ran in it on an x86 CPU."""
     note = "note: in fp16 an x86 CPU stores some weights in 16 bits, and computes in fp32; --on takes other devices"
-    return [f"checked: {checked}{estimated}", *([note] if stores_only else [])] if checked else []
+    return [note] if report and _stores_only(report.checked) else []
 
 
 def mask_lines(masks: Sequence[str], estimated: str, price: float, *, verbose: bool = False) -> list[str]:
-    """Return the layers for which fp16 is not enough, their price, and the effect of fp16 on the outputs with masks.
+    """Return the number of layers for which fp16 is not enough, their price, and the effect of fp16 on the outputs.
 
-    Of many layers only the first are named, unless `verbose`.
+    `verbose` adds the masks.
     """
-    shown = masks if verbose or len(masks) <= _MOST_MASKS else masks[: _MOST_MASKS // 2]
-    rest = [f"mask: and {len(masks) - len(shown)} more layers (-v lists them)"] if len(shown) < len(masks) else []
-    lines = [*(f"mask: {mask}" for mask in shown), *rest]
-    if not estimated:
-        return lines
-    count = f"{len(masks)} layer{'s' if len(masks) > 1 else ''}"
-    cost = [f"masks: {count}, {price:.0%} of the multiplications"] if masks else []
-    return [*lines, *cost, f"fp16 (estimated): {estimated}"]
+    lines = [f"mask: {mask}" for mask in masks] if verbose else []
+    if masks:
+        cost = f", {price:.0%} of the multiplications" if estimated else ""
+        lines.append(
+            f"masks: {number_of(len(masks), 'layer')} {'needs' if len(masks) == 1 else 'need'} more than fp16{cost}"
+            + ("" if verbose else "; -v lists them")
+        )
+    return [*lines, f"fp16 (estimated): {estimated}"] if estimated else lines
 
 
 def output_table(rows: Sequence[OutputReport], label: str = "output") -> Table:

@@ -22,6 +22,11 @@ def file_size(size: int) -> str:
     return f"{value:.1f} {unit}" if unit != "B" else f"{size} B"
 
 
+def number_of(count: int, noun: str) -> str:
+    """Return a number of things, such as "1 near miss" and "2 near misses"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
 def json_value(value: Any, not_finite: Callable[[float], Any]) -> Any:
     """Return a value for JSON, which has neither NaN nor infinity: `not_finite` gives what stands for them."""
     if isinstance(value, Mapping):

@@ -40,7 +40,7 @@ def test_wrong_usage(tmp_path: Path) -> None:
 def test_convert_names_it_and_what_it_prints_runs(small: Path) -> None:
     ended = run_well(small, "convert", "model.onnx", "--no-verify", "-o", "my net")
     last = ended.out.splitlines()[-1]
-    assert last == "run: onnx2ncnn-opt example 'my net' prints a program that runs the net"
+    assert last == "next: onnx2ncnn-opt example 'my net'  # a program that runs the net"
     ended = run_well(small, "example", "my net", "--python")
     done = subprocess.run([sys.executable, "-c", ended.out], cwd=small, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -118,7 +118,7 @@ def on_terminal(folder: Path, *args: str) -> tuple[int, str]:
 
 
 def test_a_terminal_gets_tables_and_a_spinner(small: Path) -> None:
-    code, output = on_terminal(small, "convert", "model.onnx")
+    code, output = on_terminal(small, "convert", "model.onnx", "-v")
     assert code == 0
     assert re.search(r"converting model\.onnx: \w+ ", output)  # which steps are seen depends on how long they take
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output)

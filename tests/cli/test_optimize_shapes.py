@@ -44,7 +44,7 @@ def net(folder: Path) -> None:
 def test_from_pnnx_s_program(tmp_path: Path, feed: str) -> None:
     net(tmp_path)
     (tmp_path / "m_ncnn.py").write_text(PROGRAM.format(feed=feed))
-    ended = run_well(tmp_path, "optimize", "m.ncnn.param", "m.ncnn.bin", "-o", "out")
+    ended = run_well(tmp_path, "optimize", "m.ncnn.param", "m.ncnn.bin", "-o", "out", "-v")
     assert "note: from m_ncnn.py: in0:3,8,9, in1:5" in ended.out
     assert [words[:2] for words in ended.lines("output")] == [["out0", "ok"], ["out1", "ok"]]
 

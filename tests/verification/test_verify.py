@@ -9,7 +9,8 @@ import pytest
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import ModelError, RunError, UnprovenError, UsageError, VerificationError
 from onnx2ncnn_opt.manifest import Entry, LayerCount, Manifest, Source
-from onnx2ncnn_opt.report.verification import checked_lines, shapes_lines
+from onnx2ncnn_opt.outputs import OutputReport
+from onnx2ncnn_opt.report.verification import shapes_lines, stored_note, verdict
 from onnx2ncnn_opt.verification import verify_net as verification
 from onnx2ncnn_opt.verification.driver import VerifyReport
 from onnx2ncnn_opt.verification.options import Verification
@@ -451,8 +452,13 @@ def test_a_model_that_takes_too_long(tmp_path: Path) -> None:
 
 
 def test_what_fp16_on_x86_is() -> None:
-    assert checked_lines("x86-64 fp32", True) == ["checked: x86-64 fp32; estimated for fp16"]
-    assert checked_lines("aarch64 fp32, fp16 (qemu)", True) == ["checked: aarch64 fp32, fp16 (qemu)"]
-    checked, note = checked_lines("x86-64 fp32, fp16", True)
-    assert checked == "checked: x86-64 fp32, fp16; estimated for fp16"
-    assert note.startswith("note: in fp16 an x86 CPU stores some weights in 16 bits, and computes in fp32")
+    row = OutputReport("y", "y", "ok", max_rel=1e-6)
+    for checked, estimated, has_note in (
+        ("x86-64 fp32", ", fp16 estimated", False),
+        ("aarch64 fp32, fp16 (qemu)", "", False),
+        ("x86-64 fp32, fp16", ", fp16 estimated", True),
+    ):
+        report = VerifyReport((row,), 0, checked=checked)
+        said = f"ok: net agrees with model (relative error 1.0e-06; {checked}{estimated})"
+        assert verdict(report, "net", "model", is_estimated=True) == said
+        assert bool(stored_note(report)) == has_note
