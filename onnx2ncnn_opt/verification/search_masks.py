@@ -356,7 +356,7 @@ def _mask_errors(judges: Sequence[MaskJudge], found: _Found, budget: float | Non
     if not is_cheap:
         masks, room = cheapest_masks(judges, powers, target)
         better = _masks_within(judge, powers, room * (aim / target) ** 2)
-        if budget is None and judge.price(masks) > _MANY:
+        if budget is None and masks and judge.price(masks) > _MANY:
             closer = f"--budget {target:.0e} would take {judge.price(masks):.0%} of the multiplications"
             masks = _masks_in_reason(judges, powers, room, max(_WIDE * BUDGET, _ROUNDINGS_WIDE * rounding))
         elif judge.price(better) <= _FEW:
@@ -377,7 +377,7 @@ def _masks_in_reason(
 
     An error of more than `wide` justifies any cost.
     """
-    while judges[0].price(masks := _masks_within(judges[0], powers, room)) > _MANY:
+    while (masks := _masks_within(judges[0], powers, room)) and judges[0].price(masks) > _MANY and room < 1:
         room *= _GROWTH
     error = max(each.error(masks) for each in judges)
     if error > wide:

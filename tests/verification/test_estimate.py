@@ -219,6 +219,21 @@ def test_masks_are_where_they_cost_little() -> None:
     assert before > budget >= precision.error
 
 
+def test_the_price_of_earlier_masks_ends_the_search() -> None:
+    """A mask that the net has takes most of the multiplications; the layer with errors has few."""
+    graph, x = convolutions(4)
+    infer_graph(graph)
+    for each in graph.layers[1:4]:
+        each.params["featmask"] = int(Feature.NO_FP16_ARITHMETIC)
+    with estimator(graph, 30 * x) as estimate:
+        before = find_masks([estimate], masks=False)[1]
+        found, after = find_masks([estimate])
+    assert before.price == pytest.approx(0.75)
+    assert before.error > 5e-3
+    assert after.error <= before.error
+    assert len(found) <= 1
+
+
 def test_the_scale_of_ordinary_numbers_is_chosen() -> None:
     graph = net("Input x 0 1 x 0=64 1=16", "Gemm y 1 1 x y 3=1 5=1 6=1 7=0 8=32 9=64 10=4")
     rng = np.random.default_rng(0)
