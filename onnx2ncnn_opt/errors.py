@@ -68,11 +68,11 @@ class Unsupported:
 class UnsupportedError(ConversionError):
     """Nodes that have no exact ncnn form; `nodes` lists every one of them, `advice` says how to go on without them.
 
-    The message has one line for all nodes that are refused for one reason.
+    `cut` are the values before all of them. The message has one line for all nodes that are refused for one reason.
     """
 
-    def __init__(self, nodes: Sequence[Unsupported], advice: str = "") -> None:
-        self.nodes, self.advice = tuple(nodes), advice
+    def __init__(self, nodes: Sequence[Unsupported], advice: str = "", cut: Sequence[str] = ()) -> None:
+        self.nodes, self.advice, self.cut = tuple(nodes), advice, tuple(cut)
         count = f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}"
         lines = [f"cannot express {count} in ncnn:", *(f"  {line}" for line in lines_by_reason(nodes))]
         super().__init__("\n".join([*lines, advice] if advice else lines))

@@ -11,7 +11,7 @@ from onnx import numpy_helper
 
 def parsed(graph: str, opset: int = 18, **weights: Any) -> onnx.ModelProto:
     """Return the model of a graph without its name, and perhaps functions; weights become initializers."""
-    domains = [f', "{name}": 1' for name in ("com.microsoft", "made.up") if name in graph]
+    domains = [f', "{name}": 1' for name in ("com.microsoft", "made.up", "ai.onnx.ml") if name in graph]
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}{"".join(domains)}]> g {graph}')
     model.graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items())
     return model

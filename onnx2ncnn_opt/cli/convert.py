@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.several import run_each
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, make_folder, targets, written
 from onnx2ncnn_opt.cli.verification import failure, hint_at_no_verify, needs_verification, require_runtimes
-from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.errors import CrashError, RunError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
@@ -106,7 +107,10 @@ def convert(
     from onnx2ncnn_opt.api.lower import NOT_RUN, Files
 
     if options["custom"] and not no_verify:
-        raise UsageError(f"--custom needs --no-verify: {NOT_RUN}, so that the net cannot be verified")
+        command = shlex.join(["onnx2ncnn-opt", *output.arguments, "--no-verify"])
+        raise UsageError(
+            f"--custom needs --no-verify: {NOT_RUN}, so that the net cannot be verified\nthis works: {command}"
+        )
     prefixes = targets(models, lambda model: _prefix(model, prefix), prefix)
     make_folder(prefix or "")
     for model, path in prefixes.items():
@@ -156,7 +160,11 @@ def _convert(
     from onnx2ncnn_opt.cli.conversion import conversion_blocks, conversion_fields
 
     start = time.perf_counter()
-    with output.working(f"converting {model}"), hint_at_no_verify("converts without running the model"):
+    with (
+        output.working(f"converting {model}"),
+        _working_command(output, model, options),
+        hint_at_no_verify("converts without running the model"),
+    ):
         conversion = convert(model, prefix, **options)
     found = conversion.report
     has_files = found is None or found.ok or options["keep_failed"]
@@ -172,6 +180,26 @@ def _convert(
     output.show(conversion_blocks(conversion, manifest, model, prefix, files, seconds, verbose=verbose))
     if found is not None and not found.ok:
         raise failure(found, "the files are kept" if has_files else "no files are written (see --keep-failed)")
+
+
+@contextmanager
+def _working_command(output: Output, model: Path, options: Mapping[str, Any]) -> Iterator[None]:
+    """Add to an error that an option may mend the command that works, if trying finds one."""
+    try:
+        yield
+    except (RunError, UnsupportedError) as error:
+        if isinstance(error, CrashError):
+            raise
+        from onnx2ncnn_opt.api.working_options import as_arguments, working_options
+
+        own = ("verification", "benchmark", "keep_failed", "worker")  # not those of `lower`
+        found = working_options(
+            model, error, {k: v for k, v in options.items() if k not in own}, options["verification"]
+        )
+        if found:
+            command = shlex.join(["onnx2ncnn-opt", *output.arguments, *as_arguments(found)])
+            error.args = (f"{error}\nthis works: {command}",)
+        raise
 
 
 def _batch_axis(text: str) -> tuple[str, int | None]:

@@ -70,6 +70,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def _run(args: list[str], output: Output) -> tuple[int, BaseException | None]:
     """Run a command line; return its exit code, and the error that ended it, which stderr has already shown."""
+    output.arguments = args
     try:
         with _interrupts(), cli.make_context(PROGRAM, args, obj=output) as context:
             cli.invoke(context)

@@ -29,6 +29,7 @@ class Output:
 
     def __init__(self) -> None:
         self.command: str | None = None
+        self.arguments: Sequence[str] = ()  # of the command line
         self.as_json = False
         self.quiet = False
         self.fields: dict[str, Any] = {}

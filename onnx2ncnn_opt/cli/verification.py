@@ -27,7 +27,8 @@ def hint_at_no_verify(how: str) -> Iterator[None]:
     try:
         yield
     except VerificationError as error:
-        raise VerificationError(f"{error}; --no-verify {how}") from error
+        error.args = (f"{error}; --no-verify {how}",)
+        raise
 
 
 def require_runtimes(on: str | None, *packages: str) -> None:

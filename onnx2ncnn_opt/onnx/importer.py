@@ -245,7 +245,7 @@ class _Import(_Ends):
         if self._misfit:
             raise UsageError(self._misfit)
         if self._refused:
-            return UnsupportedError(self._refused, self._cut_advice())
+            return UnsupportedError(self._refused, *self._cut_advice())
         drop_unused(self.graph)  # layers that only fed shapes or refused branches
         # No blob is to be empty: a window is not larger than its axis, a slice has an element.
         shapes = [blob.shape or () for layer in self.graph for blob in layer.outputs]
@@ -334,25 +334,25 @@ class _Import(_Ends):
                 results[i] = Tensor(blob, view, held_as_float(dtype))
         return results
 
-    def _cut_advice(self) -> str:
-        """Return how to convert the nodes before all refused ones; empty if each of these has a hint."""
+    def _cut_advice(self) -> tuple[str, Sequence[str]]:
+        """Return how to convert the nodes before all refused ones, and their values; empty if each has a hint."""
         sound = [node for node in self._model.graph if self._tainted.isdisjoint(_names(node.outputs))]
         tainted = set(self._model.graph).difference(sound)
         wanted = {info.name for info in self._model.outputs}.union(*map(_read_names, tainted)) - {""}
         made = [(name, self._values[name]) for node in sound for name in _names(node.outputs) if name in wanted]
         cut = [(name, x) for name, x in made if isinstance(x, Tensor)]
         if not cut or all(node.hint for node in self._refused):
-            return ""
+            return "", ()
         try:
             for self._label, x in cut:
                 self._output_layout(x)
         except Refusal:
-            return ""
+            return "", ()
         has_nms = any(node.operator == "NonMaxSuppression" for node in self._refused)
         export = "export the model without NMS, or " if has_nms else ""
-        names, count = ",".join(name for name, _ in cut), len(self._model.graph)
-        part = f"convert the {len(sound)} of {count} nodes before them with --outputs {names}"
-        return f"{export}{part} and do the rest outside ncnn"
+        names, count = [name for name, _ in cut], len(self._model.graph)
+        part = f"convert the {len(sound)} of {count} nodes before them with --outputs {','.join(names)}"
+        return f"{export}{part} and do the rest outside ncnn", names
 
     def _known(self, node: onnx_ir.Node) -> OnnxOp:
         op = find(node.domain, node.op_type, self._model.opsets.get(node.domain, 1))

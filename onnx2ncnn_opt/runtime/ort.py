@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -187,8 +188,15 @@ class OrtRunner:
     def _receive(self, child: Child, what: str, **fields: Any) -> dict[str, Any]:
         answer = child.receive(**fields)
         if "error" in answer:
-            raise RunError(f"ONNX Runtime {what} {self._name}: {answer['error']}")
+            raise RunError(f"ONNX Runtime {what} {self._name}: {_plain(answer['error'])}")
         return answer
+
+
+def _plain(error: str) -> str:
+    """Return an error of ONNX Runtime without places in its sources: the node, and what is wrong."""
+    node = re.search(r"running (\w+) node\. Name:'([^']*)'", error)
+    reason = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : |.*Status Message: |.* was false\. ", "", error).strip()
+    return f"{node[1]} '{node[2]}': {reason}" if node else reason
 
 
 def _unsigned(model: Path | bytes) -> bytes:

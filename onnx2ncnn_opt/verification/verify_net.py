@@ -219,9 +219,9 @@ def _notes(model: LoadedModel, runs: Sequence[Run], rounding: Rounding, is_fixed
     """Yield notes on outputs that are not all numbers, or no float64; `is_fixed`: the user chose the tolerance."""
     if rounding.problem and not is_fixed:
         allowed = f"an error of {UNKNOWN_ROUNDING:g} is allowed with ncnn's plain kernels"
-        yield f"the model does not run in float64 ({_reason(rounding.problem)}), so that {allowed}"
+        yield f"the model does not run in float64 ({rounding.problem}), so that {allowed}"
     if rounding.unmoved:
-        yield f"how far rounding errors move the model is not known ({_reason(rounding.unmoved)})"
+        yield f"how far rounding errors move the model is not known ({rounding.unmoved})"
     if rounding.overflown:
         names = ", ".join(sorted(rounding.overflown))
         yield f"ONNX Runtime's float32 overflows or underflows on the way to {names}; float64 was asked there"
@@ -237,11 +237,6 @@ def _notes(model: LoadedModel, runs: Sequence[Run], rounding: Rounding, is_fixed
             if array.dtype.kind == "f" and np.isnan(array).any():
                 yield f"the model itself gives NaN for '{name}' ({run}): {_special_counts(array)}"
                 break
-
-
-def _reason(problem: str) -> str:
-    """Return the last part of an error of ONNX Runtime."""
-    return problem.rpartition("Status Message: ")[2]
 
 
 def _special_counts(array: Array) -> str:

@@ -147,6 +147,7 @@ def test_every_unsupported_node_is_named(tmp_path: Path) -> None:
         "Error: cannot express 2 nodes in ncnn:",
         "  2 nodes, made.up::Odd 'odd', Bernoulli 'dice': ncnn has no equivalent of this operator",
         "convert the 1 of 5 nodes before them with --outputs v and do the rest outside ncnn",
+        "this works: onnx2ncnn-opt convert model.onnx --outputs v",
     ]
 
 

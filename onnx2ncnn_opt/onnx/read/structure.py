@@ -29,12 +29,15 @@ MOST_NODES = 1_000_000  # functions that call functions twice each grow exponent
 _GRAPHS = (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS)
 _Key = TypeVar("_Key")
 # Names that exporters write for "any size", in lower case.
+_CLASSICAL = "ai.onnx.ml"  # a domain of ONNX
+_BESIDE_CLASSICAL = frozenset({"Cast", "Concat", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 _NO_NAMES = frozenset({"", "?", "*", "-1", "any", "nan", "none", "null", "unk", "unknown"})
 
 
 def check_proto(proto: onnx.ModelProto) -> None:
-    """Raise ModelError for what onnx_ir would drop or overwrite silently when it reads the model."""
+    """Raise ModelError for what onnx_ir cannot read, or would drop or overwrite silently."""
     _check_text(proto)
+    _check_learning(proto.graph.node)
     for domain, count in _repeated(opset.domain or "ai.onnx" for opset in proto.opset_import):
         raise ModelError(f"the model imports the opset of domain '{domain}' {count} times")
     for (domain, name, _), count in _repeated((f.domain, f.name, f.overload) for f in proto.functions):
@@ -42,6 +45,17 @@ def check_proto(proto: onnx.ModelProto) -> None:
     _check_graph_proto(proto.graph)
     for function in proto.functions:
         _check_nodes_proto(function.node)
+
+
+def _check_learning(nodes: Iterable[onnx.NodeProto]) -> None:
+    """Refuse trees, linear classifiers and the like, around which there are only casts; onnx_ir has no maps."""
+    classical = dict.fromkeys(node.op_type for node in nodes if node.domain == _CLASSICAL)
+    others = {node.op_type for node in nodes if node.domain != _CLASSICAL}
+    if classical and ("ZipMap" in classical or others <= _BESIDE_CLASSICAL):
+        raise ModelError(
+            f"the model is classical machine learning ({', '.join(classical)}), which ncnn does not compute: run it in "
+            "ONNX Runtime, or export the neural network alone"
+        )
 
 
 def _repeated(keys: Iterable[_Key]) -> Iterator[tuple[_Key, int]]:

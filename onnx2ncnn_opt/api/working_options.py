@@ -1,0 +1,118 @@
+"""Options with which a model converts that is refused or fails without them, found by trying."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any
+
+from onnx2ncnn_opt.api.lower import lower
+from onnx2ncnn_opt.errors import Error, UnsupportedError
+from onnx2ncnn_opt.ir.dim import Sym
+from onnx2ncnn_opt.onnx.read.binding import InputInfo
+from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
+from onnx2ncnn_opt.progress import announce
+from onnx2ncnn_opt.verification.options import Verification
+
+_SECONDS = 15.0
+# The sizes that models are exported at: of images, and of sequences and sounds.
+_SIDES = (640, 224, 320, 416, 512, 256, 384, 128, 112, 96, 64, 299, 300, 192, 160, 480, 800, 1024, 32, 28, 48, 448)
+_LENGTHS = (512, 128, 256, 64, 16, 32, 1, 160, 320, 480, 1024, 77, 384, 80, 100, 1000, 16000, 8, 4, 2)
+_RATES = (16000, 8000)  # of samples, which few models leave open
+
+
+def working_options(
+    model: Any, error: Error, options: Mapping[str, Any], verification: Verification | None
+) -> dict[str, Any]:
+    """Return further options for `lower`, shapes and values or else outputs, with which the model converts.
+
+    With a `verification` the net also agrees with ONNX Runtime. None if none are found within some seconds.
+    """
+    try:
+        loaded = load_model(model, shapes=options["shapes"], values=options["values"])
+    except Error:
+        return {}
+    end = time.monotonic() + _SECONDS
+    attempts = _attempts(loaded)
+    if isinstance(error, UnsupportedError):
+        unknown = dict.fromkeys(node.operator for node in error.nodes if "::" in node.operator)
+        if len(unknown) == len({node.operator for node in error.nodes}):
+            attempts = iter([{"custom": [*options["custom"], *unknown]}])
+        elif error.cut:
+            attempts = iter([*attempts, {"outputs": list(error.cut)}])
+    for more in attempts:
+        if time.monotonic() > end:
+            break
+        announce(f"trying {' '.join(as_arguments(more))}")
+        tried = {key: {**(options[key] or {}), **new} if isinstance(new, dict) else new for key, new in more.items()}
+        try:
+            conversion = lower(model, **{**options, **tried})
+            if verification is None or conversion.custom or conversion.verify(verification).ok:
+                return more
+        except Error:
+            continue
+    return {}
+
+
+def as_arguments(options: Mapping[str, Any]) -> list[str]:
+    """Return the options as arguments of the command."""
+    arguments = []
+    for name, value in options.get("values", {}).items():
+        arguments += ["--value", f"{name}={str(value).lower()}"]
+    for name, shape in options.get("shapes", {}).items():
+        arguments += ["--shape", f"{name}:{','.join(map(str, shape))}"]
+    if "outputs" in options:
+        arguments += ["--outputs", ",".join(options["outputs"])]
+    for name in options.get("custom", ()):
+        arguments += ["--custom", name, "--no-verify"]
+    return arguments
+
+
+def _attempts(model: LoadedModel) -> Iterator[dict[str, Any]]:
+    """Yield values for flags together with sizes for dynamic dimensions, one size for all but batches."""
+    flags = {info.name: _values_of(info) for info in model.inputs if _is_flag(info)}
+    shaped = [info for info in model.inputs if info.name not in flags and any(isinstance(d, Sym) for d in info.shape)]
+    batches = {
+        name for info in shaped for axis, dim in enumerate(info.shape) if _is_batch(info, axis) for name in _of(dim)
+    }
+    names = {name for info in shaped for dim in info.shape for name in _of(dim)}
+    has_images = any(len(info.shape) == 4 for info in shaped)
+    sizes = (_SIDES if has_images else _LENGTHS) if names - batches else (1,)
+    for values in product(*flags.values()):
+        bound = {"values": dict(zip(flags, values, strict=True))} if flags else {}
+        if bound:
+            yield bound
+        for size in sizes if names else ():
+            known = {name: 1 if name in batches else size for name in names}
+            shapes = {
+                info.name: tuple(dim.subs(known) if isinstance(dim, Sym) else dim for dim in info.shape)
+                for info in shaped
+            }
+            yield {**bound, "shapes": shapes}
+
+
+def _of(dim: object) -> frozenset[str]:
+    return frozenset(dim.names()) if isinstance(dim, Sym) else frozenset()
+
+
+def _is_batch(info: InputInfo, axis: int) -> bool:
+    """Return True for an outermost axis, and for the second one of an RNN's state."""
+    rank = len(info.shape)
+    is_state = axis == 1 and rank == 3 and isinstance(info.shape[0], int)
+    return rank > 1 and (axis == 0 or is_state or any("batch" in name.lower() for name in _of(info.shape[axis])))
+
+
+def _is_flag(info: InputInfo) -> bool:
+    is_single = (
+        all(isinstance(dim, int) for dim in info.shape)
+        and math.prod(dim for dim in info.shape if isinstance(dim, int)) == 1
+    )
+    return is_single and not info.dtype.is_floating_point()
+
+
+def _values_of(info: InputInfo) -> tuple[object, ...]:
+    if info.dtype.name == "BOOL":
+        return (True, False)
+    return _RATES if info.name.lower() in ("sr", "rate", "sample_rate", "sampling_rate") else (1, 0)

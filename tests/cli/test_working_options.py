@@ -1,0 +1,58 @@
+"""The command that a failed conversion prints, tried as it is printed."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from testing.command import run
+from testing.models import write_model
+
+FROZEN = "(float[N, 3, H, W] x) => (float[N, K] y) <int64[2] s = {1, 3072}> { a = Relu(x) y = Reshape(a, s) }"
+RATE = (
+    "(float[N, L] x, float[2, N, 4] state, int64 sr) => (float[N, M] y, float[2, N, 4] next) "
+    "<int64 rate = {16000}, int64[2] s = {1, 128}> { c = Equal(sr, rate) next = Relu(state) "
+    "y = If(c)<then_branch = a () => (float[1, 128] t) { t = Reshape(x, s) }, "
+    "else_branch = b () => (float[1, 128] u) { d = Reshape(x, s) u = Neg(d) }> }"
+)
+MIDDLE = (
+    "(float[1, 8] x) => (float[N] y) { a = Relu(x) b = NonZero(a) c = Cast<to = 1>(b) y = ReduceSum<keepdims = 0>(c) }"
+)
+OWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) y = made.up.Op(a) }"
+
+
+@pytest.mark.parametrize(
+    ("graph", "options", "code"),
+    [
+        (FROZEN, "--shape x:1,3,32,32", 3),
+        (RATE, "--value sr=16000 --shape x:1,128 --shape state:2,1,4", 1),
+        (MIDDLE, "--outputs a", 1),
+        (OWN, "--custom made.up::Op --no-verify", 1),
+    ],
+)
+def test_a_failure_ends_with_a_command_that_works(graph: str, options: str, code: int, tmp_path: Path) -> None:
+    write_model(tmp_path, graph)
+    ended = run(tmp_path, "convert", "model.onnx", "-o", "my net")
+    assert ended.code == code
+    command = ended.err.splitlines()[-1].removeprefix("this works: onnx2ncnn-opt ")
+    assert command == f"convert model.onnx -o 'my net' {options}"
+    assert run(tmp_path, *shlex.split(command)).code == 0
+
+
+def test_a_custom_operator_needs_no_verification(tmp_path: Path) -> None:
+    write_model(tmp_path, OWN)
+    ended = run(tmp_path, "convert", "model.onnx", "--custom", "made.up::Op")
+    assert ended.code == 2
+    assert ended.err.endswith("\nthis works: onnx2ncnn-opt convert model.onnx --custom made.up::Op --no-verify\n")
+
+
+def test_what_no_option_mends_gets_no_command(tmp_path: Path) -> None:
+    write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { y = Det(x) }")
+    assert "this works" not in run(tmp_path, "convert", "model.onnx").err
+
+
+def test_classical_models_are_called_so(tmp_path: Path) -> None:
+    operators = "a = ai.onnx.ml.Scaler<offset = [1.0], scale = [2.0]>(x) y = Identity(a)"
+    write_model(tmp_path, f"(float[N, 4] x) => (float[N, 4] y) {{ {operators} }}")
+    told = "the model is classical machine learning (Scaler), which ncnn does not compute: run it in ONNX Runtime, or"
+    assert told in run(tmp_path, "convert", "model.onnx").err
