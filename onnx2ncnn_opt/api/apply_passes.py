@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt import entry_points, passes
 from onnx2ncnn_opt.api.net_shapes import (
@@ -166,7 +166,8 @@ class Optimized(Rewritten):
         def drawn(draw: Draw) -> dict[Blob, Feed]:
             return {blob: Feed(array) for _, feeds in self.pair.draws(seed, [draw]) for blob, array in feeds.items()}
 
-        found, precision = masks_for_data(self.graph, drawn, seed, budget=verification.budget, masks=wanted)
+        options: dict[str, Any] = {"budget": verification.budget, "effort": verification.effort}
+        found, precision = masks_for_data(self.graph, drawn, seed, masks=wanted, **options)
         put_masks(self.graph, ((layer, mask.features) for layer, mask in found.items()))
         layers = (self.layers[0], count_layers(self.graph))
         return replace(self, masks=(*self.masks, *found.values()), precision=precision, layers=layers)

@@ -167,7 +167,7 @@ class Conversion(Rewritten):
             pixels = {name: image.pixels(given[name]) for name, image in self.images.items()}
             return {port.blob: Feed({**given, **pixels}[port.name], port.batch_axis) for port in self.inputs}
 
-        options: dict[str, Any] = {"budget": verification.budget, "masks": masks}
+        options: dict[str, Any] = {"budget": verification.budget, "masks": masks, "effort": verification.effort}
         options["integers"] = {port.blob for port in self.outputs if not is_float(port.dtype)}
         if verification.feeds is None:
             sizes = first_sizes(source, self.model, manifest, Draw(seed, plain=True), outputs=self.cut)

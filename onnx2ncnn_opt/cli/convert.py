@@ -40,6 +40,7 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
 )
 @option.given_options
 @option.run_options
+@option.effort_option
 @option.tolerance_options
 @option.benchmark_option("the net and of ONNX Runtime")
 @click.option(

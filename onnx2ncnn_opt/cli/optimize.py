@@ -44,6 +44,7 @@ _PARAM = (".param", ".param.bin")
 )
 @click.option("--fixed-shapes", is_flag=True, help="Let passes rely on these shapes: the net will never get others.")
 @option.run_options
+@option.effort_option
 @option.tolerance_options
 @option.benchmark_option("the net before and after")
 @option.masks_option

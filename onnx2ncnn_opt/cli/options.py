@@ -88,7 +88,7 @@ def _changing(change: Callable[[dict[str, Any]], None]) -> Decorator:
 # The fields of a `Verification`, by the options that fill them.
 _FIELDS = {
     "inputs": "feeds",
-    **{name: name for name in ("shapes", "values", "seed", "on", "modes", "rtol", "atol", "budget")},
+    **{name: name for name in ("shapes", "values", "seed", "on", "modes", "rtol", "atol", "budget", "effort")},
 }
 
 
@@ -228,6 +228,13 @@ target_options = _all(
 # --seed, --on and --modes; and those of a command that runs the net in modes of its own.
 run_options = _all(_seed, target_options)
 place_options = _all(_seed, _on)
+effort_option = click.option(
+    "--effort",
+    type=click.Choice(["quick", "normal", "thorough"]),
+    default="normal",
+    show_default=True,
+    help="Work that a large model may take: sets of inputs to verify, runs to find masks.",
+)
 
 
 def _not_negative(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:

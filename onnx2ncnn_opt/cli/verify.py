@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 @option.given_options
 @option.draw_options
 @option.run_options
+@option.effort_option
 @option.tolerance_options
 @report_option
 @output_options()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from onnx2ncnn_opt.errors import UsageError, check_options
 
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.verification.given_inputs import Feeds
     from onnx2ncnn_opt.verification.inputs import Wanted
     from onnx2ncnn_opt.verification.tolerance import Tolerance
+
+
+Effort: TypeAlias = Literal["quick", "normal", "thorough"]
+# The seconds after which inputs that tell less are left out, and the runs to find masks, in units of the usual number.
+EFFORTS: dict[Effort, tuple[float, float]] = {"quick": (0.0, 0.0), "normal": (10.0, 1.0), "thorough": (math.inf, 4.0)}
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,9 @@ class Verification:
     `budget` is the error of an output in fp16 that feature masks keep at any price, in units of its largest value. By
     default it is 2e-2; less if that takes few multiplications, and more if 2e-2 would take many.
 
+    `effort` limits the optional work of a large model: "quick", "normal", or "thorough". The first inputs of each size
+    run always; `VerifyReport.notes` says if others were left out.
+
     `explain` finds the causes of errors, on the inputs on which a net is wrong, or on those of the largest error.
 
     Raises UsageError for an option of the wrong type.
@@ -56,6 +65,7 @@ class Verification:
     on: str | None = None
     modes: Sequence[str] = ()
     budget: float | None = None
+    effort: Effort = "normal"
     explain: bool = False
 
     def __post_init__(self) -> None:
@@ -67,6 +77,8 @@ class Verification:
                 raise UsageError(f"{name} has to be a number of 0 or more, not {value!r:.80}")
         if self.budget is not None and (not isinstance(self.budget, (int, float)) or not self.budget > 0):
             raise UsageError(f"the budget has to be a number above 0, not {self.budget!r:.80}")
+        if self.effort not in EFFORTS:
+            raise UsageError(f"the effort has to be one of {', '.join(EFFORTS)}, not {self.effort!r:.80}")
         if isinstance(self.feeds, str | os.PathLike | None) and self.wanted is None and self.tolerance is None:
             return
         from onnx2ncnn_opt.verification.given_inputs import Image

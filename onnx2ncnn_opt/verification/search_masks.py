@@ -34,6 +34,7 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.verification import inputs
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk, most_ordinary
 from onnx2ncnn_opt.verification.inputs import DATA, Draw
+from onnx2ncnn_opt.verification.options import EFFORTS, Effort
 from onnx2ncnn_opt.verification.tolerance import parts
 
 # The error of an output that fp16 may make, in units of its largest value; ...
@@ -217,6 +218,7 @@ def find_masks(
     integers: Collection[Blob] = (),
     budget: float | None = None,
     masks: MasksFor = True,
+    effort: Effort = "normal",
 ) -> tuple[dict[Layer, Mask], Precision]:
     """Find the masks that a net needs in addition to its own for a budget, and its precision with them.
 
@@ -244,7 +246,7 @@ def find_masks(
         if error > (budget or BUDGET * _AIM) and not math.isnan(rounding := judge.rounding()):
             allowed = max(allowed, _ROUNDINGS_ALLOWED * rounding)
             if masks:
-                closer = _mask_errors(judges, found, budget, rounding)
+                closer = _mask_errors(judges, found, budget, rounding, EFFORTS[effort][1])
                 walk = judge.run() if integers else walk
                 error = max(each.error() for each in judges)
         differ = bool(integers) and judge.integers_differ(walk, integers)
@@ -335,7 +337,9 @@ def _mask_first_special(judge: MaskJudge, walk: Walk, found: _Found) -> bool:
     return False
 
 
-def _mask_errors(judges: Sequence[MaskJudge], found: _Found, budget: float | None, rounding: float) -> str:
+def _mask_errors(
+    judges: Sequence[MaskJudge], found: _Found, budget: float | None, rounding: float, effort: float
+) -> str:
     """Mask the layers that make too large an error; return a note on a smaller budget and its price.
 
     A given budget is kept at any price. Otherwise it is half of BUDGET, BUDGET, or more, depending on the prices.
@@ -343,7 +347,7 @@ def _mask_errors(judges: Sequence[MaskJudge], found: _Found, budget: float | Non
     judge, least = judges[0], _ROUNDINGS * rounding
     target, groups, closer = max(budget or BUDGET, least), NoiseGroups(judge), ""
     aim = max(target * _AIM, least) if budget is None else target
-    most_runs = max(min(_RUNS, _RUNS * _COST / sum(map(judge.cost, judge.graph))), _LEAST_RUNS)
+    most_runs = effort * max(min(_RUNS, _RUNS * _COST / sum(map(judge.cost, judge.graph))), _LEAST_RUNS)
     while True:
         powers = groups.powers()
         masks = _masks_within(judge, powers, aim**2)

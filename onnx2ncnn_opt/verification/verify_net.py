@@ -1,6 +1,7 @@
 """A net in ncnn against its model in ONNX Runtime, output by output."""
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -22,12 +23,15 @@ from onnx2ncnn_opt.runtime.slots import Slot, model_feeds, too_small
 from onnx2ncnn_opt.runtime.targets import check_modes, find_target
 from onnx2ncnn_opt.verification.driver import VerifyReport, check_outputs, is_wrong, judge_modes
 from onnx2ncnn_opt.verification.given_inputs import given_inputs
+from onnx2ncnn_opt.verification.inputs import dynamic_sizes
 from onnx2ncnn_opt.verification.net_outputs import OutputComparison, tolerance_of
-from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.options import EFFORTS, Verification
 from onnx2ncnn_opt.verification.rounding import Rounding
 from onnx2ncnn_opt.verification.rounding_budget import cause_of, estimated, least_budget, weights_encoding
 from onnx2ncnn_opt.verification.runs import Run, any_feeds, drawn_runs, load_converted, small_runs, wanted_runs
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, UNKNOWN_ROUNDING, in_mode
+
+_LEAST_RUNS = 2  # on ordinary and large inputs
 
 
 def verify_net(
@@ -120,7 +124,13 @@ class _ModelJudge:
         if self.done:
             yield from self.done
             return
+        end = time.monotonic() + EFFORTS[self.how.effort][0]
+        least = _LEAST_RUNS + bool(dynamic_sizes(self.model))  # which get a second choice of sizes
         for run in self._inputs():
+            if self.how.wanted is None and len(self.done) >= least and time.monotonic() > end:
+                left = "inputs that tell less than these were left out; --effort thorough runs them"
+                self.notes.append(f"the net ran on {len(self.done)} sets of inputs; {left}")
+                break
             self.done.append(run)
             yield run
 

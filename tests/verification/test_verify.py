@@ -462,3 +462,17 @@ def test_what_fp16_on_x86_is() -> None:
         said = f"ok: net agrees with model (relative error 1.0e-06; {checked}{estimated})"
         assert verdict(report, "net", "model", is_estimated=True) == said
         assert bool(stored_note(report)) == has_note
+
+
+def test_effort_decides_how_many_inputs_run(tmp_path: Path) -> None:
+    model, net = write_model(tmp_path, BOTH), write_net(tmp_path, *BOTH_NET)
+    quick, normal = (verify_net(model, *net, verification=Verification(effort=e)) for e in ("quick", "normal"))
+    assert len(quick.draws) == 2 < len(normal.draws)
+    assert quick.ok
+    note = (
+        "the net ran on 2 sets of inputs; inputs that tell less than these were left out; --effort thorough runs them"
+    )
+    assert quick.notes == (note,)
+    assert normal.notes == ()
+    with pytest.raises(UsageError, match="the effort has to be one of quick, normal, thorough, not 'most'"):
+        Verification(effort="most")  # type: ignore[arg-type]
