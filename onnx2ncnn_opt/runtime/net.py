@@ -98,11 +98,13 @@ class Net:
         """The model's outputs; empty without a manifest."""
         return self.manifest.outputs if self.manifest else ()
 
-    def run(self, inputs: Mapping[str, Any], outputs: Sequence[str] | None = None) -> dict[str, Array]:
+    def run(
+        self, inputs: Mapping[str, Any], outputs: Sequence[str] | None = None, *, cast: bool = False
+    ) -> dict[str, Array]:
         """Return the outputs by name, all of them by default, in the model's shapes and types.
 
         `inputs` are arrays, or values that numpy makes arrays of, by name. Inputs that the conversion bound to a value
-        may be left out.
+        may be left out. `cast` lets a float input take arrays of integers and of float64.
 
         Raises UsageError if a name, shape or type is not the model's, RunError if ncnn could not compute an output, and
         CrashError if its process died or took too long.
@@ -113,7 +115,9 @@ class Net:
         if self.manifest is None:
             return self._run_blobs(inputs, outputs)
         manifest = self.manifest
-        arrays = check_arrays(inputs, manifest.inputs, {value.name: value.array() for value in manifest.values})
+        arrays = check_arrays(
+            inputs, manifest.inputs, {value.name: value.array() for value in manifest.values}, cast=cast
+        )
         if problem := too_small(manifest, arrays):
             raise UsageError(problem)
         wanted = {entry.name: entry for entry in manifest.outputs}

@@ -72,12 +72,17 @@ def model_feeds(slots: Sequence[Slot], arrays: Mapping[str, Array]) -> dict[str,
     return feeds_of(slots, {**arrays, **pixels})
 
 
+# The types of arrays that are seldom meant for a float input.
+_OTHERS = frozenset({"bool", "float64", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))})
+
+
 def check_arrays(
-    arrays: Mapping[str, Any], entries: Sequence[Entry], values: Mapping[str, Array] | None = None
+    arrays: Mapping[str, Any], entries: Sequence[Entry], values: Mapping[str, Array] | None = None, *, cast: bool = True
 ) -> dict[str, Array]:
     """Return the arrays in the order and element types of the model's inputs; UsageError if they do not fit these.
 
-    `values` are inputs that are bound to a value. They may be among the arrays, with that value.
+    `values` are inputs that are bound to a value. They may be among the arrays, with that value. Without `cast` a float
+    input takes no integers and no float64, unless they are Python's numbers.
     """
     values = values or {}
     for name, value in values.items():
@@ -104,6 +109,17 @@ def check_arrays(
             raise UsageError(f"the model takes {entry}{where}, not an array of shape {list(array.shape)}")
         if not np.can_cast(array.dtype, dtype, "same_kind"):
             raise UsageError(f"the model takes {entry}, not an array of {array.dtype}")
+        is_float = dtype.kind not in "biu" and entry.image is None
+        if (
+            not cast
+            and is_float
+            and hasattr(arrays[entry.name], "dtype")
+            and array.dtype.name in _OTHERS - {dtype.name}
+        ):
+            pixels = "; pixels of 0..255 need the model's own arithmetic, see convert --image" * (
+                array.dtype == np.uint8
+            )
+            raise UsageError(f"the model takes {entry}, not an array of {array.dtype} (cast=True converts it){pixels}")
         checked[entry.name] = array.astype(dtype, copy=False)
     for text, size in sizes.items():  # P+S has to be this sum
         meant = parsed_size(text, {name: value for name, value in sizes.items() if name != text})

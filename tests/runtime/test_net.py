@@ -78,6 +78,8 @@ def test_what_numpy_makes_arrays_of_will_do_and_some_outputs(net: Net) -> None:
         ({"x": np.zeros((2, 4))}, r"the model takes x: float32\[N, 5\] \(N is 2\), not an array of shape \[2, 4\]"),
         ({"x": np.zeros((3, 5))}, r"x: float32\[N, 5\] \(N is 2\), not an array of shape \[3, 5\]"),
         ({"i": np.zeros((2, 5))}, r"the model takes i: int64\[N, 5\], not an array of float64"),
+        ({"x": np.zeros((2, 5))}, r"x: float32\[N, 5\], not an array of float64 \(cast=True converts it\)$"),
+        ({"x": np.zeros((2, 5), np.uint8)}, r"not an array of uint8 \(cast=True converts it\); pixels of 0..255 need"),
         ({"i": np.full((2, 5), 2**40)}, "integers have 32 bits"),
         ({"z": 1.0}, "the model has the inputs i, x, m, s; given are i, x, m, s, z"),
         ({"x": [[1.0], [1.0, 2.0]]}, "what is given is not an array"),
@@ -86,6 +88,12 @@ def test_what_numpy_makes_arrays_of_will_do_and_some_outputs(net: Net) -> None:
 def test_what_does_not_fit_is_told(net: Net, change: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         net.run({**FEEDS, **change})
+
+
+def test_arrays_of_other_types_are_cast_on_demand(net: Net) -> None:
+    feeds = {**FEEDS, "x": np.full((2, 5), 200, np.uint8)}
+    wanted = net.run({**FEEDS, "x": np.full((2, 5), 200, np.float32)})["y"]
+    np.testing.assert_array_equal(net.run(feeds, cast=True)["y"], wanted)
 
 
 def test_names_that_the_model_does_not_have(net: Net) -> None:
