@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from onnx2ncnn_opt import entry_points
+from onnx2ncnn_opt.api.bisect import bisect
 from onnx2ncnn_opt.api.diff import diff_graphs
 from onnx2ncnn_opt.errors import Error, UsageError, VerificationError
 from onnx2ncnn_opt.ir.graph import Graph
@@ -245,6 +247,7 @@ class _Judgement:
                 if any(output.status in ("mismatch", "nan") for output in report.outputs):
                     how = replace(how, explain=True)
                     report = verify_net(*net, how, manifest=self.manifest, worker=self.worker)
+                    self.notes += self.located(replace(how, explain=False))
                 self.notes += report.notes
                 for output in report.outputs:
                     found[output.mode].append(output)
@@ -259,6 +262,17 @@ class _Judgement:
             self.add("accuracy", "; ".join(wrong.values()), mode=mode, **numbers)
             accuracy[mode] = measured
         return accuracy
+
+    def located(self, how: Verification) -> list[str]:
+        """Return the first wrong layer of the net, and the next command, as a note."""
+        model, param, bin = self.model.path, self.request.param, self.request.bin
+        found = bisect(model, param, bin, how, manifest=self.manifest).located
+        if found is None:
+            return []
+        next_command = "`check --keep FOLDER` keeps the net for `bisect`"
+        if self.model.net is not None:
+            next_command = f"next: {shlex.join(['onnx2ncnn-opt', 'bisect', *map(os.fspath, (model, param, bin))])}"
+        return [f"the first wrong layer is {found.layer.type} '{found.layer.name}', in {found.mode}; {next_command}"]
 
     def tolerances(self) -> Iterator[tuple[Sequence[str], Tolerance | None]]:
         """Yield modes to verify together, and the tolerance if a threshold allows more than `verify` does."""

@@ -1,5 +1,6 @@
 import hashlib
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -148,6 +149,12 @@ def test_thresholds_of_accuracy(project: Path) -> None:
     assert failed(wrong) == ["accuracy fp32"]
     assert present(wrong.changes).changed == {"Convolution": 1}
     assert measured(wrong, "latency").message == "the model fails already"
+    (located,) = [note for note in wrong.notes if note.startswith("the first wrong layer is")]
+    first, next_command = located.split("; next: ")
+    assert first == f"the first wrong layer is Convolution '{conv.name}', in fp32"
+    nets = project / "nets"
+    words = ["onnx2ncnn-opt", "bisect", str(project / "models" / "a.onnx"), str(nets / "a.param"), str(nets / "a.bin")]
+    assert next_command == shlex.join(words)
     file.write_text(file.read_text() + "thresholds = { accuracy = 0.01 }\n")
     assert check(file).ok
     file.write_text(file.read_text().replace("0.01", "0.001"))
