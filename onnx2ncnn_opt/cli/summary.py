@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from onnx2ncnn_opt.cli.verification import report_fields
+from onnx2ncnn_opt.cli.verification import report_fields, stored_note, verdict
 from onnx2ncnn_opt.report.console import Block, Table
-from onnx2ncnn_opt.report.verification import latency_lines, mask_lines, output_table, stored_note, verdict
+from onnx2ncnn_opt.report.verification import latency_lines, mask_lines, output_table
 from onnx2ncnn_opt.report.words import file_size, number_of
 
 if TYPE_CHECKING:

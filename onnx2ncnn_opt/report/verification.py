@@ -10,7 +10,6 @@ from onnx2ncnn_opt.report.words import number_of
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.outputs import Latency, OutputReport
-    from onnx2ncnn_opt.verification.driver import VerifyReport
 
 
 def latency_lines(latency: Latency | None, other: str) -> list[str]:
@@ -43,32 +42,6 @@ def shapes_lines(shapes: Sequence[Mapping[str, tuple[int, ...]]], *, others_refu
         text = "; ".join(runs) + more
     alone = " (ONNX Runtime refused all other sizes that were tried)" if len(shapes) == 1 and others_refused else ""
     return [f"verified with: {text}{alone}"]
-
-
-def verdict(report: VerifyReport | None, net: str, other: str, *, is_estimated: bool = False) -> str:
-    """Return whether a net agrees with the other, the largest error of its outputs, and where it ran."""
-    if report is None:
-        return f"done: {net}, not verified"
-    rows, checked = report.rows, report.checked
-    is_unproven = all(row.status in ("ok", "unproven") for row in rows)
-    word, what = ("unproven", "may differ from") if is_unproven else ("wrong", "differs from")
-    if report.ok:
-        word, what = "ok", "agrees with"
-    if is_estimated and ("fp16" not in checked or _stores_only(checked)):
-        checked += ", fp16 estimated"
-    errors = [row.max_rel for row in rows if row.max_rel is not None]
-    error = [f"relative error {max(errors):.1e}"] if errors else []
-    return f"{word}: {net} {what} {other} ({'; '.join([*error, checked])})"
-
-
-def _stores_only(checked: str) -> bool:
-    return checked.startswith("x86") and "fp16" in checked
-
-
-def stored_note(report: VerifyReport | None) -> list[str]:
-    """Return a note on fp16 if a net ran in it on an x86 CPU."""
-    note = "note: in fp16 an x86 CPU stores some weights in 16 bits, and computes in fp32; --on takes other devices"
-    return [note] if report and _stores_only(report.checked) else []
 
 
 def mask_lines(masks: Sequence[str], estimated: str, price: float, *, verbose: bool = False) -> list[str]:

@@ -7,10 +7,11 @@ import onnx
 import pytest
 
 from onnx2ncnn_opt.api.lower import lower
+from onnx2ncnn_opt.cli.verification import stored_note, verdict
 from onnx2ncnn_opt.errors import ModelError, RunError, UnprovenError, UsageError, VerificationError
 from onnx2ncnn_opt.manifest import Entry, LayerCount, Manifest, Source
 from onnx2ncnn_opt.outputs import OutputReport
-from onnx2ncnn_opt.report.verification import shapes_lines, stored_note, verdict
+from onnx2ncnn_opt.report.verification import shapes_lines
 from onnx2ncnn_opt.verification import verify_net as verification
 from onnx2ncnn_opt.verification.driver import VerifyReport
 from onnx2ncnn_opt.verification.options import Verification
