@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from onnx2ncnn_opt.cli.summary import Written, end_lines, layers_blocks, storage
 from onnx2ncnn_opt.manifest import Entry, Manifest
 from onnx2ncnn_opt.report.console import Block
 from onnx2ncnn_opt.report.verification import output_table, shapes_lines
+from onnx2ncnn_opt.system import quoted
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.api.lower import Conversion
@@ -53,7 +53,7 @@ def conversion_blocks(
     if found and found.checked and made.precision is None and "fp16" not in found.checked:
         blocks.append("note: ARM and GPUs compute in fp16 by default; --on or --modes fp16 checks that")
     if files:
-        blocks.append(f"run: onnx2ncnn-opt example {shlex.quote(str(prefix))} prints a program that runs the net")
+        blocks.append(f"run: onnx2ncnn-opt example {quoted(prefix)} prints a program that runs the net")
     return blocks
 
 
