@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts import generate_docs
+from onnx2ncnn_opt.version import __version__
+from scripts import generate_docs, readme_command
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -16,10 +17,38 @@ def test_generated_pages_are_what_the_code_says(capsys: pytest.CaptureFixture[st
     assert generate_docs.main(["--nonsense"]) == 2
 
 
+SOURCE = "https://github.com/onnx2ncnn-opt/onnx2ncnn-opt/"
+
+
+def links(page: Path) -> list[str]:
+    """The targets of links, those of [text](target) and of [name]: target."""
+    text = page.read_text(encoding="utf-8")
+    return re.findall(r"\]\(([^)]+)\)", text) + re.findall(r"^\[[^\]]+\]: (\S+)$", text, re.MULTILINE)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8"))
-    assert not [target for target in targets if ":" not in target and not (page.parent / target).exists()]
+    files = [target.partition("#")[0] for target in links(page) if ":" not in target]
+    ours = [link.partition("#")[0] for link in links(page) if re.match(f"{SOURCE}(blob|tree)/", link)]
+    assert not [file for file in files if not (page.parent / file).exists()]
+    assert not [link for link in ours if not (ROOT / re.sub(f"^{SOURCE}(blob|tree)/main/", "", link)).exists()]
+
+
+def test_links_of_the_readme_work_on_an_index_page() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [link for link in links(ROOT / "README.md") if not link.startswith(("https://", "#"))] == []
+    named = set(re.findall(r"^\[([^\]]+)\]: ", text, re.MULTILINE))
+    prose = re.sub(r"^```.*?^```|`[^`\n]*`", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert {name for name in named if f"[{name}]" not in prose.partition("\n[CHANGELOG.md]: ")[0]} == set()
+    assert set(re.findall(r"\]\[([^\]]+)\]", prose)) | set(re.findall(r"\[(docs/[^\]]+)\]", prose)) <= named
+
+
+def test_the_package_names_where_it_comes_from() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    urls = re.findall(r'^\w+ = "(https://.*)"$', text.partition("[project.urls]")[2].partition("\n\n")[0], re.MULTILINE)
+    assert len(urls) == 4
+    assert all(f"{url}/".startswith(SOURCE) for url in urls)
+    assert f"## [{__version__}] - 20" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
 TABLES = sorted((ROOT / "fixtures" / "measured").glob("*.tsv"))
@@ -49,3 +78,16 @@ def test_the_readme_has_two_commands_that_set_themselves_up() -> None:
     for block in blocks:
         assert len(block.splitlines()) == 1
         assert block.startswith("python3 -m venv .venv && .venv/bin/pip install ")
+
+
+def test_the_workflow_runs_the_commands_in_both_shells() -> None:
+    workflow = (ROOT / ".github" / "workflows" / "readme.yml").read_text(encoding="utf-8")
+    assert f"command: [{', '.join(readme_command.NAMES)}]" in workflow
+    for name in readme_command.NAMES:
+        bash, windows = (readme_command.readme_command(shell, name)[-1] for shell in readme_command.SHELLS)
+        there, here = (
+            re.findall(r"(?:pip install|convert|pytest) (.*?)(?= &&|$)", text, re.MULTILINE) for text in (windows, bash)
+        )
+        same = [words.replace("\\", "/").replace('"', "'") for words in there]
+        assert [words[: len(each)] for words, each in zip(same, here, strict=True)] == here
+    assert readme_command.main([]) == readme_command.main(["nonsense"]) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -43,6 +42,7 @@ from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.rewrite.events import Applied, Event, Failed, NearMiss, Rewritten
 from onnx2ncnn_opt.rewrite.prove_masks import Mask, put_masks
 from onnx2ncnn_opt.rewrite.rule import Pass
+from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verification.options import Verification
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Optimized(Rewritten):
     @contextmanager
     def staged_in_temporary_folder(self) -> Iterator[tuple[NetFiles, Mapping[Blob, str]]]:
         """Write the files to a folder that exists as long as the block runs."""
-        with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder, self.staged(Path(folder) / "net") as made:
+        with temporary_folder() as folder, self.staged(Path(folder) / "net") as made:
             yield made
 
     def save(self, prefix: PathLike, *, binary: bool | None = None) -> NetFiles:

@@ -1,7 +1,6 @@
 """Search for the fault of a wrong net: the first layer whose output leaves the budget, or the rewrite that broke it."""
 
 import os
-import tempfile
 from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.rewrite.events import Applied
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.runtime.targets import LOCAL, find_target
+from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verification.driver import VerifyReport
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.runs import load_converted
@@ -82,7 +82,7 @@ def bisect(
         if report.ok:
             return Bisection(report, None, None)
         net = read_net(param, bin, entry_points.layer_types())
-        with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
+        with temporary_folder() as folder:
             announce("converting the model anew")
             fresh = convert_anew(source, known, Path(folder)) if known else None
             difference = None

@@ -90,7 +90,7 @@ def _model(path: Path, shapes: GivenShapes | None, values: Mapping[str, Any] | N
     refused: tuple[Unsupported, ...] = ()
     advice, graph, outputs = "", None, _declared(model)
     try:
-        conversion = convert(source, shapes=shapes, values=values)
+        conversion = convert(source, shapes=shapes, values=values, verification=None)
     except UnsupportedError as error:
         refused, advice = error.nodes, error.advice
     else:

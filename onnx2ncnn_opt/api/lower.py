@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -35,6 +34,7 @@ from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.rewrite.events import Event, Rewritten
 from onnx2ncnn_opt.rewrite.prove_masks import Mask, added_inputs, put_masks
 from onnx2ncnn_opt.rewrite.rule import Pass
+from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.version import __version__
 
@@ -130,7 +130,7 @@ class Conversion(Rewritten):
         files = Files.of(prefix)
         with all_or_nothing(files.param, files.bin, files.manifest) as (param, bin, manifest):
             names = write_staged(self.graph, param, bin)
-            manifest.write_text(self.manifest(names).to_json())
+            manifest.write_bytes(self.manifest(names).to_json().encode())
             yield Files(param, bin, manifest)
 
     def save(self, prefix: str | os.PathLike[str]) -> Files:
@@ -214,7 +214,7 @@ class Conversion(Rewritten):
     @contextmanager
     def staged_in_temporary_folder(self) -> Iterator[Files]:
         """Write the files to a folder that exists as long as the block runs."""
-        with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder, self.staged(Path(folder) / "net") as files:
+        with temporary_folder() as folder, self.staged(Path(folder) / "net") as files:
             yield files
 
     def benchmark(

@@ -1,7 +1,6 @@
 """The job of `report`: gather the facts about a net and its model, for one HTML file."""
 
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -36,6 +35,7 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.runtime.ort import read_model
 from onnx2ncnn_opt.runtime.slots import feeds_of
 from onnx2ncnn_opt.runtime.targets import find_target
+from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verification.blobs import LayerRun, Reference, extract_all, model_values, run_layers
 from onnx2ncnn_opt.verification.driver import MODEL, VerifyReport
 from onnx2ncnn_opt.verification.net_outputs import input_slots, tolerance_of
@@ -155,7 +155,7 @@ def report_optimized(
     source = optimized.source
     before = read_net(source.param, source.bin, optimized.graph.types).graph
     run = LayerRun({})
-    with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
+    with temporary_folder() as folder:
         files = optimized.save(Path(folder) / "net", binary=False)
         after = read_net(files.param, files.bin, optimized.graph.types).graph
         if verified is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from onnx2ncnn_opt.cli.summary import (
 from onnx2ncnn_opt.manifest import Entry, Manifest
 from onnx2ncnn_opt.report.console import Block
 from onnx2ncnn_opt.report.verification import shapes_lines
+from onnx2ncnn_opt.system import command_line
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.api.lower import Conversion
@@ -59,7 +59,8 @@ def conversion_blocks(
     if found and found.checked and made.precision is None and "fp16" not in found.checked:
         blocks.append("note: ARM and GPUs compute in fp16 by default; --on or --modes fp16 checks that")
     if files:
-        blocks.append(f"next: onnx2ncnn-opt example {shlex.quote(str(prefix))}  # a program that runs the net")
+        example = command_line("example", str(prefix))
+        blocks.append(f"next: {example}  # a program that runs the net")
     return blocks
 
 

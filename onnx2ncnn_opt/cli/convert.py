@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,6 +20,7 @@ from onnx2ncnn_opt.cli.several import run_each
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, make_folder, targets, written
 from onnx2ncnn_opt.cli.verification import failure, hint_at_no_verify, needs_verification, require_runtimes
 from onnx2ncnn_opt.errors import CrashError, RunError, UnsupportedError, UsageError
+from onnx2ncnn_opt.system import command_line
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
@@ -108,7 +108,7 @@ def convert(
     from onnx2ncnn_opt.api.lower import NOT_RUN, Files
 
     if options["custom"] and not no_verify:
-        command = shlex.join(["onnx2ncnn-opt", *output.arguments, "--no-verify"])
+        command = command_line(*output.arguments, "--no-verify")
         raise UsageError(
             f"--custom needs --no-verify: {NOT_RUN}, so that the net cannot be verified\nthis works: {command}"
         )
@@ -198,7 +198,7 @@ def _working_command(output: Output, model: Path, options: Mapping[str, Any]) ->
             model, error, {k: v for k, v in options.items() if k not in own}, options["verification"]
         )
         if found:
-            command = shlex.join(["onnx2ncnn-opt", *output.arguments, *as_arguments(found)])
+            command = command_line(*output.arguments, *as_arguments(found))
             error.args = (f"{error}\nthis works: {command}",)
         raise
 

@@ -1,5 +1,6 @@
 """The entry point: the group of commands, and how every kind of end becomes an exit code."""
 
+import errno
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ _COMMANDS = (
     *("bisect", "check", "convert", "diff", "example", "inspect"),
     *("mixed", "ops", "optimize", "passes", "report", "verify"),
 )
+_READER_GONE = 128 + 13  # as if SIGPIPE, which Windows lacks, had ended the process
 _COMPLETE = "_ONNX2NCNN_OPT_COMPLETE"  # the variable that click's completion scripts set
 
 
@@ -62,8 +64,8 @@ def main(args: Sequence[str] | None = None) -> int:
     except OSError as error:
         # A failed write must not fail once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):  # the reader of the output has closed it
-            return 128 + signal.SIGPIPE
+        if error.errno in (errno.EPIPE, errno.EINVAL):  # the reader of the output has closed it; EINVAL on Windows
+            return _READER_GONE
         return 1 if isinstance(ended, OSError) else _fail(message_of(error), 1)
     return code
 
@@ -109,8 +111,8 @@ def _interrupts() -> Iterator[None]:
 def _prepare_process() -> None:
     # NumPy's matrix products are few here; its threads would spin for a tenth of a second in each process.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  for ``>&-``; open until the end
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  for ``>&-``; open until the end
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # the locale's encoding may not have all characters

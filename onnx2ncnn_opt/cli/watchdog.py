@@ -81,7 +81,7 @@ def _children(process: int) -> Iterator[int]:
     """Yield the process's children if the system lists them; elsewhere they end when they find their pipe closed."""
     for path in Path(f"/proc/{process}/task").glob("*/children"):
         with suppress(OSError):
-            yield from map(int, path.read_text().split())
+            yield from map(int, path.read_text(encoding="ascii").split())
 
 
 def _kill(process: int) -> None:

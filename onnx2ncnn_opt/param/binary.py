@@ -16,6 +16,7 @@ from onnx2ncnn_opt.errors import BinError, GraphError
 from onnx2ncnn_opt.ir.graph import Graph, Layer, check_weight_names
 from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
 from onnx2ncnn_opt.progress import Count
+from onnx2ncnn_opt.system import WINDOWS
 
 _TAGS: Mapping[int, Encoding] = {
     0x00000000: Encoding.FP32,
@@ -70,8 +71,13 @@ def weight_blocks(layer: Layer) -> list[Block]:
 
 
 def open_bin(path: str | os.PathLike[str]) -> Bytes:
-    """Return the bytes of a file, mapped, not read; BinError if it cannot be opened."""
+    """Return the bytes of a file, mapped, not read; BinError if it cannot be opened.
+
+    Windows lets nobody replace or remove a mapped file, and `optimize` may replace its source, so there it is read.
+    """
     try:
+        if WINDOWS:
+            return np.fromfile(path, np.uint8)
         return np.asarray(np.memmap(path, np.uint8, mode="r")) if os.path.getsize(path) else np.empty(0, np.uint8)
     except OSError as error:
         raise BinError(f"{os.fspath(path)}: cannot be read: {error.strerror}") from error

@@ -148,7 +148,7 @@ class BaselineFiles:
             hashes = {path.name: file_hash(part) for path, part in written}
             names = [dict(zip(_KINDS, map(list, example), strict=True)) for example in examples]
             whole = Record(**record, files=hashes, examples=names)
-            staged_json.write_text(json.dumps({"format": FORMAT, **asdict(whole)}, indent=1) + "\n")
+            staged_json.write_bytes(json.dumps({"format": FORMAT, **asdict(whole)}, indent=1).encode() + b"\n")
         if manifest is None:
             with suppress(OSError):  # that of another converter's net
                 net.manifest.unlink()

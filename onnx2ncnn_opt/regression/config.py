@@ -6,7 +6,6 @@ import difflib
 import glob
 import math
 import os
-import shlex
 import string
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.runtime.targets import MODES, check_modes
+from onnx2ncnn_opt.system import split_command
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -224,12 +224,18 @@ class _ConfigReader:
                 raise UsageError(f"{self.file}: no file fits the pattern '{pattern}' of models")
             for text in fitting:
                 path = Path(os.path.normpath(text))
-                name = Path(os.path.relpath(path, self.folder)).as_posix()
+                name = self.name(path)
                 for suffix in _SUFFIXES:
                     name = name.removesuffix(suffix)
                 if found.setdefault(name, path) != path:
                     raise UsageError(f"{self.file}: {found[name]} and {path} would have one name; rename one of them")
         return found
+
+    def name(self, path: Path) -> str:
+        try:
+            return Path(os.path.relpath(path, self.folder)).as_posix()
+        except ValueError:  # another drive of Windows
+            return path.as_posix().replace(":", "").lstrip("/")
 
     def model(self, name: str, path: Path, common: Mapping[str, Any], own: Mapping[str, Any]) -> Model:
         keys = {**common, **own}
@@ -259,7 +265,7 @@ class _ConfigReader:
 
     def command(self, text: str, where: str, fields: Sequence[str]) -> tuple[str, ...]:
         try:
-            words = tuple(shlex.split(text))
+            words = split_command(text)
         except ValueError as error:
             raise UsageError(f"{self.file}: {where} is not a command: {error}") from error
         for word in words:

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +27,7 @@ from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch, require
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.targets import find_target
+from onnx2ncnn_opt.system import command_line
 from onnx2ncnn_opt.verification.latency import in_turns
 from onnx2ncnn_opt.verification.net_outputs import tolerance_of
 from onnx2ncnn_opt.verification.options import Verification
@@ -271,7 +271,7 @@ class _Judgement:
             return []
         next_command = "`check --keep FOLDER` keeps the net for `bisect`"
         if self.model.net is not None:
-            next_command = f"next: {shlex.join(['onnx2ncnn-opt', 'bisect', *map(os.fspath, (model, param, bin))])}"
+            next_command = f"next: {command_line('bisect', *map(os.fspath, (model, param, bin)))}"
         return [f"the first wrong layer is {found.layer.type} '{found.layer.name}', in {found.mode}; {next_command}"]
 
     def tolerances(self) -> Iterator[tuple[Sequence[str], Tolerance | None]]:

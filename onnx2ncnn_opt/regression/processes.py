@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import tempfile
 import threading
@@ -11,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from onnx2ncnn_opt.runtime.ending import SIGNALS, describe_exit, send_signal
 
 _SAID_AT_MOST = 4000
 _MOMENT = 2.0  # seconds to end in order
@@ -99,12 +100,8 @@ class Processes:
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """End a program and its whole session; a program that has ended may have left children."""
-    for kill in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
-        with suppress(OSError):
-            if hasattr(os, "killpg"):
-                os.killpg(process.pid, kill)
-            else:
-                process.kill()
+    for number in SIGNALS:
+        send_signal(process, number)
         with suppress(subprocess.TimeoutExpired):
             process.wait(_MOMENT)
     process.wait()
@@ -113,7 +110,4 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def _how(code: int | None, seconds: float) -> str:
     if code is None:
         return f"did not finish within {seconds:g} s"
-    if code < 0:
-        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        return f"crashed with {name}"
-    return f"ended with exit code {code}"
+    return describe_exit(code)

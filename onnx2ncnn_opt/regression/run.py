@@ -22,6 +22,7 @@ from onnx2ncnn_opt.regression.look import RECORD
 from onnx2ncnn_opt.regression.processes import EndedProcess, Processes
 from onnx2ncnn_opt.regression.result import CheckResult, ModelResult
 from onnx2ncnn_opt.report.record import NetRecord
+from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.version import __version__
 
 _RUNS = 20  # of a net, each with its own time limit, after which a process counts as hanging
@@ -104,7 +105,7 @@ def _checked(
 ) -> tuple[ModelResult, NetRecord | None]:
     """Return the result for one model, and the content of a report about it if it `looks` at the net."""
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
+    with temporary_folder() as folder:
         task = _Task(config, model, Path(folder), processes)
         result = task.result(record)
         if keep is not None and not result.ok and (problem := task.keep(keep)):

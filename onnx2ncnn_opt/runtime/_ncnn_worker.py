@@ -111,9 +111,9 @@ class NcnnServer(Server):
         """Send the most bytes that this process has had, or has now with `restart`; null if the system does not say."""
         try:
             if restart:
-                with open("/proc/self/clear_refs", "w") as file:
+                with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
                     file.write("5")
-            with open("/proc/self/status") as file:
+            with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
                 kilobytes = [int(line.split()[1]) for line in file if line.startswith("VmHWM:")]
         except OSError:
             kilobytes = []

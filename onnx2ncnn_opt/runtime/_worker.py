@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import shutil
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -101,16 +102,10 @@ def write_mark(word: str) -> None:
     os.write(2, b"\0" + word.encode() + b"\0")
 
 
-def supervise(child: int, life: int, folder: str | None) -> None:
-    """Wait for the process that works, report a crash or an error, and kill the process when the caller has gone."""
+def supervise(child: int, requests: int, folder: str | None) -> None:
+    """Hand requests on to the process that works, wait for it, and report a crash or an error."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends that process, and this one has to clean up
-    poll = select.poll()
-    for stream in (life, 0, 1):
-        poll.register(stream, 0)  # poll always reports an end that hangs up
-    while life not in [stream for stream, _ in poll.poll()]:
-        poll.unregister(0)
-        poll.unregister(1)
-        os.kill(child, signal.SIGKILL)
+    threading.Thread(target=hand_on, args=(requests, child), daemon=True).start()
     _, status = os.waitpid(child, 0)
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -119,6 +114,18 @@ def supervise(child: int, life: int, folder: str | None) -> None:
     elif status:
         write_mark("ended " + str(os.WEXITSTATUS(status)))
     os._exit(1 if status else 0)
+
+
+def hand_on(requests: int, child: int) -> None:
+    """Copy stdin to the process that works, and kill it when the caller has gone.
+
+    Only a read sees the end of stdin on every system: macOS has no poll for it that leaves the data to the process.
+    """
+    with suppress(OSError), os.fdopen(requests, "wb") as stream:  # the process may end first
+        for part in iter(lambda: os.read(0, 1 << 16), b""):
+            stream.write(part)
+            stream.flush()
+        os.kill(child, signal.SIGKILL)
 
 
 def main(kind: type[Server]) -> None:
@@ -136,12 +143,13 @@ def main(kind: type[Server]) -> None:
     config = json.loads(sys.stdin.buffer.readline())
     folder = tempfile.mkdtemp(prefix="onnx2ncnn-opt-") if config["files"] else None
     if hasattr(os, "fork"):  # the parent process sees a crash anywhere in the child
-        life, work = os.pipe()
+        reading, writing = os.pipe()
         child = os.fork()
         if child:
-            os.close(work)
-            supervise(child, life, folder)
-        os.close(life)
+            os.close(reading)
+            supervise(child, writing, folder)
+        os.close(writing)
+        os.dup2(reading, 0)
     # The text of libraries goes to stderr, so stdout carries only answers.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -152,5 +160,9 @@ def main(kind: type[Server]) -> None:
         greeting = {"error": str(error)}
     answers.write(GREETING)
     worker.answer({**greeting, "mark": worker.mark()})
-    if "error" not in greeting:
-        worker.serve()
+    try:
+        if "error" not in greeting:
+            worker.serve()
+    finally:
+        if folder is not None:  # no process supervises this one where there is no fork
+            shutil.rmtree(folder, ignore_errors=True)

@@ -8,7 +8,6 @@ import math
 import os
 import re
 import shlex
-import signal
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ import numpy as np
 from onnx2ncnn_opt.errors import CrashError, Error, UsageError
 from onnx2ncnn_opt.runtime._worker import GREETING
 from onnx2ncnn_opt.runtime.base import Array
+from onnx2ncnn_opt.runtime.ending import SIGNALS, describe_exit, is_windows_crash, send_signal
 
 # Reads files of a program, and runs them as one. It ignores the modules of the folder that it happens to run in.
 _BOOTSTRAP = (
@@ -190,26 +190,27 @@ class Child:
             timer.cancel()
             if not finished:
                 # Later output of the process would be taken for the answer to the next request.
+                self._signal()
                 self.close()
 
     def close(self) -> None:
         """End the process, and wait until it has gone."""
-        self._signal()
+        if hasattr(os, "killpg"):  # elsewhere only the end of its stdin lets the worker remove its files
+            self._signal()
         for stream in (self._stdin, self._stdout):
             with suppress(OSError):  # there may be unsent data
                 stream.close()
-        self.process.wait()
+        try:
+            self.process.wait(_PATIENCE)
+        except TimeoutExpired:
+            self._signal()
 
     def _signal(self) -> None:
         """End the process and its children, without waiting for more of their output."""
-        for kill in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
+        for number in SIGNALS:
             with suppress(TimeoutExpired):
-                with suppress(ProcessLookupError):
-                    if hasattr(os, "killpg"):
-                        os.killpg(self.process.pid, kill)
-                    else:
-                        self.process.kill()
-                    self.process.wait(_PATIENCE)
+                send_signal(self.process, number)
+                self.process.wait(_PATIENCE)
                 return
 
     def _ended(self, end: Exception) -> tuple[str, str]:
@@ -222,14 +223,14 @@ class Child:
         printed = self._stderr.until(None)
         told, said = _END.search(printed), _as_end(_END.sub(b"", printed))
         if told and code is not None:
-            return _ending(-int(told[2]) if told[1] == b"crashed" else int(told[2])), said
+            return describe_exit(-int(told[2]) if told[1] == b"crashed" else int(told[2])), said
         if isinstance(end, _InvalidReply):
             return str(end), said
         if code is None:  # it did not end by itself
             return "closed its output", said
-        if self._remote:
+        if self._remote and not is_windows_crash(code):
             return f"ended with exit code {code} and no word of the worker (a lost connection?)", said
-        return _ending(code), said
+        return describe_exit(code), said
 
 
 class Worker(ABC):
@@ -334,11 +335,3 @@ def _is_kind(value: Any, kind: Any) -> bool:
     if isinstance(kind, list):
         return isinstance(value, list) and all(_is_kind(each, kind[0]) for each in value)
     return isinstance(value, kind)
-
-
-def _ending(code: int) -> str:
-    """Describe an exit code, which is below 0 for a signal."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    return f"crashed with {name}{' (out of memory?)' if name == 'SIGKILL' else ''}"

@@ -147,7 +147,7 @@ class Net:
         if self.manifest is None:
             return
         # An output that is also read inside the net is not in ncnn's output_names.
-        known = {*self.param.read_text(errors="replace").split(), *inputs, *outputs}
+        known = {*self.param.read_text(encoding="utf-8", errors="replace").split(), *inputs, *outputs}
         if missing := [entry.blob for entry in (*self.inputs, *self.outputs) if entry.blob not in known]:
             problem = f"there is no blob '{missing[0]}'"
             raise UsageError(f"the manifest beside {self.param} is that of another net: {problem}")

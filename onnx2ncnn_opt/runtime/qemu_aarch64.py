@@ -14,13 +14,13 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from onnx2ncnn_opt.errors import Error, UsageError
 from onnx2ncnn_opt.runtime.targets import qemu_folder
+from onnx2ncnn_opt.system import temporary_folder
 
 _ARM_PACKAGES = ("python3-minimal", "libpython3-stdlib", "libstdc++6", "libgomp1")
 _EMULATOR = "qemu-aarch64-static"
@@ -40,7 +40,7 @@ def prepare(folder: Path) -> Path:
     for path in (root, site):
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
-    with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as scratch:
+    with temporary_folder() as scratch:
         _unpack("arm64", _ARM_PACKAGES, root, Path(scratch) / "arm64")
         emulator = shutil.which(_EMULATOR)
         if emulator is None:
@@ -52,7 +52,9 @@ def prepare(folder: Path) -> Path:
         _wheels(found[0].name.removeprefix("python"), site)
     command = [emulator, "-L", os.fspath(root), "-E", f"PYTHONHOME={root / 'usr'}", "-E", f"PYTHONPATH={site}"]
     script = folder / "python"
-    script.write_text(f'#!/bin/sh\nexec {shlex.join(command)} {shlex.quote(os.fspath(found[0]))} "$@"\n')
+    script.write_text(
+        f'#!/bin/sh\nexec {shlex.join(command)} {shlex.quote(os.fspath(found[0]))} "$@"\n', encoding="utf-8"
+    )
     script.chmod(0o755)
     said = _run([os.fspath(script), "-c", "import platform, numpy, ncnn; print(platform.machine(), ncnn.__version__)"])
     if said.split()[:1] != ["aarch64"]:

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from onnx2ncnn_opt.errors import UsageError, check_options
 from onnx2ncnn_opt.runtime import base
+from onnx2ncnn_opt.system import split_command
 
 # The storage and arithmetic of numbers. Each mode sets every option that decides it, for any defaults of a
 # release: fp16 is ncnn's default on a device that can.
@@ -85,7 +85,7 @@ def find_target(on: str | None) -> Target:
         alive = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=20")
         return Target(("ssh", "-T", *alive, "--", host, "python3"), note=host, shares_files=False, is_remote=True)
     try:
-        command = tuple(shlex.split(on))
+        command = split_command(on)
     except ValueError as error:
         raise UsageError(f"--on '{on}' is not a command: {error}") from error
     if not command:

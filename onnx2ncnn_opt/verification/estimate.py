@@ -8,7 +8,6 @@ measured on a sample of each layer, and added as random errors of that size.
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.rewrite.integers import index_blobs
 from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import BlobStats, NcnnRunner, NcnnWorker, WalkStep
+from onnx2ncnn_opt.system import temporary_folder
 
 # Layers that add up in fp16, whose sums are sampled.
 SAMPLED = frozenset(
@@ -84,7 +84,7 @@ class Estimator:
     def __enter__(self) -> Estimator:
         if len(self.graph) > _MOST_LAYERS:
             raise RunError(f"fp16 is estimated for nets of up to {_MOST_LAYERS:,} layers, not {len(self.graph):,}")
-        self._folder = tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-")
+        self._folder = temporary_folder()
         self._worker = self.worker or NcnnWorker()
         self._runner = self._written("net")
         listing = list_layers(self.graph)

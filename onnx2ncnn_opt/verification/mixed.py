@@ -1,7 +1,6 @@
 """The cheapest feature masks with which any net stays within a budget in fp16, on a device or not."""
 
 import math
-import tempfile
 from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.rewrite.prove_masks import SOURCES, Mask, prove_masks, put_masks
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker, Times
 from onnx2ncnn_opt.runtime.targets import find_target
+from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.search_masks import (
@@ -79,7 +79,7 @@ class DeviceJudge(MaskJudge):
         put_masks(copy, [(layer, positions[at]) for at, layer in enumerate(copy.layers) if at in positions])
         self._count += 1
         param, bin, timeout = self._folder / f"net{self._count}.param", self._folder / "net.bin", self.estimator.timeout
-        param.write_text(format_param(copy))
+        param.write_bytes(format_param(copy).encode())
         return NcnnRunner(param, bin, mode="fp16", worker=self._worker, threads=None, timeout=timeout)
 
     def error(self, masks: Masks = MappingProxyType({})) -> float:
@@ -190,7 +190,7 @@ def mixed(
         announce("the net in fp32")
         if verification.on is None:
             return choose_masks(MaskJudge(estimator), budget=verification.budget or BUDGET)
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-"))
+        folder = stack.enter_context(temporary_folder())
         worker = stack.enter_context(NcnnWorker(target))
         judge = DeviceJudge(estimator, (param, bin), worker, Path(folder))
         return choose_masks(judge, budget=verification.budget or BUDGET)

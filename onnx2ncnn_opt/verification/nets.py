@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from copy import copy
@@ -23,6 +22,7 @@ from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import check_modes, find_target
+from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verification.driver import Judge, VerifyReport, failed, judge_modes, merged, missing
 from onnx2ncnn_opt.verification.inputs import Draw
 from onnx2ncnn_opt.verification.net_inputs import draw_runs
@@ -86,7 +86,7 @@ def verify_pair(
     target = worker.target if worker else find_target(verification.on)
     modes = check_modes(verification.modes) or target.modes
     with (
-        tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder,
+        temporary_folder() as folder,
         nullcontext(worker) if worker else NcnnWorker(target) as process,
         NcnnWorker(target) as second,  # which keeps the original loaded, and starts when that is needed
     ):

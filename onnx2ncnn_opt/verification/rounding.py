@@ -15,7 +15,6 @@ index agrees if its score is that of the model's index, up to the error of the s
 import math
 import os
 import re
-import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
 from functools import cached_property
@@ -36,6 +35,7 @@ from onnx2ncnn_opt.param.storage import rounded
 from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner, read_model
+from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verification.double import FLOATS, InDouble, NodeWriter, element_types, inferred_values, upgraded
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, INFINITE, MOST_BUDGET, Tolerance, compare, parts
 
@@ -148,7 +148,7 @@ class Rounding:
     ) -> dict[str, float]:
         """Return the distance that outputs move if the model's weights are rounded to an encoding, as `measured`."""
         try:
-            with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
+            with temporary_folder() as folder:
                 model = with_rounded_weights(self._model, self._outputs, encoding, Path(folder))
                 with closing(self._rewritten(model, Path(folder))) as runner:
                     results = runner.run_any(feeds)

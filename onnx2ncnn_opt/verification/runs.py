@@ -62,7 +62,7 @@ def manifest_beside(param: Path, model: Path) -> tuple[Manifest | None, str]:
     if manifest.source.sha256 != file_hash(model):
         return None, f"{path} is not used: it was written for another model"
     # Enough to tell nets apart, and works for one that no parser would take.
-    words = set(param.read_text(errors="replace").split())
+    words = set(param.read_text(encoding="utf-8", errors="replace").split())
     missing = [t.blob for t in (*manifest.inputs, *manifest.outputs) if t.blob not in words]
     if missing:
         return None, f"{path} is not used: {param} has no blob '{missing[0]}'"

@@ -12,7 +12,8 @@ from onnx2ncnn_opt.regression.config import read_config
 from onnx2ncnn_opt.regression.run import check
 from testing.projects import MODEL, write_project, write_right_net
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "ci.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
@@ -41,17 +42,38 @@ def test_every_key_is_on_the_page() -> None:
     assert keys == known | {f"thresholds.{key}" for key in config._THRESHOLD_KEYS}
 
 
+def shell(workflow: str) -> list[str]:
+    """The shell of the steps of a GitHub workflow or action."""
+    return [textwrap.dedent(text) for text in re.findall(r"^ +run: \|\n((?: {8,}.*\n)+)", workflow, re.MULTILINE)]
+
+
 def steps() -> list[str]:
     """The shell of GitHub's steps, and of GitLab's, in order."""
-    github, gitlab = blocks("yaml")
-    found = [textwrap.dedent(text) for text in re.findall(r"^ +run: \|\n((?: {10}.*\n)+)", github, re.MULTILINE)]
+    _, github, gitlab = blocks("yaml")
+    found = shell(github)
     script = gitlab.partition("script:\n")[2].partition("  artifacts:")[0]
     return [*found, *(line.strip().removeprefix("- ") for line in script.splitlines())]
+
+
+ACTION = (ROOT / "action.yml").read_text(encoding="utf-8")
+
+
+def test_the_action_has_the_inputs_that_the_page_gives() -> None:
+    example, *_ = blocks("yaml")
+    inputs = set(re.findall(r"^  ([\w-]+):$", ACTION.partition("\ninputs:\n")[2].partition("\nruns:")[0], re.MULTILINE))
+    given = set(re.findall(r"^ {10}([\w-]+):", example.partition("onnx2ncnn-opt/onnx2ncnn-opt@")[2], re.MULTILINE))
+    rows = set(re.findall(r"^\| `([\w-]+)` \|", PAGE.partition("| input |")[2].partition("\n\n")[0], re.MULTILINE))
+    assert given
+    assert given <= inputs
+    assert rows == inputs == set(re.findall(r"inputs\.([\w-]+)", ACTION))
 
 
 def test_the_steps_of_the_workflows(tmp_path: Path, quick: None) -> None:
     """All of them but those that download."""
     install, emulator, github, install_too, gitlab = steps()
+    install_action, emulator_too, action = shell(ACTION)
+    assert install_action.startswith('python -m pip install "$GITHUB_ACTION_PATH[verify]"')
+    assert emulator_too == emulator
     assert install.strip() == install_too == "python -m pip install -r requirements-ncnn.txt"
     assert emulator.strip() == "python -m onnx2ncnn_opt.runtime.qemu_aarch64"
     folder = tmp_path / "project"
@@ -63,7 +85,7 @@ def test_the_steps_of_the_workflows(tmp_path: Path, quick: None) -> None:
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m onnx2ncnn_opt "$@"\n')
     program.chmod(0o755)
-    root = os.pathsep.join([str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")])
+    root = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {
         **os.environ,
         "PATH": os.pathsep.join([str(program.parent), os.environ["PATH"]]),
@@ -71,10 +93,13 @@ def test_the_steps_of_the_workflows(tmp_path: Path, quick: None) -> None:
         "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
         "DEVICE": "",
         "SHARD": "1/2",
+        "FILE": "ncnn-check.toml",
+        "MODES": "",
+        "KEEP": "failed-nets",
         "CI_NODE_INDEX": "1",
         "CI_NODE_TOTAL": "1",
     }
-    for step in (github, gitlab):
+    for step in (action, github, gitlab):
         command = ["bash", "-e", "-o", "pipefail", "-c", step]
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

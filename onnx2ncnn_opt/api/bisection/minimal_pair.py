@@ -115,7 +115,7 @@ def write_pair(
             passes=(),
         )
         model_staged.write_bytes(data)
-        manifest_staged.write_text(manifest.to_json())
+        manifest_staged.write_bytes(manifest.to_json().encode())
         with inputs_staged.open("wb") as file:
             np.savez(file, **{name: array for name, _, array in piece.inputs.values()})  # type: ignore[arg-type]
     inputs = {name: array for name, _, array in piece.inputs.values()}

@@ -1,6 +1,5 @@
 """The smallest part of a model and its net that is wrong on its own."""
 
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from onnx2ncnn_opt.outputs import Status
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.slots import Slot
+from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verification.blobs import aligned, natural, nearest, same_numbers, squeezed
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.tolerance import Tolerance
@@ -109,7 +109,7 @@ def _output_counterpart(net: WrongNet, blob: Blob, value: Array, result: Array |
 
 def _written(net: WrongNet, folder: Path, part: Part, found: FirstWrong) -> Pair | None:
     """Write the files of a part; return None if the part is right, or wrong in another way than the net."""
-    with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as name:
+    with temporary_folder() as name:
         staged = PairFiles.at(Path(name))
         try:
             manifest, inputs, _, _ = write_pair(staged, net.model, net.param, net.bin, part, net.values)

@@ -3,13 +3,13 @@
 import importlib.util
 import os
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from onnx2ncnn_opt.errors import ModelError, UsageError
 from onnx2ncnn_opt.onnx.read.structure import quiet, root_cause
+from onnx2ncnn_opt.system import temporary_folder
 
 _NEEDED = ("torch", "onnxscript")
 
@@ -93,7 +93,7 @@ def _loaded(path: Path) -> Any:
 
     if not path.is_file():
         raise ModelError(f"{path} {'is not a plain file' if path.exists() else 'does not exist'}")
-    with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
+    with temporary_folder() as folder:
         safe = Path(folder) / "model.pt2"
         with safe.open("wb") as file:
             write_safe_copy(path, file)

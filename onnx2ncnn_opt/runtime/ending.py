@@ -1,0 +1,48 @@
+"""The end of other processes: how they are told to end, and how they did."""
+
+import os
+import signal
+import subprocess
+from contextlib import suppress
+
+SIGNALS = (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM))  # to try one after the other
+
+# Windows' exit codes of crashes, from ntstatus.h.
+_FIRST_CRASH = 0xC0000000
+_CRASHES = {
+    0xC0000005: "an access violation",
+    0xC0000006: "a page that could not be read",
+    0xC0000017: "no memory",
+    0xC000001D: "an illegal instruction",
+    0xC0000094: "an integer division by zero",
+    0xC00000FD: "a stack overflow",
+    0xC0000135: "a missing DLL",
+    0xC0000374: "a corrupted heap",
+    0xC0000409: "a fatal error of its own (abort)",
+}
+
+
+def send_signal(process: subprocess.Popen[bytes], number: int) -> None:
+    """Send a signal to a process and its children, which are a session; Windows has no signals, and kills them."""
+    if hasattr(os, "killpg"):
+        with suppress(OSError):
+            os.killpg(process.pid, number)
+    elif process.poll() is None:  # children whose parent has ended cannot be found any more
+        with suppress(OSError):
+            subprocess.run(["taskkill", "/F", "/T", "/PID", str(process.pid)], capture_output=True, check=False)
+        process.kill()
+
+
+def is_windows_crash(code: int) -> bool:
+    """Return True if this exit code is Windows' word for a crash."""
+    return code >= _FIRST_CRASH
+
+
+def describe_exit(code: int) -> str:
+    """Describe an exit code, which is below 0 for a signal."""
+    if is_windows_crash(code):
+        return f"crashed with {_CRASHES.get(code, 'an exception')} ({code:#010X})".replace("0X", "0x")
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    return f"crashed with {name}{' (out of memory?)' if name == 'SIGKILL' else ''}"
