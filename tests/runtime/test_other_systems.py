@@ -159,6 +159,22 @@ def test_a_net_takes_its_own_place_on_windows(tmp_path: Path, windows: dict[str,
     assert names(tmp_path) == {"model.onnx", "site", "tmp"} | net_files("model")
 
 
+IN_USE = """
+from onnx2ncnn_opt.system import temporary_folder
+with temporary_folder() as folder:
+    file = open(folder + "/a", "wb")
+    open(folder + "/b", "wb").close()
+"""
+
+
+def test_a_file_in_use_stays_in_its_temporary_folder(tmp_path: Path, windows: dict[str, Any]) -> None:
+    command = [sys.executable, "-c", IN_USE]
+    ended = subprocess.run(command, env={**os.environ, **windows}, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    (folder,) = left(tmp_path)
+    assert names(tmp_path / "tmp" / folder) == {"a"}
+
+
 def test_a_wrong_net_is_found_on_windows(tmp_path: Path, windows: dict[str, Any]) -> None:
     write_sine(tmp_path)
     run_well(tmp_path, "convert", "model.onnx", "--no-verify", **windows)
