@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
+
+import numpy as np
 
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import Error, UnsupportedError
@@ -20,6 +23,7 @@ _SECONDS = 15.0
 # The sizes that models are exported at: of images, and of sequences and sounds.
 _SIDES = (640, 224, 320, 416, 512, 256, 384, 128, 112, 96, 64, 299, 300, 192, 160, 480, 800, 1024, 32, 28, 48, 448)
 _LENGTHS = (512, 128, 256, 64, 16, 32, 1, 160, 320, 480, 1024, 77, 384, 80, 100, 1000, 16000, 8, 4, 2)
+_MOST_DIMS, _LARGEST, _MOST_SIZES = 8, 4096, 8  # of shapes, and of sizes in them
 _RATES = (16000, 8000)  # of samples, which few models leave open
 
 
@@ -79,7 +83,8 @@ def _attempts(model: LoadedModel) -> Iterator[dict[str, Any]]:
     }
     names = {name for info in shaped for dim in info.shape for name in _of(dim)}
     has_images = any(len(info.shape) == 4 for info in shaped)
-    sizes = (_SIDES if has_images else _LENGTHS) if names - batches else (1,)
+    usual = _SIDES if has_images else _LENGTHS
+    sizes = dict.fromkeys((*_shape_sizes(model), *usual)) if names - batches else (1,)
     for values in product(*flags.values()):
         bound = {"values": dict(zip(flags, values, strict=True))} if flags else {}
         if bound:
@@ -91,6 +96,14 @@ def _attempts(model: LoadedModel) -> Iterator[dict[str, Any]]:
                 for info in shaped
             }
             yield {**bound, "shapes": shapes}
+
+
+def _shape_sizes(model: LoadedModel) -> list[int]:
+    """Return the numbers in constant shapes, the most frequent first: a size that torch froze is often one."""
+    tensors = [value.const_value for value in model.graph.initializers.values()]
+    shapes = [each.numpy() for each in tensors if each is not None and len(each.shape) == 1 and each.size <= _MOST_DIMS]
+    counts = Counter(int(size) for shape in shapes if shape.dtype == np.int64 for size in shape if 1 < size < _LARGEST)
+    return [size for size, _ in counts.most_common(_MOST_SIZES)]
 
 
 def _of(dim: object) -> frozenset[str]:
