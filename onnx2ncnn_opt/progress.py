@@ -9,22 +9,54 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _EACH = 0.25  # seconds between two reports
+_STEP = 1 / 6  # of what is left of a part: the share that one of its operations takes
 _listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", default=None)
+
+
+class _Part:
+    """A part of the whole work, and how much of the whole is done."""
+
+    def __init__(self, end: float, done: float) -> None:
+        self.end, self.done = end, done
+
+
+_part: ContextVar[_Part] = ContextVar("part")
 
 
 @contextmanager
 def listening(tell: Callable[[str], None]) -> Iterator[None]:
     """Call `tell` within the block, with lines such as "writing weights: 120 of 353 MB, 410 a second"."""
-    token = _listener.set(tell)
+    token, whole = _listener.set(tell), _part.set(_Part(1.0, 0.0))
     try:
         yield
     finally:
         _listener.reset(token)
+        _part.reset(whole)
+
+
+@contextmanager
+def up_to(end: float) -> Iterator[None]:
+    """Let the block be the work from what is done up to this share of the whole."""
+    part = _part.get(None)
+    if part is None:
+        yield
+        return
+    before, part.end = part.end, end
+    yield
+    part.end, part.done = before, end
+
+
+def share_done() -> float:
+    """Return the share of the whole work that is done, as far as the operations up to now tell."""
+    part = _part.get(None)
+    return part.done if part else 0.0
 
 
 def announce(what: str) -> None:
     """Tell the listener which operation begins, such as "ncnn runs the net in fp16"."""
     if (tell := _listener.get()) is not None:
+        part = _part.get()
+        part.done += (part.end - part.done) * _STEP
         tell(what)
 
 

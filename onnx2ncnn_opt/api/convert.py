@@ -16,11 +16,14 @@ from onnx2ncnn_opt.ir.releases import NEWEST
 from onnx2ncnn_opt.manifest import Image
 from onnx2ncnn_opt.onnx.read.exported import pytorch_kind, reference
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
-from onnx2ncnn_opt.progress import announce
+from onnx2ncnn_opt.progress import announce, up_to
 from onnx2ncnn_opt.verification.options import Verification
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
+
+# The shares of the whole work that are done after these steps.
+_LOWERED, _ESTIMATED = 0.2, 0.65
 
 
 def convert(  # noqa: PLR0913
@@ -70,12 +73,13 @@ def convert(  # noqa: PLR0913
     }
     if custom and verification is not None:
         raise UsageError(f"custom operators need a conversion without verification: {NOT_RUN}")
-    shapes, equal = _tied(model, shapes, values, outputs) if verification is not None else (shapes, ())
-    lowered = lower(model, inputs=inputs, dynamic_shapes=dynamic_shapes, shapes=shapes, **options)
+    with up_to(_LOWERED if verification is not None else 1.0):
+        shapes, equal = _tied(model, shapes, values, outputs) if verification is not None else (shapes, ())
+        lowered = lower(model, inputs=inputs, dynamic_shapes=dynamic_shapes, shapes=shapes, **options)
     conversion = replace(lowered, equal=equal)
     if verification is not None:
         announce("estimating what fp16 does to the net")
-        with suppress(RunError):  # verification will say why
+        with up_to(_ESTIMATED), suppress(RunError):  # verification will say why
             conversion = conversion.estimated(verification, masks=masks, worker=worker)
         conversion = _verified(conversion, prefix, verification, benchmark, keep_failed, worker)
     elif prefix is not None:

@@ -1,4 +1,4 @@
-"""Output of a report: tables and a spinner on a terminal, plain lines elsewhere."""
+"""Output of a report: tables and a progress bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from onnx2ncnn_opt.progress import listening
+from onnx2ncnn_opt.progress import listening, share_done
 
 if TYPE_CHECKING:
-    from rich.text import Text
+    from rich.table import Table as RichTable
 
 
 class Table(NamedTuple):
@@ -42,6 +42,7 @@ class Table(NamedTuple):
 
 Block = str | Table
 _SOON = 2.0  # seconds
+_WIDTH = 24  # characters
 
 
 def show(blocks: Sequence[Block], stream: TextIO) -> None:
@@ -75,9 +76,9 @@ def _show_rich(blocks: Sequence[Block], stream: TextIO) -> None:
 
 @contextmanager
 def working(what: str, stream: TextIO) -> Iterator[None]:
-    """Show a long operation and its progress: with a spinner on a terminal, else in a line after 2 s, 4 s, 8 s, ..."""
+    """Show a long operation and its progress: with a bar on a terminal, else in a line after 2 s, 4 s, 8 s, ..."""
     line = _Operation(what)
-    with listening(line.tell), _spinner(line, stream) if stream.isatty() else _reminding(line, stream):
+    with listening(line.tell), _bar(line, stream) if stream.isatty() else _reminding(line, stream):
         yield
 
 
@@ -85,26 +86,32 @@ class _Operation:
     """An operation, its latest progress report, and its age."""
 
     def __init__(self, what: str) -> None:
-        self.what, self.step, self.start = what, "", time.monotonic()
+        self.what, self.step, self.share, self.start = what, "", 0.0, time.monotonic()
 
     def tell(self, step: str) -> None:
-        self.step = step
+        self.step, self.share = step, share_done()
 
     def __str__(self) -> str:
         seconds = time.monotonic() - self.start
-        since = f" ({seconds:.0f} s)" if seconds >= _SOON else ""
+        share = f"{self.share:.0%} in " if self.share else ""
+        since = f" ({share}{seconds:.0f} s)" if seconds >= _SOON else ""
         return printable(f"{self.what}: {self.step}{since}" if self.step else f"{self.what}{since}")
 
-    def __rich__(self) -> Text:
+    def __rich__(self) -> RichTable:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table as RichTable
         from rich.text import Text
 
-        return Text(str(self))
+        grid = RichTable.grid(padding=(0, 1))
+        grid.add_row(ProgressBar(total=1.0, completed=self.share, width=_WIDTH), Text(str(self), no_wrap=True))
+        return grid
 
 
-def _spinner(line: _Operation, stream: TextIO) -> AbstractContextManager[object]:
+def _bar(line: _Operation, stream: TextIO) -> AbstractContextManager[object]:
     from rich.console import Console
+    from rich.live import Live
 
-    return Console(file=stream).status(line)
+    return Live(line, console=Console(file=stream), transient=True)
 
 
 @contextmanager
