@@ -48,7 +48,7 @@ _WORTH = 0.8  # of the error, to which masks that do not keep the budget have to
 _ROUNDINGS, _ROUNDINGS_WIDE, _ROUNDINGS_ALLOWED = 2.0, 3.0, 4.0
 _MOST_ROUNDS = 8
 # The runs to measure groups of layers: of nets up to a cost of `MaskJudge.cost`, at least, and between two attempts.
-_RUNS, _COST, _LEAST_RUNS, _HALVINGS = 24, 2e9, 4, 4
+_RUNS, _COST, _LEAST_RUNS, _HALVINGS = 24, 8e9, 4, 4
 _VAGUE = 0.2  # a difference that is so small in units of the minuend is measured instead
 _ATTEMPTS, _SHRINK = 3, 0.5  # to find the sum of the powers that may stay, which is so many times as large each time
 _NEGLIGIBLE = 0.05  # of the allowed noise: groups of so little are not divided
