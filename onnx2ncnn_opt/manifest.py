@@ -81,6 +81,34 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class TailFile:
+    """The part of the model after the net: an ONNX model, NET.tail.onnx next to NET.param, with this SHA-256.
+
+    It reads outputs of the net, `inputs`, by their names; inputs of the model, `arrays`; and the numbers of the
+    expressions `sizes`, as inputs called `size_input` of them. `outputs` are all outputs of the model in their order;
+    those that the tail does not have are the net's. Entries have no blob.
+    """
+
+    sha256: str
+    inputs: tuple[str, ...]
+    arrays: tuple[Entry, ...]
+    sizes: tuple[str, ...]
+    outputs: tuple[Entry, ...]
+    operators: tuple[str, ...]
+    reasons: tuple[str, ...]
+
+
+def tail_path(param: Path) -> Path:
+    """Return the file of the tail of a net."""
+    return param.with_suffix(".tail.onnx")
+
+
+def size_input(text: str) -> str:
+    """Return the name of a tail's input for an expression of dynamic dimensions."""
+    return f"size {text}"
+
+
+@dataclass(frozen=True)
 class Bound:
     """An input of the model that the net does not have, because the conversion bound it to `value`.
 
@@ -145,7 +173,7 @@ class Masked:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything in the file.
+    """Everything in the file; `inputs` and `outputs` are the net's.
 
     `tool` wrote it, `ncnn` is the release that was asked for, `least_ncnn` the oldest one that runs the net. `values`
     are inputs that became constants. `minimum` are dynamic dimensions (in the names of the shapes) and the least sizes
@@ -163,10 +191,32 @@ class Manifest:
     minimum: Mapping[str, int] = field(default_factory=dict)
     least_ncnn: str = ""
     masks: tuple[Masked, ...] = ()
+    tail: TailFile | None = None
 
     def __repr__(self) -> str:
-        ports = (", ".join(map(str, entries)) for entries in (self.inputs, self.outputs))
+        ports = (", ".join(map(str, entries)) for entries in (self.model_inputs, self.model_outputs))
         return f"Manifest({' -> '.join(ports)}; {self.layers.after} layers)"
+
+    @property
+    def cut(self) -> tuple[str, ...]:
+        """The values at which the model is cut for the net; none without a tail."""
+        return tuple(entry.name for entry in self.outputs) if self.tail else ()
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """The cut and the model's outputs; none without a tail."""
+        return tuple(dict.fromkeys([*self.cut, *(entry.name for entry in self.model_outputs)])) if self.tail else ()
+
+    @property
+    def model_inputs(self) -> tuple[Entry, ...]:
+        """The model's inputs: those of the net, and those that only the tail reads."""
+        known = {entry.name for entry in self.inputs}
+        return (*self.inputs, *(entry for entry in (self.tail.arrays if self.tail else ()) if entry.name not in known))
+
+    @property
+    def model_outputs(self) -> tuple[Entry, ...]:
+        """The model's outputs."""
+        return self.tail.outputs if self.tail else self.outputs
 
     def to_json(self) -> str:
         """Return the text of the file."""
@@ -174,6 +224,8 @@ class Manifest:
         for entry in (*data["inputs"], *data["outputs"]):
             if entry["image"] is None:
                 del entry["image"]
+        if self.tail is None:
+            del data["tail"]
         return json.dumps(data, indent=1) + "\n"
 
 

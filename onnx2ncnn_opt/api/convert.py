@@ -43,6 +43,7 @@ def convert(  # noqa: PLR0913
     custom: Collection[str] = (),
     masks: MasksFor = True,
     images: Mapping[str, Image | str] | None = None,
+    tail: str = "auto",
     verification: Verification | None = Verification(),
     benchmark: bool = False,
     keep_failed: bool = False,
@@ -70,6 +71,7 @@ def convert(  # noqa: PLR0913
         "custom": custom,
         "masks": masks,
         "images": images,
+        "tail": tail,
     }
     if custom and verification is not None:
         raise UsageError(f"custom operators need a conversion without verification: {NOT_RUN}")

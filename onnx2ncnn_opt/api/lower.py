@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +19,26 @@ from onnx2ncnn_opt.ir.features import MasksFor
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release, least_release
 from onnx2ncnn_opt.ir.weight import Encoding
-from onnx2ncnn_opt.manifest import Bound, Entry, Image, LayerCount, Manifest, Masked, Source, file_hash
+from onnx2ncnn_opt.manifest import (
+    Bound,
+    Entry,
+    Image,
+    LayerCount,
+    Manifest,
+    Masked,
+    Source,
+    TailFile,
+    file_hash,
+    tail_path,
+)
 from onnx2ncnn_opt.onnx.custom import CustomOp, parse_custom
-from onnx2ncnn_opt.onnx.importer import Imported, Port, import_model
+from onnx2ncnn_opt.onnx.importer import Imported, Port, import_model, walk_model
+from onnx2ncnn_opt.onnx.read.binding import TensorInfo
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
+from onnx2ncnn_opt.onnx.tail.extract import Tail
+from onnx2ncnn_opt.onnx.tail.partition import split
 from onnx2ncnn_opt.onnx.value import is_float
 from onnx2ncnn_opt.param.files import NetFiles, all_or_nothing, write_staged
 from onnx2ncnn_opt.param.names import clean_name
@@ -46,21 +61,23 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.verification.inputs import Draw
     from onnx2ncnn_opt.verification.search_masks import Precision
 
+TAILS = ("auto", "only-needed", "never")
 NOT_RUN = "what custom operators compute is not known here"
 
 
 @dataclass(frozen=True)
 class Files(NetFiles):
-    """The files of a net, and its manifest."""
+    """The files of a net, its manifest, and its tail, which most nets do not have."""
 
     manifest: Path
+    tail: Path
 
     @classmethod
     def of(cls, prefix: str | os.PathLike[str]) -> Files:
-        """Return the paths PREFIX.ncnn.param, PREFIX.ncnn.bin and PREFIX.ncnn.json."""
+        """Return the paths PREFIX.ncnn.param, PREFIX.ncnn.bin, PREFIX.ncnn.json and PREFIX.ncnn.tail.onnx."""
         base = f"{os.fspath(prefix)}.ncnn"
         net = NetFiles.at(base)
-        return cls(net.param, net.bin, Path(f"{base}.json"))
+        return cls(net.param, net.bin, Path(f"{base}.json"), tail_path(net.param))
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +90,8 @@ class Conversion(Rewritten):
     dimensions that must not be smaller. `masks` are the layers for which fp16 is not enough, and `precision` is the
     effect of fp16 on the net, if that was estimated. `images` are the inputs that take pixels. `equal` are names of
     dynamic dimensions that have to be equal, `cost` describes the costs of dynamic dimensions. `report` is the
-    verification, None if there was none, and `latency` the time of a run, if it was measured.
+    verification, None if there was none, and `latency` the time of a run, if it was measured. `tail` are the nodes
+    after the net; `model` and `cut` then end where it begins.
     """
 
     model: LoadedModel
@@ -95,6 +113,7 @@ class Conversion(Rewritten):
     cost: tuple[str, ...] = ()
     report: VerifyReport | None = None
     latency: Latency | None = None
+    tail: Tail | None = None
 
     def __repr__(self) -> str:
         shapes = "; ".join(f"{p.name} [{', '.join(map(str, p.shape))}]" for p in (*self.inputs, *self.outputs))
@@ -122,19 +141,25 @@ class Conversion(Rewritten):
             masks=tuple(Masked(clean_name(m.layer), int(m.features), *m[3:]) for m in self.masks),
             minimum={str(size): least for size, least in self.minimum.items()},
             least_ncnn=str(least_release(self.graph)),
+            tail=self.tail and _tail_file(self.tail),
         )
 
     @contextmanager
     def staged(self, prefix: str | os.PathLike[str]) -> Iterator[Files]:
         """Write the files under temporary names, and rename them when the block ends without an error."""
         files = Files.of(prefix)
-        with all_or_nothing(files.param, files.bin, files.manifest) as (param, bin, manifest):
+        wanted = astuple(files) if self.tail else astuple(files)[:-1]
+        with all_or_nothing(*wanted) as (param, bin, manifest, *tail):
             names = write_staged(self.graph, param, bin)
             manifest.write_bytes(self.manifest(names).to_json().encode())
-            yield Files(param, bin, manifest)
+            if self.tail:
+                tail[0].write_bytes(self.tail.data)
+            yield Files(param, bin, manifest, *(tail or [files.tail]))
+        if self.tail is None:
+            files.tail.unlink(missing_ok=True)  # that of an earlier net
 
     def save(self, prefix: str | os.PathLike[str]) -> Files:
-        """Write PREFIX.ncnn.param, PREFIX.ncnn.bin and PREFIX.ncnn.json: all of them, or none.
+        """Write PREFIX.ncnn.param, .bin and .json, and PREFIX.ncnn.tail.onnx if there is a tail: all, or none.
 
         Raises VerificationError for a net that failed verification.
         """
@@ -208,8 +233,8 @@ class Conversion(Rewritten):
             usual = tolerance_of(self.model)
             rounded = with_rounding(ROUNDING[self.storage.encoding], self.storage.depth, usual)
             how = replace(how, tolerance=rounded)
-        source = reference(self.source)
-        return verify_net(source, files.param, files.bin, how, manifest=self.manifest(), worker=worker)
+        source, tail = reference(self.source), self.tail and self.tail.data
+        return verify_net(source, files.param, files.bin, how, manifest=self.manifest(), tail=tail, worker=worker)
 
     @contextmanager
     def staged_in_temporary_folder(self) -> Iterator[Files]:
@@ -268,6 +293,7 @@ def lower(  # noqa: PLR0913
     custom: Collection[str] = (),
     masks: MasksFor = True,
     images: Mapping[str, Image | str] | None = None,
+    tail: str = "auto",
 ) -> Conversion:
     """Lower an ONNX model to an ncnn graph, and run the passes; neither the model nor the net runs.
 
@@ -282,7 +308,9 @@ def lower(  # noqa: PLR0913
     `storage` "fp16" or "bf16" stores weights in 16 bits where they survive it. `custom` operators become layers, like
     "my.domain::MyOp=MyLayer:alpha,beta" (docs/plugins.md). `masks` gives feature masks to layers that fp16 certainly
     breaks; `Conversion.estimated` finds others. `images` are inputs that take pixels of 0..255, each with the model's
-    arithmetic: an `Image`, or text such as "mean=123.7,116.3,103.5:std=58.4,57.1,57.4:bgr".
+    arithmetic: an `Image`, or text such as "mean=123.7,116.3,103.5:std=58.4,57.1,57.4:bgr". `tail` is one of TAILS:
+    whether nodes at the model's end may follow the net instead of being in it, "only-needed" those that ncnn cannot
+    express, "auto" also those that would be many layers.
 
     Raises:
         ModelError: the model is broken or unsafe to open.
@@ -292,15 +320,26 @@ def lower(  # noqa: PLR0913
     check_options(shapes=shapes, values=values, outputs=outputs, batch_axes=batch_axes, skip=skip, limit=limit)
     check_options(images=images)
     check_option("names", "custom", custom)
+    if tail not in TAILS:
+        raise UsageError(f"tail has to be one of {', '.join(TAILS)}, not {tail!r:.80}")
     _check_inputs(shapes or {}, batch_axes or {})
     chosen = entry_points.select(skip=skip)
     check_release(release)
     encoding = encoding_of(storage, release)
     wanted = {name: parse_image(name, image) for name, image in (images or {}).items()}
-    source, loaded, imported = _imported(
-        model, inputs, dynamic_shapes, batch_axes, parse_custom(custom), shapes=shapes, values=values, outputs=outputs
+    source, loaded, imported, found = _imported(
+        model,
+        inputs,
+        dynamic_shapes,
+        batch_axes,
+        parse_custom(custom),
+        tail,
+        shapes=shapes,
+        values=values,
+        outputs=outputs,
     )
-    conversion = Conversion(loaded, source, imported.graph, imported.inputs, imported.outputs, (), 0, tuple(outputs))
+    cut = found.cut if found else tuple(outputs)
+    conversion = Conversion(loaded, source, imported.graph, imported.inputs, imported.outputs, (), 0, cut, tail=found)
     conversion = replace(conversion, release=release, custom=imported.custom, minimum=imported.minimum, images=wanted)
     take_pixels(imported, wanted)
     return _optimised(conversion, chosen if optimize else (), limit, encoding, masks)
@@ -312,9 +351,10 @@ def _imported(
     dynamic_shapes: Any,
     batch_axes: Mapping[str, int | None] | None,
     custom: Sequence[CustomOp],
+    tail: str,
     **bindings: Any,
-) -> tuple[Any, LoadedModel, Imported]:
-    """Return the model's ONNX source, the loaded model and its graph."""
+) -> tuple[Any, LoadedModel, Imported, Tail | None]:
+    """Return the model's ONNX source, the loaded model, its graph, and the tail without which both are."""
     entry_points.installed_ops()
     announce("reading the model")
     source = exported(model, inputs, dynamic_shapes)
@@ -323,8 +363,18 @@ def _imported(
         sha256 = file_hash(Path(model))
         loaded = replace(loaded, digest=lambda: sha256)
     announce("making layers of the operators")
-    types = entry_points.layer_types()
-    return source, loaded, import_model(loaded, batch_axes=batch_axes, types=types, custom=custom)
+    options: dict[str, Any] = {"batch_axes": batch_axes, "types": entry_points.layer_types(), "custom": custom}
+    if tail == "never":
+        return source, loaded, import_model(loaded, **options), None
+    walk = walk_model(loaded, **options)
+    found = split(loaded, walk, only_needed=tail == "only-needed")
+    if found is None:
+        assert isinstance(walk.result, Imported)
+        return source, loaded, walk.result, None
+    loaded = found.without(loaded)
+    named = {info.name for info in loaded.inputs}
+    options["batch_axes"] = {name: axis for name, axis in (batch_axes or {}).items() if name in named}
+    return source, loaded, import_model(loaded, **options), found
 
 
 def _optimised(
@@ -368,6 +418,7 @@ def reconverted(model: Path | bytes, manifest: Manifest) -> Conversion | None:
             images={name: entry.image for name, entry in named.items() if entry.image},
             skip=[p.name for p in entry_points.pipeline() if p.name not in manifest.passes],
             release=int(manifest.ncnn),
+            tail="auto" if manifest.tail else "never",
         )
     except (ConversionError, UsageError, ValueError):  # another version's manifest may ask for what this one has not
         return None
@@ -386,8 +437,25 @@ def unoptimised(conversion: Conversion) -> Conversion:
         images=conversion.images,
         custom=[op.request for op in conversion.custom],
         masks=False,
+        tail="never",
     )
 
 
 def _entry(port: Port, names: Mapping[Blob, str]) -> Entry:
     return Entry(port.name, names[port.blob], texts(port.shape), port.dtype.name, port.batch_axis, port.element)
+
+
+def _tail_file(tail: Tail) -> TailFile:
+    def entry(info: TensorInfo) -> Entry:
+        return Entry(info.name, "", texts(info.shape or ()), info.dtype.numpy().name, None)
+
+    given = {value.name for value in tail.model.graph.input}
+    return TailFile(
+        sha256=hashlib.sha256(tail.data).hexdigest(),
+        inputs=tuple(name for name in tail.cut if name in given),
+        arrays=tuple(map(entry, tail.arrays)),
+        sizes=tail.sizes,
+        outputs=tuple(map(entry, tail.outputs)),
+        operators=tail.operators,
+        reasons=tail.reasons,
+    )

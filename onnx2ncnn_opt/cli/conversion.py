@@ -18,6 +18,7 @@ from onnx2ncnn_opt.cli.summary import (
 from onnx2ncnn_opt.manifest import Entry, Manifest
 from onnx2ncnn_opt.report.console import Block
 from onnx2ncnn_opt.report.verification import shapes_lines
+from onnx2ncnn_opt.report.words import number_of
 from onnx2ncnn_opt.system import command_line
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def conversion_blocks(
     layers, release = manifest.layers, f"; ncnn {manifest.least_ncnn} or newer runs them"
     blocks += layers_blocks(made, layers.before, layers.after, verbose=verbose, note=release)
     blocks += [f"custom: {op}" for op in made.custom]
+    blocks += _tail_lines(made, verbose=verbose)
     blocks += storage_lines(made)
     blocks += shapes_lines(found.shapes, others_refused=found.ok) if found else []
     blocks += output_blocks(found, verbose=verbose)
@@ -77,6 +79,17 @@ def _notes(made: Conversion, manifest: Manifest) -> list[str]:
     for name in made.fed_masks:
         notes.append(f"{name} is added to scores: -1e9 in a whole row gives NaN on ARM and GPUs, -1000 does not")
     return notes
+
+
+def _tail_lines(made: Conversion, *, verbose: bool) -> list[Block]:
+    """Return what follows the net, and why."""
+    if made.tail is None:
+        return []
+    count, reasons = number_of(len(made.tail.model.graph.node), "node"), made.tail.reasons
+    if verbose:
+        return [f"tail: {count} after the net", *(f"tail: {reason}" for reason in reasons)]
+    more = f" and {number_of(len(reasons) - 1, 'other reason')}; -v lists them" if len(reasons) > 1 else ""
+    return [f"tail: {count} after the net: {reasons[0]}{more}"]
 
 
 def _port(kind: str, tensor: Entry) -> str:

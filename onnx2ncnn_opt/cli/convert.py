@@ -61,6 +61,14 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
     help="Let the net take pixels of 0..255, e.g. x:mean=123.7,116.3,103.5:std=58.4,57.1,57.4; with :bgr in OpenCV's "
     "order.",
 )
+@click.option(
+    "--tail",
+    type=click.Choice(["auto", "only-needed", "never"]),
+    default="auto",
+    show_default=True,
+    help="What may follow the net instead of being in it, as NumPy or C++: nodes that ncnn cannot express "
+    "(only-needed), and nodes that would be many layers (auto), such as TopK and NonMaxSuppression.",
+)
 @option.release_option
 @option.storage_options
 @click.option(

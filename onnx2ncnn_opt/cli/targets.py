@@ -73,5 +73,5 @@ def check_targets(paths: Iterable[Path], sources: Mapping[str, Path]) -> None:
 
 
 def written(files: Any) -> list[dict[str, Any]]:
-    """Return the files of a record of paths as JSON has them."""
-    return [{"path": str(path), "bytes": path.stat().st_size} for path in astuple(files)]
+    """Return the files of a record of paths, those that exist, as JSON has them."""
+    return [{"path": str(path), "bytes": path.stat().st_size} for path in astuple(files) if path.is_file()]

@@ -75,6 +75,16 @@ class Imported(NamedTuple):
     minimum: Mapping[Dim, int]  # dynamic dimensions below which the net differs (see `ImportContext.demand`)
 
 
+class Walk(NamedTuple):
+    """An import of a model, finished or not: what became of its values and nodes."""
+
+    result: Imported | UnsupportedError
+    values: Mapping[str, Item | None]
+    refused: frozenset[onnx_ir.Node]
+    lost: frozenset[str]  # graph inputs and outputs that no Mat can hold
+    layers: Mapping[onnx_ir.Node, int]  # that a node became
+
+
 def import_model(
     model: LoadedModel,
     *,
@@ -82,12 +92,26 @@ def import_model(
     types: Mapping[str, LayerSpec] = LAYERS,
     custom: Sequence[CustomOp] = (),
 ) -> Imported:
+    """Return the graph of `walk_model`; raises UnsupportedError with every node that ncnn cannot express."""
+    result = walk_model(model, batch_axes=batch_axes, types=types, custom=custom).result
+    if isinstance(result, UnsupportedError):
+        raise result
+    return result
+
+
+def walk_model(
+    model: LoadedModel,
+    *,
+    batch_axes: Mapping[str, int | None] | None = None,
+    types: Mapping[str, LayerSpec] = LAYERS,
+    custom: Sequence[CustomOp] = (),
+) -> Walk:
     """Map a loaded model to ncnn layers, and optimise only where that costs no layer.
 
     `batch_axes` says for inputs by name which axis is the Mat's batch count (None: no axis), where the analysis of
     `onnx.batch` is not to decide. `types` is the table of layers, which becomes the graph's. `custom` operators become
-    layers of their own. Raises UnsupportedError with every node that ncnn cannot express, and UsageError if
-    `batch_axes` names no input, or `custom` an operator that the model does not have.
+    layers of their own. The result is an UnsupportedError with every node that ncnn cannot express, if there are any.
+    Raises UsageError if `batch_axes` names no input, or `custom` an operator that the model does not have.
     """
     told = batch_axes or {}
     walk = _Import(model, told, types, custom)
@@ -102,9 +126,7 @@ def import_model(
         one = _Import(model.bound({batch.name: 1}), {**told, **batch.inputs}, types, custom, axes).attempt()
         if isinstance(one, Imported):
             result = _with_batch(one, model, batch) or result
-    if isinstance(result, UnsupportedError):
-        raise result
-    return result
+    return walk.seen(result)
 
 
 def _with_batch(one: Imported, model: LoadedModel, batch: Batch) -> Imported | None:
@@ -141,6 +163,13 @@ class _Ends(ImportContext):
         self._values: dict[str, Item | None] = {}  # None: computed by a node that was refused
         self._refused: list[Unsupported] = []
         self._tainted: set[str] = set()  # values that depend on a refused node
+        self._refused_nodes: set[onnx_ir.Node] = set()
+        self._lost: set[str] = set()  # inputs and outputs that no Mat can hold
+        self._layers: dict[onnx_ir.Node, int] = {}
+
+    def seen(self, result: Imported | UnsupportedError) -> Walk:
+        """Return what became of the model, with the result of this import or of one for a single item of a batch."""
+        return Walk(result, self._values, frozenset(self._refused_nodes), frozenset(self._lost), self._layers)
 
     def _inputs(self) -> tuple[Port, ...]:
         unknown = set(self._batch_axes) - {info.name for info in self._model.inputs}
@@ -159,6 +188,7 @@ class _Ends(ImportContext):
                 self._refused.append(Unsupported(info.name, "graph input", reason))
                 self._values[info.name] = None
                 self._tainted.add(info.name)
+                self._lost.add(info.name)
                 continue
             view = View.of(info.shape, *layout)
             blob = self.input(info.name, view)
@@ -193,6 +223,7 @@ class _Ends(ImportContext):
                 blob = self.in_layout(x, layout).blob
             except Refusal as refusal:
                 self._refused.append(Unsupported(info.name, "graph output", refusal.reason, refusal.hint))
+                self._lost.add(info.name)
                 continue
             if blob.is_input or blob.is_output or (blob.producer and blob.producer.type == "MemoryData" and blob.users):
                 blob = self.layer("Noop", blob)
@@ -266,12 +297,15 @@ class _Import(_Ends):
     def _import(self, node: onnx_ir.Node) -> None:
         outputs = _names(node.outputs)
         self._label, self.node = node.name or next(filter(None, outputs), node.op_type), node
-        refused = len(self._refused)
+        refused, layers = len(self._refused), len(self.graph)
         names = _names(node.inputs)
         operands = [self._values[name] if name else None for name in names]
         poisoned = any(name and self._values[name] is None for name in names)
         results = self._attempt(node, None if poisoned else operands)
         is_refused = len(self._refused) > refused
+        self._layers[node] = len(self.graph) - layers
+        if is_refused:
+            self._refused_nodes.add(node)
         if is_refused or not self._tainted.isdisjoint(_read_names(node)):
             self._tainted.update(filter(None, outputs))
         if is_refused and not poisoned:

@@ -130,11 +130,16 @@ class BaselineFiles:
             raise UsageError(f"{self.arrays}: the examples cannot be read: {error}; {AGAIN}") from error
 
     def write(
-        self, record: dict[str, Any], param: Path, bin: Path, manifest: Path | None, examples: Sequence[Example]
+        self, record: dict[str, Any], param: Path, bin: Path, further: Sequence[Path], examples: Sequence[Example]
     ) -> None:
-        """Write a net and its record, all files or none; `record` lacks `files` and `examples`."""
+        """Write a net and its record, all files or none; `record` lacks `files` and `examples`.
+
+        `further` are the manifest and the tail, which may be missing.
+        """
         net = self.net
-        sources = {net.param: param, net.bin: bin} | ({net.manifest: manifest} if manifest else {})
+        others = (net.manifest, net.tail)
+        sources = {net.param: param, net.bin: bin}
+        sources |= {path: source for path, source in zip(others, further, strict=False) if source.is_file()}
         try:
             self.record.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -149,9 +154,9 @@ class BaselineFiles:
             names = [dict(zip(_KINDS, map(list, example), strict=True)) for example in examples]
             whole = Record(**record, files=hashes, examples=names)
             staged_json.write_bytes(json.dumps({"format": FORMAT, **asdict(whole)}, indent=1).encode() + b"\n")
-        if manifest is None:
-            with suppress(OSError):  # that of another converter's net
-                net.manifest.unlink()
+        for path in set(others).difference(sources):
+            with suppress(OSError):  # those of another net
+                path.unlink()
 
 
 def _numbered(examples: Sequence[Example]) -> dict[str, Array]:

@@ -16,7 +16,7 @@ from onnx2ncnn_opt.api.bisect import bisect
 from onnx2ncnn_opt.api.diff import diff_graphs
 from onnx2ncnn_opt.errors import Error, UsageError, VerificationError
 from onnx2ncnn_opt.ir.graph import Graph
-from onnx2ncnn_opt.manifest import file_hash
+from onnx2ncnn_opt.manifest import file_hash, tail_path
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
 from onnx2ncnn_opt.outputs import Latency, OutputReport
 from onnx2ncnn_opt.param.files import read_net
@@ -157,7 +157,9 @@ class _Judgement:
         self.source = reference(exported(self.model.path))
         self.manifest, note = manifest_beside(self.request.param, self.model.path)
         self.notes += [note] if note else []
-        self.loaded = load_converted(self.source, self.manifest, shapes=self.model.shapes, values=self.model.values)
+        outputs = [entry.name for entry in self.manifest.model_outputs] if self.manifest and self.manifest.tail else ()
+        sizes: dict[str, Any] = {"shapes": self.model.shapes, "values": self.model.values}
+        self.loaded = load_converted(self.source, self.manifest, outputs=outputs, **sizes)
         self.tolerance = tolerance_of(self.loaded)
         examples = self.examples(before) if before and not self.request.record else []
         self.step = "accuracy"
@@ -211,8 +213,9 @@ class _Judgement:
         if file_hash(self.model.path) != before.model:
             self.fail("model", f"{self.model.path.name} is not the file that the baseline is about; {AGAIN}", 2)
             return []
-        runner = OrtRunner(self.source, values=self.loaded.values, threads=None, timeout=self.model.timeout)
-        rounding = Rounding(self.source, (), self.loaded.values)
+        fixed: dict[str, Any] = {"values": self.loaded.values, "outputs": self.loaded.cut}
+        runner = OrtRunner(self.source, threads=None, timeout=self.model.timeout, **fixed)
+        rounding = Rounding(self.source, **fixed)
         errors, wrong = [0.0], ""
         examples = self.stored.examples(before)
         for inputs, outputs in examples:
@@ -384,9 +387,8 @@ class _Judgement:
 
     def write(self, measured: dict[str, Any], graph: Graph) -> None:
         """Record the net, its costs, and examples of the model's results."""
-        runner = OrtRunner(
-            self.source, values=self.loaded.values, threads=os.cpu_count() or 1, timeout=self.model.timeout
-        )
+        fixed: dict[str, Any] = {"values": self.loaded.values, "outputs": self.loaded.cut}
+        runner = OrtRunner(self.source, threads=os.cpu_count() or 1, timeout=self.model.timeout, **fixed)
         examples = []
         for given in self.inputs():
             inputs: dict[str, Array] = dict(any_feeds(self.source, self.loaded, self.manifest, **given))
@@ -399,8 +401,9 @@ class _Judgement:
             "types": dict(Counter(layer.type for layer in graph).most_common()),
             **measured,
         }
-        manifest = self.request.param.with_suffix(".json") if self.manifest else None
-        self.stored.write(record, self.request.param, self.request.bin, manifest, examples)
+        param = self.request.param
+        further = [param.with_suffix(".json"), tail_path(param)] if self.manifest else []
+        self.stored.write(record, param, self.request.bin, further, examples)
         self.recorded = True
 
 

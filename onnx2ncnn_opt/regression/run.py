@@ -15,6 +15,7 @@ from typing import Any
 
 from onnx2ncnn_opt.errors import UsageError, bounded, check_options
 from onnx2ncnn_opt.progress import Count
+from onnx2ncnn_opt.manifest import tail_path
 from onnx2ncnn_opt.regression.baseline import BaselineFiles, recorded_names
 from onnx2ncnn_opt.regression.config import DEFAULT_FILE, Config, Model, fill, parse_shard, read_config
 from onnx2ncnn_opt.regression.judge import REQUEST, RESULT, Request
@@ -206,7 +207,7 @@ class _Task:
         if self.net is None:
             return ""
         stored = BaselineFiles(folder, self.model.name).net
-        sources = (*self.net, self.net[0].with_suffix(".json"))
+        sources = (*self.net, self.net[0].with_suffix(".json"), tail_path(self.net[0]))
         try:
             stored.param.parent.mkdir(parents=True, exist_ok=True)
             for source, target in zip(sources, astuple(stored), strict=True):

@@ -16,6 +16,7 @@ from onnx2ncnn_opt.runtime._ncnn_net import NCNN_ERRORS, NcnnNet
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch, all_there, require
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker, as_feed
 from onnx2ncnn_opt.runtime.slots import Slot, check_arrays, check_fed, feeds_of, np_dtype, sizes_of, too_small
+from onnx2ncnn_opt.runtime.tail import tail_beside
 from onnx2ncnn_opt.runtime.targets import MODES, check_modes, find_target
 
 
@@ -52,6 +53,7 @@ class Net:
         if threads == 0:
             raise UsageError("threads has to be 1 or more, or None for all cores")
         self.param, self.bin, self.manifest = net_files(Path(path), None if bin is None else Path(bin))
+        self._tail = tail_beside(self.param, self.manifest)
         self._runner: NcnnRunner | _InProcess
         if isolated:
             target = find_target(on)
@@ -91,12 +93,12 @@ class Net:
     @property
     def inputs(self) -> tuple[Entry, ...]:
         """The model's inputs; empty without a manifest."""
-        return self.manifest.inputs if self.manifest else ()
+        return self.manifest.model_inputs if self.manifest else ()
 
     @property
     def outputs(self) -> tuple[Entry, ...]:
         """The model's outputs; empty without a manifest."""
-        return self.manifest.outputs if self.manifest else ()
+        return self.manifest.model_outputs if self.manifest else ()
 
     def run(
         self, inputs: Mapping[str, Any], outputs: Sequence[str] | None = None, *, cast: bool = False
@@ -115,23 +117,23 @@ class Net:
         if self.manifest is None:
             return self._run_blobs(inputs, outputs)
         manifest = self.manifest
-        arrays = check_arrays(
-            inputs, manifest.inputs, {value.name: value.array() for value in manifest.values}, cast=cast
-        )
+        arrays = check_arrays(inputs, self.inputs, {value.name: value.array() for value in manifest.values}, cast=cast)
         if problem := too_small(manifest, arrays):
             raise UsageError(problem)
-        wanted = {entry.name: entry for entry in manifest.outputs}
-        if outputs is not None:
-            for name in outputs:
-                if name not in wanted:
-                    raise UsageError(f"the model has no output '{name}'; its outputs are {', '.join(wanted)}")
-            wanted = {name: wanted[name] for name in outputs}
+        names = [entry.name for entry in self.outputs]
+        for name in outputs or ():
+            if name not in names:
+                raise UsageError(f"the model has no output '{name}'; its outputs are {', '.join(names)}")
+        names = names if outputs is None else list(outputs)
+        wanted = {entry.name: entry for entry in manifest.outputs if self._tail or entry.name in names}
         blobs = self._runner.input_names()
         fed = [slot for slot in map(Slot.of, manifest.inputs) if slot.blob in blobs]
         slots = [Slot.of(entry) for entry in wanted.values()]
         results = all_there(self._runner.extract(feeds_of(fed, arrays), [slot.fetch for slot in slots]), self.param)
         sizes = sizes_of(manifest.inputs, arrays)
-        return {slot.name: _as_output(wanted[slot.name], slot, results[slot.blob], sizes) for slot in slots}
+        found = {slot.name: _as_output(wanted[slot.name], slot, results[slot.blob], sizes) for slot in slots}
+        found = self._tail.run(arrays, found) if self._tail else found
+        return {name: found[name] for name in names}
 
     def _run_blobs(self, inputs: Mapping[str, Any], outputs: Sequence[str] | None) -> dict[str, Array]:
         names = self._runner.input_names()
@@ -148,10 +150,11 @@ class Net:
             return
         # An output that is also read inside the net is not in ncnn's output_names.
         known = {*self.param.read_text(encoding="utf-8", errors="replace").split(), *inputs, *outputs}
-        if missing := [entry.blob for entry in (*self.inputs, *self.outputs) if entry.blob not in known]:
+        own = (*self.manifest.inputs, *self.manifest.outputs)
+        if missing := [entry.blob for entry in own if entry.blob not in known]:
             problem = f"there is no blob '{missing[0]}'"
             raise UsageError(f"the manifest beside {self.param} is that of another net: {problem}")
-        check_fed([entry.blob for entry in self.inputs], inputs, [entry.name for entry in self.inputs])
+        check_fed([entry.blob for entry in self.manifest.inputs], inputs, [entry.name for entry in self.inputs])
 
 
 class _InProcess:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -77,13 +76,14 @@ def load_converted(
     values: Mapping[str, Any] | None = None,
     outputs: Sequence[str] = (),
 ) -> LoadedModel:
-    """Load a model like `load_model`, with the manifest's sizes and values where `shapes` and `values` have none."""
+    """Load a model like `load_model`, with the manifest's sizes, values and cut where the arguments have none."""
     if manifest is None:
         return load_model(model, shapes=shapes, values=values, outputs=outputs)
     bound = {value.name: value.array() for value in manifest.values} | dict(values or {})
-    converted = {entry.name: entry.shape for entry in manifest.inputs} | dict(shapes or {})
+    inputs = manifest.model_inputs if set(outputs) - set(manifest.cut) else manifest.inputs
+    converted = {entry.name: entry.shape for entry in inputs} | dict(shapes or {})
     try:
-        return load_model(model, shapes=converted, values=bound, outputs=outputs)
+        return load_model(model, shapes=converted, values=bound, outputs=outputs or manifest.cut)
     except UsageError as error:
         if shapes or values:
             raise
@@ -112,7 +112,7 @@ def first_sizes(
     """Return the first choice of dynamic sizes that the model accepts for a draw."""
     if not dynamic_sizes(loaded):
         return {}
-    runner = OrtRunner(model, outputs=outputs, values=loaded.values, threads=None)
+    runner = OrtRunner(model, outputs=outputs or loaded.cut, values=loaded.values, threads=None)
     return _settings(loaded, runner, manifest, draw)[0].sizes
 
 
@@ -136,7 +136,8 @@ def wanted_runs(
 def drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, seed: int) -> Iterator[Run]:
     """Yield runs at two values of every dynamic size of the net, or at one if ONNX Runtime accepts no second one.
 
-    If it accepts none, one size is the sum of two others. Raise its error if it rejects these too.
+    If it accepts none, one size is the sum of two others. Raise its error if it rejects these too. Further inputs that
+    it rejects are left out: detectors may fail where nothing is found.
     """
     announce("ONNX Runtime runs the model")
     settings = _settings(model, runner, manifest, inputs.draws(seed, is_small=False)[0])
@@ -149,11 +150,17 @@ def drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None,
         proven.update(_with_numbers(run.reference))
         return run
 
-    def drawn(number: int, draw: Draw) -> Run:
+    def drawn(number: int, draw: Draw) -> Iterator[Run]:
         at = settings[number % len(settings)].sizes
         feeds = draw_inputs(model, at, draw=draw, swept=swept)
         announce(f"ONNX Runtime runs the model, {draw}")
-        return count(Run(at, draw, feeds, runner.run(feeds)))
+        try:
+            reference = runner.run(feeds)
+        except CrashError:
+            raise
+        except RunError:
+            return
+        yield Run(at, draw, feeds, reference)
 
     yield count(settings[0])
     initializers = [value.const_value for value in model.graph.initializers.values()]
@@ -162,19 +169,15 @@ def drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None,
     is_small = weights <= _SMALL_WEIGHTS and numbers <= _SMALL_INPUTS
     first, *further = inputs.draws(seed, is_small=is_small, is_tiny=inputs.is_tiny(weights, numbers, len(model.graph)))
     if len(settings) > 1 and is_small:
-        yield drawn(1, first)
+        yield from map(count, drawn(1, first))
     for number, draw in enumerate(further):
-        yield drawn(number + 1, draw)
+        yield from map(count, drawn(number + 1, draw))
     for draw in inputs.sweeps(seed, entries, swept) if is_small else ():
-        yield drawn(0, draw)
+        yield from map(count, drawn(0, draw))
     for draw in (Draw(seed + number, between=between) for between in _RANGES for number in range(_SEEDS_EACH)):
         if len(proven) == len(settings[0].reference):
             return
-        known = set(proven)
-        with suppress(RunError):
-            run = drawn(0, draw)
-            if _with_numbers(run.reference) - known:
-                yield run
+        yield from (count(run) for run in drawn(0, draw) if _with_numbers(run.reference) - proven)
 
 
 def _with_numbers(reference: Mapping[str, Array]) -> set[str]:

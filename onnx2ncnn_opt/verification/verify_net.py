@@ -5,7 +5,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from onnx2ncnn_opt.runtime.base import Array, Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, model_feeds, too_small
+from onnx2ncnn_opt.runtime.tail import TailRunner, tail_beside
 from onnx2ncnn_opt.runtime.targets import check_modes, find_target
 from onnx2ncnn_opt.verification.driver import VerifyReport, check_outputs, is_wrong, judge_modes
 from onnx2ncnn_opt.verification.given_inputs import given_inputs
@@ -29,6 +32,7 @@ from onnx2ncnn_opt.verification.options import EFFORTS, Verification
 from onnx2ncnn_opt.verification.rounding import Rounding
 from onnx2ncnn_opt.verification.rounding_budget import cause_of, estimated, least_budget, weights_encoding
 from onnx2ncnn_opt.verification.runs import Run, any_feeds, drawn_runs, load_converted, small_runs, wanted_runs
+from onnx2ncnn_opt.verification.tail import TailJudge
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, UNKNOWN_ROUNDING, in_mode
 
 _LEAST_RUNS = 2  # on ordinary and large inputs
@@ -41,9 +45,13 @@ def verify_net(
     verification: Verification = Verification(),
     *,
     manifest: Manifest | None = None,
+    tail: bytes | None = None,
     worker: NcnnWorker | None = None,
 ) -> VerifyReport:
     """Run the original model and the net on the same inputs and compare every output.
+
+    The net of a manifest with a tail is compared at the cut, in each mode, and in fp32 with its tail at the outputs.
+    `tail` is the content of the tail's file, which is next to the net by default.
 
     With a manifest arrays must have exactly the model's shapes; without one sizes of 1 do not count, because other
     converters drop them freely. Faults of the net are reported, not raised. `worker` is a process to use again.
@@ -59,7 +67,7 @@ def verify_net(
     target.require()
     modes = check_modes(verification.modes) or target.modes
     with nullcontext(worker) if worker else NcnnWorker(target) as process:
-        judge = _ModelJudge(model, (param, bin), verification, manifest, process)
+        judge = _ModelJudge(model, (param, bin), verification, manifest, tail, process)
         rows, wrong = judge_modes(judge, modes)
         checked = process.checked(modes)
     loaded, done = judge.model, judge.done
@@ -90,15 +98,21 @@ class _ModelJudge:
         net: tuple[Path, Path],
         verification: Verification,
         manifest: Manifest | None,
+        tail: bytes | None,
         worker: NcnnWorker,
     ) -> None:
         self.how, self.manifest, self._net, self._worker = verification, manifest, net, worker
-        values, outputs = verification.values, verification.outputs
+        values, outputs, cut = verification.values, verification.outputs, verification.outputs
+        self._tail: TailJudge | None = None
+        if manifest is not None and manifest.tail is not None:
+            own = TailRunner(manifest, manifest.tail, tail) if tail is not None else tail_beside(net[0], manifest)
+            self._tail, cut = TailJudge(own), manifest.cut
+            outputs = manifest.compared
         self.model = load_converted(model, manifest, shapes=verification.shapes, values=values, outputs=outputs)
         announce("ONNX Runtime loads the model")
         values, timeout = self.model.values, verification.timeout
         self._reference = OrtRunner(model, outputs=outputs, values=values, threads=None, timeout=timeout)
-        self.rounding = Rounding(model, outputs, values)
+        self.rounding = Rounding(model, cut, values)
         self.done: list[Run] = []
         self.notes: list[str] = []
         self._tolerance = verification.tolerance or tolerance_of(self.model)
@@ -138,15 +152,23 @@ class _ModelJudge:
         """Run the net, with ncnn's plain kernels as well if its outputs leave the rounding budget in fp32."""
         how, tolerance = self.how, self.how.allowed(in_mode(mode, self._tolerance))
         fixed = self.manifest, tolerance, self.rounding, how.is_user_tolerance, self._least
-        comparison = OutputComparison(self._runner, run.feeds, run.reference, *fixed)
+        tail, reference = self._tail if mode == "fp32" else None, run.reference
+        if self._tail is not None:
+            reference = {name: array for name, array in reference.items() if name not in self._tail.names}
+        behind = None if tail is None else partial(tail.judge, run.feeds, run.reference)
+        comparison = OutputComparison(self._runner, run.feeds, reference, *fixed, behind=behind)
         way, found = comparison.best()
         error = max((output.max_rel or 0.0 for output in found), default=0.0)
         if self._worst is None or error > self._worst[0]:
             self._worst = error, comparison, way
-        if self._is_default and mode == "fp32" and comparison.leaves_budget(found):
+        is_undecided = tail is not None and any(row.name in tail.names and row.message for row in found)
+        if self._is_default and mode == "fp32" and (is_undecided or comparison.leaves_budget(found)):
             _, found = replace(comparison, runner=self._started("fp32", exact=True), is_close=True).best()
         if is_wrong(found):
             self._worst = math.inf, comparison, way
+        if tail is not None and not {row.name for row in found}.issuperset(tail.names):
+            why = "the net is wrong at the cut already"
+            found = [*found, *(OutputReport(name, None, "unproven", why) for name in tail.names)]
         return found
 
     def _started(self, mode: str, *, exact: bool) -> NcnnRunner:
@@ -186,6 +208,8 @@ def _explained(
         kind, by_bits = f"weights in {encoding.value}", by_weights
 
     def explained(row: OutputReport) -> OutputReport:
+        if row.name not in comparison.reference:  # the tail makes it
+            return row
         rounding, bits = measured.get(row.name), by_bits.get(row.name)
         # A wide tolerance of the user does not explain an error.
         is_lax = comparison.is_fixed and (row.max_rel or 0.0) > DEFAULT.relative
@@ -213,10 +237,12 @@ def net_feeds(
 ) -> dict[str, Feed]:
     """Return feeds by blob with which the net is right in fp32 on this machine; raises the errors of `verify_net`."""
     how = verification
-    loaded = load_converted(model, manifest, shapes=how.shapes, values=how.values)
+    outputs = manifest.compared if manifest else ()
+    loaded = load_converted(model, manifest, shapes=how.shapes, values=how.values, outputs=outputs)
     given = any_feeds(model, loaded, manifest, feeds=how.feeds, seed=how.seed)
-    reference = OrtRunner(model, values=loaded.values, threads=None, timeout=how.timeout).run(given)
-    rounding = Rounding(model, (), loaded.values)
+    fixed: dict[str, Any] = {"values": loaded.values, "outputs": manifest.cut if manifest else ()}
+    reference = OrtRunner(model, threads=None, timeout=how.timeout, **fixed).run_any(given)
+    rounding = Rounding(model, **fixed)
     with NcnnWorker() as worker:
         runner = NcnnRunner(param, bin, timeout=how.timeout, threads=None, worker=worker)
         tolerance = how.tolerance or tolerance_of(loaded)

@@ -56,6 +56,7 @@ class LoadedModel:
     values: Mapping[str, Array] = field(default_factory=dict)  # inputs that the caller bound, now constants
     lost: tuple[str, ...] = ()  # the model's outputs that the graph does not lead to, as the caller chose others
     given: GivenShapes = field(default_factory=dict)  # sizes from the caller
+    cut: tuple[str, ...] = ()  # values to which the graph leads instead of the model's outputs
 
     def __repr__(self) -> str:
         return f"LoadedModel({self.name}: {len(self.graph)} nodes, {'; '.join(map(str, self.inputs))})"
@@ -127,6 +128,7 @@ def load_model(
         values=bound,
         lost=lost,
         given=given,
+        cut=tuple(outputs),
     )
 
 

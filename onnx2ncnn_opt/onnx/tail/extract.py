@@ -1,0 +1,121 @@
+"""The nodes of a tail as an ONNX model of their own, and the model without them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir
+from onnx import helper, numpy_helper
+
+from onnx2ncnn_opt.ir.dim import Dim, Shape, texts
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.manifest import size_input
+from onnx2ncnn_opt.onnx.read import structure
+from onnx2ncnn_opt.onnx.read.binding import InputInfo, TensorInfo
+from onnx2ncnn_opt.onnx.read.load import LoadedModel
+from onnx2ncnn_opt.onnx.value import Tensor
+
+TYPES = frozenset({"float32", "float64", "float16", "int64", "int32", "uint8", "int8", "bool"})
+_IR_VERSION = 8  # the oldest that has all of this
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """The values that a tail reads: constants, integers of dynamic dimensions, inputs of the model, the net's values.
+
+    `outputs` are further ones of the model, which the net computes.
+    """
+
+    constants: Mapping[str, Array]
+    sizes: Mapping[str, tuple[Sequence[Dim], Shape, np.dtype[Any]]]
+    arrays: tuple[InputInfo, ...]
+    values: Mapping[str, Tensor]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Tail:
+    """The nodes after a net.
+
+    `cut` are the values that the net gives: those that the tail reads, and outputs of the model. `arrays` are inputs of
+    the model that the tail reads. `sizes` are expressions of dynamic dimensions, each an input of one element (see
+    `manifest.size_input`). `outputs` are all outputs of the model. `reasons` name the nodes that cannot be in the net.
+    """
+
+    model: onnx.ModelProto
+    cut: tuple[str, ...]
+    arrays: tuple[InputInfo, ...]
+    sizes: tuple[str, ...]
+    outputs: tuple[TensorInfo, ...]
+    reasons: tuple[str, ...]
+
+    @cached_property
+    def data(self) -> bytes:
+        """The content of its file."""
+        return bytes(self.model.SerializeToString(deterministic=True))
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """The operators of its nodes."""
+        return tuple(dict.fromkeys(node.op_type for node in self.model.graph.node))
+
+    def without(self, model: LoadedModel) -> LoadedModel:
+        """Return a model up to the tail; its graph is changed in place."""
+        made = {value.name: value for node in model.graph for value in node.outputs}
+        declared = {info.name: info for info in model.outputs}
+        structure.cut(model.graph, self.cut)
+        left = {value.name for value in model.graph.inputs}
+        inputs = tuple(info for info in model.inputs if info.name in left)
+        undeclared = onnx_ir.DataType.UNDEFINED
+        outputs = tuple(
+            declared.get(name) or TensorInfo(name, made[name].dtype or undeclared, None) for name in self.cut
+        )
+        return replace(model, inputs=inputs, outputs=outputs, cut=self.cut)
+
+
+def label(node: onnx_ir.Node) -> str:
+    """Return the name of a node in messages, as the importer has it."""
+    return node.name or next((value.name for value in node.outputs if value.name), node.op_type)
+
+
+def extracted(model: LoadedModel, nodes: Sequence[onnx_ir.Node], crossing: Crossing, reasons: tuple[str, ...]) -> Tail:
+    """Return the tail that these nodes are, in their order."""
+    made = {value.name for node in nodes for value in node.outputs}
+    constants, sizes, protos = dict(crossing.constants), dict[str, None](), []
+    for name, (cells, shape, dtype) in crossing.sizes.items():
+        parts = [size_input(str(cell)) for cell in cells]
+        constants |= {
+            part: np.array([cell], np.int64) for part, cell in zip(parts, cells, strict=True) if isinstance(cell, int)
+        }
+        sizes |= dict.fromkeys(str(cell) for cell in cells if not isinstance(cell, int))
+        whole = f"{name}.whole"
+        constants[f"{name}.shape"] = np.array(shape, np.int64)
+        protos += [
+            helper.make_node("Concat", parts, [f"{name}.parts"], axis=0),
+            helper.make_node("Reshape", [f"{name}.parts", f"{name}.shape"], [whole]),
+            helper.make_node("Cast", [whole], [name], to=helper.np_dtype_to_tensor_dtype(dtype)),
+        ]
+    inputs = [_info(info.name, int(info.dtype), info.shape) for info in crossing.arrays]
+    for name, x in crossing.values.items():
+        inputs.append(_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(x.dtype.type)), x.shape))
+    inputs += [_info(size_input(text), onnx.TensorProto.INT64, (1,)) for text in sizes]
+    outputs = [_info(info.name, int(info.dtype), info.shape) for info in model.outputs if info.name in made]
+    graph = helper.make_graph(
+        [*protos, *map(onnx_ir.serde.serialize_node, nodes)],
+        "tail",
+        inputs,
+        outputs,
+        [numpy_helper.from_array(np.asarray(array, order="C"), name) for name, array in constants.items()],
+    )
+    opset = helper.make_opsetid("", model.opsets.get("", 1))
+    proto = helper.make_model(graph, opset_imports=[opset], ir_version=_IR_VERSION)
+    return Tail(proto, (*crossing.values, *crossing.outputs), crossing.arrays, tuple(sizes), model.outputs, reasons)
+
+
+def _info(name: str, element: int, shape: Shape | None) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, element, None if shape is None else texts(shape))

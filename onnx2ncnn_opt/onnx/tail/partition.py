@@ -1,0 +1,217 @@
+"""The split of a model into a net and a tail: the nodes after the net, which index, sort, compare and calculate.
+
+The tail has every node that ncnn cannot express, or only with many layers, and all nodes that depend on one of them.
+Further nodes move to the tail if fewer numbers then cross from the net to the tail: a minimum cut. Reshape, Transpose
+and their like cost a layer in the net and nothing in the tail, so they move if as many numbers cross.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import onnx_ir
+
+from onnx2ncnn_opt.errors import Unsupported, UnsupportedError, lines_by_reason
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, product
+from onnx2ncnn_opt.ir.view import MAX_DIMS
+from onnx2ncnn_opt.onnx.read.load import LoadedModel
+from onnx2ncnn_opt.onnx.tail.extract import TYPES, Crossing, Tail, extracted, label
+from onnx2ncnn_opt.onnx.tail.minimum_cut import Network
+from onnx2ncnn_opt.onnx.tail.operators import OPERATORS
+from onnx2ncnn_opt.onnx.value import Constant, SymbolicTensor, Tensor
+
+if TYPE_CHECKING:
+    from onnx2ncnn_opt.onnx.importer import Walk
+
+# A node that becomes more layers than this costs more in the net than in the tail: a TopK, a GatherElements.
+_MANY_LAYERS = 16
+_USUAL_SIZE = 256  # for dynamic dimensions, where numbers are counted
+_EACH = 2**13  # numbers that cost as much as one blob more
+_VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Split", "Squeeze", "Transpose", "Unsqueeze"})
+_MOST_SIZES = 64  # numbers of a tensor that is known up to dynamic dimensions
+_SOURCE, _SINK = "net", "tail"
+
+
+def split(model: LoadedModel, walk: Walk, *, only_needed: bool) -> Tail | None:
+    """Return the tail of a model, None if it needs none; the model's graph stays as it is.
+
+    With `only_needed`, nodes that become many layers stay in the net. Raises the error of the walk if a node that no
+    net can have is no tail operator, or another node depends on it that no tail can have.
+    """
+    parts = _Parts(model, walk)
+    needed = {*walk.refused, *parts.before_lost(walk.lost)}
+    if not needed <= parts.movable:
+        raise parts.refused(needed - parts.movable)
+    if not only_needed:
+        needed |= {node for node in parts.movable if walk.layers[node] > _MANY_LAYERS}
+    nodes = parts.tail_of(needed) if needed else set()
+    crossing = parts.crossing(nodes)
+    # A net has to be left.
+    if not nodes or not (crossing.values or crossing.outputs):
+        if isinstance(walk.result, UnsupportedError):
+            raise walk.result
+        return None
+    return extracted(model, sorted(nodes, key=parts.order.__getitem__), crossing, tuple(parts.reasons(needed)))
+
+
+class _Parts:
+    """The nodes of a model that a tail may have, `movable`, and the values between them."""
+
+    def __init__(self, model: LoadedModel, walk: Walk) -> None:
+        self._model, self._walk = model, walk
+        self._inputs = {info.name: info for info in model.inputs}
+        sizes = [size for info in model.inputs for size in info.shape if isinstance(size, Sym)]
+        self._names = {name for size in sizes for name in size.names()}
+        self.order = {node: number for number, node in enumerate(model.graph)}
+        self._users: dict[onnx_ir.Node, list[onnx_ir.Node]] = {}
+        self.movable: set[onnx_ir.Node] = set()
+        for node in reversed(model.graph):
+            if all(map(self._is_known, node.outputs)):
+                continue
+            users = {user for value in node.outputs for user, _ in value.uses()}
+            self._users[node] = [user for user in users if user in self._users]
+            # A node of a subgraph is not among `order`.
+            if self._is_tail_operator(node) and users <= self.order.keys() and self.movable.issuperset(self._users[node]):
+                self.movable.add(node)
+
+    def _is_tail_operator(self, node: onnx_ir.Node) -> bool:
+        return not node.domain and node.op_type in OPERATORS
+
+    def _is_known(self, value: onnx_ir.Value) -> bool:
+        """Return True for a constant, and for what is known up to the dynamic dimensions of the model's inputs."""
+        item = self._walk.values.get(value.name or "")
+        return isinstance(item, Constant) or (isinstance(item, SymbolicTensor) and self._cells(item) is not None)
+
+    def _cells(self, item: SymbolicTensor) -> list[Dim] | None:
+        """Return the integers of a short tensor in terms of dynamic dimensions; None for other tensors."""
+        count = product(item.shape)
+        if item.rank > 1 or count != item.cells.size or item.cells.size > _MOST_SIZES or item.dtype.kind != "i":
+            return None
+        cells = [cell if isinstance(cell, Sym) else int(cell) for cell in item.cells.reshape(-1)]
+        return cells if all(cell.names() <= self._names for cell in cells if isinstance(cell, Sym)) else None
+
+    def before_lost(self, lost: Collection[str]) -> Iterator[onnx_ir.Node]:
+        """Yield the nodes that make an output that no Mat holds, or read such an input."""
+        for value in (*self._model.graph.inputs, *self._model.graph.outputs):
+            node = value.producer()
+            if value.name in lost:
+                yield from (user for user, _ in value.uses()) if node is None else [node]
+
+    def refused(self, nodes: Iterable[onnx_ir.Node]) -> UnsupportedError:
+        """Return the error of the walk, with the node that prevents a tail."""
+        error = self._walk.result
+        assert isinstance(error, UnsupportedError)
+        for node in sorted(nodes, key=self.order.__getitem__):
+            after = sorted(self._after([node]), key=self.order.__getitem__)
+            wall = next((each for each in after if not self._is_tail_operator(each)), node)
+            if wall is not node and self._is_tail_operator(node):
+                names = f"{node.op_type} '{label(node)}'", f"{wall.op_type} '{label(wall)}'"
+                problem = f"{names[0]} can follow a net, but {names[1]} depends on it and needs a net again"
+                values = ",".join(value.name or "" for value in wall.inputs if value is not None and not self._is_known(value))
+                advice = f"{problem}: make two nets, the first with --outputs {values}"
+                return UnsupportedError(error.nodes, advice, error.cut)
+        return error
+
+    def _after(self, nodes: Iterable[onnx_ir.Node]) -> set[onnx_ir.Node]:
+        """Return these nodes and all that depend on them."""
+        found = set(nodes)
+        pending = list(found)
+        while pending:
+            new = [user for user in self._users.get(pending.pop(), ()) if user not in found]
+            found.update(new)
+            pending += new
+        return found
+
+    def tail_of(self, needed: Iterable[onnx_ir.Node]) -> set[onnx_ir.Node]:
+        """Return the `needed` nodes, all that depend on them, and those that save numbers; empty if no cut is possible."""
+        forced, network = self._after(needed), Network()
+
+        def vertex(node: onnx_ir.Node) -> onnx_ir.Node | str:
+            return _SINK if node in forced else node if node in self.movable else _SOURCE
+
+        for user in self.movable:
+            for value in dict.fromkeys(value for value in user.inputs if value is not None):
+                node = value.producer()
+                if self._is_known(value) or node in forced:
+                    continue
+                start = _SOURCE if node is None else vertex(node)
+                if value not in network:
+                    network.connect(start, value, self._numbers(value))
+                network.connect(value, vertex(user), float("inf"))
+                if start is not _SOURCE and user not in forced:
+                    network.connect(user, start, float("inf"))  # a tail ends nowhere else
+        side = network.sink_side(_SOURCE, _SINK)
+        if side is None:
+            return set()
+        return self._with_views(forced | {node for node in self.movable if node in side})
+
+    def _with_views(self, tail: set[onnx_ir.Node]) -> set[onnx_ir.Node]:
+        views = [node for node in self.movable - tail if node.op_type in _VIEWS]
+        for node in sorted(views, key=self.order.__getitem__, reverse=True):
+            read = node.inputs[0]
+            assert read is not None
+            if self._users[node] and tail.issuperset(self._users[node]):
+                is_read = any(user in tail for user, _ in read.uses())
+                made = sum(self._numbers(value) for value in node.outputs if value.uses())
+                if self._numbers(read) <= (float("inf") if is_read else made) and self._may_cross(read):
+                    tail.add(node)
+        return tail
+
+    def _numbers(self, value: onnx_ir.Value) -> float:
+        """Return how many numbers cross with a value; infinite if it cannot cross."""
+        if not self._may_cross(value):
+            return float("inf")
+        sizes = (
+            size.subs(dict.fromkeys(size.names(), _USUAL_SIZE)) if isinstance(size, Sym) else size
+            for size in self._shape(value)
+        )
+        return _EACH + float(str(product(sizes)))
+
+    def _shape(self, value: onnx_ir.Value) -> Shape:
+        if value.name in self._inputs:
+            return self._inputs[value.name].shape
+        item = self._walk.values[value.name or ""]
+        assert isinstance(item, Tensor)
+        return item.shape
+
+    def _may_cross(self, value: onnx_ir.Value) -> bool:
+        if value.name in self._inputs:
+            return self._inputs[value.name].dtype.numpy().name in TYPES
+        item = self._walk.values.get(value.name or "")
+        if not isinstance(item, Tensor) or item.dtype.name not in TYPES:
+            return False
+        is_batched = item.rank == MAX_DIMS + 1 and any(isinstance(size, int) for size in item.shape)
+        return item.rank <= MAX_DIMS or is_batched
+
+    def crossing(self, nodes: Collection[onnx_ir.Node]) -> Crossing:
+        """Return the values that these nodes read and do not make."""
+        made = {value for node in nodes for value in node.outputs}
+        read = dict.fromkeys(value for node in nodes for value in node.inputs if value is not None)
+        outside = [value for value in read if value not in made and value.name]
+        known = {value.name or "": self._walk.values[value.name or ""] for value in outside if self._is_known(value)}
+        constants = {name: item.array for name, item in known.items() if isinstance(item, Constant)}
+        sizes = {
+            name: (self._cells(item) or [], item.shape, item.dtype)
+            for name, item in known.items()
+            if isinstance(item, SymbolicTensor)
+        }
+        arrays = tuple(self._inputs[value.name] for value in outside if value.name in self._inputs)
+        values = {
+            value.name or "": item
+            for value in outside
+            if value.name not in self._inputs
+            and isinstance(item := self._walk.values.get(value.name or ""), Tensor)
+        }
+        others = (value.name or "" for value in self._model.graph.outputs if value not in made and value not in read)
+        return Crossing(constants, sizes, arrays, values, tuple(others))
+
+    def reasons(self, needed: Iterable[onnx_ir.Node]) -> list[str]:
+        """Return the nodes that are in the tail for their own sake, those of one reason in one line."""
+        error = self._walk.result
+        known = {node.node: node.reason for node in error.nodes} if isinstance(error, UnsupportedError) else {}
+        nodes = []
+        for node in sorted(needed, key=self.order.__getitem__):
+            reason = known.get(label(node)) or f"it would be {self._walk.layers[node]} layers"
+            nodes.append(Unsupported(label(node), node.op_type, reason))
+        return lines_by_reason(nodes)

@@ -1,0 +1,61 @@
+"""The tail of a net: the model's nodes after the net, run in NumPy."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.manifest import Manifest, TailFile, size_input, tail_path
+from onnx2ncnn_opt.onnx.read.given import parsed_size
+from onnx2ncnn_opt.onnx.tail.program import Program
+from onnx2ncnn_opt.runtime.base import Array
+from onnx2ncnn_opt.runtime.slots import sizes_of
+
+
+class TailRunner:
+    """The tail that a manifest describes, read from the content of its file; UsageError if the two do not fit."""
+
+    def __init__(self, manifest: Manifest, tail: TailFile, data: bytes, where: str = "the tail") -> None:
+        if hashlib.sha256(data).hexdigest() != tail.sha256:
+            raise UsageError(f"{where} is not the tail of this net; convert the model again")
+        self.tail, self.data, self.program, self._manifest = tail, data, Program.read(data), manifest
+        arrays = (entry.name for entry in tail.arrays)
+        known = {*tail.inputs, *arrays, *map(size_input, tail.sizes)}
+        if unknown := [port.name for port in self.program.inputs if port.name not in known]:
+            raise UsageError(f"{where} reads '{unknown[0]}', which the manifest does not have; convert the model again")
+
+    def run(self, arrays: Mapping[str, Array], values: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the model's outputs, of its inputs `arrays` and of the net's outputs `values`, by ONNX names.
+
+        Raises RunError if a node cannot be computed, and UsageError if a dynamic size is not known.
+        """
+        found = {**arrays, **values, **self.program.run(self.feeds(arrays, values))}
+        return {entry.name: found[entry.name] for entry in self.tail.outputs}
+
+    def feeds(self, arrays: Mapping[str, Array], values: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the inputs of the tail."""
+        sizes = sizes_of(self._manifest.model_inputs, arrays)
+        feeds = {name: values[name] for name in self.tail.inputs}
+        feeds |= {entry.name: arrays[entry.name] for entry in self.tail.arrays}
+        for text in self.tail.sizes:
+            size = parsed_size(text, sizes)
+            if not isinstance(size, int):
+                raise UsageError(f"the tail needs the size {text}, which no input has")
+            feeds[size_input(text)] = np.array([size], np.int64)
+        return feeds
+
+
+def tail_beside(param: Path, manifest: Manifest | None) -> TailRunner | None:
+    """Return the tail of a net in files; None if it has none. Raises UsageError if its file is missing or another's."""
+    if manifest is None or manifest.tail is None:
+        return None
+    path = tail_path(param)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"the tail of {param} cannot be read: {path}: {error.strerror}") from error
+    return TailRunner(manifest, manifest.tail, data, str(path))
