@@ -31,7 +31,7 @@ _INITIALIZERS: _Messages = {"model": {7: "graph"}, "graph": {5: "tensor"}}
 _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 9, 13, 14
 
 
-class _Malformed(Exception):
+class Malformed(Exception):
     """Not a message, or not one that this can read."""
 
 
@@ -48,7 +48,7 @@ class Embedded(NamedTuple):
         location = f"embedded:{os.urandom(16).hex()}"
         try:
             return cls(_without_tensors(data, 0, len(data), "model", location, _DEEPEST, _MESSAGES), data, location)
-        except _Malformed:
+        except Malformed:
             return cls(data, data, location)
 
 
@@ -61,7 +61,7 @@ def without_weights(path: Path) -> bytes:
         try:
             if not path.is_symlink():
                 return _without_tensors(data, 0, len(data), "model", path.name, _DEEPEST, _INITIALIZERS)
-        except _Malformed:  # protobuf will say why
+        except Malformed:  # protobuf will say why
             pass
         return bytes(data)
 
@@ -70,11 +70,11 @@ def _without_tensors(
     data: Bytes, start: int, end: int, kind: str, location: str, depth: int, messages: _Messages
 ) -> bytes:
     if depth == 0:
-        raise _Malformed
+        raise Malformed
     if kind == "tensor":
         return _without_data(data, start, end, location)
     kept, copied = bytearray(), start
-    for number, first, body, after in _fields(data, start, end):
+    for number, first, body, after in fields(data, start, end):
         inner = messages[kind].get(number) if after - body >= _LARGE else None
         if inner is not None:
             kept += data[copied:first]
@@ -86,7 +86,7 @@ def _without_tensors(
 def _without_data(data: Bytes, start: int, end: int, location: str) -> bytes:
     """Return a tensor, as it is unless it has raw data, once, and no other data's location."""
     kept, raw = bytearray(), []
-    for number, first, body, after in _fields(data, start, end):
+    for number, first, body, after in fields(data, start, end):
         if number == _EXTERNAL_DATA or (number == _DATA_LOCATION and data[body:after] != b"\0"):
             return bytes(data[start:end])
         if number == _RAW_DATA:
@@ -101,28 +101,29 @@ def _without_data(data: Bytes, start: int, end: int, location: str) -> bytes:
     return bytes(kept + _varint(_DATA_LOCATION << 3 | _VARINT) + b"\1")
 
 
-def _fields(data: Bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+def fields(data: Bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield number, start, start of the value and end of each field."""
     at = start
     while at < end:
         first = at
-        tag, body = _read_varint(data, at, end)
+        tag, body = read_varint(data, at, end)
         kind = tag & 7
         if kind == _VARINT:
-            _, at = _read_varint(data, body, end)
+            _, at = read_varint(data, body, end)
         elif kind == _LENGTH:
-            length, body = _read_varint(data, body, end)
+            length, body = read_varint(data, body, end)
             at = body + length
         elif kind in _FIXED:
             at = body + _FIXED[kind]
         else:
-            raise _Malformed
+            raise Malformed
         if at > end:
-            raise _Malformed
+            raise Malformed
         yield tag >> 3, first, body, at
 
 
-def _read_varint(data: Bytes, at: int, end: int) -> tuple[int, int]:
+def read_varint(data: Bytes, at: int, end: int) -> tuple[int, int]:
+    """Return a number and the place after it. Raises Malformed if it does not end before `end`."""
     value = shift = 0
     while at < end and shift < 64:
         byte = data[at]
@@ -131,7 +132,7 @@ def _read_varint(data: Bytes, at: int, end: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
         shift += 7
-    raise _Malformed
+    raise Malformed
 
 
 def _varint(value: int) -> bytes:

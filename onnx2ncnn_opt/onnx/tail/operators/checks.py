@@ -1,0 +1,27 @@
+"""Checks that several families share."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """Return an axis counted from the front."""
+    if not -rank <= axis < rank:
+        raise ValueError(f"axis {axis} of a tensor with {rank} axes")
+    return axis % rank
+
+
+def sized(*shape: int) -> tuple[int, ...]:
+    """Return the shape of a result that is not too large."""
+    if min(shape, default=0) < 0 or np.prod(shape, dtype=np.float64) > 2**28:
+        raise ValueError(f"a result of the shape {shape}")
+    return shape
+
+
+def wrapped(indices: NDArray[Any], size: int) -> NDArray[np.int64]:
+    """Return indices with negative ones counted from the end."""
+    if np.any((indices < -size) | (indices >= size)):
+        raise ValueError(f"an index that is not below the size {size}")
+    return np.where(indices < 0, indices + size, indices).astype(np.int64)

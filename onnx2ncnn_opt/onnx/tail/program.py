@@ -1,0 +1,227 @@
+"""A tail: the nodes after the net, read from an ONNX file and run in NumPy alone."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from inspect import Parameter
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+import numpy as np
+from numpy.typing import NDArray
+
+import onnx2ncnn_opt.onnx.tail.operators  # noqa: F401
+from onnx2ncnn_opt.errors import ModelError, RunError, UsageError
+from onnx2ncnn_opt.onnx.read.embedded import Malformed
+from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS, TailOp
+from onnx2ncnn_opt.onnx.tail.wire import Message, attribute, tensor, type_name
+
+_MOST, _MOST_TOGETHER = 2**28, 2**30  # elements of a result, and of all results
+_OLDEST = 7  # opset
+_DEEPEST = 8  # axes of a tensor
+# What NumPy and the operators raise for arguments that do not fit.
+_ERRORS = (ValueError, IndexError, TypeError, KeyError, OverflowError, ZeroDivisionError, MemoryError)
+
+
+class Port(NamedTuple):
+    """An input or output; a size is a number, a symbol or unknown."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str | None, ...]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator; an input "" is left out, an output "" is not needed."""
+
+    operator: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.operator} '{self.name}'"
+
+    @property
+    def op(self) -> TailOp:
+        """The entry in the table of operators."""
+        return TAIL_OPS[self.operator]
+
+
+@dataclass(frozen=True)
+class Program:
+    """Nodes in an order in which they can run, with all types known."""
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    constants: Mapping[str, NDArray[Any]]
+    nodes: tuple[Node, ...]
+
+    @classmethod
+    def read(cls, data: bytes) -> "Program":
+        """Return the tail in an ONNX file. Raises ModelError if it is damaged, or is not a tail."""
+        try:
+            program = _read(Message(bytes(data)))
+        except (Malformed, UnicodeDecodeError) as error:
+            raise ModelError("the tail is damaged, or is not an ONNX file; convert the model again") from error
+        _ = program.types  # checks every node
+        return program
+
+    @cached_property
+    def types(self) -> Mapping[str, str]:
+        """The element type of each value. Raises ModelError for nodes that do not fit together."""
+        found = {name: array.dtype.name for name, array in self.constants.items()}
+        for port in self.inputs:
+            _define(found, port.name, port.dtype, "the tail's inputs")
+        for node in self.nodes:
+            for name in node.inputs:
+                if name and name not in found:
+                    raise ModelError(f"tail: {node}: no node before it computes its input '{name}'")
+            types = self.letters(node, found)
+            for name, dtype in zip(node.outputs, node.op.result_types(types, len(node.outputs)), strict=True):
+                if name:
+                    _define(found, name, dtype, str(node))
+        for port in self.outputs:
+            if found.get(port.name) != port.dtype:
+                raise ModelError(
+                    f"tail: output '{port.name}' is {port.dtype}, and is computed as {found.get(port.name)}"
+                )
+        return found
+
+    def letters(self, node: Node, types: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the element type of each letter in the schema of a node's operator."""
+        given = [types[name] if name else None for name in node.inputs]
+        try:
+            return node.op.types(given, node.attributes, len(node.outputs))
+        except ValueError as error:
+            raise ModelError(f"tail: {node}: {error}") from error
+
+    def run(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Return the outputs by name. Raises UsageError for arrays that do not fit, RunError if a node fails."""
+        values = {**self.constants, **dict(self._checked(arrays))}
+        total = 0
+        with np.errstate(all="ignore"):
+            for node in self.nodes:
+                try:
+                    results = _run(node, [values[name] if name else None for name in node.inputs])
+                    total += sum(result.size for result in results)
+                    if total > _MOST_TOGETHER or any(result.ndim > _DEEPEST for result in results):
+                        raise ValueError(f"results of {[result.shape for result in results]}, {total} elements in all")
+                except _ERRORS as error:
+                    raise RunError(f"tail: {node}: {type(error).__name__}: {error}") from error
+                values |= zip(node.outputs, results, strict=False)
+        return {
+            port.name: np.ascontiguousarray(values[port.name]).reshape(values[port.name].shape) for port in self.outputs
+        }
+
+    def _checked(self, arrays: Mapping[str, NDArray[Any]]) -> Iterator[tuple[str, NDArray[Any]]]:
+        sizes: dict[str, int] = {}
+        for name, dtype, shape in self.inputs:
+            if name not in arrays:
+                raise UsageError(f"tail: there is no array for the input '{name}'")
+            array = np.asarray(arrays[name])
+            fits = len(shape) == array.ndim and all(
+                dim is None or size == (sizes.setdefault(dim, size) if isinstance(dim, str) else dim)
+                for dim, size in zip(shape, array.shape, strict=True)
+            )
+            if array.dtype.name != dtype or not fits:
+                given = f"{array.dtype} {list(array.shape)}"
+                raise UsageError(f"tail: input '{name}' is {dtype} {list(shape)}, and the array is {given}")
+            yield name, array
+
+
+def _run(node: Node, inputs: list[NDArray[Any] | None]) -> list[NDArray[Any]]:
+    op = node.op
+    if op.broadcasts and np.prod(np.broadcast_shapes(*(x.shape for x in inputs if x is not None)), dtype=float) > _MOST:
+        raise ValueError("a result of more than 2**28 elements")
+    arguments = [
+        x.ravel().tolist() if item.is_list and x is not None else x
+        for item, x in zip(op.declared(len(inputs)), inputs, strict=True)
+    ]
+    result = op.function(*arguments, **node.attributes)
+    return [np.asarray(part) for part in (result if isinstance(result, (tuple, list)) else [result])]
+
+
+def _define(types: dict[str, str], name: str, dtype: str, where: str) -> None:
+    if name in types:
+        raise ModelError(f"tail: {where}: '{name}' is defined twice")
+    types[name] = dtype
+
+
+def _read(model: Message) -> Program:
+    graph = model.one(7)
+    opsets = [item.integer(2) for item in model.messages(8) if item.text(1) in ("", "ai.onnx")]
+    opset = max(opsets, default=0)
+    if opset < _OLDEST:
+        raise ModelError(f"tail: opset {opset} is older than {_OLDEST}")
+    constants: dict[str, NDArray[Any]] = {}
+    for item in graph.messages(5):
+        try:
+            constants[item.text(8)] = tensor(item)
+        except ValueError as error:
+            raise ModelError(f"tail: constant '{item.text(8)}': {error}") from error
+    nodes = [_node(item, opset, constants) for item in graph.messages(1)]
+    inputs = [_port(item) for item in graph.messages(11) if item.text(1) not in constants]
+    return Program(tuple(inputs), tuple(map(_port, graph.messages(12))), constants, tuple(nodes))
+
+
+def _port(value: Message) -> Port:
+    name, kind = value.text(1), value.one(2).one(1)
+    try:
+        dtype = type_name(kind.integer(1))
+    except ValueError as error:
+        raise ModelError(f"tail: '{name}': {error}") from error
+    dims = kind.one(2).messages(1)
+    if len(dims) > _DEEPEST:
+        raise ModelError(f"tail: '{name}' has {len(dims)} axes; at most {_DEEPEST} are possible")
+    return Port(name, dtype, tuple(dim.text(2) or (dim.integer(1) if dim.ints(1) else None) for dim in dims))
+
+
+def _node(item: Message, opset: int, constants: dict[str, NDArray[Any]]) -> Node:
+    """Return a node in the form of the newest opset: attributes that are inputs there become constants."""
+    inputs, outputs = item.texts(1), item.texts(2)
+    operator, name, domain = item.text(4), item.text(3) or "".join(outputs[:1]), item.text(7)
+    where = f"tail: {operator} '{name}'"
+    if domain not in ("", "ai.onnx") or operator not in TAIL_OPS:
+        raise ModelError(f"{where}: the operator is not known in a tail")
+    op = TAIL_OPS[operator]
+    attributes: dict[str, Any] = {"num_outputs": len(outputs)} if "num_outputs" in op.attributes else {}
+    for since, defaults in op.older.items():
+        attributes |= defaults if opset < since else {}
+    for part in item.messages(5):
+        key = part.text(1)
+        index = next((i for i, item in enumerate(op.inputs) if item.name == key), None)
+        try:
+            value = attribute(part)
+            if index is None:
+                attributes[key] = _checked(op, key, value)
+                continue
+        except ValueError as error:
+            raise ModelError(f"{where}: attribute {key}: {error}") from error
+        while f"{name}.{key}" in constants:
+            key += "'"
+        constants[f"{name}.{key}"] = np.array(value, np.float32) if isinstance(value, float) else np.asarray(value)
+        inputs = (*inputs, *[""] * (index + 1 - len(inputs)))
+        inputs = (*inputs[:index], f"{name}.{key}", *inputs[index + 1 :])
+    for key, (_, default) in op.attributes.items():
+        if key not in attributes and default is Parameter.empty:
+            raise ModelError(f"{where}: it has no attribute {key}")
+    return Node(operator, name, inputs, outputs, attributes)
+
+
+def _checked(op: TailOp, key: str, value: Any) -> Any:
+    """Return the value of an attribute as the operator's function takes it. Raises ValueError if it does not."""
+    if key not in op.attributes:
+        raise ValueError("the operator has no such attribute in a tail")
+    hint = op.attributes[key][0]
+    if key == "to" and isinstance(value, int):
+        return type_name(value)
+    if get_origin(hint) is Literal:
+        fits = value in get_args(hint)
+    else:
+        kinds = [get_origin(kind) or kind for kind in get_args(hint) or [hint]]
+        fits = type(value) in (kinds if get_origin(hint) is not list else [list])
+    if not fits:
+        raise ValueError(f"{value!r:.80} is not possible in a tail")
+    return value

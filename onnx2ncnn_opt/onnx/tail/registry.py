@@ -1,0 +1,170 @@
+"""The open table of tail operators: a NumPy function whose signature is the schema, and its C++ template.
+
+Positional parameters are the operator's inputs, keyword-only parameters its attributes with ONNX's defaults. An input
+may also be an attribute of an older opset, as Squeeze's axes: `Program.read` makes it a constant. An annotation says
+which element types an input has; inputs and results with one letter have one type:
+
+    x: T                  any type
+    x: N, F, I, B, L      a number, a float, an int32 or int64, a bool, an int64
+    axes: Ints            int32 or int64; arrives as a list
+    b: T | None = None    may be left out
+    *xs: T                all further inputs
+    -> tuple[T, L]        two results; `-> list[T]`: one for each output of the node
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+
+from numpy.typing import NDArray
+
+FLOATS = ("float32", "float64", "float16")
+INTS = ("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8")
+ALL = (*FLOATS, *INTS, "bool")
+
+
+class Kind(NamedTuple):
+    """The element types of an input or result; those with the same letter are equal."""
+
+    letter: str
+    types: tuple[str, ...]
+
+
+T: TypeAlias = Annotated[NDArray[Any], Kind("T", ALL)]
+V: TypeAlias = Annotated[NDArray[Any], Kind("V", ALL)]
+N: TypeAlias = Annotated[NDArray[Any], Kind("N", (*FLOATS, *INTS))]
+M: TypeAlias = Annotated[NDArray[Any], Kind("M", (*FLOATS, *INTS))]
+F: TypeAlias = Annotated[NDArray[Any], Kind("F", FLOATS)]
+F4: TypeAlias = Annotated[NDArray[Any], Kind("F4", ("float32",))]
+I: TypeAlias = Annotated[NDArray[Any], Kind("I", ("int64", "int32"))]  # noqa: E741
+B: TypeAlias = Annotated[NDArray[Any], Kind("B", ("bool",))]
+L: TypeAlias = Annotated[NDArray[Any], Kind("L", ("int64",))]
+Ints: TypeAlias = Annotated[list[int], Kind("Ints", ("int64", "int32"))]
+To: TypeAlias = Annotated[NDArray[Any], Kind("to", ALL)]  # the type that the attribute `to` names
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Input(NamedTuple):
+    """An input of an operator."""
+
+    name: str
+    kind: Kind
+    optional: bool
+
+    @property
+    def is_list(self) -> bool:
+        """True if the function takes a list of integers."""
+        return self.kind.letter == "Ints"
+
+
+@dataclass(frozen=True)
+class TailOp:
+    """One operator: the function, its C++ template, and the defaults of attributes before an opset."""
+
+    name: str
+    function: Callable[..., Any]
+    cpp: str
+    source: str = ""  # of a function that has no file
+    broadcasts: bool = False  # the result has the inputs' common shape
+    older: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+
+    @cached_property
+    def _hints(self) -> dict[str, Any]:
+        return get_type_hints(self.function, include_extras=True)
+
+    def _inputs_of(self, *kinds: Any) -> tuple[Input, ...]:
+        found = (p for p in inspect.signature(self.function).parameters.values() if p.kind in kinds)
+        return tuple(Input(p.name, _kind(self._hints[p.name]), p.default is None) for p in found)
+
+    @cached_property
+    def inputs(self) -> tuple[Input, ...]:
+        """The fixed inputs, in order."""
+        return self._inputs_of(inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+    @cached_property
+    def variadic(self) -> Input | None:
+        """All further inputs."""
+        return next(iter(self._inputs_of(inspect.Parameter.VAR_POSITIONAL)), None)
+
+    @cached_property
+    def attributes(self) -> Mapping[str, tuple[Any, Any]]:
+        """The annotation and default of each attribute; a default of `inspect.Parameter.empty` is none."""
+        declared = inspect.signature(self.function).parameters.values()
+        return {p.name: (self._hints[p.name], p.default) for p in declared if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+    @cached_property
+    def results(self) -> tuple[Kind, ...]:
+        """The kind of each result, or of all of them (see `makes_list`)."""
+        hint = self._hints["return"]
+        return tuple(map(_kind, get_args(hint))) if get_origin(hint) in (tuple, list) else (_kind(hint),)
+
+    @property
+    def makes_list(self) -> bool:
+        """True if there is a result for each output of the node."""
+        return get_origin(self._hints["return"]) is list
+
+    def declared(self, count: int) -> Sequence[Input]:
+        """Return the declarations of `count` inputs. Raises ValueError if the operator takes another number."""
+        extra = count - len(self.inputs)
+        needed = sum(not item.optional for item in self.inputs) + (self.variadic is not None)
+        if count < needed or (extra > 0 and self.variadic is None):
+            raise ValueError(f"it has {count} inputs, and the operator takes {needed} to {len(self.inputs)}")
+        return (*self.inputs[:count], *([self.variadic] * extra if self.variadic else ()))
+
+    def types(self, given: Sequence[str | None], attributes: Mapping[str, Any], outputs: int) -> dict[str, str]:
+        """Return the element type of each letter, from those of the inputs. Raises ValueError if they do not fit."""
+        if not self.makes_list and outputs > len(self.results):
+            raise ValueError(f"it has {outputs} outputs, and the operator has {len(self.results)}")
+        found = {"to": attributes["to"]} if "to" in attributes else {}
+        for item, dtype in zip(self.declared(len(given)), given, strict=True):
+            if dtype is None:
+                if not item.optional:
+                    raise ValueError(f"it has no input {item.name}")
+            elif dtype not in item.kind.types or (
+                not item.is_list and found.setdefault(item.kind.letter, dtype) != dtype
+            ):
+                raise ValueError(f"its input {item.name} is {dtype}, which the operator does not take here")
+        for kind in self.results:
+            found.setdefault(kind.letter, kind.types[0])
+        return found
+
+    def result_types(self, types: Mapping[str, str], outputs: int) -> list[str]:
+        """Return the element type of each output."""
+        kinds = self.results * outputs if self.makes_list else self.results
+        return [types[kind.letter] for kind in kinds[:outputs]]
+
+
+# Every tail operator by name.
+TAIL_OPS: dict[str, TailOp] = {}
+
+
+def tail_op(
+    *names: str,
+    cpp: str,
+    source: str = "",
+    broadcasts: bool = False,
+    older: Mapping[int, Mapping[str, Any]] | None = None,
+) -> Callable[[Function], Function]:
+    """Register a NumPy function and a C++ template as these operators.
+
+    `older` are defaults of attributes below an opset: `{16: {"mode": "old"}}`.
+    """
+
+    def register(function: Function) -> Function:
+        for name in names:
+            TAIL_OPS[name] = TailOp(name, function, cpp, source, broadcasts, older or {})
+        return function
+
+    return register
+
+
+def _kind(hint: Any) -> Kind:
+    """Return the kind in an annotation, or in a union of one and None."""
+    if get_origin(hint) is Annotated:
+        kind = get_args(hint)[1]
+        assert isinstance(kind, Kind)
+        return kind
+    return _kind(get_args(hint)[0])

@@ -1,0 +1,145 @@
+"""The parts of an ONNX file that a tail has, read without onnx or protobuf: messages, tensors and attributes.
+
+Every size is checked against the bytes that are there. Field numbers are those of onnx.proto.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnx2ncnn_opt.onnx.read.embedded import Malformed, fields, read_varint
+
+_TYPES = {
+    1: "float32",
+    2: "uint8",
+    3: "int8",
+    4: "uint16",
+    5: "int16",
+    6: "int32",
+    7: "int64",
+    9: "bool",
+    10: "float16",
+    11: "float64",
+    12: "uint32",
+    13: "uint64",
+}
+# Fields of a tensor that hold numbers, and their types: 32-bit types and smaller ones share one.
+_TYPED = {"float32": (4, "<f4"), "float64": (10, "<f8"), "int64": (7, ""), "uint32": (11, ""), "uint64": (11, "")}
+
+
+class Message:
+    """A message of protobuf: the values of its fields, by number."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    @cached_property
+    def _values(self) -> dict[int, list[int | bytes]]:
+        found: dict[int, list[int | bytes]] = {}
+        for number, first, body, end in fields(self.data, 0, len(self.data)):
+            is_varint = read_varint(self.data, first, end)[0] & 7 == 0
+            value = read_varint(self.data, body, end)[0] if is_varint else self.data[body:end]
+            found.setdefault(number, []).append(value)
+        return found
+
+    def all_bytes(self, number: int) -> list[bytes]:
+        """Return the values of a field that is no number."""
+        values = self._values.get(number, [])
+        if not all(isinstance(value, bytes) for value in values):
+            raise Malformed
+        return [value for value in values if isinstance(value, bytes)]
+
+    def messages(self, number: int) -> list["Message"]:
+        """Return the messages in a field."""
+        return [Message(value) for value in self.all_bytes(number)]
+
+    def one(self, number: int) -> "Message":
+        """Return the last message in a field, an empty one if there is none."""
+        return Message(b"".join(self.all_bytes(number)[-1:]))
+
+    def texts(self, number: int) -> tuple[str, ...]:
+        """Return the strings in a field."""
+        return tuple(value.decode() for value in self.all_bytes(number))
+
+    def text(self, number: int) -> str:
+        """Return the last string in a field, "" if there is none."""
+        return "".join(self.texts(number)[-1:])
+
+    def ints(self, number: int) -> list[int]:
+        """Return the numbers in a field, packed or not, as int64."""
+        found: list[int] = []
+        for value in self._values.get(number, []):
+            found += [value] if isinstance(value, int) else _varints(value)
+        return [(value & (1 << 64) - 1) - (value >> 63 & 1) * (1 << 64) for value in found]
+
+    def integer(self, number: int) -> int:
+        """Return the last number in a field, 0 if there is none."""
+        return (self.ints(number) or [0])[-1]
+
+    def floats(self, number: int, kind: str) -> NDArray[Any]:
+        """Return the floats in a field."""
+        data = b"".join(self.all_bytes(number))
+        if len(data) % np.dtype(kind).itemsize:
+            raise Malformed
+        return np.frombuffer(data, kind)
+
+
+def type_name(number: int) -> str:
+    """Return numpy's name of an element type. Raises ValueError for one that no tail has."""
+    if number not in _TYPES:
+        raise ValueError(f"element type {number} is not known in a tail")
+    return _TYPES[number]
+
+
+def tensor(given: Message) -> NDArray[Any]:
+    """Return a tensor. Raises ValueError if its data do not fit its shape, or are outside of the file."""
+    dtype, shape = np.dtype(type_name(given.integer(2))), given.ints(1)
+    if given.all_bytes(13) or given.integer(14):
+        raise ValueError("its data are outside of the file")
+    count = 1
+    for size in shape:
+        count *= max(size, -1)
+    field, kind = _TYPED.get(dtype.name, (5, ""))
+    if given.all_bytes(9):
+        [raw] = given.all_bytes(9)
+        if len(raw) % dtype.itemsize:
+            raise ValueError(f"it has {len(raw)} bytes of {dtype}")
+        data: NDArray[Any] = np.frombuffer(raw, dtype.newbyteorder("<"))
+    elif kind:
+        data = given.floats(field, kind)
+    else:
+        numbers = np.array(given.ints(field), np.int64)
+        data = numbers.astype(np.uint16).view(dtype) if dtype.kind == "f" else numbers
+    if min(shape, default=0) < 0 or data.size != count or len(shape) > 8:
+        raise ValueError(f"it has {data.size} elements for the shape {shape}")
+    result = (data != 0 if dtype.kind == "b" and data.dtype != dtype else data).astype(dtype).reshape(shape)
+    return (result.view(np.uint8) != 0) if dtype.kind == "b" else result
+
+
+def attribute(given: Message) -> Any:
+    """Return the value of an attribute. Raises ValueError for a graph and other kinds that no tail has."""
+    kind = given.integer(20)
+    if kind == 1:
+        [value] = given.floats(2, "<f4")[-1:].tolist()
+        return value
+    if kind == 2:
+        return given.integer(3)
+    if kind == 3:
+        return given.text(4)
+    if kind == 4:
+        return tensor(given.one(5))
+    if kind == 6:
+        return given.floats(7, "<f4").tolist()
+    if kind == 7:
+        return given.ints(8)
+    raise ValueError("it is of a kind that no tail has")
+
+
+def _varints(data: bytes) -> Iterator[int]:
+    at = 0
+    while at < len(data):
+        value, at = read_varint(data, at, len(data))
+        yield value
