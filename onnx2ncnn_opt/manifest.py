@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -231,8 +232,6 @@ class Manifest:
 
 def read_manifest(path: Path) -> Manifest:
     """Read and check a manifest; raises UsageError that names the file and the entry."""
-    import msgspec  # only where a manifest is read
-
     try:
         data = json.loads(path.read_bytes())
         found = data.get("format") if isinstance(data, dict) else None
@@ -244,12 +243,42 @@ def read_manifest(path: Path) -> Manifest:
         for entry in inputs if isinstance(inputs, list) else ():  # files of older versions lack the element
             if isinstance(entry, dict) and str(entry.get("dtype")).startswith(("int", "uint", "bool")):
                 entry.setdefault("element", "int32")
-        return msgspec.convert(data, Manifest)
+        return cast(Manifest, _converted(data, Manifest, "$"))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        # Text that is not JSON or not UTF-8, values of other types (msgspec names their place), and absurd nesting.
+        # Text that is not JSON or not UTF-8, values of other types, and absurd nesting.
         raise UsageError(f"{path}: not a manifest: {error}") from error
+
+
+def _converted(value: Any, kind: Any, where: str) -> Any:
+    """Return a value of JSON as the type of a field; ValueError with its place if it is another one.
+
+    Further fields of an object are left out: a newer version may write them.
+    """
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        if value is None and NoneType in arguments:
+            return None
+        return _converted(value, next((each for each in arguments if type(value) is each), arguments[0]), where)
+    if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, dict):
+        hints = get_type_hints(kind)
+        for each in fields(kind):
+            if each.name not in value and each.default is each.default_factory is MISSING:
+                raise ValueError(f"{where} has no {each.name}")
+        known = {
+            name: _converted(value[name], hint, f"{where}.{name}") for name, hint in hints.items() if name in value
+        }
+        return kind(**known)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_converted(item, arguments[0], f"{where}[{i}]") for i, item in enumerate(value))
+    if origin is Mapping and isinstance(value, dict):
+        return {name: _converted(item, arguments[1], f"{where}.{name}") for name, item in value.items()}
+    if kind is Any or type(value) is kind:
+        return value
+    if kind is float and type(value) is int:
+        return float(value)
+    raise ValueError(f"{where} has to be {getattr(kind, '__name__', kind)}, not {json.dumps(value)[:80]}")
 
 
 def file_hash(path: Path) -> str:

@@ -103,7 +103,9 @@ class Fuzzer:
         if not optimized.applied:
             return Outcome("right")
         saved = optimized.save(self._folder / "optimized")
-        outcome = self._run(model, conversion, Files(saved.param, saved.bin, files.manifest), "after optimize")
+        outcome = self._run(
+            model, conversion, Files(saved.param, saved.bin, files.manifest, files.tail), "after optimize"
+        )
         # How many images there are at a time stands in no net, and decides which products are faster.
         if outcome.kind == "right" and not any(port.batch_axis is not None for port in conversion.inputs):
             return Outcome("UNSTABLE", f"optimize finds {optimized.applied[0]}")

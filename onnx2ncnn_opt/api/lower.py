@@ -141,7 +141,7 @@ class Conversion(Rewritten):
             masks=tuple(Masked(clean_name(m.layer), int(m.features), *m[3:]) for m in self.masks),
             minimum={str(size): least for size, least in self.minimum.items()},
             least_ncnn=str(least_release(self.graph)),
-            tail=self.tail and _tail_file(self.tail),
+            tail=None if self.tail is None else _tail_file(self.tail),
         )
 
     @contextmanager
@@ -233,7 +233,7 @@ class Conversion(Rewritten):
             usual = tolerance_of(self.model)
             rounded = with_rounding(ROUNDING[self.storage.encoding], self.storage.depth, usual)
             how = replace(how, tolerance=rounded)
-        source, tail = reference(self.source), self.tail and self.tail.data
+        source, tail = reference(self.source), None if self.tail is None else self.tail.data
         return verify_net(source, files.param, files.bin, how, manifest=self.manifest(), tail=tail, worker=worker)
 
     @contextmanager
@@ -366,11 +366,11 @@ def _imported(
     options: dict[str, Any] = {"batch_axes": batch_axes, "types": entry_points.layer_types(), "custom": custom}
     if tail == "never":
         return source, loaded, import_model(loaded, **options), None
-    walk = walk_model(loaded, **options)
+    whole, walk = walk_model(loaded, **options)
     found = split(loaded, walk, only_needed=tail == "only-needed")
     if found is None:
-        assert isinstance(walk.result, Imported)
-        return source, loaded, walk.result, None
+        assert whole is not None
+        return source, loaded, whole, None
     loaded = found.without(loaded)
     named = {info.name for info in loaded.inputs}
     options["batch_axes"] = {name: axis for name, axis in (batch_axes or {}).items() if name in named}

@@ -35,6 +35,7 @@ from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.onnx.read.schema import misfit
 from onnx2ncnn_opt.onnx.read.structure import read_values
 from onnx2ncnn_opt.onnx.registry import OnnxOp, qualified
+from onnx2ncnn_opt.onnx.tail.partition import Walk
 from onnx2ncnn_opt.onnx.value import Constant, Item, SymbolicTensor, Tensor, TensorSequence, element_type, held_as_float
 from onnx2ncnn_opt.progress import counted
 
@@ -75,16 +76,6 @@ class Imported(NamedTuple):
     minimum: Mapping[Dim, int]  # dynamic dimensions below which the net differs (see `ImportContext.demand`)
 
 
-class Walk(NamedTuple):
-    """An import of a model, finished or not: what became of its values and nodes."""
-
-    result: Imported | UnsupportedError
-    values: Mapping[str, Item | None]
-    refused: frozenset[onnx_ir.Node]
-    lost: frozenset[str]  # graph inputs and outputs that no Mat can hold
-    layers: Mapping[onnx_ir.Node, int]  # that a node became
-
-
 def import_model(
     model: LoadedModel,
     *,
@@ -93,9 +84,10 @@ def import_model(
     custom: Sequence[CustomOp] = (),
 ) -> Imported:
     """Return the graph of `walk_model`; raises UnsupportedError with every node that ncnn cannot express."""
-    result = walk_model(model, batch_axes=batch_axes, types=types, custom=custom).result
-    if isinstance(result, UnsupportedError):
-        raise result
+    result, walk = walk_model(model, batch_axes=batch_axes, types=types, custom=custom)
+    if result is None:
+        assert walk.error is not None
+        raise walk.error
     return result
 
 
@@ -105,12 +97,12 @@ def walk_model(
     batch_axes: Mapping[str, int | None] | None = None,
     types: Mapping[str, LayerSpec] = LAYERS,
     custom: Sequence[CustomOp] = (),
-) -> Walk:
-    """Map a loaded model to ncnn layers, and optimise only where that costs no layer.
+) -> tuple[Imported | None, Walk]:
+    """Map a loaded model to ncnn layers, and optimise only where that costs no layer; return also what became of it.
 
     `batch_axes` says for inputs by name which axis is the Mat's batch count (None: no axis), where the analysis of
     `onnx.batch` is not to decide. `types` is the table of layers, which becomes the graph's. `custom` operators become
-    layers of their own. The result is an UnsupportedError with every node that ncnn cannot express, if there are any.
+    layers of their own. There is no graph, but an error, if there are nodes that ncnn cannot express.
     Raises UsageError if `batch_axes` names no input, or `custom` an operator that the model does not have.
     """
     told = batch_axes or {}
@@ -126,7 +118,7 @@ def walk_model(
         one = _Import(model.bound({batch.name: 1}), {**told, **batch.inputs}, types, custom, axes).attempt()
         if isinstance(one, Imported):
             result = _with_batch(one, model, batch) or result
-    return walk.seen(result)
+    return (result if isinstance(result, Imported) else None), walk.seen(result)
 
 
 def _with_batch(one: Imported, model: LoadedModel, batch: Batch) -> Imported | None:
@@ -168,8 +160,9 @@ class _Ends(ImportContext):
         self._layers: dict[onnx_ir.Node, int] = {}
 
     def seen(self, result: Imported | UnsupportedError) -> Walk:
-        """Return what became of the model, with the result of this import or of one for a single item of a batch."""
-        return Walk(result, self._values, frozenset(self._refused_nodes), frozenset(self._lost), self._layers)
+        """Return what became of the model, if the result of this import, or of one for a single item, is this."""
+        error = result if isinstance(result, UnsupportedError) else None
+        return Walk(error, self._values, frozenset(self._refused_nodes), frozenset(self._lost), self._layers)
 
     def _inputs(self) -> tuple[Port, ...]:
         unknown = set(self._batch_axes) - {info.name for info in self._model.inputs}

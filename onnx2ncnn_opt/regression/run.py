@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from onnx2ncnn_opt.errors import UsageError, bounded, check_options
-from onnx2ncnn_opt.progress import Count
 from onnx2ncnn_opt.manifest import tail_path
+from onnx2ncnn_opt.progress import Count
 from onnx2ncnn_opt.regression.baseline import BaselineFiles, recorded_names
 from onnx2ncnn_opt.regression.config import DEFAULT_FILE, Config, Model, fill, parse_shard, read_config
 from onnx2ncnn_opt.regression.judge import REQUEST, RESULT, Request

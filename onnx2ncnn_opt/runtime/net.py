@@ -16,7 +16,7 @@ from onnx2ncnn_opt.runtime._ncnn_net import NCNN_ERRORS, NcnnNet
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch, all_there, require
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker, as_feed
 from onnx2ncnn_opt.runtime.slots import Slot, check_arrays, check_fed, feeds_of, np_dtype, sizes_of, too_small
-from onnx2ncnn_opt.runtime.tail import tail_beside
+from onnx2ncnn_opt.runtime.tail import tail_of
 from onnx2ncnn_opt.runtime.targets import MODES, check_modes, find_target
 
 
@@ -53,7 +53,7 @@ class Net:
         if threads == 0:
             raise UsageError("threads has to be 1 or more, or None for all cores")
         self.param, self.bin, self.manifest = net_files(Path(path), None if bin is None else Path(bin))
-        self._tail = tail_beside(self.param, self.manifest)
+        self._tail = tail_of(self.param, self.manifest)
         self._runner: NcnnRunner | _InProcess
         if isolated:
             target = find_target(on)

@@ -130,9 +130,9 @@ def check_arrays(
 
 def np_dtype(entry: Entry) -> np.dtype[Any]:
     """Return numpy's type of an entry; raises UsageError for a type that has no numbers."""
+    if entry.dtype == "bfloat16":
+        import ml_dtypes  # noqa: F401  makes it known to numpy
     try:
-        import ml_dtypes  # noqa: F401  makes bfloat16 known to numpy
-
         dtype = np.dtype(entry.dtype)
     except TypeError:
         dtype = np.dtype(object)

@@ -49,11 +49,16 @@ class TailRunner:
         return feeds
 
 
-def tail_beside(param: Path, manifest: Manifest | None) -> TailRunner | None:
-    """Return the tail of a net in files; None if it has none. Raises UsageError if its file is missing or another's."""
+def tail_of(param: Path, manifest: Manifest | None, data: bytes | None = None) -> TailRunner | None:
+    """Return the tail of a net, of its `data` or of the file next to the net; None if it has none.
+
+    Raises UsageError if the file is missing or that of another net.
+    """
     if manifest is None or manifest.tail is None:
         return None
     path = tail_path(param)
+    if data is not None:
+        return TailRunner(manifest, manifest.tail, data)
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -107,8 +107,10 @@ class OutputComparison:
         if self.manifest is not None:
             slots = manifest_slots("output", list(self.reference), self.manifest.outputs)
             results = self.runner.extract(arrays, [slot.fetch for slot in slots])
-            reports = [self.judge(slot, results[slot.blob]) for slot in slots]
-            return reports + (self.behind(self._values(slots, results)) if self.behind and not is_wrong(reports) else [])
+            judged = [self.judge(slot, results[slot.blob]) for slot in slots]
+            if self.behind is None or is_wrong(judged):
+                return judged
+            return judged + self.behind(self._values(slots, results))
         # A name of the model's that is not an output of the net may still be a blob inside it. They are read first:
         # once a consumer has run, a blob is gone.
         inner = [name for name in self.reference if name not in blobs] if len(blobs) < len(self.reference) else []

@@ -63,17 +63,17 @@ class TailJudge:
         if problem := _difference(own, expected) or ties.get(name, ""):
             return OutputReport(name, None, "mismatch", f"the tail itself is wrong: {problem}")
         count, total = undecided(behind, expected)
-        difference = compare(behind, expected, DEFAULT) if behind.shape == expected.shape else None
-        numbers = (None, None, None)
-        if difference is not None and not count:
-            numbers = (difference.max_abs, difference.max_rel, difference.cosine)
-        if count <= _MOST_UNDECIDED * total:
-            text = f"{count} of {total} rows are undecided: rounding errors of the net decide them" if count else ""
-            return OutputReport(name, None, "ok", text, *numbers)
-        moved = max(undecided(found, expected)[0] for found in self._noisy(name, arrays, reference, values))
-        text = f"{count} of {total} rows differ; errors as large as the net's move {moved}"
-        status = "unproven" if count <= _ROOM * moved else "mismatch"
-        return OutputReport(name, None, status, text, *numbers)
+        if count:
+            moved = 0
+            if count > _MOST_UNDECIDED * total:
+                moved = max(undecided(found, expected)[0] for found in self._noisy(name, arrays, reference, values))
+                if count > _ROOM * moved:
+                    text = f"{count} of {total} rows differ; errors as large as the net's move {moved}"
+                    return OutputReport(name, None, "mismatch", text)
+            text = f"{count} of {total} rows are undecided: rounding errors of the net decide them"
+            return OutputReport(name, None, "unproven" if moved else "ok", text)
+        difference = compare(behind, expected, DEFAULT)
+        return OutputReport(name, None, "ok", "", difference.max_abs, difference.max_rel, difference.cosine)
 
     def _noisy(
         self, name: str, arrays: Mapping[str, Array], reference: Mapping[str, Array], values: Mapping[str, Array]

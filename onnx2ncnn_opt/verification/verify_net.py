@@ -22,7 +22,7 @@ from onnx2ncnn_opt.runtime.base import Array, Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, model_feeds, too_small
-from onnx2ncnn_opt.runtime.tail import TailRunner, tail_beside
+from onnx2ncnn_opt.runtime.tail import tail_of
 from onnx2ncnn_opt.runtime.targets import check_modes, find_target
 from onnx2ncnn_opt.verification.driver import VerifyReport, check_outputs, is_wrong, judge_modes
 from onnx2ncnn_opt.verification.given_inputs import given_inputs
@@ -104,9 +104,9 @@ class _ModelJudge:
         self.how, self.manifest, self._net, self._worker = verification, manifest, net, worker
         values, outputs, cut = verification.values, verification.outputs, verification.outputs
         self._tail: TailJudge | None = None
-        if manifest is not None and manifest.tail is not None:
-            own = TailRunner(manifest, manifest.tail, tail) if tail is not None else tail_beside(net[0], manifest)
-            self._tail, cut = TailJudge(own), manifest.cut
+        runner = tail_of(net[0], manifest, tail)
+        if manifest is not None and runner is not None:
+            self._tail, cut = TailJudge(runner), manifest.cut
             outputs = manifest.compared
         self.model = load_converted(model, manifest, shapes=verification.shapes, values=values, outputs=outputs)
         announce("ONNX Runtime loads the model")
@@ -237,8 +237,8 @@ def net_feeds(
 ) -> dict[str, Feed]:
     """Return feeds by blob with which the net is right in fp32 on this machine; raises the errors of `verify_net`."""
     how = verification
-    outputs = manifest.compared if manifest else ()
-    loaded = load_converted(model, manifest, shapes=how.shapes, values=how.values, outputs=outputs)
+    wanted = manifest.compared if manifest else ()
+    loaded = load_converted(model, manifest, shapes=how.shapes, values=how.values, outputs=wanted)
     given = any_feeds(model, loaded, manifest, feeds=how.feeds, seed=how.seed)
     fixed: dict[str, Any] = {"values": loaded.values, "outputs": manifest.cut if manifest else ()}
     reference = OrtRunner(model, threads=None, timeout=how.timeout, **fixed).run_any(given)

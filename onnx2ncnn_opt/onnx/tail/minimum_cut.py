@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Hashable
 
 
-
 class Network(dict[Hashable, dict[Hashable, float]]):
     """Directed edges with capacities; ``network[a][b]`` is what still flows from a to b."""
 

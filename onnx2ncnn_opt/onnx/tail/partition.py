@@ -7,22 +7,20 @@ and their like cost a layer in the net and nothing in the tail, so they move if 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import onnx_ir
 
-from onnx2ncnn_opt.errors import Unsupported, UnsupportedError, lines_by_reason
+from onnx2ncnn_opt.errors import ModelError, Unsupported, UnsupportedError, lines_by_reason
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, product
 from onnx2ncnn_opt.ir.view import MAX_DIMS
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
-from onnx2ncnn_opt.onnx.tail.extract import TYPES, Crossing, Tail, extracted, label
+from onnx2ncnn_opt.onnx.tail.extract import Crossing, Tail, extracted, label
 from onnx2ncnn_opt.onnx.tail.minimum_cut import Network
-from onnx2ncnn_opt.onnx.tail.operators import OPERATORS
-from onnx2ncnn_opt.onnx.value import Constant, SymbolicTensor, Tensor
-
-if TYPE_CHECKING:
-    from onnx2ncnn_opt.onnx.importer import Walk
+from onnx2ncnn_opt.onnx.tail.program import Program
+from onnx2ncnn_opt.onnx.tail.registry import ALL, TAIL_OPS
+from onnx2ncnn_opt.onnx.value import Constant, Item, SymbolicTensor, Tensor
 
 # A node that becomes more layers than this costs more in the net than in the tail: a TopK, a GatherElements.
 _MANY_LAYERS = 16
@@ -31,6 +29,16 @@ _EACH = 2**13  # numbers that cost as much as one blob more
 _VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Split", "Squeeze", "Transpose", "Unsqueeze"})
 _MOST_SIZES = 64  # numbers of a tensor that is known up to dynamic dimensions
 _SOURCE, _SINK = "net", "tail"
+
+
+class Walk(NamedTuple):
+    """What became of a model's values and nodes in an import, which may have failed with an error."""
+
+    error: UnsupportedError | None
+    values: Mapping[str, Item | None]
+    refused: frozenset[onnx_ir.Node]
+    lost: frozenset[str]  # graph inputs and outputs that no Mat can hold
+    layers: Mapping[onnx_ir.Node, int]  # that a node became
 
 
 def split(model: LoadedModel, walk: Walk, *, only_needed: bool) -> Tail | None:
@@ -47,12 +55,18 @@ def split(model: LoadedModel, walk: Walk, *, only_needed: bool) -> Tail | None:
         needed |= {node for node in parts.movable if walk.layers[node] > _MANY_LAYERS}
     nodes = parts.tail_of(needed) if needed else set()
     crossing = parts.crossing(nodes)
-    # A net has to be left.
-    if not nodes or not (crossing.values or crossing.outputs):
-        if isinstance(walk.result, UnsupportedError):
-            raise walk.result
-        return None
-    return extracted(model, sorted(nodes, key=parts.order.__getitem__), crossing, tuple(parts.reasons(needed)))
+    problem = ""
+    if nodes and (crossing.values or crossing.outputs):  # a net is left
+        tail = extracted(model, sorted(nodes, key=parts.order.__getitem__), crossing, tuple(parts.reasons(needed)))
+        try:
+            Program.read(tail.data)
+        except ModelError as error:  # an attribute or a type that no tail has
+            problem = str(error)
+        else:
+            return tail
+    if walk.error is not None:
+        raise UnsupportedError(walk.error.nodes, "\n".join(filter(None, (walk.error.advice, problem))), walk.error.cut)
+    return None
 
 
 class _Parts:
@@ -72,11 +86,15 @@ class _Parts:
             users = {user for value in node.outputs for user, _ in value.uses()}
             self._users[node] = [user for user in users if user in self._users]
             # A node of a subgraph is not among `order`.
-            if self._is_tail_operator(node) and users <= self.order.keys() and self.movable.issuperset(self._users[node]):
+            if (
+                self._is_tail_operator(node)
+                and users <= self.order.keys()
+                and self.movable.issuperset(self._users[node])
+            ):
                 self.movable.add(node)
 
     def _is_tail_operator(self, node: onnx_ir.Node) -> bool:
-        return not node.domain and node.op_type in OPERATORS
+        return not node.domain and node.op_type in TAIL_OPS
 
     def _is_known(self, value: onnx_ir.Value) -> bool:
         """Return True for a constant, and for what is known up to the dynamic dimensions of the model's inputs."""
@@ -100,15 +118,17 @@ class _Parts:
 
     def refused(self, nodes: Iterable[onnx_ir.Node]) -> UnsupportedError:
         """Return the error of the walk, with the node that prevents a tail."""
-        error = self._walk.result
-        assert isinstance(error, UnsupportedError)
+        error = self._walk.error
+        assert error is not None
         for node in sorted(nodes, key=self.order.__getitem__):
             after = sorted(self._after([node]), key=self.order.__getitem__)
             wall = next((each for each in after if not self._is_tail_operator(each)), node)
             if wall is not node and self._is_tail_operator(node):
                 names = f"{node.op_type} '{label(node)}'", f"{wall.op_type} '{label(wall)}'"
                 problem = f"{names[0]} can follow a net, but {names[1]} depends on it and needs a net again"
-                values = ",".join(value.name or "" for value in wall.inputs if value is not None and not self._is_known(value))
+                values = ",".join(
+                    value.name or "" for value in wall.inputs if value is not None and not self._is_known(value)
+                )
                 advice = f"{problem}: make two nets, the first with --outputs {values}"
                 return UnsupportedError(error.nodes, advice, error.cut)
         return error
@@ -124,7 +144,7 @@ class _Parts:
         return found
 
     def tail_of(self, needed: Iterable[onnx_ir.Node]) -> set[onnx_ir.Node]:
-        """Return the `needed` nodes, all that depend on them, and those that save numbers; empty if no cut is possible."""
+        """Return the `needed` nodes, all after them, and those that save numbers; none if no cut is possible."""
         forced, network = self._after(needed), Network()
 
         def vertex(node: onnx_ir.Node) -> onnx_ir.Node | str:
@@ -177,9 +197,9 @@ class _Parts:
 
     def _may_cross(self, value: onnx_ir.Value) -> bool:
         if value.name in self._inputs:
-            return self._inputs[value.name].dtype.numpy().name in TYPES
+            return self._inputs[value.name].dtype.numpy().name in ALL
         item = self._walk.values.get(value.name or "")
-        if not isinstance(item, Tensor) or item.dtype.name not in TYPES:
+        if not isinstance(item, Tensor) or item.dtype.name not in ALL:
             return False
         is_batched = item.rank == MAX_DIMS + 1 and any(isinstance(size, int) for size in item.shape)
         return item.rank <= MAX_DIMS or is_batched
@@ -200,16 +220,14 @@ class _Parts:
         values = {
             value.name or "": item
             for value in outside
-            if value.name not in self._inputs
-            and isinstance(item := self._walk.values.get(value.name or ""), Tensor)
+            if value.name not in self._inputs and isinstance(item := self._walk.values.get(value.name or ""), Tensor)
         }
         others = (value.name or "" for value in self._model.graph.outputs if value not in made and value not in read)
         return Crossing(constants, sizes, arrays, values, tuple(others))
 
     def reasons(self, needed: Iterable[onnx_ir.Node]) -> list[str]:
         """Return the nodes that are in the tail for their own sake, those of one reason in one line."""
-        error = self._walk.result
-        known = {node.node: node.reason for node in error.nodes} if isinstance(error, UnsupportedError) else {}
+        known = {node.node: node.reason for node in (self._walk.error.nodes if self._walk.error else ())}
         nodes = []
         for node in sorted(needed, key=self.order.__getitem__):
             reason = known.get(label(node)) or f"it would be {self._walk.layers[node]} layers"
