@@ -256,29 +256,34 @@ def _converted(value: Any, kind: Any, where: str) -> Any:
 
     Further fields of an object are left out: a newer version may write them.
     """
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin is UnionType:
-        if value is None and NoneType in arguments:
-            return None
-        return _converted(value, next((each for each in arguments if type(value) is each), arguments[0]), where)
-    if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, dict):
-        hints = get_type_hints(kind)
-        for each in fields(kind):
-            if each.name not in value and each.default is each.default_factory is MISSING:
-                raise ValueError(f"{where} has no {each.name}")
-        known = {
-            name: _converted(value[name], hint, f"{where}.{name}") for name, hint in hints.items() if name in value
-        }
+    kinds = get_args(kind) if get_origin(kind) is UnionType else (kind,)
+    for each in kinds:
+        origin, (item, *others) = get_origin(each) or each, get_args(each) or (Any,)
+        if each is Any or type(value) is each or (each is float and type(value) is int):
+            return float(value) if each is float else value
+        if origin is tuple and isinstance(value, list):
+            return tuple(_converted(part, item, f"{where}[{i}]") for i, part in enumerate(value))
+        if origin is Mapping and isinstance(value, dict):
+            return {name: _converted(part, others[0], f"{where}.{name}") for name, part in value.items()}
+        if is_dataclass(each) and isinstance(value, dict):
+            return _object(value, each, where)
+    names = " | ".join(_JSON_NAMES.get(get_origin(each) or each, "object") for each in kinds)
+    raise ValueError(f"Expected `{names}`, got `{_JSON_NAMES.get(type(value), 'object')}` - at `{where}`")
+
+
+def _object(value: Mapping[str, Any], kind: Any, where: str) -> Any:
+    hints = get_type_hints(kind)
+    for each in fields(kind):
+        if each.name not in value and each.default is each.default_factory is MISSING:
+            raise ValueError(f"missing required field `{each.name}` - at `{where}`")
+    known = {name: _converted(value[name], hint, f"{where}.{name}") for name, hint in hints.items() if name in value}
+    try:
         return kind(**known)
-    if origin is tuple and isinstance(value, list):
-        return tuple(_converted(item, arguments[0], f"{where}[{i}]") for i, item in enumerate(value))
-    if origin is Mapping and isinstance(value, dict):
-        return {name: _converted(item, arguments[1], f"{where}.{name}") for name, item in value.items()}
-    if kind is Any or type(value) is kind:
-        return value
-    if kind is float and type(value) is int:
-        return float(value)
-    raise ValueError(f"{where} has to be {getattr(kind, '__name__', kind)}, not {json.dumps(value)[:80]}")
+    except ValueError as error:
+        raise ValueError(f"{error} - at `{where}`") from error
+
+
+_JSON_NAMES = {int: "int", float: "float", str: "str", bool: "bool", tuple: "array", list: "array", NoneType: "null"}
 
 
 def file_hash(path: Path) -> str:

@@ -21,7 +21,7 @@ Arrays = Mapping[str, Any]
 
 def conversions(model: onnx.ModelProto) -> list[Conversion]:
     """Return the model's conversions without and with passes; one if the passes change nothing."""
-    plain, optimized = lower(model, optimize=False), lower(model)
+    plain, optimized = lower(model, optimize=False, tail="never"), lower(model, tail="never")
     return [plain] if _content(plain) == _content(optimized) else [plain, optimized]
 
 
@@ -66,7 +66,7 @@ def compare(
 
     `reference` is the model for ONNX Runtime, where that does not take the one that is converted.
     """
-    conversion = lower(model)
+    conversion = lower(model, tail="never")
     wanted = OrtRunner((reference or model).SerializeToString()).run(dict(feeds))
     manifest = conversion.manifest()
     with conversion.staged_in_temporary_folder() as files:

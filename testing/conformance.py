@@ -17,7 +17,10 @@ from onnx2ncnn_opt.api.lower import Conversion, lower
 from onnx2ncnn_opt.errors import CrashError, Error, RunError, UnsupportedError
 from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from onnx2ncnn_opt.runtime.net import as_output
 from onnx2ncnn_opt.runtime.ort import OrtRunner
+from onnx2ncnn_opt.runtime.slots import Slot, sizes_of
+from onnx2ncnn_opt.runtime.tail import TailRunner
 from testing.arrays import RELATIVE, first_difference
 from testing.compared import way
 from testing.worker import WORKER
@@ -144,7 +147,12 @@ class Harness:
             if isinstance(result, Failure):
                 raise (CrashError if result.crashed else RunError)(result.reason)
             arrays.append(result)
-        return arrays
+        if conversion.tail is None:
+            return arrays
+        assert manifest.tail is not None
+        sizes = sizes_of(manifest.inputs, feeds)
+        values = {e.name: as_output(e, Slot.of(e), a, sizes) for e, a in zip(manifest.outputs, arrays, strict=True)}
+        return list(TailRunner(manifest, manifest.tail, conversion.tail.data).run(feeds, values).values())
 
 
 def attempt(model: onnx.ModelProto, *, optimize: bool = True) -> Conversion | Outcome:

@@ -51,7 +51,7 @@ class Fuzzer:
         proto = model.proto()
         for passes, packing in ((False, True), (True, False), (True, True)):
             try:
-                conversion = lower(proto, optimize=passes)
+                conversion = lower(proto, optimize=passes, tail="never")
                 files = conversion.save(self._folder / "net")
             except UnsupportedError as error:
                 reasons = dict.fromkeys(f"{node.operator}: {node.reason}" for node in error.nodes)
@@ -95,7 +95,7 @@ class Fuzzer:
         return Outcome("right")
 
     def _is_stable(self, model: RandomModel, conversion: Conversion, files: Files) -> Outcome:
-        again = lower(model.proto()).save(self._folder / "again")
+        again = lower(model.proto(), tail="never").save(self._folder / "again")
         if any(a.read_bytes() != b.read_bytes() for a, b in ((files.param, again.param), (files.bin, again.bin))):
             return Outcome("UNSTABLE", "converted again it is another net")
         is_open = any(not isinstance(size, int) for entry in conversion.inputs for size in entry.shape)

@@ -131,7 +131,7 @@ class Net:
         slots = [Slot.of(entry) for entry in wanted.values()]
         results = all_there(self._runner.extract(feeds_of(fed, arrays), [slot.fetch for slot in slots]), self.param)
         sizes = sizes_of(manifest.inputs, arrays)
-        found = {slot.name: _as_output(wanted[slot.name], slot, results[slot.blob], sizes) for slot in slots}
+        found = {slot.name: as_output(wanted[slot.name], slot, results[slot.blob], sizes) for slot in slots}
         found = self._tail.run(arrays, found) if self._tail else found
         return {name: found[name] for name in names}
 
@@ -217,7 +217,7 @@ def net_files(path: Path, bin: Path | None = None) -> tuple[Path, Path, Manifest
     return param, bin, read_manifest(manifest) if manifest.is_file() else None
 
 
-def _as_output(entry: Entry, slot: Slot, result: Array, sizes: Mapping[str, int]) -> Array:
+def as_output(entry: Entry, slot: Slot, result: Array, sizes: Mapping[str, int]) -> Array:
     """Return a fetched array in the model's shape and type; RunError for another shape, or integers not finite."""
     array = slot.restored(result, [_size(dim, sizes) for dim in entry.shape])
     if array is None:

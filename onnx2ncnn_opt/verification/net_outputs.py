@@ -195,7 +195,9 @@ def input_slots(manifest: Manifest | None, feeds: Mapping[str, Array], blobs: Se
     without a value, on which ncnn crashes.
     """
     if manifest is not None:
-        ways = [[slot for slot in manifest_slots("input", list(feeds), manifest.inputs) if slot.blob in blobs]]
+        others = {entry.name for entry in manifest.model_inputs} - {entry.name for entry in manifest.inputs}
+        names = [name for name in feeds if name not in others]
+        ways = [[slot for slot in manifest_slots("input", names, manifest.inputs) if slot.blob in blobs]]
     else:
         pairs = pair(list(feeds), blobs, lambda name, blob: True)
         rules: tuple[Callable[[Array], bool], ...] = (

@@ -70,7 +70,7 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Mapping[str, NcnnWorker]
 
 def computation(source: onnx.ModelProto, feeds: Mapping[str, Array], stem: Path) -> Callable[..., Array]:
     """Convert a model of one output; the result runs it on a device, in a numeric mode."""
-    conversion = lower(source)
+    conversion = lower(source, tail="never")
     files = conversion.save(stem)
     manifest = conversion.manifest()
     given = {entry.blob: Feed(feeds[entry.name], entry.batch_axis) for entry in manifest.inputs}

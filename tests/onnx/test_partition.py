@@ -1,0 +1,231 @@
+"""Models that end in nodes for which ncnn has no layer: a net, and a tail after it."""
+
+from itertools import chain, combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import parser
+
+from onnx2ncnn_opt import Net, convert
+from onnx2ncnn_opt.api.lower import Conversion
+from onnx2ncnn_opt.errors import UnsupportedError, UsageError
+from onnx2ncnn_opt.manifest import read_manifest
+from onnx2ncnn_opt.onnx.tail.minimum_cut import Network
+from onnx2ncnn_opt.runtime.ort import OrtRunner
+
+
+def model(body: str, inputs: str = "float[1,3,8,8] x", outputs: str = "float[1,4] y", opset: int = 18) -> bytes:
+    """Return a model of text: a convolution `f` of 4 channels of the input x, and the nodes of the body."""
+    weights = ", ".join(str(round(np.sin(i), 3)) for i in range(4 * 3 * 3 * 3))
+    text = f"""<ir_version: 8, opset_import: ["": {opset}]>
+    g ({inputs}) => ({outputs}) <float[4,3,3,3] w = {{{weights}}}> {{
+        f = Conv <pads = [1, 1, 1, 1]> (x, w)
+        {body}
+    }}"""
+    proto = parser.parse_model(text)
+    onnx.checker.check_model(proto)
+    return bytes(proto.SerializeToString())
+
+
+def converted(data: bytes, **options: Any) -> Conversion:
+    """Return a right net; verification has compared the whole."""
+    conversion = convert(data, **options)
+    assert conversion.report is not None
+    assert conversion.report.ok, conversion.report
+    return conversion
+
+
+def operators(conversion: Conversion) -> list[str]:
+    """Return the operators of the tail's nodes."""
+    return [] if conversion.tail is None else [node.op_type for node in conversion.tail.model.graph.node]
+
+
+TOP = "flat = Reshape <> (f, shape) shape = Constant <value_ints = [1, 256]> ()"
+FLAT = "s = Constant <value_ints = [1, -1]> ()  r = Reshape (f, s)  "
+BEST = FLAT + "k = Constant <value_ints = [4]> ()  y, i = TopK (r, k)  "
+BOTH = "float[1,4] y, int64[1,4] i"
+
+
+def test_a_large_top_k_follows_the_net() -> None:
+    conversion = converted(model(BEST, outputs=BOTH))
+    # A reshape costs a layer in the net and nothing in the tail.
+    assert operators(conversion) == ["Reshape", "TopK"]
+    assert [layer.type for layer in conversion.graph] == ["Input", "Convolution"]
+    assert conversion.cut == ("f",)
+
+
+@pytest.mark.parametrize(("tail", "expected"), [("auto", True), ("only-needed", False), ("never", False)])
+def test_the_option_tail(tail: str, expected: bool) -> None:
+    assert bool(operators(converted(model(BEST, outputs=BOTH), tail=tail))) == expected
+
+
+def test_a_node_without_layers_is_refused_without_a_tail() -> None:
+    data = model("y = NonZero (f)", outputs="int64[4,n] y")
+    with pytest.raises(UnsupportedError, match="NonZero"):
+        convert(data, tail="never")
+    assert operators(converted(data, tail="only-needed")) == ["NonZero"]
+
+
+def test_a_net_without_a_tail_is_the_same(tmp_path: Path) -> None:
+    data = model("y = Relu (f)", outputs="float[1,4,8,8] y")
+    for tail in ("auto", "never"):
+        converted(data, tail=tail).save(tmp_path / tail)
+    for end in ("param", "bin", "json"):
+        assert (tmp_path / f"auto.ncnn.{end}").read_bytes() == (tmp_path / f"never.ncnn.{end}").read_bytes()
+    assert not (tmp_path / "auto.ncnn.tail.onnx").exists()
+
+
+def test_a_tail_of_an_earlier_net_goes(tmp_path: Path) -> None:
+    for body, outputs in ((BEST, BOTH), ("y = Relu (f)", "float[1,4,8,8] y")):
+        converted(model(body, outputs=outputs)).save(tmp_path / "net")
+    assert not (tmp_path / "net.ncnn.tail.onnx").exists()
+
+
+def test_fewest_numbers_cross() -> None:
+    # The maximum over channels has a quarter of the numbers, and ncnn computes it; the tail has its reshape.
+    body = "a = Constant <value_ints = [1]> ()  m = ReduceMax (f, a)  " + BEST.replace("(f, s)", "(m, s)")
+    conversion = converted(model(body, outputs=BOTH))
+    assert conversion.cut == ("m",)
+    # Expand makes numbers of fewer ones: it moves to the tail.
+    body = "a = Constant <value_ints = [2, 3]> ()  m = ReduceMax (f, a)  e = Constant <value_ints = [1, 4, 64, 64]> () "
+    body += " b = Expand (m, e)  " + BEST.replace("(f, s)", "(b, s)")
+    conversion = converted(model(body, outputs=BOTH))
+    assert conversion.cut == ("m",)
+    assert "Expand" in operators(conversion)
+
+
+def test_one_blob_for_both_sides_and_an_output_that_the_tail_reads() -> None:
+    body = "z = Relu (f)  v = Sigmoid (z)  " + BEST.replace("(f, s)", "(z, s)")
+    outputs = "float[1,4,8,8] z, float[1,4,8,8] v, " + BOTH
+    conversion = converted(model(body, outputs=outputs))
+    assert conversion.cut == ("z", "v")
+    assert [entry.name for entry in conversion.manifest().model_outputs] == ["z", "v", "y", "i"]
+
+
+def test_two_tails_in_different_branches() -> None:
+    body = "a, b = Split <axis = 1, num_outputs = 2> (f)  p = Relu (a)  q = Neg (b)  y = NonZero (p)  z = NonZero (q)"
+    conversion = converted(model(body, outputs="int64[4,n] y, int64[4,m] z"))
+    assert set(operators(conversion)) >= {"NonZero"}
+    assert set(conversion.cut) == {"f"}
+
+
+def test_a_tail_in_the_middle_is_refused_with_both_parts() -> None:
+    body = "i = NonZero (f)  c = Cast <to = 1> (i)  u = Unsqueeze (c, zero)  t = Transpose <perm = [0, 2, 1]> (u)  "
+    body = "zero = Constant <value_ints = [0]> ()  " + body + "k = ConstantOfShape (ones)  y = Conv (t, v)"
+    body = "ones = Constant <value_ints = [1]> ()  " + body.replace("k = ConstantOfShape (ones)  ", "")
+    body = body.replace("(t, v)", "(u, v)")
+    data = model(body, inputs="float[1,3,8,8] x, float[2,4,1] v", outputs="float[1,2,n] y")
+    with pytest.raises(UnsupportedError) as caught:
+        convert(data)
+    assert "NonZero 'i' can follow a net, but Conv 'y' depends on it" in str(caught.value)
+    assert "--outputs" in str(caught.value)
+
+
+def test_an_output_of_six_axes() -> None:
+    body = "s = Constant <value_ints = [1, 2, 2, 2, 4, 2, 4]> ()  r = Reshape (f, s)  "
+    body += "y = Transpose <perm = [0, 1, 3, 2, 4, 6, 5]> (r)"
+    conversion = converted(model(body, outputs="float[1,2,2,2,4,4,2] y"))
+    assert operators(conversion) == ["Reshape", "Transpose"]
+    with pytest.raises(UnsupportedError):
+        convert(model(body, outputs="float[1,2,2,2,4,4,2] y"), tail="never")
+
+
+def test_indices_above_the_integers_of_float32() -> None:
+    # (index + 2^24) * 3: a float32 would lose the last bits.
+    body = BEST + "o = Constant <value_ints = [16777217]> ()  c = Constant <value_ints = [3]> ()  "
+    body += "j = Add (i, o)  n = Mul (j, c)"
+    conversion = converted(model(body, outputs="int64[1,4] n"))
+    assert set(operators(conversion)) >= {"TopK", "Add", "Mul"}
+
+
+@pytest.mark.parametrize("kind", ["float16", "uint8"])
+def test_types_of_outputs(kind: str) -> None:
+    number = {"float16": 10, "uint8": 2}[kind]
+    body = BEST + f"a = Abs (y)  z = Cast <to = {number}> (a)"
+    conversion = converted(model(body, outputs=f"{kind}[1,4] z"))
+    assert conversion.manifest().model_outputs[0].dtype == kind
+
+
+def test_nothing_is_found() -> None:
+    body = (
+        "t = Constant <value_floats = [1e9]> ()  b = Greater (f, t)  n = NonZero (b)  z = Transpose <perm = [1, 0]> (n)"
+    )
+    conversion = converted(model(body, outputs="int64[n,4] z"))
+    assert conversion.report is not None
+    assert {row.name for row in conversion.report.outputs} >= {"z"}
+
+
+@pytest.mark.parametrize("batch", ["2", "n"])
+def test_batches_and_dynamic_sizes(batch: str, tmp_path: Path) -> None:
+    data = model(
+        BEST.replace("[1, -1]", "[0, -1]"), f"float[{batch},3,h,w] x", f"float[{batch},4] y, int64[{batch},4] i"
+    )
+    converted(data).save(tmp_path / "net")
+    x = np.random.default_rng(0).standard_normal((2, 3, 6, 5)).astype(np.float32)
+    with Net(tmp_path / "net") as net:
+        found = net.run({"x": x})
+    expected = OrtRunner(data).run({"x": x})
+    np.testing.assert_array_equal(found["i"], expected["i"])
+    np.testing.assert_allclose(found["y"], expected["y"], rtol=1e-5)
+
+
+def test_sizes_of_the_input_in_the_tail(tmp_path: Path) -> None:
+    """Boxes in units of the picture: the tail needs a size that only the input has."""
+    body = BEST + "d = Shape <start = 2, end = 3> (x)  z = Mod (i, d)"
+    data = model(body.replace("[1, -1]", "[0, -1]"), "float[1,3,h,w] x", "int64[1,4] z")
+    conversion = converted(data)
+    assert conversion.tail is not None
+    assert conversion.tail.sizes == ("h",)
+
+
+def test_an_input_of_the_tail_alone(tmp_path: Path) -> None:
+    data = model(BEST + "z = Mul (y, scale)", "float[1,3,8,8] x, float[1,1] scale", "float[1,4] z")
+    converted(data).save(tmp_path / "net")
+    x, scale = np.ones((1, 3, 8, 8), np.float32), np.full((1, 1), 3, np.float32)
+    with Net(tmp_path / "net") as net:
+        assert [entry.name for entry in net.inputs] == ["x", "scale"]
+        found = net.run({"x": x, "scale": scale})
+        with pytest.raises(UsageError, match="scale"):
+            net.run({"x": x})
+    np.testing.assert_allclose(found["z"], OrtRunner(data).run({"x": x, "scale": scale})["z"], rtol=1e-5)
+
+
+def test_a_tail_that_is_missing_or_of_another_net(tmp_path: Path) -> None:
+    files = converted(model(BEST, outputs=BOTH)).save(tmp_path / "net")
+    assert read_manifest(files.manifest).tail is not None
+    files.tail.write_bytes(files.tail.read_bytes() + b"\0")
+    with pytest.raises(UsageError, match="not the tail of this net"):
+        Net(tmp_path / "net")
+    files.tail.unlink()
+    with pytest.raises(UsageError, match="cannot be read"):
+        Net(tmp_path / "net")
+
+
+EDGES = st.dictionaries(st.tuples(st.integers(0, 5), st.integers(0, 5)), st.integers(1, 9), max_size=14)
+
+
+@given(EDGES)
+@settings(max_examples=200, deadline=None)
+def test_the_cut_is_a_minimum(edges: dict[tuple[int, int], int]) -> None:
+    edges = {(a, b): size for (a, b), size in edges.items() if a != b}
+    network = Network()
+    for (a, b), size in edges.items():
+        network.connect(a, b, size)
+    side = network.sink_side(0, 5)
+    assert side is not None
+    assert 5 in side
+    assert 0 not in side
+
+    def cost(sink: set[int]) -> int:
+        return sum(size for (a, b), size in edges.items() if a not in sink and b in sink)
+
+    inner = (1, 2, 3, 4)
+    sides = [{5, *some} for some in chain.from_iterable(combinations(inner, n) for n in range(5))]
+    least = min(map(cost, sides))
+    assert cost({int(str(vertex)) for vertex in side}) == least
+    assert len(side) == min(len(each) for each in sides if cost(each) == least)
