@@ -43,7 +43,7 @@ class Inspection:
     `format` is "onnx", "pt2" or "param". `operators` counts the model's operators, or the net's layers. `refused` are
     the nodes that ncnn cannot compute, `advice` says how to go on without them. `parameters` are elements and `weights`
     bytes of the file's constants (None if the net's .bin is missing). The rest is about the net, and None if there is
-    none: its `layers`, the multiplications with additions of a run (`macs`) and `peak_memory`, bytes for blobs at once,
+    none: its `layers`, `tail` (the operators that follow it), the multiplications with additions of a run (`macs`) and `peak_memory`, bytes for blobs at once,
     both None while a size that they depend on is dynamic; and `least_ncnn`, the oldest release that runs it.
     """
 
@@ -60,6 +60,7 @@ class Inspection:
     parameters: int
     weights: int | None
     layers: int | None
+    tail: tuple[str, ...]
     macs: int | None
     peak_memory: int | None
     least_ncnn: int | None
@@ -88,14 +89,14 @@ def _model(path: Path, shapes: GivenShapes | None, values: Mapping[str, Any] | N
     entry_points.installed_ops()
     model = load_model(source, shapes=shapes, values=values)
     refused: tuple[Unsupported, ...] = ()
-    advice, graph, outputs = "", None, _declared(model)
+    advice, graph, outputs, tail = "", None, _declared(model), None
     try:
         conversion = convert(source, shapes=shapes, values=values, verification=None)
     except UnsupportedError as error:
         refused, advice = error.nodes, error.advice
     else:
-        graph = conversion.graph
-        outputs = tuple(Binding(port.name, port.dtype.name, texts(port.shape)) for port in conversion.outputs)
+        graph, tail = conversion.graph, conversion.tail
+        outputs = tuple(map(_of_entry, conversion.manifest().model_outputs))
     constants = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
     operators = Counter(f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in model.graph)
     inputs = tuple(Binding(info.name, info.dtype.numpy().name, texts(info.shape)) for info in model.inputs)
@@ -112,6 +113,7 @@ def _model(path: Path, shapes: GivenShapes | None, values: Mapping[str, Any] | N
         advice=advice,
         parameters=sum(tensor.size for tensor in constants),
         weights=sum(tensor.nbytes for tensor in constants),
+        tail=tail.operators if tail else (),
         **_costs(graph),
     )
 
@@ -129,7 +131,7 @@ def _net(path: Path, shapes: GivenShapes, values: Mapping[str, Any] | None) -> I
     if manifest is None:
         inputs, outputs = (tuple(map(_of_blob, blobs)) for blobs in (graph.inputs, graph.outputs))
     else:
-        inputs, outputs = (tuple(map(_of_entry, entries)) for entries in (manifest.inputs, manifest.outputs))
+        inputs, outputs = (tuple(map(_of_entry, es)) for es in (manifest.model_inputs, manifest.model_outputs))
     open_sizes = (size for entry in inputs for size in entry.shape or () if isinstance(size, str) and size != "?")
     return Inspection(
         file=os.fspath(path),
@@ -144,6 +146,7 @@ def _net(path: Path, shapes: GivenShapes, values: Mapping[str, Any] | None) -> I
         advice="",
         parameters=parameters(graph),
         weights=weights.stat().st_size if weights.is_file() else None,
+        tail=manifest.tail.operators if manifest and manifest.tail else (),
         **_costs(graph),
     )
 

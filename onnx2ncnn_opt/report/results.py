@@ -24,7 +24,8 @@ def inspection_blocks(found: Mapping[str, Any], refused: Sequence[str]) -> list[
         hint = [f"hint: {found['advice']}"] if found["advice"] else []
         return [*blocks, *(f"refused: {line}" for line in refused), *hint]
     depends = "depends on sizes that are not known (see --shape)"
-    blocks.append(f"layers: {found['layers']} in ncnn")
+    tail = f", then a tail of {', '.join(found['tail'])}" if found["tail"] else ""
+    blocks.append(f"layers: {found['layers']} in ncnn{tail}")
     blocks.append(f"multiply-adds: {depends if found['macs'] is None else format(found['macs'], ',')}")
     memory = depends if found["peak_memory"] is None else file_size(found["peak_memory"])
     blocks.append(f"peak memory of blobs: {memory}")

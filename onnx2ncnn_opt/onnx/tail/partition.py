@@ -22,8 +22,9 @@ from onnx2ncnn_opt.onnx.tail.program import Program
 from onnx2ncnn_opt.onnx.tail.registry import ALL, TAIL_OPS
 from onnx2ncnn_opt.onnx.value import Constant, Item, SymbolicTensor, Tensor
 
-# A node that becomes more layers than this costs more in the net than in the tail: a TopK, a GatherElements.
+# A node that sorts or picks, and becomes more layers than this, costs more in the net than in the tail.
 _MANY_LAYERS = 16
+_PICKS = frozenset({"ArgMax", "ArgMin", "Gather", "GatherElements", "GatherND", "TopK"})
 _USUAL_SIZE = 256  # for dynamic dimensions, where numbers are counted
 _EACH = 2**13  # numbers that cost as much as one blob more
 _VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Split", "Squeeze", "Transpose", "Unsqueeze"})
@@ -52,7 +53,7 @@ def split(model: LoadedModel, walk: Walk, *, only_needed: bool) -> Tail | None:
     if not needed <= parts.movable:
         raise parts.refused(needed - parts.movable)
     if not only_needed:
-        needed |= {node for node in parts.movable if walk.layers[node] > _MANY_LAYERS}
+        needed |= {n for n in parts.movable if n.op_type in _PICKS and walk.layers[n] > _MANY_LAYERS}
     nodes = parts.tail_of(needed) if needed else set()
     crossing = parts.crossing(nodes)
     problem = ""
