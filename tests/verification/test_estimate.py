@@ -93,7 +93,8 @@ def test_overflow_with_large_inputs_is_a_warning() -> None:
         found, precision = find_masks([estimate], beside)
     assert found == {}
     assert precision.ok
-    assert str(precision).endswith("; with inputs 8 times as large UnaryOp 'sq' overflows")
+    assert precision.details == ["with inputs 8 times as large UnaryOp 'sq' overflows"]
+    assert str(precision) == f"{precision.summary}; {precision.details[0]}"
 
 
 def test_integers_that_are_others_are_told() -> None:
