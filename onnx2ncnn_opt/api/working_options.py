@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from itertools import product
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
 
 from onnx2ncnn_opt.api.lower import lower
-from onnx2ncnn_opt.errors import Error, UnsupportedError
+from onnx2ncnn_opt.errors import Error, UnsupportedError, UsageError
 from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
+from onnx2ncnn_opt.onnx.read.given import GivenSize, listed_sizes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.verification.options import Verification
@@ -24,22 +25,30 @@ _SECONDS = 15.0
 _SIDES = (640, 224, 320, 416, 512, 256, 384, 128, 112, 96, 64, 299, 300, 192, 160, 480, 800, 1024, 32, 28, 48, 448)
 _LENGTHS = (512, 128, 256, 64, 16, 32, 1, 160, 320, 480, 1024, 77, 384, 80, 100, 1000, 16000, 8, 4, 2)
 _MOST_DIMS, _LARGEST, _MOST_SIZES = 8, 4096, 8  # of shapes, and of sizes in them
+_STRIDE = 32  # of nets for images, whose sides are mostly multiples of it
 _RATES = (16000, 8000)  # of samples, which few models leave open
 
 
 def working_options(
     model: Any, error: Error, options: Mapping[str, Any], verification: Verification | None
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """Return further options for `lower`, shapes and values or else outputs, with which the model converts.
 
-    With a `verification` the net also agrees with ONNX Runtime. None if none are found within some seconds.
+    With a `verification` the net also agrees with ONNX Runtime. Return None if none are found within some seconds.
+    After a UsageError they replace the given shapes, and may be empty.
     """
+    given = options["shapes"] or {}
+    if isinstance(error, UsageError):
+        options = {**options, "shapes": None}
     try:
         loaded = load_model(model, shapes=options["shapes"], values=options["values"])
     except Error:
-        return {}
+        return None
     end = time.monotonic() + _SECONDS
     attempts = _attempts(loaded)
+    if isinstance(error, UsageError):
+        sides = {name: (*shape[:2], *map(_rounded_up, shape[2:])) for name, shape in given.items() if len(shape) == 4}
+        attempts = chain([{"shapes": {**given, **sides}}, {}], attempts)
     if isinstance(error, UnsupportedError):
         unknown = dict.fromkeys(node.operator for node in error.nodes if "::" in node.operator)
         if len(unknown) == len({node.operator for node in error.nodes}):
@@ -55,9 +64,14 @@ def working_options(
             conversion = lower(model, **{**options, **tried})
             if verification is None or conversion.custom or conversion.verify(verification).ok:
                 return more
-        except Error:
-            continue
-    return {}
+        except Error as again:
+            if not more and str(again) == str(error):  # so the shapes are not the cause
+                break
+    return None
+
+
+def _rounded_up(size: GivenSize) -> GivenSize:
+    return -(-size // _STRIDE) * _STRIDE if isinstance(size, int) else size
 
 
 def as_arguments(options: Mapping[str, Any]) -> list[str]:
@@ -66,12 +80,18 @@ def as_arguments(options: Mapping[str, Any]) -> list[str]:
     for name, value in options.get("values", {}).items():
         arguments += ["--value", f"{name}={str(value).lower()}"]
     for name, shape in options.get("shapes", {}).items():
-        arguments += ["--shape", f"{name}:{','.join(map(str, shape))}"]
+        arguments += ["--shape", f"{name}:{listed_sizes(shape)}"]
     if "outputs" in options:
         arguments += ["--outputs", ",".join(options["outputs"])]
     for name in options.get("custom", ()):
         arguments += ["--custom", name, "--no-verify"]
     return arguments
+
+
+def without_shapes(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of a command without those of --shape."""
+    pairs = zip(["", *arguments], arguments, strict=False)
+    return [each for before, each in pairs if before != "--shape" and each.split("=")[0] != "--shape"]
 
 
 def _attempts(model: LoadedModel) -> Iterator[dict[str, Any]]:

@@ -196,17 +196,18 @@ def _working_command(output: Output, model: Path, options: Mapping[str, Any]) ->
     """Add to an error that an option may mend the command that works, if trying finds one."""
     try:
         yield
-    except (RunError, UnsupportedError) as error:
-        if isinstance(error, CrashError):
+    except (RunError, UnsupportedError, UsageError) as error:
+        if isinstance(error, CrashError) or (isinstance(error, UsageError) and not options["shapes"]):
             raise
-        from onnx2ncnn_opt.api.working_options import as_arguments, working_options
+        from onnx2ncnn_opt.api.working_options import as_arguments, without_shapes, working_options
 
         own = ("verification", "benchmark", "keep_failed", "worker")  # not those of `lower`
         found = working_options(
             model, error, {k: v for k, v in options.items() if k not in own}, options["verification"]
         )
-        if found:
-            command = command_line(*output.arguments, *as_arguments(found))
+        if found is not None:
+            kept = without_shapes(output.arguments) if isinstance(error, UsageError) else output.arguments
+            command = command_line(*kept, *as_arguments(found))
             error.args = (f"{error}\nthis works: {command}",)
         raise
 

@@ -93,7 +93,10 @@ def end_lines(
 ) -> list[Block]:
     """Return the masks, the times of the net and of the `other` one, the files, and the time."""
     masks = [str(mask) for mask in made.masks]
-    estimated, price = ("", 0.0) if made.precision is None else (str(made.precision), made.precision.price)
+    estimated, price = "", 0.0
+    if (precision := made.precision) is not None:
+        brief = precision.summary + ("; -v says more" if precision.details else "")
+        estimated, price = str(precision) if verbose else brief, precision.price
     written = ", ".join(f"{file['path']} ({file_size(file['bytes'])})" for file in files)
     return [
         *mask_lines(masks, estimated, price, verbose=verbose),

@@ -6,6 +6,7 @@ lose the outputs before it.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import platform
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 # Random numbers that large arrays repeat; the sizes of errors have a prime number, so that they meet others each time.
 NORMALS, SIZES = 2**20, 4099
+# Blobs of more bytes: glibc gets the memory for each anew, which takes longer than to compute it. Two of its options.
+LARGE_BLOB, TRIM_THRESHOLD, MMAP_MAX = 2**25, -1, -4
 LARGEST = 6e4  # numbers stay finite in fp16, errors included
 
 
@@ -41,6 +44,7 @@ class NcnnServer(Server):
         self.ncnn = ncnn
         self.net: Any = None
         self.normals: Any = None
+        self.libc: Any = None  # glibc, once it keeps freed memory
         greeting = {"ncnn": getattr(ncnn, "__version__", "0"), "machine": platform.machine()}
         self.vulkan = bool(config["vulkan"])
         if self.vulkan:
@@ -125,6 +129,8 @@ class NcnnServer(Server):
         random = np.random.default_rng(0)
         for step in steps:
             self.attempt(self.step, extractor, random, **step)
+        if self.libc is not None:
+            self.libc.malloc_trim(0)
 
     def step(
         self,
@@ -142,8 +148,13 @@ class NcnnServer(Server):
         if code != 0 or mat.dims == 0:
             raise RuntimeError(f"blob '{blob}': extract returned {code or 'an empty Mat'}")
         batch = {"batch_index": 0} if mat.n > 1 else {}
-        array = np.array(mat.numpy(**batch))
-        del mat
+        array = mat.numpy(**batch)
+        is_changed = array.dtype == np.float32 and bool(rounding or noise or relative)
+        if is_changed:
+            array = np.array(array)
+            del mat
+        if array.nbytes > LARGE_BLOB and self.libc is None:
+            self.keep_memory()
         largest, limits = (max(-float(array.min()), float(array.max())) if array.size else 0.0), 0
         is_ordinary, fits = largest < 3.4e38, largest < LARGEST  # false for NaN
         if not is_ordinary:
@@ -151,7 +162,7 @@ class NcnnServer(Server):
             largest = float(sizes.max(initial=0.0, where=is_finite))
             limits = int(np.count_nonzero(is_finite & (sizes >= 3.4e38)))  # they stand for infinity
             del sizes, is_finite  # a blob may be large
-        if array.dtype == np.float32 and (rounding or noise or relative):
+        if is_changed:
             if relative:
                 factors = self.normal(array.shape, random)
                 factors *= relative
@@ -178,6 +189,14 @@ class NcnnServer(Server):
             special = max(int(array.size - np.count_nonzero(np.isfinite(array)) - limits), 0)
         answer = {"largest": largest, "special": special, "batch": bool(batch)}
         self.answer(answer, array if send else None)
+
+    def keep_memory(self) -> None:
+        """Let glibc keep freed memory, until `malloc_trim`."""
+        libc = ctypes.CDLL(None) if os.name == "posix" else None
+        if libc is not None and hasattr(libc, "malloc_trim"):
+            libc.mallopt(MMAP_MAX, 0)
+            libc.mallopt(TRIM_THRESHOLD, 2**31 - 1)
+            self.libc = libc
 
     def normal(self, shape: tuple[int, ...], random: Any) -> Any:
         """Draw numbers of N(0,1); in large arrays they repeat, because drawing them takes longer than all the rest."""

@@ -79,6 +79,17 @@ class Precision:
         return self.error <= self.allowed and not self.integers_differ
 
     def __str__(self) -> str:
+        return "; ".join((self.summary, *self.details))
+
+    @property
+    def details(self) -> list[str]:
+        """The facts for -v."""
+        large = f"with inputs 8 times as large {self.overflow} overflows" if self.overflow else ""
+        return [text for text in (self.closer, large) if text]
+
+    @property
+    def summary(self) -> str:
+        """The error, and the advice if it is large."""
         text = f"off by up to {self.error:.1e} of an output's largest value"
         if math.isnan(self.error):
             text = "NaN or infinity in an output"
@@ -88,8 +99,7 @@ class Precision:
             text += "; compute it in fp32 on devices" + ("" if self.closer else ", or see `mixed`")
         elif self.error > BUDGET:
             text += ", as rounding its blobs makes it; compute it in fp32 on devices if that is too much"
-        large = f"with inputs 8 times as large {self.overflow} overflows" if self.overflow else ""
-        return "; ".join(filter(None, (text, self.closer, large)))
+        return text
 
 
 def error_of(walk: Walk, reference: Walk) -> float:

@@ -46,6 +46,15 @@ def test_files_lie_beside_the_model_and_belong_together(tmp_path: Path) -> None:
     assert (manifest.layers.before, manifest.layers.after) == (8, 7)  # two Splits among them
 
 
+def test_large_inputs_that_overflow_in_fp16_are_details(tmp_path: Path) -> None:
+    write_model(
+        tmp_path, "(float[1, 64] x) => (float[1, 64] y) { a = Mul(x, x) b = Mul(a, a) c = Sqrt(b) y = Relu(c) }"
+    )
+    (brief,) = run_well(tmp_path, "convert", "model.onnx").lines("fp16 (estimated)")
+    assert brief[-3:] == ["-v", "says", "more"]
+    assert "with inputs 8 times as large" in run_well(tmp_path, "convert", "model.onnx", "-v").out
+
+
 def test_the_summary_is_plain_lines(small: Path) -> None:
     ended = run_well(small, "convert", "model.onnx", "-o", "net")
     assert names(small) == {"model.onnx"} | net_files("net")

@@ -41,6 +41,37 @@ def test_a_failure_ends_with_a_command_that_works(graph: str, options: str, code
     assert run(tmp_path, *shlex.split(command)).code == 0
 
 
+STRIDE = (
+    "(float[1, 3, H, W] x) => (float[1, 3, H, W] y) <float[0] roi = {}, float[4] scales = {1, 1, 32, 32}> "
+    "{ a = MaxPool<kernel_shape = [32, 32], strides = [32, 32]>(x) b = Resize(a, roi, scales) y = Add(x, b) }"
+)
+FIXED = "(float[1, 3, 8, 8] x) => (float[1, 3, 8, 8] y) { y = Relu(x) }"
+
+
+@pytest.mark.parametrize(
+    ("graph", "wrong", "right"),
+    [
+        (STRIDE, ["--shape", "x:1,3,100,?"], ["--shape", "x:1,3,128,?"]),
+        (FIXED, ["--shape=x:1,3,100,100"], []),
+        (FIXED, ["--shape", "image:1,3,8,8"], []),
+    ],
+)
+def test_a_wrong_shape_ends_with_one_that_works(graph: str, wrong: list[str], right: list[str], tmp_path: Path) -> None:
+    write_model(tmp_path, graph)
+    ended = run(tmp_path, "convert", "model.onnx", *wrong, "-o", "net")
+    assert ended.code == 2
+    command = ended.err.splitlines()[-1].removeprefix("this works: onnx2ncnn-opt ")
+    assert shlex.split(command) == ["convert", "model.onnx", "-o", "net", *right]
+    assert run(tmp_path, *shlex.split(command)).code == 0
+
+
+def test_another_mistake_than_the_shape_gets_no_command(tmp_path: Path) -> None:
+    write_model(tmp_path, FIXED)
+    ended = run(tmp_path, "convert", "model.onnx", "--shape", "x:1,3,8,8", "--outputs", "z")
+    assert ended.code == 2
+    assert "this works" not in ended.err
+
+
 def test_a_custom_operator_needs_no_verification(tmp_path: Path) -> None:
     write_model(tmp_path, OWN)
     ended = run(tmp_path, "convert", "model.onnx", "--custom", "made.up::Op")

@@ -46,6 +46,16 @@ def test_every_blob_is_rounded(rounding: str) -> None:
     assert (np.abs(y - x).max() > 1e-4) == bool(rounding)
 
 
+def test_blobs_are_walked_through_that_are_too_large_for_glibc_to_keep() -> None:
+    x = np.linspace(-7, 3, 2**23 + 16, dtype=np.float32)
+    with estimator(net(f"Input x 0 1 x 0={x.size}", "ReLU a 1 1 x a", "UnaryOp y 1 1 a y 0=1"), x) as estimate:
+        for rounding, expected in (("", np.maximum(x, 0)), ("fp16", np.maximum(x, 0).astype(np.float16))):
+            walk = estimate.run(rounding)
+            (y,) = walk.outputs.values()
+            np.testing.assert_array_equal(y, -expected.astype(np.float32))
+            assert walk.largest[estimate.graph.outputs[0]] == 3
+
+
 def test_overflow_is_seen_and_masks_undo_it() -> None:
     graph = net(*LENGTH)
     x = np.full(64, 300.0, np.float32)
@@ -83,7 +93,8 @@ def test_overflow_with_large_inputs_is_a_warning() -> None:
         found, precision = find_masks([estimate], beside)
     assert found == {}
     assert precision.ok
-    assert str(precision).endswith("; with inputs 8 times as large UnaryOp 'sq' overflows")
+    assert precision.details == ["with inputs 8 times as large UnaryOp 'sq' overflows"]
+    assert str(precision) == f"{precision.summary}; {precision.details[0]}"
 
 
 def test_integers_that_are_others_are_told() -> None:
