@@ -61,6 +61,12 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
     help="Let the net take pixels of 0..255, e.g. x:mean=123.7,116.3,103.5:std=58.4,57.1,57.4; with :bgr in OpenCV's "
     "order.",
 )
+@click.option(
+    "--append",
+    metavar="nms:OUTPUT[:conf=...:iou=...:max=...]",
+    help="Decode a detector's raw output and keep its best boxes, e.g. nms:output0:conf=0.25:iou=0.45:max=300; further "
+    "options say how to read the columns: boxes=, classes=, objectness=, layout=.",
+)
 @option.release_option
 @option.storage_options
 @click.option(
