@@ -143,10 +143,14 @@ def _frozen(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Source:
-    """The model that was converted: the hash of its file (None for a model that has none) and its ONNX opset."""
+    """The model that was converted: the hash of its file (None for a model that has none) and its ONNX opset.
+
+    `append` is what the conversion put behind the model, in the form of the option.
+    """
 
     sha256: str | None
     opset: int
+    append: str | None = None
 
 
 @dataclass(frozen=True)
@@ -227,6 +231,8 @@ class Manifest:
                 del entry["image"]
         if self.tail is None:
             del data["tail"]
+        if self.source.append is None:
+            del data["source"]["append"]
         return json.dumps(data, indent=1) + "\n"
 
 

@@ -26,7 +26,7 @@ def judge(harness: Harness, model: onnx.ModelProto, torch: Mapping[str, Any] | N
     conversion = attempt(model)
     if isinstance(conversion, Outcome):
         return conversion
-    names = [entry.name for entry in conversion.manifest().inputs]
+    names = [entry.name for entry in conversion.manifest().model_inputs]
     feeds = [draw_inputs(conversion.model, draw=Draw(seed, plain=True)) for seed in SEEDS]
     feeds += [{name: torch[name] for name in names}] if torch else []
     expected = [torch[name] for name in torch if name.startswith("out")] if torch else []

@@ -20,6 +20,7 @@ from onnx2ncnn_opt.api.verify import PathLike, manifest_for
 from onnx2ncnn_opt.errors import VerificationError, check_options
 from onnx2ncnn_opt.ir.correspondence import corresponding
 from onnx2ncnn_opt.manifest import Manifest
+from onnx2ncnn_opt.onnx.read.append import converted_model
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import bin_beside, read_net
@@ -69,8 +70,9 @@ def bisect(
     for the smallest part of the model and the net that is wrong on its own, see `bisection.minimal_pair`.
     """
     check_options(param=param, bin=bin)
-    source, param, bin = reference(exported(model)), Path(param), Path(bin or bin_beside(param))
+    param, bin = Path(param), Path(bin or bin_beside(param))
     known, note = manifest_for(model, param, manifest)
+    source = converted_model(model, known)
     target = find_target(verification.on)
     with NcnnWorker(target) as worker, nullcontext(worker) if target == LOCAL else NcnnWorker() as here:
         try:

@@ -14,6 +14,7 @@ from onnx2ncnn_opt.errors import RunError, UsageError, VerificationError
 from onnx2ncnn_opt.ir.features import MasksFor
 from onnx2ncnn_opt.ir.releases import NEWEST
 from onnx2ncnn_opt.manifest import Image
+from onnx2ncnn_opt.onnx.read.append import append_decoding
 from onnx2ncnn_opt.onnx.read.exported import pytorch_kind, reference
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.progress import announce, up_to
@@ -44,6 +45,7 @@ def convert(  # noqa: PLR0913
     masks: MasksFor = True,
     images: Mapping[str, Image | str] | None = None,
     tail: str = "auto",
+    append: str | None = None,
     verification: Verification | None = Verification(),
     benchmark: bool = False,
     keep_failed: bool = False,
@@ -76,8 +78,8 @@ def convert(  # noqa: PLR0913
     if custom and verification is not None:
         raise UsageError(f"custom operators need a conversion without verification: {NOT_RUN}")
     with up_to(_LOWERED if verification is not None else 1.0):
-        shapes, equal = _tied(model, shapes, values, outputs) if verification is not None else (shapes, ())
-        lowered = lower(model, inputs=inputs, dynamic_shapes=dynamic_shapes, shapes=shapes, **options)
+        shapes, equal = _tied(model, shapes, values, outputs, append) if verification is not None else (shapes, ())
+        lowered = lower(model, inputs=inputs, dynamic_shapes=dynamic_shapes, shapes=shapes, append=append, **options)
     conversion = replace(lowered, equal=equal)
     if verification is not None:
         announce("estimating what fp16 does to the net")
@@ -92,7 +94,11 @@ def convert(  # noqa: PLR0913
 
 
 def _tied(
-    model: Any, shapes: GivenShapes | None, values: Mapping[str, Any] | None, outputs: Sequence[str]
+    model: Any,
+    shapes: GivenShapes | None,
+    values: Mapping[str, Any] | None,
+    outputs: Sequence[str],
+    append: str | None,
 ) -> tuple[GivenShapes | None, tuple[tuple[str, ...], ...]]:
     """Return the shapes with one name for dimensions that have to be equal, and the names that were several."""
     if pytorch_kind(model):  # torch.export says which sizes are equal
@@ -100,7 +106,8 @@ def _tied(
     from onnx2ncnn_opt.verification.equal_sizes import equal_sizes
 
     announce("looking for equal sizes")
-    tied = equal_sizes(reference(model), shapes=shapes, values=values, outputs=outputs)
+    source = reference(model) if append is None else append_decoding(model, append, shapes).model
+    tied = equal_sizes(source, shapes=shapes, values=values, outputs=outputs)
     return tied.shapes, tied.names
 
 

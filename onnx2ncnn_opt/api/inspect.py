@@ -43,8 +43,9 @@ class Inspection:
     `format` is "onnx", "pt2" or "param". `operators` counts the model's operators, or the net's layers. `refused` are
     the nodes that ncnn cannot compute, `advice` says how to go on without them. `parameters` are elements and `weights`
     bytes of the file's constants (None if the net's .bin is missing). The rest is about the net, and None if there is
-    none: its `layers`, `tail` (the operators that follow it), the multiplications with additions of a run (`macs`) and `peak_memory`, bytes for blobs at once,
-    both None while a size that they depend on is dynamic; and `least_ncnn`, the oldest release that runs it.
+    none: its `layers`, and `tail`, the operators that follow it; the multiplications with additions of a run (`macs`)
+    and `peak_memory`, bytes for blobs at once, both None while a size that they depend on is dynamic; and
+    `least_ncnn`, the oldest release that runs it.
     """
 
     file: str

@@ -33,6 +33,7 @@ from onnx2ncnn_opt.manifest import (
 )
 from onnx2ncnn_opt.onnx.custom import CustomOp, parse_custom
 from onnx2ncnn_opt.onnx.importer import Imported, Port, import_model, walk_model
+from onnx2ncnn_opt.onnx.read.append import Appended, append_decoding
 from onnx2ncnn_opt.onnx.read.binding import TensorInfo
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
@@ -88,7 +89,8 @@ class Conversion(Rewritten):
     `events` are the changes of the passes and the near misses. `layers_before` counts the layers of the net without
     passes. `custom` names the operators that became layers of their own, and their parameters. `minimum` are dynamic
     dimensions that must not be smaller. `masks` are the layers for which fp16 is not enough, and `precision` is the
-    effect of fp16 on the net, if that was estimated. `images` are the inputs that take pixels. `equal` are names of
+    effect of fp16 on the net, if that was estimated. `images` are the inputs that take pixels. `appended` is the model
+    with a decoding behind it, if one was asked for; it is the `source`, too. `equal` are names of
     dynamic dimensions that have to be equal, `cost` describes the costs of dynamic dimensions. `report` is the
     verification, None if there was none, and `latency` the time of a run, if it was measured. `tail` are the nodes
     after the net; `model` and `cut` then end where it begins.
@@ -109,6 +111,7 @@ class Conversion(Rewritten):
     masks: tuple[Mask, ...] = ()
     precision: Precision | None = None
     images: Mapping[str, Image] = field(default_factory=dict)
+    appended: Appended | None = None
     equal: tuple[tuple[str, ...], ...] = ()
     cost: tuple[str, ...] = ()
     report: VerifyReport | None = None
@@ -132,7 +135,7 @@ class Conversion(Rewritten):
         return Manifest(
             inputs=tuple(replace(_entry(p, known), image=self.images.get(p.name)) for p in self.inputs),
             outputs=tuple(_entry(port, known) for port in self.outputs),
-            source=Source(self.model.digest(), self.model.opsets.get("", 1)),
+            source=Source(self.model.digest(), self.model.opsets.get("", 1), self.appended and self.appended.text),
             tool=f"onnx2ncnn-opt {__version__}",
             ncnn=str(self.release),
             layers=LayerCount(self.layers_before, len(listing.lines)),
@@ -294,6 +297,7 @@ def lower(  # noqa: PLR0913
     masks: MasksFor = True,
     images: Mapping[str, Image | str] | None = None,
     tail: str = "auto",
+    append: str | None = None,
 ) -> Conversion:
     """Lower an ONNX model to an ncnn graph, and run the passes; neither the model nor the net runs.
 
@@ -310,7 +314,8 @@ def lower(  # noqa: PLR0913
     breaks; `Conversion.estimated` finds others. `images` are inputs that take pixels of 0..255, each with the model's
     arithmetic: an `Image`, or text such as "mean=123.7,116.3,103.5:std=58.4,57.1,57.4:bgr". `tail` is one of TAILS:
     whether nodes at the model's end may follow the net instead of being in it, "only-needed" those that ncnn cannot
-    express, "auto" also those that would be many layers.
+    express, "auto" also those that would be many layers. `append` puts the decoding of a detector's raw output behind
+    the model: "nms:output0:conf=0.25:iou=0.45:max=300" (docs/deploy.md).
 
     Raises:
         ModelError: the model is broken or unsafe to open.
@@ -327,37 +332,31 @@ def lower(  # noqa: PLR0913
     check_release(release)
     encoding = encoding_of(storage, release)
     wanted = {name: parse_image(name, image) for name, image in (images or {}).items()}
-    source, loaded, imported, found = _imported(
-        model,
-        inputs,
-        dynamic_shapes,
-        batch_axes,
-        parse_custom(custom),
-        tail,
-        shapes=shapes,
-        values=values,
-        outputs=outputs,
+    announce("reading the model")
+    source = exported(model, inputs, dynamic_shapes)
+    appended = append_decoding(source, append, shapes) if append is not None else None
+    source = appended.model if appended else source
+    loaded, imported, found = _imported(
+        model, source, batch_axes, parse_custom(custom), tail, shapes=shapes, values=values, outputs=outputs
     )
     cut = found.cut if found else tuple(outputs)
     conversion = Conversion(loaded, source, imported.graph, imported.inputs, imported.outputs, (), 0, cut, tail=found)
     conversion = replace(conversion, release=release, custom=imported.custom, minimum=imported.minimum, images=wanted)
+    conversion = replace(conversion, appended=appended)
     take_pixels(imported, wanted)
     return _optimised(conversion, chosen if optimize else (), limit, encoding, masks)
 
 
 def _imported(
     model: Any,
-    inputs: Sequence[Any] | Mapping[str, Any] | None,
-    dynamic_shapes: Any,
+    source: Any,
     batch_axes: Mapping[str, int | None] | None,
     custom: Sequence[CustomOp],
     tail: str,
     **bindings: Any,
-) -> tuple[Any, LoadedModel, Imported, Tail | None]:
-    """Return the model's ONNX source, the loaded model, its graph, and the tail without which both are."""
+) -> tuple[LoadedModel, Imported, Tail | None]:
+    """Return the model, loaded from its ONNX source, its graph, and the tail without which both are."""
     entry_points.installed_ops()
-    announce("reading the model")
-    source = exported(model, inputs, dynamic_shapes)
     loaded = load_model(source, opaque={(op.domain, op.name) for op in custom}, **bindings)
     if source is not model and isinstance(model, (str, os.PathLike)):
         sha256 = file_hash(Path(model))
@@ -365,16 +364,16 @@ def _imported(
     announce("making layers of the operators")
     options: dict[str, Any] = {"batch_axes": batch_axes, "types": entry_points.layer_types(), "custom": custom}
     if tail == "never":
-        return source, loaded, import_model(loaded, **options), None
+        return loaded, import_model(loaded, **options), None
     whole, walk = walk_model(loaded, **options)
     found = split(loaded, walk, only_needed=tail == "only-needed")
     if found is None:
         assert whole is not None
-        return source, loaded, whole, None
+        return loaded, whole, None
     loaded = found.without(loaded)
     named = {info.name for info in loaded.inputs}
     options["batch_axes"] = {name: axis for name, axis in (batch_axes or {}).items() if name in named}
-    return source, loaded, import_model(loaded, **options), found
+    return loaded, import_model(loaded, **options), found
 
 
 def _optimised(

@@ -19,7 +19,8 @@ from onnx2ncnn_opt.ir.correspondence import corresponding
 from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.ir.memory import blob_bytes
 from onnx2ncnn_opt.manifest import Manifest
-from onnx2ncnn_opt.onnx.read.exported import exported, reference
+from onnx2ncnn_opt.onnx.read.append import converted_model
+from onnx2ncnn_opt.onnx.read.exported import reference
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import all_or_nothing, bin_beside, read_net
@@ -188,7 +189,8 @@ def report_net(
     to the model's nodes whose values are found in it.
     """
     name = Path(model).name if isinstance(model, (str, os.PathLike)) else "the model"
-    model, manifest = reference(exported(model)), verified.manifest
+    manifest = verified.manifest
+    model = converted_model(model, manifest)
     param, bin = Path(param), Path(bin or bin_beside(param))
     title = f"{param.name} of {name}"
     loaded = load_converted(model, manifest, shapes=verification.shapes, values=verification.values)

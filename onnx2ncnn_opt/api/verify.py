@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt.errors import check_options
 from onnx2ncnn_opt.manifest import Manifest, read_manifest
-from onnx2ncnn_opt.onnx.read.exported import exported, reference
+from onnx2ncnn_opt.onnx.read.append import converted_model
 from onnx2ncnn_opt.param.files import bin_beside
 from onnx2ncnn_opt.verification.driver import VerifyReport
 from onnx2ncnn_opt.verification.options import Verification
@@ -41,7 +41,7 @@ def verify(
     """
     check_options(param=param, bin=bin)
     known, note = manifest_for(model, param, manifest)
-    source, files = reference(exported(model)), (Path(param), Path(bin or bin_beside(param)))
+    source, files = converted_model(model, known), (Path(param), Path(bin or bin_beside(param)))
     report = verify_net(source, *files, verification, manifest=known, worker=worker)
     return replace(report, notes=(note, *report.notes)) if note else report
 

@@ -71,6 +71,7 @@ def _notes(made: Conversion, manifest: Manifest) -> list[str]:
     notes = [
         f"{' = '.join(names)} in this net: ONNX Runtime runs the model only with equal sizes" for names in made.equal
     ]
+    notes += [made.appended.note] if made.appended else []
     notes += made.cost
     if made.model.lost:
         notes.append(f"nothing leads to {', '.join(made.model.lost)} of the model: add what they need to --outputs")

@@ -69,6 +69,12 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
     help="What may follow the net instead of being in it, as NumPy or C++: nodes that ncnn cannot express "
     "(only-needed), and nodes that would be many layers (auto), such as TopK and NonMaxSuppression.",
 )
+@click.option(
+    "--append",
+    metavar="nms:OUTPUT[:conf=...:iou=...:max=...]",
+    help="Decode a detector's raw output and keep its best boxes, e.g. nms:output0:conf=0.25:iou=0.45:max=300; further "
+    "options say how to read the columns: boxes=, classes=, objectness=, layout=.",
+)
 @option.release_option
 @option.storage_options
 @click.option(

@@ -17,7 +17,7 @@ from onnx2ncnn_opt.api.diff import diff_graphs
 from onnx2ncnn_opt.errors import Error, UsageError, VerificationError
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.manifest import file_hash, tail_path
-from onnx2ncnn_opt.onnx.read.exported import exported, reference
+from onnx2ncnn_opt.onnx.read.append import converted_model
 from onnx2ncnn_opt.outputs import Latency, OutputReport
 from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.regression.baseline import AGAIN, BaselineFiles, Example, Record
@@ -154,8 +154,8 @@ class _Judgement:
         self.step = "baseline"
         before = self.baseline()
         self.step = "model"
-        self.source = reference(exported(self.model.path))
         self.manifest, note = manifest_beside(self.request.param, self.model.path)
+        self.source = converted_model(self.model.path, self.manifest)
         self.notes += [note] if note else []
         outputs = [entry.name for entry in self.manifest.model_outputs] if self.manifest and self.manifest.tail else ()
         sizes: dict[str, Any] = {"shapes": self.model.shapes, "values": self.model.values}

@@ -12,6 +12,7 @@ from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.dim import symbol
 from onnx2ncnn_opt.manifest import Entry, Manifest
 from onnx2ncnn_opt.onnx.read.given import parsed_size
+from onnx2ncnn_opt.report.embed import EmbeddedNet
 from onnx2ncnn_opt.report.words import data_file
 from onnx2ncnn_opt.runtime.slots import np_dtype, too_small
 
@@ -53,12 +54,18 @@ class _Mat:
 
 
 def example(
-    manifest: Manifest, param: Path, bin: Path, *, language: str, shapes: Mapping[str, Sequence[int]] | None = None
+    manifest: Manifest,
+    param: Path,
+    bin: Path,
+    *,
+    language: str,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    embedded: EmbeddedNet | None = None,
 ) -> str:
     """Return the program in "cpp" or "python" for a net and its manifest.
 
-    `shapes` are sizes for inputs that have dynamic dimensions; others are made up. Raises UsageError if they do not
-    fit.
+    `shapes` are sizes for inputs that have dynamic dimensions; others are made up. A C++ program loads the `embedded`
+    net instead of the files. Raises UsageError if the shapes do not fit.
     """
     for entry in (*manifest.inputs, *manifest.outputs):
         if np_dtype(entry).name != entry.dtype or len(entry.shape) - (entry.batch_axis is not None) > max(_DIMS):
@@ -68,7 +75,7 @@ def example(
     if small := too_small(manifest, {mat.entry.name: np.broadcast_to(0, mat.shape) for mat in inputs}):
         raise UsageError(small)
     files = (param.as_posix(), bin.as_posix())
-    return (_cpp if language == "cpp" else _python)(inputs, manifest, *files)
+    return _cpp(inputs, manifest, *files, embedded) if language == "cpp" else _python(inputs, manifest, *files)
 
 
 def _inputs(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> list[_Mat]:
@@ -180,16 +187,29 @@ def _python_fetch(entry: Entry) -> str:
 # C++ -------------------------------------------------------------------------------------------------------------
 
 
-def _cpp(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: str) -> str:
-    body = [line for number, mat in enumerate(inputs) for line in ("", *_cpp_feed(f"in{number}", mat))]
+def _cpp(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: str, net: EmbeddedNet | None) -> str:
+    entries = (*manifest.inputs, *manifest.outputs)
+    blobs = net.blobs if net else {entry.blob: _c(entry.blob) for entry in entries}
+    body = [line for i, mat in enumerate(inputs) for line in ("", *_cpp_feed(f"in{i}", mat, blobs[mat.entry.blob]))]
     codes = {dim: f"in{number}.{axis}" for number, mat in enumerate(inputs) for dim, axis in _cpp_sizes(mat)}
     for condition, problem in _too_small(manifest, codes):
         body += ["", f"    if ({condition.replace('//', '/')})", f"        return fputs({_c(problem)}, stderr), 1;"]
     for number, entry in enumerate(manifest.outputs):
-        body += ["", *_cpp_fetch(f"out{number}", entry)]
+        body += ["", *_cpp_fetch(f"out{number}", entry, blobs[entry.blob])]
     blocks = {"options": [f"    net.opt.{option} = false;" for option in _FP32], "body": body}
+    blocks["includes"], blocks["creators"] = [], []
+    fails = f"net.load_param({_c(param)}) != 0 || net.load_model({_c(bin)}) != 0"
+    if net:
+        blocks["includes"] = [f'#include "{net.name}.id.h"', f'#include "{net.name}.mem.h"']
+        for type in net.custom:
+            blocks["creators"] += [f"ncnn::Layer* {type}_layer_creator(void*); // yours: DEFINE_LAYER_CREATOR({type})"]
+            register = f"net.register_custom_layer({net.name}_id::TYPE_{type}, {type}_layer_creator);"
+            blocks["options"] += [f"    {register}"]
+        # ncnn returns how many bytes it has read.
+        loads = ((load, f"{net.name}_{array}") for load, array in (("load_param", "param_bin"), ("load_model", "bin")))
+        fails = " || ".join(f"net.{load}({array}) != {array}_size" for load, array in loads)
     lines = {name: "".join(f"{line}\n" for line in block) for name, block in blocks.items()}
-    return Template(data_file("program.cpp.in")).substitute(lines, param=_c(param), bin=_c(bin))
+    return Template(data_file("program.cpp.in")).substitute(lines, fails=fails)
 
 
 _DIMS = {1: ("w",), 2: ("h", "w"), 3: ("c", "h", "w"), 4: ("c", "d", "h", "w")}
@@ -204,7 +224,7 @@ def _cpp_sizes(mat: _Mat) -> Iterator[tuple[str, str]]:
             yield dim, member
 
 
-def _cpp_feed(name: str, mat: _Mat) -> list[str]:
+def _cpp_feed(name: str, mat: _Mat, blob: str) -> list[str]:
     said = ", ".join(f"{dim} = {size}" for dim, size in zip(_DIMS[len(mat.dims)], mat.dims, strict=True))
     if mat.entry.batch_axis is not None:
         said += f", n = {mat.batch} (axis {mat.entry.batch_axis})"
@@ -213,7 +233,7 @@ def _cpp_feed(name: str, mat: _Mat) -> list[str]:
     if dynamic := [f"{'?' if dim is None else _plain(dim)} = {size}" for dim, size in dims if not isinstance(dim, int)]:
         lines.append(f"// dynamic, other sizes will do: {', '.join(dynamic)}")
     lines += _cpp_image(name, mat) if mat.is_image else _cpp_fill(name, mat)
-    lines += [f"if (ex.input({_c(mat.entry.blob)}, {name}) != 0)", "    return 1;"]
+    lines += [f"if (ex.input({blob}, {name}) != 0)", "    return 1;"]
     return [f"    {line}" for line in lines]
 
 
@@ -272,7 +292,7 @@ def _cpp_fill(name: str, mat: _Mat) -> list[str]:
     ]
 
 
-def _cpp_fetch(name: str, entry: Entry) -> list[str]:
+def _cpp_fetch(name: str, entry: Entry, blob: str) -> list[str]:
     mat = _Mat(entry, ())
     dims = len(entry.shape) - (entry.batch_axis is not None)
     batch = "" if entry.batch_axis is None else f", n is axis {entry.batch_axis}"
@@ -298,7 +318,7 @@ def _cpp_fetch(name: str, entry: Entry) -> list[str]:
         f"    // {mat.text}",
         f"    // Mat: {', '.join(_DIMS[dims or 1])}{batch}; it holds {holds}",
         f"    ncnn::Mat {name};",
-        f"    if (ex.extract({_c(entry.blob)}, {name}) != 0)",
+        f"    if (ex.extract({blob}, {name}) != 0)",
         "        return 1;",
         *loops,
         '    printf("\\n");',

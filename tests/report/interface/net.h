@@ -67,14 +67,22 @@ public:
     int extract(int blob_index, Mat& feat, int type = 0);
 };
 
+class Layer;
+typedef Layer* (*layer_creator_func)(void*);
+typedef void (*layer_destroyer_func)(Layer*, void*);
+
 class Net
 {
 public:
     Net();
     ~Net();
     Option opt;
+    int register_custom_layer(int index, layer_creator_func creator, layer_destroyer_func destroyer = 0,
+                              void* userdata = 0);
     int load_param(const char* protopath);
+    int load_param(const unsigned char* mem);
     int load_model(const char* modelpath);
+    int load_model(const unsigned char* mem);
     Extractor create_extractor() const;
 };
 

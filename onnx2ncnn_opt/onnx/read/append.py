@@ -1,0 +1,244 @@
+"""`--append`: the decoding that a detector's raw output needs, as ONNX nodes behind the model.
+
+Everything after this module sees one model. So ONNX Runtime is the reference for the decoding, too.
+"""
+
+import ast
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import onnx
+from onnx import TensorProto, helper, parser, shape_inference
+
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.manifest import Manifest
+from onnx2ncnn_opt.onnx.read.binding import TensorInfo
+from onnx2ncnn_opt.onnx.read.exported import exported, reference
+from onnx2ncnn_opt.onnx.read.given import GivenShapes
+from onnx2ncnn_opt.onnx.read.load import load_model
+
+FORM = "nms:OUTPUT[:conf=0.25:iou=0.45:max=300:boxes=cxcywh|xyxy:classes=N:objectness=yes|no:layout=rows|columns]"
+_SHARE = r"1(\.0*)?|0?\.\d+|0"
+_VALUES = {
+    "conf": _SHARE,
+    "iou": _SHARE,
+    "max": r"[1-9]\d{0,5}",
+    "boxes": "cxcywh|xyxy",
+    "classes": r"[1-9]\d{0,5}",
+    "objectness": "yes|no",
+    "layout": "rows|columns",
+}
+_OLDEST = 11  # the first opset with GatherND, ScatterND and TopK of this form
+_COCO = {84: 80, 85: 80}  # columns of the models that most people have, and their classes
+
+
+class Appended(NamedTuple):
+    """A model with the nodes, the text that asked for them, and how the columns were read."""
+
+    model: bytes
+    text: str
+    note: str
+
+
+@dataclass(frozen=True)
+class _Head:
+    """The columns of a raw output: four of the box, perhaps an objectness, classes, extras."""
+
+    has_rows: bool  # [N, boxes, columns], not [N, columns, boxes]
+    columns: int
+    classes: int
+    objectness: bool
+
+    @property
+    def first(self) -> int:
+        return 4 + self.objectness
+
+    @property
+    def extras(self) -> int:
+        return self.columns - self.first - self.classes
+
+
+def append_decoding(source: Any, text: str, shapes: GivenShapes | None = None) -> Appended:
+    """Append the decoding to a model that `load_model` takes; `shapes` are the sizes that its inputs will have.
+
+    `text` is in `FORM`. The output becomes `detections`: [n, 6 + extras] with x1, y1, x2, y2, score, class and the
+    columns behind the classes. With more than one image a first column has the image's number. Rows are sorted by
+    image and score; a box has its best class, and NMS compares boxes of one class. Raises UsageError if the output or
+    the text does not fit, or if the columns can be read in several ways; ModelError if the model is broken.
+    """
+    name, options = _parsed(text)
+    loaded = load_model(source, shapes=shapes)
+    is_path = isinstance(source, (str, os.PathLike))
+    proto = onnx.load(source) if is_path else onnx.ModelProto.FromString(bytes(reference(source)))
+    outputs = {info.name: info for info in loaded.outputs}
+    if name not in outputs:
+        raise UsageError(f"append '{text}': the model has no output '{name}'; its outputs are {', '.join(outputs)}")
+    if (opset := loaded.opsets.get("", 1)) < _OLDEST:
+        raise UsageError(f"append '{text}': the model has opset {opset}; export it with opset {_OLDEST} or newer")
+    shape = _shape(outputs[name], loaded.inputs, proto)
+    try:
+        head = _head(shape, options, {prop.key: prop.value for prop in proto.metadata_props})
+    except ValueError as error:
+        sizes = ", ".join("?" if size is None else str(size) for size in shape)
+        raise UsageError(f"append '{text}': '{name}' is [{sizes}]: {error}") from None
+    result = _put(proto, name, shape, head, options, opset)
+    parts = [f"4 of a box ({options.get('boxes', 'cxcywh')})", "1 objectness"][: 1 + head.objectness]
+    parts += [f"{head.classes} classes", *([f"{head.extras} more that stay with their box"] if head.extras else [])]
+    columns = f"{'' if shape[0] == 1 else 'image, '}x1, y1, x2, y2, score, class{', ...' if head.extras else ''}"
+    note = f"{name} is read as {head.columns} columns: {', '.join(parts)}; {result} has {columns}"
+    return Appended(bytes(proto.SerializeToString()), text, note)
+
+
+def converted_model(model: Any, manifest: Manifest | None) -> Path | bytes:
+    """Return the model that the manifest's net was converted from, as ONNX Runtime takes it."""
+    source = reference(exported(model))
+    if manifest is None or manifest.source.append is None:
+        return source
+    return append_decoding(source, manifest.source.append, {i.name: i.shape for i in manifest.inputs}).model
+
+
+def _parsed(text: str) -> tuple[str, dict[str, str]]:
+    match = re.fullmatch(rf"nms:(.+?)((?::(?:{'|'.join(_VALUES)})=[^:]*)*)", text) if isinstance(text, str) else None
+    if match is None:
+        raise UsageError(f"append takes {FORM}, not {text!r:.200}")
+    pairs = [part.partition("=")[::2] for part in match[2].split(":")[1:]]
+    for key, value in pairs:
+        if not re.fullmatch(_VALUES[key], value) or [other for other, _ in pairs].count(key) > 1:
+            raise UsageError(f"append takes {FORM}, with each option once; '{key}={value}' in '{text}' does not fit")
+    return match[1], dict(pairs)
+
+
+def _shape(output: TensorInfo, inputs: Sequence[TensorInfo], proto: onnx.ModelProto) -> list[int | None]:
+    """Return the sizes of an output, None for an unknown one; ONNX infers those that the model does not declare."""
+    shape = [size if isinstance(size, int) else None for size in output.shape or ()]
+    if shape and None not in shape:
+        return shape
+    bound = onnx.ModelProto()
+    bound.CopyFrom(proto)
+    for value in bound.graph.input:
+        sizes = next((info.shape for info in inputs if info.name == value.name), None)
+        for dim, size in zip(value.type.tensor_type.shape.dim, sizes or (), strict=False):
+            if isinstance(size, int):
+                dim.dim_value = size
+    graph = shape_inference.infer_shapes(bound, data_prop=True).graph
+    [value] = [value for value in graph.output if value.name == output.name]
+    inferred = [dim.dim_value or None for dim in value.type.tensor_type.shape.dim]
+    return [a or b for a, b in zip(shape or inferred, inferred, strict=True)]
+
+
+def _head(shape: list[int | None], options: Mapping[str, str], metadata: Mapping[str, str]) -> _Head:
+    """Return how the columns of a shape are read; ValueError with the options that would settle it."""
+    if metadata.get("task") == "obb":
+        raise ValueError("it has rotated boxes, which NonMaxSuppression does not know; export the model with nms=True")
+    has_rows, columns = _columns(shape, options.get("layout"))
+    classes = int(options.get("classes", 0)) or _names(metadata) or _COCO.get(columns, 0)
+    if not classes:
+        raise ValueError(f"{columns} columns may be a box, classes and others; say how many with classes=N")
+    extras = columns - 4 - classes
+    if "objectness" in options:
+        objectness = options["objectness"] == "yes"
+    elif "task" in metadata or extras <= 0 or (not has_rows and extras > 1):
+        objectness = False  # the metadata and the layout of YOLOv8 and newer
+    elif has_rows and extras == 1:
+        objectness = True  # YOLOv5, YOLOX
+    else:
+        raise ValueError(f"{extras} columns are neither box nor class; say whether one is with objectness=yes or =no")
+    if extras < objectness:
+        raise ValueError(f"4 of a box{', an objectness' if objectness else ''} and {classes} classes are more columns")
+    return _Head(has_rows, columns, classes, objectness)
+
+
+def _columns(shape: list[int | None], layout: str | None) -> tuple[bool, int]:
+    """Return whether a box is a row, and the number of columns: the smaller size, if the other is at least twice it."""
+    if len(shape) != 3:
+        raise ValueError("the raw output of a detector has three axes, [N, boxes, columns] or [N, columns, boxes]")
+    high, wide = shape[1:]
+    if layout is None and (high is None or wide is None):
+        layout = "columns" if wide is None else "rows"
+    elif layout is None and high is not None and wide is not None and 2 * min(high, wide) <= max(high, wide):
+        layout = "columns" if high < wide else "rows"
+    if layout is None:
+        raise ValueError("say which axis has the columns with layout=rows ([N, boxes, columns]) or layout=columns")
+    columns = wide if layout == "rows" else high
+    if columns is None:
+        raise ValueError("the number of columns is not known; fix the sizes of the model's inputs (--shape)")
+    return layout == "rows", columns
+
+
+def _names(metadata: Mapping[str, str]) -> int:
+    """Return the number of classes that ultralytics' exporter wrote into the model, 0 if it did not."""
+    with suppress(ValueError, SyntaxError, RecursionError, MemoryError):  # any text may be there
+        names = ast.literal_eval(metadata.get("names", ""))
+        return len(names) if isinstance(names, (dict, list)) else 0
+    return 0
+
+
+def _put(
+    proto: onnx.ModelProto, name: str, shape: Sequence[int | None], head: _Head, options: Mapping[str, str], opset: int
+) -> str:
+    """Append the nodes, and replace the output; return the name of the new one."""
+    graph = proto.graph
+    values = (*graph.input, *graph.output, *graph.initializer)
+    taken = {value.name for value in values} | {output for node in graph.node for output in node.output}
+    result = "detections"
+    while any(each == result or each.startswith(f"{result}/") for each in taken):
+        result += "_"
+    added = parser.parse_graph(_text(head, options, opset, is_single=shape[0] == 1))
+    names, live = {"raw": name, "detections": result}, {"detections"}
+    for node in reversed(added.node):
+        live.update(node.input if live.intersection(node.output) else ())
+    for node in (node for node in added.node if live.intersection(node.output)):
+        for side in (node.input, node.output):
+            side[:] = [names.setdefault(value, f"{result}/{value}") for value in side]
+        node.name = node.output[0]
+        graph.node.append(node)
+    for constant in (constant for constant in added.initializer if constant.name in live):
+        constant.name = names[constant.name]
+        graph.initializer.append(constant)
+    [output] = [value for value in graph.output if value.name == name]
+    width = 6 + head.extras + (shape[0] != 1)
+    output.CopyFrom(helper.make_tensor_value_info(result, TensorProto.FLOAT, [None, width]))
+    return result
+
+
+def _text(head: _Head, options: Mapping[str, str], opset: int, *, is_single: bool) -> str:
+    """Return the nodes from `raw` to `detections` in ONNX's text form."""
+    end, labels = head.first + head.classes, ", ".join(map(str, range(head.classes)))
+    is_xyxy = options.get("boxes") == "xyxy"
+    # A box competes in the class that is its best: `by_class` is 0 in all others. `kept` has the chosen scores and
+    # zeros elsewhere, [images, boxes]. So one TopK sorts and limits the boxes of each image.
+    return f"""g (float raw) => (float detections) <
+        int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] two = {{2}}, int64[1] four = {{4}},
+        int64[1] first = {{{head.first}}}, int64[1] end = {{{end}}}, int64[1] width = {{{head.columns}}},
+        int64[{head.classes}, 1] labels = {{{labels}}}, int64[1] most = {{{options.get("max", 300)}}},
+        float[1] iou = {{{float(options.get("iou", 0.45))}}}, float[1] conf = {{{float(options.get("conf", 0.25))}}},
+        int64[2] ends = {{0, 2}}, int64[2] flat = {{0, -1}}, int64[2] tall = {{-1, 1}},
+        float half = {{0.5}}, float nothing = {{0.0}}
+    > {{
+        floats = Cast<to = 1>(raw)
+        rows = {"Identity" if head.has_rows else "Transpose<perm = [0, 2, 1]>"}(floats)
+        middle = Slice(rows, zero, two, two) size = Slice(rows, two, four, two) half_size = Mul(size, half)
+        low = Sub(middle, half_size) high = Add(middle, half_size)
+        corners = {"Slice(rows, zero, four, two)" if is_xyxy else "Concat<axis = 2>(low, high)"}
+        classes = Slice(rows, first, end, two) objectness = Slice(rows, four, first, two)
+        scores = {"Mul(classes, objectness)" if head.objectness else "Identity(classes)"}
+        best = {"ReduceMax(scores, two)" if opset >= 18 else "ReduceMax<axes = [2]>(scores)"}
+        label = ArgMax<axis = 2>(scores) float_label = Cast<to = 1>(label) extras = Slice(rows, end, width, two)
+        table = Concat<axis = 2>(corners, best, float_label{", extras" if head.extras else ""})
+        label_row = Transpose<perm = [0, 2, 1]>(label) is_label = Equal(label_row, labels)
+        best_row = Transpose<perm = [0, 2, 1]>(best) by_class = Where(is_label, best_row, nothing)
+        chosen = NonMaxSuppression(corners, by_class, most, iou, conf) places = Gather<axis = 1>(chosen, ends)
+        best_flat = Reshape(best, flat) sizes = Shape(best_flat) zeros = ConstantOfShape(sizes)
+        chosen_scores = GatherND(best_flat, places) kept = ScatterND(zeros, places, chosen_scores)
+        count = Gather(sizes, one) is_short = Less(count, most) limit = Where(is_short, count, most)
+        ranked, order = TopK<axis = 1>(kept, limit) is_kept = Greater(ranked, nothing)
+        found = NonZero(is_kept) ranks = Transpose(found) image = Gather<axis = 1>(ranks, zero)
+        numbers = GatherND(order, ranks) column = Reshape(numbers, tall) cells = Concat<axis = 1>(image, column)
+        cell_rows = GatherND(table, cells) float_image = Cast<to = 1>(image)
+        detections = {"Identity(cell_rows)" if is_single else "Concat<axis = 1>(float_image, cell_rows)"}
+    }}"""
