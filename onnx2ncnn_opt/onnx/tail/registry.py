@@ -31,6 +31,11 @@ class Kind(NamedTuple):
     letter: str
     types: tuple[str, ...]
 
+    @property
+    def is_parameter(self) -> bool:
+        """True if the C++ function has a template parameter for the type."""
+        return self.letter not in ("B", "L", "F4", "Ints")
+
 
 T: TypeAlias = Annotated[NDArray[Any], Kind("T", ALL)]
 V: TypeAlias = Annotated[NDArray[Any], Kind("V", ALL)]
@@ -40,6 +45,7 @@ F: TypeAlias = Annotated[NDArray[Any], Kind("F", FLOATS)]
 F4: TypeAlias = Annotated[NDArray[Any], Kind("F4", ("float32",))]
 I: TypeAlias = Annotated[NDArray[Any], Kind("I", ("int64", "int32"))]  # noqa: E741
 B: TypeAlias = Annotated[NDArray[Any], Kind("B", ("bool",))]
+P: TypeAlias = Annotated[NDArray[Any], Kind("P", ("bool",))]
 L: TypeAlias = Annotated[NDArray[Any], Kind("L", ("int64",))]
 Ints: TypeAlias = Annotated[list[int], Kind("Ints", ("int64", "int32"))]
 To: TypeAlias = Annotated[NDArray[Any], Kind("to", ALL)]  # the type that the attribute `to` names
@@ -66,6 +72,7 @@ class TailOp:
 
     name: str
     function: Callable[..., Any]
+    symbol: str  # the C++ function
     cpp: str
     source: str = ""  # of a function that has no file
     broadcasts: bool = False  # the result has the inputs' common shape
@@ -118,6 +125,8 @@ class TailOp:
         """Return the element type of each letter, from those of the inputs. Raises ValueError if they do not fit."""
         if not self.makes_list and outputs > len(self.results):
             raise ValueError(f"it has {outputs} outputs, and the operator has {len(self.results)}")
+        if attributes.get("num_outputs", outputs) != outputs:
+            raise ValueError(f"it has {outputs} outputs, and num_outputs is {attributes['num_outputs']}")
         found = {"to": attributes["to"]} if "to" in attributes else {}
         for item, dtype in zip(self.declared(len(given)), given, strict=True):
             if dtype is None:
@@ -155,7 +164,7 @@ def tail_op(
 
     def register(function: Function) -> Function:
         for name in names:
-            TAIL_OPS[name] = TailOp(name, function, cpp, source, broadcasts, older or {})
+            TAIL_OPS[name] = TailOp(name, function, names[0], cpp, source, broadcasts, older or {})
         return function
 
     return register

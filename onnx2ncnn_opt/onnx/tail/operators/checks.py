@@ -1,5 +1,6 @@
 """Checks that several families share."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,14 @@ def axis_of(axis: int, rank: int) -> int:
     if not -rank <= axis < rank:
         raise ValueError(f"axis {axis} of a tensor with {rank} axes")
     return axis % rank
+
+
+def axes_of(axes: Iterable[int], rank: int) -> list[int]:
+    """Return different axes counted from the front."""
+    found = [axis_of(axis, rank) for axis in axes]
+    if len(set(found)) < len(found):
+        raise ValueError(f"an axis twice in {found}")
+    return found
 
 
 def sized(*shape: int) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """Elementwise operators with broadcasting: most are one line of a table, NumPy and C++ side by side."""
 
 import re
+from string import Template
 
 import numpy as np
 
@@ -24,10 +25,10 @@ Less           | N, N -> B | a < b                               | a < b
 LessOrEqual    | N, N -> B | a <= b                              | a <= b
 Greater        | N, N -> B | a > b                               | a > b
 GreaterOrEqual | N, N -> B | a >= b                              | a >= b
-And            | B, B -> B | a & b                               | a && b
-Or             | B, B -> B | a \\| b                              | a || b
-Xor            | B, B -> B | a ^ b                               | a != b
-Not            | B -> B    | ~a                                  | !a
+And            | P, P -> P | a & b                               | a && b
+Or             | P, P -> P | a \\| b                              | a || b
+Xor            | P, P -> P | a ^ b                               | a != b
+Not            | P -> P    | ~a                                  | !a
 IsNaN          | F -> B    | np.isnan(a)                         | a != a
 Where          | B, T, T -> T | np.where(a, b, c)                | a ? b : c
 """
@@ -45,15 +46,42 @@ Reciprocal | 1 / a               | 1 / a
 """
 
 
+_CPP = Template("""
+template<class T> struct ${name}_ {
+    typedef $w W;
+    $result operator()($parameters) const { return $result($cpp); }
+};
+template<class T> bool $name(Tail& t, View& y, $views) {
+    return map<$types>(t, y, $arguments, ${name}_<T>());
+}
+""")
+
+
 def _make(name: str, schema: str, numpy: str, cpp: str, *, wide: bool) -> None:
-    inputs, result = schema.split("->")
-    parameters = ", ".join(f"{'abc'[i]}: {kind.strip()}" for i, kind in enumerate(inputs.split(",")))
+    inputs, result = schema.split(" -> ")
+    kinds = inputs.split(", ")
     function = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "_", name).lower() + "_"
     lines = ["    dtype, a = a.dtype, a.astype(np.float64)"] if wide else []
     lines.append(f"    return ({numpy}).astype(dtype)" if wide else f"    return {numpy}")
-    source = "\n".join([f"def {function}({parameters}) -> {result.strip()}:", *lines, ""])
+    declared = ", ".join(map("{}: {}".format, "abc", kinds))
+    source = "\n".join([f"def {function}({declared}) -> {result}:", *lines, ""])
     namespace = {"np": np, **vars(registry)}
     exec(source, namespace)
+    three = [*kinds, *kinds[-1:] * (3 - len(kinds))]
+    types = ["Bool" if kind == "B" else "T" for kind in (result, *three)]
+    names = ["abc"[min(i, len(kinds) - 1)] for i in range(3)]
+    cpp = _CPP.substitute(
+        name=name,
+        w="double" if wide else "typename Wide<T>::W",
+        result=types[0],
+        cpp=re.sub(r"\ba\b", "W(a)", cpp) if wide else cpp,
+        parameters=", ".join(
+            f"{kind} {'abc'[i] if i < len(kinds) else ''}".strip() for i, kind in enumerate(types[1:])
+        ),
+        views=", ".join(f"const View& {'abc'[i]}" for i in range(len(kinds))),
+        types=", ".join(types),
+        arguments=", ".join(names),
+    )
     tail_op(name, cpp=cpp, source=source, broadcasts=True)(namespace[function])
 
 
@@ -64,7 +92,14 @@ for _line in _WIDE.strip().splitlines():
     _make(_name, "F -> F", _numpy, _cpp, wide=True)
 
 
-@tail_op("Max", cpp="", broadcasts=True)
+@tail_op(
+    "Max",
+    cpp=r"""
+template<class N> struct Larger { N operator()(N a, N b, N) const { return a >= b || a != a ? a : b; } };
+template<class N> bool Max(Tail& t, View& y, int n, const View* x) { return fold<N>(t, y, n, x, Larger<N>()); }
+""",
+    broadcasts=True,
+)
 def max_(*xs: N) -> N:
     """Return the larger elements; NaN wins."""
     y = xs[0]
@@ -73,7 +108,14 @@ def max_(*xs: N) -> N:
     return y
 
 
-@tail_op("Min", cpp="", broadcasts=True)
+@tail_op(
+    "Min",
+    cpp=r"""
+template<class N> struct Smaller { N operator()(N a, N b, N) const { return a <= b || a != a ? a : b; } };
+template<class N> bool Min(Tail& t, View& y, int n, const View* x) { return fold<N>(t, y, n, x, Smaller<N>()); }
+""",
+    broadcasts=True,
+)
 def min_(*xs: N) -> N:
     """Return the smaller elements; NaN wins."""
     y = xs[0]
@@ -82,7 +124,24 @@ def min_(*xs: N) -> N:
     return y
 
 
-@tail_op("Clip", cpp="", broadcasts=True)
+@tail_op(
+    "Clip",
+    cpp=r"""
+template<class N> struct Limit {
+    N low, high;
+    bool has_low, has_high;
+    N operator()(N x, N a, N b) const {
+        const N l = has_low ? a : low, h = has_high ? b : high, y = x < l ? l : x;
+        return y > h ? h : y;
+    }
+};
+template<class N> bool Clip(Tail& t, View& y, const View& x, const View& low, const View& high) {
+    const Limit<N> limit = {extreme<N>(false, true), extreme<N>(true, true), low.rank >= 0, high.rank >= 0};
+    return map<N, N, N, N>(t, y, x, limit.has_low ? low : x, limit.has_high ? high : x, limit);
+}
+""",
+    broadcasts=True,
+)
 def clip(x: N, min: N | None = None, max: N | None = None) -> N:
     """Limit elements; infinity becomes the largest number where there is no limit."""
     limits = np.finfo(x.dtype) if x.dtype.kind == "f" else np.iinfo(x.dtype)
@@ -92,7 +151,29 @@ def clip(x: N, min: N | None = None, max: N | None = None) -> N:
     return np.where(y > high, high, y)
 
 
-@tail_op("Div", cpp="", broadcasts=True)
+@tail_op(
+    "Div",
+    cpp=r"""
+template<class T> T quotient(T a, T b, uint64_t) { return T(b == T(-1) && T(-1) < T(0) ? 0 - uint64_t(a) : uint64_t(a / b)); }
+template<class T> T quotient(T a, T b, float) { return T(float(a) / float(b)); }
+template<class T> T quotient(T a, T b, double) { return a / b; }
+template<class N> struct Quotient {
+    bool* right;
+    N operator()(N a, N b, N) const {
+        typedef typename Wide<N>::W W;
+        const bool is_integer = std::numeric_limits<W>::is_integer;
+        *right = *right && !(is_integer && b == N(0));
+        return *right ? quotient(a, b, W()) : N(0);
+    }
+};
+template<class N> bool Div(Tail& t, View& y, const View& a, const View& b) {
+    bool right = true;
+    const Quotient<N> f = {&right};
+    return map<N, N, N, N>(t, y, a, b, b, f) && right;
+}
+""",
+    broadcasts=True,
+)
 def div(a: N, b: N) -> N:
     """Divide; integers are cut towards 0."""
     if a.dtype.kind == "f":
@@ -102,7 +183,35 @@ def div(a: N, b: N) -> N:
     return (a - np.fmod(a, b)) // b
 
 
-@tail_op("Mod", cpp="", broadcasts=True)
+@tail_op(
+    "Mod",
+    cpp=r"""
+template<class T> T remainder(T a, T b, i64 fmod, uint64_t) {
+    const T r = b == T(-1) && T(-1) < T(0) ? T(0) : T(a % b);
+    return fmod || r == T(0) || (r < T(0)) == (b < T(0)) ? r : T(r + b);
+}
+template<class T, class W> T remainder(T a, T b, i64 fmod, W) {
+    const W r = std::fmod(W(a), W(b));
+    return T(fmod ? r : r == 0 ? std::copysign(W(0), W(b)) : (r < 0) == (W(b) < 0) ? r : r + W(b));
+}
+template<class N> struct Remainder {
+    bool* right;
+    i64 fmod;
+    N operator()(N a, N b, N) const {
+        typedef typename Wide<N>::W W;
+        const bool is_integer = std::numeric_limits<W>::is_integer;
+        *right = *right && !(is_integer && b == N(0));
+        return *right ? remainder(a, b, fmod, W()) : N(0);
+    }
+};
+template<class N> bool Mod(Tail& t, View& y, const View& a, const View& b, i64 fmod) {
+    bool right = true;
+    const Remainder<N> f = {&right, fmod};
+    return map<N, N, N, N>(t, y, a, b, b, f) && right;
+}
+""",
+    broadcasts=True,
+)
 def mod(a: N, b: N, *, fmod: int = 0) -> N:
     """Return the remainder, with the sign of a if `fmod`, or of b."""
     if a.dtype.kind != "f" and not np.all(b):
@@ -110,7 +219,18 @@ def mod(a: N, b: N, *, fmod: int = 0) -> N:
     return np.fmod(a, b) if fmod else np.mod(a, b)
 
 
-@tail_op("Pow", cpp="", broadcasts=True)
+@tail_op(
+    "Pow",
+    cpp=r"""
+template<class N, class M> struct Power {
+    N operator()(N a, M b, N) const { return To<N>::from(std::pow(double(a), double(b))); }
+};
+template<class N, class M> bool Pow(Tail& t, View& y, const View& a, const View& b) {
+    return map<N, N, M, N>(t, y, a, b, a, Power<N, M>());
+}
+""",
+    broadcasts=True,
+)
 def pow_(a: N, b: M) -> N:
     """Return a to the power of b, computed in float64."""
     y = np.power(a.astype(np.float64), b.astype(np.float64))
@@ -121,7 +241,20 @@ def pow_(a: N, b: M) -> N:
     return np.where((y > low) & (y < -low), y, low).astype(wide).astype(a.dtype)
 
 
-@tail_op("IsInf", cpp="", broadcasts=True)
+@tail_op(
+    "IsInf",
+    cpp=r"""
+template<class F> struct Infinite {
+    bool negative, positive;
+    Bool operator()(F a, F, F) const { return Bool(std::isinf(double(a)) && (a > F(0) ? positive : negative)); }
+};
+template<class F> bool IsInf(Tail& t, View& y, const View& x, i64 negative, i64 positive) {
+    const Infinite<F> f = {negative != 0, positive != 0};
+    return map<Bool, F, F, F>(t, y, x, x, x, f);
+}
+""",
+    broadcasts=True,
+)
 def is_inf(x: F, *, detect_negative: int = 1, detect_positive: int = 1) -> B:
     """Return True for infinity of the signs that are looked for."""
     return np.isinf(x) & (((x > 0) & bool(detect_positive)) | ((x < 0) & bool(detect_negative)))

@@ -11,7 +11,38 @@ from onnx2ncnn_opt.onnx.tail.registry import I, L, M, N, T, tail_op
 Reduction: TypeAlias = Literal["none", "add", "mul", "max", "min"]
 
 
-@tail_op("Gather", cpp="")
+@tail_op(
+    "Gather",
+    cpp=r"""
+template<class T, class I> bool Gather(Tail& t, View& y, const View& x, const View& indices, i64 axis) {
+    int a;
+    View list;
+    i64 shape[16];
+    if (!axis_of(a, axis, x.rank) || !dense<I>(t, list, indices))
+        return false;
+    i64* const end = std::copy(indices.shape, indices.shape + indices.rank, std::copy(x.shape, x.shape + a, shape));
+    std::copy(x.shape + a + 1, x.shape + x.rank, end);
+    if (!make<T>(t, y, x.rank - 1 + indices.rank, shape))
+        return false;
+    View from = x, to = y;
+    from.rank = to.rank = x.rank - 1;
+    for (int d = 0; d < from.rank; d++) {
+        from.shape[d] = to.shape[d] = x.shape[d + (d >= a)];
+        from.stride[d] = x.stride[d + (d >= a)];
+        to.stride[d] = y.stride[d < a ? d : d + indices.rank];
+    }
+    const i64 step = product(x.shape + a + 1, x.shape + x.rank) * i64(sizeof(T)), n = count(list);
+    for (i64 k = 0; k < n; k++, to.at += step) {
+        i64 i = i64(at<I>(t, list)[k]);
+        if (!wrap(i, x.shape[a]))
+            return false;
+        from.at = x.at + i * x.stride[a] * i64(sizeof(T));
+        assign<T>(t, to, from);
+    }
+    return true;
+}
+""",
+)
 def gather(x: T, indices: I, *, axis: int = 0) -> T:
     """Take slices of an axis."""
     axis = axis_of(axis, x.ndim)
@@ -19,13 +50,51 @@ def gather(x: T, indices: I, *, axis: int = 0) -> T:
     return np.take(x, wrapped(indices, x.shape[axis]), axis)
 
 
-@tail_op("GatherElements", cpp="")
+@tail_op(
+    "GatherElements",
+    cpp=r"""
+template<class T, class I> bool GatherElements(Tail& t, View& y, const View& x, const View& indices, i64 axis) {
+    Loop l;
+    int a;
+    bool right = true;
+    if (!places(l, a, axis, x, indices, indices) || !make<T>(t, y, x.rank, indices.shape))
+        return false;
+    T* r = at<T>(t, y);
+    l.each([&](i64 i, i64 j, i64) {
+        i64 k = i64(at<I>(t, indices)[i]);
+        right = right && wrap(k, x.shape[a]);
+        *r++ = right ? at<T>(t, x)[j + k * x.stride[a]] : T(0);
+    });
+    return right;
+}
+""",
+)
 def gather_elements(x: T, indices: I, *, axis: int = 0) -> T:
     """Take elements whose places differ from the indices' along one axis."""
     return x[places(x, indices, axis)]
 
 
-@tail_op("ScatterElements", "Scatter", cpp="")
+@tail_op(
+    "ScatterElements",
+    "Scatter",
+    cpp=r"""
+template<class T, class I>
+bool ScatterElements(Tail& t, View& y, const View& x, const View& indices, const View& updates, i64 axis, const char* how) {
+    Loop l;
+    int a;
+    bool right = updates.rank == x.rank && std::equal(updates.shape, updates.shape + x.rank, indices.shape);
+    if (!right || !copy<T>(t, y, x) || !places(l, a, axis, y, indices, updates))
+        return false;
+    l.each([&](i64 i, i64 j, i64 u) {
+        i64 k = i64(at<I>(t, indices)[i]);
+        right = right && wrap(k, x.shape[a]);
+        T& r = at<T>(t, y)[right ? j + k * y.stride[a] : 0];
+        r = right ? merged(r, at<T>(t, updates)[u], how[1]) : r;
+    });
+    return right;
+}
+""",
+)
 def scatter_elements(x: T, indices: I, updates: T, *, axis: int = 0, reduction: Reduction = "none") -> T:
     """Write elements to places that differ from the indices' along one axis; the last one of a place wins."""
     if updates.shape != indices.shape:
@@ -33,7 +102,42 @@ def scatter_elements(x: T, indices: I, updates: T, *, axis: int = 0, reduction: 
     return scattered(x, places(x, indices, axis), updates, reduction)
 
 
-@tail_op("GatherND", cpp="")
+@tail_op(
+    "GatherND",
+    cpp=r"""
+template<class T> bool GatherND(Tail& t, View& y, const View& x, const View& indices, i64 batch) {
+    View list;
+    const int b = int(batch), lead = indices.rank - 1;
+    const i64 n = lead >= 0 ? indices.shape[lead] + b : 9;
+    if (batch < 0 || batch > lead || n > x.rank || !std::equal(x.shape, x.shape + b, indices.shape) ||
+        !dense<i64>(t, list, indices))
+        return false;
+    i64 shape[16];
+    std::copy(x.shape + n, x.shape + x.rank, std::copy(indices.shape, indices.shape + lead, shape));
+    if (!make<T>(t, y, lead + x.rank - int(n), shape))
+        return false;
+    const i64 rows = product(indices.shape, indices.shape + lead), each = product(indices.shape + b, indices.shape + lead);
+    View from = x, to = y;
+    lay_out(to, x.rank - int(n), x.shape + n);
+    from.rank = to.rank;
+    std::copy(x.shape + n, x.shape + x.rank, from.shape);
+    std::copy(x.stride + n, x.stride + x.rank, from.stride);
+    for (i64 r = 0; r < rows; r++, to.at += count(to) * i64(sizeof(T))) {
+        from.at = x.at;
+        for (i64 d = b, rest = r / each; d-- > 0; rest /= x.shape[d])
+            from.at += rest % x.shape[d] * x.stride[d] * i64(sizeof(T));
+        for (i64 d = b; d < n; d++) {
+            i64 i = at<i64>(t, list)[r * (n - b) + d - b];
+            if (!wrap(i, x.shape[d]))
+                return false;
+            from.at += i * x.stride[d] * i64(sizeof(T));
+        }
+        assign<T>(t, to, from);
+    }
+    return true;
+}
+""",
+)
 def gather_nd(x: T, indices: L, *, batch_dims: int = 0) -> T:
     """Take slices at tuples of indices."""
     count = batch_dims + indices.shape[-1]
@@ -45,7 +149,36 @@ def gather_nd(x: T, indices: L, *, batch_dims: int = 0) -> T:
     return np.asarray(x[tuple(where)])
 
 
-@tail_op("ScatterND", cpp="")
+@tail_op(
+    "ScatterND",
+    cpp=r"""
+template<class T>
+bool ScatterND(Tail& t, View& y, const View& x, const View& indices, const View& updates, const char* how) {
+    View list, values;
+    const int lead = indices.rank - 1;
+    const i64 n = lead >= 0 ? indices.shape[lead] : 9;
+    if (n > x.rank || updates.rank != lead + x.rank - n || !std::equal(x.shape + n, x.shape + x.rank, updates.shape + lead) ||
+        !std::equal(updates.shape, updates.shape + lead, indices.shape) || !dense<i64>(t, list, indices) ||
+        !dense<T>(t, values, updates) || !copy<T>(t, y, x))
+        return false;
+    const i64 rows = product(indices.shape, indices.shape + lead);
+    View to = y;
+    lay_out(to, x.rank - int(n), x.shape + n);
+    lay_out(values, x.rank - int(n), x.shape + n);
+    for (i64 r = 0; r < rows; r++, values.at += count(to) * i64(sizeof(T))) {
+        to.at = y.at;
+        for (i64 d = 0; d < n; d++) {
+            i64 i = at<i64>(t, list)[r * n + d];
+            if (!wrap(i, x.shape[d]))
+                return false;
+            to.at += i * y.stride[d] * i64(sizeof(T));
+        }
+        assign<T>(t, to, values, how[1]);
+    }
+    return true;
+}
+""",
+)
 def scatter_nd(x: T, indices: L, updates: T, *, reduction: Reduction = "none") -> T:
     """Write slices at tuples of indices; the last one of a place wins."""
     count = indices.shape[-1]
@@ -55,7 +188,36 @@ def scatter_nd(x: T, indices: L, updates: T, *, reduction: Reduction = "none") -
     return scattered(x, where, updates, reduction)
 
 
-@tail_op("OneHot", cpp="")
+@tail_op(
+    "OneHot",
+    cpp=r"""
+template<class N, class M, class T>
+bool OneHot(Tail& t, View& y, const View& indices, const View& depth, const View& values, i64 axis) {
+    int a;
+    M classes;
+    View list;
+    i64 shape[9];
+    if (!axis_of(a, axis, indices.rank + 1) || !one(t, depth, classes) || values.rank != 1 || values.shape[0] != 2 ||
+        !dense<N>(t, list, indices))
+        return false;
+    i64* const end = std::copy(list.shape, list.shape + a, shape);
+    const i64 n = *end = To<i64>::from(classes);
+    std::copy(list.shape + a, list.shape + list.rank, end + 1);
+    if (!make<T>(t, y, list.rank + 1, shape))
+        return false;
+    const T off = at<T>(t, values)[0], on = at<T>(t, values)[values.stride[0]];
+    const i64 inner = product(list.shape + a, list.shape + list.rank), all = count(list);
+    T* const r = at<T>(t, y);
+    std::fill(r, r + count(y), off);
+    for (i64 k = 0; k < all; k++) {
+        i64 i = To<i64>::from(at<N>(t, list)[k]);
+        if (wrap(i, n))
+            r[(k / inner * n + i) * inner + k % inner] = on;
+    }
+    return true;
+}
+""",
+)
 def one_hot(indices: N, depth: M, values: T, *, axis: int = -1) -> T:
     """Return values[1] at the indices and values[0] elsewhere."""
     axis = axis_of(axis, indices.ndim + 1)

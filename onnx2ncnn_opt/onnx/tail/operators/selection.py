@@ -10,7 +10,55 @@ from onnx2ncnn_opt.onnx.tail.operators.checks import axis_of
 from onnx2ncnn_opt.onnx.tail.registry import F4, Ints, L, N, T, tail_op
 
 
-@tail_op("TopK", cpp="")
+@tail_op(
+    "TopK",
+    cpp=r"""
+template<class N>
+bool TopK(Tail& t, View& y, View& indices, const View& x, const Ints& k, i64 axis, i64 largest, i64) {
+    struct Item { uint64_t key; i64 at; };
+    View scratch;
+    Loop l;
+    int a;
+    if (!axis_of(a, axis, x.rank) || k.count != 1 || k.v[0] < 0 || k.v[0] > x.shape[a])
+        return false;
+    i64 shape[8], n = x.shape[a], count = k.v[0], room = std::min(n, 4 * count + 64);
+    std::copy(x.shape, x.shape + x.rank, shape);
+    shape[a] = count;
+    if (!make<N>(t, y, x.rank, shape) || !make<i64>(t, indices, x.rank, shape) || !make<Item>(t, scratch, 1, &room))
+        return false;
+    for (int d = 0; d < x.rank; d++)
+        if (d != a)
+            l.add(x.shape[d], x.stride[d], y.stride[d], 0);
+    Item* const items = at<Item>(t, scratch);
+    const auto before = [](const Item& p, const Item& q) { return p.key > q.key || (p.key == q.key && p.at < q.at); };
+    const uint64_t turned = largest ? 0 : ~uint64_t(0);
+    l.each([&](i64 i, i64 j, i64) {
+        const N* const p = at<N>(t, x) + i;
+        i64 m = 0;
+        uint64_t least = 0; // an element needs a larger key than this one
+        bool full = false;
+        for (i64 q = 0; count && q < n; q++) {
+            const Item item = {order(p[q * x.stride[a]]) ^ turned, q};
+            if (full && item.key <= least)
+                continue;
+            items[m++] = item;
+            if (m == room && q + 1 < n) {
+                std::nth_element(items, items + count - 1, items + m, before);
+                least = items[count - 1].key, m = count, full = true;
+            }
+        }
+        if (m > count)
+            std::nth_element(items, items + count - 1, items + m, before);
+        std::sort(items, items + count, before);
+        for (i64 q = 0; q < count; q++) {
+            at<N>(t, y)[j + q * y.stride[a]] = p[items[q].at * x.stride[a]];
+            at<i64>(t, indices)[j + q * y.stride[a]] = items[q].at;
+        }
+    });
+    return true;
+}
+""",
+)
 def top_k(x: N, k: Ints, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[N, L]:
     """Return the k largest or smallest elements and their indices, the lower index first; NaN is the largest."""
     axis = axis_of(axis, x.ndim)
@@ -26,13 +74,27 @@ def top_k(x: N, k: Ints, *, axis: int = -1, largest: int = 1, sorted: int = 1) -
     return np.take_along_axis(x, indices, axis), indices
 
 
-@tail_op("ArgMax", cpp="")
+@tail_op(
+    "ArgMax",
+    cpp=r"""
+template<class N> bool ArgMax(Tail& t, View& y, const View& x, i64 axis, i64 keepdims, i64 last) {
+    return choose<N>(t, y, x, axis, keepdims, last, 0);
+}
+""",
+)
 def arg_max(x: N, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> L:
     """Return the index of the largest element; NaN is larger than all."""
     return chosen(np.argmax, x, axis, keepdims, select_last_index)
 
 
-@tail_op("ArgMin", cpp="")
+@tail_op(
+    "ArgMin",
+    cpp=r"""
+template<class N> bool ArgMin(Tail& t, View& y, const View& x, i64 axis, i64 keepdims, i64 last) {
+    return choose<N>(t, y, x, axis, keepdims, last, ~uint64_t(0));
+}
+""",
+)
 def arg_min(x: N, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> L:
     """Return the index of the smallest element; NaN is smaller than all."""
     return chosen(np.argmin, x, axis, keepdims, select_last_index)
@@ -45,13 +107,95 @@ def chosen(choose: Callable[..., Any], x: NDArray[Any], axis: int, keepdims: int
     return np.asarray(x.shape[axis] - 1 - index if last else index, np.int64)
 
 
-@tail_op("NonZero", cpp="")
+@tail_op(
+    "NonZero",
+    cpp=r"""
+template<class T> bool NonZero(Tail& t, View& y, const View& x) {
+    View v;
+    const i64 all = count(x), rank = std::max(x.rank, 1);
+    i64 shape[2] = {rank, 0}, at_place = 0;
+    if (!dense<T>(t, v, x))
+        return false;
+    for (i64 i = 0; i < all; i++)
+        shape[1] += at<T>(t, v)[i] != T(0);
+    if (!make<i64>(t, y, 2, shape))
+        return false;
+    i64* const r = at<i64>(t, y);
+    for (i64 i = 0; i < all; i++)
+        if (at<T>(t, v)[i] != T(0)) {
+            r[at_place] = 0;
+            for (i64 d = x.rank, rest = i; d-- > 0; rest /= x.shape[d])
+                r[d * shape[1] + at_place] = rest % x.shape[d];
+            at_place++;
+        }
+    return true;
+}
+""",
+)
 def non_zero(x: T) -> L:
     """Return the indices of elements that are not 0, one row for each axis."""
     return np.stack(np.nonzero(np.atleast_1d(x))).astype(np.int64)
 
 
-@tail_op("Unique", cpp="")
+@tail_op(
+    "Unique",
+    cpp=r"""
+template<class T>
+bool Unique(Tail& t, View& y, View& first, View& inverse, View& counts, const View& x, i64 axis, i64 sorted) {
+    View v = x, rows, scratch;
+    int a = 0;
+    if (axis == none ? !dense<T>(t, v, x) : !axis_of(a, axis, x.rank))
+        return false;
+    const i64 all = count(x);
+    if (axis == none)
+        lay_out(v, 1, &all);
+    const i64 n = v.shape[a], m = n ? all / n : 0, room = 3 * n;
+    View moved = v;
+    std::rotate(moved.shape, moved.shape + a, moved.shape + a + 1);
+    std::rotate(moved.stride, moved.stride + a, moved.stride + a + 1);
+    if (!dense<T>(t, rows, moved) || !make<i64>(t, inverse, 1, &n) || !make<i64>(t, scratch, 1, &room))
+        return false;
+    const T* const p = at<T>(t, rows);
+    i64 *const by_value = at<i64>(t, scratch), *const leader = by_value + n, *const firsts = leader + n, size = 0;
+    for (i64 i = 0; i < n; i++)
+        by_value[i] = i;
+    std::sort(by_value, by_value + n, [&](i64 i, i64 j) {
+        for (i64 e = 0; e < m; e++)
+            if (order(p[i * m + e]) != order(p[j * m + e]))
+                return order(p[i * m + e]) < order(p[j * m + e]);
+        return i < j;
+    });
+    for (i64 k = 0; k < n; k++) {
+        const i64 i = by_value[k], j = k ? by_value[k - 1] : i;
+        leader[i] = k && std::equal(p + i * m, p + i * m + m, p + j * m) ? leader[j] : i;
+        if (sorted && leader[i] == i)
+            firsts[size++] = i;
+    }
+    for (i64 i = 0; !sorted && i < n; i++)
+        if (leader[i] == i)
+            firsts[size++] = i;
+    i64 shape[8];
+    std::copy(v.shape, v.shape + v.rank, shape);
+    shape[a] = size;
+    if (!make<i64>(t, first, 1, &size) || !make<i64>(t, counts, 1, &size) || !make<T>(t, y, v.rank, shape))
+        return false;
+    i64 *const ranks = at<i64>(t, scratch), *const lead = ranks + n, *const f = at<i64>(t, first), *const c = at<i64>(t, counts);
+    std::copy(lead + n, lead + n + size, f);
+    std::fill(c, c + size, 0);
+    View from = v, to = y;
+    from.shape[a] = to.shape[a] = 1;
+    for (i64 q = 0; q < size; q++) {
+        ranks[f[q]] = q;
+        from.at = v.at + f[q] * v.stride[a] * i64(sizeof(T));
+        to.at = y.at + q * y.stride[a] * i64(sizeof(T));
+        assign<T>(t, to, from);
+    }
+    for (i64 i = 0; i < n; i++)
+        c[at<i64>(t, inverse)[i] = ranks[lead[i]]]++;
+    return true;
+}
+""",
+)
 def unique(x: T, *, axis: int | None = None, sorted: int = 1) -> tuple[T, L, L, L]:
     """Return the different elements or slices, their first indices, the inverse and the counts."""
     slices = x.reshape(-1) if axis is None else np.moveaxis(x, axis, 0)
@@ -71,7 +215,78 @@ def unique(x: T, *, axis: int | None = None, sorted: int = 1) -> tuple[T, L, L, 
     return y, first.astype(np.int64), inverse.astype(np.int64), counts.astype(np.int64)
 
 
-@tail_op("NonMaxSuppression", cpp="")
+@tail_op(
+    "NonMaxSuppression",
+    cpp=r"""
+inline float times(float a, float b) { return float(double(a) * double(b)); } // which no compiler fuses with an addition
+struct Box { float x1, y1, x2, y2, area; };
+inline bool overlap(const Box& a, const Box& b, float most) {
+    const float x1 = a.x1 < b.x1 ? b.x1 : a.x1, x2 = b.x2 < a.x2 ? b.x2 : a.x2;
+    const float y1 = a.y1 < b.y1 ? b.y1 : a.y1, y2 = b.y2 < a.y2 ? b.y2 : a.y2;
+    if (x2 <= x1 || y2 <= y1)
+        return false;
+    const float both = times(x2 - x1, y2 - y1), either = a.area + b.area - both;
+    return !(both <= 0 || a.area <= 0 || b.area <= 0 || either <= 0) && both / either > most;
+}
+inline bool NonMaxSuppression(Tail& t, View& y, const View& boxes, const View& scores, const Ints& limit, const View& iou,
+                              const View& score, i64 center) {
+    struct Item { float score; i64 at; };
+    View s, flat, corners, chosen, found;
+    float most = 0, least = 0;
+    if (boxes.rank != 3 || scores.rank != 3 || boxes.shape[2] != 4 || boxes.shape[0] != scores.shape[0] ||
+        boxes.shape[1] != scores.shape[2] || (iou.rank >= 0 && !one(t, iou, most)) ||
+        (score.rank >= 0 && !one(t, score, least)) || !(most >= 0 && most <= 1) || (limit.given && limit.count < 1))
+        return false;
+    const i64 n = boxes.shape[1], labels = scores.shape[1], each = std::min(n, limit.given ? std::max<i64>(limit.v[0], 0) : 0);
+    i64 shape[2] = {0, 3}, room[2] = {boxes.shape[0] * labels * each, 3};
+    if (!dense<float>(t, flat, boxes) || !dense<float>(t, s, scores) || !make<Item>(t, found, 1, &n) ||
+        !make<Box>(t, corners, 1, &n) || !make<Box>(t, chosen, 1, &each) || !make<i64>(t, y, 2, room))
+        return false;
+    Box *const box = at<Box>(t, corners), *const kept = at<Box>(t, chosen);
+    Item* const items = at<Item>(t, found);
+    i64* r = at<i64>(t, y);
+    for (i64 b = 0; b < boxes.shape[0] && each; b++) {
+        for (i64 i = 0; i < n; i++) {
+            const float* const p = at<float>(t, flat) + (b * n + i) * 4;
+            const bool turned_y = p[0] >= p[2], turned_x = p[1] >= p[3];
+            Box v = {p[turned_x ? 3 : 1], p[turned_y ? 2 : 0], p[turned_x ? 1 : 3], p[turned_y ? 0 : 2], 0};
+            if (center) {
+                const Box w = {p[0] - p[2] / 2, p[1] - p[3] / 2, p[0] + p[2] / 2, p[1] + p[3] / 2, 0};
+                v = w;
+            }
+            v.area = times(v.x2 - v.x1, v.y2 - v.y1);
+            box[i] = v;
+        }
+        for (i64 c = 0; c < labels; c++) {
+            const float* const p = at<float>(t, s) + (b * labels + c) * n;
+            i64 m = 0, count = 0;
+            for (i64 i = 0; i < n; i++)
+                if (score.rank < 0 || p[i] > least) {
+                    const Item item = {p[i], i};
+                    items[m++] = item;
+                }
+            std::sort(items, items + m, [](const Item& u, const Item& v) { // NaN last
+                return u.score > v.score || (v.score != v.score && u.score == u.score) ||
+                       (!(u.score < v.score) && (u.score == u.score) == (v.score == v.score) && u.at < v.at);
+            });
+            for (i64 k = 0; k < m && count < each; k++) {
+                const Box& v = box[items[k].at];
+                i64 e = 0;
+                while (e < count && !overlap(kept[e], v, most))
+                    e++;
+                if (e < count)
+                    continue;
+                kept[count++] = v;
+                *r++ = b, *r++ = c, *r++ = items[k].at;
+                shape[0]++;
+            }
+        }
+    }
+    lay_out(y, 2, shape);
+    return true;
+}
+""",
+)
 def non_max_suppression(
     boxes: F4,
     scores: F4,

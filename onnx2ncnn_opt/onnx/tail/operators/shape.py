@@ -4,29 +4,79 @@ from typing import Literal
 
 import numpy as np
 
-from onnx2ncnn_opt.onnx.tail.operators.checks import axis_of, sized
+from onnx2ncnn_opt.onnx.tail.operators.checks import axes_of, axis_of, sized
 from onnx2ncnn_opt.onnx.tail.registry import Ints, L, N, T, To, V, tail_op
 
 
-@tail_op("Identity", cpp="")
+@tail_op(
+    "Identity",
+    cpp=r"""
+template<class T> bool Identity(Tail&, View& y, const View& x) { return y = x, true; }
+""",
+)
 def identity(x: T) -> T:
     """Return the input."""
     return x
 
 
-@tail_op("Transpose", cpp="")
+@tail_op(
+    "Transpose",
+    cpp=r"""
+template<class T> bool Transpose(Tail&, View& y, const View& x, const Ints& perm) {
+    y = x;
+    for (int d = 0, a; d < x.rank; y.shape[d] = x.shape[a], y.stride[d] = x.stride[a], d++)
+        if (!axis_of(a, perm.given ? perm.v[d] : x.rank - 1 - d, x.rank) || (perm.given && perm.count != x.rank))
+            return false;
+    return true;
+}
+""",
+)
 def transpose(x: T, *, perm: list[int] | None = None) -> T:
     """Permute the axes."""
     return np.transpose(x, perm)
 
 
-@tail_op("Reshape", cpp="")
+@tail_op(
+    "Reshape",
+    cpp=r"""
+template<class T> bool Reshape(Tail& t, View& y, const View& x, const Ints& shape, i64 allowzero) {
+    i64 s[8];
+    int rest = -1;
+    for (int d = 0; d < shape.count; d++) {
+        if (d == 8 || shape.v[d] < -1 || (shape.v[d] < 0 && rest >= 0) || (!shape.v[d] && !allowzero && d >= x.rank))
+            return false;
+        s[d] = shape.v[d] || allowzero ? shape.v[d] : x.shape[d];
+        rest = s[d] < 0 ? d : rest;
+        s[d] = s[d] < 0 ? 1 : s[d];
+    }
+    if (!fits(shape.count, s) || !dense<T>(t, y, x))
+        return false;
+    const i64 known = product(s, s + shape.count), all = count(x);
+    if (rest >= 0 && known)
+        s[rest] = all / known;
+    lay_out(y, shape.count, s);
+    return count(y) == all && (rest < 0 || known);
+}
+""",
+)
 def reshape(x: T, shape: Ints, *, allowzero: int = 0) -> T:
     """Reshape; 0 keeps a size, and -1 takes the rest."""
     return x.reshape(shape if allowzero else [size or x.shape[axis] for axis, size in enumerate(shape)])
 
 
-@tail_op("Flatten", cpp="")
+@tail_op(
+    "Flatten",
+    cpp=r"""
+template<class T> bool Flatten(Tail& t, View& y, const View& x, i64 axis) {
+    int a = x.rank;
+    if ((axis != x.rank && !axis_of(a, axis, x.rank)) || !dense<T>(t, y, x))
+        return false;
+    const i64 shape[] = {product(x.shape, x.shape + a), product(x.shape + a, x.shape + x.rank)};
+    lay_out(y, 2, shape);
+    return true;
+}
+""",
+)
 def flatten(x: T, *, axis: int = 1) -> T:
     """Make a matrix of the axes before `axis` and the others."""
     axis = axis_of(axis, x.ndim) if axis != x.ndim else axis
@@ -34,35 +84,134 @@ def flatten(x: T, *, axis: int = 1) -> T:
     return x.reshape(rows, int(np.prod(x.shape[axis:])))
 
 
-@tail_op("Squeeze", cpp="")
+@tail_op(
+    "Squeeze",
+    cpp=r"""
+template<class T> bool Squeeze(Tail&, View& y, const View& x, const Ints& axes) {
+    bool gone[8];
+    int a[8];
+    for (int d = 0; d < x.rank; d++)
+        gone[d] = !axes.given && x.shape[d] == 1;
+    if (axes.given && !axes_of(a, axes, x.rank))
+        return false;
+    for (int i = 0; i < axes.count; gone[a[i]] = true, i++)
+        if (x.shape[a[i]] != 1)
+            return false;
+    y = x;
+    y.rank = 0;
+    for (int d = 0; d < x.rank; d++)
+        if (!gone[d])
+            y.shape[y.rank] = x.shape[d], y.stride[y.rank++] = x.stride[d];
+    return true;
+}
+""",
+)
 def squeeze(x: T, axes: Ints | None = None) -> T:
     """Drop axes of size 1."""
     return np.squeeze(x, None if axes is None else tuple(axes))
 
 
-@tail_op("Unsqueeze", cpp="")
+@tail_op(
+    "Unsqueeze",
+    cpp=r"""
+template<class T> bool Unsqueeze(Tail&, View& y, const View& x, const Ints& axes) {
+    bool added[8] = {false};
+    int a[8];
+    y = x;
+    y.rank = x.rank + axes.count;
+    if (y.rank > 8 || !axes_of(a, axes, y.rank))
+        return false;
+    for (int i = 0; i < axes.count; i++)
+        added[a[i]] = true;
+    for (int d = 0, e = 0; d < y.rank; e += !added[d], d++)
+        y.shape[d] = added[d] ? 1 : x.shape[e], y.stride[d] = added[d] ? 0 : x.stride[e];
+    return true;
+}
+""",
+)
 def unsqueeze(x: T, axes: Ints) -> T:
     """Add axes of size 1."""
     return np.expand_dims(x, tuple(axes))
 
 
-@tail_op("Expand", cpp="")
+@tail_op(
+    "Expand",
+    cpp=r"""
+template<class T> bool Expand(Tail&, View& y, const View& x, const Ints& shape) {
+    i64 s[8];
+    int rank = 0;
+    if (shape.count > 8)
+        return false;
+    widen(rank, s, x.rank, x.shape);
+    widen(rank, s, shape.count, shape.v);
+    for (int d = 1; d <= shape.count; d++)
+        if (shape.v[shape.count - d] != 1 && shape.v[shape.count - d] != s[8 - d])
+            return false;
+    return fits(rank, s + 8 - rank) && spread(y, x, rank, s + 8 - rank);
+}
+""",
+)
 def expand(x: T, shape: Ints) -> T:
     """Broadcast to a shape."""
     return np.broadcast_to(x, sized(*np.broadcast_shapes(x.shape, tuple(shape))))
 
 
-@tail_op("Slice", cpp="")
+@tail_op(
+    "Slice",
+    cpp=r"""
+template<class T>
+bool Slice(Tail&, View& y, const View& x, const Ints& starts, const Ints& ends, const Ints& axes, const Ints& steps) {
+    int a[8];
+    const Ints first = {true, starts.count, {0, 1, 2, 3, 4, 5, 6, 7}};
+    if (!axes_of(a, axes.given ? axes : first, x.rank) || (axes.given && axes.count != starts.count) ||
+        starts.count != ends.count || (steps.given && steps.count != starts.count))
+        return false;
+    y = x;
+    for (int i = 0; i < starts.count; i++) {
+        const i64 n = x.shape[a[i]], k = steps.given ? std::max(steps.v[i], -std::numeric_limits<i64>::max()) : 1;
+        i64 s[2] = {starts.v[i], ends.v[i]};
+        if (k == 0)
+            return false;
+        for (int e = 0; e < 2; e++)
+            s[e] = std::min(std::max<i64>(s[e] < 0 ? s[e] + n : s[e], k < 0 ? -1 : 0), k < 0 ? n - 1 : n);
+        const i64 way = k > 0 ? s[1] - s[0] : s[0] - s[1], size = way > 0 ? (way - 1) / (k > 0 ? k : -k) + 1 : 0;
+        y.shape[a[i]] = size;
+        y.stride[a[i]] *= size > 1 ? k : 1;
+        y.at += size ? s[0] * x.stride[a[i]] * i64(sizeof(T)) : 0;
+    }
+    return true;
+}
+""",
+)
 def slice_(x: T, starts: Ints, ends: Ints, axes: Ints | None = None, steps: Ints | None = None) -> T:
     """Cut axes."""
     cuts = [slice(None)] * x.ndim
-    chosen = range(len(starts)) if axes is None else axes
+    chosen = axes_of(range(len(starts)) if axes is None else axes, x.ndim)
     for start, end, axis, step in zip(starts, ends, chosen, steps or [1] * len(starts), strict=True):
-        cuts[axis_of(axis, x.ndim)] = slice(start, end, step)
+        cuts[axis] = slice(start, end, step)
     return x[tuple(cuts)]
 
 
-@tail_op("Split", cpp="")
+@tail_op(
+    "Split",
+    cpp=r"""
+template<class T> bool Split(Tail&, View* y, const View& x, const Ints& sizes, i64 axis, i64 n) {
+    int a;
+    i64 at = 0;
+    if (!axis_of(a, axis, x.rank) || (sizes.given && sizes.count != n))
+        return false;
+    const i64 part = (x.shape[a] + n - 1) / n;
+    for (i64 i = 0; i < n; at += y[i++].shape[a]) {
+        y[i] = x;
+        y[i].shape[a] = sizes.given ? sizes.v[i] : std::min(part, x.shape[a] - at);
+        y[i].at += at * x.stride[a] * i64(sizeof(T));
+        if (y[i].shape[a] < 0 || y[i].shape[a] > x.shape[a] - at)
+            return false;
+    }
+    return at == x.shape[a];
+}
+""",
+)
 def split(x: T, split: Ints | None = None, *, axis: int = 0, num_outputs: int) -> list[T]:
     """Cut an axis into parts, of equal sizes unless `split` has them."""
     axis = axis_of(axis, x.ndim)
@@ -74,7 +223,31 @@ def split(x: T, split: Ints | None = None, *, axis: int = 0, num_outputs: int) -
     return np.split(x, np.cumsum(sizes)[:-1], axis)
 
 
-@tail_op("Concat", cpp="")
+@tail_op(
+    "Concat",
+    cpp=r"""
+template<class T> bool Concat(Tail& t, View& y, int n, const View* x, i64 axis) {
+    int a;
+    View part = x[0];
+    if (!axis_of(a, axis, part.rank))
+        return false;
+    for (int i = 1; i < n; i++) {
+        for (int d = 0; d < part.rank; d++)
+            if (x[i].rank != part.rank || (d != a && x[i].shape[d] != part.shape[d]))
+                return false;
+        part.shape[a] += x[i].shape[a];
+    }
+    if (!make<T>(t, y, part.rank, part.shape))
+        return false;
+    part = y;
+    for (int i = 0; i < n; part.at += part.shape[a] * part.stride[a] * i64(sizeof(T)), i++) {
+        part.shape[a] = x[i].shape[a];
+        assign<T>(t, part, x[i]);
+    }
+    return true;
+}
+""",
+)
 def concat(*xs: T, axis: int) -> T:
     """Join tensors along an axis."""
     axis = axis_of(axis, xs[0].ndim)
@@ -82,54 +255,171 @@ def concat(*xs: T, axis: int) -> T:
     return np.concatenate(xs, axis)
 
 
-@tail_op("Tile", cpp="")
+@tail_op(
+    "Tile",
+    cpp=r"""
+template<class T> bool Tile(Tail& t, View& y, const View& x, const Ints& repeats) {
+    i64 shape[8];
+    for (int d = 0; d < x.rank; shape[d] = x.shape[d] * repeats.v[d], d++)
+        if (repeats.count != x.rank || repeats.v[d] < 0 || repeats.v[d] > 268435456)
+            return false;
+    if (!fits(x.rank, shape) || repeats.count != x.rank)
+        return false;
+    if (!product(shape, shape + x.rank))
+        return make<T>(t, y, x.rank, shape);
+    if (!dense<T>(t, y, x))
+        return false;
+    for (int d = x.rank; d-- > 0;) { // [outer, inner] becomes [outer, repeats, inner]
+        const View old = y;
+        const i64 inner = product(old.shape + d, old.shape + x.rank);
+        const i64 split[] = {product(old.shape, old.shape + d), repeats.v[d], inner};
+        if (split[1] == 1)
+            continue;
+        if (!make<T>(t, y, 3, split))
+            return false;
+        View from = y;
+        from.data = old.data, from.at = old.at;
+        from.stride[0] = inner, from.stride[1] = 0;
+        assign<T>(t, y, from);
+        std::copy(old.shape, old.shape + x.rank, shape);
+        shape[d] *= split[1];
+        lay_out(y, x.rank, shape);
+    }
+    return true;
+}
+""",
+)
 def tile(x: T, repeats: Ints) -> T:
     """Repeat along each axis."""
     sized(*(size * count for size, count in zip(x.shape, repeats, strict=True)))
     return np.tile(x, repeats)
 
 
-@tail_op("Pad", cpp="")
+@tail_op(
+    "Pad",
+    cpp=r"""
+template<class T>
+bool Pad(Tail& t, View& y, const View& x, const Ints& pads, const View& value, const Ints& axes) {
+    View from = x, to;
+    T fill = T(0);
+    int a[8];
+    const Ints every = {true, x.rank, {0, 1, 2, 3, 4, 5, 6, 7}};
+    const int n = axes.given ? axes.count : x.rank;
+    i64 shape[8], first[8] = {0};
+    std::copy(x.shape, x.shape + x.rank, shape);
+    if (!axes_of(a, axes.given ? axes : every, x.rank) || pads.count != 2 * n || (value.rank >= 0 && !one(t, value, fill)))
+        return false;
+    for (int i = 0; i < n; i++) {
+        const i64 most = 268435456, before = pads.v[i], after = pads.v[i + n];
+        if (std::max(before, after) > most || std::min(before, after) < -most)
+            return false;
+        first[a[i]] = std::max<i64>(before, 0);
+        shape[a[i]] += before + after;
+        from.shape[a[i]] += std::min<i64>(before, 0) + std::min<i64>(after, 0);
+        from.at -= std::min<i64>(before, 0) * x.stride[a[i]] * i64(sizeof(T));
+        if (from.shape[a[i]] < 0)
+            return false;
+    }
+    if (!make<T>(t, y, x.rank, shape))
+        return false;
+    std::fill(at<T>(t, y), at<T>(t, y) + count(y), fill);
+    to = y;
+    for (int d = 0; d < x.rank; d++)
+        to.at += first[d] * y.stride[d] * i64(sizeof(T)), to.shape[d] = from.shape[d];
+    assign<T>(t, to, from);
+    return true;
+}
+""",
+)
 def pad(
     x: T, pads: Ints, value: T | None = None, axes: Ints | None = None, *, mode: Literal["constant"] = "constant"
 ) -> T:
     """Add a constant around a tensor; negative pads cut."""
-    chosen = range(x.ndim) if axes is None else [axis_of(axis, x.ndim) for axis in axes]
-    if len(pads) != 2 * len(chosen):
-        raise ValueError(f"{len(pads)} pads of {len(chosen)} axes")
-    before, after = [0] * x.ndim, [0] * x.ndim
-    for axis, first, last in zip(chosen, pads[: len(chosen)], pads[len(chosen) :], strict=True):
-        before[axis], after[axis] = first, last
-    shape = sized(*(size + first + last for size, first, last in zip(x.shape, before, after, strict=True)))
-    y = np.full(shape, 0 if value is None else value.reshape(()), x.dtype)
-    cut = tuple(
-        slice(max(-first, 0), size - max(-last, 0)) for size, first, last in zip(x.shape, before, after, strict=True)
-    )
-    y[
-        tuple(slice(max(first, 0), size - max(last, 0)) for size, first, last in zip(shape, before, after, strict=True))
-    ] = x[cut]
+    chosen = axes_of(range(x.ndim) if axes is None else axes, x.ndim)
+    ends = np.zeros((2, x.ndim), np.int64)
+    ends[:, chosen] = np.reshape(pads, (2, len(chosen)))
+    y = np.full(sized(*(x.shape + ends.sum(axis=0)).tolist()), 0 if value is None else value.reshape(()), x.dtype)
+    cut = x[tuple(slice(max(-first, 0), size - max(-last, 0)) for size, first, last in zip(x.shape, *ends.tolist()))]
+    if np.any(x.shape + np.minimum(ends, 0).sum(axis=0) < 0):
+        raise ValueError(f"pads {pads} of the shape {x.shape}")
+    y[tuple(slice(max(first, 0), max(first, 0) + size) for size, first in zip(cut.shape, ends[0].tolist()))] = cut
     return y
 
 
-@tail_op("Shape", cpp="")
+@tail_op(
+    "Shape",
+    cpp=r"""
+template<class T> bool Shape(Tail& t, View& y, const View& x, i64 start, i64 end) {
+    const i64 n = x.rank, s = std::min(std::max<i64>(start < 0 ? start + n : start, 0), n);
+    const i64 e = std::min(std::max<i64>(end < 0 ? end + n : end, 0), n), size = std::max<i64>(e - s, 0);
+    if (!make<i64>(t, y, 1, &size))
+        return false;
+    std::copy(x.shape + s, x.shape + s + size, at<i64>(t, y));
+    return true;
+}
+""",
+)
 def shape(x: T, *, start: int = 0, end: int | None = None) -> L:
     """Return the shape."""
     return np.array(x.shape[start:end], np.int64)
 
 
-@tail_op("Size", cpp="")
+@tail_op(
+    "Size",
+    cpp=r"""
+template<class T> bool Size(Tail& t, View& y, const View& x) {
+    return make<i64>(t, y, 0, NULL) && (*at<i64>(t, y) = count(x), true);
+}
+""",
+)
 def size(x: T) -> L:
     """Return the number of elements."""
     return np.array(x.size, np.int64)
 
 
-@tail_op("ConstantOfShape", cpp="")
+@tail_op(
+    "ConstantOfShape",
+    cpp=r"""
+template<class V> bool ConstantOfShape(Tail& t, View& y, const Ints& shape, const View& value) {
+    V fill = V(0);
+    if ((value.rank >= 0 && !one(t, value, fill)) || shape.count > 8 || !make<V>(t, y, shape.count, shape.v))
+        return false;
+    std::fill(at<V>(t, y), at<V>(t, y) + count(y), fill);
+    return true;
+}
+""",
+)
 def constant_of_shape(shape: Ints, value: V | None = None) -> V:
     """Fill a shape with a value."""
     return np.full(sized(*shape), np.float32(0) if value is None else value.reshape(()))
 
 
-@tail_op("Range", cpp="")
+@tail_op(
+    "Range",
+    cpp=r"""
+inline double steps(double, double, double step, double way) { return step == 0 ? NAN : std::ceil(way / step); }
+inline double steps(uint64_t first, uint64_t last, uint64_t step, uint64_t way) {
+    const bool down = i64(step) < 0;
+    if (step == 0 || first == last || down != (i64(last) < i64(first)))
+        return step == 0 ? NAN : 0;
+    return double(((down ? 0 - way : way) - 1) / (down ? 0 - step : step)) + 1;
+}
+template<class N> bool Range(Tail& t, View& y, const View& start, const View& limit, const View& delta) {
+    typedef typename Wide<N>::W W;
+    typedef typename Wide<N>::A A;
+    N first, last, step;
+    if (!one(t, start, first) || !one(t, limit, last) || !one(t, delta, step))
+        return false;
+    const double n = steps(A(first), A(last), A(step), A(N(W(last) - W(first))));
+    const i64 size = n <= 268435456. ? i64(std::max(n, 0.)) : -1;
+    if (!make<N>(t, y, 1, &size))
+        return false;
+    for (i64 i = 0; i < size; i++, first = N(W(first) + W(step)))
+        at<N>(t, y)[i] = first;
+    return true;
+}
+""",
+)
 def range_(start: N, limit: N, delta: N) -> N:
     """Count from start to limit; floats add up as ONNX Runtime's do."""
     first, step = start.reshape(()).item(), delta.reshape(()).item()
@@ -137,14 +427,22 @@ def range_(start: N, limit: N, delta: N) -> N:
         count = float(np.ceil(np.float64(limit.reshape(()) - start.reshape(())) / step))
     else:
         count = -((first - limit.reshape(()).item()) // step)
-    if not count <= 2**28:
+    if not step or not count <= 2**28:
         raise ValueError(f"a result of {count} elements")
-    y = np.full(max(int(count), 0), step, start.dtype)
+    y = np.full(int(max(count, 0)), step, start.dtype)
     y[:1] = first
     return np.add.accumulate(y, dtype=start.dtype)
 
 
-@tail_op("Cast", cpp="")
+@tail_op(
+    "Cast",
+    cpp=r"""
+template<class T, class R> struct Casting { R operator()(T a, T, T) const { return To<R>::from(a); } };
+template<class T, class R> bool Cast(Tail& t, View& y, const View& x) {
+    return map<R, T, T, T>(t, y, x, x, x, Casting<T, R>());
+}
+""",
+)
 def cast(x: T, *, to: str, saturate: int = 1, round_mode: str = "up") -> To:
     """Cast; floats out of an integer's range become the lowest one, as on x86."""
     if x.dtype.kind != "f" or np.dtype(to).kind not in "iu":

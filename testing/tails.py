@@ -1,0 +1,108 @@
+"""Tails as compiled C++: many programs in one shared library."""
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnx2ncnn_opt.onnx.tail.program import Node, Port, Program
+from onnx2ncnn_opt.report.tail import header
+
+COMPILER = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
+FLAGS = (
+    "-std=c++11",
+    "-Wall",
+    "-Wextra",
+    "-Wconversion",
+    "-Wno-sign-conversion",
+    "-Werror",
+    "-fno-exceptions",
+    "-fno-rtti",
+)
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_void_p), ("rank", ctypes.c_int64), ("shape", ctypes.c_int64 * 8))
+
+
+class Library:
+    """Programs as one shared library, by name."""
+
+    def __init__(self, folder: Path, programs: Mapping[str, Program], *flags: str) -> None:
+        assert COMPILER
+        self.programs = programs
+        source, binary = folder / "tails.cpp", folder / "tails.so"
+        text = []
+        for name, program in programs.items():
+            (folder / f"{name}.tail.h").write_text(header(program, name))
+            text.append(f'#define {name.upper()}_TAIL_IMPLEMENTATION\n#include "{name}.tail.h"\n')
+        source.write_text("".join(text))
+        command = [COMPILER, *FLAGS, *(flags or ("-O1",)), "-shared", "-fPIC", str(source), "-o", str(binary)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode or done.stderr:
+            raise AssertionError(done.stderr[:20000])
+        self._library = ctypes.CDLL(str(binary))
+        self._free = ctypes.CDLL(None).free
+        self._free.argtypes = [ctypes.c_void_p]
+
+    def run(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]] | int:
+        """Return the outputs, or the code of an error."""
+        program = self.programs[name]
+        inputs, outputs = (_Tensor * (len(program.inputs) or 1))(), (_Tensor * len(program.outputs))()
+        kept = []
+        for tensor, port in zip(inputs, program.inputs, strict=False):
+            array = np.ascontiguousarray(arrays[port.name]).reshape(np.shape(arrays[port.name]))
+            kept.append(array)
+            tensor.data, tensor.rank = array.ctypes.data, array.ndim
+            tensor.shape[: array.ndim] = list(array.shape)
+        memory = ctypes.c_void_p()
+        code = getattr(self._library, f"{name}_tail")(inputs, outputs, ctypes.byref(memory))
+        if code:
+            assert not memory.value
+            return int(code)
+        results = {}
+        for tensor, port in zip(outputs, program.outputs, strict=True):
+            shape = tuple(tensor.shape[: tensor.rank])
+            size = int(np.prod(shape)) * np.dtype(port.dtype).itemsize
+            data = ctypes.string_at(tensor.data, size)
+            results[port.name] = np.frombuffer(data, port.dtype).reshape(shape)
+        self._free(memory)
+        return results
+
+
+def merged(programs: Sequence[Program]) -> Program:
+    """Return one program of many, whose names begin with their number, as `3.x`."""
+    inputs, outputs, constants, nodes = [], [], {}, []
+    for i, program in enumerate(programs):
+
+        def named(names: Sequence[str], i: int = i) -> tuple[str, ...]:
+            return tuple(f"{i}.{name}" if name else "" for name in names)
+
+        inputs += [Port(f"{i}.{name}", dtype, shape) for name, dtype, shape in program.inputs]
+        outputs += [Port(f"{i}.{name}", dtype, shape) for name, dtype, shape in program.outputs]
+        constants |= {f"{i}.{name}": array for name, array in program.constants.items()}
+        nodes += [
+            Node(n.operator, f"{i}.{n.name}", named(n.inputs), named(n.outputs), n.attributes) for n in program.nodes
+        ]
+    return Program(tuple(inputs), tuple(outputs), constants, tuple(nodes))
+
+
+def same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """Return True if arrays have the same bits; NaNs count as equal."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    bits = (
+        np.ascontiguousarray(a).view(np.uint8) == np.ascontiguousarray(b).view(np.uint8)
+        if a.ndim
+        else np.array(a.tobytes() == b.tobytes())
+    )
+    return bool(np.all(bits)) or bool(
+        np.array_equal(a, b, equal_nan=a.dtype.kind == "f") and np.array_equal(np.signbit(a), np.signbit(b))
+        if a.dtype.kind == "f"
+        else False
+    )
