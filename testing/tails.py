@@ -77,7 +77,8 @@ class Library:
 
 def merged(programs: Sequence[Program]) -> Program:
     """Return one program of many, whose names begin with their number, as `3.x`."""
-    inputs, outputs, constants, nodes = [], [], {}, []
+    inputs, outputs, nodes = [], [], []
+    constants: dict[str, NDArray[Any]] = {}
     for i, program in enumerate(programs):
 
         def named(names: Sequence[str], i: int = i) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """``onnx2ncnn-opt example``."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -28,7 +29,9 @@ def example(
     from onnx2ncnn_opt.param.files import all_or_nothing
     from onnx2ncnn_opt.report import embed as headers
     from onnx2ncnn_opt.report import example as report
+    from onnx2ncnn_opt.report.tail import c_name, header
     from onnx2ncnn_opt.runtime.net import net_files
+    from onnx2ncnn_opt.runtime.tail import tail_of
 
     if embed and (file is None or language != "cpp"):
         raise UsageError("--embed writes headers next to a C++ program: give --cpp and -o FOLDER/main.cpp")
@@ -36,8 +39,17 @@ def example(
     if manifest is None:
         raise UsageError(f"{param} has no manifest beside it, which would say how arrays go in and out")
     net = headers.embed(param, bin) if embed else None
-    program = report.example(manifest, param, bin, language=language, shapes=shapes, embedded=net)
+    runner, name = tail_of(param, manifest), c_name(param.name.removesuffix(".param").removesuffix(".ncnn"))
+    tail = runner.program if runner else None
+    options: dict[str, Any] = {"shapes": shapes, "embedded": net, "tail": tail, "name": name}
+    program = report.example(manifest, param, bin, language=language, **options)
     files = {} if file is None else {file: program}
+    if tail is not None and language == "cpp":
+        text = header(tail, name)
+        if file is None:
+            program = program.replace(f'#include "{name}.tail.h"', text)
+        else:
+            files[file.with_name(f"{name}.tail.h")] = text
     if file is not None and net is not None:
         files |= {file.with_name(f"{net.name}.mem.h"): net.mem, file.with_name(f"{net.name}.id.h"): net.ids}
     with all_or_nothing(*files) as staged:

@@ -12,7 +12,10 @@ from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.dim import symbol
 from onnx2ncnn_opt.manifest import Entry, Manifest
 from onnx2ncnn_opt.onnx.read.given import parsed_size
+from onnx2ncnn_opt.onnx.tail.program import Program
 from onnx2ncnn_opt.report.embed import EmbeddedNet
+from onnx2ncnn_opt.report.tail import c_name, numpy_program
+from onnx2ncnn_opt.report.tail_call import DENSE, cpp_call, python_call
 from onnx2ncnn_opt.report.words import data_file
 from onnx2ncnn_opt.runtime.slots import np_dtype, too_small
 
@@ -61,11 +64,13 @@ def example(
     language: str,
     shapes: Mapping[str, Sequence[int]] | None = None,
     embedded: EmbeddedNet | None = None,
+    tail: Program | None = None,
+    name: str = "",
 ) -> str:
     """Return the program in "cpp" or "python" for a net and its manifest.
 
     `shapes` are sizes for inputs that have dynamic dimensions; others are made up. A C++ program loads the `embedded`
-    net instead of the files. Raises UsageError if the shapes do not fit.
+    net instead of the files, and calls the `tail` from NAME.tail.h. Raises UsageError if the shapes do not fit.
     """
     for entry in (*manifest.inputs, *manifest.outputs):
         if np_dtype(entry).name != entry.dtype or len(entry.shape) - (entry.batch_axis is not None) > max(_DIMS):
@@ -75,16 +80,19 @@ def example(
     if small := too_small(manifest, {mat.entry.name: np.broadcast_to(0, mat.shape) for mat in inputs}):
         raise UsageError(small)
     files = (param.as_posix(), bin.as_posix())
-    return _cpp(inputs, manifest, *files, embedded) if language == "cpp" else _python(inputs, manifest, *files)
+    if language == "cpp":
+        return _cpp(inputs, manifest, *files, embedded, tail, c_name(name))
+    return _python(inputs, manifest, *files, tail)
 
 
 def _inputs(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> list[_Mat]:
-    names = [entry.name for entry in manifest.inputs]
+    entries = manifest.model_inputs
+    names = [entry.name for entry in entries]
     for name in shapes:
         if name not in names:
             raise UsageError(f"the net has no input '{name}'; its inputs are {', '.join(names)}")
     sizes: dict[str, int] = {}
-    for entry in (entry for entry in manifest.inputs if entry.name in shapes):
+    for entry in (entry for entry in entries if entry.name in shapes):
         given = shapes[entry.name]
         fits = len(given) == len(entry.shape) and all(
             dim is None or size == (sizes.setdefault(dim, size) if isinstance(dim, str) else dim)
@@ -95,8 +103,8 @@ def _inputs(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> list[_Ma
             raise UsageError(f"--shape {wrong} is not a shape of {_Mat(entry, ()).text}")
     # Plain names first: other sizes may be sums of them.
     found: dict[str, _Mat] = {}
-    sums = {dim for entry in manifest.inputs for dim in entry.shape if isinstance(dim, str) and not dim.isidentifier()}
-    for entry in sorted(manifest.inputs, key=lambda entry: not sums.isdisjoint(entry.shape)):
+    sums = {dim for entry in entries for dim in entry.shape if isinstance(dim, str) and not dim.isidentifier()}
+    for entry in sorted(entries, key=lambda entry: not sums.isdisjoint(entry.shape)):
         is_image = len(entry.shape) == 4 and entry.shape[1] in (1, 3)
         shape = []
         for axis, dim in enumerate(entry.shape):
@@ -130,7 +138,7 @@ def _too_small(manifest: Manifest, codes: Mapping[str, str]) -> Iterator[tuple[s
 # Python ----------------------------------------------------------------------------------------------------------
 
 
-def _python(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: str) -> str:
+def _python(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: str, tail: Program | None) -> str:
     codes = {
         dim: f"np.shape(arrays[{mat.entry.name!a}])[{axis}]"
         for mat in inputs
@@ -140,11 +148,14 @@ def _python(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: str) ->
     blocks = {
         "options": (f"    net.opt.{option} = False" for option in _FP32),
         "checks": (f"    if {bad}:\n        raise SystemExit({why!a})" for bad, why in _too_small(manifest, codes)),
-        "feeds": map(_python_feed, inputs),
+        "feeds": (_python_feed(mat) for mat in inputs if mat.entry.blob),
+        "call": python_call(manifest, tail, codes) if tail else (),
         "fetches": map(_python_fetch, manifest.outputs),
         "arrays": (f"        {mat.entry.name!a}: {_python_array(mat)},  # {mat.text}" for mat in inputs),
     }
     lines = {name: "".join(f"{line}\n" for line in block) for name, block in blocks.items()}
+    source = f"{numpy_program(tail)}\n\n" if tail else ""
+    lines |= {"tail": source, "imports": "import base64\n\n" if "base64." in source else ""}
     return Template(data_file("program.py.in")).substitute(lines, param=ascii(param), bin=ascii(bin))
 
 
@@ -187,20 +198,35 @@ def _python_fetch(entry: Entry) -> str:
 # C++ -------------------------------------------------------------------------------------------------------------
 
 
-def _cpp(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: str, net: EmbeddedNet | None) -> str:
-    entries = (*manifest.inputs, *manifest.outputs)
+def _cpp(
+    every: Sequence[_Mat],
+    manifest: Manifest,
+    param: str,
+    bin: str,
+    net: EmbeddedNet | None,
+    tail: Program | None,
+    name: str,
+) -> str:
+    inputs, entries = [mat for mat in every if mat.entry.blob], (*manifest.inputs, *manifest.outputs)
     blobs = net.blobs if net else {entry.blob: _c(entry.blob) for entry in entries}
     body = [line for i, mat in enumerate(inputs) for line in ("", *_cpp_feed(f"in{i}", mat, blobs[mat.entry.blob]))]
     codes = {dim: f"in{number}.{axis}" for number, mat in enumerate(inputs) for dim, axis in _cpp_sizes(mat)}
     for condition, problem in _too_small(manifest, codes):
         body += ["", f"    if ({condition.replace('//', '/')})", f"        return fputs({_c(problem)}, stderr), 1;"]
     for number, entry in enumerate(manifest.outputs):
-        body += ["", *_cpp_fetch(f"out{number}", entry, blobs[entry.blob])]
+        is_read = manifest.tail is not None and entry.name in manifest.tail.inputs
+        body += ["", *_cpp_fetch(f"out{number}", entry, blobs[entry.blob], is_read=is_read)]
+    if tail:
+        mats = {entry.name: f"out{number}" for number, entry in enumerate(manifest.outputs)}
+        body += ["", *cpp_call(manifest, tail, name, mats, codes)]
     blocks = {"options": [f"    net.opt.{option} = false;" for option in _FP32], "body": body}
     blocks["includes"], blocks["creators"] = [], []
+    if tail:
+        blocks["includes"] = [f"#define {name.upper()}_TAIL_IMPLEMENTATION", f'#include "{name}.tail.h"']
+        blocks["includes"] += ["", "#include <cstdlib>", "#include <type_traits>"]
     fails = f"net.load_param({_c(param)}) != 0 || net.load_model({_c(bin)}) != 0"
     if net:
-        blocks["includes"] = [f'#include "{net.name}.id.h"', f'#include "{net.name}.mem.h"']
+        blocks["includes"] += [f'#include "{net.name}.id.h"', f'#include "{net.name}.mem.h"']
         for type in net.custom:
             blocks["creators"] += [f"ncnn::Layer* {type}_layer_creator(void*); // yours: DEFINE_LAYER_CREATOR({type})"]
             register = f"net.register_custom_layer({net.name}_id::TYPE_{type}, {type}_layer_creator);"
@@ -209,7 +235,7 @@ def _cpp(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: str, net: 
         loads = ((load, f"{net.name}_{array}") for load, array in (("load_param", "param_bin"), ("load_model", "bin")))
         fails = " || ".join(f"net.{load}({array}) != {array}_size" for load, array in loads)
     lines = {name: "".join(f"{line}\n" for line in block) for name, block in blocks.items()}
-    return Template(data_file("program.cpp.in")).substitute(lines, fails=fails)
+    return Template(data_file("program.cpp.in")).substitute(lines, fails=fails, tail=DENSE.lstrip() if tail else "")
 
 
 _DIMS = {1: ("w",), 2: ("h", "w"), 3: ("c", "h", "w"), 4: ("c", "d", "h", "w")}
@@ -292,7 +318,8 @@ def _cpp_fill(name: str, mat: _Mat) -> list[str]:
     ]
 
 
-def _cpp_fetch(name: str, entry: Entry, blob: str) -> list[str]:
+def _cpp_fetch(name: str, entry: Entry, blob: str, *, is_read: bool = False) -> list[str]:
+    """Return the lines that extract an output and print it, unless the tail is to read it."""
     mat = _Mat(entry, ())
     dims = len(entry.shape) - (entry.batch_axis is not None)
     batch = "" if entry.batch_axis is None else f", n is axis {entry.batch_axis}"
@@ -320,8 +347,7 @@ def _cpp_fetch(name: str, entry: Entry, blob: str) -> list[str]:
         f"    ncnn::Mat {name};",
         f"    if (ex.extract({blob}, {name}) != 0)",
         "        return 1;",
-        *loops,
-        '    printf("\\n");',
+        *([] if is_read else [*loops, '    printf("\\n");']),
     ]
 
 

@@ -21,6 +21,8 @@ from onnx2ncnn_opt.report.words import data_file
 
 _WIDTH = 116
 _C_TYPES = {"float32": "float", "float64": "double", "float16": "Half", "bool": "Bool"}
+# Names that the module of `numpy_program` may have itself.
+_TAKEN = ("np", "base64", "tail", "_", "ncnn", "load", "feed", "fetch", "run", "PARAM", "BIN")
 _SMALL = 64  # elements of a constant that NumPy programs spell out
 
 
@@ -38,8 +40,7 @@ def header(program: Program, name: str) -> str:
     results = [port.name for port in program.outputs]
     lines += [f"if (!output<{_c_type(program.types[x])}>(t, v[{ids[x]}])) return -1;" for x in dict.fromkeys(results)]
     used = dict.fromkeys(node.op.cpp for node in program.nodes)
-    plain = re.sub(r"\W", "_", name, flags=re.ASCII)
-    plain = f"_{plain}" if plain[:1].isdigit() else plain
+    plain = c_name(name)
     return Template(data_file("tail.h.in")).substitute(
         title=_comment(f"{name}: what follows the net, as one function"),
         name=plain,
@@ -54,6 +55,12 @@ def header(program: Program, name: str) -> str:
         results=", ".join(str(ids[name]) for name in results),
         values=len(ids),
     )
+
+
+def c_name(name: str) -> str:
+    """Return the prefix of the names in a header."""
+    plain = re.sub(r"\W", "_", name, flags=re.ASCII)
+    return f"_{plain}" if plain[:1].isdigit() else plain
 
 
 def _setup(program: Program, ids: Mapping[str, int]) -> Iterator[str]:
@@ -124,14 +131,17 @@ def _comment(text: object) -> str:
     return ascii(str(text))[1:-1].replace("\\", "/")
 
 
-def numpy_program(program: Program, name: str) -> str:
-    """Return the source of a module whose function `tail` takes the inputs and returns the outputs by name."""
+def numpy_program(program: Program) -> str:
+    """Return the source of a function `tail` that takes the inputs and returns the outputs by name.
+
+    It needs the module numpy as np, and base64 for large constants.
+    """
     sources: dict[str, str] = {}
     for node in program.nodes:
         _add_source(sources, node.op.function, node.op.source)
     names: dict[str, str] = {}
     for value in program.types:
-        names[value] = _identifier(value, {*sources, *names.values(), "np", "base64", "tail", "_"})
+        names[value] = _identifier(value, {*sources, *names.values(), *_TAKEN})
     lines = []
     for node in program.nodes:
         arguments = []
@@ -147,12 +157,11 @@ def numpy_program(program: Program, name: str) -> str:
         lines.append(f"{target} = {node.op.function.__name__}({', '.join(arguments)})")
     used = {word for line in lines for word in re.findall(r"\w+", line)} | {names[x.name] for x in program.outputs}
     constants = [f"{names[x]} = {_array(array)}" for x, array in program.constants.items() if names[x] in used]
-    blocks = [f'"""{_comment(name)}: what follows the net."""', "import base64\n\nimport numpy as np", *constants, "\n"]
     body = textwrap.indent("\n".join(lines or ["pass"]), " " * 8)
     outputs = ", ".join(f"{port.name!a}: np.asarray({names[port.name]})" for port in program.outputs)
     inputs = ", ".join(names[port.name] for port in program.inputs)
-    blocks.append(f"def tail({inputs}):\n    with np.errstate(all='ignore'):\n{body}\n    return {{{outputs}}}")
-    return "\n\n".join([*blocks[:-2], *(f"\n{text}" for text in sources.values()), f"\n{blocks[-1]}"]) + "\n"
+    tail = f"def tail({inputs}):\n    with np.errstate(all='ignore'):\n{body}\n    return {{{outputs}}}"
+    return "\n\n\n".join(["\n".join(constants), *sources.values(), tail]).lstrip() + "\n"
 
 
 class _Plain(ast.NodeTransformer):
@@ -175,12 +184,12 @@ def _add_source(sources: dict[str, str], function: Callable[..., Any], source: s
     """Add the source of a function, and before it those of the functions that it calls."""
     if function.__name__ in sources:
         return
-    tree = ast.parse(source or inspect.getsource(function))
+    tree = _Plain().visit(ast.parse(source or inspect.getsource(function)))
     for item in ast.walk(tree):
         called = function.__globals__.get(item.id) if isinstance(item, ast.Name) else None
         if isinstance(called, FunctionType) and called is not function:
             _add_source(sources, called)
-    sources[function.__name__] = ast.unparse(_Plain().visit(tree))
+    sources[function.__name__] = ast.unparse(tree)
 
 
 def _identifier(value: str, taken: Collection[str]) -> str:

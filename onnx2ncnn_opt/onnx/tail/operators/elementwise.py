@@ -154,7 +154,9 @@ def clip(x: N, min: N | None = None, max: N | None = None) -> N:
 @tail_op(
     "Div",
     cpp=r"""
-template<class T> T quotient(T a, T b, uint64_t) { return T(b == T(-1) && T(-1) < T(0) ? 0 - uint64_t(a) : uint64_t(a / b)); }
+template<class T> T quotient(T a, T b, uint64_t) {
+    return T(b == T(-1) && T(-1) < T(0) ? 0 - uint64_t(a) : uint64_t(a / b));
+}
 template<class T> T quotient(T a, T b, float) { return T(float(a) / float(b)); }
 template<class T> T quotient(T a, T b, double) { return a / b; }
 template<class N> struct Quotient {

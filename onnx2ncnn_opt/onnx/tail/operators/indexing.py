@@ -79,7 +79,8 @@ def gather_elements(x: T, indices: I, *, axis: int = 0) -> T:
     "Scatter",
     cpp=r"""
 template<class T, class I>
-bool ScatterElements(Tail& t, View& y, const View& x, const View& indices, const View& updates, i64 axis, const char* how) {
+bool ScatterElements(Tail& t, View& y, const View& x, const View& indices, const View& updates, i64 axis,
+                     const char* how) {
     Loop l;
     int a;
     bool right = updates.rank == x.rank && std::equal(updates.shape, updates.shape + x.rank, indices.shape);
@@ -116,7 +117,8 @@ template<class T> bool GatherND(Tail& t, View& y, const View& x, const View& ind
     std::copy(x.shape + n, x.shape + x.rank, std::copy(indices.shape, indices.shape + lead, shape));
     if (!make<T>(t, y, lead + x.rank - int(n), shape))
         return false;
-    const i64 rows = product(indices.shape, indices.shape + lead), each = product(indices.shape + b, indices.shape + lead);
+    const i64 rows = product(indices.shape, indices.shape + lead);
+    const i64 each = product(indices.shape + b, indices.shape + lead);
     View from = x, to = y;
     lay_out(to, x.rank - int(n), x.shape + n);
     from.rank = to.rank;
@@ -157,7 +159,8 @@ bool ScatterND(Tail& t, View& y, const View& x, const View& indices, const View&
     View list, values;
     const int lead = indices.rank - 1;
     const i64 n = lead >= 0 ? indices.shape[lead] : 9;
-    if (n > x.rank || updates.rank != lead + x.rank - n || !std::equal(x.shape + n, x.shape + x.rank, updates.shape + lead) ||
+    if (n > x.rank || updates.rank != lead + x.rank - n ||
+        !std::equal(x.shape + n, x.shape + x.rank, updates.shape + lead) ||
         !std::equal(updates.shape, updates.shape + lead, indices.shape) || !dense<i64>(t, list, indices) ||
         !dense<T>(t, values, updates) || !copy<T>(t, y, x))
         return false;

@@ -15,7 +15,7 @@ from onnx2ncnn_opt.onnx.tail.registry import F, Ints, N, T, tail_op
 template<class T> struct Largest {
     typedef T Acc;
     static T start() { return extreme<T>(false, false); }
-    static void step(T& a, T v, i64) { a = v > a || v != v ? v : a; }
+    static void step(T& a, T v, i64) { a = (v > a) | (v != v) ? v : a; }
     static T end(T a, i64) { return T(a + 0); }
 };
 template<class T> bool ReduceMax(Tail& t, View& y, const View& x, const Ints& axes, i64 keepdims, i64 noop) {
@@ -35,7 +35,7 @@ def reduce_max(x: T, axes: Ints | None = None, *, keepdims: int = 1, noop_with_e
 template<class T> struct Smallest {
     typedef T Acc;
     static T start() { return extreme<T>(true, false); }
-    static void step(T& a, T v, i64) { a = v < a || v != v ? v : a; }
+    static void step(T& a, T v, i64) { a = (v < a) | (v != v) ? v : a; }
     static T end(T a, i64) { return T(a + 0); }
 };
 template<class T> bool ReduceMin(Tail& t, View& y, const View& x, const Ints& axes, i64 keepdims, i64 noop) {

@@ -32,7 +32,8 @@ bool RoiAlign(Tail& t, View& y, const View& x, const View& rois, const View& ima
     View pixels = x, list, regions, scratch[2];
     const i64 shape[] = {n, x.shape[1], height, width};
     if (x.rank != 4 || rois.rank != 2 || images.rank != 1 || rois.shape[1] != 4 || images.shape[0] != n ||
-        !dense<F>(t, pixels, x) || !dense<F>(t, regions, rois) || !dense<i64>(t, list, images) || !make<F>(t, y, 4, shape))
+        !dense<F>(t, pixels, x) || !dense<F>(t, regions, rois) || !dense<i64>(t, list, images) ||
+        !make<F>(t, y, 4, shape))
         return false;
     F* (*const to)(Tail&, const View&) = at<F>;
     const size_t used = t.used;

@@ -179,7 +179,8 @@ bool Unique(Tail& t, View& y, View& first, View& inverse, View& counts, const Vi
     shape[a] = size;
     if (!make<i64>(t, first, 1, &size) || !make<i64>(t, counts, 1, &size) || !make<T>(t, y, v.rank, shape))
         return false;
-    i64 *const ranks = at<i64>(t, scratch), *const lead = ranks + n, *const f = at<i64>(t, first), *const c = at<i64>(t, counts);
+    i64 *const ranks = at<i64>(t, scratch), *const lead = ranks + n;
+    i64 *const f = at<i64>(t, first), *const c = at<i64>(t, counts);
     std::copy(lead + n, lead + n + size, f);
     std::fill(c, c + size, 0);
     View from = v, to = y;
@@ -218,7 +219,8 @@ def unique(x: T, *, axis: int | None = None, sorted: int = 1) -> tuple[T, L, L, 
 @tail_op(
     "NonMaxSuppression",
     cpp=r"""
-inline float times(float a, float b) { return float(double(a) * double(b)); } // which no compiler fuses with an addition
+// A product that no compiler fuses with an addition.
+inline float times(float a, float b) { return float(double(a) * double(b)); }
 struct Box { float x1, y1, x2, y2, area; };
 inline bool overlap(const Box& a, const Box& b, float most) {
     const float x1 = a.x1 < b.x1 ? b.x1 : a.x1, x2 = b.x2 < a.x2 ? b.x2 : a.x2;
@@ -228,8 +230,8 @@ inline bool overlap(const Box& a, const Box& b, float most) {
     const float both = times(x2 - x1, y2 - y1), either = a.area + b.area - both;
     return !(both <= 0 || a.area <= 0 || b.area <= 0 || either <= 0) && both / either > most;
 }
-inline bool NonMaxSuppression(Tail& t, View& y, const View& boxes, const View& scores, const Ints& limit, const View& iou,
-                              const View& score, i64 center) {
+inline bool NonMaxSuppression(Tail& t, View& y, const View& boxes, const View& scores, const Ints& limit,
+                              const View& iou, const View& score, i64 center) {
     struct Item { float score; i64 at; };
     View s, flat, corners, chosen, found;
     float most = 0, least = 0;
@@ -237,7 +239,8 @@ inline bool NonMaxSuppression(Tail& t, View& y, const View& boxes, const View& s
         boxes.shape[1] != scores.shape[2] || (iou.rank >= 0 && !one(t, iou, most)) ||
         (score.rank >= 0 && !one(t, score, least)) || !(most >= 0 && most <= 1) || (limit.given && limit.count < 1))
         return false;
-    const i64 n = boxes.shape[1], labels = scores.shape[1], each = std::min(n, limit.given ? std::max<i64>(limit.v[0], 0) : 0);
+    const i64 n = boxes.shape[1], labels = scores.shape[1];
+    const i64 each = std::min(n, limit.given ? std::max<i64>(limit.v[0], 0) : 0);
     i64 shape[2] = {0, 3}, room[2] = {boxes.shape[0] * labels * each, 3};
     if (!dense<float>(t, flat, boxes) || !dense<float>(t, s, scores) || !make<Item>(t, found, 1, &n) ||
         !make<Box>(t, corners, 1, &n) || !make<Box>(t, chosen, 1, &each) || !make<i64>(t, y, 2, room))

@@ -307,7 +307,8 @@ bool Pad(Tail& t, View& y, const View& x, const Ints& pads, const View& value, c
     const int n = axes.given ? axes.count : x.rank;
     i64 shape[8], first[8] = {0};
     std::copy(x.shape, x.shape + x.rank, shape);
-    if (!axes_of(a, axes.given ? axes : every, x.rank) || pads.count != 2 * n || (value.rank >= 0 && !one(t, value, fill)))
+    if (!axes_of(a, axes.given ? axes : every, x.rank) || pads.count != 2 * n ||
+        (value.rank >= 0 && !one(t, value, fill)))
         return false;
     for (int i = 0; i < n; i++) {
         const i64 most = 268435456, before = pads.v[i], after = pads.v[i + n];
@@ -339,10 +340,19 @@ def pad(
     ends = np.zeros((2, x.ndim), np.int64)
     ends[:, chosen] = np.reshape(pads, (2, len(chosen)))
     y = np.full(sized(*(x.shape + ends.sum(axis=0)).tolist()), 0 if value is None else value.reshape(()), x.dtype)
-    cut = x[tuple(slice(max(-first, 0), size - max(-last, 0)) for size, first, last in zip(x.shape, *ends.tolist()))]
+    cut = x[
+        tuple(
+            slice(max(-first, 0), size - max(-last, 0))
+            for size, first, last in zip(x.shape, *ends.tolist(), strict=True)
+        )
+    ]
     if np.any(x.shape + np.minimum(ends, 0).sum(axis=0) < 0):
         raise ValueError(f"pads {pads} of the shape {x.shape}")
-    y[tuple(slice(max(first, 0), max(first, 0) + size) for size, first in zip(cut.shape, ends[0].tolist()))] = cut
+    y[
+        tuple(
+            slice(max(first, 0), max(first, 0) + size) for size, first in zip(cut.shape, ends[0].tolist(), strict=True)
+        )
+    ] = cut
     return y
 
 
@@ -451,3 +461,27 @@ def cast(x: T, *, to: str, saturate: int = 1, round_mode: str = "up") -> To:
     low = float(np.iinfo(wide).min)
     y = x.astype(np.float64)
     return np.where((y > low) & (y < -low), y, low).astype(wide).astype(to)
+
+
+@tail_op(
+    "Trilu",
+    cpp=r"""
+template<class T> bool Trilu(Tail& t, View& y, const View& x, const View& k, i64 upper) {
+    i64 diagonal = 0;
+    if (x.rank < 2 || (k.rank >= 0 && !one(t, k, diagonal)) || !copy<T>(t, y, x))
+        return false;
+    const i64 rows = y.shape[y.rank - 2], columns = y.shape[y.rank - 1], all = count(y);
+    T* const p = at<T>(t, y);
+    for (i64 i = 0; i < all; i++) {
+        const i64 place = i % columns - i / columns % rows;
+        if (upper ? place < diagonal : place > diagonal)
+            p[i] = T(0);
+    }
+    return true;
+}
+""",
+)
+def trilu(x: T, k: L | None = None, *, upper: int = 1) -> T:
+    """Return x with zeros below the k-th diagonal of the last two axes, or above it."""
+    diagonal = 0 if k is None else int(k.reshape(()))
+    return np.asarray(np.triu(x, diagonal) if upper else np.tril(x, diagonal))

@@ -1,0 +1,117 @@
+"""The lines of an example program that run the tail of a net, in Python and in C++."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.ir.dim import symbol
+from onnx2ncnn_opt.manifest import Entry, Manifest, size_input
+from onnx2ncnn_opt.onnx.read.given import parsed_size
+from onnx2ncnn_opt.onnx.tail.program import Port, Program
+
+# A Mat's channels and images begin at multiples of 16 bytes and more; a tail takes arrays without gaps.
+DENSE = """
+template <typename T>
+static std::vector<T> dense(const ncnn::Mat& mat, bool is_int)
+{
+    std::vector<T> array;
+    for (int q = 0; q < mat.c; q++)
+        for (int i = 0; i < mat.w * mat.h * mat.d; i++)
+        {
+            const ncnn::Mat plane = mat.channel(q);
+            const float number = ((const float*)plane)[i];
+            if (is_int)
+                array.push_back((T)((const int*)plane)[i]);
+            else
+                array.push_back(std::is_integral<T>::value ? (T)std::lround(number) : (T)number);
+        }
+    return array;
+}
+
+"""
+_PRINTED = {"float32": ("float", "%g", ""), "float64": ("double", "%g", ""), "bool": ("unsigned char", "%d", "")}
+
+
+def python_call(manifest: Manifest, program: Program, codes: Mapping[str, str]) -> Iterator[str]:
+    """Yield the lines after `results` has the net's outputs; `codes` are expressions of dynamic sizes by name."""
+    assert manifest.tail is not None
+    sizes = _sizes(manifest, codes)
+    own = {entry.name for entry in manifest.outputs}
+    arguments = []
+    for port in program.inputs:
+        array = sizes.get(port.name) or f"{'results' if port.name in own else 'arrays'}[{port.name!a}]"
+        arguments.append(f"np.asarray({f'[{array}]' if port.name in sizes else array}, np.{port.dtype})")
+    names = [entry.name for entry in manifest.model_outputs]
+    yield f"    results = {{**arrays, **results, **tail({', '.join(arguments)})}}"
+    yield f"    results = {{name: results[name] for name in {names!a}}}"
+
+
+def cpp_call(
+    manifest: Manifest, program: Program, name: str, mats: Mapping[str, str], codes: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield the lines that call `NAME_tail`, and print its outputs.
+
+    `mats` are the variables of the net's outputs by ONNX name, and `codes` the expressions of dynamic sizes.
+    """
+    sizes, entries = _sizes(manifest, codes), {entry.name: entry for entry in manifest.outputs}
+    count = f"{name.upper()}_TAIL_"
+    yield f"    {name}_tensor tail_in[{count}INPUTS], tail_out[{count}OUTPUTS];"
+    for number, port in enumerate(program.inputs):
+        kind, data, mat = _c_type(port), f"tail_data{number}", mats.get(port.name, "")
+        yield f"    // {_comment(port)}"
+        if port.name in sizes:
+            yield f"    std::vector<{kind}> {data}(1, ({kind})({sizes[port.name].replace('//', '/')}));"
+            shape = ["1"]
+        elif mat:
+            is_int = str(entries[port.name].element == "int32").lower()
+            yield f"    std::vector<{kind}> {data} = dense<{kind}>({mat}, {is_int});"
+            shape = list(_mat_shape(entries[port.name], mat))
+        else:
+            shape = [str(size) if isinstance(size, int) else codes.get(str(size), "1") for size in port.shape]
+            yield f"    std::vector<{kind}> {data}({' * '.join(shape) or '1'}, 1); // yours"
+        yield f"    tail_in[{number}].data = {data}.data();"
+        yield f"    tail_in[{number}].rank = {len(shape)};"
+        for axis, size in enumerate(shape):
+            yield f"    tail_in[{number}].shape[{axis}] = {size};"
+    yield "    void* memory = NULL;"
+    yield f"    const int failed = {name}_tail(tail_in, tail_out, &memory);"
+    yield "    if (failed)"
+    yield '        return fprintf(stderr, "the tail: error %d\\n", failed), 1;'
+    for number, port in enumerate(program.outputs):
+        kind, form, cast = _PRINTED.get(port.dtype, (_c_type(port), "%lld", "(long long)"))
+        yield f"    // {_comment(port)}"
+        yield f"    int64_t count{number} = 1;"
+        yield f"    for (int64_t axis = 0; axis < tail_out[{number}].rank; axis++)"
+        yield f"        count{number} *= tail_out[{number}].shape[axis];"
+        yield f"    for (int64_t i = 0; i < count{number}; i++)"
+        yield f'        printf("{form} ", {cast}((const {kind}*)tail_out[{number}].data)[i]);'
+        yield '    printf("\\n");'
+    yield "    free(memory);"
+
+
+def _mat_shape(entry: Entry, mat: str) -> Iterator[str]:
+    dims = iter({1: "w", 2: "hw", 3: "chw", 4: "cdhw"}.get(len(entry.shape) - (entry.batch_axis is not None), ""))
+    for axis, _ in enumerate(entry.shape):
+        yield "1" if axis == entry.batch_axis else f"{mat}.{next(dims)}"
+
+
+def _sizes(manifest: Manifest, codes: Mapping[str, str]) -> dict[str, str]:
+    """Return the expression of each size that the tail reads, by the name of the input."""
+    assert manifest.tail is not None
+    found = {}
+    for text in manifest.tail.sizes:
+        size = parsed_size(text, {name: symbol(code) for name, code in codes.items()})
+        if size is None:
+            raise UsageError(f"the tail needs the size {text}, which no input has")
+        found[size_input(text)] = str(size)
+    return found
+
+
+def _c_type(port: Port) -> str:
+    # A float16 has no type in C++11: its bits.
+    plain = {"float32": "float", "float64": "double", "bool": "unsigned char", "float16": "uint16_t"}
+    return plain.get(port.dtype, f"{port.dtype}_t")
+
+
+def _comment(port: Port) -> str:
+    shape: Sequence[object] = ["?" if size is None else size for size in port.shape]
+    return ascii(f"{port.name}: {port.dtype} [{', '.join(map(str, shape))}]")[1:-1].replace("\\", "/")

@@ -1,0 +1,119 @@
+"""Tail operators in NumPy and in C++: ONNX's conformance cases, and files that are no tails."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from onnx2ncnn_opt.errors import ModelError, RunError
+from onnx2ncnn_opt.onnx.tail.program import Program
+from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS
+from testing.conformance import Case, collect
+from testing.onnx_text import parsed
+from testing.tails import COMPILER, Library, merged, same_bits
+
+# What a conformance case has that no tail has: text, sequences, other modes, types of fewer than 8 bits.
+LEAST = 400
+
+
+def programs() -> list[tuple[Case, Program]]:
+    """Return the conformance cases that are tails."""
+    found = []
+    for case in collect():
+        if all(not node.domain and node.op_type in TAIL_OPS for node in case.model.graph.node):
+            try:
+                found.append((case, Program.read(case.model.SerializeToString())))
+            except ModelError:
+                continue
+    return found
+
+
+CASES = programs()
+
+
+def close(actual: Any, expected: Any, digits: float = 1e-6) -> bool:
+    expected = np.asarray(expected)
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        return False
+    if expected.dtype.kind != "f":
+        return bool(np.array_equal(actual, expected))
+    epsilon = 1e-3 if expected.dtype == np.float16 else digits
+    return bool(np.allclose(actual.astype(float), expected.astype(float), rtol=epsilon, atol=epsilon, equal_nan=True))
+
+
+def test_there_are_many_cases() -> None:
+    assert len(CASES) > LEAST
+    assert {node.operator for _, program in CASES for node in program.nodes} > {"TopK", "NonMaxSuppression", "Unique"}
+
+
+def test_conformance_in_numpy() -> None:
+    wrong = []
+    for case, program in CASES:
+        found, digits = program.run(case.feeds), 1e-4 if "roialign" in case.name else 1e-6  # written with four decimals
+        if not all(
+            close(found[port.name], array, digits) for port, array in zip(program.outputs, case.expected, strict=True)
+        ):
+            wrong.append(case.name)
+    assert wrong == []
+
+
+@pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
+def test_cpp_has_the_same_bits(tmp_path: Path) -> None:
+    whole = merged([program for _, program in CASES])
+    feeds: dict[str, Any] = {}
+    for i, (case, _) in enumerate(CASES):
+        feeds |= {f"{i}.{name}": array for name, array in case.feeds.items()}
+    found = Library(tmp_path, {"all": whole}, "-O0").run("all", feeds)
+    assert isinstance(found, Mapping), str(whole.nodes[found - 1])
+    expected = whole.run(feeds)
+    assert [name for name, array in expected.items() if not same_bits(found[name], array)] == []
+
+
+GRAPHS = {
+    "an operator that no tail has": "(float[1,4,4] x) => (float[1] y) { y = Det(x) }",
+    "a huge Expand": "(float[1] x) => (float[N] y) <int64[3] s = {1048576, 1048576, 64}> { y = Expand(x, s) }",
+    "a huge Tile": "(float[4] x) => (float[N] y) <int64[1] s = {1099511627776}> { y = Tile(x, s) }",
+    "a huge Range": "(float[1] x) => (int64[N] y) <int64 a = {0}, int64 b = {1099511627776}, int64 c = {1}>"
+    "{ y = Range(a, b, c) }",
+    "huge zeros": "(float[1] x) => (float[N] y) <int64[1] s = {1099511627776}> { y = ConstantOfShape(s) }",
+    "a false index": "(float[4] x) => (float[1] y) <int64[1] i = {7}> { y = Gather(x, i) }",
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_hostile_tail(name: str) -> None:
+    shape = (1, 4, 4) if "Det" in GRAPHS[name] else (4,) if "[4] x" in GRAPHS[name] else (1,)
+    with pytest.raises((ModelError, RunError)):
+        Program.read(parsed(GRAPHS[name]).SerializeToString()).run({"x": np.ones(shape, np.float32)})
+
+
+def test_damaged_bytes() -> None:
+    data = parsed(
+        "(float[8] x) => (float[2] y, int64[2] i) <int64[1] k = {2}> { y, i = TopK(x, k) }"
+    ).SerializeToString()
+    feeds = {"x": np.arange(8, dtype=np.float32)}
+    np.testing.assert_array_equal(Program.read(data).run(feeds)["i"], [7, 6])
+    random = np.random.default_rng(0)
+    for _ in range(300):
+        broken = bytearray(data[: random.integers(1, len(data) + 1)])
+        for at in random.integers(0, len(broken), 2):
+            broken[at] = random.integers(256)
+        try:
+            Program.read(bytes(broken)).run(feeds)
+        except (ModelError, RunError):
+            continue
+        except Exception as error:
+            if type(error).__name__ != "UsageError":  # other shapes of the input
+                raise
+
+
+def test_nodes_out_of_order() -> None:
+    model = parsed("(float[4] x) => (float[4] y) { a = Relu(x) y = Neg(a) }")
+    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(reversed(nodes))
+    with pytest.raises(ModelError, match="no node before it computes its input 'a'"):
+        Program.read(model.SerializeToString())
