@@ -11,6 +11,8 @@ from itertools import groupby
 from pathlib import Path
 
 from onnx2ncnn_opt.onnx.ops import all_ops
+from onnx2ncnn_opt.onnx.tail import operators as _tail_operators  # noqa: F401
+from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS
 from onnx2ncnn_opt.passes import PASSES
 from scripts.limits import constant_inputs, refusals
 from scripts.measure.measured import BENEFIT, FIRINGS, SOURCES, read_measured, read_table
@@ -65,17 +67,21 @@ def ops_page() -> str:
             reasons = [*computed, *(refused.get(op.qualified_name, []) if is_newest else [])]
             outcome = judged.get(op.qualified_name, "") if is_newest else ""
             name, integers = f"`{op.qualified_name}`", "yes" if op.integers else ""
-            rows.append((name, str(op.since), op.summary, integers, "; ".join(reasons), outcome))
+            tail = "yes" if is_newest and op.qualified_name in TAIL_OPS else ""
+            rows.append((name, str(op.since), op.summary, tail, integers, "; ".join(reasons), outcome))
+    known = {versions[0].qualified_name for versions in operators}
+    rows += [(f"`{name}`", "7", "", "yes", "yes", "", judged.get(name, "")) for name in sorted(TAIL_OPS.keys() - known)]
     return _page(
         "Operators",
         f"The {len(operators)} ONNX operators that can be converted, their opsets, and their layers. Of several "
         "entries for an operator, the newest one that is not above the model's opset applies. Operators of constants "
-        "are computed during the conversion, whether they are in this table or not. *integers* says whether integers "
+        "are computed during the conversion, whether they are in this table or not. *tail* says which operators may "
+        "follow the net ([deploy.md](deploy.md#detectors)). *integers* says whether integers "
         "and booleans can be computed at run time. *refused* lists inputs that must be constant, and the reasons for "
         "refusals in [fixtures/ops](../fixtures/ops) and in ONNX's conformance suite "
         f"([conformance.tsv](../fixtures/conformance.tsv)). *{peer}* is pnnx's result for some of the suite's cases: "
         "right, wrong, or no net that ncnn loads ([pnnx_ops.tsv](../fixtures/pnnx_ops.tsv)).",
-        ("operator", "from opset", "in ncnn", "integers", "refused", peer),
+        ("operator", "from opset", "in ncnn", "tail", "integers", "refused", peer),
         rows,
     )
 

@@ -200,4 +200,4 @@ def test_the_manifest_tells_what_was_appended(tmp_path: Path) -> None:
 
 def test_lowering_sees_the_nodes() -> None:
     with pytest.raises(UnsupportedError, match="NonMaxSuppression"):
-        lower(HEADS / "yolov8.ts.onnx", append="nms:output0:classes=5")
+        lower(HEADS / "yolov8.ts.onnx", append="nms:output0:classes=5", tail="never")
