@@ -23,6 +23,7 @@ from onnx2ncnn_opt.ir.spec import CUSTOM, LayerSpec, Trait, WeightSpec, parse_pa
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.tail import registry as tail
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Item, Operand, Sizes, Tensor, TensorSequence, Value
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import (
@@ -40,4 +41,4 @@ __all__ = ["CUSTOM", "Activation", "Array", "BinaryOp", "Blob", "Constant", "Dir
 __all__ += ["GemmC", "Graph", "ImportContext", "Interp", "Ints", "Item", "Layer", "LayerSpec", "Operand", "PadMode"]
 __all__ += ["Padding", "Pooling", "Reduction", "Replacement", "Sample", "SamplePadding", "Sizes", "Tensor"]
 __all__ += ["TensorSequence", "Trait", "UnaryOp", "Value", "WeightSpec", "attempt", "custom_layer", "fixed_shape"]
-__all__ += ["fixed_size", "graph_pass", "known_shape", "onnx_op", "op", "parse_params", "require", "rewrite"]
+__all__ += ["fixed_size", "graph_pass", "known_shape", "onnx_op", "op", "parse_params", "require", "rewrite", "tail"]

@@ -16,6 +16,8 @@ from onnx2ncnn_opt.api.lower import Conversion
 from onnx2ncnn_opt.errors import UnsupportedError, UsageError
 from onnx2ncnn_opt.manifest import read_manifest
 from onnx2ncnn_opt.onnx.tail.minimum_cut import Network
+from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS
+from onnx2ncnn_opt.plugin import tail as plugged
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 
 
@@ -204,6 +206,20 @@ def test_a_tail_that_is_missing_or_of_another_net(tmp_path: Path) -> None:
     files.tail.unlink()
     with pytest.raises(UsageError, match="cannot be read"):
         Net(tmp_path / "net")
+
+
+def test_an_operator_of_a_plug_in() -> None:
+    """Register the determinant of matrices, which ncnn does not have, and convert a model that ends in it."""
+
+    @plugged.tail_op("Det", cpp="")
+    def det(x: plugged.F) -> plugged.F:
+        return np.asarray(np.linalg.det(x.astype(np.float64)).astype(x.dtype))
+
+    try:
+        conversion = converted(model("y = Det (f)", outputs="float[1,4] y"))
+        assert operators(conversion) == ["Det"]
+    finally:
+        del TAIL_OPS["Det"]
 
 
 EDGES = st.dictionaries(st.tuples(st.integers(0, 5), st.integers(0, 5)), st.integers(1, 9), max_size=14)
