@@ -24,18 +24,22 @@ class Image:
     """The net's arithmetic on pixels of 0..255 before the model: ``(pixel - mean) / std``, each number per channel.
 
     `mean` and `std` are in the model's order of channels, one number for all of them or one for each; with `bgr` the
-    pixels have the other order. Arrays are [N, C, H, W] or [C, H, W]. Raises ValueError for other numbers.
+    pixels have the other order. Arrays are [N, C, H, W] or [C, H, W]. `letterbox` is the value of the pixels around a
+    picture that keeps its aspect; None if pictures are stretched. Raises ValueError for other numbers.
     """
 
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     bgr: bool = False
+    letterbox: float | None = None
 
     def __post_init__(self) -> None:
         if not self.mean or not self.std or not np.isfinite((*self.mean, *self.std)).all():
             raise ValueError("mean and std have to be finite numbers")
         if not all(np.asarray(self.std, np.float32)):
             raise ValueError("std is divided by, and must not be 0")
+        if self.letterbox is not None and not 0 <= self.letterbox <= 255:
+            raise ValueError("letterbox has to be a pixel of 0..255")
 
     def pixels(self, array: NDArray[Any]) -> NDArray[Any]:
         """Return the pixels from which the net computes the model's array."""

@@ -14,7 +14,10 @@ from onnx2ncnn_opt.manifest import Image
 from onnx2ncnn_opt.onnx.importer import Imported, Port
 from onnx2ncnn_opt.rewrite.edit import Names
 
-_FORM = "mean=123.7,116.3,103.5:std=58.4,57.1,57.4, with ':bgr' for pixels in that order"
+_FORM = (
+    "mean=123.7,116.3,103.5:std=58.4,57.1,57.4, with ':bgr' for pixels in that order and ':letterbox=114' for pictures "
+    "that keep their aspect"
+)
 
 
 def parse_image(name: str, image: Image | str) -> Image:
@@ -29,15 +32,18 @@ def parse_image(name: str, image: Image | str) -> Image:
         key, _, values = part.partition("=")
         if part == "bgr" and not bgr:
             bgr = True
-        elif key in ("mean", "std") and key not in numbers:
+        elif key in ("mean", "std", "letterbox") and key not in numbers:
             try:
-                numbers[key] = tuple(float(value) for value in values.split(","))
+                numbers[key] = tuple(map(float, ("114" if part == "letterbox" else values).split(",")))  # YOLO's grey
             except ValueError as error:
                 raise UsageError(f"the image '{name}': '{part}' is not {key}=NUMBER,...") from error
         else:
             raise UsageError(f"the image '{name}' takes {_FORM}, not '{part}'")
     try:
-        return Image(numbers.get("mean", (0.0,)), numbers.get("std", (1.0,)), bgr)
+        letterbox, *others = numbers.get("letterbox", (None,))
+        if others:
+            raise ValueError("letterbox is one number")
+        return Image(numbers.get("mean", (0.0,)), numbers.get("std", (1.0,)), bgr, letterbox)
     except ValueError as error:
         raise UsageError(f"the image '{name}': {error}") from error
 
@@ -53,6 +59,8 @@ def take_pixels(net: Imported, images: Mapping[str, Image]) -> None:
             if len(numbers) not in (1, channels):
                 text = f"{what} has {len(numbers)} numbers, but the input has {channels} channels"
                 raise UsageError(f"the image '{name}': {text}")
+        if image.letterbox is not None and channels not in (1, 3):
+            raise UsageError(f"the image '{name}': letterbox is for 1 or 3 channels, not {channels}")
         _prepend(net.graph, ports[name].blob, image, channels)
 
 

@@ -118,6 +118,18 @@ def test_programs_feed_pixels() -> None:
     assert "random.integers(0, 256, [1, 3, 64, 64])" in python
 
 
+def test_the_manifest_has_the_letterbox(tmp_path: Path) -> None:
+    for text, value in (("std=255:letterbox", 114.0), ("letterbox=0:bgr", 0.0), ("std=255", None)):
+        files = lower(model("y = Relu(x)"), images={"x": text}).save(tmp_path / "net")
+        image = read_manifest(files.manifest).inputs[0].image
+        assert image is not None
+        assert image.letterbox == value
+    old = files.manifest.read_text().replace(',\n    "letterbox": null', "")
+    assert "letterbox" not in old
+    files.manifest.write_text(old)
+    assert read_manifest(files.manifest).inputs[0].image == Image((0.0,), (255.0,))
+
+
 def test_a_batch_and_dynamic_sizes() -> None:
     data = model("y = Conv<pads = [1, 1, 1, 1]>(x, w)", shape="n, 3, h, w")
     for image in (f"{UNLIKE}:bgr", ALIKE):
@@ -144,6 +156,9 @@ def test_there_and_back() -> None:
         ("x", "mean=a", "1, 3, 8, 8", "'mean=a' is not mean=NUMBER"),
         ("x", "rgb", "1, 3, 8, 8", "not 'rgb'"),
         ("x", "mean=1:mean=2", "1, 3, 8, 8", "not 'mean=2'"),
+        ("x", "letterbox=300", "1, 3, 8, 8", "a pixel of 0..255"),
+        ("x", "letterbox=1,2", "1, 3, 8, 8", "letterbox is one number"),
+        ("x", "letterbox", "1, 4, 8, 8", "letterbox is for 1 or 3 channels, not 4"),
         ("x", 3, "1, 3, 8, 8", "has to be an Image or text"),
     ],
 )

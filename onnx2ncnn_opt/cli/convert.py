@@ -57,9 +57,9 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
     "--image",
     "images",
     multiple=True,
-    metavar="NAME:mean=...:std=...[:bgr]",
+    metavar="NAME:mean=...:std=...[:bgr][:letterbox]",
     help="Let the net take pixels of 0..255, e.g. x:mean=123.7,116.3,103.5:std=58.4,57.1,57.4; with :bgr in OpenCV's "
-    "order.",
+    "order; with :letterbox=114 pictures keep their aspect, with pixels of 114 around them.",
 )
 @click.option(
     "--tail",
@@ -227,9 +227,11 @@ def _batch_axis(text: str) -> tuple[str, int | None]:
 
 def _image(text: str) -> tuple[str, str]:
     """Return the name, which may have colons in it, and the arithmetic on the input's pixels."""
-    match = re.fullmatch(r"(.+?)((:mean=[^:]*|:std=[^:]*|:bgr)+)", text)
+    match = re.fullmatch(r"(.+?)((:mean=[^:]*|:std=[^:]*|:bgr|:letterbox(?:=[^:]*)?)+)", text)
     if match is None:
-        raise UsageError(f"--image takes NAME:mean=123.7,116.3,103.5:std=58.4,57.1,57.4[:bgr], not '{text}'")
+        raise UsageError(
+            f"--image takes NAME:mean=123.7,116.3,103.5:std=58.4,57.1,57.4[:bgr][:letterbox=114], not '{text}'"
+        )
     return match[1], match[2][1:]
 
 

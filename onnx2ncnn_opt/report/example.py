@@ -10,7 +10,7 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.dim import symbol
-from onnx2ncnn_opt.manifest import Entry, Manifest
+from onnx2ncnn_opt.manifest import Entry, Image, Manifest
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.onnx.tail.program import Program
 from onnx2ncnn_opt.report.embed import EmbeddedNet
@@ -151,7 +151,16 @@ def _python(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: str, ta
         "feeds": (_python_feed(mat) for mat in inputs if mat.entry.blob),
         "call": python_call(manifest, tail, codes) if tail else (),
         "fetches": map(_python_fetch, manifest.outputs),
-        "arrays": (f"        {mat.entry.name!a}: {_python_array(mat)},  # {mat.text}" for mat in inputs),
+        "functions": [data_file("letterbox.py.in").rstrip("\n"), "", ""] if any(map(_letterbox, inputs)) else (),
+        "pictures": (
+            f"    picture{i} = random.integers(0, 256, (480, 640, {mat.dims[0]}), np.uint8)  # your image, for "
+            f"to_picture(boxes, picture{i}, {mat.dims[1]}, {mat.dims[2]})"
+            for i, mat in enumerate(inputs)
+            if _letterbox(mat)
+        ),
+        "arrays": (
+            f"        {mat.entry.name!a}: {_python_array(mat, i)},  # {mat.text}" for i, mat in enumerate(inputs)
+        ),
     }
     lines = {name: "".join(f"{line}\n" for line in block) for name, block in blocks.items()}
     source = f"{numpy_program(tail)}\n\n" if tail else ""
@@ -159,7 +168,16 @@ def _python(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: str, ta
     return Template(data_file("program.py.in")).substitute(lines, param=ascii(param), bin=ascii(bin))
 
 
-def _python_array(mat: _Mat) -> str:
+def _letterbox(mat: _Mat) -> Image | None:
+    """Return the image of an input into which a whole picture is fitted."""
+    image = mat.entry.image
+    return image if image is not None and image.letterbox is not None and mat.is_image else None
+
+
+def _python_array(mat: _Mat, number: int) -> str:
+    if image := _letterbox(mat):
+        call = f"letterbox(picture{number}, {mat.dims[1]}, {mat.dims[2]}, {image.letterbox})"
+        return f"{call}.reshape({list(mat.shape)})"
     if mat.entry.dtype == "bool":
         return f"np.ones({list(mat.shape)}, bool)"
     if mat.is_integer:
@@ -220,7 +238,8 @@ def _cpp(
         mats = {entry.name: f"out{number}" for number, entry in enumerate(manifest.outputs)}
         body += ["", *cpp_call(manifest, tail, name, mats, codes)]
     blocks = {"options": [f"    net.opt.{option} = false;" for option in _FP32], "body": body}
-    blocks["includes"], blocks["creators"] = [], []
+    blocks["includes"] = []
+    blocks["declarations"] = [data_file("letterbox.cpp.in").rstrip("\n"), ""] if any(map(_letterbox, inputs)) else []
     if tail:
         blocks["includes"] = [f"#define {name.upper()}_TAIL_IMPLEMENTATION", f'#include "{name}.tail.h"']
         blocks["includes"] += ["", "#include <cstdlib>", "#include <type_traits>"]
@@ -228,7 +247,9 @@ def _cpp(
     if net:
         blocks["includes"] += [f'#include "{net.name}.id.h"', f'#include "{net.name}.mem.h"']
         for type in net.custom:
-            blocks["creators"] += [f"ncnn::Layer* {type}_layer_creator(void*); // yours: DEFINE_LAYER_CREATOR({type})"]
+            blocks["declarations"] += [
+                f"ncnn::Layer* {type}_layer_creator(void*); // yours: DEFINE_LAYER_CREATOR({type})"
+            ]
             register = f"net.register_custom_layer({net.name}_id::TYPE_{type}, {type}_layer_creator);"
             blocks["options"] += [f"    {register}"]
         # ncnn returns how many bytes it has read.
@@ -273,9 +294,24 @@ def _cpp_image(name: str, mat: _Mat) -> list[str]:
     lines = [
         f"const int {name}_w = 640, {name}_h = 480; // your image; decode it with stb_image, OpenCV, ...",
         f"std::vector<unsigned char> {name}_pixels({name}_w * {name}_h * {channels}, 127); // {kind}, {other}",
-        f"ncnn::Mat {name} = ncnn::Mat::from_pixels_resize(",
-        f"    {name}_pixels.data(), ncnn::Mat::{kind}, {name}_w, {name}_h, {width}, {height});",
     ]
+    image = _letterbox(mat)
+    pixels = f"{name}_pixels.data(), ncnn::Mat::{kind}, {name}_w, {name}_h"
+    if image:
+        lines += [
+            f"const Letterbox {name}_box({name}_w, {name}_h, {width}, {height}); // {name}_box.to_picture(box)",
+            f"ncnn::Mat {name}_fit = ncnn::Mat::from_pixels_resize({pixels}, {name}_box.w, {name}_box.h);",
+            f"ncnn::Mat {name};",
+            f"const int {name}_bottom = {height} - {name}_box.top - {name}_box.h;",
+            f"const int {name}_right = {width} - {name}_box.left - {name}_box.w;",
+            f"ncnn::copy_make_border({name}_fit, {name}, {name}_box.top, {name}_bottom, {name}_box.left, {name}_right,",
+            f"    ncnn::BORDER_CONSTANT, {image.letterbox}f);",
+        ]
+    else:
+        lines += [
+            f"ncnn::Mat {name} = ncnn::Mat::from_pixels_resize(",
+            f"    {pixels}, {width}, {height});",
+        ]
     if mat.entry.image is not None:
         return [*lines, "// the net itself subtracts the mean and divides"]
     return [

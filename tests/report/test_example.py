@@ -168,3 +168,60 @@ def test_names_cannot_end_a_string_or_a_comment(tmp_path: Path, language: str) -
         assert evil in runpy.run_path(str(program))["run"].__code__.co_consts
     else:
         assert not any(line.endswith("\\") for line in text.splitlines())
+
+
+def letterboxed(folder: Path) -> tuple[Manifest, Path, Path]:
+    text = "(float[1, 3, 24, 40] x) => (float[1, 3, 24, 40] y) { y = Neg(x) }"
+    files = lower(parsed(text), images={"x": "std=255:letterbox"}).save(folder / "net")
+    return read_manifest(files.manifest), files.param, files.bin
+
+
+@pytest.mark.parametrize(("height", "width", "inner"), [(48, 40, (24, 20)), (12, 40, (12, 40)), (31, 57, (22, 40))])
+def test_a_picture_keeps_its_aspect_and_boxes_find_back(
+    tmp_path: Path, height: int, width: int, inner: tuple[int, int]
+) -> None:
+    manifest, param, bin = letterboxed(tmp_path)
+    program = tmp_path / "program.py"
+    program.write_text(example(manifest, param, bin, language="python"))
+    parts = runpy.run_path(str(program))
+    picture = np.full((height, width, 3), (10, 20, 30), np.uint8)
+    array = parts["letterbox"](picture, 24, 40, 114.0)
+    inside = (array[0] == 10) & (array[1] == 20) & (array[2] == 30)
+    assert ((array == 114).all(0) ^ inside).all()
+    rows, columns = np.nonzero(inside)
+    assert [int(np.ptp(rows)) + 1, int(np.ptp(columns)) + 1] == list(inner)
+    edge = np.array([[columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]], float)
+    back = parts["to_picture"](edge, picture, 24, 40)
+    assert np.abs(back - [0, 0, width, height]).max() <= 1 / min(40 / width, 24 / height)
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_letterbox_in_cpp_is_that_of_python(tmp_path: Path) -> None:
+    manifest, param, bin = letterboxed(tmp_path)
+    text = example(manifest, param, bin, language="cpp")
+    assert "ncnn::BORDER_CONSTANT, 114.0f);" in text
+    compiler = shutil.which("g++")
+    if compiler is None:
+        return
+    (tmp_path / "main.cpp").write_text(text)
+    flags = ["-std=c++11", "-Wall", "-Wextra", "-Werror", "-isystem", str(HERE / "interface")]
+    subprocess.run([compiler, *flags, "-fsyntax-only", tmp_path / "main.cpp"], timeout=60, check=True)
+    struct = text[text.index("// The place of a picture") : text.index("int main()")]
+    main = """int main() {
+        for (int h = 1; h < 50; h += 6) for (int w = 1; w < 70; w += 3) {
+            Letterbox box(w, h, 40, 24); float b[4] = {1, 2, 30, 20}; box.to_picture(b);
+            std::printf("%d %d %d %d %g %g %g %g\\n", box.w, box.h, box.left, box.top, b[0], b[1], b[2], b[3]); }
+        return 0; }"""
+    (tmp_path / "box.cpp").write_text(f"#include <cmath>\n#include <cstdio>\n{struct}{main}")
+    subprocess.run([compiler, *flags, tmp_path / "box.cpp", "-o", tmp_path / "box"], timeout=60, check=True)
+    done = subprocess.run([tmp_path / "box"], capture_output=True, text=True, timeout=60, check=True)
+    (tmp_path / "program.py").write_text(example(manifest, param, bin, language="python"))
+    parts = runpy.run_path(str(tmp_path / "program.py"))
+    expected = []
+    for height in range(1, 50, 6):
+        for width in range(1, 70, 3):
+            picture = np.zeros((height, width, 3), np.uint8)
+            box = parts["to_picture"](np.array([[1, 2, 30, 20]]), picture, 24, 40)[0]
+            expected.append([*parts["place"](picture, 24, 40)[1:], *box])
+    np.testing.assert_allclose(np.loadtxt(done.stdout.splitlines()), expected, rtol=1e-4)

@@ -51,10 +51,18 @@ public:
     int dims, w, h, d, c, n;
 };
 
+enum BorderType
+{
+    BORDER_CONSTANT = 0
+};
+
 struct Option
 {
     bool use_fp16_packed, use_fp16_storage, use_fp16_arithmetic, use_bf16_packed, use_bf16_storage;
 };
+
+void copy_make_border(const Mat& src, Mat& dst, int top, int bottom, int left, int right, int type, float v,
+                      const Option& opt = Option());
 
 class Extractor
 {
