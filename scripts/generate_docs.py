@@ -76,7 +76,7 @@ def ops_page() -> str:
         f"The {len(operators)} ONNX operators that can be converted, their opsets, and their layers. Of several "
         "entries for an operator, the newest one that is not above the model's opset applies. Operators of constants "
         "are computed during the conversion, whether they are in this table or not. *tail* says which operators may "
-        "follow the net ([deploy.md](deploy.md#detectors)). *integers* says whether integers "
+        "follow the net ([deploy.md](deploy.md#tails)). *integers* says whether integers "
         "and booleans can be computed at run time. *refused* lists inputs that must be constant, and the reasons for "
         "refusals in [fixtures/ops](../fixtures/ops) and in ONNX's conformance suite "
         f"([conformance.tsv](../fixtures/conformance.tsv)). *{peer}* is pnnx's result for some of the suite's cases: "
