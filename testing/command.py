@@ -60,7 +60,7 @@ def run(folder: Path, *args: str | Path, **environment: str) -> Ended:
 def run_well(folder: Path, *args: str | Path, **environment: str) -> Ended:
     """Run a command that has to succeed, without a word on stderr."""
     ended = run(folder, *args, **environment)
-    assert (ended.code, ended.err) == (0, "")
+    assert (ended.code, ended.err) == (0, ""), ended
     return ended
 
 
