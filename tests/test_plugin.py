@@ -16,10 +16,10 @@ DOCS = Path(__file__).parents[1] / "docs" / "plugins.md"
 
 
 def python_of_the_page() -> str:
-    """The example of docs/plugins.md: importers, a pass and a layer."""
+    """The example of docs/plugins.md: importers, a tail operator, a pass and a layer."""
     blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
-    *_, importers, passes, layers = blocks
-    return "\n".join((importers, passes, layers))
+    *_, importers, tail, passes, layers = blocks
+    return "\n".join((importers, tail, passes, layers))
 
 
 def net(folder: Path) -> None:
