@@ -94,16 +94,9 @@ def merged(programs: Sequence[Program]) -> Program:
 
 
 def same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    """Return True if arrays have the same bits; NaNs count as equal."""
+    """Return True if arrays have the same bits; all NaNs count as equal."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    bits = (
-        np.ascontiguousarray(a).view(np.uint8) == np.ascontiguousarray(b).view(np.uint8)
-        if a.ndim
-        else np.array(a.tobytes() == b.tobytes())
-    )
-    return bool(np.all(bits)) or bool(
-        np.array_equal(a, b, equal_nan=a.dtype.kind == "f") and np.array_equal(np.signbit(a), np.signbit(b))
-        if a.dtype.kind == "f"
-        else False
-    )
+    if a.dtype.kind != "f":
+        return bool(np.array_equal(a, b))
+    return bool(np.all((a == b) & (np.signbit(a) == np.signbit(b)) | (np.isnan(a) & np.isnan(b))))

@@ -216,7 +216,7 @@ template<class N> bool Mod(Tail& t, View& y, const View& a, const View& b, i64 f
 )
 def mod(a: N, b: N, *, fmod: int = 0) -> N:
     """Return the remainder, with the sign of a if `fmod`, or of b."""
-    if a.dtype.kind != "f" and not np.all(b):
+    if a.dtype.kind != "f" and a.size and not np.all(b):
         raise ValueError("an integer divided by 0")
     return np.fmod(a, b) if fmod else np.mod(a, b)
 

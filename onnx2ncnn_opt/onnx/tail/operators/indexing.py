@@ -148,7 +148,7 @@ def gather_nd(x: T, indices: L, *, batch_dims: int = 0) -> T:
     sized(*indices.shape[:-1], *x.shape[count:])
     where: list[Any] = [*np.indices(indices.shape[:-1], sparse=True)[:batch_dims]]
     where += [wrapped(indices[..., i - batch_dims], x.shape[i]) for i in range(batch_dims, count)]
-    return np.asarray(x[tuple(where)])
+    return np.broadcast_to(x[tuple(where)], (*indices.shape[:-1], *x.shape[count:]))
 
 
 @tail_op(
@@ -225,6 +225,8 @@ def one_hot(indices: N, depth: M, values: T, *, axis: int = -1) -> T:
     """Return values[1] at the indices and values[0] elsewhere."""
     axis = axis_of(axis, indices.ndim + 1)
     size = int(depth.reshape(()))
+    if values.shape != (2,):
+        raise ValueError(f"values of the shape {values.shape}")
     sized(*indices.shape, size)
     at = np.expand_dims(indices.astype(np.int64), axis)
     at = np.where(at < 0, at + size, at)
@@ -252,4 +254,6 @@ def scattered(x: NDArray[Any], where: tuple[Any, ...], updates: NDArray[Any], re
     else:
         ufuncs: dict[str, Any] = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
         ufuncs[reduction].at(y, where, updates)
+        if reduction in ("max", "min"):
+            y[where] += y.dtype.type(0)  # CPUs choose between 0 and -0 in different ways
     return y

@@ -160,7 +160,7 @@ def cum_sum(x: N, axis: Ints, *, exclusive: int = 0, reverse: int = 0) -> N:
     """Return the sums up to each element."""
     along = np.moveaxis(x, axis_of(axis[0], x.ndim), -1)
     along = along[..., ::-1] if reverse else along
-    wide = np.cumsum(along, axis=-1, dtype=np.float64 if x.dtype.kind == "f" else x.dtype)
+    wide = np.cumsum(along, axis=-1, dtype=np.float64 if x.dtype.kind == "f" else x.dtype) + x.dtype.type(0)
     if exclusive:
         wide = np.concatenate([np.zeros_like(wide[..., :1]), wide[..., :-1]], axis=-1)
     return np.moveaxis((wide[..., ::-1] if reverse else wide).astype(x.dtype), -1, axis_of(axis[0], x.ndim))

@@ -44,7 +44,7 @@ bool RoiAlign(Tail& t, View& y, const View& x, const View& rois, const View& ima
             const F* const region = to(t, regions) + k * 4;
             const double low = double(region[1 - d]) * scale - (aligned ? 0.5 : 0);
             const double way = double(region[3 - d]) * scale - (aligned ? 0.5 : 0) - low;
-            const double length = aligned || way > 1 ? way : 1;
+            const double length = aligned || !(way < 1) ? way : 1;
             const double count = ratio > 0 ? double(ratio) : std::ceil(length / double(bins[d]));
             if (!(count <= 268435456.))
                 return false;

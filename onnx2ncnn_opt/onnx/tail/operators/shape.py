@@ -61,6 +61,8 @@ template<class T> bool Reshape(Tail& t, View& y, const View& x, const Ints& shap
 )
 def reshape(x: T, shape: Ints, *, allowzero: int = 0) -> T:
     """Reshape; 0 keeps a size, and -1 takes the rest."""
+    if min(shape, default=0) < -1:
+        raise ValueError(f"the shape {shape}")
     return x.reshape(shape if allowzero else [size or x.shape[axis] for axis, size in enumerate(shape)])
 
 

@@ -1,0 +1,71 @@
+"""Faults in the tails of detectors are found, and none is excused as undecided."""
+
+from dataclasses import replace
+from functools import cache, wraps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from onnx2ncnn_opt.api.lower import Conversion, lower
+from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS
+
+HEADS = Path(__file__).parents[2] / "fixtures" / "heads"
+
+
+@cache
+def head(name: str) -> Conversion:
+    return lower(HEADS / f"{name}.onnx")
+
+
+def statuses(conversion: Conversion) -> set[str]:
+    return {row.status for row in conversion.verify().outputs}
+
+
+def with_constant(name: str, operator: str, old: float, new: float) -> Conversion:
+    """Return a head in which the first node of this operator with a constant of one number has another one."""
+    conversion = head(name)
+    assert conversion.tail is not None
+    model = onnx.ModelProto.FromString(conversion.tail.model.SerializeToString())
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        for i, key in enumerate(node.input):
+            if node.op_type == operator and key in tensors:
+                array = numpy_helper.to_array(tensors[key])
+                if array.size == 1 and np.isclose(array.reshape(()), old):
+                    changed = numpy_helper.from_array(np.full_like(array, new), "changed")
+                    model.graph.initializer.append(changed)
+                    node.input[i] = "changed"
+                    return replace(conversion, tail=replace(conversion.tail, model=model))
+    raise AssertionError(f"{name} has no {operator} of {old}")
+
+
+@pytest.mark.parametrize(
+    ("name", "operator", "old", "new"),
+    [
+        ("yolov10.dyn", "Mod", 5, 6),  # the class of a box
+        ("rtdetr.dyn", "Div", 5, 6),  # the query of a box
+        ("pose_nms.dyn", "NonMaxSuppression", 0.45, 0.55),  # the threshold of overlaps
+        ("obb_nms.dyn", "Mul", 0.25, 0.35),
+        ("centernet.ts", "Div", 2, 2.1),
+    ],
+)
+def test_another_number_is_found(name: str, operator: str, old: float, new: float) -> None:
+    assert statuses(with_constant(name, operator, old, new)) - {"ok", "unproven"}
+
+
+def test_another_order_of_ties_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    conversion, op = head("yolov10.dyn"), TAIL_OPS["TopK"]
+    assert statuses(conversion) == {"ok"}
+
+    @wraps(op.function)
+    def top_k(x: Any, *arguments: Any, **attributes: Any) -> Any:
+        axis = attributes.get("axis", -1)
+        values, indices = op.function(np.flip(x, axis), *arguments, **attributes)
+        return values, x.shape[axis] - 1 - indices
+
+    monkeypatch.setitem(TAIL_OPS, "TopK", replace(op, function=top_k))
+    assert "mismatch" in statuses(conversion)
