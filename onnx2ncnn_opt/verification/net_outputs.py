@@ -161,7 +161,8 @@ class OutputComparison:
                 slices = allowed.slices and not self.by_weights
                 allowed = replace(allowed, relative=self.allowed(slot.name, close=self.is_close), slices=slices)
             difference = compare(result, reference, allowed)
-        if not difference.ok and not is_literal:
+        # A budget above this is that of decisions: only the spread shows which elements they are.
+        if (not difference.ok or (difference.max_rel or 0.0) > MOST_BUDGET) and not is_literal:
             reference = self.rounding.chosen(slot.name, self.feeds, reference, result)
             spread = self.spread_with_lone(slot.name, result, reference)
             difference = compare(result, reference, allowed, spread)

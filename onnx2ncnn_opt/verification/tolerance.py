@@ -45,6 +45,8 @@ UNKNOWN_ROUNDING = 1e-4
 # If rounding alone explains more, the whole output proves nothing: each element gets a limit of its own (`spread`).
 MOST_BUDGET = 5e-2
 SLICE = 64
+# An element that rounding alone moves by this part of the largest one shows nothing about a net.
+_DECIDED = 0.1
 _PART = 2**18  # numbers that are compared at once
 _SPECIAL: Mapping[str, Callable[[Array], Array]] = {
     "NaN": np.isnan,
@@ -83,7 +85,10 @@ def in_mode(mode: str, tolerance: Tolerance = DEFAULT) -> Tolerance:
 
 @dataclass(frozen=True)
 class Difference:
-    """One output against its reference: numbers over the elements that are finite on both sides, None without any."""
+    """One output against its reference: numbers over the elements that are finite on both sides, None without any.
+
+    `max_abs` and `max_rel` leave out elements that rounding errors decide.
+    """
 
     max_abs: float | None
     max_rel: float | None  # `max_abs` in units of the reference's largest element
@@ -165,7 +170,8 @@ class _ErrorSums:
         a, b = np.where(finite, a, 0.0), np.where(finite, b, 0.0)
         error, size = np.abs(a - b), np.abs(b)
         counted = error if spread is None else np.maximum(error - np.where(finite, spread, 0.0), 0.0)
-        self.error = max(self.error, float(error.max()))
+        told = spread is None or spread < _DECIDED * size.max()
+        self.error = max(self.error, float(error.max(initial=0.0, where=told)))
         self.counted, self.size = max(self.counted, float(counted.max())), max(self.size, float(size.max()))
         # Not by BLAS, whose threads wait for each other on a busy machine: a hundred times as long as the sums.
         self.squares[0] += float(np.square(a).sum())
