@@ -118,7 +118,7 @@ def shape_option(metavar: str, help: str, *, size: str = r"\d+", form: str = "na
 
 def _inputs(value: str) -> Feeds:
     """Return a file, or an image and the arithmetic on its pixels."""
-    match = re.fullmatch(r"(.+?)((:mean=[^:]*|:std=[^:]*|:bgr)*)", value, re.DOTALL)
+    match = re.fullmatch(r"(.+?)((:mean=[^:]*|:std=[^:]*|:letterbox(=\d+)?|:bgr)*)", value, re.DOTALL)
     assert match is not None
     path: Path = EXISTING_FILE.convert(match[1], None, None)
     if not match[2]:
@@ -130,7 +130,8 @@ def _inputs(value: str) -> Feeds:
         mean, std = (tuple(map(float, parts[key].split(","))) if key in parts else () for key in ("mean", "std"))
     except ValueError:
         raise click.BadParameter(f"'{value}' is not of the form photo.png:mean=1,2,3:std=1,2,3") from None
-    return Image(path, mean, std, "bgr" in parts)
+    around = min(int(parts["letterbox"] or 114), 255) if "letterbox" in parts else None  # YOLO's grey
+    return Image(path, mean, std, "bgr" in parts, around)
 
 
 def _range(value: str) -> tuple[float, float]:
@@ -172,7 +173,7 @@ given_options = _all(
         type=_inputs,
         metavar="FILE",
         help="Inputs for verification: an .npz with arrays by input name, an .npy for a single input, or an image and "
-        "what is done to its pixels: photo.png[:mean=...:std=...:bgr].",
+        "what is done to its pixels: photo.png[:mean=...:std=...:bgr:letterbox].",
     ),
 )
 

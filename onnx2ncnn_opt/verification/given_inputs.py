@@ -27,6 +27,7 @@ class Image:
     mean: tuple[float, ...] = ()  # one number, or one for each channel
     std: tuple[float, ...] = ()
     bgr: bool = False  # the channels are blue, green, red
+    letterbox: int | None = None  # keep the aspect; pixels of this value lie around the picture
 
 
 Feeds = Mapping[str, Array] | str | os.PathLike[str] | Image
@@ -47,6 +48,7 @@ def load_image(image: Image, model: LoadedModel) -> dict[str, Array]:
     """Return an image in the size of the model's input, or its own if that is dynamic; UsageError if that fails."""
     try:
         from PIL import Image as pillow
+        from PIL import ImageOps
     except ImportError:
         raise UsageError(f"{image.path}: images need the package Pillow: `pip install pillow`") from None
     (info, *others), path = model.inputs, image.path
@@ -60,7 +62,12 @@ def load_image(image: Image, model: LoadedModel) -> dict[str, Array]:
         with pillow.open(path) as file:
             picture = file.convert("RGB" if shape[channels] == 3 else "L")
             size = (wide if isinstance(wide, int) else file.width, high if isinstance(high, int) else file.height)
-            pixels = np.asarray(picture.resize(size, pillow.Resampling.BILINEAR))
+            way = pillow.Resampling.BILINEAR
+            if image.letterbox is None:
+                picture = picture.resize(size, way)
+            else:
+                picture = ImageOps.pad(picture, size, way, color=(image.letterbox,) * len(picture.getbands()))
+            pixels = np.asarray(picture)
     except (OSError, ValueError, pillow.DecompressionBombError) as error:
         raise UsageError(f"{path}: no image can be read from it: {error}") from error
     pixels = pixels.reshape(*pixels.shape[:2], -1)[..., :: -1 if image.bgr else 1]

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from onnx2ncnn_opt.errors import Error
+from onnx2ncnn_opt.onnx.tail.program import Port
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner
@@ -67,7 +69,8 @@ class TailJudge:
             moved = self._moved(name, arrays, reference, own, {})
             problem = "" if undecided(own, expected)[0] <= moved else problem
         if problem := problem or ties.get(name, ""):
-            return OutputReport(name, None, "mismatch", f"the tail itself is wrong: {problem}")
+            where = self._first_wrong(arrays, reference)
+            return OutputReport(name, None, "mismatch", f"the tail itself is wrong: {problem}{where}")
         count, total = undecided(behind, expected)
         if count:
             moved = 0
@@ -80,6 +83,18 @@ class TailJudge:
             return OutputReport(name, None, "unproven" if moved else "ok", text)
         difference = compare(behind, expected, DEFAULT)
         return OutputReport(name, None, "ok", "", difference.max_abs, difference.max_rel, difference.cosine)
+
+    def _first_wrong(self, arrays: Mapping[str, Array], reference: Mapping[str, Array]) -> str:
+        """Return in words the first node that does not give what ONNX Runtime gives; empty if all of them do."""
+        program, feeds = self._runner.program, self._runner.feeds(arrays, reference)
+        names = [name for node in program.nodes for name in node.outputs if name]
+        ports = tuple(Port(name, program.types[name], ()) for name in names)
+        session = OrtRunner(self._runner.data, outputs=names, threads=None, once=True)
+        ours, theirs = replace(program, outputs=ports).run(feeds), session.run_any(feeds)
+        session.close()
+        pairs = ((node, name) for node in program.nodes for name in node.outputs if name)
+        wrong = next((node for node, name in pairs if _difference(ours[name], theirs[name])), None)
+        return f"; the first node that is wrong is {wrong}" if wrong else "; its nodes are right, so it is another tail"
 
     def _moved(
         self,

@@ -279,6 +279,14 @@ def test_an_image(tmp_path: Path) -> None:
     np.testing.assert_array_equal(array[0, 2], (np.arange(8).reshape(2, 4) - 10) / 2)
 
 
+def test_an_image_that_keeps_its_aspect(tmp_path: Path) -> None:
+    path = picture(tmp_path)
+    model = loaded("(float[1, 3, 4, 4] x) => (float[1, 3, 4, 4] y) { y = Identity(x) }")
+    array = given_inputs(Image(path, std=(2.0,), letterbox=114), model)["x"]
+    np.testing.assert_array_equal(array[0, :, [0, 3]], np.full((2, 3, 4), 57))
+    np.testing.assert_array_equal(array[0, 0, 1:3], np.arange(8).reshape(2, 4) / 2)
+
+
 def test_images_in_other_layouts_and_sizes(tmp_path: Path) -> None:
     path = picture(tmp_path, "photo.jpg")
     rows = given_inputs(path, loaded("(uint8[N, 6, 8, 3] x) => (uint8[N, 6, 8, 3] y) { y = Identity(x) }"))["x"]

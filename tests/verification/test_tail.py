@@ -57,6 +57,18 @@ def test_another_number_is_found(name: str, operator: str, old: float, new: floa
     assert statuses(with_constant(name, operator, old, new)) - {"ok", "unproven"}
 
 
+def test_a_wrong_operator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    conversion, op = head("yolov10.dyn"), TAIL_OPS["Mod"]
+
+    @wraps(op.function)
+    def mod(a: Any, b: Any, **attributes: Any) -> Any:
+        return op.function(a, b, **attributes) + 1
+
+    monkeypatch.setitem(TAIL_OPS, "Mod", replace(op, function=mod))
+    [message, *_] = [row.message for row in conversion.verify().outputs if row.status == "mismatch"]
+    assert "the first node that is wrong is Mod 'node_" in message
+
+
 def test_another_order_of_ties_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     conversion, op = head("yolov10.dyn"), TAIL_OPS["TopK"]
     assert statuses(conversion) == {"ok"}
