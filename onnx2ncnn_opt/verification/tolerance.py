@@ -118,6 +118,11 @@ def compare(actual: Array, reference: Array, tolerance: Tolerance = DEFAULT, spr
     (see `verify.rounding`), infinite if the element may be anything. The tolerance grows by this distance.
     """
     given = _numbers(actual, reference) if reference.dtype.kind in "iub" else actual
+    if spread is not None and reference.dtype.kind in "iub":  # no rounding makes a number that the type does not have
+        low, high = (
+            (0, 1) if reference.dtype.kind == "b" else (np.iinfo(reference.dtype).min, np.iinfo(reference.dtype).max)
+        )
+        spread = np.where((given >= low) & (given <= high), spread, 0.0)
     sums = _ErrorSums(reference.shape, reference.dtype, tolerance)
     for part in parts(reference.shape):
         sums.add(part, given[part], reference[part], None if spread is None else spread[part])

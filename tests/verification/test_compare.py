@@ -150,3 +150,9 @@ def test_the_latency_by_a_clock_that_stands_still() -> None:
     latency = in_turns(lambda seconds: [0.0, 2e-3, 3e-3], lambda seconds: [0.0, 1e-3], 0.0)
     assert (latency.net, latency.other, latency.ratio) == (2.0, 1.0, 2.0)
     assert in_turns(lambda seconds: [1e-3], lambda seconds: [0.0], 0.0).other > 0
+
+
+@pytest.mark.parametrize(("number", "ok"), [(254.0, True), (256.0, False), (-1.0, False)])
+def test_rounding_makes_no_number_that_the_type_lacks(number: float, ok: bool) -> None:
+    reference, spread = np.array([255, 3], np.uint8), np.array([np.inf, 0.0])
+    assert compare(np.array([number, 3.0]), reference, Tolerance(), spread).ok == ok
