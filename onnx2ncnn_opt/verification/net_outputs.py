@@ -106,7 +106,7 @@ class OutputComparison:
         """Feed the net in this way, and judge its outputs; `blobs` are their names in the net."""
         arrays = model_feeds(way, self.feeds)
         if self.manifest is not None:
-            slots = manifest_slots("output", list(self.reference), self.manifest.outputs)
+            slots = manifest_slots("output", list(self.reference), [e for e in self.manifest.outputs if not e.cache])
             results = self.runner.extract(arrays, [slot.fetch for slot in slots])
             judged = [self.judge(slot, results[slot.blob]) for slot in slots]
             if self.behind is None or is_wrong(judged):
