@@ -85,7 +85,8 @@ class Entry:
     in as it is. `element` is the type of the Mat's elements, "float32" or "int32". Integer and bool inputs are int32,
     and so are outputs that the net passes on unchanged. Numbers that the net computes are float32, integers too.
     `image` says that the net takes pixels instead of the model's input, `cache` that the blob is a cache of attention.
-    Raises ValueError for a wrong axis or element.
+    `table` is the number of entries of the table that an integer input is an index into: ncnn takes another one than
+    the model beyond its end, and says nothing. Raises ValueError for a wrong axis or element.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Entry:
     element: str = "float32"
     image: Image | None = None
     cache: Cache | None = None
+    table: int | None = None
 
     def __post_init__(self) -> None:
         if self.batch_axis is not None and not 0 <= self.batch_axis < len(self.shape):
@@ -239,6 +241,22 @@ class Manifest:
         return tuple(dict.fromkeys([*self.cut, *(entry.name for entry in self.model_outputs)])) if self.tail else ()
 
     @property
+    def caches(self) -> list[tuple[str, str]]:
+        """The blobs of each cache before and after a step."""
+        after = {entry.cache.in_: entry.blob for entry in self.outputs if entry.cache}
+        return [(entry.blob, after[entry.name]) for entry in self.inputs if entry.cache]
+
+    @property
+    def fed(self) -> tuple[Entry, ...]:
+        """The net's inputs that take arrays: all but caches."""
+        return tuple(entry for entry in self.inputs if entry.cache is None)
+
+    @property
+    def read(self) -> tuple[Entry, ...]:
+        """The net's outputs that give arrays: all but caches."""
+        return tuple(entry for entry in self.outputs if entry.cache is None)
+
+    @property
     def model_inputs(self) -> tuple[Entry, ...]:
         """The model's inputs: those of the net, and those that only the tail reads."""
         known = {entry.name for entry in self.inputs}
@@ -253,7 +271,7 @@ class Manifest:
         """Return the text of the file."""
         data = {"format": FORMAT, **asdict(self, dict_factory=_json_object)}
         for entry in (*data["inputs"], *data["outputs"]):
-            for name in ("image", "cache"):
+            for name in ("image", "cache", "table"):
                 if entry[name] is None:
                     del entry[name]
         if self.tail is None:

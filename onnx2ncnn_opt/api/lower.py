@@ -19,6 +19,7 @@ from onnx2ncnn_opt.ir.dim import Dim, texts
 from onnx2ncnn_opt.ir.features import MasksFor
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release, least_release
+from onnx2ncnn_opt.ir.tables import tables
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.manifest import (
     Bound,
@@ -135,9 +136,10 @@ class Conversion(Rewritten):
         listing = list_layers(self.graph)
         known = names or listing.names
         caches = _caches(self.graph, (*self.inputs, *self.outputs))
-        images = self.images
+        images, rows = self.images, tables(self.graph)
+        of_inputs = ((p, _entry(p, known, caches)) for p in self.inputs)
         return Manifest(
-            inputs=tuple(replace(_entry(p, known, caches), image=images.get(p.name)) for p in self.inputs),
+            inputs=tuple(replace(e, image=images.get(p.name), table=rows.get(p.blob)) for p, e in of_inputs),
             outputs=tuple(_entry(port, known, caches) for port in self.outputs),
             source=Source(self.model.digest(), self.model.opsets.get("", 1), self.appended and self.appended.text),
             tool=f"onnx2ncnn-opt {__version__}",

@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import numpy as np
 
@@ -52,13 +52,18 @@ class NcnnNet:
         self.pasts = [] if self.is_binary else list(cache_inputs(param))
         self.arranger: Any = None
         self.arranging: list[Any] = []
+        self.caches: dict[str, Any] = {}  # the Mats after the last step, by the inputs that take them
 
     def blob(self, name: str) -> str | int:
         """Return ncnn's name for a blob."""
         return int(name) if self.is_binary else name  # a binary .param has no names
 
-    def feed(self, feeds: list[dict[str, Any]]) -> Any:
-        """Return an extractor with these inputs: each has a "blob", an "array" and a "batch_axis"."""
+    def feed(self, feeds: list[dict[str, Any]], caches: Sequence[Sequence[str]] = (), past: int = 0) -> Any:
+        """Return an extractor with these inputs: each has a "blob", an "array" and a "batch_axis".
+
+        `caches` are the blobs of each cache before and after a step. They get the first `past` rows of the last step's;
+        without any they stay unset.
+        """
         extractor = self.net.create_extractor()
         arrays, self.arranging = {feed["blob"]: feed for feed in feeds}, []
         pairs = [pair for pair in self.pasts if pair[0] in arrays and pair[1] in arrays]
@@ -71,6 +76,8 @@ class NcnnNet:
             code = extractor.input(self.blob(feed["blob"]), mat)
             if code != 0:
                 raise RuntimeError(f"the net has no blob '{feed['blob']}' (input returned {code})")
+        for blob, _ in caches if past else ():
+            extractor.input(self.blob(blob), self.shortened(blob, past))
         return extractor
 
     def arranged(self, *pasts: dict[str, Any]) -> list[Any]:
@@ -88,6 +95,23 @@ class NcnnNet:
         for name, array in (("q", np.zeros_like(keys[:, :1])), ("k", keys), ("v", values)):
             extractor.input(name, self.ncnn.Mat(np.ascontiguousarray(array)).clone())
         return [extractor.extract(name, 1)[1] for name in ("keys", "values")]
+
+    def shortened(self, blob: str, rows: int) -> Any:
+        """Return the first rows of a cache; ncnn grows it in place, and writes over the rows behind them."""
+        known = self.caches[blob].h if blob in self.caches else 0
+        if known < rows:
+            raise RuntimeError(f"the caches have {known} rows, not {rows}: the net was loaded anew; start with reset()")
+        mat = self.ncnn.Mat(self.caches[blob])
+        mat.h = rows
+        # A GPU takes no Mat with gaps; on a CPU rows are in blocks, which a clone would cut.
+        return mat.clone() if self.net.opt.use_vulkan_compute and known > rows else mat
+
+    def keep(self, extractor: Any, caches: Sequence[Sequence[str]]) -> None:
+        """Take the caches out of an extractor for the next step, in ncnn's own layout: only type 1 leaves it."""
+        results = {blob: extractor.extract(self.blob(after), 1) for blob, after in caches}
+        if wrong := [after for blob, after in caches if results[blob][0] != 0 or results[blob][1].dims == 0]:
+            raise RuntimeError(f"ncnn could not compute the cache '{wrong[0]}'")
+        self.caches = {blob: mat for blob, (_, mat) in results.items()}
 
     def extract(self, extractor: Any, output: dict[str, Any]) -> np.ndarray[Any, Any]:
         """Return one output, which has a "blob" and a "batch_axis"."""

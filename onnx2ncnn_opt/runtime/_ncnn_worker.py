@@ -77,20 +77,28 @@ class NcnnServer(Server):
         self.net = NcnnNet(param, bin, {**options, "use_vulkan_compute": self.vulkan})
         self.answer({"inputs": self.net.inputs, "outputs": self.net.outputs})
 
-    def do_run(self, feeds: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> None:
-        """Compute outputs; send an answer after the feeds, then one for each output."""
-        extractor = self.fed(feeds)
+    def do_run(
+        self, feeds: list[dict[str, Any]], outputs: list[dict[str, Any]], caches: list[list[str]], past: int
+    ) -> None:
+        """Compute outputs; send an answer after the feeds, one for each output, and one for caches that were kept."""
+        extractor = self.fed(feeds, caches, past)
         for output in outputs:
             self.attempt(self.extract, extractor, output)
+        if caches:
+            self.attempt(self.keep, extractor, caches)
 
-    def fed(self, feeds: list[dict[str, Any]]) -> Any:
+    def fed(self, feeds: list[dict[str, Any]], caches: Sequence[list[str]] = (), past: int = 0) -> Any:
         """Return an extractor with the feeds, and say so."""
-        extractor = self.net.feed(feeds)
+        extractor = self.net.feed(feeds, caches, past)
         self.answer({"fed": len(feeds)})
         return extractor
 
     def extract(self, extractor: Any, output: dict[str, Any]) -> None:
         self.answer({}, self.net.extract(extractor, output))
+
+    def keep(self, extractor: Any, caches: list[list[str]]) -> None:
+        self.net.keep(extractor, caches)
+        self.answer({})
 
     def do_time(self, feeds: list[dict[str, Any]], outputs: list[dict[str, Any]], seconds: float) -> None:
         """Run for some time; the answer has the seconds of each run."""

@@ -190,9 +190,17 @@ class NcnnRunner:
         return all_there(self.extract(feeds, outputs), self.param)
 
     def extract(
-        self, feeds: Mapping[str, Feed | Array], outputs: Sequence[Fetch | str] | None = None
+        self,
+        feeds: Mapping[str, Feed | Array],
+        outputs: Sequence[Fetch | str] | None = None,
+        *,
+        caches: Sequence[tuple[str, str]] = (),
+        past: int = 0,
     ) -> dict[str, Array | Failure]:
         """Return the outputs like `run`, with a Failure for each missing one.
+
+        `caches` are the blobs of each cache before and after a run. They stay in the process: they get the first `past`
+        rows of those after the last run, or stay unset.
 
         All outputs come from one extractor, as a user's program would get them. Once ncnn has died on one of them, the
         ones after it are Failures too. Raises RunError if the net does not load or does not take the feeds.
@@ -203,7 +211,7 @@ class NcnnRunner:
         results: dict[str, Array | Failure] = {}
         fed = False
         try:
-            with self._asked(feeds, do="run", outputs=described) as child:
+            with self._asked(feeds, do="run", outputs=described, caches=list(caches), past=past) as child:
                 self._receive(child)
                 fed = True
                 for fetch in wanted:
@@ -212,10 +220,12 @@ class NcnnRunner:
                         results[fetch.blob] = Failure(answer["error"] + child.said(answer["mark"]))
                     else:
                         results[fetch.blob] = fetch.read(child.receive_array(answer))
+                if caches:
+                    self._receive(child)
         except CrashError as death:
             if not fed:
                 raise
-            first, *others = (fetch.blob for fetch in wanted if fetch.blob not in results)
+            first, *others = [fetch.blob for fetch in wanted if fetch.blob not in results] or ["caches"]
             results[first] = Failure(str(death), crashed=True)
             results.update(dict.fromkeys(others, Failure(f"not reached: ncnn died on '{first}'", crashed=True)))
         return results

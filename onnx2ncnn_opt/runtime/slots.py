@@ -120,6 +120,9 @@ def check_arrays(
                 array.dtype == np.uint8
             )
             raise UsageError(f"the model takes {entry}, not an array of {array.dtype} (cast=True converts it){pixels}")
+        if entry.table and array.size and not 0 <= array.min() <= array.max() < entry.table:
+            where = f"a table of {entry.table} entries, which go from 0 to {entry.table - 1}"
+            raise UsageError(f"{entry.name} has {array.min()} to {array.max()}, but is an index into {where}")
         checked[entry.name] = array.astype(dtype, copy=False)
     for text, size in sizes.items():  # P+S has to be this sum
         meant = parsed_size(text, {name: value for name, value in sizes.items() if name != text})
