@@ -13,7 +13,7 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
 from onnx2ncnn_opt.progress import counted
-from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch, all_there, outdated
+from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch, Step, all_there, outdated
 from onnx2ncnn_opt.runtime.child import ARRAY, Child, Worker
 from onnx2ncnn_opt.runtime.targets import LOCAL, MODES, Target
 
@@ -113,6 +113,10 @@ class NcnnWorker(Worker):
                 self._runner = runner
             yield child
 
+    def holds(self, runner: NcnnRunner) -> bool:
+        """Return True if the process has the runner's net."""
+        return self._runner is runner
+
     def memory(self, *, restart: bool = False) -> int | None:
         """Return the most bytes that the process had since the last `restart`; None if its system does not say."""
         with self.within(_SECONDS_TO_START * self.target.patience, "a question") as child:
@@ -165,6 +169,7 @@ class NcnnRunner:
         self.worker = NcnnWorker() if worker is None else worker
         self._owns_worker = worker is None
         self._names: dict[str, Any] = {}
+        self._held: Step | None = None  # the caches in the process are those after it
 
     def __enter__(self) -> NcnnRunner:
         return self
@@ -190,17 +195,9 @@ class NcnnRunner:
         return all_there(self.extract(feeds, outputs), self.param)
 
     def extract(
-        self,
-        feeds: Mapping[str, Feed | Array],
-        outputs: Sequence[Fetch | str] | None = None,
-        *,
-        caches: Sequence[tuple[str, str]] = (),
-        past: int = 0,
+        self, feeds: Mapping[str, Feed | Array], outputs: Sequence[Fetch | str] | None = None
     ) -> dict[str, Array | Failure]:
         """Return the outputs like `run`, with a Failure for each missing one.
-
-        `caches` are the blobs of each cache before and after a run. They stay in the process: they get the first `past`
-        rows of those after the last run, or stay unset.
 
         All outputs come from one extractor, as a user's program would get them. Once ncnn has died on one of them, the
         ones after it are Failures too. Raises RunError if the net does not load or does not take the feeds.
@@ -211,7 +208,7 @@ class NcnnRunner:
         results: dict[str, Array | Failure] = {}
         fed = False
         try:
-            with self._asked(feeds, do="run", outputs=described, caches=list(caches), past=past) as child:
+            with self._asked(feeds, do="run", outputs=described) as child:
                 self._receive(child)
                 fed = True
                 for fetch in wanted:
@@ -220,8 +217,9 @@ class NcnnRunner:
                         results[fetch.blob] = Failure(answer["error"] + child.said(answer["mark"]))
                     else:
                         results[fetch.blob] = fetch.read(child.receive_array(answer))
-                if caches:
+                if isinstance(feeds, Step) and feeds.caches:
                     self._receive(child)
+                    self._held = feeds
         except CrashError as death:
             if not fed:
                 raise
@@ -282,6 +280,7 @@ class NcnnRunner:
         """Load the net into the worker's process; the worker calls this."""
         param, bin = self.worker.file(self.param), self.worker.file(self.bin)
         child.send({"do": "load", "param": param, "bin": bin, "options": self._options})
+        self._held = None
         self._names = self._receive(child, inputs=[str], outputs=[str])
 
     def _loaded(self) -> dict[str, Any]:
@@ -292,7 +291,12 @@ class NcnnRunner:
 
     @contextmanager
     def _asked(self, feeds: Mapping[str, Feed | Array], **request: Any) -> Iterator[Child]:
-        """Send a request with feeds to the process, and yield it."""
+        """Send a request with feeds to the process, and yield it; a decoder takes the steps before this one first."""
+        if isinstance(feeds, Step):
+            request |= {"caches": feeds.caches, "past": feeds.past}
+            held = self._held if self.worker.holds(self) else None
+            if feeds.before is not None and feeds.before not in (held, held and held.before):
+                self.extract(feeds.before, ())
         described, arrays = [], []
         for blob, feed in feeds.items():
             array, axis = as_feed(blob, feed)

@@ -13,7 +13,7 @@ from onnx2ncnn_opt.errors import RunError, UsageError, check_options
 from onnx2ncnn_opt.manifest import Entry, Manifest, read_manifest
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.runtime._ncnn_net import NCNN_ERRORS, NcnnNet
-from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch, all_there, require
+from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch, Step, all_there, require
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker, as_feed
 from onnx2ncnn_opt.runtime.slots import Slot, check_arrays, check_fed, feeds_of, np_dtype, sizes_of, too_small
 from onnx2ncnn_opt.runtime.steps import StepInputs
@@ -170,9 +170,8 @@ class Net:
         blobs = self._runner.input_names()
         fed = [slot for slot in map(Slot.of, manifest.fed) if slot.blob in blobs]
         slots = [Slot.of(entry) for entry in wanted.values()]
-        how: dict[str, Any] = {"caches": manifest.caches, "past": self.past}
-        fetches = [slot.fetch for slot in slots]
-        results = all_there(self._runner.extract(feeds_of(fed, arrays), fetches, **how), self.param)
+        step = Step(feeds_of(fed, arrays), manifest.caches, self.past)
+        results = all_there(self._runner.extract(step, [slot.fetch for slot in slots]), self.param)
         sizes = sizes_of(manifest.inputs, arrays)
         found = {slot.name: as_output(wanted[slot.name], slot, results[slot.blob], sizes) for slot in slots}
         found = self._tail.run(arrays, found) if self._tail else found
@@ -221,15 +220,9 @@ class _InProcess:
     def output_names(self) -> list[str]:
         return self._loaded().outputs
 
-    def extract(
-        self,
-        feeds: Mapping[str, Feed],
-        outputs: Sequence[Fetch],
-        *,
-        caches: Sequence[tuple[str, str]] = (),
-        past: int = 0,
-    ) -> dict[str, Array | Failure]:
+    def extract(self, feeds: Mapping[str, Feed], outputs: Sequence[Fetch]) -> dict[str, Array | Failure]:
         net = self._loaded()
+        caches, past = (feeds.caches, feeds.past) if isinstance(feeds, Step) else ((), 0)
         given = [{"blob": blob, **as_feed(blob, feed)._asdict()} for blob, feed in feeds.items()]
         try:
             extractor = net.feed(given, caches, past)
@@ -242,7 +235,8 @@ class _InProcess:
             except NCNN_ERRORS as error:
                 results[fetch.blob] = Failure(str(error))
         try:
-            net.keep(extractor, caches)
+            if caches:
+                net.keep(extractor, caches)
         except NCNN_ERRORS as error:
             raise RunError(f"{self._param}: {error}") from error
         return results

@@ -20,7 +20,7 @@ _POSITIONS = ("position_ids", "decoder_position_ids", "cache_position", "positio
 
 @dataclass(frozen=True)
 class StepInputs:
-    """The inputs of a decoder that a step fills in; `mask` and `positions` may be missing, `others` are the caller's."""
+    """The inputs that a step fills in; `mask` and `positions` may be missing, `others` are the caller's."""
 
     ids: Entry
     mask: Entry | None

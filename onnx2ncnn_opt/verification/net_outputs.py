@@ -177,8 +177,13 @@ class OutputComparison:
 
 
 def manifest_slots(kind: str, names: Sequence[str], entries: Sequence[Entry]) -> list[Slot]:
-    """Return the manifest's inputs or outputs (`kind`) in the model's order; UsageError if it is another model's."""
-    known = {entry.name: Slot.of(entry) for entry in entries}
+    """Return the manifest's inputs or outputs (`kind`) in the model's order, without caches.
+
+    Raises UsageError if the manifest is another model's.
+    """
+    caches = {entry.name for entry in entries if entry.cache}
+    known = {entry.name: Slot.of(entry) for entry in entries if not entry.cache}
+    names = [name for name in names if name not in caches]
     if set(known) != set(names):
         raise UsageError(
             f"the manifest is that of another model: its {kind}s are {', '.join(known) or 'none'}, "
@@ -212,7 +217,8 @@ def input_slots(manifest: Manifest | None, feeds: Mapping[str, Array], blobs: Se
             for is_batched in rules
         ]
         ways = [way for number, way in enumerate(ways) if way not in ways[:number]]
-    check_fed([slot.blob for slot in ways[0]], blobs, list(feeds))
+    caches = [blob for blob, _ in manifest.caches] if manifest else []
+    check_fed([*caches, *(slot.blob for slot in ways[0])], blobs, list(feeds))
     return ways
 
 
