@@ -100,7 +100,8 @@ class StepFeeds(Mapping[str, Array]):
         """Return the feeds of the net, the same ones each time."""
         if self._step is None:
             before = None if self.before is None else self.before.step(slots)
-            self._step = Step(model_feeds(slots, self.own), self.caches, self.past, before)
+            own = [slot for slot in slots if slot.name in self.own]
+            self._step = Step(model_feeds(own, self.own), self.caches, self.past, before)
         return self._step
 
 

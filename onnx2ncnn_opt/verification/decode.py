@@ -95,9 +95,7 @@ class Decoder:
             announce(f"ONNX Runtime runs the model, {label}")
             results = self._runner.run(feeds)
             pasts.update({name: (results[out], pasts[name][1]) for name, out in after.items()})
-            reference = {entry.name: results[entry.name] for entry in self._manifest.read}
-            reference |= {name: array for name, array in results.items() if name in self._manifest.compared}
-            yield Run({}, None, feeds, reference, label)
+            yield Run({}, None, feeds, {n: a for n, a in results.items() if n not in after.values()}, label)
             if self.tokens is not None:
                 ids = results[self.tokens].reshape(-1, results[self.tokens].shape[-1])[-1:].argmax(-1)
             before, past = feeds, past + count

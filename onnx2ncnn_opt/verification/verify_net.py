@@ -118,6 +118,7 @@ class _ModelJudge:
         self._reference = OrtRunner(model, outputs=outputs, values=values, threads=None, timeout=timeout)
         if manifest is not None and manifest.caches and verification.feeds is None:
             self._decoder = Decoder(self.model, manifest, verification.seed, self._reference)
+        if manifest is not None and manifest.caches:
             cut = cut or [entry.name for entry in manifest.read]
         self.rounding = Rounding(model, cut, values)
         self.done: list[Run] = []
