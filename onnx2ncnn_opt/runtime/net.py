@@ -138,7 +138,7 @@ class Net:
         """
         if self.manifest is None or not self.manifest.caches:
             raise UsageError(f"{self.param} has no caches of attention, or no manifest that names them: use run")
-        step = StepInputs.of(self.inputs)
+        step = StepInputs.of(self.manifest)
         arrays = {**self._given, **step.arrays(np.atleast_1d(ids), self.past), **(inputs or {})}
         results = self._run(self.manifest, arrays, outputs)
         self._given = {entry.name: arrays[entry.name] for entry in step.others if entry.name in arrays}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError
-from onnx2ncnn_opt.manifest import Entry
+from onnx2ncnn_opt.manifest import Entry, Manifest
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.slots import np_dtype
 
@@ -28,9 +28,13 @@ class StepInputs:
     others: tuple[Entry, ...]
 
     @classmethod
-    def of(cls, entries: Sequence[Entry]) -> StepInputs:
-        """Find them among the inputs that are no caches; raises UsageError if none takes tokens."""
+    def of(cls, manifest: Manifest) -> StepInputs:
+        """Find them among the inputs; raises UsageError if none takes tokens, or a past is no cache."""
+        entries = [entry for entry in manifest.model_inputs if entry.cache is None]
         known = {entry.name: entry for entry in entries}
+        lengths = {size for entry in manifest.inputs if entry.cache for size in entry.shape if isinstance(size, str)}
+        if plain := [entry.name for entry in entries if len(entry.shape) > 2 and lengths.intersection(entry.shape)]:
+            raise UsageError(f"the net has a past that is no cache, so it cannot start without one: {', '.join(plain)}")
 
         def first(names: Collection[str], rank: int) -> Entry | None:
             return next((known[name] for name in names if name in known and len(known[name].shape) <= rank), None)

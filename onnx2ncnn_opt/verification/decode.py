@@ -39,14 +39,13 @@ LEAST_RUNS = sum(len(plan.chunks) + TOKENS for plan in _PLANS[:2])
 
 
 class Decoder:
-    """A model with caches; `runner` is that in ONNX Runtime. Raises UsageError if it has no input for tokens."""
+    """A model with caches; `runner` is that in ONNX Runtime. Raises UsageError if it cannot run step by step."""
 
     def __init__(self, model: LoadedModel, manifest: Manifest, seed: int, runner: OrtRunner | None = None) -> None:
         self._manifest, self._seed, self._runner = manifest, seed, runner
-        self._inputs = StepInputs.of(manifest.fed)
+        self._inputs = StepInputs.of(manifest)
         drawn = draw_inputs(model, draw=Draw(seed, plain=True))
-        own = {self._inputs.ids, self._inputs.mask, self._inputs.positions}
-        self._others = {e.name: drawn[e.name] for e in manifest.model_inputs if e.cache is None and e not in own}
+        self._others = {entry.name: drawn[entry.name] for entry in self._inputs.others}
         self._sizes = dynamic_sizes(model)
         # With such a node the mask says how many tokens there are, and hides none.
         self._counts = any(node.op_type == "GroupQueryAttention" for node in model.graph)

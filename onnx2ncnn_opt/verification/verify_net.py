@@ -114,15 +114,18 @@ class _ModelJudge:
         self.model = load_converted(model, manifest, shapes=verification.shapes, values=values, outputs=outputs)
         announce("ONNX Runtime loads the model")
         values, timeout = self.model.values, verification.timeout
+        self.done: list[Run] = []
+        self.notes: list[str] = []
         self._decoder: Decoder | None = None
         self._reference = OrtRunner(model, outputs=outputs, values=values, threads=None, timeout=timeout)
         if manifest is not None and manifest.caches and verification.feeds is None:
-            self._decoder = Decoder(self.model, manifest, verification.seed, self._reference)
+            try:
+                self._decoder = Decoder(self.model, manifest, verification.seed, self._reference)
+            except UsageError as error:
+                self.notes.append(f"no tokens were decoded, only single steps run: {error}")
         if manifest is not None and manifest.caches:
             cut = cut or [entry.name for entry in manifest.read]
         self.rounding = Rounding(model, cut, values)
-        self.done: list[Run] = []
-        self.notes: list[str] = []
         self._tolerance = verification.tolerance or tolerance_of(self.model)
         is_usual = verification.tolerance is None and not verification.is_user_tolerance
         self._is_default = is_usual and self._tolerance == DEFAULT
