@@ -26,6 +26,7 @@ class StepInputs:
     mask: Entry | None
     positions: Entry | None
     others: tuple[Entry, ...]
+    scores: Entry | None  # the output whose last row says which token is next
 
     @classmethod
     def of(cls, manifest: Manifest) -> StepInputs:
@@ -44,7 +45,9 @@ class StepInputs:
         ids = first(_IDS, 3) or (integers[0] if len(integers) == 1 else None)
         if ids is None:
             raise UsageError(f"no input takes tokens: they are {', '.join(known) or 'none'}, and none is input_ids")
-        return cls(ids, mask, positions, tuple(e for e in entries if e not in (ids, mask, positions)))
+        floats = [e for e in manifest.read if len(e.shape) > 1 and "float" in e.dtype]
+        scores = next((e for e in floats if e.name == "logits"), floats[0] if floats else None)
+        return cls(ids, mask, positions, tuple(e for e in entries if e not in (ids, mask, positions)), scores)
 
     def arrays(self, ids: Array, past: int) -> dict[str, Array]:
         """Return the arrays of a step with these tokens after `past` others, which the mask all shows."""

@@ -5,13 +5,13 @@ ONNX Runtime chooses the tokens. Both get the same ones, and each hands on its o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from onnx2ncnn_opt.errors import CrashError, RunError
-from onnx2ncnn_opt.manifest import Entry, Manifest
+from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.progress import announce
@@ -49,7 +49,7 @@ class Decoder:
         self._sizes = dynamic_sizes(model)
         # With such a node the mask says how many tokens there are, and hides none.
         self._counts = any(node.op_type == "GroupQueryAttention" for node in model.graph)
-        self.tokens = _tokens_of(manifest.read)
+        self.tokens = None if self._inputs.scores is None else self._inputs.scores.name
 
     def first(self) -> StepFeeds:
         """Return the feeds of a first step."""
@@ -129,12 +129,6 @@ class Decoder:
             return random.integers(0, entry.table or 2, count)
         width = entry.shape[-1]
         return random.standard_normal((count, width if isinstance(width, int) else 1))
-
-
-def _tokens_of(outputs: Sequence[Entry]) -> str | None:
-    """Return the output whose last row says which token is next."""
-    scores = [e.name for e in outputs if len(e.shape) > 1 and e.dtype.startswith(("float", "bfloat"))]
-    return "logits" if "logits" in scores else next(iter(scores), None)
 
 
 def judge_token(
