@@ -85,10 +85,10 @@ def test_the_loops_of_a_decoder(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     ids = [1, 2, 3]
-    with Net(param) as net:
+    with Net(param) as runner:
         for _ in range(32):
-            net.reset()
-            ids.append(int(net.step(ids)["logits"][0, -1].argmax()))
+            runner.reset()
+            ids.append(int(runner.step(ids)["logits"][0, -1].argmax()))
     assert done.stdout.split() == [str(token) for token in ids[3:]]
     program.write_text(example(manifest, param, bin, language="python").replace("[1, 2, 3]", "[1] * 40"))
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=False)
