@@ -127,10 +127,11 @@ def shortest(shape: Shape, steps: Steps) -> Steps | None:
         if view is None:
             return None
         found = tuple(plan(view, view.axes))
-    return found if all(_is_writable(step) for step in found) else None
+    return found if all(is_writable(step) for step in found) else None
 
 
-def _is_writable(step: Step) -> bool:
+def is_writable(step: Step) -> bool:
+    """Return True if a layer can take a step: one with two dynamic sizes would need those of another blob."""
     return not isinstance(step, Regroup) or sum(isinstance(size, Sym) for size in step.dims) <= 1
 
 
