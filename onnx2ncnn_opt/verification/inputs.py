@@ -181,7 +181,7 @@ def draw_inputs(
        the model compares or selects them as well and `draw` is not plain.
     3. Other floats are N(0,1), or large ones. If `draw` is not plain some are 0.0 and -0.0, and rows end with these,
        with numbers below zero or nearly as large as others, or with the largest of all.
-    4. 8 bit integers, which are mostly images, fill their range.
+    4. 8 bit integers, which are mostly images, fill their range. If `draw` is not plain some are 0.
     5. Other integers and bools, and floats that say where scores are hidden, are taken for masks: 0 or 1. Each row
        starts with 1, 0: a row without a 1 has no softmax, and one without a 0 cannot show that the net ignores the
        mask.
@@ -290,6 +290,8 @@ def draw_array(
         array = rng.integers(1, 8, shape)
     elif dtype.kind in "iu" and dtype.itemsize == 1:
         levels = rng.integers(np.iinfo(dtype).min, int(np.iinfo(dtype).max) + 1, _levels(shape, draw))
+        if not draw.plain:
+            levels[rng.random(levels.shape) < 1 / (_ZEROS_IN if draw.flat is None else _ZERO_LEVELS_IN)] = 0
         array = np.broadcast_to(levels, shape)
     else:
         array = rng.integers(0, 2, shape)
