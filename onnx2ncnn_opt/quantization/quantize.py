@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnx2ncnn_opt.errors import UsageError, VerificationError
+from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.param.splits import list_layers
@@ -40,6 +40,9 @@ class Budget:
 
     decibels: float = -math.inf
     top1: float = 0.0
+
+    def __str__(self) -> str:
+        return f"top1={self.top1:g}" if self.top1 else f"{self.decibels:g} dB"
 
     @classmethod
     def parse(cls, text: str) -> "Budget":
@@ -81,7 +84,8 @@ class Quantized:
 
     `decibels` is the ratio of signal to noise of the worst output over samples that the scales do not come from where
     there are enough, `predicted` the same from the layers alone; `top1` is the share of rows with the same largest
-    entry, None if no output has rows of classes. `seconds` are those of a run in float and in int8.
+    entry, None if no output has rows of classes. `seconds` are those of a run in float and in int8, `bytes` those of
+    the .bin. `missed` says what keeps the net from being what was asked for.
     """
 
     graph: Graph
@@ -93,6 +97,7 @@ class Quantized:
     seconds: tuple[float, float]
     bytes: tuple[int, int]
     notes: tuple[str, ...] = ()
+    missed: str = ""
 
     def misses(self, budget: Budget) -> str:
         """Return in words how the net misses a budget; empty if it keeps it."""
@@ -179,8 +184,7 @@ def quantize_net(
 
     `feeds` are the samples, `method` one of `thresholds.METHODS`, `keep` names layers that stay float. With `every`
     layers are int8 even if they are no faster on this machine. `given` are scales, as of a quantised model: then no
-    layer is measured. Raises UsageError for data or names that do not fit, and VerificationError if no net keeps the
-    budget; its `quantized` is the best one.
+    layer is left out. Raises UsageError for data or names that do not fit.
     """
     net = read_net(param, bin).graph
     by_name = {layer.name: layer for layer in net}
@@ -296,9 +300,11 @@ def _within(
             slow = min(chosen, key=lambda name: rows[name].seconds[0] - rows[name].seconds[1])
             chosen.remove(slow)
     assert result is not None
-    if missed := result.misses(budget):
-        raise VerificationError(f"no int8 net keeps the budget: {missed}")
-    return result
+    if not chosen:
+        slow = "no layer is faster in int8 on this machine; --all makes them int8 all the same"
+        few = f"no layer can be int8 with a budget of {budget}"
+        return replace(result, missed=few if budget != Budget() else slow)
+    return replace(result, missed=result.misses(budget))
 
 
 def _measured(
