@@ -26,10 +26,9 @@ if TYPE_CHECKING:
 @click.option("-o", "prefix", metavar="PREFIX", required=True, help="Write PREFIX.ncnn.param, .bin and .json.")
 @click.option(
     "--data",
-    required=True,
     metavar="FILE.npz|FOLDER|MODULE:FUNCTION",
     help="Samples as in use: arrays by input name whose first axis counts, a folder of arrays or pictures, or a "
-    "function that yields them.",
+    "function that yields them. A model that is quantised already needs none.",
 )
 @click.option(
     "--image", "images", multiple=True, metavar="NAME:mean=...:std=...[:bgr][:letterbox]", help="See `convert --image`."
@@ -53,7 +52,7 @@ def quantize(
     net: Path,
     bin: Path | None,
     prefix: str,
-    data: str,
+    data: str | None,
     images: tuple[str, ...],
     keep: tuple[str, ...],
     keep_failed: bool,

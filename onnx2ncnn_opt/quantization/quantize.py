@@ -217,12 +217,8 @@ def quantize_net(
             rows[name] = replace(rows[name], largest=seen[name].largest, cut=share, noise=noise)
         announce("timing the layers in float and in int8")
         rows = _timed(nets, net, rows, scales)
-        chosen = {
-            name
-            for name in candidates
-            if every or given is not None or rows[name].seconds[1] < rows[name].seconds[0] * (1 - _GAIN)
-        }
-        return _within(nets, rows, scales, chosen, budget, notes, every or given is not None)
+        chosen = {name for name in candidates if every or rows[name].seconds[1] < rows[name].seconds[0] * (1 - _GAIN)}
+        return _within(nets, rows, scales, chosen, budget, notes, every)
 
 
 _COUNTED = ("Convolution", "ConvolutionDepthWise", "InnerProduct", "Gemm", "MatMul", "Deconvolution", "LSTM", "GRU")
@@ -278,19 +274,19 @@ def _within(
 
     def price(name: str) -> float:
         saved = max(rows[name].seconds[0] - rows[name].seconds[1], 1e-9)
-        return rows[name].noise / saved
+        return rows[name].noise if every else rows[name].noise / saved
 
     allowed = 10 ** (-budget.decibels / 10)
     result: Quantized | None = None
     for _ in range(_ATTEMPTS):
         while chosen and sum(rows[name].noise for name in chosen) > allowed:
             chosen.remove(max(chosen, key=price))
-        result = _measured(nets, rows, scales, chosen, notes)
+        result = _measured(nets, rows, scales, chosen, notes, every)
         too_slow = not every and chosen and result.seconds[1] > _SLOWER * result.seconds[0]
-        if not result.misses(budget) and not too_slow:
-            return result
         if not chosen:
             break
+        if not result.misses(budget) and not too_slow:
+            return result
         if result.misses(budget) and budget.top1:
             for name in sorted(chosen, key=price)[-max(1, len(chosen) // 4) :]:
                 chosen.remove(name)
@@ -308,13 +304,20 @@ def _within(
 
 
 def _measured(
-    nets: _Nets, rows: Mapping[str, Row], scales: Mapping[str, Scales], chosen: Collection[str], notes: Sequence[str]
+    nets: _Nets,
+    rows: Mapping[str, Row],
+    scales: Mapping[str, Scales],
+    chosen: Collection[str],
+    notes: Sequence[str],
+    every: bool,
 ) -> Quantized:
     """Return the net with these layers in int8, with what it costs and saves."""
     some = {name: scales[name] for name in scales if name in chosen}
     noise, top1 = nets.compare(some, list(nets.held))
     predicted = sum(rows[name].noise for name in chosen)
-    final = tuple(row if row.reason or row.layer in chosen else replace(row, reason=_why(row)) for row in rows.values())
+    final = tuple(
+        row if row.reason or row.layer in chosen else replace(row, reason=_why(row, every)) for row in rows.values()
+    )
     runner, best = nets.runner(some), [math.inf, math.inf]
     for _ in range(_TURNS):
         for which, each in enumerate((nets.float, runner)):
@@ -324,8 +327,8 @@ def _measured(
     return Quantized(
         graph,
         final,
-        _decibels(noise),
-        _decibels(predicted),
+        decibels(noise),
+        decibels(predicted),
         top1,
         len(nets.feeds),
         (best[0], best[1]),
@@ -334,12 +337,13 @@ def _measured(
     )
 
 
-def _why(row: Row) -> str:
+def _why(row: Row, every: bool) -> str:
     before, after = row.seconds
-    if after >= before * (1 - _GAIN):
+    if after >= before * (1 - _GAIN) and not every:
         return f"int8 is no faster here: {before * 1e3:.3f} ms -> {after * 1e3:.3f} ms"
-    return f"its noise is not worth the time: {_decibels(row.noise):.1f} dB alone"
+    return f"the budget has no room for its noise: {decibels(row.noise):.1f} dB alone"
 
 
-def _decibels(noise: float) -> float:
+def decibels(noise: float) -> float:
+    """Return a share of noise as the ratio of signal to noise."""
     return -10 * math.log10(noise) if noise > 0 else math.inf
