@@ -15,7 +15,7 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional import attention as sdpa
 from onnx2ncnn_opt.onnx.lower.functional.binary import added, binary, number
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
-from onnx2ncnn_opt.onnx.lower.functional.crop import split
+from onnx2ncnn_opt.onnx.lower.functional.crop import crop, split
 from onnx2ncnn_opt.onnx.lower.functional.gather import fixed, gather
 from onnx2ncnn_opt.onnx.lower.functional.logic import greater
 from onnx2ncnn_opt.onnx.lower.functional.matmul import linear
@@ -205,7 +205,13 @@ def _backwards(im: ImportContext, unidirectional: int, heads: Sequence[Tensor], 
     return sdpa.Sight(causal=bool(unidirectional)).bias(im, heads, past)
 
 
-@onnx_op("GroupQueryAttention", domain=MICROSOFT, integers=True, counts=5)
+def _grouped(seen: NodeView) -> int:
+    """Let queries, keys, values, the past, and the numbers of keys have items."""
+    items.batch(*(i for i in range(6) if seen.operand(i) is not None))(seen)
+    return 0
+
+
+@onnx_op("GroupQueryAttention", domain=MICROSOFT, integers=True, counts=5, items=_grouped)
 def group_query_attention(
     im: ImportContext,
     query: Tensor,
@@ -271,11 +277,12 @@ def group_query_attention(
     if do_rotary:
         if cos_cache is None or sin_cache is None:
             raise im.refuse("rotary embeddings without their tables", "give it cos_cache and sin_cache")
-        if position_ids is None:
-            position_ids = unsqueeze(im, sdpa.positions(im, before, heads[0].shape[2], 0), (0,))
         [rotated] = im.fixed([2 * cos_cache.shape[-1]], "tables of dynamic width")
+        tables: list[Value] = [cos_cache, sin_cache]
+        if position_ids is None:
+            end = before + heads[0].shape[2]
+            tables = [unsqueeze(im, crop(im, im.tensor(x), 0, before, end), (0,)) for x in tables]
         for i in (0, 1):
-            tables = cos_cache, sin_cache
             heads[i] = im.tensor(sdpa.rotate(im, heads[i], tables, position_ids, rotary_interleaved, 0, rotated))
     heads, past = sdpa.with_past(im, heads, past_key, past_value)
     # The window counts the query's own key.

@@ -8,11 +8,13 @@ from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds
+from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import flattened, softmax
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.conv import conv
+from onnx2ncnn_opt.onnx.lower.functional.gather import gather
 from onnx2ncnn_opt.onnx.lower.functional.matmul import linear, matmul
 from onnx2ncnn_opt.onnx.lower.functional.pool import average_pool, global_average_pool
 from onnx2ncnn_opt.onnx.lower.functional.quantize import (
@@ -253,7 +255,7 @@ def dynamic_quantize_matmul(
     return matmul_integer_to_float(im, quantised, b, scale, b_scale, zero, b_zero_point, bias)
 
 
-@onnx_op("MatMulNBits", domain=MICROSOFT)
+@onnx_op("MatMulNBits", domain=MICROSOFT, items=items.from_axis(-1))
 def matmul_nbits(
     im: ImportContext,
     a: Tensor,
@@ -285,6 +287,42 @@ def matmul_nbits(
     weight = (centres * im.f32(scales).reshape(N, blocks, 1)).reshape(N, -1)[:, :K]
     y = linear(im, a, np.ascontiguousarray(weight))
     return y if bias is None else binary(im, BinaryOp.ADD, y, bias)
+
+
+def _looked_up(seen: NodeView) -> int:
+    seen.only(1)
+    axis = seen.axis(1)
+    if axis is None or seen.number("gather_axis", 0):
+        raise ItemsMixed
+    return axis
+
+
+@onnx_op("GatherBlockQuantized", domain=MICROSOFT, integers=True, indexes=1, items=_looked_up)
+def gather_block_quantized(
+    im: ImportContext,
+    data: Array,
+    indices: Value,
+    scales: Array,
+    zero_points: Array | None = None,
+    *,
+    bits: int = 4,
+    block_size: int = 128,
+    gather_axis: int = 0,
+    quantize_axis: int = 1,
+) -> Value:
+    """Gather from the table as floats."""
+    if data.dtype.name.startswith("float"):
+        raise im.refuse(f"a table of {data.dtype.name}", "quantise it to 4 or 8 bits")
+    zeros: Array = np.zeros(()) if zero_points is None else zero_points.astype(np.float32)
+    if data.dtype == np.uint8:
+        data = _unpacked(data, bits)
+        centre = np.array(2 ** (bits - 1), np.float32)
+        zeros = centre if zero_points is None else _unpacked(zero_points, bits)[..., : scales.shape[-1]]
+    axis = im.axis(quantize_axis, data.ndim)
+    whole = range(data.shape[axis])
+    factors, centres = (np.repeat(np.broadcast_to(x, scales.shape), block_size, axis) for x in (im.f32(scales), zeros))
+    table = (data.astype(np.float32) - centres.take(whole, axis)) * factors.take(whole, axis)
+    return gather(im, Constant(table), indices, axis=gather_axis)
 
 
 def _unpacked(packed: Array, bits: int) -> Array:
