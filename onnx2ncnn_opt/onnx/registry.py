@@ -40,6 +40,7 @@ Axes = Literal["each", "same"]
 Errors = Literal["none", "result", "one", "input"]
 
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
+INT8_ACCURACY = 4  # the accuracy_level of com.microsoft's operators that lets a runtime round operands to 8 bits
 
 
 class Input(NamedTuple):

@@ -19,7 +19,6 @@ from onnx2ncnn_opt.onnx.lower.functional.crop import crop, split
 from onnx2ncnn_opt.onnx.lower.functional.gather import fixed, gather
 from onnx2ncnn_opt.onnx.lower.functional.logic import greater
 from onnx2ncnn_opt.onnx.lower.functional.matmul import linear
-from onnx2ncnn_opt.onnx.lower.functional.norm import rms_norm
 from onnx2ncnn_opt.onnx.lower.functional.views import unsqueeze
 from onnx2ncnn_opt.onnx.lower.functional.where import where
 from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
@@ -226,41 +225,23 @@ def group_query_attention(
     position_ids: Value | None = None,
     attention_bias: Value | None = None,
     head_sink: Value | None = None,
-    k_scale: Value | None = None,
-    v_scale: Value | None = None,
-    q_norm_weight: Array | None = None,
-    k_norm_weight: Array | None = None,
-    query_seqlens: Value | None = None,
     *,
     causal: int = 1,
     do_rotary: int = 0,
-    k_norm_epsilon: float | None = None,
-    k_quant_type: str = "NONE",
-    kv_cache_bit_width: int = 0,
     kv_num_heads: int,
     local_window_size: int = -1,
     num_heads: int,
-    q_norm_epsilon: float | None = None,
-    qk_norm_epsilon: float = 1e-6,
-    qk_output: int = 0,
     rotary_interleaved: int = 0,
     scale: float = 0.0,
     sliding_window_cache: int = 0,
     smooth_softmax: int = 0,
     softcap: float = 0.0,
-    v_quant_type: str = "NONE",
 ) -> tuple[Value, ...]:
     """SDPA, or step by step where scores are capped, of as many keys for each item, the queries' own last."""
-    refusals = (
-        (head_sink is not None or smooth_softmax > 0, "sinks (head_sink, smooth_softmax)"),
-        (sliding_window_cache, "sliding_window_cache is 1: caches that drop keys"),
-        ({k_quant_type, v_quant_type} != {"NONE"}, "quantised caches"),
-        (query_seqlens is not None, "query_seqlens: padded chunks"),
-        (qk_output, "qk_output: scores as an output"),
-    )
-    for is_there, reason in refusals:
-        if is_there:
-            raise im.refuse(reason, "build the model without them")
+    if head_sink is not None or smooth_softmax > 0:
+        raise im.refuse("sinks (head_sink, smooth_softmax): ncnn's attention has none", "use a model without them")
+    if sliding_window_cache:
+        raise im.refuse("sliding_window_cache is 1: caches that drop keys", "build the model with caches that grow")
     if key is None or value is None:
         width = query.shape[-1]
         size = width // (num_heads + 2 * kv_num_heads) if isinstance(width, int) else 0
@@ -270,10 +251,6 @@ def group_query_attention(
     heads = [sdpa.split_heads(im, x, n) for x, n in ((query, num_heads), (key, kv_num_heads), (value, kv_num_heads))]
     before: Dim = 0 if past_key is None else past_key.shape[2]
     _require_all_keys(im, seqlens_k, total_sequence_length, before + heads[1].shape[2])
-    norms = (q_norm_weight, q_norm_epsilon), (k_norm_weight, k_norm_epsilon)
-    for i, (weight, epsilon) in enumerate(norms):
-        if weight is not None:
-            heads[i] = im.tensor(rms_norm(im, heads[i], Constant(weight), epsilon=epsilon or qk_norm_epsilon))
     if do_rotary:
         if cos_cache is None or sin_cache is None:
             raise im.refuse("rotary embeddings without their tables", "give it cos_cache and sin_cache")

@@ -42,9 +42,10 @@ class Sight(NamedTuple):
         `keys` is the number of keys before the first query; or, as a tensor, the number of keys that are not padding,
         for each item of the batch. The last of these are the queries' own.
         """
-        if isinstance(keys, Dim) and not (self.causal or self.left >= 0 or self.right >= 0):
+        if isinstance(keys, int | Sym) and not (self.causal or self.left >= 0 or self.right >= 0):
             return None
-        if isinstance(keys, Dim) and any(isinstance(size, Sym) for x in heads[:2] for size in x.shape[2:3]):
+        is_open = any(isinstance(size, Sym) for x in heads[:2] for size in x.shape[2:3])
+        if isinstance(keys, Sym) or (isinstance(keys, int) and is_open):
             return self._of_dynamic_lengths(im, heads, keys)
         rows, columns = im.fixed([x.shape[2] for x in heads[:2]], "a mask of keys of dynamic length")
         require_room(rows * columns, "a mask")
