@@ -23,7 +23,7 @@ def refusal(path: Path) -> str | None:
 
 def model_of(path: Path) -> bytes:
     """Return a model with its weights."""
-    return refill(onnx.load(path)).SerializeToString()
+    return bytes(refill(onnx.load(path)).SerializeToString())
 
 
 def sample(paths: list[Path]) -> list[Path]:
