@@ -64,7 +64,8 @@ def attention23(
     if softcap or im.is_used(3):
         y, scores = sdpa.capped(im, heads, mask, scale, softcap, qk_matmul_output_mode)
         return sdpa.merge_heads(im, y) if q.rank == 3 else y, heads[1], heads[2], scores
-    if mask is None or (isinstance(mask, Constant) and (mask.array.max(-1) > -np.inf).all()):
+    is_own = heads[1].shape[2] == past + heads[0].shape[2] and attn_mask is None and nonpad_kv_seqlen is None
+    if mask is None or is_own or (isinstance(mask, Constant) and (mask.array.max(-1) > -np.inf).all()):
         y = sdpa.attend(im, heads, mask, scale)
     else:  # rows that see no key are 0; a Softmax of nothing but -inf is NaN on ARM
         y = sdpa.attend(im, heads, sdpa.finite(im, mask), scale)

@@ -117,9 +117,9 @@ def linear(im: ImportContext, x: Tensor, weight: Array, bias: Array | None = Non
 def linear_of_blocks(im: ImportContext, x: Tensor, integers: Array, scales: Array, size: int) -> Tensor:
     """``x @ weight.T`` for a weight of 8-bit `integers` [outputs, inputs], with a scale for each block of `size`."""
     outputs, inputs = integers.shape
-    axes, batch = x.view.axes, x.view.batch
-    rows_of = tuple(atom for atom in flat(axes[:-1]) if atom not in batch)
-    laid_out = im.in_mat(x, (rows_of, axes[-1]), batch)
+    outer, last = flat(x.view.axes[:-1]), x.view.axes[-1]
+    batch = () if set(last) & set(x.view.batch) else x.view.batch
+    laid_out = im.in_mat(x, (tuple(atom for atom in outer if atom not in batch), last), batch)
     packed = Weight(integers.reshape(-1).view(np.uint8), Encoding.BYTES)
     weights: dict[str, Array | Weight] = {"B_data_packed_bytes": packed, "B_data_quantize_scales": 1 / scales}
     params = {"constantN": outputs, "constantK": inputs, "quantize_term": 800 + BLOCK_SIZES.index(size)}
