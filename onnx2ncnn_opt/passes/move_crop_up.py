@@ -14,11 +14,9 @@ from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.passes._crops import cropped, last_row, part
 from onnx2ncnn_opt.passes._fold import require_own_weights
-from onnx2ncnn_opt.passes._gemm import linear_of
+from onnx2ncnn_opt.passes._gemm import BLOCKS, linear_of
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
-
-_BLOCKS = 400  # from this quantize_term on a Gemm has blocks of integers; then rows are not mixed
 
 _Operands = Iterator[tuple[Blob, int | None]]
 """A layer's inputs, each with the axis to crop; None for an input that the layer reads as it is."""
@@ -45,7 +43,7 @@ def _product(layer: Layer, axis: int) -> _Operands:
     known_shape(layer.input, 2)
     known_shape(layer.output, 2)  # an InnerProduct flattens a matrix whose rows are not as long as its weights
     require(axis == 0, f"'{layer.name}' computes every column from all of them")
-    if layer.type == "Gemm" and layer["quantize_term"] >= _BLOCKS:
+    if layer.type == "Gemm" and layer["quantize_term"] >= BLOCKS:
         require(
             layer["constant_broadcast_type_C"] in (GemmC.NONE, GemmC.SCALAR, GemmC.N),
             f"Gemm '{layer.name}' adds a matrix",
