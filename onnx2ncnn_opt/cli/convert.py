@@ -75,6 +75,11 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
     help="Decode a detector's raw output and keep its best boxes, e.g. nms:output0:conf=0.25:iou=0.45:max=300; further "
     "options say how to read the columns: boxes=, classes=, objectness=, layout=.",
 )
+@click.option(
+    "--last-row",
+    metavar="OUTPUT",
+    help="Compute only the last row of an output: of logits [batch, tokens, vocabulary] those of the next token.",
+)
 @option.release_option
 @option.storage_options
 @click.option(
@@ -100,6 +105,7 @@ def convert(
     outputs: tuple[str, ...],
     batch_axes: tuple[str, ...],
     images: tuple[str, ...],
+    last_row: str | None,
     no_verify: bool,
     verbose: bool,
     report: ReportFile,
@@ -115,6 +121,8 @@ def convert(
             "--inputs, --on, --modes, --rtol, --atol, --benchmark and --keep-failed need verification, which "
             "--no-verify skips"
         )
+    if last_row is not None and options["append"]:
+        raise click.UsageError("--last-row and --append both put nodes behind an output: give one of them")
     if options["benchmark"] and verification.on:
         raise click.UsageError(
             "--benchmark times the net beside ONNX Runtime, which runs on this machine: not with --on"
@@ -131,6 +139,7 @@ def convert(
     for model, path in prefixes.items():
         check_targets(astuple(Files.of(path)), {"the model": model})
     options |= {
+        "append": options["append"] if last_row is None else f"last-row:{last_row}",
         "shapes": verification.shapes,
         "values": verification.values,
         "outputs": [name for names in outputs for name in names.split(",")],
