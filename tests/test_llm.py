@@ -63,3 +63,13 @@ def test_what_is_refused_is_named() -> None:
         if said:
             with pytest.raises(UnsupportedError, match=said):
                 lower(model_of(path))
+
+
+@pytest.mark.parametrize("name", ["qwen2.dynamo", "llama.dynamo", "gemma3.dynamo", "phi.dynamo", "qwen3.genai"])
+def test_rotations_of_any_length_are_layers(name: str) -> None:
+    """Two blocks, in each the queries and the keys; heads that share keys are not repeated."""
+    [path] = [path for path in MODELS if path.stem == name]
+    types = [layer.type for layer in lower(model_of(path)).graph]
+    assert types.count("RotaryEmbed") == 4
+    assert types.count("SDPA") == 2
+    assert "Tile" not in types

@@ -3,8 +3,9 @@ from math import prod
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import known
+from onnx2ncnn_opt.ir.dim import known, product
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.view import Regroup
 from onnx2ncnn_opt.passes._views import Steps, end_of, in_layout, shortest, step_of, steps_to, view_layers
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Replacement, graph_pass
@@ -42,6 +43,23 @@ def _without_tiles(sdpa: Layer) -> Replacement | None:
     return Replacement(tuple(layers), takes={sdpa: new}, added=added, may_stay=True)
 
 
+def _of_any_length(tile: Layer, *views: Layer) -> tuple[int, Steps] | None:
+    """Return the way of heads (G, 1, ...) that become (G, n, ...) and (G * n, ...), whatever their length is."""
+    source, repeated = tile.input.shape, tile.output.shape
+    if source is None or repeated is None or not views or len(source) != len(repeated) or len(source) < 3:
+        return None
+    heads, times = repeated[:2]
+    if source[0] != heads or source[1] != 1 or source[2:] != repeated[2:] or not isinstance(times, int):
+        return None
+    for view in views:
+        shape, step = view.output.shape, step_of(view)
+        if not isinstance(step, Regroup) or shape is None or product(shape) != product(repeated):
+            return None
+    if views[-1].output.shape != (heads * times, *source[2:]):
+        return None
+    return times, (Regroup((heads, *source[2:])),)
+
+
 def _chain(blob: Blob) -> tuple[Layer, ...]:
     """Return the Tiles and views above a blob, from the first Tile on."""
     found: list[Layer] = []
@@ -57,6 +75,8 @@ def _chain(blob: Blob) -> tuple[Layer, ...]:
 def _way(chain: tuple[Layer, ...]) -> tuple[int, Steps] | None:
     """Return how often a chain repeats each head, and equal views without repeats; None for other chains."""
     blobs = [layer.output for layer in chain]
+    if chain and (repeats := _of_any_length(*chain)) is not None:
+        return repeats
     if not chain or not all(isinstance(n, int) for b in (chain[0].input, *blobs) for n in b.shape or (None,)):
         return None
     shapes = [known(blob.shape or ()) for blob in (chain[0].input, *blobs)]

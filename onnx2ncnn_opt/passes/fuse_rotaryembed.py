@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, PadMode, UnaryOp
-from onnx2ncnn_opt.ir.dim import Shape
+from onnx2ncnn_opt.ir.dim import Dim, Shape, by_axis
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.view import Regroup, Reorder
 from onnx2ncnn_opt.ir.weight import Array
@@ -14,7 +14,17 @@ from onnx2ncnn_opt.passes._constants import constant_array, is_constant
 from onnx2ncnn_opt.passes._linear import factor, times
 from onnx2ncnn_opt.passes._views import Steps, end_of, inverse, moved, shortest, step_of, steps_to, view_layers
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import Miss, Refused, Replacement, attempt, fixed_shape, graph_pass, needed, require
+from onnx2ncnn_opt.rewrite.rule import (
+    Miss,
+    Refused,
+    Replacement,
+    attempt,
+    fixed_shape,
+    graph_pass,
+    known_shape,
+    needed,
+    require,
+)
 
 _NEGATION = op("UnaryOp", op_type=UnaryOp.NEG)
 _SCALING = times("x")
@@ -32,6 +42,9 @@ _STRIDED = op(
 _PARTS = {"Concat": {"axis"}, "Slice": {"slices", "axis"}, "Crop": {"starts", "ends", "axes"}}
 # The longest spelling that exporters write has 22 layers.
 _MOST_LAYERS = 32
+_ANGLE = op("UnaryOp", op_type=frozenset({UnaryOp.COS, UnaryOp.SIN}))
+_MOST_STEPS = 8  # from a factor up to its cosine
+_PRIMES = (11, 13, 17, 19)
 
 
 class _Term(NamedTuple):
@@ -57,7 +70,7 @@ def fuse_rotaryembed(graph: Graph) -> Iterator[Replacement | Miss]:
     """x * cos + concat(-x2, x1) * sin   ⇒   RotaryEmbed(x, cos, sin)
 
     In every spelling, with the halves of a row or its neighbours as pairs: only the elements count that every
-    element of the result is made of, and the factors, which have to be constant.
+    element of the result is made of, and the factors. These are constants, or cosines and sines that the net computes.
     """
     order = {layer: i for i, layer in enumerate(graph)}
     for root in graph.layers:
@@ -73,12 +86,15 @@ def _fuse(root: Layer, order: dict[Layer, int]) -> Replacement | None:
     if region is None:
         return None
     source, layers = region
-    rotation = _rotation(root.output, source)
+    sample = _Sample(root, source, layers) if _is_computed(root, source, layers) else None
+    rotation = sample.rotation() if sample else _rotation(root.output, source)
     if rotation is None or len(rotation.way_in) + len(rotation.way_out) + 1 >= len(layers):
         return None
-    tables = [_table(root, *named) for named in (("cos", rotation.cos), ("sin", rotation.sin))]
+    named = (("cos", rotation.cos), ("sin", rotation.sin))
+    tables = [table for each in named for table in ([_table(root, *each)] if not sample else sample.table(root, *each))]
+    ends = [table.output for table in tables] if not sample else [sample.end(numbers) for _, numbers in named]
     before = view_layers(source, rotation.way_in, like=[root])
-    inputs = [end_of(source, before), *(table.output for table in tables)]
+    inputs = [end_of(source, before), *ends]
     new = Layer("RotaryEmbed", root.name, inputs, (), {"interleaved": 1} if rotation.interleaved else {})
     new.outputs = (Blob(root.output.name, rotation.shape, root.output.batch),)
     made = [*tables, *before, new, *view_layers(new.output, rotation.way_out, like=[root])]
@@ -112,23 +128,177 @@ def _region(root: Layer, order: dict[Layer, int]) -> tuple[Blob, list[Layer]] | 
                 return None
         layers.append(layer)
         front.difference_update(layer.outputs)
-        front.update(blob for blob in layer.inputs if not is_constant(blob))
+        by = _by(layer)
+        front.update(blob for blob in layer.inputs if blob is not by)
     return front.pop(), layers
+
+
+def _by(layer: Layer) -> Blob | None:
+    """Return the operand of a product that is a factor: the only constant, or else the only table."""
+    if not _PRODUCT.fits(layer):
+        return None
+    for is_factor in (is_constant, lambda blob: _angles(blob) is not None):
+        found = [blob for blob in layer.inputs if is_factor(blob)]
+        if found:
+            return found[0] if len(found) == 1 else None
+    return None
 
 
 def _is_linear(layer: Layer) -> bool:
     """Return True if a layer makes its elements from others in a way that `_terms` knows."""
     if not layer.inputs:
         return False
-    constants = sum(map(is_constant, layer.inputs))
     if _PRODUCT.fits(layer):
-        return constants == 1
-    if constants:
+        return _by(layer) is not None
+    if any(map(is_constant, layer.inputs)):
         return False
     if layer.type in _PARTS:
         return layer.params.keys() <= _PARTS[layer.type]
     others = (_SUM, _NEGATION, _SCALING, _STRIDED)
     return step_of(layer) is not None or any(other.fits(layer) for other in others)
+
+
+# ---- tables that the net computes, and sizes that are not known
+
+
+class _Angles(NamedTuple):
+    """A table of cosines or sines before the views to a product, and the axis along which both halves are equal."""
+
+    base: Blob
+    axis: int | None
+    views: tuple[Layer, ...]
+
+
+def _angles(blob: Blob) -> _Angles | None:
+    """Return the table that a factor is; None if no cosine or sine makes it."""
+    views: list[Layer] = []
+    while blob.producer is not None and step_of(blob.producer) is not None:
+        views.append(blob.producer)
+        blob = blob.producer.input
+    layer, axis, is_angle = blob.producer, None, False
+    for _ in range(_MOST_STEPS):
+        if layer is None or not layer.inputs:
+            break
+        if layer.type == "Concat" and len(layer.inputs) == 2 and layer.inputs[0] is layer.inputs[1] and axis is None:
+            axis = layer["axis"] % len(layer.output.known_shape)
+        elif _ANGLE.fits(layer):
+            is_angle = True
+        elif not (_SCALING.fits(layer) or layer.type == "UnaryOp"):
+            break
+        layer = layer.inputs[0].producer
+    return _Angles(blob, axis, tuple(reversed(views))) if is_angle and blob.shape is not None else None
+
+
+def _is_computed(root: Layer, source: Blob, layers: Sequence[Layer]) -> bool:
+    """Return True if a table is computed, or a size is dynamic."""
+    blobs = (source, *(blob for layer in layers for blob in layer.outputs))
+    dynamic = any(not isinstance(size, int) for blob in blobs for size in blob.shape or ())
+    return dynamic or any((by := _by(layer)) is not None and not is_constant(by) for layer in layers)
+
+
+class _Sample:
+    """The layers of a rotation with numbers in place of names of sizes, and random tables.
+
+    Which views lead to the rotation, and which rows of a table belong to which row of it, is then found as for
+    constants. A size is a prime that no other size is a multiple of, so that it is found again in the result.
+    """
+
+    def __init__(self, root: Layer, source: Blob, layers: Sequence[Layer]) -> None:
+        self._root, self._source, self._layers = root, source, layers
+        tables = [angles for layer in layers if (by := _by(layer)) is not None and (angles := _angles(by)) is not None]
+        blobs = [source, *(blob for layer in layers for blob in layer.outputs), *(table.base for table in tables)]
+        dims = [size for blob in blobs for size in known_shape(blob)]
+        names = sorted({name for size in dims if not isinstance(size, int) for name in size.names()})
+        require(len(names) <= len(_PRIMES), "too many sizes are dynamic")
+        fixed = [size for size in dims if isinstance(size, int)]
+        self._sizes = dict(zip(names, _PRIMES, strict=False))
+        require(not any(size % prime == 0 for size in fixed for prime in self._sizes.values()), "a size is a prime")
+        self._dims = {self._number(size): size for size in dims if not isinstance(size, int)}
+        require(len(self._dims) == len({size for size in dims if not isinstance(size, int)}), "sizes are alike")
+        random = np.random.default_rng(0)
+        self.numbers: dict[Blob, Array] = {}
+        for base, axis, _ in tables:
+            array = random.standard_normal([self._number(size) for size in base.known_shape]).astype(np.float32)
+            if axis is not None:
+                half = array.take(range(array.shape[axis] // 2), axis)
+                array = np.concatenate([half, half], axis)
+            self.numbers.setdefault(base, array)
+        self._ends: dict[int, Blob] = {}
+
+    def _number(self, size: Dim) -> int:
+        found = size if isinstance(size, int) else size.subs(self._sizes)
+        require(isinstance(found, int) and found > 0, "a size is not known")
+        assert isinstance(found, int)
+        return found
+
+    def _size(self, number: Dim) -> Dim:
+        """Return the size that a number stands for."""
+        assert isinstance(number, int)
+        if number in self._dims:
+            return self._dims[number]
+        for dim_number, dim in self._dims.items():
+            if number % dim_number == 0:
+                return dim * (number // dim_number)
+        return number
+
+    def _steps(self, steps: Steps) -> Steps:
+        return tuple(Regroup(tuple(map(self._size, s.dims))) if isinstance(s, Regroup) else s for s in steps)
+
+    def rotation(self) -> _Rotation | None:
+        """Return the rotation, whose shapes have the names of sizes and whose tables are random numbers."""
+        graph, copies = Graph(), dict[Blob, Blob]()
+
+        def copy(blob: Blob) -> Blob:
+            copies[blob] = Blob(blob.name, tuple(map(self._number, known_shape(blob))), blob.batch)
+            return copies[blob]
+
+        graph.add(Layer("Input", "source", (), [copy(self._source)]))
+        for layer in reversed(self._layers):
+            by = _by(layer)
+            if by is not None and by not in copies:
+                data = constant_array(by.producer) if by.producer and is_constant(by) else self._table(by)
+                sizes = by_axis(data.shape)
+                graph.add(Layer("MemoryData", by.name, (), [copy(by)], sizes, {"data": data.reshape(-1)}))
+            new = layer.having(inputs=[copies[blob] for blob in layer.inputs])
+            new.outputs = tuple(copy(blob) for blob in layer.outputs)
+            graph.add(new)
+        found = _rotation(copies[self._root.output], copies[self._source])
+        if found is None:
+            return None
+        way_in, way_out = self._steps(found.way_in), self._steps(found.way_out)
+        return found._replace(shape=tuple(map(self._size, found.shape)), way_in=way_in, way_out=way_out)
+
+    def _table(self, blob: Blob) -> Array:
+        angles = _angles(blob)
+        assert angles is not None
+        data = self.numbers[angles.base]
+        for view in angles.views:
+            step, shape = step_of(view), [self._number(size) for size in known_shape(view.output)]
+            data = data.transpose(step.perm) if isinstance(step, Reorder) else data.reshape(shape)
+        return data
+
+    def table(self, root: Layer, name: str, numbers: Array) -> list[Layer]:
+        """Return the layers from the computed table to one whose rows begin with these numbers; `end` is the blob."""
+        for base, data in self.numbers.items():
+            flat = data.reshape([size for size in data.shape if size > 1])
+            for turned in (False, True):
+                rows = flat.T if turned else flat
+                if rows.ndim == 2 and np.array_equal(rows[:, : numbers.shape[1]], numbers):
+                    shape = tuple(size for size in base.known_shape if size != 1)
+                    steps: Steps = (() if shape == base.shape else (Regroup(shape),)) + ((Reorder((1, 0)),) * turned)
+                    layers = view_layers(base, steps, like=[root])
+                    for number, layer in enumerate(layers):
+                        layer.name, layer.output.name = (
+                            f"{root.name}_{name}{number}",
+                            f"{root.output.name}_{name}{number}",
+                        )
+                    self._ends[id(numbers)] = end_of(base, layers)
+                    return layers
+        raise Refused(f"the table of '{name}' has its rows in another order")
+
+    def end(self, numbers: Array) -> Blob:
+        """Return the table for these numbers, which `table` has made."""
+        return self._ends[id(numbers)]
 
 
 # ---- the terms of every element
