@@ -46,6 +46,8 @@ def _without_tiles(sdpa: Layer) -> Replacement | None:
 def _of_any_length(tile: Layer, *views: Layer) -> tuple[int, Steps] | None:
     """Return the way of heads (G, 1, ...) that become (G, n, ...) and (G * n, ...), whatever their length is."""
     source, repeated = tile.input.shape, tile.output.shape
+    if source is not None and repeated is not None and not views and source[0] == 1 and source[1:] == repeated[1:]:
+        return (repeated[0], ()) if isinstance(repeated[0], int) and len(source) == 3 else None
     if source is None or repeated is None or not views or len(source) != len(repeated) or len(source) < 3:
         return None
     heads, times = repeated[:2]
