@@ -238,11 +238,12 @@ def group_query_attention(
     smooth_softmax: int = 0,
     softcap: float = 0.0,
 ) -> tuple[Value, ...]:
-    """SDPA, or step by step where scores are capped, of as many keys for each item, the queries' own last."""
+    """SDPA, or step by step where scores are capped; a mask that is an input, and whose sum counts keys, is all 1."""
     if head_sink is not None or smooth_softmax > 0:
         raise im.refuse("sinks (head_sink, smooth_softmax): ncnn's attention has none", "use a model without them")
     if sliding_window_cache:
-        raise im.refuse("sliding_window_cache is 1: caches that drop keys", "build the model with caches that grow")
+        hint = "build the model with caches that grow: --extra_options windowed_kv_cache=false"
+        raise im.refuse("sliding_window_cache is 1: caches that drop keys", hint)
     if key is None or value is None:
         width = query.shape[-1]
         size = width // (num_heads + 2 * kv_num_heads) if isinstance(width, int) else 0
@@ -259,6 +260,7 @@ def group_query_attention(
         tables: list[Value] = [cos_cache, sin_cache]
         if position_ids is None:
             end = before + heads[0].shape[2]
+            im.demand(cos_cache.shape[0] - end, 0)  # there is a row for each position
             tables = [unsqueeze(im, crop(im, im.tensor(x), 0, before, end), (0,)) for x in tables]
         for i in (0, 1):
             heads[i] = im.tensor(sdpa.rotate(im, heads[i], tables, position_ids, rotary_interleaved, 0, rotated))
@@ -271,10 +273,7 @@ def group_query_attention(
 
 
 def _require_all_keys(im: ImportContext, last: Operand, total: Operand, keys: Dim) -> None:
-    """Refuse items of fewer keys than there are.
-
-    A sum of a mask that is an input counts as all of them: caches have no gaps (docs/ops.md).
-    """
+    """Refuse items of fewer keys than there are; the sum of a mask that is an input counts as all of them."""
     if isinstance(last, Tensor) and not _is_sum_of_mask(im.node.inputs[5]):
         reason = "the number of keys of each item is known only at run time"
         raise im.refuse(reason, "compute it as the sum of a mask that is an input, less 1")
