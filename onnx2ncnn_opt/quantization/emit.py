@@ -31,7 +31,7 @@ class Scales:
     """What a layer needs: the scale of its input, the input's mean by channel, and perhaps the scales of its rows.
 
     `whole` gives a Gemm's constant B one scale, not one for each block. `largest_sum` is the largest sum of products
-    of weights and integers of the input that data gave, None if nobody looked.
+    of integers that data gave with 8 bits, None if nobody looked.
     """
 
     input: float
@@ -103,9 +103,9 @@ def _convolution(layer: Layer, scales: Scales) -> None:
     rows = rows_of(layer)
     by_row = row_scales(rows) if scales.rows is None else scales.rows.astype(np.float32)
     if _is_winograd(layer):
-        largest = float(np.abs(integers(rows, by_row[:, None]).astype(np.int64)).sum(axis=1).max()) * HIGHEST
+        largest = _largest_sum(rows, by_row)
         if scales.largest_sum is not None:
-            largest = min(largest, _MARGIN * scales.largest_sum * float(by_row.max()))
+            largest = min(largest, _MARGIN * scales.largest_sum)
         bits = next((bits for bits in (8, 7, 6) if largest * 2.0 ** (bits - 8) <= LARGEST_SUM), 0)
         if bits in (7, 6) and scales.rows is None:
             by_row = row_scales(rows, bits)
@@ -230,6 +230,16 @@ def _recurrent(layer: Layer, scales: Scales) -> None:
     layer.params["int8_scale_term"] = _OF_ONE_SCALE
 
 
+def needs_sums(layer: Layer) -> bool:
+    """Return True if only data can show that the sums of a layer stay below the limit of winograd with 8 bits."""
+    rows = rows_of(layer) if _is_winograd(layer) else np.zeros((1, 1))
+    return _largest_sum(rows, row_scales(rows)) > LARGEST_SUM
+
+
+def _largest_sum(rows: Array, by_row: Array) -> float:
+    return float(np.abs(integers(rows, by_row[:, None]).astype(np.int64)).sum(axis=1).max()) * HIGHEST
+
+
 def _is_winograd(layer: Layer) -> bool:
     names = ("kernel_w", "kernel_h", "stride_w", "stride_h", "dilation_w", "dilation_h")
     return layer.type == "Convolution" and [layer[name] for name in names] == [3, 3, 1, 1, 1, 1]
@@ -248,7 +258,7 @@ def _group_obstacle(layer: Layer) -> str:
     outputs, group = layer["num_output"], layer["group"]
     inputs = layer["weight_data_size"] * group // (outputs * layer["kernel_w"] * layer["kernel_h"])
     if (inputs, outputs) != (group, group) and not (inputs // group % 8 and outputs // group % 8):
-        return "on x86 ncnn computes groups of 8, 16, ... channels in int8 wrong (it does not initialise memory)"
+        return "on x86 ncnn computes grouped convolutions of int8 wrong where a group has 8n channels"
     return _window_obstacle(layer)
 
 

@@ -188,9 +188,9 @@ def test_an_output_is_handed_over_as_float() -> None:
     ("channels", "seen", "levels", "featmask"),
     [
         (64, None, 127, 0),  # proven by the weights alone
-        (512, LARGEST_SUM / 5 / 127, 127, 0),  # by data
+        (512, LARGEST_SUM / 5, 127, 0),  # by data
         (512, None, 31, 0),
-        (512, LARGEST_SUM / 3 / 127, 63, 0),
+        (512, LARGEST_SUM / 3, 63, 0),
         (2048, None, 127, 64),  # nothing but no winograd
     ],
 )
@@ -214,8 +214,8 @@ def test_sums_of_3x3_stay_below_the_limit_of_winograd(
 
 
 REFUSED = {
-    "ConvolutionDepthWise l 1 1 x y 0=64 1=3 6=4608 7=8": "groups of 8",
-    "ConvolutionDepthWise l 1 1 x y 0=64 1=3 6=4608 7=4": "groups of 8",
+    "ConvolutionDepthWise l 1 1 x y 0=64 1=3 6=4608 7=8": "8n channels",
+    "ConvolutionDepthWise l 1 1 x y 0=64 1=3 6=4608 7=4": "8n channels",
     "Convolution l 1 1 x y 0=16 1=3 4=1 6=1728 18=1.0": "pads with 1",
     "Convolution l 1 1 x y 0=16 1=3 4=1 6=1728 31=8": "feature mask",
     "Convolution l 1 1 x y 0=16 1=3 4=1 6=1728 8=1": "quantised already",
