@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnx2ncnn_opt.errors import UsageError
-from onnx2ncnn_opt.ir.graph import Graph, Layer
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.progress import counted
+from onnx2ncnn_opt.quantization.emit import integers, row_scales, rows_of
 from onnx2ncnn_opt.quantization.thresholds import METHODS
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.runtime.ncnn import BlobStats, NcnnRunner, WalkStep
@@ -67,6 +68,11 @@ class Observed:
             return 1.0
         return max(METHODS[method](self.counts, self.top, self.largest), self.largest / 2**20)
 
+    def share_above(self, threshold: float) -> float:
+        """Return the share of numbers that a threshold cuts off."""
+        first = int(threshold / (self.top or 1.0) * _BINS) + 1
+        return float(self.counts[first:].sum() / max(self.counts.sum(), 1))
+
 
 def observe(
     graph: Graph, runner: NcnnRunner, layers: Iterable[Layer], samples: Collection[Mapping[str, Feed]]
@@ -93,3 +99,30 @@ def observe(
     for feeds in counted(samples, "the float net runs over the data", "samples"):
         runner.walk(feeds, steps, visit)
     return {layer.name: found[blob] for layer, blob in wanted.items()}
+
+
+def add_sums(graph: Graph, layers: Iterable[Layer]) -> dict[str, str]:
+    """Add an output for each convolution: its sums of integer weights; return the outputs' names by layer."""
+    found = {}
+    for layer in layers:
+        blob, rows = Blob(f"{layer.name}_sums"), rows_of(layer)
+        params = {**layer.params, "bias_term": 0, "activation_type": 0}
+        weights = {"weight_data": integers(rows, row_scales(rows)[:, None]).astype(np.float32).reshape(-1)}
+        graph.add(Layer(layer.type, blob.name, layer.inputs, [blob], params, weights))
+        graph.add_output(blob)
+        found[layer.name] = blob.name
+    return found
+
+
+def largest_sums(
+    runner: NcnnRunner, outputs: Mapping[str, str], samples: Collection[Mapping[str, Feed]]
+) -> dict[str, float]:
+    """Return the largest number of each output of `add_sums` over the samples, by layer."""
+    found = dict.fromkeys(outputs.values(), 0.0)
+
+    def visit(step: WalkStep, stats: BlobStats) -> None:
+        found[step.blob] = max(found[step.blob], stats.largest)
+
+    for feeds in counted(samples, "the sums of 3x3 convolutions", "samples"):
+        runner.walk(feeds, [WalkStep(name) for name in outputs.values()], visit)
+    return {layer: found[name] for layer, name in outputs.items()}

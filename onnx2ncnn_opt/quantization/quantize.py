@@ -19,8 +19,8 @@ from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.progress import announce, counted
-from onnx2ncnn_opt.quantization.emit import HIGHEST, Scales, obstacle, quantise
-from onnx2ncnn_opt.quantization.observe import Observed, observe
+from onnx2ncnn_opt.quantization.emit import HIGHEST, Scales, has_static_scale, needs_sums, obstacle, quantise
+from onnx2ncnn_opt.quantization.observe import Observed, add_sums, largest_sums, observe
 from onnx2ncnn_opt.runtime.base import Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.system import temporary_folder
@@ -71,6 +71,11 @@ class Row:
     noise: float = math.nan
     seconds: tuple[float, float] = (math.nan, math.nan)
     reason: str = ""
+
+    @property
+    def is_faster(self) -> bool:
+        """True if int8 saves enough of the layer's time."""
+        return self.seconds[1] < self.seconds[0] * (1 - _GAIN)
 
     @property
     def is_int8(self) -> bool:
@@ -131,6 +136,21 @@ class _Nets:
         param, bin = self.folder / "int8.param", self.folder / "int8.bin"
         write_net(self.graph(scales), param, bin)
         return NcnnRunner(param, bin, worker=self.worker)
+
+    def with_sums(self, scales: Mapping[str, Scales], samples: Collection[Mapping[str, Feed]]) -> dict[str, Scales]:
+        """Return scales with the largest sums of the layers whose weights do not bound them."""
+        graph = read_net(self.param, self.bin).graph
+        layers = [layer for layer in graph if layer.name in scales and needs_sums(layer)]
+        if not layers:
+            return dict(scales)
+        outputs = add_sums(graph, layers)
+        param, bin = self.folder / "sums.param", self.folder / "sums.bin"
+        write_net(graph, param, bin)
+        found = largest_sums(NcnnRunner(param, bin, worker=self.worker), outputs, samples)
+        sums = {
+            name: replace(scales[name], largest_sum=largest * scales[name].input) for name, largest in found.items()
+        }
+        return {**scales, **sums}
 
     def expected(self, index: int) -> dict[str, Array]:
         """Return the float net's outputs for a sample."""
@@ -205,23 +225,45 @@ def quantize_net(
     with ExitStack() as stack:
         nets = _Nets(param, bin, feeds, Path(stack.enter_context(temporary_folder())), stack)
         used = [feeds[i] for i in range(len(feeds)) if i not in nets.held or len(nets.held) == len(feeds)]
-        seen = observe(net, nets.float, [by_name[name] for name in candidates], used)
+        read = [by_name[name] for name in candidates if has_static_scale(by_name[name]) or by_name[name].type == "Gemm"]
+        seen = observe(net, nets.float, read, used)
         notes += _notes(seen, used)
-        scales = {name: _scales(seen[name], method) for name in candidates} if given is None else dict(given)
+        if given is None:
+            scales = {name: _scales(seen[name], method) if name in seen else Scales(1.0) for name in candidates}
+            scales = nets.with_sums(scales, used)
+        else:
+            scales = dict(given)
         few = list(nets.held)[:FEW]
         for name in counted(candidates, "ncnn runs the net with one layer in int8", "layers"):
             noise, _ = nets.compare({name: scales[name]}, few)
-            top = HIGHEST / scales[name].input
-            cut = float(seen[name].counts[int(top / (seen[name].top or 1) * len(seen[name].counts)) + 1 :].sum())
-            share = cut / max(float(seen[name].counts.sum()), 1.0)
-            rows[name] = replace(rows[name], largest=seen[name].largest, cut=share, noise=noise)
+            rows[name] = replace(rows[name], noise=noise)
+            if name in seen:
+                cut = seen[name].share_above(HIGHEST / scales[name].input) if has_static_scale(by_name[name]) else 0.0
+                rows[name] = replace(rows[name], largest=seen[name].largest, cut=cut)
         announce("timing the layers in float and in int8")
         rows = _timed(nets, net, rows, scales)
-        chosen = {name for name in candidates if every or rows[name].seconds[1] < rows[name].seconds[0] * (1 - _GAIN)}
+        if given is None:
+            rows, scales = _with_whole(nets, net, rows, scales, few)
+        chosen = {name for name in candidates if every or rows[name].is_faster}
         return _within(nets, rows, scales, chosen, budget, notes, every)
 
 
 _COUNTED = ("Convolution", "ConvolutionDepthWise", "InnerProduct", "Gemm", "MatMul", "Deconvolution", "LSTM", "GRU")
+
+
+def _with_whole(
+    nets: _Nets, graph: Graph, rows: dict[str, Row], scales: dict[str, Scales], samples: Sequence[int]
+) -> tuple[dict[str, Row], dict[str, Scales]]:
+    """Give a Gemm whose blocks are no faster than floats one scale, if that is: AVX2 has no kernel of blocks."""
+    slow = [name for name, row in rows.items() if row.type == "Gemm" and name in scales and not row.is_faster]
+    if not slow:
+        return rows, scales
+    whole = {**scales, **{name: replace(scales[name], whole=True) for name in slow}}
+    timed = _timed(nets, graph, rows, whole)
+    for name in [name for name in slow if timed[name].is_faster]:
+        scales[name], (noise, _) = whole[name], nets.compare({name: whole[name]}, samples)
+        rows[name] = replace(timed[name], noise=noise)
+    return rows, scales
 
 
 def _scales(seen: Observed, method: str) -> Scales:

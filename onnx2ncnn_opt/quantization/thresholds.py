@@ -26,11 +26,13 @@ def percentile(counts: Array, top: float, largest: float) -> float:
 def mse(counts: Array, top: float, largest: float) -> float:
     """Return the threshold whose rounding and cutting make the least noise."""
     centres = (np.arange(counts.size) + 0.5) * top / counts.size
+    counts = np.concatenate([[0], counts[1:]])  # the first bin is nearly all zeros, which rounding leaves alone
     found = []
     for threshold in largest * np.linspace(1 / _CANDIDATES, 1, _CANDIDATES):
         cut = np.maximum(centres - threshold, 0)
-        step = np.where(centres <= threshold, (threshold / _STEPS) ** 2 / 12, 0)
-        found.append((float((counts * (cut**2 + step)).sum()), float(threshold)))
+        step = threshold / _STEPS
+        rounded = np.where(centres < step / 2, centres**2, np.where(centres <= threshold, step**2 / 12, 0))
+        found.append((float((counts * (cut**2 + rounded)).sum()), float(threshold)))
     return min(found)[1]
 
 
