@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.api.inspect import inspect
     from onnx2ncnn_opt.api.lower import Conversion, Files
     from onnx2ncnn_opt.api.optimize import optimize
+    from onnx2ncnn_opt.api.quantize import Quantization, quantize
     from onnx2ncnn_opt.api.report import Report, make_report
     from onnx2ncnn_opt.api.verify import verify
     from onnx2ncnn_opt.param.files import NetFiles
@@ -23,9 +24,19 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.runtime.net import Net
     from onnx2ncnn_opt.verification.options import Verification
 
-__all__ = ["Conversion", "Files", "Net", "NetFiles", "Optimized", "Report", "Verification", "__version__"]
+__all__ = [
+    "Conversion",
+    "Files",
+    "Net",
+    "NetFiles",
+    "Optimized",
+    "Quantization",
+    "Report",
+    "Verification",
+    "__version__",
+]
 __all__ += ["bisect", "bisect_passes", "check", "convert", "diff", "inspect", "listening", "make_report", "optimize"]
-__all__ += ["verify"]
+__all__ += ["quantize", "verify"]
 
 _MODULES = {
     "Conversion": "api.lower",
@@ -33,6 +44,7 @@ _MODULES = {
     "Net": "runtime.net",
     "NetFiles": "param.files",
     "Optimized": "api.apply_passes",
+    "Quantization": "api.quantize",
     "Report": "api.report",
     "Verification": "verification.options",
     "bisect": "api.bisect",
@@ -44,6 +56,7 @@ _MODULES = {
     "listening": "progress",
     "make_report": "api.report",
     "optimize": "api.optimize",
+    "quantize": "api.quantize",
     "verify": "api.verify",
 }
 

@@ -123,7 +123,7 @@ def fill_weights(graph: Graph, given: str = "") -> None:
     for layer in graph:
         for block in weight_blocks(layer):
             values = _values(rng, layer, block.name, block.count)
-            what = wanted.pop(f"{layer.name}.{block.name}", "fp32")
+            what = wanted.pop(f"{layer.name}.{block.name}", "bytes" if block.packed else "fp32")
             if what.startswith(_EQUAL):
                 _, axes, what = f"{what}:fp32".split(":")[:3]
                 values = _repeated(values, layer, axes)
@@ -132,7 +132,7 @@ def fill_weights(graph: Graph, given: str = "") -> None:
 
 
 def _values(rng: np.random.Generator, layer: Layer, name: str, count: int) -> Array:
-    if "int8_scale" in name:
+    if "int8_scale" in name or "quantize_scale" in name:
         return rng.uniform(10, 30, count)
     if name == "var_data":
         return rng.uniform(0.5, 2, count)
@@ -157,8 +157,9 @@ def _stored(values: Array, what: str) -> Array | Weight:
         return Weight(values.astype(np.float16), Encoding.FP16)
     if what == "bf16":
         return Weight((values.view(np.uint32) >> np.uint32(16)).astype(np.uint16), Encoding.BF16)
-    if what == "int8":
-        return Weight(np.clip(np.rint(values * 40), -127, 127).astype(np.int8), Encoding.INT8)
+    if what in ("int8", "bytes"):
+        integers = np.clip(np.rint(values * 40), -127, 127).astype(np.int8)
+        return Weight(integers, Encoding.INT8) if what == "int8" else Weight(integers.view(np.uint8), Encoding.BYTES)
     if what == "table":
         table = np.linspace(values.min(), values.max(), _TABLE_SIZE, dtype=np.float32)
         return Weight(np.abs(values[:, None] - table).argmin(axis=1).astype(np.uint8), Encoding.TABLE, table)

@@ -75,6 +75,16 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
     help="Decode a detector's raw output and keep its best boxes, e.g. nms:output0:conf=0.25:iou=0.45:max=300; further "
     "options say how to read the columns: boxes=, classes=, objectness=, layout=.",
 )
+@click.option(
+    "--last-row",
+    metavar="OUTPUT",
+    help="Compute only the last row of an output: of logits [batch, tokens, vocabulary] those of the next token.",
+)
+@click.option(
+    "--split",
+    type=click.Choice(["llm"]),
+    help="Write a language model also as the three nets of ncnn_llm, with model.json, into the folder PREFIX.",
+)
 @option.release_option
 @option.storage_options
 @click.option(
@@ -100,6 +110,8 @@ def convert(
     outputs: tuple[str, ...],
     batch_axes: tuple[str, ...],
     images: tuple[str, ...],
+    last_row: str | None,
+    split: str | None,
     no_verify: bool,
     verbose: bool,
     report: ReportFile,
@@ -115,6 +127,8 @@ def convert(
             "--inputs, --on, --modes, --rtol, --atol, --benchmark and --keep-failed need verification, which "
             "--no-verify skips"
         )
+    if last_row is not None and options["append"]:
+        raise click.UsageError("--last-row and --append both put nodes behind an output: give one of them")
     if options["benchmark"] and verification.on:
         raise click.UsageError(
             "--benchmark times the net beside ONNX Runtime, which runs on this machine: not with --on"
@@ -131,6 +145,7 @@ def convert(
     for model, path in prefixes.items():
         check_targets(astuple(Files.of(path)), {"the model": model})
     options |= {
+        "append": options["append"] if last_row is None else f"last-row:{last_row}",
         "shapes": verification.shapes,
         "values": verification.values,
         "outputs": [name for names in outputs for name in names.split(",")],
@@ -143,7 +158,7 @@ def convert(
         report.written(output, {f"the model {model}": model for model in models}),
     ):
         options["worker"] = worker
-        run_each(output, prefixes, partial(_convert, output, options, report, verbose))
+        run_each(output, prefixes, partial(_convert, output, options, report, split, verbose))
 
 
 def _ncnn_process(on: str | None) -> AbstractContextManager[NcnnWorker | None]:
@@ -164,6 +179,7 @@ def _convert(
     output: Output,
     options: Mapping[str, Any],
     page: ReportFile,
+    split: str | None,
     verbose: bool,
     model: Path,
     prefix: Path,
@@ -184,6 +200,10 @@ def _convert(
     found = conversion.report
     has_files = found is None or found.ok or options["keep_failed"]
     files = written(Files.of(prefix)) if has_files else []
+    if split and has_files:
+        from onnx2ncnn_opt.api.split import split_llm
+
+        files += [{"path": str(path), "bytes": path.stat().st_size} for path in split_llm(Files.of(prefix), prefix)]
     manifest = conversion.manifest()
     fields |= conversion_fields(conversion, manifest, files, time.perf_counter() - start)
     if page.path is not None:

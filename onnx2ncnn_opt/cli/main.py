@@ -19,7 +19,7 @@ from onnx2ncnn_opt.version import __version__
 PROGRAM = "onnx2ncnn-opt"
 _COMMANDS = (
     *("bisect", "check", "convert", "diff", "example", "inspect"),
-    *("mixed", "ops", "optimize", "passes", "report", "verify"),
+    *("mixed", "ops", "optimize", "passes", "quantize", "report", "verify"),
 )
 _READER_GONE = 128 + 13  # as if SIGPIPE, which Windows lacks, had ended the process
 _COMPLETE = "_ONNX2NCNN_OPT_COMPLETE"  # the variable that click's completion scripts set

@@ -40,6 +40,7 @@ Axes = Literal["each", "same"]
 Errors = Literal["none", "result", "one", "input"]
 
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
+INT8_ACCURACY = 4  # the accuracy_level of com.microsoft's operators that lets a runtime round operands to 8 bits
 
 
 class Input(NamedTuple):
@@ -63,6 +64,7 @@ class Traits(NamedTuple):
     indexes: int | None = None  # the input that holds indices along the attribute axis of the first one
     domains: Mapping[int, tuple[float, float]] | None = None  # bounds of inputs between which results are finite
     divisor: int | None = None  # an input that the operator divides by
+    counts: int | None = None  # an input that has to count all elements of a mask, if it counts those of one
     selects: bool = False  # it compares its inputs, or picks one of them
     jumps: bool = False  # the last bit of an input may decide the result, as in comparisons and rounding
     quantises: bool = False  # it rounds to so few bits that all later results show it
@@ -182,6 +184,7 @@ def onnx_op(  # noqa: PLR0913
     indexes: int | None = None,
     domains: Mapping[int, tuple[float, float]] | None = None,
     divisor: int | None = None,
+    counts: int | None = None,
     selects: bool = False,
     jumps: bool = False,
     quantises: bool = False,
@@ -200,7 +203,7 @@ def onnx_op(  # noqa: PLR0913
         items = rules.each if axes == "each" else None if batch is None else rules.batch(0, axis=batch)
     jumps = jumps or quantises
     traits = Traits(
-        moves, indexes, domains, divisor, selects, jumps, quantises, keeps_zeros, axes, items, errors, folds
+        moves, indexes, domains, divisor, counts, selects, jumps, quantises, keeps_zeros, axes, items, errors, folds
     )
 
     def register(function: F) -> F:

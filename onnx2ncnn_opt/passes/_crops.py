@@ -13,7 +13,7 @@ Ranges: TypeAlias = Mapping[int, tuple[int, int]]
 
 def ranges(crop: Layer) -> Ranges | None:
     """Return the range that the Crop keeps of each axis it names; None if some of them are not known."""
-    if set(crop.params) - {"starts", "ends", "axes", "featmask", "shape_hints"} or len(crop.inputs) != 1:
+    if not _is_plain(crop):
         return None
     shape, axes = crop.input.shape, crop["axes"]
     if shape is None or not axes or not len(crop["starts"]) == len(crop["ends"]) == len(axes):
@@ -39,6 +39,19 @@ def part(crop: Layer) -> tuple[int, int, int] | None:
         return None
     [(axis, (start, end))] = found.items()
     return axis, start, end
+
+
+def last_row(crop: Layer) -> tuple[int, int, int] | None:
+    """Return the axis of which the Crop keeps the last element, and its `starts` and `ends`; None if it does not."""
+    if not _is_plain(crop) or crop["starts"] != (-1,) or len(crop["ends"]) != 1 or len(crop["axes"]) != 1:
+        return None
+    shape, end = crop.input.shape, crop["ends"][0]
+    return None if shape is None or end not in _TO_THE_END else (crop["axes"][0] % len(shape), -1, _TO_THE_END[0])
+
+
+def _is_plain(crop: Layer) -> bool:
+    """Return True if the Crop has no expressions and no other operand."""
+    return len(crop.inputs) == 1 and not set(crop.params) - {"starts", "ends", "axes", "featmask", "shape_hints"}
 
 
 def cropped(like: Layer, source: Blob, kept: Ranges) -> Layer:

@@ -9,7 +9,15 @@ from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import per_channel, per_column
 from onnx2ncnn_opt.passes._fold import linear, require_offsets_fold
-from onnx2ncnn_opt.passes._gemm import columns_of_b, offset_per_column, require_constant_b, scaled_columns, with_c
+from onnx2ncnn_opt.passes._gemm import (
+    BLOCKS,
+    columns_of_b,
+    has_c,
+    offset_per_column,
+    require_constant_b,
+    scaled_columns,
+    with_c,
+)
 from onnx2ncnn_opt.passes._linear import factor, times, with_constant
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Rewrite, require, rewrite
@@ -24,6 +32,8 @@ def _fuse(name: str, kinds: frozenset[int]) -> Rewrite:
         purpose="LayerScale, and factors of linear layers" if name == "mul" else "linear layers of transformers",
     )
     def fuse(gemm: Layer, binary: Layer, constant: Layer | None = None) -> Layer:
+        if gemm["quantize_term"] >= BLOCKS:
+            return _with_offset(gemm, *linear(binary, _per_column(gemm, binary, constant), constant))
         require_constant_b(gemm)
         require(not gemm["output_N1M"], f"the rows of Gemm '{gemm.name}' are along the channels")
         scale, shift = linear(binary, _per_column(gemm, binary, constant), constant)
@@ -37,6 +47,13 @@ def _fuse(name: str, kinds: frozenset[int]) -> Rewrite:
         return with_c(gemm, c + shift / gemm["alpha"] if shift.any() else c, **weights)
 
     return fuse
+
+
+def _with_offset(gemm: Layer, scale: Array, shift: Array) -> Layer:
+    """Return a product with blocks of integers, to which an offset is added."""
+    require((scale == 1).all(), f"Gemm '{gemm.name}' is quantised")
+    require(len(gemm.inputs) == 1 and not has_c(gemm) and gemm["alpha"] == 1, f"Gemm '{gemm.name}' adds C already")
+    return with_c(gemm, shift)
 
 
 def _per_column(gemm: Layer, binary: Layer, constant: Layer | None) -> Array:

@@ -1,34 +1,30 @@
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from itertools import product
 from math import prod
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, PadMode, UnaryOp
-from onnx2ncnn_opt.ir.dim import Dim, Shape, known, named, symbol
+from onnx2ncnn_opt.ir.dim import Dim, Shape, by_axis
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.view import Regroup, Reorder
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import constant_array, is_constant
 from onnx2ncnn_opt.passes._linear import factor, times
-from onnx2ncnn_opt.passes._views import (
-    Steps,
-    chain_above,
-    end_of,
-    in_layout,
-    inverse,
-    is_writable,
-    moved,
-    sample_sizes,
-    shortest,
-    step_of,
-    steps_to,
-    view_layers,
-)
+from onnx2ncnn_opt.passes._views import Steps, end_of, inverse, moved, shortest, step_of, steps_to, view_layers
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import Miss, Refused, Replacement, attempt, graph_pass, known_shape, needed, require
+from onnx2ncnn_opt.rewrite.rule import (
+    Miss,
+    Refused,
+    Replacement,
+    attempt,
+    fixed_shape,
+    graph_pass,
+    known_shape,
+    needed,
+    require,
+)
 
 _NEGATION = op("UnaryOp", op_type=UnaryOp.NEG)
 _SCALING = times("x")
@@ -46,8 +42,9 @@ _STRIDED = op(
 _PARTS = {"Concat": {"axis"}, "Slice": {"slices", "axis"}, "Crop": {"starts", "ends", "axes"}}
 # The longest spelling that exporters write has 22 layers.
 _MOST_LAYERS = 32
-# Products of two blobs, each with the one that is no part of the rotated blob.
-Tables: TypeAlias = Mapping[Layer, Blob]
+_ANGLE = op("UnaryOp", op_type=frozenset({UnaryOp.COS, UnaryOp.SIN}))
+_MOST_STEPS = 8  # from a factor up to its cosine
+_PRIMES = (11, 13, 17, 19)
 
 
 class _Term(NamedTuple):
@@ -73,7 +70,7 @@ def fuse_rotaryembed(graph: Graph) -> Iterator[Replacement | Miss]:
     """x * cos + concat(-x2, x1) * sin   ⇒   RotaryEmbed(x, cos, sin)
 
     In every spelling, with the halves of a row or its neighbours as pairs: only the elements count that every
-    element of the result is made of, and the factors. Those are constants, or elements of tables that the net computes.
+    element of the result is made of, and the factors. These are constants, or cosines and sines that the net computes.
     """
     order = {layer: i for i, layer in enumerate(graph)}
     for root in graph.layers:
@@ -85,27 +82,22 @@ def fuse_rotaryembed(graph: Graph) -> Iterator[Replacement | Miss]:
 
 
 def _fuse(root: Layer, order: dict[Layer, int]) -> Replacement | None:
-    tables = _tables(root)
-    region = _region(root, order, tables)
+    region = _region(root, order)
     if region is None:
         return None
     source, layers = region
-    try:
-        sizes = sample_sizes(known_shape(blob) for layer in layers for blob in (*layer.inputs, *layer.outputs))
-        trace = _Trace(source, tables, sizes)
-        terms = trace.terms(root.output)
-    except Refused:
-        return None
-    rotation = _rotation(terms, trace.shape(root.output), trace.shape(source))
+    sample = _Sample(root, source, layers) if _is_computed(root, source, layers) else None
+    rotation = sample.rotation() if sample else _rotation(root.output, source)
     if rotation is None or len(rotation.way_in) + len(rotation.way_out) + 1 >= len(layers):
         return None
-    made: list[Layer] = []
-    cos, sin = (trace.table(root, name, data, made) for name, data in (("cos", rotation.cos), ("sin", rotation.sin)))
-    before = view_layers(source, trace.dynamic(rotation.way_in), like=[root])
-    params = {"interleaved": 1} if rotation.interleaved else {}
-    new = Layer("RotaryEmbed", root.name, [end_of(source, before), cos, sin], (), params)
-    new.outputs = (Blob(root.output.name, trace.dynamic_shape(rotation.shape), root.output.batch),)
-    made += [*before, new, *view_layers(new.output, trace.dynamic(rotation.way_out), like=[root])]
+    named = (("cos", rotation.cos), ("sin", rotation.sin))
+    tables = [table for each in named for table in ([_table(root, *each)] if not sample else sample.table(root, *each))]
+    ends = [table.output for table in tables] if not sample else [sample.end(numbers) for _, numbers in named]
+    before = view_layers(source, rotation.way_in, like=[root])
+    inputs = [end_of(source, before), *ends]
+    new = Layer("RotaryEmbed", root.name, inputs, (), {"interleaved": 1} if rotation.interleaved else {})
+    new.outputs = (Blob(root.output.name, rotation.shape, root.output.batch),)
+    made = [*tables, *before, new, *view_layers(new.output, rotation.way_out, like=[root])]
     reads = {root.output: made[-1].output}
     return Replacement(tuple(reversed(layers)), added=[(layer, root) for layer in made], reads=reads)
 
@@ -119,41 +111,7 @@ def _table(root: Layer, name: str, data: Array) -> Layer:
 # ---- the layers between a blob and the sum or Concat that may be its rotation
 
 
-def _tables(root: Layer) -> dict[Layer, Blob]:
-    """Return the products of two blobs that lead to `root`, each with the one that is no part of the rotated blob.
-
-    That is the one which is made of other blobs than all the products have in common.
-    """
-    products: list[Layer] = []
-    _sources(root.output, products)
-    sources = {layer: [_sources(blob, []) for blob in layer.inputs] for layer in products}
-    common = set.intersection(*(a | b for a, b in sources.values())) if products else set()
-    found = {}
-    for layer, sides in sources.items():
-        others = [blob for blob, side in zip(layer.inputs, sides, strict=True) if side.isdisjoint(common)]
-        if len(others) == 1:
-            found[layer] = others[0]
-    return found
-
-
-def _sources(blob: Blob, products: list[Layer]) -> set[Blob]:
-    """Return the blobs that linear layers make a blob of; products of two blobs end the way, and are added."""
-    found, left, seen = set(), [blob], {blob}
-    while left:
-        read = left.pop()
-        layer = read.producer
-        if layer is None or len(seen) > _MOST_LAYERS or not (layer.inputs and _is_linear(layer, {layer: read})):
-            found.add(read)
-        elif _PRODUCT.fits(layer) and not any(map(is_constant, layer.inputs)):
-            products.append(layer)
-            found.add(read)
-        else:
-            left += [b for b in dict.fromkeys(layer.inputs) if b not in seen and not is_constant(b)]
-            seen.update(layer.inputs)
-    return found
-
-
-def _region(root: Layer, order: dict[Layer, int], tables: Tables) -> tuple[Blob, list[Layer]] | None:
+def _region(root: Layer, order: dict[Layer, int]) -> tuple[Blob, list[Layer]] | None:
     """Return the nearest blob that all of `root` is made of, and the layers from there on, the last one first.
 
     Return None if one of them does anything else than move, multiply and add, or has a result that others need.
@@ -162,7 +120,7 @@ def _region(root: Layer, order: dict[Layer, int], tables: Tables) -> tuple[Blob,
     front = {root.output}
     while len(front) > 1 or not any(map(_PRODUCT.fits, layers)):
         layer = max((b.producer for b in front if b.producer is not None), key=lambda maker: order.get(maker, -1))
-        if len(layers) == _MOST_LAYERS or not _is_linear(layer, tables):
+        if len(layers) == _MOST_LAYERS or not _is_linear(layer):
             return None
         for blob in layer.outputs:
             private = not blob.is_output and all(user in layers for user in blob.users)
@@ -170,18 +128,29 @@ def _region(root: Layer, order: dict[Layer, int], tables: Tables) -> tuple[Blob,
                 return None
         layers.append(layer)
         front.difference_update(layer.outputs)
-        front.update(blob for blob in layer.inputs if not is_constant(blob) and blob is not tables.get(layer))
+        by = _by(layer)
+        front.update(blob for blob in layer.inputs if blob is not by)
     return front.pop(), layers
 
 
-def _is_linear(layer: Layer, tables: Tables) -> bool:
-    """Return True if a layer makes its elements from others in a way that `_Trace` knows."""
+def _by(layer: Layer) -> Blob | None:
+    """Return the operand of a product that is a factor: the only constant, or else the only table."""
+    if not _PRODUCT.fits(layer):
+        return None
+    for is_factor in (is_constant, lambda blob: _angles(blob) is not None):
+        found = [blob for blob in layer.inputs if is_factor(blob)]
+        if found:
+            return found[0] if len(found) == 1 else None
+    return None
+
+
+def _is_linear(layer: Layer) -> bool:
+    """Return True if a layer makes its elements from others in a way that `_terms` knows."""
     if not layer.inputs:
         return False
-    constants = sum(map(is_constant, layer.inputs))
     if _PRODUCT.fits(layer):
-        return constants == 1 or layer in tables
-    if constants:
+        return _by(layer) is not None
+    if any(map(is_constant, layer.inputs)):
         return False
     if layer.type in _PARTS:
         return layer.params.keys() <= _PARTS[layer.type]
@@ -189,179 +158,237 @@ def _is_linear(layer: Layer, tables: Tables) -> bool:
     return step_of(layer) is not None or any(other.fits(layer) for other in others)
 
 
+# ---- tables that the net computes, and sizes that are not known
+
+
+class _Angles(NamedTuple):
+    """A table of cosines or sines before the views to a product, and the axis along which both halves are equal."""
+
+    base: Blob
+    axis: int | None
+    views: tuple[Layer, ...]
+
+
+def _angles(blob: Blob) -> _Angles | None:
+    """Return the table that a factor is; None if no cosine or sine makes it."""
+    views: list[Layer] = []
+    while blob.producer is not None and step_of(blob.producer) is not None:
+        views.append(blob.producer)
+        blob = blob.producer.input
+    layer, axis, is_angle = blob.producer, None, False
+    for _ in range(_MOST_STEPS):
+        if layer is None or not layer.inputs:
+            break
+        if layer.type == "Concat" and len(layer.inputs) == 2 and layer.inputs[0] is layer.inputs[1] and axis is None:
+            axis = layer["axis"] % len(layer.output.known_shape)
+        elif _ANGLE.fits(layer):
+            is_angle = True
+        elif not (_SCALING.fits(layer) or layer.type == "UnaryOp"):
+            break
+        layer = layer.inputs[0].producer
+    return _Angles(blob, axis, tuple(reversed(views))) if is_angle and blob.shape is not None else None
+
+
+def _is_computed(root: Layer, source: Blob, layers: Sequence[Layer]) -> bool:
+    """Return True if a table is computed, or a size is dynamic."""
+    blobs = (source, *(blob for layer in layers for blob in layer.outputs))
+    dynamic = any(not isinstance(size, int) for blob in blobs for size in blob.shape or ())
+    return dynamic or any((by := _by(layer)) is not None and not is_constant(by) for layer in layers)
+
+
+class _Sample:
+    """The layers of a rotation with numbers in place of names of sizes, and random tables.
+
+    Which views lead to the rotation, and which rows of a table belong to which row of it, is then found as for
+    constants. A size is a prime that no other size is a multiple of, so that it is found again in the result.
+    """
+
+    def __init__(self, root: Layer, source: Blob, layers: Sequence[Layer]) -> None:
+        self._root, self._source, self._layers = root, source, layers
+        tables = [angles for layer in layers if (by := _by(layer)) is not None and (angles := _angles(by)) is not None]
+        blobs = [source, *(blob for layer in layers for blob in layer.outputs), *(table.base for table in tables)]
+        dims = [size for blob in blobs for size in known_shape(blob)]
+        names = sorted({name for size in dims if not isinstance(size, int) for name in size.names()})
+        require(len(names) <= len(_PRIMES), "too many sizes are dynamic")
+        fixed = [size for size in dims if isinstance(size, int)]
+        self._sizes = dict(zip(names, _PRIMES, strict=False))
+        require(not any(size % prime == 0 for size in fixed for prime in self._sizes.values()), "a size is a prime")
+        self._dims = {self._number(size): size for size in dims if not isinstance(size, int)}
+        require(len(self._dims) == len({size for size in dims if not isinstance(size, int)}), "sizes are alike")
+        random = np.random.default_rng(0)
+        self.numbers: dict[Blob, Array] = {}
+        for base, axis, _ in tables:
+            array = random.standard_normal([self._number(size) for size in base.known_shape]).astype(np.float32)
+            if axis is not None:
+                half = array.take(range(array.shape[axis] // 2), axis)
+                array = np.concatenate([half, half], axis)
+            self.numbers.setdefault(base, array)
+        self._ends: dict[int, Blob] = {}
+
+    def _number(self, size: Dim) -> int:
+        found = size if isinstance(size, int) else size.subs(self._sizes)
+        require(isinstance(found, int) and found > 0, "a size is not known")
+        assert isinstance(found, int)
+        return found
+
+    def _size(self, number: Dim) -> Dim:
+        """Return the size that a number stands for."""
+        assert isinstance(number, int)
+        if number in self._dims:
+            return self._dims[number]
+        for dim_number, dim in self._dims.items():
+            if number % dim_number == 0:
+                return dim * (number // dim_number)
+        return number
+
+    def _steps(self, steps: Steps) -> Steps:
+        return tuple(Regroup(tuple(map(self._size, s.dims))) if isinstance(s, Regroup) else s for s in steps)
+
+    def rotation(self) -> _Rotation | None:
+        """Return the rotation, whose shapes have the names of sizes and whose tables are random numbers."""
+        graph, copies = Graph(), dict[Blob, Blob]()
+
+        def copy(blob: Blob) -> Blob:
+            copies[blob] = Blob(blob.name, tuple(map(self._number, known_shape(blob))), blob.batch)
+            return copies[blob]
+
+        graph.add(Layer("Input", "source", (), [copy(self._source)]))
+        for layer in reversed(self._layers):
+            by = _by(layer)
+            if by is not None and by not in copies:
+                data = constant_array(by.producer) if by.producer and is_constant(by) else self._table(by)
+                sizes = by_axis(data.shape)
+                graph.add(Layer("MemoryData", by.name, (), [copy(by)], sizes, {"data": data.reshape(-1)}))
+            new = layer.having(inputs=[copies[blob] for blob in layer.inputs])
+            new.outputs = tuple(copy(blob) for blob in layer.outputs)
+            graph.add(new)
+        found = _rotation(copies[self._root.output], copies[self._source])
+        if found is None:
+            return None
+        way_in, way_out = self._steps(found.way_in), self._steps(found.way_out)
+        return found._replace(shape=tuple(map(self._size, found.shape)), way_in=way_in, way_out=way_out)
+
+    def _table(self, blob: Blob) -> Array:
+        angles = _angles(blob)
+        assert angles is not None
+        data = self.numbers[angles.base]
+        for view in angles.views:
+            step, shape = step_of(view), [self._number(size) for size in known_shape(view.output)]
+            data = data.transpose(step.perm) if isinstance(step, Reorder) else data.reshape(shape)
+        return data
+
+    def table(self, root: Layer, name: str, numbers: Array) -> list[Layer]:
+        """Return the layers from the computed table to one whose rows begin with these numbers; `end` is the blob."""
+        for base, data in self.numbers.items():
+            flat = data.reshape([size for size in data.shape if size > 1])
+            for turned in (False, True):
+                rows = flat.T if turned else flat
+                if rows.ndim == 2 and np.array_equal(rows[:, : numbers.shape[1]], numbers):
+                    shape = tuple(size for size in base.known_shape if size != 1)
+                    steps: Steps = (() if shape == base.shape else (Regroup(shape),)) + ((Reorder((1, 0)),) * turned)
+                    layers = view_layers(base, steps, like=[root])
+                    for number, layer in enumerate(layers):
+                        layer.name, layer.output.name = (
+                            f"{root.name}_{name}{number}",
+                            f"{root.output.name}_{name}{number}",
+                        )
+                    self._ends[id(numbers)] = end_of(base, layers)
+                    return layers
+        raise Refused(f"the table of '{name}' has its rows in another order")
+
+    def end(self, numbers: Array) -> Blob:
+        """Return the table for these numbers, which `table` has made."""
+        return self._ends[id(numbers)]
+
+
 # ---- the terms of every element
 
 
-@dataclass(eq=False)
-class _Trace:
-    """The elements of `source` in each blob; `sizes` stand for dynamic dimensions."""
-
-    source: Blob
-    tables: Tables
-    sizes: Mapping[str, int]
-    _terms: dict[Blob, list[_Term]] = field(default_factory=dict)
-    _numbers: dict[Blob, Array] = field(default_factory=dict)
-
-    def shape(self, blob: Blob) -> tuple[int, ...]:
-        """Return the shape of a blob, with samples for dynamic dimensions."""
-        shape = known_shape(blob)
-        is_plain = all(isinstance(size, int) or len(size.terms) == 1 for size in shape)
-        require(is_plain, f"'{blob.name}' has a dynamic dimension that is a sum")
-        return known(named(shape, self.sizes))
-
-    def dynamic_shape(self, sizes: Shape) -> Shape:
-        """Return the dynamic dimensions that samples stand for."""
-        found = []
-        for size in known(sizes):
-            total: Dim = size
-            for name, prime in self.sizes.items():
-                if isinstance(total, int) and total % prime == 0:
-                    total = symbol(name) * (total // prime)
-            found.append(total)
-        return tuple(found)
-
-    def dynamic(self, steps: Steps) -> Steps:
-        """Return steps with dynamic dimensions."""
-        found = tuple(Regroup(self.dynamic_shape(s.dims)) if isinstance(s, Regroup) else s for s in steps)
-        require(all(is_writable(step) for step in found), "the rows cannot be stored one after the other")
-        return found
-
-    def terms(self, blob: Blob) -> list[_Term]:
-        """Return the terms, elements of the source, that add up to each element of a blob."""
-        if blob not in self._terms:
-            if blob is self.source:
-                sizes = self.shape(blob)
-                ones = np.ones(sizes, np.float32)
-                terms = [_Term(np.arange(prod(sizes), dtype=np.int32).reshape(sizes), ones)]
-            else:
-                terms = self._of_layer(blob)
-            require(len(terms) <= 2, f"'{blob.name}' is made of more than two parts")
-            self._terms[blob] = terms
-        return self._terms[blob]
-
-    def _of_layer(self, blob: Blob) -> list[_Term]:
+def _terms(blob: Blob, source: Blob, found: dict[Blob, list[_Term]]) -> list[_Term]:
+    """Return the terms, elements of `source`, that add up to each element of a blob."""
+    if blob in found:
+        return found[blob]
+    if blob is source:
+        sizes = fixed_shape(source)
+        terms = [_Term(np.arange(prod(sizes), dtype=np.int32).reshape(sizes), np.ones(sizes, np.float32))]
+    else:
         layer = blob.producer
         assert layer is not None
-        table = self.tables.get(layer)
-        (first, *others) = [self.terms(b) for b in layer.inputs if not is_constant(b) and b is not table]
-        if _SUM.fits(layer):
-            second = _times(others[0], -1.0) if layer["op_type"] == BinaryOp.SUB else others[0]
-            require(layer.inputs[0].shape == layer.inputs[1].shape, f"'{layer.name}' broadcasts")
-            return [*first, *second]
-        if _NEGATION.fits(layer):
-            return _times(first, -1.0)
-        if _PRODUCT.fits(layer):
-            constants = (b.producer for b in layer.inputs if b.producer is not None and is_constant(b))
-            by = constant_array(next(constants)).astype(np.float32) if table is None else self.numbers(table)
-            return _times(first, _beside(layer, by, self.shape(blob)))
-        if _SCALING.fits(layer):
-            return _times(first, factor(layer))
-        if layer.type == "Concat":
-            require(all(len(terms) == len(first) for terms in others), f"'{layer.name}' joins sums and single elements")
-            return [
-                _Term(*(np.concatenate(p, layer["axis"]) for p in zip(*t, strict=True)))
-                for t in zip(first, *others, strict=True)
-            ]
-        return [_Term(*(self._moved(layer, blob, values) for values in term)) for term in first]
-
-    def _moved(self, layer: Layer, blob: Blob, values: Array) -> Array:
-        """Return the values of a layer's input as its output `blob` has them."""
-        step = step_of(layer)
-        if step is not None:
-            return in_layout(values, (step,), self.sizes)
-        if layer.type == "Pooling":
-            require(values.ndim == 3, f"'{layer.name}' takes no image")
-            return values[:, :: layer["stride_h"], :: layer["stride_w"]]
-        if layer.type != "Crop":
-            return moved(layer, blob, values)
-        axes = [axis % values.ndim for axis in layer["axes"]]
-        require(len(axes) == len(layer["starts"]), f"the axes of '{layer.name}' are not all named")
-        starts = {a: s + (s < 0) * values.shape[a] for a, s in zip(axes, layer["starts"], strict=True)}
-        require(min(starts.values()) >= 0, f"'{layer.name}' starts before its input")
-        sizes = self.shape(blob)
-        return values[tuple(slice(starts.get(a, 0), starts.get(a, 0) + size) for a, size in enumerate(sizes))]
-
-    # ---- tables that the net computes: each of their elements has a number of its own
-
-    def numbers(self, blob: Blob) -> Array:
-        """Return a number for each element of a table; elements with equal numbers are equal in every run."""
-        if blob not in self._numbers:
-            self._numbers[blob] = self._numbered(blob)
-        return self._numbers[blob]
-
-    def _numbered(self, blob: Blob) -> Array:
-        layer, sizes = blob.producer, self.shape(blob)
-        if layer is not None and layer.inputs and all(b.shape is not None for b in layer.inputs):
-            if layer.type == "Concat":
-                return np.concatenate([self.numbers(b) for b in layer.inputs], layer["axis"])
-            if layer.type in ("Slice", "Crop") and len(layer.inputs) == 1:
-                return self._moved(layer, blob, self.numbers(layer.input))
-            if step_of(layer) is not None:
-                return self._moved(layer, blob, self.numbers(layer.input))
-            if len(layer.inputs) == 1 and layer.type in ("UnaryOp", "BinaryOp"):
-                values = self.numbers(layer.input)
-                kind = sum(ord(c) << (i % 7) for i, c in enumerate(str(sorted(map(str, layer.params.items())))))
-                return -values if _NEGATION.fits(layer) else np.modf(values * 7919.37 + kind * 0.6180339887)[0] + 1.0
-        first = len(self._numbers) + 1
-        return np.random.default_rng(first).random(sizes) + 1.0
-
-    def table(self, root: Layer, name: str, data: Array, made: list[Layer]) -> Blob:
-        """Return a table of a row for each row of the rotated blob, with its cosines or sines first."""
-        if not self.tables:
-            made.append(_table(root, name, data))
-            return made[-1].output
-        ends = dict.fromkeys(self.tables.values())
-        above = (layer.input for blob in ends for layer in chain_above(blob))
-        blobs = dict.fromkeys((*ends, *above))
-        ways = [(steps, blob) for blob in blobs if (steps := _way_to(data, self.numbers(blob))) is not None]
-        way = min(ways, key=lambda way: len(way[0]), default=None)
-        steps, blob = needed(way, f"no blob has the {name} of each row next to each other")
-        layers = view_layers(blob, self.dynamic(steps), like=[root])
-        made += layers
-        return end_of(blob, layers)
+        operands = [_terms(b, source, found) for b in layer.inputs if not is_constant(b)]
+        terms = _of_layer(layer, blob, operands)
+    require(len(terms) <= 2, f"'{blob.name}' is made of more than two parts")
+    found[blob] = terms
+    return terms
 
 
-def _way_to(data: Array, numbers: Array) -> Steps | None:
-    """Return the steps from a blob to rows that begin with those of `data`; None if they are not in it."""
-    rows, width = data.shape
-    if numbers.size % rows:
-        return None
-    sizes = (rows, numbers.size // rows)
-    ways: list[tuple[Steps, Array]] = [((), numbers)] if numbers.shape == sizes else []
-    ways.append(((Regroup(sizes),), numbers.reshape(sizes)))
-    ways.append(((Regroup(sizes[::-1]), Reorder((1, 0))), numbers.reshape(sizes[::-1]).T))
-    for steps, table in ways:
-        if np.array_equal(table[:, :width], data):
-            return steps[1:] if steps and steps[0] == Regroup(numbers.shape) else steps
-    return None
+def _of_layer(layer: Layer, blob: Blob, operands: list[list[_Term]]) -> list[_Term]:
+    (first, *others) = operands
+    if _SUM.fits(layer):
+        second = _times(others[0], -1.0) if layer["op_type"] == BinaryOp.SUB else others[0]
+        require(layer.inputs[0].shape == layer.inputs[1].shape, f"'{layer.name}' broadcasts")
+        return [*first, *second]
+    if _NEGATION.fits(layer):
+        return _times(first, -1.0)
+    if _PRODUCT.fits(layer):
+        constant = next(b.producer for b in layer.inputs if b.producer is not None and is_constant(b))
+        return _times(first, _beside(constant, fixed_shape(blob)))
+    if _SCALING.fits(layer):
+        return _times(first, factor(layer))
+    if layer.type == "Concat":
+        require(all(len(terms) == len(first) for terms in others), f"'{layer.name}' joins sums and single elements")
+        return [
+            _Term(*(np.concatenate(p, layer["axis"]) for p in zip(*t, strict=True)))
+            for t in zip(*operands, strict=True)
+        ]
+    return [_Term(*(_moved(layer, blob, values) for values in term)) for term in first]
 
 
 def _times(terms: list[_Term], by: Array | float) -> list[_Term]:
     with np.errstate(over="ignore"):
-        found = [_Term(term.elements, np.asarray(term.by * by)) for term in terms]
+        found = [_Term(term.elements, (term.by * by).astype(np.float32)) for term in terms]
     require(all(term.by.shape == term.elements.shape for term in found), "a factor broadcasts")
     require(all(np.isfinite(term.by).all() for term in found), "a factor would overflow")
     return found
 
 
-def _beside(layer: Layer, by: Array, sizes: tuple[int, ...]) -> Array:
-    """Return a factor, broadcast along the axes of the other operand as ncnn does it: from the outermost on."""
-    require(by.ndim == len(sizes) or 1 < by.ndim < len(sizes), f"a factor of '{layer.name}' may belong to several axes")
-    return by.reshape(*by.shape, *(1,) * (len(sizes) - by.ndim))
+def _beside(constant: Layer, sizes: tuple[int, ...]) -> Array:
+    """Return a constant operand, broadcast along the axes of the other one as ncnn does it: from the outermost on."""
+    data = constant_array(constant)
+    require(data.ndim == len(sizes) or 1 < data.ndim < len(sizes), f"'{constant.name}' may belong to several axes")
+    return data.reshape(*data.shape, *(1,) * (len(sizes) - data.ndim))
+
+
+def _moved(layer: Layer, blob: Blob, values: Array) -> Array:
+    """Return the values of a layer's input as its output `blob` has them."""
+    if layer.type == "Pooling":
+        require(values.ndim == 3, f"'{layer.name}' takes no image")
+        return values[:, :: layer["stride_h"], :: layer["stride_w"]]
+    if layer.type != "Crop":
+        return moved(layer, blob, values)
+    axes = [axis % values.ndim for axis in layer["axes"]]
+    require(len(axes) == len(layer["starts"]), f"the axes of '{layer.name}' are not all named")
+    starts = {a: s + (s < 0) * values.shape[a] for a, s in zip(axes, layer["starts"], strict=True)}
+    require(min(starts.values()) >= 0, f"'{layer.name}' starts before its input")
+    sizes = fixed_shape(blob)
+    return values[tuple(slice(starts.get(a, 0), starts.get(a, 0) + size) for a, size in enumerate(sizes))]
 
 
 # ---- whether that is a rotation
 
 
-def _rotation(terms: Sequence[_Term], result: tuple[int, ...], source: tuple[int, ...]) -> _Rotation | None:
-    """Return the rotation of a blob that terms of `result` are; None if it is none, refused if RotaryEmbed lacks it."""
-    for lead, half, interleaved in _layouts(result):
+def _rotation(blob: Blob, source: Blob) -> _Rotation | None:
+    """Return the rotation of `source` that a blob is; None if it is none, refused if RotaryEmbed cannot do it."""
+    try:
+        terms = _terms(blob, source, {})
+    except Refused:
+        return None
+    for lead, half, interleaved in _layouts(fixed_shape(blob)):
         shape, pair = ((*lead, half, 2), -1) if interleaved else ((*lead, 2, half), -2)
         sides = [[_Term(*(v.reshape(shape).take(i, pair) for v in term)) for term in terms] for i in (0, 1)]
         for a, b in product(*((side, side[::-1]) for side in sides)):
             if len(terms) == 2 and _is_rotated(a, b):
                 elements = np.stack((a[0].elements, b[0].elements), pair)
-                return _arranged(elements, a[0].by, -a[1].by, interleaved, source, result)
+                return _arranged(elements, a[0].by, -a[1].by, interleaved, fixed_shape(source), fixed_shape(blob))
     return None
 
 

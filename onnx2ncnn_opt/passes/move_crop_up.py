@@ -5,17 +5,18 @@ the same row of their operands then need only this row. Attention needs all keys
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from math import prod
 
+from onnx2ncnn_opt.ir.codes import GemmC
+from onnx2ncnn_opt.ir.dim import product
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.layers import types_with
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.spec import Trait
-from onnx2ncnn_opt.passes._crops import cropped, part
+from onnx2ncnn_opt.passes._crops import cropped, last_row, part
 from onnx2ncnn_opt.passes._fold import require_own_weights
-from onnx2ncnn_opt.passes._gemm import linear_of
+from onnx2ncnn_opt.passes._gemm import BLOCKS, linear_of
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import fixed_shape, known_shape, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
 _Operands = Iterator[tuple[Blob, int | None]]
 """A layer's inputs, each with the axis to crop; None for an input that the layer reads as it is."""
@@ -31,17 +32,23 @@ def _elementwise(layer: Layer, axis: int) -> _Operands:
 
 
 def _norm(layer: Layer, axis: int) -> _Operands:
-    shape = fixed_shape(layer.input)
-    inside = [prod(shape[k:]) for k in range(axis + 1, len(shape))]
+    shape = known_shape(layer.input)
+    inside = [product(shape[k:]) for k in range(axis + 1, len(shape))]
     require(layer["affine_size"] in inside, f"'{layer.name}' normalises along axis {axis}")
     yield layer.input, axis
 
 
 def _product(layer: Layer, axis: int) -> _Operands:
+    require(len(layer.inputs) == 1, f"'{layer.name}' has several operands")
     known_shape(layer.input, 2)
     known_shape(layer.output, 2)  # an InnerProduct flattens a matrix whose rows are not as long as its weights
     require(axis == 0, f"'{layer.name}' computes every column from all of them")
-    if layer.type == "Gemm":
+    if layer.type == "Gemm" and layer["quantize_term"] >= BLOCKS:
+        require(
+            layer["constant_broadcast_type_C"] in (GemmC.NONE, GemmC.SCALAR, GemmC.N),
+            f"Gemm '{layer.name}' adds a matrix",
+        )
+    elif layer.type == "Gemm":
         linear_of(layer)
     else:
         require_own_weights(layer)
@@ -69,10 +76,10 @@ _OPERANDS: Mapping[str, Callable[[Layer, int], _Operands]] = {
 
 
 def _keeps_few(crop: Layer) -> bool:
-    """Return True if a Crop keeps at most half of an axis."""
+    """Return True if a Crop keeps at most half of an axis, or the last element of a dynamic one."""
     found = part(crop)
     if found is None:
-        return False
+        return last_row(crop) is not None
     axis, start, end = found
     size = crop.input.known_shape[axis]
     return isinstance(size, int) and 2 * (end - start) <= size
@@ -88,7 +95,7 @@ def move_crop_up(layer: Layer, crop: Layer) -> list[Layer]:
 
     In attention, only the queries and the rows of the mask are cropped.
     """
-    found = part(crop)
+    found = part(crop) or last_row(crop)
     assert found is not None
     axis, start, end = found
     crops: list[Layer] = []

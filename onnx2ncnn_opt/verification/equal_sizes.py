@@ -14,7 +14,7 @@ from onnx2ncnn_opt.ir.dim import Dim, Sym, symbol
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.verification.inputs import LENGTHS, Total, draw_inputs, dynamic_sizes, totals
+from onnx2ncnn_opt.verification.inputs import LENGTHS, Total, Uses, draw_inputs, dynamic_sizes, totals
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,9 @@ def equal_sizes(
 
 def _candidates(model: LoadedModel) -> list[list[str]]:
     alike: dict[tuple[object, ...], dict[str, None]] = {}
-    for info in model.inputs:
+    for value, info in zip(model.graph.inputs, model.inputs, strict=True):
+        if Uses.of(value, model).is_counted:  # the importer tells, and a cache that is a buffer would take other sizes
+            continue
         for axis, dim in enumerate(info.shape):
             if isinstance(dim, Sym) and dim == symbol(str(dim)):
                 others = tuple(size if isinstance(size, int) else None for size in info.shape)

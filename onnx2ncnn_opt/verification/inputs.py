@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice
 from typing import Any, NamedTuple, TypeVar
@@ -181,10 +181,10 @@ def draw_inputs(
        the model compares or selects them as well and `draw` is not plain.
     3. Other floats are N(0,1), or large ones. If `draw` is not plain some are 0.0 and -0.0, and rows end with these,
        with numbers below zero or nearly as large as others, or with the largest of all.
-    4. 8 bit integers, which are mostly images, fill their range.
+    4. 8 bit integers, which are mostly images, fill their range. If `draw` is not plain some are 0.
     5. Other integers and bools, and floats that say where scores are hidden, are taken for masks: 0 or 1. Each row
        starts with 1, 0: a row without a 1 has no softmax, and one without a 0 cannot show that the net ignores the
-       mask.
+       mask. One whose sum has to be its length is all 1.
 
     `sizes` gives values to the model's symbolic sizes; the others are `dynamic_sizes`. Raises UsageError for an input
     of a type that cannot be drawn, or an absurdly large one.
@@ -256,6 +256,7 @@ class Uses:
     divides: bool  # they are divisors, or a divisor is 0 if they are
     is_guarded: bool  # they are compared or selected
     is_mask: bool = False  # they, or 1 minus them, multiply a number that hides
+    is_counted: bool = False  # they are a mask whose sum has to be its length
 
     @classmethod
     def of(cls, value: onnx_ir.Value, model: LoadedModel) -> Uses:
@@ -271,6 +272,7 @@ class Uses:
             divides=bool(divisions),
             is_guarded=any(_traits(node, model).selects for node in (*quotients, *(node for node, _, _ in uses))),
             is_mask=any(_fills(node) for each in (value, *rests) for node, _ in _uses(each, model)),
+            is_counted=any(_traits(user, model).counts == index for user, index in _uses_of_sums(uses, model)),
         )
 
 
@@ -290,7 +292,11 @@ def draw_array(
         array = rng.integers(1, 8, shape)
     elif dtype.kind in "iu" and dtype.itemsize == 1:
         levels = rng.integers(np.iinfo(dtype).min, int(np.iinfo(dtype).max) + 1, _levels(shape, draw))
+        if not draw.plain:
+            levels[rng.random(levels.shape) < 1 / (_ZEROS_IN if draw.flat is None else _ZERO_LEVELS_IN)] = 0
         array = np.broadcast_to(levels, shape)
+    elif uses.is_counted:
+        array = np.ones(shape)
     else:
         array = rng.integers(0, 2, shape)
         if shape:
@@ -392,6 +398,17 @@ def _uses(value: onnx_ir.Value, model: LoadedModel, *, zeros: bool = False) -> I
             if traits.moves_input(index) or (zeros and traits.keeps_zeros):
                 left += [output for output in node.outputs if output not in seen]
                 seen.update(node.outputs)
+
+
+def _uses_of_sums(
+    uses: Iterable[tuple[onnx_ir.Node, int, Traits]], model: LoadedModel
+) -> Iterator[tuple[onnx_ir.Node, int]]:
+    """Yield the uses of sums, and of numbers that are less by a constant."""
+    for total in (node.outputs[0] for node, _, _ in uses if node.op_type == "ReduceSum"):
+        for node, index in _uses(total, model):
+            yield node, index
+            if node.op_type == "Sub":
+                yield from _uses(node.outputs[0], model)
 
 
 def _fills(node: onnx_ir.Node) -> bool:

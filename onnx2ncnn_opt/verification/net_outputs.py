@@ -12,6 +12,7 @@ from onnx2ncnn_opt.errors import RunError, UsageError
 from onnx2ncnn_opt.manifest import Entry, Manifest
 from onnx2ncnn_opt.onnx.ops import traits_of
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
+from onnx2ncnn_opt.onnx.registry import INT8_ACCURACY
 from onnx2ncnn_opt.outputs import OutputReport, Status
 from onnx2ncnn_opt.runtime.base import Array, Failure, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
@@ -248,7 +249,8 @@ def tolerance_of(model: LoadedModel) -> Tolerance:
     """
     bits = []
     for node in model.graph:
-        if traits_of(node.domain, node.op_type, model.opsets.get(node.domain, 1)).quantises:
+        level = node.attributes.get_int("accuracy_level", INT8_ACCURACY)
+        if traits_of(node.domain, node.op_type, model.opsets.get(node.domain, 1)).quantises and level == INT8_ACCURACY:
             zero = node.inputs[2] if node.op_type == "QuantizeLinear" and len(node.inputs) > 2 else None
             bits.append(zero.dtype.bitwidth if zero and zero.dtype else 8)
     return with_rounding(max(0.5 / (2**count - 1) for count in bits), len(bits)) if bits else DEFAULT

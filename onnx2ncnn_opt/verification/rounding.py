@@ -31,6 +31,7 @@ from onnx.shape_inference import InferenceError
 from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.onnx.ops import traits_of
+from onnx2ncnn_opt.onnx.registry import INT8_ACCURACY
 from onnx2ncnn_opt.param.storage import rounded
 from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.runtime.base import Array
@@ -327,7 +328,8 @@ def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:
         traits = traits_of(node.domain, node.op_type, opsets.get(node.domain, 1))
         is_exact = traits.errors == "none" or node.op_type in ("Constant", "ConstantOfShape")
         to_float = node.op_type == "Cast" and types.get(node.output[0], TensorProto.FLOAT) in FLOATS
-        for index in _deciding(node, jumps=traits.jumps and not to_float):
+        level = next((entry.i for entry in node.attribute if entry.name == "accuracy_level"), INT8_ACCURACY)
+        for index in _deciding(node, jumps=traits.jumps and not to_float and level == INT8_ACCURACY):
             name = node.input[index]
             if types.get(name) in _FLOATS and name not in exact:
                 node.input[index] = written.decided(name, types[name])

@@ -14,6 +14,7 @@ from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError, UsageError
 from onnx2ncnn_opt.manifest import LayerCount, Manifest, Source
 from onnx2ncnn_opt.onnx.read.append import append_decoding, converted_model
+from onnx2ncnn_opt.runtime.ort import OrtRunner
 from testing.exports import ROOT
 from testing.models import parsed
 
@@ -181,6 +182,8 @@ def test_other_outputs_and_names_stay() -> None:
         (raw(1, 84, 999), "nms:y:classes=90", "more columns"),
         (raw(1, 84, 999), "nms:y:objectness=yes", "more columns"),
         (raw(1, 20, 999, task="obb"), "nms:y", "rotated boxes"),
+        (raw(1, 84, 99), "last-row:z", "has no output 'z'; its outputs are y"),
+        (raw(84), "last-row:y", "'y' has 1 axes, and rows need two"),
     ],
 )
 def test_refusals(model: onnx.ModelProto, text: str, said: str) -> None:
@@ -196,6 +199,16 @@ def test_the_manifest_tells_what_was_appended(tmp_path: Path) -> None:
     assert '"append": "nms:y"' in manifest.to_json()
     assert converted_model(path, manifest) == append_decoding(path, "nms:y").model
     assert converted_model(path, None) == path
+
+
+def test_the_last_row_of_an_output_that_others_read() -> None:
+    text = "(float[1,n,4] x) => (float[1,n,4] y, float[1,n,4] z) { y = Relu(x) z = Neg(y) }"
+    made = append_decoding(parsed(text, 17), "last-row:y")
+    onnx.checker.check_model(onnx.load_from_string(made.model), full_check=True)
+    x = np.random.default_rng(0).standard_normal((1, 3, 4), np.float32)
+    found = OrtRunner(made.model).run({"x": x})
+    np.testing.assert_array_equal(found["y"], np.maximum(x, 0)[:, -1:])
+    np.testing.assert_array_equal(found["z"], -np.maximum(x, 0))
 
 
 def test_lowering_sees_the_nodes() -> None:

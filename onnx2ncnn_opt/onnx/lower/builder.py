@@ -15,13 +15,13 @@ from onnx2ncnn_opt.ir.ranges import Range, Ranges, of_numbers
 from onnx2ncnn_opt.ir.shapes import infer_shapes
 from onnx2ncnn_opt.ir.spec import LayerSpec
 from onnx2ncnn_opt.ir.view import MAX_DIMS, Atoms, Dims, Regroup, Step, View, flat, plan, step_layer
-from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.ir.weight import Array, Weight
 from onnx2ncnn_opt.onnx.lower.expressions import LONGEST_TEXT, SizeWriter, UnknownSize
 from onnx2ncnn_opt.onnx.lower.layout import Layout, plain_dims, separations
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float, is_float
 
 _FIT = "give sizes that fit with --shape, or check how the model was exported"
-Weights: TypeAlias = Mapping[str, Array] | None
+Weights: TypeAlias = Mapping[str, Array | Weight] | None
 Results: TypeAlias = Sequence[tuple[Shape | None, Dim]]
 
 
@@ -97,8 +97,8 @@ class Layers:
 
     def _layer(self, kind: str, inputs: Sequence[Blob], params: Mapping[Any, Any], weights: Weights) -> Layer:
         name = self._layer_names.take(self._label)
-        floats = {key: self.f32(array) for key, array in (weights or {}).items()}
-        return Layer(kind, name, inputs, (), params, floats, (self._label,), self.graph.types.get(kind))
+        stored = {key: data if isinstance(data, Weight) else self.f32(data) for key, data in (weights or {}).items()}
+        return Layer(kind, name, inputs, (), params, stored, (self._label,), self.graph.types.get(kind))
 
     def _append(self, layer: Layer, results: Results) -> tuple[Blob, ...]:
         layer.outputs = tuple(Blob(self._names.take(f"{self._label}_out"), shape, batch) for shape, batch in results)

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.ir.dim import Call, Dim, Sym, at_least, symbol
@@ -13,7 +14,7 @@ from onnx2ncnn_opt.onnx.lower.builder import Builder
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.given import LARGEST_SIZE, parsed_size
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
-from onnx2ncnn_opt.onnx.value import Item, Operand, Tensor
+from onnx2ncnn_opt.onnx.value import Constant, Item, Operand, Tensor
 
 MOST_FLAGS = 64  # elements of an input that can be meant as a choice, and not as data
 
@@ -89,6 +90,13 @@ class ImportContext(Builder, ABC):
         """Return the nodes that read the node's first output."""
         return self.node.outputs[0].consumers()
 
+    def empty(self, shape: Sequence[Dim | None], dtype: np.dtype[np.generic]) -> Constant:
+        """As in `Builder`; dynamic dimensions are 0 too, where the node is read only by Concats that leave it out."""
+        axis, readers = shape.index(0), self.readers()
+        if len(self.node.outputs) == 1 and readers and all(_joins(reader, axis, len(shape)) for reader in readers):
+            shape = [size if isinstance(size, int) else 0 for size in shape]
+        return super().empty(shape, dtype)
+
     def value_hint(self, operand: int, otherwise: str = "") -> str:
         """Return how to make an operand constant: by values of the few flags and sizes behind it; else `otherwise`."""
         names = self._flags_behind(self.node.inputs[operand])
@@ -137,6 +145,10 @@ class ImportContext(Builder, ABC):
 
         `iterations` is for the message that refuses too long a loop. Raises MissingOperand if nodes were refused.
         """
+
+
+def _joins(node: onnx_ir.Node, axis: int, rank: int) -> bool:
+    return node.op_type == "Concat" and node.attributes.get_int("axis", 0) % rank == axis
 
 
 def _is_flag(info: InputInfo) -> bool:

@@ -3,16 +3,19 @@
 from collections.abc import Sequence
 
 import numpy as np
+import onnx_ir
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
+from onnx2ncnn_opt.ir.dim import Dim, Sym
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
+from onnx2ncnn_opt.onnx.fold.sizes.cells import as_symbolic
 from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional import attention as sdpa
 from onnx2ncnn_opt.onnx.lower.functional.binary import added, binary, number
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
-from onnx2ncnn_opt.onnx.lower.functional.crop import split
+from onnx2ncnn_opt.onnx.lower.functional.crop import crop, split
 from onnx2ncnn_opt.onnx.lower.functional.gather import fixed, gather
 from onnx2ncnn_opt.onnx.lower.functional.logic import greater
 from onnx2ncnn_opt.onnx.lower.functional.matmul import linear
@@ -61,7 +64,8 @@ def attention23(
     if softcap or im.is_used(3):
         y, scores = sdpa.capped(im, heads, mask, scale, softcap, qk_matmul_output_mode)
         return sdpa.merge_heads(im, y) if q.rank == 3 else y, heads[1], heads[2], scores
-    if mask is None or (isinstance(mask, Constant) and (mask.array.max(-1) > -np.inf).all()):
+    is_own = heads[1].shape[2] == past + heads[0].shape[2] and attn_mask is None and nonpad_kv_seqlen is None
+    if mask is None or is_own or (isinstance(mask, Constant) and (mask.array.max(-1) > -np.inf).all()):
         y = sdpa.attend(im, heads, mask, scale)
     else:  # rows that see no key are 0; a Softmax of nothing but -inf is NaN on ARM
         y = sdpa.attend(im, heads, sdpa.finite(im, mask), scale)
@@ -193,7 +197,7 @@ def _padding(im: ImportContext, mask: Value | None, keys: Tensor, hidden: float)
     return where(im, greater(im, mask, Constant(above)), number(0), number(hidden))
 
 
-def _backwards(im: ImportContext, unidirectional: int, heads: Sequence[Tensor], past: int) -> Value | None:
+def _backwards(im: ImportContext, unidirectional: int, heads: Sequence[Tensor], past: Dim) -> Value | None:
     """Return the mask that hides later keys from a query."""
     if unidirectional and heads[0].shape[2] + past != heads[1].shape[2]:
         reason = "it looks backwards at keys that are not those of its queries: ONNX Runtime hides none of the last"
@@ -201,7 +205,13 @@ def _backwards(im: ImportContext, unidirectional: int, heads: Sequence[Tensor], 
     return sdpa.Sight(causal=bool(unidirectional)).bias(im, heads, past)
 
 
-@onnx_op("GroupQueryAttention", domain=MICROSOFT, integers=True)
+def _grouped(seen: NodeView) -> int:
+    """Let queries, keys, values, the past, and the numbers of keys have items."""
+    items.batch(*(i for i in range(6) if seen.operand(i) is not None))(seen)
+    return 0
+
+
+@onnx_op("GroupQueryAttention", domain=MICROSOFT, integers=True, counts=5, items=_grouped)
 def group_query_attention(
     im: ImportContext,
     query: Tensor,
@@ -213,44 +223,78 @@ def group_query_attention(
     total_sequence_length: Operand,
     cos_cache: Value | None = None,
     sin_cache: Value | None = None,
+    position_ids: Value | None = None,
+    attention_bias: Value | None = None,
+    head_sink: Value | None = None,
     *,
+    causal: int = 1,
     do_rotary: int = 0,
     kv_num_heads: int,
     local_window_size: int = -1,
     num_heads: int,
     rotary_interleaved: int = 0,
     scale: float = 0.0,
+    sliding_window_cache: int = 0,
+    smooth_softmax: int = 0,
     softcap: float = 0.0,
 ) -> tuple[Value, ...]:
-    """SDPA, or step by step where scores are capped, of as many keys for each item, the queries' own last."""
+    """SDPA, or step by step where scores are capped; a mask that is an input, and whose sum counts keys, is all 1."""
+    if head_sink is not None or smooth_softmax > 0:
+        raise im.refuse("sinks (head_sink, smooth_softmax): ncnn's attention has none", "use a model without them")
+    if sliding_window_cache:
+        hint = "build the model with caches that grow: --extra_options windowed_kv_cache=false"
+        raise im.refuse("sliding_window_cache is 1: caches that drop keys", hint)
     if key is None or value is None:
         width = query.shape[-1]
         size = width // (num_heads + 2 * kv_num_heads) if isinstance(width, int) else 0
         query, key, value = (im.tensor(x) for x in split(im, query, 2, (num_heads * size, *(kv_num_heads * size,) * 2)))
     if local_window_size == 0:
         raise im.refuse("a window of no keys", "use a window of one key at least")
-    length, before = im.fixed((query.shape[1], 0 if past_key is None else past_key.shape[2]), "a dynamic length")
-    total = before + length
-    for lengths, most in ((seqlens_k, total - 1), (total_sequence_length, total)):
-        if isinstance(lengths, Tensor):
-            reason = "the number of keys of each item is known only at run time"
-            raise im.refuse(reason, f"make the mask that they are counted in a constant: ones for all {total} keys")
-        if ((lengths.array if isinstance(lengths, Constant) else lengths.cells) != most).any():
-            reason = f"items of other lengths than {total}, as many as there are keys"
-            raise im.refuse(reason, "pad the items to one length")
     heads = [sdpa.split_heads(im, x, n) for x, n in ((query, num_heads), (key, kv_num_heads), (value, kv_num_heads))]
+    before: Dim = 0 if past_key is None else past_key.shape[2]
+    _require_all_keys(im, seqlens_k, total_sequence_length, before + heads[1].shape[2])
     if do_rotary:
         if cos_cache is None or sin_cache is None:
             raise im.refuse("rotary embeddings without their tables", "give it cos_cache and sin_cache")
-        positions = Constant(np.arange(before, total)[None])
+        [rotated] = im.fixed([2 * cos_cache.shape[-1]], "tables of dynamic width")
+        tables: list[Value] = [cos_cache, sin_cache]
+        if position_ids is None:
+            end = before + heads[0].shape[2]
+            im.demand(cos_cache.shape[0] - end, 0)  # there is a row for each position
+            tables = [unsqueeze(im, crop(im, im.tensor(x), 0, before, end), (0,)) for x in tables]
         for i in (0, 1):
-            heads[i] = im.tensor(sdpa.rotate(im, heads[i], (cos_cache, sin_cache), positions, rotary_interleaved, 0, 0))
+            heads[i] = im.tensor(sdpa.rotate(im, heads[i], tables, position_ids, rotary_interleaved, 0, rotated))
     heads, past = sdpa.with_past(im, heads, past_key, past_value)
     # The window counts the query's own key.
-    mask = sdpa.Sight(causal=True, left=local_window_size - 1 if local_window_size > 0 else -1).bias(im, heads, past)
-    options = heads, mask, scale or None
+    sight = sdpa.Sight(causal=bool(causal), left=local_window_size - 1 if local_window_size > 0 else -1)
+    options = heads, added(im, sdpa.bias(im, attention_bias), sight.bias(im, heads, past)), scale or None
     y = sdpa.capped(im, *options, softcap, 0)[0] if softcap else sdpa.attend(im, *options)
     return sdpa.merge_heads(im, y), heads[1], heads[2]
+
+
+def _require_all_keys(im: ImportContext, last: Operand, total: Operand, keys: Dim) -> None:
+    """Refuse items of fewer keys than there are; the sum of a mask that is an input counts as all of them."""
+    if isinstance(last, Tensor) and not _is_sum_of_mask(im.node.inputs[5]):
+        reason = "the number of keys of each item is known only at run time"
+        raise im.refuse(reason, "compute it as the sum of a mask that is an input, less 1")
+    for lengths, most in ((last, keys - 1), (total, keys)):
+        found = [] if isinstance(lengths, Tensor) else as_symbolic(lengths).cells.reshape(-1).tolist()
+        if any(isinstance(each, Sym) and each != most for each in found):
+            raise im.invalid(f"items of other lengths than {keys}", [(each, most) for each in found])
+        if any(each != most for each in found):
+            reason = f"items of other lengths than {keys}, as many as there are keys"
+            raise im.refuse(reason, "pad the items to one length")
+
+
+def _is_sum_of_mask(value: onnx_ir.Value | None) -> bool:
+    """Return True if a number is the sum of an input, perhaps less 1."""
+    while value is not None and (node := value.producer()) is not None:
+        if node.op_type not in ("ReduceSum", "Sub", "Cast", "Reshape", "Squeeze", "Unsqueeze"):
+            return False
+        value = node.inputs[0]
+        if node.op_type == "ReduceSum":
+            return value is not None and value.is_graph_input()
+    return False
 
 
 @onnx_op("RotaryEmbedding", domain=MICROSOFT, integers=True)

@@ -8,12 +8,14 @@ from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds
+from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import flattened, softmax
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.conv import conv
-from onnx2ncnn_opt.onnx.lower.functional.matmul import linear, matmul
+from onnx2ncnn_opt.onnx.lower.functional.gather import gather
+from onnx2ncnn_opt.onnx.lower.functional.matmul import BLOCK_SIZES, linear, linear_of_blocks, matmul
 from onnx2ncnn_opt.onnx.lower.functional.pool import average_pool, global_average_pool
 from onnx2ncnn_opt.onnx.lower.functional.quantize import (
     beside,
@@ -29,7 +31,7 @@ from onnx2ncnn_opt.onnx.lower.functional.quantize import (
 )
 from onnx2ncnn_opt.onnx.lower.functional.views import transposed
 from onnx2ncnn_opt.onnx.lower.functional.window import ConvAttributes, PoolAttributes
-from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
+from onnx2ncnn_opt.onnx.registry import INT8_ACCURACY, MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float
 
 Zero: TypeAlias = Value | None
@@ -253,7 +255,7 @@ def dynamic_quantize_matmul(
     return matmul_integer_to_float(im, quantised, b, scale, b_scale, zero, b_zero_point, bias)
 
 
-@onnx_op("MatMulNBits", domain=MICROSOFT)
+@onnx_op("MatMulNBits", domain=MICROSOFT, quantises=True, items=items.from_axis(-1))
 def matmul_nbits(
     im: ImportContext,
     a: Tensor,
@@ -270,7 +272,7 @@ def matmul_nbits(
     block_size: int,
     weight_prepacked: int = 0,
 ) -> Value:
-    """InnerProduct or Gemm of the weight as floats."""
+    """Gemm of 8-bit blocks where the model allows int8 arithmetic; InnerProduct or Gemm of the weight as floats."""
     if g_idx is not None or weight_prepacked or bits not in (2, 4, 8):
         raise im.refuse(f"{bits} bits: only 2, 4 and 8, without g_idx and weight_prepacked", "quantise it without them")
     blocks = -(-K // block_size)
@@ -282,9 +284,53 @@ def matmul_nbits(
     elif zero_points is not None:
         zeros = im.f32(zero_points).reshape(N, blocks)
     centres = _unpacked(b.reshape(N, blocks, -1), bits) - zeros[..., None]
-    weight = (centres * im.f32(scales).reshape(N, blocks, 1)).reshape(N, -1)[:, :K]
-    y = linear(im, a, np.ascontiguousarray(weight))
+    factors, size = im.f32(scales).reshape(N, blocks), block_size
+    while size > BLOCK_SIZES[-1] and K % size == 0:
+        factors, size = np.repeat(factors, 2, 1), size // 2
+    whole = centres.reshape(N, -1)[:, :K].astype(np.int8)
+    is_whole = (whole == centres.reshape(N, -1)[:, :K]).all() and factors.all()
+    if accuracy_level == INT8_ACCURACY and size in BLOCK_SIZES and is_whole:
+        y: Value = linear_of_blocks(im, a, whole, factors, size)
+    else:
+        weight = (centres * im.f32(scales).reshape(N, blocks, 1)).reshape(N, -1)[:, :K]
+        y = linear(im, a, np.ascontiguousarray(weight))
     return y if bias is None else binary(im, BinaryOp.ADD, y, bias)
+
+
+def _looked_up(seen: NodeView) -> int:
+    seen.only(1)
+    axis = seen.axis(1)
+    if axis is None or seen.number("gather_axis", 0):
+        raise ItemsMixed
+    return axis
+
+
+@onnx_op("GatherBlockQuantized", domain=MICROSOFT, integers=True, indexes=1, items=_looked_up)
+def gather_block_quantized(
+    im: ImportContext,
+    data: Array,
+    indices: Value,
+    scales: Array,
+    zero_points: Array | None = None,
+    *,
+    bits: int = 4,
+    block_size: int = 128,
+    gather_axis: int = 0,
+    quantize_axis: int = 1,
+) -> Value:
+    """Gather from the table as floats."""
+    if data.dtype.name.startswith("float"):
+        raise im.refuse(f"a table of {data.dtype.name}", "quantise it to 4 or 8 bits")
+    zeros: Array = np.zeros(()) if zero_points is None else zero_points.astype(np.float32)
+    if data.dtype == np.uint8:
+        data = _unpacked(data, bits)
+        centre = np.array(2 ** (bits - 1), np.float32)
+        zeros = centre if zero_points is None else _unpacked(zero_points, bits)[..., : scales.shape[-1]]
+    axis = im.axis(quantize_axis, data.ndim)
+    whole = range(data.shape[axis])
+    factors, centres = (np.repeat(np.broadcast_to(x, scales.shape), block_size, axis) for x in (im.f32(scales), zeros))
+    table = (data.astype(np.float32) - centres.take(whole, axis)) * factors.take(whole, axis)
+    return gather(im, Constant(table), indices, axis=gather_axis)
 
 
 def _unpacked(packed: Array, bits: int) -> Array:

@@ -1,6 +1,6 @@
-"""`--append`: the decoding that a detector's raw output needs, as ONNX nodes behind the model.
+"""`--append` and `--last-row`: the decoding of a detector's raw output, or a Slice, as ONNX nodes behind the model.
 
-Everything after this module sees one model. So ONNX Runtime is the reference for the decoding, too.
+Everything after this module sees one model. So ONNX Runtime is the reference for these nodes, too.
 """
 
 import ast
@@ -23,6 +23,7 @@ from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import load_model
 
 FORM = "nms:OUTPUT[:conf=0.25:iou=0.45:max=300:boxes=cxcywh|xyxy:classes=N:objectness=yes|no:layout=rows|columns]"
+LAST_ROW = "last-row:"
 _SHARE = r"1(\.0*)?|0?\.\d+|0"
 _VALUES = {
     "conf": _SHARE,
@@ -64,14 +65,17 @@ class _Head:
 
 
 def append_decoding(source: Any, text: str, shapes: GivenShapes | None = None) -> Appended:
-    """Append the decoding to a model that `load_model` takes; `shapes` are the sizes that its inputs will have.
+    """Append the decoding, or a Slice, to a model; `shapes` are the sizes that its inputs will have.
 
     `text` is in `FORM`. The output becomes `detections`: [n, 6 + extras] with x1, y1, x2, y2, score, class and the
     columns behind the classes. With more than one image a first column has the image's number. Rows are sorted by
     image and score; a box has its best class, and NMS compares boxes of one class. Raises UsageError if the output or
     the text does not fit, or if the columns can be read in several ways; ModelError if the model is broken.
+
+    After `LAST_ROW`, `text` is the name of an output, of whose last axis but one only the last element stays.
     """
-    name, options = _parsed(text)
+    is_row = isinstance(text, str) and text.startswith(LAST_ROW)
+    name, options = (text.removeprefix(LAST_ROW), {}) if is_row else _parsed(text)
     loaded = load_model(source, shapes=shapes)
     is_path = isinstance(source, (str, os.PathLike))
     proto = onnx.load(source) if is_path else onnx.ModelProto.FromString(bytes(reference(source)))
@@ -81,6 +85,10 @@ def append_decoding(source: Any, text: str, shapes: GivenShapes | None = None) -
     if (opset := loaded.opsets.get("", 1)) < _OLDEST:
         raise UsageError(f"append '{text}': the model has opset {opset}; export it with opset {_OLDEST} or newer")
     shape = _shape(outputs[name], loaded.inputs, proto)
+    if is_row:
+        if len(shape) < 2:
+            raise UsageError(f"last row: '{name}' has {len(shape)} axes, and rows need two")
+        return Appended(_last_row(proto, name, len(shape)), text, f"{name} has its last row only")
     try:
         head = _head(shape, options, {prop.key: prop.value for prop in proto.metadata_props})
     except ValueError as error:
@@ -92,6 +100,20 @@ def append_decoding(source: Any, text: str, shapes: GivenShapes | None = None) -
     columns = f"{'' if shape[0] == 1 else 'image, '}x1, y1, x2, y2, score, class{', ...' if head.extras else ''}"
     note = f"{name} is read as {head.columns} columns: {', '.join(parts)}; {result} has {columns}"
     return Appended(bytes(proto.SerializeToString()), text, note)
+
+
+def _last_row(proto: onnx.ModelProto, name: str, rank: int) -> bytes:
+    """Return the model with the last row of an output in its place."""
+    graph, rows = proto.graph, f"{name}/rows"
+    for side in (side for node in graph.node for side in (node.input, node.output)):
+        side[:] = [rows if value == name else value for value in side]
+    limits = {f"{name}/start": -1, f"{name}/end": 2**31 - 1, f"{name}/axis": rank - 2}
+    graph.initializer.extend(helper.make_tensor(key, TensorProto.INT64, [1], [n]) for key, n in limits.items())
+    graph.node.append(helper.make_node("Slice", [rows, *limits], [name], f"{name}/last"))
+    [output] = [value for value in graph.output if value.name == name]
+    if output.type.tensor_type.HasField("shape"):
+        output.type.tensor_type.shape.dim[rank - 2].dim_value = 1
+    return bytes(proto.SerializeToString())
 
 
 def converted_model(model: Any, manifest: Manifest | None) -> Path | bytes:

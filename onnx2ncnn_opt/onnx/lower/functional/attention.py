@@ -1,12 +1,13 @@
 """Attention over heads, and rotary embeddings."""
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
-from onnx2ncnn_opt.ir.dim import Dim, exact_div, product
+from onnx2ncnn_opt.ir.dim import Dim, Sym, axis_index, exact_div, product
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import softmax
@@ -21,7 +22,7 @@ from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.lower.functional.views import transposed
 from onnx2ncnn_opt.onnx.lower.functional.where import where
 from onnx2ncnn_opt.onnx.lower.memory_budget import require_room
-from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, SymbolicTensor, Tensor, Value
 
 _HEADS = (0, 2, 1, 3)
 _HEAD_DIMS = ((1,), (2,), (3,))  # a Mat of [heads, length, size], whose batch is axis 0
@@ -35,14 +36,17 @@ class Sight(NamedTuple):
     left: int = -1
     right: int = -1
 
-    def bias(self, im: ImportContext, heads: Sequence[Tensor], keys: int | Value) -> Value | None:
+    def bias(self, im: ImportContext, heads: Sequence[Tensor], keys: Dim | Value) -> Value | None:
         """Return 0 for keys that are seen and -inf for others; None if all are seen.
 
         `keys` is the number of keys before the first query; or, as a tensor, the number of keys that are not padding,
         for each item of the batch. The last of these are the queries' own.
         """
-        if isinstance(keys, int) and not (self.causal or self.left >= 0 or self.right >= 0):
+        if isinstance(keys, int | Sym) and not (self.causal or self.left >= 0 or self.right >= 0):
             return None
+        is_open = any(isinstance(size, Sym) for x in heads[:2] for size in x.shape[2:3])
+        if isinstance(keys, Sym) or (isinstance(keys, int) and is_open):
+            return self._of_dynamic_lengths(im, heads, keys)
         rows, columns = im.fixed([x.shape[2] for x in heads[:2]], "a mask of keys of dynamic length")
         require_room(rows * columns, "a mask")
         distance = np.arange(columns) - np.arange(rows)[:, None]
@@ -62,17 +66,35 @@ class Sight(NamedTuple):
             bounds = and_(im, bounds, greater_or_equal(im, Constant(high.astype(np.float32)), count))
         return bias(im, bounds)
 
+    def _of_dynamic_lengths(self, im: ImportContext, heads: Sequence[Tensor], before: Dim) -> Value:
+        """Compare the positions of queries and keys, which are counted at run time."""
+        query, key = positions(im, before, heads[0].shape[2], 1), positions(im, 0, heads[1].shape[2], 0)
+        bounds = [greater_or_equal(im, query, key)] if self.causal else []
+        if self.left >= 0:
+            first = binary(im, BinaryOp.SUB, query, number(self.left))
+            bounds.append(greater_or_equal(im, key, first))
+        if self.right >= 0 and not self.causal:
+            last = binary(im, BinaryOp.ADD, query, number(self.right))
+            bounds.append(greater_or_equal(im, last, key))
+        seen = functools.reduce(functools.partial(and_, im), bounds)
+        return where(im, seen, number(0), number(-np.inf))
+
+
+def positions(im: ImportContext, first: Dim, count: Dim, axes: int) -> Tensor:
+    """Return the numbers from `first` on, so many along an axis that has so many `axes` of size 1 behind it."""
+    cells = np.full((1,) * (axes + 1), axis_index(axes) + first, dtype=object)
+    return im.tensor(SymbolicTensor(cells, (count, *(1,) * axes), np.dtype(np.int64)))
+
 
 def with_past(
     im: ImportContext, heads: Sequence[Tensor], past_key: Tensor | None, past_value: Tensor | None
-) -> tuple[list[Tensor], int]:
+) -> tuple[list[Tensor], Dim]:
     """Return queries, keys and values, the latter two after those of the past, and the length of the past."""
     q, k, v = heads
     if past_key is None or past_value is None:
         return [*heads], 0
-    [past] = im.fixed([past_key.shape[2]], "a past of dynamic length")
     k, v = (im.tensor(concat(im, *pair, axis=2)) for pair in ((past_key, k), (past_value, v)))
-    return [q, k, v], past
+    return [q, k, v], past_key.shape[2]
 
 
 def lengthened(im: ImportContext, mask: Value | None, length: Dim) -> Value | None:

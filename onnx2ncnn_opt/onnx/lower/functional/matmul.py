@@ -9,7 +9,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import MAX_DIMS, Atoms, Dims, View, flat, runs
-from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape, number, spread
 from onnx2ncnn_opt.onnx.lower.functional.views import ranked, rows, squeeze, transposed, unsqueeze
@@ -84,6 +84,9 @@ def _orders(groups: list[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
             yield [*groups[:i], group[cut:] + group[:cut], *groups[i + 1 :]]
 
 
+BLOCK_SIZES = (32, 64, 128)  # of ncnn's Gemm
+
+
 def linear(im: ImportContext, x: Tensor, weight: Array, bias: Array | None = None) -> Tensor:
     """``x @ weight.T + bias`` for weight [outputs, inputs] and bias [outputs]: InnerProduct for one row, else Gemm."""
     outputs, inputs = weight.shape
@@ -107,6 +110,19 @@ def linear(im: ImportContext, x: Tensor, weight: Array, bias: Array | None = Non
     weights = {"B_data": _columns(weight, last, laid_out.view.dims[-1])} | ({} if bias is None else {"C_data": bias})
     params = {"constantN": outputs, "constantK": inputs}
     params |= {} if bias is None else {"constantC": 1, "constant_broadcast_type_C": 4}
+    blob = im.layer("Gemm", laid_out.blob, weights=weights, transB=1, constantB=1, **params)
+    return _with_last(laid_out, blob, laid_out.view.dims[:-1], outputs)
+
+
+def linear_of_blocks(im: ImportContext, x: Tensor, integers: Array, scales: Array, size: int) -> Tensor:
+    """``x @ weight.T`` for a weight of 8-bit `integers` [outputs, inputs], with a scale for each block of `size`."""
+    outputs, inputs = integers.shape
+    outer, last = flat(x.view.axes[:-1]), x.view.axes[-1]
+    batch = () if set(last) & set(x.view.batch) else x.view.batch
+    laid_out = im.in_mat(x, (tuple(atom for atom in outer if atom not in batch), last), batch)
+    packed = Weight(integers.reshape(-1).view(np.uint8), Encoding.BYTES)
+    weights: dict[str, Array | Weight] = {"B_data_packed_bytes": packed, "B_data_quantize_scales": 1 / scales}
+    params = {"constantN": outputs, "constantK": inputs, "quantize_term": 800 + BLOCK_SIZES.index(size)}
     blob = im.layer("Gemm", laid_out.blob, weights=weights, transB=1, constantB=1, **params)
     return _with_last(laid_out, blob, laid_out.view.dims[:-1], outputs)
 

@@ -1,0 +1,130 @@
+"""``onnx2ncnn-opt quantize``."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import asdict, astuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onnx2ncnn_opt.cli.options import EXISTING_FILE, binding_options
+from onnx2ncnn_opt.cli.output import Output, output_options
+from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, written
+from onnx2ncnn_opt.cli.verification import require_runtimes
+from onnx2ncnn_opt.errors import UsageError, VerificationError
+
+if TYPE_CHECKING:
+    from onnx2ncnn_opt.api.quantize import Quantization
+
+
+@click.command(short_help="Make an int8 net from data.")
+@click.argument("net", type=EXISTING_FILE, metavar="MODEL.onnx|NET.param")
+@click.argument("bin", type=EXISTING_FILE, required=False, metavar="[NET.bin]")
+@click.option("-o", "prefix", metavar="PREFIX", required=True, help="Write PREFIX.ncnn.param, .bin and .json.")
+@click.option(
+    "--data",
+    metavar="FILE.npz|FOLDER|MODULE:FUNCTION",
+    help="Samples as in use: arrays by input name whose first axis counts, a folder of arrays or pictures, or a "
+    "function that yields them. A model that is quantised already needs none.",
+)
+@click.option(
+    "--image", "images", multiple=True, metavar="NAME:mean=...:std=...[:bgr][:letterbox]", help="See `convert --image`."
+)
+@binding_options
+@click.option(
+    "--method",
+    type=click.Choice(["mse", "minmax", "percentile", "kl"]),
+    default="mse",
+    show_default=True,
+    help="How the largest number that int8 keeps is chosen.",
+)
+@click.option("--keep", multiple=True, metavar="LAYER,...", help="Layers that stay float.")
+@click.option("--budget", metavar="40dB|top1=0.99", help="How far the outputs have to agree with the float net.")
+@click.option("--all", "every", is_flag=True, help="Make layers int8 that are no faster on this machine, too.")
+@click.option("--keep-failed", is_flag=True, help="Keep the files of the best net if none keeps the budget.")
+@click.option("-v", "--verbose", is_flag=True, help="List all layers.")
+@output_options()
+def quantize(
+    output: Output,
+    net: Path,
+    bin: Path | None,
+    prefix: str,
+    data: str | None,
+    images: tuple[str, ...],
+    keep: tuple[str, ...],
+    keep_failed: bool,
+    verbose: bool,
+    **options: Any,
+) -> None:
+    """Make layers int8 that are faster so on this machine, with scales from data, and measure what it costs.
+
+    The files appear only after all steps have succeeded.
+    """
+    from onnx2ncnn_opt.api.lower import Files
+    from onnx2ncnn_opt.api.quantize import quantize as make
+    from onnx2ncnn_opt.param.files import NetFiles
+
+    check_prefix(prefix, (".param", ".bin", os.sep))
+    is_net = net.name.endswith((".param", ".param.bin"))
+    files = NetFiles.at(prefix) if is_net else Files.of(prefix)
+    check_targets(astuple(files), {"the model": net, **({"the net's weights": bin} if bin else {})})
+    require_runtimes(None, *([] if is_net else ["onnxruntime"]))
+    given: dict[str, str] = {}
+    for text in images:
+        name, _, rest = text.partition(":")
+        if not name or name in given:
+            raise UsageError(f"--image {text} is not NAME:mean=...:std=... of one input")
+        given[name] = rest
+    options |= {"keep": [name for text in keep for name in text.split(",")], "images": given, "bin": bin}
+    with output.working(f"quantising {net}"):
+        made = make(net, data, **options)
+    if not made.result.missed or keep_failed:
+        made.save(prefix, keep_failed=True)
+    output.show(_lines(made, net, files, verbose=verbose))
+    found = asdict(made.result, dict_factory=_finite)
+    output.fields |= {**{key: value for key, value in found.items() if key != "graph"}, "files": written(files)}
+    if made.result.missed:
+        raise VerificationError(made.result.missed)
+
+
+def _finite(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a record without its graph, and with None for numbers that are not finite."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in pairs if k != "graph"}
+
+
+def _lines(made: Quantization, net: Path, files: Any, *, verbose: bool) -> list[str]:
+    """Return the verdict, the layers, what they cost and save, and the files."""
+    found, layers = made.result, made.layers
+    int8 = [row for row in layers if row.is_int8]
+    before, after = found.seconds
+    top1 = "" if found.top1 is None else f", {found.top1:.1%} of rows have the same largest entry"
+    word = "missed" if found.missed else "ok"
+    lines = [
+        f"{word}: {files.param} is {found.decibels:.1f} dB from {net} in float{top1} ({found.samples} samples)",
+        f"layers: {len(int8)} of {len(layers)} are int8; alone they sum up to {found.predicted:.1f} dB",
+        f"time: {before * 1e3:.2f} ms -> {after * 1e3:.2f} ms on this machine, one thread",
+        f"weights: {found.bytes[0] / 1e6:.2f} MB -> {found.bytes[1] / 1e6:.2f} MB",
+    ]
+    floats: dict[str, list[str]] = {}
+    for row in layers:
+        if row.is_int8 and verbose:
+            noise = -10 * math.log10(row.noise) if row.noise > 0 else math.inf
+            ms = " -> ".join(f"{seconds * 1e3:.3f}" for seconds in row.seconds)
+            lines.append(
+                f"int8: {row.type} '{row.layer}': {noise:.1f} dB alone, {ms} ms, largest input {row.largest:.3g}, "
+                f"{row.cut:.2%} cut off"
+            )
+        elif not row.is_int8:
+            floats.setdefault(row.reason if verbose else row.reason.partition(":")[0], []).append(row.layer)
+    for reason, names in floats.items():
+        shown = ", ".join(f"'{name}'" for name in (names if verbose else names[:1]))
+        lines.append(
+            f"float: {shown}{f' and {len(names) - 1} more' if len(names) > 1 and not verbose else ''}: {reason}"
+        )
+    lines += [f"note: {note}" for note in found.notes]
+    if not found.missed:
+        lines.append("wrote: " + ", ".join(str(path) for path in astuple(files) if path.is_file()))
+    return lines

@@ -1,0 +1,154 @@
+"""Samples for a net: an .npz, a folder of arrays or pictures, or a function that yields them."""
+
+import importlib
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.manifest import Entry
+from onnx2ncnn_opt.runtime.slots import check_arrays
+
+Array = NDArray[Any]
+Arrays = Mapping[str, Any]
+_PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+
+
+class Samples(Sequence[dict[str, Array]]):
+    """Inputs of a net, one sample after the other, each checked as it is read; UsageError names the place."""
+
+    def __init__(self, source: Any, entries: Sequence[Entry]) -> None:
+        self.entries = tuple(entries)
+        self._items: Sequence[Any] = ()
+        self._where = f"{source}"
+        if isinstance(source, Mapping):
+            self._where = "the data"
+            self._items = _split(source, entries, self._where)
+        elif isinstance(source, (str, Path)):
+            self._items = self._read(str(source))
+        else:
+            self._where, self._items = "the data", [self._by_name(item) for item in source]
+        if not self._items:
+            raise UsageError(f"{self._where} has no samples")
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        item, where = self._items[index], f"{self._where}, sample {index}"
+        if isinstance(item, Path):
+            item, where = self._load(item), str(item)
+        try:
+            arrays = check_arrays(item, self.entries)
+        except UsageError as error:
+            raise UsageError(f"{where}: {error}") from error
+        for name, array in arrays.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise UsageError(f"{where}: '{name}' has numbers that are NaN or infinite")
+        return arrays
+
+    def _read(self, source: str) -> Sequence[Any]:
+        path = Path(source)
+        if path.is_dir():
+            files = sorted(p for p in path.iterdir() if p.suffix.lower() in (".npz", ".npy", *_PICTURES))
+            if not files:
+                raise UsageError(f"{path} has no .npz, .npy or picture")
+            return files
+        if path.exists():
+            return _split(_arrays(path, self.entries), self.entries, source)
+        module, colon, name = source.rpartition(":")
+        if not colon:
+            raise UsageError(f"the data {source} is no file and no folder; a function is given as module:function")
+        try:
+            function = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise UsageError(f"the data {source}: {error}") from error
+        found: Iterable[Any] = function()
+        return [self._by_name(item) for item in found]
+
+    def _by_name(self, item: Any) -> Arrays:
+        if isinstance(item, Mapping):
+            return item
+        arrays = item if isinstance(item, (tuple, list)) else [item]
+        if len(arrays) != len(self.entries):
+            raise UsageError(f"{self._where}: a sample has {len(arrays)} arrays for {len(self.entries)} inputs")
+        return {entry.name: array for entry, array in zip(self.entries, arrays, strict=True)}
+
+    def _load(self, path: Path) -> Arrays:
+        if path.suffix.lower() in _PICTURES:
+            return _picture(path, self.entries)
+        return _arrays(path, self.entries)
+
+
+def _arrays(path: Path, entries: Sequence[Entry]) -> Arrays:
+    try:
+        with path.open("rb") as file:
+            data = np.load(file, allow_pickle=False)
+            if isinstance(data, np.ndarray):
+                if len(entries) != 1:
+                    raise UsageError(f"{path} is one array for {len(entries)} inputs; use .npz")
+                return {entries[0].name: data}
+            arrays = {name: data[name] for name in data.files}
+    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+        raise UsageError(f"{path}: no samples can be read from it: {error}") from error
+    names = [entry.name for entry in entries]
+    if len(arrays) == len(names) and not set(arrays) & set(names):
+        arrays = dict(zip(names, arrays.values(), strict=True))
+    return arrays
+
+
+def _split(arrays: Arrays, entries: Sequence[Entry], where: str) -> list[dict[str, Any]]:
+    """Return the samples in arrays that hold many: along a first axis of their own, or along the batch."""
+    if unknown := set(arrays) - {entry.name for entry in entries}:
+        names = ", ".join(entry.name for entry in entries)
+        raise UsageError(f"{where}: '{sorted(unknown)[0]}' is no input; the inputs are {names}")
+    parts: dict[str, list[Any]] = {}
+    for entry in entries:
+        if entry.name not in arrays:
+            raise UsageError(f"{where}: there is no array '{entry.name}'")
+        array = np.asarray(arrays[entry.name])
+        if array.ndim == len(entry.shape) + 1:
+            parts[entry.name] = list(array)
+        elif array.ndim == len(entry.shape) and array.ndim:
+            size = entry.shape[0] if isinstance(entry.shape[0], int) else 1
+            if not len(array) or len(array) % size:
+                raise UsageError(f"{where}: '{entry.name}' has {len(array)} items, for batches of {size}")
+            parts[entry.name] = [array[i : i + size] for i in range(0, len(array), size)]
+        else:
+            raise UsageError(f"{where}: the model takes {entry}, not arrays of shape {list(array.shape)}")
+    if len({len(items) for items in parts.values()}) > 1:
+        counts = ", ".join(f"{len(items)} of {name}" for name, items in parts.items())
+        raise UsageError(f"{where}: the inputs have different numbers of samples: {counts}")
+    return [dict(zip(parts, items, strict=True)) for items in zip(*parts.values(), strict=True)]
+
+
+def _picture(path: Path, entries: Sequence[Entry]) -> Arrays:
+    """Return a picture in the size of the only input, which has to take pixels."""
+    from PIL import Image as pillow
+    from PIL import ImageOps
+
+    [entry, *others] = entries
+    image = entry.image
+    if others or image is None:
+        raise UsageError(f"{path}: say what the model does to pixels with --image NAME:mean=...:std=...")
+    channels, height, width = entry.shape[-3:]
+    try:
+        with pillow.open(path) as file:
+            picture = file.convert("L" if channels == 1 else "RGB")
+    except (OSError, ValueError, pillow.DecompressionBombError) as error:
+        raise UsageError(f"{path}: no picture can be read from it: {error}") from error
+    size = (width if isinstance(width, int) else picture.width, height if isinstance(height, int) else picture.height)
+    way = pillow.Resampling.BILINEAR
+    if image.letterbox is None:
+        picture = picture.resize(size, way)
+    else:
+        picture = ImageOps.pad(picture, size, way, color=(int(image.letterbox),) * len(picture.getbands()))
+    pixels = np.asarray(picture, np.float32).reshape(size[1], size[0], -1)
+    pixels = pixels[..., :: -1 if image.bgr else 1].transpose(2, 0, 1)
+    return {entry.name: pixels.reshape((1,) * (len(entry.shape) - 3) + pixels.shape)}

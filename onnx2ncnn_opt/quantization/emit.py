@@ -1,0 +1,304 @@
+"""Float layers as layers of int8, with given scales.
+
+ncnn rounds half away from zero and has no -128: x becomes round(x * scale), from -127 to 127.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnx2ncnn_opt.ir.codes import Direction, GemmC
+from onnx2ncnn_opt.ir.features import Feature
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.weight import Encoding, Weight
+from onnx2ncnn_opt.param.binary import is_quantised
+
+Array = NDArray[Any]
+HIGHEST = 127
+# x86 and Vulkan compute 3x3 convolutions of int8 by winograd: right while every sum of products is at most this.
+LARGEST_SUM = (2**31 - 1) // 576
+_MARGIN = 4  # a sum may be so many times as large as the largest that data gave
+_BLOCK = 64  # numbers of a Gemm's row that have a scale of their own
+_OF_BLOCKS = 801  # quantize_term: 8 bits, blocks of 64
+_OF_ONE_SCALE = 2
+
+
+@dataclass(frozen=True)
+class Scales:
+    """What a layer needs: the scale of its input, the input's mean by channel, and perhaps the scales of its rows.
+
+    `whole` gives a Gemm's constant B one scale, not one for each block. `largest_sum` is the largest sum of products
+    of integers that data gave with 8 bits, None if nobody looked.
+    """
+
+    input: float
+    means: Array | None = None
+    rows: Array | None = None
+    whole: bool = False
+    largest_sum: float | None = None
+
+
+def obstacle(layer: Layer) -> str:
+    """Return why a layer stays float; empty if it has an int8 form."""
+    if layer.type not in _KINDS:
+        return "ncnn has no int8 form of it"
+    if any(name not in layer.weights for name in _KINDS[layer.type].weights):
+        return "the net computes its weights"
+    if is_quantised(layer):
+        return "it is quantised already"
+    if not all(weight.is_float and np.isfinite(weight.array).all() for _, weight in layer.weights.stored_items()):
+        return "its weights are no finite floats"
+    if layer["featmask"] & Feature.NO_INT8:
+        return "its feature mask says no int8"
+    return _KINDS[layer.type].obstacle(layer)
+
+
+def has_static_scale(layer: Layer) -> bool:
+    """Return True if the scale of a layer's input is in the file; others find theirs at run time."""
+    return layer.type in _STATIC
+
+
+def rows_of(layer: Layer) -> Array:
+    """Return the weights that share a scale, row by row."""
+    if layer.type == "Gemm":
+        return _gemm_rows(layer)
+    rows = layer["group"] if layer.type == "ConvolutionDepthWise" else layer["num_output"]
+    return layer.weights["weight_data"].reshape(rows, -1)
+
+
+def row_scales(rows: Array, bits: int = 8) -> Array:
+    """Return a scale for each row of weights; 1 for a row of zeros."""
+    largest = np.abs(rows).max(axis=1, initial=0.0)
+    has_scale = largest > 2.0**-100  # the scale of smaller ones overflows
+    return np.where(has_scale, (2 ** (bits - 1) - 1) / np.where(has_scale, largest, 1), 1.0).astype(np.float32)
+
+
+def integers(numbers: Array, scales: Array) -> Array:
+    """Return numbers as ncnn rounds them."""
+    scaled = numbers.astype(np.float64) * scales
+    return np.clip(np.trunc(scaled + np.copysign(0.5, scaled)), -HIGHEST, HIGHEST).astype(np.int8)
+
+
+def quantise(graph: Graph, scales: Mapping[str, Scales], *, joins: bool = True) -> None:
+    """Make layers int8, by name. With `joins` convolutions hand int8 to each other where they can."""
+    chosen = [layer for layer in graph if layer.name in scales]
+    for layer in chosen:
+        _KINDS[layer.type].quantise(layer, scales[layer.name])
+    for layer in chosen if joins else ():
+        if layer.type in _CONVOLUTIONS and _takes_int8(layer.output, scales):
+            layer.params["int8_scale_term"] += 100
+            layer.weights["top_blob_int8_scales"] = np.array([scales[layer.output.users[0].name].input], np.float32)
+
+
+def _takes_int8(blob: Blob, scales: Mapping[str, Scales]) -> bool:
+    readers = list(blob.users)
+    is_read = bool(readers) and all(each.type in _CONVOLUTIONS and each.name in scales for each in readers)
+    return is_read and not blob.is_output and len({scales[each.name].input for each in readers}) == 1
+
+
+def _convolution(layer: Layer, scales: Scales) -> None:
+    rows = rows_of(layer)
+    by_row = row_scales(rows) if scales.rows is None else scales.rows.astype(np.float32)
+    if _is_winograd(layer):
+        largest = _largest_sum(rows, by_row)
+        if scales.largest_sum is not None:
+            largest = min(largest, _MARGIN * scales.largest_sum)
+        bits = next((bits for bits in (8, 7, 6) if largest * 2.0 ** (bits - 8) <= LARGEST_SUM), 0)
+        if bits in (7, 6) and scales.rows is None:
+            by_row = row_scales(rows, bits)
+        elif bits != 8:
+            layer.params["featmask"] = layer["featmask"] | Feature.NO_WINOGRAD
+    _store(layer, rows, by_row, scales)
+
+
+def _store(layer: Layer, rows: Array, by_row: Array, scales: Scales) -> None:
+    """Store rows of weights as integers, the scales, and a bias that has back what rounding takes from the means."""
+    numbers, outputs = integers(rows, by_row[:, None]), layer["num_output"]
+    lost = (rows - numbers / by_row[:, None].astype(np.float64)).reshape(outputs, -1)
+    group = len(rows) if layer.type == "ConvolutionDepthWise" else 1
+    if scales.means is not None and (missing := _lost_of_means(lost, scales.means, group)) is not None:
+        bias = layer.weights["bias_data"] if layer["bias_term"] else np.zeros(outputs, np.float32)
+        layer.weights["bias_data"], layer.params["bias_term"] = (bias + missing).astype(np.float32), 1
+    layer.weights["weight_data"] = Weight(numbers.reshape(-1), Encoding.INT8)
+    layer.weights["weight_data_int8_scales"] = by_row
+    layer.weights["bottom_blob_int8_scales"] = np.array([scales.input], np.float32)
+    layer.params["int8_scale_term"] = 1 if layer.type == "ConvolutionDepthWise" else 2
+
+
+def _lost_of_means(lost: Array, means: Array, group: int = 1) -> Array | None:
+    """Return lost weights times the means of their channels; None if the means are of other channels."""
+    each = means.size // group  # channels of a group
+    if means.size % group or not each or lost.shape[1] % each:
+        return None
+    taps = lost.reshape(group, lost.shape[0] // group, each, -1).sum(axis=3)
+    return np.asarray(np.einsum("goc,gc->go", taps, means.reshape(group, each)).reshape(-1))
+
+
+def _gemm(layer: Layer, scales: Scales) -> None:
+    """Store B in blocks where ncnn has them; else with one scale, and a constant A with one for each row."""
+    rows = rows_of(layer).astype(np.float32)
+    if layer["constantA"]:
+        by_row = row_scales(rows)
+        numbers = integers(rows, by_row[:, None])
+        layer.weights["A_data"] = _int8(numbers.T if layer["transA"] else numbers)
+        layer.weights["A_data_int8_scales"], layer.params["quantize_term"] = by_row, _OF_ONE_SCALE
+        return
+    if _has_blocks(layer) and not scales.whole:
+        numbers, by_row = _blocks(rows)
+        lost = rows - numbers / np.repeat(by_row, _BLOCK).reshape(len(rows), -1)[:, : rows.shape[1]]
+        _replace(layer, "B_data", "B_data_packed_bytes", _bytes(numbers))
+        layer.weights["B_data_quantize_scales"], layer.params["quantize_term"] = by_row, _OF_BLOCKS
+    else:
+        by_row = row_scales(rows.reshape(1, -1))
+        numbers = integers(rows, by_row)
+        lost = rows - numbers / by_row.astype(np.float64)
+        layer.weights["B_data"] = _int8(numbers)
+        layer.weights["B_data_int8_scale"], layer.params["quantize_term"] = by_row, _OF_ONE_SCALE
+    layer.params["transB"] = 1
+    is_row = layer["constantC"] and layer["constant_broadcast_type_C"] == GemmC.N and layer["beta"] != 0
+    if is_row and scales.means is not None and (missing := _lost_of_means(lost, scales.means)) is not None:
+        missing *= layer["alpha"] / layer["beta"]
+        layer.weights["C_data"] = (layer.weights["C_data"] + missing).astype(np.float32)
+
+
+def _gemm_rows(layer: Layer) -> Array:
+    """Return the rows of A, or of B transposed."""
+    letter, size, is_turned = "B", layer["constantN"], not layer["transB"]
+    if layer["constantA"]:
+        letter, size, is_turned = "A", layer["constantM"], layer["transA"]
+    shape = (layer["constantK"], size) if is_turned else (size, layer["constantK"])
+    matrix = layer.weights[f"{letter}_data"].reshape(shape)
+    return np.ascontiguousarray(matrix.T) if is_turned else matrix
+
+
+def _blocks(rows: Array) -> tuple[Array, Array]:
+    """Return rows as integers, and the scales of blocks of them."""
+    padded = np.zeros((len(rows), -(-rows.shape[1] // _BLOCK) * _BLOCK), np.float32)
+    padded[:, : rows.shape[1]] = rows
+    by_block = row_scales(padded.reshape(-1, _BLOCK))
+    numbers = integers(padded.reshape(-1, _BLOCK), by_block[:, None]).reshape(padded.shape)
+    return np.ascontiguousarray(numbers[:, : rows.shape[1]]), by_block
+
+
+def _int8(numbers: Array) -> Weight:
+    return Weight(np.ascontiguousarray(numbers).reshape(-1), Encoding.INT8)
+
+
+def _bytes(numbers: Array) -> Weight:
+    return Weight(numbers.reshape(-1).view(np.uint8), Encoding.BYTES)
+
+
+def _replace(layer: Layer, old: str, name: str, weight: Weight) -> None:
+    del layer.weights[old]
+    layer.weights[name] = weight
+
+
+def _attention(layer: Layer, scales: Scales) -> None:
+    """Store the four projections in blocks."""
+    embed = layer["embed_dim"]
+    for name in _PROJECTIONS:
+        count = layer["weight_data_size"] // embed if name == "out" else embed
+        numbers, by_block = _blocks(layer.weights[f"{name}_weight_data"].reshape(count, -1))
+        _replace(layer, f"{name}_weight_data", f"{name}_weight_data_packed_bytes", _bytes(numbers))
+        layer.weights[f"{name}_quantize_scales"] = by_block
+    layer.params["quantize_term"] = _OF_BLOCKS
+
+
+def _sdpa(layer: Layer, scales: Scales) -> None:
+    layer.params["int8_scale_term"] = _OF_ONE_SCALE
+
+
+def _embed(layer: Layer, scales: Scales) -> None:
+    rows = layer.weights["weight_data"].reshape(1, -1)
+    by_row = row_scales(rows)
+    layer.weights["weight_data"] = _int8(integers(rows, by_row))
+    layer.weights["weight_data_int8_scale"], layer.params["int8_scale_term"] = by_row, _OF_ONE_SCALE
+
+
+def _recurrent(layer: Layer, scales: Scales) -> None:
+    """Store both matrices of each direction with a scale for each row; inputs get theirs at run time."""
+    hidden = layer["hidden_size"] if layer.type == "LSTM" else layer["num_output"]
+    rows = _GATES[layer.type] * hidden * (2 if layer["direction"] == Direction.BIDIRECTIONAL else 1)
+    for name in ("weight_xc_data", "weight_hc_data"):
+        matrix = layer.weights[name].reshape(rows, -1)
+        by_row = row_scales(matrix)
+        layer.weights[name] = _int8(integers(matrix, by_row[:, None]))
+        layer.weights[f"{name}_int8_scales"] = by_row
+    layer.params["int8_scale_term"] = _OF_ONE_SCALE
+
+
+def needs_sums(layer: Layer) -> bool:
+    """Return True if only data can show that the sums of a layer stay below the limit of winograd with 8 bits."""
+    rows = rows_of(layer) if _is_winograd(layer) else np.zeros((1, 1))
+    return _largest_sum(rows, row_scales(rows)) > LARGEST_SUM
+
+
+def _largest_sum(rows: Array, by_row: Array) -> float:
+    return float(np.abs(integers(rows, by_row[:, None]).astype(np.int64)).sum(axis=1).max()) * HIGHEST
+
+
+def _is_winograd(layer: Layer) -> bool:
+    names = ("kernel_w", "kernel_h", "stride_w", "stride_h", "dilation_w", "dilation_h")
+    return layer.type == "Convolution" and [layer[name] for name in names] == [3, 3, 1, 1, 1, 1]
+
+
+def _window_obstacle(layer: Layer) -> str:
+    if layer["dynamic_weight"]:
+        return "the net computes its weights"
+    if layer["pad_value"] != 0:
+        return f"it pads with {layer['pad_value']:g}, and int8 only with 0"
+    return ""
+
+
+def _group_obstacle(layer: Layer) -> str:
+    """ncnn reads memory that nobody wrote if the channels of a group are a multiple of 8 and packed."""
+    outputs, group = layer["num_output"], layer["group"]
+    inputs = layer["weight_data_size"] * group // (outputs * layer["kernel_w"] * layer["kernel_h"])
+    if (inputs, outputs) != (group, group) and not (inputs // group % 8 and outputs // group % 8):
+        return "on x86 ncnn computes grouped convolutions of int8 wrong where a group has 8n channels"
+    return _window_obstacle(layer)
+
+
+def _rows_obstacle(layer: Layer) -> str:
+    shape = layer.inputs[0].shape
+    if shape is not None and len(shape) == 2 and shape[0] != 1:
+        return "an InnerProduct of several rows is slow in int8"
+    return ""
+
+
+def _gemm_obstacle(layer: Layer) -> str:
+    if bool(layer["constantA"]) == bool(layer["constantB"]):
+        return "the net computes both matrices, or neither"
+    return ""
+
+
+def _has_blocks(layer: Layer) -> bool:
+    return not any(layer[name] for name in ("transA", "output_N1M", "output_elempack", "output_transpose"))
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A type that ncnn has int8 kernels for, and the weights that have to be constants."""
+
+    weights: tuple[str, ...]
+    quantise: Callable[[Layer, Scales], None]
+    obstacle: Callable[[Layer], str] = lambda layer: ""
+
+
+_CONVOLUTIONS = ("Convolution", "ConvolutionDepthWise")
+_STATIC = (*_CONVOLUTIONS, "InnerProduct")
+_PROJECTIONS = ("q", "k", "v", "out")
+_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+_KINDS: Mapping[str, _Kind] = {
+    "Convolution": _Kind(("weight_data",), _convolution, _window_obstacle),
+    "ConvolutionDepthWise": _Kind(("weight_data",), _convolution, _group_obstacle),
+    "InnerProduct": _Kind(("weight_data",), _convolution, _rows_obstacle),
+    "Gemm": _Kind((), _gemm, _gemm_obstacle),
+    "MultiHeadAttention": _Kind(tuple(f"{name}_weight_data" for name in _PROJECTIONS), _attention),
+    "SDPA": _Kind((), _sdpa),
+    "Embed": _Kind(("weight_data",), _embed),
+    **dict.fromkeys(_GATES, _Kind(("weight_xc_data", "weight_hc_data"), _recurrent)),
+}

@@ -1,0 +1,128 @@
+"""What data does to a float net: a histogram, the range and the means of each blob, one sample after the other."""
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.param.splits import list_layers
+from onnx2ncnn_opt.progress import counted
+from onnx2ncnn_opt.quantization.emit import integers, row_scales, rows_of
+from onnx2ncnn_opt.quantization.thresholds import METHODS
+from onnx2ncnn_opt.runtime.base import Feed
+from onnx2ncnn_opt.runtime.ncnn import BlobStats, NcnnRunner, WalkStep
+
+Array = NDArray[Any]
+_BINS = 2048
+
+
+@dataclass
+class Observed:
+    """A blob over all samples. `counts` are those of absolute values up to `top`, a power of two."""
+
+    counts: Array = field(default_factory=lambda: np.zeros(_BINS, np.int64))
+    top: float = 0.0
+    low: float = math.inf
+    high: float = -math.inf
+    sums: Array | None = None  # by channel; the last axis of a matrix or a row, else the first
+    numbers: int = 0  # of each channel
+
+    @property
+    def largest(self) -> float:
+        """The largest absolute value."""
+        return max(abs(self.low), abs(self.high))
+
+    @property
+    def means(self) -> Array | None:
+        """The mean of each channel, in the bits of float32, so that the order of samples changes nothing."""
+        return None if self.sums is None or not self.numbers else (self.sums / self.numbers).astype(np.float32)
+
+    def add(self, array: Array) -> None:
+        """Take a sample in; it has no batch axis."""
+        self.low, self.high = min(self.low, float(array.min())), max(self.high, float(array.max()))
+        sizes = np.abs(array).ravel()
+        if self.largest > 0:  # zeros are in the first bin of any histogram
+            top = 2.0 ** math.ceil(math.log2(self.largest))
+            while 0 < self.top < top:  # bins of powers of two join without a remainder
+                self.counts = np.concatenate([self.counts.reshape(-1, 2).sum(axis=1), np.zeros(_BINS // 2, np.int64)])
+                self.top *= 2
+            self.top = self.top or top
+        bins = np.minimum((sizes * (_BINS / (self.top or 1.0))).astype(np.int64), _BINS - 1)
+        self.counts += np.bincount(bins, minlength=_BINS)
+        channel = array.ndim - 1 if array.ndim < 3 else 0
+        sums = array.sum(axis=tuple(axis for axis in range(array.ndim) if axis != channel), dtype=np.float64)
+        if self.numbers and (self.sums is None or self.sums.shape != sums.shape):
+            self.sums = None  # a dynamic size has no mean for each channel
+        else:
+            self.sums = sums if self.sums is None else self.sums + sums
+        self.numbers += array.size // max(sums.size, 1)
+
+    def threshold(self, method: str) -> float:
+        """Return the largest number to keep, by a method of `thresholds.METHODS`."""
+        if not self.largest:
+            return 1.0
+        return max(METHODS[method](self.counts, self.top, self.largest), self.largest / 2**20)
+
+    def share_above(self, threshold: float) -> float:
+        """Return the share of numbers that a threshold cuts off."""
+        first = int(threshold / (self.top or 1.0) * _BINS) + 1
+        return float(self.counts[first:].sum() / max(self.counts.sum(), 1))
+
+
+def observe(
+    graph: Graph, runner: NcnnRunner, layers: Iterable[Layer], samples: Collection[Mapping[str, Feed]]
+) -> dict[str, Observed]:
+    """Return the inputs of layers, by the layers' names. Raises UsageError for numbers that are not finite."""
+    wanted = {layer: layer.inputs[0] for layer in layers}
+    names = {
+        blob: top
+        for line in list_layers(graph).lines
+        if line.layer is not None
+        for blob, top in zip(line.layer.outputs, line.tops, strict=True)
+    }
+    found = {blob: Observed() for blob in wanted.values()}
+    blobs = {names[blob]: blob for each in graph for blob in each.outputs if blob in found}
+    steps = [WalkStep(name, send=True) for name in blobs]
+
+    def visit(step: WalkStep, stats: BlobStats) -> None:
+        assert stats.array is not None
+        if not np.isfinite(stats.array).all():
+            raise UsageError(f"the blob '{step.blob}' of the float net is NaN or infinite for some of the data")
+        for item in stats.array if stats.is_batch else [stats.array]:
+            found[blobs[step.blob]].add(item)
+
+    for feeds in counted(samples, "the float net runs over the data", "samples"):
+        runner.walk(feeds, steps, visit)
+    return {layer.name: found[blob] for layer, blob in wanted.items()}
+
+
+def add_sums(graph: Graph, layers: Iterable[Layer]) -> dict[str, str]:
+    """Add an output for each convolution: its sums of integer weights; return the outputs' names by layer."""
+    found = {}
+    for layer in layers:
+        blob, rows = Blob(f"{layer.name}_sums"), rows_of(layer)
+        params = {**layer.params, "bias_term": 0, "activation_type": 0}
+        weights = {"weight_data": integers(rows, row_scales(rows)[:, None]).astype(np.float32).reshape(-1)}
+        graph.add(Layer(layer.type, blob.name, layer.inputs, [blob], params, weights))
+        graph.add_output(blob)
+        found[layer.name] = blob.name
+    return found
+
+
+def largest_sums(
+    runner: NcnnRunner, outputs: Mapping[str, str], samples: Collection[Mapping[str, Feed]]
+) -> dict[str, float]:
+    """Return the largest number of each output of `add_sums` over the samples, by layer."""
+    found = dict.fromkeys(outputs.values(), 0.0)
+
+    def visit(step: WalkStep, stats: BlobStats) -> None:
+        found[step.blob] = max(found[step.blob], stats.largest)
+
+    for feeds in counted(samples, "the sums of 3x3 convolutions", "samples"):
+        runner.walk(feeds, [WalkStep(name) for name in outputs.values()], visit)
+    return {layer: found[name] for layer, name in outputs.items()}

@@ -1,0 +1,391 @@
+"""The int8 form of a float net: which layers, by what they cost in accuracy and save in time on this machine.
+
+Noise adds: each layer alone in int8 is measured at the outputs, and the powers of chosen layers are summed. So a short
+run for each layer is enough to choose.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.ir.graph import Graph
+from onnx2ncnn_opt.param.files import read_net, write_net
+from onnx2ncnn_opt.param.splits import list_layers
+from onnx2ncnn_opt.progress import announce, counted
+from onnx2ncnn_opt.quantization.emit import HIGHEST, Scales, has_static_scale, needs_sums, obstacle, quantise
+from onnx2ncnn_opt.quantization.observe import Observed, add_sums, largest_sums, observe
+from onnx2ncnn_opt.runtime.base import Feed, Fetch
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from onnx2ncnn_opt.system import temporary_folder
+
+Array = NDArray[Any]
+FEW = 8  # samples that each layer alone is measured with; fewer are too few to trust
+_HELD = 5  # every so many samples one is kept to measure with
+_SLOWER = 1.02  # of the float net's time
+_TURNS = 3
+_GAIN = 0.03  # of a layer's time that int8 has to save
+_ATTEMPTS = 6
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The least agreement with the float net: a ratio of signal to noise in dB, or a share of equal largest entries."""
+
+    decibels: float = -math.inf
+    top1: float = 0.0
+
+    def __str__(self) -> str:
+        return f"top1={self.top1:g}" if self.top1 else f"{self.decibels:g} dB"
+
+    @classmethod
+    def parse(cls, text: str) -> "Budget":
+        """Parse ``40dB`` or ``top1=0.99``. Raises UsageError for another form."""
+        try:
+            if text.lower().endswith("db"):
+                return cls(decibels=float(text[:-2]))
+            if text.startswith("top1=") and 0 < float(text[5:]) <= 1:
+                return cls(top1=float(text[5:]))
+        except ValueError:
+            pass
+        raise UsageError(f"a budget is 40dB or top1=0.99, not {text!r:.40}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A layer: its largest input, the share of it that is cut off, what it costs alone, its times, why it is float.
+
+    `noise` is the noise's power at the outputs as a share of their own, `seconds` are those of float and int8.
+    """
+
+    layer: str
+    type: str
+    largest: float = math.nan
+    cut: float = math.nan
+    noise: float = math.nan
+    seconds: tuple[float, float] = (math.nan, math.nan)
+    reason: str = ""
+
+    @property
+    def is_faster(self) -> bool:
+        """True if int8 saves enough of the layer's time."""
+        return self.seconds[1] < self.seconds[0] * (1 - _GAIN)
+
+    @property
+    def is_int8(self) -> bool:
+        """True if the layer is int8."""
+        return not self.reason
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A net of int8, its layers, and how far it is from the float net.
+
+    `decibels` is the ratio of signal to noise of the worst output over samples that the scales do not come from where
+    there are enough, `predicted` the same from the layers alone; `top1` is the share of rows with the same largest
+    entry, None if no output has rows of classes. `seconds` are those of a run in float and in int8, `bytes` those of
+    the .bin. `missed` says what keeps the net from being what was asked for.
+    """
+
+    graph: Graph
+    layers: tuple[Row, ...]
+    decibels: float
+    predicted: float
+    top1: float | None
+    samples: int
+    seconds: tuple[float, float]
+    bytes: tuple[int, int]
+    notes: tuple[str, ...] = ()
+    missed: str = ""
+
+    def misses(self, budget: Budget) -> str:
+        """Return in words how the net misses a budget; empty if it keeps it."""
+        if self.decibels < budget.decibels:
+            return f"{self.decibels:.1f} dB, the budget is {budget.decibels:g} dB"
+        if budget.top1 and (self.top1 is None or self.top1 < budget.top1):
+            found = "no output has rows of classes" if self.top1 is None else f"{self.top1:.1%} of rows agree"
+            return f"{found}, the budget is {budget.top1:.1%}"
+        return ""
+
+
+class _Nets:
+    """A float net in files, and int8 forms of it."""
+
+    def __init__(self, param: Path, bin: Path, feeds: Sequence[Mapping[str, Feed]], folder: Path, stack: Any) -> None:
+        self.param, self.bin, self.feeds, self.folder = param, bin, feeds, folder
+        self.worker: NcnnWorker = stack.enter_context(NcnnWorker())
+        self.float = NcnnRunner(param, bin, worker=self.worker)
+        self.outputs = self.float.output_names()
+        self.held = range(_HELD - 1, len(feeds), _HELD) if len(feeds) >= 2 * FEW else range(len(feeds))
+        self._expected: dict[int, dict[str, Array]] = {}
+
+    def graph(self, scales: Mapping[str, Scales]) -> Graph:
+        """Return the net with these layers in int8."""
+        graph = read_net(self.param, self.bin).graph
+        quantise(graph, scales)
+        return graph
+
+    def runner(self, scales: Mapping[str, Scales]) -> NcnnRunner:
+        """Return the net with these layers in int8, ready to run."""
+        param, bin = self.folder / "int8.param", self.folder / "int8.bin"
+        write_net(self.graph(scales), param, bin)
+        return NcnnRunner(param, bin, worker=self.worker)
+
+    def with_sums(self, scales: Mapping[str, Scales], samples: Collection[Mapping[str, Feed]]) -> dict[str, Scales]:
+        """Return scales with the largest sums of the layers whose weights do not bound them."""
+        graph = read_net(self.param, self.bin).graph
+        layers = [layer for layer in graph if layer.name in scales and needs_sums(layer)]
+        if not layers:
+            return dict(scales)
+        outputs = add_sums(graph, layers)
+        param, bin = self.folder / "sums.param", self.folder / "sums.bin"
+        write_net(graph, param, bin)
+        found = largest_sums(NcnnRunner(param, bin, worker=self.worker), outputs, samples)
+        sums = {
+            name: replace(scales[name], largest_sum=largest * scales[name].input) for name, largest in found.items()
+        }
+        return {**scales, **sums}
+
+    def expected(self, index: int) -> dict[str, Array]:
+        """Return the float net's outputs for a sample."""
+        if index not in self._expected:
+            self._expected[index] = self._run(self.float, index)
+        return self._expected[index]
+
+    def _run(self, runner: NcnnRunner, index: int) -> dict[str, Array]:
+        feeds = self.feeds[index]
+        axis = 0 if any(axis is not None and array.shape[axis] > 1 for array, axis in feeds.values()) else None
+        return runner.run(feeds, [Fetch(name, axis) for name in self.outputs])
+
+    def compare(self, scales: Mapping[str, Scales], samples: Collection[int]) -> tuple[float, float | None]:
+        """Return the noise of the worst output as a share of its power, and the share of rows of the same class."""
+        runner = self.runner(scales)
+        noise, power = dict.fromkeys(self.outputs, 0.0), dict.fromkeys(self.outputs, 0.0)
+        same = rows = 0
+        for index in samples:
+            expected, found = self.expected(index), self._run(runner, index)
+            for name, array in expected.items():
+                a, b = array.astype(np.float64), found[name].astype(np.float64)
+                difference = np.where(np.isfinite(a), a - b, 0.0)
+                noise[name] += float((difference**2).sum()) if np.isfinite(difference).all() else math.inf
+                power[name] += float((np.where(np.isfinite(a), a, 0.0) ** 2).sum())
+            rowed = max(expected.values(), key=lambda array: array.shape[-1] if array.ndim else 0)
+            name = next(name for name, array in expected.items() if array is rowed)
+            if rowed.shape[-1] > 1:
+                agree = rowed.argmax(-1) == found[name].argmax(-1)
+                same, rows = same + int(agree.sum()), rows + agree.size
+        worst = max((noise[name] / power[name] if power[name] else math.inf * noise[name]) for name in self.outputs)
+        return worst, same / rows if rows else None
+
+    def blob_seconds(self, runner: NcnnRunner, names: Sequence[str]) -> tuple[list[float], float]:
+        """Return the seconds of the layers that make these blobs, and of a whole run."""
+        times = runner.time_blobs(self.feeds[0], names)
+        return list(times.blobs), times.whole
+
+
+def quantize_net(
+    param: Path,
+    bin: Path,
+    feeds: Sequence[Mapping[str, Feed]],
+    *,
+    method: str = "mse",
+    keep: Collection[str] = (),
+    budget: Budget = Budget(),
+    every: bool = False,
+    given: Mapping[str, Scales] | None = None,
+) -> Quantized:
+    """Return the int8 form of a float net.
+
+    `feeds` are the samples, `method` one of `thresholds.METHODS`, `keep` names layers that stay float. With `every`
+    layers are int8 even if they are no faster on this machine. `given` are scales, as of a quantised model: then no
+    layer is left out. Raises UsageError for data or names that do not fit.
+    """
+    net = read_net(param, bin).graph
+    by_name = {layer.name: layer for layer in net}
+    if unknown := [name for name in keep if name not in by_name]:
+        raise UsageError(f"there is no layer '{unknown[0]}' to keep")
+    rows = {}
+    for layer in net:
+        reason = obstacle(layer)
+        if layer.name in keep:
+            reason = "it was to stay float"
+        if layer.type in _COUNTED or not reason:
+            rows[layer.name] = Row(layer.name, layer.type, reason=reason)
+    candidates = [name for name, row in rows.items() if not row.reason and (given is None or name in given)]
+    if not candidates:
+        why = next((row.reason for row in rows.values()), "it has no convolution and no product")
+        raise UsageError(f"no layer of the net can be int8: {why}")
+    notes = [] if len(feeds) >= FEW else [f"{len(feeds)} samples are few; give {FEW} or more, as different as in use"]
+    with ExitStack() as stack:
+        nets = _Nets(param, bin, feeds, Path(stack.enter_context(temporary_folder())), stack)
+        used = [feeds[i] for i in range(len(feeds)) if i not in nets.held or len(nets.held) == len(feeds)]
+        read = [by_name[name] for name in candidates if has_static_scale(by_name[name]) or by_name[name].type == "Gemm"]
+        seen = observe(net, nets.float, read, used)
+        notes += _notes(seen, used)
+        if given is None:
+            scales = {name: _scales(seen[name], method) if name in seen else Scales(1.0) for name in candidates}
+            scales = nets.with_sums(scales, used)
+        else:
+            scales = dict(given)
+        few = list(nets.held)[:FEW]
+        for name in counted(candidates, "ncnn runs the net with one layer in int8", "layers"):
+            noise, _ = nets.compare({name: scales[name]}, few)
+            rows[name] = replace(rows[name], noise=noise)
+            if name in seen:
+                cut = seen[name].share_above(HIGHEST / scales[name].input) if has_static_scale(by_name[name]) else 0.0
+                rows[name] = replace(rows[name], largest=seen[name].largest, cut=cut)
+        announce("timing the layers in float and in int8")
+        rows = _timed(nets, net, rows, scales)
+        if given is None:
+            rows, scales = _with_whole(nets, net, rows, scales, few)
+        chosen = {name for name in candidates if every or rows[name].is_faster}
+        return _within(nets, rows, scales, chosen, budget, notes, every)
+
+
+_COUNTED = ("Convolution", "ConvolutionDepthWise", "InnerProduct", "Gemm", "MatMul", "Deconvolution", "LSTM", "GRU")
+
+
+def _with_whole(
+    nets: _Nets, graph: Graph, rows: dict[str, Row], scales: dict[str, Scales], samples: Sequence[int]
+) -> tuple[dict[str, Row], dict[str, Scales]]:
+    """Give a Gemm whose blocks are no faster than floats one scale, if that is: AVX2 has no kernel of blocks."""
+    slow = [name for name, row in rows.items() if row.type == "Gemm" and name in scales and not row.is_faster]
+    if not slow:
+        return rows, scales
+    whole = {**scales, **{name: replace(scales[name], whole=True) for name in slow}}
+    timed = _timed(nets, graph, rows, whole)
+    for name in [name for name in slow if timed[name].is_faster]:
+        scales[name], (noise, _) = whole[name], nets.compare({name: whole[name]}, samples)
+        rows[name] = replace(timed[name], noise=noise)
+    return rows, scales
+
+
+def _scales(seen: Observed, method: str) -> Scales:
+    return Scales(HIGHEST / seen.threshold(method), seen.means)
+
+
+def _notes(seen: Mapping[str, Observed], samples: Sequence[Mapping[str, Feed]]) -> list[str]:
+    notes = []
+    if constant := [name for name, blob in seen.items() if blob.low == blob.high]:
+        notes.append(f"the data gives '{constant[0]}' nothing but the number {seen[constant[0]].low:g}")
+    first = samples[0]
+    if len(samples) > 1 and all(
+        np.array_equal(feed.array, other[name].array) for other in samples[1:] for name, feed in first.items()
+    ):
+        notes.append("all samples are equal")
+    return notes
+
+
+def _timed(nets: _Nets, graph: Graph, rows: dict[str, Row], scales: Mapping[str, Scales]) -> dict[str, Row]:
+    """Return the rows with the times of their layers: the least of a few turns."""
+    tops = {
+        line.layer.name: line.tops[0]
+        for line in list_layers(graph).lines
+        if line.layer is not None and line.layer.type != "Input" and line.tops
+    }
+    names = list(dict.fromkeys(tops.values()))
+    int8 = nets.runner(scales)
+    least = [[math.inf] * len(names), [math.inf] * len(names)]
+    for _ in range(_TURNS):
+        for which, runner in enumerate((nets.float, int8)):
+            found, _whole = nets.blob_seconds(runner, names)
+            least[which] = [min(pair) for pair in zip(least[which], found, strict=True)]
+    at = {name: i for i, name in enumerate(names)}
+    return {
+        name: replace(row, seconds=(least[0][at[tops[name]]], least[1][at[tops[name]]])) if name in tops else row
+        for name, row in rows.items()
+    }
+
+
+def _within(
+    nets: _Nets,
+    rows: dict[str, Row],
+    scales: Mapping[str, Scales],
+    chosen: set[str],
+    budget: Budget,
+    notes: list[str],
+    every: bool,
+) -> Quantized:
+    """Leave out layers, those first that make most noise for the time they save, until the net keeps the budget."""
+
+    def price(name: str) -> float:
+        saved = max(rows[name].seconds[0] - rows[name].seconds[1], 1e-9)
+        return rows[name].noise if every else rows[name].noise / saved
+
+    allowed = 10 ** (-budget.decibels / 10)
+    result: Quantized | None = None
+    for _ in range(_ATTEMPTS):
+        while chosen and sum(rows[name].noise for name in chosen) > allowed:
+            chosen.remove(max(chosen, key=price))
+        result = _measured(nets, rows, scales, chosen, notes, every)
+        too_slow = not every and chosen and result.seconds[1] > _SLOWER * result.seconds[0]
+        if not chosen:
+            break
+        if not result.misses(budget) and not too_slow:
+            return result
+        if result.misses(budget) and budget.top1:
+            for name in sorted(chosen, key=price)[-max(1, len(chosen) // 4) :]:
+                chosen.remove(name)
+        elif result.misses(budget):
+            allowed *= 10 ** ((result.decibels - budget.decibels) / 10) / 1.05
+        else:
+            slow = min(chosen, key=lambda name: rows[name].seconds[0] - rows[name].seconds[1])
+            chosen.remove(slow)
+    assert result is not None
+    if not chosen:
+        slow = "no layer is faster in int8 on this machine; --all makes them int8 all the same"
+        few = f"no layer can be int8 with a budget of {budget}"
+        return replace(result, missed=few if budget != Budget() else slow)
+    return replace(result, missed=result.misses(budget))
+
+
+def _measured(
+    nets: _Nets,
+    rows: Mapping[str, Row],
+    scales: Mapping[str, Scales],
+    chosen: Collection[str],
+    notes: Sequence[str],
+    every: bool,
+) -> Quantized:
+    """Return the net with these layers in int8, with what it costs and saves."""
+    some = {name: scales[name] for name in scales if name in chosen}
+    noise, top1 = nets.compare(some, list(nets.held))
+    predicted = sum(rows[name].noise for name in chosen)
+    final = tuple(
+        row if row.reason or row.layer in chosen else replace(row, reason=_why(row, every)) for row in rows.values()
+    )
+    runner, best = nets.runner(some), [math.inf, math.inf]
+    for _ in range(_TURNS):
+        for which, each in enumerate((nets.float, runner)):
+            best[which] = min(best[which], *each.time(nets.feeds[0], nets.outputs, 0.1))
+    sizes = (nets.bin.stat().st_size, runner.bin.stat().st_size)
+    graph = nets.graph(some)
+    return Quantized(
+        graph,
+        final,
+        decibels(noise),
+        decibels(predicted),
+        top1,
+        len(nets.feeds),
+        (best[0], best[1]),
+        sizes,
+        tuple(notes),
+    )
+
+
+def _why(row: Row, every: bool) -> str:
+    before, after = row.seconds
+    if after >= before * (1 - _GAIN) and not every:
+        return f"int8 is no faster here: {before * 1e3:.3f} ms -> {after * 1e3:.3f} ms"
+    return f"the budget has no room for its noise: {decibels(row.noise):.1f} dB alone"
+
+
+def decibels(noise: float) -> float:
+    """Return a share of noise as the ratio of signal to noise."""
+    return -10 * math.log10(noise) if noise > 0 else math.inf

@@ -1,0 +1,102 @@
+"""Models that ONNX Runtime's quantiser wrote keep their scales."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType, quantize_static
+
+from onnx2ncnn_opt import quantize
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.onnx.read.unquantized import is_quantised, unquantised
+from onnx2ncnn_opt.runtime.ort import OrtRunner
+from testing.onnx_text import parsed
+from tests.quantization.test_quantize import cnn, data
+
+FORMS = [
+    (QuantFormat.QDQ, QuantType.QInt8, True),
+    (QuantFormat.QDQ, QuantType.QUInt8, False),
+    (QuantFormat.QOperator, QuantType.QInt8, False),
+    (QuantFormat.QOperator, QuantType.QUInt8, True),
+]
+
+
+class _Reader(CalibrationDataReader):  # type: ignore[misc]
+    def __init__(self) -> None:
+        self.items = iter([{"x": item[None]} for item in data()["x"]])
+
+    def get_next(self) -> Any:
+        return next(self.items, None)
+
+
+def quantised(folder: Path, form: QuantFormat, activations: QuantType, per_channel: bool, **options: Any) -> Path:
+    source, target = folder / "float.onnx", folder / "int8.onnx"
+    onnx.save(cnn(), source)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        options = {"weight_type": QuantType.QInt8, "calibrate_method": CalibrationMethod.MinMax, **options}
+        quantize_static(
+            source,
+            target,
+            _Reader(),
+            quant_format=form,
+            activation_type=activations,
+            per_channel=per_channel,
+            **options,
+        )
+    return target
+
+
+@pytest.mark.parametrize(("form", "activations", "per_channel"), FORMS)
+def test_scales_are_kept(tmp_path: Path, form: QuantFormat, activations: QuantType, per_channel: bool) -> None:
+    path = quantised(tmp_path, form, activations, per_channel)
+    made = quantize(path)
+    assert made.result.missed == ""
+    int8 = sum(row.is_int8 for row in made.layers)
+    assert int8 >= 0.7 * len(made.layers)
+    [note] = [note for note in made.result.notes if "ONNX Runtime's own int8" in note]
+    theirs = float(note.split()[5])
+    assert made.result.decibels >= theirs - 0.6
+    made.save(tmp_path / "net")
+
+
+@pytest.mark.parametrize("form", [QuantFormat.QDQ, QuantFormat.QOperator])
+def test_the_float_model(tmp_path: Path, form: QuantFormat) -> None:
+    """Without Q and DQ the model is nearer to the one that was quantised than with them."""
+    model = onnx.load(quantised(tmp_path, form, QuantType.QUInt8, True))
+    found = unquantised(model)
+    onnx.checker.check_model(found.model)
+    assert not is_quantised(found.model)
+    assert len(found.inputs) == len(found.steps) == 4
+    x = {"x": data()["x"][:1]}
+    exact, with_q, without = (OrtRunner(each.SerializeToString()).run(x)["y"] for each in (cnn(), model, found.model))
+    assert np.square(without - exact).sum() < np.square(with_q - exact).sum()
+
+
+def test_a_relu_that_the_quantiser_took_out() -> None:
+    text = """(float[1,4] x) => (float[1,4] y) <float s = {0.1}, uint8 z = {0}, uint8 m = {128}>
+       { q = QuantizeLinear(x, s, m) d = DequantizeLinear(q, s, m) n = Neg(d)
+         r = QuantizeLinear(n, s, z) y = DequantizeLinear(r, s, z) }"""
+    found = unquantised(parsed(text)).model
+    x = np.array([[-3.0, 2.0, -100.0, 0.05]], np.float32)
+    np.testing.assert_allclose(OrtRunner(found.SerializeToString()).run({"x": x})["y"], [[3, 0, 25.5, 0]], atol=1e-6)
+
+
+REFUSED = {
+    "a scale that is computed": """(float[1,4] x, float t) => (float[1,4] y) <uint8 z = {0}>
+       { q = QuantizeLinear(x, t, z) y = DequantizeLinear(q, t, z) }""",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_scales_that_cannot_be_kept(name: str) -> None:
+    with pytest.raises(UsageError, match="cannot be kept: QuantizeLinear"):
+        quantize(parsed(REFUSED[name]).SerializeToString())
+
+
+def test_a_float_model_needs_data() -> None:
+    with pytest.raises(UsageError, match="needs samples"):
+        quantize(cnn().SerializeToString())

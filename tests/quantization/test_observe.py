@@ -1,0 +1,73 @@
+"""Statistics of blobs over samples, from the real ncnn."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onnx2ncnn_opt.param.files import write_net
+from onnx2ncnn_opt.quantization.observe import Observed, add_sums, largest_sums, observe
+from onnx2ncnn_opt.quantization.thresholds import METHODS
+from onnx2ncnn_opt.runtime.base import Feed
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
+from testing.param_text import layer, net
+from testing.pass_cases import fill_weights
+
+RNG = np.random.default_rng(3)
+
+
+def test_sums_of_a_3x3_are_those_of_its_integers(tmp_path: Path) -> None:
+    graph = net("Input in 0 1 x", "Convolution l 1 1 x y 0=4 1=3 4=1 5=1 6=108 9=1")
+    fill_weights(graph)
+    outputs = add_sums(graph, [layer(graph, "l")])
+    write_net(graph, tmp_path / "net.param", tmp_path / "net.bin")
+    samples = [{"x": Feed(np.full((3, 5, 5), value, np.float32))} for value in (0.5, -2.0, 1.0)]
+    with NcnnRunner(tmp_path / "net.param", tmp_path / "net.bin") as runner:
+        found = largest_sums(runner, outputs, samples)["l"]
+    rows = layer(graph, "l_sums").weights["weight_data"].reshape(4, 3, 9)
+    assert np.abs(rows).max() == 127
+    assert found >= 2 * np.abs(rows.sum(axis=(1, 2))).max() * 0.999  # the middle of the image; borders have fewer taps
+
+
+def test_statistics_of_blobs(tmp_path: Path) -> None:
+    graph = net("Input in 0 1 x", "ReLU r 1 1 x b", "Convolution l 1 1 b y 0=4 1=1 6=12")
+    fill_weights(graph)
+    write_net(graph, tmp_path / "net.param", tmp_path / "net.bin")
+    arrays = [RNG.standard_normal((3, 5, 5)).astype(np.float32) * 10.0**scale for scale in (0, -3, 2, 1)]
+    both = []
+    for ordered in (arrays, arrays[::-1]):
+        with NcnnRunner(tmp_path / "net.param", tmp_path / "net.bin") as runner:
+            samples = [{"x": Feed(array.astype(np.float32))} for array in ordered]
+            both.append(observe(graph, runner, [layer(graph, "l")], samples)["l"])
+    found, again = both
+    rectified = np.maximum(np.stack(arrays), 0)
+    assert (found.low, found.high) == (0, rectified.max())
+    assert found.means is not None
+    np.testing.assert_allclose(found.means, rectified.mean(axis=(0, 2, 3)), rtol=1e-5)
+    assert found.counts.sum() == rectified.size
+    np.testing.assert_array_equal(found.counts, again.counts)
+    np.testing.assert_array_equal(found.means, again.means)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_thresholds_of_numbers_without_outliers(method: str) -> None:
+    found = Observed()
+    found.add(RNG.uniform(-1, 1, 100_000).astype(np.float32))
+    assert 0.9 < found.threshold(method) <= found.largest
+
+
+@pytest.mark.parametrize("method", ["mse", "percentile", "kl"])
+def test_thresholds_cut_outliers(method: str) -> None:
+    found = Observed()
+    numbers = RNG.standard_normal(1_000_000).astype(np.float32)
+    numbers[:3] = 60
+    found.add(numbers)
+    assert 2 < found.threshold(method) < 45
+    assert 0 < found.share_above(found.threshold(method)) < 0.05
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_thresholds_of_zeros(method: str) -> None:
+    found = Observed()
+    found.add(np.zeros(10, np.float32))
+    assert found.threshold(method) == 1

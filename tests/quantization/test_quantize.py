@@ -1,0 +1,229 @@
+"""Nets of int8 on real ncnn: what they cost in accuracy, what stays float, and data that does not fit."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from onnx2ncnn_opt import convert, quantize
+from onnx2ncnn_opt.errors import UsageError, VerificationError
+from onnx2ncnn_opt.manifest import Entry
+from onnx2ncnn_opt.param.files import read_net
+from onnx2ncnn_opt.quantization.data import Samples
+from onnx2ncnn_opt.quantization.emit import LARGEST_SUM, Scales, integers, obstacle, quantise, row_scales
+from onnx2ncnn_opt.quantization.observe import Observed
+from onnx2ncnn_opt.quantization.quantize import Budget
+from onnx2ncnn_opt.quantization.thresholds import METHODS
+from onnx2ncnn_opt.runtime.net import Net
+from testing.onnx_text import parsed
+
+CNN = """(float[1,3,16,16] x) => (float[1,10] y)
+   { a = Conv<kernel_shape = [3,3], pads = [1,1,1,1]>(x, w1, b1) ar = Relu(a)
+     b = Conv<kernel_shape = [3,3], pads = [1,1,1,1]>(ar, w2, b2) br = Relu(b)
+     d = Conv<kernel_shape = [3,3], pads = [1,1,1,1], group = 16>(br, w3, b3) s = Add(d, ar)
+     g = GlobalAveragePool(s) f = Flatten(g) y = Gemm<transB = 1>(f, w4, b4) }"""
+SHAPES = {"w1": (16, 3, 3, 3), "w2": (16, 16, 3, 3), "w3": (16, 1, 3, 3), "w4": (10, 16)}
+MATRIX = "(float[1,12,128] x) => (float[1,12,96] y) { m = MatMul(x, w) y = Add(m, b) }"
+
+
+def with_weights(text: str, shapes: dict[str, tuple[int, ...]], seed: int = 0) -> onnx.ModelProto:
+    """Return a model with random weights of these shapes, and biases b1 for w1."""
+    model, random = parsed(text), np.random.default_rng(seed)
+    for name, shape in shapes.items():
+        weight = random.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))
+        model.graph.initializer.append(numpy_helper.from_array(weight.astype(np.float32), name))
+        bias = numpy_helper.from_array(random.standard_normal(shape[0]).astype(np.float32), name.replace("w", "b"))
+        model.graph.initializer.append(bias)
+    return model
+
+
+def cnn() -> onnx.ModelProto:
+    return with_weights(CNN, SHAPES)
+
+
+def data(count: int = 20, shape: tuple[int, ...] = (3, 16, 16)) -> dict[str, Any]:
+    return {"x": np.random.default_rng(1).standard_normal((count, *shape)).astype(np.float32)}
+
+
+@pytest.fixture(scope="module")
+def param(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The float net."""
+    folder = tmp_path_factory.mktemp("float")
+    convert(cnn().SerializeToString(), folder / "net", verification=None)
+    return folder / "net.ncnn.param"
+
+
+def test_every_layer_in_int8(tmp_path: Path, param: Path) -> None:
+    made = quantize(cnn().SerializeToString(), data(), every=True)
+    assert {row.type for row in made.layers if row.is_int8} == {"Convolution", "ConvolutionDepthWise", "InnerProduct"}
+    assert made.result.decibels > 30
+    assert abs(made.result.decibels - made.result.predicted) < 3
+    files = made.save(tmp_path / "net")
+    with Net(tmp_path / "net") as net:
+        found = net.run({"x": data()["x"][:1]})["y"]
+    with Net(param) as net:
+        expected = net.run({"x": data()["x"][:1]})["y"]
+    assert 0 < np.abs(found - expected).max() < 0.1 * np.abs(expected).max()
+    assert files.bin.stat().st_size < 0.5 * param.with_suffix(".bin").stat().st_size
+
+
+def test_a_matrix_product_has_blocks() -> None:
+    model = with_weights(MATRIX, {"w": (128, 96)})
+    del model.graph.initializer[1]
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(96, np.float32), "b"))
+    made = quantize(model.SerializeToString(), data(shape=(12, 128)), every=True)
+    [row] = made.layers
+    assert (row.type, row.is_int8) == ("Gemm", True)
+    assert made.result.decibels > 40
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods(method: str, param: Path) -> None:
+    assert quantize(param, data(), every=True, method=method).result.decibels > 22
+
+
+def test_a_budget_is_kept(param: Path) -> None:
+    free = quantize(param, data(), every=True).result.decibels
+    made = quantize(param, data(), every=True, budget=f"{free + 4}dB")
+    assert made.result.decibels >= free + 4
+    assert 0 < sum(row.is_int8 for row in made.layers) < len(made.layers)
+    assert any("the budget has no room" in row.reason for row in made.layers)
+
+
+def test_a_budget_out_of_reach_writes_nothing(tmp_path: Path, param: Path) -> None:
+    made = quantize(param, data(), every=True, budget="200dB")
+    with pytest.raises(VerificationError, match="200 dB"):
+        made.save(tmp_path / "net")
+    assert not list(tmp_path.iterdir())
+
+
+def test_convolutions_hand_int8_to_each_other(tmp_path: Path) -> None:
+    text = """(float[1,3,16,16] x) => (float[1,16,16,16] y)
+       { a = Conv<kernel_shape = [3,3], pads = [1,1,1,1]>(x, w1, b1) ar = Relu(a)
+         p = Conv<kernel_shape = [3,3], pads = [1,1,1,1]>(ar, w2, b2) q = Conv<kernel_shape = [1,1]>(ar, w5, b5)
+         y = Mul(p, q) }"""
+    shapes: dict[str, tuple[int, ...]] = {**SHAPES, "w5": (16, 16, 1, 1)}
+    for name in ("w3", "w4"):
+        del shapes[name]
+    made = quantize(with_weights(text, shapes).SerializeToString(), data(), every=True)
+    terms = {layer.name: layer["int8_scale_term"] for layer in made.graph if layer.type == "Convolution"}
+    assert sorted(terms.values()) == [2, 2, 102]  # through the Split
+    assert made.result.decibels > 30
+
+
+def test_a_row_of_zeros_and_negative_numbers() -> None:
+    rows = np.array([[0.0, 0.0], [-2.0, 1.0]], np.float32)
+    np.testing.assert_allclose(row_scales(rows), [1, 63.5])
+    np.testing.assert_array_equal(integers(np.array([-2.0, 0.5, 1.49, 300.0]), np.ones(4)), [-2, 1, 1, 127])
+    np.testing.assert_array_equal(integers(np.array([-0.5, -300.0]), np.ones(2)), [-1, -127])
+
+
+def test_large_sums_leave_winograd(tmp_path: Path) -> None:
+    """In 3x3 convolutions of int8 winograd's sums overflow above (2^31 - 1) / 576."""
+    weight = np.ones((64, 512, 3, 3), np.float32)
+    text = "(float[1,512,8,8] x) => (float[1,64,8,8] y) { y = Conv<kernel_shape = [3,3], pads = [1,1,1,1]>(x, w, b) }"
+    model = parsed(text)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros(64, np.float32), "b"))
+    assert LARGEST_SUM < 512 * 9 * 127 * 127
+    x = {"x": np.ones((16, 512, 8, 8), np.float32) + np.random.default_rng(0).uniform(0, 0.1, (16, 512, 8, 8))}
+    made = quantize(model.SerializeToString(), x, every=True)
+    assert made.result.decibels > 25
+
+
+def test_grouped_convolutions_stay_float(tmp_path: Path) -> None:
+    text = "(float[1,16,8,8] x) => (float[1,16,8,8] y) { y = Conv<kernel_shape = [1,1], group = 2>(x, w1, b1) }"
+    model = with_weights(text, {"w1": (16, 8, 1, 1)})
+    with pytest.raises(UsageError, match="grouped convolutions of int8 wrong"):
+        quantize(model.SerializeToString(), data(shape=(16, 8, 8)), every=True)
+
+
+def test_an_int8_net_is_quantised_already(tmp_path: Path, param: Path) -> None:
+    files = quantize(param, data(), every=True).save(tmp_path / "net")
+    with pytest.raises(UsageError, match="quantised already"):
+        quantize(files.param, {"x": data()["x"]}, every=True)
+
+
+def test_a_net_with_and_without_a_manifest(tmp_path: Path, param: Path) -> None:
+    first = quantize(param, data(), every=True)
+    for ending in (".param", ".bin"):
+        (tmp_path / f"net{ending}").write_bytes(param.with_suffix(ending).read_bytes())
+    blob = read_net(param, param.with_suffix(".bin")).graph.inputs[0].name
+    second = quantize(tmp_path / "net.param", {blob: data()["x"]}, every=True)
+    assert first.result.decibels == second.result.decibels
+
+
+def test_the_order_of_samples_changes_no_bit() -> None:
+    random = np.random.default_rng(0)
+    parts = [random.standard_normal((4, 3, 3)).astype(np.float32) * scale for scale in (1, 0, 100, 0.01)]
+    first, second = Observed(), Observed()
+    for part in parts:
+        first.add(part)
+    for part in parts[::-1]:
+        second.add(part)
+    np.testing.assert_array_equal(first.counts, second.counts)
+    assert (first.top, first.low, first.high) == (second.top, second.low, second.high)
+    assert first.means is not None
+    assert second.means is not None
+    np.testing.assert_array_equal(first.means, second.means)
+
+
+ENTRY = Entry("x", "x", (1, 3, 4, 4), "float32", 0)
+GOOD = np.ones((10, 3, 4, 4), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"x": np.where(np.arange(480).reshape(10, 3, 4, 4) == 100, np.nan, GOOD)}, "sample 2: 'x' has numbers"),
+        ({"x": GOOD[:0]}, "has 0 items|no samples"),
+        ({"y": GOOD}, "'y' is no input"),
+        ({}, "there is no array 'x'"),
+        ({"x": GOOD.transpose(0, 2, 3, 1)}, "not an array of shape"),
+        ({"x": GOOD.astype(complex)}, "not an array of complex"),
+        ({"x": np.ones((3, 4), np.float32)}, "not arrays of shape"),
+        ("nothing.npz", "no file and no folder"),
+        ("testing.nothing:samples", "testing.nothing"),
+        ([GOOD[:1], (GOOD[:1], GOOD[:1])], "2 arrays for 1 inputs"),
+    ],
+)
+def test_data_that_does_not_fit(source: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        list(Samples(source, [ENTRY]))
+
+
+def test_folders_of_samples(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"has no [.]npz"):
+        Samples(tmp_path, [ENTRY])
+    np.save(tmp_path / "a.npy", GOOD[:1])
+    np.savez(tmp_path / "b.npz", x=GOOD[:1])
+    assert len(list(Samples(tmp_path, [ENTRY]))) == 2
+    (tmp_path / "c.png").write_bytes(b"no picture")
+    with pytest.raises(UsageError, match="say what the model does to pixels"):
+        list(Samples(tmp_path, [ENTRY]))
+
+
+def test_few_equal_and_constant_samples(param: Path) -> None:
+    notes = quantize(param, {"x": np.ones((3, 3, 16, 16), np.float32)}, every=True).result.notes
+    assert [any(text in note for note in notes) for text in ("samples are few", "all samples are equal")] == [True] * 2
+    assert any("nothing but the number 1" in note for note in notes)
+
+
+@pytest.mark.parametrize("text", ["40", "dB", "top1=2", "top1=0", "top5=0.9"])
+def test_budgets_in_another_form(text: str) -> None:
+    with pytest.raises(UsageError, match="a budget is 40dB"):
+        Budget.parse(text)
+
+
+def test_masks_of_no_int8(param: Path) -> None:
+    graph = read_net(param, param.with_suffix(".bin")).graph
+    layer = next(layer for layer in graph if layer.type == "Convolution")
+    assert obstacle(layer) == ""
+    layer.params["featmask"] = 8
+    assert "no int8" in obstacle(layer)
+    quantise(graph, {})
+    assert not any(layer.params.get("int8_scale_term") for layer in graph)
+    assert Scales(1.0).rows is None
