@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import get_args
 
 from onnx2ncnn_opt.errors import Unsupported, UnsupportedError, UsageError
-from onnx2ncnn_opt.ir.caches import join_cache_inputs
 from onnx2ncnn_opt.ir.features import Device, MasksFor
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import too_new
@@ -40,7 +39,6 @@ def finish(
     """
     if not isinstance(masks, bool) and masks not in get_args(Device):
         raise UsageError(f"masks have to be True, False, {' or '.join(map(repr, get_args(Device)))}, not {masks!r:.80}")
-    join_cache_inputs(graph)
     plan = plan_storage(graph, encoding) if encoding else own_storage(graph) if keeps_storage else None
     if plan:
         plan.apply()
