@@ -159,7 +159,9 @@ class Net:
         self, manifest: Manifest, inputs: Mapping[str, Any], outputs: Sequence[str] | None, *, cast: bool = False
     ) -> dict[str, Array]:
         arrays = check_arrays(inputs, self.inputs, {value.name: value.array() for value in manifest.values}, cast=cast)
-        if problem := too_small(manifest, arrays):
+        pasts = {e.name: [n if isinstance(n, int) else self.past for n in e.shape] for e in manifest.inputs if e.cache}
+        # The shapes of caches alone matter: these arrays take no memory.
+        if problem := too_small(manifest, {**arrays, **{n: np.broadcast_to(0, shape) for n, shape in pasts.items()}}):
             raise UsageError(problem)
         names = [entry.name for entry in self.outputs]
         for name in outputs or ():

@@ -1,5 +1,6 @@
 """Decoders that run step by step, with caches that stay next to ncnn."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from onnx2ncnn_opt import Net
 from onnx2ncnn_opt.errors import RunError, UsageError
+from onnx2ncnn_opt.manifest import read_manifest
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from testing.decoders import POSITIONS, VOCABULARY, decoder
 from testing.handmade import RELU, write_net
@@ -61,6 +63,18 @@ def test_a_prompt_longer_than_the_table(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="input_ids has 50 to 50"):
             net.step(VOCABULARY)
         assert net.past == POSITIONS
+
+
+def test_a_size_that_follows_from_the_past(tmp_path: Path) -> None:
+    """The net's own arithmetic may have a limit, such as a table of positions that it makes from the mask."""
+    _, param, _ = decoder(tmp_path)
+    path = param.with_suffix(".json")
+    path.write_text(replace(read_manifest(path), minimum={"10 + -1*P": 1}).to_json())
+    with Net(param) as net:
+        net.step([1] * 9)
+        net.step([1])
+        with pytest.raises(UsageError, match=r"the net is for 10 \+ -1\*P of 1 or more, not 0"):
+            net.step([1])
 
 
 def test_wrong_use(tmp_path: Path) -> None:
