@@ -80,6 +80,11 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
     metavar="OUTPUT",
     help="Compute only the last row of an output: of logits [batch, tokens, vocabulary] those of the next token.",
 )
+@click.option(
+    "--split",
+    type=click.Choice(["llm"]),
+    help="Write a language model also as the three nets of ncnn_llm, with model.json, into the folder PREFIX.",
+)
 @option.release_option
 @option.storage_options
 @click.option(
@@ -106,6 +111,7 @@ def convert(
     batch_axes: tuple[str, ...],
     images: tuple[str, ...],
     last_row: str | None,
+    split: str | None,
     no_verify: bool,
     verbose: bool,
     report: ReportFile,
@@ -152,7 +158,7 @@ def convert(
         report.written(output, {f"the model {model}": model for model in models}),
     ):
         options["worker"] = worker
-        run_each(output, prefixes, partial(_convert, output, options, report, verbose))
+        run_each(output, prefixes, partial(_convert, output, options, report, split, verbose))
 
 
 def _ncnn_process(on: str | None) -> AbstractContextManager[NcnnWorker | None]:
@@ -173,6 +179,7 @@ def _convert(
     output: Output,
     options: Mapping[str, Any],
     page: ReportFile,
+    split: str | None,
     verbose: bool,
     model: Path,
     prefix: Path,
@@ -193,6 +200,10 @@ def _convert(
     found = conversion.report
     has_files = found is None or found.ok or options["keep_failed"]
     files = written(Files.of(prefix)) if has_files else []
+    if split and has_files:
+        from onnx2ncnn_opt.api.split import split_llm
+
+        files += [{"path": str(path), "bytes": path.stat().st_size} for path in split_llm(Files.of(prefix), prefix)]
     manifest = conversion.manifest()
     fields |= conversion_fields(conversion, manifest, files, time.perf_counter() - start)
     if page.path is not None:

@@ -238,7 +238,7 @@ def group_query_attention(
     smooth_softmax: int = 0,
     softcap: float = 0.0,
 ) -> tuple[Value, ...]:
-    """SDPA, or step by step where scores are capped, of as many keys for each item, the queries' own last."""
+    """SDPA, or step by step where scores are capped; a mask that is an input, and whose sum counts keys, is all 1."""
     if head_sink is not None or smooth_softmax > 0:
         raise im.refuse("sinks (head_sink, smooth_softmax): ncnn's attention has none", "use a model without them")
     if sliding_window_cache:
@@ -271,10 +271,7 @@ def group_query_attention(
 
 
 def _require_all_keys(im: ImportContext, last: Operand, total: Operand, keys: Dim) -> None:
-    """Refuse items of fewer keys than there are.
-
-    A sum of a mask that is an input counts as all of them: caches have no gaps (docs/ops.md).
-    """
+    """Refuse items of fewer keys than there are; the sum of a mask that is an input counts as all of them."""
     if isinstance(last, Tensor) and not _is_sum_of_mask(im.node.inputs[5]):
         reason = "the number of keys of each item is known only at run time"
         raise im.refuse(reason, "compute it as the sum of a mask that is an input, less 1")

@@ -1,0 +1,174 @@
+"""`--split llm`: a language model as the three nets that ncnn_llm runs: embeddings, decoder and head.
+
+Its runner makes the mask and the rotary tables and hands the caches on, so they are inputs of the decoder.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.ir.caches import caches
+from onnx2ncnn_opt.ir.codes import BinaryOp
+from onnx2ncnn_opt.ir.cut import cut
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.param.files import NetFiles, all_or_nothing, read_net, write_staged
+
+_NETS = {"embed_token": "embed", "decoder": "decoder", "proj_out": "lm_head"}  # model.json's words for them
+_TOKENIZER = {"type": "bbpe", "vocab_file": "vocab.txt", "merges_file": "merges.txt", "bos": "", "eos": ""}
+_FILL = 1e6  # a larger number hides scores
+_LAW = 1e-4  # of a frequency, relative
+
+T = TypeVar("T")
+
+
+class _Parts(NamedTuple):
+    """The blobs between the three nets."""
+
+    ids: Blob
+    embedded: Blob
+    mask: Blob
+    cos: Blob
+    sin: Blob
+    attention: tuple[Layer, ...]
+    hidden: Blob
+    logits: Blob
+
+    def ends(self, net: str) -> tuple[dict[str, Blob], dict[str, Blob]]:
+        """Return the inputs and outputs of one of the nets, by ncnn_llm's names."""
+        if net == "embed":
+            return {"in0": self.ids}, {"out0": self.embedded}
+        if net == "lm_head":
+            return {"in0": self.hidden}, {"out0": self.logits}
+        starts = {"in0": self.embedded, "in1": self.mask, "in2": self.cos, "in3": self.sin}
+        outputs = {"out0": self.hidden}
+        for number, layer in enumerate(self.attention):
+            for role, past, present in zip("kv", layer.inputs[-2:], layer.outputs[1:], strict=True):
+                starts[f"cache_{role}{number}"], outputs[f"out_cache_{role}{number}"] = past, present
+        return starts, outputs
+
+
+def split_llm(files: NetFiles, folder: Path) -> list[Path]:
+    """Write the three nets of a language model, and model.json, into a folder; return their paths.
+
+    The tokenizer in model.json is to be filled in. Raises UsageError for a net that has not one table of embeddings,
+    one mask, one pair of rotary tables and caches in all attention layers, or whose tables the runner cannot make.
+    """
+    made: dict[str, Graph] = {}
+    setting: dict[str, Any] = {}
+    for net in _NETS.values():
+        graph = read_net(files.param, files.bin).graph
+        parts = _parts(graph)
+        assert parts.embedded.producer is not None
+        half, theta = _rope(parts)
+        setting = {
+            "attn_cnt": len(parts.attention),
+            "hidden_size": parts.embedded.producer["num_output"],
+            "rope": {"type": "RoPE", "rope_head_dim": 2 * half, "rope_theta": theta},
+        }
+        _cut(graph, *parts.ends(net))
+        made[net] = graph
+    names = {f"{word}_{kind}": f"{net}.ncnn.{kind}" for word, net in _NETS.items() for kind in ("param", "bin")}
+    tokenizer = {**_TOKENIZER, "additional_special_tokens": []}
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / name for name in (*names.values(), "model.json")]
+    with all_or_nothing(*paths) as (*nets, config):
+        for graph, param, bin in zip(made.values(), nets[::2], nets[1::2], strict=True):
+            write_staged(graph, param, bin)
+        config.write_text(json.dumps({"params": names, "tokenizer": tokenizer, "setting": setting}, indent=2) + "\n")
+    return paths
+
+
+def _parts(graph: Graph) -> _Parts:
+    attention = tuple(layer for layer in graph if layer.type in ("SDPA", "MultiHeadAttention"))
+    for layer in attention:
+        if layer.type != "SDPA" or not layer["kv_cache"]:
+            raise UsageError(f"--split llm: {layer.type} '{layer.name}' keeps no caches")
+    masks = dict.fromkeys(layer.inputs[3] if layer["attn_mask"] else None for layer in attention)
+    mask = _only((blob for blob in masks if blob is not None), "masks", len(masks))
+    for layer in _before(mask):
+        if any(1 < abs(number) < _FILL for number in _added(layer)):
+            raise UsageError(
+                f"--split llm: '{layer.name}' makes a window of the mask, and ncnn_llm's runner makes none"
+            )
+    rotated = [layer for layer in graph if layer.type == "RotaryEmbed"]
+    cos, sin = _only(dict.fromkeys(layer.inputs[1:] for layer in rotated), "pairs of rotary tables")
+    before = _before(mask, cos, sin)
+    embed = _only((layer for layer in graph if layer.type == "Embed" and layer not in before), "tables of embeddings")
+    ids = _only((layer.output for layer in _before(embed.output) if layer.type == "Input"), "inputs of token ids")
+    logits = last = _only((blob for blob in graph.outputs if blob not in caches(graph)), "outputs besides the caches")
+    is_product = False
+    while not is_product:
+        if last.producer is None or last.is_input:
+            raise UsageError("--split llm: no product makes the logits")
+        is_product = last.producer.type in ("Gemm", "InnerProduct")
+        last = _only(last.producer.inputs, f"operands of {last.producer.type} '{last.producer.name}'")
+    return _Parts(ids, embed.output, mask, cos, sin, attention, last, logits)
+
+
+def _added(layer: Layer) -> Iterable[float]:
+    """Return the constants that a layer adds, or that it is."""
+    if layer.type == "MemoryData":
+        return layer.weights["data"].reshape(-1).tolist()
+    is_sum = any(layer.computes(op, scalar=True) for op in (BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB))
+    return [layer["b"]] if is_sum else []
+
+
+def _only(found: Iterable[T], what: str, count: int = 1) -> T:
+    listed = list(found)
+    if len(listed) != 1 or count != 1:
+        raise UsageError(f"--split llm: the net has {max(len(listed), count)} {what}, and ncnn_llm has one")
+    return listed[0]
+
+
+def _before(*blobs: Blob) -> set[Layer]:
+    """Return the layers that blobs are computed by."""
+    found: set[Layer] = set()
+    left = list(blobs)
+    while left:
+        layer = left.pop().producer
+        if layer is not None and layer not in found:
+            found.add(layer)
+            left += layer.inputs
+    return found
+
+
+def _cut(graph: Graph, starts: Mapping[str, Blob], ends: Mapping[str, Blob]) -> None:
+    """Leave the layers between blobs, which get these names."""
+    wanted = {**starts, **ends}
+    for blob in (blob for layer in graph for blob in layer.outputs if blob.name in wanted):
+        blob.name += "_"
+    for name, blob in wanted.items():
+        if name in ends or blob.is_input:
+            blob.name = name
+        if blob.is_input and blob.producer is not None:
+            blob.producer.name = name
+    cut(graph, starts, ends)
+    more = {blob.name for blob in graph.inputs} - set(starts)
+    if more:
+        raise UsageError(f"--split llm: the part with {', '.join(ends)} also needs {', '.join(sorted(more))}")
+
+
+def _rope(parts: _Parts) -> tuple[int, float]:
+    """Return the width of the rotary tables, and the number whose powers are their frequencies."""
+    layers = [_before(blob) for blob in (parts.cos, parts.sin)]
+    tables = [[layer.weights["data"] for layer in each if layer.type == "MemoryData"] for each in layers]
+    frequencies: list[Array] = []
+    if all(len(each) == 1 and each[0].size == tables[0][0].size for each in tables) and parts.cos.producer:
+        rows = [each[0].astype(np.float64) for each in tables]
+        source = next(layer for layer in layers[0] if layer.type == "MemoryData")
+        if source["h"] > 1:
+            cos, sin = (row.reshape(-1, source["w"])[1] for row in rows)
+            frequencies = [np.arctan2(sin, cos)] if np.allclose(cos**2 + sin**2, 1, atol=_LAW) else []
+    frequencies = frequencies or [each.reshape(-1).astype(np.float64) for each in tables[0] if each.size > 1]
+    for each in frequencies:
+        half = each.size
+        theta = float(each[1] ** -half) if half > 1 and each[1] > 0 else 0.0
+        if theta and np.allclose(theta ** (-np.arange(half) / half), each, rtol=_LAW):
+            return half, float(f"{theta:.6g}")
+    reason = "its rotary tables have other frequencies than the powers of one number, and ncnn_llm's runner makes these"
+    raise UsageError(f"--split llm: {reason}")

@@ -1,0 +1,154 @@
+"""`--split llm`: the three nets of ncnn_llm compute what the whole net does, from unset caches."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onnx2ncnn_opt.api.split import split_llm
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.param.files import NetFiles, read_net, write_net
+from onnx2ncnn_opt.param.text import parse_param
+from onnx2ncnn_opt.runtime.base import Fetch
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from testing.pass_cases import fill_weights
+
+WIDTH, HEADS, HALF, VOCABULARY, THETA = 32, 2, 8, 40, 10000.0
+
+BLOCK = """
+RMSNorm     norm{i}   1 1 x{i} a{i} 0=32 1=1e-6
+Gemm        q{i}      1 1 a{i} q{i} 3=1 5=1 8=32 9=32
+Gemm        k{i}      1 1 a{i} k{i} 3=1 5=1 8=32 9=32
+Gemm        v{i}      1 1 a{i} v{i} 3=1 5=1 8=32 9=32
+Reshape     qh{i}     1 1 q{i} qh{i} 0=16 1=2 2=-1
+Reshape     kh{i}     1 1 k{i} kh{i} 0=16 1=2 2=-1
+Reshape     vh{i}     1 1 v{i} vh{i} 0=16 1=2 2=-1
+Permute     qp{i}     1 1 qh{i} qp{i} 0=2
+Permute     kp{i}     1 1 kh{i} kp{i} 0=2
+Permute     vp{i}     1 1 vh{i} vp{i} 0=2
+RotaryEmbed qr{i}     3 1 qp{i} cos sin qr{i}
+RotaryEmbed kr{i}     3 1 kp{i} cos sin kr{i}
+SDPA        attn{i}   6 3 qr{i} kr{i} vp{i} mask pk{i} pv{i} o{i} nk{i} nv{i} 5=1 7=1
+Permute     op{i}     1 1 o{i} op{i} 0=2
+Reshape     oh{i}     1 1 op{i} oh{i} 0=32 1=-1
+Gemm        out{i}    1 1 oh{i} y{i} 3=1 5=1 8=32 9=32
+BinaryOp    add{i}    2 1 x{i} y{i} x{n}
+"""
+HEAD = """
+RMSNorm norm 1 1 x2 h 0=32 1=1e-6
+Gemm    head 1 1 h logits 3=1 5=1 8=40 9=32
+"""
+START = """
+Input input_ids 0 1 input_ids
+Input mask      0 1 mask
+Input positions 0 1 positions
+Input pk0       0 1 pk0
+Input pv0       0 1 pv0
+Input pk1       0 1 pk1
+Input pv1       0 1 pv1
+Embed      embed 1 1 input_ids x0 0=32 1=40 3=1280
+MemoryData freq  0 1 freq 0=8 1=1
+MatMul     angle 2 1 positions freq angles
+UnaryOp    cos   1 1 angles cos 0=10
+UnaryOp    sin   1 1 angles sin 0=9
+"""
+
+
+MORE = "Embed more 1 1 input_ids e 0=32 1=40 3=1280\nBinaryOp plus 2 1 e x0 x00\n"
+
+
+def written(folder: Path, text: str, theta: float = THETA) -> NetFiles:
+    lines = [line for line in text.splitlines() if line]
+    tops = sum(int(line.split()[3]) for line in lines)
+    graph = parse_param("\n".join(["7767517", f"{len(lines)} {tops}", *lines, ""])).graph
+    fill_weights(graph)
+    for layer in graph:
+        if layer.name == "freq":
+            layer.weights["data"] = (theta ** (-np.arange(HALF) / HALF)).astype(np.float32)
+    files = NetFiles.at(folder / "whole.ncnn")
+    write_net(graph, files.param, files.bin)
+    return files
+
+
+def whole() -> str:
+    return START + BLOCK.format(i=0, n=1) + BLOCK.format(i=1, n=2) + HEAD
+
+
+def test_three_nets_are_the_whole(tmp_path: Path) -> None:
+    files = written(tmp_path, whole())
+    paths = split_llm(files, tmp_path / "nets")
+    assert {path.name for path in paths} == {
+        *(f"{name}.ncnn.{kind}" for name in ("embed", "decoder", "lm_head") for kind in ("param", "bin")),
+        "model.json",
+    }
+    config = json.loads((tmp_path / "nets" / "model.json").read_text())
+    assert config["setting"] == {
+        "attn_cnt": 2,
+        "hidden_size": WIDTH,
+        "rope": {"type": "RoPE", "rope_head_dim": 2 * HALF, "rope_theta": THETA},
+    }
+    assert config["params"]["proj_out_bin"] == "lm_head.ncnn.bin"
+    decoder = read_net(*(tmp_path / "nets" / config["params"][f"decoder_{kind}"] for kind in ("param", "bin"))).graph
+    caches = [f"cache_{role}{i}" for i in (0, 1) for role in "kv"]
+    assert {blob.name for blob in decoder.inputs} == {"in0", "in1", "in2", "in3", *caches}
+    assert {blob.name for blob in decoder.outputs} == {"out0", *(f"out_{name}" for name in caches)}
+    assert not any(layer.type in ("Embed", "UnaryOp", "MemoryData") for layer in decoder)
+    length = 3
+    ids = np.array([3, 1, 7], np.int32)
+    mask = np.triu(np.full((length, length), -1e4, np.float32), 1)
+    positions = np.arange(length, dtype=np.float32)[:, None]
+    angles = positions * (THETA ** (-np.arange(HALF) / HALF)).astype(np.float32)
+    with NcnnWorker() as worker:
+
+        def run(param: Path, output: str, **feeds: np.ndarray) -> np.ndarray:
+            runner = NcnnRunner(param, param.with_suffix(".bin"), worker=worker)
+            return runner.run(feeds, [Fetch(output)])[output]
+
+        expected = run(files.param, "logits", input_ids=ids, mask=mask, positions=positions)
+        words = "embed_token", "decoder", "proj_out"
+        nets = {word: tmp_path / "nets" / config["params"][f"{word}_param"] for word in words}
+        x = run(nets["embed_token"], "out0", in0=ids)
+        x = run(nets["decoder"], "out0", in0=x, in1=mask, in2=np.cos(angles), in3=np.sin(angles))
+        found = run(nets["proj_out"], "out0", in0=x)
+    assert found.shape == (length, VOCABULARY)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("5=1 7=1", "5=1", "SDPA 'attn0' keeps no caches"),
+        ("RMSNorm     norm0   1 1 x0", f"{MORE}RMSNorm norm0 1 1 x00", "2 tables of embed"),
+        ("add1    2 1 x1 y1", "add1    2 1 positions y1", "with out0, .* also needs positions"),
+        ("qp1 cos sin", "qp1 sin cos", "2 pairs of rotary tables"),
+        (
+            "Input mask      0 1 mask",
+            "Input m 0 1 m\nBinaryOp w 1 1 m mask 0=1 1=1 2=7.0",
+            "'w' makes a window of the mask",
+        ),
+        ("vp1 mask", "vp1 positions", "2 masks"),
+        ("Gemm    head 1 1 h logits", "Gemm    head 2 1 h positions logits", "operands of Gemm 'head'"),
+    ],
+)
+def test_other_nets_are_refused(old: str, new: str, said: str, tmp_path: Path) -> None:
+    text = whole().replace(old, new)
+    if "7=1" in old:
+        text = "\n".join(" ".join(_without_cache(line.split())) for line in text.splitlines() if line)
+    with pytest.raises(UsageError, match=said):
+        split_llm(written(tmp_path, text), tmp_path / "nets")
+
+
+def _without_cache(words: list[str]) -> list[str]:
+    return [*words[:2], "4", "1", *words[4:8], words[10], words[13]] if words[0] == "SDPA" else words
+
+
+def test_scaled_frequencies_are_refused(tmp_path: Path) -> None:
+    files = written(tmp_path, whole())
+    graph = read_net(files.param, files.bin).graph
+    for layer in graph:
+        if layer.name == "freq":
+            layer.weights["data"] = np.linspace(1, 0.1, HALF, dtype=np.float32)
+    write_net(graph, tmp_path / "scaled.param", tmp_path / "scaled.bin")
+    with pytest.raises(UsageError, match="other frequencies than the powers"):
+        split_llm(NetFiles.at(tmp_path / "scaled"), tmp_path / "nets")
