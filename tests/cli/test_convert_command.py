@@ -427,3 +427,15 @@ def test_a_net_of_16_bits_remains_one(tmp_path: Path) -> None:
     assert [" ".join(line) for line in ended.lines("storage")] == ["1 folded weights as fp16 again, 0 have 32 bits now"]
     assert ended.lines("weights") == []
     assert (tmp_path / "out.bin").stat().st_size == (tmp_path / "model.ncnn.bin").stat().st_size
+
+
+def test_the_last_row_and_nets_that_are_no_language_models(tmp_path: Path) -> None:
+    write_model(tmp_path, "(float[1, n, 4] x) => (float[1, n, 4] y) { y = Relu(x) }")
+    run_well(tmp_path, "convert", "model.onnx", "--last-row", "y")
+    manifest = read_manifest(tmp_path / "model.ncnn.json")
+    assert manifest.outputs[0].shape == (1, 1, 4)
+    assert manifest.source.append == "last-row:y"
+    run_well(tmp_path, "verify", "model.onnx", "model.ncnn.param", "model.ncnn.bin")
+    said = refused(tmp_path, "convert", "model.onnx", "--last-row", "y", "--append", "nms:y")
+    assert "give one of them" in said
+    assert "--split llm: the net has 0 masks" in refused(tmp_path, "convert", "model.onnx", "--split", "llm")
