@@ -289,7 +289,7 @@ def matmul_nbits(
         factors, size = np.repeat(factors, 2, 1), size // 2
     whole = centres.reshape(N, -1)[:, :K].astype(np.int8)
     is_whole = (whole == centres.reshape(N, -1)[:, :K]).all() and factors.all()
-    if accuracy_level == INT8_ACCURACY and size in BLOCK_SIZES and is_whole and whole.min() > -128:
+    if accuracy_level == INT8_ACCURACY and size in BLOCK_SIZES and is_whole:
         y: Value = linear_of_blocks(im, a, whole, factors, size)
     else:
         weight = (centres * im.f32(scales).reshape(N, blocks, 1)).reshape(N, -1)[:, :K]
