@@ -259,6 +259,7 @@ def group_query_attention(
         tables: list[Value] = [cos_cache, sin_cache]
         if position_ids is None:
             end = before + heads[0].shape[2]
+            im.demand(cos_cache.shape[0] - end, 0)  # there is a row for each position
             tables = [unsqueeze(im, crop(im, im.tensor(x), 0, before, end), (0,)) for x in tables]
         for i in (0, 1):
             heads[i] = im.tensor(sdpa.rotate(im, heads[i], tables, position_ids, rotary_interleaved, 0, rotated))
