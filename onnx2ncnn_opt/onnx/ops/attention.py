@@ -242,7 +242,8 @@ def group_query_attention(
     if head_sink is not None or smooth_softmax > 0:
         raise im.refuse("sinks (head_sink, smooth_softmax): ncnn's attention has none", "use a model without them")
     if sliding_window_cache:
-        raise im.refuse("sliding_window_cache is 1: caches that drop keys", "build the model with caches that grow")
+        hint = "build the model with caches that grow: --extra_options windowed_kv_cache=false"
+        raise im.refuse("sliding_window_cache is 1: caches that drop keys", hint)
     if key is None or value is None:
         width = query.shape[-1]
         size = width // (num_heads + 2 * kv_num_heads) if isinstance(width, int) else 0
