@@ -88,8 +88,9 @@ def _parts(graph: Graph) -> _Parts:
     for layer in attention:
         if layer.type != "SDPA" or not layer["kv_cache"]:
             raise UsageError(f"--split llm: {layer.type} '{layer.name}' keeps no caches")
-    masks = dict.fromkeys(layer.inputs[3] if layer["attn_mask"] else None for layer in attention)
-    mask = _only((blob for blob in masks if blob is not None), "masks", len(masks))
+    if not all(layer["attn_mask"] for layer in attention):
+        raise UsageError("--split llm: there is attention without a mask, and ncnn_llm's has one")
+    mask = _only(dict.fromkeys(layer.inputs[3] for layer in attention), "masks")
     for layer in _before(mask):
         if any(1 < abs(number) < _FILL for number in _added(layer)):
             raise UsageError(
@@ -118,10 +119,10 @@ def _added(layer: Layer) -> Iterable[float]:
     return [layer["b"]] if is_sum else []
 
 
-def _only(found: Iterable[T], what: str, count: int = 1) -> T:
+def _only(found: Iterable[T], what: str) -> T:
     listed = list(found)
-    if len(listed) != 1 or count != 1:
-        raise UsageError(f"--split llm: the net has {max(len(listed), count)} {what}, and ncnn_llm has one")
+    if len(listed) != 1:
+        raise UsageError(f"--split llm: the net has {len(listed)} {what}, and ncnn_llm has one")
     return listed[0]
 
 

@@ -128,6 +128,11 @@ def test_three_nets_are_the_whole(tmp_path: Path) -> None:
             "'w' makes a window of the mask",
         ),
         ("vp1 mask", "vp1 positions", "2 masks"),
+        (
+            "attn1   6 3 qr1 kr1 vp1 mask pk1 pv1 o1 nk1 nv1 5=1",
+            "attn1 5 3 qr1 kr1 vp1 pk1 pv1 o1 nk1 nv1",
+            "without a mask",
+        ),
         ("Gemm    head 1 1 h logits", "Gemm    head 2 1 h positions logits", "operands of Gemm 'head'"),
     ],
 )
