@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -17,6 +17,7 @@ from onnx2ncnn_opt.errors import UsageError
 
 FORMAT = 1
 ELEMENTS = ("float32", "int32")
+ROLES = ("key", "value")
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,25 @@ class Image:
 
 
 @dataclass(frozen=True)
+class Cache:
+    """Keys or values that attention keeps from run to run: an input that is unset at first, and the output for it.
+
+    `of` is the layer that joins them, `role` is "key" or "value", `in_` and `out` are the names of the input and of the
+    output. The numbers are opaque: the program takes them out (`extract(blob, 1)`) and feeds them in again. Raises
+    ValueError for another role.
+    """
+
+    of: str
+    role: str
+    in_: str
+    out: str
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise ValueError(f"role is '{self.role}', but has to be one of {', '.join(ROLES)}")
+
+
+@dataclass(frozen=True)
 class Entry:
     """An input or output of the model and the blob that carries it.
 
@@ -64,7 +84,9 @@ class Entry:
     no name. `batch_axis` is the ONNX axis that is not in the Mat's dims but its batch count n; None if the array goes
     in as it is. `element` is the type of the Mat's elements, "float32" or "int32". Integer and bool inputs are int32,
     and so are outputs that the net passes on unchanged. Numbers that the net computes are float32, integers too.
-    `image` says that the net takes pixels instead of the model's input. Raises ValueError for a wrong axis or element.
+    `image` says that the net takes pixels instead of the model's input, `cache` that the blob is a cache of attention.
+    `table` is the number of entries of the table that an integer input is an index into: ncnn takes another one than
+    the model beyond its end, and says nothing. Raises ValueError for a wrong axis or element.
     """
 
     name: str
@@ -74,6 +96,8 @@ class Entry:
     batch_axis: int | None
     element: str = "float32"
     image: Image | None = None
+    cache: Cache | None = None
+    table: int | None = None
 
     def __post_init__(self) -> None:
         if self.batch_axis is not None and not 0 <= self.batch_axis < len(self.shape):
@@ -217,6 +241,22 @@ class Manifest:
         return tuple(dict.fromkeys([*self.cut, *(entry.name for entry in self.model_outputs)])) if self.tail else ()
 
     @property
+    def caches(self) -> list[tuple[str, str]]:
+        """The blobs of each cache before and after a step."""
+        after = {entry.cache.in_: entry.blob for entry in self.outputs if entry.cache}
+        return [(entry.blob, after[entry.name]) for entry in self.inputs if entry.cache]
+
+    @property
+    def fed(self) -> tuple[Entry, ...]:
+        """The net's inputs that take arrays: all but caches."""
+        return tuple(entry for entry in self.inputs if entry.cache is None)
+
+    @property
+    def read(self) -> tuple[Entry, ...]:
+        """The net's outputs that give arrays: all but caches."""
+        return tuple(entry for entry in self.outputs if entry.cache is None)
+
+    @property
     def model_inputs(self) -> tuple[Entry, ...]:
         """The model's inputs: those of the net, and those that only the tail reads."""
         known = {entry.name for entry in self.inputs}
@@ -229,15 +269,25 @@ class Manifest:
 
     def to_json(self) -> str:
         """Return the text of the file."""
-        data = {"format": FORMAT, **asdict(self)}
+        data = {"format": FORMAT, **asdict(self, dict_factory=_json_object)}
         for entry in (*data["inputs"], *data["outputs"]):
-            if entry["image"] is None:
-                del entry["image"]
+            for name in ("image", "cache", "table"):
+                if entry[name] is None:
+                    del entry[name]
         if self.tail is None:
             del data["tail"]
         if self.source.append is None:
             del data["source"]["append"]
         return json.dumps(data, indent=1) + "\n"
+
+
+def _json_object(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    return {_json_name(name): value for name, value in pairs}
+
+
+def _json_name(name: str) -> str:
+    """Return a field's name in the file: `in_` is "in", which is a word of Python."""
+    return name.rstrip("_")
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -284,9 +334,12 @@ def _converted(value: Any, kind: Any, where: str) -> Any:
 def _object(value: Mapping[str, Any], kind: Any, where: str) -> Any:
     hints = get_type_hints(kind)
     for each in fields(kind):
-        if each.name not in value and each.default is each.default_factory is MISSING:
-            raise ValueError(f"missing required field `{each.name}` - at `{where}`")
-    known = {name: _converted(value[name], hint, f"{where}.{name}") for name, hint in hints.items() if name in value}
+        if _json_name(each.name) not in value and each.default is each.default_factory is MISSING:
+            raise ValueError(f"missing required field `{_json_name(each.name)}` - at `{where}`")
+    present = {name: hint for name, hint in hints.items() if _json_name(name) in value}
+    known = {
+        name: _converted(value[_json_name(name)], hint, f"{where}.{_json_name(name)}") for name, hint in present.items()
+    }
     try:
         return kind(**known)
     except ValueError as error:

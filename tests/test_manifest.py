@@ -1,11 +1,12 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from onnx2ncnn_opt.errors import UsageError
-from onnx2ncnn_opt.manifest import Entry, LayerCount, Manifest, Source, read_manifest
+from onnx2ncnn_opt.manifest import Cache, Entry, LayerCount, Manifest, Source, read_manifest
 
 MANIFEST = Manifest(
     inputs=(
@@ -36,6 +37,20 @@ def test_the_format_that_other_programs_read() -> None:
     assert data["source"] == {"sha256": "0" * 64, "opset": 20}
     assert data["layers"] == {"before": 9, "after": 5}
     assert data["passes"] == ["fuse_activation", "eliminate_noop"]
+
+
+def test_the_pair_of_a_cache(tmp_path: Path) -> None:
+    cache = Cache("attention0", "key", "past", "present")
+    entry = Entry("past", "past", (1, 2, "P", 8), "float32", 0, cache=cache)
+    path = tmp_path / "m.ncnn.json"
+    path.write_text(replace(MANIFEST, inputs=(entry,)).to_json())
+    assert read_manifest(path).inputs == (entry,)
+    data = json.loads(path.read_text())
+    assert data["inputs"][0]["cache"] == {"of": "attention0", "role": "key", "in": "past", "out": "present"}
+    data["inputs"][0]["cache"]["role"] = "query"
+    path.write_text(json.dumps(data))
+    with pytest.raises(UsageError, match="role is 'query'"):
+        read_manifest(path)
 
 
 def test_a_manifest_is_read_as_it_was_written_by_this_version_or_an_older_one(tmp_path: Path) -> None:

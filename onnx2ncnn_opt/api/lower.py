@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Any
 from onnx2ncnn_opt import entry_points, passes
 from onnx2ncnn_opt.errors import ConversionError, UsageError, VerificationError, check_option, check_options
 from onnx2ncnn_opt.finish import finish, require_release
+from onnx2ncnn_opt.ir.caches import cache_pairs
 from onnx2ncnn_opt.ir.dim import Dim, texts
 from onnx2ncnn_opt.ir.features import MasksFor
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release, least_release
+from onnx2ncnn_opt.ir.tables import tables
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.manifest import (
     Bound,
+    Cache,
     Entry,
     Image,
     LayerCount,
@@ -132,9 +135,12 @@ class Conversion(Rewritten):
         """Return the content of PREFIX.ncnn.json; `names` are the blobs' names in the .param file if they differ."""
         listing = list_layers(self.graph)
         known = names or listing.names
+        caches = _caches(self.graph, (*self.inputs, *self.outputs))
+        images, rows = self.images, tables(self.graph)
+        of_inputs = ((p, _entry(p, known, caches)) for p in self.inputs)
         return Manifest(
-            inputs=tuple(replace(_entry(p, known), image=self.images.get(p.name)) for p in self.inputs),
-            outputs=tuple(_entry(port, known) for port in self.outputs),
+            inputs=tuple(replace(e, image=images.get(p.name), table=rows.get(p.blob)) for p, e in of_inputs),
+            outputs=tuple(_entry(port, known, caches) for port in self.outputs),
             source=Source(self.model.digest(), self.model.opsets.get("", 1), self.appended and self.appended.text),
             tool=f"onnx2ncnn-opt {__version__}",
             ncnn=str(self.release),
@@ -440,8 +446,19 @@ def unoptimised(conversion: Conversion) -> Conversion:
     )
 
 
-def _entry(port: Port, names: Mapping[Blob, str]) -> Entry:
-    return Entry(port.name, names[port.blob], texts(port.shape), port.dtype.name, port.batch_axis, port.element)
+def _entry(port: Port, names: Mapping[Blob, str], caches: Mapping[Blob, Cache]) -> Entry:
+    entry = Entry(port.name, names[port.blob], texts(port.shape), port.dtype.name, port.batch_axis, port.element)
+    return replace(entry, cache=caches.get(port.blob))
+
+
+def _caches(graph: Graph, ports: Sequence[Port]) -> dict[Blob, Cache]:
+    """Return the caches among the net's inputs and outputs."""
+    names = {port.blob: port.name for port in ports}
+    found: dict[Blob, Cache] = {}
+    for layer, role, past, present in cache_pairs(graph):
+        if past in names and present in names:
+            found |= dict.fromkeys((past, present), Cache(clean_name(layer.name), role, names[past], names[present]))
+    return found
 
 
 def _tail_file(tail: Tail) -> TailFile:

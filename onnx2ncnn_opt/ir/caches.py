@@ -1,6 +1,16 @@
 """The keys and values that attention keeps from run to run."""
 
-from onnx2ncnn_opt.ir.graph import Blob, Graph
+from collections.abc import Iterator
+
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+
+
+def cache_pairs(graph: Graph) -> Iterator[tuple[Layer, str, Blob, Blob]]:
+    """Yield each attention layer with a cache, the cache's role, and the blobs before and after a run."""
+    for layer in graph:
+        if not layer.is_custom and layer.resolved.get("kv_cache"):
+            for role, past, present in zip(("key", "value"), layer.inputs[-2:], layer.outputs[1:], strict=True):
+                yield layer, role, past, present
 
 
 def caches(graph: Graph) -> set[Blob]:
@@ -8,5 +18,4 @@ def caches(graph: Graph) -> set[Blob]:
 
     ncnn chooses their layout in memory: numbers that are fed into them, or read out of them, mean nothing.
     """
-    layers = (layer for layer in graph if not layer.is_custom and layer.resolved.get("kv_cache"))
-    return {blob for layer in layers for blob in (*layer.inputs[-2:], *layer.outputs[1:])}
+    return {blob for _, _, *pair in cache_pairs(graph) for blob in pair}

@@ -158,6 +158,11 @@ def texts(shape: Iterable[Dim]) -> tuple[int | str, ...]:
     return tuple(size if isinstance(size, int) else str(size) for size in shape)
 
 
+def named(shape: Shape, sizes: Mapping[str, Dim]) -> Shape:
+    """Return a shape with other sizes for symbols."""
+    return tuple(size.subs(sizes) if isinstance(size, Sym) else size for size in shape)
+
+
 def is_fixed(sizes: Iterable[Dim] | None) -> TypeGuard[tuple[int, ...]]:
     """Return True for known sizes without a dynamic one."""
     return sizes is not None and all(isinstance(size, int) for size in sizes)

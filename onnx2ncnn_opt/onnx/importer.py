@@ -10,7 +10,7 @@ import onnx_ir
 
 from onnx2ncnn_opt.errors import GraphError, ShapeError, Unsupported, UnsupportedError, UsageError, plugged
 from onnx2ncnn_opt.ir.cut import computed_from, drop_unused
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, shape_text
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, named, shape_text
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.spec import LayerSpec
@@ -30,6 +30,7 @@ from onnx2ncnn_opt.onnx.lower.layout import Layout, first_batch, plain_dims
 from onnx2ncnn_opt.onnx.lower.memory_budget import MemoryBudget, check_results, check_size
 from onnx2ncnn_opt.onnx.ops import find, fold_bound, traits_of
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
+from onnx2ncnn_opt.onnx.read.caches import past_lengths
 from onnx2ncnn_opt.onnx.read.given import listed_sizes, solved
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.onnx.read.schema import misfit
@@ -158,6 +159,8 @@ class _Ends(ImportContext):
         self._refused_nodes: set[onnx_ir.Node] = set()
         self._lost: set[str] = set()  # inputs and outputs that no Mat can hold
         self._layers: dict[onnx_ir.Node, int] = {}
+        lengths = past_lengths(model.inputs)
+        self._inner, self._outer = (lengths.inner, lengths.outer) if lengths else ({}, {})
 
     def seen(self, result: Imported | UnsupportedError) -> Walk:
         """Return what became of the model, if the result of this import, or of one for a single item, is this."""
@@ -184,7 +187,7 @@ class _Ends(ImportContext):
                 self._tainted.add(info.name)
                 self._lost.add(info.name)
                 continue
-            view = View.of(info.shape, *layout)
+            view = View.of(named(info.shape, self._inner), *layout)
             blob = self.input(info.name, view)
             self._values[info.name] = tensor = Tensor(blob, view, dtype)
             for known in self._batches:
@@ -224,7 +227,8 @@ class _Ends(ImportContext):
             self._rename(blob, info.name)
             self.graph.add_output(blob)
             dtype = x.dtype if info.dtype is onnx_ir.DataType.UNDEFINED else info.dtype.numpy()
-            ports.append(Port(info.name, blob, x.shape, dtype, batch, element_type(x.dtype)))
+            shape = named(x.shape, self._outer)
+            ports.append(Port(info.name, blob, shape, dtype, batch, element_type(x.dtype)))
         return tuple(ports)
 
     def _output_layout(self, x: Tensor, told: int | None = None) -> tuple[Layout, int | None]:
@@ -274,7 +278,7 @@ class _Import(_Ends):
         drop_unused(self.graph)  # layers that only fed shapes or refused branches
         # No blob is to be empty: a window is not larger than its axis, a slice has an element.
         shapes = [blob.shape or () for layer in self.graph for blob in layer.outputs]
-        dynamic = {size for shape in shapes for size in shape if isinstance(size, Sym)}
+        dynamic = {size for shape in shapes for size in named(shape, self._outer) if isinstance(size, Sym)}
         for size in sorted(dynamic, key=lambda size: (len(size.names()), str(size))):
             self.demand(size, 1)
         return Imported(self.graph, inputs, outputs, tuple(self._custom.values()), self._minimum)
@@ -328,7 +332,7 @@ class _Import(_Ends):
         except MissingOperand:
             pass
         except Refusal as refusal:
-            sizes = solved(refusal.equal)
+            sizes = solved((named((a,), self._outer)[0], named((b,), self._outer)[0]) for a, b in refusal.equal)
             if sizes:
                 raise _Equal(sizes) from None
             self._refuse(node, refusal.reason, refusal.hint)

@@ -86,6 +86,7 @@ _ORDER = (
     "fuse_sdpa",
     "eliminate_tile_before_sdpa",
     "limit_mask_fill",
+    "fuse_kv_cache",
     "move_views",
     "fuse_multiheadattention",
     "move_crop_up",

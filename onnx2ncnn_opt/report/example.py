@@ -18,6 +18,7 @@ from onnx2ncnn_opt.report.tail import c_name, numpy_program
 from onnx2ncnn_opt.report.tail_call import DENSE, cpp_call, python_call
 from onnx2ncnn_opt.report.words import data_file
 from onnx2ncnn_opt.runtime.slots import np_dtype, too_small
+from onnx2ncnn_opt.runtime.steps import StepInputs
 
 # Default sizes of dynamic dimensions: of images, and of all others.
 _IMAGE, _LENGTH = 224, 16
@@ -75,18 +76,21 @@ def example(
     for entry in (*manifest.inputs, *manifest.outputs):
         if np_dtype(entry).name != entry.dtype or len(entry.shape) - (entry.batch_axis is not None) > max(_DIMS):
             raise UsageError(f"no Mat can hold {_Mat(entry, ()).text}, as the manifest has it")
+    loop = StepInputs.of(manifest) if manifest.caches else None
     inputs = _inputs(manifest, shapes or {})
     # The shapes alone matter: these arrays take no memory.
     if small := too_small(manifest, {mat.entry.name: np.broadcast_to(0, mat.shape) for mat in inputs}):
         raise UsageError(small)
     files = (param.as_posix(), bin.as_posix())
+    if loop is not None and (tail is not None or loop.scores is None or loop.ids.element != "int32"):
+        raise UsageError("a loop needs a net that takes tokens and gives their scores: write yours with Net.step")
     if language == "cpp":
-        return _cpp(inputs, manifest, *files, embedded, tail, c_name(name))
-    return _python(inputs, manifest, *files, tail)
+        return _cpp(inputs, manifest, *files, embedded, tail, c_name(name), loop)
+    return _python_loop(inputs, manifest, *files, loop) if loop else _python(inputs, manifest, *files, tail)
 
 
 def _inputs(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> list[_Mat]:
-    entries = manifest.model_inputs
+    entries = [entry for entry in manifest.model_inputs if entry.cache is None]
     names = [entry.name for entry in entries]
     for name in shapes:
         if name not in names:
@@ -165,7 +169,46 @@ def _python(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: str, ta
     lines = {name: "".join(f"{line}\n" for line in block) for name, block in blocks.items()}
     source = f"{numpy_program(tail)}\n\n" if tail else ""
     lines |= {"tail": source, "imports": "import base64\n\n" if "base64." in source else ""}
-    return Template(data_file("program.py.in")).substitute(lines, param=ascii(param), bin=ascii(bin))
+    program = data_file("load.py.in") + data_file("program.py.in")
+    return Template(program).substitute(lines, param=ascii(param), bin=ascii(bin))
+
+
+def _python_loop(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: str, loop: StepInputs) -> str:
+    assert loop.scores is not None
+    codes = {loop.ids.name: "np.reshape(ids, {})", "": "np.arange(length, length + len(ids)).reshape({})"}
+    if loop.mask is not None:
+        codes[loop.mask.name] = "np.ones(length + len(ids), {kind}).reshape({})"
+    if loop.positions is not None:
+        codes[loop.positions.name] = codes[""]
+    arrays = {
+        mat.entry.name: codes[mat.entry.name].format([*[1] * (len(mat.shape) - 1), -1], kind=f"np.{mat.entry.dtype}")
+        if mat.entry.name in codes
+        else f"others[{mat.entry.name!a}]"
+        for mat in inputs
+    }
+    others = [mat for mat in inputs if mat.entry in loop.others]
+    most = loop.positions.table if loop.positions else None
+    blocks = {
+        "options": (f"    net.opt.{option} = False" for option in _FP32),
+        "feeds": map(_python_feed, inputs),
+        "others": [
+            "    others = {  # put yours here",
+            *(f"        {mat.entry.name!a}: {_python_array(mat, 0)},  # {mat.text}" for mat in others),
+            "    }",
+        ]
+        if others
+        else (),
+        "checks": [f"        if length + len(ids) > {most}:  # the model knows no more positions", "            break"]
+        if most
+        else (),
+        "arrays": (f"            {name!a}: {code}," for name, code in arrays.items()),
+    }
+    lines = {name: "".join(f"{line}\n" for line in block) for name, block in blocks.items()}
+    if any("random." in line for line in lines["others"].splitlines()):
+        lines["others"] = "    random = np.random.default_rng(0)\n" + lines["others"]
+    names = {"past": ascii([a for a, _ in manifest.caches]), "present": ascii([b for _, b in manifest.caches])}
+    names |= {"scores": f"{loop.scores.blob!a}{_axis(loop.scores)}", "param": ascii(param), "bin": ascii(bin)}
+    return Template(data_file("load.py.in") + data_file("loop.py.in")).substitute(lines, imports="", **names)
 
 
 def _letterbox(mat: _Mat) -> Image | None:
@@ -224,10 +267,12 @@ def _cpp(
     net: EmbeddedNet | None,
     tail: Program | None,
     name: str,
+    loop: StepInputs | None,
 ) -> str:
     inputs, entries = [mat for mat in every if mat.entry.blob], (*manifest.inputs, *manifest.outputs)
     blobs = net.blobs if net else {entry.blob: _c(entry.blob) for entry in entries}
-    body = [line for i, mat in enumerate(inputs) for line in ("", *_cpp_feed(f"in{i}", mat, blobs[mat.entry.blob]))]
+    feeds = {mat.entry: _cpp_feed(f"in{i}", mat, blobs[mat.entry.blob]) for i, mat in enumerate(inputs)}
+    body = [_EXTRACTOR, *(line for lines in feeds.values() for line in ("", *lines))]
     codes = {dim: f"in{number}.{axis}" for number, mat in enumerate(inputs) for dim, axis in _cpp_sizes(mat)}
     for condition, problem in _too_small(manifest, codes):
         body += ["", f"    if ({condition.replace('//', '/')})", f"        return fputs({_c(problem)}, stderr), 1;"]
@@ -237,6 +282,8 @@ def _cpp(
     if tail:
         mats = {entry.name: f"out{number}" for number, entry in enumerate(manifest.outputs)}
         body += ["", *cpp_call(manifest, tail, name, mats, codes)]
+    if loop:
+        body = list(_cpp_loop(loop, feeds, blobs, [(blobs[a], blobs[b]) for a, b in manifest.caches]))
     blocks = {"options": [f"    net.opt.{option} = false;" for option in _FP32], "body": body}
     blocks["includes"] = []
     blocks["declarations"] = [data_file("letterbox.cpp.in").rstrip("\n"), ""] if any(map(_letterbox, inputs)) else []
@@ -257,6 +304,63 @@ def _cpp(
         fails = " || ".join(f"net.{load}({array}) != {array}_size" for load, array in loads)
     lines = {name: "".join(f"{line}\n" for line in block) for name, block in blocks.items()}
     return Template(data_file("program.cpp.in")).substitute(lines, fails=fails, tail=DENSE.lstrip() if tail else "")
+
+
+_EXTRACTOR = "    ncnn::Extractor ex = net.create_extractor();"
+
+
+def _cpp_loop(
+    loop: StepInputs, feeds: Mapping[Entry, list[str]], blobs: Mapping[str, str], caches: Sequence[tuple[str, str]]
+) -> Iterator[str]:
+    """Yield the lines of a greedy loop; `feeds` are the lines that make and feed each input, two for the latter."""
+    assert loop.scores is not None
+    for entry in loop.others:
+        yield from ("", *feeds[entry][:-2])
+    yield ""
+    kind = "const char*" if blobs[loop.scores.blob].startswith('"') else "const int"
+    for name, each in zip(("past", "present"), zip(*caches, strict=True), strict=True):
+        yield f"    {kind} {name}[] = {{{', '.join(each)}}};"
+    yield f"    std::vector<ncnn::Mat> caches({len(caches)}); // unset at first"
+    yield "    std::vector<int> ids = {1, 2, 3}; // your prompt, from your tokenizer"
+    yield "    int length = 0; // of the caches"
+    yield "    for (int n = 0; n < 32; n++) // tokens; break at that of your tokenizer which ends a text"
+    yield "    {"
+    yield "        const int count = (int)ids.size();"
+    if loop.positions and loop.positions.table:
+        yield f"        if (length + count > {loop.positions.table}) // the model knows no more positions"
+        yield "            break;"
+    yield f"    {_EXTRACTOR}"
+    for number, (entry, lines) in enumerate(feeds.items()):
+        if entry not in loop.others:
+            size = "length + count" if entry == loop.mask else "count"
+            rows = ", 1" * (len(entry.shape) - (entry.batch_axis is not None) - 1)
+            yield f"        ncnn::Mat in{number}({size}{rows}); // {_plain(entry)}"
+        if entry == loop.mask:
+            yield f"        in{number}.fill({'1' if entry.element == 'int32' else '1.f'});"
+        elif entry not in loop.others:
+            yield "        for (int i = 0; i < count; i++)"
+            yield f"            ((int*)in{number})[i] = {'ids[i]' if entry == loop.ids else 'length + i'};"
+        yield from (f"    {line}" for line in lines[-2:])
+    yield f"        for (int i = 0; length > 0 && i < {len(caches)}; i++)"
+    yield "            ex.input(past[i], caches[i]);"
+    yield "        ncnn::Mat scores;"
+    yield f"        if (ex.extract({blobs[loop.scores.blob]}, scores) != 0)"
+    yield "            return 1;"
+    yield "        // Type 1 leaves them in ncnn's own layout: with the usual 0 the next step is wrong, without a word."
+    yield f"        for (int i = 0; i < {len(caches)}; i++)"
+    yield "            if (ex.extract(present[i], caches[i], 1) != 0)"
+    yield "                return 1;"
+    yield "        length += count;"
+    yield "        const ncnn::Mat plane = scores.channel(scores.c - 1);"
+    yield "        const float* last = plane.row(plane.h - 1);"
+    yield "        ids.assign(1, 0);"
+    yield "        for (int i = 1; i < plane.w; i++) // greedy"
+    yield "            if (last[i] > last[ids[0]])"
+    yield "                ids[0] = i;"
+    yield '        printf("%d ", ids[0]);'
+    yield "        fflush(stdout);"
+    yield "    }"
+    yield '    printf("\\n");'
 
 
 _DIMS = {1: ("w",), 2: ("h", "w"), 3: ("c", "h", "w"), 4: ("c", "d", "h", "w")}

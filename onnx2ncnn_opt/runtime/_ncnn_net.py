@@ -9,6 +9,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     import numpy as np
 
 BINARY_MAGIC = (7767517).to_bytes(4, "little")
@@ -16,6 +18,13 @@ BINARY_MAGIC = (7767517).to_bytes(4, "little")
 # Exceptions of ncnn's binding: a Mat that it cannot convert, a string that it cannot decode.
 NCNN_ERRORS = (RuntimeError, TypeError, ValueError, MemoryError, OSError)
 EMPTY = "extract returned an empty Mat"
+# Attention over keys and values alone: its caches are these, as ncnn arranges them in memory.
+ARRANGING = """7767517
+3 8
+Input new 0 3 q k v
+Input unset 0 2 a b
+SDPA sdpa 5 3 q k v a b o keys values 7=1
+"""
 
 
 class NcnnNet:
@@ -40,21 +49,69 @@ class NcnnNet:
         else:
             inputs, outputs = net.input_names(), net.output_names()
         self.inputs, self.outputs = list(inputs), list(outputs)
+        self.pasts = [] if self.is_binary else list(cache_inputs(param))
+        self.arranger: Any = None
+        self.arranging: list[Any] = []
+        self.caches: dict[str, Any] = {}  # the Mats after the last step, by the inputs that take them
 
     def blob(self, name: str) -> str | int:
         """Return ncnn's name for a blob."""
         return int(name) if self.is_binary else name  # a binary .param has no names
 
-    def feed(self, feeds: list[dict[str, Any]]) -> Any:
-        """Return an extractor with these inputs: each has a "blob", an "array" and a "batch_axis"."""
+    def feed(self, feeds: list[dict[str, Any]], caches: Sequence[Sequence[str]] = (), past: int = 0) -> Any:
+        """Return an extractor with these inputs: each has a "blob", an "array" and a "batch_axis".
+
+        `caches` are the blobs of each cache before and after a step. They get the first `past` rows of the last step's;
+        without any they stay unset.
+        """
         extractor = self.net.create_extractor()
-        for feed in feeds:
+        arrays, self.arranging = {feed["blob"]: feed for feed in feeds}, []
+        pairs = [pair for pair in self.pasts if pair[0] in arrays and pair[1] in arrays]
+        for pair in pairs:
+            for blob, mat in zip(pair, self.arranged(*map(arrays.pop, pair))):  # noqa: B905 (3.8)
+                extractor.input(self.blob(blob), mat)
+        for feed in arrays.values():
             # A Mat made from an array owns nothing: an in-place first layer would free the array, so it is cloned.
             mat = self.ncnn.Mat(feed["array"], **batch_index(feed)).clone()
             code = extractor.input(self.blob(feed["blob"]), mat)
             if code != 0:
                 raise RuntimeError(f"the net has no blob '{feed['blob']}' (input returned {code})")
+        for blob, _ in caches if past else ():
+            extractor.input(self.blob(blob), self.shortened(blob, past))
         return extractor
+
+    def arranged(self, *pasts: dict[str, Any]) -> list[Any]:
+        """Return keys and values of a past as attention's caches."""
+        import numpy as np
+
+        if self.arranger is None:
+            self.arranger = self.ncnn.Net()
+            self.arranger.opt = self.net.opt
+            self.arranger.load_param_mem(ARRANGING)
+            self.arranger.load_model(os.devnull)
+        extractor = self.arranger.create_extractor()
+        self.arranging.append(extractor)  # the caches are in its memory
+        keys, values = (np.squeeze(past["array"], past["batch_axis"]) for past in pasts)
+        for name, array in (("q", np.zeros_like(keys[:, :1])), ("k", keys), ("v", values)):
+            extractor.input(name, self.ncnn.Mat(np.ascontiguousarray(array)).clone())
+        return [extractor.extract(name, 1)[1] for name in ("keys", "values")]
+
+    def shortened(self, blob: str, rows: int) -> Any:
+        """Return the first rows of a cache; ncnn grows it in place, and writes over the rows behind them."""
+        known = self.caches[blob].h if blob in self.caches else 0
+        if known < rows:
+            raise RuntimeError(f"the caches have {known} rows, not {rows}: the net was loaded anew; start with reset()")
+        mat = self.ncnn.Mat(self.caches[blob])
+        mat.h = rows
+        # A GPU takes no Mat with gaps; on a CPU rows are in blocks, which a clone would cut.
+        return mat.clone() if self.net.opt.use_vulkan_compute and known > rows else mat
+
+    def keep(self, extractor: Any, caches: Sequence[Sequence[str]]) -> None:
+        """Take the caches out of an extractor for the next step, in ncnn's own layout: only type 1 leaves it."""
+        results = {blob: extractor.extract(self.blob(after), 1) for blob, after in caches}
+        if wrong := [after for blob, after in caches if results[blob][0] != 0 or results[blob][1].dims == 0]:
+            raise RuntimeError(f"ncnn could not compute the cache '{wrong[0]}'")
+        self.caches = {blob: mat for blob, (_, mat) in results.items()}
 
     def extract(self, extractor: Any, output: dict[str, Any]) -> np.ndarray[Any, Any]:
         """Return one output, which has a "blob" and a "batch_axis"."""
@@ -66,6 +123,16 @@ class NcnnNet:
         if mat.n > 1 and output["batch_axis"] is None:
             raise RuntimeError(f"the Mat holds a batch of {mat.n}, but no batch axis was expected")
         return np.array(mat.numpy(**batch_index(output)))
+
+
+def cache_inputs(param: str) -> Iterator[tuple[str, str]]:
+    """Yield the blobs of keys and values before a run, of each SDPA with a cache in a .param file."""
+    with open(param, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            words = line.split()
+            if words[:1] == ["SDPA"] and "7=1" in words[4:]:
+                first, count = 4, int(words[2])
+                yield words[first + count - 2], words[first + count - 1]
 
 
 def batch_index(item: dict[str, Any]) -> dict[str, int]:

@@ -77,28 +77,42 @@ class NcnnServer(Server):
         self.net = NcnnNet(param, bin, {**options, "use_vulkan_compute": self.vulkan})
         self.answer({"inputs": self.net.inputs, "outputs": self.net.outputs})
 
-    def do_run(self, feeds: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> None:
-        """Compute outputs; send an answer after the feeds, then one for each output."""
-        extractor = self.fed(feeds)
+    def do_run(
+        self,
+        feeds: list[dict[str, Any]],
+        outputs: list[dict[str, Any]],
+        caches: Sequence[list[str]] = (),
+        past: int = 0,
+    ) -> None:
+        """Compute outputs; send an answer after the feeds, one for each output, and one for caches that were kept."""
+        extractor = self.fed(feeds, caches, past)
         for output in outputs:
             self.attempt(self.extract, extractor, output)
+        if caches:
+            self.attempt(self.keep, extractor, caches)
 
-    def fed(self, feeds: list[dict[str, Any]]) -> Any:
+    def fed(self, feeds: list[dict[str, Any]], caches: Sequence[list[str]] = (), past: int = 0) -> Any:
         """Return an extractor with the feeds, and say so."""
-        extractor = self.net.feed(feeds)
+        extractor = self.net.feed(feeds, caches, past)
         self.answer({"fed": len(feeds)})
         return extractor
 
     def extract(self, extractor: Any, output: dict[str, Any]) -> None:
         self.answer({}, self.net.extract(extractor, output))
 
-    def do_time(self, feeds: list[dict[str, Any]], outputs: list[dict[str, Any]], seconds: float) -> None:
+    def keep(self, extractor: Any, caches: Sequence[list[str]]) -> None:
+        self.net.keep(extractor, caches)
+        self.answer({})
+
+    def do_time(
+        self, feeds: list[dict[str, Any]], outputs: list[dict[str, Any]], seconds: float, **caches: Any
+    ) -> None:
         """Run for some time; the answer has the seconds of each run."""
         clock = self.clock()
         times: list[float] = []
         end = time.perf_counter() + seconds
         while not times or time.perf_counter() < end:
-            extractor = self.net.feed(feeds)
+            extractor = self.net.feed(feeds, **caches)
             start = clock()
             for output in outputs:
                 code, _ = extractor.extract(self.net.blob(output["blob"]))
@@ -123,9 +137,9 @@ class NcnnServer(Server):
             kilobytes = []
         self.answer({"bytes": kilobytes[0] * 1024 if kilobytes else None})
 
-    def do_walk(self, feeds: list[dict[str, Any]], steps: list[dict[str, Any]]) -> None:
+    def do_walk(self, feeds: list[dict[str, Any]], steps: list[dict[str, Any]], **caches: Any) -> None:
         """Compute blob after blob, and round each before the next is computed from it; send an answer for each."""
-        extractor = self.fed(feeds)
+        extractor = self.fed(feeds, **caches)
         random = np.random.default_rng(0)
         for step in steps:
             self.attempt(self.step, extractor, random, **step)
@@ -204,16 +218,18 @@ class NcnnServer(Server):
             self.normals = np.random.default_rng(1).standard_normal(NORMALS, np.float32)
         return repeated(self.normals[random.integers(NORMALS // 2) :], shape)
 
-    def do_time_blobs(self, feeds: list[dict[str, Any]], blobs: list[str], runs: int, seconds: float) -> None:
+    def do_time_blobs(
+        self, feeds: list[dict[str, Any]], blobs: list[str], runs: int, seconds: float, **caches: Any
+    ) -> None:
         """Measure the time of a net, and of each of its blobs; send one answer."""
         clock = self.clock()
         each: list[list[tuple[float, float]]] = []
         whole: list[float] = []
         end = time.perf_counter() + seconds
         while len(whole) <= runs and (len(whole) < 2 or time.perf_counter() < end):  # the first run warms up
-            extractor = self.net.feed(feeds)
+            extractor = self.net.feed(feeds, **caches)
             each.append([self.times_of(extractor, blob, clock) for blob in blobs])
-            extractor = self.net.feed(feeds)
+            extractor = self.net.feed(feeds, **caches)
             start = clock()
             for blob in self.net.outputs:
                 extractor.extract(self.net.blob(blob))

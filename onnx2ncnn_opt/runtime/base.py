@@ -1,8 +1,10 @@
 """The common part of all runtimes: inputs, outputs, and the error about a missing runtime."""
 
+from __future__ import annotations
+
 import importlib.util
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +30,20 @@ class Feed(NamedTuple):
         shape = list(self.array.shape) or [1]
         batch = 1 if self.batch_axis is None else shape.pop(self.batch_axis)
         return tuple(shape), batch
+
+
+class Step(dict[str, Feed]):
+    """The feeds of a decoder's step by blob.
+
+    `caches` are the blobs of each cache before and after a step. They stay in ncnn's process: they get the first `past`
+    rows that the step `before` leaves, or stay unset. Without `before` the process has to hold these rows.
+    """
+
+    def __init__(
+        self, feeds: Mapping[str, Feed], caches: Sequence[tuple[str, str]], past: int, before: Step | None = None
+    ) -> None:
+        super().__init__(feeds)
+        self.caches, self.past, self.before = caches, past, before
 
 
 class Fetch(NamedTuple):

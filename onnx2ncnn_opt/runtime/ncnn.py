@@ -13,7 +13,7 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
 from onnx2ncnn_opt.progress import counted
-from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch, all_there, outdated
+from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch, Step, all_there, outdated
 from onnx2ncnn_opt.runtime.child import ARRAY, Child, Worker
 from onnx2ncnn_opt.runtime.targets import LOCAL, MODES, Target
 
@@ -113,6 +113,10 @@ class NcnnWorker(Worker):
                 self._runner = runner
             yield child
 
+    def holds(self, runner: NcnnRunner) -> bool:
+        """Return True if the process has the runner's net."""
+        return self._runner is runner
+
     def memory(self, *, restart: bool = False) -> int | None:
         """Return the most bytes that the process had since the last `restart`; None if its system does not say."""
         with self.within(_SECONDS_TO_START * self.target.patience, "a question") as child:
@@ -165,6 +169,7 @@ class NcnnRunner:
         self.worker = NcnnWorker() if worker is None else worker
         self._owns_worker = worker is None
         self._names: dict[str, Any] = {}
+        self._held: Step | None = None  # the caches in the process are those after it
 
     def __enter__(self) -> NcnnRunner:
         return self
@@ -212,10 +217,13 @@ class NcnnRunner:
                         results[fetch.blob] = Failure(answer["error"] + child.said(answer["mark"]))
                     else:
                         results[fetch.blob] = fetch.read(child.receive_array(answer))
+                if isinstance(feeds, Step) and feeds.caches:
+                    self._receive(child)
+                    self._held = feeds
         except CrashError as death:
             if not fed:
                 raise
-            first, *others = (fetch.blob for fetch in wanted if fetch.blob not in results)
+            first, *others = [fetch.blob for fetch in wanted if fetch.blob not in results] or ["caches"]
             results[first] = Failure(str(death), crashed=True)
             results.update(dict.fromkeys(others, Failure(f"not reached: ncnn died on '{first}'", crashed=True)))
         return results
@@ -272,6 +280,7 @@ class NcnnRunner:
         """Load the net into the worker's process; the worker calls this."""
         param, bin = self.worker.file(self.param), self.worker.file(self.bin)
         child.send({"do": "load", "param": param, "bin": bin, "options": self._options})
+        self._held = None
         self._names = self._receive(child, inputs=[str], outputs=[str])
 
     def _loaded(self) -> dict[str, Any]:
@@ -282,7 +291,12 @@ class NcnnRunner:
 
     @contextmanager
     def _asked(self, feeds: Mapping[str, Feed | Array], **request: Any) -> Iterator[Child]:
-        """Send a request with feeds to the process, and yield it."""
+        """Send a request with feeds to the process, and yield it; a decoder takes the steps before this one first."""
+        if isinstance(feeds, Step):
+            request |= {"caches": feeds.caches, "past": feeds.past}
+            held = self._held if self.worker.holds(self) else None
+            if feeds.before is not None and feeds.before not in (held, held and held.before):
+                self.extract(feeds.before, ())
         described, arrays = [], []
         for blob, feed in feeds.items():
             array, axis = as_feed(blob, feed)

@@ -13,9 +13,10 @@ from onnx2ncnn_opt.errors import RunError, UsageError, check_options
 from onnx2ncnn_opt.manifest import Entry, Manifest, read_manifest
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.runtime._ncnn_net import NCNN_ERRORS, NcnnNet
-from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch, all_there, require
+from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch, Step, all_there, require
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker, as_feed
 from onnx2ncnn_opt.runtime.slots import Slot, check_arrays, check_fed, feeds_of, np_dtype, sizes_of, too_small
+from onnx2ncnn_opt.runtime.steps import StepInputs
 from onnx2ncnn_opt.runtime.tail import tail_of
 from onnx2ncnn_opt.runtime.targets import MODES, check_modes, find_target
 
@@ -32,6 +33,9 @@ class Net:
     another place to run, as for `verify_net`. With `isolated=False` ncnn runs in this process: faster for small nets,
     and not for nets that nobody has verified. Use it as a context manager, or `close` it. It is for one thread at a
     time.
+
+    A decoder runs token by token: the net keeps the caches of attention, next to ncnn, and `past` is their length.
+    `step` feeds the next tokens, `rewind` forgets the last ones, `reset` all.
 
     Raises UsageError where files, manifest or options make no sense, or ncnn is missing, RunError where ncnn does not
     load the net.
@@ -68,6 +72,8 @@ class Net:
             options: dict[str, Any] = {**MODES[mode], **({} if threads is None else {"num_threads": threads})}
             self._runner = _InProcess(self.param, self.bin, options)
             self._end = self._runner.close
+        self.past = 0
+        self._given: dict[str, Any] = {}
         try:
             self._check_blobs()
         except BaseException:
@@ -92,13 +98,13 @@ class Net:
 
     @property
     def inputs(self) -> tuple[Entry, ...]:
-        """The model's inputs; empty without a manifest."""
-        return self.manifest.model_inputs if self.manifest else ()
+        """The model's inputs, without caches; empty without a manifest."""
+        return tuple(e for e in self.manifest.model_inputs if e.cache is None) if self.manifest else ()
 
     @property
     def outputs(self) -> tuple[Entry, ...]:
-        """The model's outputs; empty without a manifest."""
-        return self.manifest.model_outputs if self.manifest else ()
+        """The model's outputs, without caches; empty without a manifest."""
+        return tuple(e for e in self.manifest.model_outputs if e.cache is None) if self.manifest else ()
 
     def run(
         self, inputs: Mapping[str, Any], outputs: Sequence[str] | None = None, *, cast: bool = False
@@ -106,7 +112,7 @@ class Net:
         """Return the outputs by name, all of them by default, in the model's shapes and types.
 
         `inputs` are arrays, or values that numpy makes arrays of, by name. Inputs that the conversion bound to a value
-        may be left out. `cast` lets a float input take arrays of integers and of float64.
+        may be left out. `cast` lets a float input take arrays of integers and of float64. A decoder forgets all steps.
 
         Raises UsageError if a name, shape or type is not the model's, RunError if ncnn could not compute an output, and
         CrashError if its process died or took too long.
@@ -116,7 +122,42 @@ class Net:
         check_options(inputs=inputs, outputs=() if outputs is None else outputs)
         if self.manifest is None:
             return self._run_blobs(inputs, outputs)
-        manifest = self.manifest
+        self.reset()
+        return self._run(self.manifest, inputs, outputs, cast=cast)
+
+    def step(
+        self, ids: Any, inputs: Mapping[str, Any] | None = None, outputs: Sequence[str] | None = None
+    ) -> dict[str, Array]:
+        """Return the outputs for the next tokens of a decoder, like `run`; the caches of its attention grow by them.
+
+        `ids` are one token or several, in the shape of the input or as a list. Mask and positions follow from the
+        number of tokens; `inputs` may have them. Arrays of other inputs, such as an encoder's results, are needed in
+        the first step, and hold until `reset`. After an error the caches are as before the step.
+
+        Raises UsageError for a net without caches, or one that has no input for tokens, and the errors of `run`.
+        """
+        if self.manifest is None or not self.manifest.caches:
+            raise UsageError(f"{self.param} has no caches of attention, or no manifest that names them: use run")
+        step = StepInputs.of(self.manifest)
+        arrays = {**self._given, **step.arrays(np.atleast_1d(ids), self.past), **(inputs or {})}
+        results = self._run(self.manifest, arrays, outputs)
+        self._given = {entry.name: arrays[entry.name] for entry in step.others if entry.name in arrays}
+        self.past += step.rows(arrays)
+        return results
+
+    def rewind(self, count: int) -> None:
+        """Forget the last `count` tokens; raises UsageError if there are fewer."""
+        if not isinstance(count, int) or not 0 <= count <= self.past:
+            raise UsageError(f"the net can forget 0 to {self.past} tokens, not {count!r:.80}")
+        self.past -= count
+
+    def reset(self) -> None:
+        """Forget all tokens, and the arrays of other inputs."""
+        self.past, self._given = 0, {}
+
+    def _run(
+        self, manifest: Manifest, inputs: Mapping[str, Any], outputs: Sequence[str] | None, *, cast: bool = False
+    ) -> dict[str, Array]:
         arrays = check_arrays(inputs, self.inputs, {value.name: value.array() for value in manifest.values}, cast=cast)
         if problem := too_small(manifest, arrays):
             raise UsageError(problem)
@@ -125,11 +166,12 @@ class Net:
             if name not in names:
                 raise UsageError(f"the model has no output '{name}'; its outputs are {', '.join(names)}")
         names = names if outputs is None else list(outputs)
-        wanted = {entry.name: entry for entry in manifest.outputs if self._tail or entry.name in names}
+        wanted = {entry.name: entry for entry in manifest.read if self._tail or entry.name in names}
         blobs = self._runner.input_names()
-        fed = [slot for slot in map(Slot.of, manifest.inputs) if slot.blob in blobs]
+        fed = [slot for slot in map(Slot.of, manifest.fed) if slot.blob in blobs]
         slots = [Slot.of(entry) for entry in wanted.values()]
-        results = all_there(self._runner.extract(feeds_of(fed, arrays), [slot.fetch for slot in slots]), self.param)
+        step = Step(feeds_of(fed, arrays), manifest.caches, self.past)
+        results = all_there(self._runner.extract(step, [slot.fetch for slot in slots]), self.param)
         sizes = sizes_of(manifest.inputs, arrays)
         found = {slot.name: as_output(wanted[slot.name], slot, results[slot.blob], sizes) for slot in slots}
         found = self._tail.run(arrays, found) if self._tail else found
@@ -180,9 +222,10 @@ class _InProcess:
 
     def extract(self, feeds: Mapping[str, Feed], outputs: Sequence[Fetch]) -> dict[str, Array | Failure]:
         net = self._loaded()
+        caches, past = (feeds.caches, feeds.past) if isinstance(feeds, Step) else ((), 0)
         given = [{"blob": blob, **as_feed(blob, feed)._asdict()} for blob, feed in feeds.items()]
         try:
-            extractor = net.feed(given)
+            extractor = net.feed(given, caches, past)
         except NCNN_ERRORS as error:
             raise RunError(f"ncnn refuses {self._param}: {error}") from error
         results: dict[str, Array | Failure] = {}
@@ -191,6 +234,11 @@ class _InProcess:
                 results[fetch.blob] = fetch.read(net.extract(extractor, fetch._asdict()))
             except NCNN_ERRORS as error:
                 results[fetch.blob] = Failure(str(error))
+        try:
+            if caches:
+                net.keep(extractor, caches)
+        except NCNN_ERRORS as error:
+            raise RunError(f"{self._param}: {error}") from error
         return results
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from onnx2ncnn_opt.errors import UsageError, VerificationError
 from onnx2ncnn_opt.manifest import Entry, Image, Manifest
 from onnx2ncnn_opt.onnx.read.given import parsed_size
-from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch
+from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch, Step
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,49 @@ def feeds_of(slots: Sequence[Slot], arrays: Mapping[str, Array]) -> dict[str, Fe
     return {slot.blob: Feed(arrays[slot.name], slot.batch_axis) for slot in slots}
 
 
+class StepFeeds(Mapping[str, Array]):
+    """The model's arrays of a decoder's step: its `own`, and the first `past` rows of the `pasts`.
+
+    `pasts` are the newest caches of all steps, each with its axis of tokens, by the inputs' names; `caches` are their
+    blobs in the net, as for `Step`.
+    """
+
+    def __init__(
+        self,
+        own: Mapping[str, Array],
+        pasts: Mapping[str, tuple[Array, int]],
+        past: int,
+        caches: Sequence[tuple[str, str]],
+        before: StepFeeds | None,
+    ) -> None:
+        self.own, self.pasts, self.past, self.caches, self.before = own, pasts, past, caches, before
+        self._step: Step | None = None
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self.pasts:
+            return self.own[name]
+        array, axis = self.pasts[name]
+        return array[(*[slice(None)] * axis, slice(self.past))]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self.own, *self.pasts))
+
+    def __len__(self) -> int:
+        return len(self.own) + len(self.pasts)
+
+    def step(self, slots: Sequence[Slot]) -> Step:
+        """Return the feeds of the net, the same ones each time."""
+        if self._step is None:
+            before = None if self.before is None else self.before.step(slots)
+            own = [slot for slot in slots if slot.name in self.own]
+            self._step = Step(model_feeds(own, self.own), self.caches, self.past, before)
+        return self._step
+
+
 def model_feeds(slots: Sequence[Slot], arrays: Mapping[str, Array]) -> dict[str, Feed]:
     """Return `feeds_of` the model's own inputs: the net gets the pixels that lead to them."""
+    if isinstance(arrays, StepFeeds):
+        return arrays.step(slots)
     pixels = {slot.name: slot.image.pixels(arrays[slot.name]) for slot in slots if slot.image}
     return feeds_of(slots, {**arrays, **pixels})
 
@@ -120,6 +161,9 @@ def check_arrays(
                 array.dtype == np.uint8
             )
             raise UsageError(f"the model takes {entry}, not an array of {array.dtype} (cast=True converts it){pixels}")
+        if entry.table and array.size and not 0 <= array.min() <= array.max() < entry.table:
+            where = f"a table of {entry.table} entries, which go from 0 to {entry.table - 1}"
+            raise UsageError(f"{entry.name} has {array.min()} to {array.max()}, but is an index into {where}")
         checked[entry.name] = array.astype(dtype, copy=False)
     for text, size in sizes.items():  # P+S has to be this sum
         meant = parsed_size(text, {name: value for name, value in sizes.items() if name != text})

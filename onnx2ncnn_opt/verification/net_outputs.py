@@ -107,7 +107,7 @@ class OutputComparison:
         """Feed the net in this way, and judge its outputs; `blobs` are their names in the net."""
         arrays = model_feeds(way, self.feeds)
         if self.manifest is not None:
-            slots = manifest_slots("output", list(self.reference), self.manifest.outputs)
+            slots = manifest_slots("output", list(self.reference), self.manifest.read)
             results = self.runner.extract(arrays, [slot.fetch for slot in slots])
             judged = [self.judge(slot, results[slot.blob]) for slot in slots]
             if self.behind is None or is_wrong(judged):
@@ -191,16 +191,18 @@ def manifest_slots(kind: str, names: Sequence[str], entries: Sequence[Entry]) ->
 def input_slots(manifest: Manifest | None, feeds: Mapping[str, Array], blobs: Sequence[str]) -> list[list[Slot]]:
     """Return the ways to feed the arrays to the net with these input blobs, the likeliest first.
 
-    A manifest leaves one. Without it blobs are matched by `pair`, and the batch is tried in three ways: its axis is 1
-    and dropped in most nets, kept in a few, and in new ones the Mat's batch.
+    A manifest leaves one, in which empty caches stay unset. Without it blobs are matched by `pair`, and the batch is
+    tried in three ways: its axis is 1 and dropped in most nets, kept in a few, and in new ones the Mat's batch.
 
     Raises UsageError if the manifest is that of another model, and VerificationError if a blob of the net would be left
     without a value, on which ncnn crashes.
     """
     if manifest is not None:
         others = {entry.name for entry in manifest.model_inputs} - {entry.name for entry in manifest.inputs}
-        names = [name for name in feeds if name not in others]
-        ways = [[slot for slot in manifest_slots("input", names, manifest.inputs) if slot.blob in blobs]]
+        slots = manifest_slots("input", [name for name in feeds if name not in others], manifest.inputs)
+        unset = [blob for blob, _ in manifest.caches]
+        fed = [slot for slot in slots if slot.blob in blobs and (slot.blob not in unset or feeds[slot.name].size)]
+        ways = [fed]
     else:
         pairs = pair(list(feeds), blobs, lambda name, blob: True)
         rules: tuple[Callable[[Array], bool], ...] = (
@@ -213,7 +215,8 @@ def input_slots(manifest: Manifest | None, feeds: Mapping[str, Array], blobs: Se
             for is_batched in rules
         ]
         ways = [way for number, way in enumerate(ways) if way not in ways[:number]]
-    check_fed([slot.blob for slot in ways[0]], blobs, list(feeds))
+        unset = []
+    check_fed([*unset, *(slot.blob for slot in ways[0])], blobs, list(feeds))
     return ways
 
 

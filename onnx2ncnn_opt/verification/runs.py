@@ -33,16 +33,17 @@ _SHORTEST = 8  # elements; real images, sentences and sounds are longer
 
 @dataclass(frozen=True)
 class Run:
-    """The inputs of a model at some dynamic sizes, and its results."""
+    """The inputs of a model at some dynamic sizes, and its results; `label` says in words what they are."""
 
     sizes: Mapping[str, int]
     draw: Draw | None
     feeds: Mapping[str, Array]
     reference: Mapping[str, Array]
+    label: str = ""
 
     def __str__(self) -> str:
         sizes = " ".join(f"{name}={size}" for name, size in self.sizes.items())
-        return ", ".join(filter(None, (sizes, str(self.draw or ""))))
+        return ", ".join(filter(None, (sizes, str(self.draw or ""), self.label)))
 
 
 def manifest_beside(param: Path, model: Path) -> tuple[Manifest | None, str]:

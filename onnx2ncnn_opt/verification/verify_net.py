@@ -24,6 +24,9 @@ from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, model_feeds, too_small
 from onnx2ncnn_opt.runtime.tail import tail_of
 from onnx2ncnn_opt.runtime.targets import check_modes, find_target
+from onnx2ncnn_opt.verification.decode import LEAST_RUNS as DECODER_RUNS
+from onnx2ncnn_opt.verification.decode import ROW as TOKEN_ROW
+from onnx2ncnn_opt.verification.decode import Decoder, judge_token
 from onnx2ncnn_opt.verification.driver import VerifyReport, check_outputs, is_wrong, judge_modes
 from onnx2ncnn_opt.verification.given_inputs import given_inputs
 from onnx2ncnn_opt.verification.inputs import dynamic_sizes
@@ -71,7 +74,7 @@ def verify_net(
         rows, wrong = judge_modes(judge, modes)
         checked = process.checked(modes)
     loaded, done = judge.model, judge.done
-    of_sizes = {tuple(run.sizes.items()): run for run in done}.values()
+    of_sizes = {tuple(run.sizes.items()): run for run in done if not run.label}.values()
     is_drawn = verification.feeds is None
     small = small_runs(loaded, manifest, done) if is_drawn and verification.wanted is None else ""
     dynamic = [info.name for info in loaded.inputs if any(isinstance(size, Sym) for size in info.shape)]
@@ -79,8 +82,8 @@ def verify_net(
     return VerifyReport(
         outputs=rows,
         seed=verification.seed if is_drawn else None,
-        sizes=tuple(run.sizes for run in of_sizes),
-        shapes=tuple({name: run.feeds[name].shape for name in dynamic} for run in of_sizes),
+        sizes=tuple(run.sizes for run in of_sizes) or ({},),
+        shapes=tuple({name: run.feeds[name].shape for name in dynamic} for run in of_sizes) or ({},),
         checked=checked,
         draws=tuple(run.draw for run in done if run.draw is not None),
         notes=(*notes, *judge.notes, *([small] if small else [])),
@@ -111,10 +114,18 @@ class _ModelJudge:
         self.model = load_converted(model, manifest, shapes=verification.shapes, values=values, outputs=outputs)
         announce("ONNX Runtime loads the model")
         values, timeout = self.model.values, verification.timeout
-        self._reference = OrtRunner(model, outputs=outputs, values=values, threads=None, timeout=timeout)
-        self.rounding = Rounding(model, cut, values)
         self.done: list[Run] = []
         self.notes: list[str] = []
+        self._decoder: Decoder | None = None
+        self._reference = OrtRunner(model, outputs=outputs, values=values, threads=None, timeout=timeout)
+        if manifest is not None and manifest.caches and verification.feeds is None:
+            try:
+                self._decoder = Decoder(self.model, manifest, verification.seed, self._reference)
+            except UsageError as error:
+                self.notes.append(f"no tokens were decoded, only single steps run: {error}")
+        if manifest is not None and manifest.caches:
+            cut = cut or [entry.name for entry in manifest.read]
+        self.rounding = Rounding(model, cut, values)
         self._tolerance = verification.tolerance or tolerance_of(self.model)
         is_usual = verification.tolerance is None and not verification.is_user_tolerance
         self._is_default = is_usual and self._tolerance == DEFAULT
@@ -123,6 +134,8 @@ class _ModelJudge:
 
     def _inputs(self) -> Iterator[Run]:
         how, fixed = self.how, (self.model, self._reference, self.manifest, self.how.seed)
+        if self._decoder is not None:
+            return self._decoder.runs()
         if how.feeds is None:
             return wanted_runs(*fixed, how.wanted) if how.wanted else drawn_runs(*fixed)
         given = given_inputs(how.feeds, self.model)
@@ -140,6 +153,7 @@ class _ModelJudge:
             return
         end = time.monotonic() + EFFORTS[self.how.effort][0]
         least = _LEAST_RUNS + bool(dynamic_sizes(self.model))  # which get a second choice of sizes
+        least = DECODER_RUNS if self._decoder else least
         for run in self._inputs():
             if self.how.wanted is None and len(self.done) >= least and time.monotonic() > end:
                 left = "inputs that tell less than these were left out; --effort thorough runs them"
@@ -153,9 +167,15 @@ class _ModelJudge:
         how, tolerance = self.how, self.how.allowed(in_mode(mode, self._tolerance))
         fixed = self.manifest, tolerance, self.rounding, how.is_user_tolerance, self._least
         tail, reference = self._tail if mode == "fp32" else None, run.reference
+        if self.manifest is not None:  # ncnn chooses the layout of a cache
+            opaque = {entry.name for entry in self.manifest.outputs if entry.cache}
+            reference = {name: array for name, array in reference.items() if name not in opaque}
         if self._tail is not None:
             reference = {name: array for name, array in reference.items() if name not in self._tail.names}
         behind = None if tail is None else partial(tail.judge, run.feeds, run.reference)
+        token = self._decoder.tokens if self._decoder and tail is None else None
+        if token is not None:
+            behind = partial(judge_token, token, run.reference, self.notes, f"{run} in {mode}", tolerance.relative)
         comparison = OutputComparison(self._runner, run.feeds, reference, *fixed, behind=behind)
         way, found = comparison.best()
         error = max((output.max_rel or 0.0 for output in found), default=0.0)
@@ -169,6 +189,8 @@ class _ModelJudge:
         if tail is not None and not {row.name for row in found}.issuperset(tail.names):
             why = "the net is wrong at the cut already"
             found = [*found, *(OutputReport(name, None, "unproven", why) for name in tail.names)]
+        if token is not None and found[-1].name != TOKEN_ROW:
+            found = [*found, OutputReport(TOKEN_ROW, None, "unproven", "the scores are wrong already")]
         return found
 
     def _started(self, mode: str, *, exact: bool) -> NcnnRunner:

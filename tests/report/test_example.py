@@ -16,7 +16,9 @@ from onnx2ncnn_opt import Net
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.manifest import Manifest, read_manifest
+from onnx2ncnn_opt.report.embed import embed
 from onnx2ncnn_opt.report.example import example
+from testing.decoders import decoder
 from testing.models import parsed
 
 HERE = Path(__file__).parent
@@ -74,6 +76,36 @@ def test_the_python_one_gives_what_a_verified_run_gives(tmp_path: Path, name: st
     assert [line.split()[0] for line in done.stdout.splitlines()] == [entry.name for entry in manifest.outputs]
 
 
+def test_the_loops_of_a_decoder(tmp_path: Path) -> None:
+    """The Python one gives the tokens that a net gives that reads the whole text for each."""
+    _, param, bin = decoder(tmp_path)
+    manifest = read_manifest(param.with_suffix(".json"))
+    program = tmp_path / "loop.py"
+    program.write_text(example(manifest, param, bin, language="python"))
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    ids = [1, 2, 3]
+    with Net(param) as runner:
+        for _ in range(32):
+            runner.reset()
+            ids.append(int(runner.step(ids)["logits"][0, -1].argmax()))
+    assert done.stdout.split() == [str(token) for token in ids[3:]]
+    program.write_text(example(manifest, param, bin, language="python").replace("[1, 2, 3]", "[1] * 40"))
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=False)
+    assert len(done.stdout.split()) == 64 - 40 + 1, "the table of positions has 64 rows"
+    embedded = embed(param, bin)
+    for folder, net in (("plain", None), ("embedded", embedded)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "main.cpp").write_text(example(manifest, param, bin, language="cpp", embedded=net))
+    (tmp_path / "embedded" / f"{embedded.name}.mem.h").write_text(embedded.mem)
+    (tmp_path / "embedded" / f"{embedded.name}.id.h").write_text(embedded.ids)
+    compiles(tmp_path / "plain" / "main.cpp")
+    compiles(tmp_path / "embedded" / "main.cpp")
+    several = tuple(replace(entry, dtype="float32", element="float32") for entry in manifest.inputs)
+    with pytest.raises(UsageError, match="takes tokens"):
+        example(replace(manifest, inputs=several), param, bin, language="cpp")
+
+
 def headers() -> Path | None:
     """Return the folder of ncnn's headers, if they are installed."""
     given = os.environ.get("NCNN_INCLUDE")
@@ -86,11 +118,15 @@ def test_the_cpp_one_is_compiled_against_the_interface(tmp_path: Path, name: str
     program = tmp_path / "program.cpp"
     shapes = {"v": (2, 5, 2), "l": (2, 5)} if name == "windows" else {}
     program.write_text(example(*saved(tmp_path, name), language="cpp", shapes=shapes))
+    compiles(program)
+
+
+def compiles(program: Path) -> None:
     compiler = shutil.which("g++")
     found = headers()
     if compiler is None or found is None:
         missing = "there is no g++" if compiler is None else "ncnn's headers are not installed (NCNN_INCLUDE has them)"
-        say = f"\ntests/report/test_example.py: {name} is not compiled against ncnn's own headers: {missing}\n"
+        say = f"\ntests/report/test_example.py: {program} is not compiled against ncnn's own headers: {missing}\n"
         print(say, file=sys.__stderr__)
     if compiler is None:
         return

@@ -118,7 +118,7 @@ class WrongNet:
         results = extract_all(runner, fresh.graph, model_feeds(way, self.feeds))
         given, timeout = self.loaded.values, self.verification.timeout
         expected = OrtRunner(self.model, values=given, outputs=self.loaded.cut, timeout=timeout).run_any(self.feeds)
-        for entry in fresh.manifest.outputs:
+        for entry in fresh.manifest.read:
             result, array = results.get(entry.blob), expected[entry.name]
             if not isinstance(result, np.ndarray) or result.size != array.size:
                 return None

@@ -17,10 +17,11 @@ import onnx_ir
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
 from onnx2ncnn_opt.errors import ModelError
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym
+from onnx2ncnn_opt.ir.dim import Dim, named
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.read import constants, structure
 from onnx2ncnn_opt.onnx.read.binding import InputInfo, TensorInfo, bind, bind_values
+from onnx2ncnn_opt.onnx.read.caches import bind_lengths
 from onnx2ncnn_opt.onnx.read.embedded import Bytes, Embedded
 from onnx2ncnn_opt.onnx.read.exported import no_model
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
@@ -64,11 +65,10 @@ class LoadedModel:
     def bound(self, sizes: Mapping[str, Dim]) -> LoadedModel:
         """Return the model with numbers or other names for dynamic dimensions."""
 
-        def of(shape: Shape) -> Shape:
-            return tuple(dim.subs(sizes) if isinstance(dim, Sym) else dim for dim in shape)
-
-        inputs = tuple(replace(info, shape=of(info.shape)) for info in self.inputs)
-        outputs = tuple(info if info.shape is None else replace(info, shape=of(info.shape)) for info in self.outputs)
+        inputs = tuple(replace(info, shape=named(info.shape, sizes)) for info in self.inputs)
+        outputs = tuple(
+            info if info.shape is None else replace(info, shape=named(info.shape, sizes)) for info in self.outputs
+        )
         return replace(self, inputs=inputs, outputs=outputs)
 
     def initializer(self, name: str) -> Array:
@@ -115,7 +115,8 @@ def load_model(
     structure.lift_constants(model)
     constants.settle(model.graph, opened.embedded)
     open_shapes = {name: shape for name, shape in given.items() if name not in bound}
-    inputs, results = bind(model.graph.inputs, model.graph.outputs, open_shapes, sizes)
+    bound_shapes = bind(model.graph.inputs, model.graph.outputs, open_shapes, sizes)
+    inputs, results = bind_lengths(model.graph, *bound_shapes)
     return LoadedModel(
         graph=model.graph,
         inputs=inputs,

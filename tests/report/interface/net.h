@@ -39,6 +39,10 @@ public:
     const Mat channel(int c) const;
     Mat batch(int b);
     const Mat batch(int b) const;
+    float* row(int y);
+    const float* row(int y) const;
+    void fill(float v);
+    void fill(int v);
     template<typename T>
     operator T*();
     template<typename T>

@@ -1,0 +1,104 @@
+"""The sizes of models that keep keys and values from run to run: no batch, and no size is read from an empty past."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
+
+import onnx_ir
+
+from onnx2ncnn_opt.ir.dim import Dim, Sym, named, symbol
+from onnx2ncnn_opt.onnx.read.binding import InputInfo, TensorInfo
+from onnx2ncnn_opt.onnx.read.given import parsed_size
+
+_SEQUENCE = 2  # the axis of [batch, heads, sequence, width]
+# Operators that join past and new inside.
+_ATTENTION = frozenset({"Attention", "GroupQueryAttention", "MultiHeadAttention"})
+
+_Info = TypeVar("_Info", bound=TensorInfo)
+
+
+class Lengths(NamedTuple):
+    """The name of the past's length, and the size, without it, of the inputs that have past and new together."""
+
+    past: str
+    total: Sym
+    new: Dim
+
+    @property
+    def inner(self) -> dict[str, Dim]:
+        """The past's length as the net computes it: an unset cache has no shape, so it is the total less the new."""
+        return {self.past: symbol(str(self.total)) - self.new}
+
+    @property
+    def outer(self) -> dict[str, Dim]:
+        """The total in the model's names."""
+        return {str(self.total): self.total}
+
+
+def is_past(value: onnx_ir.Value) -> bool:
+    """Return True if a model's input is joined with new keys or values along the sequence, as one of its outputs."""
+    rank = len(value.shape or ())
+    return rank == _SEQUENCE + 2 and any(
+        node.op_type in _ATTENTION
+        or (
+            node.op_type == "Concat"
+            and node.inputs[0] is value
+            and node.attributes["axis"].as_int() % rank == _SEQUENCE
+            and node.outputs[0].is_graph_output()
+        )
+        for node in value.consumers()
+    )
+
+
+def bind_lengths(
+    graph: onnx_ir.Graph, inputs: Sequence[InputInfo], outputs: Sequence[TensorInfo]
+) -> tuple[tuple[InputInfo, ...], tuple[TensorInfo, ...]]:
+    """Return inputs and outputs of a model with a past: a batch of 1, and the mask as long as past and new together."""
+    pasts = [info for value, info in _pairs(graph, inputs) if is_past(value)]
+    lengths = {str(info.shape[_SEQUENCE]): info.shape[_SEQUENCE] for info in pasts}
+    sizes: dict[str, Dim] = {str(info.shape[0]): 1 for info in pasts if isinstance(info.shape[0], Sym)}
+    rows = [pair for pair in _pairs(graph, inputs) if len(pair[1].shape) == 2 and pair[1].dtype.is_integer()]
+    sizes_of_rows = {str(info.shape[1]): info.shape[1] for _, info in rows}
+    ids = {info.shape[1] for value, info in rows if any(_is_index(value, node) for node in value.consumers())}
+    for name, past in lengths.items():
+        candidates = {other: size for other, size in sizes_of_rows.items() if size not in (*ids, past)}
+        totals = [other for other in candidates if _is_sum(other, past, sizes_of_rows)] or [
+            other for other, size in candidates.items() if sum(size in info.shape for info in inputs) == 1
+        ]
+        new = [size for other, size in sizes_of_rows.items() if other not in totals]
+        if isinstance(past, Sym) and past == symbol(name) and len(totals) == len(new) == 1:
+            sizes[totals[0]] = past + new[0]
+    return (tuple(_bound(info, sizes) for info in inputs), tuple(_bound(info, sizes) for info in outputs))
+
+
+def _pairs(graph: onnx_ir.Graph, inputs: Sequence[InputInfo]) -> Iterator[tuple[onnx_ir.Value, InputInfo]]:
+    values = {value.name: value for value in graph.inputs}
+    yield from ((values[info.name], info) for info in inputs)
+
+
+def _is_index(value: onnx_ir.Value, node: onnx_ir.Node) -> bool:
+    return node.op_type == "Gather" and node.inputs[1] is value
+
+
+def _is_sum(name: str, past: Dim, others: Mapping[str, Dim]) -> bool:
+    """Return True if the exporter named a size as the sum of the past's length and another one."""
+    total = parsed_size(name, {str(past): past, **{other: size for other, size in others.items() if other != name}})
+    return isinstance(total, Sym) and str(past) in total.names()
+
+
+def _bound(info: _Info, sizes: Mapping[str, Dim]) -> _Info:
+    if info.shape is None:
+        return info
+    return replace(info, shape=named(info.shape, sizes))
+
+
+def past_lengths(inputs: Sequence[InputInfo]) -> Lengths | None:
+    """Return the lengths of a model whose mask is as long as past and new together; None for other models."""
+    names = {str(info.shape[_SEQUENCE]) for info in inputs if len(info.shape) == _SEQUENCE + 2}
+    for info in inputs:
+        for total in info.shape[1:] if len(info.shape) == 2 else ():
+            for past in sorted(names & (total.names() if isinstance(total, Sym) else set())):
+                new = total - symbol(past)
+                if isinstance(total, Sym) and past not in (new.names() if isinstance(new, Sym) else ()):
+                    return Lengths(past, total, new)
+    return None

@@ -1,0 +1,72 @@
+"""The steps of a decoder: the arrays that follow from its tokens and from the number of tokens before them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.manifest import Entry, Manifest
+from onnx2ncnn_opt.runtime.base import Array
+from onnx2ncnn_opt.runtime.slots import np_dtype
+
+# The names that exporters give to a decoder's own inputs.
+_IDS = ("input_ids", "decoder_input_ids", "inputs_embeds", "ids", "tokens")
+_MASKS = ("attention_mask", "decoder_attention_mask")
+_POSITIONS = ("position_ids", "decoder_position_ids", "cache_position", "positions")
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """The inputs that a step fills in; `mask` and `positions` may be missing, `others` are the caller's."""
+
+    ids: Entry
+    mask: Entry | None
+    positions: Entry | None
+    others: tuple[Entry, ...]
+    scores: Entry | None  # the output whose last row says which token is next
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> StepInputs:
+        """Find them among the inputs; raises UsageError if none takes tokens, or a past is no cache."""
+        entries = [entry for entry in manifest.model_inputs if entry.cache is None]
+        known = {entry.name: entry for entry in entries}
+        lengths = {size for entry in manifest.inputs if entry.cache for size in entry.shape if isinstance(size, str)}
+        if plain := [entry.name for entry in entries if len(entry.shape) > 2 and lengths.intersection(entry.shape)]:
+            raise UsageError(f"the net has a past that is no cache, so it cannot start without one: {', '.join(plain)}")
+
+        def first(names: Collection[str], rank: int) -> Entry | None:
+            return next((known[name] for name in names if name in known and len(known[name].shape) <= rank), None)
+
+        mask, positions = first(_MASKS, 2), first(_POSITIONS, 2)
+        integers = [entry for entry in entries if entry.element == "int32" and entry not in (mask, positions)]
+        ids = first(_IDS, 3) or (integers[0] if len(integers) == 1 else None)
+        if ids is None:
+            raise UsageError(f"no input takes tokens: they are {', '.join(known) or 'none'}, and none is input_ids")
+        floats = [e for e in manifest.read if len(e.shape) > 1 and "float" in e.dtype]
+        scores = next((e for e in floats if e.name == "logits"), floats[0] if floats else None)
+        return cls(ids, mask, positions, tuple(e for e in entries if e not in (ids, mask, positions)), scores)
+
+    def arrays(self, ids: Array, past: int) -> dict[str, Array]:
+        """Return the arrays of a step with these tokens after `past` others, which the mask all shows."""
+        axis = 0 if len(self.ids.shape) == 1 else 1
+        ids = np.asarray(ids)
+        if ids.ndim == axis and len(self.ids.shape) == ids.ndim + 1:
+            ids = ids[None]
+        if ids.ndim != len(self.ids.shape) or not ids.size:
+            raise UsageError(f"a step takes {self.ids}, not an array of shape {list(ids.shape)}")
+        batch, new = ids.shape[:axis], ids.shape[axis]
+        arrays = {self.ids.name: ids}
+        if self.mask is not None:
+            arrays[self.mask.name] = np.ones((*batch, past + new)[-len(self.mask.shape) :], np_dtype(self.mask))
+        if self.positions is not None:
+            numbers = np.arange(past, past + new, dtype=np_dtype(self.positions))
+            shape = (*batch, new)[-len(self.positions.shape) :]
+            arrays[self.positions.name] = np.broadcast_to(numbers, shape)
+        return arrays
+
+    def rows(self, arrays: Mapping[str, Array]) -> int:
+        """Return how many tokens a step has."""
+        return int(arrays[self.ids.name].shape[0 if len(self.ids.shape) == 1 else 1])

@@ -1,0 +1,153 @@
+"""The runs of a decoder: prompts of several lengths, whole and in chunks, and greedy tokens after each.
+
+ONNX Runtime chooses the tokens. Both get the same ones, and each hands on its own caches from step to step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onnx2ncnn_opt.errors import CrashError, RunError
+from onnx2ncnn_opt.manifest import Manifest
+from onnx2ncnn_opt.onnx.read.load import LoadedModel
+from onnx2ncnn_opt.outputs import OutputReport
+from onnx2ncnn_opt.progress import announce
+from onnx2ncnn_opt.runtime.base import Array
+from onnx2ncnn_opt.runtime.ort import OrtRunner
+from onnx2ncnn_opt.runtime.slots import StepFeeds, np_dtype
+from onnx2ncnn_opt.runtime.steps import StepInputs
+from onnx2ncnn_opt.verification.inputs import Draw, draw_inputs, dynamic_sizes
+from onnx2ncnn_opt.verification.runs import Run
+
+TOKENS = 16  # after each prompt
+ROW = "greedy token"  # the report's name for what is no output of the model
+
+
+class Plan(NamedTuple):
+    """A prompt in chunks. With `hides` the mask hides its second token: a mask of ones cannot show that it is read."""
+
+    chunks: tuple[int, ...]
+    hides: bool = False
+
+
+# The longest steps first: the time may be over before the last ones.
+_PLANS = (Plan((7,)), Plan((16, 1, 16)), Plan((1,)), Plan((33,)), Plan((3, 4)), Plan((7,), hides=True))
+LEAST_RUNS = sum(len(plan.chunks) + TOKENS for plan in _PLANS[:2])
+
+
+class Decoder:
+    """A model with caches; `runner` is that in ONNX Runtime. Raises UsageError if it cannot run step by step."""
+
+    def __init__(self, model: LoadedModel, manifest: Manifest, seed: int, runner: OrtRunner | None = None) -> None:
+        self._manifest, self._seed, self._runner = manifest, seed, runner
+        self._inputs = StepInputs.of(manifest)
+        drawn = draw_inputs(model, draw=Draw(seed, plain=True))
+        self._others = {entry.name: drawn[entry.name] for entry in self._inputs.others}
+        self._sizes = dynamic_sizes(model)
+        # With such a node the mask says how many tokens there are, and hides none.
+        self._counts = any(node.op_type == "GroupQueryAttention" for node in model.graph)
+        self.tokens = None if self._inputs.scores is None else self._inputs.scores.name
+
+    def first(self) -> StepFeeds:
+        """Return the feeds of a first step."""
+        random = np.random.default_rng(self._seed)
+        return self._feeds(self._drawn(random, min(_PLANS[0].chunks[0], self._longest)), self._unset(), 0, None)
+
+    def runs(self) -> Iterator[Run]:
+        """Yield all steps; of prompts that ONNX Runtime does not take, those before its error.
+
+        Raises its error if it takes none.
+        """
+        for number, plan in enumerate(_PLANS):
+            count = sum(plan.chunks)
+            if count >= self._longest or (plan.hides and (self._counts or self._inputs.mask is None)):
+                continue
+            try:
+                yield from self._session(number, plan, min(TOKENS, self._longest - count))
+            except CrashError:
+                raise
+            except RunError:
+                if number == 0:
+                    raise
+
+    @property
+    def _longest(self) -> int:
+        positions = self._inputs.positions
+        return positions.table if positions and positions.table else 2**31
+
+    def _session(self, number: int, plan: Plan, tokens: int) -> Iterator[Run]:
+        assert self._runner is not None
+        random = np.random.default_rng([self._seed, number])
+        after = {e.cache.in_: e.name for e in self._manifest.outputs if e.cache}
+        pasts, past, before = self._unset(), 0, None
+        prompt = f"prompt of {sum(plan.chunks)}" + (" with its second token hidden" if plan.hides else "")
+        for step, count in enumerate((*plan.chunks, *[1] * tokens)):
+            token = step + 1 - len(plan.chunks)
+            if token <= 0 or self.tokens is None:
+                ids = self._drawn(random, count)
+            feeds = self._feeds(ids, pasts, past, before, hides=plan.hides)
+            part = f"chunk {step + 1} of a " if len(plan.chunks) > 1 else ""
+            label = f"token {token} after a {prompt}" if token > 0 else part + prompt
+            announce(f"ONNX Runtime runs the model, {label}")
+            results = self._runner.run(feeds)
+            pasts.update({name: (results[out], pasts[name][1]) for name, out in after.items()})
+            yield Run({}, None, feeds, {n: a for n, a in results.items() if n not in after.values()}, label)
+            if self.tokens is not None:
+                ids = results[self.tokens].reshape(-1, results[self.tokens].shape[-1])[-1:].argmax(-1)
+            before, past = feeds, past + count
+
+    def _feeds(
+        self,
+        ids: Array,
+        pasts: Mapping[str, tuple[Array, int]],
+        past: int,
+        before: StepFeeds | None,
+        *,
+        hides: bool = False,
+    ) -> StepFeeds:
+        arrays = self._inputs.arrays(ids.astype(np_dtype(self._inputs.ids)), past)
+        if hides and self._inputs.mask is not None:
+            arrays[self._inputs.mask.name][..., 1] = 0
+        return StepFeeds({**self._others, **arrays}, pasts, past, self._manifest.caches, before)
+
+    def _unset(self) -> dict[str, tuple[Array, int]]:
+        """Return empty caches with their axis of tokens."""
+        found = {}
+        for entry in (e for e in self._manifest.inputs if e.cache):
+            axis = next((i for i, size in enumerate(entry.shape) if not isinstance(size, int)), len(entry.shape) - 2)
+            shape = [size if isinstance(size, int) else self._sizes.get(str(size), 1) for size in entry.shape]
+            shape[axis] = 0
+            found[entry.name] = np.zeros(shape, np_dtype(entry)), axis
+        return found
+
+    def _drawn(self, random: np.random.Generator, count: int) -> Array:
+        entry = self._inputs.ids
+        if entry.element == "int32":
+            return random.integers(0, entry.table or 2, count)
+        width = entry.shape[-1]
+        return random.standard_normal((count, width if isinstance(width, int) else 1))
+
+
+def judge_token(
+    tokens: str,
+    reference: Mapping[str, Array],
+    notes: list[str],
+    where: str,
+    relative: float,
+    values: Mapping[str, Any],
+) -> list[OutputReport]:
+    """Return the report of the next token: the model's, or one whose scores differ by no more than scores may."""
+    actual, expected = (arrays[tokens].reshape(-1, arrays[tokens].shape[-1])[-1] for arrays in (values, reference))
+    ours, theirs = int(actual.argmax()), int(expected.argmax())
+    if ours == theirs:
+        return [OutputReport(ROW, None, "ok", "")]
+    margin = float(expected[theirs]) - float(expected[ours])
+    text = f"it is {ours}, the model's {theirs} by a margin of {margin:.2g}"
+    allowed = relative * float(np.abs(reference[tokens]).max())
+    if margin > allowed:
+        return [OutputReport(ROW, None, "mismatch", f"{text}, of which errors may decide {allowed:.2g}")]
+    notes.append(f"{where}, {text}: errors within the tolerance decide")
+    return [OutputReport(ROW, None, "ok", "")]

@@ -1,0 +1,72 @@
+"""Decoders against their models, step by step."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from onnx2ncnn_opt import bisect, verify
+from onnx2ncnn_opt.manifest import read_manifest
+from onnx2ncnn_opt.verification.options import Verification
+from testing.decoders import NET, decoder
+
+_ATTENTION = "q k v mask past_key past_value o0 present_key present_value 5=1 6=0.35355338 7=1"
+
+
+def _lines(old: str, new: str) -> list[str]:
+    lines = [line.replace(old, new) for line in NET]
+    assert lines != list(NET)
+    return lines
+
+
+@pytest.mark.parametrize("modes", [("fp32",), ("fp16", "bf16")], ids=str)
+def test_a_right_decoder(modes: tuple[str, ...], tmp_path: Path) -> None:
+    report = verify(*decoder(tmp_path), verification=Verification(modes=modes))
+    assert [(row.name, row.status) for row in report.outputs] == [
+        ("logits", "ok"),
+        ("greedy token", "ok"),
+    ] * len(modes)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("gap0 gap1 0=0 1=1 2=1.0", "gap0 gap1 0=0 1=1 2=0.0"),  # the mask hides the newest key
+        ("gap0 gap1 0=0 1=1 2=1.0", "gap0 gap1 0=0 1=1 2=2.0"),  # the mask shows the next key
+        (_ATTENTION, _ATTENTION.replace("past_key past_value", "past_value past_key")),
+        (_ATTENTION, _ATTENTION.replace("present_key present_value", "present_value present_key")),
+        ("6=0.35355338", "6=0.36"),
+    ],
+    ids=["mask hides one more", "mask hides one less", "pasts swapped", "presents swapped", "scale"],
+)
+def test_planted_faults_are_found(old: str, new: str, tmp_path: Path) -> None:
+    report = verify(*decoder(tmp_path, *_lines(old, new)))
+    assert not report.ok
+
+
+def test_a_mask_that_nothing_reads_is_found(tmp_path: Path) -> None:
+    """The columns are counted, and not the ones in the mask: both are equal until a token is hidden."""
+    lines = _lines("seen 1 1 attention_mask seen 0=1 31=23", "seen 1 1 attention_mask hidden 0=1 31=23")
+    at = next(i for i, line in enumerate(lines) if " hidden " in line)
+    lines[at + 1 : at + 1] = [
+        "BinaryOp ones0 1 1 hidden zeros 0=2 1=1 2=0.0",
+        "BinaryOp ones1 1 1 zeros seen 0=0 1=1 2=1.0",
+    ]
+    report = verify(*decoder(tmp_path, *lines))
+    assert "second token hidden" in report.outputs[0].message
+
+
+def test_a_net_of_another_model(tmp_path: Path) -> None:
+    _, param, bin = decoder(tmp_path)
+    other, *_ = decoder(tmp_path / "other", seed=1)
+    manifest = read_manifest(param.with_suffix(".json"))
+    report = verify(other, param, bin, manifest=replace(manifest, source=manifest.source))
+    assert "prompt of 7: off by up to" in report.outputs[0].message
+
+
+def test_bisect_names_step_and_layer(tmp_path: Path) -> None:
+    lines = _lines(_ATTENTION, _ATTENTION.replace("present_key present_value", "present_value present_key"))
+    found = bisect(*decoder(tmp_path, *lines))
+    assert "token 1 after a prompt of 7" in found.report.outputs[0].message
+    assert found.located is not None
+    assert found.located.layer.name == "attention"
