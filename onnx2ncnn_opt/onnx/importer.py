@@ -161,6 +161,8 @@ class _Ends(ImportContext):
         self._layers: dict[onnx_ir.Node, int] = {}
         lengths = past_lengths(model.inputs)
         self._inner, self._outer = (lengths.inner, lengths.outer) if lengths else ({}, {})
+        # Symbols are 1 or more; the past may have no rows.
+        self._sums = {str(lengths.total): lengths.total - 1} if lengths else {}
 
     def seen(self, result: Imported | UnsupportedError) -> Walk:
         """Return what became of the model, if the result of this import, or of one for a single item, is this."""
@@ -281,7 +283,8 @@ class _Import(_Ends):
         dynamic = {size for shape in shapes for size in named(shape, self._outer) if isinstance(size, Sym)}
         for size in sorted(dynamic, key=lambda size: (len(size.names()), str(size))):
             self.demand(size, 1)
-        return Imported(self.graph, inputs, outputs, tuple(self._custom.values()), self._minimum)
+        minimum = {named((size,), self._outer)[0]: least for size, least in self._minimum.items()}
+        return Imported(self.graph, inputs, outputs, tuple(self._custom.values()), minimum)
 
     def free_batch(self) -> Batch | None:
         """Return a dynamic batch whose items stay apart in all of the model, so that it need not be part of the net."""

@@ -5,6 +5,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.dim import is_fixed, known, named
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.view import Regroup
 from onnx2ncnn_opt.passes._views import Steps, end_of, in_layout, sample_sizes, shortest, step_of, steps_to, view_layers
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Replacement, graph_pass
@@ -57,7 +58,7 @@ def _chain(blob: Blob) -> tuple[Layer, ...]:
 def _way(chain: tuple[Layer, ...]) -> tuple[int, Steps] | None:
     """Return how often a chain repeats each head, and equal views without repeats; None for other chains.
 
-    Dynamic sizes have samples: such a chain is known only if it repeats heads and does nothing else.
+    Dynamic sizes have samples: such a chain is known only if it repeats heads, and leaves the order as it is.
     """
     blobs = [layer.output for layer in chain]
     if not chain or any(blob.shape is None for blob in (chain[0].input, *blobs)):
@@ -82,4 +83,7 @@ def _way(chain: tuple[Layer, ...]) -> tuple[int, Steps] | None:
         return None
     steps = steps_to(elements[::times], source)
     short = shortest(source, steps) if steps is not None else None
-    return None if short is None or (short and sizes) else (times, short)
+    if short and sizes:
+        is_regrouped = all(isinstance(step, Regroup) for step in short)
+        short = (Regroup((groups, *dynamic[-1][1:])),) if is_regrouped else None
+    return None if short is None else (times, short)
