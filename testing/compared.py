@@ -66,7 +66,7 @@ def compare(
 
     `reference` is the model for ONNX Runtime, where that does not take the one that is converted.
     """
-    conversion = lower(model, tail="never")
+    conversion = lower(model, tail="never", quantized="float")
     wanted = OrtRunner((reference or model).SerializeToString()).run(dict(feeds))
     manifest = conversion.manifest()
     with conversion.staged_in_temporary_folder() as files:

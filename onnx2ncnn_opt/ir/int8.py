@@ -16,7 +16,9 @@ from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
 LEVELS = 127
 # On x86 and Vulkan, winograd of int8 is right up to this size of an integer sum: (2^31 - 1) / 576. ARM has no limit.
 LARGEST_SUM = 3_728_270
+PRODUCTS = ("Convolution", "ConvolutionDepthWise", "InnerProduct", "Gemm")  # that int8 layers of known scales exist of
 _STATIC = ("Convolution", "ConvolutionDepthWise", "InnerProduct")  # their input has a scale of its own
+_BLOCK, _BLOCKS_OF_8_BITS = 128, 802  # numbers that share a scale, and Gemm's quantize_term of such blocks
 # Each row of a weight is as near to multiples of a step as this, in steps, if it was quantised with that step.
 _NEAR = 2e-3
 
@@ -68,6 +70,34 @@ def is_exact(rows: Array, scales: Array) -> bool:
     """Return True if scales make whole numbers from -127 to 127 of all weights."""
     scaled = rows.astype(np.float64) * scales.astype(np.float64)[:, None]
     return bool((np.abs(scaled - whole(rows, scales)) < _NEAR).all())
+
+
+def imported_int8(layer: Layer, scales: Array, input_scale: float, *, is_positive: bool) -> tuple[Layer | None, str]:
+    """Return a float layer as int8 whose weights are multiples of steps, 1 / scales; else None, and the reason."""
+    if layer.type not in PRODUCTS:
+        return None, f"ncnn has no int8 {layer.type}"
+    if is_garbage_on_x86(layer):
+        return None, "ncnn's int8 convolution in groups of 8n channels is wrong on x86"
+    rows = rows_of(layer)
+    if len(rows) % len(scales):
+        return None, "its weight has no scale for each output"
+    scales = np.tile(scales, len(rows) // len(scales))
+    if not is_exact(rows, scales):
+        return None, "its weights are no multiples of their scales"
+    if layer.type == "ConvolutionDepthWise" and np.ptp(scales.reshape(layer["group"], -1), axis=1).any():
+        return None, "its weight has several scales in a group"
+    if layer.type == "Gemm" and (scales != scales[0]).any():
+        return in_blocks(layer, scales), ""
+    return in_int8(layer, scales, input_scale, is_positive=is_positive), ""
+
+
+def in_blocks(layer: Layer, scales: Array) -> Layer:
+    """Return a Gemm of a float B, transposed, as 8-bit blocks, with a scale for each row."""
+    numbers, blocks = whole(rows_of(layer), scales), -(-layer["constantK"] // _BLOCK)
+    weights: dict[str, Array | Weight | None] = {"B_data": None}
+    weights["B_data_packed_bytes"] = Weight(numbers.reshape(-1).view(np.uint8), Encoding.BYTES)
+    weights["B_data_quantize_scales"] = np.repeat(scales, blocks)
+    return layer.having(weights=weights, quantize_term=_BLOCKS_OF_8_BITS)
 
 
 def in_int8(layer: Layer, scales: Array, input_scale: float | None = None, *, is_positive: bool = False) -> Layer:
