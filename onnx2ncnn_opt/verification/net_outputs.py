@@ -168,6 +168,13 @@ class OutputComparison:
             spread = self.spread_with_lone(slot.name, result, reference)
             difference = compare(result, reference, allowed, spread)
         report = difference.report(slot.name, slot.blob)
+        own = self.reference[slot.name]
+        if (
+            report.status == "mismatch"
+            and not self.is_fixed
+            and self.rounding.is_as_good(slot.name, self.feeds, own, result)
+        ):
+            return replace(report, status="ok", message="")
         if difference.ok and reference.size and difference.max_abs is None:
             return replace(report, status="unproven", message=UNPROVEN)
         moved = 0 if spread is None else int((np.isinf(spread) & (result != reference)).sum())

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
+import onnx_ir
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import load_external_data_for_tensor, set_external_data
@@ -32,6 +33,8 @@ from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.onnx.ops import traits_of
 from onnx2ncnn_opt.onnx.registry import INT8_ACCURACY
+from onnx2ncnn_opt.onnx.read.load import load_model
+from onnx2ncnn_opt.onnx.read.quantized import most_lost, without_rounding
 from onnx2ncnn_opt.param.storage import rounded
 from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.runtime.base import Array
@@ -73,6 +76,10 @@ class Choice(NamedTuple):
     axis: int
 
 
+LOSS = 0.5  # dB that a net with int8 layers may be further from the float model than the quantised model is
+_IR_VERSION = 10
+
+
 class Rounding:
     """A model with rounding errors, made when it is first needed; arguments are as `OrtRunner` takes them."""
 
@@ -101,6 +108,36 @@ class Rounding:
                 found, self.problem = {}, str(error)
             self._exact = feeds, found
         return self._exact[1]
+
+    def is_as_good(self, name: str, feeds: Mapping[str, Array], reference: Array, actual: Array) -> bool:
+        """Return True if an output is as near to the model without its quantisation as the model's own output is.
+
+        It may be LOSS dB further away, and by what the scales of its int8 layers lose.
+        """
+        if self._floats is None or reference.dtype.kind != "f" or actual.shape != reference.shape:
+            return False
+        runner, lost = self._floats
+        try:
+            right = runner.run_any(feeds)[name].astype(np.float64)
+        except RunError:
+            return False
+        allowed, noise = (float(np.square(array - right).sum()) for array in (reference, actual))
+        return noise <= allowed * 10 ** ((LOSS + lost) / 10)
+
+    @cached_property
+    def _floats(self) -> tuple[OrtRunner, float] | None:
+        """The model without quantisation, and the most that an int8 layer loses in dB; None if it has none."""
+        loaded = load_model(self._model, values=self._values, outputs=tuple(self._outputs))
+        if not without_rounding(loaded.graph):
+            return None
+        model = onnx_ir.Model(loaded.graph, ir_version=_IR_VERSION)
+        try:
+            data = onnx_ir.to_proto(model).SerializeToString()
+            return OrtRunner(data, folder=self._folder, values=self._values, threads=None, once=True), most_lost(
+                loaded.graph
+            )
+        except (RunError, EncodeError):
+            return None
 
     def measured(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, float]:
         """Return the distance of the reference from float64, in units of an output's largest value, if it is known."""
