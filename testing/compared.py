@@ -21,7 +21,8 @@ Arrays = Mapping[str, Any]
 
 def conversions(model: onnx.ModelProto) -> list[Conversion]:
     """Return the model's conversions without and with passes; one if the passes change nothing."""
-    plain, optimized = lower(model, optimize=False, tail="never"), lower(model, tail="never")
+    options: dict[str, Any] = {"tail": "never", "quantized": "float"}
+    plain, optimized = lower(model, optimize=False, **options), lower(model, **options)
     return [plain] if _content(plain) == _content(optimized) else [plain, optimized]
 
 

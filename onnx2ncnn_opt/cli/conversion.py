@@ -92,7 +92,7 @@ def _quantized_notes(made: Conversion) -> list[str]:
     notes = []
     if count:
         notes = [
-            f"{number_of(count, 'int8 layer')} of {len(made.kept)} quantised products; ncnn rounds half away from 0 to "
+            f"{count} of {number_of(len(made.kept), 'quantised product')} in int8; ncnn rounds half away from 0 to "
             "-127..127; unsigned and shifted inputs have 127 / largest as their scale, up to twice the model's step; "
             "the model's other roundings are left out; --quantized float keeps them"
         ]

@@ -17,6 +17,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +35,7 @@ from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.onnx.ops import traits_of
 from onnx2ncnn_opt.onnx.registry import INT8_ACCURACY
 from onnx2ncnn_opt.onnx.read.load import load_model
-from onnx2ncnn_opt.onnx.read.quantized import most_lost, without_rounding
+from onnx2ncnn_opt.onnx.read.quantized import without_rounding
 from onnx2ncnn_opt.param.storage import rounded
 from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.runtime.base import Array
@@ -76,7 +77,9 @@ class Choice(NamedTuple):
     axis: int
 
 
-LOSS = 0.5  # dB that a net with int8 layers may be further from the float model than the quantised model is
+# dB that a net with int8 layers may be further from the float model than the quantised model is: one of the 8 bits,
+# which numbers on one side of 0 lose, and 1 dB for outputs of few numbers.
+LOSS = 7.0
 _IR_VERSION = 10
 
 
@@ -109,33 +112,36 @@ class Rounding:
             self._exact = feeds, found
         return self._exact[1]
 
-    def is_as_good(self, name: str, feeds: Mapping[str, Array], reference: Array, actual: Array) -> bool:
-        """Return True if an output is as near to the model without its quantisation as the model's own output is.
+    def is_as_good(
+        self, name: str, feeds: Mapping[str, Array], reference: Array, actual: Array, tolerance: Tolerance
+    ) -> bool:
+        """Return True if an output of an int8 net errs no more than the model's own quantisation.
 
-        It may be LOSS dB further away, and by what the scales of its int8 layers lose.
+        It is as near to the model without quantisation as the model's own output is, up to LOSS. Or it is as near to
+        the model's as a whole step allows where the model's own `tolerance` has half of one: ncnn has no -128, and
+        numbers on one side of 0 have steps of twice the size.
         """
-        if self._floats is None or reference.dtype.kind != "f" or actual.shape != reference.shape:
+        if self._floats is None or actual.shape != reference.shape:
             return False
-        runner, lost = self._floats
+        wider = replace(tolerance, relative=2 * tolerance.relative, slices=False)
         try:
-            right = runner.run_any(feeds)[name].astype(np.float64)
+            right = self._floats.run_any(feeds)[name].astype(np.float64)
         except RunError:
             return False
-        allowed, noise = (float(np.square(array - right).sum()) for array in (reference, actual))
-        return noise <= allowed * 10 ** ((LOSS + lost) / 10)
+        numbers = reference.astype(np.float64)  # integers count as numbers
+        allowed, noise = (float(np.square(array - right).sum()) for array in (numbers, actual))
+        return noise <= allowed * 10 ** (LOSS / 10) or compare(actual, numbers, wider).ok
 
     @cached_property
-    def _floats(self) -> tuple[OrtRunner, float] | None:
-        """The model without quantisation, and the most that an int8 layer loses in dB; None if it has none."""
+    def _floats(self) -> OrtRunner | None:
+        """The model without quantisation; None if it has none."""
         loaded = load_model(self._model, values=self._values, outputs=tuple(self._outputs))
         if not without_rounding(loaded.graph):
             return None
         model = onnx_ir.Model(loaded.graph, ir_version=_IR_VERSION)
         try:
             data = onnx_ir.to_proto(model).SerializeToString()
-            return OrtRunner(data, folder=self._folder, values=self._values, threads=None, once=True), most_lost(
-                loaded.graph
-            )
+            return OrtRunner(data, folder=self._folder, values=self._values, threads=None, once=True)
         except (RunError, EncodeError):
             return None
 

@@ -5,7 +5,6 @@ floats. What is left of the quantised graph reads a QuantizeLinear of the float,
 Products of 8-bit weights keep the scales as `Int8` in their node's `meta`.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -37,16 +36,12 @@ _PRODUCTS = ("Conv", "Gemm", "MatMul")
 
 
 class Int8(NamedTuple):
-    """The scales of a product: of its input, and of the rows of its weight; why it has to stay in float.
-
-    `lost` is the noise of the input in int8 above that in the model, in dB: 6 where it has only positive numbers.
-    """
+    """The scales of a product: of its input, and of the rows of its weight; why it has to stay in float."""
 
     input_scale: float
     is_positive: bool
     scales: Array
     reason: str
-    lost: float
 
 
 class _Quantised(NamedTuple):
@@ -82,11 +77,6 @@ def without_rounding(graph: onnx_ir.Graph) -> bool:
         walk.see(node)
     walk.end()
     return True
-
-
-def most_lost(graph: onnx_ir.Graph) -> float:
-    """Return the most that an input of an int8 layer loses, in dB."""
-    return max((float(node.meta[INT8].lost) for node in graph if INT8 in node.meta), default=0.0)
 
 
 class _Weight(NamedTuple):
@@ -297,8 +287,7 @@ class _Walk:
         onnx_ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
 
     def end(self) -> None:
-        """Remove what nobody reads any more, quantise floats for the rest, and give products their scales."""
-        self._remove_dead()
+        """Quantise floats for readers of 8 bits, remove what nobody reads, and give products their scales."""
         for old, found in self._floats.items():
             if not (old.uses() or old.is_graph_output()):
                 continue
@@ -330,11 +319,8 @@ class _Walk:
             reason = "its input is not quantised"
         with np.errstate(divide="ignore"):
             scales = np.where(weight.steps > 0, 1 / weight.steps, 1).astype(np.float32)
-        if found is None or reason:
-            node.meta[INT8] = Int8(0.0, False, scales, reason, 0.0)
-            return
-        lost = 20 * math.log10(found.largest / LEVELS / found.scale)
-        node.meta[INT8] = Int8(LEVELS / found.largest, found.limits[0] >= 0, scales, reason, lost)
+        input_scale = LEVELS / found.largest if found else 0.0
+        node.meta[INT8] = Int8(input_scale, found is not None and found.limits[0] >= 0, scales, reason)
 
     def _drop_clips(self) -> None:
         """Remove clips to the range that all readers clip to themselves."""
