@@ -33,9 +33,9 @@ from onnx.shape_inference import InferenceError
 from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.onnx.ops import traits_of
-from onnx2ncnn_opt.onnx.registry import INT8_ACCURACY
 from onnx2ncnn_opt.onnx.read.load import load_model
 from onnx2ncnn_opt.onnx.read.quantized import without_rounding
+from onnx2ncnn_opt.onnx.registry import INT8_ACCURACY
 from onnx2ncnn_opt.param.storage import rounded
 from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.runtime.base import Array

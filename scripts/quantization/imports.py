@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnxruntime.quantization import (  # type: ignore[import-untyped]
+from onnxruntime.quantization import (
     CalibrationDataReader,
     CalibrationMethod,
     QuantFormat,
