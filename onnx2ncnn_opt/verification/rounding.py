@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-import onnx_ir
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import load_external_data_for_tensor, set_external_data
@@ -34,7 +33,7 @@ from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.onnx.ops import traits_of
 from onnx2ncnn_opt.onnx.read.load import load_model
-from onnx2ncnn_opt.onnx.read.quantized import without_rounding
+from onnx2ncnn_opt.onnx.read.quantized import float_model
 from onnx2ncnn_opt.onnx.registry import INT8_ACCURACY
 from onnx2ncnn_opt.param.storage import rounded
 from onnx2ncnn_opt.progress import counted
@@ -80,7 +79,6 @@ class Choice(NamedTuple):
 # dB that a net with int8 layers may be further from the float model than the quantised model is: one of the 8 bits,
 # which numbers on one side of 0 lose, and 1 dB for outputs of few numbers.
 LOSS = 7.0
-_IR_VERSION = 10
 
 
 class Rounding:
@@ -136,12 +134,10 @@ class Rounding:
     def _floats(self) -> OrtRunner | None:
         """The model without quantisation; None if it has none."""
         loaded = load_model(self._model, values=self._values, outputs=tuple(self._outputs))
-        if not without_rounding(loaded.graph):
-            return None
-        model = onnx_ir.Model(loaded.graph, ir_version=_IR_VERSION)
         try:
-            data = onnx_ir.to_proto(model).SerializeToString()
-            return OrtRunner(data, folder=self._folder, values=self._values, threads=None, once=True)
+            data = float_model(loaded.graph)
+            fixed: dict[str, Any] = {"folder": self._folder, "values": self._values, "threads": None, "once": True}
+            return None if data is None else OrtRunner(data, **fixed)
         except (RunError, EncodeError):
             return None
 

@@ -17,6 +17,7 @@ from onnx2ncnn_opt.ir.weight import Array
 INT8 = "onnx2ncnn_opt.int8"  # the key of an `Int8` in a node's meta
 _RANGES = {np.dtype(np.int8): (-128, 127), np.dtype(np.uint8): (0, 255)}
 _DOMAINS = ("", "com.microsoft")
+_IR_VERSION = 10
 _OPSET_OF_CLIP = 11  # from which on its limits are inputs
 # Operators that only move numbers, or choose among them.
 _MOVES = {"DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "MaxPool", "Reshape", "Slice", "SpaceToDepth"}
@@ -77,6 +78,20 @@ def without_rounding(graph: onnx_ir.Graph) -> bool:
         walk.see(node)
     walk.end()
     return True
+
+
+def float_model(graph: onnx_ir.Graph) -> bytes | None:
+    """Turn a graph into one of floats, and return its model; None if it quantises nothing."""
+    if not without_rounding(graph):
+        return None
+    return bytes(onnx_ir.to_proto(onnx_ir.Model(graph, ir_version=_IR_VERSION)).SerializeToString())
+
+
+def scales_of_products(graph: onnx_ir.Graph) -> dict[str, Int8]:
+    """Return the scales of a float graph's products by the origin of their layers; `reason` tells why one has none."""
+    products = (node for node in graph if not node.domain and node.op_type in _PRODUCTS)
+    none = Int8(0.0, False, np.ones(1, np.float32), "its weight is not quantised")
+    return {node.name or node.outputs[0].name or "": node.meta.get(INT8, none) for node in products}
 
 
 class _Weight(NamedTuple):
