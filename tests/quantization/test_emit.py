@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from onnx2ncnn_opt.ir.graph import Graph
+from onnx2ncnn_opt.ir.int8 import LARGEST_SUM
 from onnx2ncnn_opt.param.files import write_net
-from onnx2ncnn_opt.quantization.emit import LARGEST_SUM, Scales, obstacle, quantise
+from onnx2ncnn_opt.quantization.emit import Scales, obstacle, quantise
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from testing.param_text import layer, net
