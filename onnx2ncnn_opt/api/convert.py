@@ -46,7 +46,7 @@ def convert(  # noqa: PLR0913
     images: Mapping[str, Image | str] | None = None,
     tail: str = "auto",
     append: str | None = None,
-    quantized: str = "keep",
+    quantized: str = "float",
     verification: Verification | None = Verification(),
     benchmark: bool = False,
     keep_failed: bool = False,

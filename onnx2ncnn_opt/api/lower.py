@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.verification.search_masks import Precision
 
 TAILS = ("auto", "only-needed", "never")
-QUANTIZED = ("keep", "float")
+QUANTIZED = ("float", "keep")
 NOT_RUN = "what custom operators compute is not known here"
 
 
@@ -123,7 +123,7 @@ class Conversion(Rewritten):
     report: VerifyReport | None = None
     latency: Latency | None = None
     tail: Tail | None = None
-    quantized: str = "keep"
+    quantized: str = "float"
     kept: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -309,7 +309,7 @@ def lower(  # noqa: PLR0913
     images: Mapping[str, Image | str] | None = None,
     tail: str = "auto",
     append: str | None = None,
-    quantized: str = "keep",
+    quantized: str = "float",
 ) -> Conversion:
     """Lower an ONNX model to an ncnn graph, and run the passes; neither the model nor the net runs.
 

@@ -71,11 +71,11 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
 )
 @click.option(
     "--quantized",
-    type=click.Choice(["keep", "float"]),
-    default="keep",
+    type=click.Choice(["float", "keep"]),
+    default="float",
     show_default=True,
-    help="What products of a quantised model become: int8 layers of its weights and scales (keep), or float layers "
-    "between roundings, step by step as the model has them (float).",
+    help="What products of a quantised model become: float layers between roundings, step by step as the model has "
+    "them (float), or int8 layers of its weights and scales, which are smaller and faster and differ a little (keep).",
 )
 @click.option(
     "--append",

@@ -33,7 +33,7 @@ def integers(*shape: int, seed: int = 0, dtype: Any = np.int8) -> np.ndarray:
 
 
 def checked(proto: onnx.ModelProto, verification: Verification = Verification(effort="thorough")) -> Conversion:
-    conversion = lower(proto)
+    conversion = lower(proto, quantized="keep")
     report = conversion.verify(verification)
     assert report.ok, [str(row) + row.message for row in report.outputs]
     return conversion
@@ -138,7 +138,7 @@ def test_products_that_stay_float_are_named(shape: str, weight: tuple[int, ...],
     channels = int(shape.split(",")[1])
     k = integers(channels, channels, *(1,) * rank, seed=3)
     proto = model(shape, nodes, SIGNED, w=integers(*weight), k=k)
-    conversion = lower(proto)
+    conversion = lower(proto, quantized="keep")
     assert conversion.verify().ok
     if rank == 2:
         assert int8_types(conversion) == ["Convolution"]
@@ -175,7 +175,8 @@ def test_a_scale_for_each_channel_of_a_group() -> None:
 def test_16_bits_stay_float() -> None:
     constants = SIGNED.replace("int8 zx", "int16 zx")
     conversion = lower(
-        model("1,4,9,7", f"{pair('a', 'x')} {WEIGHT} y = Conv(a, v)", constants, opset=21, w=integers(6, 4, 3, 3))
+        model("1,4,9,7", f"{pair('a', 'x')} {WEIGHT} y = Conv(a, v)", constants, opset=21, w=integers(6, 4, 3, 3)),
+        quantized="keep",
     )
     assert not int8_types(conversion)
 
@@ -200,7 +201,8 @@ def test_outputs_of_8_bits_and_unknown_readers() -> None:
 
 
 def test_a_wrong_int8_net_is_found() -> None:
-    conversion = lower(model("1,4,9,7", f"{pair('a', 'x')} {WEIGHT} y = Conv(a, v)", SIGNED, w=integers(6, 4, 3, 3)))
+    proto = model("1,4,9,7", f"{pair('a', 'x')} {WEIGHT} y = Conv(a, v)", SIGNED, w=integers(6, 4, 3, 3))
+    conversion = lower(proto, quantized="keep")
     [layer] = [layer for layer in conversion.graph if layer.type == "Convolution"]
     layer.weights["bottom_blob_int8_scales"] = layer.weights["bottom_blob_int8_scales"] * np.float32(1.5)
     assert not conversion.verify().ok
