@@ -1,14 +1,13 @@
 """Layers that only change a blob's layout: as steps of the view algebra, shortened by it, and back as layers."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import chain, count
 from typing import TypeAlias
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import Shape, Sym, known, named
+from onnx2ncnn_opt.ir.dim import Shape, Sym, known
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.layers import types_with
 from onnx2ncnn_opt.ir.permute import permutation
@@ -134,27 +133,11 @@ def _is_writable(step: Step) -> bool:
     return not isinstance(step, Regroup) or sum(isinstance(size, Sym) for size in step.dims) <= 1
 
 
-def in_layout(data: Array, steps: Steps, sizes: Mapping[str, int] | None = None) -> Array:
-    """Return the numbers of a blob after the steps; `sizes` are those of dynamic dimensions."""
+def in_layout(data: Array, steps: Steps) -> Array:
+    """Return the numbers of a blob after the steps."""
     for step in steps:
-        data = (
-            data.transpose(step.perm)
-            if isinstance(step, Reorder)
-            else data.reshape(known(named(_dims(step), sizes or {})))
-        )
+        data = data.transpose(step.perm) if isinstance(step, Reorder) else data.reshape(known(_dims(step)))
     return data
-
-
-def sample_sizes(shapes: Iterable[Shape]) -> dict[str, int]:
-    """Return sizes for the symbols of shapes: primes that divide no fixed size, so that each stands out in a product.
-
-    A blob of these sizes shows where the elements of a dynamic one go.
-    """
-    dims = list(chain.from_iterable(shapes))
-    fixed = math.prod({size for size in dims if isinstance(size, int)})
-    primes = (n for n in count(5) if fixed % n and all(n % k for k in range(2, n)))
-    names = sorted({name for size in dims if isinstance(size, Sym) for name in size.names()})
-    return dict(zip(names, primes, strict=False))
 
 
 def moved(layer: Layer, blob: Blob, values: Array) -> Array:

@@ -3,10 +3,10 @@ from math import prod
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import is_fixed, known, named
+from onnx2ncnn_opt.ir.dim import known, product
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.view import Regroup
-from onnx2ncnn_opt.passes._views import Steps, end_of, in_layout, sample_sizes, shortest, step_of, steps_to, view_layers
+from onnx2ncnn_opt.passes._views import Steps, end_of, in_layout, shortest, step_of, steps_to, view_layers
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Replacement, graph_pass
 
@@ -43,29 +43,45 @@ def _without_tiles(sdpa: Layer) -> Replacement | None:
     return Replacement(tuple(layers), takes={sdpa: new}, added=added, may_stay=True)
 
 
+def _of_any_length(tile: Layer, *views: Layer) -> tuple[int, Steps] | None:
+    """Return the way of heads (G, 1, ...) that become (G, n, ...) and (G * n, ...), whatever their length is."""
+    source, repeated = tile.input.shape, tile.output.shape
+    if source is not None and repeated is not None and not views and source[0] == 1 and source[1:] == repeated[1:]:
+        return (repeated[0], ()) if isinstance(repeated[0], int) and len(source) == 3 else None
+    if source is None or repeated is None or not views or len(source) != len(repeated) or len(source) < 3:
+        return None
+    heads, times = repeated[:2]
+    if source[0] != heads or source[1] != 1 or source[2:] != repeated[2:] or not isinstance(times, int):
+        return None
+    for view in views:
+        shape, step = view.output.shape, step_of(view)
+        if not isinstance(step, Regroup) or shape is None or product(shape) != product(repeated):
+            return None
+    if views[-1].output.shape != (heads * times, *source[2:]):
+        return None
+    return times, (Regroup((heads, *source[2:])),)
+
+
 def _chain(blob: Blob) -> tuple[Layer, ...]:
-    """Return the Tiles and views above a blob, from the first Tile on, or from the views before it if it is dynamic."""
+    """Return the Tiles and views above a blob, from the first Tile on."""
     found: list[Layer] = []
     layer = blob.producer
     while layer is not None and (layer.type == "Tile" or step_of(layer) is not None):
         found.insert(0, layer)
         layer = layer.input.producer
-    first = next((at for at, layer in enumerate(found) if layer.type == "Tile"), len(found))
-    is_tiled = first < len(found)
-    return tuple(found if is_tiled and not is_fixed(found[first].input.shape) else found[first:])
+    while found and found[0].type != "Tile":
+        found.pop(0)
+    return tuple(found)
 
 
 def _way(chain: tuple[Layer, ...]) -> tuple[int, Steps] | None:
-    """Return how often a chain repeats each head, and equal views without repeats; None for other chains.
-
-    Dynamic sizes have samples: such a chain is known only if it repeats heads, and leaves the order as it is.
-    """
+    """Return how often a chain repeats each head, and equal views without repeats; None for other chains."""
     blobs = [layer.output for layer in chain]
-    if not chain or any(blob.shape is None for blob in (chain[0].input, *blobs)):
+    if chain and (repeats := _of_any_length(*chain)) is not None:
+        return repeats
+    if not chain or not all(isinstance(n, int) for b in (chain[0].input, *blobs) for n in b.shape or (None,)):
         return None
-    dynamic = [blob.known_shape for blob in (chain[0].input, *blobs)]
-    sizes = sample_sizes(dynamic)
-    shapes = [known(named(shape, sizes)) for shape in dynamic]
+    shapes = [known(blob.shape or ()) for blob in (chain[0].input, *blobs)]
     source, heads, size = shapes[0], shapes[-1][0], prod(shapes[-1][1:])
     groups, rest = divmod(prod(source), size)
     if rest or heads % max(groups, 1):
@@ -74,7 +90,7 @@ def _way(chain: tuple[Layer, ...]) -> tuple[int, Steps] | None:
     for layer, shape in zip(chain, shapes[1:], strict=True):
         step = step_of(layer)
         if step is not None:
-            elements = in_layout(elements, (step,), sizes)
+            elements = in_layout(elements, (step,))
         else:
             elements = elements.reshape((1,) * (len(shape) - elements.ndim) + elements.shape)
             elements = np.tile(elements, [n // m for n, m in zip(shape, elements.shape, strict=True)])
@@ -83,7 +99,4 @@ def _way(chain: tuple[Layer, ...]) -> tuple[int, Steps] | None:
         return None
     steps = steps_to(elements[::times], source)
     short = shortest(source, steps) if steps is not None else None
-    if short and sizes:
-        is_regrouped = all(isinstance(step, Regroup) for step in short)
-        short = (Regroup((groups, *dynamic[-1][1:])),) if is_regrouped else None
     return None if short is None else (times, short)

@@ -16,9 +16,23 @@ def fuse_kv_cache(graph: Graph) -> Iterator[Replacement | Miss]:
 
     For pasts that are inputs of the net, and joined keys and values that are its outputs. They are opaque from then on.
     """
-    for sdpa in graph.layers:
-        if _SDPA.fits(sdpa) and any(_past(blob) is not None for blob in sdpa.inputs[1:3]):
-            yield from attempt(sdpa, _with_cache, sdpa)
+    sdpas = [layer for layer in graph if _SDPA.fits(layer) and any(map(_past, layer.inputs[1:3]))]
+    edits = [edit for sdpa in sdpas for edit in attempt(sdpa, _with_cache, sdpa)]
+    cached = {layer for edit in edits if isinstance(edit, Replacement) for layer in edit.layers}
+    # A net starts without a past only if all of its pasts may be unset.
+    left = next((layer for layer in graph if layer not in cached and layer.outputs and _is_kept_past(layer)), None)
+    for edit in edits:
+        if left is None or isinstance(edit, Miss):
+            yield edit
+        else:
+            yield Miss(
+                edit.layers[-1:], f"'{left.inputs[0].name}' cannot be a cache, and a net has to start with all unset"
+            )
+
+
+def _is_kept_past(layer: Layer) -> bool:
+    """Return True if a layer joins a past for the next run."""
+    return layer.outputs[0].is_output and _past(layer.outputs[0]) is not None
 
 
 def _past(blob: Blob) -> Blob | None:

@@ -44,9 +44,10 @@ class Record:
     `model` is the hash of the model's file. `converter` is its command, empty for this package's own. `versions` and
     `checked` are those of the run that recorded it. `layers` (without Splits) and `size` (bytes of .param and .bin) are
     the net's, `types` its layers by type. `accuracy` has the largest relative error in each mode. `milliseconds` is a
-    run on one thread; `ratio` says how often as long the net took as the one that it replaced. `memory` is in bytes.
-    The last three are None if they were not measured. `files` are hashes by file name, `examples` the names of
-    inputs and outputs in NAME.npz, where they are called 0_in_0, 0_out_0, and so on.
+    run on one thread, a decoder's step of a token after a prompt of 64, for which `prefill` is the time; `ratio` says
+    how often as long the net took as the one that it replaced. `memory` is in bytes. The last four are None if they
+    were not measured. `files` are hashes by file name, `examples` the names of inputs and outputs in NAME.npz, where
+    they are called 0_in_0, 0_out_0, and so on.
     """
 
     model: str
@@ -58,6 +59,7 @@ class Record:
     size: int
     accuracy: Mapping[str, float | None]
     milliseconds: float | None = None
+    prefill: float | None = None
     ratio: float | None = None
     memory: int | None = None
     files: Mapping[str, str] = field(default_factory=dict)

@@ -23,11 +23,12 @@ from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.regression.baseline import AGAIN, BaselineFiles, Example, Record
 from onnx2ncnn_opt.regression.config import Model
 from onnx2ncnn_opt.regression.result import Changes, Measurement, ModelResult
-from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch, require
+from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch, Step, require
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.system import command_line
+from onnx2ncnn_opt.verification.decode import Decoder
 from onnx2ncnn_opt.verification.latency import in_turns
 from onnx2ncnn_opt.verification.net_outputs import tolerance_of
 from onnx2ncnn_opt.verification.options import Verification
@@ -61,12 +62,13 @@ class Request:
 
 @dataclass(frozen=True)
 class _Timed:
-    """A net, its inputs by blob, and its outputs."""
+    """A net, its inputs by blob, and its outputs; a decoder's `feeds` are a step of one token."""
 
     param: Path
     bin: Path
     feeds: Mapping[str, Feed]
     outputs: Sequence[str]
+    prompt: Step | None = None  # of a decoder, before the token in `feeds`
 
 
 def main(folder: str) -> None:
@@ -332,6 +334,9 @@ class _Judgement:
             latency = self.latency(net, old or net)
             record = {"milliseconds": latency.net, "ratio": latency.ratio if old else None}
             self.cost("latency", latency.other * latency.ratio, latency.other if old else None)
+            if net.prompt is not None:
+                prompt = replace(net, feeds=net.prompt)
+                record["prefill"] = self.latency(prompt, prompt).net
         self.step = "memory"
         memory = self.memory(net)
         if memory is None or self.worker.target.vulkan:
@@ -348,6 +353,12 @@ class _Judgement:
         how = replace(self.how, **given, tolerance=anything, on=None)
         feeds = net_feeds(self.source, param, bin, how, manifest=manifest)
         runner = self.runner(param, bin, self.worker)
+        try:
+            if manifest is not None and manifest.caches:
+                prompt, token = Decoder(self.loaded, manifest, self.how.seed).steps()
+                return _Timed(param, bin, token, [entry.blob for entry in manifest.read], prompt)
+        except UsageError:  # it runs single steps only
+            pass
         return _Timed(param, bin, feeds, runner.output_names())
 
     def runner(self, param: Path, bin: Path, worker: NcnnWorker) -> NcnnRunner:

@@ -295,7 +295,8 @@ class NcnnRunner:
         if isinstance(feeds, Step):
             request |= {"caches": feeds.caches, "past": feeds.past}
             held = self._held if self.worker.holds(self) else None
-            if feeds.before is not None and feeds.before not in (held, held and held.before):
+            rows = (held, held.before) if held else ()  # a cache gets shorter, if it has to
+            if feeds.before is not None and not any(feeds.before is step for step in rows):
                 self.extract(feeds.before, ())
         described, arrays = [], []
         for blob, feed in feeds.items():

@@ -15,14 +15,15 @@ from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.progress import announce
-from onnx2ncnn_opt.runtime.base import Array
+from onnx2ncnn_opt.runtime.base import Array, Step
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.runtime.slots import StepFeeds, np_dtype
+from onnx2ncnn_opt.runtime.slots import Slot, StepFeeds, np_dtype
 from onnx2ncnn_opt.runtime.steps import StepInputs
 from onnx2ncnn_opt.verification.inputs import Draw, draw_inputs, dynamic_sizes
 from onnx2ncnn_opt.verification.runs import Run
 
 TOKENS = 16  # after each prompt
+PROMPT = 64  # tokens, to measure times
 ROW = "greedy token"  # the report's name for what is no output of the model
 
 
@@ -51,10 +52,13 @@ class Decoder:
         self._counts = any(node.op_type == "GroupQueryAttention" for node in model.graph)
         self.tokens = None if self._inputs.scores is None else self._inputs.scores.name
 
-    def first(self) -> StepFeeds:
-        """Return the feeds of a first step."""
-        random = np.random.default_rng(self._seed)
-        return self._feeds(self._drawn(random, min(_PLANS[0].chunks[0], self._longest)), self._unset(), 0, None)
+    def steps(self) -> tuple[Step, Step]:
+        """Return the net's feeds of a prompt, and of a token after it."""
+        random, count = np.random.default_rng(self._seed), min(PROMPT, self._longest - 1)
+        prompt = self._feeds(self._drawn(random, count), self._unset(), 0, None)
+        token = self._feeds(self._drawn(random, 1), prompt.pasts, count, prompt)
+        slots = [Slot.of(entry) for entry in self._manifest.fed]
+        return prompt.step(slots), token.step(slots)
 
     def runs(self) -> Iterator[Run]:
         """Yield all steps; of prompts that ONNX Runtime does not take, those before its error.

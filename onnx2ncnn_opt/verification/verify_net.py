@@ -123,9 +123,7 @@ class _ModelJudge:
                 self._decoder = Decoder(self.model, manifest, verification.seed, self._reference)
             except UsageError as error:
                 self.notes.append(f"no tokens were decoded, only single steps run: {error}")
-        if manifest is not None and manifest.caches:
-            cut = cut or [entry.name for entry in manifest.read]
-        self.rounding = Rounding(model, cut, values)
+        self.rounding = Rounding(model, cut or _arrays(manifest), values)
         self._tolerance = verification.tolerance or tolerance_of(self.model)
         is_usual = verification.tolerance is None and not verification.is_user_tolerance
         self._is_default = is_usual and self._tolerance == DEFAULT
@@ -212,6 +210,11 @@ class _ModelJudge:
         return rows
 
 
+def _arrays(manifest: Manifest | None) -> Sequence[str]:
+    """Return the outputs to compute if a model has others as well: those of the net that are no caches."""
+    return [entry.name for entry in manifest.read] if manifest and (manifest.tail or manifest.caches) else ()
+
+
 def _explained(
     rows: Sequence[OutputReport], comparison: OutputComparison, way: Sequence[Slot], mode: str, *, is_close: bool
 ) -> tuple[list[OutputReport], str]:
@@ -262,7 +265,7 @@ def net_feeds(
     wanted = manifest.compared if manifest else ()
     loaded = load_converted(model, manifest, shapes=how.shapes, values=how.values, outputs=wanted)
     given = any_feeds(model, loaded, manifest, feeds=how.feeds, seed=how.seed)
-    fixed: dict[str, Any] = {"values": loaded.values, "outputs": manifest.cut if manifest else ()}
+    fixed: dict[str, Any] = {"values": loaded.values, "outputs": _arrays(manifest)}
     reference = OrtRunner(model, threads=None, timeout=how.timeout, **fixed).run_any(given)
     rounding = Rounding(model, **fixed)
     with NcnnWorker() as worker:
