@@ -30,6 +30,7 @@ FEW = 8  # samples that each layer alone is measured with; fewer are too few to 
 _HELD = 5  # every so many samples one is kept to measure with
 _SLOWER = 1.02  # of the float net's time
 _TURNS = 3
+_POOR = 15.0  # decibels, below which an output is of little use
 _GAIN = 0.03  # of a layer's time that int8 has to save
 _ATTEMPTS = 6
 
@@ -364,6 +365,10 @@ def _measured(
     for _ in range(_TURNS):
         for which, each in enumerate((nets.float, runner)):
             best[which] = min(best[which], *each.time(nets.feeds[0], nets.outputs, 0.1))
+    if decibels(noise) < _POOR and chosen:
+        worst = max(chosen, key=lambda name: rows[name].noise)
+        poor = f"an output is only {decibels(noise):.1f} dB from the float net; '{worst}' makes the most noise"
+        notes = [*notes, f"{poor}: --budget or --keep leaves layers float"]
     sizes = (nets.bin.stat().st_size, runner.bin.stat().st_size)
     graph = nets.graph(some)
     return Quantized(
