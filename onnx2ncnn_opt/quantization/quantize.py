@@ -5,6 +5,7 @@ run for each layer is enough to choose.
 """
 
 import math
+import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.progress import announce, counted
 from onnx2ncnn_opt.quantization.emit import HIGHEST, Scales, has_static_scale, needs_sums, obstacle, quantise
 from onnx2ncnn_opt.quantization.observe import Observed, add_sums, largest_sums, observe
+from onnx2ncnn_opt.quantization.table import read_table
 from onnx2ncnn_opt.runtime.base import Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.system import temporary_folder
@@ -200,12 +202,14 @@ def quantize_net(
     budget: Budget = Budget(),
     every: bool = False,
     given: Mapping[str, Scales] | None = None,
+    table: str | os.PathLike[str] | None = None,
 ) -> Quantized:
     """Return the int8 form of a float net.
 
     `feeds` are the samples, `method` one of `thresholds.METHODS`, `keep` names layers that stay float. With `every`
     layers are int8 even if they are no faster on this machine. `given` are scales, as of a quantised model: then no
-    layer is left out. Raises UsageError for data or names that do not fit.
+    layer is left out. A `table` of ncnn2table has the scales of the layers that are in it. Raises UsageError for data or
+    names that do not fit.
     """
     net = read_net(param, bin).graph
     by_name = {layer.name: layer for layer in net}
@@ -231,6 +235,9 @@ def quantize_net(
         notes += _notes(seen, used)
         if given is None:
             scales = {name: _scales(seen[name], method) if name in seen else Scales(1.0) for name in candidates}
+            for name, known in (read_table(table, net) if table is not None else {}).items():
+                if name in scales:
+                    scales[name] = replace(scales[name], input=known.input, rows=known.rows)
             scales = nets.with_sums(scales, used)
         else:
             scales = dict(given)
