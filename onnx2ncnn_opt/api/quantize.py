@@ -101,6 +101,7 @@ def quantize(  # noqa: PLR0913
     keep: Collection[str] = (),
     budget: Budget | str | None = None,
     every: bool = False,
+    table: PathLike | None = None,
     verification: Verification = Verification(),
 ) -> Quantization:
     """Quantise an ONNX model, or an ncnn net NET.param with its weights `bin`.
@@ -108,7 +109,8 @@ def quantize(  # noqa: PLR0913
     `data` is an .npz, a folder of arrays or pictures, ``module:function``, a mapping of arrays whose first axis counts
     samples, or an iterable of samples. A model is converted and verified first. Layers become int8 that are faster so
     on this machine, or `every` layer; `keep` names layers that stay float. With a `budget`, ``40dB`` or ``top1=0.99``,
-    layers stay float until the outputs agree so far with the float net.
+    layers stay float until the outputs agree so far with the float net. A `table` of ncnn2table gives the scales of the
+    layers that are in it.
 
     A model that is quantised already (QDQ, QOperator) keeps its scales and needs no data. The
     float net is that of the model without its QuantizeLinear and DequantizeLinear, and the int8 net has to be as near
@@ -119,7 +121,7 @@ def quantize(  # noqa: PLR0913
     if method not in METHODS:
         raise UsageError(f"method is {', '.join(METHODS)}, not {method!r:.40}")
     wanted = Budget.parse(budget) if isinstance(budget, str) else budget or Budget()
-    options: dict[str, Any] = {"method": method, "keep": keep, "budget": wanted, "every": every}
+    options: dict[str, Any] = {"method": method, "keep": keep, "budget": wanted, "every": every, "table": table}
     with temporary_folder() as folder:
         if isinstance(net, (str, Path)) and str(net).endswith((".param", ".param.bin")):
             if shapes or values or images:

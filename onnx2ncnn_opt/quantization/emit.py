@@ -29,7 +29,8 @@ _OF_ONE_SCALE = 2
 class Scales:
     """What a layer needs: the scale of its input, the input's mean by channel, and perhaps the scales of its rows.
 
-    `whole` gives a Gemm's constant B one scale, not one for each block. `largest_sum` is the largest sum of products
+    `whole` gives a Gemm's constant B one scale, not one for each block; without `winograd` a 3x3
+    convolution is computed in another way. `largest_sum` is the largest sum of products
     of integers that data gave with 8 bits, None if nobody looked.
     """
 
@@ -37,6 +38,7 @@ class Scales:
     means: Array | None = None
     rows: Array | None = None
     whole: bool = False
+    winograd: bool = True
     largest_sum: float | None = None
 
 
@@ -101,7 +103,13 @@ def _takes_int8(blob: Blob, scales: Mapping[str, Scales]) -> bool:
 def _convolution(layer: Layer, scales: Scales) -> None:
     rows = rows_of(layer)
     by_row = row_scales(rows) if scales.rows is None else scales.rows.astype(np.float32)
+<<<<<<< HEAD
     if may_use_winograd(layer):
+=======
+    if has_winograd(layer) and not scales.winograd:
+        layer.params["featmask"] = layer["featmask"] | Feature.NO_WINOGRAD
+    elif has_winograd(layer):
+>>>>>>> q8
         largest = _largest_sum(rows, by_row)
         if scales.largest_sum is not None:
             largest = min(largest, _MARGIN * scales.largest_sum)
@@ -231,7 +239,11 @@ def _recurrent(layer: Layer, scales: Scales) -> None:
 
 def needs_sums(layer: Layer) -> bool:
     """Return True if only data can show that the sums of a layer stay below the limit of winograd with 8 bits."""
+<<<<<<< HEAD
     rows = rows_of(layer) if may_use_winograd(layer) else np.zeros((1, 1))
+=======
+    rows = rows_of(layer) if has_winograd(layer) else np.zeros((1, 1))
+>>>>>>> q8
     return _largest_sum(rows, row_scales(rows)) > LARGEST_SUM
 
 
@@ -239,6 +251,15 @@ def _largest_sum(rows: Array, by_row: Array) -> float:
     return float(np.abs(integers(rows, by_row[:, None]).astype(np.int64)).sum(axis=1).max()) * HIGHEST
 
 
+<<<<<<< HEAD
+=======
+def has_winograd(layer: Layer) -> bool:
+    """Return True if ncnn may compute an int8 layer by winograd."""
+    names = ("kernel_w", "kernel_h", "stride_w", "stride_h", "dilation_w", "dilation_h")
+    return layer.type == "Convolution" and [layer[name] for name in names] == [3, 3, 1, 1, 1, 1]
+
+
+>>>>>>> q8
 def _window_obstacle(layer: Layer) -> str:
     if layer["dynamic_weight"]:
         return "the net computes its weights"
