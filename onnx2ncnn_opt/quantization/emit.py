@@ -103,13 +103,7 @@ def _takes_int8(blob: Blob, scales: Mapping[str, Scales]) -> bool:
 def _convolution(layer: Layer, scales: Scales) -> None:
     rows = rows_of(layer)
     by_row = row_scales(rows) if scales.rows is None else scales.rows.astype(np.float32)
-<<<<<<< HEAD
     if may_use_winograd(layer):
-=======
-    if has_winograd(layer) and not scales.winograd:
-        layer.params["featmask"] = layer["featmask"] | Feature.NO_WINOGRAD
-    elif has_winograd(layer):
->>>>>>> q8
         largest = _largest_sum(rows, by_row)
         if scales.largest_sum is not None:
             largest = min(largest, _MARGIN * scales.largest_sum)
@@ -239,11 +233,7 @@ def _recurrent(layer: Layer, scales: Scales) -> None:
 
 def needs_sums(layer: Layer) -> bool:
     """Return True if only data can show that the sums of a layer stay below the limit of winograd with 8 bits."""
-<<<<<<< HEAD
     rows = rows_of(layer) if may_use_winograd(layer) else np.zeros((1, 1))
-=======
-    rows = rows_of(layer) if has_winograd(layer) else np.zeros((1, 1))
->>>>>>> q8
     return _largest_sum(rows, row_scales(rows)) > LARGEST_SUM
 
 
@@ -251,15 +241,6 @@ def _largest_sum(rows: Array, by_row: Array) -> float:
     return float(np.abs(integers(rows, by_row[:, None]).astype(np.int64)).sum(axis=1).max()) * HIGHEST
 
 
-<<<<<<< HEAD
-=======
-def has_winograd(layer: Layer) -> bool:
-    """Return True if ncnn may compute an int8 layer by winograd."""
-    names = ("kernel_w", "kernel_h", "stride_w", "stride_h", "dilation_w", "dilation_h")
-    return layer.type == "Convolution" and [layer[name] for name in names] == [3, 3, 1, 1, 1, 1]
-
-
->>>>>>> q8
 def _window_obstacle(layer: Layer) -> str:
     if layer["dynamic_weight"]:
         return "the net computes its weights"

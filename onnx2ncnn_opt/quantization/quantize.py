@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.graph import Graph
+from onnx2ncnn_opt.ir.int8 import may_use_winograd
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.progress import announce, counted
@@ -24,7 +25,6 @@ from onnx2ncnn_opt.quantization.emit import (
     HIGHEST,
     Scales,
     has_static_scale,
-    has_winograd,
     needs_sums,
     obstacle,
     quantise,
@@ -272,7 +272,7 @@ def _with_forms(
 ) -> tuple[dict[str, Row], dict[str, Scales]]:
     """Give layers another form if it is faster: a 3x3 no winograd, a Gemm one scale if its blocks are no faster."""
     layers = [layer for layer in graph if layer.name in scales]
-    forms = {layer.name: replace(scales[layer.name], winograd=False) for layer in layers if has_winograd(layer)}
+    forms = {layer.name: replace(scales[layer.name], winograd=False) for layer in layers if may_use_winograd(layer)}
     slow = [layer.name for layer in layers if layer.type == "Gemm" and not rows[layer.name].is_faster]
     forms |= {name: replace(scales[name], whole=True) for name in slow}
     if not forms:
