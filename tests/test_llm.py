@@ -73,3 +73,31 @@ def test_rotations_of_any_length_are_layers(name: str) -> None:
     assert types.count("RotaryEmbed") == 4
     assert types.count("SDPA") == 2
     assert "Tile" not in types
+
+
+@pytest.mark.parametrize("name", ["qwen2.optimum", "gemma3.optimum", "mistral.dynamo", "phi3.dynamo", "llama.genai"])
+def test_every_past_is_a_cache(name: str) -> None:
+    """All inputs of the past are read by attention alone, and no size comes from them; the batch is 1."""
+    paths = [path for path in MODELS if path.stem == name]
+    assert paths
+    conversion = lower(model_of(paths[0]))
+    manifest = conversion.manifest()
+    caches = [entry for entry in manifest.inputs if entry.name.startswith("past_key_values")]
+    assert len(caches) == 4
+    for entry in caches:
+        assert entry.cache is not None
+        assert (entry.cache.in_, entry.cache.out) == (entry.name, entry.name.replace("past_key_values", "present"))
+        assert entry.shape[0] == 1
+    pasts = [layer for layer in conversion.graph if any(blob.is_input for blob in layer.inputs[1:])]
+    assert {layer.type for layer in pasts} <= {"SDPA", "Interp", "Reshape", "Crop"}
+    [last] = [layer for layer in conversion.graph if layer.type == "Input" and len(layer.outputs) > 1]
+    assert [blob.name for blob in last.outputs] == [entry.blob for entry in caches]
+
+
+def test_a_past_whose_length_nothing_tells_stays() -> None:
+    """Whisper's decoder has no mask: its positions follow from the length of the past."""
+    [path] = [path for path in MODELS if path.stem == "whisper.optimum"]
+    conversion = lower(model_of(path))
+    assert all(entry.cache is None for entry in conversion.manifest().inputs)
+    reasons = {miss.reason for miss in conversion.near_misses if miss.pass_name == "fuse_kv_cache"}
+    assert any("a cache has no shape when it is unset" in reason for reason in reasons)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from onnx2ncnn_opt import entry_points, passes
 from onnx2ncnn_opt.errors import ConversionError, UsageError, VerificationError, check_option, check_options
 from onnx2ncnn_opt.finish import finish, require_release
-from onnx2ncnn_opt.ir.caches import cache_pairs
+from onnx2ncnn_opt.ir.caches import cache_pairs, join_cache_inputs
 from onnx2ncnn_opt.ir.dim import Dim, texts
 from onnx2ncnn_opt.ir.features import MasksFor
 from onnx2ncnn_opt.ir.graph import Blob, Graph
@@ -411,6 +411,7 @@ def _optimised(
     graph, before = conversion.graph, count_layers(conversion.graph)
     events = passes.run(graph, chosen, limit=limit, release=conversion.release)
     require_release(graph, conversion.release)
+    join_cache_inputs(graph)
     # A pass may put another blob in an output's place, but keeps their order.
     outputs = tuple(port._replace(blob=blob) for port, blob in zip(conversion.outputs, graph.outputs, strict=True))
     integers = {port.blob for port in (*conversion.inputs, *outputs) if not is_float(port.dtype)}

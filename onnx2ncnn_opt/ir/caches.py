@@ -19,3 +19,21 @@ def caches(graph: Graph) -> set[Blob]:
     ncnn chooses their layout in memory: numbers that are fed into them, or read out of them, mean nothing.
     """
     return {blob for _, _, *pair in cache_pairs(graph) for blob in pair}
+
+
+def join_cache_inputs(graph: Graph) -> None:
+    """Give all caches that have an Input layer of their own one together, after the other inputs."""
+    pasts = [past for _, _, past, _ in cache_pairs(graph)]
+    alone = [
+        blob.producer for blob in graph.inputs if blob in pasts and blob.producer and len(blob.producer.outputs) == 1
+    ]
+    if len(alone) < 2:
+        return
+    blobs = [layer.output for layer in alone]
+    for layer in alone:
+        layer.outputs = ()
+        graph.remove(layer)
+    for blob in blobs:
+        blob.producer = None
+    following = next(layer for layer in graph if layer.type != "Input")
+    graph.add(Layer("Input", alone[0].name, (), blobs), before=following)

@@ -126,6 +126,21 @@ def axis_index(axis: int) -> Sym:
     return symbol(f"#{axis}")
 
 
+def total_length(past: str, new: Dim) -> Sym:
+    """Return the length of a past, which may be empty, and of `new` together, as one size of its own: "[P + S]"."""
+    return symbol(f"[{past} + {new}]")
+
+
+def _apart(size: Sym) -> Dim:
+    """Return a size with the parts of total lengths; that of a past is 0 or more, like an index."""
+    parts: dict[str, Dim] = {}
+    for name in size.names():
+        if name.startswith("["):
+            past, _, new = name[1:-1].rpartition(" + ")
+            parts[name] = symbol(f"#{past}") + (int(new) if new.isdigit() else symbol(new))
+    return size.subs(parts) if parts else size
+
+
 def sum_of(sizes: Iterable[Dim]) -> Dim:
     """Return the sum of sizes; fast for thousands of them."""
     terms: dict[_Monomial, int] = {}
@@ -270,6 +285,8 @@ def broadcast_shape(shapes: Iterable[Shape], common: Callable[[Dim, Dim], Dim | 
 @lru_cache(maxsize=4096)
 def at_least(size: Dim, bound: int) -> bool:
     """Return True if a size is proven to be `bound` or more, for all values of its symbols."""
+    if isinstance(size, Sym):
+        size = _apart(size)
     if isinstance(size, int):
         return size >= bound
     return any((least := _least(below)) is not None and least >= bound for below in _below(size))

@@ -1,11 +1,12 @@
 from collections.abc import Iterator
 
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.view import Regroup
+from onnx2ncnn_opt.passes._views import chain_above, step_of, view_layers
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, known_shape, require
+from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, known_shape, needed, require
 
 _SDPA = op("SDPA", kv_cache=0, int8_scale_term=0)
-_SEQUENCE = 1  # the axis of [heads, sequence, width]
 
 
 @graph_pass(
@@ -16,7 +17,7 @@ def fuse_kv_cache(graph: Graph) -> Iterator[Replacement | Miss]:
 
     For pasts that are inputs of the net, and joined keys and values that are its outputs. They are opaque from then on.
     """
-    sdpas = [layer for layer in graph if _SDPA.fits(layer) and any(map(_past, layer.inputs[1:3]))]
+    sdpas = [layer for layer in graph if _SDPA.fits(layer) and any(map(_join, layer.inputs[1:3]))]
     edits = [edit for sdpa in sdpas for edit in attempt(sdpa, _with_cache, sdpa)]
     cached = {layer for edit in edits if isinstance(edit, Replacement) for layer in edit.layers}
     # A net starts without a past only if all of its pasts may be unset.
@@ -26,53 +27,65 @@ def fuse_kv_cache(graph: Graph) -> Iterator[Replacement | Miss]:
             yield edit
         else:
             yield Miss(
-                edit.layers[-1:], f"'{left.inputs[0].name}' cannot be a cache, and a net has to start with all unset"
+                edit.layers[-1:], f"'{left.outputs[0].name}' cannot be a cache, and a net has to start with all unset"
             )
 
 
 def _is_kept_past(layer: Layer) -> bool:
     """Return True if a layer joins a past for the next run."""
-    return layer.outputs[0].is_output and _past(layer.outputs[0]) is not None
+    return layer.outputs[0].is_output and _join(layer.outputs[0]) is not None
 
 
-def _past(blob: Blob) -> Blob | None:
-    """Return the input of the net that a blob begins with; None if it begins with no input."""
+def _join(blob: Blob) -> Layer | None:
+    """Return the Concat that a blob is, apart from views, if it begins with an input of the net."""
+    while blob.producer is not None and step_of(blob.producer) is not None:
+        blob = blob.producer.input
     layer = blob.producer
-    is_joined = layer is not None and layer.type == "Concat" and layer.inputs[0].is_input
-    return layer.inputs[0] if layer is not None and is_joined else None
+    return layer if layer is not None and layer.type == "Concat" and _start(layer.inputs[0]).is_input else None
+
+
+def _start(blob: Blob) -> Blob:
+    """Return the blob that views made a blob of."""
+    chain = chain_above(blob)
+    return chain[0].input if chain else blob
 
 
 def _with_cache(sdpa: Layer) -> Replacement:
     """Return the SDPA that keeps its keys and values itself."""
-    joins = []
+    added: list[Layer] = []
+    layers: list[Layer] = []
+    inputs: list[Blob] = []
+    pasts: list[Blob] = []
     for blob in sdpa.inputs[1:3]:
-        past = _past(blob)
-        require(past is not None, f"'{blob.name}' has no past, but the other one of keys and values has")
-        assert past is not None
-        joins.append(_join(blob, past, sdpa))
-    (keys, key), (values, value) = joins
-    require(key is not value, f"'{key.name}' is the past of keys and of values")
-    q, _, _, *mask = sdpa.inputs
-    inputs = [q, keys.inputs[1], values.inputs[1], *mask, key, value]
-    new = sdpa.having(inputs=inputs, kv_cache=1)
-    new.outputs = tuple(Blob(blob.name, blob.shape) for blob in (sdpa.output, keys.output, values.output))
-    reads = dict(zip((sdpa.output, keys.output, values.output), new.outputs, strict=True))
-    return Replacement((keys, values, sdpa), added=[(new, sdpa)], reads=reads)
+        join = needed(_join(blob), f"'{blob.name}' has no past, but the other one of keys and values has")
+        past, views = _start(join.inputs[0]), (*chain_above(join.inputs[0]), *chain_above(blob))
+        _check(blob, join, past, [sdpa, join, *views])
+        layers += [layer for layer in (*views, join) if layer not in layers]
+        new = join.inputs[1]
+        rows = new.known_shape
+        if len(rows) < len(blob.known_shape):  # one head
+            added += view_layers(new, (Regroup((1, *rows)),), like=[join])
+            new = added[-1].output
+        inputs.append(new)
+        pasts.append(past)
+    require(pasts[0] is not pasts[1], f"'{pasts[0].name}' is the past of keys and of values")
+    made = sdpa.having(inputs=[sdpa.inputs[0], *inputs, *sdpa.inputs[3:], *pasts], kv_cache=1)
+    old = (sdpa.output, *sdpa.inputs[1:3])
+    made.outputs = tuple(Blob(blob.name, blob.shape) for blob in old)
+    reads = dict(zip(old, made.outputs, strict=True))
+    return Replacement((*layers, sdpa), added=[(layer, sdpa) for layer in (*added, made)], reads=reads)
 
 
-def _join(blob: Blob, past: Blob, sdpa: Layer) -> tuple[Layer, Blob]:
-    """Return the Concat of a past with what is new, and the past; refused if anything else needs one of them."""
-    join = blob.producer
-    assert join is not None
-    known_shape(blob, 3)
-    is_sequence = join["axis"] in (_SEQUENCE, _SEQUENCE - 3) and len(join.inputs) == 2
-    require(is_sequence, f"'{join.name}' does not join a past with new rows")
+def _check(blob: Blob, join: Layer, past: Blob, layers: list[Layer]) -> None:
+    """Refuse a Concat that does not join a past with new rows, and one if anything else needs it or its past."""
+    shape, heads = known_shape(blob, 3), len(known_shape(join.output)) == 3
+    is_whole = join.output.shape == (shape if heads else shape[1:])
+    is_rows = join["axis"] in (-2, len(join.output.known_shape) - 2) and len(join.inputs) == 2
+    require(is_rows and is_whole and (heads or shape[0] == 1), f"'{join.name}' does not join a past with new rows")
+    require(known_shape(past)[::2] == shape[::2], f"'{past.name}' is not [heads, past, width]")
     require(blob.is_output, f"'{blob.name}' is no output of the net, so the cache would be lost")
-    for other in (user for each in (blob, past) for user in each.users if user not in (sdpa, join)):
-        needs = past.name if past in other.inputs else blob.name
-        require(
-            False, f"'{needs}' is also used by {other.type} '{other.name}', and a cache has no shape when it is unset"
-        )
+    for needs, other in ((b, user) for b in (blob, past) for user in b.users if user not in layers):
+        why = "a cache has no shape when it is unset"
+        require(False, f"'{needs.name}' is also used by {other.type} '{other.name}', and {why}")
     require(blob.uses == 2 and past.uses == 1, f"'{blob.name}' is used twice")
-    require(past.batch == blob.batch == sdpa.output.batch == 1, f"'{past.name}' is a batch, and caches have none")
-    return join, past
+    require(past.batch == blob.batch == 1, f"'{past.name}' is a batch, and caches have none")

@@ -39,6 +39,9 @@ class _Weights:
 
     def __post_init__(self) -> None:
         self.arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in self.model.graph.initializer}
+        for node in self.model.graph.node:  # optimum stores equal tensors once
+            if node.op_type == "Identity" and node.input[0] in self.arrays:
+                self.arrays[node.output[0]] = self.arrays[node.input[0]]
         self.nodes = {node.name: node for node in self.model.graph.node}
 
     def matrix(self, name: str) -> Array:

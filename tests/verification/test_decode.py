@@ -3,11 +3,15 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from onnx2ncnn_opt import bisect, verify
 from onnx2ncnn_opt.manifest import read_manifest
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from onnx2ncnn_opt.verification.decode import Decoder
 from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.runs import load_converted
 from testing.decoders import NET, decoder
 
 _ATTENTION = "q k v mask past_key past_value o0 present_key present_value 5=1 6=0.35355338 7=1"
@@ -70,3 +74,18 @@ def test_bisect_names_step_and_layer(tmp_path: Path) -> None:
     assert "token 1 after a prompt of 7" in found.report.outputs[0].message
     assert found.located is not None
     assert found.located.layer.name == "attention"
+
+
+def test_a_step_runs_again_after_others(tmp_path: Path) -> None:
+    """The process plays the steps that its caches lack, and shortens caches that are longer."""
+    model, param, bin = decoder(tmp_path)
+    manifest = read_manifest(param.with_suffix(".json"))
+    prompt, token = Decoder(load_converted(model, manifest), manifest, 0).steps()
+    with NcnnWorker() as worker:
+        runner, other = (NcnnRunner(param, bin, worker=worker) for _ in range(2))
+        first = runner.run(token, ["logits"])["logits"]
+        for net in (runner, other, runner):
+            assert net.run(prompt, ["logits"])["logits"].shape == (63, 50)
+            np.testing.assert_array_equal(net.run(token, ["logits"])["logits"], first)
+            np.testing.assert_array_equal(net.run(token, ["logits"])["logits"], first)
+            assert net.time(token, ["logits"], 0.0)

@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeVar
 
 import onnx_ir
 
-from onnx2ncnn_opt.ir.dim import Dim, Sym, named, symbol
+from onnx2ncnn_opt.ir.dim import Dim, Sym, named, symbol, total_length
 from onnx2ncnn_opt.onnx.read.binding import InputInfo, TensorInfo
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 
@@ -27,12 +27,12 @@ class Lengths(NamedTuple):
     @property
     def inner(self) -> dict[str, Dim]:
         """The past's length as the net computes it: an unset cache has no shape, so it is the total less the new."""
-        return {self.past: symbol(str(self.total)) - self.new}
+        return {self.past: total_length(self.past, self.new) - self.new}
 
     @property
     def outer(self) -> dict[str, Dim]:
         """The total in the model's names."""
-        return {str(self.total): self.total}
+        return {str(total_length(self.past, self.new)): self.total}
 
 
 def is_past(value: onnx_ir.Value) -> bool:
@@ -99,6 +99,7 @@ def past_lengths(inputs: Sequence[InputInfo]) -> Lengths | None:
         for total in info.shape[1:] if len(info.shape) == 2 else ():
             for past in sorted(names & (total.names() if isinstance(total, Sym) else set())):
                 new = total - symbol(past)
-                if isinstance(total, Sym) and past not in (new.names() if isinstance(new, Sym) else ()):
+                is_plain = isinstance(new, int) or (new == symbol(str(new)) and str(new) != past)
+                if isinstance(total, Sym) and is_plain:
                     return Lengths(past, total, new)
     return None
