@@ -21,7 +21,8 @@ Arrays = Mapping[str, Any]
 
 def conversions(model: onnx.ModelProto) -> list[Conversion]:
     """Return the model's conversions without and with passes; one if the passes change nothing."""
-    plain, optimized = lower(model, optimize=False, tail="never"), lower(model, tail="never")
+    options: dict[str, Any] = {"tail": "never", "quantized": "float"}
+    plain, optimized = lower(model, optimize=False, **options), lower(model, **options)
     return [plain] if _content(plain) == _content(optimized) else [plain, optimized]
 
 
@@ -66,7 +67,7 @@ def compare(
 
     `reference` is the model for ONNX Runtime, where that does not take the one that is converted.
     """
-    conversion = lower(model, tail="never")
+    conversion = lower(model, tail="never", quantized="float")
     wanted = OrtRunner((reference or model).SerializeToString()).run(dict(feeds))
     manifest = conversion.manifest()
     with conversion.staged_in_temporary_folder() as files:

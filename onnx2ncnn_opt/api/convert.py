@@ -46,6 +46,7 @@ def convert(  # noqa: PLR0913
     images: Mapping[str, Image | str] | None = None,
     tail: str = "auto",
     append: str | None = None,
+    quantized: str = "float",
     verification: Verification | None = Verification(),
     benchmark: bool = False,
     keep_failed: bool = False,
@@ -74,6 +75,7 @@ def convert(  # noqa: PLR0913
         "masks": masks,
         "images": images,
         "tail": tail,
+        "quantized": quantized,
     }
     if custom and verification is not None:
         raise UsageError(f"custom operators need a conversion without verification: {NOT_RUN}")

@@ -41,6 +41,7 @@ from onnx2ncnn_opt.onnx.read.binding import TensorInfo
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
+from onnx2ncnn_opt.onnx.read.quantized import without_rounding
 from onnx2ncnn_opt.onnx.tail.extract import Tail
 from onnx2ncnn_opt.onnx.tail.partition import split
 from onnx2ncnn_opt.onnx.value import is_float
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.verification.search_masks import Precision
 
 TAILS = ("auto", "only-needed", "never")
+QUANTIZED = ("float", "keep")
 NOT_RUN = "what custom operators compute is not known here"
 
 
@@ -96,7 +98,8 @@ class Conversion(Rewritten):
     with a decoding behind it, if one was asked for; it is the `source`, too. `equal` are names of
     dynamic dimensions that have to be equal, `cost` describes the costs of dynamic dimensions. `report` is the
     verification, None if there was none, and `latency` the time of a run, if it was measured. `tail` are the nodes
-    after the net; `model` and `cut` then end where it begins.
+    after the net; `model` and `cut` then end where it begins. `kept` are the layers of quantised products, and the
+    reason why one is in float (empty: it is int8), unless `quantized` is "float".
     """
 
     model: LoadedModel
@@ -120,6 +123,8 @@ class Conversion(Rewritten):
     report: VerifyReport | None = None
     latency: Latency | None = None
     tail: Tail | None = None
+    quantized: str = "float"
+    kept: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         shapes = "; ".join(f"{p.name} [{', '.join(map(str, p.shape))}]" for p in (*self.inputs, *self.outputs))
@@ -304,6 +309,7 @@ def lower(  # noqa: PLR0913
     images: Mapping[str, Image | str] | None = None,
     tail: str = "auto",
     append: str | None = None,
+    quantized: str = "float",
 ) -> Conversion:
     """Lower an ONNX model to an ncnn graph, and run the passes; neither the model nor the net runs.
 
@@ -321,7 +327,8 @@ def lower(  # noqa: PLR0913
     arithmetic: an `Image`, or text such as "mean=123.7,116.3,103.5:std=58.4,57.1,57.4:bgr". `tail` is one of TAILS:
     whether nodes at the model's end may follow the net instead of being in it, "only-needed" those that ncnn cannot
     express, "auto" also those that would be many layers. `append` puts the decoding of a detector's raw output behind
-    the model: "nms:output0:conf=0.25:iou=0.45:max=300" (docs/deploy.md).
+    the model: "nms:output0:conf=0.25:iou=0.45:max=300" (docs/deploy.md). `quantized` is one of QUANTIZED: whether the
+    products of a quantised model are int8 layers, or floats that are rounded where the model rounds.
 
     Raises:
         ModelError: the model is broken or unsafe to open.
@@ -333,6 +340,8 @@ def lower(  # noqa: PLR0913
     check_option("names", "custom", custom)
     if tail not in TAILS:
         raise UsageError(f"tail has to be one of {', '.join(TAILS)}, not {tail!r:.80}")
+    if quantized not in QUANTIZED:
+        raise UsageError(f"quantized has to be one of {', '.join(QUANTIZED)}, not {quantized!r:.80}")
     _check_inputs(shapes or {}, batch_axes or {})
     chosen = entry_points.select(skip=skip)
     check_release(release)
@@ -343,12 +352,12 @@ def lower(  # noqa: PLR0913
     appended = append_decoding(source, append, shapes) if append is not None else None
     source = appended.model if appended else source
     loaded, imported, found = _imported(
-        model, source, batch_axes, parse_custom(custom), tail, shapes=shapes, values=values, outputs=outputs
+        model, source, batch_axes, custom, tail, quantized, shapes=shapes, values=values, outputs=outputs
     )
     cut = found.cut if found else tuple(outputs)
     conversion = Conversion(loaded, source, imported.graph, imported.inputs, imported.outputs, (), 0, cut, tail=found)
     conversion = replace(conversion, release=release, custom=imported.custom, minimum=imported.minimum, images=wanted)
-    conversion = replace(conversion, appended=appended)
+    conversion = replace(conversion, appended=appended, quantized=quantized, kept=imported.kept)
     take_pixels(imported, wanted)
     return _optimised(conversion, chosen if optimize else (), limit, encoding, masks)
 
@@ -357,16 +366,29 @@ def _imported(
     model: Any,
     source: Any,
     batch_axes: Mapping[str, int | None] | None,
-    custom: Sequence[CustomOp],
+    custom: Collection[str],
     tail: str,
+    quantized: str,
     **bindings: Any,
 ) -> tuple[LoadedModel, Imported, Tail | None]:
     """Return the model, loaded from its ONNX source, its graph, and the tail without which both are."""
     entry_points.installed_ops()
-    loaded = load_model(source, opaque={(op.domain, op.name) for op in custom}, **bindings)
+    operators = parse_custom(custom)
+    loaded = load_model(source, opaque={(op.domain, op.name) for op in operators}, **bindings)
     if source is not model and isinstance(model, (str, os.PathLike)):
         sha256 = file_hash(Path(model))
         loaded = replace(loaded, digest=lambda: sha256)
+    if quantized == "keep" and without_rounding(loaded.graph):
+        found = _graph_of(loaded, batch_axes, operators, tail)
+        if "" in found[1].kept.values():
+            return found
+        return _imported(model, source, batch_axes, custom, tail, "float", **bindings)
+    return _graph_of(loaded, batch_axes, operators, tail)
+
+
+def _graph_of(
+    loaded: LoadedModel, batch_axes: Mapping[str, int | None] | None, custom: Sequence[CustomOp], tail: str
+) -> tuple[LoadedModel, Imported, Tail | None]:
     announce("making layers of the operators")
     options: dict[str, Any] = {"batch_axes": batch_axes, "types": entry_points.layer_types(), "custom": custom}
     if tail == "never":
@@ -444,6 +466,7 @@ def unoptimised(conversion: Conversion) -> Conversion:
         custom=[op.request for op in conversion.custom],
         masks=False,
         tail="never",
+        quantized=conversion.quantized,
     )
 
 

@@ -6,21 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 
 from onnx2ncnn_opt.api.apply_passes import PathLike
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.api.lower import Conversion, Files
 from onnx2ncnn_opt.errors import UsageError, VerificationError
 from onnx2ncnn_opt.ir.graph import Graph
+from onnx2ncnn_opt.ir.int8 import is_exact
 from onnx2ncnn_opt.manifest import Entry, Image, Manifest, read_manifest
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import load_model
-from onnx2ncnn_opt.onnx.read.unquantized import Unquantised, is_quantised, unquantised
+from onnx2ncnn_opt.onnx.read.quantized import Int8, float_model, scales_of_products
 from onnx2ncnn_opt.param.files import NetFiles, all_or_nothing, bin_beside, read_graph, write_net, write_staged
 from onnx2ncnn_opt.progress import announce, up_to
 from onnx2ncnn_opt.quantization.data import Samples
-from onnx2ncnn_opt.quantization.emit import HIGHEST, Scales, obstacle, rows_of
+from onnx2ncnn_opt.quantization.emit import Scales, obstacle, rows_of
 from onnx2ncnn_opt.quantization.quantize import Budget, Quantized, Row, decibels, quantize_net
 from onnx2ncnn_opt.quantization.thresholds import METHODS
 from onnx2ncnn_opt.runtime.base import Feed
@@ -32,7 +32,6 @@ from onnx2ncnn_opt.verification.options import Verification
 
 _CONVERTED = 0.3  # of the work
 _DRAWS = 8
-_OFF_GRID = 1e-3  # of a step: weights of a quantised model are whole numbers of them
 _ROOM = 0.5  # decibels
 
 
@@ -102,6 +101,7 @@ def quantize(  # noqa: PLR0913
     keep: Collection[str] = (),
     budget: Budget | str | None = None,
     every: bool = False,
+    table: PathLike | None = None,
     verification: Verification = Verification(),
 ) -> Quantization:
     """Quantise an ONNX model, or an ncnn net NET.param with its weights `bin`.
@@ -109,7 +109,8 @@ def quantize(  # noqa: PLR0913
     `data` is an .npz, a folder of arrays or pictures, ``module:function``, a mapping of arrays whose first axis counts
     samples, or an iterable of samples. A model is converted and verified first. Layers become int8 that are faster so
     on this machine, or `every` layer; `keep` names layers that stay float. With a `budget`, ``40dB`` or ``top1=0.99``,
-    layers stay float until the outputs agree so far with the float net.
+    layers stay float until the outputs agree so far with the float net. A `table` of ncnn2table gives the scales of the
+    layers that are in it.
 
     A model that is quantised already (QDQ, QOperator) keeps its scales and needs no data. The
     float net is that of the model without its QuantizeLinear and DequantizeLinear, and the int8 net has to be as near
@@ -120,7 +121,7 @@ def quantize(  # noqa: PLR0913
     if method not in METHODS:
         raise UsageError(f"method is {', '.join(METHODS)}, not {method!r:.40}")
     wanted = Budget.parse(budget) if isinstance(budget, str) else budget or Budget()
-    options: dict[str, Any] = {"method": method, "keep": keep, "budget": wanted, "every": every}
+    options: dict[str, Any] = {"method": method, "keep": keep, "budget": wanted, "every": every, "table": table}
     with temporary_folder() as folder:
         if isinstance(net, (str, Path)) and str(net).endswith((".param", ".param.bin")):
             if shapes or values or images:
@@ -130,7 +131,7 @@ def quantize(  # noqa: PLR0913
         if known is None and data is None:
             raise UsageError("quantize needs samples: give data, as an .npz or a folder")
         with up_to(_CONVERTED):
-            source = net if known is None else known.model.SerializeToString()
+            source = net if known is None else known.model
             made = convert(source, shapes=shapes, values=values, images=images, verification=verification)
         assert made.report is not None
         made.report.check()
@@ -141,7 +142,7 @@ def quantize(  # noqa: PLR0913
         if known is None:
             result = quantize_net(files.param, files.bin, feeds, **options)
         else:
-            theirs, (scales, reasons) = _of_runtime(net, made, samples), _given(made.graph, known)
+            theirs, (scales, reasons) = _of_runtime(net, made, samples), _given(made.graph, known.scales)
             options |= {"given": scales, "every": True}
             if wanted == Budget():
                 options["budget"] = Budget(decibels=theirs - _ROOM)
@@ -159,18 +160,21 @@ def quantize(  # noqa: PLR0913
         )
 
 
-def _with_scales(net: Any) -> Unquantised | None:
+@dataclass(frozen=True)
+class _Known:
+    """The float model of a quantised one, and the scales of its products by node name."""
+
+    model: bytes
+    scales: Mapping[str, Int8]
+
+
+def _with_scales(net: Any) -> _Known | None:
     """Return the float model of a quantised one with its scales; None for a float model."""
     if not isinstance(net, (str, Path, bytes)):
         return None
-    load_model(net)  # raises what is wrong with it
-    proto = onnx.ModelProto.FromString(net) if isinstance(net, bytes) else onnx.load(net)
-    if not is_quantised(proto):
-        return None
-    try:
-        return unquantised(proto)
-    except ValueError as error:
-        raise UsageError(f"the model's scales cannot be kept: {error}; `convert` computes it in float") from error
+    graph = load_model(net).graph
+    model = float_model(graph)
+    return None if model is None else _Known(model, scales_of_products(graph))
 
 
 def _drawn(made: Conversion) -> list[dict[str, Any]]:
@@ -178,21 +182,19 @@ def _drawn(made: Conversion) -> list[dict[str, Any]]:
     return [draw_inputs(made.model, draw=Draw(seed, plain=True)) for seed in range(_DRAWS)]
 
 
-def _given(graph: Graph, known: Unquantised) -> tuple[dict[str, Scales], dict[str, str]]:
+def _given(graph: Graph, products: Mapping[str, Int8]) -> tuple[dict[str, Scales], dict[str, str]]:
     """Return the scales of layers, and why others have none, by layer name."""
     scales: dict[str, Scales] = {}
     reasons: dict[str, str] = {}
     for layer in graph:
-        node = next((name for name in layer.origin if name in known.inputs or name in known.floats), "")
-        if node in known.floats:
-            reasons[layer.name] = known.floats[node]
-        elif node and not obstacle(layer):
-            rows, steps = rows_of(layer), known.steps[node]
-            by_row = 1 / np.broadcast_to(steps, len(rows)).astype(np.float64) if steps.size in (1, len(rows)) else None
-            if by_row is not None:  # a pass may have scaled the weights
-                grid = rows * by_row[:, None]
-                by_row = by_row if np.abs(grid - np.rint(grid)).max(initial=0) < _OFF_GRID else None
-            scales[layer.name] = Scales(HIGHEST / (known.inputs[node] or 1.0), rows=by_row)
+        known = next((products[name] for name in layer.origin if name in products), None)
+        if known is not None and known.reason:
+            reasons[layer.name] = known.reason
+        elif known is not None and not obstacle(layer):
+            rows, by_row = rows_of(layer), known.scales
+            fits = by_row.size in (1, len(rows))  # a pass may have scaled the weights
+            exact = fits and is_exact(rows, np.broadcast_to(by_row, len(rows)))
+            scales[layer.name] = Scales(known.input_scale, rows=np.broadcast_to(by_row, len(rows)) if exact else None)
     return scales, reasons
 
 

@@ -72,6 +72,7 @@ def _notes(made: Conversion, manifest: Manifest) -> list[str]:
         f"{' = '.join(names)} in this net: ONNX Runtime runs the model only with equal sizes" for names in made.equal
     ]
     notes += [made.appended.note] if made.appended else []
+    notes += _quantized_notes(made)
     notes += made.cost
     if made.model.lost:
         notes.append(f"nothing leads to {', '.join(made.model.lost)} of the model: add what they need to --outputs")
@@ -80,6 +81,25 @@ def _notes(made: Conversion, manifest: Manifest) -> list[str]:
     for name in made.fed_masks:
         notes.append(f"{name} is added to scores: -1e9 in a whole row gives NaN on ARM and GPUs, -1000 does not")
     return notes
+
+
+def _quantized_notes(made: Conversion) -> list[str]:
+    """Return what became of a quantised model, what differs from it, and the layers that stay float."""
+    if not made.kept:
+        return []
+    floats = {name: reason for name, reason in made.kept.items() if reason}
+    count = len(made.kept) - len(floats)
+    notes = []
+    if count:
+        notes = [
+            f"{count} of {number_of(len(made.kept), 'quantised product')} in int8; ncnn rounds half away from 0 to "
+            "-127..127; unsigned and shifted inputs have 127 / largest as their scale, up to twice the model's step; "
+            "the model's other roundings are left out; --quantized float keeps them"
+        ]
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in floats.items():
+        by_reason.setdefault(reason, []).append(name)
+    return notes + [f"{', '.join(names)} in float: {reason}" for reason, names in by_reason.items()]
 
 
 def _tail_lines(made: Conversion, *, verbose: bool) -> list[Block]:

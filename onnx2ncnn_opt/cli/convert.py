@@ -70,6 +70,14 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
     "(only-needed), and nodes that would be many layers (auto), such as TopK and NonMaxSuppression.",
 )
 @click.option(
+    "--quantized",
+    type=click.Choice(["float", "keep"]),
+    default="float",
+    show_default=True,
+    help="What products of a quantised model become: float layers between roundings, step by step as the model has "
+    "them (float), or int8 layers of its weights and scales, which are smaller and faster and differ a little (keep).",
+)
+@click.option(
     "--append",
     metavar="nms:OUTPUT[:conf=...:iou=...:max=...]",
     help="Decode a detector's raw output and keep its best boxes, e.g. nms:output0:conf=0.25:iou=0.45:max=300; further "

@@ -44,6 +44,11 @@ if TYPE_CHECKING:
 @click.option("--keep", multiple=True, metavar="LAYER,...", help="Layers that stay float.")
 @click.option("--budget", metavar="40dB|top1=0.99", help="How far the outputs have to agree with the float net.")
 @click.option("--all", "every", is_flag=True, help="Make layers int8 that are no faster on this machine, too.")
+@click.option(
+    "--table",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Scales in the format of ncnn2table: of its layers if the file exists, else it is written.",
+)
 @click.option("--keep-failed", is_flag=True, help="Keep the files of the best net if none keeps the budget.")
 @click.option("-v", "--verbose", is_flag=True, help="List all layers.")
 @output_options()
@@ -55,6 +60,7 @@ def quantize(
     data: str | None,
     images: tuple[str, ...],
     keep: tuple[str, ...],
+    table: Path | None,
     keep_failed: bool,
     verbose: bool,
     **options: Any,
@@ -66,11 +72,15 @@ def quantize(
     from onnx2ncnn_opt.api.lower import Files
     from onnx2ncnn_opt.api.quantize import quantize as make
     from onnx2ncnn_opt.param.files import NetFiles
+    from onnx2ncnn_opt.quantization.table import format_table
 
     check_prefix(prefix, (".param", ".bin", os.sep))
     is_net = net.name.endswith((".param", ".param.bin"))
     files = NetFiles.at(prefix) if is_net else Files.of(prefix)
-    check_targets(astuple(files), {"the model": net, **({"the net's weights": bin} if bin else {})})
+    check_targets(
+        [*astuple(files), *([table] if table and not table.exists() else [])],
+        {"the model": net, **({"the net's weights": bin} if bin else {})},
+    )
     require_runtimes(None, *([] if is_net else ["onnxruntime"]))
     given: dict[str, str] = {}
     for text in images:
@@ -79,10 +89,14 @@ def quantize(
             raise UsageError(f"--image {text} is not NAME:mean=...:std=... of one input")
         given[name] = rest
     options |= {"keep": [name for text in keep for name in text.split(",")], "images": given, "bin": bin}
+    is_read = table is not None and table.exists()
+    options["table"] = table if is_read else None
     with output.working(f"quantising {net}"):
         made = make(net, data, **options)
     if not made.result.missed or keep_failed:
         made.save(prefix, keep_failed=True)
+        if table is not None and not is_read:
+            table.write_text(format_table(made.graph), encoding="utf-8")
     output.show(_lines(made, net, files, verbose=verbose))
     found = asdict(made.result, dict_factory=_finite)
     output.fields |= {**{key: value for key, value in found.items() if key != "graph"}, "files": written(files)}

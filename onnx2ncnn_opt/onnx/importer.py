@@ -11,7 +11,8 @@ import onnx_ir
 from onnx2ncnn_opt.errors import GraphError, ShapeError, Unsupported, UnsupportedError, UsageError, plugged
 from onnx2ncnn_opt.ir.cut import computed_from, drop_unused
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, named, shape_text
-from onnx2ncnn_opt.ir.graph import Blob, Graph
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.int8 import PRODUCTS, imported_int8
 from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.spec import LayerSpec
 from onnx2ncnn_opt.ir.view import MAX_DIMS, View
@@ -33,6 +34,7 @@ from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.caches import past_lengths
 from onnx2ncnn_opt.onnx.read.given import listed_sizes, solved
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
+from onnx2ncnn_opt.onnx.read.quantized import INT8, Int8
 from onnx2ncnn_opt.onnx.read.schema import misfit
 from onnx2ncnn_opt.onnx.read.structure import read_values
 from onnx2ncnn_opt.onnx.registry import OnnxOp, qualified
@@ -75,6 +77,7 @@ class Imported(NamedTuple):
     outputs: tuple[Port, ...]
     custom: tuple[CustomOp, ...]
     minimum: Mapping[Dim, int]  # dynamic dimensions below which the net differs (see `ImportContext.demand`)
+    kept: Mapping[str, str]  # the reason why a quantised product is float in the net, by its layer; "" if it is int8
 
 
 def import_model(
@@ -161,6 +164,9 @@ class _Ends(ImportContext):
         self._layers: dict[onnx_ir.Node, int] = {}
         lengths = past_lengths(model.inputs)
         self._inner, self._outer = (lengths.inner, lengths.outer) if lengths else ({}, {})
+        # Symbols are 1 or more; the past may have no rows.
+        self._sums = {str(lengths.total): lengths.total - 1} if lengths else {}
+        self._kept: dict[str, str] = {}
 
     def seen(self, result: Imported | UnsupportedError) -> Walk:
         """Return what became of the model, if the result of this import, or of one for a single item, is this."""
@@ -281,7 +287,8 @@ class _Import(_Ends):
         dynamic = {size for shape in shapes for size in named(shape, self._outer) if isinstance(size, Sym)}
         for size in sorted(dynamic, key=lambda size: (len(size.names()), str(size))):
             self.demand(size, 1)
-        return Imported(self.graph, inputs, outputs, tuple(self._custom.values()), self._minimum)
+        minimum = {named((size,), self._outer)[0]: least for size, least in self._minimum.items()}
+        return Imported(self.graph, inputs, outputs, tuple(self._custom.values()), minimum, self._kept)
 
     def free_batch(self) -> Batch | None:
         """Return a dynamic batch whose items stay apart in all of the model, so that it need not be part of the net."""
@@ -300,6 +307,8 @@ class _Import(_Ends):
         operands = [self._values[name] if name else None for name in names]
         poisoned = any(name and self._values[name] is None for name in names)
         results = self._attempt(node, None if poisoned else operands)
+        if INT8 in node.meta and results and isinstance(results[0], Tensor):
+            self._make_int8(results[0].blob.producer, node.meta[INT8])
         is_refused = len(self._refused) > refused
         self._layers[node] = len(self.graph) - layers
         if is_refused:
@@ -317,6 +326,17 @@ class _Import(_Ends):
             if name:
                 self._values[name] = result
                 self._name_blob(result, name)
+
+    def _make_int8(self, layer: Layer | None, known: Int8) -> None:
+        """Turn the layer of a product into int8, if ncnn has it; the weights are multiples of its steps."""
+        while layer is not None and layer.type not in PRODUCTS and layer.inputs and layer.traced == (self._label,):
+            layer = layer.inputs[0].producer
+        if layer is None or layer.traced != (self._label,) or not layer.weights:
+            return
+        made, reason = imported_int8(layer, known.scales, known.input_scale, is_positive=known.is_positive)
+        self._kept[layer.name] = known.reason or reason
+        if made is not None and not known.reason:
+            layer.params, layer.weights = made.params, made.weights
 
     def _attempt(self, node: onnx_ir.Node, operands: list[Item | None] | None) -> Sequence[Item | None]:
         """Return the results of a node; None for each, and a refusal, if ncnn cannot express it."""

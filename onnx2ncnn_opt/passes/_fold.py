@@ -18,6 +18,7 @@ _MOST_OFFSET = 2.0**11
 # Up to here float32 has all integers, and they may be meant to be exact; larger offsets are masks, such as -1e9.
 _MOST_INTEGER = 2.0**24
 # Between these, a factor neither overflows nor loses digits before another one brings the numbers back.
+_GIVES_INT8 = 100  # an int8_scale_term above gives int8
 _LEAST_FACTOR, _MOST_FACTOR = 2.0**-64, 2.0**64
 
 
@@ -91,6 +92,15 @@ def require_own_weights(layer: Layer) -> None:
         if weight.present(layer.resolved):
             plain = weight.name in layer.weights and layer.weights.stored(weight.name).is_float
             require(plain, f"{name} has no float {weight.name}")
+
+
+def require_static_weights(layer: Layer) -> None:
+    """Refuse layers that give int8 or get weights at run time: int8 layers compute their activation in float."""
+    name = f"{layer.type} '{layer.name}'"
+    params = layer.spec.by_name if layer.spec else {}
+    gives_int8 = "int8_scale_term" in params and layer["int8_scale_term"] > _GIVES_INT8
+    require(not gives_int8, f"{name} gives int8")
+    require("dynamic_weight" not in params or layer["dynamic_weight"] == 0, f"{name} gets its weights at run time")
 
 
 def require_no_activation(layer: Layer) -> None:

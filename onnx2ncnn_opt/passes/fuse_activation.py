@@ -4,7 +4,7 @@ from typing import Any
 from onnx2ncnn_opt.ir.codes import Activation
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.passes._families import WEIGHTED, types_of
-from onnx2ncnn_opt.passes._fold import require_no_activation, require_own_weights
+from onnx2ncnn_opt.passes._fold import require_no_activation, require_static_weights
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import rewrite
 
@@ -44,7 +44,7 @@ def fuse_activation(layer: Layer, activation: Layer) -> Layer:
 
     Into every layer with a built-in activation, if ncnn's layer knows this one.
     """
-    require_own_weights(layer)
+    require_static_weights(layer)
     require_no_activation(layer)
     kind, params = _FUSED[activation.type](activation)
     return layer.having(activation_type=kind, activation_params=params or None)

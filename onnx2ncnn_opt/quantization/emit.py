@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from onnx2ncnn_opt.ir.codes import Direction, GemmC
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.int8 import LARGEST_SUM, may_use_winograd
 from onnx2ncnn_opt.ir.weight import Encoding, Weight
 from onnx2ncnn_opt.param.binary import is_quantised
 
 Array = NDArray[Any]
 HIGHEST = 127
-# x86 and Vulkan compute 3x3 convolutions of int8 by winograd: right while every sum of products is at most this.
-LARGEST_SUM = (2**31 - 1) // 576
 _MARGIN = 4  # a sum may be so many times as large as the largest that data gave
 _BLOCK = 64  # numbers of a Gemm's row that have a scale of their own
 _OF_BLOCKS = 801  # quantize_term: 8 bits, blocks of 64
@@ -30,7 +29,8 @@ _OF_ONE_SCALE = 2
 class Scales:
     """What a layer needs: the scale of its input, the input's mean by channel, and perhaps the scales of its rows.
 
-    `whole` gives a Gemm's constant B one scale, not one for each block. `largest_sum` is the largest sum of products
+    `whole` gives a Gemm's constant B one scale, not one for each block; without `winograd` a 3x3
+    convolution is computed in another way. `largest_sum` is the largest sum of products
     of integers that data gave with 8 bits, None if nobody looked.
     """
 
@@ -38,6 +38,7 @@ class Scales:
     means: Array | None = None
     rows: Array | None = None
     whole: bool = False
+    winograd: bool = True
     largest_sum: float | None = None
 
 
@@ -102,7 +103,7 @@ def _takes_int8(blob: Blob, scales: Mapping[str, Scales]) -> bool:
 def _convolution(layer: Layer, scales: Scales) -> None:
     rows = rows_of(layer)
     by_row = row_scales(rows) if scales.rows is None else scales.rows.astype(np.float32)
-    if _is_winograd(layer):
+    if may_use_winograd(layer):
         largest = _largest_sum(rows, by_row)
         if scales.largest_sum is not None:
             largest = min(largest, _MARGIN * scales.largest_sum)
@@ -232,17 +233,12 @@ def _recurrent(layer: Layer, scales: Scales) -> None:
 
 def needs_sums(layer: Layer) -> bool:
     """Return True if only data can show that the sums of a layer stay below the limit of winograd with 8 bits."""
-    rows = rows_of(layer) if _is_winograd(layer) else np.zeros((1, 1))
+    rows = rows_of(layer) if may_use_winograd(layer) else np.zeros((1, 1))
     return _largest_sum(rows, row_scales(rows)) > LARGEST_SUM
 
 
 def _largest_sum(rows: Array, by_row: Array) -> float:
     return float(np.abs(integers(rows, by_row[:, None]).astype(np.int64)).sum(axis=1).max()) * HIGHEST
-
-
-def _is_winograd(layer: Layer) -> bool:
-    names = ("kernel_w", "kernel_h", "stride_w", "stride_h", "dilation_w", "dilation_h")
-    return layer.type == "Convolution" and [layer[name] for name in names] == [3, 3, 1, 1, 1, 1]
 
 
 def _window_obstacle(layer: Layer) -> str:

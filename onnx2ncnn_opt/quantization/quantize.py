@@ -5,6 +5,7 @@ run for each layer is enough to choose.
 """
 
 import math
+import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -16,11 +17,20 @@ from numpy.typing import NDArray
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.graph import Graph
+from onnx2ncnn_opt.ir.int8 import may_use_winograd
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.progress import announce, counted
-from onnx2ncnn_opt.quantization.emit import HIGHEST, Scales, has_static_scale, needs_sums, obstacle, quantise
+from onnx2ncnn_opt.quantization.emit import (
+    HIGHEST,
+    Scales,
+    has_static_scale,
+    needs_sums,
+    obstacle,
+    quantise,
+)
 from onnx2ncnn_opt.quantization.observe import Observed, add_sums, largest_sums, observe
+from onnx2ncnn_opt.quantization.table import read_table
 from onnx2ncnn_opt.runtime.base import Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.system import temporary_folder
@@ -30,6 +40,7 @@ FEW = 8  # samples that each layer alone is measured with; fewer are too few to 
 _HELD = 5  # every so many samples one is kept to measure with
 _SLOWER = 1.02  # of the float net's time
 _TURNS = 3
+_POOR = 15.0  # decibels, below which an output is of little use
 _GAIN = 0.03  # of a layer's time that int8 has to save
 _ATTEMPTS = 6
 
@@ -199,12 +210,14 @@ def quantize_net(
     budget: Budget = Budget(),
     every: bool = False,
     given: Mapping[str, Scales] | None = None,
+    table: str | os.PathLike[str] | None = None,
 ) -> Quantized:
     """Return the int8 form of a float net.
 
     `feeds` are the samples, `method` one of `thresholds.METHODS`, `keep` names layers that stay float. With `every`
     layers are int8 even if they are no faster on this machine. `given` are scales, as of a quantised model: then no
-    layer is left out. Raises UsageError for data or names that do not fit.
+    layer is left out. A `table` of ncnn2table has the scales of the layers that are in it. Raises UsageError for data
+    or names that do not fit.
     """
     net = read_net(param, bin).graph
     by_name = {layer.name: layer for layer in net}
@@ -230,6 +243,9 @@ def quantize_net(
         notes += _notes(seen, used)
         if given is None:
             scales = {name: _scales(seen[name], method) if name in seen else Scales(1.0) for name in candidates}
+            for name, known in (read_table(table, net) if table is not None else {}).items():
+                if name in scales:
+                    scales[name] = replace(scales[name], input=known.input, rows=known.rows)
             scales = nets.with_sums(scales, used)
         else:
             scales = dict(given)
@@ -243,7 +259,7 @@ def quantize_net(
         announce("timing the layers in float and in int8")
         rows = _timed(nets, net, rows, scales)
         if given is None:
-            rows, scales = _with_whole(nets, net, rows, scales, few)
+            rows, scales = _with_forms(nets, net, rows, scales, few)
         chosen = {name for name in candidates if every or rows[name].is_faster}
         return _within(nets, rows, scales, chosen, budget, notes, every)
 
@@ -251,18 +267,23 @@ def quantize_net(
 _COUNTED = ("Convolution", "ConvolutionDepthWise", "InnerProduct", "Gemm", "MatMul", "Deconvolution", "LSTM", "GRU")
 
 
-def _with_whole(
+def _with_forms(
     nets: _Nets, graph: Graph, rows: dict[str, Row], scales: dict[str, Scales], samples: Sequence[int]
 ) -> tuple[dict[str, Row], dict[str, Scales]]:
-    """Give a Gemm whose blocks are no faster than floats one scale, if that is: AVX2 has no kernel of blocks."""
-    slow = [name for name, row in rows.items() if row.type == "Gemm" and name in scales and not row.is_faster]
-    if not slow:
+    """Give layers another form if it is faster: a 3x3 no winograd, a Gemm one scale if its blocks are no faster."""
+    layers = [layer for layer in graph if layer.name in scales]
+    forms = {layer.name: replace(scales[layer.name], winograd=False) for layer in layers if may_use_winograd(layer)}
+    slow = [layer.name for layer in layers if layer.type == "Gemm" and not rows[layer.name].is_faster]
+    forms |= {name: replace(scales[name], whole=True) for name in slow}
+    if not forms:
         return rows, scales
-    whole = {**scales, **{name: replace(scales[name], whole=True) for name in slow}}
-    timed = _timed(nets, graph, rows, whole)
-    for name in [name for name in slow if timed[name].is_faster]:
-        scales[name], (noise, _) = whole[name], nets.compare({name: whole[name]}, samples)
-        rows[name] = replace(timed[name], noise=noise)
+    timed = _timed(nets, graph, rows, {**scales, **forms})
+    for name, form in forms.items():
+        if name in slow and timed[name].is_faster:
+            scales[name] = form
+            rows[name] = replace(timed[name], noise=nets.compare({name: form}, samples)[0])
+        elif name not in slow and timed[name].seconds[1] < rows[name].seconds[1] * (1 - _GAIN):
+            scales[name], rows[name] = form, timed[name]
     return rows, scales
 
 
@@ -364,6 +385,10 @@ def _measured(
     for _ in range(_TURNS):
         for which, each in enumerate((nets.float, runner)):
             best[which] = min(best[which], *each.time(nets.feeds[0], nets.outputs, 0.1))
+    if decibels(noise) < _POOR and chosen:
+        worst = max(chosen, key=lambda name: rows[name].noise)
+        poor = f"an output is only {decibels(noise):.1f} dB from the float net; '{worst}' makes the most noise"
+        notes = [*notes, f"{poor}: --budget or --keep leaves layers float"]
     sizes = (nets.bin.stat().st_size, runner.bin.stat().st_size)
     graph = nets.graph(some)
     return Quantized(

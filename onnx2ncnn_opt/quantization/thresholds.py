@@ -26,7 +26,7 @@ def percentile(counts: Array, top: float, largest: float) -> float:
 def mse(counts: Array, top: float, largest: float) -> float:
     """Return the threshold whose rounding and cutting make the least noise."""
     centres = (np.arange(counts.size) + 0.5) * top / counts.size
-    counts = np.concatenate([[0], counts[1:]])  # the first bin is nearly all zeros, which rounding leaves alone
+    counts = _without_zeros(counts)
     found = []
     for threshold in largest * np.linspace(1 / _CANDIDATES, 1, _CANDIDATES):
         cut = np.maximum(centres - threshold, 0)
@@ -39,6 +39,7 @@ def mse(counts: Array, top: float, largest: float) -> float:
 def kl(counts: Array, top: float, largest: float) -> float:
     """Return the threshold that changes the distribution least, by the divergence of Kullback and Leibler."""
     best, levels = (np.inf, largest), _STEPS + 1
+    counts = _without_zeros(counts)
     for size in range(levels, counts.size + 1, 8):
         kept = counts[:size].astype(np.float64)
         kept[-1] += counts[size:].sum()
@@ -54,6 +55,11 @@ def kl(counts: Array, top: float, largest: float) -> float:
         divergence = float((p[both] * np.log(p[both] / q[both])).sum() + p[(p > 0) & (q == 0)].sum() * 10)
         best = min(best, (divergence, size * top / counts.size))
     return min(best[1], largest)
+
+
+def _without_zeros(counts: Array) -> Array:
+    """Return counts without the first bin: nearly all of it are zeros, which rounding leaves alone."""
+    return np.concatenate([[0], counts[1:]])
 
 
 METHODS: Mapping[str, Callable[[Array, float, float], float]] = {

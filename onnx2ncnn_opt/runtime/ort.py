@@ -111,7 +111,7 @@ class OrtRunner:
     ) -> None:
         self.number, self._worker, self._timeout = next(_numbers), worker, timeout
         self._threads = threads or os.cpu_count() or 1
-        self._flags = {"fast": fast, "plain": plain, "once": once or bool(outputs), "precise": not fast}
+        self._flags = {"fast": fast, "plain": plain, "once": once or bool(outputs), "precise": True}
         self._name = "the model" if isinstance(model, bytes) else os.fspath(model)
         beside = model.absolute().parent if isinstance(model, Path) else folder
         if outputs:

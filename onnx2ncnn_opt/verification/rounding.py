@@ -17,6 +17,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +32,8 @@ from onnx.shape_inference import InferenceError
 from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.onnx.ops import traits_of
+from onnx2ncnn_opt.onnx.read.load import load_model
+from onnx2ncnn_opt.onnx.read.quantized import float_model
 from onnx2ncnn_opt.onnx.registry import INT8_ACCURACY
 from onnx2ncnn_opt.param.storage import rounded
 from onnx2ncnn_opt.progress import counted
@@ -73,6 +76,11 @@ class Choice(NamedTuple):
     axis: int
 
 
+# dB that a net with int8 layers may be further from the float model than the quantised model is: one of the 8 bits,
+# which numbers on one side of 0 lose, and 1 dB for outputs of few numbers.
+LOSS = 7.0
+
+
 class Rounding:
     """A model with rounding errors, made when it is first needed; arguments are as `OrtRunner` takes them."""
 
@@ -101,6 +109,37 @@ class Rounding:
                 found, self.problem = {}, str(error)
             self._exact = feeds, found
         return self._exact[1]
+
+    def is_as_good(
+        self, name: str, feeds: Mapping[str, Array], reference: Array, actual: Array, tolerance: Tolerance
+    ) -> bool:
+        """Return True if an output of an int8 net errs no more than the model's own quantisation.
+
+        It is as near to the model without quantisation as the model's own output is, up to LOSS. Or it is as near to
+        the model's as a whole step allows where the model's own `tolerance` has half of one: ncnn has no -128, and
+        numbers on one side of 0 have steps of twice the size.
+        """
+        if self._floats is None or actual.shape != reference.shape:
+            return False
+        wider = replace(tolerance, relative=2 * tolerance.relative, slices=False)
+        try:
+            right = self._floats.run_any(feeds)[name].astype(np.float64)
+        except RunError:
+            return False
+        numbers = reference.astype(np.float64)  # integers count as numbers
+        allowed, noise = (float(np.square(array - right).sum()) for array in (numbers, actual))
+        return noise <= allowed * 10 ** (LOSS / 10) or compare(actual, numbers, wider).ok
+
+    @cached_property
+    def _floats(self) -> OrtRunner | None:
+        """The model without quantisation; None if it has none."""
+        loaded = load_model(self._model, values=self._values, outputs=tuple(self._outputs))
+        try:
+            data = float_model(loaded.graph)
+            fixed: dict[str, Any] = {"folder": self._folder, "values": self._values, "threads": None, "once": True}
+            return None if data is None else OrtRunner(data, **fixed)
+        except (RunError, EncodeError):
+            return None
 
     def measured(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, float]:
         """Return the distance of the reference from float64, in units of an output's largest value, if it is known."""

@@ -68,6 +68,12 @@ def least_budget(param: Path, bin: Path, *, vulkan: bool) -> float:
     return DEFAULT.relative if has_gelu else UNKNOWN_ROUNDING
 
 
+def holds_integers(param: Path, bin: Path) -> bool:
+    """Return True if a net has int8 layers, or blocks of integers."""
+    weights = (weight for layer in _layers(param, bin) for _, weight in layer.weights.stored_items())
+    return any(weight.encoding in (Encoding.INT8, Encoding.BYTES) for weight in weights)
+
+
 def weights_encoding(param: Path, bin: Path) -> Encoding | None:
     """Return the encoding that rounds a net's weights most; None if they have 32 bits, or it cannot be read."""
     found = {weight.encoding for layer in _layers(param, bin) for _, weight in layer.weights.stored_items()}

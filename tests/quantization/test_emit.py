@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from onnx2ncnn_opt.ir.graph import Graph
+from onnx2ncnn_opt.ir.int8 import LARGEST_SUM
 from onnx2ncnn_opt.param.files import write_net
-from onnx2ncnn_opt.quantization.emit import LARGEST_SUM, Scales, obstacle, quantise
+from onnx2ncnn_opt.quantization.emit import Scales, obstacle, quantise
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from testing.param_text import layer, net
@@ -232,3 +233,11 @@ def test_a_layer_that_stays_float_says_why(line: str) -> None:
 def test_an_innerproduct_of_several_rows_stays_float() -> None:
     graph = built("Input in 0 1 x 0=50 1=7", "InnerProduct l 1 1 x y 0=40 1=1 2=2000")
     assert "several rows" in obstacle(layer(graph, "l"))
+
+
+def test_a_3x3_without_winograd_keeps_8_bits(tmp_path: Path) -> None:
+    graph, feed = built("Input in 0 1 x", "Convolution l 1 1 x y 0=64 1=3 4=1 6=294912"), drawn(512, 6, 6)
+    expected = run(graph, {"x": feed}, tmp_path)["y"]
+    quantise(graph, {"l": scaled(feed, winograd=False)})
+    assert layer(graph, "l")["featmask"] == 64
+    assert decibels(expected, run(graph, {"x": feed}, tmp_path)["y"]) > 37

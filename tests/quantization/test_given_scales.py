@@ -11,7 +11,8 @@ from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, Q
 
 from onnx2ncnn_opt import quantize
 from onnx2ncnn_opt.errors import UsageError
-from onnx2ncnn_opt.onnx.read.unquantized import is_quantised, unquantised
+from onnx2ncnn_opt.onnx.read.load import load_model
+from onnx2ncnn_opt.onnx.read.quantized import float_model, scales_of_products
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from testing.onnx_text import parsed
 from tests.quantization.test_quantize import cnn, data
@@ -67,34 +68,37 @@ def test_scales_are_kept(tmp_path: Path, form: QuantFormat, activations: QuantTy
 def test_the_float_model(tmp_path: Path, form: QuantFormat) -> None:
     """Without Q and DQ the model is nearer to the one that was quantised than with them."""
     model = onnx.load(quantised(tmp_path, form, QuantType.QUInt8, True))
-    found = unquantised(model)
-    onnx.checker.check_model(found.model)
-    assert not is_quantised(found.model)
-    assert len(found.inputs) == len(found.steps) == 4
+    graph = load_model(model.SerializeToString()).graph
+    found = float_model(graph)
+    assert found is not None
+    onnx.checker.check_model(found)
+    assert not any("QLinear" in node.op_type or node.op_type == "QuantizeLinear" for node in graph)
+    assert [known.reason for known in scales_of_products(graph).values()] == [""] * 4
     x = {"x": data()["x"][:1]}
-    exact, with_q, without = (OrtRunner(each.SerializeToString()).run(x)["y"] for each in (cnn(), model, found.model))
+    exact, with_q, without = (OrtRunner(each).run(x)["y"] for each in (*map(serialised, (cnn(), model)), found))
     assert np.square(without - exact).sum() < np.square(with_q - exact).sum()
+
+
+def serialised(model: onnx.ModelProto) -> bytes:
+    return bytes(model.SerializeToString())
 
 
 def test_a_relu_that_the_quantiser_took_out() -> None:
     text = """(float[1,4] x) => (float[1,4] y) <float s = {0.1}, uint8 z = {0}, uint8 m = {128}>
        { q = QuantizeLinear(x, s, m) d = DequantizeLinear(q, s, m) n = Neg(d)
          r = QuantizeLinear(n, s, z) y = DequantizeLinear(r, s, z) }"""
-    found = unquantised(parsed(text)).model
+    found = float_model(load_model(serialised(parsed(text))).graph)
+    assert found is not None
     x = np.array([[-3.0, 2.0, -100.0, 0.05]], np.float32)
-    np.testing.assert_allclose(OrtRunner(found.SerializeToString()).run({"x": x})["y"], [[3, 0, 25.5, 0]], atol=1e-6)
+    np.testing.assert_allclose(OrtRunner(found).run({"x": x})["y"], [[3, 0, 12.8, 0]], atol=1e-6)
 
 
-REFUSED = {
-    "a scale that is computed": """(float[1,4] x, float t) => (float[1,4] y) <uint8 z = {0}>
-       { q = QuantizeLinear(x, t, z) y = DequantizeLinear(q, t, z) }""",
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_scales_that_cannot_be_kept(name: str) -> None:
-    with pytest.raises(UsageError, match="cannot be kept: QuantizeLinear"):
-        quantize(parsed(REFUSED[name]).SerializeToString())
+def test_scales_that_the_model_computes_stay() -> None:
+    text = """(float[1,4] x, float t) => (float[1,4] y) <uint8 z = {0}>
+       { q = QuantizeLinear(x, t, z) y = DequantizeLinear(q, t, z) }"""
+    graph = load_model(serialised(parsed(text))).graph
+    float_model(graph)
+    assert [node.op_type for node in graph] == ["QuantizeLinear", "DequantizeLinear"]
 
 
 def test_a_float_model_needs_data() -> None:

@@ -31,6 +31,7 @@ class ImportContext(Builder, ABC):
         self._model = model
         self.node: onnx_ir.Node  # the node that is being imported
         self._minimum: dict[Dim, int] = {}
+        self._sums: dict[str, Dim] = {}  # what names of sizes are sums of, for proofs of signs
 
     @property
     def opset(self) -> int:
@@ -57,6 +58,7 @@ class ImportContext(Builder, ABC):
 
     def becomes(self, size: Dim, least: int) -> bool:
         """Return True if a size is `least` or more from some value of its only dimension on, and demand that value."""
+        size = size.subs(self._sums) if isinstance(size, Sym) else size
         if isinstance(size, int):
             return size >= least
         if at_least(size.subs({str(dim): dim + (low - 1) for dim, low in self._minimum.items()}), least):

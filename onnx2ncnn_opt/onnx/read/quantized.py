@@ -1,0 +1,390 @@
+"""Quantised models without their rounding: a float graph, and the scales with which its layers become int8.
+
+A value of 8 bits becomes the float that it stands for, clipped to its range; operators on such values become those of
+floats. What is left of the quantised graph reads a QuantizeLinear of the float, so any operator may stay as it is.
+Products of 8-bit weights keep the scales as `Int8` in their node's `meta`.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx_ir
+
+from onnx2ncnn_opt.ir.int8 import LEVELS
+from onnx2ncnn_opt.ir.weight import Array
+
+INT8 = "onnx2ncnn_opt.int8"  # the key of an `Int8` in a node's meta
+_RANGES = {np.dtype(np.int8): (-128, 127), np.dtype(np.uint8): (0, 255)}
+_DOMAINS = ("", "com.microsoft")
+_IR_VERSION = 10
+_OPSET_OF_CLIP = 11  # from which on its limits are inputs
+# Operators that only move numbers, or choose among them.
+_MOVES = {"DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "MaxPool", "Reshape", "Slice", "SpaceToDepth"}
+_MOVES |= {"Split", "Squeeze", "Transpose", "Unsqueeze"}
+# Operators of one quantised input, then scale and zero point of the output.
+_UNARY = {
+    "QLinearAveragePool": "AveragePool",
+    "QLinearGlobalAveragePool": "GlobalAveragePool",
+    "QLinearLeakyRelu": "LeakyRelu",
+    "QLinearSigmoid": "Sigmoid",
+    "QLinearSoftmax": "Softmax",
+}
+_BINARY = {"QLinearAdd": "Add", "QLinearMul": "Mul"}
+_QUANTISE = ("QuantizeLinear", "QLinearConv", "QLinearMatMul", "QGemm")
+_NOT_ONNX = ("channels_last", "opset")  # attributes that only ONNX Runtime's operators have
+_PRODUCTS = ("Conv", "Gemm", "MatMul")
+
+
+class Int8(NamedTuple):
+    """The scales of a product: of its input, and of the rows of its weight; why it has to stay in float."""
+
+    input_scale: float
+    is_positive: bool
+    scales: Array
+    reason: str
+
+
+class _Quantised(NamedTuple):
+    """A float that stands for a value of 8 bits."""
+
+    value: onnx_ir.Value
+    scale: float
+    zero: int
+    dtype: np.dtype[Any]
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        low, high = _RANGES[self.dtype]
+        return (low - self.zero) * self.scale, (high - self.zero) * self.scale
+
+    @property
+    def is_centred(self) -> bool:
+        """True if an int8 layer has the same steps: its numbers are -127 to 127."""
+        return self.zero == sum(_RANGES[self.dtype]) // 2 + 1
+
+    @property
+    def largest(self) -> float:
+        low, high = self.limits
+        return LEVELS * self.scale if self.is_centred else max(-low, high)
+
+
+def without_rounding(graph: onnx_ir.Graph) -> bool:
+    """Turn a graph into one of floats whose products have their scales; return False if it quantises nothing."""
+    if all(node.op_type not in _QUANTISE for node in graph):
+        return False
+    walk = _Walk(graph)
+    for node in list(graph):
+        walk.see(node)
+    walk.end()
+    return True
+
+
+def float_model(graph: onnx_ir.Graph) -> bytes | None:
+    """Turn a graph into one of floats, and return its model; None if it quantises nothing."""
+    if not without_rounding(graph):
+        return None
+    return bytes(onnx_ir.to_proto(onnx_ir.Model(graph, ir_version=_IR_VERSION)).SerializeToString())
+
+
+def scales_of_products(graph: onnx_ir.Graph) -> dict[str, Int8]:
+    """Return the scales of a float graph's products by the origin of their layers; `reason` tells why one has none."""
+    products = (node for node in graph if not node.domain and node.op_type in _PRODUCTS)
+    none = Int8(0.0, False, np.ones(1, np.float32), "its weight is not quantised")
+    return {node.name or node.outputs[0].name or "": node.meta.get(INT8, none) for node in products}
+
+
+class _Weight(NamedTuple):
+    """The steps of a constant along an axis, and whether int8 holds its numbers."""
+
+    steps: Array
+    axis: int
+    is_int8: bool
+
+
+class _Walk:
+    def __init__(self, graph: onnx_ir.Graph) -> None:
+        self._graph = graph
+        self._names = {value.name for node in graph for value in node.outputs} | set(graph.initializers)
+        self._names |= {node.name for node in graph} | {value.name for value in graph.inputs}
+        self._floats: dict[onnx_ir.Value, _Quantised] = {}  # by the value of 8 bits
+        self._known: dict[onnx_ir.Value, _Quantised] = {}  # the same by the float
+        self._weights: dict[onnx_ir.Value, _Weight] = {}  # by the constant of floats
+        self._at: onnx_ir.Node
+
+    def see(self, node: onnx_ir.Node) -> None:
+        """Add what a node computes on floats, if it has inputs or outputs of 8 bits."""
+        self._at = node
+        kind = node.op_type
+        if node.domain not in _DOMAINS:
+            return
+        if kind == "QuantizeLinear":
+            self._quantize(node)
+        elif kind == "DequantizeLinear":
+            self._dequantize(node)
+        elif kind == "QLinearConv":
+            self._conv(node)
+        elif kind in ("QLinearMatMul", "QGemm"):
+            self._matmul(node)
+        elif kind in _UNARY:
+            operand = self._operand(node.inputs[:3])
+            attributes = {a.name: a.value for a in node.attributes.values() if a.name not in _NOT_ONNX}
+            if operand is not None and not _attribute(node, "channels_last", 0) and _attribute(node, "opset", 13) >= 13:
+                self._result(node, _UNARY[kind], [operand], node.inputs[3:5], attributes)
+        elif kind in _BINARY:
+            operands = [self._operand(node.inputs[:3]), self._operand(node.inputs[3:6])]
+            self._result(node, _BINARY[kind], operands, node.inputs[6:8])
+        elif kind == "QLinearConcat":
+            operands = [self._operand(node.inputs[i : i + 3]) for i in range(2, len(node.inputs), 3)]
+            self._result(node, "Concat", operands, node.inputs[:2], {"axis": _attribute(node, "axis", 0)})
+        elif kind in _MOVES and node.inputs and node.inputs[0] in self._floats:
+            self._move(node, self._floats[node.inputs[0]])
+
+    def _quantize(self, node: onnx_ir.Node) -> None:
+        x = node.inputs[0]
+        if x is not None and _constant(x) is None:
+            self._clipped(x, node.outputs[0], node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None)
+
+    def _dequantize(self, node: onnx_ir.Node) -> None:
+        found = self._operand([*node.inputs, None][:3], axis=_attribute(node, "axis", 1))
+        if found is not None:
+            self._supersede(node.outputs[0], found)
+
+    def _conv(self, node: onnx_ir.Node) -> None:
+        x, w = self._operand(node.inputs[:3]), self._operand(node.inputs[3:6], axis=0)
+        if x not in self._known or w not in self._weights:
+            return
+        assert x is not None
+        assert w is not None
+        operands = [x, w]
+        if len(node.inputs) > 8 and node.inputs[8] is not None:
+            bias = _constant(node.inputs[8])
+            assert bias is not None
+            step = self._known[x].scale * self._weights[w].steps
+            operands.append(self._initializer((bias * step.astype(np.float64)).astype(np.float32)))
+        attributes = {a.name: a.value for a in node.attributes.values()}
+        self._result(node, "Conv", operands, node.inputs[6:8], attributes)
+
+    def _matmul(self, node: onnx_ir.Node) -> None:
+        is_gemm = node.op_type == "QGemm"
+        axis = 0 if _attribute(node, "transB", 0) else -1
+        x, w = self._operand(node.inputs[:3]), self._operand(node.inputs[3:6], axis=axis)
+        if x is None or w is None:
+            return
+        operands = [x, w]
+        attributes = {a.name: a.value for a in node.attributes.values()}
+        ends = node.inputs[7:9] if is_gemm else node.inputs[6:8]
+        if is_gemm and node.inputs[6] is not None:
+            bias, a, weight = _constant(node.inputs[6]), self._known.get(x), self._weights.get(w)
+            if bias is None or a is None or weight is None:
+                return
+            step = a.scale * weight.steps.astype(np.float64) * _attribute(node, "alpha", 1.0)
+            operands.append(self._initializer((bias * step).astype(np.float32)))
+        self._result(node, "Gemm" if is_gemm else "MatMul", operands, ends, attributes)
+
+    def _move(self, node: onnx_ir.Node, x: _Quantised) -> None:
+        if any(value in self._floats for value in node.inputs[1:]):
+            return
+        if node.op_type == "MaxPool" and len(node.outputs) > 1:
+            return
+        attributes = {a.name: a.value for a in node.attributes.values()}
+        made = self._node(node.op_type, [x.value, *node.inputs[1:]], attributes, len(node.outputs))
+        for old, new in zip(node.outputs, made, strict=True):
+            self._add(old, x._replace(value=new))
+
+    def _result(
+        self,
+        node: onnx_ir.Node,
+        kind: str,
+        operands: Sequence[onnx_ir.Value | None],
+        ends: Sequence[onnx_ir.Value | None],
+        attributes: dict[str, Any] | None = None,
+    ) -> None:
+        """Add an operator of floats, and clip its result; without a scale in `ends`, it is the node's own result."""
+        if any(operand is None for operand in operands):
+            return
+        scale, zero = (*ends, None, None)[:2]
+        if scale is not None and _limits(scale, zero) is None:
+            return
+        [made] = self._node(kind, operands, attributes or {})
+        if scale is None:
+            self._supersede(node.outputs[0], made)
+        else:
+            self._clipped(made, node.outputs[0], scale, zero)
+
+    def _clipped(
+        self, x: onnx_ir.Value, old: onnx_ir.Value, scale: onnx_ir.Value | None, zero: onnx_ir.Value | None
+    ) -> None:
+        known = _limits(scale, zero)
+        if known is None:
+            return
+        quantised = _Quantised(x, *known)
+        low, high = (np.float32(limit) for limit in quantised.limits)
+        if self._graph.opset_imports.get("", 1) >= _OPSET_OF_CLIP:
+            limits = [self._initializer(np.array(limit, np.float32)) for limit in (low, high)]
+            [value] = self._node("Clip", [x, *limits])
+        else:
+            [value] = self._node("Clip", [x], {"min": float(low), "max": float(high)})
+        self._add(old, quantised._replace(value=value))
+
+    def _add(self, old: onnx_ir.Value, quantised: _Quantised) -> None:
+        self._floats[old] = self._known[quantised.value] = quantised
+
+    def _operand(self, inputs: Sequence[onnx_ir.Value | None], axis: int = 1) -> onnx_ir.Value | None:
+        """Return the float of a value of 8 bits with this scale and zero point; of a constant, a new initializer."""
+        value, scale, zero = (*inputs, None)[:3]
+        if value is None or scale is None:
+            return None
+        found = self._floats.get(value)
+        if found is not None:
+            return found.value if _limits(scale, zero) == found[1:] else None
+        return self._weight(value, scale, zero, axis)
+
+    def _weight(
+        self, value: onnx_ir.Value, scale: onnx_ir.Value, zero: onnx_ir.Value | None, axis: int
+    ) -> onnx_ir.Value | None:
+        numbers, steps = _constant(value), _constant(scale)
+        zeros = np.zeros((), np.int8) if zero is None else _constant(zero)
+        if numbers is None or steps is None or zeros is None or numbers.dtype not in _RANGES:
+            return None
+        if max(steps.ndim, zeros.ndim) > 1:  # blocks
+            return None
+        axis = axis % max(numbers.ndim, 1)
+        along = [-1 if i == axis else 1 for i in range(numbers.ndim)]
+        centred = numbers.astype(np.int32) - (zeros.astype(np.int32) if zeros.size == 1 else zeros.reshape(along))
+        steps = steps.astype(np.float32).reshape(-1)
+        floats = centred.astype(np.float32) * (steps if steps.size == 1 else steps.reshape(along))
+        result = self._initializer(floats.reshape(numbers.shape).astype(np.float32))
+        self._weights[result] = _Weight(steps, axis, bool(np.abs(centred).max(initial=0) <= LEVELS))
+        return result
+
+    def _initializer(self, array: Array) -> onnx_ir.Value:
+        name = self._name("constant")
+        value = onnx_ir.Value(
+            name=name,
+            shape=onnx_ir.Shape(array.shape),
+            type=onnx_ir.TensorType(onnx_ir.DataType.FLOAT),
+            const_value=onnx_ir.tensor(array, name=name),
+        )
+        self._graph.register_initializer(value)
+        return value
+
+    def _node(
+        self,
+        kind: str,
+        inputs: Iterable[onnx_ir.Value | None],
+        attributes: dict[str, Any] | None = None,
+        count: int = 1,
+    ) -> Sequence[onnx_ir.Value]:
+        """Insert a node of ONNX's own before the one that is being seen."""
+        name = self._name(f"{self._at.name or self._at.outputs[0].name}.{kind}")
+        attached = [onnx_ir.convenience.convert_attribute(key, value) for key, value in (attributes or {}).items()]
+        node = onnx_ir.Node("", kind, list(inputs), attached, num_outputs=count, name=name)
+        for output in node.outputs:
+            output.name = self._name(f"{self._at.outputs[0].name}.float")
+        self._graph.insert_before(self._at, node)
+        return node.outputs
+
+    def _name(self, wish: str) -> str:
+        name, number = wish, 0
+        while name in self._names:
+            number += 1
+            name = f"{wish}.{number}"
+        self._names.add(name)
+        return name
+
+    def _supersede(self, old: onnx_ir.Value, new: onnx_ir.Value) -> None:
+        """Let all readers of a value read another one, which gets its name if that is public."""
+        if old.is_graph_output():
+            [new] = self._node("Identity", [new])
+            name, old.name = old.name, self._name(f"{old.name}.before")
+            new.name, new.shape, new.type = name, old.shape, old.type
+        onnx_ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+
+    def end(self) -> None:
+        """Quantise floats for readers of 8 bits, remove what nobody reads, and give products their scales."""
+        for old, found in self._floats.items():
+            if not (old.uses() or old.is_graph_output()):
+                continue
+            self._at = old.producer()  # type: ignore[assignment]
+            zero, step = self._initializer(np.array(found.scale, np.float32)), np.array(found.zero, found.dtype)
+            name = self._name("zero")
+            point = onnx_ir.Value(name=name, const_value=onnx_ir.tensor(step, name=name))
+            self._graph.register_initializer(point)
+            [new] = self._node("QuantizeLinear", [found.value, zero, point])
+            self._supersede(old, new)
+        self._remove_dead()
+        for node in self._graph:
+            if not node.domain and node.op_type in _PRODUCTS:
+                self._annotate(node)
+        self._drop_clips()
+
+    def _annotate(self, node: onnx_ir.Node) -> None:
+        x, w = node.inputs[:2]
+        weight = None if w is None else self._weights.get(w)
+        if x is None or w is None or w.shape is None or weight is None:
+            return
+        rows = 0 if node.op_type == "Conv" or _attribute(node, "transB", 0) else len(w.shape) - 1
+        found, reason = self._known.get(x), ""
+        if not weight.is_int8:
+            reason = "its weight has numbers beyond -127 to 127, as zero points make them"
+        elif weight.steps.size > 1 and weight.axis != rows:
+            reason = "its weight has a scale for each input"
+        elif found is None:
+            reason = "its input is not quantised"
+        with np.errstate(divide="ignore"):
+            scales = np.where(weight.steps > 0, 1 / weight.steps, 1).astype(np.float32)
+        input_scale = LEVELS / found.largest if found else 0.0
+        node.meta[INT8] = Int8(input_scale, found is not None and found.limits[0] >= 0, scales, reason)
+
+    def _drop_clips(self) -> None:
+        """Remove clips to the range that all readers clip to themselves."""
+        for value, found in self._known.items():
+            clip = value.producer()
+            if clip is None or clip.graph is None or clip.op_type != "Clip" or not found.is_centred:
+                continue
+            uses = [(node.meta.get(INT8), index) for node, index in value.uses()]
+            if value.is_graph_output() or any(known is None or known.reason or index for known, index in uses):
+                continue
+            if clip.inputs[0] is not None:
+                onnx_ir.convenience.replace_all_uses_with(value, clip.inputs[0])
+        self._remove_dead()
+
+    def _remove_dead(self) -> None:
+        for node in reversed(list(self._graph)):
+            if not any(output.uses() or output.is_graph_output() for output in node.outputs):
+                self._graph.remove(node, safe=True)
+        for name, value in list(self._graph.initializers.items()):
+            if not value.uses() and not value.is_graph_output():
+                del self._graph.initializers[name]
+
+
+def _attribute(node: onnx_ir.Node, name: str, otherwise: Any) -> Any:
+    found = node.attributes.get(name)
+    return otherwise if found is None else found.value
+
+
+def _constant(value: onnx_ir.Value) -> Array | None:
+    """Return a constant, also one that QuantizeLinear makes of another."""
+    if value.const_value is not None:
+        return np.asarray(value.const_value.numpy())
+    node = value.producer()
+    if node is None or node.op_type != "QuantizeLinear":
+        return None
+    x, scale, zero = (None if each is None else _constant(each) for each in (*node.inputs, None)[:3])
+    if x is None or scale is None or zero is None or zero.dtype not in _RANGES or scale.ndim > 1:
+        return None
+    along = [-1 if i == _attribute(node, "axis", 1) % max(x.ndim, 1) else 1 for i in range(x.ndim)]
+    scale, shift = (each if each.size == 1 else each.reshape(along) for each in (scale, zero))
+    numbers: Array = np.clip(np.rint(x / scale) + shift, *_RANGES[zero.dtype]).astype(zero.dtype)
+    return numbers
+
+
+def _limits(scale: onnx_ir.Value | None, zero: onnx_ir.Value | None) -> tuple[float, int, np.dtype[Any]] | None:
+    """Return one scale above 0, one zero point and its type, if they are constants of 8 bits."""
+    step = None if scale is None else _constant(scale)
+    point = np.zeros((), np.uint8) if zero is None else _constant(zero)
+    if step is None or point is None or step.size != 1 or point.size != 1 or point.dtype not in _RANGES:
+        return None
+    number = float(step.reshape(-1)[0])
+    return (number, int(point.reshape(-1)[0]), point.dtype) if 0 < number < np.inf else None

@@ -1,0 +1,53 @@
+"""Tables of scales as ncnn2table writes them: ``NAME_param_0`` are those of rows of weights, ``NAME`` the input's."""
+
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.ir.graph import Graph
+from onnx2ncnn_opt.quantization.emit import Scales, has_static_scale, obstacle, rows_of
+
+_ROWS = "_param_0"
+
+
+def read_table(path: str | os.PathLike[str], graph: Graph) -> dict[str, Scales]:
+    """Return the scales of a float net's layers, by name. Raises UsageError for a table that does not fit the net.
+
+    Layers that find their scales at run time need none; their rows are passed over.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: no table can be read from it: {error}") from error
+    rows: dict[str, list[float]] = {}
+    for number, line in enumerate(lines, 1):
+        name, *words = line.split() or [""]
+        try:
+            rows[name] = [float(word) for word in words]
+        except ValueError:
+            raise UsageError(f"{path}, line {number}: a name and numbers are needed, not {line!r:.60}") from None
+        if name and not all(math.isfinite(scale) and scale > 0 for scale in rows[name]):
+            raise UsageError(f"{path}, line {number}: the scales of '{name}' have to be above 0 and finite")
+    found = {}
+    for layer in graph:
+        if layer.name not in rows or not has_static_scale(layer) or obstacle(layer):
+            continue
+        scales, needed = rows.get(layer.name + _ROWS, []), len(rows_of(layer))
+        if len(rows[layer.name]) != 1 or len(scales) not in (1, needed):
+            counts = f"{len(rows[layer.name])} for the input and {len(scales)} for the weights"
+            raise UsageError(f"{path}: '{layer.name}' needs 1 and {needed} scales, not {counts}")
+        found[layer.name] = Scales(rows[layer.name][0], rows=np.resize(np.asarray(scales, np.float64), needed))
+    if not found:
+        raise UsageError(f"{path} has no scales for a layer of the net")
+    return found
+
+
+def format_table(graph: Graph) -> str:
+    """Return the table of an int8 net: all rows of weights come before the inputs."""
+    layers = [layer for layer in graph if "bottom_blob_int8_scales" in layer.weights]
+    rows = [(layer.name + _ROWS, layer.weights["weight_data_int8_scales"]) for layer in layers]
+    rows += [(layer.name, layer.weights["bottom_blob_int8_scales"]) for layer in layers]
+    return "".join(f"{name} {' '.join(f'{scale:.9g}' for scale in scales)}\n" for name, scales in rows)

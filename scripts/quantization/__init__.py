@@ -1,0 +1,1 @@
+"""Trained nets, their quantised forms, and what they measure."""
