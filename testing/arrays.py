@@ -15,10 +15,10 @@ RELATIVE, OF_LARGEST, ABSOLUTE = 2e-5, 2e-6, 5e-7
 _NONE = Tolerance(relative=0.0, absolute=0.0, steps=0, slices=False)
 
 
-def first_difference(actual: Sequence[Array], reference: Sequence[Any], relative: float = RELATIVE) -> str:
-    """Return the first difference of the outputs, in words; empty if there is none."""
+def first_difference(actual: Sequence[Array | None], reference: Sequence[Any], relative: float = RELATIVE) -> str:
+    """Return the first difference of the outputs, in words; empty if there is none. Outputs of None are left out."""
     for i, (a, b) in enumerate(zip(actual, reference, strict=True)):
-        found = difference(a, np.asarray(b), relative)
+        found = "" if a is None else difference(a, np.asarray(b), relative)
         if found:
             return f"output {i}: {found}"
     return ""

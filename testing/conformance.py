@@ -135,20 +135,20 @@ class Harness:
                 return Outcome("right", "" if len(differences) == 1 else "as the suite says, not as ONNX Runtime")
         return Outcome("WRONG", " / ".join(differences))
 
-    def run(self, conversion: Conversion, feeds: Mapping[str, Any]) -> list[Array]:
-        """Return the outputs in the model's order."""
+    def run(self, conversion: Conversion, feeds: Mapping[str, Any]) -> list[Array | None]:
+        """Return the outputs in the model's order; None for a cache, whose layout only ncnn knows."""
         manifest = conversion.manifest()
         with conversion.staged_in_temporary_folder() as files:
             runner = NcnnRunner(files.param, files.bin, timeout=60, worker=self.worker)
             results = runner.extract(*way(manifest, feeds))
-        arrays = []
+        arrays: list[Array] = []
         for entry in manifest.outputs:
             result = results[entry.blob]
             if isinstance(result, Failure):
                 raise (CrashError if result.crashed else RunError)(result.reason)
             arrays.append(result)
         if conversion.tail is None:
-            return arrays
+            return [None if e.cache else array for e, array in zip(manifest.outputs, arrays, strict=True)]
         assert manifest.tail is not None
         sizes = sizes_of(manifest.inputs, feeds)
         values = {e.name: as_output(e, Slot.of(e), a, sizes) for e, a in zip(manifest.outputs, arrays, strict=True)}

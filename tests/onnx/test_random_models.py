@@ -38,6 +38,7 @@ def test_movement_keeps_every_bit(steps: tuple[Step, ...], harness: Harness) -> 
         for optimize in (False, True):
             outputs = harness.run(lower(model.proto(), optimize=optimize, tail="never"), model.feeds()[0])
             for (name, expected), output in zip(model.expected()[0].items(), outputs, strict=True):
+                assert output is not None
                 np.testing.assert_array_equal(output.reshape(expected.shape), expected, f"seed {seed}: {name}")
 
 
