@@ -11,7 +11,7 @@ from onnx2ncnn_opt.errors import UnsupportedError
 from testing.skeletons import refill
 
 MODELS = sorted((Path(__file__).parents[1] / "fixtures" / "llm").glob("*.onnx"))
-KINDS = ("optimum", "dynamo", "genai", "genai-int4")
+KINDS = ("optimum", "optimum-sdpa", "dynamo", "genai", "genai-int4")
 # What a model cannot be, in which words.
 REFUSED = {"merged": "If 'optimum::if': its condition is known only at run time"}
 
@@ -75,7 +75,10 @@ def test_rotations_of_any_length_are_layers(name: str) -> None:
     assert "Tile" not in types
 
 
-@pytest.mark.parametrize("name", ["qwen2.optimum", "gemma3.optimum", "mistral.dynamo", "phi3.dynamo", "llama.genai"])
+@pytest.mark.parametrize(
+    "name",
+    ["qwen2.optimum", "phi.optimum-sdpa", "gemma3.optimum", "mistral.dynamo", "phi3.dynamo", "llama.genai"],
+)
 def test_every_past_is_a_cache(name: str) -> None:
     """All inputs of the past are read by attention alone, and no size comes from them; the batch is 1."""
     paths = [path for path in MODELS if path.stem == name]

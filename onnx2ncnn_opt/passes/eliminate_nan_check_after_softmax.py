@@ -1,9 +1,13 @@
+"""`eliminate_nan_check_after_softmax`, `move_nan_check_after_attention`: attention as torch.export writes it."""
+
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise, Reduction
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.passes._linear import add, factor
+from onnx2ncnn_opt.passes.fuse_sdpa import scaling_of
+from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, kept, op
 from onnx2ncnn_opt.rewrite.rule import known_shape, needed, require, rewrite
 
 # Below this, the importer takes scores for masked.
@@ -14,12 +18,22 @@ def _keeps_rows(reduction: Layer) -> bool:
     return bool(reduction["operation"] == Reduction.MAX and reduction["keepdims"] and not reduction["reduce_all"])
 
 
-_CHANCES = op("Softmax", "softmax")(op("Clip", "", lambda clip: clip["max"] > 1e38, min=_LEAST)("x"))
-_OPEN_ROWS = op("Threshold", threshold=_LEAST)(op("Reduction", "largest", _keeps_rows)("x"))
+def _is_product(layer: Layer) -> bool:
+    """Return True if a layer makes scores that nothing has masked."""
+    while layer.type == "BinaryOp" and layer["with_scalar"] and layer.input.producer is not None:
+        layer = layer.input.producer
+    return layer.type in ("MatMul", "Gemm")
+
+
+def _checked(x: Pattern) -> Op:
+    """Return Softmax(x), times 0 in rows that are masked as a whole."""
+    chances = op("Softmax", "softmax")(op("Clip", "", lambda clip: clip["max"] > 1e38, min=_LEAST)(x))
+    open_rows = op("Threshold", threshold=_LEAST)(op("Reduction", "largest", _keeps_rows)(x))
+    return op("BinaryOp", op_type=BinaryOp.MUL, with_scalar=0)(chances, open_rows)
 
 
 @rewrite(
-    op("BinaryOp", op_type=BinaryOp.MUL, with_scalar=0)(_CHANCES, _OPEN_ROWS),
+    _checked("x"),
     exact=True,
     purpose="attention with a mask, as torch.export writes it",
 )
@@ -42,13 +56,6 @@ def eliminate_nan_check_after_softmax(x: Blob, softmax: Layer, largest: Layer) -
     return softmax.having(inputs=[x])
 
 
-def _is_product(layer: Layer) -> bool:
-    """Return True if a layer makes scores that nothing has masked."""
-    while layer.type == "BinaryOp" and layer["with_scalar"] and layer.input.producer is not None:
-        layer = layer.input.producer
-    return layer.type in ("MatMul", "Gemm")
-
-
 def _is_sum(layer: Layer) -> bool:
     if layer.type == "Eltwise":
         return bool(layer["op_type"] == Eltwise.SUM and all(coeff > 0 for coeff in layer["coeffs"]))
@@ -62,3 +69,58 @@ def _require_open_rows(mask: Layer, x: Blob, axis: int) -> None:
     data: Array = mask.weights["data"].reshape([int(str(size)) for size in sizes])
     is_open = np.isfinite(data).any(axis=axis).all() and not (np.isnan(data) | np.isposinf(data)).any()
     require(is_open, f"'{mask.name}' leaves nothing of some rows")
+
+
+@rewrite(
+    op("MatMul", "root")(
+        _checked(add(kept(op(("MatMul", "BinaryOp"), "scores", _is_product)), "mask")._replace(capture="sum")), "v"
+    ),
+    exact=False,
+    purpose="torch's attention with a mask of booleans: SDPA and caches, and the check once for all blocks",
+)
+def move_nan_check_after_attention(
+    scores: Layer, mask: Blob, sum: Layer, softmax: Layer, largest: Layer, root: Layer
+) -> list[Layer]:
+    """(open * Softmax(scores + mask)) @ v   ⇒   open * (Softmax(scores + Clip(mask)) @ v)
+
+    `open` is 0 in rows where all is masked. The mask alone says which, and is finite afterwards: its floor is as far
+    below the scores as fp16 allows where SDPA divides it by the scale.
+    """
+    shape = known_shape(root.output)
+    sizes = known_shape(mask)
+    require(len(sizes) == len(shape), f"'{mask.name}' broadcasts along other axes")
+    last = len(shape) - 1
+    require(softmax["axis"] % len(shape) == last, f"'{softmax.name}' is over another axis")
+    require([axis % len(shape) for axis in largest["axes"]] == [last], f"'{largest.name}' looks at another axis")
+    floor = _LEAST * min(1.0, _scale(scores))
+    finite = Blob(f"{mask.name}_finite", sizes, mask.batch)
+    rows = tuple(Blob(f"{mask.name}_{name}", (*sizes[:-1], 1), mask.batch) for name in ("largest", "open"))
+    weights = Blob(f"{softmax.name}_masked", sum.output.shape, sum.output.batch)
+    plain = Blob(f"{root.output.name}_plain", shape, root.output.batch)
+    chances = Blob(f"{softmax.name}_weights", sum.output.shape, sum.output.batch)
+    made = [
+        Layer("Clip", finite.name, [mask], [finite], {"min": floor}),
+        largest.having(inputs=[finite]),
+        Layer("Threshold", rows[1].name, [rows[0]], [rows[1]], {"threshold": floor / 2}),
+        sum.having(inputs=[finite if blob is mask else blob for blob in sum.inputs]),
+        softmax.having(inputs=[weights]),
+        root.having(inputs=[chances, root.inputs[1]]),
+        Layer("BinaryOp", f"{root.name}_open", [plain, rows[1]], (), {"op_type": BinaryOp.MUL}),
+    ]
+    for layer, blob in zip((made[1], *made[3:6]), (rows[0], weights, chances, plain), strict=True):
+        layer.outputs = (blob,)
+    return made
+
+
+def _scale(scores: Layer) -> float:
+    """Return the factor of the scores, with those that `fuse_sdpa_scale` takes out of queries and keys."""
+    scale = 1.0
+    while scores.type == "BinaryOp" and scores.input.producer is not None:
+        scale *= factor(scores)
+        scores = scores.input.producer
+    for scaling in map(scaling_of, scores.inputs):
+        scale *= factor(scaling) if scaling is not None else 1.0
+    return abs(scale)
+
+
+PASSES = (eliminate_nan_check_after_softmax, move_nan_check_after_attention)

@@ -192,7 +192,7 @@ def fuse_sdpa_scale(graph: Graph) -> Iterator[Replacement | Miss]:
 def _without_factor(sdpa: Layer, at: int) -> Replacement | None:
     """Return the SDPA with the factor of one of its inputs in its scale."""
     blob = sdpa.inputs[at]
-    scaling = _scaling_of(blob)
+    scaling = scaling_of(blob)
     if scaling is None:
         return None
     width = blob.shape[-1] if blob.shape else None
@@ -203,7 +203,7 @@ def _without_factor(sdpa: Layer, at: int) -> Replacement | None:
     return Replacement((scaling, sdpa), takes={sdpa: new}, reads={scaling.output: scaling.input})
 
 
-def _scaling_of(blob: Blob) -> Layer | None:
+def scaling_of(blob: Blob) -> Layer | None:
     """Return the product with a number that a blob is, apart from views, if nobody else needs it."""
     while blob.uses == 1 and blob.producer is not None:
         layer = blob.producer

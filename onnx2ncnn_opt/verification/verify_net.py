@@ -288,7 +288,8 @@ def _notes(model: LoadedModel, runs: Sequence[Run], rounding: Rounding, is_fixed
         yield f"ONNX Runtime's float32 overflows or underflows on the way to {names}; float64 was asked there"
     for value in model.graph.initializers.values():
         tensor = value.const_value
-        if tensor is not None and tensor.dtype.is_floating_point():
+        # One number is what a mask fills in.
+        if tensor is not None and tensor.dtype.is_floating_point() and tensor.size > 1:
             array = np.asarray(tensor.numpy())
             if not np.isfinite(array.astype(np.float32) if array.dtype.kind == "V" else array).all():
                 yield f"the model's weight '{value.name}' is not finite: {_special_counts(array)}"
