@@ -424,7 +424,7 @@ def _arranged(
     order = (*heads, *rows)
     elements = elements.transpose(*order, len(lead), len(lead) + 1)
     count, length, width = prod(lead[a] for a in heads), prod(lead[a] for a in rows), 2 * cos.shape[-1]
-    shape = (count, length, width) if count > 1 else (length, width)
+    shape = (count, length, width)  # ncnn's Vulkan rotates packed rows of a 2-D blob with another row's angles
     tables = [t.transpose(*order, len(lead)).reshape(count, length, -1)[0] for t in (cos, sin)]
     collected = needed(steps_to(elements, source), "the rotated elements are not a view of a blob")
     scattered = "the rows cannot be stored one after the other"
