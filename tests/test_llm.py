@@ -82,7 +82,10 @@ def test_rotations_of_any_length_are_layers(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["qwen2.optimum", "phi.optimum-sdpa", "gemma3.optimum", "mistral.dynamo", "phi3.dynamo", "llama.genai"],
+    [
+        *("qwen2.optimum", "phi.optimum-sdpa", "gemma3.optimum", "mistral.dynamo", "phi3.dynamo", "llama.genai"),
+        *("gpt2.optimum", "gpt2.dynamo"),
+    ],
 )
 def test_every_past_is_a_cache(name: str) -> None:
     """All inputs of the past are read by attention alone, and no size comes from them; the batch is 1."""

@@ -222,12 +222,38 @@ def _leading(size: Dim) -> Dim:
 
 def smaller(a: Dim, b: Dim) -> Dim:
     """Return the smaller one of two sizes."""
-    return a if at_least(b - a, 0) else b if at_least(a - b, 0) else _call("min", a, b)
+    if at_least(b - a, 0):
+        return a
+    return b if at_least(a - b, 0) else _without_maximum(a, b) or _without_maximum(b, a) or _call("min", a, b)
+
+
+def _without_maximum(bound: Dim, size: Dim) -> Dim | None:
+    """Return ``min(bound, x)`` for the size ``y + max(min(bound, x) - y, z)``, if x is at least y + z.
+
+    None for other sizes. This is where a slice of a slice ends.
+    """
+    for factors, k in _terms(size).items():
+        if k == 1 and len(factors) == 1 and isinstance(factors[0], Call) and factors[0].operator == "max":
+            parts = [size - _of_factor(factors[0]) + part for part in factors[0][1:]]
+            for inner, other in (parts, parts[::-1]):
+                call = _as_call(inner)
+                own = [each for each in call[1:] if each != bound] if call and call.operator == "min" else []
+                if len(own) == 1 and at_least(own[0] - other, 0):
+                    return inner
+    return None
 
 
 def larger(a: Dim, b: Dim) -> Dim:
     """Return the larger one of two sizes."""
-    return a if at_least(a - b, 0) else b if at_least(b - a, 0) else _call("max", a, b)
+    return a if _reaches(a, b) else b if _reaches(b, a) else _call("max", a, b)
+
+
+def _reaches(a: Dim, b: Dim) -> bool:
+    """Return True if a is proven to be no less than b."""
+    call = _as_call(a)
+    if call is not None and call.operator == "min" and all(at_least(size - b, 0) for size in call[1:]):
+        return True
+    return at_least(a - b, 0)
 
 
 def at_most(size: Dim) -> int | None:
@@ -247,15 +273,31 @@ def fitting(a: Dim, b: Dim) -> Dim | None:
         call = _as_call(less)
         sizes = (call.a, call.b) if call is not None and call.operator == "min" else ()
         others = [size for size in sizes if size != more]
-        if less == more or (len(others) == 1 and at_least(others[0], 2)):
+        if less == more or (len(others) == 1 and _is_more_than_one(others[0], more)):
             return more
     return None
+
+
+def _is_more_than_one(size: Dim, other: Dim) -> bool:
+    """Return True if a size is 2 or more, or ``min(2, other)`` or more, even if it is below `other`."""
+    return at_least(size, 2) or any(
+        call.operator == "min" and fitting(_of_factor(call), other) == other and at_least(size - _of_factor(call), 0)
+        for call in _calls(size)
+    )
+
+
+def _calls(size: Dim) -> Iterator[Call]:
+    """Yield all calls in a size."""
+    for factor in chain.from_iterable(_terms(size)):
+        if isinstance(factor, Call):
+            yield from (factor, *_calls(factor.a), *_calls(factor.b))
 
 
 def broadcast(a: Dim, b: Dim) -> Dim | None:
     """Return the size that two sizes broadcast to (numpy's rules); None if they do not.
 
-    Two dynamic sizes are equal at run time, or one of them is 1: the larger one is right for both.
+    Two dynamic sizes are equal at run time, or one of them is 1: the larger one is right for both. Rows p to p + s of a
+    table are no more than s.
     """
     if a == 1:
         return b
@@ -263,7 +305,24 @@ def broadcast(a: Dim, b: Dim) -> Dim | None:
         return a
     if isinstance(a, int):
         return None if isinstance(b, int) else a
-    return b if isinstance(b, int) else fitting(a, b) or larger(a, b)
+    if isinstance(b, int):
+        return b
+    cut = (y for x, y in ((a, b), (b, a)) if table_length(x, y) is not None)
+    return fitting(a, b) or next(cut, None) or larger(a, b)
+
+
+def table_length(rows: Dim, whole: Dim) -> Dim | None:
+    """Return n if rows are ``min(n, end) - min(n, start)``, and `whole` is ``end - start``; None for other sizes."""
+    if not isinstance(rows, Sym):
+        return None
+    calls = {k: factors[0] for factors, k in rows.terms.items() if len(factors) == 1 and isinstance(factors[0], Call)}
+    if len(rows.terms) != 2 or calls.keys() != {1, -1} or any(call.operator != "min" for call in calls.values()):
+        return None
+    for n, end in (calls[1][1:], calls[1][:0:-1]):
+        for m, start in (calls[-1][1:], calls[-1][:0:-1]):
+            if n == m and end - start == whole and at_least(whole, 1):
+                return n
+    return None
 
 
 def broadcast_shape(shapes: Iterable[Shape], common: Callable[[Dim, Dim], Dim | None] = broadcast) -> Shape | None:

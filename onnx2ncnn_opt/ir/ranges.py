@@ -111,12 +111,15 @@ def through(layer: Layer, inputs: Sequence[Range]) -> Range:
     return found._replace(may_be_inf=False) if is_bounded else found
 
 
+_SIZED = frozenset({"Crop", "Reshape"})  # types of layers that read only the sizes of further inputs
+
+
 def _rule_of(layer: Layer) -> Callable[..., Range] | None:
     """Return the rule from a layer's input ranges to its output range; None for layers that are not followed."""
     if layer.type in _RULES:
         return _RULES[layer.type]
     if layer.has(Trait.MOVES):
-        return lambda layer, *inputs: union(*inputs)
+        return lambda layer, *inputs: union(*inputs[: 1 if layer.type in _SIZED else None])
     if layer.spec is not None and layer.spec.bounds is not None:
         low, high = layer.spec.bounds
         return lambda layer, *inputs: Range(low, high, any(x.may_be_nan for x in inputs), may_be_inf=False)

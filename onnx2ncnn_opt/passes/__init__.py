@@ -79,6 +79,7 @@ _ORDER = (
     "move_convolution_after_pooling",
     "move_convolution_before_interp",
     "fuse_activation",
+    "fuse_masks",
     "fuse_rotaryembed",
     "eliminate_nan_check_after_softmax",
     "fuse_binaryop_eltwise",

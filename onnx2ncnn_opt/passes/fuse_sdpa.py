@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise
-from onnx2ncnn_opt.ir.dim import Dim, Shape, is_fixed, known
+from onnx2ncnn_opt.ir.dim import Dim, Shape, fitting, is_fixed, known, smaller, table_length
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import INFINITE
 from onnx2ncnn_opt.ir.permute import order_type
@@ -167,11 +167,22 @@ def _mask(mask: Blob, logits: Blob, layers: list[Layer]) -> Blob:
         layers.append(with_data(constant, data[0] if heads == 1 else data))
         shape = wanted[1:] if heads == 1 else (heads, *wanted[1:])
     else:
-        require(heads == 1 and tuple(matrix) == wanted[1:], f"'{mask.name}' is not one value for each score")
-        shape = tuple(matrix)
+        fits = heads == 1 and _fits(tuple(matrix), wanted[1:])
+        require(fits, f"'{mask.name}' is not one value for each score")
+        shape = wanted[1:]
         layers.append(Layer("Squeeze", mask.name, [mask], (), {"axes": (0,)}))
     layers[-1].outputs = (Blob(f"{mask.name}_mask", shape, mask.batch),)
     return layers[-1].outputs[0]
+
+
+def _fits(mask: Shape, scores: Shape) -> bool:
+    """Return True if a mask is as large as the scores whenever it may be added to them."""
+    (rows, columns), (queries, keys) = mask, scores
+    if fitting(columns, keys) != keys:
+        return False
+    # Where keys are as long as their own table, rows of that table are whole, too.
+    n = table_length(rows, queries)
+    return fitting(rows, queries) == queries or (n is not None and smaller(n, keys) == columns)
 
 
 @graph_pass(exact=False, purpose="one pass less over the queries; the scale costs SDPA nothing")

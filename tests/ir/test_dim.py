@@ -12,12 +12,15 @@ from onnx2ncnn_opt.ir.dim import (
     at_least,
     at_most,
     axis_index,
+    broadcast,
     exact_div,
     fitting,
     larger,
     product,
     smaller,
     symbol,
+    table_length,
+    total_length,
 )
 
 NAMES = ("a", "b", "c")
@@ -94,6 +97,22 @@ def test_what_broadcasts_only_when_it_is_equal() -> None:
     assert fitting(n, m) is None
     assert fitting(n, n // 2) is None
     assert fitting(n, smaller(n, m)) is None  # m may be 1
+
+
+def test_rows_of_a_table_between_past_and_total() -> None:
+    new = symbol("s")
+    total = total_length("p", new)
+    past = total - new
+    rows, end = smaller(total, 64) - smaller(past, 64), smaller(total, 64)
+    assert table_length(rows, new) == 64
+    assert table_length(rows, total) is None
+    assert table_length(rows - 1, new) is None
+    assert broadcast(rows, new) == new == broadcast(new, rows)
+    # dynamo writes the end of a slice as the past and what is left of the table
+    written = past + larger(end - past, 0)
+    assert smaller(written, 64) == end
+    assert fitting(smaller(total, written), total) == total
+    assert larger(end, smaller(total, written)) == smaller(total, written)
 
 
 def test_long_division() -> None:

@@ -1,0 +1,36 @@
+from onnx2ncnn_opt.ir.codes import BinaryOp
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.passes._linear import add
+from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
+
+
+def _is_whole(inner: Layer) -> bool:
+    """Return True if the first sum is as large as the second."""
+    return all(user.output.shape == inner.output.shape for user in inner.output.users)
+
+
+@rewrite(
+    op("Softmax", "softmax")(add(add("x", "a")._replace(where=_is_whole), "b")),
+    exact=False,
+    purpose="attention with two masks: their sum is made once for all layers and heads",
+)
+def fuse_masks(x: Blob, a: Blob, b: Blob, softmax: Layer) -> list[Layer]:
+    """Softmax(scores + mask + mask)   ⇒   Softmax(scores + (mask + mask))
+
+    For masks that are the same for all heads.
+    """
+    scores, *masks = sorted((x, a, b), key=lambda blob: blob.shape != softmax.input.shape)
+    require(scores is not b, "the last addend is as large as the scores")
+    whole = known_shape(scores)
+    for mask in masks:
+        require(len(known_shape(mask)) == len(whole), f"'{mask.name}' has another rank")
+        require(mask.batch == scores.batch, f"'{mask.name}' has another batch")
+    # Both are added to the scores, so a size that is not 1 is theirs.
+    sizes = zip(whole, *(mask.known_shape for mask in masks), strict=True)
+    shape = tuple(1 if set(own) == {1} else size for size, *own in sizes)
+    require(shape != whole, "the masks together are as large as the scores")
+    both = Layer("BinaryOp", f"{softmax.name}_mask", masks, [Blob(f"{softmax.name}_mask", shape, scores.batch)])
+    masked = Blob(f"{softmax.input.name}_masked", softmax.input.shape, scores.batch)
+    added = Layer("BinaryOp", f"{softmax.name}_add", [scores, both.output], [masked], {"op_type": BinaryOp.ADD})
+    return [both, added, softmax.having(inputs=[masked])]
