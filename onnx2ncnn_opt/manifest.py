@@ -86,7 +86,9 @@ class Entry:
     and so are outputs that the net passes on unchanged. Numbers that the net computes are float32, integers too.
     `image` says that the net takes pixels instead of the model's input, `cache` that the blob is a cache of attention.
     `table` is the number of entries of the table that an integer input is an index into: ncnn takes another one than
-    the model beyond its end, and says nothing. Raises ValueError for a wrong axis or element.
+    the model beyond its end, and says nothing. `length` is for an input that the model lacks: a row of any
+    numbers, as long as past and new tokens together. It names the model's inputs of ids and of a cache, whose tokens
+    these are. Raises ValueError for a wrong axis or element.
     """
 
     name: str
@@ -98,6 +100,7 @@ class Entry:
     image: Image | None = None
     cache: Cache | None = None
     table: int | None = None
+    length: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         if self.batch_axis is not None and not 0 <= self.batch_axis < len(self.shape):
@@ -125,6 +128,14 @@ class TailFile:
     outputs: tuple[Entry, ...]
     operators: tuple[str, ...]
     reasons: tuple[str, ...]
+
+
+def limit_of(text: str, least: int) -> tuple[str, str]:
+    """Return a size and its limit in words: "64 + -1*n" of 0 or more is n of 64 or less."""
+    first, *others = text.split(" + ")
+    if "(" not in text and first.isdigit() and others and all(other.startswith("-1*") for other in others):
+        return " + ".join(other.removeprefix("-1*") for other in others), f"{int(first) - least} or less"
+    return text, f"{least} or more"
 
 
 def tail_path(param: Path) -> Path:
@@ -258,9 +269,10 @@ class Manifest:
 
     @property
     def model_inputs(self) -> tuple[Entry, ...]:
-        """The model's inputs: those of the net, and those that only the tail reads."""
+        """The model's inputs: those of the net, except its own one, and those that only the tail reads."""
         known = {entry.name for entry in self.inputs}
-        return (*self.inputs, *(entry for entry in (self.tail.arrays if self.tail else ()) if entry.name not in known))
+        shared = (entry for entry in self.inputs if not entry.length)
+        return (*shared, *(entry for entry in (self.tail.arrays if self.tail else ()) if entry.name not in known))
 
     @property
     def model_outputs(self) -> tuple[Entry, ...]:
@@ -271,7 +283,7 @@ class Manifest:
         """Return the text of the file."""
         data = {"format": FORMAT, **asdict(self, dict_factory=_json_object)}
         for entry in (*data["inputs"], *data["outputs"]):
-            for name in ("image", "cache", "table"):
+            for name in ("image", "cache", "table", "length"):
                 if entry[name] is None:
                     del entry[name]
         if self.tail is None:

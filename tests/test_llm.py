@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
-from onnx2ncnn_opt import convert
+from onnx2ncnn_opt import Net, convert
 from onnx2ncnn_opt.api.lower import lower
-from onnx2ncnn_opt.errors import UnsupportedError
+from onnx2ncnn_opt.errors import UnsupportedError, UsageError
 from testing.skeletons import refill
 
 MODELS = sorted((Path(__file__).parents[1] / "fixtures" / "llm").glob("*.onnx"))
@@ -105,10 +106,40 @@ def test_every_past_is_a_cache(name: str) -> None:
     assert [blob.name for blob in last.outputs] == [entry.blob for entry in caches]
 
 
-def test_a_past_whose_length_nothing_tells_stays() -> None:
-    """Whisper's decoder has no mask: its positions follow from the length of the past."""
+@pytest.mark.parametrize("name", ["whisper.optimum", "t5.optimum", "t5.dynamo"])
+def test_a_past_whose_length_no_input_tells(name: str, tmp_path: Path) -> None:
+    """The net has an input for it. Keys and values of the encoder stay plain inputs, which hold for all steps."""
+    [path] = [path for path in MODELS if path.stem == name]
+    conversion = convert(model_of(path), tmp_path / "net")
+    assert conversion.report is not None
+    assert conversion.report.ok
+    with Net(tmp_path / "net") as net:
+        assert net.manifest is not None
+        caches = {entry.name: entry.cache for entry in net.manifest.inputs if "past" in entry.name}
+        assert {"decoder" in name for name, cache in caches.items() if cache} == {True}
+        assert {"encoder" in name for name, cache in caches.items() if not cache} == {True}
+        [length] = [entry for entry in net.manifest.inputs if entry.length]
+        assert length.length == ("input_ids", "past_key_values.0.decoder.key")
+        assert length.name not in [entry.name for entry in net.inputs]
+        random = np.random.default_rng(0)
+        sizes = {entry.name: [n if isinstance(n, int) else 12 for n in entry.shape] for entry in net.inputs}
+        given = {n: random.random(size).astype(np.float32) for n, size in sizes.items() if "mask" not in n}
+        given |= {n: np.ones(size, np.int64) for n, size in sizes.items() if "mask" in n}
+        del given["input_ids"]
+        whole = net.step([5, 6, 7], given)["logits"]
+        net.reset()
+        net.step([5], given)
+        parts = net.step([6, 7])["logits"]
+    np.testing.assert_allclose(parts[0, -1], whole[0, -1], atol=1e-4)
+
+
+def test_a_table_of_positions_ends(tmp_path: Path) -> None:
+    """Whisper's positions follow from the past: ncnn would take other rows, and say nothing."""
     [path] = [path for path in MODELS if path.stem == "whisper.optimum"]
-    conversion = lower(model_of(path))
-    assert all(entry.cache is None for entry in conversion.manifest().inputs)
-    reasons = {miss.reason for miss in conversion.near_misses if miss.pass_name == "fuse_kv_cache"}
-    assert any("a cache has no shape when it is unset" in reason for reason in reasons)
+    convert(model_of(path), tmp_path / "net", verification=None)
+    with Net(tmp_path / "net") as net:
+        shapes = {e.name: [n if isinstance(n, int) else 12 for n in e.shape] for e in net.inputs}
+        given = {name: np.ones(shape, np.float32) for name, shape in shapes.items() if name != "input_ids"}
+        net.step([1] * 64, given)
+        with pytest.raises(UsageError, match="of 64 or less, not 65: the model's table ends there"):
+            net.step([1])

@@ -192,7 +192,7 @@ class Conversion(Rewritten):
         The inputs are the feeds of the verification, or else like data. `worker` is a process to use again. Raises
         RunError if ncnn cannot run the net, and VerificationError for `custom` operators.
         """
-        from onnx2ncnn_opt.runtime.base import Feed  # both runtimes
+        from onnx2ncnn_opt.runtime.slots import Slot, model_feeds  # both runtimes
         from onnx2ncnn_opt.verification.estimate import Estimator
         from onnx2ncnn_opt.verification.inputs import Draw, draw_inputs
         from onnx2ncnn_opt.verification.runs import any_feeds, first_sizes
@@ -203,8 +203,8 @@ class Conversion(Rewritten):
         source, manifest, seed = reference(self.source), self.manifest(), verification.seed
 
         def by_blob(given: Mapping[str, Array]) -> dict[Blob, Feed]:
-            pixels = {name: image.pixels(given[name]) for name, image in self.images.items()}
-            return {port.blob: Feed({**given, **pixels}[port.name], port.batch_axis) for port in self.inputs}
+            feeds = model_feeds([Slot.of(entry) for entry in manifest.inputs], given)
+            return {port.blob: feeds[entry.blob] for port, entry in zip(self.inputs, manifest.inputs, strict=True)}
 
         options: dict[str, Any] = {"budget": verification.budget, "masks": masks, "effort": verification.effort}
         options["integers"] = {port.blob for port in self.outputs if not is_float(port.dtype)}
@@ -351,15 +351,24 @@ def lower(  # noqa: PLR0913
     source = exported(model, inputs, dynamic_shapes)
     appended = append_decoding(source, append, shapes) if append is not None else None
     source = appended.model if appended else source
-    loaded, imported, found = _imported(
-        model, source, batch_axes, custom, tail, quantized, shapes=shapes, values=values, outputs=outputs
-    )
-    cut = found.cut if found else tuple(outputs)
-    conversion = Conversion(loaded, source, imported.graph, imported.inputs, imported.outputs, (), 0, cut, tail=found)
-    conversion = replace(conversion, release=release, custom=imported.custom, minimum=imported.minimum, images=wanted)
-    conversion = replace(conversion, appended=appended, quantized=quantized, kept=imported.kept)
-    take_pixels(imported, wanted)
-    return _optimised(conversion, chosen if optimize else (), limit, encoding, masks)
+    bindings: dict[str, Any] = {"shapes": shapes, "values": values, "outputs": outputs}
+    for stepwise in (True, False):
+        loaded, imported, found = _imported(
+            model, source, batch_axes, custom, tail, quantized, stepwise=stepwise, **bindings
+        )
+        cut = found.cut if found else tuple(outputs)
+        conversion = Conversion(
+            loaded, source, imported.graph, imported.inputs, imported.outputs, (), 0, cut, tail=found
+        )
+        conversion = replace(
+            conversion, release=release, custom=imported.custom, minimum=imported.minimum, images=wanted
+        )
+        conversion = replace(conversion, appended=appended, quantized=quantized, kept=imported.kept)
+        take_pixels(imported, wanted)
+        conversion = _optimised(conversion, chosen if optimize else (), limit, encoding, masks)
+        if loaded.length is None or not optimize or any(cache_pairs(conversion.graph)):
+            break  # else the input of its own is good for nothing
+    return conversion
 
 
 def _imported(
@@ -436,7 +445,7 @@ def _check_inputs(shapes: GivenShapes, batch_axes: Mapping[str, int | None]) -> 
 
 def reconverted(model: Path | bytes, manifest: Manifest) -> Conversion | None:
     """Convert the model anew with the passes that the manifest names; return None if the net would differ."""
-    named = {entry.name: entry for entry in manifest.inputs}
+    named = {entry.name: entry for entry in manifest.inputs if not entry.length}
     try:
         conversion = lower(
             model,
@@ -472,7 +481,7 @@ def unoptimised(conversion: Conversion) -> Conversion:
 
 def _entry(port: Port, names: Mapping[Blob, str], caches: Mapping[Blob, Cache]) -> Entry:
     entry = Entry(port.name, names[port.blob], texts(port.shape), port.dtype.name, port.batch_axis, port.element)
-    return replace(entry, cache=caches.get(port.blob))
+    return replace(entry, cache=caches.get(port.blob), length=port.length)
 
 
 def _caches(graph: Graph, ports: Sequence[Port]) -> dict[Blob, Cache]:

@@ -15,7 +15,7 @@ from onnx2ncnn_opt.cli.summary import (
     storage_lines,
     summary_fields,
 )
-from onnx2ncnn_opt.manifest import Entry, Manifest
+from onnx2ncnn_opt.manifest import Entry, Manifest, limit_of
 from onnx2ncnn_opt.report.console import Block
 from onnx2ncnn_opt.report.verification import shapes_lines
 from onnx2ncnn_opt.report.words import number_of
@@ -77,7 +77,15 @@ def _notes(made: Conversion, manifest: Manifest) -> list[str]:
     if made.model.lost:
         notes.append(f"nothing leads to {', '.join(made.model.lost)} of the model: add what they need to --outputs")
     for size, least in manifest.minimum.items():
-        notes.append(f"{size} must be {least} or more in this net; for smaller sizes, fix it with --shape")
+        name, limit = limit_of(size, least)
+        hint = (
+            "; for smaller sizes, fix it with --shape" if name == size else ", as the model has a table of that length"
+        )
+        notes.append(f"{name} must be {limit} in this net{hint}")
+    for entry in manifest.inputs:
+        if entry.length:
+            past = f"no input says how long {entry.length[1]} is, and unset caches do not tell"
+            notes.append(f"{past}: the net takes {entry.name}, a row as long as past and new tokens together")
     for name in made.fed_masks:
         notes.append(f"{name} is added to scores: -1e9 in a whole row gives NaN on ARM and GPUs, -1000 does not")
     return notes

@@ -282,15 +282,15 @@ def _is_more_than_one(size: Dim, other: Dim) -> bool:
     """Return True if a size is 2 or more, or ``min(2, other)`` or more, even if it is below `other`."""
     return at_least(size, 2) or any(
         call.operator == "min" and fitting(_of_factor(call), other) == other and at_least(size - _of_factor(call), 0)
-        for call in _calls(size)
+        for call in calls(size)
     )
 
 
-def _calls(size: Dim) -> Iterator[Call]:
+def calls(size: Dim) -> Iterator[Call]:
     """Yield all calls in a size."""
     for factor in chain.from_iterable(_terms(size)):
         if isinstance(factor, Call):
-            yield from (factor, *_calls(factor.a), *_calls(factor.b))
+            yield from (factor, *calls(factor.a), *calls(factor.b))
 
 
 def broadcast(a: Dim, b: Dim) -> Dim | None:
@@ -307,12 +307,12 @@ def broadcast(a: Dim, b: Dim) -> Dim | None:
         return None if isinstance(b, int) else a
     if isinstance(b, int):
         return b
-    cut = (y for x, y in ((a, b), (b, a)) if table_length(x, y) is not None)
+    cut = (y for x, y in ((a, b), (b, a)) if left_of_table(x, y) is not None)
     return fitting(a, b) or next(cut, None) or larger(a, b)
 
 
-def table_length(rows: Dim, whole: Dim) -> Dim | None:
-    """Return n if rows are ``min(n, end) - min(n, start)``, and `whole` is ``end - start``; None for other sizes."""
+def left_of_table(rows: Dim, whole: Dim) -> Dim | None:
+    """Return ``n - end`` for rows ``min(n, end) - min(n, start)``, if `whole` is ``end - start``; None for others."""
     if not isinstance(rows, Sym):
         return None
     calls = {k: factors[0] for factors, k in rows.terms.items() if len(factors) == 1 and isinstance(factors[0], Call)}
@@ -321,8 +321,17 @@ def table_length(rows: Dim, whole: Dim) -> Dim | None:
     for n, end in (calls[1][1:], calls[1][:0:-1]):
         for m, start in (calls[-1][1:], calls[-1][:0:-1]):
             if n == m and end - start == whole and at_least(whole, 1):
-                return n
+                return n - end
     return None
+
+
+def limits(a: Dim, b: Dim) -> Iterator[Dim]:
+    """Yield sizes that are 0 or more where a is equal to b, if a is b up to the end of a table."""
+    left, call = left_of_table(a, b), _as_call(a)
+    if left is not None:
+        yield left
+    elif isinstance(b, Sym) and a != b and fitting(a, b) == b and call is not None and call.operator == "min":
+        yield from (size - b for size in call[1:] if size != b)
 
 
 def broadcast_shape(shapes: Iterable[Shape], common: Callable[[Dim, Dim], Dim | None] = broadcast) -> Shape | None:

@@ -30,7 +30,7 @@ from onnx2ncnn_opt.onnx.lower.functional.symbolic_tensor import computed
 from onnx2ncnn_opt.onnx.lower.layout import Layout, first_batch, plain_dims
 from onnx2ncnn_opt.onnx.lower.memory_budget import MemoryBudget, check_results, check_size
 from onnx2ncnn_opt.onnx.ops import find, fold_bound, traits_of
-from onnx2ncnn_opt.onnx.read.binding import InputInfo
+from onnx2ncnn_opt.onnx.read.binding import InputInfo, LengthInfo
 from onnx2ncnn_opt.onnx.read.caches import past_lengths
 from onnx2ncnn_opt.onnx.read.given import listed_sizes, solved
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
@@ -61,6 +61,7 @@ class Port(NamedTuple):
     dtype: np.dtype[np.generic]
     batch_axis: int | None  # the ONNX axis that is the Mat's batch count, not a dim; None if the array goes as it is
     element: str  # the type of the Mat's elements
+    length: tuple[str, str] | None = None  # see the manifest's `Entry`
 
     @property
     def free_batch(self) -> str | None:
@@ -162,7 +163,7 @@ class _Ends(ImportContext):
         self._refused_nodes: set[onnx_ir.Node] = set()
         self._lost: set[str] = set()  # inputs and outputs that no Mat can hold
         self._layers: dict[onnx_ir.Node, int] = {}
-        lengths = past_lengths(model.inputs)
+        lengths = past_lengths(model.net_inputs)
         self._inner, self._outer = (lengths.inner, lengths.outer) if lengths else ({}, {})
         # Symbols are 1 or more; the past may have no rows.
         self._sums = {str(lengths.total): lengths.total - 1} if lengths else {}
@@ -175,13 +176,13 @@ class _Ends(ImportContext):
         return Walk(error, self._values, outer, frozenset(self._lost), self._layers)
 
     def _inputs(self) -> tuple[Port, ...]:
-        unknown = set(self._batch_axes) - {info.name for info in self._model.inputs}
+        unknown = set(self._batch_axes) - {info.name for info in self._model.net_inputs}
         if unknown:
             names = ", ".join(info.name for info in self._model.inputs)
             raise UsageError(f"no input is called '{min(unknown)}'; the inputs are {names}")
         preferred, ports = batch_axes(self._model), []
         self._batches = list(dynamic_batches(self._model, self._batch_axes, preferred))
-        for info in self._model.inputs:
+        for info in self._model.net_inputs:
             dtype, batch = info.dtype.numpy(), self._batch_axis(info, preferred)
             layout = Layout.plain(len(info.shape), batch)
             self._label = info.name
@@ -198,7 +199,8 @@ class _Ends(ImportContext):
             self._values[info.name] = tensor = Tensor(blob, view, dtype)
             for known in self._batches:
                 known.feed(tensor)
-            ports.append(Port(info.name, blob, info.shape, dtype, batch, element_type(dtype)))
+            length = (info.ids, info.past) if isinstance(info, LengthInfo) else None
+            ports.append(Port(info.name, blob, info.shape, dtype, batch, element_type(dtype), length))
         return tuple(ports)
 
     def _batch_axis(self, info: InputInfo, preferred: Mapping[str, int]) -> int | None:
@@ -283,12 +285,12 @@ class _Import(_Ends):
             return UnsupportedError(self._refused, *self._cut_advice())
         drop_unused(self.graph)  # layers that only fed shapes or refused branches
         # No blob is to be empty: a window is not larger than its axis, a slice has an element.
+        self._minimum = {named((size,), self._outer)[0]: least for size, least in self._minimum.items()}
         shapes = [blob.shape or () for layer in self.graph for blob in layer.outputs]
         dynamic = {size for shape in shapes for size in named(shape, self._outer) if isinstance(size, Sym)}
         for size in sorted(dynamic, key=lambda size: (len(size.names()), str(size))):
             self.demand(size, 1)
-        minimum = {named((size,), self._outer)[0]: least for size, least in self._minimum.items()}
-        return Imported(self.graph, inputs, outputs, tuple(self._custom.values()), minimum, self._kept)
+        return Imported(self.graph, inputs, outputs, tuple(self._custom.values()), self._minimum, self._kept)
 
     def free_batch(self) -> Batch | None:
         """Return a dynamic batch whose items stay apart in all of the model, so that it need not be part of the net."""

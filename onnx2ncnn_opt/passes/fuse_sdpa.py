@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise
-from onnx2ncnn_opt.ir.dim import Dim, Shape, fitting, is_fixed, known, smaller, table_length
+from onnx2ncnn_opt.ir.dim import Dim, Shape, fitting, is_fixed, known, left_of_table, smaller
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import INFINITE
 from onnx2ncnn_opt.ir.permute import order_type
@@ -181,8 +181,8 @@ def _fits(mask: Shape, scores: Shape) -> bool:
     if fitting(columns, keys) != keys:
         return False
     # Where keys are as long as their own table, rows of that table are whole, too.
-    n = table_length(rows, queries)
-    return fitting(rows, queries) == queries or (n is not None and smaller(n, keys) == columns)
+    left = left_of_table(rows, queries)
+    return fitting(rows, queries) == queries or (left is not None and smaller(left + keys, keys) == columns)
 
 
 @graph_pass(exact=False, purpose="one pass less over the queries; the scale costs SDPA nothing")

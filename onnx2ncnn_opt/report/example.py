@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Template
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.dim import symbol
-from onnx2ncnn_opt.manifest import Entry, Image, Manifest
+from onnx2ncnn_opt.manifest import Entry, Image, Manifest, limit_of
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.onnx.tail.program import Program
 from onnx2ncnn_opt.report.embed import EmbeddedNet
@@ -77,6 +77,8 @@ def example(
         if np_dtype(entry).name != entry.dtype or len(entry.shape) - (entry.batch_axis is not None) > max(_DIMS):
             raise UsageError(f"no Mat can hold {_Mat(entry, ()).text}, as the manifest has it")
     loop = StepInputs.of(manifest) if manifest.caches else None
+    if loop is not None and loop.mask is None:  # the program fills in the number of all tokens like a mask
+        loop = replace(loop, mask=next((entry for entry in manifest.inputs if entry.length), None))
     inputs = _inputs(manifest, shapes or {})
     # The shapes alone matter: these arrays take no memory.
     if small := too_small(manifest, {mat.entry.name: np.broadcast_to(0, mat.shape) for mat in inputs}):
@@ -90,7 +92,8 @@ def example(
 
 
 def _inputs(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> list[_Mat]:
-    entries = [entry for entry in manifest.model_inputs if entry.cache is None]
+    counted = (entry for entry in manifest.inputs if entry.length)
+    entries = [*(entry for entry in manifest.model_inputs if entry.cache is None), *counted]
     names = [entry.name for entry in entries]
     for name in shapes:
         if name not in names:
@@ -136,7 +139,7 @@ def _too_small(manifest: Manifest, codes: Mapping[str, str]) -> Iterator[tuple[s
     for text, least in manifest.minimum.items():
         size = parsed_size(text, {name: symbol(code) for name, code in codes.items()})
         if size is not None:
-            yield f"{size} < {least}", f"the net is for {_plain(text)} of {least} or more"
+            yield f"{size} < {least}", f"the net is for {_plain(' of '.join(limit_of(text, least)))}"
 
 
 # Python ----------------------------------------------------------------------------------------------------------
@@ -187,7 +190,6 @@ def _python_loop(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: st
         for mat in inputs
     }
     others = [mat for mat in inputs if mat.entry in loop.others]
-    most = loop.positions.table if loop.positions else None
     blocks = {
         "options": (f"    net.opt.{option} = False" for option in _FP32),
         "feeds": map(_python_feed, inputs),
@@ -198,8 +200,11 @@ def _python_loop(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: st
         ]
         if others
         else (),
-        "checks": [f"        if length + len(ids) > {most}:  # the model knows no more positions", "            break"]
-        if most
+        "checks": [
+            f"        if length + len(ids) > {loop.most}:  # the model knows no more positions",
+            "            break",
+        ]
+        if loop.most
         else (),
         "arrays": (f"            {name!a}: {code}," for name, code in arrays.items()),
     }
@@ -326,8 +331,8 @@ def _cpp_loop(
     yield "    for (int n = 0; n < 32; n++) // tokens; break at that of your tokenizer which ends a text"
     yield "    {"
     yield "        const int count = (int)ids.size();"
-    if loop.positions and loop.positions.table:
-        yield f"        if (length + count > {loop.positions.table}) // the model knows no more positions"
+    if loop.most:
+        yield f"        if (length + count > {loop.most}) // the model knows no more positions"
         yield "            break;"
     yield f"    {_EXTRACTOR}"
     for number, (entry, lines) in enumerate(feeds.items()):

@@ -161,7 +161,8 @@ class Net:
         arrays = check_arrays(inputs, self.inputs, {value.name: value.array() for value in manifest.values}, cast=cast)
         pasts = {e.name: [n if isinstance(n, int) else self.past for n in e.shape] for e in manifest.inputs if e.cache}
         # The shapes of caches alone matter: these arrays take no memory.
-        if problem := too_small(manifest, {**arrays, **{n: np.broadcast_to(0, shape) for n, shape in pasts.items()}}):
+        arrays |= {name: np.broadcast_to(0, shape) for name, shape in pasts.items()}
+        if problem := too_small(manifest, arrays):
             raise UsageError(problem)
         names = [entry.name for entry in self.outputs]
         for name in outputs or ():

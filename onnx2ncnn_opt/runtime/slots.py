@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError, VerificationError
-from onnx2ncnn_opt.manifest import Entry, Image, Manifest
+from onnx2ncnn_opt.manifest import Entry, Image, Manifest, limit_of
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch, Step
 
@@ -23,11 +23,12 @@ class Slot:
     batch_axis: int | None  # the array's axis that is the Mat's batch
     integer: bool = False  # elements of an output are int32 instead of float32
     image: Image | None = None  # the net takes pixels instead of the model's input
+    length: tuple[str, str] | None = None  # the model's inputs of ids and of a past: the net takes their tokens' number
 
     @classmethod
     def of(cls, entry: Entry) -> Slot:
         """Return the slot of a manifest's entry."""
-        return cls(entry.name, entry.blob, entry.batch_axis, entry.element == "int32", entry.image)
+        return cls(entry.name, entry.blob, entry.batch_axis, entry.element == "int32", entry.image, entry.length)
 
     @property
     def fetch(self) -> Fetch:
@@ -63,7 +64,15 @@ def check_fed(fed: Collection[str], blobs: Collection[str], names: Collection[st
 
 def feeds_of(slots: Sequence[Slot], arrays: Mapping[str, Array]) -> dict[str, Feed]:
     """Return the feeds of a net by blob, made of the model's arrays."""
-    return {slot.blob: Feed(arrays[slot.name], slot.batch_axis) for slot in slots}
+    return {
+        slot.blob: Feed(_tokens(*slot.length, arrays) if slot.length else arrays[slot.name], slot.batch_axis)
+        for slot in slots
+    }
+
+
+def _tokens(ids: str, past: str, arrays: Mapping[str, Array]) -> Array:
+    """Return a row for all tokens of these inputs."""
+    return np.ones((1, arrays[ids].shape[-1] + arrays[past].shape[-2]), np.int32)
 
 
 class StepFeeds(Mapping[str, Array]):
@@ -100,8 +109,8 @@ class StepFeeds(Mapping[str, Array]):
         """Return the feeds of the net, the same ones each time."""
         if self._step is None:
             before = None if self.before is None else self.before.step(slots)
-            own = [slot for slot in slots if slot.name in self.own]
-            self._step = Step(model_feeds(own, self.own), self.caches, self.past, before)
+            own = [slot for slot in slots if slot.name in self.own or slot.length]
+            self._step = Step(model_feeds(own, dict(self)), self.caches, self.past, before)
         return self._step
 
 
@@ -203,6 +212,8 @@ def too_small(manifest: Manifest | None, arrays: Mapping[str, Array]) -> str:
     for text, least in manifest.minimum.items():
         size = parsed_size(text, sizes)
         if isinstance(size, int) and size < least:
-            hint = "convert the model with a --shape of that size"
-            return f"the net is for {text} of {least} or more, not {size}; {hint}"
+            name, limit = limit_of(text, least)
+            if name != text:
+                return f"the net is for {name} of {limit}, not {parsed_size(name, sizes)}: the model's table ends there"
+            return f"the net is for {text} of {limit}, not {size}; convert the model with a --shape of that size"
     return ""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError
-from onnx2ncnn_opt.manifest import Entry, Manifest
+from onnx2ncnn_opt.manifest import Entry, Manifest, limit_of
+from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.slots import np_dtype
 
@@ -27,6 +28,7 @@ class StepInputs:
     positions: Entry | None
     others: tuple[Entry, ...]
     scores: Entry | None  # the output whose last row says which token is next
+    most: int | None  # tokens for which the model has positions
 
     @classmethod
     def of(cls, manifest: Manifest) -> StepInputs:
@@ -47,7 +49,8 @@ class StepInputs:
             raise UsageError(f"no input takes tokens: they are {', '.join(known) or 'none'}, and none is input_ids")
         floats = [e for e in manifest.read if len(e.shape) > 1 and "float" in e.dtype]
         scores = next((e for e in floats if e.name == "logits"), floats[0] if floats else None)
-        return cls(ids, mask, positions, tuple(e for e in entries if e not in (ids, mask, positions)), scores)
+        others = tuple(e for e in entries if e not in (ids, mask, positions))
+        return cls(ids, mask, positions, others, scores, _most(manifest, ids, positions))
 
     def arrays(self, ids: Array, past: int) -> dict[str, Array]:
         """Return the arrays of a step with these tokens after `past` others, which the mask all shows."""
@@ -70,3 +73,15 @@ class StepInputs:
     def rows(self, arrays: Mapping[str, Array]) -> int:
         """Return how many tokens a step has."""
         return int(arrays[self.ids.name].shape[0 if len(self.ids.shape) == 1 else 1])
+
+
+def _most(manifest: Manifest, ids: Entry, positions: Entry | None) -> int | None:
+    """Return the number of tokens after which a table of the model ends."""
+    new = [size for size in ids.shape if isinstance(size, str)]
+    pasts = {size for entry in manifest.inputs if entry.cache for size in entry.shape if isinstance(size, str)}
+    ends = [positions.table] if positions is not None and positions.table else []
+    for text, least in manifest.minimum.items():
+        left = parsed_size(text, {**dict.fromkeys(pasts, 0), **dict.fromkeys(new, least)})
+        if limit_of(text, least)[0] != text and isinstance(left, int):
+            ends.append(left)
+    return min(ends, default=None)

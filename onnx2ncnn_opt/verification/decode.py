@@ -79,8 +79,7 @@ class Decoder:
 
     @property
     def _longest(self) -> int:
-        positions = self._inputs.positions
-        return positions.table if positions and positions.table else 2**31
+        return self._inputs.most or 2**31
 
     def _session(self, number: int, plan: Plan, tokens: int) -> Iterator[Run]:
         assert self._runner is not None

@@ -211,7 +211,8 @@ def input_slots(manifest: Manifest | None, feeds: Mapping[str, Array], blobs: Se
     """
     if manifest is not None:
         others = {entry.name for entry in manifest.model_inputs} - {entry.name for entry in manifest.inputs}
-        slots = manifest_slots("input", [name for name in feeds if name not in others], manifest.inputs)
+        counted = [entry.name for entry in manifest.inputs if entry.length]
+        slots = manifest_slots("input", [*(name for name in feeds if name not in others), *counted], manifest.inputs)
         unset = [blob for blob, _ in manifest.caches]
         fed = [slot for slot in slots if slot.blob in blobs and (slot.blob not in unset or feeds[slot.name].size)]
         ways = [fed]

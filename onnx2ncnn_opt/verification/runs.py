@@ -82,7 +82,7 @@ def load_converted(
         return load_model(model, shapes=shapes, values=values, outputs=outputs)
     bound = {value.name: value.array() for value in manifest.values} | dict(values or {})
     inputs = manifest.model_inputs if set(outputs) - set(manifest.cut) else manifest.inputs
-    converted = {entry.name: entry.shape for entry in inputs} | dict(shapes or {})
+    converted = {entry.name: entry.shape for entry in inputs if not entry.length} | dict(shapes or {})
     try:
         return load_model(model, shapes=converted, values=bound, outputs=outputs or manifest.cut)
     except UsageError as error:

@@ -16,10 +16,11 @@ from onnx2ncnn_opt.ir.dim import (
     exact_div,
     fitting,
     larger,
+    left_of_table,
+    limits,
     product,
     smaller,
     symbol,
-    table_length,
     total_length,
 )
 
@@ -104,9 +105,11 @@ def test_rows_of_a_table_between_past_and_total() -> None:
     total = total_length("p", new)
     past = total - new
     rows, end = smaller(total, 64) - smaller(past, 64), smaller(total, 64)
-    assert table_length(rows, new) == 64
-    assert table_length(rows, total) is None
-    assert table_length(rows - 1, new) is None
+    assert left_of_table(rows, new) == 64 - total
+    assert left_of_table(rows, total) is None
+    assert left_of_table(rows - 1, new) is None
+    assert [*limits(rows, new)] == [*limits(end, total)] == [64 - total]
+    assert not [*limits(new, new)]
     assert broadcast(rows, new) == new == broadcast(new, rows)
     # dynamo writes the end of a slice as the past and what is left of the table
     written = past + larger(end - past, 0)

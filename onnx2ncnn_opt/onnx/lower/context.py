@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir
 
-from onnx2ncnn_opt.ir.dim import Call, Dim, Sym, at_least, symbol
+from onnx2ncnn_opt.ir.dim import Call, Dim, Sym, at_least, calls, symbol
 from onnx2ncnn_opt.ir.spec import LayerSpec
 from onnx2ncnn_opt.onnx.lower.builder import Builder
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
@@ -53,8 +53,16 @@ class ImportContext(Builder, ABC):
 
     def demand(self, size: Dim, least: int) -> None:
         """Let the net be right only where a dynamic dimension is `least` or more, unless it surely is."""
+        size = self._within_limits(size) if isinstance(size, Sym) else size
         if isinstance(size, Sym) and not self.becomes(size, least):
             self._minimum[size] = max(least, self._minimum.get(size, least))
+
+    def _within_limits(self, size: Sym) -> Dim:
+        """Return a size without minima whose order is demanded already."""
+        least = [demanded for demanded, bound in self._minimum.items() if bound >= 0]
+        pairs = [(call, *pair) for call in calls(size) if call.operator == "min" for pair in (call[1:], call[:0:-1])]
+        found = {call: b for call, a, b in pairs if any(at_least(a - b - each, 0) for each in least)}
+        return size.subs(found) if found else size
 
     def becomes(self, size: Dim, least: int) -> bool:
         """Return True if a size is `least` or more from some value of its only dimension on, and demand that value."""
@@ -75,10 +83,10 @@ class ImportContext(Builder, ABC):
     def resolved(self, size: Dim) -> Dim:
         """Return a size without quotients such as 3 // n, which is 0 from n = 4 on: this is demanded."""
         factors = [factor for term in size.terms for factor in term] if isinstance(size, Sym) else []
-        calls = [call for call in factors if isinstance(call, Call) and call.operator == "//"]
+        found = [call for call in factors if isinstance(call, Call) and call.operator == "//"]
         quotients: dict[Call, Dim] = {
             call: -(call.a < 0)
-            for call in calls
+            for call in found
             if isinstance(call.a, int) and self.becomes(call.b, abs(call.a) + (call.a >= 0))
         }
         return size.subs(quotients) if isinstance(size, Sym) else size

@@ -39,6 +39,14 @@ class InputInfo(TensorInfo):
     shape: Shape
 
 
+@dataclass(frozen=True)
+class LengthInfo(InputInfo):
+    """An input that only the net has: a row as long as past and new tokens together, of the inputs `ids` and `past`."""
+
+    ids: str
+    past: str
+
+
 def bind(
     inputs: Sequence[onnx_ir.Value],
     outputs: Sequence[onnx_ir.Value],

@@ -7,12 +7,14 @@ from typing import NamedTuple, TypeVar
 import onnx_ir
 
 from onnx2ncnn_opt.ir.dim import Dim, Sym, named, symbol, total_length
-from onnx2ncnn_opt.onnx.read.binding import InputInfo, TensorInfo
+from onnx2ncnn_opt.onnx.read.binding import InputInfo, LengthInfo, TensorInfo
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 
 _SEQUENCE = 2  # the axis of [batch, heads, sequence, width]
 # Operators that join past and new inside.
 _ATTENTION = frozenset({"Attention", "GroupQueryAttention", "MultiHeadAttention"})
+
+_VIEWS = frozenset({"Cast", "Reshape", "Squeeze", "Unsqueeze"})
 
 _Info = TypeVar("_Info", bound=TensorInfo)
 
@@ -39,7 +41,7 @@ def is_past(value: onnx_ir.Value) -> bool:
     """Return True if a model's input is joined with new keys or values along the sequence, as one of its outputs."""
     rank = len(value.shape or ())
     return rank == _SEQUENCE + 2 and any(
-        node.op_type in _ATTENTION
+        (node.op_type in _ATTENTION and value not in node.inputs[:3])  # there are whole keys, of an encoder
         or (
             node.op_type == "Concat"
             and node.inputs[0] is value
@@ -50,25 +52,48 @@ def is_past(value: onnx_ir.Value) -> bool:
     )
 
 
-def bind_lengths(
-    graph: onnx_ir.Graph, inputs: Sequence[InputInfo], outputs: Sequence[TensorInfo]
-) -> tuple[tuple[InputInfo, ...], tuple[TensorInfo, ...]]:
-    """Return inputs and outputs of a model with a past: a batch of 1, and the mask as long as past and new together."""
+class Bound(NamedTuple):
+    """Inputs and outputs of a model, and the input that its net needs besides: a row as long as past and new tokens."""
+
+    inputs: tuple[InputInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    length: LengthInfo | None
+
+
+def bind_lengths(graph: onnx_ir.Graph, inputs: Sequence[InputInfo], outputs: Sequence[TensorInfo]) -> Bound:
+    """Bind the batch of a model with a past to 1, and the mask's length to that of past and new tokens together.
+
+    A model without such a mask gets an input of that length: its net cannot read the past's length from unset caches.
+    """
     pasts = [info for value, info in _pairs(graph, inputs) if is_past(value)]
     lengths = {str(info.shape[_SEQUENCE]): info.shape[_SEQUENCE] for info in pasts}
     sizes: dict[str, Dim] = {str(info.shape[0]): 1 for info in pasts if isinstance(info.shape[0], Sym)}
     rows = [pair for pair in _pairs(graph, inputs) if len(pair[1].shape) == 2 and pair[1].dtype.is_integer()]
     sizes_of_rows = {str(info.shape[1]): info.shape[1] for _, info in rows}
-    ids = {info.shape[1] for value, info in rows if any(_is_index(value, node) for node in value.consumers())}
+    names = {str(info.shape[1]): info.name for value, info in rows if _is_index(value)}
+    ids = {size: sizes_of_rows[size] for size in names}
+    extra = None
     for name, past in lengths.items():
-        candidates = {other: size for other, size in sizes_of_rows.items() if size not in (*ids, past)}
+        candidates = {other: size for other, size in sizes_of_rows.items() if other not in (*ids, name)}
         totals = [other for other in candidates if _is_sum(other, past, sizes_of_rows)] or [
             other for other, size in candidates.items() if sum(size in info.shape for info in inputs) == 1
         ]
-        new = [size for other, size in sizes_of_rows.items() if other not in totals]
-        if isinstance(past, Sym) and past == symbol(name) and len(totals) == len(new) == 1:
-            sizes[totals[0]] = past + new[0]
-    return (tuple(_bound(info, sizes) for info in inputs), tuple(_bound(info, sizes) for info in outputs))
+        new = [*ids.values()] or [size for other, size in sizes_of_rows.items() if other not in totals]
+        if isinstance(past, Sym) and past == symbol(name) and len(new) == 1:
+            if len(totals) == 1:
+                sizes[totals[0]] = past + new[0]
+            elif not totals and len(lengths) == len(ids) == 1:
+                shape = (1, past + new[0])
+                [(size, _)] = ids.items()
+                extra = LengthInfo(_fresh(graph), onnx_ir.DataType.INT32, shape, names[size], pasts[0].name)
+    bound = tuple(_bound(info, sizes) for info in inputs), tuple(_bound(info, sizes) for info in outputs)
+    return Bound(*bound, extra)
+
+
+def _fresh(graph: onnx_ir.Graph) -> str:
+    """Return the name of the input that says how many tokens there are; the model has no such name."""
+    taken = {value.name for value in (*graph.inputs, *graph.outputs)}
+    return next(name for name in ("all_tokens", *(f"all_tokens_{i}" for i in range(len(taken)))) if name not in taken)
 
 
 def _pairs(graph: onnx_ir.Graph, inputs: Sequence[InputInfo]) -> Iterator[tuple[onnx_ir.Value, InputInfo]]:
@@ -76,8 +101,14 @@ def _pairs(graph: onnx_ir.Graph, inputs: Sequence[InputInfo]) -> Iterator[tuple[
     yield from ((values[info.name], info) for info in inputs)
 
 
-def _is_index(value: onnx_ir.Value, node: onnx_ir.Node) -> bool:
-    return node.op_type == "Gather" and node.inputs[1] is value
+def _is_index(value: onnx_ir.Value) -> bool:
+    """Return True if a value is the index into a table, perhaps in another shape."""
+    return any(
+        node.op_type in ("Gather", "GatherBlockQuantized")
+        if node.inputs[0] is not value
+        else node.op_type in _VIEWS and _is_index(node.outputs[0])
+        for node in value.consumers()
+    )
 
 
 def _is_sum(name: str, past: Dim, others: Mapping[str, Dim]) -> bool:
@@ -99,7 +130,7 @@ def past_lengths(inputs: Sequence[InputInfo]) -> Lengths | None:
         for total in info.shape[1:] if len(info.shape) == 2 else ():
             for past in sorted(names & (total.names() if isinstance(total, Sym) else set())):
                 new = total - symbol(past)
-                is_plain = isinstance(new, int) or (new == symbol(str(new)) and str(new) != past)
+                is_plain = (isinstance(new, int) and new > 0) or (new == symbol(str(new)) and str(new) != past)
                 if isinstance(total, Sym) and is_plain:
                     return Lengths(past, total, new)
     return None

@@ -20,7 +20,7 @@ from onnx2ncnn_opt.errors import ModelError
 from onnx2ncnn_opt.ir.dim import Dim, named
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.read import constants, structure
-from onnx2ncnn_opt.onnx.read.binding import InputInfo, TensorInfo, bind, bind_values
+from onnx2ncnn_opt.onnx.read.binding import InputInfo, LengthInfo, TensorInfo, bind, bind_values
 from onnx2ncnn_opt.onnx.read.caches import bind_lengths
 from onnx2ncnn_opt.onnx.read.embedded import Bytes, Embedded
 from onnx2ncnn_opt.onnx.read.exported import no_model
@@ -58,6 +58,7 @@ class LoadedModel:
     lost: tuple[str, ...] = ()  # the model's outputs that the graph does not lead to, as the caller chose others
     given: GivenShapes = field(default_factory=dict)  # sizes from the caller
     cut: tuple[str, ...] = ()  # values to which the graph leads instead of the model's outputs
+    length: LengthInfo | None = None
 
     def __repr__(self) -> str:
         return f"LoadedModel({self.name}: {len(self.graph)} nodes, {'; '.join(map(str, self.inputs))})"
@@ -69,7 +70,13 @@ class LoadedModel:
         outputs = tuple(
             info if info.shape is None else replace(info, shape=named(info.shape, sizes)) for info in self.outputs
         )
-        return replace(self, inputs=inputs, outputs=outputs)
+        length = self.length and replace(self.length, shape=named(self.length.shape, sizes))
+        return replace(self, inputs=inputs, outputs=outputs, length=length)
+
+    @property
+    def net_inputs(self) -> tuple[InputInfo, ...]:
+        """The inputs of its net."""
+        return self.inputs if self.length is None else (*self.inputs, self.length)
 
     def initializer(self, name: str) -> Array:
         """Return the array of an initializer, as stored and not copied; KeyError if there is none of that name."""
@@ -93,12 +100,14 @@ def load_model(
     values: Mapping[str, Any] | None = None,
     outputs: Sequence[str] = (),
     opaque: Collection[tuple[str, str]] = (),
+    stepwise: bool = True,
 ) -> LoadedModel:
     """Read a model from a path, bytes, onnx.ModelProto, onnx_ir.Model or torch.onnx.ONNXProgram.
 
     `shapes` binds the sizes of inputs by name, `values` whole inputs (see `bind_values`). `outputs` are values to give
     instead of the model's outputs: nodes and inputs that they do not depend on go. `opaque` operators (domain and name)
-    stay calls, even where the model defines them as functions. Objects that are passed in are not changed, but an
+    stay calls, even where the model defines them as functions. With `stepwise` a net with caches may have an input of
+    its own (`bind_lengths`). Objects that are passed in are not changed, but an
     onnx_ir.Model whose nodes are out of order is sorted. Raises ModelError if the model is broken, unsafe to open, or
     of an unknown opset, and UsageError if `source` is no model, or one of the other arguments does not fit it.
     """
@@ -116,11 +125,12 @@ def load_model(
     constants.settle(model.graph, opened.embedded)
     open_shapes = {name: shape for name, shape in given.items() if name not in bound}
     bound_shapes = bind(model.graph.inputs, model.graph.outputs, open_shapes, sizes)
-    inputs, results = bind_lengths(model.graph, *bound_shapes)
+    inputs, results, length = bind_lengths(model.graph, *bound_shapes)
     return LoadedModel(
         graph=model.graph,
         inputs=inputs,
         outputs=results,
+        length=length if stepwise else None,
         opsets=dict(model.opset_imports),
         digest=opened.digest,
         folder=opened.folder,

@@ -70,6 +70,14 @@ def _expand(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
     return SymbolicTensor(cells, shape, x[0].dtype)
 
 
+def _tile(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
+    """Of axes that are not repeated, or all the same."""
+    pairs = list(zip(x[0].shape, numbers(x[1]), strict=True))
+    if any(count != 1 and x[0].varies(axis) for axis, (_, count) in enumerate(pairs)):
+        raise UnknownValue
+    return SymbolicTensor(x[0].cells, tuple(size * count for size, count in pairs), x[0].dtype)
+
+
 def _concat(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
     axis = axis_of(attributes["axis"], x[0].rank)
     others = broadcast([with_size(part.shape, axis, 1) for part in x])
@@ -214,6 +222,7 @@ OPERATORS: Mapping[str, Operator] = {
     "Reshape": _reshape,
     "Slice": _slice,
     "Squeeze": _squeeze,
+    "Tile": _tile,
     "Transpose": lambda x, attributes: moved(x[0], attributes.get("perm") or list(reversed(range(x[0].rank)))),
     "Unsqueeze": _unsqueeze,
 }

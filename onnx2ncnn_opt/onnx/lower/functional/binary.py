@@ -7,7 +7,7 @@ operands are brought to one layout with the dims that are missing as size 1; tra
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
-from itertools import combinations, zip_longest
+from itertools import combinations, permutations, zip_longest
 
 import numpy as np
 
@@ -167,6 +167,10 @@ def broadcast_shape(im: ImportContext, *shapes: Shape) -> Shape:
         columns = zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
         apart = [pair for sizes in columns for pair in combinations(sizes, 2) if 1 not in pair]
         raise im.misfit(f"shapes {' and '.join(map(shape_text, shapes))} do not broadcast", apart)
+    for column in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1):
+        for a, b in permutations(column, 2):
+            for size in dim.limits(a, b):  # ONNX Runtime refuses others
+                im.demand(size, 0)
     return result
 
 

@@ -351,4 +351,5 @@ def _cropped(im: ImportContext, x: Tensor, axis: int, run: _Consecutive, shape: 
     if (start, count) == (0, size):
         return x
     cropped = crop(im, x, axis, start, start + count)
+    im.demand(size - start - count, 0)
     return Tensor(cropped.blob, resized(cropped.view, axis, count), x.dtype)
