@@ -19,6 +19,12 @@ def fuse_kv_cache(graph: Graph) -> Iterator[Replacement | Miss]:
     """
     sdpas = [layer for layer in graph if _SDPA.fits(layer) and any(map(_join, layer.inputs[1:3]))]
     edits = [edit for sdpa in sdpas for edit in attempt(sdpa, _with_cache, sdpa)]
+    for join in graph:
+        reader = _next(join, "Tile") if join.outputs and _is_kept_past(join) else None
+        if reader is not None and reader.type != "SDPA":
+            after = _next(reader, "BinaryOp")
+            cap = f"{after.type} '{after.name}' caps its scores" if after and after.type == "TanH" else "it is no SDPA"
+            edits.append(Miss((join,), f"'{join.outputs[0].name}' is used by {reader.type} '{reader.name}', and {cap}"))
     cached = {layer for edit in edits if isinstance(edit, Replacement) for layer in edit.layers}
     # A net starts without a past only if all of its pasts may be unset.
     left = next((layer for layer in graph if layer not in cached and layer.outputs and _is_kept_past(layer)), None)
@@ -34,6 +40,14 @@ def fuse_kv_cache(graph: Graph) -> Iterator[Replacement | Miss]:
 def _is_kept_past(layer: Layer) -> bool:
     """Return True if a layer joins a past for the next run."""
     return layer.outputs[0].is_output and _join(layer.outputs[0]) is not None
+
+
+def _next(layer: Layer, kind: str) -> Layer | None:
+    """Return a layer that reads another one's result, apart from views and layers of a kind."""
+    user = next(iter(layer.outputs[0].users), None)
+    while user is not None and user.outputs and (step_of(user) is not None or user.type == kind):
+        user = next(iter(user.outputs[0].users), None)
+    return user
 
 
 def _join(blob: Blob) -> Layer | None:

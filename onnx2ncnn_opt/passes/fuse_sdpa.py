@@ -14,10 +14,20 @@ from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.passes._constants import is_constant, with_data
 from onnx2ncnn_opt.passes._fold import one_factor
-from onnx2ncnn_opt.passes._linear import add, factor, times
+from onnx2ncnn_opt.passes._linear import add, factor, mul, times
 from onnx2ncnn_opt.passes._views import step_of
 from onnx2ncnn_opt.rewrite.pattern import Op, op
-from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, known_shape, needed, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import (
+    Miss,
+    Refused,
+    Replacement,
+    attempt,
+    graph_pass,
+    known_shape,
+    needed,
+    require,
+    rewrite,
+)
 
 _SDPA = op("SDPA", kv_cache=0, int8_scale_term=0)
 _SCALING = times("x")
@@ -35,7 +45,9 @@ def attention() -> Iterator[Op]:
     """Softmax(q @ k * scale + mask) @ v, with and without factor and mask."""
     product = op("MatMul", "product")("q", "k")
     scores = product, times(product, "scale"), op("Scale", "by_head", _is_by_head, bias_term=0)(product)
-    for logits in (*scores, *(add(each, "mask") for each in scores), *_weighted(product, "mask")):
+    capped = [times(op("TanH", "cap")(each)) for each in scores]
+    capped += [add(each, "mask") for masked in capped for each in (masked, mul(masked, "rows"))]
+    for logits in (*scores, *(add(each, "mask") for each in scores), *_weighted(product, "mask"), *capped):
         yield op("MatMul", "root")(op("Softmax", "weights", _is_over_last_axis)(logits), "v")
 
 
@@ -75,7 +87,7 @@ def _stated(scale: float) -> float:
 
 
 @rewrite(*attention(), *transposed_attention(), exact=False)
-def fuse_sdpa(
+def fuse_sdpa(  # noqa: PLR0913
     q: Blob,
     k: Blob,
     v: Blob,
@@ -86,12 +98,15 @@ def fuse_sdpa(
     by_head: Layer | None = None,
     weighted: Layer | None = None,
     mask: Blob | None = None,
+    cap: Layer | None = None,
 ) -> list[Layer]:
     """Softmax(q @ k * scale + mask) @ v   ⇒   SDPA(q, k, v, mask)
 
     Keys and values may be shared by several heads, if one of them serves all. Masks that are constants are brought to
     their full size. A factor of its own for each head moves to the queries.
     """
+    if cap is not None:
+        raise Refused(f"TanH '{cap.name}' caps the scores, and SDPA cannot")
     heads = root.output.shape[0] if root.output.shape else None
     require(_heads(q) == heads, f"'{q.name}' is shared by several heads")
     require(_heads(k) == _heads(v), f"'{k.name}' and '{v.name}' are shared in different ways")
