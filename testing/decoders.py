@@ -23,7 +23,7 @@ _SHAPES = {
 }
 
 # Two heads on one group of keys and values.
-_MODEL = """
+MODEL = """
 (int64[1, S] input_ids, int64[1, T] attention_mask, int64[1, S] position_ids,
  float[1, 1, P, 8] past_key, float[1, 1, P, 8] past_value)
     => (float[1, S, 50] logits, float[1, 1, T, 8] present_key, float[1, 1, T, 8] present_value)
@@ -104,11 +104,26 @@ NET = (
 )
 
 
+def weights_of(seed: int = 0) -> dict[str, np.ndarray]:
+    """Return the model's weights by name."""
+    random = np.random.default_rng(seed)
+    return {name: (random.standard_normal(size) * 0.6).astype(np.float32) for name, size in _SHAPES.items()}
+
+
+def model_of(text: str = MODEL) -> onnx.ModelProto:
+    """Return a model of these lines, which may be changed, with the weights that it reads."""
+    proto = parsed(text)
+    read = {name for node in proto.graph.node for name in node.input}
+    weights = weights_of()
+    proto.graph.initializer.extend(numpy_helper.from_array(weights[name], name) for name in weights if name in read)
+    return proto
+
+
 def decoder(folder: Path, *lines: str, seed: int = 0) -> tuple[Path, Path, Path]:
     """Write the model and its net, or one of other `lines`; return the paths of model, .param and .bin."""
     random = np.random.default_rng(seed)
     weights = {name: (random.standard_normal(size) * 0.6).astype(np.float32) for name, size in _SHAPES.items()}
-    proto = parsed(_MODEL)
+    proto = parsed(MODEL)
     proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
     folder.mkdir(exist_ok=True)
     model = folder / "decoder.onnx"

@@ -9,6 +9,7 @@ import pytest
 from onnx2ncnn_opt import Net, convert
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError, UsageError
+from onnx2ncnn_opt.runtime.ort import OrtRunner
 from testing.skeletons import refill
 
 MODELS = sorted((Path(__file__).parents[1] / "fixtures" / "llm").glob("*.onnx"))
@@ -143,3 +144,22 @@ def test_a_table_of_positions_ends(tmp_path: Path) -> None:
         net.step([1] * 64, given)
         with pytest.raises(UsageError, match="of 64 or less, not 65: the model's table ends there"):
             net.step([1])
+
+
+@pytest.mark.parametrize("name", ["gpt2.optimum", "qwen2.dynamo", "mistral.optimum"])
+def test_left_padding(name: str, tmp_path: Path) -> None:
+    """Rows of padding see nothing but themselves, and no other row sees them."""
+    [path] = [path for path in MODELS if path.stem == name]
+    model = model_of(path)
+    conversion = convert(model, tmp_path / "net", verification=None)
+    pasts = [entry for entry in conversion.manifest().inputs if entry.cache]
+    unset = {e.name: np.zeros([n if isinstance(n, int) else 0 for n in e.shape], np.float32) for e in pasts}
+    mask = np.array([[0, 0, *[1] * 11]])
+    given = {"attention_mask": mask, "position_ids": np.maximum(mask.cumsum(1) - 1, 0)}
+    ids = np.arange(3, 16)[None]
+    runner = OrtRunner(model)
+    with Net(tmp_path / "net") as net:
+        ours = net.step(ids, given)["logits"]
+    theirs = runner.run_any({"input_ids": ids, **given, **unset})["logits"]
+    runner.close()
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)

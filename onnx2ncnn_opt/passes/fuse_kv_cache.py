@@ -6,6 +6,7 @@ from onnx2ncnn_opt.passes._views import chain_above, step_of, view_layers
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, known_shape, needed, require
 
+_DIMS = 3  # of keys and values: heads, rows and columns
 _SDPA = op("SDPA", kv_cache=0, int8_scale_term=0)
 
 
@@ -22,9 +23,7 @@ def fuse_kv_cache(graph: Graph) -> Iterator[Replacement | Miss]:
     for join in graph:
         reader = _next(join, "Tile") if join.outputs and _is_kept_past(join) else None
         if reader is not None and reader.type != "SDPA":
-            after = _next(reader, "BinaryOp")
-            cap = f"{after.type} '{after.name}' caps its scores" if after and after.type == "TanH" else "it is no SDPA"
-            edits.append(Miss((join,), f"'{join.outputs[0].name}' is used by {reader.type} '{reader.name}', and {cap}"))
+            edits.append(Miss((join,), _why_not(join, reader)))
     cached = {layer for edit in edits if isinstance(edit, Replacement) for layer in edit.layers}
     # A net starts without a past only if all of its pasts may be unset.
     left = next((layer for layer in graph if layer not in cached and layer.outputs and _is_kept_past(layer)), None)
@@ -40,6 +39,15 @@ def fuse_kv_cache(graph: Graph) -> Iterator[Replacement | Miss]:
 def _is_kept_past(layer: Layer) -> bool:
     """Return True if a layer joins a past for the next run."""
     return layer.outputs[0].is_output and _join(layer.outputs[0]) is not None
+
+
+def _why_not(join: Layer, reader: Layer) -> str:
+    """Say why a past that is not read by SDPA is not."""
+    past, after = _start(join.inputs[0]), _next(reader, "BinaryOp")
+    if past.batch != 1 or len(past.shape or ()) > _DIMS:
+        return f"'{past.name}' is a batch, and caches have none"
+    cap = f"{after.type} '{after.name}' caps its scores" if after and after.type == "TanH" else "it is no SDPA"
+    return f"'{join.outputs[0].name}' is used by {reader.type} '{reader.name}', and {cap}"
 
 
 def _next(layer: Layer, kind: str) -> Layer | None:
