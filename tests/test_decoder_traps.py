@@ -123,7 +123,8 @@ NO_POSITIONS: Pairs = (
     (
         "    word = ",
         "    old = Shape(past_key)\n    rows_ = Gather(old, two)\n    from_ = Squeeze(rows_)\n"
-        "    new = Shape(input_ids)\n    more = Gather(new, one)\n    length = Squeeze(more)\n    to_ = Add(from_, length)\n    by = Squeeze(one)\n"
+        "    new = Shape(input_ids)\n    more = Gather(new, one)\n    length = Squeeze(more)\n"
+        "    to_ = Add(from_, length)\n    by = Squeeze(one)\n"
         "    places_ = Range(from_, to_, by)\n    lead = Sub(one, one)\n    position_ids = Unsqueeze(places_, lead)\n"
         "    word = ",
     ),
@@ -162,7 +163,8 @@ STATIC: Pairs = (
     ("int64[1, T]", "int64[1, 32]"),
     (
         "present_key = Concat<axis = 2>(past_key, k)",
-        "at = Transpose<perm = [1, 0]>(position_ids)\n    lead = Sub(one, one)\n    both = Concat<axis = 0>(lead, one)\n"
+        "at = Transpose<perm = [1, 0]>(position_ids)\n"
+        "    lead = Sub(one, one)\n    both = Concat<axis = 0>(lead, one)\n"
         "    kr = Squeeze(k, both)\n    kp = Squeeze(past_key, both)\n    ks = ScatterND(kp, at, kr)\n"
         "    present_key = Unsqueeze(ks, both)",
     ),
