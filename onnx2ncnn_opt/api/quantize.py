@@ -13,8 +13,7 @@ from onnx2ncnn_opt.api.lower import Conversion, Files
 from onnx2ncnn_opt.errors import UsageError, VerificationError
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.int8 import is_exact
-from onnx2ncnn_opt.manifest import Entry, Image, Manifest, read_manifest
-from onnx2ncnn_opt.onnx.read.given import GivenShapes
+from onnx2ncnn_opt.manifest import Entry, Manifest, read_manifest
 from onnx2ncnn_opt.onnx.read.load import load_model
 from onnx2ncnn_opt.onnx.read.quantized import Int8, float_model, scales_of_products
 from onnx2ncnn_opt.param.files import NetFiles, all_or_nothing, bin_beside, read_graph, write_net, write_staged
@@ -28,7 +27,6 @@ from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, feeds_of
 from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verification.inputs import Draw, draw_inputs
-from onnx2ncnn_opt.verification.options import Verification
 
 _CONVERTED = 0.3  # of the work
 _DRAWS = 8
@@ -37,11 +35,12 @@ _ROOM = 0.5  # decibels
 
 @dataclass(frozen=True)
 class Quantization:
-    """An int8 net in memory. `result` has its layers and numbers; `manifest` and `tail` are those of the float net."""
+    """An int8 net in memory. `result` has its layers and numbers; the others are those of the float net."""
 
     result: Quantized
     manifest: Manifest | None = None
     tail: bytes = b""
+    conversion: Conversion | None = None
 
     @property
     def graph(self) -> Graph:
@@ -89,25 +88,23 @@ class _Feeds(Sequence[dict[str, Feed]]):
         return (self[i] for i in range(len(self)))
 
 
-def quantize(  # noqa: PLR0913
+def quantize(
     net: Any,
     data: Any = None,
     *,
     bin: PathLike | None = None,
-    shapes: GivenShapes | None = None,
-    values: Mapping[str, Any] | None = None,
-    images: Mapping[str, Image | str] | None = None,
     method: str = "mse",
     keep: Collection[str] = (),
     budget: Budget | str | None = None,
     every: bool = False,
     table: PathLike | None = None,
-    verification: Verification = Verification(),
+    **conversion: Any,
 ) -> Quantization:
     """Quantise an ONNX model, or an ncnn net NET.param with its weights `bin`.
 
     `data` is an .npz, a folder of arrays or pictures, ``module:function``, a mapping of arrays whose first axis counts
-    samples, or an iterable of samples. A model is converted and verified first. Layers become int8 that are faster so
+    samples, or an iterable of samples. A model is converted and verified first, with the options of `convert`, as
+    `shapes` or `images`. Layers become int8 that are faster so
     on this machine, or `every` layer; `keep` names layers that stay float. With a `budget`, ``40dB`` or ``top1=0.99``,
     layers stay float until the outputs agree so far with the float net. A `table` of ncnn2table gives the scales of the
     layers that are in it.
@@ -124,16 +121,17 @@ def quantize(  # noqa: PLR0913
     options: dict[str, Any] = {"method": method, "keep": keep, "budget": wanted, "every": every, "table": table}
     with temporary_folder() as folder:
         if isinstance(net, (str, Path)) and str(net).endswith((".param", ".param.bin")):
-            if shapes or values or images:
-                raise UsageError("shapes, values and images are for models, not for nets")
+            if given := [name for name, value in conversion.items() if value and name != "verification"]:
+                raise UsageError(f"{', '.join(given)} of a conversion: there is none of a net")
             return _of_net(Path(net), bin_beside(Path(net)) if bin is None else Path(bin), data, options)
         known = _with_scales(net)
         if known is None and data is None:
             raise UsageError("quantize needs samples: give data, as an .npz or a folder")
         with up_to(_CONVERTED):
             source = net if known is None else known.model
-            made = convert(source, shapes=shapes, values=values, images=images, verification=verification)
-        assert made.report is not None
+            made = convert(source, **conversion)
+        if made.report is None:
+            raise UsageError("quantize needs a verification of the float net")
         made.report.check()
         files, manifest = made.save(Path(folder) / "float"), made.manifest()
         samples = Samples(_drawn(made) if data is None else data, manifest.model_inputs)
@@ -157,6 +155,7 @@ def quantize(  # noqa: PLR0913
             result,
             replace(manifest, passes=(*manifest.passes, "quantize")),
             b"" if made.tail is None else made.tail.data,
+            made,
         )
 
 

@@ -16,6 +16,7 @@ import click
 from onnx2ncnn_opt.cli import options as option
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
+from onnx2ncnn_opt.cli.quantize import NO_QUANTIZATION, quantization_options, quantize_to
 from onnx2ncnn_opt.cli.several import run_each
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, make_folder, targets, written
 from onnx2ncnn_opt.cli.verification import failure, hint_at_no_verify, needs_verification, require_runtimes
@@ -53,14 +54,7 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
     metavar="NAME:K",
     help="Axis of an input that is the batch, or NAME:none.  [default: found in the model]",
 )
-@click.option(
-    "--image",
-    "images",
-    multiple=True,
-    metavar="NAME:mean=...:std=...[:bgr][:letterbox]",
-    help="Let the net take pixels of 0..255, e.g. x:mean=123.7,116.3,103.5:std=58.4,57.1,57.4; with :bgr in OpenCV's "
-    "order; with :letterbox=114 pictures keep their aspect, with pixels of 114 around them.",
-)
+@option.image_option
 @click.option(
     "--tail",
     type=click.Choice(["auto", "only-needed", "never"]),
@@ -93,6 +87,8 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
     type=click.Choice(["llm"]),
     help="Write a language model also as the three nets of ncnn_llm, with model.json, into the folder PREFIX.",
 )
+@click.option("--quantize", is_flag=True, help="Make an int8 net, as the command `quantize` does, with its options:")
+@quantization_options
 @option.release_option
 @option.storage_options
 @click.option(
@@ -117,12 +113,13 @@ def convert(
     verification: Verification,
     outputs: tuple[str, ...],
     batch_axes: tuple[str, ...],
-    images: tuple[str, ...],
     last_row: str | None,
     split: str | None,
     no_verify: bool,
     verbose: bool,
     report: ReportFile,
+    quantize: bool,
+    quantization: dict[str, Any],
     **options: Any,
 ) -> None:
     """Convert each MODEL, an .onnx or .pt2 file, to an optimised ncnn net, and verify it.
@@ -134,6 +131,12 @@ def convert(
         raise click.UsageError(
             "--inputs, --on, --modes, --rtol, --atol, --benchmark and --keep-failed need verification, which "
             "--no-verify skips"
+        )
+    if not quantize and quantization != NO_QUANTIZATION:
+        raise click.UsageError("--data, --method, --keep, --budget, --all and --table belong to --quantize")
+    if quantize and (no_verify or split or options["benchmark"] or options["custom"]):
+        raise click.UsageError(
+            "--quantize runs and changes the net: not with --no-verify, --split, --benchmark, --custom"
         )
     if last_row is not None and options["append"]:
         raise click.UsageError("--last-row and --append both put nodes behind an output: give one of them")
@@ -158,7 +161,6 @@ def convert(
         "values": verification.values,
         "outputs": [name for names in outputs for name in names.split(",")],
         "batch_axes": dict(map(_batch_axis, batch_axes)),
-        "images": dict(map(_image, images)),
         "verification": None if no_verify else replace(verification, shapes=None, values=None),
     }
     with (
@@ -166,7 +168,11 @@ def convert(
         report.written(output, {f"the model {model}": model for model in models}),
     ):
         options["worker"] = worker
-        run_each(output, prefixes, partial(_convert, output, options, report, split, verbose))
+        run_each(
+            output,
+            prefixes,
+            partial(_convert, output, options, quantization if quantize else None, report, split, verbose),
+        )
 
 
 def _ncnn_process(on: str | None) -> AbstractContextManager[NcnnWorker | None]:
@@ -186,6 +192,7 @@ def _ncnn_process(on: str | None) -> AbstractContextManager[NcnnWorker | None]:
 def _convert(
     output: Output,
     options: Mapping[str, Any],
+    quantization: Mapping[str, Any] | None,
     page: ReportFile,
     split: str | None,
     verbose: bool,
@@ -199,6 +206,15 @@ def _convert(
     from onnx2ncnn_opt.cli.conversion import conversion_blocks, conversion_fields
 
     start = time.perf_counter()
+    if quantization is not None:
+        own: dict[str, Any] = {}
+        with _working_command(output, model, options):
+            made = quantize_to(output, model, prefix, quantization, options, own, verbose=verbose)
+        assert made.conversion is not None
+        assert made.manifest is not None
+        fields |= conversion_fields(made.conversion, made.manifest, own.pop("files"), time.perf_counter() - start)
+        fields["quantization"] = own
+        return
     with (
         output.working(f"converting {model}"),
         _working_command(output, model, options),
@@ -251,16 +267,6 @@ def _batch_axis(text: str) -> tuple[str, int | None]:
     if not name or not re.fullmatch(r"-?\d+|none", axis):
         raise UsageError(f"--batch-axis takes NAME:0, or another axis, or NAME:none, not '{text}'")
     return name, None if axis == "none" else int(axis)
-
-
-def _image(text: str) -> tuple[str, str]:
-    """Return the name, which may have colons in it, and the arithmetic on the input's pixels."""
-    match = re.fullmatch(r"(.+?)((:mean=[^:]*|:std=[^:]*|:bgr|:letterbox(?:=[^:]*)?)+)", text)
-    if match is None:
-        raise UsageError(
-            f"--image takes NAME:mean=123.7,116.3,103.5:std=58.4,57.1,57.4[:bgr][:letterbox=114], not '{text}'"
-        )
-    return match[1], match[2][1:]
 
 
 def _prefix(model: Path, prefix: str | None) -> Path:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from onnx2ncnn_opt.errors import UsageError
+
 if TYPE_CHECKING:
     from onnx2ncnn_opt.verification.given_inputs import Feeds
 
@@ -66,12 +68,12 @@ def _number(text: str) -> bool | int | float | None:
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def _all(*options: Decorator) -> Decorator:
+def all_of(*options: Decorator) -> Decorator:
     """Return several options, in this order, as one decorator."""
     return lambda command: functools.reduce(lambda inner, option: option(inner), reversed(options), command)
 
 
-def _changing(change: Callable[[dict[str, Any]], None]) -> Decorator:
+def changing(change: Callable[[dict[str, Any]], None]) -> Decorator:
     """Return a decorator that changes the options before the command gets them."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,7 +109,32 @@ def _verify(options: dict[str, Any]) -> None:
 
 
 # Those of a command's options that say how to verify, as `verification`.
-verification_option = _changing(_verify)
+verification_option = changing(_verify)
+
+
+def _images(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+    """Return the arithmetic on pixels by the inputs' names, which may have colons in them."""
+    found = {}
+    for text in texts:
+        match = re.fullmatch(r"(.+?)((:mean=[^:]*|:std=[^:]*|:bgr|:letterbox(?:=[^:]*)?)+)", text)
+        if match is None or match[1] in found:
+            raise UsageError(
+                "--image takes NAME:mean=123.7,116.3,103.5:std=58.4,57.1,57.4[:bgr][:letterbox=114] for each input, "
+                f"not '{text}'"
+            )
+        found[match[1]] = match[2][1:]
+    return found
+
+
+image_option = click.option(
+    "--image",
+    "images",
+    multiple=True,
+    callback=_images,
+    metavar="NAME:mean=...:std=...[:bgr][:letterbox]",
+    help="Let the net take pixels of 0..255, e.g. x:mean=123.7,116.3,103.5:std=58.4,57.1,57.4; with :bgr in OpenCV's "
+    "order; with :letterbox=114 pictures keep their aspect, with pixels of 114 around them.",
+)
 
 
 def shape_option(metavar: str, help: str, *, size: str = r"\d+", form: str = "name:1,3,224,224") -> Decorator:
@@ -148,7 +175,7 @@ def _sizes(value: str) -> dict[str, int]:
 
 
 # --shape and --value, as `shapes` and `values`; sizes may be names, sums of them, and ``?``.
-binding_options = _all(
+binding_options = all_of(
     shape_option(
         "NAME:SIZES",
         "Shape of an input, e.g. x:1,3,224,224; in x:1,3,?,W one size stays as it is and one is called W.",
@@ -166,7 +193,7 @@ binding_options = _all(
 )
 
 # --shape, --value and --inputs.
-given_options = _all(
+given_options = all_of(
     binding_options,
     click.option(
         "--inputs",
@@ -179,7 +206,7 @@ given_options = _all(
 
 
 # --seeds, --range and --sizes.
-draw_options = _all(
+draw_options = all_of(
     click.option("--seeds", type=click.IntRange(min=1), metavar="N", help="Draw inputs from N seeds, from --seed on."),
     click.option(
         "--range",
@@ -217,7 +244,7 @@ _on = click.option(
     "Python with numpy and ncnn.  [default: this machine's CPU]",
 )
 # --on and --modes, as `on` and `modes`.
-target_options = _all(
+target_options = all_of(
     _on,
     click.option(
         "--modes",
@@ -227,8 +254,8 @@ target_options = _all(
     ),
 )
 # --seed, --on and --modes; and those of a command that runs the net in modes of its own.
-run_options = _all(_seed, target_options)
-place_options = _all(_seed, _on)
+run_options = all_of(_seed, target_options)
+place_options = all_of(_seed, _on)
 effort_option = click.option(
     "--effort",
     type=click.Choice(["quick", "normal", "thorough"]),
@@ -245,7 +272,7 @@ def _not_negative(ctx: click.Context, param: click.Parameter, value: float | Non
 
 
 # --rtol and --atol.
-tolerance_options = _all(
+tolerance_options = all_of(
     click.option(
         "--rtol",
         type=float,
@@ -277,10 +304,10 @@ def _store(options: dict[str, Any]) -> None:
 
 
 # --fp16 and --bf16, as `storage`.
-storage_options = _all(
+storage_options = all_of(
     click.option("--fp16", is_flag=True, help="Store weights as fp16, if they fit."),
     click.option("--bf16", is_flag=True, help="Store weights as bf16, if they fit."),
-    _changing(_store),
+    changing(_store),
 )
 
 
@@ -317,14 +344,24 @@ def _masks(options: dict[str, Any]) -> None:
     options["masks"] = options["masks"] and (device or True)
 
 
+def _budget(ctx: click.Context, param: click.Parameter, text: str | None) -> float | str | None:
+    """Return the error that masks keep, or for `convert --quantize` the text of an agreement."""
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        if any(other.name == "quantize" for other in ctx.command.params):
+            return text
+        raise click.BadParameter(f"'{text}' is not a valid float.", ctx, param) from None
+
+
 budget_option = click.option(
     "--budget",
-    type=float,
+    callback=_budget,
     metavar="ERROR",
     help="The error of an output in fp16 that masks keep at any price, in units of its largest value.  [default: 2e-2, "
-    "at a low price]",
+    "at a low price]  With --quantize, 40dB or top1=0.99: how far the outputs have to agree with the float net.",
 )
-masks_option = _all(
+masks_option = all_of(
     negative_option("--no-masks", "masks", "Do not write feature masks for layers that need more than fp16."),
     click.option(
         "--for",
@@ -333,7 +370,7 @@ masks_option = _all(
         help="Leave out masks that only the other kind of device needs.  [default: both]",
     ),
     budget_option,
-    _changing(_masks),
+    changing(_masks),
 )
 verbose_option = click.option(
     "-v", "--verbose", is_flag=True, help="List every rewrite, and every near miss with the reason."

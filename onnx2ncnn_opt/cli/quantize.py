@@ -4,51 +4,68 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnx2ncnn_opt.cli.options import EXISTING_FILE, binding_options
+from onnx2ncnn_opt.cli.options import EXISTING_FILE, all_of, binding_options, changing, image_option
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, written
 from onnx2ncnn_opt.cli.verification import require_runtimes
-from onnx2ncnn_opt.errors import UsageError, VerificationError
+from onnx2ncnn_opt.errors import VerificationError
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.api.quantize import Quantization
+
+
+# The values without any of these options.
+NO_QUANTIZATION = {"data": None, "method": "mse", "keep": (), "budget": None, "every": False, "table": None}
+
+
+def _as_quantization(options: dict[str, Any]) -> None:
+    """Gather the options; a budget that is a number belongs to the masks of `convert`."""
+    of_masks = options.pop("budget") if isinstance(options["budget"], float) else None
+    found = {name: options.pop(name, None) for name in NO_QUANTIZATION}
+    options |= {"quantization": found} if of_masks is None else {"quantization": found, "budget": of_masks}
+
+
+# The options of `quantize` and of `convert --quantize`, as one dict.
+quantization_options = all_of(
+    changing(_as_quantization),
+    click.option(
+        "--data",
+        metavar="FILE.npz|FOLDER|MODULE:FUNCTION",
+        help="Samples as in use: arrays by input name whose first axis counts, a folder of arrays or pictures, or a "
+        "function that yields them. A model that is quantised already needs none.",
+    ),
+    click.option(
+        "--method",
+        type=click.Choice(["mse", "minmax", "percentile", "kl"]),
+        default="mse",
+        show_default=True,
+        help="How the largest number that int8 keeps is chosen.",
+    ),
+    click.option("--keep", multiple=True, metavar="LAYER,...", help="Layers that stay float."),
+    click.option("--all", "every", is_flag=True, help="Make layers int8 that are no faster on this machine, too."),
+    click.option(
+        "--table",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Scales in the format of ncnn2table: of its layers if the file exists, else it is written.",
+    ),
+)
 
 
 @click.command(short_help="Make an int8 net from data.")
 @click.argument("net", type=EXISTING_FILE, metavar="MODEL.onnx|NET.param")
 @click.argument("bin", type=EXISTING_FILE, required=False, metavar="[NET.bin]")
 @click.option("-o", "prefix", metavar="PREFIX", required=True, help="Write PREFIX.ncnn.param, .bin and .json.")
-@click.option(
-    "--data",
-    metavar="FILE.npz|FOLDER|MODULE:FUNCTION",
-    help="Samples as in use: arrays by input name whose first axis counts, a folder of arrays or pictures, or a "
-    "function that yields them. A model that is quantised already needs none.",
-)
-@click.option(
-    "--image", "images", multiple=True, metavar="NAME:mean=...:std=...[:bgr][:letterbox]", help="See `convert --image`."
-)
+@image_option
 @binding_options
-@click.option(
-    "--method",
-    type=click.Choice(["mse", "minmax", "percentile", "kl"]),
-    default="mse",
-    show_default=True,
-    help="How the largest number that int8 keeps is chosen.",
-)
-@click.option("--keep", multiple=True, metavar="LAYER,...", help="Layers that stay float.")
+@quantization_options
 @click.option("--budget", metavar="40dB|top1=0.99", help="How far the outputs have to agree with the float net.")
-@click.option("--all", "every", is_flag=True, help="Make layers int8 that are no faster on this machine, too.")
-@click.option(
-    "--table",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Scales in the format of ncnn2table: of its layers if the file exists, else it is written.",
-)
 @click.option("--keep-failed", is_flag=True, help="Keep the files of the best net if none keeps the budget.")
 @click.option("-v", "--verbose", is_flag=True, help="List all layers.")
 @output_options()
@@ -57,11 +74,7 @@ def quantize(
     net: Path,
     bin: Path | None,
     prefix: str,
-    data: str | None,
-    images: tuple[str, ...],
-    keep: tuple[str, ...],
-    table: Path | None,
-    keep_failed: bool,
+    quantization: dict[str, Any],
     verbose: bool,
     **options: Any,
 ) -> None:
@@ -69,39 +82,51 @@ def quantize(
 
     The files appear only after all steps have succeeded.
     """
+    quantize_to(output, net, prefix, quantization, options, output.fields, bin=bin, verbose=verbose)
+
+
+def quantize_to(
+    output: Output,
+    net: Path,
+    prefix: str | Path,
+    quantization: Mapping[str, Any],
+    options: Mapping[str, Any],
+    fields: dict[str, Any],
+    *,
+    bin: Path | None = None,
+    verbose: bool,
+) -> Quantization:
+    """Quantise a net, or a model with the `options` of a conversion, write it, and show the result."""
     from onnx2ncnn_opt.api.lower import Files
     from onnx2ncnn_opt.api.quantize import quantize as make
     from onnx2ncnn_opt.param.files import NetFiles
     from onnx2ncnn_opt.quantization.table import format_table
 
-    check_prefix(prefix, (".param", ".bin", os.sep))
+    check_prefix(str(prefix), (".param", ".bin", os.sep))
     is_net = net.name.endswith((".param", ".param.bin"))
     files = NetFiles.at(prefix) if is_net else Files.of(prefix)
+    table = quantization["table"]
+    is_read = table is not None and table.exists()
     check_targets(
-        [*astuple(files), *([table] if table and not table.exists() else [])],
+        [*astuple(files), *([table] if table and not is_read else [])],
         {"the model": net, **({"the net's weights": bin} if bin else {})},
     )
     require_runtimes(None, *([] if is_net else ["onnxruntime"]))
-    given: dict[str, str] = {}
-    for text in images:
-        name, _, rest = text.partition(":")
-        if not name or name in given:
-            raise UsageError(f"--image {text} is not NAME:mean=...:std=... of one input")
-        given[name] = rest
-    options |= {"keep": [name for text in keep for name in text.split(",")], "images": given, "bin": bin}
-    is_read = table is not None and table.exists()
-    options["table"] = table if is_read else None
+    keep = [name for text in quantization["keep"] for name in text.split(",")]
+    given = {**quantization, "keep": keep, "table": table if is_read else None}
+    conversion = {name: value for name, value in options.items() if name != "keep_failed"}
     with output.working(f"quantising {net}"):
-        made = make(net, data, **options)
-    if not made.result.missed or keep_failed:
+        made = make(net, bin=bin, **given, **conversion)
+    if not made.result.missed or options["keep_failed"]:
         made.save(prefix, keep_failed=True)
         if table is not None and not is_read:
             table.write_text(format_table(made.graph), encoding="utf-8")
     output.show(_lines(made, net, files, verbose=verbose))
     found = asdict(made.result, dict_factory=_finite)
-    output.fields |= {**{key: value for key, value in found.items() if key != "graph"}, "files": written(files)}
+    fields |= {**{key: value for key, value in found.items() if key != "graph"}, "files": written(files)}
     if made.result.missed:
         raise VerificationError(made.result.missed)
+    return made
 
 
 def _finite(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,0 +1,61 @@
+"""`quantize` and `convert --quantize`: one mechanism, with the options of both."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from onnx2ncnn_opt.manifest import read_manifest
+from onnx2ncnn_opt.param.files import read_net
+from testing.command import names, net_files, refused, run, run_well
+from tests.quantization.test_quantize import cnn, data
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a model and samples."""
+    onnx.save(cnn(), tmp_path / "cnn.onnx")
+    np.savez(tmp_path / "data.npz", **data())
+    return tmp_path
+
+
+def test_convert_makes_an_int8_net_with_options_of_both(folder: Path) -> None:
+    words = ("--quantize", "--data", "data.npz", "--all", "--budget", "30dB", "--outputs", "s", "--json")
+    found = json.loads(run_well(folder, "convert", "cnn.onnx", "-o", "net", *words).out)
+    assert found["results"][0]["quantization"]["decibels"] > 30
+    assert names(folder) == {"cnn.onnx", "data.npz"} | net_files("net")
+    assert [entry.name for entry in read_manifest(folder / "net.ncnn.json").outputs] == ["s"]
+    graph = read_net(folder / "net.ncnn.param", folder / "net.ncnn.bin").graph
+    assert sum(bool(layer.params.get("int8_scale_term")) for layer in graph) == 3
+
+
+def test_a_budget_out_of_reach_is_exit_code_3(folder: Path) -> None:
+    made = run(
+        folder, "convert", "cnn.onnx", "-o", "net", "--quantize", "--data", "data.npz", "--all", "--budget", "150dB"
+    )
+    assert made.code == 3
+    assert "no layer can be int8 with a budget of 150 dB" in made.err
+    assert names(folder) == {"cnn.onnx", "data.npz"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--data", "data.npz"), "belong to --quantize"),
+        (("--budget", "40dB"), "belong to --quantize"),
+        (("--quantize",), "needs samples"),
+        (("--quantize", "--data", "data.npz", "--no-verify"), "not with --no-verify"),
+    ],
+)
+def test_options_that_do_not_fit(folder: Path, words: tuple[str, ...], message: str) -> None:
+    assert message in refused(folder, "convert", "cnn.onnx", *words)
+
+
+def test_several_models(folder: Path) -> None:
+    onnx.save(cnn(), folder / "other.onnx")
+    words = ("--quantize", "--data", "data.npz", "--all")
+    ended = run_well(folder, "convert", "cnn.onnx", "other.onnx", "-o", "nets/", *words)
+    assert ended.out.count("ok") == 4
+    assert names(folder / "nets") == net_files("cnn") | net_files("other")
