@@ -20,12 +20,13 @@ from onnx2ncnn_opt.param.files import NetFiles, all_or_nothing, bin_beside, read
 from onnx2ncnn_opt.progress import announce, up_to
 from onnx2ncnn_opt.quantization.data import Samples
 from onnx2ncnn_opt.quantization.emit import Scales, obstacle, rows_of
-from onnx2ncnn_opt.quantization.quantize import Budget, Quantized, Row, decibels, quantize_net
+from onnx2ncnn_opt.quantization.quantize import Budget, Quantized, Row, quantize_net
 from onnx2ncnn_opt.quantization.thresholds import METHODS
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, feeds_of
 from onnx2ncnn_opt.system import temporary_folder
+from onnx2ncnn_opt.verification.agreement import Agreement
 from onnx2ncnn_opt.verification.inputs import Draw, draw_inputs
 
 _CONVERTED = 0.3  # of the work
@@ -201,16 +202,13 @@ def _of_runtime(net: Any, made: Conversion, samples: Samples) -> float:
     """Return how far a quantised model in ONNX Runtime is from the float model, in decibels, at its worst output."""
     outputs = [info.name for info in made.model.outputs]
     with_scales, without = (OrtRunner(source, once=True) for source in (net, made.source))
-    noise, power = dict.fromkeys(outputs, 0.0), dict.fromkeys(outputs, 0.0)
+    found = Agreement()
     for arrays in samples:
         a, b = without.run_any(arrays), with_scales.run_any(arrays)
-        for name in outputs:
-            exact = a[name].astype(np.float64)
-            noise[name] += float(((b[name].astype(np.float64) - exact) ** 2).sum())
-            power[name] += float((exact**2).sum())
+        found.add({name: a[name] for name in outputs}, b)
     for session in (with_scales, without):
         session.close()
-    return min(decibels(noise[name] / power[name] if power[name] else 0.0) for name in outputs)
+    return found.decibels
 
 
 def _of_net(param: Path, bin: Path, data: Any, options: Mapping[str, Any]) -> Quantization:

@@ -32,8 +32,10 @@ Form = Callable[[str, float, float | None], str]
 def _rows(models: Sequence[ModelResult], form: Form) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """Return a header, and a row of measurements for each model."""
     modes = dict.fromkeys(m.mode for model in models for m in model.measurements if m.what == "accuracy")
-    keys = [*(("accuracy", mode) for mode in modes), *((what, "") for what in _COSTS)]
-    columns = ("model", "result", *(f"error {mode}" for mode in modes), *_COSTS)
+    least = dict.fromkeys((m.what, m.mode) for model in models for m in model.measurements if m.what in _LEAST)
+    keys = [*(("accuracy", mode) for mode in modes), *least, *((what, "") for what in _COSTS)]
+    words = (f"error {mode}".rstrip() for mode in modes), (f"{what} {mode}" for what, mode in least)
+    columns = ("model", "result", *words[0], *words[1], *_COSTS)
     rows = []
     for model in models:
         measured = {(m.what, m.mode): m for m in model.measurements}
@@ -86,7 +88,8 @@ def details(model: ModelResult) -> Iterator[tuple[str, str]]:
 
 def failure_text(measurement: Measurement) -> str:
     """Return the reason of a failure: the measured value, the limit, and the baseline's value."""
-    numbers = _numbers(measurement, measured="{}", limit="at most {}", baseline="the baseline {}")
+    limit = "at least {}" if measurement.what in _LEAST else "at most {}"
+    numbers = _numbers(measurement, measured="{}", limit=limit, baseline="the baseline {}")
     return ": ".join(filter(None, (measurement.name, numbers, measurement.message)))
 
 
@@ -152,7 +155,7 @@ def check_record(model: ModelResult, record: NetRecord | None) -> NetRecord:
     """Return a model's record for a page: its result, with the facts about its net."""
     reason = failure_text(model.failures[0]) if model.failures else "it keeps all limits."
     measured = [
-        (m.name, _numbers(m, measured="{}", baseline="baseline {}", limit="at most {}"))
+        (m.name, _numbers(m, measured="{}", baseline="baseline {}", limit="limit {}"))
         for m in model.measurements
         if m.measured is not None
     ]
@@ -199,8 +202,11 @@ _FORMS: Mapping[str, Callable[[float], str]] = {
     "size": _bytes,
     "latency": lambda number: f"{number:.3g} ms",
     "memory": _bytes,
+    "sqnr": lambda number: f"{number:.1f} dB",
+    "top1": lambda number: f"{number:.1%}",
 }
-_COSTS = tuple(_FORMS)
+_LEAST = ("sqnr", "top1")
+_COSTS = tuple(what for what in _FORMS if what not in _LEAST)
 
 
 def _markdown(text: str) -> str:

@@ -34,6 +34,7 @@ from onnx2ncnn_opt.quantization.table import read_table
 from onnx2ncnn_opt.runtime.base import Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.system import temporary_folder
+from onnx2ncnn_opt.verification.agreement import Agreement, decibels
 
 Array = NDArray[Any]
 FEW = 8  # samples that each layer alone is measured with; fewer are too few to trust
@@ -174,25 +175,13 @@ class _Nets:
         axis = 0 if any(axis is not None and array.shape[axis] > 1 for array, axis in feeds.values()) else None
         return runner.run(feeds, [Fetch(name, axis) for name in self.outputs])
 
-    def compare(self, scales: Mapping[str, Scales], samples: Collection[int]) -> tuple[float, float | None]:
-        """Return the noise of the worst output as a share of its power, and the share of rows of the same class."""
+    def compare(self, scales: Mapping[str, Scales], samples: Collection[int]) -> Agreement:
+        """Return how far the net with these layers in int8 agrees with the float net."""
         runner = self.runner(scales)
-        noise, power = dict.fromkeys(self.outputs, 0.0), dict.fromkeys(self.outputs, 0.0)
-        same = rows = 0
+        found = Agreement()
         for index in samples:
-            expected, found = self.expected(index), self._run(runner, index)
-            for name, array in expected.items():
-                a, b = array.astype(np.float64), found[name].astype(np.float64)
-                difference = np.where(np.isfinite(a), a - b, 0.0)
-                noise[name] += float((difference**2).sum()) if np.isfinite(difference).all() else math.inf
-                power[name] += float((np.where(np.isfinite(a), a, 0.0) ** 2).sum())
-            rowed = max(expected.values(), key=lambda array: array.shape[-1] if array.ndim else 0)
-            name = next(name for name, array in expected.items() if array is rowed)
-            if rowed.shape[-1] > 1:
-                agree = rowed.argmax(-1) == found[name].argmax(-1)
-                same, rows = same + int(agree.sum()), rows + agree.size
-        worst = max((noise[name] / power[name] if power[name] else math.inf * noise[name]) for name in self.outputs)
-        return worst, same / rows if rows else None
+            found.add(self.expected(index), self._run(runner, index))
+        return found
 
     def blob_seconds(self, runner: NcnnRunner, names: Sequence[str]) -> tuple[list[float], float]:
         """Return the seconds of the layers that make these blobs, and of a whole run."""
@@ -251,8 +240,7 @@ def quantize_net(
             scales = dict(given)
         few = list(nets.held)[:FEW]
         for name in counted(candidates, "ncnn runs the net with one layer in int8", "layers"):
-            noise, _ = nets.compare({name: scales[name]}, few)
-            rows[name] = replace(rows[name], noise=noise)
+            rows[name] = replace(rows[name], noise=nets.compare({name: scales[name]}, few).noise)
             if name in seen:
                 cut = seen[name].share_above(HIGHEST / scales[name].input) if has_static_scale(by_name[name]) else 0.0
                 rows[name] = replace(rows[name], largest=seen[name].largest, cut=cut)
@@ -281,7 +269,7 @@ def _with_forms(
     for name, form in forms.items():
         if name in slow and timed[name].is_faster:
             scales[name] = form
-            rows[name] = replace(timed[name], noise=nets.compare({name: form}, samples)[0])
+            rows[name] = replace(timed[name], noise=nets.compare({name: form}, samples).noise)
         elif name not in slow and timed[name].seconds[1] < rows[name].seconds[1] * (1 - _GAIN):
             scales[name], rows[name] = form, timed[name]
     return rows, scales
@@ -376,7 +364,7 @@ def _measured(
 ) -> Quantized:
     """Return the net with these layers in int8, with what it costs and saves."""
     some = {name: scales[name] for name in scales if name in chosen}
-    noise, top1 = nets.compare(some, list(nets.held))
+    found = nets.compare(some, list(nets.held))
     predicted = sum(rows[name].noise for name in chosen)
     final = tuple(
         row if row.reason or row.layer in chosen else replace(row, reason=_why(row, every)) for row in rows.values()
@@ -385,18 +373,18 @@ def _measured(
     for _ in range(_TURNS):
         for which, each in enumerate((nets.float, runner)):
             best[which] = min(best[which], *each.time(nets.feeds[0], nets.outputs, 0.1))
-    if decibels(noise) < _POOR and chosen:
+    if found.decibels < _POOR and chosen:
         worst = max(chosen, key=lambda name: rows[name].noise)
-        poor = f"an output is only {decibels(noise):.1f} dB from the float net; '{worst}' makes the most noise"
+        poor = f"an output is only {found.decibels:.1f} dB from the float net; '{worst}' makes the most noise"
         notes = [*notes, f"{poor}: --budget or --keep leaves layers float"]
     sizes = (nets.bin.stat().st_size, runner.bin.stat().st_size)
     graph = nets.graph(some)
     return Quantized(
         graph,
         final,
-        decibels(noise),
+        found.decibels,
         decibels(predicted),
-        top1,
+        found.top1,
         len(nets.feeds),
         (best[0], best[1]),
         sizes,
@@ -409,8 +397,3 @@ def _why(row: Row, every: bool) -> str:
     if after >= before * (1 - _GAIN) and not every:
         return f"int8 is no faster here: {before * 1e3:.3f} ms -> {after * 1e3:.3f} ms"
     return f"the budget has no room for its noise: {decibels(row.noise):.1f} dB alone"
-
-
-def decibels(noise: float) -> float:
-    """Return a share of noise as the ratio of signal to noise."""
-    return -10 * math.log10(noise) if noise > 0 else math.inf

@@ -38,10 +38,14 @@ class Thresholds:
     """The limits for a model to pass.
 
     `accuracy` is the largest error of an output by mode, relative to its largest value; a mode without one passes as
-    `verify` says. The others are factors: the net's allowed cost in units of the baseline's, infinite for no limit.
+    `verify` says. `sqnr`, in decibels, and `top1`, a share of rows, are the least agreement with the model over the
+    data; where one is set, only an explicit `accuracy` is looked at. The others are factors: the net's allowed cost in
+    units of the baseline's, infinite for no limit.
     """
 
     accuracy: Mapping[str, float] = field(default_factory=dict)
+    sqnr: float | None = None
+    top1: float | None = None
     layers: float = 1.0
     size: float = 1.01
     latency: float = 1.2
@@ -54,8 +58,9 @@ class Model:
 
     `name` is the path relative to the file that lists it, without suffix and with "/". `convert` is the words of the
     converter's command, empty for this package's own; `version` the words of one that prints the converter's version.
-    `net` is the path of the .param to judge, None for the file that the converter writes to {out}. `modes` are empty
-    for those of the target. `timeout` is in seconds, for the converter and for each run of the model or the net.
+    `data` has the samples for `sqnr` and `top1`, as those of `quantize`. `net` is the path of the .param to judge, None
+    for the file that the converter writes to {out}. `modes` are empty for those of the target. `timeout` is in seconds,
+    for the converter and for each run of the model or the net.
     """
 
     name: str
@@ -66,6 +71,7 @@ class Model:
     shapes: Mapping[str, Sequence[int | str]] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
     inputs: tuple[Path, ...] = ()
+    data: Path | None = None
     seeds: tuple[int, ...] = (0,)
     on: str | None = None
     modes: tuple[str, ...] = ()
@@ -168,6 +174,7 @@ _MODEL_KEYS = {
     "net": _TEXT,
     "shapes": _Key(_is_shapes, "a table of lists of sizes by the inputs' names"),
     "values": _TABLE,
+    "data": _TEXT,
     "inputs": _Key(lambda value: _is_text(value) or _is_texts(value), "the path of an .npz file, or a list of them"),
     "seeds": _Key(
         lambda value: isinstance(value, list) and bool(value) and all(type(v) is int and v >= 0 for v in value),
@@ -180,6 +187,8 @@ _MODEL_KEYS = {
 }
 _THRESHOLD_KEYS = {
     "accuracy": _Key(_is_accuracy, f"a number for fp32, or a table with numbers for {', '.join(MODES)}"),
+    "sqnr": _Key(_is_number, "a number of decibels"),
+    "top1": _Key(lambda value: _is_number(value) and value <= 1, "a share of rows, as 0.99"),
     **dict.fromkeys(("layers", "size", "latency", "memory"), _FACTOR),
 }
 _FILE_KEYS = {
@@ -253,6 +262,7 @@ class _ConfigReader:
             shapes=keys.get("shapes", {}),
             values=keys.get("values", {}),
             inputs=tuple(map(self.absolute, [inputs] if isinstance(inputs, str) else inputs)),
+            data=self.absolute(keys["data"]) if "data" in keys else None,
             seeds=tuple(dict.fromkeys(keys.get("seeds", (0,)))),
             on=keys.get("on"),
             modes=check_modes(keys.get("modes", ())),

@@ -3,7 +3,7 @@
 import os
 import pickle
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import packages_distributions, version
@@ -11,15 +11,19 @@ from math import inf, isinf
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.api.bisect import bisect
 from onnx2ncnn_opt.api.diff import diff_graphs
 from onnx2ncnn_opt.errors import Error, UsageError, VerificationError
 from onnx2ncnn_opt.ir.graph import Graph
-from onnx2ncnn_opt.manifest import file_hash, tail_path
+from onnx2ncnn_opt.manifest import Entry, file_hash, tail_path
 from onnx2ncnn_opt.onnx.read.append import converted_model
+from onnx2ncnn_opt.onnx.read.binding import TensorInfo
 from onnx2ncnn_opt.outputs import Latency, OutputReport
 from onnx2ncnn_opt.param.files import read_net
+from onnx2ncnn_opt.quantization.data import Samples
 from onnx2ncnn_opt.regression.baseline import AGAIN, BaselineFiles, Example, Record
 from onnx2ncnn_opt.regression.config import Model
 from onnx2ncnn_opt.regression.result import Changes, Measurement, ModelResult
@@ -28,6 +32,7 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.system import command_line
+from onnx2ncnn_opt.verification.agreement import agreement
 from onnx2ncnn_opt.verification.decode import Decoder
 from onnx2ncnn_opt.verification.latency import in_turns
 from onnx2ncnn_opt.verification.net_outputs import tolerance_of
@@ -39,6 +44,7 @@ from onnx2ncnn_opt.verification.verify_net import net_feeds, verify_net
 from onnx2ncnn_opt.version import __version__
 
 REQUEST, RESULT = "request.pickle", "result.pickle"
+_EXACT = 200.0  # decibels, more than float32 has
 _TIMES = 3  # a latency that is too long is measured so often: it may have been the machine
 _SECONDS = 1.0  # of each measurement
 _ANYTHING = 1e30  # as a relative error
@@ -243,6 +249,12 @@ class _Judgement:
 
     def accuracy(self, examples: Sequence[Example], before: Record | None) -> dict[str, float | None]:
         """Verify the net in each mode; return the largest relative error in each."""
+        limits = self.limits
+        if (limits.sqnr, limits.top1) != (None, None):
+            self.agreement()
+            if not limits.accuracy:
+                self.skip("sqnr and top1 judge the outputs", "accuracy")
+                return {}
         found: dict[str, list[OutputReport]] = {mode: [] for mode in self.modes}
         for given in (*self.inputs(), *({"feeds": example.inputs} for example in examples)):
             for modes, tolerance in self.tolerances():
@@ -267,6 +279,35 @@ class _Judgement:
             self.add("accuracy", "; ".join(wrong.values()), mode=mode, **numbers)
             accuracy[mode] = measured
         return accuracy
+
+    def agreement(self) -> None:
+        """Compare the net with the model over the data, in each mode."""
+        entries = self.manifest.model_inputs if self.manifest else [_entry(info) for info in self.loaded.inputs]
+        images = {entry.name: entry.image for entry in entries if entry.image}
+        given: Iterable[Mapping[str, Array]]
+        if self.model.data is None:
+            given = [any_feeds(self.source, self.loaded, self.manifest, **each) for each in self.inputs()]
+        else:
+            samples = Samples(self.model.data, entries)
+            given = (
+                {
+                    name: images[name].normalized(array).astype(np.float32) if name in images else array
+                    for name, array in sample.items()
+                }
+                for sample in samples
+            )
+        fixed: dict[str, Any] = {"values": self.loaded.values, "outputs": self.loaded.cut}
+        model = OrtRunner(self.source, threads=None, timeout=self.model.timeout, **fixed)
+        runs = [(arrays, model.run_any(arrays)) for arrays in given]
+        for mode in self.modes:
+            net = self.request.param, self.request.bin
+            runner = NcnnRunner(*net, mode=mode, timeout=self.model.timeout, worker=self.worker)
+            found = agreement(runner, runs, self.manifest, Rounding(self.source, **fixed))
+            for what, measured in (("sqnr", min(max(found.decibels, -_EXACT), _EXACT)), ("top1", found.top1)):
+                limit = getattr(self.limits, what)
+                if limit is not None:
+                    wrong = "" if measured is not None and measured >= limit else f"over {len(runs)} samples"
+                    self.add(what, wrong, measured=measured, limit=limit, mode=mode)
 
     def located(self, how: Verification) -> list[str]:
         """Return the first wrong layer of the net, and the next command, as a note."""
@@ -416,6 +457,12 @@ class _Judgement:
         further = [param.with_suffix(".json"), tail_path(param)] if self.manifest else []
         self.stored.write(record, param, self.request.bin, further, examples)
         self.recorded = True
+
+
+def _entry(info: TensorInfo) -> Entry:
+    """Return an input of a model as a manifest has it."""
+    shape = tuple(size if isinstance(size, int) else str(size) for size in info.shape or ())
+    return Entry(info.name, info.name, shape, info.dtype.numpy().name, None)
 
 
 def _wrong_text(output: OutputReport) -> str:

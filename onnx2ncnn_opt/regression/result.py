@@ -13,7 +13,8 @@ Status = Literal["ok", "failed", "not measured"]
 class Measurement:
     """One measurement.
 
-    `what` is "conversion", "model", "accuracy" or "stored outputs" (in `mode`; relative errors), "layers", "size"
+    `what` is "conversion", "model", "accuracy" or "stored outputs" (in `mode`; relative errors), "sqnr" (decibels) or
+    "top1" (a share of rows; both in `mode`, and `limit` is the least), "layers", "size"
     (bytes of .param and .bin), "latency" (milliseconds) or "memory" (bytes). `measured` is compared with `limit`;
     `baseline` is the number of the baseline's net. They are None if there is no number. `message` says what is wrong,
     or why nothing was measured.
