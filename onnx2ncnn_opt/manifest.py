@@ -216,12 +216,47 @@ class Masked:
 
 
 @dataclass(frozen=True)
+class Int8Layer:
+    """A layer that could be int8: its form and bits, or the `reason` for which it stays float.
+
+    `largest` is its largest input, `cut` the share of inputs that is cut off, `noise` what the layer alone in int8
+    makes at the outputs, as a share of their power, `seconds` its times in float and in int8. None is unknown.
+    """
+
+    layer: str
+    type: str
+    form: str = ""
+    bits: int = 0
+    largest: float | None = None
+    cut: float | None = None
+    noise: float | None = None
+    seconds: tuple[float, float] | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Int8:
+    """What `quantize` measured: decibels to the float net, those of the layers' sum, the share of equal classes.
+
+    `times` says where the times come from. None is unknown, or infinite.
+    """
+
+    layers: tuple[Int8Layer, ...]
+    decibels: float | None
+    predicted: float | None
+    top1: float | None
+    samples: int
+    seconds: tuple[float, float] | None
+    times: str
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Everything in the file; `inputs` and `outputs` are the net's.
 
     `tool` wrote it, `ncnn` is the release that was asked for, `least_ncnn` the oldest one that runs the net. `values`
     are inputs that became constants. `minimum` are dynamic dimensions (in the names of the shapes) and the least sizes
-    for which the net is right. `masks` are the layers that fp16 is not enough for.
+    for which the net is right. `masks` are the layers that fp16 is not enough for, `int8` is what `quantize` found.
     """
 
     inputs: tuple[Entry, ...]
@@ -236,6 +271,7 @@ class Manifest:
     least_ncnn: str = ""
     masks: tuple[Masked, ...] = ()
     tail: TailFile | None = None
+    int8: Int8 | None = None
 
     def __repr__(self) -> str:
         ports = (", ".join(map(str, entries)) for entries in (self.model_inputs, self.model_outputs))
@@ -286,8 +322,9 @@ class Manifest:
             for name in ("image", "cache", "table", "length"):
                 if entry[name] is None:
                     del entry[name]
-        if self.tail is None:
-            del data["tail"]
+        for name in ("tail", "int8"):
+            if data[name] is None:
+                del data[name]
         if self.source.append is None:
             del data["source"]["append"]
         return json.dumps(data, indent=1) + "\n"

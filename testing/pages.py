@@ -1,5 +1,6 @@
 """Records for pages, of any size, that no run is needed for."""
 
+from onnx2ncnn_opt.manifest import Int8, Int8Layer
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.report.record import (
     Comparison,
@@ -42,7 +43,13 @@ def record(layers: int, *, name: str = "") -> NetRecord:
         )
         for n in range(layers)
     )
+    rows = (
+        Int8Layer(f"{name}layer0", "Convolution", "one scale", 8, 3.0, 0.001, 1e-4, (2e-5, 1e-5)),
+        Int8Layer(f"{name}layer2", "Gemm", "", 0, None, None, 1e-2, (2e-5, 3e-5), f"{name} is no faster"),
+        Int8Layer(f"{name}layer4", "MatMul", reason=f"{name} has no form"),
+    )
     return NetRecord(
+        int8=Int8(rows, 39.5, 40.0, 0.99, 16, (4e-5, 3e-5), f"on {name}"),
         title=name or "a net",
         verdict="wrong",
         headline=f"1 of 2 outputs differs {name}",

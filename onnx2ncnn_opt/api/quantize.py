@@ -1,5 +1,6 @@
 """A model or net with int8 layers: from data, or with the scales that a quantised model has."""
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
@@ -13,9 +14,10 @@ from onnx2ncnn_opt.api.lower import Conversion, Files
 from onnx2ncnn_opt.errors import UsageError, VerificationError
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.int8 import is_exact
-from onnx2ncnn_opt.manifest import Entry, Manifest, read_manifest
+from onnx2ncnn_opt.manifest import Entry, Int8, Int8Layer, Manifest, read_manifest
 from onnx2ncnn_opt.onnx.read.load import load_model
-from onnx2ncnn_opt.onnx.read.quantized import Int8, float_model, scales_of_products
+from onnx2ncnn_opt.onnx.read.quantized import Int8 as Int8Product
+from onnx2ncnn_opt.onnx.read.quantized import float_model, scales_of_products
 from onnx2ncnn_opt.param.files import NetFiles, all_or_nothing, bin_beside, read_graph, write_net, write_staged
 from onnx2ncnn_opt.progress import announce, up_to
 from onnx2ncnn_opt.quantization.data import Samples
@@ -154,10 +156,25 @@ def quantize(
             manifest = replace(manifest, source=replace(manifest.source, sha256=load_model(net).digest()))
         return Quantization(
             result,
-            replace(manifest, passes=(*manifest.passes, "quantize")),
+            replace(manifest, passes=(*manifest.passes, "quantize"), int8=_recorded(result)),
             b"" if made.tail is None else made.tail.data,
             made,
         )
+
+
+def _recorded(result: Quantized) -> Int8:
+    """Return what was measured as the manifest has it."""
+    layers = []
+    for row in result.layers:
+        times = row.seconds if all(map(math.isfinite, row.seconds)) else None
+        numbers = {name: _number(getattr(row, name)) for name in ("largest", "cut", "noise")}
+        layers.append(Int8Layer(row.layer, row.type, row.form, row.bits, **numbers, seconds=times, reason=row.reason))
+    distances = _number(result.decibels), _number(result.predicted)
+    return Int8(tuple(layers), *distances, result.top1, result.samples, result.seconds, result.times)
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 @dataclass(frozen=True)
@@ -165,7 +182,7 @@ class _Known:
     """The float model of a quantised one, and the scales of its products by node name."""
 
     model: bytes
-    scales: Mapping[str, Int8]
+    scales: Mapping[str, Int8Product]
 
 
 def _with_scales(net: Any) -> _Known | None:
@@ -182,7 +199,7 @@ def _drawn(made: Conversion) -> list[dict[str, Any]]:
     return [draw_inputs(made.model, draw=Draw(seed, plain=True)) for seed in range(_DRAWS)]
 
 
-def _given(graph: Graph, products: Mapping[str, Int8]) -> tuple[dict[str, Scales], dict[str, str]]:
+def _given(graph: Graph, products: Mapping[str, Int8Product]) -> tuple[dict[str, Scales], dict[str, str]]:
     """Return the scales of layers, and why others have none, by layer name."""
     scales: dict[str, Scales] = {}
     reasons: dict[str, str] = {}

@@ -223,7 +223,7 @@ def report_net(
     if fresh is not None:
         found = diff_graphs(fresh.graph, after)
         sides["comparison"] = _comparison("a new conversion by this tool, and this net", found)
-    return _record(title, verified, run, sides, facts, notes)
+    return replace(_record(title, verified, run, sides, facts, notes), int8=None if manifest is None else manifest.int8)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ from onnx2ncnn_opt.errors import CrashError, RunError, UnsupportedError, UsageEr
 from onnx2ncnn_opt.system import command_line
 
 if TYPE_CHECKING:
+    from onnx2ncnn_opt.api.lower import Conversion
+    from onnx2ncnn_opt.manifest import Int8
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
     from onnx2ncnn_opt.verification.options import Verification
 
@@ -214,6 +216,7 @@ def _convert(
         assert made.manifest is not None
         fields |= conversion_fields(made.conversion, made.manifest, own.pop("files"), time.perf_counter() - start)
         fields["quantization"] = own
+        _add_page(output, page, made.conversion, options, made.manifest.int8)
         return
     with (
         output.working(f"converting {model}"),
@@ -230,15 +233,23 @@ def _convert(
         files += [{"path": str(path), "bytes": path.stat().st_size} for path in split_llm(Files.of(prefix), prefix)]
     manifest = conversion.manifest()
     fields |= conversion_fields(conversion, manifest, files, time.perf_counter() - start)
-    if page.path is not None:
-        from onnx2ncnn_opt.api.report import report_conversion
-
-        with output.working("gathering what the report shows"):
-            page.records.append(report_conversion(conversion, found, options["verification"]))
+    _add_page(output, page, conversion, options)
     seconds = fields["seconds"]
     output.show(conversion_blocks(conversion, manifest, model, prefix, files, seconds, verbose=verbose))
     if found is not None and not found.ok:
         raise failure(found, "the files are kept" if has_files else "no files are written (see --keep-failed)")
+
+
+def _add_page(
+    output: Output, page: ReportFile, made: Conversion, options: Mapping[str, Any], int8: Int8 | None = None
+) -> None:
+    """Add the record of a conversion to the page, if there is one."""
+    if page.path is not None:
+        from onnx2ncnn_opt.api.report import report_conversion
+
+        with output.working("gathering what the report shows"):
+            record = report_conversion(made, made.report, options["verification"])
+        page.records.append(replace(record, int8=int8))
 
 
 @contextmanager

@@ -144,7 +144,7 @@ def _lines(made: Quantization, net: Path, files: Any, *, verbose: bool) -> list[
     lines = [
         f"{word}: {files.param} is {found.decibels:.1f} dB from {net} in float{top1} ({found.samples} samples)",
         f"layers: {len(int8)} of {len(layers)} are int8; alone they sum up to {found.predicted:.1f} dB",
-        f"time: {before * 1e3:.2f} ms -> {after * 1e3:.2f} ms on this machine, one thread",
+        f"time: {before * 1e3:.2f} ms -> {after * 1e3:.2f} ms {found.times}",
         f"weights: {found.bytes[0] / 1e6:.2f} MB -> {found.bytes[1] / 1e6:.2f} MB",
     ]
     floats: dict[str, list[str]] = {}

@@ -62,6 +62,20 @@ def has_static_scale(layer: Layer) -> bool:
     return layer.type in _STATIC
 
 
+def form_of(layer: Layer) -> tuple[str, int]:
+    """Return how an int8 layer has its scales, in words, and the bits of its weights; 0 if it has none."""
+    if layer.type in _STATIC:
+        largest = int(np.abs(layer.weights["weight_data"].astype(np.int32)).max(initial=0))
+        bits = next(bits for bits in (6, 7, 8) if largest < 2 ** (bits - 1))
+        is_plain = layer.type == "Convolution" and layer["featmask"] & Feature.NO_WINOGRAD
+        return "a scale for each row" + ", no winograd" * bool(is_plain), bits
+    if layer.type == "SDPA":
+        return "at run time", 0
+    return (
+        "blocks of 64" if layer.params.get("quantize_term") == _OF_BLOCKS else _FORMS.get(layer.type, "one scale")
+    ), 8
+
+
 def rows_of(layer: Layer) -> Array:
     """Return the weights that share a scale, row by row."""
     if layer.type == "Gemm":
@@ -288,6 +302,7 @@ _CONVOLUTIONS = ("Convolution", "ConvolutionDepthWise")
 _STATIC = (*_CONVOLUTIONS, "InnerProduct")
 _PROJECTIONS = ("q", "k", "v", "out")
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+_FORMS = dict.fromkeys(_GATES, "a scale for each row")
 _KINDS: Mapping[str, _Kind] = {
     "Convolution": _Kind(("weight_data",), _convolution, _window_obstacle),
     "ConvolutionDepthWise": _Kind(("weight_data",), _convolution, _group_obstacle),

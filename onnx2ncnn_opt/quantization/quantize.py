@@ -24,6 +24,7 @@ from onnx2ncnn_opt.progress import announce, counted
 from onnx2ncnn_opt.quantization.emit import (
     HIGHEST,
     Scales,
+    form_of,
     has_static_scale,
     needs_sums,
     obstacle,
@@ -73,7 +74,8 @@ class Budget:
 class Row:
     """A layer: its largest input, the share of it that is cut off, what it costs alone, its times, why it is float.
 
-    `noise` is the noise's power at the outputs as a share of their own, `seconds` are those of float and int8.
+    `noise` is the noise's power at the outputs as a share of their own, `seconds` are those of float and int8. `form`
+    and `bits` say how the weights are stored.
     """
 
     layer: str
@@ -83,6 +85,8 @@ class Row:
     noise: float = math.nan
     seconds: tuple[float, float] = (math.nan, math.nan)
     reason: str = ""
+    form: str = ""
+    bits: int = 0
 
     @property
     def is_faster(self) -> bool:
@@ -101,8 +105,8 @@ class Quantized:
 
     `decibels` is the ratio of signal to noise of the worst output over samples that the scales do not come from where
     there are enough, `predicted` the same from the layers alone; `top1` is the share of rows with the same largest
-    entry, None if no output has rows of classes. `seconds` are those of a run in float and in int8, `bytes` those of
-    the .bin. `missed` says what keeps the net from being what was asked for.
+    entry, None if no output has rows of classes. `seconds` are those of a run in float and in int8, and `times` says
+    whose they are. `bytes` are those of the .bin. `missed` says what keeps the net from being what was asked for.
     """
 
     graph: Graph
@@ -113,6 +117,7 @@ class Quantized:
     samples: int
     seconds: tuple[float, float]
     bytes: tuple[int, int]
+    times: str
     notes: tuple[str, ...] = ()
     missed: str = ""
 
@@ -369,6 +374,9 @@ def _measured(
     final = tuple(
         row if row.reason or row.layer in chosen else replace(row, reason=_why(row, every)) for row in rows.values()
     )
+    graph = nets.graph(some)
+    forms = {layer.name: form_of(layer) for layer in graph if layer.name in chosen}
+    final = tuple(replace(row, form=form, bits=bits) for row in final for form, bits in [forms.get(row.layer, ("", 0))])
     runner, best = nets.runner(some), [math.inf, math.inf]
     for _ in range(_TURNS):
         for which, each in enumerate((nets.float, runner)):
@@ -378,7 +386,6 @@ def _measured(
         poor = f"an output is only {found.decibels:.1f} dB from the float net; '{worst}' makes the most noise"
         notes = [*notes, f"{poor}: --budget or --keep leaves layers float"]
     sizes = (nets.bin.stat().st_size, runner.bin.stat().st_size)
-    graph = nets.graph(some)
     return Quantized(
         graph,
         final,
@@ -388,6 +395,7 @@ def _measured(
         len(nets.feeds),
         (best[0], best[1]),
         sizes,
+        "on this machine, one thread",
         tuple(notes),
     )
 

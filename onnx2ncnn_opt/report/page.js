@@ -584,6 +584,46 @@ function graph(view) {
   return element;
 }
 
+// Noise against time: a point for the first layers by noise for the time that they save, and the net as it was chosen.
+function int8(net) {
+  const found = net.int8;
+  if (!found) return null;
+  const decibels = noise => noise > 0 ? -10 * Math.log10(noise) : null, saved = row => row.seconds[0] - row.seconds[1];
+  const about = noise => noise === null || decibels(noise) === null ? "–" : decibels(noise).toFixed(1);
+  const tried = found.layers.filter(row => row.noise !== null && row.seconds);
+  const price = row => row.noise / Math.max(saved(row), 1e-9);
+  const all = sum(tried.map(row => row.seconds[0]));
+  const point = rows => [all - sum(rows.map(saved)), sum(rows.map(row => row.noise))];
+  const order = [...tried].sort((a, b) => price(a) - price(b));
+  const course = order.map((_, at) => point(order.slice(0, at + 1))).filter(([, noise]) => noise > 0);
+  const chosen = point(tried.filter(row => !row.reason));
+  const parts = [];
+  if (course.length && chosen[1] > 0) {
+    const xs = [...course, chosen].map(([x]) => x), ys = [...course, chosen].map(([, noise]) => decibels(noise));
+    const [left, right, low, high] = [Math.min(...xs), Math.max(...xs, all), Math.min(...ys), Math.max(...ys)];
+    const x = value => LEFT + (value - left) / (right - left || 1) * (640 - LEFT - 24), y = value => 200 - (value - low) / (high - low || 1) * 170;
+    const at = ([time, noise]) => `${x(time).toFixed(1)} ${y(decibels(noise)).toFixed(1)}`;
+    parts.push(h("div", {class: "wide"}, s("svg", {viewBox: "0 0 640 236", width: 640, height: 236, role: "img", "aria-label": "noise against time"},
+      s("path", {class: "rule", d: `M${LEFT} 20V206M${LEFT} 206H630`}), s("path", {class: "earlier", d: course.map((each, number) => `${number ? "L" : "M"}${at(each)}`).join("")}),
+      course.map(each => s("circle", {class: "peak", cx: x(each[0]), cy: y(decibels(each[1])), r: 2})),
+      s("circle", {class: "peak", cx: x(chosen[0]), cy: y(decibels(chosen[1])), r: 6}, s("title", {}, `chosen: ${about(chosen[1])} dB, ${time(chosen[0])}`)),
+      axis(LEFT - 6, y(high) + 4, `${high.toFixed(0)} dB`), axis(LEFT - 6, y(low) + 4, `${low.toFixed(0)} dB`),
+      axis(LEFT, 226, time(left), "start"), axis(628, 226, `${time(right)} for these layers`))),
+    h("p", {class: "quiet"}, "Each small point has one more layer in int8, those first that save most time for their noise; the large one is this net."));
+  }
+  let summed = 0;
+  const sums = new Map([...found.layers].filter(row => !row.reason && row.noise !== null).sort((a, b) => a.noise - b.noise).map(row => [row.layer, summed += row.noise]));
+  const heads = ["layer", "type", "int8", "bits", "dB alone", "dB summed", "float", "int8", "largest input", "cut off"];
+  const rows = [...found.layers].sort((a, b) => (b.noise || 0) - (a.noise || 0)).map(row => h("tr", {}, h("td", {}, name(row.layer)), h("td", {}, row.type),
+    h("td", {}, row.reason ? `float: ${row.reason}` : row.form), [row.bits || "–", about(row.noise), sums.has(row.layer) ? about(sums.get(row.layer)) : "–",
+      ...(row.seconds || [null, null]).map(time), row.largest === null ? "–" : row.largest.toPrecision(3), row.cut === null ? "–" : `${(row.cut * 100).toFixed(2)} %`]
+      .map(text => h("td", {class: "number"}, String(text)))));
+  const distance = found.decibels === null ? "Nothing" : `${found.decibels.toFixed(1)} dB`;
+  return section("int8", "Layers in int8", h("p", {}, `${distance} between this net and the float net over ${times(found.samples, "sample", "samples")}`,
+    found.top1 === null ? "" : `; ${(found.top1 * 100).toFixed(1)} % of rows have the same largest entry`, `. Times are ${found.times}.`), parts,
+    h("div", {class: "wide"}, h("table", {}, h("thead", {}, h("tr", {}, heads.map((text, at) => h("th", {scope: "col", class: at > 2 ? "number" : null}, text)))), h("tbody", {}, rows))));
+}
+
 function rewrites(view) {
   const net = view.net, passes = new Map();
   net.near_misses.forEach(miss => passes.set(miss.pass_name, [...passes.get(miss.pass_name) || [], miss]));
@@ -659,7 +699,7 @@ function show(net) {
   const view = new View(net);
   panel.hidden = true;
   document.body.classList.remove("with-panel");
-  const parts = [net.outputs.length ? outputs(net) : null, costs(view), memoryOver(view), graph(view), rewrites(view), layers(view), changes(net)].filter(Boolean);
+  const parts = [net.outputs.length ? outputs(net) : null, int8(net), costs(view), memoryOver(view), graph(view), rewrites(view), layers(view), changes(net)].filter(Boolean);
   const way = h("nav", {"aria-label": "Sections"}, parts.map(part => h("a", {href: `#${part.id}`}, part.querySelector("h2").textContent)));
   page.replaceChildren(summary(net), parts.length ? way : "", ...parts,
     h("p", {class: "quiet"}, `Written by ${data.tool}.`));

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from onnx2ncnn_opt.manifest import Int8
 from onnx2ncnn_opt.outputs import OutputReport
 
 Number = float | None
@@ -89,7 +90,8 @@ class NetRecord:
     `verdict` is "ok", "wrong", or "unverified", `headline` says it in a sentence. `facts` are labels and texts. `names`
     are the titles of the lists `before` and `after`. `rows` show the two side by side, see
     `rewrite.lineage.side_by_side`. `memory` is before and after, None if sizes are unknown. `timing` says how `seconds`
-    were measured, and is empty if nothing was; `errors` says the same about the layers' errors.
+    were measured, and is empty if nothing was; `errors` says the same about the layers' errors. `int8` is what
+    `quantize` measured.
     """
 
     title: str
@@ -110,3 +112,4 @@ class NetRecord:
     comparison: Comparison | None = None
     timing: str = ""
     errors: str = ""
+    int8: Int8 | None = None

@@ -9,7 +9,7 @@ import pytest
 
 from onnx2ncnn_opt.manifest import read_manifest
 from onnx2ncnn_opt.param.files import read_net
-from testing.command import names, net_files, refused, run, run_well
+from testing.command import names, net_files, refused, run, shown_nets
 from tests.quantization.test_quantize import cnn, data
 
 
@@ -22,11 +22,18 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_convert_makes_an_int8_net_with_options_of_both(folder: Path) -> None:
-    words = ("--quantize", "--data", "data.npz", "--all", "--budget", "30dB", "--outputs", "s", "--json")
-    found = json.loads(run_well(folder, "convert", "cnn.onnx", "-o", "net", *words).out)
+    words = ("--quantize", "--data", "data.npz", "--all", "--budget", "30dB", "--outputs", "s")
+    found = json.loads(
+        run(folder, "convert", "cnn.onnx", "-o", "net", *words, "--json", "--report", "page.html").out
+    )
     assert found["results"][0]["quantization"]["decibels"] > 30
-    assert names(folder) == {"cnn.onnx", "data.npz"} | net_files("net")
-    assert [entry.name for entry in read_manifest(folder / "net.ncnn.json").outputs] == ["s"]
+    assert names(folder) == {"cnn.onnx", "data.npz", "page.html"} | net_files("net")
+    manifest = read_manifest(folder / "net.ncnn.json")
+    assert manifest.int8 is not None
+    assert [(row.form, row.bits) for row in manifest.int8.layers] == [("a scale for each row", 8)] * 3
+    (shown,) = shown_nets(folder / "page.html")
+    assert [row["layer"] for row in shown["int8"]["layers"]] == [row.layer for row in manifest.int8.layers]
+    assert [entry.name for entry in manifest.outputs] == ["s"]
     graph = read_net(folder / "net.ncnn.param", folder / "net.ncnn.bin").graph
     assert sum(bool(layer.params.get("int8_scale_term")) for layer in graph) == 3
 
@@ -56,6 +63,6 @@ def test_options_that_do_not_fit(folder: Path, words: tuple[str, ...], message: 
 def test_several_models(folder: Path) -> None:
     onnx.save(cnn(), folder / "other.onnx")
     words = ("--quantize", "--data", "data.npz", "--all")
-    ended = run_well(folder, "convert", "cnn.onnx", "other.onnx", "-o", "nets/", *words)
-    assert ended.out.count("ok") == 4
+    ended = run(folder, "convert", "cnn.onnx", "other.onnx", "-o", "nets/", *words)
+    assert (ended.code, ended.out.count("ok")) == (0, 4)
     assert names(folder / "nets") == net_files("cnn") | net_files("other")

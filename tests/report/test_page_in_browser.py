@@ -59,6 +59,16 @@ def test_hostile_names_are_shown_as_they_are(shown: Page, tmp_path: Path) -> Non
     assert shown.run("document.title") == "a page"
 
 
+def test_noise_and_time_of_int8_layers(shown: Page, tmp_path: Path) -> None:
+    show(shown, tmp_path, record(3))
+    rows = shown.run("[...document.querySelectorAll('#int8 tbody tr')].map(row => row.textContent)")
+    assert rows[1] == "layer0Convolutionone scale840.040.020 \u00b5s10 \u00b5s3.000.10 %"
+    assert "is no faster" in rows[0]
+    assert "has no form" in rows[2]
+    assert text(shown, "#int8 title") == "chosen: 40.0 dB, 30.0 \u00b5s"
+    assert shown.run("document.querySelectorAll('#int8 circle').length") == 3
+
+
 def test_two_thousand_layers(shown: Page, tmp_path: Path) -> None:
     show(shown, tmp_path, record(LAYERS))
     assert shown.run("document.querySelectorAll('*').length") < 2000  # only what is in sight, and a path for a chart
