@@ -22,7 +22,7 @@ from onnx2ncnn_opt.param.files import NetFiles, all_or_nothing, bin_beside, read
 from onnx2ncnn_opt.progress import announce, up_to
 from onnx2ncnn_opt.quantization.data import Samples
 from onnx2ncnn_opt.quantization.emit import Scales, obstacle, rows_of
-from onnx2ncnn_opt.quantization.quantize import Budget, Quantized, Row, quantize_net
+from onnx2ncnn_opt.quantization.quantize import WEIGHTS, Budget, Quantized, Row, quantize_net
 from onnx2ncnn_opt.quantization.thresholds import METHODS
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.runtime.ort import OrtRunner
@@ -100,6 +100,7 @@ def quantize(
     keep: Collection[str] = (),
     budget: Budget | str | None = None,
     every: bool = False,
+    weights: str | None = None,
     table: PathLike | None = None,
     **conversion: Any,
 ) -> Quantization:
@@ -107,10 +108,11 @@ def quantize(
 
     `data` is an .npz, a folder of arrays or pictures, ``module:function``, a mapping of arrays whose first axis counts
     samples, or an iterable of samples. A model is converted and verified first, with the options of `convert`, as
-    `shapes` or `images`. Layers become int8 that are faster so
-    on this machine, or `every` layer; `keep` names layers that stay float. With a `budget`, ``40dB`` or ``top1=0.99``,
-    layers stay float until the outputs agree so far with the float net. A `table` of ncnn2table gives the scales of the
-    layers that are in it.
+    `shapes` or `images`. Layers become int8 that are faster so on this machine, or `every` layer; `keep` names layers
+    that stay float. With a `budget`, ``40dB`` or ``top1=0.99``, layers stay float until the outputs agree so far with
+    the float net. `weights` "int8" gives a Gemm and attention one scale, "block8" one for each 64 numbers of a row; by
+    default blocks, and one scale where only that is faster. A `table` of ncnn2table gives the scales of the layers that
+    are in it.
 
     A model that is quantised already (QDQ, QOperator) keeps its scales and needs no data. The
     float net is that of the model without its QuantizeLinear and DequantizeLinear, and the int8 net has to be as near
@@ -120,8 +122,17 @@ def quantize(
     """
     if method not in METHODS:
         raise UsageError(f"method is {', '.join(METHODS)}, not {method!r:.40}")
+    if weights not in (None, *WEIGHTS):
+        raise UsageError(f"weights are {' or '.join(WEIGHTS)}, not {weights!r:.40}: ncnn has no fast kernels of others")
     wanted = Budget.parse(budget) if isinstance(budget, str) else budget or Budget()
-    options: dict[str, Any] = {"method": method, "keep": keep, "budget": wanted, "every": every, "table": table}
+    options: dict[str, Any] = {
+        "method": method,
+        "keep": keep,
+        "budget": wanted,
+        "every": every,
+        "table": table,
+        "weights": weights,
+    }
     with temporary_folder() as folder:
         if isinstance(net, (str, Path)) and str(net).endswith((".param", ".param.bin")):
             if given := [name for name, value in conversion.items() if value and name != "verification"]:

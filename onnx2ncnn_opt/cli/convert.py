@@ -135,7 +135,7 @@ def convert(
             "--no-verify skips"
         )
     if not quantize and quantization != NO_QUANTIZATION:
-        raise click.UsageError("--data, --method, --keep, --budget, --all and --table belong to --quantize")
+        raise click.UsageError("--data, --method, --keep, --budget, --all, --weights and --table belong to --quantize")
     if quantize and (no_verify or split or options["benchmark"] or options["custom"]):
         raise click.UsageError(
             "--quantize runs and changes the net: not with --no-verify, --split, --benchmark, --custom"

@@ -22,7 +22,15 @@ if TYPE_CHECKING:
 
 
 # The values without any of these options.
-NO_QUANTIZATION = {"data": None, "method": "mse", "keep": (), "budget": None, "every": False, "table": None}
+NO_QUANTIZATION = {
+    "data": None,
+    "method": "mse",
+    "keep": (),
+    "budget": None,
+    "every": False,
+    "weights": None,
+    "table": None,
+}
 
 
 def _as_quantization(options: dict[str, Any]) -> None:
@@ -50,6 +58,11 @@ quantization_options = all_of(
     ),
     click.option("--keep", multiple=True, metavar="LAYER,...", help="Layers that stay float."),
     click.option("--all", "every", is_flag=True, help="Make layers int8 that are no faster on this machine, too."),
+    click.option(
+        "--weights",
+        type=click.Choice(["int8", "block8"]),
+        help="The form of Gemm and attention: one scale, or one for 64 numbers of a row.  [default: blocks, if faster]",
+    ),
     click.option(
         "--table",
         type=click.Path(dir_okay=False, path_type=Path),

@@ -29,7 +29,7 @@ _OF_ONE_SCALE = 2
 class Scales:
     """What a layer needs: the scale of its input, the input's mean by channel, and perhaps the scales of its rows.
 
-    `whole` gives a Gemm's constant B one scale, not one for each block; without `winograd` a 3x3
+    `whole` gives a Gemm's constant B, or attention's projections, no scales of blocks; without `winograd` a 3x3
     convolution is computed in another way. `largest_sum` is the largest sum of products
     of integers that data gave with 8 bits, None if nobody looked.
     """
@@ -212,14 +212,20 @@ def _replace(layer: Layer, old: str, name: str, weight: Weight) -> None:
 
 
 def _attention(layer: Layer, scales: Scales) -> None:
-    """Store the four projections in blocks."""
+    """Store the four projections in blocks, or `whole`: a scale for each row, and one for the last."""
     embed = layer["embed_dim"]
     for name in _PROJECTIONS:
         count = layer["weight_data_size"] // embed if name == "out" else embed
-        numbers, by_block = _blocks(layer.weights[f"{name}_weight_data"].reshape(count, -1))
+        rows = layer.weights[f"{name}_weight_data"].reshape(count, -1)
+        if scales.whole:
+            by_row = row_scales(rows.reshape(1, -1) if name == "out" else rows)
+            layer.weights[f"{name}_weight_data"] = _int8(integers(rows, by_row[:, None]))
+            layer.weights[f"{name}_weight_data_int8_scale{'' if name == 'out' else 's'}"] = by_row
+            continue
+        numbers, by_block = _blocks(rows)
         _replace(layer, f"{name}_weight_data", f"{name}_weight_data_packed_bytes", _bytes(numbers))
         layer.weights[f"{name}_quantize_scales"] = by_block
-    layer.params["quantize_term"] = _OF_BLOCKS
+    layer.params["quantize_term"] = _OF_ONE_SCALE if scales.whole else _OF_BLOCKS
 
 
 def _sdpa(layer: Layer, scales: Scales) -> None:

@@ -38,6 +38,7 @@ from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verification.agreement import Agreement, decibels
 
 Array = NDArray[Any]
+WEIGHTS = ("int8", "block8")
 FEW = 8  # samples that each layer alone is measured with; fewer are too few to trust
 _HELD = 5  # every so many samples one is kept to measure with
 _SLOWER = 1.02  # of the float net's time
@@ -203,27 +204,20 @@ def quantize_net(
     keep: Collection[str] = (),
     budget: Budget = Budget(),
     every: bool = False,
+    weights: str | None = None,
     given: Mapping[str, Scales] | None = None,
     table: str | os.PathLike[str] | None = None,
 ) -> Quantized:
     """Return the int8 form of a float net.
 
     `feeds` are the samples, `method` one of `thresholds.METHODS`, `keep` names layers that stay float. With `every`
-    layers are int8 even if they are no faster on this machine. `given` are scales, as of a quantised model: then no
-    layer is left out. A `table` of ncnn2table has the scales of the layers that are in it. Raises UsageError for data
-    or names that do not fit.
+    layers are int8 even if they are no faster on this machine. `weights` of WEIGHTS are the form of a Gemm and of
+    attention; by default blocks, and one scale only where that is faster. `given` are scales, as of a quantised model:
+    then no layer is left out. A `table` of ncnn2table has the scales of the layers that are in it. Raises UsageError
+    for data or names that do not fit.
     """
     net = read_net(param, bin).graph
-    by_name = {layer.name: layer for layer in net}
-    if unknown := [name for name in keep if name not in by_name]:
-        raise UsageError(f"there is no layer '{unknown[0]}' to keep")
-    rows = {}
-    for layer in net:
-        reason = obstacle(layer)
-        if layer.name in keep:
-            reason = "it was to stay float"
-        if layer.type in _COUNTED or not reason:
-            rows[layer.name] = Row(layer.name, layer.type, reason=reason)
+    by_name, rows = {layer.name: layer for layer in net}, _rows(net, keep)
     candidates = [name for name, row in rows.items() if not row.reason and (given is None or name in given)]
     if not candidates:
         why = next((row.reason for row in rows.values()), "it has no convolution and no product")
@@ -237,9 +231,12 @@ def quantize_net(
         notes += _notes(seen, used)
         if given is None:
             scales = {name: _scales(seen[name], method) if name in seen else Scales(1.0) for name in candidates}
-            for name, known in (read_table(table, net) if table is not None else {}).items():
-                if name in scales:
-                    scales[name] = replace(scales[name], input=known.input, rows=known.rows)
+            scales |= {
+                name: replace(scales[name], input=known.input, rows=known.rows)
+                for name, known in (read_table(table, net) if table is not None else {}).items()
+                if name in scales
+            }
+            scales = {name: replace(found, whole=weights == "int8") for name, found in scales.items()}
             scales = nets.with_sums(scales, used)
         else:
             scales = dict(given)
@@ -252,21 +249,43 @@ def quantize_net(
         announce("timing the layers in float and in int8")
         rows = _timed(nets, net, rows, scales)
         if given is None:
-            rows, scales = _with_forms(nets, net, rows, scales, few)
+            rows, scales = _with_forms(nets, net, rows, scales, few, is_free=weights is None)
         chosen = {name for name in candidates if every or rows[name].is_faster}
         return _within(nets, rows, scales, chosen, budget, notes, every)
+
+
+def _rows(net: Graph, keep: Collection[str]) -> dict[str, Row]:
+    """Return the layers that have an int8 form, and others that compute products, with the reasons."""
+    if unknown := set(keep) - {layer.name for layer in net}:
+        raise UsageError(f"there is no layer '{min(unknown)}' to keep")
+    rows = {}
+    for layer in net:
+        reason = "it was to stay float" if layer.name in keep else obstacle(layer)
+        if layer.type in _COUNTED or not reason:
+            rows[layer.name] = Row(layer.name, layer.type, reason=reason)
+    return rows
 
 
 _COUNTED = ("Convolution", "ConvolutionDepthWise", "InnerProduct", "Gemm", "MatMul", "Deconvolution", "LSTM", "GRU")
 
 
 def _with_forms(
-    nets: _Nets, graph: Graph, rows: dict[str, Row], scales: dict[str, Scales], samples: Sequence[int]
+    nets: _Nets,
+    graph: Graph,
+    rows: dict[str, Row],
+    scales: dict[str, Scales],
+    samples: Sequence[int],
+    *,
+    is_free: bool,
 ) -> tuple[dict[str, Row], dict[str, Scales]]:
-    """Give layers another form if it is faster: a 3x3 no winograd, a Gemm one scale if its blocks are no faster."""
+    """Give layers another form if it is faster: a 3x3 no winograd, a Gemm one scale if its blocks are no faster.
+
+    The form of a Gemm is chosen only if `is_free`.
+    """
     layers = [layer for layer in graph if layer.name in scales]
     forms = {layer.name: replace(scales[layer.name], winograd=False) for layer in layers if may_use_winograd(layer)}
-    slow = [layer.name for layer in layers if layer.type == "Gemm" and not rows[layer.name].is_faster]
+    blocks = [layer.name for layer in layers if layer.type in ("Gemm", "MultiHeadAttention")] if is_free else []
+    slow = [name for name in blocks if not rows[name].is_faster]
     forms |= {name: replace(scales[name], whole=True) for name in slow}
     if not forms:
         return rows, scales

@@ -23,9 +23,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_convert_makes_an_int8_net_with_options_of_both(folder: Path) -> None:
     words = ("--quantize", "--data", "data.npz", "--all", "--budget", "30dB", "--outputs", "s")
-    found = json.loads(
-        run(folder, "convert", "cnn.onnx", "-o", "net", *words, "--json", "--report", "page.html").out
-    )
+    found = json.loads(run(folder, "convert", "cnn.onnx", "-o", "net", *words, "--json", "--report", "page.html").out)
     assert found["results"][0]["quantization"]["decibels"] > 30
     assert names(folder) == {"cnn.onnx", "data.npz", "page.html"} | net_files("net")
     manifest = read_manifest(folder / "net.ncnn.json")

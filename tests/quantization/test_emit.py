@@ -10,7 +10,7 @@ import pytest
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.int8 import LARGEST_SUM
 from onnx2ncnn_opt.param.files import write_net
-from onnx2ncnn_opt.quantization.emit import Scales, obstacle, quantise
+from onnx2ncnn_opt.quantization.emit import Scales, form_of, obstacle, quantise
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from testing.param_text import layer, net
@@ -74,16 +74,18 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_a_layer_keeps_its_function(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "whole"), [*((name, False) for name in LAYERS), ("attention", True)])
+def test_a_layer_keeps_its_function(name: str, whole: bool, tmp_path: Path) -> None:
     line, shape = LAYERS[name]
     feed = drawn(*shape)
     graph = built("Input in 0 1 x", line)
     assert obstacle(layer(graph, "l")) == ""
     expected = run(graph, {"x": feed}, tmp_path)["y"]
-    quantise(graph, {"l": scaled(feed)})
+    quantise(graph, {"l": scaled(feed, whole=whole)})
     found = run(graph, {"x": feed}, tmp_path)["y"]
     assert 34 < decibels(expected, found) < 60
+    if layer(graph, "l").type == "MultiHeadAttention":
+        assert form_of(layer(graph, "l")) == ("one scale" if whole else "blocks of 64", 8)
 
 
 def test_embed_rounds_its_table(tmp_path: Path) -> None:

@@ -71,14 +71,21 @@ def test_every_layer_in_int8(tmp_path: Path, param: Path) -> None:
     assert files.bin.stat().st_size < 0.5 * param.with_suffix(".bin").stat().st_size
 
 
-def test_a_matrix_product_has_blocks() -> None:
+@pytest.mark.parametrize("weights", [None, "int8", "block8"])
+def test_a_matrix_product_has_blocks(weights: str | None) -> None:
     model = with_weights(MATRIX, {"w": (128, 96)})
     del model.graph.initializer[1]
     model.graph.initializer.append(numpy_helper.from_array(np.ones(96, np.float32), "b"))
-    made = quantize(model.SerializeToString(), data(shape=(12, 128)), every=True)
+    made = quantize(model.SerializeToString(), data(shape=(12, 128)), every=True, weights=weights)
     [row] = made.layers
     assert (row.type, row.is_int8) == ("Gemm", True)
-    assert made.result.decibels > 40
+    assert not weights or row.form == {"int8": "one scale", "block8": "blocks of 64"}[weights]
+    assert made.result.decibels > 40 - 4 * (weights != "block8")
+
+
+def test_weights_without_a_fast_kernel_are_refused(param: Path) -> None:
+    with pytest.raises(UsageError, match="weights are int8 or block8"):
+        quantize(param, data(), weights="block4")
 
 
 @pytest.mark.parametrize("method", METHODS)
