@@ -102,6 +102,7 @@ def quantize(
     every: bool = False,
     weights: str | None = None,
     table: PathLike | None = None,
+    on: str | None = None,
     **conversion: Any,
 ) -> Quantization:
     """Quantise an ONNX model, or an ncnn net NET.param with its weights `bin`.
@@ -112,7 +113,7 @@ def quantize(
     that stay float. With a `budget`, ``40dB`` or ``top1=0.99``, layers stay float until the outputs agree so far with
     the float net. `weights` "int8" gives a Gemm and attention one scale, "block8" one for each 64 numbers of a row; by
     default blocks, and one scale where only that is faster. A `table` of ncnn2table gives the scales of the layers that
-    are in it.
+    are in it. Times are measured `on` a target of `Verification.on`; for an emulated one a table of kernels decides.
 
     A model that is quantised already (QDQ, QOperator) keeps its scales and needs no data. The
     float net is that of the model without its QuantizeLinear and DequantizeLinear, and the int8 net has to be as near
@@ -132,6 +133,7 @@ def quantize(
         "every": every,
         "table": table,
         "weights": weights,
+        "on": on,
     }
     with temporary_folder() as folder:
         if isinstance(net, (str, Path)) and str(net).endswith((".param", ".param.bin")):
@@ -177,11 +179,15 @@ def _recorded(result: Quantized) -> Int8:
     """Return what was measured as the manifest has it."""
     layers = []
     for row in result.layers:
-        times = row.seconds if all(map(math.isfinite, row.seconds)) else None
+        times = _known(row.seconds)
         numbers = {name: _number(getattr(row, name)) for name in ("largest", "cut", "noise")}
         layers.append(Int8Layer(row.layer, row.type, row.form, row.bits, **numbers, seconds=times, reason=row.reason))
     distances = _number(result.decibels), _number(result.predicted)
-    return Int8(tuple(layers), *distances, result.top1, result.samples, result.seconds, result.times)
+    return Int8(tuple(layers), *distances, result.top1, result.samples, _known(result.seconds), result.times)
+
+
+def _known(seconds: tuple[float, float]) -> tuple[float, float] | None:
+    return seconds if all(map(math.isfinite, seconds)) else None
 
 
 def _number(value: float) -> float | None:

@@ -237,7 +237,7 @@ def _modes(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 _seed = click.option(
     "--seed", type=click.IntRange(min=0), default=0, metavar="N", help="Seed of the inputs if none are given."
 )
-_on = click.option(
+on_option = click.option(
     "--on",
     metavar="TARGET",
     help="Run the net on a device: vulkan, qemu-aarch64, qemu-x86_64[:CPU], ssh:user@host, or a command that starts a "
@@ -245,7 +245,7 @@ _on = click.option(
 )
 # --on and --modes, as `on` and `modes`.
 target_options = all_of(
-    _on,
+    on_option,
     click.option(
         "--modes",
         callback=_modes,
@@ -255,7 +255,7 @@ target_options = all_of(
 )
 # --seed, --on and --modes; and those of a command that runs the net in modes of its own.
 run_options = all_of(_seed, target_options)
-place_options = all_of(_seed, _on)
+place_options = all_of(_seed, on_option)
 effort_option = click.option(
     "--effort",
     type=click.Choice(["quick", "normal", "thorough"]),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnx2ncnn_opt.cli.options import EXISTING_FILE, all_of, binding_options, changing, image_option
+from onnx2ncnn_opt.cli.options import EXISTING_FILE, all_of, binding_options, changing, image_option, on_option
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, written
 from onnx2ncnn_opt.cli.verification import require_runtimes
@@ -79,6 +79,7 @@ quantization_options = all_of(
 @binding_options
 @quantization_options
 @click.option("--budget", metavar="40dB|top1=0.99", help="How far the outputs have to agree with the float net.")
+@on_option
 @click.option("--keep-failed", is_flag=True, help="Keep the files of the best net if none keeps the budget.")
 @click.option("-v", "--verbose", is_flag=True, help="List all layers.")
 @output_options()
@@ -124,12 +125,13 @@ def quantize_to(
         [*astuple(files), *([table] if table and not is_read else [])],
         {"the model": net, **({"the net's weights": bin} if bin else {})},
     )
-    require_runtimes(None, *([] if is_net else ["onnxruntime"]))
+    on = options["verification"].on if "verification" in options else options["on"]
+    require_runtimes(on, *([] if is_net else ["onnxruntime"]))
     keep = [name for text in quantization["keep"] for name in text.split(",")]
     given = {**quantization, "keep": keep, "table": table if is_read else None}
-    conversion = {name: value for name, value in options.items() if name != "keep_failed"}
+    conversion = {name: value for name, value in options.items() if name not in ("keep_failed", "on")}
     with output.working(f"quantising {net}"):
-        made = make(net, bin=bin, **given, **conversion)
+        made = make(net, bin=bin, on=on, **given, **conversion)
     if not made.result.missed or options["keep_failed"]:
         made.save(prefix, keep_failed=True)
         if table is not None and not is_read:
@@ -157,7 +159,7 @@ def _lines(made: Quantization, net: Path, files: Any, *, verbose: bool) -> list[
     lines = [
         f"{word}: {files.param} is {found.decibels:.1f} dB from {net} in float{top1} ({found.samples} samples)",
         f"layers: {len(int8)} of {len(layers)} are int8; alone they sum up to {found.predicted:.1f} dB",
-        f"time: {before * 1e3:.2f} ms -> {after * 1e3:.2f} ms {found.times}",
+        f"time: {before * 1e3:.2f} ms -> {'unknown' if math.isnan(after) else f'{after * 1e3:.2f} ms'} {found.times}",
         f"weights: {found.bytes[0] / 1e6:.2f} MB -> {found.bytes[1] / 1e6:.2f} MB",
     ]
     floats: dict[str, list[str]] = {}

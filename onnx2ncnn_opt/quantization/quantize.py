@@ -30,10 +30,12 @@ from onnx2ncnn_opt.quantization.emit import (
     obstacle,
     quantise,
 )
+from onnx2ncnn_opt.quantization.kernels import time_in_int8
 from onnx2ncnn_opt.quantization.observe import Observed, add_sums, largest_sums, observe
 from onnx2ncnn_opt.quantization.table import read_table
 from onnx2ncnn_opt.runtime.base import Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from onnx2ncnn_opt.runtime.targets import LOCAL, find_target
 from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verification.agreement import Agreement, decibels
 
@@ -135,10 +137,22 @@ class Quantized:
 class _Nets:
     """A float net in files, and int8 forms of it."""
 
-    def __init__(self, param: Path, bin: Path, feeds: Sequence[Mapping[str, Feed]], folder: Path, stack: Any) -> None:
+    def __init__(
+        self, param: Path, bin: Path, feeds: Sequence[Mapping[str, Feed]], folder: Path, on: str | None, stack: Any
+    ) -> None:
+        target = find_target(on)
+        target.require()
         self.param, self.bin, self.feeds, self.folder = param, bin, feeds, folder
         self.worker: NcnnWorker = stack.enter_context(NcnnWorker())
         self.float = NcnnRunner(param, bin, worker=self.worker)
+        self.there = self.worker if target == LOCAL else stack.enter_context(NcnnWorker(target))
+        greeting = self.there.start().greeting
+        self.machine = "Vulkan" if target.vulkan else greeting["machine"]
+        self.where = " ".join(target.described(greeting, []).split())
+        is_emulated = target.patience > 1 or "llvmpipe" in greeting.get("gpu", "")
+        self.is_timed = not is_emulated
+        machine = f"on {self.where}" if target != LOCAL else "on this machine"
+        self.times = f"{machine}, one thread" if self.is_timed else f"by a table of kernels for {self.where}"
         self.outputs = self.float.output_names()
         self.held = range(_HELD - 1, len(feeds), _HELD) if len(feeds) >= 2 * FEW else range(len(feeds))
         self._expected: dict[int, dict[str, Array]] = {}
@@ -149,11 +163,11 @@ class _Nets:
         quantise(graph, scales)
         return graph
 
-    def runner(self, scales: Mapping[str, Scales]) -> NcnnRunner:
+    def runner(self, scales: Mapping[str, Scales], worker: NcnnWorker | None = None) -> NcnnRunner:
         """Return the net with these layers in int8, ready to run."""
         param, bin = self.folder / "int8.param", self.folder / "int8.bin"
         write_net(self.graph(scales), param, bin)
-        return NcnnRunner(param, bin, worker=self.worker)
+        return NcnnRunner(param, bin, worker=worker or self.worker)
 
     def with_sums(self, scales: Mapping[str, Scales], samples: Collection[Mapping[str, Feed]]) -> dict[str, Scales]:
         """Return scales with the largest sums of the layers whose weights do not bound them."""
@@ -181,9 +195,11 @@ class _Nets:
         axis = 0 if any(axis is not None and array.shape[axis] > 1 for array, axis in feeds.values()) else None
         return runner.run(feeds, [Fetch(name, axis) for name in self.outputs])
 
-    def compare(self, scales: Mapping[str, Scales], samples: Collection[int]) -> Agreement:
-        """Return how far the net with these layers in int8 agrees with the float net."""
-        runner = self.runner(scales)
+    def compare(
+        self, scales: Mapping[str, Scales], samples: Collection[int], worker: NcnnWorker | None = None
+    ) -> Agreement:
+        """Return how far the net with these layers in int8, there, agrees with the float net here."""
+        runner = self.runner(scales, worker)
         found = Agreement()
         for index in samples:
             found.add(self.expected(index), self._run(runner, index))
@@ -195,7 +211,7 @@ class _Nets:
         return list(times.blobs), times.whole
 
 
-def quantize_net(
+def quantize_net(  # noqa: PLR0913
     param: Path,
     bin: Path,
     feeds: Sequence[Mapping[str, Feed]],
@@ -205,6 +221,7 @@ def quantize_net(
     budget: Budget = Budget(),
     every: bool = False,
     weights: str | None = None,
+    on: str | None = None,
     given: Mapping[str, Scales] | None = None,
     table: str | os.PathLike[str] | None = None,
 ) -> Quantized:
@@ -212,9 +229,10 @@ def quantize_net(
 
     `feeds` are the samples, `method` one of `thresholds.METHODS`, `keep` names layers that stay float. With `every`
     layers are int8 even if they are no faster on this machine. `weights` of WEIGHTS are the form of a Gemm and of
-    attention; by default blocks, and one scale only where that is faster. `given` are scales, as of a quantised model:
-    then no layer is left out. A `table` of ncnn2table has the scales of the layers that are in it. Raises UsageError
-    for data or names that do not fit.
+    attention; by default blocks, and one scale only where that is faster. Times, and the whole net's noise, are those
+    `on` a target; an emulated one cannot be timed, and a table of kernels decides. `given` are scales, as of a
+    quantised model: then no layer is left out. A `table` of ncnn2table has the scales of the layers that are in it.
+    Raises UsageError for data or names that do not fit.
     """
     net = read_net(param, bin).graph
     by_name, rows = {layer.name: layer for layer in net}, _rows(net, keep)
@@ -224,7 +242,7 @@ def quantize_net(
         raise UsageError(f"no layer of the net can be int8: {why}")
     notes = [] if len(feeds) >= FEW else [f"{len(feeds)} samples are few; give {FEW} or more, as different as in use"]
     with ExitStack() as stack:
-        nets = _Nets(param, bin, feeds, Path(stack.enter_context(temporary_folder())), stack)
+        nets = _Nets(param, bin, feeds, Path(stack.enter_context(temporary_folder())), on, stack)
         used = [feeds[i] for i in range(len(feeds)) if i not in nets.held or len(nets.held) == len(feeds)]
         read = [by_name[name] for name in candidates if has_static_scale(by_name[name]) or by_name[name].type == "Gemm"]
         seen = observe(net, nets.float, read, used)
@@ -323,13 +341,21 @@ def _timed(nets: _Nets, graph: Graph, rows: dict[str, Row], scales: Mapping[str,
         if line.layer is not None and line.layer.type != "Input" and line.tops
     }
     names = list(dict.fromkeys(tops.values()))
-    int8 = nets.runner(scales)
+    runners = [NcnnRunner(nets.param, nets.bin, worker=nets.there), nets.runner(scales, nets.there)]
+    if not nets.is_timed:
+        runners = [nets.float]
     least = [[math.inf] * len(names), [math.inf] * len(names)]
     for _ in range(_TURNS):
-        for which, runner in enumerate((nets.float, int8)):
+        for which, runner in enumerate(runners):
             found, _whole = nets.blob_seconds(runner, names)
             least[which] = [min(pair) for pair in zip(least[which], found, strict=True)]
     at = {name: i for i, name in enumerate(names)}
+    if not nets.is_timed:
+        for layer in graph:
+            if layer.name in scales:
+                number, whole = at[tops[layer.name]], scales[layer.name].whole
+                known = time_in_int8(nets.machine, layer, whole=whole)
+                least[1][number] = math.nan if known is None else least[0][number] * known
     return {
         name: replace(row, seconds=(least[0][at[tops[name]]], least[1][at[tops[name]]])) if name in tops else row
         for name, row in rows.items()
@@ -372,7 +398,7 @@ def _within(
             chosen.remove(slow)
     assert result is not None
     if not chosen:
-        slow = "no layer is faster in int8 on this machine; --all makes them int8 all the same"
+        slow = f"no layer is faster in int8 {nets.times}; --all makes them int8 all the same"
         few = f"no layer can be int8 with a budget of {budget}"
         return replace(result, missed=few if budget != Budget() else slow)
     return replace(result, missed=result.misses(budget))
@@ -388,18 +414,22 @@ def _measured(
 ) -> Quantized:
     """Return the net with these layers in int8, with what it costs and saves."""
     some = {name: scales[name] for name in scales if name in chosen}
-    found = nets.compare(some, list(nets.held))
+    found = nets.compare(some, list(nets.held), nets.there)
     predicted = sum(rows[name].noise for name in chosen)
     final = tuple(
-        row if row.reason or row.layer in chosen else replace(row, reason=_why(row, every)) for row in rows.values()
+        row if row.reason or row.layer in chosen else replace(row, reason=_why(nets, row, every))
+        for row in rows.values()
     )
     graph = nets.graph(some)
     forms = {layer.name: form_of(layer) for layer in graph if layer.name in chosen}
     final = tuple(replace(row, form=form, bits=bits) for row in final for form, bits in [forms.get(row.layer, ("", 0))])
-    runner, best = nets.runner(some), [math.inf, math.inf]
+    runner, best = nets.runner(some, nets.there), [math.inf, math.inf]
+    timed = [NcnnRunner(nets.param, nets.bin, worker=nets.there), runner] if nets.is_timed else [nets.float]
     for _ in range(_TURNS):
-        for which, each in enumerate((nets.float, runner)):
+        for which, each in enumerate(timed):
             best[which] = min(best[which], *each.time(nets.feeds[0], nets.outputs, 0.1))
+    if not nets.is_timed:
+        best[1] = best[0] - sum(before - after for before, after in (rows[name].seconds for name in chosen))
     if found.decibels < _POOR and chosen:
         worst = max(chosen, key=lambda name: rows[name].noise)
         poor = f"an output is only {found.decibels:.1f} dB from the float net; '{worst}' makes the most noise"
@@ -414,13 +444,15 @@ def _measured(
         len(nets.feeds),
         (best[0], best[1]),
         sizes,
-        "on this machine, one thread",
+        nets.times,
         tuple(notes),
     )
 
 
-def _why(row: Row, every: bool) -> str:
+def _why(nets: _Nets, row: Row, every: bool) -> str:
     before, after = row.seconds
-    if after >= before * (1 - _GAIN) and not every:
-        return f"int8 is no faster here: {before * 1e3:.3f} ms -> {after * 1e3:.3f} ms"
+    if math.isnan(after) and not every:
+        return f"nobody has measured its int8 kernel for {nets.where}"
+    if not row.is_faster and not every:
+        return f"int8 is no faster {nets.times}: {before * 1e3:.3f} ms -> {after * 1e3:.3f} ms"
     return f"the budget has no room for its noise: {decibels(row.noise):.1f} dB alone"

@@ -1,5 +1,7 @@
 """Nets of int8 on real ncnn: what they cost in accuracy, what stays float, and data that does not fit."""
 
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -235,3 +237,19 @@ def test_masks_of_no_int8(param: Path) -> None:
     quantise(graph, {})
     assert not any(layer.params.get("int8_scale_term") for layer in graph)
     assert Scales(1.0).rows is None
+
+
+def test_times_of_another_machine(param: Path) -> None:
+    found = quantize(param, data(), every=True, on=sys.executable).result
+    assert sys.executable in found.times
+    assert all(row.seconds[1] > 0 for row in found.layers)
+
+
+@pytest.mark.skipif(not shutil.which("qemu-x86_64-static"), reason="there is no qemu-x86_64-static")
+def test_a_table_of_kernels_decides_for_an_emulated_machine(param: Path) -> None:
+    found = quantize(param, data(), on="qemu-x86_64:Haswell").result
+    assert "by a table of kernels for x86-64" in found.times
+    rows = {row.type: row for row in found.layers}
+    assert rows["Convolution"].is_int8
+    assert rows["Convolution"].seconds[1] == pytest.approx(0.89 * rows["Convolution"].seconds[0])
+    assert "nobody has measured" in rows["ConvolutionDepthWise"].reason
