@@ -46,8 +46,9 @@ _HELD = 5  # every so many samples one is kept to measure with
 _SLOWER = 1.02  # of the float net's time
 _TURNS = 3
 _POOR = 15.0  # decibels, below which an output is of little use
+_LOUD = 100.0  # a median of layers' largest inputs that hints at pixels in place of normalised numbers
 _GAIN = 0.03  # of a layer's time that int8 has to save
-_ATTEMPTS = 6
+_ATTEMPTS = 12
 
 
 @dataclass(frozen=True)
@@ -246,7 +247,7 @@ def quantize_net(  # noqa: PLR0913
         used = [feeds[i] for i in range(len(feeds)) if i not in nets.held or len(nets.held) == len(feeds)]
         read = [by_name[name] for name in candidates if has_static_scale(by_name[name]) or by_name[name].type == "Gemm"]
         seen = observe(net, nets.float, read, used)
-        notes += _notes(seen, used)
+        notes += _notes(seen, used, {layer.name for layer in read if layer.inputs[0] in net.inputs})
         if given is None:
             scales = {name: _scales(seen[name], method) if name in seen else Scales(1.0) for name in candidates}
             scales |= {
@@ -268,7 +269,8 @@ def quantize_net(  # noqa: PLR0913
         rows = _timed(nets, net, rows, scales)
         if given is None:
             rows, scales = _with_forms(nets, net, rows, scales, few, is_free=weights is None)
-        chosen = {name for name in candidates if every or rows[name].is_faster}
+            rows = {name: _without_poor(row) for name, row in rows.items()}
+        chosen = {name for name in candidates if not rows[name].reason and (every or rows[name].is_faster)}
         return _within(nets, rows, scales, chosen, budget, notes, every)
 
 
@@ -321,8 +323,24 @@ def _scales(seen: Observed, method: str) -> Scales:
     return Scales(HIGHEST / seen.threshold(method), seen.means)
 
 
-def _notes(seen: Mapping[str, Observed], samples: Sequence[Mapping[str, Feed]]) -> list[str]:
+def _without_poor(row: Row) -> Row:
+    """Return the row of a layer that stays float if it alone spoils an output."""
+    alone = decibels(row.noise)
+    return replace(row, reason=f"it alone spoils an output: {alone:.1f} dB are left") if alone < _POOR else row
+
+
+def _notes(
+    seen: Mapping[str, Observed], samples: Sequence[Mapping[str, Feed]], first_layers: Collection[str]
+) -> list[str]:
+    """Return warnings about data that is constant, or looks like pixels for a model of normalised numbers."""
     notes = []
+    inside = [blob.largest for name, blob in seen.items() if name not in first_layers]
+    pixels = [blob for name, blob in seen.items() if name in first_layers and blob.low >= 0 and 64 < blob.high <= 255]
+    if pixels and inside and np.median(inside) > _LOUD:
+        notes.append(
+            f"the data looks like pixels of 0..255, and makes numbers of {np.median(inside):.0f} in the net: if the "
+            "model wants normalised numbers, give these, or say how with --image NAME:mean=...:std=..."
+        )
     if constant := [name for name, blob in seen.items() if blob.low == blob.high]:
         notes.append(f"the data gives '{constant[0]}' nothing but the number {seen[constant[0]].low:g}")
     first = samples[0]
@@ -399,6 +417,7 @@ def _within(
     assert result is not None
     if not chosen:
         slow = f"no layer is faster in int8 {nets.times}; --all makes them int8 all the same"
+        slow = "each layer that can be int8 spoils an output" if every else slow
         few = f"no layer can be int8 with a budget of {budget}"
         return replace(result, missed=few if budget != Budget() else slow)
     return replace(result, missed=result.misses(budget))

@@ -12,9 +12,10 @@ from onnx import numpy_helper
 
 from onnx2ncnn_opt import convert, quantize
 from onnx2ncnn_opt.errors import UsageError, VerificationError
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.int8 import LARGEST_SUM
 from onnx2ncnn_opt.manifest import Entry
-from onnx2ncnn_opt.param.files import read_net
+from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.quantization.data import Samples
 from onnx2ncnn_opt.quantization.emit import Scales, integers, obstacle, quantise, row_scales
 from onnx2ncnn_opt.quantization.observe import Observed
@@ -253,3 +254,30 @@ def test_a_table_of_kernels_decides_for_an_emulated_machine(param: Path) -> None
     assert rows["Convolution"].is_int8
     assert rows["Convolution"].seconds[1] == pytest.approx(0.89 * rows["Convolution"].seconds[0])
     assert "nobody has measured" in rows["ConvolutionDepthWise"].reason
+
+
+def test_pixels_for_a_model_of_normalised_numbers(param: Path) -> None:
+    pixels = {"x": np.random.default_rng(0).integers(0, 256, (10, 3, 16, 16)).astype(np.float32)}
+    notes = quantize(param, pixels, every=True).result.notes
+    assert any("looks like pixels of 0..255" in note for note in notes)
+    made = quantize(cnn().SerializeToString(), pixels, every=True, images={"x": "mean=128:std=64"})
+    assert not any("looks like pixels" in note for note in made.result.notes)
+
+
+def test_a_layer_that_alone_spoils_an_output_stays_float(tmp_path: Path) -> None:
+    """A row of large weights in one scale for the whole matrix leaves nothing of the others, which alone count."""
+    graph = Graph()
+    blob = graph.add(Layer("Input", "in", (), [Blob("x")])).output
+    params = {"transB": 1, "constantB": 1, "constantC": 1, "constantN": 64, "constantK": 64}
+    weights = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    weights[0] *= 3000
+    layer = Layer("Gemm", "spoils", (blob,), [Blob("g")], {**params, "constant_broadcast_type_C": -1})
+    layer.weights["B_data"] = weights.reshape(-1)
+    graph.add(layer)
+    graph.add(Layer("Crop", "crop", [layer.output], [Blob("y")], {"starts": (1,), "ends": (64,), "axes": (1,)}))
+    graph.outputs = tuple(list(graph)[-1].outputs)
+    write_net(graph, tmp_path / "net.param", tmp_path / "net.bin")
+    made = quantize(tmp_path / "net.param", data(shape=(5, 64)), every=True, weights="int8")
+    assert "it alone spoils an output" in made.layers[0].reason
+    assert "spoils" in made.result.missed
+    assert quantize(tmp_path / "net.param", data(shape=(5, 64)), every=True).result.decibels > 35
