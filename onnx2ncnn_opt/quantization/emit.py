@@ -31,7 +31,7 @@ class Scales:
 
     `whole` gives a Gemm's constant B, or attention's projections, no scales of blocks; without `winograd` a 3x3
     convolution is computed in another way. `largest_sum` is the largest sum of products
-    of integers that data gave with 8 bits, None if nobody looked.
+    of integers that data gave with 8 bits, None if nobody looked. `parts` are given scales of STORED_SCALES.
     """
 
     input: float
@@ -40,6 +40,7 @@ class Scales:
     whole: bool = False
     winograd: bool = True
     largest_sum: float | None = None
+    parts: tuple[Array, ...] = ()
 
 
 def obstacle(layer: Layer) -> str:
@@ -217,15 +218,20 @@ def _attention(layer: Layer, scales: Scales) -> None:
     for name in _PROJECTIONS:
         count = layer["weight_data_size"] // embed if name == "out" else embed
         rows = layer.weights[f"{name}_weight_data"].reshape(count, -1)
-        if scales.whole:
-            by_row = row_scales(rows.reshape(1, -1) if name == "out" else rows)
+        if scales.whole or scales.parts:
+            by_row = _part(scales, _PROJECTIONS.index(name), rows.reshape(1, -1) if name == "out" else rows)
             layer.weights[f"{name}_weight_data"] = _int8(integers(rows, by_row[:, None]))
             layer.weights[f"{name}_weight_data_int8_scale{'' if name == 'out' else 's'}"] = by_row
             continue
         numbers, by_block = _blocks(rows)
         _replace(layer, f"{name}_weight_data", f"{name}_weight_data_packed_bytes", _bytes(numbers))
         layer.weights[f"{name}_quantize_scales"] = by_block
-    layer.params["quantize_term"] = _OF_ONE_SCALE if scales.whole else _OF_BLOCKS
+    layer.params["quantize_term"] = _OF_ONE_SCALE if scales.whole or scales.parts else _OF_BLOCKS
+
+
+def _part(scales: Scales, part: int, rows: Array) -> Array:
+    """Return the given scales of a part of the weights, or those of its rows."""
+    return np.resize(scales.parts[part], len(rows)).astype(np.float32) if scales.parts else row_scales(rows)
 
 
 def _sdpa(layer: Layer, scales: Scales) -> None:
@@ -234,21 +240,29 @@ def _sdpa(layer: Layer, scales: Scales) -> None:
 
 def _embed(layer: Layer, scales: Scales) -> None:
     rows = layer.weights["weight_data"].reshape(1, -1)
-    by_row = row_scales(rows)
+    by_row = _part(scales, 0, rows)
     layer.weights["weight_data"] = _int8(integers(rows, by_row))
     layer.weights["weight_data_int8_scale"], layer.params["int8_scale_term"] = by_row, _OF_ONE_SCALE
 
 
 def _recurrent(layer: Layer, scales: Scales) -> None:
     """Store both matrices of each direction with a scale for each row; inputs get theirs at run time."""
-    hidden = layer["hidden_size"] if layer.type == "LSTM" else layer["num_output"]
-    rows = _GATES[layer.type] * hidden * (2 if layer["direction"] == Direction.BIDIRECTIONAL else 1)
-    for name in ("weight_xc_data", "weight_hc_data"):
+    rows = part_sizes(layer)[0]
+    for part, name in enumerate(("weight_xc_data", "weight_hc_data")):
         matrix = layer.weights[name].reshape(rows, -1)
-        by_row = row_scales(matrix)
+        by_row = _part(scales, part, matrix)
         layer.weights[name] = _int8(integers(matrix, by_row[:, None]))
         layer.weights[f"{name}_int8_scales"] = by_row
     layer.params["int8_scale_term"] = _OF_ONE_SCALE
+
+
+def part_sizes(layer: Layer) -> tuple[int, ...]:
+    """Return how many scales each of the weights of STORED_SCALES has."""
+    if layer.type in _GATES:
+        hidden = layer["hidden_size"] if layer.type == "LSTM" else layer["num_output"]
+        return (_GATES[layer.type] * hidden * (2 if layer["direction"] == Direction.BIDIRECTIONAL else 1),) * 2
+    embed = layer["embed_dim"] if layer.type == "MultiHeadAttention" else 0
+    return {"Embed": (1,), "MultiHeadAttention": (embed, embed, embed, 1)}.get(layer.type, ())
 
 
 def needs_sums(layer: Layer) -> bool:
@@ -308,6 +322,15 @@ _CONVOLUTIONS = ("Convolution", "ConvolutionDepthWise")
 _STATIC = (*_CONVOLUTIONS, "InnerProduct")
 _PROJECTIONS = ("q", "k", "v", "out")
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+# The scales of weights that ncnn2table writes for layers whose inputs get theirs at run time.
+STORED_SCALES: Mapping[str, tuple[str, ...]] = {
+    "Embed": ("weight_data_int8_scale",),
+    "MultiHeadAttention": (
+        *(f"{name}_weight_data_int8_scales" for name in "qkv"),
+        "out_weight_data_int8_scale",
+    ),
+    **dict.fromkeys(_GATES, ("weight_xc_data_int8_scales", "weight_hc_data_int8_scales")),
+}
 _FORMS = dict.fromkeys(_GATES, "a scale for each row")
 _KINDS: Mapping[str, _Kind] = {
     "Convolution": _Kind(("weight_data",), _convolution, _window_obstacle),

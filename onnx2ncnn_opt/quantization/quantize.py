@@ -251,7 +251,7 @@ def quantize_net(  # noqa: PLR0913
         if given is None:
             scales = {name: _scales(seen[name], method) if name in seen else Scales(1.0) for name in candidates}
             scales |= {
-                name: replace(scales[name], input=known.input, rows=known.rows)
+                name: replace(scales[name], input=known.input, rows=known.rows, parts=known.parts)
                 for name, known in (read_table(table, net) if table is not None else {}).items()
                 if name in scales
             }

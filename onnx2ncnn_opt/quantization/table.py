@@ -1,4 +1,8 @@
-"""Tables of scales as ncnn2table writes them: ``NAME_param_0`` are those of rows of weights, ``NAME`` the input's."""
+"""Tables of scales as ncnn2table writes them: ``NAME_param_0`` are those of rows of weights, ``NAME`` the input's.
+
+Recurrent layers, Embed and attention have no input's scale, but ``NAME_param_0``, ``_1``, ... for each of their
+weights. Gemm and SDPA have no rows in this format.
+"""
 
 import math
 import os
@@ -8,16 +12,13 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.graph import Graph
-from onnx2ncnn_opt.quantization.emit import Scales, has_static_scale, obstacle, rows_of
+from onnx2ncnn_opt.quantization.emit import STORED_SCALES, Scales, has_static_scale, obstacle, part_sizes, rows_of
 
 _ROWS = "_param_0"
 
 
 def read_table(path: str | os.PathLike[str], graph: Graph) -> dict[str, Scales]:
-    """Return the scales of a float net's layers, by name. Raises UsageError for a table that does not fit the net.
-
-    Layers that find their scales at run time need none; their rows are passed over.
-    """
+    """Return the scales of a float net's layers, by name. Raises UsageError for a table that does not fit the net."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -33,7 +34,16 @@ def read_table(path: str | os.PathLike[str], graph: Graph) -> dict[str, Scales]:
             raise UsageError(f"{path}, line {number}: the scales of '{name}' have to be above 0 and finite")
     found = {}
     for layer in graph:
-        if layer.name not in rows or not has_static_scale(layer) or obstacle(layer):
+        if obstacle(layer):
+            continue
+        sizes = part_sizes(layer)
+        parts = [rows.get(f"{layer.name}_param_{part}", []) for part in range(len(sizes))]
+        if any(parts):
+            if [len(part) for part in parts] != list(sizes):
+                counts = ", ".join(str(len(part)) for part in parts)
+                raise UsageError(f"{path}: '{layer.name}' needs {', '.join(map(str, sizes))} scales, not {counts}")
+            found[layer.name] = Scales(1.0, parts=tuple(np.asarray(part, np.float64) for part in parts))
+        if layer.name not in rows or not has_static_scale(layer):
             continue
         scales, needed = rows.get(layer.name + _ROWS, []), len(rows_of(layer))
         if len(rows[layer.name]) != 1 or len(scales) not in (1, needed):
@@ -50,4 +60,10 @@ def format_table(graph: Graph) -> str:
     layers = [layer for layer in graph if "bottom_blob_int8_scales" in layer.weights]
     rows = [(layer.name + _ROWS, layer.weights["weight_data_int8_scales"]) for layer in layers]
     rows += [(layer.name, layer.weights["bottom_blob_int8_scales"]) for layer in layers]
+    rows += [
+        (f"{layer.name}_param_{part}", layer.weights[name])
+        for layer in graph
+        for part, name in enumerate(STORED_SCALES.get(layer.type, ()))
+        if name in layer.weights
+    ]
     return "".join(f"{name} {' '.join(f'{scale:.9g}' for scale in scales)}\n" for name, scales in rows)

@@ -70,3 +70,31 @@ def test_tables_that_do_not_fit(text: str, message: str, tmp_path: Path) -> None
     (tmp_path / "t").write_text(text)
     with pytest.raises(UsageError, match=message):
         read_table(tmp_path / "t", built())
+
+
+OTHERS = (
+    ("LSTM l 1 1 x y 0=4 1=192 2=2", [32, 32]),
+    ("GRU l 1 1 x y 0=4 1=72 2=0", [12, 12]),
+    ("Embed l 1 1 x y 0=6 1=5 3=30", [1]),
+    ("MultiHeadAttention l 1 1 x y 0=8 1=2 2=64", [8, 8, 8, 1]),
+)
+
+
+@pytest.mark.parametrize(("line", "counts"), OTHERS)
+def test_layers_whose_inputs_get_scales_at_run_time(line: str, counts: list[int], tmp_path: Path) -> None:
+    def filled() -> Graph:
+        graph = net("Input in 0 1 x", line)
+        fill_weights(graph)
+        return graph
+
+    graph = filled()
+    quantise(graph, {"l": Scales(1.0, whole=True)})
+    (tmp_path / "t").write_text(format_table(graph))
+    found = read_table(tmp_path / "t", filled())
+    assert [part.size for part in found["l"].parts] == counts
+    again = filled()
+    quantise(again, found)
+    assert format_table(again) == format_table(graph)
+    (tmp_path / "t").write_text("l_param_0 1 2 3 4 5\n")
+    with pytest.raises(UsageError, match=f"'l' needs {counts[0]}"):
+        read_table(tmp_path / "t", filled())
