@@ -35,7 +35,8 @@ def header(program: Program, name: str) -> str:
     for number, node in enumerate(program.nodes, 1):
         first, count = len(ids) - 1, len(node.outputs) if node.op.makes_list else len(node.op.results)
         ids |= {f"{number}.{i}": first + i for i in range(count)}
-        lines.append(f"if (!{_call(program, node, ids, first)}) return {number};")
+        guards = "".join(f"{'' if is_true else '!'}holds(t, v[{ids[name]}]) && " for name, is_true in node.guards)
+        lines.append(f"if ({guards}!{_call(program, node, ids, first)}) return {number};")
         lines += [f"v[{ids[value]}] = v[{first + i}];" for i, value in enumerate(node.outputs) if value]
     results = [port.name for port in program.outputs]
     lines += [f"if (!output<{_c_type(program.types[x])}>(t, v[{ids[x]}])) return -1;" for x in dict.fromkeys(results)]
@@ -154,7 +155,9 @@ def numpy_program(program: Program) -> str:
         results += ["_"] * (0 if node.op.makes_list else len(node.op.results) - len(results))
         is_one = len(results) == 1 and not node.op.makes_list
         target = results[0] if is_one else f"[{', '.join(results)}]"
-        lines.append(f"{target} = {node.op.function.__name__}({', '.join(arguments)})")
+        guards = " and ".join(f"{'' if is_true else 'not '}{names[name]}.all()" for name, is_true in node.guards)
+        otherwise = f" if {guards} else {'None' if is_one else f'[None] * {len(results)}'}" if guards else ""
+        lines.append(f"{target} = {node.op.function.__name__}({', '.join(arguments)}){otherwise}")
     used = {word for line in lines for word in re.findall(r"\w+", line)} | {names[x.name] for x in program.outputs}
     constants = [f"{names[x]} = {_array(array)}" for x, array in program.constants.items() if names[x] in used]
     body = textwrap.indent("\n".join(lines or ["pass"]), " " * 8)

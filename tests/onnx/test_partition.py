@@ -16,9 +16,12 @@ from onnx2ncnn_opt.api.lower import Conversion
 from onnx2ncnn_opt.errors import UnsupportedError, UsageError
 from onnx2ncnn_opt.manifest import read_manifest
 from onnx2ncnn_opt.onnx.tail.minimum_cut import Network
+from onnx2ncnn_opt.onnx.tail.program import Program
 from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS
 from onnx2ncnn_opt.plugin import tail as plugged
+from onnx2ncnn_opt.report.tail import numpy_program
 from onnx2ncnn_opt.runtime.ort import OrtRunner
+from testing.tails import COMPILER, Library, same_bits
 
 
 def model(body: str, inputs: str = "float[1,3,8,8] x", outputs: str = "float[1,4] y", opset: int = 18) -> bytes:
@@ -126,6 +129,60 @@ def test_a_tail_in_the_middle_is_refused_with_both_parts() -> None:
         convert(data)
     assert "NonZero 'i' can follow a net, but Conv 'y' depends on it" in str(caught.value)
     assert "--outputs" in str(caught.value)
+
+
+SIGN = np.sign(np.sin(np.arange(4 * 3 * 3 * 3)).sum())  # of the sum of f for x = 1
+BRANCHES = """
+    total = ReduceSum <keepdims = 0> (f)
+    zero = Constant <value_float = 0.0> ()
+    positive = Greater (total, zero)
+    y, i = If (positive) <
+        then_branch = g1 () => (y1, i1) {
+            k = Constant <value_ints = [3]> ()
+            y1, i1 = TopK (f, k)
+        },
+        else_branch = g2 () => (y2, i2) {
+            below = Constant <value_float = -40.0> ()
+            less = Less (total, below)
+            y2 = If (less) <
+                then_branch = g3 () => (y3) { y3 = Neg (f) },
+                else_branch = g4 () => (y4) { k = Constant <value_ints = [-1]> ()  y4 = Reshape (f, k) }
+            >
+            i2 = Constant <value_ints = [7]> ()
+        }
+    >
+"""
+
+
+def test_a_branch_at_the_end(tmp_path: Path) -> None:
+    """Take each of three branches, which give results of other ranks, in NumPy, as a printed program and in C++."""
+    data = model(BRANCHES, outputs="float y, int64 i")
+    conversion = converted(data)
+    conversion.save(tmp_path / "net")
+    assert conversion.tail is not None
+    program, space = Program.read(conversion.tail.data), dict[str, Any](np=np)
+    exec("import base64\n" + numpy_program(program), space)
+    library, ranks = Library(tmp_path, {"net": program}) if COMPILER else None, set()
+    f = OrtRunner(data, outputs=["f"])
+    with Net(tmp_path / "net", isolated=False) as net:
+        for scale in (1, -1e-3, -1e3):
+            feeds = {"x": np.full((1, 3, 8, 8), scale * SIGN, np.float32)}
+            expected = OrtRunner(data).run_any(feeds)
+            ranks.add((expected["y"].ndim, expected["i"].ndim))
+            for name, array in net.run(feeds).items():
+                np.testing.assert_allclose(array, expected[name], rtol=1e-4, atol=1e-3)
+            cut = f.run_any(feeds)
+            own = program.run(cut)
+            for found in (space["tail"](*cut.values()), library.run("net", cut) if library else own):
+                assert not isinstance(found, int)
+                assert all(same_bits(np.asarray(found[name]), array) for name, array in own.items())
+    assert ranks == {(4, 4), (1, 1), (4, 1)}
+
+
+def test_a_branch_that_needs_a_net_is_refused() -> None:
+    branch = "y1 = Conv <pads = [1, 1, 1, 1]> (x, w)"
+    with pytest.raises(UnsupportedError, match="Conv 'y1' is in a branch of it and needs a net again"):
+        convert(model(BRANCHES.replace("y1, i1 = TopK (f, k)", f"{branch} i1 = Identity (k)"), outputs=BOTH))
 
 
 def test_an_output_of_six_axes() -> None:

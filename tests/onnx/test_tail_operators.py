@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
 from onnx2ncnn_opt.errors import ModelError, RunError
 from onnx2ncnn_opt.onnx.tail.program import Program
@@ -108,6 +109,32 @@ def test_damaged_bytes() -> None:
         except Exception as error:
             if type(error).__name__ != "UsageError":  # other shapes of the input
                 raise
+
+
+FLOATS = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+
+
+def nested(depth: int, inner: str = "x") -> bytes:
+    """Return an If in a branch of an If, and so on; the innermost reads the value `inner`."""
+    name, graph = inner, helper.make_graph([helper.make_node("Neg", [inner], ["y"])], "g", [], [FLOATS])
+    for _ in range(depth):
+        other = helper.make_graph([helper.make_node("Abs", ["x"], ["y"])], "g", [], [FLOATS])
+        node = helper.make_node("If", ["c"], ["y"], name=name, then_branch=graph, else_branch=other)
+        graph = helper.make_graph([node], "g", [], [FLOATS])
+    inputs = {"x": (onnx.TensorProto.FLOAT, [2]), "c": (onnx.TensorProto.BOOL, [])}
+    graph.input.extend(helper.make_tensor_value_info(name, *kind) for name, kind in inputs.items())
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    return bytes(model.SerializeToString())
+
+
+def test_nested_branches() -> None:
+    """A branch may be eight deep, and nothing outside of it can name its values."""
+    for holds, expected in ((True, [-1, 2]), (False, [1, 2])):
+        feeds = {"x": np.array([1, -2], np.float32), "c": np.array(holds)}
+        np.testing.assert_array_equal(Program.read(nested(8)).run(feeds)["y"], expected)
+    for data, problem in ((nested(9), "8 others around"), (nested(1, "y\0" + "1"), "damaged"), (nested(1, "z"), "'z'")):
+        with pytest.raises(ModelError, match=problem):
+            Program.read(data)
 
 
 def test_nodes_out_of_order() -> None:

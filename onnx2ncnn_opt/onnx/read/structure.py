@@ -287,6 +287,9 @@ def strip(graph: onnx_ir.Graph) -> None:
     outputs = set(graph.outputs)
     for node in reversed(graph):
         if not any(value in outputs or value.uses() for value in node.outputs):
+            for inner in nodes_of(node):  # those of branches would still be users
+                for index in range(len(inner.inputs)):
+                    inner.replace_input_with(index, None)
             graph.remove(node, safe=True)
     for value in [value for value in graph.inputs if value.is_initializer()]:
         graph.inputs.remove(value)
@@ -322,8 +325,15 @@ def cut(graph: onnx_ir.Graph, outputs: Sequence[str]) -> tuple[str, ...]:
 
 def read_values(node: onnx_ir.Node) -> Iterator[onnx_ir.Value]:
     """Yield the values that a node reads, including those of its subgraphs."""
-    for reader in (node, *(inner for graph in _attribute_graphs(node) for inner in graph.all_nodes())):
+    for reader in nodes_of(node):
         yield from (value for value in reader.inputs if value is not None)
+
+
+def nodes_of(node: onnx_ir.Node) -> Iterator[onnx_ir.Node]:
+    """Yield a node and those of its subgraphs."""
+    yield node
+    for graph in _attribute_graphs(node):
+        yield from graph.all_nodes()
 
 
 @contextmanager

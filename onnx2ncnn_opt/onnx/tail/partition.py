@@ -16,6 +16,7 @@ from onnx2ncnn_opt.errors import ModelError, Unsupported, UnsupportedError, line
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, product
 from onnx2ncnn_opt.ir.view import MAX_DIMS
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
+from onnx2ncnn_opt.onnx.read.structure import nodes_of, read_values
 from onnx2ncnn_opt.onnx.tail.extract import Crossing, Tail, extracted, label
 from onnx2ncnn_opt.onnx.tail.minimum_cut import Network
 from onnx2ncnn_opt.onnx.tail.program import Program
@@ -79,23 +80,20 @@ class _Parts:
         sizes = [size for info in model.inputs for size in info.shape if isinstance(size, Sym)]
         self._names = {name for size in sizes for name in size.names()}
         self.order = {node: number for number, node in enumerate(model.graph)}
+        outer = {inner: node for node in model.graph for inner in nodes_of(node)}
         self._users: dict[onnx_ir.Node, list[onnx_ir.Node]] = {}
         self.movable: set[onnx_ir.Node] = set()
         for node in reversed(model.graph):
             if all(map(self._is_known, node.outputs)):
                 continue
-            users = {user for value in node.outputs for user, _ in value.uses()}
+            users = {outer[user] for value in node.outputs for user, _ in value.uses()}
             self._users[node] = [user for user in users if user in self._users]
-            # A node of a subgraph is not among `order`.
-            if (
-                self._is_tail_operator(node)
-                and users <= self.order.keys()
-                and self.movable.issuperset(self._users[node])
-            ):
+            if _obstacle(node) is None and self.movable.issuperset(self._users[node]):
                 self.movable.add(node)
 
-    def _is_tail_operator(self, node: onnx_ir.Node) -> bool:
-        return not node.domain and node.op_type in TAIL_OPS
+    def _reads(self, node: onnx_ir.Node) -> list[onnx_ir.Value]:
+        """Return the values that a node reads, without those inside of its subgraphs."""
+        return [value for value in dict.fromkeys(read_values(node)) if value.graph is self._model.graph]
 
     def _is_known(self, value: onnx_ir.Value) -> bool:
         """Return True for a constant, and for what is known up to the dynamic dimensions of the model's inputs."""
@@ -123,13 +121,12 @@ class _Parts:
         assert error is not None
         for node in sorted(nodes, key=self.order.__getitem__):
             after = sorted(self._after([node]), key=self.order.__getitem__)
-            wall = next((each for each in after if not self._is_tail_operator(each)), node)
-            if wall is not node and self._is_tail_operator(node):
+            user, wall = next(((each, wall) for each in after if (wall := _obstacle(each))), (node, None))
+            if wall is not None and wall is not node:
                 names = f"{node.op_type} '{label(node)}'", f"{wall.op_type} '{label(wall)}'"
-                problem = f"{names[0]} can follow a net, but {names[1]} depends on it and needs a net again"
-                values = ",".join(
-                    value.name or "" for value in wall.inputs if value is not None and not self._is_known(value)
-                )
+                inside = "is in a branch of" if user is node else "depends on"
+                problem = f"{names[0]} can follow a net, but {names[1]} {inside} it and needs a net again"
+                values = ",".join(value.name or "" for value in self._reads(user) if not self._is_known(value))
                 advice = f"{problem}: make two nets, the first with --outputs {values}"
                 return UnsupportedError(error.nodes, advice, error.cut)
         return error
@@ -152,7 +149,7 @@ class _Parts:
             return _SINK if node in forced else node if node in self.movable else _SOURCE
 
         for user in self.movable:
-            for value in dict.fromkeys(value for value in user.inputs if value is not None):
+            for value in self._reads(user):
                 node = value.producer()
                 if self._is_known(value) or node in forced:
                     continue
@@ -208,7 +205,7 @@ class _Parts:
     def crossing(self, nodes: Collection[onnx_ir.Node]) -> Crossing:
         """Return the values that these nodes read and do not make."""
         made = {value for node in nodes for value in node.outputs}
-        read = dict.fromkeys(value for node in nodes for value in node.inputs if value is not None)
+        read = dict.fromkeys(value for node in nodes for value in self._reads(node))
         outside = [value for value in read if value not in made and value.name]
         known = {value.name or "": self._walk.values[value.name or ""] for value in outside if self._is_known(value)}
         constants = {name: item.array for name, item in known.items() if isinstance(item, Constant)}
@@ -234,3 +231,9 @@ class _Parts:
             reason = known.get(label(node)) or f"it would be {self._walk.layers[node]} layers"
             nodes.append(Unsupported(label(node), node.op_type, reason))
         return lines_by_reason(nodes)
+
+
+def _obstacle(node: onnx_ir.Node) -> onnx_ir.Node | None:
+    """Return the node that no tail can have: this one, or one in its branches; None if there is none."""
+    known = (*TAIL_OPS, "Constant")
+    return next((each for each in nodes_of(node) if each.domain or each.op_type not in known), None)

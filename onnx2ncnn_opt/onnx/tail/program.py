@@ -1,9 +1,10 @@
 """A tail: the nodes after the net, read from an ONNX file and run in NumPy alone."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from inspect import Parameter
+from itertools import count
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import numpy as np
@@ -17,7 +18,7 @@ from onnx2ncnn_opt.onnx.tail.wire import Message, attribute, tensor, type_name
 
 _MOST, _MOST_TOGETHER = 2**28, 2**30  # elements of a result, and of all results
 _OLDEST = 7  # opset
-_DEEPEST = 8  # axes of a tensor
+_DEEPEST = 8  # axes of a tensor, and If nodes around a node
 # What NumPy and the operators raise for arguments that do not fit.
 _ERRORS = (ValueError, IndexError, TypeError, KeyError, OverflowError, ZeroDivisionError, MemoryError)
 
@@ -32,13 +33,17 @@ class Port(NamedTuple):
 
 @dataclass(frozen=True)
 class Node:
-    """One operator; an input "" is left out, an output "" is not needed."""
+    """One operator; an input "" is left out, an output "" is not needed.
+
+    It runs if all `guards` hold, conditions of the If around it. The others of its values are None.
+    """
 
     operator: str
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any]
+    guards: tuple[tuple[str, bool], ...] = ()
 
     def __str__(self) -> str:
         return f"{self.operator} '{self.name}'"
@@ -75,7 +80,7 @@ class Program:
         for port in self.inputs:
             _define(found, port.name, port.dtype, "the tail's inputs")
         for node in self.nodes:
-            for name in node.inputs:
+            for name in (*node.inputs, *(name for name, _ in node.guards)):
                 if name and name not in found:
                     raise ModelError(f"tail: {node}: no node before it computes its input '{name}'")
             types = self.letters(node, found)
@@ -103,8 +108,10 @@ class Program:
         total = 0
         with np.errstate(all="ignore"):
             for node in self.nodes:
+                if not all(values[name].all() == holds for name, holds in node.guards):
+                    continue
                 try:
-                    results = _run(node, [values[name] if name else None for name in node.inputs])
+                    results = _run(node, [values.get(name) for name in node.inputs])
                     total += sum(result.size for result in results)
                     if total > _MOST_TOGETHER or any(result.ndim > _DEEPEST for result in results):
                         raise ValueError(f"results of {[result.shape for result in results]}, {total} elements in all")
@@ -156,12 +163,7 @@ def _read(model: Message) -> Program:
     if opset < _OLDEST:
         raise ModelError(f"tail: opset {opset} is older than {_OLDEST}")
     constants: dict[str, NDArray[Any]] = {}
-    for item in graph.messages(5):
-        try:
-            constants[item.text(8)] = tensor(item)
-        except ValueError as error:
-            raise ModelError(f"tail: constant '{item.text(8)}': {error}") from error
-    nodes = [_node(item, opset, constants) for item in graph.messages(1)]
+    nodes = list(_nodes(graph, opset, constants, {}, (), count(1)))
     inputs = [_port(item) for item in graph.messages(11) if item.text(1) not in constants]
     return Program(tuple(inputs), tuple(map(_port, graph.messages(12))), constants, tuple(nodes))
 
@@ -178,10 +180,67 @@ def _port(value: Message) -> Port:
     return Port(name, dtype, tuple(dim.text(2) or (dim.integer(1) if dim.ints(1) else None) for dim in dims))
 
 
-def _node(item: Message, opset: int, constants: dict[str, NDArray[Any]]) -> Node:
+def _nodes(
+    graph: Message,
+    opset: int,
+    constants: dict[str, NDArray[Any]],
+    names: Mapping[str, str],
+    guards: tuple[tuple[str, bool], ...],
+    numbers: Iterator[int],
+) -> Iterator[Node]:
+    """Yield the nodes of a graph, those in the branches of an If before it; `names` are new ones of values in branches.
+
+    Constants become entries of `constants`.
+    """
+    for item in graph.messages(5):
+        try:
+            constants[names.get(item.text(8), item.text(8))] = tensor(item)
+        except ValueError as error:
+            raise ModelError(f"tail: constant '{item.text(8)}': {error}") from error
+    for item in graph.messages(1):
+        operator = item.text(4) if item.text(7) in ("", "ai.onnx") else ""
+        inputs, outputs = _values(item, names)
+        if operator == "Constant":
+            try:
+                [constants[outputs[0]]] = [_array(attribute(part)) for part in item.messages(5)]
+            except (ValueError, IndexError) as error:
+                raise ModelError(f"tail: {operator} '{item.text(3)}': {error}") from error
+        elif operator != "If":
+            yield replace(_node(item, opset, constants, names), guards=guards)
+        else:
+            node = Node(operator, item.text(3) or "".join(outputs[:1]), inputs, outputs, {})
+            if len(guards) == _DEEPEST or len(inputs) != 1:
+                raise ModelError(f"tail: {node}: it has {len(inputs)} inputs, and {len(guards)} others around it")
+            graphs = {part.text(1): part.one(6) for part in item.messages(5)}
+            results = []
+            for key, holds in (("then_branch", True), ("else_branch", False)):
+                branch, number = graphs.get(key, Message(b"")), next(numbers)
+                own = [item.text(8) for item in branch.messages(5)]
+                own += [name for inner in branch.messages(1) for name in inner.texts(2) if name]
+                scope = {**names, **{name: f"{name}\0{number}" for name in own}}
+                yield from _nodes(branch, opset, constants, scope, (*guards, (inputs[0], holds)), numbers)
+                results.append([scope.get(port.text(1), port.text(1)) for port in branch.messages(12)])
+            if not len(results[0]) == len(results[1]) == len(outputs):
+                raise ModelError(f"tail: {node}: its branches have {len(results[0])} and {len(results[1])} outputs")
+            for output, *chosen in zip(outputs, *results, strict=True):
+                yield Node("If", node.name, (*inputs, *chosen), (output,), {}, guards)
+
+
+def _values(item: Message, names: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the inputs and outputs of a node."""
+    return tuple(names.get(x, x) for x in item.texts(1)), tuple(names.get(x, x) for x in item.texts(2))
+
+
+def _array(value: Any) -> NDArray[Any]:
+    """Return an attribute as a tensor."""
+    array = np.asarray(value)
+    return array if isinstance(value, np.ndarray) or array.dtype != np.float64 else array.astype(np.float32)
+
+
+def _node(item: Message, opset: int, constants: dict[str, NDArray[Any]], names: Mapping[str, str]) -> Node:
     """Return a node in the form of the newest opset: attributes that are inputs there become constants."""
-    inputs, outputs = item.texts(1), item.texts(2)
-    operator, name, domain = item.text(4), item.text(3) or "".join(outputs[:1]), item.text(7)
+    inputs, outputs = _values(item, names)
+    operator, name, domain = item.text(4), item.text(3) or "".join(item.texts(2)[:1]), item.text(7)
     where = f"tail: {operator} '{name}'"
     if domain not in ("", "ai.onnx") or operator not in TAIL_OPS:
         raise ModelError(f"{where}: the operator is not known in a tail")
@@ -201,7 +260,7 @@ def _node(item: Message, opset: int, constants: dict[str, NDArray[Any]]) -> Node
             raise ModelError(f"{where}: attribute {key}: {error}") from error
         while f"{name}.{key}" in constants:
             key += "'"
-        constants[f"{name}.{key}"] = np.array(value, np.float32) if isinstance(value, float) else np.asarray(value)
+        constants[f"{name}.{key}"] = _array(value)
         inputs = (*inputs, *[""] * (index + 1 - len(inputs)))
         inputs = (*inputs[:index], f"{name}.{key}", *inputs[index + 1 :])
     for key, (_, default) in op.attributes.items():

@@ -61,8 +61,11 @@ class Message:
         return Message(b"".join(self.all_bytes(number)[-1:]))
 
     def texts(self, number: int) -> tuple[str, ...]:
-        """Return the strings in a field."""
-        return tuple(value.decode() for value in self.all_bytes(number))
+        """Return the strings in a field, which have no zero bytes: `program` makes names with them."""
+        values = self.all_bytes(number)
+        if any(b"\0" in value for value in values):
+            raise Malformed
+        return tuple(value.decode() for value in values)
 
     def text(self, number: int) -> str:
         """Return the last string in a field, "" if there is none."""

@@ -7,7 +7,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnx2ncnn_opt.onnx.tail.operators.checks import axis_of
-from onnx2ncnn_opt.onnx.tail.registry import F4, Ints, L, N, T, tail_op
+from onnx2ncnn_opt.onnx.tail.registry import F4, B, Ints, L, N, T, tail_op
+
+
+@tail_op(
+    "If",
+    cpp=r"""
+template<class T> bool If(Tail& t, View& y, const View& condition, const View& a, const View& b) {
+    Bool holds;
+    y = one(t, condition, holds) && holds == Bool(0) ? b : a;
+    return count(condition) == 1;
+}
+""",
+)
+def if_(condition: B, then: T, other: T) -> T:
+    """Return the result of the branch whose nodes ran; `Program.read` puts them before it."""
+    if condition.size != 1:
+        raise ValueError(f"a condition of the shape {condition.shape}")
+    return then if condition.all() else other
 
 
 @tail_op(
