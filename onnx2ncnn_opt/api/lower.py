@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
@@ -155,7 +155,7 @@ class Conversion(Rewritten):
             masks=tuple(Masked(clean_name(m.layer), int(m.features), *m[3:]) for m in self.masks),
             minimum={str(size): least for size, least in self.minimum.items()},
             least_ncnn=str(least_release(self.graph)),
-            tail=None if self.tail is None else _tail_file(self.tail),
+            tail=None if self.tail is None else _tail_file(self.tail, self.outputs),
         )
 
     @contextmanager
@@ -494,9 +494,12 @@ def _caches(graph: Graph, ports: Sequence[Port]) -> dict[Blob, Cache]:
     return found
 
 
-def _tail_file(tail: Tail) -> TailFile:
+def _tail_file(tail: Tail, ports: Iterable[Port]) -> TailFile:
+    shapes = {**{port.name: texts(port.shape) for port in ports}, **tail.shapes}
+
     def entry(info: TensorInfo) -> Entry:
-        return Entry(info.name, "", texts(info.shape or ()), info.dtype.numpy().name, None)
+        shape = shapes.get(info.name, ()) if info.shape is None else texts(info.shape)
+        return Entry(info.name, "", shape, info.dtype.numpy().name, None)
 
     given = {value.name for value in tail.model.graph.input}
     return TailFile(

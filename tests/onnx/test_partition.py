@@ -185,6 +185,16 @@ def test_a_branch_that_needs_a_net_is_refused() -> None:
         convert(model(BRANCHES.replace("y1, i1 = TopK (f, k)", f"{branch} i1 = Identity (k)"), outputs=BOTH))
 
 
+def test_outputs_without_a_shape(tmp_path: Path) -> None:
+    """Say in the manifest what is known of them: of an output of the tail, and of one of the net."""
+    data = onnx.load_from_string(model("n = NonZero (f)  r = Relu (f)", outputs="int64[4,k] n, float[1,4,8,8] r"))
+    for output in data.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    converted(data.SerializeToString()).save(tmp_path / "net")
+    manifest = read_manifest(tmp_path / "net.ncnn.json")
+    assert [entry.shape for entry in manifest.model_outputs] == [(4, None), (1, 4, 8, 8)]
+
+
 def test_an_output_of_six_axes() -> None:
     body = "s = Constant <value_ints = [1, 2, 2, 2, 4, 2, 4]> ()  r = Reshape (f, s)  "
     body += "y = Transpose <perm = [0, 1, 3, 2, 4, 6, 5]> (r)"

@@ -58,6 +58,19 @@ class Tail:
         """The content of its file."""
         return bytes(self.model.SerializeToString(deterministic=True))
 
+    @cached_property
+    def shapes(self) -> Mapping[str, tuple[int | str | None, ...]]:
+        """The shapes of outputs, as far as they can be inferred; a size that is not known is None."""
+        try:
+            outputs = onnx.shape_inference.infer_shapes(self.model, data_prop=True).graph.output
+        except (onnx.shape_inference.InferenceError, RuntimeError):  # a declared shape is false
+            return {}
+        tensors = {value.name: value.type.tensor_type for value in outputs}
+        return {
+            name: tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim)
+            for name, tensor in tensors.items()
+        }
+
     @property
     def operators(self) -> tuple[str, ...]:
         """The operators of its nodes."""
