@@ -278,7 +278,7 @@ def _cpp(
     blobs = net.blobs if net else {entry.blob: _c(entry.blob) for entry in entries}
     feeds = {mat.entry: _cpp_feed(f"in{i}", mat, blobs[mat.entry.blob]) for i, mat in enumerate(inputs)}
     body = [_EXTRACTOR, *(line for lines in feeds.values() for line in ("", *lines))]
-    codes = {dim: f"in{number}.{axis}" for number, mat in enumerate(inputs) for dim, axis in _cpp_sizes(mat)}
+    codes = {dim: axis for number, mat in enumerate(inputs) for dim, axis in _cpp_sizes(mat, f"in{number}")}
     for condition, problem in _too_small(manifest, codes):
         body += ["", f"    if ({condition.replace('//', '/')})", f"        return fputs({_c(problem)}, stderr), 1;"]
     for number, entry in enumerate(manifest.outputs):
@@ -371,13 +371,13 @@ def _cpp_loop(
 _DIMS = {1: ("w",), 2: ("h", "w"), 3: ("c", "h", "w"), 4: ("c", "d", "h", "w")}
 
 
-def _cpp_sizes(mat: _Mat) -> Iterator[tuple[str, str]]:
+def _cpp_sizes(mat: _Mat, name: str) -> Iterator[tuple[str, str]]:
     """Yield each dynamic size of an input and the Mat's member of this size."""
     axes = iter(_DIMS[len(mat.dims)])
     for axis, dim in enumerate(mat.entry.shape):
         member = "n" if axis == mat.entry.batch_axis else next(axes)
-        if isinstance(dim, str) and (member != "n" or mat.batch > 1):  # older ncnn has no n
-            yield dim, member
+        if isinstance(dim, str):
+            yield dim, f"{name}.{member}" if member != "n" or mat.batch > 1 else "1"  # older ncnn has no n
 
 
 def _cpp_feed(name: str, mat: _Mat, blob: str) -> list[str]:

@@ -11,9 +11,8 @@ from onnx2ncnn_opt.onnx.tail.program import Port, Program
 # A Mat's channels and images begin at multiples of 16 bytes and more; a tail takes arrays without gaps.
 DENSE = """
 template <typename T>
-static std::vector<T> dense(const ncnn::Mat& mat, bool is_int)
+static void append(std::vector<T>& array, const ncnn::Mat& mat, bool is_int)
 {
-    std::vector<T> array;
     for (int q = 0; q < mat.c; q++)
         for (int i = 0; i < mat.w * mat.h * mat.d; i++)
         {
@@ -24,7 +23,6 @@ static std::vector<T> dense(const ncnn::Mat& mat, bool is_int)
             else
                 array.push_back(std::is_integral<T>::value ? (T)std::lround(number) : (T)number);
         }
-    return array;
 }
 
 """
@@ -63,8 +61,17 @@ def cpp_call(
             shape = ["1"]
         elif mat:
             is_int = str(entries[port.name].element == "int32").lower()
-            yield f"    std::vector<{kind}> {data} = dense<{kind}>({mat}, {is_int});"
             shape = list(_mat_shape(entries[port.name], mat))
+            yield f"    std::vector<{kind}> {data};"
+            if f"{mat}.n" in shape[1:]:
+                raise UsageError(
+                    f"the tail reads {_comment(port)}, whose batch is not its first axis; use Net in Python"
+                )
+            if f"{mat}.n" in shape:
+                yield f"    for (int b = 0; b < {mat}.n; b++)"
+                yield f"        append({data}, {mat}.batch(b), {is_int});"
+            else:
+                yield f"    append({data}, {mat}, {is_int});"
         else:
             shape = [str(size) if isinstance(size, int) else codes.get(str(size), "1") for size in port.shape]
             yield f"    std::vector<{kind}> {data}({' * '.join(shape) or '1'}, 1); // yours"
@@ -90,8 +97,8 @@ def cpp_call(
 
 def _mat_shape(entry: Entry, mat: str) -> Iterator[str]:
     dims = iter({1: "w", 2: "hw", 3: "chw", 4: "cdhw"}.get(len(entry.shape) - (entry.batch_axis is not None), ""))
-    for axis, _ in enumerate(entry.shape):
-        yield "1" if axis == entry.batch_axis else f"{mat}.{next(dims)}"
+    for axis, size in enumerate(entry.shape):
+        yield f"{mat}.{next(dims)}" if axis != entry.batch_axis else "1" if size == 1 else f"{mat}.n"
 
 
 def _sizes(manifest: Manifest, codes: Mapping[str, str]) -> dict[str, str]:
