@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnx2ncnn_opt.onnx.tail.header import header
 from onnx2ncnn_opt.onnx.tail.program import Node, Port, Program
-from onnx2ncnn_opt.report.tail import header
 
 COMPILER = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
 FLAGS = (

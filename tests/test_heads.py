@@ -137,7 +137,7 @@ struct Net { Option opt; int load_param(const char*); int load_model(const char*
 
 
 @pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
-@pytest.mark.parametrize("name", ["yolov10.ts", "rtdetr-nhw.ts", "ssd-hw.dyn", "yolo26-nhw.ts"])
+@pytest.mark.parametrize("name", ["yolov10.ts", "rtdetr-nhw.ts", "ssd-hw.dyn", "yolo26-nhw.ts", "obb_nms-hw.dyn"])
 def test_the_printed_cpp_program_compiles(name: str, tmp_path: Path) -> None:
     path = next(path for path in HEADS if path.stem == name)
     lower(path).save(tmp_path / "my net")

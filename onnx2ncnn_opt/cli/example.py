@@ -26,10 +26,10 @@ def example(
     output: Output, path: Path, language: str, shapes: dict[str, list[int]], file: Path | None, embed: bool
 ) -> None:
     """Print a complete small program that runs PREFIX.ncnn.param: every input and output, with shapes and types."""
+    from onnx2ncnn_opt.onnx.tail.header import c_name, header
     from onnx2ncnn_opt.param.files import all_or_nothing
     from onnx2ncnn_opt.report import embed as headers
     from onnx2ncnn_opt.report import example as report
-    from onnx2ncnn_opt.report.tail import c_name, header
     from onnx2ncnn_opt.runtime.net import net_files
     from onnx2ncnn_opt.runtime.tail import tail_of
 

@@ -12,10 +12,11 @@ from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.dim import symbol
 from onnx2ncnn_opt.manifest import Entry, Image, Manifest, limit_of
 from onnx2ncnn_opt.onnx.read.given import parsed_size
+from onnx2ncnn_opt.onnx.tail.header import c_name
 from onnx2ncnn_opt.onnx.tail.program import Program
 from onnx2ncnn_opt.report.embed import EmbeddedNet
-from onnx2ncnn_opt.report.tail import c_name, numpy_program
-from onnx2ncnn_opt.report.tail_call import DENSE, cpp_call, python_call
+from onnx2ncnn_opt.report.tail import numpy_program
+from onnx2ncnn_opt.report.tail_call import DENSE, cpp_call, cpp_size, python_call
 from onnx2ncnn_opt.report.words import data_file
 from onnx2ncnn_opt.runtime.slots import np_dtype, too_small
 from onnx2ncnn_opt.runtime.steps import StepInputs
@@ -280,7 +281,7 @@ def _cpp(
     body = [_EXTRACTOR, *(line for lines in feeds.values() for line in ("", *lines))]
     codes = {dim: axis for number, mat in enumerate(inputs) for dim, axis in _cpp_sizes(mat, f"in{number}")}
     for condition, problem in _too_small(manifest, codes):
-        body += ["", f"    if ({condition.replace('//', '/')})", f"        return fputs({_c(problem)}, stderr), 1;"]
+        body += ["", f"    if ({cpp_size(condition)})", f"        return fputs({_c(problem)}, stderr), 1;"]
     for number, entry in enumerate(manifest.outputs):
         is_read = manifest.tail is not None and entry.name in manifest.tail.inputs
         body += ["", *_cpp_fetch(f"out{number}", entry, blobs[entry.blob], is_read=is_read)]

@@ -1,11 +1,13 @@
 """The lines of an example program that run the tail of a net, in Python and in C++."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.dim import symbol
 from onnx2ncnn_opt.manifest import Entry, Manifest, size_input
 from onnx2ncnn_opt.onnx.read.given import parsed_size
+from onnx2ncnn_opt.onnx.tail.header import comment
 from onnx2ncnn_opt.onnx.tail.program import Port, Program
 
 # A Mat's channels and images begin at multiples of 16 bytes and more; a tail takes arrays without gaps.
@@ -55,9 +57,9 @@ def cpp_call(
     yield f"    {name}_tensor tail_in[{count}INPUTS], tail_out[{count}OUTPUTS];"
     for number, port in enumerate(program.inputs):
         kind, data, mat = _c_type(port), f"tail_data{number}", mats.get(port.name, "")
-        yield f"    // {_comment(port)}"
+        yield f"    // {comment(port)}"
         if port.name in sizes:
-            yield f"    std::vector<{kind}> {data}(1, ({kind})({sizes[port.name].replace('//', '/')}));"
+            yield f"    std::vector<{kind}> {data}(1, ({kind})({cpp_size(sizes[port.name])}));"
             shape = ["1"]
         elif mat:
             is_int = str(entries[port.name].element == "int32").lower()
@@ -65,7 +67,7 @@ def cpp_call(
             yield f"    std::vector<{kind}> {data};"
             if f"{mat}.n" in shape[1:]:
                 raise UsageError(
-                    f"the tail reads {_comment(port)}, whose batch is not its first axis; use Net in Python"
+                    f"the tail reads {comment(port)}, whose batch is not its first axis; use Net in Python"
                 )
             if f"{mat}.n" in shape:
                 yield f"    for (int b = 0; b < {mat}.n; b++)"
@@ -85,7 +87,7 @@ def cpp_call(
     yield '        return fprintf(stderr, "the tail: error %d\\n", failed), 1;'
     for number, port in enumerate(program.outputs):
         kind, form, cast = _PRINTED.get(port.dtype, (_c_type(port), "%lld", "(long long)"))
-        yield f"    // {_comment(port)}"
+        yield f"    // {comment(port)}"
         yield f"    int64_t count{number} = 1;"
         yield f"    for (int64_t axis = 0; axis < tail_out[{number}].rank; axis++)"
         yield f"        count{number} *= tail_out[{number}].shape[axis];"
@@ -93,6 +95,11 @@ def cpp_call(
         yield f'        printf("{form} ", {cast}((const {kind}*)tail_out[{number}].data)[i]);'
         yield '    printf("\\n");'
     yield "    free(memory);"
+
+
+def cpp_size(text: str) -> str:
+    """Return an expression of sizes in C++."""
+    return re.sub(r"\b(?=(min|max)\()", "std::", text.replace("//", "/"))
 
 
 def _mat_shape(entry: Entry, mat: str) -> Iterator[str]:
@@ -117,8 +124,3 @@ def _c_type(port: Port) -> str:
     # A float16 has no type in C++11: its bits.
     plain = {"float32": "float", "float64": "double", "bool": "unsigned char", "float16": "uint16_t"}
     return plain.get(port.dtype, f"{port.dtype}_t")
-
-
-def _comment(port: Port) -> str:
-    shape: Sequence[object] = ["?" if size is None else size for size in port.shape]
-    return ascii(f"{port.name}: {port.dtype} [{', '.join(map(str, shape))}]")[1:-1].replace("\\", "/")

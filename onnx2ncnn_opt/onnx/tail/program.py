@@ -30,6 +30,9 @@ class Port(NamedTuple):
     dtype: str
     shape: tuple[int | str | None, ...]
 
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype} [{', '.join('?' if size is None else str(size) for size in self.shape)}]"
+
 
 @dataclass(frozen=True)
 class Node:
