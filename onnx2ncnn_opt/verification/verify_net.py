@@ -19,10 +19,11 @@ from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.runtime.base import Array, Feed
+from onnx2ncnn_opt.runtime.compiled_tail import CompiledTail, compiled
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, model_feeds, too_small
-from onnx2ncnn_opt.runtime.tail import tail_of
+from onnx2ncnn_opt.runtime.tail import TailRunner, tail_of
 from onnx2ncnn_opt.runtime.targets import check_modes, find_target
 from onnx2ncnn_opt.verification.decode import LEAST_RUNS as DECODER_RUNS
 from onnx2ncnn_opt.verification.decode import ROW as TOKEN_ROW
@@ -69,8 +70,10 @@ def verify_net(
     target = find_target(verification.on)
     target.require()
     modes = check_modes(verification.modes) or target.modes
-    with nullcontext(worker) if worker else NcnnWorker(target) as process:
-        judge = _ModelJudge(model, (param, bin), verification, manifest, tail, process)
+    runner = tail_of(param, manifest, tail)
+    program = runner.program if runner and "fp32" in modes else None
+    with nullcontext(worker) if worker else NcnnWorker(target) as process, compiled(program) as in_cpp:
+        judge = _ModelJudge(model, (param, bin), verification, manifest, (runner, in_cpp), process)
         rows, wrong = judge_modes(judge, modes)
         checked = process.checked(modes)
     loaded, done = judge.model, judge.done
@@ -101,21 +104,20 @@ class _ModelJudge:
         net: tuple[Path, Path],
         verification: Verification,
         manifest: Manifest | None,
-        tail: bytes | None,
+        tail: tuple[TailRunner | None, CompiledTail | None],
         worker: NcnnWorker,
     ) -> None:
         self.how, self.manifest, self._net, self._worker = verification, manifest, net, worker
         values, outputs, cut = verification.values, verification.outputs, verification.outputs
+        self.notes: list[str] = []
         self._tail: TailJudge | None = None
-        runner = tail_of(net[0], manifest, tail)
-        if manifest is not None and runner is not None:
-            self._tail, cut = TailJudge(runner), manifest.cut
+        if manifest is not None and tail[0] is not None:
+            self._tail, cut = TailJudge(tail[0], tail[1], self.notes), manifest.cut
             outputs = manifest.compared
         self.model = load_converted(model, manifest, shapes=verification.shapes, values=values, outputs=outputs)
         announce("ONNX Runtime loads the model")
         values, timeout = self.model.values, verification.timeout
         self.done: list[Run] = []
-        self.notes: list[str] = []
         self._decoder: Decoder | None = None
         self._reference = OrtRunner(model, outputs=outputs, values=values, threads=None, timeout=timeout)
         if manifest is not None and manifest.caches and verification.feeds is None:

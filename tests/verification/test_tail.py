@@ -12,6 +12,7 @@ from onnx import numpy_helper
 
 from onnx2ncnn_opt.api.lower import Conversion, lower
 from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS
+from testing.tails import COMPILER
 
 HEADS = Path(__file__).parents[2] / "fixtures" / "heads"
 
@@ -81,3 +82,27 @@ def test_another_order_of_ties_is_found(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setitem(TAIL_OPS, "TopK", replace(op, function=top_k))
     assert "mismatch" in statuses(conversion)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
+def test_a_wrong_template_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verification compiles the header, and compares it with NumPy."""
+    conversion, op = head("yolov10.dyn"), TAIL_OPS["TopK"]
+    assert any("gives the same numbers" in note for note in conversion.verify().notes)
+    for old, new, problem in (
+        ("p.at < q.at", "p.at > q.at", "the tail's C++ header is wrong: output0: off by up to"),
+        ("if (!axis_of", "if (axis_of", "the tail's C++ header is wrong: error 4"),
+        ("View scratch;", "View scratch", "did not run"),
+    ):
+        assert old in op.cpp
+        monkeypatch.setitem(TAIL_OPS, "TopK", replace(op, cpp=op.cpp.replace(old, new, 1)))
+        report = conversion.verify()
+        text = [row.message for row in report.outputs if row.status == "mismatch"] + list(report.notes)
+        assert problem in " ".join(text)
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    report = head("yolov10.dyn").verify()
+    assert report.ok
+    assert any("there is no C++ compiler" in note for note in report.notes)
