@@ -19,7 +19,7 @@ from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.runtime.base import Array, Feed
-from onnx2ncnn_opt.runtime.compiled_tail import CompiledTail, compiled
+from onnx2ncnn_opt.runtime.compiled_tail import compiled
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, model_feeds, too_small
@@ -73,15 +73,24 @@ def verify_net(
     runner = tail_of(param, manifest, tail)
     program = runner.program if runner and "fp32" in modes else None
     with nullcontext(worker) if worker else NcnnWorker(target) as process, compiled(program) as in_cpp:
-        judge = _ModelJudge(model, (param, bin), verification, manifest, (runner, in_cpp), process)
+        judge = _ModelJudge(model, (param, bin), verification, manifest, runner, process)
         rows, wrong = judge_modes(judge, modes)
+        if judge.tail is not None and program is not None:
+            problem, notes = judge.tail.in_cpp(in_cpp)
+            judge.notes += notes
+            if problem and not is_wrong(rows):
+                problem = f"the tail's C++ header is wrong: {problem}"
+                names = judge.tail.names
+                rows = tuple(
+                    replace(row, status="mismatch", message=problem) if row.name in names else row for row in rows
+                )
         checked = process.checked(modes)
     loaded, done = judge.model, judge.done
     of_sizes = {tuple(run.sizes.items()): run for run in done if not run.label}.values()
     is_drawn = verification.feeds is None
     small = small_runs(loaded, manifest, done) if is_drawn and verification.wanted is None else ""
     dynamic = [info.name for info in loaded.inputs if any(isinstance(size, Sym) for size in info.shape)]
-    notes = _notes(loaded, done, judge.rounding, is_fixed=verification.is_user_tolerance)
+    remarks = _notes(loaded, done, judge.rounding, is_fixed=verification.is_user_tolerance)
     return VerifyReport(
         outputs=rows,
         seed=verification.seed if is_drawn else None,
@@ -89,7 +98,7 @@ def verify_net(
         shapes=tuple({name: run.feeds[name].shape for name in dynamic} for run in of_sizes) or ({},),
         checked=checked,
         draws=tuple(run.draw for run in done if run.draw is not None),
-        notes=(*notes, *judge.notes, *([small] if small else [])),
+        notes=(*remarks, *judge.notes, *([small] if small else [])),
         wrong=wrong,
         manifest=manifest,
     )
@@ -104,15 +113,15 @@ class _ModelJudge:
         net: tuple[Path, Path],
         verification: Verification,
         manifest: Manifest | None,
-        tail: tuple[TailRunner | None, CompiledTail | None],
+        runner: TailRunner | None,
         worker: NcnnWorker,
     ) -> None:
         self.how, self.manifest, self._net, self._worker = verification, manifest, net, worker
         values, outputs, cut = verification.values, verification.outputs, verification.outputs
         self.notes: list[str] = []
-        self._tail: TailJudge | None = None
-        if manifest is not None and tail[0] is not None:
-            self._tail, cut = TailJudge(tail[0], tail[1], self.notes), manifest.cut
+        self.tail: TailJudge | None = None
+        if manifest is not None and runner is not None:
+            self.tail, cut = TailJudge(runner), manifest.cut
             outputs = manifest.compared
         self.model = load_converted(model, manifest, shapes=verification.shapes, values=values, outputs=outputs)
         announce("ONNX Runtime loads the model")
@@ -166,12 +175,12 @@ class _ModelJudge:
         """Run the net, with ncnn's plain kernels as well if its outputs leave the rounding budget in fp32."""
         how, tolerance = self.how, self.how.allowed(in_mode(mode, self._tolerance))
         fixed = self.manifest, tolerance, self.rounding, how.is_user_tolerance, self._least
-        tail, reference = self._tail if mode == "fp32" else None, run.reference
+        tail, reference = self.tail if mode == "fp32" else None, run.reference
         if self.manifest is not None:  # ncnn chooses the layout of a cache
             opaque = {entry.name for entry in self.manifest.outputs if entry.cache}
             reference = {name: array for name, array in reference.items() if name not in opaque}
-        if self._tail is not None:
-            reference = {name: array for name, array in reference.items() if name not in self._tail.names}
+        if self.tail is not None:
+            reference = {name: array for name, array in reference.items() if name not in self.tail.names}
         behind = None if tail is None else partial(tail.judge, run.feeds, run.reference)
         token = self._decoder.tokens if self._decoder and tail is None else None
         if token is not None:
