@@ -14,7 +14,7 @@ RATE = (
     "(float[N, L] x, float[2, N, 4] state, int64 sr) => (float[N, M] y, float[2, N, 4] next) "
     "<int64 rate = {16000}, int64[2] s = {1, 128}> { c = Equal(sr, rate) next = Relu(state) "
     "y = If(c)<then_branch = a () => (float[1, 128] t) { t = Reshape(x, s) }, "
-    "else_branch = b () => (float[1, 128] u) { d = Reshape(x, s) u = Neg(d) }> }"
+    "else_branch = b () => (float[1, 128] u) { d = Reshape(x, s) u = Elu(d) }> }"
 )
 MIDDLE = "(float[1, 4, 4] x) => (float[1] y) { a = Relu(x) b = Det(a) y = Sigmoid(b) }"
 OWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) y = made.up.Op(a) }"

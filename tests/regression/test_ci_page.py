@@ -25,8 +25,7 @@ def test_the_lists_of_models(tmp_path: Path) -> None:
     (tmp_path / "exports").mkdir()
     for name in ("models/a.onnx", "exports/detector.onnx"):
         (tmp_path / name).touch()
-    small, large, pnnx = blocks("toml")
-    for text in (small, large, pnnx):
+    for text in blocks("toml"):
         (tmp_path / "ncnn-check.toml").write_text(text)
         config = read_config(tmp_path / "ncnn-check.toml")
         assert {model.name for model in config.models} >= {"models/a"}
