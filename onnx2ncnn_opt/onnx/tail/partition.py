@@ -122,12 +122,12 @@ class _Parts:
         for node in sorted(nodes, key=self.order.__getitem__):
             after = sorted(self._after([node]), key=self.order.__getitem__)
             user, wall = next(((each, wall) for each in after if (wall := _obstacle(each))), (node, None))
-            if wall is not None and wall is not node:
+            values = [value.name or "" for value in self._reads(user) if value.producer() and not self._is_known(value)]
+            if wall is not None and wall is not node and values:
                 names = f"{node.op_type} '{label(node)}'", f"{wall.op_type} '{label(wall)}'"
                 inside = "is in a branch of" if user is node else "depends on"
                 problem = f"{names[0]} can follow a net, but {names[1]} {inside} it and needs a net again"
-                values = ",".join(value.name or "" for value in self._reads(user) if not self._is_known(value))
-                advice = f"{problem}: make two nets, the first with --outputs {values}"
+                advice = f"{problem}: make two nets, the first with --outputs {','.join(values)}"
                 return UnsupportedError(error.nodes, advice, error.cut)
         return error
 

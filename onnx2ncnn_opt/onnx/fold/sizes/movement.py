@@ -73,7 +73,7 @@ def _expand(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
 def _tile(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
     """Of axes that are not repeated, or all the same."""
     pairs = list(zip(x[0].shape, numbers(x[1]), strict=True))
-    if any(count != 1 and x[0].varies(axis) for axis, (_, count) in enumerate(pairs)):
+    if any(count != 1 and x[0].varies(axis - x[0].rank) for axis, (_, count) in enumerate(pairs)):
         raise UnknownValue
     return SymbolicTensor(x[0].cells, tuple(size * count for size, count in pairs), x[0].dtype)
 
