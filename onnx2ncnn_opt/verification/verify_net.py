@@ -305,6 +305,11 @@ def _notes(model: LoadedModel, runs: Sequence[Run], rounding: Rounding, is_fixed
             if not np.isfinite(array.astype(np.float32) if array.dtype.kind == "V" else array).all():
                 yield f"the model's weight '{value.name}' is not finite: {_special_counts(array)}"
     for name in runs[0].reference:
+        arrays = [run.reference[name] for run in runs]
+        if len(runs) > 1 and all(array.dtype.kind == "f" and array.size for array in arrays):
+            numbers = {float(extreme(array)) for array in arrays for extreme in (np.min, np.max)}
+            if len(numbers) == 1:
+                yield f"'{name}' is {numbers.pop() + 0:g} for all inputs tried, which proves little (are weights zeros?)"
         for run in runs:
             array = run.reference[name]
             if array.dtype.kind == "f" and np.isnan(array).any():
