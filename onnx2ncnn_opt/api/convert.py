@@ -55,11 +55,12 @@ def convert(  # noqa: PLR0913
     """Convert an ONNX model to an ncnn net, and verify that both compute the same.
 
     1. Tie dynamic dimensions that have to be equal. 2. Lower the model, see `lower` for the options, and run the
-    passes. 3. Estimate fp16, and set the masks that it needs. 4. Write PREFIX.ncnn.param, .bin and .json, if there is a
-    `prefix`, and verify them. A net that fails verification is not written, unless `keep_failed`: `report` of the
-    result says why, and `save` raises. 5. Find the cost of dynamic dimensions, and with `benchmark` the latency.
+    passes. 3. Write PREFIX.ncnn.param, .bin and .json, to a temporary folder if there is no `prefix`. 4. Estimate fp16,
+    set the masks that it needs, and verify the files. A net that fails verification is not written, unless
+    `keep_failed`: `report` of the result says why, and `save` raises. 5. Find the cost of dynamic dimensions, and with
+    `benchmark` the latency.
 
-    Without a `verification` nothing runs: steps 1, 3 and the second half of 4 are left out. `worker` is an ncnn process
+    Without a `verification` nothing runs: steps 1 and 4 are left out. `worker` is an ncnn process
     to use again. Raises the errors of `lower`, RunError if ONNX Runtime does not take the model or the inputs, and
     VerificationError if there is nothing to compare the net with.
     """
@@ -84,10 +85,7 @@ def convert(  # noqa: PLR0913
         lowered = lower(model, inputs=inputs, dynamic_shapes=dynamic_shapes, shapes=shapes, append=append, **options)
     conversion = replace(lowered, equal=equal)
     if verification is not None:
-        announce("estimating what fp16 does to the net")
-        with up_to(_ESTIMATED), suppress(RunError):  # verification will say why
-            conversion = conversion.estimated(verification, masks=masks, worker=worker)
-        conversion = _verified(conversion, prefix, verification, benchmark, keep_failed, worker)
+        conversion = _verified(conversion, prefix, verification, masks, benchmark, keep_failed, worker)
     elif prefix is not None:
         conversion.save(prefix)
     announce("looking for the cost of dynamic dimensions")
@@ -117,15 +115,19 @@ def _verified(
     conversion: Conversion,
     prefix: str | os.PathLike[str] | None,
     verification: Verification,
+    masks: MasksFor,
     benchmark: bool,
     keep_failed: bool,
     worker: NcnnWorker | None,
 ) -> Conversion:
-    """Write the files, verify them, and remove them again if they are wrong."""
+    """Write the files, estimate fp16 and verify them, and remove them again if they are wrong."""
     files = Files.of(conversion.model.name if prefix is None else prefix)
     staging = conversion.staged_in_temporary_folder() if prefix is None else conversion.staged(prefix)
     try:
         with staging as staged:
+            announce("estimating what fp16 does to the net")
+            with up_to(_ESTIMATED), suppress(RunError):  # verification will say why
+                conversion = conversion.estimated(verification, masks=masks, files=staged, worker=worker)
             announce("verifying the net against ONNX Runtime")
             report = conversion.verify(verification, files=staged, worker=worker).renamed(
                 astuple(staged), astuple(files)

@@ -45,7 +45,8 @@ from onnx2ncnn_opt.onnx.read.quantized import without_rounding
 from onnx2ncnn_opt.onnx.tail.extract import Tail
 from onnx2ncnn_opt.onnx.tail.partition import split
 from onnx2ncnn_opt.onnx.value import is_float
-from onnx2ncnn_opt.param.files import NetFiles, all_or_nothing, write_staged
+from onnx2ncnn_opt.param.binary import write_weights
+from onnx2ncnn_opt.param.files import NetFiles, all_or_nothing, write_param
 from onnx2ncnn_opt.param.names import clean_name
 from onnx2ncnn_opt.param.splits import count_layers, list_layers
 from onnx2ncnn_opt.param.storage import ROUNDING, Storage, encoding_of
@@ -164,13 +165,20 @@ class Conversion(Rewritten):
         files = Files.of(prefix)
         wanted = astuple(files) if self.tail else astuple(files)[:-1]
         with all_or_nothing(*wanted) as (param, bin, manifest, *tail):
-            names = write_staged(self.graph, param, bin)
-            manifest.write_bytes(self.manifest(names).to_json().encode())
+            with bin.open("wb") as stream:
+                write_weights(self.graph, stream)
             if self.tail:
                 tail[0].write_bytes(self.tail.data)
-            yield Files(param, bin, manifest, *(tail or [files.tail]))
+            staged = Files(param, bin, manifest, *(tail or [files.tail]))
+            self.describe(staged)
+            yield staged
         if self.tail is None:
             files.tail.unlink(missing_ok=True)  # that of an earlier net
+
+    def describe(self, files: Files) -> None:
+        """Write the .param and the manifest: masks change these alone."""
+        names = write_param(self.graph, files.param)
+        files.manifest.write_bytes(self.manifest(names).to_json().encode())
 
     def save(self, prefix: str | os.PathLike[str]) -> Files:
         """Write PREFIX.ncnn.param, .bin and .json, and PREFIX.ncnn.tail.onnx if there is a tail: all, or none.
@@ -185,12 +193,18 @@ class Conversion(Rewritten):
         return Files.of(prefix)
 
     def estimated(
-        self, verification: Verification = Verification(), *, masks: MasksFor = True, worker: NcnnWorker | None = None
+        self,
+        verification: Verification = Verification(),
+        *,
+        masks: MasksFor = True,
+        files: Files | None = None,
+        worker: NcnnWorker | None = None,
     ) -> Conversion:
         """Run the net as if in fp16; return the conversion with the `masks` that it needs, and `precision`.
 
-        The inputs are the feeds of the verification, or else like data. `worker` is a process to use again. Raises
-        RunError if ncnn cannot run the net, and VerificationError for `custom` operators.
+        The inputs are the feeds of the verification, or else like data. `files` are those of the net, if they exist:
+        then they get the masks too. `worker` is a process to use again. Raises RunError if ncnn cannot run the net,
+        and VerificationError for `custom` operators.
         """
         from onnx2ncnn_opt.runtime.slots import Slot, model_feeds  # both runtimes
         from onnx2ncnn_opt.verification.estimate import Estimator
@@ -208,19 +222,23 @@ class Conversion(Rewritten):
 
         options: dict[str, Any] = {"budget": verification.budget, "masks": masks, "effort": verification.effort}
         options["integers"] = {port.blob for port in self.outputs if not is_float(port.dtype)}
+        net: dict[str, Any] = {"worker": worker, "bin": None if files is None else files.bin}
         if verification.feeds is None:
             sizes = first_sizes(source, self.model, manifest, Draw(seed, plain=True), outputs=self.cut)
 
             def drawn(draw: Draw) -> dict[Blob, Feed]:
                 return by_blob(draw_inputs(self.model, sizes, draw=draw))
 
-            found, precision = masks_for_data(self.graph, drawn, seed, worker, **options)
+            found, precision = masks_for_data(self.graph, drawn, seed, net, **options)
         else:
             given = any_feeds(source, self.model, manifest, outputs=self.cut, feeds=verification.feeds)
-            with Estimator(self.graph, by_blob(given), worker=worker) as estimator:
+            with Estimator(self.graph, by_blob(given), **net) as estimator:
                 found, precision = find_masks([estimator], **options)
         put_masks(self.graph, ((layer, mask.features) for layer, mask in found.items()))
-        return replace(self, masks=(*self.masks, *found.values()), precision=precision)
+        conversion = replace(self, masks=(*self.masks, *found.values()), precision=precision)
+        if files is not None:
+            conversion.describe(files)
+        return conversion
 
     def verify(
         self,

@@ -5,7 +5,7 @@ it is, and how long, comes from the layer table; the file itself has no structur
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -157,11 +157,12 @@ def _reads_int8(layer: Layer) -> bool:
     return layer.type == "MemoryData" or is_quantised(layer)
 
 
-def write_weights(graph: Graph, stream: BinaryIO) -> None:
-    """Write the weights of all layers; GraphError if one does not fit its layer or cannot be stored there."""
-    stored = (weight for layer in graph for _, weight in layer.weights.stored_items())
+def write_weights(layers: Iterable[Layer], stream: BinaryIO) -> None:
+    """Write the weights of layers; GraphError if one does not fit its layer or cannot be stored there."""
+    layers = list(layers)
+    stored = (weight for layer in layers for _, weight in layer.weights.stored_items())
     count = Count("writing weights", "MB", sum(weight.data.nbytes for weight in stored) / 1e6)
-    for layer in graph:
+    for layer in layers:
         blocks = weight_blocks(layer)
         check_weight_names(layer, [block.name for block in blocks])
         for block in blocks:

@@ -87,12 +87,18 @@ def write_net(graph: Graph, param_path: PathLike, bin_path: PathLike, *, binary:
 
 def write_staged(graph: Graph, param_staged: Path, bin_staged: Path, *, binary: bool = False) -> Mapping[Blob, str]:
     """Write a net like `write_net`, straight into these files; for a caller who has more files to write with them."""
+    names = write_param(graph, param_staged, binary=binary)
+    with bin_staged.open("wb") as stream:
+        write_weights(graph, stream)
+    return names
+
+
+def write_param(graph: Graph, param: Path, *, binary: bool = False) -> Mapping[Blob, str]:
+    """Write the .param alone, straight into this file; return the names of inputs and outputs, as `write_net` does."""
     for layer in graph:
         check_blob_counts(layer)
     listing = list_layers(graph)
-    param_staged.write_bytes(format_param_bin(listing) if binary else format_listing(listing).encode())
-    with bin_staged.open("wb") as stream:
-        write_weights(graph, stream)
+    param.write_bytes(format_param_bin(listing) if binary else format_listing(listing).encode())
     return named_by_index(listing) if binary else listing.names
 
 

@@ -11,6 +11,7 @@ from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, graph_pass
 _UNIQUE = frozenset({"Input", "Noop", "Split"})
 # A Split packs rows by 4 and more where their number allows it, and these layers have each of its blobs unpacked again.
 _UNPACKED = frozenset({"MatMul", "RotaryEmbed", "SDPA"})
+_FIRST = 64
 _SMALL = 2**13  # elements of a constant that is made anew in less time than that takes
 
 
@@ -58,8 +59,10 @@ def _is_faster_apart(layer: Layer) -> bool:
 
 
 def _key(layer: Layer, inputs: Sequence[Blob]) -> Hashable:
+    # Most weights that differ do so in their first numbers; to hash those of a large model takes seconds.
+    starts = (weight.data.flat[:_FIRST].tobytes() for _, weight in layer.weights.stored_items())
     params = sorted((str(name), _frozen(value)) for name, value in layer.params.items() if name != "shape_hints")
-    return layer.type, tuple(map(id, inputs)), tuple(params), len(layer.outputs)
+    return layer.type, tuple(map(id, inputs)), tuple(params), len(layer.outputs), *starts
 
 
 def _frozen(value: Any) -> str:

@@ -156,14 +156,15 @@ class NcnnServer(Server):
         noise: Sequence[float],
         relative: float,
         send: bool,
+        source: str,
     ) -> None:
         """Compute one blob: add errors of root mean squares drawn from `noise`, then round as `rounding` says."""
-        code, mat = extractor.extract(self.net.blob(blob))
+        code, mat = extractor.extract(self.net.blob(source or blob))
         if code != 0 or mat.dims == 0:
             raise RuntimeError(f"blob '{blob}': extract returned {code or 'an empty Mat'}")
         batch = {"batch_index": 0} if mat.n > 1 else {}
         array = mat.numpy(**batch)
-        is_changed = array.dtype == np.float32 and bool(rounding or noise or relative)
+        is_changed = array.dtype == np.float32 and bool(rounding or noise or relative or source)
         if is_changed:
             array = np.array(array)
             del mat

@@ -38,6 +38,7 @@ class WalkStep:
     noise: tuple[float, ...] = ()  # the root mean square of each error is drawn from these
     relative: float = 0.0  # and another one is relative to the number
     send: bool = False  # return the blob
+    source: str = ""  # the blob of the same shape that it is computed as, if that is another one
 
 
 @dataclass(frozen=True)

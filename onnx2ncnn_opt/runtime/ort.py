@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import RLock
@@ -43,12 +44,12 @@ class OrtWorker(Worker):
     def __init__(self) -> None:
         super().__init__("ONNX Runtime", sys.executable, "; smaller inputs may do (--shape, --inputs)")
         self.turn = RLock()  # that of a thread to talk with the process
-        self._held: list[OrtRunner] = []
+        self._held: dict[int, dict[str, Any]] = {}  # sessions by number, and their descriptions
 
     def lost(self) -> None:
         """Note that the process has ended, and with it its sessions."""
         super().lost()
-        self._held = []
+        self._held = {}
 
     @contextmanager
     def within(self, seconds: float, what: str) -> Iterator[Child]:
@@ -60,26 +61,26 @@ class OrtWorker(Worker):
         require("onnxruntime")
         return Child((sys.executable,), [_WORKER], {"files": False}, seconds=_SECONDS_TO_START)
 
-    def hold(self, runner: OrtRunner, child: Child) -> bool:
-        """Return whether the process has a runner's session; if not, note that it will, and drop one of too many."""
-        is_held = runner in self._held
-        if is_held:
-            self._held.remove(runner)
-        elif len(self._held) == _SESSIONS_AT_ONCE:  # the one that was asked the longest time ago
-            child.send({"do": "drop", "number": self._held.pop(0).number})
-        self._held.append(runner)
-        return is_held
+    def hold(self, number: int, load: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return the description of a session, and `load` it if the process lacks it; one of too many is dropped."""
+        described = self._held.pop(number, None)
+        if described is None:
+            if len(self._held) == _SESSIONS_AT_ONCE:
+                self.drop(next(iter(self._held)))  # the one that was asked the longest time ago
+            described = load()
+        self._held[number] = described
+        return described
 
-    def drop(self, runner: OrtRunner) -> None:
-        """Forget a runner's session."""
+    def drop(self, number: int) -> None:
+        """Forget a session."""
         with self.turn:
-            if runner in self._held and self._child is not None:
-                self._held.remove(runner)
-                self._child.send({"do": "drop", "number": runner.number})
+            if self._held.pop(number, None) is not None and self._child is not None:
+                self._child.send({"do": "drop", "number": number})
 
 
 SHARED = OrtWorker()  # one process for all models; it ends with this one
 _numbers = count()
+_numbers_of: dict[tuple[Any, ...], int] = {}  # of files
 
 
 class OrtRunner:
@@ -109,21 +110,21 @@ class OrtRunner:
         once: bool = False,
         worker: OrtWorker = SHARED,
     ) -> None:
-        self.number, self._worker, self._timeout = next(_numbers), worker, timeout
+        self._worker, self._timeout = worker, timeout
         self._threads = threads or os.cpu_count() or 1
         self._flags = {"fast": fast, "plain": plain, "once": once or bool(outputs), "precise": True}
         self._name = "the model" if isinstance(model, bytes) else os.fspath(model)
         beside = model.absolute().parent if isinstance(model, Path) else folder
         if outputs:
             folder, model = beside, bytes(read_model(model, outputs).SerializeToString())
-        self._model, self._folder = model, folder
+        self._model, self._folder, self._number = model, folder, self._numbered(model)
         try:
             described = self._loaded()
         except RunError as error:
             if not any(text in str(error) for text in _SIGNED):
                 raise
             self._flags["precise"] = False
-            self._model, self._folder = _unsigned(model), beside
+            self._model, self._folder, self._number = _unsigned(model), beside, next(_numbers)
             described = self._loaded()
         self._inputs, self._outputs = described["inputs"], described["outputs"]
         taken = {*self._inputs, *described["with_default"]}
@@ -160,28 +161,30 @@ class OrtRunner:
                 raise RunError(f"ONNX Runtime failed on {self._name}: it takes no {array.dtype} as '{name}'")
             described.append({"name": name, "dtype": array.dtype.str, "shape": array.shape})
         with self._worker.within(self._timeout, self._name) as child:
-            if not self._worker.hold(self, child):
-                self._load(child)
-            child.send({**request, "number": self.number, "feeds": described}, *arrays.values())
+            self._worker.hold(self._number, partial(self._load, child))
+            child.send({**request, "number": self._number, "feeds": described}, *arrays.values())
             yield child, self._receive(child, "failed on", **fields)
 
     def close(self) -> None:
         """Let the process forget the model."""
-        self._worker.drop(self)
+        self._worker.drop(self._number)
+
+    def _numbered(self, model: Path | bytes) -> int:
+        """Return the number of a session: one for all runners of a file with the same options."""
+        if isinstance(model, bytes) or not model.is_file():
+            return next(_numbers)
+        status = model.stat()
+        file = os.fspath(model.absolute()), status.st_ino, status.st_mtime_ns, status.st_size
+        return _numbers_of.setdefault((*file, self._threads, *self._flags.values()), next(_numbers))
 
     def _loaded(self) -> dict[str, Any]:
-        try:
-            with self._worker.within(self._timeout, self._name) as child:
-                self._worker.hold(self, child)
-                return self._load(child)
-        except RunError:
-            self._worker.drop(self)
-            raise
+        with self._worker.within(self._timeout, self._name) as child:
+            return self._worker.hold(self._number, partial(self._load, child))
 
     def _load(self, child: Child) -> dict[str, Any]:
         path, data = (None, self._model) if isinstance(self._model, bytes) else (str(self._model.absolute()), b"")
         folder = None if self._folder is None else os.fspath(self._folder)
-        request = {"number": self.number, "path": path, "size": len(data), "threads": self._threads, "folder": folder}
+        request = {"number": self._number, "path": path, "size": len(data), "threads": self._threads, "folder": folder}
         child.send({"do": "load", **request, **self._flags}, data)
         return self._receive(child, "refuses", inputs=[str], outputs=[str], with_default=[str])
 

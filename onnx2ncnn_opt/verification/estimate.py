@@ -8,9 +8,10 @@ measured on a sample of each layer, and added as random errors of that size.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -25,8 +26,9 @@ from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import Inner, Noise, in_half, inner_arithmetic, makes_32_bits
 from onnx2ncnn_opt.onnx.read.given import solved
-from onnx2ncnn_opt.param.files import NetFiles, write_net
-from onnx2ncnn_opt.param.splits import list_layers
+from onnx2ncnn_opt.param.binary import write_weights
+from onnx2ncnn_opt.param.files import NetFiles, write_param, write_staged
+from onnx2ncnn_opt.param.splits import Listing, list_layers
 from onnx2ncnn_opt.rewrite.integers import index_blobs
 from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import BlobStats, NcnnRunner, NcnnWorker, WalkStep
@@ -80,18 +82,18 @@ class Estimator:
     feeds: Mapping[Blob, Feed]
     timeout: float = 300.0
     worker: NcnnWorker | None = None  # a process to use again, instead of one of its own
+    bin: Path | None = None  # the graph's weights, if they are written already; at the end it is as it was
 
     def __enter__(self) -> Estimator:
         if len(self.graph) > _MOST_LAYERS:
             raise RunError(f"fp16 is estimated for nets of up to {_MOST_LAYERS:,} layers, not {len(self.graph):,}")
         self._folder = temporary_folder()
         self._worker = self.worker or NcnnWorker()
-        self._runner = self._written("net")
-        listing = list_layers(self.graph)
+        halves = {layer: half for layer in self.graph if (half := in_half(layer)) is not None}
+        listing, self._runner = self._written(halves)
         lines = [(line.layer.outputs, line.tops) for line in listing.lines if line.layer is not None]
         self.names = {blob: top for blobs, tops in lines for blob, top in zip(blobs, tops, strict=True)}
-        self._halves = {layer: half for layer in self.graph if (half := in_half(layer)) is not None}
-        self._in_fp16: dict[frozenset[Layer], NcnnRunner] = {}  # the last one; others of `on` have it as well
+        self._halves = {layer: self.names[half.output] for layer, half in halves.items()}
         self._indexes, self._opaque = index_blobs(self.graph), caches(self.graph) | after_boxes(self.graph)
         public = [blob for blob in self.graph.outputs if not blob.is_input and blob not in self._opaque]
         names = {**listing.inner_names, **listing.names}
@@ -101,6 +103,8 @@ class Estimator:
     def __exit__(self, *_: object) -> None:
         if self.worker is None:
             self._worker.close()
+        if self.bin is not None:
+            os.truncate(self.bin, self._size)
         self._folder.cleanup()
 
     def on(self, feeds: Mapping[Blob, Feed]) -> Estimator:
@@ -109,29 +113,32 @@ class Estimator:
         other.feeds = feeds
         return other
 
-    def _written(self, name: str) -> NcnnRunner:
-        """Write the graph as it is now, and return its runner."""
-        files = NetFiles.at(Path(self._folder.name) / name)
-        write_net(self.graph, files.param, files.bin)
-        return NcnnRunner(files.param, files.bin, worker=self._worker, timeout=self.timeout, threads=None)
+    def _written(self, halves: Mapping[Layer, Layer]) -> tuple[Listing, NcnnRunner]:
+        """Write the net; a layer whose own numbers change in fp16 is in it a second time, with them, at its end.
 
-    def _in_half(self) -> NcnnRunner:
-        """Return the net with the layers' own numbers in fp16, except layers whose masks keep them in 32 bits."""
-        # A BinaryOp has them without fp16 arithmetic, too.
-        chosen = frozenset(layer for layer in self._halves if not layer["featmask"] & Feature.NO_FP16_STORAGE)
-        if not chosen:
-            return self._runner
-        if chosen not in self._in_fp16:
-            self._in_fp16.clear()
-            own = {layer: copy(layer) for layer in chosen}
-            try:
-                for layer in chosen:
-                    _become(layer, self._halves[layer])
-                self._in_fp16[chosen] = self._written("half")
-            finally:
-                for layer, before in own.items():
-                    _become(layer, before)
-        return self._in_fp16[chosen]
+        A walk takes one of the two. So one net in ncnn serves all walks: to load a large one takes longer than to run
+        it.
+        """
+        files = NetFiles.at(Path(self._folder.name) / "net")
+        for layer, half in halves.items():
+            blob = layer.output
+            half.inputs, half.outputs = layer.inputs, (Blob(f"{blob.name}_half", blob.shape, blob.batch),)
+            self.graph.add(half)
+        try:
+            if self.bin is None:
+                write_staged(self.graph, files.param, files.bin)
+            else:
+                files = replace(files, bin=self.bin)
+                self._size = self.bin.stat().st_size
+                with self.bin.open("ab") as stream:
+                    write_weights(halves.values(), stream)
+                write_param(self.graph, files.param)
+            listing = list_layers(self.graph)
+        finally:
+            for half in halves.values():
+                self.graph.remove(half)
+        runner = NcnnRunner(files.param, files.bin, worker=self._worker, timeout=self.timeout, threads=None)
+        return listing, runner
 
     def fetch(self, blob: Blob) -> Fetch:
         """Return a blob of `compared` as the written net has it, with a batch as in `feeds`."""
@@ -148,13 +155,20 @@ class Estimator:
         """Run the net with every blob rounded to "fp16" or "bf16" (or none).
 
         With `noise`, arithmetic in fp16 puts errors of these sizes on the outputs of layers; if blobs are rounded to
-        fp16, the layers' own numbers are too. Without rounding, only blobs with noise are known then, and the outputs.
+        fp16, the layers' own numbers are too, except where masks keep them in 32 bits. Without rounding, only blobs
+        with noise are known then, and the outputs.
         A `sampled` run computes `Walk.inner`.
         """
-        runner = self._runner if noise is None or rounding != "fp16" else self._in_half()
         walk = Walk()
         readers = {layer for layer in self.graph if layer.type in SAMPLED} if sampled else set[Layer]()
-        walked = self._walked(rounding, noise or {}, readers)
+        # A BinaryOp has its own number in fp16 without fp16 arithmetic, too.
+        is_half = noise is not None and rounding == "fp16"
+        halves = {
+            layer: name
+            for layer, name in self._halves.items()
+            if is_half and not layer["featmask"] & Feature.NO_FP16_STORAGE
+        }
+        walked = self._walked(rounding, noise or {}, readers, halves)
         if not rounding and noise is not None:
             walked = {step: blob for step, blob in walked.items() if blob.producer in noise}
         names = {step.blob for step in walked}
@@ -182,19 +196,24 @@ class Estimator:
                             del waiting[each]
 
         feeds = {self.names[blob]: feed for blob, feed in self.feeds.items()}
-        runner.walk(feeds, [*walked, *ends], visit)
+        self._runner.walk(feeds, [*walked, *ends], visit)
         return walk
 
     def largest(self, blobs: Collection[Blob]) -> dict[Blob, float]:
         """Return the largest finite numbers of some blobs in fp32; the net is computed up to the last of them."""
         found: dict[Blob, float] = {}
-        steps = {step: blob for step, blob in self._walked("", {}, ()).items() if blob in blobs}
+        steps = {step: blob for step, blob in self._walked("", {}, (), {}).items() if blob in blobs}
         feeds = {self.names[blob]: feed for blob, feed in self.feeds.items()}
         self._runner.walk(feeds, list(steps), lambda step, stats: found.update({steps[step]: stats.largest}))
         return found
 
-    def _walked(self, rounding: str, noise: Mapping[Layer, Noise], readers: Collection[Layer]) -> dict[WalkStep, Blob]:
-        """Return the blobs to round in a walk, in the order of the file; `readers` need theirs sent."""
+    def _walked(
+        self, rounding: str, noise: Mapping[Layer, Noise], readers: Collection[Layer], halves: Mapping[Layer, str]
+    ) -> dict[WalkStep, Blob]:
+        """Return the blobs to round in a walk, in the order of the file; `readers` need theirs sent.
+
+        `halves` are the blobs to take in place of the outputs of some layers.
+        """
         walked: dict[WalkStep, Blob] = {}
         for layer in self.graph:
             for blob in layer.outputs:
@@ -204,7 +223,8 @@ class Estimator:
                 name = self.names[blob]
                 own = "" if blob in self._indexes or _stays(blob, rounding) else rounding
                 is_sent = any(user in readers for user in blob.users) or self.compared.get(blob) == name
-                walked[WalkStep(name, own, makes_32_bits(layer), *noise.get(layer, Noise()), is_sent)] = blob
+                of_layer = makes_32_bits(layer), *noise.get(layer, Noise()), is_sent, halves.get(layer, "")
+                walked[WalkStep(name, own, *of_layer)] = blob
         return walked
 
 
@@ -235,10 +255,6 @@ def most_ordinary(scales: Sequence[Estimator]) -> int:
 
 def _equal(feeds: Mapping[Blob, Feed], others: Mapping[Blob, Feed]) -> bool:
     return all(np.array_equal(feed.array, others[blob].array) for blob, feed in feeds.items())
-
-
-def _become(layer: Layer, other: Layer) -> None:
-    layer.type, layer.spec, layer.params, layer.weights = other.type, other.spec, other.params, other.weights
 
 
 def _stays(blob: Blob, rounding: str) -> bool:

@@ -30,7 +30,6 @@ from onnx2ncnn_opt.ir.half import (
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.rewrite.prove_masks import SOURCES, Mask, is_wanted
 from onnx2ncnn_opt.runtime.base import Feed
-from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.verification import inputs
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk, most_ordinary
 from onnx2ncnn_opt.verification.inputs import DATA, Draw
@@ -208,12 +207,15 @@ def masks_for_data(
     graph: Graph,
     feeds_of: Callable[[Draw], Mapping[Blob, Feed]],
     seed: int,
-    worker: NcnnWorker | None = None,
+    net: Mapping[str, Any] = MappingProxyType({}),
     **options: Any,
 ) -> tuple[dict[Layer, Mask], Precision]:
-    """Find the masks of a net for inputs like data, which `feeds_of` draws; see `find_masks` for the options."""
+    """Find the masks of a net for inputs like data, which `feeds_of` draws.
+
+    `net` are arguments of the `Estimator`; see `find_masks` for the options.
+    """
     draws = [Draw(seed, plain=True, data=data) for data in DATA]
-    with Estimator(graph, feeds_of(draws[0]), worker=worker) as estimator:
+    with Estimator(graph, feeds_of(draws[0]), **net) as estimator:
         scales = [estimator, *(estimator.on(feeds_of(draw)) for draw in draws[1:])]
         number = most_ordinary(scales)
         others = draws[number]._replace(seed=seed + 1), Draw(seed, inputs.LARGE)
