@@ -31,6 +31,8 @@ _BOOTSTRAP = (
 _COMMON = Path(__file__).with_name("_worker.py")
 _END = re.compile(rb"\0(crashed|ended) (\d{1,9})\0")
 
+# With pages of 4 kB, to get the memory for the weights of a large model takes longer than to read them.
+_LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 _SAID_AT_MOST = 2000
 _KEPT_AT_MOST = 1 << 20
 # Lines that a login may print before the worker does.
@@ -100,8 +102,9 @@ class Child:
     def _start(
         self, command: Sequence[str], programs: Sequence[Path], config: Mapping[str, Any], seconds: float
     ) -> None:
+        environment = {**_LARGE_PAGES, **os.environ}
         try:  # in a session of its own: all of it can be stopped, and an interrupt is for the caller alone
-            self.process = Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True)
+            self.process = Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=environment, start_new_session=True)
         except OSError as error:
             raise Ended(f"cannot be started: {error}") from error
         assert self.process.stdin is not None

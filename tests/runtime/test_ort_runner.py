@@ -157,3 +157,15 @@ def test_products_of_int8_stay_as_they_are() -> None:
     a, b = (rng.integers(-128, 128, shape).astype(np.int8) for shape in ((8, 64), (64, 16)))
     expected = np.clip(np.rint(a.astype(np.int64) @ b.astype(np.int64) / 2.0**13), -128, 127)
     np.testing.assert_array_equal(OrtRunner(serialized(graph, 17, b=b)).run({"a": a})["y"], expected)
+
+
+def test_runners_of_a_file_share_its_session(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(MODEL, path)
+    with closing(OrtWorker()) as worker:
+        first, second = OrtRunner(path, worker=worker), OrtRunner(path, worker=worker)
+        assert len(worker._held) == 1
+        first.close()
+        np.testing.assert_array_equal(second.run({"a": A, "b": B})["y"], A - B)
+        path.write_bytes(serialized("(float[2] a, float[2] b) => (float[2] y) { y = Mul(a, b) }"))
+        np.testing.assert_array_equal(OrtRunner(path, worker=worker).run({"a": A, "b": B})["y"], A * B)

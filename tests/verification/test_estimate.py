@@ -1,4 +1,5 @@
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.shapes import infer_graph
+from onnx2ncnn_opt.param.binary import write_weights
 from onnx2ncnn_opt.rewrite.prove_masks import put_masks
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.verification.estimate import Estimator, most_ordinary
@@ -291,3 +293,20 @@ def test_tanh_of_small_numbers_is_masked_for_gpus() -> None:
     assert precision.ok
     with estimator(graph, 1e3 * x) as estimate:
         assert find_masks([estimate])[0] == {}
+
+
+def test_written_weights_are_used_and_stay_as_they_were(tmp_path: Path) -> None:
+    graph = net("Input x 0 1 x 0=2 1=2 2=4", "Scale y 1 1 x y 0=4")
+    layer(graph, "y").weights["scale_data"] = np.full(4, 1.0001)
+    feeds = {graph.inputs[0]: Feed(np.ones((4, 2, 2), np.float32))}
+    path = tmp_path / "net.bin"
+    with path.open("wb") as stream:
+        write_weights(graph, stream)
+    before = path.read_bytes()
+    with Estimator(graph, feeds, bin=path) as estimate:
+        precision = find_masks([estimate])[1]
+    with Estimator(graph, feeds) as estimate:
+        assert precision == find_masks([estimate])[1]
+    assert precision.error > 0
+    assert path.read_bytes() == before
+    assert len(graph) == 2
