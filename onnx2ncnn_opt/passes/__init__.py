@@ -87,6 +87,7 @@ _ORDER = (
     "fuse_sdpa",
     "eliminate_tile_before_sdpa",
     "limit_mask_fill",
+    "move_factor_before_rotaryembed",
     "fuse_kv_cache",
     "move_views",
     "fuse_multiheadattention",

@@ -1,0 +1,48 @@
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from onnx2ncnn_opt.ir.codes import BinaryOp
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.view import Regroup
+from onnx2ncnn_opt.passes._views import end_of, view_layers
+from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, known_shape, require
+
+_LEAST = 3  # products that two of tables replace
+
+
+@graph_pass(exact=False, purpose="rows of padding in language models")
+def move_factor_before_rotaryembed(graph: Graph) -> Iterator[Replacement | Miss]:
+    """RotaryEmbed(x, cos, sin) * rows   ⇒   RotaryEmbed(x, cos * rows, sin * rows)
+
+    For one factor for each row, which several rotations by the same tables have.
+    """
+    products = defaultdict[tuple[Blob, ...], list[Layer]](list)
+    for layer in graph.layers:
+        if layer.computes(BinaryOp.MUL, scalar=False):
+            for rotated, rows in (layer.inputs, layer.inputs[::-1]):
+                rotary = rotated.producer
+                if rotary and rotary.type == "RotaryEmbed" and rotated.is_read_only_by([layer]):
+                    products[rows, *rotary.inputs[1:]].append(layer)
+    for blobs, found in products.items():
+        if len(found) >= _LEAST:
+            yield from attempt(found[0], _moved, found, *blobs)
+
+
+def _moved(products: Sequence[Layer], rows: Blob, *tables: Blob) -> Replacement:
+    rotaries = [layer.inputs[layer.inputs[0] is rows].producer for layer in products]
+    length = known_shape(rows)[1] if len(known_shape(rows)) == 3 else 0
+    require(rows.shape == (1, length, 1), f"'{rows.name}' has not one number for each row")
+    require(all(known_shape(table)[:-1] == (length,) for table in tables), f"'{rows.name}' has not a table's rows")
+    require(not any(layer["featmask"] for layer in products), "its masks are for the product")
+    first = products[0]
+    views = view_layers(rows, (Regroup((length, 1)),), like=[first])
+    made = [*views]
+    for table in tables:
+        blob = Blob(f"{table.name}_rows", table.shape, table.batch)
+        inputs = table, end_of(rows, views)
+        made.append(Layer("BinaryOp", blob.name, inputs, [blob], {"op_type": BinaryOp.MUL}, origin=first.traced))
+    ends = [layer.output for layer in made[-2:]]
+    pairs = [(layer, rotary) for layer, rotary in zip(products, rotaries, strict=True) if rotary is not None]
+    takes = {layer: rotary.having(inputs=[rotary.inputs[0], *ends]) for layer, rotary in pairs}
+    gone = [layer for pair in pairs for layer in pair]
+    return Replacement(tuple(gone), takes=takes, added=[(layer, first) for layer in made])
