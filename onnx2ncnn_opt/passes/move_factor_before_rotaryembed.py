@@ -22,7 +22,7 @@ def move_factor_before_rotaryembed(graph: Graph) -> Iterator[Replacement | Miss]
             for rotated, rows in (layer.inputs, layer.inputs[::-1]):
                 rotary = rotated.producer
                 if rotary and rotary.type == "RotaryEmbed" and rotated.is_read_only_by([layer]):
-                    products[rows, *rotary.inputs[1:]].append(layer)
+                    products[(rows, *rotary.inputs[1:])].append(layer)
     for blobs, found in products.items():
         if len(found) >= _LEAST:
             yield from attempt(found[0], _moved, found, *blobs)

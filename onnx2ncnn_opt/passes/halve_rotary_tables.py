@@ -1,0 +1,50 @@
+from collections.abc import Iterator
+
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.shapes import assign_shapes
+from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, known_shape, require
+
+
+@graph_pass(exact=True, purpose="language models, whose tables have each angle twice")
+def halve_rotary_tables(graph: Graph) -> Iterator[Replacement | Miss]:
+    """Concat(x, x) ── cos, sin ── RotaryEmbed   ⇒   x ── cos, sin ── RotaryEmbed
+
+    RotaryEmbed reads the first half of a row, or the whole of one that is half as long.
+    """
+    for layer in graph.layers:
+        if layer.graph is graph and layer.type == "Concat" and len(layer.inputs) == 2 and len({*layer.inputs}) == 1:
+            yield from attempt(layer, _halved, layer)
+
+
+def _halved(concat: Layer) -> Replacement | None:
+    rank, width = len(known_shape(concat.output)), known_shape(concat.output)[concat["axis"]]
+    halves = {concat.output: (concat.inputs[0], concat["axis"] % rank)}  # blobs, those of half the size, and the axis
+    added: list[tuple[Layer, Layer | None]] = []
+    takes: dict[Layer, Layer] = {}
+    waiting = [concat.output]
+    while waiting:
+        blob = waiting.pop()
+        half, axis = halves[blob]
+        require(not blob.is_output, f"'{blob.name}' is an output")
+        for user in blob.users:
+            if user.type == "RotaryEmbed":
+                if user["interleaved"] or user.inputs[0] is blob or axis != rank - 1:
+                    return None
+                require(known_shape(user.output)[-1] == width, f"'{user.name}' reads more than half of a row")
+                inputs = takes.get(user, user).inputs
+                takes[user] = user.having(inputs=[half if each is blob else each for each in inputs])
+                continue
+            if user.type == "Permute" and rank == 2:
+                axis_after = 1 - axis if user["order_type"] else axis
+            elif user.type == "UnaryOp" or (user.type == "BinaryOp" and len(user.inputs) == 1):
+                axis_after = axis
+            else:
+                return None
+            new = user.having(inputs=[half])
+            new.outputs = (Blob(f"{user.output.name}_half", batch=user.output.batch),)
+            assign_shapes(new)
+            added.append((new, user))
+            halves[user.output] = new.output, axis_after
+            waiting.append(user.output)
+    gone = (concat, *(blob.producer for blob in halves if blob.producer not in (None, concat)))
+    return Replacement((*gone, *takes), takes=takes, added=added) if takes else None
