@@ -55,7 +55,8 @@ def working_options(
             attempts = iter([{"custom": [*options["custom"], *unknown]}])
         elif error.cut:
             attempts = iter([*attempts, {"outputs": list(error.cut)}])
-    for more in attempts:
+        attempts = chain(_without_refused(loaded, error, {}, options), attempts)
+    while (more := next(attempts, None)) is not None:
         if time.monotonic() > end:
             break
         announce(f"trying {' '.join(as_arguments(more))}")
@@ -67,7 +68,19 @@ def working_options(
         except Error as again:
             if not more and str(again) == str(error):  # so the shapes are not the cause
                 break
+            attempts = chain(_without_refused(loaded, again, more, options), attempts)
     return None
+
+
+def _without_refused(
+    model: LoadedModel, error: Error, tried: Mapping[str, Any], options: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Yield the tried options, without the outputs that are all that is refused with them."""
+    nodes = error.nodes if isinstance(error, UnsupportedError) else ()
+    refused = {node.node for node in nodes if node.operator == "graph output"}
+    outputs = [value.name for value in model.graph.outputs if value.name not in refused]
+    if refused and len(refused) == len(nodes) and outputs and not options["outputs"] and "outputs" not in tried:
+        yield {**tried, "outputs": outputs}
 
 
 def _rounded_up(size: GivenSize) -> GivenSize:

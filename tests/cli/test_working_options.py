@@ -16,6 +16,11 @@ RATE = (
     "y = If(c)<then_branch = a () => (float[1, 128] t) { t = Reshape(x, s) }, "
     "else_branch = b () => (float[1, 128] u) { d = Reshape(x, s) u = Elu(d) }> }"
 )
+EMPTY = (
+    "(bool more, float[1, 4] x, float[1, N] past) => (float[1, 4] y, float[1, M] z) <int64[2] none = {1, 0}> {"
+    "y, z = If(more)<then_branch = a () => (float[1, 4] t, float[1, 0] e) { t = Relu(x) "
+    "e = ConstantOfShape(none) }, else_branch = b () => (float[1, 4] u, float[1, N] f) { u = Neg(x) f = Relu(past) }> }"
+)
 MIDDLE = "(float[1, 4, 4] x) => (float[1] y) { a = Relu(x) b = Det(a) y = Sigmoid(b) }"
 OWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) y = made.up.Op(a) }"
 
@@ -26,6 +31,7 @@ OWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) y = made.up.Op(a) }"
         (FROZEN, "--shape x:1,3,32,32", 3),
         (LENGTH, "--shape x:1,23", 3),
         (RATE, "--value sr=16000 --shape x:1,128 --shape state:2,1,4", 1),
+        (EMPTY, "--value more=true --outputs y", 1),
         (MIDDLE, "--outputs a", 1),
         (OWN, "--custom made.up::Op --no-verify", 1),
     ],
