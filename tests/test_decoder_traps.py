@@ -175,3 +175,71 @@ STATIC: Pairs = (
 def test_a_cache_of_static_length_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedError, match="ScatterND 'ks': the operand has dynamic dimensions"):
         lower(model_of(changed(*STATIC)))
+
+
+# Two of eight experts for each token, as torch's exporter writes a dense mixture.
+EXPERTS: Pairs = (
+    (
+        "    logits = MatMul(y, head)",
+        "    gate = MatMul(y, wk)\n    odds = Softmax<axis = -1>(gate)\n    best, who = TopK<axis = -1>(odds, two)\n"
+        "    none = Mul(odds, zero)\n    share = ScatterElements<axis = -1>(none, who, best)\n"
+        "    turned = Transpose<perm = [1, 0]>(wv)\n    mixed = MatMul(share, turned)\n    experts = Mul(y, mixed)\n"
+        "    logits = MatMul(experts, head)",
+    ),
+)
+STATE: Pairs = (
+    ("float[1, 1, P, 8] past_value)", "float[1, 1, P, 8] past_value, float[1, 1, 16] state)"),
+    ("float[1, 1, T, 8] present_value)", "float[1, 1, T, 8] present_value, float[1, 1, 16] next_state)"),
+    (
+        "    logits = MatMul(y, head)",
+        "    told = ReduceMean<axes = [1]>(y)\n    kept = Mul(state, scale)\n    next_state = Add(kept, told)\n"
+        "    both_ = Add(y, next_state)\n    logits = MatMul(both_, head)",
+    ),
+)
+
+
+def test_a_state_beside_attention_is_fed_by_the_caller(tmp_path: Path) -> None:
+    conversion = convert(model_of(changed(*STATE)), tmp_path / "net")
+    report = present(conversion.report)
+    assert report.ok
+    assert [row.name for row in report.outputs][-1] == "greedy token"
+    assert sum(bool(entry.cache) for entry in conversion.manifest().inputs) == 2
+    with Net(tmp_path / "net") as net:
+        first = net.step([1, 2, 3], {"state": np.zeros((1, 1, 16), np.float32)})
+        second = net.step([4], {"state": first["next_state"]})["logits"]
+        net.rewind(1)
+        other = net.step([4], {"state": np.ones((1, 1, 16), np.float32)})["logits"]
+    assert second.shape == other.shape == (1, 1, 50)
+    assert np.abs(second - other).max() > 1e-3
+
+
+SCANNED: Pairs = (
+    ("float[1, 1, P, 8] past_value)", "float[1, 1, P, 8] past_value, float[1, 16] state)"),
+    (
+        "    logits = MatMul(y, head)",
+        "    end, steps = Scan<num_scan_inputs = 1, scan_input_axes = [1], scan_output_axes = [1], body = step "
+        "(float[1, 16] old, float[1, 16] row) => (float[1, 16] new, float[1, 16] out) "
+        "{ new = Add(old, row) out = Tanh(new) }>(state, y)\n    logits = MatMul(steps, head)",
+    ),
+)
+ROUTED: Pairs = (
+    (
+        "    logits = MatMul(y, head)",
+        "    gate = MatMul(y, wk)\n    rows_y = Squeeze(y, front_)\n    rows_g = Squeeze(gate, front_)\n"
+        "    routed = com.microsoft.MoE<k = 2>(rows_y, rows_g, wq, wq)\n    logits = MatMul(routed, head)",
+    ),
+    ("    word = ", "    front_ = Sub(one, one)\n    word = "),
+)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "said"),
+    [
+        (SCANNED, "Scan 'end': its sequence has the dynamic length S"),
+        (EXPERTS, "ScatterElements 'share': the operand has dynamic dimensions; bind them with --shape"),
+        (ROUTED, r"com\.microsoft::MoE"),
+    ],
+)
+def test_layers_that_are_refused_by_name(pairs: Pairs, said: str) -> None:
+    with pytest.raises(UnsupportedError, match=said):
+        lower(model_of(changed(*pairs)), tail="never")
