@@ -12,9 +12,10 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.caches import caches
-from onnx2ncnn_opt.ir.codes import BinaryOp
+from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction
 from onnx2ncnn_opt.ir.cut import cut
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.param.files import NetFiles, all_or_nothing, read_net, write_staged
 
@@ -84,6 +85,11 @@ def split_llm(files: NetFiles, folder: Path) -> list[Path]:
 
 
 def _parts(graph: Graph) -> _Parts:
+    for layer in graph.layers:
+        if layer.computes(BinaryOp.MUL, scalar=False):
+            for rows, other in (layer.inputs, layer.inputs[::-1]):
+                if _are_open(rows):
+                    graph.redirect(layer.output, other)
     attention = tuple(layer for layer in graph if layer.type in ("SDPA", "MultiHeadAttention"))
     for layer in attention:
         if layer.type != "SDPA" or not layer["kv_cache"]:
@@ -109,6 +115,16 @@ def _parts(graph: Graph) -> _Parts:
         is_product = last.producer.type in ("Gemm", "InnerProduct")
         last = _only(last.producer.inputs, f"operands of {last.producer.type} '{last.producer.name}'")
     return _Parts(ids, embed.output, mask, cos, sin, attention, last, logits)
+
+
+def _are_open(blob: Blob) -> bool:
+    """Return True if a blob is 1 in rows of the mask that see a key: the runner's mask lets each see its own."""
+    layer = blob.producer
+    while layer is not None and layer.has(Trait.MOVES) and len(layer.inputs) == 1:
+        layer = layer.input.producer
+    made = layer.input.producer if layer is not None and layer.type == "Threshold" else None
+    is_largest = made is not None and made.type == "Reduction" and made["operation"] == Reduction.MAX
+    return is_largest and all(each.type != "Embed" for each in _before(blob))
 
 
 def _added(layer: Layer) -> Iterable[float]:

@@ -75,8 +75,31 @@ def whole() -> str:
     return START + BLOCK.format(i=0, n=1) + BLOCK.format(i=1, n=2) + HEAD
 
 
-def test_three_nets_are_the_whole(tmp_path: Path) -> None:
-    files = written(tmp_path, whole())
+# Rows that see no key: attention's queries are 0 there, or its result is. The runner has none.
+OPEN = "Reduction most 1 1 mask most 0=4 1=0 -23303=1,-1 4=1 5=1\nThreshold rows 1 1 most rows 0=-100\n"
+WIDE = f"{OPEN}ExpandDims open 1 1 rows open -23303=1,0\n"
+TABLES = f"{OPEN}BinaryOp gc 2 1 cos rows gc 0=2\nBinaryOp gs 2 1 sin rows gs 0=2\n"
+
+
+def gated(layers: str, *pairs: tuple[str, str]) -> str:
+    text = whole()
+    for old, new in (("RMSNorm     norm0", f"{layers}RMSNorm norm0"), *pairs):
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+GATES = {
+    "none": whole(),
+    "queries": gated(WIDE, ("SDPA        attn0   6 3 qr0", "BinaryOp g0 2 1 qr0 open g0 0=2\nSDPA attn0 6 3 g0")),
+    "tables": gated(TABLES, ("qp0 cos sin", "qp0 gc gs")),
+    "results": gated(WIDE, ("Permute     op0     1 1 o0", "BinaryOp g0 2 1 o0 open g0 0=2\nPermute op0 1 1 g0")),
+}
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_three_nets_are_the_whole(gate: str, tmp_path: Path) -> None:
+    files = written(tmp_path, GATES[gate])
     paths = split_llm(files, tmp_path / "nets")
     assert {path.name for path in paths} == {
         *(f"{name}.ncnn.{kind}" for name in ("embed", "decoder", "lm_head") for kind in ("param", "bin")),
@@ -93,7 +116,7 @@ def test_three_nets_are_the_whole(tmp_path: Path) -> None:
     caches = [f"cache_{role}{i}" for i in (0, 1) for role in "kv"]
     assert {blob.name for blob in decoder.inputs} == {"in0", "in1", "in2", "in3", *caches}
     assert {blob.name for blob in decoder.outputs} == {"out0", *(f"out_{name}" for name in caches)}
-    assert not any(layer.type in ("Embed", "UnaryOp", "MemoryData") for layer in decoder)
+    assert not any(layer.type in ("Embed", "UnaryOp", "MemoryData", "Threshold") for layer in decoder)
     length = 3
     ids = np.array([3, 1, 7], np.int32)
     mask = np.triu(np.full((length, length), -1e4, np.float32), 1)
