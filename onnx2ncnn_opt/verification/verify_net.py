@@ -309,7 +309,7 @@ def _notes(model: LoadedModel, runs: Sequence[Run], rounding: Rounding, is_fixed
         if len(runs) > 1 and all(array.dtype.kind == "f" and array.size for array in arrays):
             numbers = {float(extreme(array)) for array in arrays for extreme in (np.min, np.max)}
             if len(numbers) == 1:
-                yield f"'{name}' is {numbers.pop() + 0:g} for all inputs tried, which proves little (are weights zeros?)"
+                yield f"'{name}' is {numbers.pop() + 0:g} for all inputs tried, which proves little (weights of 0?)"
         for run in runs:
             array = run.reference[name]
             if array.dtype.kind == "f" and np.isnan(array).any():

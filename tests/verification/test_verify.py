@@ -393,7 +393,7 @@ def test_a_model_that_gives_no_number_proves_nothing(tmp_path: Path) -> None:
 def test_an_output_that_is_one_number_proves_little() -> None:
     conversion = lower(parsed("(float[1, 4] x) => (float[1, 4] y) <float zero = {0}> { y = Mul(x, zero) }"))
     [note] = conversion.verify(worker=WORKER).notes
-    assert note == "'y' is 0 for all inputs tried, which proves little (are weights zeros?)"
+    assert note == "'y' is 0 for all inputs tried, which proves little (weights of 0?)"
 
 
 def test_a_model_that_gives_numbers_for_large_inputs_only() -> None:
