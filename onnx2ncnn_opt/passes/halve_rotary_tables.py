@@ -27,24 +27,23 @@ def _halved(concat: Layer) -> Replacement | None:
         half, axis = halves[blob]
         require(not blob.is_output, f"'{blob.name}' is an output")
         for user in blob.users:
-            if user.type == "RotaryEmbed":
-                if user["interleaved"] or user.inputs[0] is blob or axis != rank - 1:
-                    return None
+            if (
+                user.type == "RotaryEmbed"
+                and not user["interleaved"]
+                and user.inputs[0] is not blob
+                and axis == rank - 1
+            ):
                 require(known_shape(user.output)[-1] == width, f"'{user.name}' reads more than half of a row")
-                inputs = takes.get(user, user).inputs
-                takes[user] = user.having(inputs=[half if each is blob else each for each in inputs])
+                takes[user] = user.having(inputs=[half if b is blob else b for b in takes.get(user, user).inputs])
                 continue
-            if user.type == "Permute" and rank == 2:
-                axis_after = 1 - axis if user["order_type"] else axis
-            elif user.type == "UnaryOp" or (user.type == "BinaryOp" and len(user.inputs) == 1):
-                axis_after = axis
-            else:
+            turns = user.type == "Permute" and rank == 2 and user["order_type"] == 1
+            if not turns and (user.type not in ("UnaryOp", "BinaryOp") or len(user.inputs) > 1):
                 return None
             new = user.having(inputs=[half])
             new.outputs = (Blob(f"{user.output.name}_half", batch=user.output.batch),)
             assign_shapes(new)
             added.append((new, user))
-            halves[user.output] = new.output, axis_after
+            halves[user.output] = new.output, 1 - axis if turns else axis
             waiting.append(user.output)
-    gone = (concat, *(blob.producer for blob in halves if blob.producer not in (None, concat)))
+    gone = [concat, *(user for _, user in added if user)]
     return Replacement((*gone, *takes), takes=takes, added=added) if takes else None

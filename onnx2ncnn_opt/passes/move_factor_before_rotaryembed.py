@@ -35,11 +35,10 @@ def _moved(products: Sequence[Layer], rows: Blob, *tables: Blob) -> Replacement:
     require(all(known_shape(table)[:-1] == (length,) for table in tables), f"'{rows.name}' has not a table's rows")
     require(not any(layer["featmask"] for layer in products), "its masks are for the product")
     first = products[0]
-    views = view_layers(rows, (Regroup((length, 1)),), like=[first])
-    made = [*views]
+    made = view_layers(rows, (Regroup((length, 1)),), like=[first])
+    column = end_of(rows, made)
     for table in tables:
-        blob = Blob(f"{table.name}_rows", table.shape, table.batch)
-        inputs = table, end_of(rows, views)
+        blob, inputs = Blob(f"{table.name}_rows", table.shape, table.batch), (table, column)
         made.append(Layer("BinaryOp", blob.name, inputs, [blob], {"op_type": BinaryOp.MUL}, origin=first.traced))
     ends = [layer.output for layer in made[-2:]]
     pairs = [(layer, rotary) for layer, rotary in zip(products, rotaries, strict=True) if rotary is not None]
