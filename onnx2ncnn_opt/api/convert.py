@@ -127,7 +127,8 @@ def _verified(
         with staging as staged:
             announce("estimating what fp16 does to the net")
             with up_to(_ESTIMATED), suppress(RunError):  # verification will say why
-                conversion = conversion.estimated(verification, masks=masks, files=staged, worker=worker)
+                conversion = conversion.estimated(verification, masks=masks, bin=staged.bin, worker=worker)
+                conversion.describe(staged)
             announce("verifying the net against ONNX Runtime")
             report = conversion.verify(verification, files=staged, worker=worker).renamed(
                 astuple(staged), astuple(files)

@@ -197,14 +197,14 @@ class Conversion(Rewritten):
         verification: Verification = Verification(),
         *,
         masks: MasksFor = True,
-        files: Files | None = None,
+        bin: Path | None = None,
         worker: NcnnWorker | None = None,
     ) -> Conversion:
         """Run the net as if in fp16; return the conversion with the `masks` that it needs, and `precision`.
 
-        The inputs are the feeds of the verification, or else like data. `files` are those of the net, if they exist:
-        then they get the masks too. `worker` is a process to use again. Raises RunError if ncnn cannot run the net,
-        and VerificationError for `custom` operators.
+        The inputs are the feeds of the verification, or else like data. `bin` are the weights, if they are written;
+        `worker` is a process to use again. Raises RunError if ncnn cannot run the net, and VerificationError for
+        `custom` operators.
         """
         from onnx2ncnn_opt.runtime.slots import Slot, model_feeds  # both runtimes
         from onnx2ncnn_opt.verification.estimate import Estimator
@@ -222,7 +222,7 @@ class Conversion(Rewritten):
 
         options: dict[str, Any] = {"budget": verification.budget, "masks": masks, "effort": verification.effort}
         options["integers"] = {port.blob for port in self.outputs if not is_float(port.dtype)}
-        net: dict[str, Any] = {"worker": worker, "bin": None if files is None else files.bin}
+        net: dict[str, Any] = {"worker": worker, "bin": bin}
         if verification.feeds is None:
             sizes = first_sizes(source, self.model, manifest, Draw(seed, plain=True), outputs=self.cut)
 
@@ -235,10 +235,7 @@ class Conversion(Rewritten):
             with Estimator(self.graph, by_blob(given), **net) as estimator:
                 found, precision = find_masks([estimator], **options)
         put_masks(self.graph, ((layer, mask.features) for layer, mask in found.items()))
-        conversion = replace(self, masks=(*self.masks, *found.values()), precision=precision)
-        if files is not None:
-            conversion.describe(files)
-        return conversion
+        return replace(self, masks=(*self.masks, *found.values()), precision=precision)
 
     def verify(
         self,
