@@ -5,7 +5,7 @@ from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, known_shape, require
 
 
-@graph_pass(purpose="language models, whose tables have each angle twice")
+@graph_pass(exact=False, purpose="language models, whose tables have each angle twice")
 def halve_rotary_tables(graph: Graph) -> Iterator[Replacement | Miss]:
     """Concat(x, x) ── cos, sin ── RotaryEmbed   ⇒   x ── cos, sin ── RotaryEmbed
 
