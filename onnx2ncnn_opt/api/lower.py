@@ -402,9 +402,10 @@ def _imported(
     if source is not model and isinstance(model, (str, os.PathLike)):
         sha256 = file_hash(Path(model))
         loaded = replace(loaded, digest=lambda: sha256)
+    is_at_run_time = any(node.op_type == "DynamicQuantizeLinear" for node in loaded.graph)
     if quantized == "keep" and without_rounding(loaded.graph):
         found = _graph_of(loaded, batch_axes, operators, tail)
-        if "" in found[1].kept.values():
+        if is_at_run_time or "" in found[1].kept.values():
             return found
         return _imported(model, source, batch_axes, custom, tail, "float", **bindings)
     return _graph_of(loaded, batch_axes, operators, tail)

@@ -13,7 +13,7 @@ from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.api.lower import Conversion, Files
 from onnx2ncnn_opt.errors import UsageError, VerificationError
 from onnx2ncnn_opt.ir.graph import Graph
-from onnx2ncnn_opt.ir.int8 import is_exact
+from onnx2ncnn_opt.ir.int8 import NO_SCALE, is_exact
 from onnx2ncnn_opt.manifest import Entry, Int8, Int8Layer, Manifest, read_manifest
 from onnx2ncnn_opt.onnx.read.load import load_model
 from onnx2ncnn_opt.onnx.read.quantized import Int8 as Int8Product
@@ -115,9 +115,9 @@ def quantize(
     default blocks, and one scale where only that is faster. A `table` of ncnn2table gives the scales of the layers that
     are in it. Times are measured `on` a target of `Verification.on`; for an emulated one a table of kernels decides.
 
-    A model that is quantised already (QDQ, QOperator) keeps its scales and needs no data. The
-    float net is that of the model without its QuantizeLinear and DequantizeLinear, and the int8 net has to be as near
-    to it as the model is in ONNX Runtime, less half a decibel.
+    A model that is quantised already (QDQ, QOperator) keeps its scales and needs no data, unless it finds them at run
+    time. The float net is that of the model without its roundings, and the int8 net has to be as near to it as the
+    model is in ONNX Runtime, less half a decibel.
 
     Raises the errors of `convert`, UsageError for data that does not fit, and RunError if ncnn cannot run the net.
     """
@@ -141,7 +141,8 @@ def quantize(
                 raise UsageError(f"{', '.join(given)} of a conversion: there is none of a net")
             return _of_net(Path(net), bin_beside(Path(net)) if bin is None else Path(bin), data, options)
         known = _with_scales(net)
-        if known is None and data is None:
+        has_scales = known is not None and any(product.input_scale for product in known.scales.values())
+        if data is None and not has_scales:
             raise UsageError("quantize needs samples: give data, as an .npz or a folder")
         with up_to(_CONVERTED):
             source = net if known is None else known.model
@@ -153,7 +154,7 @@ def quantize(
         samples = Samples(_drawn(made) if data is None else data, manifest.model_inputs)
         feeds = _Feeds(samples, [Slot.of(entry) for entry in manifest.inputs])
         announce("quantising")
-        if known is None:
+        if known is None or not has_scales:
             result = quantize_net(files.param, files.bin, feeds, **options)
         else:
             theirs, (scales, reasons) = _of_runtime(net, made, samples), _given(made.graph, known.scales)
@@ -222,8 +223,8 @@ def _given(graph: Graph, products: Mapping[str, Int8Product]) -> tuple[dict[str,
     reasons: dict[str, str] = {}
     for layer in graph:
         known = next((products[name] for name in layer.origin if name in products), None)
-        if known is not None and known.reason:
-            reasons[layer.name] = known.reason
+        if known is not None and (known.reason or not known.input_scale):
+            reasons[layer.name] = known.reason or NO_SCALE
         elif known is not None and not obstacle(layer):
             rows, by_row = rows_of(layer), known.scales
             fits = by_row.size in (1, len(rows))  # a pass may have scaled the weights

@@ -18,6 +18,7 @@ LEVELS = 127
 LARGEST_SUM = 3_728_270
 PRODUCTS = ("Convolution", "ConvolutionDepthWise", "InnerProduct", "Gemm")  # that int8 layers of known scales exist of
 _STATIC = ("Convolution", "ConvolutionDepthWise", "InnerProduct")  # their input has a scale of its own
+NO_SCALE = "the model finds the scale of its input at run time; `quantize --data` finds one for ncnn"
 _BLOCK, _BLOCKS_OF_8_BITS = 128, 802  # numbers that share a scale, and Gemm's quantize_term of such blocks
 # Each row of a weight is as near to multiples of a step as this, in steps, if it was quantised with that step.
 _NEAR = 2e-3
@@ -76,6 +77,8 @@ def imported_int8(layer: Layer, scales: Array, input_scale: float, *, is_positiv
     """Return a float layer as int8 whose weights are multiples of steps, 1 / scales; else None, and the reason."""
     if layer.type not in PRODUCTS:
         return None, f"ncnn has no int8 {layer.type}"
+    if layer.type in _STATIC and not input_scale:
+        return None, NO_SCALE
     if is_garbage_on_x86(layer):
         return None, "ncnn's int8 convolution in groups of 8n channels is wrong on x86"
     rows = rows_of(layer)

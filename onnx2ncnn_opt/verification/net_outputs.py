@@ -185,8 +185,9 @@ class OutputComparison:
         return report
 
     def _is_as_good(self, name: str, result: Array) -> bool:
-        has_integers = holds_integers(self.runner.param, self.runner.bin)
-        return has_integers and self.rounding.is_as_good(name, self.feeds, self.reference[name], result, self.tolerance)
+        is_int8 = holds_integers(self.runner.param, self.runner.bin)
+        reference = self.reference[name]
+        return self.rounding.is_as_good(name, self.feeds, reference, result, self.tolerance, is_int8=is_int8)
 
 
 def manifest_slots(kind: str, names: Sequence[str], entries: Sequence[Entry]) -> list[Slot]:

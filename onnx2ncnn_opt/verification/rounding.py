@@ -111,15 +111,23 @@ class Rounding:
         return self._exact[1]
 
     def is_as_good(
-        self, name: str, feeds: Mapping[str, Array], reference: Array, actual: Array, tolerance: Tolerance
+        self,
+        name: str,
+        feeds: Mapping[str, Array],
+        reference: Array,
+        actual: Array,
+        tolerance: Tolerance,
+        *,
+        is_int8: bool,
     ) -> bool:
-        """Return True if an output of an int8 net errs no more than the model's own quantisation.
+        """Return True if an output of a net errs no more than the model's own quantisation.
 
-        It is as near to the model without quantisation as the model's own output is, up to LOSS. Or it is as near to
-        the model's as a whole step allows where the model's own `tolerance` has half of one: ncnn has no -128, and
-        numbers on one side of 0 have steps of twice the size.
+        A net without the roundings that the model makes at run time is as near to the model without quantisation as the
+        model's own output is; an int8 net is, up to LOSS. Or it is as near to the model's as a whole step allows where
+        the model's own `tolerance` has half of one: ncnn has no -128, and numbers on one side of 0 have steps of twice
+        the size.
         """
-        if self._floats is None or actual.shape != reference.shape:
+        if not (is_int8 or self._rounds_at_run_time) or self._floats is None or actual.shape != reference.shape:
             return False
         wider = replace(tolerance, relative=2 * tolerance.relative, slices=False)
         try:
@@ -128,6 +136,8 @@ class Rounding:
             return False
         numbers = reference.astype(np.float64)  # integers count as numbers
         allowed, noise = (float(np.square(array - right).sum()) for array in (numbers, actual))
+        if not is_int8:
+            return noise <= allowed
         return noise <= allowed * 10 ** (LOSS / 10) or compare(actual, numbers, wider).ok
 
     @cached_property
@@ -205,6 +215,11 @@ class Rounding:
     def _has_integer_products(self) -> bool:
         """True if the model has operators such as MatMulInteger, QLinearConv and DynamicQuantizeMatMul."""
         return any(_OF_INTEGERS.search(node.op_type) for node in read_model(self._model).graph.node)
+
+    @cached_property
+    def _rounds_at_run_time(self) -> bool:
+        """True if the model finds the scales of numbers when it runs."""
+        return any(node.op_type == "DynamicQuantizeLinear" for node in read_model(self._model).graph.node)
 
     def _rewritten(self, model: bytes, folder: Path | None = None) -> OrtRunner:
         """Load a rewritten model; its weights are in the model's own folder, or in another."""

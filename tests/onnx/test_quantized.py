@@ -212,3 +212,71 @@ def test_the_summary_says_what_differs() -> None:
     conversion = checked(model("1,4,9,7", f"{pair('a', 'x')} {WEIGHT} y = Conv(a, v)", SIGNED, w=integers(6, 4, 3, 3)))
     [note] = conversion_fields(conversion, conversion.manifest(), [], 0.0)["notes"]
     assert note.startswith("1 of 1 quantised product in int8; ncnn rounds half away from 0")
+
+
+def at_run_time(name: str, of: str, product: str, weight: str) -> str:
+    """Return a product as quantize_dynamic of ONNX Runtime writes it: rounded input, integers, both scales behind."""
+    return f"""
+        {name}_q, {name}_s, {name}_z = DynamicQuantizeLinear({of}) {name}_f = Mul({name}_s, s{weight})
+        {name}_i = {product}({name}_q, {weight}, {name}_z, z{weight}) {name}_c = Cast<to = 1>({name}_i)
+        {name} = Mul({name}_c, {name}_f)
+    """
+
+
+RUN_TIME = "float sw = {0.01}, int8 zw = {0}, float sk = {0.01}, uint8 zk = {130}"
+
+
+def test_inputs_that_are_rounded_at_run_time() -> None:
+    """Convolutions are float without the roundings; ncnn's Gemm rounds its input itself."""
+    nodes = f"""
+        {at_run_time("a", "x", "ConvInteger<pads = [1,1,1,1]>", "w")} r = Relu(a) t = Reshape(r, to)
+        {at_run_time("b", "t", "MatMulInteger", "m")} {at_run_time("y", "b", "MatMulInteger", "k")}
+    """
+    arrays: dict[str, Any] = {
+        "w": integers(8, 4, 3, 3),
+        "m": integers(9, 16, seed=1),
+        "k": (integers(16, 5, seed=2) + 130.0).clip(0, 255).astype(np.uint8),
+        "to": np.array([1, 56, 9]),
+    }
+    constants = f"{RUN_TIME}, float sm = {{0.02}}, int8 zm = {{0}}"
+    conversion = checked(model("1,4,9,7", nodes, constants, **arrays))
+    assert types(conversion) == ["Convolution", "Reshape", "Gemm", "Gemm"]
+    assert int8_types(conversion) == ["Gemm", "Gemm"]
+    assert [reason[:44] for reason in conversion.kept.values() if reason] == [
+        "the model finds the scale of its input at ru"
+    ]
+    exact = lower(model("1,4,9,7", nodes, constants, **arrays))
+    assert len(exact.graph) > 100, "by default each rounding is that of the model"
+    notes = conversion_fields(exact, exact.manifest(), [], 0.0)["notes"]
+    assert any("--quantized keep leaves it out" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("a_i = ConvInteger(a_q, w, a_z, zw)", "a_i = ConvInteger(a_q, w, zk, zw)"),  # another zero point
+        ("a_f = Mul(a_s, sw)", "a_f = Mul(sk, sw)"),  # another scale
+        ("a_f = Mul(a_s, sw)", "a_f = Add(a_s, sw)"),
+        ("a_c = Cast<to = 1>(a_i)", "a_n = Neg(a_i) a_c = Cast<to = 1>(a_n)"),  # another reader of the integers
+        ("y = Relu(a)", "o = Cast<to = 1>(a_q) p = ReduceMean(o) y = Add(a, p)"),  # of the rounded input
+    ],
+)
+def test_roundings_at_run_time_that_stay(change: tuple[str, str]) -> None:
+    """Whatever is not the quantiser's form is computed as it stands."""
+    nodes = f"{at_run_time('a', 'x', 'ConvInteger', 'w')} y = Relu(a)"
+    assert change[0] in nodes
+    proto = model("1,4,9,7", nodes.replace(*change), RUN_TIME, w=integers(6, 4, 3, 3))
+    conversion = checked(proto)
+    assert len(conversion.graph) > 30
+
+
+def test_a_net_without_the_roundings_is_no_worse_than_the_model() -> None:
+    """A weight that is off by more than the roundings make is found."""
+    nodes = f"{at_run_time('a', 'x', 'ConvInteger', 'w')} y = Relu(a)"
+    conversion = lower(model("1,4,9,7", nodes, RUN_TIME, w=integers(6, 4, 3, 3)), quantized="keep")
+    [layer] = [layer for layer in conversion.graph if layer.type == "Convolution"]
+    assert conversion.verify().ok
+    weights = layer.weights["weight_data"].copy()
+    weights[0] *= 3
+    layer.weights["weight_data"] = weights
+    assert not conversion.verify().ok

@@ -1,5 +1,8 @@
 """If, Loop and Scan: the branch that a known condition takes, and loops unrolled whose trip count is known.
 
+An If whose condition is computed takes its result from one of both branches. If these are light, it is refused: it may
+follow the net in its tail, which runs one branch only.
+
 Their graphs are imported in place of the node, once for each iteration. Whether a loop goes on has to be known at every
 iteration: its condition is constant, or follows from constants, sizes and the iteration's number.
 """
@@ -12,14 +15,32 @@ import onnx_ir
 
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.concat import stacked, unstacked
+from onnx2ncnn_opt.onnx.lower.functional.where import where
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Item, Operand, SymbolicTensor, Tensor, Value
+
+# Operators with weights, which no tail has.
+_WEIGHTED = frozenset({"Conv", "ConvTranspose", "GRU", "Gemm", "LSTM", "MatMul", "RNN"})
 
 
 @onnx_op("If", integers=True)
 def if_(im: ImportContext, cond: Item, *, then_branch: onnx_ir.Graph, else_branch: onnx_ir.Graph) -> tuple[Item, ...]:
-    """Take the branch of a known condition."""
+    """Take the branch of a known condition; compute both, and choose, if one needs a net."""
+    is_weighted = any(node.op_type in _WEIGHTED for branch in (then_branch, else_branch) for node in branch.all_nodes())
+    if isinstance(cond, Tensor) and is_weighted and not im.value_hint(0):
+        pairs = zip(im.inlined(then_branch), im.inlined(else_branch), strict=True)
+        return tuple(_chosen(im, im.reshape(cond, ()), *pair) for pair in pairs)
     return im.inlined(then_branch if _holds(im, cond, 0) else else_branch)
+
+
+def _chosen(im: ImportContext, condition: Value, *results: Item) -> Value:
+    a, b = (im.tensor(x) if isinstance(x, SymbolicTensor) else x for x in results)
+    if not (isinstance(a, Operand) and isinstance(b, Operand)):
+        raise im.refuse("its branches give sequences, and its condition is known only at run time", "cut it out")
+    if a.shape != b.shape:
+        shapes = " and ".join(f"[{', '.join(map(str, each.shape))}]" for each in (a, b))
+        raise im.refuse(f"its condition is known only at run time, and its branches give {shapes}", "cut it out")
+    return where(im, condition, a, b)
 
 
 @onnx_op("Loop", integers=True)

@@ -31,13 +31,14 @@ _UNARY = {
     "QLinearSoftmax": "Softmax",
 }
 _BINARY = {"QLinearAdd": "Add", "QLinearMul": "Mul"}
-_QUANTISE = ("QuantizeLinear", "QLinearConv", "QLinearMatMul", "QGemm")
+_QUANTISE = ("QuantizeLinear", "QLinearConv", "QLinearMatMul", "QGemm", "DynamicQuantizeLinear")
+_OF_INTEGERS = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}
 _NOT_ONNX = ("channels_last", "opset")  # attributes that only ONNX Runtime's operators have
 _PRODUCTS = ("Conv", "Gemm", "MatMul")
 
 
 class Int8(NamedTuple):
-    """The scales of a product: of its input, and of the rows of its weight; why it has to stay in float."""
+    """The scales of a product: of its input, 0 if unknown, and of its weight's rows; why it has to stay in float."""
 
     input_scale: float
     is_positive: bool
@@ -110,6 +111,7 @@ class _Walk:
         self._floats: dict[onnx_ir.Value, _Quantised] = {}  # by the value of 8 bits
         self._known: dict[onnx_ir.Value, _Quantised] = {}  # the same by the float
         self._weights: dict[onnx_ir.Value, _Weight] = {}  # by the constant of floats
+        self._at_run_time: set[onnx_ir.Value] = set()  # products whose input the model quantises at run time
         self._at: onnx_ir.Node
 
     def see(self, node: onnx_ir.Node) -> None:
@@ -126,6 +128,8 @@ class _Walk:
             self._conv(node)
         elif kind in ("QLinearMatMul", "QGemm"):
             self._matmul(node)
+        elif kind in _OF_INTEGERS:
+            self._product_at_run_time(node)
         elif kind in _UNARY:
             operand = self._operand(node.inputs[:3])
             attributes = {a.name: a.value for a in node.attributes.values() if a.name not in _NOT_ONNX}
@@ -181,6 +185,30 @@ class _Walk:
             step = a.scale * weight.steps.astype(np.float64) * _attribute(node, "alpha", 1.0)
             operands.append(self._initializer((bias * step).astype(np.float32)))
         self._result(node, "Gemm" if is_gemm else "MatMul", operands, ends, attributes)
+
+    def _product_at_run_time(self, node: onnx_ir.Node) -> None:
+        """Replace a product of integers, the Cast behind it and the product with both scales, as quantisers write it.
+
+        DynamicQuantizeLinear gives the integers, their scale and their zero point: the float is its input.
+        """
+        x, w, x_zero, w_zero = (*node.inputs, None, None)[:4]
+        cast = _only_reader(node.outputs[0], "Cast")
+        scaled = None if cast is None else _only_reader(cast.outputs[0], "Mul")
+        made_by = None if x is None else x.producer()
+        if scaled is None or made_by is None or made_by.op_type != "DynamicQuantizeLinear" or w is None:
+            return
+        scale, zero = made_by.outputs[1:]
+        by = next((value for value in scaled.inputs if value is not None and value.producer() is not cast), None)
+        factors = [] if by is None or (mul := by.producer()) is None or mul.op_type != "Mul" else list(mul.inputs)
+        if x_zero is not zero or len(factors) != 2 or scale not in factors:
+            return
+        step = factors[1 - factors.index(scale)]
+        weight = None if step is None else self._weight(w, step, w_zero, 0 if node.op_type == "ConvInteger" else -1)
+        if weight is not None:
+            attributes = {a.name: a.value for a in node.attributes.values()}
+            [made] = self._node(_OF_INTEGERS[node.op_type], [made_by.inputs[0], weight], attributes)
+            self._at_run_time.add(made)
+            self._supersede(scaled.outputs[0], made)
 
     def _move(self, node: onnx_ir.Node, x: _Quantised) -> None:
         if any(value in self._floats for value in node.inputs[1:]):
@@ -330,7 +358,7 @@ class _Walk:
             reason = "its weight has numbers beyond -127 to 127, as zero points make them"
         elif weight.steps.size > 1 and weight.axis != rows:
             reason = "its weight has a scale for each input"
-        elif found is None:
+        elif found is None and node.outputs[0] not in self._at_run_time:
             reason = "its input is not quantised"
         with np.errstate(divide="ignore"):
             scales = np.where(weight.steps > 0, 1 / weight.steps, 1).astype(np.float32)
@@ -357,6 +385,13 @@ class _Walk:
         for name, value in list(self._graph.initializers.items()):
             if not value.uses() and not value.is_graph_output():
                 del self._graph.initializers[name]
+
+
+def _only_reader(value: onnx_ir.Value, op_type: str) -> onnx_ir.Node | None:
+    """Return the one node that reads a value, if it is of this type."""
+    readers = [node for node, _ in value.uses()]
+    is_only = len(readers) == 1 and readers[0].op_type == op_type and not value.is_graph_output()
+    return readers[0] if is_only else None
 
 
 def _attribute(node: onnx_ir.Node, name: str, otherwise: Any) -> Any:
