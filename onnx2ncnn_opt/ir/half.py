@@ -21,6 +21,7 @@ from onnx2ncnn_opt.ir.codes import Activation, Reduction, UnaryOp
 from onnx2ncnn_opt.ir.dim import exact_div, product
 from onnx2ncnn_opt.ir.features import FP32, Device, Feature
 from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.int8 import CRASH_OF_GPUS, crashes_gpus
 from onnx2ncnn_opt.ir.kernels import has_3x3_taps, has_kernel
 
 Array = NDArray[Any]
@@ -146,13 +147,15 @@ def winograd_tile(layer: Layer) -> int:
 
 
 def faulty_kernels(layer: Layer) -> Iterator[tuple[Feature, str, Device]]:
-    """Yield the features under which a device's 16-bit kernel for a layer may compute wrong results, and why."""
+    """Yield the features under which a device's kernel for a layer crashes or may compute wrong results, and why."""
     if _is_strided_depthwise(layer):
         reason = "ncnn's fp16 kernel on ARM for 3x3, stride 2, reads a wrong row where the width is 4n+2 or 4n+3"
         yield Feature.NO_FP16_ARITHMETIC, reason, "arm"
     if layer.type == "Permute" and _permutes_odd_channels(layer):
         reason = "ncnn's 16-bit kernel on GPUs moves 4n channels of an odd number of elements to wrong places"
         yield Feature.NO_VULKAN, reason, "vulkan"
+    if crashes_gpus(layer):
+        yield Feature.NO_VULKAN, CRASH_OF_GPUS, "vulkan"
 
 
 def _is_strided_depthwise(layer: Layer) -> bool:

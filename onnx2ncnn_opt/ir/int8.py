@@ -19,6 +19,8 @@ LARGEST_SUM = 3_728_270
 PRODUCTS = ("Convolution", "ConvolutionDepthWise", "InnerProduct", "Gemm")  # that int8 layers of known scales exist of
 _STATIC = ("Convolution", "ConvolutionDepthWise", "InnerProduct")  # their input has a scale of its own
 NO_SCALE = "the model finds the scale of its input at run time; `quantize --data` finds one for ncnn"
+CRASH_OF_GPUS = "ncnn crashes on GPUs of phones and laptops: its shader of an int8 Gemm with one scale does not compile"
+BLOCKS = 400  # from this quantize_term on, a Gemm's B has blocks of integers; C stays float, and rows are not mixed
 _BLOCK, _BLOCKS_OF_8_BITS = 128, 802  # numbers that share a scale, and Gemm's quantize_term of such blocks
 # Each row of a weight is as near to multiples of a step as this, in steps, if it was quantised with that step.
 _NEAR = 2e-3
@@ -55,22 +57,31 @@ def is_garbage_on_x86(layer: Layer) -> bool:
     return bool(max(made, read) > 1 and (made % 8 == 0 or read % 8 == 0))
 
 
-def scales_of(rows: Array) -> Array:
-    """Return 127 / largest number of each row, and 1 for a row of zeros."""
-    largest = np.abs(rows).max(1)
-    return np.where(largest > 0, LEVELS / np.where(largest > 0, largest, 1), 1).astype(np.float32)
+def crashes_gpus(layer: Layer) -> bool:
+    """Return True for an int8 Gemm without blocks: where ncnn uses no shared memory, its shader does not compile.
+
+    gemm_int8.comp declares gx4 twice there, and net.cpp uses shared memory on discrete GPUs only.
+    """
+    return layer.type == "Gemm" and 0 < layer["quantize_term"] < BLOCKS
 
 
-def whole(rows: Array, scales: Array) -> Array:
-    """Return float weights as int8, with a scale for each row."""
-    scaled = rows.astype(np.float64) * scales.astype(np.float64)[:, None]
-    return np.clip(np.rint(scaled), -LEVELS, LEVELS).astype(np.int8)
+def row_scales(rows: Array, bits: int = 8) -> Array:
+    """Return a scale for each row of weights; 1 for a row of zeros."""
+    largest = np.abs(rows).max(axis=1, initial=0.0)
+    has_scale = largest > 2.0**-100  # the scale of smaller ones overflows
+    return np.where(has_scale, (2 ** (bits - 1) - 1) / np.where(has_scale, largest, 1), 1.0).astype(np.float32)
+
+
+def integers(numbers: Array, scales: Array) -> Array:
+    """Return numbers as ncnn rounds them."""
+    scaled = numbers.astype(np.float64) * scales
+    return np.clip(np.trunc(scaled + np.copysign(0.5, scaled)), -LEVELS, LEVELS).astype(np.int8)
 
 
 def is_exact(rows: Array, scales: Array) -> bool:
     """Return True if scales make whole numbers from -127 to 127 of all weights."""
     scaled = rows.astype(np.float64) * scales.astype(np.float64)[:, None]
-    return bool((np.abs(scaled - whole(rows, scales)) < _NEAR).all())
+    return bool((np.abs(scaled - integers(rows, scales[:, None])) < _NEAR).all())
 
 
 def imported_int8(layer: Layer, scales: Array, input_scale: float, *, is_positive: bool) -> tuple[Layer | None, str]:
@@ -96,7 +107,7 @@ def imported_int8(layer: Layer, scales: Array, input_scale: float, *, is_positiv
 
 def in_blocks(layer: Layer, scales: Array) -> Layer:
     """Return a Gemm of a float B, transposed, as 8-bit blocks, with a scale for each row."""
-    numbers, blocks = whole(rows_of(layer), scales), -(-layer["constantK"] // _BLOCK)
+    numbers, blocks = integers(rows_of(layer), scales[:, None]), -(-layer["constantK"] // _BLOCK)
     weights: dict[str, Array | Weight | None] = {"B_data": None}
     weights["B_data_packed_bytes"] = Weight(numbers.reshape(-1).view(np.uint8), Encoding.BYTES)
     weights["B_data_quantize_scales"] = np.repeat(scales, blocks)
@@ -109,7 +120,7 @@ def in_int8(layer: Layer, scales: Array, input_scale: float | None = None, *, is
     A Gemm has no scale for its input, and one for all rows. A convolution whose sums may be too large for winograd does
     without it; `is_positive` inputs have smaller ones.
     """
-    numbers = whole(rows_of(layer), scales)
+    numbers = integers(rows_of(layer), scales[:, None])
     data = Weight(numbers.reshape(-1), Encoding.INT8)
     if layer.type == "Gemm":
         return layer.having(weights={"B_data": data, "B_data_int8_scale": scales[:1]}, quantize_term=2)

@@ -12,7 +12,6 @@ from onnx2ncnn_opt.rewrite.rule import require
 
 # The last three say how the runtime shall cut the matrices; a Gemm that has them is made for one machine.
 _HINTS = ("output_elempack", "output_elemtype", "constant_TILE_M", "constant_TILE_N", "constant_TILE_K")
-BLOCKS = 400  # from this quantize_term on, B has blocks of integers; C stays float, and rows are not mixed
 # A matrix of so many products is one constant where its copies would be so many numbers (4 MB).
 _SHARED_PRODUCTS, _SHARED_NUMBERS = 4, 2**20
 

@@ -6,11 +6,11 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.int8 import BLOCKS
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import per_channel, per_column
 from onnx2ncnn_opt.passes._fold import linear, require_offsets_fold
 from onnx2ncnn_opt.passes._gemm import (
-    BLOCKS,
     columns_of_b,
     has_c,
     offset_per_column,

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from onnx2ncnn_opt.ir.codes import GemmC
 from onnx2ncnn_opt.ir.dim import product
 from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.ir.int8 import BLOCKS
 from onnx2ncnn_opt.ir.layers import types_with
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.passes._crops import cropped, last_row, part
 from onnx2ncnn_opt.passes._fold import require_own_weights
-from onnx2ncnn_opt.passes._gemm import BLOCKS, linear_of
+from onnx2ncnn_opt.passes._gemm import linear_of
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 

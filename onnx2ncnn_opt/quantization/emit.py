@@ -13,12 +13,19 @@ from numpy.typing import NDArray
 from onnx2ncnn_opt.ir.codes import Direction, GemmC
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.int8 import LARGEST_SUM, may_use_winograd
+from onnx2ncnn_opt.ir.int8 import (
+    LARGEST_SUM,
+    LEVELS,
+    crashes_gpus,
+    integers,
+    is_garbage_on_x86,
+    may_use_winograd,
+    row_scales,
+)
 from onnx2ncnn_opt.ir.weight import Encoding, Weight
 from onnx2ncnn_opt.param.binary import is_quantised
 
 Array = NDArray[Any]
-HIGHEST = 127
 _MARGIN = 4  # a sum may be so many times as large as the largest that data gave
 _BLOCK = 64  # numbers of a Gemm's row that have a scale of their own
 _OF_BLOCKS = 801  # quantize_term: 8 bits, blocks of 64
@@ -85,24 +92,13 @@ def rows_of(layer: Layer) -> Array:
     return layer.weights["weight_data"].reshape(rows, -1)
 
 
-def row_scales(rows: Array, bits: int = 8) -> Array:
-    """Return a scale for each row of weights; 1 for a row of zeros."""
-    largest = np.abs(rows).max(axis=1, initial=0.0)
-    has_scale = largest > 2.0**-100  # the scale of smaller ones overflows
-    return np.where(has_scale, (2 ** (bits - 1) - 1) / np.where(has_scale, largest, 1), 1.0).astype(np.float32)
-
-
-def integers(numbers: Array, scales: Array) -> Array:
-    """Return numbers as ncnn rounds them."""
-    scaled = numbers.astype(np.float64) * scales
-    return np.clip(np.trunc(scaled + np.copysign(0.5, scaled)), -HIGHEST, HIGHEST).astype(np.int8)
-
-
 def quantise(graph: Graph, scales: Mapping[str, Scales], *, joins: bool = True) -> None:
     """Make layers int8, by name. With `joins` convolutions hand int8 to each other where they can."""
     chosen = [layer for layer in graph if layer.name in scales]
     for layer in chosen:
         _KINDS[layer.type].quantise(layer, scales[layer.name])
+        if crashes_gpus(layer):
+            layer.params["featmask"] = layer["featmask"] | Feature.NO_VULKAN
     for layer in chosen if joins else ():
         if layer.type in _CONVOLUTIONS and _takes_int8(layer.output, scales):
             layer.params["int8_scale_term"] += 100
@@ -272,7 +268,7 @@ def needs_sums(layer: Layer) -> bool:
 
 
 def _largest_sum(rows: Array, by_row: Array) -> float:
-    return float(np.abs(integers(rows, by_row[:, None]).astype(np.int64)).sum(axis=1).max()) * HIGHEST
+    return float(np.abs(integers(rows, by_row[:, None]).astype(np.int64)).sum(axis=1).max()) * LEVELS
 
 
 def _window_obstacle(layer: Layer) -> str:
@@ -284,10 +280,7 @@ def _window_obstacle(layer: Layer) -> str:
 
 
 def _group_obstacle(layer: Layer) -> str:
-    """ncnn reads memory that nobody wrote if the channels of a group are a multiple of 8 and packed."""
-    outputs, group = layer["num_output"], layer["group"]
-    inputs = layer["weight_data_size"] * group // (outputs * layer["kernel_w"] * layer["kernel_h"])
-    if (inputs, outputs) != (group, group) and not (inputs // group % 8 and outputs // group % 8):
+    if is_garbage_on_x86(layer):
         return "on x86 ncnn computes grouped convolutions of int8 wrong where a group has 8n channels"
     return _window_obstacle(layer)
 

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.int8 import integers, row_scales
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.progress import counted
-from onnx2ncnn_opt.quantization.emit import integers, row_scales, rows_of
+from onnx2ncnn_opt.quantization.emit import rows_of
 from onnx2ncnn_opt.quantization.thresholds import METHODS
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.runtime.ncnn import BlobStats, NcnnRunner, WalkStep

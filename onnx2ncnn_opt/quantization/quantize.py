@@ -16,13 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.ir.cost import multiplications
 from onnx2ncnn_opt.ir.graph import Graph
-from onnx2ncnn_opt.ir.int8 import may_use_winograd
+from onnx2ncnn_opt.ir.int8 import CRASH_OF_GPUS, LEVELS, crashes_gpus, may_use_winograd
+from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.progress import announce, counted
 from onnx2ncnn_opt.quantization.emit import (
-    HIGHEST,
     Scales,
     form_of,
     has_static_scale,
@@ -38,6 +39,7 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import LOCAL, find_target
 from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verification.agreement import Agreement, decibels
+from onnx2ncnn_opt.verification.knapsack import cheapest
 
 Array = NDArray[Any]
 WEIGHTS = ("int8", "block8")
@@ -49,6 +51,11 @@ _POOR = 15.0  # decibels, below which an output is of little use
 _LOUD = 100.0  # a median of layers' largest inputs that hints at pixels in place of normalised numbers
 _GAIN = 0.03  # of a layer's time that int8 has to save
 _ATTEMPTS = 12
+_WORK, _MOST = 10**11, 64  # multiplications to measure each layer alone, if these are FEW samples or more; their most
+_MEMORY = 2**28  # bytes of the float net's outputs
+_CLOSE = 1.0  # decibels above a budget that are near enough
+_MORE, _LESS = 1.05, 0.7  # of the noise, in the next attempt if a budget is missed
+_ALL_NOISE = 1e6  # a share of noise that is as good as infinite, and can be added up
 
 
 @dataclass(frozen=True)
@@ -108,9 +115,9 @@ class Quantized:
     """A net of int8, its layers, and how far it is from the float net.
 
     `decibels` is the ratio of signal to noise of the worst output over samples that the scales do not come from where
-    there are enough, `predicted` the same from the layers alone; `top1` is the share of rows with the same largest
-    entry, None if no output has rows of classes. `seconds` are those of a run in float and in int8, and `times` says
-    whose they are. `bytes` are those of the .bin. `missed` says what keeps the net from being what was asked for.
+    there are enough, `predicted` the same from the noise of single layers; `top1` is the share of rows with the same
+    largest entry, None if no output has rows of classes. `seconds` are those of a run in float and in int8, and `times`
+    says whose they are. `bytes` are those of the .bin. `missed` says what keeps the net from being what was asked for.
     """
 
     graph: Graph
@@ -157,6 +164,7 @@ class _Nets:
         self.outputs = self.float.output_names()
         self.held = range(_HELD - 1, len(feeds), _HELD) if len(feeds) >= 2 * FEW else range(len(feeds))
         self._expected: dict[int, dict[str, Array]] = {}
+        self._bytes = 0  # of these outputs
 
     def graph(self, scales: Mapping[str, Scales]) -> Graph:
         """Return the net with these layers in int8."""
@@ -187,9 +195,13 @@ class _Nets:
 
     def expected(self, index: int) -> dict[str, Array]:
         """Return the float net's outputs for a sample."""
-        if index not in self._expected:
-            self._expected[index] = self._run(self.float, index)
-        return self._expected[index]
+        if index in self._expected:
+            return self._expected[index]
+        outputs = self._run(self.float, index)
+        self._bytes += sum(array.nbytes for array in outputs.values())
+        if self._bytes <= _MEMORY:
+            self._expected[index] = outputs
+        return outputs
 
     def _run(self, runner: NcnnRunner, index: int) -> dict[str, Array]:
         feeds = self.feeds[index]
@@ -197,14 +209,17 @@ class _Nets:
         return runner.run(feeds, [Fetch(name, axis) for name in self.outputs])
 
     def compare(
-        self, scales: Mapping[str, Scales], samples: Collection[int], worker: NcnnWorker | None = None
+        self, scales: Mapping[str, Scales], *groups: Collection[int], worker: NcnnWorker | None = None
     ) -> Agreement:
-        """Return how far the net with these layers in int8, there, agrees with the float net here."""
+        """Return how a net with these layers in int8, there, agrees with the float net here on the worst group."""
         runner = self.runner(scales, worker)
-        found = Agreement()
-        for index in samples:
-            found.add(self.expected(index), self._run(runner, index))
-        return found
+        found = [Agreement() for _ in groups]
+        for index in sorted({index for group in groups for index in group}):
+            outputs = self._run(runner, index)
+            for agreement, group in zip(found, groups, strict=True):
+                if index in group:
+                    agreement.add(self.expected(index), outputs)
+        return max(found, key=lambda each: each.noise)
 
     def blob_seconds(self, runner: NcnnRunner, names: Sequence[str]) -> tuple[list[float], float]:
         """Return the seconds of the layers that make these blobs, and of a whole run."""
@@ -236,6 +251,9 @@ def quantize_net(  # noqa: PLR0913
     Raises UsageError for data or names that do not fit.
     """
     net = read_net(param, bin).graph
+    for blob in net.inputs:
+        blob.shape, blob.batch = feeds[0][blob.name].mat
+    infer_graph(net)
     by_name, rows = {layer.name: layer for layer in net}, _rows(net, keep)
     candidates = [name for name, row in rows.items() if not row.reason and (given is None or name in given)]
     if not candidates:
@@ -259,11 +277,13 @@ def quantize_net(  # noqa: PLR0913
             scales = nets.with_sums(scales, used)
         else:
             scales = dict(given)
-        few = list(nets.held)[:FEW]
+        half = min(_MOST, max(FEW, _WORK // (len(candidates) * (multiplications(net) or _WORK)))) // 2
+        held, others = nets.held[:half], [i for i in range(len(feeds)) if i not in nets.held][:half]
+        few = [held, [*held, *others]]
         for name in counted(candidates, "ncnn runs the net with one layer in int8", "layers"):
-            rows[name] = replace(rows[name], noise=nets.compare({name: scales[name]}, few).noise)
+            rows[name] = replace(rows[name], noise=nets.compare({name: scales[name]}, *few).noise)
             if name in seen:
-                cut = seen[name].share_above(HIGHEST / scales[name].input) if has_static_scale(by_name[name]) else 0.0
+                cut = seen[name].share_above(LEVELS / scales[name].input) if has_static_scale(by_name[name]) else 0.0
                 rows[name] = replace(rows[name], largest=seen[name].largest, cut=cut)
         announce("timing the layers in float and in int8")
         rows = _timed(nets, net, rows, scales)
@@ -294,7 +314,7 @@ def _with_forms(
     graph: Graph,
     rows: dict[str, Row],
     scales: dict[str, Scales],
-    samples: Sequence[int],
+    samples: Sequence[Collection[int]],
     *,
     is_free: bool,
 ) -> tuple[dict[str, Row], dict[str, Scales]]:
@@ -313,14 +333,14 @@ def _with_forms(
     for name, form in forms.items():
         if name in slow and timed[name].is_faster:
             scales[name] = form
-            rows[name] = replace(timed[name], noise=nets.compare({name: form}, samples).noise)
+            rows[name] = replace(timed[name], noise=nets.compare({name: form}, *samples).noise)
         elif name not in slow and timed[name].seconds[1] < rows[name].seconds[1] * (1 - _GAIN):
             scales[name], rows[name] = form, timed[name]
     return rows, scales
 
 
 def _scales(seen: Observed, method: str) -> Scales:
-    return Scales(HIGHEST / seen.threshold(method), seen.means)
+    return Scales(LEVELS / seen.threshold(method), seen.means)
 
 
 def _without_poor(row: Row) -> Row:
@@ -389,37 +409,44 @@ def _within(
     notes: list[str],
     every: bool,
 ) -> Quantized:
-    """Leave out layers, those first that make most noise for the time they save, until the net keeps the budget."""
+    """Leave out the layers that make most noise for the time they save, until the measured net keeps the budget.
 
-    def price(name: str) -> float:
-        saved = max(rows[name].seconds[0] - rows[name].seconds[1], 1e-9)
-        return rows[name].noise if every else rows[name].noise / saved
-
-    allowed = 10 ** (-budget.decibels / 10)
-    result: Quantized | None = None
+    Powers of noise add up, but for a factor that the last measured net tells: numbers that are cut off in one layer are
+    not cut off again in the next, and loud noise grows no further.
+    """
+    powers = {name: min(rows[name].noise, _ALL_NOISE) for name in chosen}
+    saved = {name: 1.0 if every else max(rows[name].seconds[0] - rows[name].seconds[1], 1e-9) for name in chosen}
+    factor, room = 1.0, math.inf  # the first net tells the factor
+    tried: dict[frozenset[str], Quantized] = {}
+    best: frozenset[str] = frozenset()
     for _ in range(_ATTEMPTS):
-        while chosen and sum(rows[name].noise for name in chosen) > allowed:
-            chosen.remove(max(chosen, key=price))
-        result = _measured(nets, rows, scales, chosen, notes, every)
-        too_slow = not every and chosen and result.seconds[1] > _SLOWER * result.seconds[0]
-        if not chosen:
+        steps = [(power / saved[name], name, True, 0.0) for name, power in powers.items()]
+        floats = cheapest(powers, steps, saved.__getitem__, room / max(factor, 1e-30))
+        some = frozenset(powers).difference(floats)
+        if some in tried:
             break
-        if not result.misses(budget) and not too_slow:
-            return result
-        if result.misses(budget) and budget.top1:
-            for name in sorted(chosen, key=price)[-max(1, len(chosen) // 4) :]:
-                chosen.remove(name)
-        elif result.misses(budget):
-            allowed *= 10 ** ((result.decibels - budget.decibels) / 10) / 1.05
+        total = sum(powers[name] for name in some)
+        result = tried[some] = _measured(nets, rows, scales, some, notes, every, total * factor)
+        if not some:
+            break
+        noise = min(10 ** (-result.decibels / 10), _ALL_NOISE)
+        factor = noise / (total or 1.0)
+        if result.misses(budget):
+            room = noise * _LESS if budget.top1 else 10 ** (-budget.decibels / 10)
+            factor *= _MORE
+        elif not every and result.seconds[1] > _SLOWER * result.seconds[0]:
+            del powers[min(some, key=saved.__getitem__)]
         else:
-            slow = min(chosen, key=lambda name: rows[name].seconds[0] - rows[name].seconds[1])
-            chosen.remove(slow)
-    assert result is not None
-    if not chosen:
+            best = max(best, some, key=lambda names: sum(saved[name] for name in names))
+            if room == math.inf or budget.top1 or result.decibels < budget.decibels + _CLOSE:
+                break
+    if best:
+        return tried[best]
+    if not some:
         slow = f"no layer is faster in int8 {nets.times}; --all makes them int8 all the same"
         slow = "each layer that can be int8 spoils an output" if every else slow
-        few = f"no layer can be int8 with a budget of {budget}"
-        return replace(result, missed=few if budget != Budget() else slow)
+        none = f"no layer can be int8 with a budget of {budget}"
+        return replace(result, missed=none if budget != Budget() else slow)
     return replace(result, missed=result.misses(budget))
 
 
@@ -430,11 +457,11 @@ def _measured(
     chosen: Collection[str],
     notes: Sequence[str],
     every: bool,
+    predicted: float,
 ) -> Quantized:
     """Return the net with these layers in int8, with what it costs and saves."""
     some = {name: scales[name] for name in scales if name in chosen}
-    found = nets.compare(some, list(nets.held), nets.there)
-    predicted = sum(rows[name].noise for name in chosen)
+    found = nets.compare(some, nets.held, range(len(nets.feeds)), worker=nets.there)
     final = tuple(
         row if row.reason or row.layer in chosen else replace(row, reason=_why(nets, row, every))
         for row in rows.values()
@@ -442,6 +469,8 @@ def _measured(
     graph = nets.graph(some)
     forms = {layer.name: form_of(layer) for layer in graph if layer.name in chosen}
     final = tuple(replace(row, form=form, bits=bits) for row in final for form, bits in [forms.get(row.layer, ("", 0))])
+    if on_cpu := [layer.name for layer in graph if layer.name in chosen and crashes_gpus(layer)]:
+        notes = [*notes, f"on GPUs the CPU computes {len(on_cpu)} of the Gemms: {CRASH_OF_GPUS}"]
     runner, best = nets.runner(some, nets.there), [math.inf, math.inf]
     timed = [NcnnRunner(nets.param, nets.bin, worker=nets.there), runner] if nets.is_timed else [nets.float]
     for _ in range(_TURNS):

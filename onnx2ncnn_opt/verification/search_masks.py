@@ -33,6 +33,7 @@ from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.verification import inputs
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk, most_ordinary
 from onnx2ncnn_opt.verification.inputs import DATA, Draw
+from onnx2ncnn_opt.verification.knapsack import cheapest
 from onnx2ncnn_opt.verification.options import EFFORTS, Effort
 from onnx2ncnn_opt.verification.tolerance import parts
 
@@ -463,7 +464,7 @@ _Step: TypeAlias = tuple[float, Layer, Feature, float]
 
 
 def _steps(judge: MaskJudge, powers: Mapping[Layer, float]) -> list[_Step]:
-    """Return the masks, those first that remove the most power for their cost, with that ratio, and the power left."""
+    """Return the ways to mask layers, for `cheapest`."""
     steps: list[_Step] = []
     for layer, power in powers.items():
         cost = judge.cost(layer)
@@ -475,21 +476,9 @@ def _steps(judge: MaskJudge, powers: Mapping[Layer, float]) -> list[_Step]:
             steps.append((min(plain / cost, ratio), layer, FULL, 0.0))
         else:
             steps.append((power / cost, layer, Feature.NO_FP16_ARITHMETIC, 0.0))
-    return sorted(steps, key=lambda step: step[0], reverse=True)
+    return steps
 
 
 def _masks_within(judge: MaskJudge, powers: Mapping[Layer, float], room: float) -> dict[Layer, Feature]:
     """Return the masks of the first steps that leave noise of `room` at most, without those that it has room for."""
-    masks, left = dict[Layer, Feature](), dict(powers)
-    total = sum(left.values())
-    for _, layer, features, rest in _steps(judge, powers):
-        if total <= room:
-            break
-        total += rest - left[layer]
-        masks[layer], left[layer] = features, rest
-    for layer in sorted(masks, key=judge.cost, reverse=True):
-        if total - left[layer] + powers[layer] <= room:
-            total += powers[layer] - left[layer]
-            left[layer] = powers[layer]
-            del masks[layer]
-    return masks
+    return cheapest(powers, _steps(judge, powers), judge.cost, room)

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.ir.graph import Graph
+from onnx2ncnn_opt.ir.int8 import LEVELS, row_scales
 from onnx2ncnn_opt.param.files import NetFiles, read_net
-from onnx2ncnn_opt.quantization.emit import HIGHEST, Scales, has_static_scale, obstacle, row_scales, rows_of
+from onnx2ncnn_opt.quantization.emit import Scales, has_static_scale, obstacle, rows_of
 from onnx2ncnn_opt.quantization.observe import Observed, observe
 from onnx2ncnn_opt.quantization.quantize import Quantized, quantize_net
 from onnx2ncnn_opt.runtime.base import Feed
@@ -35,32 +36,30 @@ _CNNS = (
     *("resnet18.ts", "squeezenet1_1.ts", "mobilenet_v3_small.ts", "googlenet.ts", "shufflenet_v2_x1_0.ts"),
     *("repvgg_a0.ts", "ghostnet_100.ts"),
 )
-_LEVELS, _BINS = 128, 2048
+_LEVELS, _BINS, _EPSILON = 128, 2048, 1e-4
 _SAMPLES = 24
 
 
 def kl_threshold(seen: Observed) -> float:
-    """Return ncnn2table's threshold: 2048 bins up to the largest number, and the cut of the least divergence."""
+    """Return ncnn2table's threshold: of 2048 bins those whose distribution in 128 levels differs least if clipped."""
     centres = (np.arange(seen.counts.size) + 0.5) * (seen.top or 1.0) / seen.counts.size
-    counts, _ = np.histogram(centres, _BINS, (0, max(seen.largest, 1e-30)), weights=seen.counts.astype(np.float64))
-    counts[0] = 0  # nearly all of it are zeros, which ncnn2table leaves out
-    counts /= max(counts.sum(), 1.0)
-    best = (np.inf, _BINS)
-    for end in range(_LEVELS, _BINS + 1):
-        clipped = counts[:end].copy()
-        clipped[-1] += counts[end:].sum()
-        level = np.minimum((np.arange(end) + 0.5) * _LEVELS / end, _LEVELS - 1).astype(int)
-        used = counts[:end] > 0
-        sums = np.bincount(level, counts[:end], _LEVELS)
-        spread = np.where(used, (sums / np.maximum(np.bincount(level, used, _LEVELS), 1))[level], 0)
-        p, q = clipped + 1e-4 / end, spread + 1e-4 / end
-        best = min(best, (float((p * np.log(p / q)).sum()), end))
+    shares, _ = np.histogram(centres, _BINS, (0, max(seen.largest, 1e-30)), weights=seen.counts.astype(np.float64))
+    shares[0] = 0  # nearly all of it are zeros, which ncnn2table leaves out
+    shares /= max(shares.sum(), 1.0)
+    sums, best = np.concatenate([[0], np.cumsum(shares)]), (np.inf, _LEVELS)
+    for end in range(_LEVELS, _BINS):
+        clipped = shares[:end] + _EPSILON
+        clipped[-1] += shares[end:].sum()
+        edges = np.linspace(0, end, _LEVELS + 1)
+        levels = np.interp(edges, np.arange(_BINS + 1), sums)
+        spread = np.diff(np.interp(np.arange(end + 1), edges, levels)) + _EPSILON
+        best = min(best, (float((clipped * np.log(clipped / spread)).sum()), end))
     return max((best[1] + 0.5) * seen.largest / _BINS, 1e-30)
 
 
 def as_ncnn_does(graph: Graph, files: NetFiles, feeds: Feeds) -> dict[str, Scales]:
-    """Return the scales of ncnn2table with kl: 6 bits for each 3x3 of stride 1, one scale for a Gemm, no means."""
-    layers = [layer for layer in graph if not obstacle(layer) and (has_static_scale(layer) or layer.type == "Gemm")]
+    """Return the scales of ncnn2table with kl: 6 bits for each 3x3 of stride 1, no blocks, no means."""
+    layers = [layer for layer in graph if not obstacle(layer)]
     with NcnnRunner(files.param, files.bin) as runner:
         seen = observe(graph, runner, [layer for layer in layers if has_static_scale(layer)], feeds)
     found = {}
@@ -72,7 +71,7 @@ def as_ncnn_does(graph: Graph, files: NetFiles, feeds: Feeds) -> dict[str, Scale
             layer[name] for name in ("kernel_w", "kernel_h", "stride_w", "stride_h") if layer.type == "Convolution"
         ]
         rows = row_scales(rows_of(layer), 6 if window == [3, 3, 1, 1] else 8)
-        found[layer.name] = Scales(HIGHEST / kl_threshold(seen[layer.name]), None, rows, largest_sum=0.0)  # no mask
+        found[layer.name] = Scales(LEVELS / kl_threshold(seen[layer.name]), None, rows, largest_sum=0.0)  # no mask
     return found
 
 

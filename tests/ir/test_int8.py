@@ -5,12 +5,12 @@ from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.int8 import (
     LARGEST_SUM,
     in_int8,
+    integers,
     is_exact,
     is_garbage_on_x86,
     largest_sum,
     may_use_winograd,
-    scales_of,
-    whole,
+    row_scales,
 )
 
 
@@ -51,11 +51,11 @@ def test_int8_of_a_layer() -> None:
     rows = layer.weights["weight_data"].reshape(8, -1)
     rows[3] = 0
     layer.weights["weight_data"] = rows
-    scales = scales_of(rows)
+    scales = row_scales(rows)
     assert scales[3] == 1
     assert not is_exact(rows, scales)
     made = in_int8(layer, scales, 20.0)
     assert made.weights["weight_data"].dtype == np.int8
-    np.testing.assert_array_equal(made.weights["weight_data"].reshape(8, -1), whole(rows, scales))
-    assert is_exact(whole(rows, scales) / scales[:, None], scales)
+    np.testing.assert_array_equal(made.weights["weight_data"].reshape(8, -1), integers(rows, scales[:, None]))
+    assert is_exact(integers(rows, scales[:, None]) / scales[:, None], scales)
     assert made["int8_scale_term"] == 2

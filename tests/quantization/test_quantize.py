@@ -13,11 +13,11 @@ from onnx import numpy_helper
 from onnx2ncnn_opt import convert, quantize
 from onnx2ncnn_opt.errors import UsageError, VerificationError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.int8 import LARGEST_SUM
+from onnx2ncnn_opt.ir.int8 import LARGEST_SUM, integers, row_scales
 from onnx2ncnn_opt.manifest import Entry
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.quantization.data import Samples
-from onnx2ncnn_opt.quantization.emit import Scales, integers, obstacle, quantise, row_scales
+from onnx2ncnn_opt.quantization.emit import Scales, obstacle, quantise
 from onnx2ncnn_opt.quantization.observe import Observed
 from onnx2ncnn_opt.quantization.quantize import Budget
 from onnx2ncnn_opt.quantization.thresholds import METHODS

@@ -49,7 +49,7 @@ def test_a_table_that_is_written_is_read_again(tmp_path: Path) -> None:
 def test_quantize_takes_its_scales(tmp_path: Path) -> None:
     write_net(built(), tmp_path / "n.param", tmp_path / "n.bin")
     (tmp_path / "t").write_text(TABLE)
-    feeds = [{"x": Feed(np.random.default_rng(i).standard_normal((3, 4, 4)).astype(np.float32))} for i in range(8)]
+    feeds = [{"x": Feed(np.random.default_rng(i).standard_normal((3, 1, 4)).astype(np.float32))} for i in range(8)]
     made = quantize_net(tmp_path / "n.param", tmp_path / "n.bin", feeds, every=True, table=tmp_path / "t")
     assert format_table(made.graph) == "a_param_0 10 20\nb_param_0 7 7\na 30.5\nb 12\n"
 

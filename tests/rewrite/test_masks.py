@@ -115,6 +115,8 @@ def test_a_mask_times_the_lowest_number() -> None:
         ("GroupNorm y 1 1 x y 0=2 1=8 2=1e-12 3=0", Feature.NO_VULKAN),
         ("GroupNorm y 1 1 x y 0=2 1=8 2=1e-5 3=0", 0),
         ("Gemm y 1 1 x y 0=1e5 3=1 5=1 6=1 10=-1 8=8 9=8", FP32),
+        ("Gemm y 1 1 x y 3=1 5=1 6=1 10=-1 8=8 9=8 18=2", Feature.NO_VULKAN),
+        ("Gemm y 1 1 x y 3=1 5=1 6=1 10=-1 8=8 9=8 18=801", 0),
         ("HardSigmoid y 1 1 x y 0=1e5", FP32),
         ("BinaryOp y 1 1 x y 0=1 1=1 2=1e9", 0),
     ],
