@@ -22,6 +22,7 @@ from onnx2ncnn_opt.verification.options import Verification
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
+    from onnx2ncnn_opt.verification.equal_sizes import EqualSizes
 
 # The shares of the whole work that are done after these steps.
 _LOWERED, _ESTIMATED = 0.2, 0.65
@@ -81,9 +82,12 @@ def convert(  # noqa: PLR0913
     if custom and verification is not None:
         raise UsageError(f"custom operators need a conversion without verification: {NOT_RUN}")
     with up_to(_LOWERED if verification is not None else 1.0):
-        shapes, equal = _tied(model, shapes, values, outputs, append) if verification is not None else (shapes, ())
-        lowered = lower(model, inputs=inputs, dynamic_shapes=dynamic_shapes, shapes=shapes, append=append, **options)
-    conversion = replace(lowered, equal=equal)
+        is_run = verification is not None and not pytorch_kind(model)  # torch.export says which sizes are equal
+        tied = _tied(model, shapes, values, outputs, append) if is_run else None
+        source: dict[str, Any] = {"inputs": inputs, "dynamic_shapes": dynamic_shapes, "append": append}
+        loaded, shapes = (tied.model, tied.shapes) if tied else (None, shapes)
+        lowered = lower(model, shapes=shapes, loaded=loaded, **source, **options)
+    conversion = replace(lowered, equal=tied.names if tied else ())
     if verification is not None:
         conversion = _verified(conversion, prefix, verification, masks, benchmark, keep_failed, worker)
     elif prefix is not None:
@@ -99,16 +103,13 @@ def _tied(
     values: Mapping[str, Any] | None,
     outputs: Sequence[str],
     append: str | None,
-) -> tuple[GivenShapes | None, tuple[tuple[str, ...], ...]]:
+) -> EqualSizes:
     """Return the shapes with one name for dimensions that have to be equal, and the names that were several."""
-    if pytorch_kind(model):  # torch.export says which sizes are equal
-        return shapes, ()
     from onnx2ncnn_opt.verification.equal_sizes import equal_sizes
 
     announce("looking for equal sizes")
     source = reference(model) if append is None else append_decoding(model, append, shapes).model
-    tied = equal_sizes(source, shapes=shapes, values=values, outputs=outputs)
-    return tied.shapes, tied.names
+    return equal_sizes(source, shapes=shapes, values=values, outputs=outputs)
 
 
 def _verified(
@@ -125,14 +126,14 @@ def _verified(
     staging = conversion.staged_in_temporary_folder() if prefix is None else conversion.staged(prefix)
     try:
         with staging as staged:
+            runs = conversion.begin_runs(verification)
             announce("estimating what fp16 does to the net")
             with up_to(_ESTIMATED), suppress(RunError):  # verification will say why
                 conversion = conversion.estimated(verification, masks=masks, bin=staged.bin, worker=worker)
                 conversion.describe(staged)
             announce("verifying the net against ONNX Runtime")
-            report = conversion.verify(verification, files=staged, worker=worker).renamed(
-                astuple(staged), astuple(files)
-            )
+            report = conversion.verify(verification, files=staged, worker=worker, runs=runs)
+            report = report.renamed(astuple(staged), astuple(files))
             conversion = replace(conversion, report=report)
             if benchmark and report.ok:
                 announce("timing the net and ONNX Runtime")

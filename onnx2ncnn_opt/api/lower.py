@@ -60,12 +60,15 @@ from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.version import __version__
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from onnx2ncnn_opt.outputs import Latency
     from onnx2ncnn_opt.runtime.base import Array, Feed
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
     from onnx2ncnn_opt.verification.driver import VerifyReport
     from onnx2ncnn_opt.verification.inputs import Draw
     from onnx2ncnn_opt.verification.search_masks import Precision
+    from onnx2ncnn_opt.verification.verify_net import ModelRuns
 
 TAILS = ("auto", "only-needed", "never")
 QUANTIZED = ("float", "keep")
@@ -243,27 +246,38 @@ class Conversion(Rewritten):
         *,
         files: Files | None = None,
         worker: NcnnWorker | None = None,
+        runs: Future[ModelRuns] | None = None,
     ) -> VerifyReport:
         """Compare the net with ONNX Runtime on the original model; `files` are those of the net, if they exist.
 
+        `runs` are those of the model, if they were begun before (`begin_runs`).
         Raises VerificationError if there is nothing to compare with: nobody here can run `custom` operators.
         """
-        from onnx2ncnn_opt.verification.net_outputs import tolerance_of  # both runtimes
-        from onnx2ncnn_opt.verification.tolerance import with_rounding
-        from onnx2ncnn_opt.verification.verify_net import verify_net
+        from onnx2ncnn_opt.verification.verify_net import verify_net  # both runtimes
 
         if self.custom:
             raise VerificationError(f"the net cannot be verified: {NOT_RUN}")
         if files is None:
             with self.staged_in_temporary_folder() as staged:
                 return self.verify(verification, files=staged, worker=worker)
+        model = (runs or self.begin_runs(verification)).result()
+        tail = None if self.tail is None else self.tail.data
+        fixed: dict[str, Any] = {"manifest": self.manifest(), "tail": tail, "worker": worker, "runs": model}
+        return verify_net(model.source, files.param, files.bin, model.how, **fixed)
+
+    def begin_runs(self, verification: Verification) -> Future[ModelRuns]:
+        """Let ONNX Runtime load the model and begin to run it for `verify`, in a thread."""
+        from onnx2ncnn_opt.verification.ahead import begin
+        from onnx2ncnn_opt.verification.net_outputs import tolerance_of
+        from onnx2ncnn_opt.verification.tolerance import with_rounding
+        from onnx2ncnn_opt.verification.verify_net import ModelRuns
+
         how = replace(verification, outputs=verification.outputs or self.cut)
         if self.storage is not None and how.tolerance is None:
             usual = tolerance_of(self.model)
             rounded = with_rounding(ROUNDING[self.storage.encoding], self.storage.depth, usual)
             how = replace(how, tolerance=rounded)
-        source, tail = reference(self.source), None if self.tail is None else self.tail.data
-        return verify_net(source, files.param, files.bin, how, manifest=self.manifest(), tail=tail, worker=worker)
+        return begin(partial(ModelRuns, has_tail=self.tail is not None), reference(self.source), how, self.manifest())
 
     @contextmanager
     def staged_in_temporary_folder(self) -> Iterator[Files]:
@@ -325,6 +339,7 @@ def lower(  # noqa: PLR0913
     tail: str = "auto",
     append: str | None = None,
     quantized: str = "float",
+    loaded: LoadedModel | None = None,
 ) -> Conversion:
     """Lower an ONNX model to an ncnn graph, and run the passes; neither the model nor the net runs.
 
@@ -343,7 +358,8 @@ def lower(  # noqa: PLR0913
     whether nodes at the model's end may follow the net instead of being in it, "only-needed" those that ncnn cannot
     express, "auto" also those that would be many layers. `append` puts the decoding of a detector's raw output behind
     the model: "nms:output0:conf=0.25:iou=0.45:max=300" (docs/deploy.md). `quantized` is one of QUANTIZED: whether the
-    products of a quantised model are int8 layers, or floats that are rounded where the model rounds.
+    products of a quantised model are int8 layers, or floats that are rounded where the model rounds. `loaded` is the
+    model, if the caller has loaded it with the same bindings; its graph changes.
 
     Raises:
         ModelError: the model is broken or unsafe to open.
@@ -368,8 +384,9 @@ def lower(  # noqa: PLR0913
     source = appended.model if appended else source
     bindings: dict[str, Any] = {"shapes": shapes, "values": values, "outputs": outputs}
     for stepwise in (True, False):
+        known = loaded if stepwise else None
         loaded, imported, found = _imported(
-            model, source, batch_axes, custom, tail, quantized, stepwise=stepwise, **bindings
+            model, source, known, batch_axes, custom, tail, quantized, stepwise=stepwise, **bindings
         )
         cut = found.cut if found else tuple(outputs)
         conversion = Conversion(
@@ -389,6 +406,7 @@ def lower(  # noqa: PLR0913
 def _imported(
     model: Any,
     source: Any,
+    loaded: LoadedModel | None,
     batch_axes: Mapping[str, int | None] | None,
     custom: Collection[str],
     tail: str,
@@ -398,7 +416,8 @@ def _imported(
     """Return the model, loaded from its ONNX source, its graph, and the tail without which both are."""
     entry_points.installed_ops()
     operators = parse_custom(custom)
-    loaded = load_model(source, opaque={(op.domain, op.name) for op in operators}, **bindings)
+    if loaded is None:
+        loaded = load_model(source, opaque={(op.domain, op.name) for op in operators}, **bindings)
     if source is not model and isinstance(model, (str, os.PathLike)):
         sha256 = file_hash(Path(model))
         loaded = replace(loaded, digest=lambda: sha256)
@@ -407,7 +426,7 @@ def _imported(
         found = _graph_of(loaded, batch_axes, operators, tail)
         if is_at_run_time or "" in found[1].kept.values():
             return found
-        return _imported(model, source, batch_axes, custom, tail, "float", **bindings)
+        return _imported(model, source, None, batch_axes, custom, tail, "float", **bindings)
     return _graph_of(loaded, batch_axes, operators, tail)
 
 

@@ -19,10 +19,14 @@ from onnx2ncnn_opt.verification.inputs import LENGTHS, Total, Uses, draw_inputs,
 
 @dataclass(frozen=True)
 class EqualSizes:
-    """`names` of dynamic dimensions that have to be equal, each tuple one size; `shapes` of inputs that say so."""
+    """`names` of dynamic dimensions that have to be equal, each tuple one size; `shapes` of inputs that say so.
+
+    `model` is the model as it was loaded, if there are none.
+    """
 
     names: tuple[tuple[str, ...], ...]
     shapes: GivenShapes
+    model: LoadedModel | None
 
 
 def equal_sizes(
@@ -40,11 +44,11 @@ def equal_sizes(
     loaded = load_model(model, shapes=shapes, values=values, outputs=outputs)
     groups = _candidates(loaded)
     if not groups:
-        return EqualSizes((), shapes or {})
+        return EqualSizes((), shapes or {}, loaded)
     try:
-        runner = OrtRunner(model, outputs=outputs, values=loaded.values)
+        runner = OrtRunner(model, outputs=outputs, values=loaded.values, threads=None)  # as those of the verification
     except RunError:  # why will be told when it is converted or verified
-        return EqualSizes((), shapes or {})
+        return EqualSizes((), shapes or {}, loaded)
     trial = _Trial(loaded, runner)
     found = trial.base()
     tied = [] if found is None else [names for group in groups if (names := trial.tied(group, *found))]
@@ -53,7 +57,7 @@ def equal_sizes(
     for info in loaded.inputs:
         if any(isinstance(dim, Sym) and not dim.names().isdisjoint(one) for dim in info.shape):
             named[info.name] = [dim.subs(one) if isinstance(dim, Sym) else dim for dim in info.shape]
-    return EqualSizes(tuple(tied), named)
+    return EqualSizes(tuple(tied), named, None if tied else loaded)
 
 
 def _candidates(model: LoadedModel) -> list[list[str]]:

@@ -1,5 +1,7 @@
 """A net in ncnn against its model in ONNX Runtime, output by output."""
 
+from __future__ import annotations
+
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +27,7 @@ from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, model_feeds, too_small
 from onnx2ncnn_opt.runtime.tail import TailRunner, tail_of
 from onnx2ncnn_opt.runtime.targets import check_modes, find_target
+from onnx2ncnn_opt.verification.ahead import begin
 from onnx2ncnn_opt.verification.decode import LEAST_RUNS as DECODER_RUNS
 from onnx2ncnn_opt.verification.decode import ROW as TOKEN_ROW
 from onnx2ncnn_opt.verification.decode import Decoder, judge_token
@@ -51,6 +54,7 @@ def verify_net(
     manifest: Manifest | None = None,
     tail: bytes | None = None,
     worker: NcnnWorker | None = None,
+    runs: ModelRuns | None = None,
 ) -> VerifyReport:
     """Run the original model and the net on the same inputs and compare every output.
 
@@ -58,7 +62,8 @@ def verify_net(
     `tail` is the content of the tail's file, which is next to the net by default.
 
     With a manifest arrays must have exactly the model's shapes; without one sizes of 1 do not count, because other
-    converters drop them freely. Faults of the net are reported, not raised. `worker` is a process to use again.
+    converters drop them freely. Faults of the net are reported, not raised. `worker` is a process to use again, and
+    `runs` those of the model, if they were begun before.
 
     A net whose weights have 16 or 8 bits may be off by `rounding_budget.BITS_MARGIN` times the error of rounding the
     model's own weights.
@@ -73,7 +78,8 @@ def verify_net(
     runner = tail_of(param, manifest, tail)
     program = runner.program if runner and "fp32" in modes else None
     with nullcontext(worker) if worker else NcnnWorker(target) as process, compiled(program) as in_cpp:
-        judge = _ModelJudge(model, (param, bin), verification, manifest, runner, process)
+        runs = runs or ModelRuns(model, verification, manifest, has_tail=runner is not None)
+        judge = _ModelJudge(runs, (param, bin), runner, process)
         rows, wrong = judge_modes(judge, modes)
         if judge.tail is not None and program is not None:
             problem, notes = judge.tail.in_cpp(in_cpp)
@@ -104,54 +110,73 @@ def verify_net(
     )
 
 
+class ModelRuns:
+    """A model in ONNX Runtime, and the runs to compare a net with; a thread computes each ahead of its use.
+
+    `notes` are facts for the reader. Raises the errors of `verify_net` that concern the model.
+    """
+
+    def __init__(
+        self, source: Path | bytes, verification: Verification, manifest: Manifest | None, *, has_tail: bool
+    ) -> None:
+        self.source, self.how, self.manifest = source, verification, manifest
+        values, outputs, self.cut = verification.values, verification.outputs, verification.outputs
+        if manifest is not None and has_tail:
+            outputs, self.cut = manifest.compared, manifest.cut
+        self.model = load_converted(source, manifest, shapes=verification.shapes, values=values, outputs=outputs)
+        announce("ONNX Runtime loads the model")
+        values, timeout = self.model.values, verification.timeout
+        self._runner = OrtRunner(source, outputs=outputs, values=values, threads=None, timeout=timeout)
+        self.notes: list[str] = []
+        self.decoder: Decoder | None = None
+        if manifest is not None and manifest.caches and verification.feeds is None:
+            try:
+                self.decoder = Decoder(self.model, manifest, verification.seed, self._runner)
+            except UsageError as error:
+                self.notes.append(f"no tokens were decoded, only single steps run: {error}")
+        self._inputs = self._drawn()
+        self._next = begin(next, self._inputs)
+
+    def runs(self) -> Iterator[Run]:
+        """Yield the inputs, with the model's outputs."""
+        while True:
+            if not self._next.done():
+                announce("ONNX Runtime runs the model")
+            try:
+                run = self._next.result()
+            except StopIteration:
+                return
+            self._next = begin(next, self._inputs)
+            yield run
+
+    def _drawn(self) -> Iterator[Run]:
+        how, fixed = self.how, (self.model, self._runner, self.manifest, self.how.seed)
+        if self.decoder is not None:
+            yield from self.decoder.runs()
+        elif how.feeds is None:
+            yield from wanted_runs(*fixed, how.wanted) if how.wanted else drawn_runs(*fixed)
+        else:
+            given = given_inputs(how.feeds, self.model)
+            if small := too_small(self.manifest, given):
+                raise UsageError(small)
+            yield Run({}, None, given, self._runner.run(given))
+
+
 class _ModelJudge:
     """A net and its model in ONNX Runtime; `done` are the runs so far, `notes` facts for the reader."""
 
-    def __init__(
-        self,
-        model: Path | bytes,
-        net: tuple[Path, Path],
-        verification: Verification,
-        manifest: Manifest | None,
-        runner: TailRunner | None,
-        worker: NcnnWorker,
-    ) -> None:
-        self.how, self.manifest, self._net, self._worker = verification, manifest, net, worker
-        values, outputs, cut = verification.values, verification.outputs, verification.outputs
-        self.notes: list[str] = []
-        self.tail: TailJudge | None = None
-        if manifest is not None and runner is not None:
-            self.tail, cut = TailJudge(runner), manifest.cut
-            outputs = manifest.compared
-        self.model = load_converted(model, manifest, shapes=verification.shapes, values=values, outputs=outputs)
-        announce("ONNX Runtime loads the model")
-        values, timeout = self.model.values, verification.timeout
+    def __init__(self, model: ModelRuns, net: tuple[Path, Path], runner: TailRunner | None, worker: NcnnWorker) -> None:
+        self.how, self.manifest, self.model = model.how, model.manifest, model.model
+        self.notes, self._runs, self._net, self._worker = model.notes, model, net, worker
+        self.tail = TailJudge(runner) if self.manifest is not None and runner is not None else None
         self.done: list[Run] = []
-        self._decoder: Decoder | None = None
-        self._reference = OrtRunner(model, outputs=outputs, values=values, threads=None, timeout=timeout)
-        if manifest is not None and manifest.caches and verification.feeds is None:
-            try:
-                self._decoder = Decoder(self.model, manifest, verification.seed, self._reference)
-            except UsageError as error:
-                self.notes.append(f"no tokens were decoded, only single steps run: {error}")
-        self.rounding = Rounding(model, cut or _arrays(manifest), values)
-        self._tolerance = verification.tolerance or tolerance_of(self.model)
-        is_usual = verification.tolerance is None and not verification.is_user_tolerance
+        self._decoder = model.decoder
+        self.rounding = Rounding(model.source, model.cut or _arrays(self.manifest), self.model.values)
+        self._tolerance = self.how.tolerance or tolerance_of(self.model)
+        is_usual = self.how.tolerance is None and not self.how.is_user_tolerance
         self._is_default = is_usual and self._tolerance == DEFAULT
         self._least = least_budget(*net, vulkan=worker.target.vulkan)
         self._worst: tuple[float, OutputComparison, Sequence[Slot]] | None = None
-
-    def _inputs(self) -> Iterator[Run]:
-        how, fixed = self.how, (self.model, self._reference, self.manifest, self.how.seed)
-        if self._decoder is not None:
-            return self._decoder.runs()
-        if how.feeds is None:
-            return wanted_runs(*fixed, how.wanted) if how.wanted else drawn_runs(*fixed)
-        given = given_inputs(how.feeds, self.model)
-        if small := too_small(self.manifest, given):
-            raise UsageError(small)
-        announce("ONNX Runtime runs the model")
-        return iter([Run({}, None, given, self._reference.run(given))])
 
     def runs(self, mode: str) -> Iterator[Run]:
         """Yield the runs of the first mode again for every other mode."""
@@ -163,7 +188,7 @@ class _ModelJudge:
         end = time.monotonic() + EFFORTS[self.how.effort][0]
         least = _LEAST_RUNS + bool(dynamic_sizes(self.model))  # which get a second choice of sizes
         least = DECODER_RUNS if self._decoder else least
-        for run in self._inputs():
+        for run in self._runs.runs():
             if self.how.wanted is None and len(self.done) >= least and time.monotonic() > end:
                 left = "inputs that tell less than these were left out; --effort thorough runs them"
                 self.notes.append(f"the net ran on {len(self.done)} sets of inputs; {left}")
