@@ -171,9 +171,10 @@ class _Ends(ImportContext):
 
     def seen(self, result: Imported | UnsupportedError) -> Walk:
         """Return what became of the model, if the result of this import, or of one for a single item, is this."""
-        error = result if isinstance(result, UnsupportedError) else None
+        if not isinstance(result, UnsupportedError):  # a net of single items may have what a batch has not
+            return Walk(None, self._values, frozenset(), frozenset(), self._layers)
         outer = frozenset(node for node in self._refused_nodes if node.graph is self._model.graph)
-        return Walk(error, self._values, outer, frozenset(self._lost), self._layers)
+        return Walk(result, self._values, outer, frozenset(self._lost), self._layers)
 
     def _inputs(self) -> tuple[Port, ...]:
         unknown = set(self._batch_axes) - {info.name for info in self._model.net_inputs}

@@ -64,6 +64,14 @@ def test_a_large_top_k_follows_the_net() -> None:
     assert conversion.cut == ("f",)
 
 
+def test_a_node_that_only_batches_refuse_stays_in_the_net() -> None:
+    body = """count = Shape<start = 0, end = 1> (x)  rest = Constant<value_ints = [0, 8, 8]> ()
+        shape = Concat<axis = 0> (count, rest)  none = ConstantOfShape (shape)
+        nothing = Floor (none)  y = Concat<axis = 1> (f, nothing)"""
+    conversion = converted(model(body, "float[n,3,8,8] x", "float[n,4,8,8] y"))
+    assert conversion.tail is None
+
+
 @pytest.mark.parametrize(("tail", "expected"), [("auto", True), ("only-needed", False), ("never", False)])
 def test_the_option_tail(tail: str, expected: bool) -> None:
     assert bool(operators(converted(model(BEST, outputs=BOTH), tail=tail))) == expected

@@ -13,21 +13,22 @@ from onnx2ncnn_opt.onnx.lower.functional.cast import number_value
 from onnx2ncnn_opt.onnx.lower.functional.crop import split
 from onnx2ncnn_opt.onnx.lower.functional.views import squeeze
 from onnx2ncnn_opt.onnx.lower.layout import align, combined, common_layout
-from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, is_float, is_held_as_float
+from onnx2ncnn_opt.onnx.value import Constant, SymbolicTensor, Tensor, Value, is_float, is_held_as_float
 
 
-def concat(im: ImportContext, *xs: Value, axis: int) -> Value:
+def concat(im: ImportContext, *operands: Value | SymbolicTensor, axis: int) -> Value:
     """Concat along one dim of a layout that all operands share."""
-    rank = xs[0].rank
+    rank = operands[0].rank
     axis = im.axis(axis, rank)
-    if any(x.rank != rank for x in xs):
-        raise im.invalid(f"ranks differ: {', '.join(shape_text(x.shape) for x in xs)}")
+    if any(x.rank != rank for x in operands):
+        raise im.invalid(f"ranks differ: {', '.join(shape_text(x.shape) for x in operands)}")
     for other in range(rank):
-        fixed = {x.shape[other] for x in xs if isinstance(x.shape[other], int)}
+        fixed = {x.shape[other] for x in operands if isinstance(x.shape[other], int)}
         if other != axis and len(fixed) > 1:
-            reason = f"sizes of axis {other} differ: {', '.join(shape_text(x.shape) for x in xs)}"
-            raise im.misfit(reason, [(a.shape[other], b.shape[other]) for a, b in combinations(xs, 2)])
-    xs = tuple(x for x in xs if x.shape[axis] != 0) or xs[:1]
+            reason = f"sizes of axis {other} differ: {', '.join(shape_text(x.shape) for x in operands)}"
+            raise im.misfit(reason, [(a.shape[other], b.shape[other]) for a, b in combinations(operands, 2)])
+    left = [x for x in operands if x.shape[axis] != 0] or operands[:1]
+    xs = tuple(im.tensor(x) if isinstance(x, SymbolicTensor) else x for x in left)
     if len(xs) == 1:
         return xs[0]
     if any(is_float(x.dtype) or is_held_as_float(x.dtype) for x in xs):
