@@ -10,9 +10,13 @@ _MOST_LINES, _LONGEST_LINE, _KEPT_END = 200, 500, 100
 
 
 class Error(Exception):
-    """The base of the tree; `exit_code` is the command line's. Its text has a limited length, for any file."""
+    """The base of the tree; `exit_code` is the command line's. Its text has a limited length, for any file.
+
+    `advice` is the part of the text that a command makes needless which is known to work.
+    """
 
     exit_code = 1
+    advice = ""
 
     def __str__(self) -> str:
         return bounded(super().__str__())

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from onnx2ncnn_opt.api.lower import lower
-from onnx2ncnn_opt.errors import Error, UnsupportedError, UsageError
+from onnx2ncnn_opt.errors import Error, RunError, UnsupportedError, UsageError
 from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
+from onnx2ncnn_opt.onnx.read.exported import reference
 from onnx2ncnn_opt.onnx.read.given import GivenSize, listed_sizes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.verification.options import Verification
+
+if TYPE_CHECKING:
+    from onnx2ncnn_opt.runtime.ort import OrtRunner
 
 _SECONDS = 15.0
 # The sizes that models are exported at: of images, and of sequences and sounds.
@@ -26,6 +31,7 @@ _SIDES = (640, 224, 320, 416, 512, 256, 384, 128, 112, 96, 64, 299, 300, 192, 16
 _LENGTHS = (512, 128, 256, 64, 16, 32, 1, 160, 320, 480, 1024, 77, 384, 80, 100, 1000, 16000, 8, 4, 2)
 _MOST_DIMS, _LARGEST, _MOST_SIZES = 8, 4096, 8  # of shapes, and of sizes in them
 _STRIDE = 32  # of nets for images, whose sides are mostly multiples of it
+_ASPECT = 4 / 3
 _RATES = (16000, 8000)  # of samples, which few models leave open
 
 
@@ -45,7 +51,8 @@ def working_options(
     except Error:
         return None
     end = time.monotonic() + _SECONDS
-    attempts = _attempts(loaded)
+    runner = None if verification is None else _runner(model, loaded)
+    attempts = _attempts(loaded, runner, end)
     if isinstance(error, UsageError):
         sides = {name: (*shape[:2], *map(_rounded_up, shape[2:])) for name, shape in given.items() if len(shape) == 4}
         attempts = chain([{"shapes": {**given, **sides}}, {}], attempts)
@@ -107,8 +114,33 @@ def without_shapes(arguments: Sequence[str]) -> list[str]:
     return [each for before, each in pairs if before != "--shape" and each.split("=")[0] != "--shape"]
 
 
-def _attempts(model: LoadedModel) -> Iterator[dict[str, Any]]:
-    """Yield values for flags together with sizes for dynamic dimensions, one size for all but batches."""
+def _runner(model: Any, loaded: LoadedModel) -> OrtRunner | None:
+    """Return the model in ONNX Runtime, which takes a part of the time of a conversion; None if it refuses it."""
+    from onnx2ncnn_opt.runtime.ort import OrtRunner
+
+    try:
+        return OrtRunner(reference(model), values=loaded.values, threads=None, timeout=_SECONDS)
+    except RunError:
+        return None
+
+
+def _problem(runner: OrtRunner, model: LoadedModel, values: Mapping[str, Any], sizes: Mapping[str, int]) -> str:
+    """Return ONNX Runtime's error with these values and sizes; it is empty if the model runs."""
+    from onnx2ncnn_opt.verification.inputs import draw_inputs
+
+    try:
+        drawn = draw_inputs(model, sizes)
+        runner.run({**drawn, **{name: np.full_like(drawn[name], value) for name, value in values.items()}})
+    except (RunError, UsageError) as error:
+        return str(error)
+    return ""
+
+
+def _attempts(model: LoadedModel, runner: OrtRunner | None, end: float) -> Iterator[dict[str, Any]]:
+    """Yield values for flags together with sizes for dynamic dimensions that the model runs with.
+
+    All but batches have one size; if the model runs with none, the sides of images have two.
+    """
     flags = {info.name: _values_of(info) for info in model.inputs if _is_flag(info)}
     shaped = [info for info in model.inputs if info.name not in flags and any(isinstance(d, Sym) for d in info.shape)]
     batches = {
@@ -118,17 +150,38 @@ def _attempts(model: LoadedModel) -> Iterator[dict[str, Any]]:
     has_images = any(len(info.shape) == 4 for info in shaped)
     usual = _SIDES if has_images else _LENGTHS
     sizes = dict.fromkeys((*_shape_sizes(model), *usual)) if names - batches else (1,)
+    sides = [name for info in shaped if len(info.shape) == 4 for dim in info.shape[2:] for name in _of(dim)]
     for values in product(*flags.values()):
         bound = {"values": dict(zip(flags, values, strict=True))} if flags else {}
         if bound:
             yield bound
-        for size in sizes if names else ():
-            known = {name: 1 if name in batches else size for name in names}
-            shapes = {
-                info.name: tuple(dim.subs(known) if isinstance(dim, Sym) else dim for dim in info.shape)
-                for info in shaped
-            }
-            yield {**bound, "shapes": shapes}
+        untried, runs = [(size, size) for size in sizes if names], False
+        while untried and time.monotonic() < end:
+            height, width = untried.pop(0)
+            known = dict.fromkeys(names, height) | dict.fromkeys(sides[1:], width) | dict.fromkeys(batches, 1)
+            problem = "" if runner is None else _problem(runner, model, bound.get("values", {}), known)
+            runs = runs or not problem
+            if problem and not untried and not runs and height == width and len({*sides}) == 2:
+                untried = _sides(problem, height)
+            if not problem:
+                shapes = {
+                    info.name: tuple(dim.subs(known) if isinstance(dim, Sym) else dim for dim in info.shape)
+                    for info in shaped
+                }
+                yield {**bound, "shapes": shapes}
+
+
+def _sides(problem: str, side: int) -> list[tuple[int, int]]:
+    """Return heights and widths for a model that takes no square images, by ONNX Runtime's error for one of a side.
+
+    A Reshape to a size that torch froze tells the number of pixels; the likeliest is the one nearest to 4:3.
+    """
+    pairs = [(a, b) for a, b in product(_SIDES, repeat=2) if a != b]
+    if reshaped := re.search(r"Input shape:\{([\d,]+)\}, requested shape:\{([\d,]+)\}", problem):
+        before, after = (math.prod(map(int, numbers.split(","))) for numbers in reshaped.groups())
+        pixels = side * side * after // before
+        pairs = [(height, pixels // height) for height in range(1, pixels + 1) if pixels % height == 0]
+    return sorted(pairs, key=lambda pair: abs(math.log(pair[1] / pair[0] / _ASPECT)))
 
 
 def _shape_sizes(model: LoadedModel) -> list[int]:

@@ -269,7 +269,10 @@ def _working_command(output: Output, model: Path, options: Mapping[str, Any]) ->
         if found is not None:
             kept = without_shapes(output.arguments) if isinstance(error, UsageError) else output.arguments
             command = command_line(*kept, *as_arguments(found))
-            error.args = (f"{error}\nthis works: {command}",)
+            text = str(error)
+            if error.advice and "custom" not in found:
+                text = text.partition(error.advice)[0].rstrip()
+            error.args = (f"{text}\nthis works: {command}",)
         raise
 
 

@@ -226,7 +226,10 @@ def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, 
     if problem is None:
         raise UsageError(small)
     hint = f", and --shape says how long {', '.join(open_names)} may be" if open_names else ""
-    raise RunError(f"{problem}; the inputs were random; --inputs gives others{hint}")
+    advice = f"; the inputs were random; --inputs gives others{hint}"
+    refused = RunError(f"{problem}{advice}")
+    refused.advice = advice
+    raise refused
 
 
 def small_runs(model: LoadedModel, manifest: Manifest | None, runs: Sequence[Run]) -> str:

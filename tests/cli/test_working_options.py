@@ -9,6 +9,7 @@ from testing.command import run
 from testing.models import write_model
 
 FROZEN = "(float[N, 3, H, W] x) => (float[N, K] y) <int64[2] s = {1, 3072}> { a = Relu(x) y = Reshape(a, s) }"
+FLAT = "(float[N, 3, H, W] x) => (float[N, K] y) <int64[2] s = {1, 2304}> { a = Relu(x) y = Reshape(a, s) }"
 LENGTH = "(float[N, L] x) => (float[M, 23] y) <int64[2] s = {1, 23}> { a = Relu(x) y = Reshape(a, s) }"
 RATE = (
     "(float[N, L] x, float[2, N, 4] state, int64 sr) => (float[N, M] y, float[2, N, 4] next) "
@@ -29,6 +30,7 @@ OWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) y = made.up.Op(a) }"
     ("graph", "options", "code"),
     [
         (FROZEN, "--shape x:1,3,32,32", 3),
+        (FLAT, "--shape x:1,3,24,32", 3),
         (LENGTH, "--shape x:1,23", 3),
         (RATE, "--value sr=16000 --shape x:1,128 --shape state:2,1,4", 1),
         (EMPTY, "--value more=true --outputs y", 1),
