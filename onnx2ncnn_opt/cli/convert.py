@@ -270,7 +270,7 @@ def _working_command(output: Output, model: Path, options: Mapping[str, Any]) ->
             kept = without_shapes(output.arguments) if isinstance(error, UsageError) else output.arguments
             command = command_line(*kept, *as_arguments(found))
             text = str(error)
-            if error.advice and "custom" not in found:
+            if error.advice and found.keys() <= {"shapes", "values"}:
                 text = text.partition(error.advice)[0].rstrip()
             error.args = (f"{text}\nthis works: {command}",)
         raise

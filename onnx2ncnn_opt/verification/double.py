@@ -18,17 +18,19 @@ FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProt
 
 # ONNX's operators for which ONNX Runtime 1.32 has float64 on the CPU; tests/verification/test_double.py tries them.
 _DOUBLE_NAMES = """
-    Abs Add ArgMax ArgMin BatchNormalization Cast Ceil Celu Clip Concat Cos CumSum DepthToSpace Div Dropout Einsum
+    Abs Add ArgMax ArgMin BatchNormalization Cast Ceil Celu Clip Concat Cos CumSum DFT DepthToSpace Div Dropout Einsum
     Equal Exp Expand EyeLike Flatten Floor Gather GatherElements GatherND Gemm Greater GreaterOrEqual GridSample
-    GroupNormalization Identity IsInf IsNaN LSTM LayerNormalization Less LessOrEqual Log LogSoftmax LpNormalization
+    GroupNormalization Identity IsInf IsNaN LayerNormalization Less LessOrEqual Log LogSoftmax LpNormalization
     MatMul Max MaxPool Min Mod Mul Neg Pad Pow RMSNormalization Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum
     ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape ReverseSequence
-    Round ScatterElements ScatterND Shape Shrink Sign Sin Size Slice Softmax SpaceToDepth Split Sqrt Squeeze Sub Sum
-    Swish Tanh Tile TopK Transpose Trilu Unsqueeze Where
+    Round STFT ScatterElements ScatterND Shape Shrink Sign Sin Size Slice Softmax SpaceToDepth Split Sqrt Squeeze Sub
+    Sum Swish Tanh Tile TopK Transpose Trilu Unsqueeze Where
 """
 DOUBLE = frozenset(_DOUBLE_NAMES.split())
-_GATES = {"GRU": 3, "RNN": 1}  # which ONNX Runtime has in float32 only
-_STATE, _PRODUCTS = "onnx2ncnn_opt.state", "onnx2ncnn_opt.products"  # inputs of a step: products with the weights
+_SINCE = {"GridSample": 20}  # the opset of the first version with float64
+_GATES = {"GRU": 3, "LSTM": 4, "RNN": 1}  # which ONNX Runtime has in float32 only
+_STATE, _CELL = "onnx2ncnn_opt.state", "onnx2ncnn_opt.cell"  # inputs of a step
+_PRODUCTS = "onnx2ncnn_opt.products"  # with the weights
 _OLDEST_OPSET = 11  # Slice and Pad have their numbers as inputs, and there is Range
 _WANTED_OPSET = 13  # Clip has float64
 _END = np.iinfo(np.int64).max
@@ -108,7 +110,7 @@ class InDouble(NodeWriter):
         floats = any(self._types.get(name) in FLOATS for name in (*node.input, *node.output))
         made = onnx.NodeProto()
         made.CopyFrom(node)
-        if not floats or kind in DOUBLE:
+        if not floats or (kind in DOUBLE and self._opset >= _SINCE.get(kind, 0)):
             made.input[:] = inputs
             for attribute in made.attribute:
                 if attribute.name in ("to", "dtype", "stash_type") and attribute.i in FLOATS:
@@ -163,49 +165,59 @@ class InDouble(NodeWriter):
         return True
 
     def _recurrent(self, node: onnx.NodeProto, inputs: list[str], attributes: dict[str, Any]) -> bool:
-        """Add a GRU or an RNN as Scans, one for each direction; return False for options that few models have."""
+        """Add a GRU, LSTM or RNN as Scans, one for each direction; return False for options that few models have."""
         gates, shape = _GATES[node.op_type], self._shapes.get(node.input[1])
-        data, weights, recurrent, bias, lengths, initial = (*inputs, *[""] * 6)[:6]
-        if shape is None or lengths or attributes.keys() & {"activations", "clip", "layout"}:
+        data, weights, recurrent, bias, lengths, state, cell, peephole = (*inputs, *[""] * 8)[:8]
+        rare = {"activations", "clip", "input_forget", "layout"}
+        if shape is None or lengths or peephole or attributes.keys() & rare:
             return False
         size, way = shape[1] // gates, attributes.get("direction", b"forward")
         if not bias:
             bias = self.constant(np.zeros((shape[0], 2 * shape[1])))
-        if not initial:
+        initials = [state, cell][: 1 + (gates == _GATES["LSTM"])]
+        if not all(initials):
             batch = self.node("Slice", self.node("Shape", data), [1], [2])
             sizes = self.node("Concat", [shape[0]], batch, [size], axis=0)
-            initial = self.node("Expand", np.zeros(1), sizes)
-        states, sequences = [], []
+            zeros = self.node("Expand", np.zeros(1), sizes)
+            initials = [initial or zeros for initial in initials]
+        results: list[list[str]] = [[] for _ in range(1 + len(initials))]  # the sequence, and the last states
         for number in range(shape[0]):
             own = [self.node("Gather", each, np.array(number)) for each in (weights, recurrent, bias)]
             matrix, own_recurrent = (self.node("Transpose", each, perm=[1, 0]) for each in own[:2])
             products = self.node("Add", self.node("MatMul", data, matrix), self._part(own[2], 0, shape[1]))
-            start = self.node("Gather", initial, np.array(number))
+            first = [self.node("Gather", initial, np.array(number)) for initial in initials]
             outer, self.nodes = self.nodes, []
             is_linear = bool(attributes.get("linear_before_reset"))
             recurrent_bias = self._part(own[2], shape[1], 2 * shape[1])
             after = self._step(gates, size, own_recurrent, recurrent_bias, is_linear=is_linear)
-            copy = self.node("Identity", after)
-            starts, ends = (
-                [onnx.ValueInfoProto(name=name) for name in names] for names in ((_STATE, _PRODUCTS), (after, copy))
-            )
+            copy = self.node("Identity", after[0])
+            taken = [*(_STATE, _CELL)[: len(first)], _PRODUCTS], [*after, copy]
+            starts, ends = ([onnx.ValueInfoProto(name=name) for name in names] for names in taken)
             body, self.nodes = helper.make_graph(self.nodes, "step", starts, ends), outer
             back = [int(way == b"reverse" or number == 1)]
-            names = [f"{node.output[0]}.{number}.{part}" for part in ("state", "sequence")]
+            *last, sequence = [f"{name}.{number}" for name in (*after, copy)]
             ways: dict[str, Any] = dict.fromkeys(("scan_input_directions", "scan_output_directions"), back)
-            self.nodes.append(helper.make_node("Scan", [start, products], names, body=body, num_scan_inputs=1, **ways))
-            states.append(self.node("Reshape", names[0], [1, -1, size]))
-            sequences.append(self.node("Reshape", names[1], [0, 1, -1, size]))
-        for parts, axis, out in zip((sequences, states), (1, 0), node.output, strict=False):
+            scan = helper.make_node("Scan", [*first, products], [*last, sequence], body=body, num_scan_inputs=1, **ways)
+            self.nodes.append(scan)
+            results[0].append(self.node("Reshape", sequence, [0, 1, -1, size]))
+            for each, name in zip(results[1:], last, strict=True):
+                each.append(self.node("Reshape", name, [1, -1, size]))
+        for parts, axis, out in zip(results, (1, 0, 0), node.output, strict=False):
             if out:
                 self.node("Concat", *parts, axis=axis, out=out)
         return True
 
-    def _step(self, gates: int, size: int, recurrent: str, bias: str, *, is_linear: bool) -> str:
-        """Add one step of a GRU or an RNN; return the new state."""
+    def _step(self, gates: int, size: int, recurrent: str, bias: str, *, is_linear: bool) -> list[str]:
+        """Add one step of a GRU, LSTM or RNN; return the new states."""
         added = self.node("Add", self.node("MatMul", _STATE, recurrent), bias)
-        if gates == 1:
-            return self.node("Tanh", self.node("Add", _PRODUCTS, added))
+        if gates == _GATES["RNN"]:
+            return [self.node("Tanh", self.node("Add", _PRODUCTS, added))]
+        if gates == _GATES["LSTM"]:
+            sums = self.node("Add", _PRODUCTS, added)
+            enter, leave, keep = (self._sigmoid(self._part(sums, k * size, (k + 1) * size)) for k in range(3))
+            new = self.node("Mul", enter, self.node("Tanh", self._part(sums, 3 * size, 4 * size)))
+            cell = self.node("Add", self.node("Mul", keep, _CELL), new)
+            return [self.node("Mul", leave, self.node("Tanh", cell)), cell]
         both = self._sigmoid(self.node("Add", *(self._part(each, 0, 2 * size) for each in (_PRODUCTS, added))))
         update, reset = self._part(both, 0, size), self._part(both, size, 2 * size)
         if is_linear:
@@ -214,7 +226,7 @@ class InDouble(NodeWriter):
             product = self.node("MatMul", self.node("Mul", reset, _STATE), self._part(recurrent, 2 * size, 3 * size))
             inner = self.node("Add", product, self._part(bias, 2 * size, 3 * size))
         new = self.node("Tanh", self.node("Add", self._part(_PRODUCTS, 2 * size, 3 * size), inner))
-        return self.node("Add", new, self.node("Mul", update, self.node("Sub", _STATE, new)))
+        return [self.node("Add", new, self.node("Mul", update, self.node("Sub", _STATE, new)))]
 
     def _part(self, name: str, start: int, end: int) -> str:
         """Add a slice of the last axis."""

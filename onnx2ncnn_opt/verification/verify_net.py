@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ from onnx2ncnn_opt.verification.runs import Run, any_feeds, drawn_runs, load_con
 from onnx2ncnn_opt.verification.tail import TailJudge
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, UNKNOWN_ROUNDING, in_mode
 
+_LONGEST_PROBLEM = 100  # characters of a note
 _LEAST_RUNS = 2  # on ordinary and large inputs
 
 
@@ -315,10 +317,11 @@ def net_feeds(
 def _notes(model: LoadedModel, runs: Sequence[Run], rounding: Rounding, is_fixed: bool) -> Iterator[str]:
     """Yield notes on outputs that are not all numbers, or no float64; `is_fixed`: the user chose the tolerance."""
     if rounding.problem and not is_fixed:
-        allowed = f"an error of {UNKNOWN_ROUNDING:g} is allowed with ncnn's plain kernels"
-        yield f"the model does not run in float64 ({rounding.problem}), so that {allowed}"
+        problem = shorten(rounding.problem, _LONGEST_PROBLEM, placeholder=" ...")
+        yield f"errors up to {UNKNOWN_ROUNDING:g} count as rounding, as the model does not run in float64: {problem}"
     if rounding.unmoved:
-        yield f"how far rounding errors move the model is not known ({rounding.unmoved})"
+        problem = shorten(rounding.unmoved, _LONGEST_PROBLEM, placeholder=" ...")
+        yield f"how far rounding errors move the model is not known: {problem}"
     if rounding.overflown:
         names = ", ".join(sorted(rounding.overflown))
         yield f"ONNX Runtime's float32 overflows or underflows on the way to {names}; float64 was asked there"

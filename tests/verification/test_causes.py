@@ -167,7 +167,7 @@ def test_a_model_that_does_not_run_in_float64(tmp_path: Path) -> None:
     assert [(o.status, o.rounding, o.allowed) for o in report.outputs] == [("ok", None, 1e-4)]
     (note,) = report.notes
     reason = "a model with branches or loops is not rewritten"
-    assert note.startswith(f"the model does not run in float64 ({reason}), so that an error of 0.0001 is allowed")
+    assert note == f"errors up to 0.0001 count as rounding, as the model does not run in float64: {reason}"
 
 
 def test_causes() -> None:

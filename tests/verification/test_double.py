@@ -55,13 +55,14 @@ def test_what_float32_loses() -> None:
         "AveragePool<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(x)",
         "GlobalAveragePool(x)",
         "Gelu(x)",
+        "GridSample(x, places)",
         "Softmax<axis = 1>(x)",
     ],
 )
 @pytest.mark.parametrize("opset", [17, 20])
 def test_other_operators(node: str, opset: int) -> None:
     graph = f"(float[2, 3, 6, 7] x) => (float[A, B, C, D] y) {{ y = {node} }}"
-    data = serialized(graph, 20 if node.startswith("Gelu") else opset)
+    data = serialized(graph, 20 if node.startswith("Gelu") else opset, places=random(2, 4, 5, 2) / 3)
     single, exact = both(data, random(2, 3, 6, 7))
     assert exact.dtype == np.float64
     np.testing.assert_allclose(single, exact, rtol=1e-5, atol=1e-6)
@@ -91,6 +92,14 @@ def test_old_operators(node: str, opset: int) -> None:
     assert exact.dtype == np.float64
     assert exact.std() > 0.01
     np.testing.assert_allclose(single, exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("node", ["STFT(x, step, window)", "DFT<axis = 1>(bits)"])
+def test_spectra(node: str) -> None:
+    graph = f"(float[1, 64] x) => (float[A, B, C, D] y) {{ bits = Unsqueeze(x, last) y = {node} }}"
+    constants = {"step": np.array(8), "window": random(16), "last": np.array([2])}
+    single, exact = both(serialized(graph, 17, **constants), random(1, 64) + 1)
+    assert 0 < np.abs(exact - single).max() < 1e-5
 
 
 @pytest.mark.parametrize("stash", ["", ", stash_type = 1"])
@@ -139,11 +148,11 @@ def test_models_that_are_not_rewritten(graph: str, opset: int, reason: str) -> N
         InDouble(serialized(graph, opset))
 
 
-@pytest.mark.parametrize("node", ["GRU<{}>", "GRU<{}, linear_before_reset = 1>", "RNN<{}>"])
+@pytest.mark.parametrize("node", ["GRU<{}>", "GRU<{}, linear_before_reset = 1>", "LSTM<{}>", "RNN<{}>"])
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("inputs", ["x, w, r", "x, w, r, b, , h"])
 def test_recurrent_layers(node: str, direction: str, inputs: str) -> None:
-    gates, ways = 3 if node.startswith("GRU") else 1, 2 if direction == "bidirectional" else 1
+    gates, ways = {"GRU": 3, "LSTM": 4, "RNN": 1}[node.partition("<")[0]], 2 if direction == "bidirectional" else 1
     weights = {
         "w": random(ways, gates * 5, 4),
         "r": random(ways, gates * 5, 5),
