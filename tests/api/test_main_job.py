@@ -1,4 +1,7 @@
-"""The command and the function do the same work: they write the same files."""
+"""The command and the function do the same work: they write the same files.
+
+Every third model is converted by both, or all with --thorough.
+"""
 
 from pathlib import Path
 
@@ -19,7 +22,9 @@ def contents(prefix: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda path: path.stem)
-def test_the_same_files_without_verification(model: Path, tmp_path: Path) -> None:
+def test_the_same_files_without_verification(model: Path, tmp_path: Path, thorough: bool) -> None:
+    if not thorough and model not in MODELS[::3]:
+        return
     filled = save_refilled(model.stem, tmp_path)
     assert run(tmp_path, "convert", "model.onnx", "-o", "a", "--no-verify", "--quiet").code == 0
     convert(filled, tmp_path / "b", verification=None)
