@@ -30,7 +30,7 @@ from onnx2ncnn_opt.onnx.lower.functional.pad import pad
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.lower.functional.where import where
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Ints, Operand, SymbolicTensor, Tensor, Value, is_float
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Operand, Sizes, SymbolicTensor, Tensor, Value, is_float
 
 _MOST_PIECES, _MOST_TURNS = 256, 32
 _MOST_PAIRS = 2**22  # comparisons of an element with an update
@@ -284,12 +284,12 @@ def _size(im: ImportContext, x: Value, axis: int) -> int:
 
 
 @onnx_op("Trilu", since=14, integers=True, axes="same", items=items.along((-2, -1)), folds=bounds.first)
-def trilu(im: ImportContext, x: Tensor, k: Ints | None = None, *, upper: int = 1) -> Value:
+def trilu(im: ImportContext, x: Tensor, k: Sizes | None = None, *, upper: int = 1) -> Value:
     """Clip to 0 outside the triangle, for any number there."""
     shape, offset = x.shape[-2:], k[0] if k else 0
     if len(shape) < 2:
         raise im.invalid(f"a triangle of a tensor of rank {x.rank}")
-    if is_fixed(shape):
+    if is_fixed(shape) and isinstance(offset, int):
         ones = np.ones(shape, bool)
         inside: Value = Constant(np.triu(ones, offset) if upper else np.tril(ones, offset))
     else:
