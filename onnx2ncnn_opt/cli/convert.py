@@ -237,7 +237,11 @@ def _convert(
     seconds = fields["seconds"]
     output.show(conversion_blocks(conversion, manifest, model, prefix, files, seconds, verbose=verbose))
     if found is not None and not found.ok:
-        raise failure(found, "the files are kept" if has_files else "no files are written (see --keep-failed)")
+        names, feeds = Files.of(prefix), options["verification"].feeds
+        inputs = ("--inputs", feeds) if isinstance(feeds, str | Path) else ()
+        words = ("bisect", model, names.param, names.bin, *inputs) if files else (*output.arguments, "--keep-failed")
+        end = "the files are kept" if files else "no files are written"
+        raise failure(found, f"{end}\nnext: {command_line(*map(str, words))}")
 
 
 def _add_page(

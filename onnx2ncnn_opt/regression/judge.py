@@ -55,7 +55,7 @@ _MEMORY_ROOM = 1 << 20  # bytes that a process may need more in any case
 class Request:
     """A model, the net that was made of it by a converter of a version, and where its baseline is.
 
-    With `record` the baseline is written there, if the net is right.
+    With `record` the baseline is written there, if the net is right. `next` is the command to study a wrong net.
     """
 
     model: Model
@@ -64,6 +64,7 @@ class Request:
     stored: BaselineFiles
     record: bool
     converter: str
+    next: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,9 @@ class _Judgement:
         if not self.request.record:
             now, old = {**self.versions, "run on": self.checked}, {**found.versions, "run on": found.checked}
             self.notes += [
-                f"{what}: {now[what]}; the baseline: {old[what]}" for what in now if old.get(what) != now[what]
+                f"{what}: {now[what] or 'unknown'}; the baseline: {old[what]}"
+                for what in now
+                if old.get(what) != now[what]
             ]
         return found
 
@@ -315,10 +318,8 @@ class _Judgement:
         found = bisect(model, param, bin, how, manifest=self.manifest).located
         if found is None:
             return []
-        next_command = "`check --keep FOLDER` keeps the net for `bisect`"
-        if self.model.net is not None:
-            next_command = f"next: {command_line('bisect', *map(os.fspath, (model, param, bin)))}"
-        return [f"the first wrong layer is {found.layer.type} '{found.layer.name}', in {found.mode}; {next_command}"]
+        layer = f"{found.layer.type} '{found.layer.name}'"
+        return [f"the first wrong layer is {layer}, in {found.mode}; next: {command_line(*self.request.next)}"]
 
     def tolerances(self) -> Iterator[tuple[Sequence[str], Tolerance | None]]:
         """Yield modes to verify together, and the tolerance if a threshold allows more than `verify` does."""

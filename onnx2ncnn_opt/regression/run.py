@@ -108,7 +108,7 @@ def _checked(
     start = time.perf_counter()
     with temporary_folder() as folder:
         task = _Task(config, model, Path(folder), processes)
-        result = task.result(record)
+        result = task.result(record, keep)
         if keep is not None and not result.ok and (problem := task.keep(keep)):
             result = replace(result, notes=(*result.notes, problem))
         shown = task.look() if looks else None
@@ -123,19 +123,30 @@ class _Task:
         self.out = folder / "net"
         self.net: tuple[Path, Path] | None = None
 
-    def result(self, record: bool) -> ModelResult:
+    def result(self, record: bool, keep: Path | None) -> ModelResult:
         if not self.model.path.is_file():
             return ModelResult.failed(self.model.name, "model", f"there is no file {self.model.path}", 2)
         if wrong := self.convert():
             return ModelResult.failed(self.model.name, "conversion", wrong, 1)
         stored = BaselineFiles(self.config.baseline, self.model.name)
         assert self.net is not None
-        request = Request(self.model, *self.net, stored, record, self.version())
+        request = Request(self.model, *self.net, stored, record, self.version(), self.next_command(keep))
         (self.folder / REQUEST).write_bytes(pickle.dumps(request))
         ended = self.python("-c", _JUDGE, os.fspath(self.folder), seconds=self.patience)
         judged: ModelResult | None = self.left(RESULT)
         message = bounded(f"the process that judges the net {ended.message}")
         return judged or ModelResult.failed(self.model.name, "net", message, 3)
+
+    def next_command(self, keep: Path | None) -> tuple[str, ...]:
+        """Return the words of the command that finds the cause in a wrong net: a kept one, or keep it first."""
+        assert self.net is not None
+        param, bin = self.net
+        if self.model.net is None:
+            if keep is None:
+                return "check", os.fspath(self.config.file), "-k", self.model.name, "--keep", "failed-nets"
+            kept = BaselineFiles(keep, self.model.name).net
+            param, bin = kept.param, kept.bin
+        return "bisect", *map(os.fspath, (self.model.path, param, bin))
 
     @property
     def patience(self) -> float:

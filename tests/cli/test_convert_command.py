@@ -217,6 +217,9 @@ def test_shapes_bind_what_the_model_leaves_open(tmp_path: Path) -> None:
         assert read_manifest(tmp_path / "model.ncnn.json").outputs[0].shape == shape
 
 
+NOTHING = "no files are written"
+
+
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_failed_verification(tmp_path: Path, keep: bool) -> None:
     """Nothing is written, or the net on demand."""
@@ -230,8 +233,11 @@ def test_a_failed_verification(tmp_path: Path, keep: bool) -> None:
     assert (y[0], y[1] in ("nan", "mismatch"), z[:2]) == ("y", True, ["z", "ok"])
     assert ended.out.startswith("wrong: model.ncnn.param differs from model.onnx (")
     assert len(ended.lines("wrote")) == keep
-    end = "the files are kept" if keep else "no files are written (see --keep-failed)"
-    assert ended.err == f"Error: 1 of 2 outputs differ from ONNX Runtime's; {end}\n"
+    error, command = ended.err.splitlines()
+    assert error == f"Error: 1 of 2 outputs differ from ONNX Runtime's; {'the files are kept' if keep else NOTHING}"
+    ended = run(tmp_path, *command.removeprefix("next: onnx2ncnn-opt ").split())
+    assert (ended.code, "model.ncnn.param" in names(tmp_path)) == (3, True)
+    assert ("first wrong layer: " in ended.out) == keep
 
 
 def test_inputs_and_seeds_are_what_is_verified_with(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Faults planted in a folder of models: exactly the right models fail."""
 
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.regression.run import check
 from testing import present
+from testing.command import run
 from testing.handmade import tagged, write_net
 from testing.models import write_model
 from testing.projects import MODEL, by_name, failed, insert_layers, measured, save_graph, write_project, write_right_net
@@ -71,6 +73,27 @@ def test_wrong_nets(tmp_path: Path) -> None:
         f"{name}.ncnn.{suffix}" for name in WRONG for suffix in ("param", "bin", "json")
     }
     assert (kept / "wrong_weight.ncnn.bin").read_bytes() == (tmp_path / "nets" / "wrong_weight.bin").read_bytes()
+
+
+def test_the_command_for_a_wrong_net(tmp_path: Path) -> None:
+    file = write_project(tmp_path, f'convert = "{sys.executable} copy.py {{out}}"\n', a=MODEL)
+    graph = write_right_net(tmp_path / "nets", "a", tmp_path / "models" / "a.onnx")
+    wrong_weight(graph)
+    save_graph(graph, tmp_path / "nets", "a")
+    each = 'for end in (".param", ".bin"): shutil.copyfile("nets/a" + end, sys.argv[1] + end)'
+    (tmp_path / "copy.py").write_text(f"import shutil, sys\n{each}\n")
+
+    def command(keep: Path | None) -> list[str]:
+        notes = by_name(check(file, keep=keep))["a"].notes
+        (text,) = [note.partition("; next: onnx2ncnn-opt ")[2] for note in notes if "first wrong layer" in note]
+        return shlex.split(text)
+
+    words = command(None)
+    assert words == ["check", str(file), "-k", "models/a", "--keep", "failed-nets"]
+    assert run(tmp_path, *words).code == 3
+    words, net = command(tmp_path / "failed-nets"), tmp_path / "failed-nets" / "models" / "a.ncnn"
+    assert words == ["bisect", str(tmp_path / "models" / "a.onnx"), f"{net}.param", f"{net}.bin"]
+    assert "first wrong layer: Convolution" in run(tmp_path, *words).out
 
 
 # A converter that does with the right net, which lies in nets/right, what its first argument says.
