@@ -29,7 +29,7 @@ _SECONDS = 15.0
 # The sizes that models are exported at: of images, and of sequences and sounds.
 _SIDES = (640, 224, 320, 416, 512, 256, 384, 128, 112, 96, 64, 299, 300, 192, 160, 480, 800, 1024, 32, 28, 48, 448)
 _LENGTHS = (512, 128, 256, 64, 16, 32, 1, 160, 320, 480, 1024, 77, 384, 80, 100, 1000, 16000, 8, 4, 2)
-_MOST_DIMS, _LARGEST, _MOST_SIZES = 8, 4096, 8  # of shapes, and of sizes in them
+_MOST_DIMS, _MOST_SIZES = 8, 8  # of shapes, and of sizes in them
 _STRIDE = 32  # of nets for images, whose sides are mostly multiples of it
 _ASPECT = 4 / 3
 _RATES = (16000, 8000)  # of samples, which few models leave open
@@ -149,7 +149,8 @@ def _attempts(model: LoadedModel, runner: OrtRunner | None, end: float) -> Itera
     names = {name for info in shaped for dim in info.shape for name in _of(dim)}
     has_images = any(len(info.shape) == 4 for info in shaped)
     usual = _SIDES if has_images else _LENGTHS
-    sizes = dict.fromkeys((*_shape_sizes(model), *usual)) if names - batches else (1,)
+    frozen = [size for size in _shape_sizes(model) if size <= max(usual)]
+    sizes = dict.fromkeys((*frozen, *usual)) if names - batches else (1,)
     sides = [name for info in shaped if len(info.shape) == 4 for dim in info.shape[2:] for name in _of(dim)]
     for values in product(*flags.values()):
         bound = {"values": dict(zip(flags, values, strict=True))} if flags else {}
@@ -188,7 +189,7 @@ def _shape_sizes(model: LoadedModel) -> list[int]:
     """Return the numbers in constant shapes, the most frequent first: a size that torch froze is often one."""
     tensors = [value.const_value for value in model.graph.initializers.values()]
     shapes = [each.numpy() for each in tensors if each is not None and len(each.shape) == 1 and each.size <= _MOST_DIMS]
-    counts = Counter(int(size) for shape in shapes if shape.dtype == np.int64 for size in shape if 1 < size < _LARGEST)
+    counts = Counter(int(size) for shape in shapes if shape.dtype == np.int64 for size in shape if size > 1)
     return [size for size, _ in counts.most_common(_MOST_SIZES)]
 
 
