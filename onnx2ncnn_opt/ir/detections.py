@@ -1,5 +1,9 @@
 """Layers that choose boxes: their number and order depend on the data, and on the last bits of scores."""
 
+from collections.abc import Iterator
+from itertools import permutations
+
+from onnx2ncnn_opt.ir.codes import Reduction
 from onnx2ncnn_opt.ir.cut import computed_from
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 
@@ -16,3 +20,15 @@ def before_boxes(graph: Graph) -> list[Blob]:
     after = after_boxes(graph)
     read = {blob for layer in graph if layer.type in DETECTORS for blob in layer.inputs if blob not in after}
     return [blob for layer in graph if layer.type != "Input" for blob in layer.outputs if blob in read]
+
+
+def before_indexes(graph: Graph) -> Iterator[Blob]:
+    """Yield the blobs whose largest or smallest numbers the net looks for, as ArgMax: it compares x with max(x)."""
+    for layer in graph:
+        step = layer.input.producer if layer.type == "Threshold" else None
+        for blob, extreme in permutations(step.inputs, 2) if step is not None and step.type == "BinaryOp" else ():
+            source = extreme.producer
+            if source is None or source.type != "Reduction" or blob not in source.inputs:
+                continue
+            if source["operation"] in (Reduction.MAX, Reduction.MIN):
+                yield blob

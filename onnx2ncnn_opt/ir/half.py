@@ -33,8 +33,13 @@ INPUT_MARGIN = 2.0  # numbers may be so much larger with other inputs than with 
 
 _WEIGHT = "weight_data"
 _IN_32_BITS = frozenset({"Input", "MemoryData", "AbsVal", "Bias", "Dropout", "LRN", "Scale"})  # and plain loops
-_TILES, _POSITIONS, _CHANNELS, _QUERIES = 8, 32, 12, 8
-_LANES = 8
+_TILES, _CHANNELS, _QUERIES = 6, 8, 8
+# The sums of a sample; the first are at the largest number, and only show how large numbers become.
+_SUMS, _LEAST_SUMS, _TERMS_OF_ALL, _AT_LARGEST = 256, 32, 2**18, 8
+# The sums in which a kernel adds up: those of InnerProduct for a vector; and of Gemm for one row, of which ARM has
+# eight and a GPU one, so that this lies between both.
+_LANES, _LANES_OF_ROW = 8, 3
+_A_ROW = 4  # constant_broadcast_type_C of a Gemm whose C has a number for each column
 _UNSEEN = 2.0  # how much larger winograd's sums may be than in so few tiles and channels
 _SQ2 = math.sqrt(2.0)
 
@@ -56,23 +61,22 @@ class Noise(NamedTuple):
 class Inner(NamedTuple):
     """The effect of a layer's own arithmetic in fp16 on its output, estimated on a sample.
 
-    `error` is the root mean square of the errors, in the output's units. `spread` has that for each index of the sample
-    if they differ, as in winograd's tiles: a corner is ten times as inexact as the other, and large inputs make large
-    errors. `overflows` is True if something inside became infinite, which does not happen without the features
-    `remedy`. `how` names the arithmetic, and `device` the only kind of device that has it, if it is one.
+    `spread` are root mean squares of the error, in the output's units, each equally frequent: a channel or a corner of
+    a winograd tile may be ten times as inexact as another. `overflows` is True if something inside became infinite,
+    which does not happen without the features `remedy`. `how` names the arithmetic, and `device` the only kind of
+    device that has it, if it is one.
     """
 
     how: str
-    error: float
+    spread: tuple[float, ...]
     overflows: bool
-    spread: tuple[float, ...] = ()
     remedy: Feature = Feature.NO_FP16_ARITHMETIC
     device: Device | None = None
 
     @property
-    def noise(self) -> tuple[float, ...]:
-        """The errors of elements, each of them equally frequent."""
-        return self.spread or ((self.error,) if self.error else ())
+    def error(self) -> float:
+        """The root mean square of the errors."""
+        return _size(np.array(self.spread))
 
 
 def to_half(numbers: Array) -> Array:
@@ -210,7 +214,7 @@ def inner_arithmetic(layer: Layer, inputs: Sequence[Array], *, seed: int = 0) ->
             return (_attention(layer, inputs, rng),) if not layer["kv_cache"] else ()
         sample = _products(layer, inputs, rng)
         if sample is not None:
-            found.append(_added(layer, *sample, is_vector=x.ndim != 2))
+            found.append(_added(layer, *sample, _lanes(layer, x)))
     return tuple(found)
 
 
@@ -229,7 +233,7 @@ def _reduced(layer: Layer, x: Array) -> tuple[Inner, ...]:
         return ()
     axes = None if layer["reduce_all"] else tuple(axis for axis in layer["axes"] if -x.ndim <= axis < x.ndim)
     largest = float(terms(x).sum(axes, dtype=np.float64).max(initial=0.0))
-    return (Inner("its sums on GPUs", 0.0, not largest <= LARGEST / INPUT_MARGIN, device="vulkan"),)
+    return (Inner("its sums on GPUs", (), not largest <= LARGEST / INPUT_MARGIN, device="vulkan"),)
 
 
 def _weight(layer: Layer) -> Array | None:
@@ -267,33 +271,32 @@ def _winograd(layer: Layer, x: Array, weight: Array, tile: int, rng: np.random.G
     itm, ktm, otm = _transforms(tile)
     rows, columns = max(-(-(x.shape[1] - 2) // tile), 1), max(-(-(x.shape[2] - 2) // tile), 1)
     x = np.pad(x, ((0, 0), (0, max(rows * tile + 2 - x.shape[1], 0)), (0, max(columns * tile + 2 - x.shape[2], 0))))
-    chosen = set(_spread(rows * columns, _TILES, rng).tolist())
     _, top, left = np.unravel_index(int(np.abs(x).argmax()), x.shape)
-    chosen.add(min(int(top) // tile, rows - 1) * columns + min(int(left) // tile, columns - 1))
+    largest = min(int(top) // tile, rows - 1) * columns + min(int(left) // tile, columns - 1)
+    chosen = [*_spread(rows * columns, _TILES, rng).tolist(), largest]  # the last shows only how large numbers become
     windows = sliding_window_view(x, (tile + 2, tile + 2), (1, 2))[:, ::tile, ::tile]
     tiles = np.stack([windows[:, t // columns, t % columns] for t in chosen])
     channels = _spread(len(weight), _CHANNELS, rng)
-    kernels = weight[channels]
     rows_done = to_half(itm @ to_half(tiles))
     transformed = to_half(rows_done @ itm.T)
-    u = ktm @ kernels @ ktm.T
-    products = to_half(u)[None] * transformed[:, None]  # tile, output, input, side, side
-    sums, peak = _accumulated(np.moveaxis(products, 2, -1))
-    halfway = to_half(otm @ sums)
-    result = to_half(halfway @ otm.T)
-    exact = otm @ np.einsum("ocij,tcij->toij", u, itm @ tiles @ itm.T) @ otm.T
+    u = ktm @ weight[channels] @ ktm.T
+    sums, errors, peak = _added_up(to_half(u)[None] * transformed[:, None], 2)  # tile, output, input, side, side
+    halfway = otm @ sums
+    powers = otm**2 @ errors**2 + (to_half(halfway) - halfway) ** 2
+    result = halfway @ otm.T
+    exact = otm @ np.einsum("ocij,tcij->toij", u, itm @ tiles @ itm.T, optimize=True) @ otm.T
+    errors = np.sqrt(powers @ otm.T**2 + (result - exact) ** 2)[:-1]
     peak = max(peak, *(_peak(numbers) for numbers in (rows_done, transformed, halfway, result)))
-    errors = _errors(layer, np.moveaxis(result, 1, -1), np.moveaxis(exact, 1, -1), channels)
-    spread = tuple(_size(element) for element in errors.reshape(-1, len(channels)))
+    errors = _activated_errors(layer, exact[:-1] + _bias(layer, channels)[:, None, None], errors)
     remedy = Feature.NO_FP16_ARITHMETIC | Feature.NO_WINOGRAD  # GPUs do winograd in fp16 all the same
-    return Inner("winograd's sums", _size(errors), not peak <= LARGEST / (INPUT_MARGIN * _UNSEEN), spread, remedy)
+    sample = errors[_spread(len(errors), _SUMS, rng)]
+    return Inner("winograd's sums", tuple(sample.tolist()), not peak <= LARGEST / (INPUT_MARGIN * _UNSEEN), remedy)
 
 
 def _products(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -> tuple[Array, Array] | None:
-    """Return a sample of the sums that a layer adds up in fp16; None if it has none.
+    """Return a sample of the sums that a layer adds up in fp16, and the output channel of each; None if it has none.
 
-    The terms are along the last axis, the output channels before it. The numbers of these channels are returned as
-    well.
+    The terms are along the last axis.
     """
     x = inputs[0]
     if layer.type in ("InnerProduct", "Gemm", "MatMul"):
@@ -304,12 +307,23 @@ def _products(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -
     if layer.type in ("Convolution", "Convolution1D", "ConvolutionDepthWise"):
         return _window_products(layer, x[:, None] if x.ndim == 2 else x, weight, rng)
     if layer.type == "Deconvolution" and x.ndim == 3 and weight.size % (layer["num_output"] * x.shape[0]) == 0:
-        filters = weight.reshape(layer["num_output"], x.shape[0], -1)
-        channels = _spread(len(filters), _CHANNELS, rng)
-        pixels = x.reshape(x.shape[0], -1)
-        pixels = pixels[:, _spread(pixels.shape[1], _POSITIONS, rng)].T
-        return to_half(filters[channels][:, :, 0])[None] * to_half(pixels)[:, None], channels
+        filters = weight.reshape(layer["num_output"], x.shape[0], -1)[:, :, 0]
+        return _row_products(x.reshape(x.shape[0], -1).T, filters, rng)
     return None
+
+
+def _pairs(counts: Sequence[int], terms: int, rng: np.random.Generator) -> Iterator[Array]:
+    """Yield random indexes below each of the counts, for the sums of a sample."""
+    sums = max(min(_SUMS, _TERMS_OF_ALL // terms), _LEAST_SUMS)
+    for count in counts:
+        yield np.resize(_spread(count, sums, rng), sums)[rng.permutation(sums)]
+
+
+def _row_products(rows: Array, columns: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Return the products of random rows of two matrices, and the numbers of the second ones."""
+    chosen, channels = _pairs((len(rows), len(columns)), rows.shape[1], rng)
+    chosen[:_AT_LARGEST] = int(np.abs(rows).argmax()) // rows.shape[1]
+    return to_half(rows[chosen]) * to_half(columns[channels]), channels
 
 
 def _window_products(layer: Layer, image: Array, weight: Array, rng: np.random.Generator) -> tuple[Array, Array] | None:
@@ -320,16 +334,13 @@ def _window_products(layer: Layer, image: Array, weight: Array, rng: np.random.G
         return None
     missing = (max(size - space, 0) for size, space in zip(taps.shape[2:], image.shape[1:], strict=True))
     image = np.pad(image, [(0, 0), *((0, more) for more in missing)])
-    channels = _spread(len(taps), _CHANNELS, rng)
-    read = channels * groups // len(taps) if groups > 1 else np.zeros(1, int)
     windows = sliding_window_view(image.reshape(groups, -1, *image.shape[1:]), taps.shape[2:], (2, 3))
     rows, columns = windows.shape[2:4]
-    corners = [divmod(int(index), columns) for index in _spread(rows * columns, _POSITIONS, rng)]
+    channels, places = _pairs((len(taps), rows * columns), taps[0].size, rng)
     _, top, left = np.unravel_index(int(np.abs(image).argmax()), image.shape)
-    corners.append((min(int(top), rows - 1), min(int(left), columns - 1)))
-    patches = np.stack([windows[read, :, row, column] for row, column in corners])
-    kernels = taps[channels].reshape(len(channels), -1)
-    return to_half(kernels)[None] * to_half(patches.reshape(*patches.shape[:2], -1)), channels
+    places[:_AT_LARGEST] = min(int(top), rows - 1) * columns + min(int(left), columns - 1)
+    patches = windows[channels * groups // len(taps), :, places // columns, places % columns]
+    return to_half(taps[channels].reshape(len(channels), -1)) * to_half(patches.reshape(len(channels), -1)), channels
 
 
 def _matrix_products(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -> tuple[Array, Array] | None:
@@ -349,9 +360,7 @@ def _matrix_products(layer: Layer, inputs: Sequence[Array], rng: np.random.Gener
         rows, columns = (operand.reshape(-1, *operand.shape[-2:])[0] for operand in operands)
         if rows.shape[1] != columns.shape[1]:
             return None
-    channels = _spread(len(columns), _CHANNELS, rng)
-    rows = rows[_spread(len(rows), _POSITIONS, rng)]
-    return to_half(rows)[:, None] * to_half(columns[channels])[None], channels
+    return _row_products(rows, columns, rng)
 
 
 def _operands(layer: Layer, given: list[Array]) -> list[Array]:
@@ -383,11 +392,12 @@ def _attention(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) 
     rows = np.append(_spread(q.shape[1], _QUERIES, rng), largest)
     mask = inputs[3].reshape(-1, *inputs[3].shape[-2:])[:, rows] if layer["attn_mask"] else np.float32(0)
     products = q[:, rows] @ np.swapaxes(k, 1, 2)
-    sums, _ = _accumulated(to_half(q[:, rows])[:, :, None] * to_half(k)[:, None])
+    _, errors, _ = _added_up(to_half(q[:, rows])[:, :, None] * to_half(k)[:, None], -1)
+    sums = products + errors * rng.standard_normal(errors.shape, np.float32)
     half, exact = (_softmax(scores) @ v for scores in (to_half(sums * scale + mask), products * scale + mask))
     peak = _peak(products)
     remedy = FP32 if peak * scale > LARGEST / INPUT_MARGIN else Feature.NO_FP16_ARITHMETIC
-    return Inner("products of queries and keys", _size(half - exact), not peak <= LARGEST / INPUT_MARGIN, remedy=remedy)
+    return Inner("products of queries and keys", (_size(half - exact),), not peak <= LARGEST / INPUT_MARGIN, remedy)
 
 
 def _softmax(scores: Array) -> Array:
@@ -395,43 +405,55 @@ def _softmax(scores: Array) -> Array:
     return np.asarray(exp / exp.sum(axis=-1, keepdims=True))
 
 
-def _added(layer: Layer, products: Array, channels: Array, *, is_vector: bool) -> Inner:
+def _lanes(layer: Layer, x: Array) -> int:
+    if layer.type == "InnerProduct" and x.ndim != 2:
+        return _LANES
+    return _LANES_OF_ROW if layer.type == "Gemm" and x.ndim == 2 and len(x) == 1 else 1
+
+
+def _added(layer: Layer, products: Array, channels: Array, lanes: int) -> Inner:
     """Return the effect of adding up terms along the last axis one after the other, with each sum rounded.
 
-    InnerProduct has several sums for a vector (innerproduct_arm_asimdhp.cpp), each of every eighth term.
+    With `lanes` there are several sums, each of every such term.
     """
-    exact = products.sum(-1, dtype=np.float64)
-    if layer.type == "InnerProduct" and is_vector:
-        lanes = np.pad(products, [(0, 0), (0, 0), (0, -products.shape[-1] % _LANES)])
-        result, peak = _accumulated(lanes.reshape(*products.shape[:2], -1, _LANES).swapaxes(-1, -2))
-        result = to_half(result.sum(-1))
-    else:
-        result, peak = _accumulated(products)
-    error = _size(_errors(layer, result, exact, channels))
-    return Inner(f"sums of {products.shape[-1]} products", error, not peak <= LARGEST / INPUT_MARGIN)
+    count = products.shape[-1]
+    products = np.pad(products, [(0, 0), (0, -count % lanes)]).reshape(len(products), -1, lanes)
+    sums, errors, peak = _added_up(products, 1, _bias(layer, channels)[:, None, None] / lanes)
+    sums, errors = sums.sum(-1)[_AT_LARGEST:], np.sqrt((errors**2).sum(-1))[_AT_LARGEST:]
+    errors = _activated_errors(layer, sums, errors)
+    return Inner(f"sums of {count} products", tuple(errors.tolist()), not peak <= LARGEST / INPUT_MARGIN)
 
 
-def _accumulated(products: Array) -> tuple[Array, float]:
-    """Return the sums along the last axis, where each step rounds to fp16, and the largest number on the way."""
-    total = np.zeros(products.shape[:-1], np.float32)
-    sizes = np.zeros_like(total)
-    for term in np.ascontiguousarray(np.moveaxis(products, -1, 0)):
-        total += term
-        total = to_half(total)
-        np.maximum(sizes, np.abs(total), out=sizes)
-    return total, _peak(sizes)
+def _added_up(products: Array, axis: int, start: Array | float = 0.0) -> tuple[Array, Array, float]:
+    """Return sums along an axis, the size of their errors if each step rounds to fp16, and the largest number there.
+
+    The errors of steps are those of the exact sums; they add up like random numbers.
+    """
+    totals = np.cumsum(products, axis, np.float32)
+    totals += start
+    errors = to_half(totals)
+    errors -= totals
+    errors *= products != 0  # such a term adds none
+    return np.take(totals, -1, axis), np.sqrt(np.square(errors).sum(axis)), _peak(totals)
 
 
 def _peak(numbers: Array) -> float:
     return float(np.abs(numbers).max(initial=0.0))
 
 
-def _errors(layer: Layer, result: Array, exact: Array, channels: Array) -> Array:
-    """Return the errors of sums after bias and activation; the channels are along the last axis."""
-    if "bias_data" in layer.weights:
-        bias = np.asarray(layer.weights["bias_data"], np.float32)[channels]
-        result, exact = result + bias, exact + bias
-    return _activated(layer, result) - _activated(layer, exact)
+def _bias(layer: Layer, channels: Array) -> Array:
+    """Return the numbers with which the sums of output channels begin."""
+    name = "C_data" if layer.type == "Gemm" and layer["constant_broadcast_type_C"] == _A_ROW else "bias_data"
+    if name not in layer.weights:
+        return np.zeros(len(channels), np.float32)
+    return np.asarray(layer.weights[name], np.float32).ravel()[channels]
+
+
+def _activated_errors(layer: Layer, sums: Array, errors: Array) -> Array:
+    """Return the sizes of the finite errors of sums after the activation, where it does not make 0 of a sum."""
+    high, exact, low = (_activated(layer, each) for each in (sums + errors, sums, sums - errors))
+    sizes = np.abs(high - low) / 2
+    return np.asarray(sizes[(exact != 0) & np.isfinite(sizes)])
 
 
 _ACTIVATIONS: Mapping[int, Callable[..., Array]] = {

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.runtime._worker import Missing, Server, main
 
 
-# Random numbers that large arrays repeat; the sizes of errors have a prime number, so that they meet others each time.
-NORMALS, SIZES = 2**20, 4099
+# Random numbers, of which arrays take so many again and again: parts of that length stay in the cache of a core. The
+# sizes of errors have a prime number, so that they meet others each time.
+NORMALS, PART, SIZES = 2**17, 2**15 + 3, 4099
 # Blobs of more bytes: glibc gets the memory for each anew, which takes longer than to compute it. Two of its options.
 LARGE_BLOB, TRIM_THRESHOLD, MMAP_MAX = 2**25, -1, -4
 LARGEST = 6e4  # numbers stay finite in fp16, errors included
@@ -137,19 +138,18 @@ class NcnnServer(Server):
             kilobytes = []
         self.answer({"bytes": kilobytes[0] * 1024 if kilobytes else None})
 
-    def do_walk(self, feeds: list[dict[str, Any]], steps: list[dict[str, Any]], **caches: Any) -> None:
+    def do_walk(self, feeds: list[dict[str, Any]], steps: list[dict[str, Any]], seed: int, **caches: Any) -> None:
         """Compute blob after blob, and round each before the next is computed from it; send an answer for each."""
         extractor = self.fed(feeds, **caches)
-        random = np.random.default_rng(0)
         for step in steps:
-            self.attempt(self.step, extractor, random, **step)
+            self.attempt(self.step, extractor, seed, **step)
         if self.libc is not None:
             self.libc.malloc_trim(0)
 
     def step(
         self,
         extractor: Any,
-        random: Any,
+        seed: int,
         blob: str,
         rounding: str,
         cast: bool,
@@ -170,7 +170,8 @@ class NcnnServer(Server):
             del mat
         if array.nbytes > LARGE_BLOB and self.libc is None:
             self.keep_memory()
-        largest, limits = (max(-float(array.min()), float(array.max())) if array.size else 0.0), 0
+        least, most = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
+        largest, limits = max(-least, most), 0
         is_ordinary, fits = largest < 3.4e38, largest < LARGEST  # false for NaN
         if not is_ordinary:
             sizes, is_finite = np.abs(array), np.isfinite(array)
@@ -178,22 +179,11 @@ class NcnnServer(Server):
             limits = int(np.count_nonzero(is_finite & (sizes >= 3.4e38)))  # they stand for infinity
             del sizes, is_finite  # a blob may be large
         if is_changed:
-            if relative:
-                factors = self.normal(array.shape, random)
-                factors *= relative
-                factors += 1
-                array *= factors
-                del factors
-            if noise:  # an activation made exact zeros, and nothing becomes negative after one
-                is_positive = array.min() >= 0
-                errors = self.normal(array.shape, random)
-                errors *= noise[0] if len(noise) == 1 else repeated(random.choice(noise, SIZES), array.shape)
-                errors *= array != 0
-                array += errors
-                del errors
-                if is_positive:
-                    np.maximum(array, 0, out=array)
-            array, exact = rounded(array, rounding, fits=fits), array if cast else None
+            parts = [array.reshape(-1)[start : start + PART] for start in range(0, array.size, PART)]
+            self.add_errors(parts, noise, relative, least, [seed, *blob.encode()])
+            exact = array.copy() if cast else None
+            for part in parts if rounding else ():
+                part[:] = rounded(part, rounding, fits=fits)
             if exact is not None and rounding == "fp16":
                 size = math.prod(array.shape[bool(batch) + (array.ndim - bool(batch) > 2) :])
                 ends = slice(size - size % 4, None)
@@ -213,11 +203,27 @@ class NcnnServer(Server):
             libc.mallopt(TRIM_THRESHOLD, 2**31 - 1)
             self.libc = libc
 
-    def normal(self, shape: tuple[int, ...], random: Any) -> Any:
-        """Draw numbers of N(0,1); in large arrays they repeat, because drawing them takes longer than all the rest."""
+    def add_errors(
+        self, parts: list[Any], noise: Sequence[float], relative: float, least: float, seed: list[int]
+    ) -> None:
+        """Add errors to the parts of a blob; `least` is its least number. Each blob has its own seed."""
+        random = np.random.default_rng(seed)
+        if relative:
+            factors = self.normal(random) * np.float32(relative) + 1
+            for part in parts:
+                part *= factors[: part.size]
+        if noise:  # an activation made exact zeros, and nothing becomes negative after one
+            errors = self.normal(random) * np.resize(random.choice(np.array(noise, np.float32), SIZES), PART)
+            for part in parts:
+                part += errors[: part.size] * (part != 0)
+                if least >= 0:
+                    np.maximum(part, 0, out=part)
+
+    def normal(self, random: Any) -> Any:
+        """Draw numbers of N(0, 1) for a part of an array."""
         if self.normals is None:
             self.normals = np.random.default_rng(1).standard_normal(NORMALS, np.float32)
-        return repeated(self.normals[random.integers(NORMALS // 2) :], shape)
+        return self.normals[random.integers(NORMALS - PART) :][:PART]
 
     def do_time_blobs(
         self, feeds: list[dict[str, Any]], blobs: list[str], runs: int, seconds: float, **caches: Any
@@ -249,11 +255,6 @@ class NcnnServer(Server):
                 raise RuntimeError(f"blob '{blob}': extract returned {code or 'an empty Mat'}")
             del mat
         return at[1] - at[0], at[2] - at[1]
-
-
-def repeated(numbers: Any, shape: tuple[int, ...]) -> Any:
-    """Return an array filled with some numbers in turn."""
-    return np.resize(numbers, shape).astype(np.float32, copy=False)
 
 
 def rounded(array: Any, rounding: str, *, fits: bool) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -239,14 +239,19 @@ class NcnnRunner:
             return [float(each) for each in self._receive(child, times=[float])["times"]]
 
     def walk(
-        self, feeds: Mapping[str, Feed | Array], steps: Sequence[WalkStep], visit: Callable[[WalkStep, BlobStats], None]
+        self,
+        feeds: Mapping[str, Feed | Array],
+        steps: Sequence[WalkStep],
+        visit: Callable[[WalkStep, BlobStats], None],
+        seed: int = 0,
     ) -> None:
         """Compute a net blob by blob, rounding each before the next is computed from it; `visit` is called for each.
 
-        `steps` are all blobs to be rounded, in the order of the file's layers: a blob is gone once it has been read.
+        The seed is that of the random errors. `steps` are all blobs to be rounded, in the order of the file's layers: a
+        blob is gone once it has been read.
         Raises RunError if a blob is missing, and CrashError.
         """
-        with self._asked(feeds, do="walk", steps=[asdict(step) for step in steps]) as child:
+        with self._asked(feeds, do="walk", steps=[vars(step) for step in steps], seed=seed) as child:
             self._receive(child)
             failure: RunError | None = None
             for step in counted(steps, "ncnn computes the net blob by blob", "blobs"):

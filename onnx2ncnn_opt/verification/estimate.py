@@ -20,11 +20,12 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.ir.caches import caches
-from onnx2ncnn_opt.ir.detections import after_boxes, before_boxes
+from onnx2ncnn_opt.ir.detections import after_boxes, before_boxes, before_indexes
 from onnx2ncnn_opt.ir.dim import Dim
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import Inner, Noise, in_half, inner_arithmetic, makes_32_bits
+from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.onnx.read.given import solved
 from onnx2ncnn_opt.param.binary import write_weights
 from onnx2ncnn_opt.param.files import NetFiles, write_param, write_staged
@@ -63,6 +64,7 @@ class Walk:
     outputs: dict[Blob, Array] = field(default_factory=dict)
     largest: dict[Blob, float] = field(default_factory=dict)
     special: dict[Blob, int] = field(default_factory=dict)
+    scores: dict[Blob, Array] = field(default_factory=dict)  # the inputs of `Estimator.ends`
     inner: dict[Layer, tuple[Inner, ...]] = field(default_factory=dict)  # errors in fp16, if the run is in 32 bits
 
     def largest_of(self, blobs: Iterable[Blob]) -> float:
@@ -75,7 +77,8 @@ class Estimator:
     """Runs a net in 32 and in 16 bits, with the masks that its layers have at each run; use as a context manager.
 
     `compared` are the outputs, and their names in the written net; in place of chosen boxes, whose number is not
-    stable, are the blobs that they are chosen by.
+    stable, are the blobs that they are chosen by; `choices` are blobs of which it looks for the largest number. `ends`
+    are the layers that make probabilities of scores at the end of the net, by output.
     """
 
     graph: Graph
@@ -97,7 +100,11 @@ class Estimator:
         self._indexes, self._opaque = index_blobs(self.graph), caches(self.graph) | after_boxes(self.graph)
         public = [blob for blob in self.graph.outputs if not blob.is_input and blob not in self._opaque]
         names = {**listing.inner_names, **listing.names}
-        self.compared = {blob: names[blob] for blob in (*before_boxes(self.graph), *public)}
+        self.choices = {blob for blob in before_indexes(self.graph) if not blob.is_input and blob not in self._opaque}
+        self.compared = {blob: names[blob] for blob in (*before_boxes(self.graph), *self.choices, *public)}
+        ends = {blob: _end(blob) for blob in public}
+        self.ends = {blob: layer for blob, layer in ends.items() if layer is not None and layer.input in self.names}
+        self._scores = {layer.input for layer in self.ends.values()} - set(self.compared)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -151,13 +158,20 @@ class Estimator:
         dims = [pair for blob, shape, _ in mats for pair in zip(blob.shape or (), shape, strict=False)]
         return solved([*dims, *((blob.batch, batch) for blob, _, batch in mats)])
 
-    def run(self, rounding: str = "", noise: Mapping[Layer, Noise] | None = None, *, sampled: bool = False) -> Walk:
+    def run(
+        self,
+        rounding: str = "",
+        noise: Mapping[Layer, Noise] | None = None,
+        *,
+        sampled: bool = False,
+        seed: int = 0,
+    ) -> Walk:
         """Run the net with every blob rounded to "fp16" or "bf16" (or none).
 
         With `noise`, arithmetic in fp16 puts errors of these sizes on the outputs of layers; if blobs are rounded to
         fp16, the layers' own numbers are too, except where masks keep them in 32 bits. Without rounding, only blobs
         with noise are known then, and the outputs.
-        A `sampled` run computes `Walk.inner`.
+        A `sampled` run computes `Walk.inner`. The seed is that of the noise.
         """
         walk = Walk()
         readers = {layer for layer in self.graph if layer.type in SAMPLED} if sampled else set[Layer]()
@@ -170,7 +184,7 @@ class Estimator:
         }
         walked = self._walked(rounding, noise or {}, readers, halves)
         if not rounding and noise is not None:
-            walked = {step: blob for step, blob in walked.items() if blob.producer in noise}
+            walked = {step: b for step, b in walked.items() if b.producer in noise or b in self._scores}
         names = {step.blob for step in walked}
         # Outputs behind Splits.
         ends = {WalkStep(name, send=True): blob for blob, name in self.compared.items() if name not in names}
@@ -183,6 +197,8 @@ class Estimator:
                 walk.outputs[blob] = stats.array
             if step in ends:
                 return
+            if stats.array is not None and blob in self._scores:
+                walk.scores[blob] = stats.array
             walk.largest[blob], walk.special[blob] = stats.largest, stats.special
             if stats.array is None or not left[blob]:
                 return
@@ -196,7 +212,7 @@ class Estimator:
                             del waiting[each]
 
         feeds = {self.names[blob]: feed for blob, feed in self.feeds.items()}
-        self._runner.walk(feeds, [*walked, *ends], visit)
+        self._runner.walk(feeds, [*walked, *ends], visit, seed)
         return walk
 
     def largest(self, blobs: Collection[Blob]) -> dict[Blob, float]:
@@ -222,10 +238,19 @@ class Estimator:
                     continue
                 name = self.names[blob]
                 own = "" if blob in self._indexes or _stays(blob, rounding) else rounding
-                is_sent = any(user in readers for user in blob.users) or self.compared.get(blob) == name
+                is_end = blob in self._scores or self.compared.get(blob) == name
+                is_sent = is_end or any(user in readers for user in blob.users)
                 of_layer = makes_32_bits(layer), *noise.get(layer, Noise()), is_sent, halves.get(layer, "")
                 walked[WalkStep(name, own, *of_layer)] = blob
         return walked
+
+
+def _end(blob: Blob) -> Layer | None:
+    """Return the Softmax or Sigmoid that makes an output, moved since then or not."""
+    layer = blob.producer
+    while layer is not None and layer.has(Trait.MOVES) and len(layer.inputs) == 1:
+        layer = layer.input.producer
+    return layer if layer is not None and layer.type in ("Softmax", "Sigmoid") else None
 
 
 def most_ordinary(scales: Sequence[Estimator]) -> int:

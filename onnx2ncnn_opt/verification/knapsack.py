@@ -13,13 +13,32 @@ def cheapest(
     cost: Callable[[Item], float],
     room: float,
 ) -> dict[Item, Way]:
-    """Return the steps that leave noise of `room` at most: the best for their cost, without those that are not needed.
+    """Return steps of small cost that leave noise of `room` at most; all of them if that is not possible.
 
     `powers` of noise add up. A step is the power that it removes for its cost, the item, the way, and the power left.
+    The best for their cost come first. Then the dearest item is left out as long as others do the same for less.
     """
+    left = sorted(steps, key=lambda step: step[0], reverse=True)
+    best, price = dict[Item, Way](), float("inf")
+    while True:
+        ways, noise = _best_first(powers, left, cost, room)
+        if (total := sum(map(cost, ways))) >= price or (noise > room and best):
+            return best
+        best, price = ways, total
+        dearest = max(ways, key=cost, default=None)
+        left = [step for step in left if step[1] != dearest]
+
+
+def _best_first(
+    powers: Mapping[Item, float],
+    steps: Iterable[tuple[float, Item, Way, float]],
+    cost: Callable[[Item], float],
+    room: float,
+) -> tuple[dict[Item, Way], float]:
+    """Return the first steps that are enough, without those that are not needed, and the noise that they leave."""
     ways, left = dict[Item, Way](), dict(powers)
     total = sum(left.values())
-    for _, item, way, rest in sorted(steps, key=lambda step: step[0], reverse=True):
+    for _, item, way, rest in steps:
         if total <= room:
             break
         total += rest - left[item]
@@ -29,4 +48,4 @@ def cheapest(
             total += powers[item] - left[item]
             left[item] = powers[item]
             del ways[item]
-    return ways
+    return ways, total

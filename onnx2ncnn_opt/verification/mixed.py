@@ -27,9 +27,10 @@ from onnx2ncnn_opt.verification.search_masks import (
     FULL,
     MaskJudge,
     Masks,
+    Measured,
     NoiseGroups,
     cheapest_masks,
-    error_of,
+    errors_of,
     find_masks,
 )
 from onnx2ncnn_opt.verification.verify_net import net_feeds
@@ -82,12 +83,12 @@ class DeviceJudge(MaskJudge):
         param.write_bytes(format_param(copy).encode())
         return NcnnRunner(param, bin, mode="fp16", worker=self._worker, threads=None, timeout=timeout)
 
-    def error(self, masks: Masks = MappingProxyType({})) -> float:
-        """Return the largest error as the estimate does, but measured."""
+    def errors(self, masks: Masks = MappingProxyType({})) -> Measured:
+        """Return the errors as the estimate does, but measured."""
         fetches = {blob: self.estimator.fetch(blob) for blob in self.estimator.compared}
         feeds = {self._names[blob]: feed for blob, feed in self.estimator.feeds.items()}
         results = self._runner({**masks, **self.fixed}).run(feeds, list(fetches.values()))
-        return error_of(Walk({blob: results[fetch.blob] for blob, fetch in fetches.items()}), self.reference)
+        return errors_of(Walk({blob: results[fetch.blob] for blob, fetch in fetches.items()}), self.reference)
 
     def layers(self) -> list[Layer]:
         """Return the layers that compute something."""

@@ -6,9 +6,10 @@ estimate, `mixed` on devices as well.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, islice
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -29,7 +30,7 @@ from onnx2ncnn_opt.ir.half import (
 )
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.rewrite.prove_masks import SOURCES, Mask, is_wanted
-from onnx2ncnn_opt.runtime.base import Feed
+from onnx2ncnn_opt.runtime.base import Array, Feed
 from onnx2ncnn_opt.verification import inputs
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk, most_ordinary
 from onnx2ncnn_opt.verification.inputs import DATA, Draw
@@ -39,23 +40,32 @@ from onnx2ncnn_opt.verification.tolerance import parts
 
 # The error of an output that fp16 may make, in units of its largest value; ...
 BUDGET = 2e-2
-# ... masks aim at less, because devices get other inputs and have other kernels, if that takes few multiplications; and
-# at more, if it would take many.
-_AIM, _FEW = 0.5, 0.1
-_WIDE, _MANY, _GROWTH = 2.5, 0.2, 1.2
+# ... masks aim at these shares of it, because devices get other inputs and have other kernels, if that takes at most
+# such a share of the multiplications; and at more, if it would take many.
+_MANY = 0.2
+_DOUBT = 1.5  # times the estimate is found on devices with other inputs
+_AIMS = (0.5, _MANY / 2), (1 / _DOUBT, _MANY), (1.0, _MANY)
+_AIM = _AIMS[0][0]
+_WIDE, _GROWTH = 5.0, 1.2
 _WORTH = 0.8  # of the error, to which masks that do not keep the budget have to bring it down
 # Rounding every blob to fp16 makes errors that no mask undoes. So many times these are allowed.
-_ROUNDINGS, _ROUNDINGS_WIDE, _ROUNDINGS_ALLOWED = 2.0, 3.0, 4.0
+_LEAST_ROUNDINGS, _ROUNDINGS, _ROUNDINGS_WIDE, _ROUNDINGS_ALLOWED = 1.5, 2.0, 3.0, 4.0
 _MOST_ROUNDS = 8
 # The runs to measure groups of layers: of nets up to a cost of `MaskJudge.cost`, at least, and between two attempts.
-_RUNS, _COST, _LEAST_RUNS, _HALVINGS = 24, 8e9, 4, 4
+_RUNS, _COST, _LEAST_RUNS, _HALVINGS = 16, 8e9, 4, 4
 _VAGUE = 0.2  # a difference that is so small in units of the minuend is measured instead
-_ATTEMPTS, _SHRINK = 3, 0.5  # to find the sum of the powers that may stay, which is so many times as large each time
+_HOPEFUL = 1.25  # times the budget is an error on the first input that others may make up for
+# To find the sum of the powers that may stay, which is so many times as large each time.
+_ATTEMPTS, _SHRINK, _MOST_SHRINK = 4, 0.6, 0.2
 _NEGLIGIBLE = 0.05  # of the allowed noise: groups of so little are not divided
 # The time that a convolution takes longer without winograd, in units of that for fp16 arithmetic.
 _NO_WINOGRAD_COST = 0.25
 _ELEMENT_COST = 4.0  # multiplications that take as long as an element that is computed and written
-_SMALL_NET, _LARGE_NET = 2**20, 2**25  # elements of all blobs, up to which two inputs run always, or near the budget
+# Elements of all blobs, up to which several inputs run with several noises; and two inputs from such a share of the
+# budget on.
+_TINY_NET, _CLOSE = 2**16, ((2**20, 0.1), (2**25, _AIM / 2))
+_INPUTS, _NOISES = 4, 2
+_SATURATED = 0.02  # p * (1 - p) of a probability p that is nearly 0 or 1
 _LIKE_NOTHING = 1e-5  # the noise of layers of which nothing is known, in units of their largest value
 
 FULL = Feature.NO_FP16_ARITHMETIC | Feature.NO_WINOGRAD
@@ -99,25 +109,84 @@ class Precision:
             text += "; compute it in fp32 on devices" + ("" if self.closer else ", or see `mixed`")
         elif self.error > BUDGET:
             text += ", as rounding its blobs makes it; compute it in fp32 on devices if that is too much"
+        elif self.may_exceed:
+            text += f", with other inputs perhaps {BUDGET:g}; compute it in fp32 on devices if that is too much"
         return text
 
+    @property
+    def may_exceed(self) -> bool:
+        """True if devices may be off by more than BUDGET, because the estimate is that inexact."""
+        return not self.ok or self.error * _DOUBT > BUDGET
 
-def error_of(walk: Walk, reference: Walk) -> float:
-    """Return the largest error of a run's outputs, in units of an output's largest value; NaN if one is not finite."""
-    worst = 0.0
+
+Measured: TypeAlias = Sequence[tuple[float, float]]  # the error of each output, NaN if infinite, and its largest value
+
+
+def errors_of(
+    walk: Walk,
+    reference: Walk,
+    ends: Mapping[Blob, Layer] = MappingProxyType({}),
+    left_out: Collection[Blob] = (),
+) -> Measured:
+    """Return the errors of a run's outputs; those of saturated `ends` are measured by the scores in front of them."""
+    found: list[tuple[float, float]] = []
     for blob, expected in reference.outputs.items():
-        if expected.dtype != np.float32 or not expected.size:
+        if expected.dtype != np.float32 or not expected.size or blob in left_out:
             continue
         actual, size, error = walk.outputs[blob], 0.0, 0.0
         for part in parts(expected.shape):
             here, known = actual[part], np.isfinite(expected[part])
             if not np.isfinite(here[known]).all():
-                return math.nan
+                error = math.nan
+                break
             there = expected[part][known]
             size = max(size, float(np.abs(there).max(initial=0.0)))
             error = max(error, float(np.abs(here[known] - there).max(initial=0.0)))
-        worst = max(worst, error / (size or 1.0))
-    return worst
+        if blob in ends and not math.isnan(error) and _is_saturated(expected):
+            scores = ends[blob].input
+            error, size = _undecided_error(ends[blob], walk.scores[scores], reference.scores[scores]), 1.0
+        found.append((error, size))
+    return found
+
+
+def _is_saturated(probabilities: Array) -> bool:
+    """Return True if errors of scores cannot show, because all probabilities are nearly 0 or 1."""
+    return bool(probabilities.max() > 0.5 and (probabilities * (1 - probabilities)).max() < _SATURATED)
+
+
+def _undecided_error(end: Layer, scores: Array, expected: Array) -> float:
+    """Return the error that probabilities would have if the two largest scores were equal, in units of these.
+
+    One score has a probability of 1 / (1 + exp(-x)), whose slope is at most 1 / 4: half of the probability there.
+    """
+    errors = scores - expected
+    if end.type == "Softmax":
+        axis = end["axis"] if end["axis"] < 0 else end["axis"] - len(end.input.shape or expected.shape)
+        if expected.shape[axis] < 2:
+            return 0.0
+        best = np.argpartition(-expected, 1, axis)
+        first, second = (np.take_along_axis(errors, best.take([i], axis), axis) for i in range(2))
+        errors = first - second
+    else:
+        errors = errors[expected > 0]
+    return float(np.abs(errors).max(initial=0.0, where=np.isfinite(errors))) / 2
+
+
+def largest_error(measured: Measured) -> float:
+    """Return the largest error in units of an output's largest value; NaN if one is not finite."""
+    ratios = [error / (size or 1.0) for error, size in measured]
+    return math.nan if any(map(math.isnan, ratios)) else max(ratios, default=0.0)
+
+
+def error_of(walk: Walk, reference: Walk) -> float:
+    """Return the largest error of a run's outputs, in units of an output's largest value; NaN if one is not finite."""
+    return largest_error(errors_of(walk, reference))
+
+
+def _mean(several: Sequence[Measured]) -> Measured:
+    """Return the root mean squares of the errors and largest values of each output."""
+    columns = [np.array(measured, np.float64).reshape(-1, 2) for measured in several]
+    return [(float(error), float(size)) for error, size in np.sqrt(np.mean(np.square(columns), axis=0))]
 
 
 class MaskJudge:
@@ -125,12 +194,17 @@ class MaskJudge:
 
     checked = "estimated for fp16"  # the place where the net runs, for people
 
-    def __init__(self, estimator: Estimator) -> None:
-        self.estimator, self.graph = estimator, estimator.graph
+    def __init__(self, estimator: Estimator, integers: Collection[Blob] = (), runs: int = 1) -> None:
+        """Run the net in fp32. In fp16 it has so many `runs`, each with other noise.
+
+        Outputs that are `integers` do not count if they are places of numbers that count.
+        """
+        self.estimator, self.graph, self.runs = estimator, estimator.graph, runs
+        self._left_out = integers if estimator.choices else ()
         self.reference = estimator.run(sampled=True)  # in fp32
         self.inner = self.reference.inner
         self.fixed: Masks = {}  # masks besides those that are tried
-        self._errors: dict[tuple[int, ...], float] = {}  # by the masks of all layers
+        self._errors: dict[tuple[int, ...], Measured] = {}  # by the runs, and the masks of all layers
         sizes = estimator.sizes()
         self.multiplications = {layer: _number(multiplications_of(layer) or 0, sizes) for layer in self.graph}
         shapes = {layer: [blob.shape or () for blob in layer.outputs] for layer in self.graph}
@@ -145,26 +219,36 @@ class MaskJudge:
             ways = self.inner.get(layer, ())
             noise = function_noise(layer, self.reference.largest_of(layer.inputs))
             if ways:
-                noise = noise._replace(sizes=ways[-1 if layer["featmask"] & Feature.NO_WINOGRAD else 0].noise)
+                noise = noise._replace(sizes=ways[-1 if layer["featmask"] & Feature.NO_WINOGRAD else 0].spread)
             if any(noise.sizes) or noise.relative:
                 found[layer] = noise
         return found
 
     def run(self) -> Walk:
         """Return a run in fp16 with the masks that the layers have."""
-        walk = self.estimator.run("fp16", self.noise())
-        self._errors[tuple(layer["featmask"] for layer in self.graph)] = error_of(walk, self.reference)
-        return walk
+        noise = self.noise()
+        walks = [self.estimator.run("fp16", noise, seed=seed) for seed in range(self.runs)]
+        self._errors[self._key()] = _mean([*map(self._measured, walks)])
+        return walks[0]
+
+    def _measured(self, walk: Walk) -> Measured:
+        return errors_of(walk, self.reference, self.estimator.ends, self._left_out)
 
     def error(self, masks: Masks = MappingProxyType({})) -> float:
-        """Return the largest error of an output with masks added, see `error_of`."""
+        """Return the largest error of an output with masks added, see `largest_error`."""
+        return largest_error(self.errors(masks))
+
+    def errors(self, masks: Masks = MappingProxyType({})) -> Measured:
+        """Return the errors of the outputs with masks added."""
         with restored_masks(self.graph):
             for layer, features in (*masks.items(), *self.fixed.items()):
                 layer.params["featmask"] = layer["featmask"] | int(features)
-            key = tuple(layer["featmask"] for layer in self.graph)
-            if key not in self._errors:
+            if self._key() not in self._errors:
                 self.run()
-            return self._errors[key]
+            return self._errors[self._key()]
+
+    def _key(self) -> tuple[int, ...]:
+        return (self.runs, *(layer["featmask"] for layer in self.graph))
 
     def layers(self) -> list[Layer]:
         """Return the layers whose arithmetic in fp16 makes errors."""
@@ -174,7 +258,7 @@ class MaskJudge:
         """Return the square of the error of an output if only these layers compute in fp16."""
         noise = self.noise()
         alone = {layer: noise[layer] for layer in layers if layer in noise}
-        return error_of(self.estimator.run(noise=alone), self.reference) ** 2
+        return largest_error(self._measured(self.estimator.run(noise=alone))) ** 2
 
     def cost(self, layer: Layer) -> float:
         """Return the cost of computing a layer in fp32, as multiplications."""
@@ -187,15 +271,27 @@ class MaskJudge:
         masked = sum(count for layer, count in counts if (layer["featmask"] | masks.get(layer, 0)) & exact)
         return masked / (sum(self.multiplications.values()) or 1.0)
 
-    def rounding(self) -> float:
-        """Return the error of rounding every blob to fp16, see `error_of`."""
-        return error_of(self.estimator.run("fp16"), self.reference)
+    def rounding(self) -> Measured:
+        """Return the errors of the outputs if every blob is rounded to fp16."""
+        return self._measured(self.estimator.run("fp16"))
 
     def integers_differ(self, walk: Walk, integers: Collection[Blob]) -> bool:
         """Return True if an output of integers has others in a run, both as the bits of floats and as values."""
         known = self.reference.outputs
         both = [(walk.outputs[blob], known[blob]) for blob in integers if blob in known]
         return any(((a != b) & (a.view(np.int32) != b.view(np.int32))).any() for a, b in both)
+
+
+def joint_error(judges: Sequence[MaskJudge], masks: Masks = MappingProxyType({})) -> float:
+    """Return the error of a net on the inputs of several judges: one of them alone may make an output nearly 0."""
+    return largest_error(_mean([judge.errors(masks) for judge in judges]))
+
+
+def _most_telling_first(judges: Sequence[MaskJudge]) -> list[MaskJudge]:
+    """Return the judges; the first has the largest error of the output that is worst for all of them."""
+    ratios = [error / (size or 1.0) for error, size in _mean([judge.errors() for judge in judges])]
+    worst = int(np.argmax(ratios)) if ratios else 0
+    return sorted(judges, key=lambda judge: -judge.errors()[worst][0] if ratios else 0.0)
 
 
 def _number(dim: Dim, sizes: Mapping[str, Dim]) -> int:
@@ -219,13 +315,13 @@ def masks_for_data(
     with Estimator(graph, feeds_of(draws[0]), **net) as estimator:
         scales = [estimator, *(estimator.on(feeds_of(draw)) for draw in draws[1:])]
         number = most_ordinary(scales)
-        others = draws[number]._replace(seed=seed + 1), Draw(seed, inputs.LARGE)
-        again, large = (estimator.on(feeds_of(draw)) for draw in others)
-        return find_masks([scales[number], again], large, **options)
+        again = (estimator.on(feeds_of(draws[number]._replace(seed=seed + more))) for more in range(1, _INPUTS))
+        large = estimator.on(feeds_of(Draw(seed, inputs.LARGE)))
+        return find_masks(chain([scales[number]], again), large, **options)
 
 
 def find_masks(
-    estimators: Sequence[Estimator],
+    estimators: Iterable[Estimator],
     large: Estimator | None = None,
     *,
     integers: Collection[Blob] = (),
@@ -235,15 +331,15 @@ def find_masks(
 ) -> tuple[dict[Layer, Mask], Precision]:
     """Find the masks that a net needs in addition to its own for a budget, and its precision with them.
 
-    The estimators are of one net; the error is the largest of all. The first decides which layers need masks. On
+    The estimators are of one net, and small nets run on more of them. The first decides which layers need masks. On
     `large` inputs the net is only looked at: it may overflow there. `integers` are outputs. The layers keep the
     masks that they had: `put_masks` puts these on them. `masks` are for the wanted devices, or none. Raises RunError if
     ncnn cannot run the net.
     """
-    found, closer = _Found(masks), ""
-    with restored_masks(estimators[0].graph):
-        judge = MaskJudge(estimators[0])
-        judges = [judge]
+    found, closer, given = _Found(masks), "", iter(estimators)
+    judge = MaskJudge(next(given), integers)
+    judges = [judge]
+    with restored_masks(judge.graph):
         if masks:
             _mask_large(judge, found)
         walk = judge.run()
@@ -253,16 +349,20 @@ def find_masks(
             walk = judge.run()
         error, allowed = judge.error(), budget or BUDGET
         elements = sum(judge.elements.values())
-        if elements < _SMALL_NET or (error > allowed * _AIM / 2 and elements < _LARGE_NET):
-            judges += map(MaskJudge, estimators[1:])
-            error = max(error, *(other.error() for other in judges))
-        if error > (budget or BUDGET * _AIM) and not math.isnan(rounding := judge.rounding()):
+        share = next((share for size, share in _CLOSE if elements < size), math.inf)
+        more, runs = (_INPUTS, _NOISES) if elements < _TINY_NET else (int(not error < share * allowed), 1)
+        judge.runs = runs
+        judges += (MaskJudge(estimator, integers, runs) for estimator in islice(given, more))
+        judges = _most_telling_first(judges)
+        judge, error = judges[0], joint_error(judges)
+        is_much = error > (budget or BUDGET * _AIM)
+        rounding = largest_error(_mean([each.rounding() for each in judges])) if is_much else math.nan
+        if not math.isnan(rounding):
             allowed = max(allowed, _ROUNDINGS_ALLOWED * rounding)
             if masks:
                 closer = _mask_errors(judges, found, budget, rounding, EFFORTS[effort][1])
-                walk = judge.run() if integers else walk
-                error = max(each.error() for each in judges)
-        differ = bool(integers) and judge.integers_differ(walk, integers)
+                error = joint_error(judges)
+        differ = bool(integers) and any(each.integers_differ(each.run(), integers) for each in judges)
         overflow = _overflow(large, judge) if large else ""
         return found, Precision(error, allowed, differ, judge.price(), closer, overflow)
 
@@ -357,34 +457,46 @@ def _mask_errors(
 
     A given budget is kept at any price. Otherwise it is half of BUDGET, BUDGET, or more, depending on the prices.
     """
-    judge, least = judges[0], _ROUNDINGS * rounding
-    target, groups, closer = max(budget or BUDGET, least), NoiseGroups(judge), ""
-    aim = max(target * _AIM, least) if budget is None else target
+    judge, groups, closer = judges[0], NoiseGroups(judges[0]), ""
+    target = max(budget or BUDGET, _ROUNDINGS * rounding)
+    least = max(target * _AIM, _LEAST_ROUNDINGS * rounding)
+    goals = [(max(target * share, least), most) for share, most in _AIMS] if budget is None else []
     most_runs = effort * max(min(_RUNS, _RUNS * _COST / sum(map(judge.cost, judge.graph))), _LEAST_RUNS)
-    while True:
-        powers = groups.powers()
-        masks = _masks_within(judge, powers, aim**2)
-        is_cheap = judge.price(masks) <= _FEW and all(each.error(masks) <= target for each in judges)
-        if (is_cheap and budget is None) or groups.runs >= most_runs:
-            break
-        halved = [groups.halve(_NEGLIGIBLE * aim**2) for _ in range(_HALVINGS)]
+    while not (kept := _affordable(judges, groups.powers(), goals[:1], 1)) and groups.runs < most_runs:
+        halved = [groups.halve(_NEGLIGIBLE * least**2) for _ in range(_HALVINGS)]
         if not halved[0]:
             break
-    if not is_cheap:
-        masks, room = cheapest_masks(judges, powers, target)
-        better = _masks_within(judge, powers, room * (aim / target) ** 2)
-        if budget is None and masks and judge.price(masks) > _MANY:
+    powers = groups.powers()
+    if kept := kept or _affordable(judges, powers, goals):
+        aim, masks, room = kept
+        if aim > least:
+            price = judge.price(_masks_within(judge, powers, room * (least / aim) ** 2))
+            closer = f"--budget {least:.0e} would take {price:.0%} of the multiplications"
+    else:
+        masks, room, _ = cheapest_masks(judges, powers, target)
+        if budget is None and judge.price(masks) > _MANY:
             closer = f"--budget {target:.0e} would take {judge.price(masks):.0%} of the multiplications"
             masks = _masks_in_reason(judges, powers, room, max(_WIDE * BUDGET, _ROUNDINGS_WIDE * rounding))
-        elif judge.price(better) <= _FEW:
-            masks = better
-        elif aim < target:
-            closer = f"--budget {aim:.0e} would take {judge.price(better):.0%} of the multiplications"
     for layer, features in masks.items():
         how = judge.inner[layer][0].how if layer in judge.inner else "its steps"
         reason = f"{how} in fp16 make errors of {powers[layer] ** 0.5:.1e} of an output"
         found.add(layer, features, reason, judge.reference.largest_of(layer.outputs))
     return closer
+
+
+def _affordable(
+    judges: Sequence[MaskJudge],
+    powers: Mapping[Layer, float],
+    goals: Iterable[tuple[float, float]],
+    attempts: int = _ATTEMPTS,
+) -> tuple[float, dict[Layer, Feature], float] | None:
+    """Return the first goal that masks reach at its highest price, with these masks, and the noise that they leave."""
+    for goal, most in goals:
+        if judges[0].price(_masks_within(judges[0], powers, goal**2)) <= most:
+            masks, room, is_enough = cheapest_masks(judges, powers, goal, attempts)
+            if is_enough and judges[0].price(masks) <= most:
+                return goal, masks, room
+    return None
 
 
 def _masks_in_reason(
@@ -396,10 +508,10 @@ def _masks_in_reason(
     """
     while (masks := _masks_within(judges[0], powers, room)) and judges[0].price(masks) > _MANY and room < 1:
         room *= _GROWTH
-    error = max(each.error(masks) for each in judges)
+    error = joint_error(judges, masks)
     if error > wide:
         return cheapest_masks(judges, powers, wide)[0]
-    return masks if error <= _WORTH * max(each.error() for each in judges) else {}
+    return masks if error <= _WORTH * joint_error(judges) else {}
 
 
 class NoiseGroups:
@@ -444,20 +556,23 @@ class NoiseGroups:
 
 def cheapest_masks(
     judges: Sequence[MaskJudge], powers: Mapping[Layer, float], target: float, attempts: int = _ATTEMPTS
-) -> tuple[dict[Layer, Feature], float]:
-    """Return masks of small cost that keep the error of a net within `target`, and the sum of powers that they leave.
+) -> tuple[dict[Layer, Feature], float, bool]:
+    """Return masks of small cost that keep the error of a net within `target`, or nearly so.
 
-    That sum may be `target` squared; it becomes smaller until the error fits, because powers add up only roughly. After
-    so many attempts the masks are those that come nearest to it.
+    The sum of powers that they leave follows: it may be `target` squared, and becomes smaller until the error fits,
+    because powers add up only roughly. After so many attempts the masks are those that come nearest to it; the last
+    result says whether they do.
     """
-    room = target**2
-    for _ in range(attempts):
+    room, error = target**2, math.inf
+    for attempt in range(attempts):
+        room *= max(_SHRINK * min((target / error) ** 2, 1.0), _MOST_SHRINK) if attempt else 1.0
         masks = _masks_within(judges[0], powers, room)
-        error = next((error for each in judges if not (error := each.error(masks)) <= target), 0.0)
-        if not error:
+        error = judges[0].error(masks)
+        if error <= _HOPEFUL * target:
+            error = joint_error(judges, masks)
+        if error <= target:
             break
-        room *= _SHRINK * min((target / error) ** 2, 1.0)
-    return masks, room
+    return masks, room, error <= target
 
 
 _Step: TypeAlias = tuple[float, Layer, Feature, float]
@@ -469,7 +584,7 @@ def _steps(judge: MaskJudge, powers: Mapping[Layer, float]) -> list[_Step]:
     for layer, power in powers.items():
         cost = judge.cost(layer)
         if winograd_tile(layer):
-            ways = [max(way.noise, default=0.0) for way in judge.inner.get(layer, ())]
+            ways = [way.error for way in judge.inner.get(layer, ())]
             plain = power * (ways[-1] / ways[0]) ** 2 if ways and ways[0] else power
             ratio = (power - plain) / (_NO_WINOGRAD_COST * cost)
             steps.append((ratio, layer, Feature.NO_WINOGRAD, plain))
@@ -480,5 +595,5 @@ def _steps(judge: MaskJudge, powers: Mapping[Layer, float]) -> list[_Step]:
 
 
 def _masks_within(judge: MaskJudge, powers: Mapping[Layer, float], room: float) -> dict[Layer, Feature]:
-    """Return the masks of the first steps that leave noise of `room` at most, without those that it has room for."""
+    """Return the masks of small cost that leave noise of `room` at most."""
     return cheapest(powers, _steps(judge, powers), judge.cost, room)

@@ -89,7 +89,7 @@ def main() -> None:
             precision = conversion.precision
             if precision is None:
                 continue
-            said = "" if precision.error <= 2e-2 else str(precision).partition("; ")[2]
+            said = str(precision).partition("; ")[2] if precision.may_exceed else ""
             estimate = f"{precision.error:.1e}"
             add(name, repository, len(conversion.masks), f"{precision.price:.0%}", estimate, *errors, said)
 

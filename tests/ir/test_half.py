@@ -81,6 +81,39 @@ def test_matrices_of_all_kinds_are_sampled() -> None:
     assert all(1e-4 < way.error < 3e-2 for (way,) in ways)
 
 
+def test_channels_that_are_more_inexact_than_others_are_seen() -> None:
+    """In a trained policy one channel of 100 made errors 20 times as large as the others."""
+    weight = np.random.default_rng(0).standard_normal((200, 64)).astype(np.float32)
+    weight[7] *= 50
+    x = np.random.default_rng(1).standard_normal(64).astype(np.float32)
+    inner = Layer(
+        "InnerProduct", "i", (), [Blob("y")], {"num_output": 200, "weight_data_size": 12800}, {"weight_data": weight}
+    )
+    (way,) = inner_arithmetic(inner, [x])
+    assert max(way.spread) > 20 * float(np.median(way.spread))
+    exact = weight[7].astype(np.float64) @ x
+    lanes = np.zeros(8, np.float16)
+    for terms in (weight[7] * x).reshape(-1, 8):
+        lanes = (lanes + terms).astype(np.float16)
+    assert 0.3 < abs(lanes.sum(dtype=np.float64) - exact) / max(way.spread) < 3
+
+
+def test_sums_of_one_term_are_exact() -> None:
+    """A one-hot row picks a column of weights that fp16 holds."""
+    one = np.zeros((4, 64), np.float32)
+    one[:, 5] = 1
+    gemm = Layer(
+        "Gemm",
+        "g",
+        (),
+        [Blob("y")],
+        {"constantB": 1, "constantN": 7, "constantK": 64, "transB": 1},
+        {"B_data": np.full(448, 0.3, np.float32)},
+    )
+    (way,) = inner_arithmetic(gemm, [one])
+    assert way.error == 0
+
+
 @pytest.mark.parametrize(("width", "faulty"), [(8, False), (9, False), (10, True), (11, True), (symbol("w"), True)])
 def test_widths_that_the_faulty_kernel_spoils(width: Dim, faulty: bool) -> None:
     layer = convolution(1, 16, type="ConvolutionDepthWise", group=16, stride_w=2)

@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.ir.graph import Graph
@@ -12,7 +13,8 @@ from onnx2ncnn_opt.param.binary import write_weights
 from onnx2ncnn_opt.rewrite.prove_masks import put_masks
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.verification.estimate import Estimator, most_ordinary
-from onnx2ncnn_opt.verification.search_masks import MaskJudge, Precision, find_masks
+from onnx2ncnn_opt.verification.search_masks import MaskJudge, Precision, error_of, find_masks
+from testing.models import write_model
 from testing.param_text import bare as net
 from testing.param_text import layer
 
@@ -275,12 +277,50 @@ def test_nets_of_very_many_layers_are_not_estimated() -> None:
     ("precision", "said"),
     [
         (Precision(5e-3), ""),
+        (Precision(1.5e-2), ", with other inputs perhaps 0.02; compute it in fp32 on devices if that is too much"),
         (Precision(5e-2), "; compute it in fp32 on devices, or see `mixed`"),
         (Precision(5e-2, 0.1), ", as rounding its blobs makes it; compute it in fp32 on devices if that is too much"),
     ],
 )
 def test_what_is_said_of_fp16(precision: Precision, said: str) -> None:
     assert str(precision) == f"off by up to {precision.error:.1e} of an output's largest value{said}"
+
+
+@pytest.mark.parametrize("end", ["Softmax y 1 1 a y 0=0", "Sigmoid y 1 1 a y"])
+def test_saturated_outputs_are_measured_by_their_scores(end: str) -> None:
+    """Random inputs saturate a classifier, which hides the errors that it has with its own inputs."""
+    graph = net("Input x 0 1 x 0=64", "InnerProduct z 1 1 x z 0=2 1=0 2=128", "Reshape a 1 1 z a 0=2", end)
+    weight = np.random.default_rng(0).standard_normal((2, 64)).astype(np.float32)
+    infer_graph(graph)
+    for scores, is_saturated in (((24.307, 14.103), True), ((0.307, -0.203), False)):
+        goal = np.array(scores, np.float32)[:, None]
+        layer(graph, "z").weights["weight_data"] = weight + (goal - weight.sum(1, keepdims=True)) / 64
+        with estimator(graph, np.ones(64, np.float32)) as estimate:
+            judge = MaskJudge(estimate)
+            walk = judge.run()
+            assert 3e-4 < judge.error() < 2e-2
+            assert (error_of(walk, judge.reference) < 1e-4) == is_saturated
+
+
+def test_places_of_the_largest_number_are_measured_by_the_numbers(tmp_path: Path) -> None:
+    graph = "(float[5, 64] x) => (int64[5] y) { z = MatMul(x, w) y = ArgMax<axis = 1, keepdims = 0>(z) }"
+    weight = np.random.default_rng(0).standard_normal((64, 9)).astype(np.float32)
+    precision = lower(write_model(tmp_path, graph, w=weight)).estimated().precision
+    assert precision is not None
+    assert 1e-4 < precision.error < 1e-2
+
+
+def test_an_output_that_is_small_by_chance_does_not_decide() -> None:
+    """One number is nearly 0 for one of the inputs: the same errors are larger than the number then."""
+    graph = net("Input x 0 1 x 0=64", "InnerProduct y 1 1 x y 0=1 1=0 2=64")
+    weight = np.random.default_rng(0).standard_normal(64).astype(np.float32)
+    layer(graph, "y").weights["weight_data"] = weight
+    x = np.random.default_rng(1).standard_normal(64).astype(np.float32)
+    with estimator(graph, x) as estimate:
+        small = estimate.on({blob: Feed(x - weight * (weight @ x - 1e-2) / (weight @ weight)) for blob in graph.inputs})
+        assert find_masks([small], masks=False)[1].error > 2e-2
+        precision = find_masks([small, estimate])[1]
+    assert precision.error < 5e-3
 
 
 def test_tanh_of_small_numbers_is_masked_for_gpus() -> None:
