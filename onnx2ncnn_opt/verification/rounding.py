@@ -65,6 +65,8 @@ _WEIGHTS = "weights"  # a file's name
 _WHOLE = Tolerance(slices=False)
 _OWN, _SHARED = "onnx2ncnn_opt.own_errors", "onnx2ncnn_opt.shared_error"
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
+_WHOLE_RESULTS = ("Ceil", "Constant", "Floor", "Round")  # exact for their inputs
+_INTEGERS = (TensorProto.INT64, TensorProto.INT32, TensorProto.UINT8, TensorProto.INT8)
 _INDICES = {"TopK": (1, -1), "ArgMax": (0, 0), "ArgMin": (0, 0)}  # the output of indices, and the default axis
 _SAME_ORDER = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 
@@ -378,6 +380,9 @@ def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:
     opsets = {entry.domain: entry.version for entry in proto.opset_import}
     exact = {value.name for value in (*proto.graph.input, *proto.graph.initializer)}
     written = _ErrorWriter()
+    whole = {value.name for value in proto.graph.initializer}  # constants, and floats that are whole numbers
+    # Numbers computed of these alone: their names before the error. A quotient of integers is the same everywhere.
+    plain: dict[str, str] = {}
     for node in proto.graph.node:
         traits = traits_of(node.domain, node.op_type, opsets.get(node.domain, 1))
         is_exact = traits.errors == "none" or node.op_type in ("Constant", "ConstantOfShape")
@@ -385,22 +390,29 @@ def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:
         level = next((entry.i for entry in node.attribute if entry.name == "accuracy_level"), INT8_ACCURACY)
         for index in _deciding(node, jumps=traits.jumps and not to_float and level == INT8_ACCURACY):
             name = node.input[index]
-            if types.get(name) in _FLOATS and name not in exact:
+            node.input[index] = plain.get(name, name)
+            if types.get(name) in _FLOATS and not (name in exact or name in whole or name in plain):
                 node.input[index] = written.decided(name, types[name])
                 if node.op_type == "Equal" and index == 1:
                     node.input[1] = written.near(node.input[1], node.input[0], types[name])
         if traits.errors == "input" and types.get(node.input[0]) in _FLOATS:
             node.input[0] = written.inexact(node.input[0], types[node.input[0]], _CANCELLED)
         written.nodes.append(node)
+        moved = [name for index, name in enumerate(node.input) if traits.moves_input(index)]
+        is_whole = all(name in whole or types.get(name) in _INTEGERS for name in moved)
+        if node.op_type in _WHOLE_RESULTS or (moved and is_whole):
+            whole.update(node.output)
         if all(name in exact for name in node.input) and (traits.moves != () or is_exact):
             exact.update(node.output)
             continue
-        if traits.moves != ():
+        if traits.moves != () or node.op_type in _WHOLE_RESULTS:
             continue
         for index, name in enumerate(node.output):
             if name and types.get(name) in _FLOATS:
                 beside = node.input[0] if traits.errors == "one" else ""
                 node.output[index] = written.computed(name, types[name], beside)
+                if traits.axes == "each" and whole.issuperset(node.input):
+                    plain[name] = node.output[index]
     del proto.graph.node[:]
     proto.graph.node.extend(written.nodes)
     proto.graph.input.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, []) for name in (_OWN, _SHARED))

@@ -7,6 +7,7 @@ of both conversions, without and with verification.
 """
 
 import argparse
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,14 +20,15 @@ from onnx2ncnn_opt.param.splits import count_layers
 HEADS = Path(__file__).parents[2] / "fixtures" / "heads"
 
 
-def shortest(run: Callable[[], Any]) -> tuple[float, Any]:
-    """Return the shortest of three times, in seconds, and the result."""
-    times, result = [], None
+def shortest(*runs: Callable[[], Any]) -> tuple[list[float], list[Any]]:
+    """Return the shortest of three times of each run, in seconds, and the results; the runs alternate."""
+    seconds, results = [math.inf] * len(runs), [None] * len(runs)
     for _ in range(3):
-        start = time.perf_counter()
-        result = run()
-        times.append(time.perf_counter() - start)
-    return min(times), result
+        for number, run in enumerate(runs):
+            start = time.perf_counter()
+            results[number] = run()
+            seconds[number] = min(seconds[number], time.perf_counter() - start)
+    return seconds, results
 
 
 def main() -> None:
@@ -44,10 +46,9 @@ def main() -> None:
             continue
         by_hand: dict[str, Any] = {"outputs": cut, "tail": "never"}
         for how in (None, Verification()):
-            for options in ({}, by_hand):
-                seconds, made = shortest(partial(convert, path, verification=how, **options))
-                times.append(seconds)
-                layers.append(count_layers(made.graph))
+            seconds, made = shortest(*(partial(convert, path, verification=how, **o) for o in ({}, by_hand)))
+            times += seconds
+            layers += [count_layers(each.graph) for each in made]
         others, count = others + (layers[0] != layers[1]), count + 1
         sums = [a + b for a, b in zip(sums, times, strict=True)]
         print(path.stem, layers[0], layers[1], *(f"{seconds:.2f}" for seconds in times), sep="\t", flush=True)

@@ -320,3 +320,20 @@ def test_the_cut_is_a_minimum(edges: dict[tuple[int, int], int]) -> None:
     least = min(map(cost, sides))
     assert cost({int(str(vertex)) for vertex in side}) == least
     assert len(side) == min(len(each) for each in sides if cost(each) == least)
+
+
+def test_last_bits_of_sums_decide() -> None:
+    """Means of a few levels are equal or not by the order of addition, and boxes by their scores."""
+    nodes = """m = ReduceMean <axes = [1], keepdims = 0> (f)  one = Constant <value_ints = [1, 1, -1]> ()
+        scores = Reshape (m, one)  t = Transpose <perm = [0, 2, 3, 1]> (f)  four = Constant <value_ints = [1, -1, 4]> ()
+        boxes = Reshape (t, four)  most = Constant <value_ints = [20]> ()  overlap = Constant <value_floats = [0.3]> ()
+        y = NonMaxSuppression <center_point_box = 1> (boxes, scores, most, overlap)"""
+    assert "ReduceMean" in operators(converted(model(nodes, outputs="int64[n,3] y", opset=17)))
+
+
+def test_last_bits_of_a_function_decide() -> None:
+    """Sigmoids next to 1 are equal or not by their last bits, whatever errors the net has."""
+    nodes = """s = Constant <value_ints = [1, -1]> ()  big = Constant <value_float = 9.0> ()  m = Mul (f, big)
+        r = Reshape (m, s)  k = Constant <value_ints = [60]> ()  t, i = TopK (r, k)  p = Sigmoid (t)
+        h = Constant <value_ints = [40]> ()  y, j = TopK (p, h)"""
+    assert operators(converted(model(nodes, outputs="float[1,40] y, int64[1,40] j"))).count("TopK") == 2

@@ -36,6 +36,13 @@ def test_what_is_exact_decides_for_itself() -> None:
     assert not spread(graph, np.array([0, -0.0, 1e-7, 1], np.float32)).any()
 
 
+def test_a_quotient_of_integers_decides_for_itself() -> None:
+    """The row of a cell's index is the same everywhere; an error would make it another row, or none."""
+    graph = """(float[6] x) => (float[2] y) <float three = {3}, int64[1] two = {2}> {
+        v, i = TopK(x, two) f = Cast<to = 1>(i) q = Div(f, three) r = Floor(q) n = Cast<to = 7>(r) y = Gather(x, n) }"""
+    assert spread(graph, np.array([0, 0.5, 0, 1, 0, 0], np.float32)).max() < 1e-4
+
+
 def test_what_may_be_infinite_moves_without_bounds() -> None:
     graph = "(float[2] x) => (float[2] y) <float a = {3}> { b = Mul(x, a) c = Floor(b) y = Reciprocal(c) }"
     moved = spread(graph, np.array([1 / 3, 1.5], np.float32))

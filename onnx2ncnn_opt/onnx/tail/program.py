@@ -1,11 +1,11 @@
 """A tail: the nodes after the net, read from an ONNX file and run in NumPy alone."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from inspect import Parameter
 from itertools import count
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args, get_origin
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,9 @@ _OLDEST = 7  # opset
 _DEEPEST = 8  # axes of a tensor, and If nodes around a node
 # What NumPy and the operators raise for arguments that do not fit.
 _ERRORS = (ValueError, IndexError, TypeError, KeyError, OverflowError, ZeroDivisionError, MemoryError)
+
+
+Inexact: TypeAlias = Callable[[NDArray[Any], NDArray[Any] | None], NDArray[Any]]
 
 
 class Port(NamedTuple):
@@ -105,8 +108,11 @@ class Program:
         except ValueError as error:
             raise ModelError(f"tail: {node}: {error}") from error
 
-    def run(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Return the outputs by name. Raises UsageError for arrays that do not fit, RunError if a node fails."""
+    def run(self, arrays: Mapping[str, NDArray[Any]], inexact: Inexact | None = None) -> dict[str, NDArray[Any]]:
+        """Return the outputs by name. Raises UsageError for arrays that do not fit, RunError if a node fails.
+
+        `inexact` adds errors to the results of functions such as exp, which it gets with the first input.
+        """
         values = {**self.constants, **dict(self._checked(arrays))}
         total = 0
         with np.errstate(all="ignore"):
@@ -114,7 +120,10 @@ class Program:
                 if not all(values[name].all() == holds for name, holds in node.guards):
                     continue
                 try:
-                    results = _run(node, [values.get(name) for name in node.inputs])
+                    inputs = [values.get(name) for name in node.inputs]
+                    results = _run(node, inputs)
+                    if inexact is not None and node.op.is_inexact:
+                        results = [inexact(result, inputs[0]) for result in results]
                     total += sum(result.size for result in results)
                     if total > _MOST_TOGETHER or any(result.ndim > _DEEPEST for result in results):
                         raise ValueError(f"results of {[result.shape for result in results]}, {total} elements in all")

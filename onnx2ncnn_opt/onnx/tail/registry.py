@@ -76,6 +76,7 @@ class TailOp:
     cpp: str
     source: str = ""  # of a function that has no file
     broadcasts: bool = False  # the result has the inputs' common shape
+    is_inexact: bool = False  # other implementations differ by some last bits, as of exp
     older: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
     @cached_property
@@ -155,6 +156,7 @@ def tail_op(
     cpp: str,
     source: str = "",
     broadcasts: bool = False,
+    is_inexact: bool = False,
     older: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> Callable[[Function], Function]:
     """Register a NumPy function and a C++ template as these operators.
@@ -164,7 +166,7 @@ def tail_op(
 
     def register(function: Function) -> Function:
         for name in names:
-            TAIL_OPS[name] = TailOp(name, function, names[0], cpp, source, broadcasts, older or {})
+            TAIL_OPS[name] = TailOp(name, function, names[0], cpp, source, broadcasts, is_inexact, older or {})
         return function
 
     return register

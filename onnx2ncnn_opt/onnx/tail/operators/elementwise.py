@@ -82,7 +82,7 @@ def _make(name: str, schema: str, numpy: str, cpp: str, *, wide: bool) -> None:
         types=", ".join(types),
         arguments=", ".join(names),
     )
-    tail_op(name, cpp=cpp, source=source, broadcasts=True)(namespace[function])
+    tail_op(name, cpp=cpp, source=source, broadcasts=True, is_inexact=wide)(namespace[function])
 
 
 for _line in _PLAIN.strip().splitlines():
@@ -232,6 +232,7 @@ template<class N, class M> bool Pow(Tail& t, View& y, const View& a, const View&
 }
 """,
     broadcasts=True,
+    is_inexact=True,
 )
 def pow_(a: N, b: M) -> N:
     """Return a to the power of b, computed in float64."""

@@ -56,6 +56,7 @@ template<class T> bool ReduceSum(Tail& t, View& y, const View& x, const Ints& ax
     return reduce<T, T>(t, y, x, axes, keepdims, noop, Sum<T, false>());
 }
 """,
+    is_inexact=True,
 )
 def reduce_sum(x: N, axes: Ints | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> N:
     """Return the sums."""
@@ -88,6 +89,7 @@ template<class T> bool ReduceMean(Tail& t, View& y, const View& x, const Ints& a
     return reduce<T, T>(t, y, x, axes, keepdims, noop, Sum<T, true>());
 }
 """,
+    is_inexact=True,
 )
 def reduce_mean(x: N, axes: Ints | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> N:
     """Return the means; those of integers are cut, those of nothing are 0."""
@@ -123,6 +125,7 @@ template<class F> bool Softmax(Tail& t, View& y, const View& x, i64 axis, i64 jo
     return true;
 }
 """,
+    is_inexact=True,
     older={13: {"axis": 1, "joint": 1}},
 )
 def softmax(x: F, *, axis: int = -1, joint: int = 0) -> F:
