@@ -86,6 +86,7 @@ _ORDER = (
     "fuse_binaryop_scale",
     "fuse_sdpa",
     "eliminate_tile_before_sdpa",
+    "replace_rotaryembed2d",
     "halve_rotary_tables",
     "limit_mask_fill",
     "move_factor_before_rotaryembed",
