@@ -8,6 +8,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp, PadMode, UnaryOp
 from onnx2ncnn_opt.ir.dim import Dim, Shape, by_axis
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.view import Regroup, Reorder
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import constant_array, is_constant
@@ -162,31 +163,60 @@ def _is_linear(layer: Layer) -> bool:
 
 
 class _Angles(NamedTuple):
-    """A table of cosines or sines before the views to a product, and the axis along which both halves are equal."""
+    """A table of cosines or sines before the views to a product, and the axis along which both halves are equal.
+
+    `chain` are the layers from the Tile that makes them equal to the table, if one does: interleaved tables have it.
+    """
 
     base: Blob
     axis: int | None
     views: tuple[Layer, ...]
+    chain: tuple[Layer, ...] = ()
+
+    def once(self) -> list[Layer]:
+        """Return the functions after the Tile, on its input."""
+        source, made = self.chain[0].input, list[Layer]()
+        for layer in (layer for layer in self.chain[1:] if step_of(layer) is None):
+            made.append(layer.having(inputs=[source]))
+            made[-1].outputs = (Blob(f"{layer.output.name}_once", batch=layer.output.batch),)
+            assign_shapes(made[-1])
+            source = made[-1].output
+        return made
 
 
 def _angles(blob: Blob) -> _Angles | None:
-    """Return the table that a factor is; None if no cosine or sine makes it."""
+    """Return the table that a factor is; None if neither a cosine or sine nor a Tile of two makes it."""
     views: list[Layer] = []
     while blob.producer is not None and step_of(blob.producer) is not None:
         views.append(blob.producer)
         blob = blob.producer.input
-    layer, axis, is_angle = blob.producer, None, False
+    layer, axis, is_angle, chain = blob.producer, None, False, list[Layer]()
+    is_viewed = False  # beyond a view only a Tile counts
     for _ in range(_MOST_STEPS):
         if layer is None or not layer.inputs:
             break
-        if layer.type == "Concat" and len(layer.inputs) == 2 and layer.inputs[0] is layer.inputs[1] and axis is None:
+        chain.insert(0, layer)
+        if (pair := _pair(layer)) is not None and axis is None:
+            return _Angles(blob, pair, tuple(reversed(views)), tuple(chain))
+        is_viewed = is_viewed or step_of(layer) is not None
+        is_twice = layer.type == "Concat" and len(layer.inputs) == 2 and layer.inputs[0] is layer.inputs[1]
+        if is_twice and axis is None and not is_viewed:
             axis = layer["axis"] % len(layer.output.known_shape)
         elif _ANGLE.fits(layer):
-            is_angle = True
-        elif not (_SCALING.fits(layer) or layer.type == "UnaryOp"):
+            is_angle = is_angle or not is_viewed
+        elif not (_SCALING.fits(layer) or layer.type == "UnaryOp" or step_of(layer) is not None):
             break
         layer = layer.inputs[0].producer
     return _Angles(blob, axis, tuple(reversed(views))) if is_angle and blob.shape is not None else None
+
+
+def _pair(layer: Layer) -> int | None:
+    """Return the axis along which a Tile repeats one number; None if it is another layer."""
+    if layer.type != "Tile" or len(layer.input.shape or ()) != len(layer.output.shape or ()):
+        return None
+    sizes = zip(layer.input.known_shape, layer.output.known_shape, strict=True)
+    other = [(axis, pair) for axis, pair in enumerate(sizes) if pair[0] != pair[1]]
+    return other[0][0] if len(other) == 1 and other[0][1] == (1, 2) else None
 
 
 def _is_computed(root: Layer, source: Blob, layers: Sequence[Layer]) -> bool:
@@ -217,12 +247,16 @@ class _Sample:
         require(len(self._dims) == len({size for size in dims if not isinstance(size, int)}), "sizes are alike")
         random = np.random.default_rng(0)
         self.numbers: dict[Blob, Array] = {}
-        for base, axis, _ in tables:
-            array = random.standard_normal([self._number(size) for size in base.known_shape]).astype(np.float32)
+        self._tables = {table.base: table for table in tables}
+        self._once: dict[Blob, Array] = {}  # numbers for the input of a Tile, whose output has each of them twice
+        for base, axis, _, chain in tables:
+            start = chain[0].output if chain else base
+            array = random.standard_normal([self._number(size) for size in start.known_shape]).astype(np.float32)
             if axis is not None:
                 half = array.take(range(array.shape[axis] // 2), axis)
                 array = np.concatenate([half, half], axis)
-            self.numbers.setdefault(base, array)
+                self._once.setdefault(base, half)
+            self.numbers.setdefault(base, self._viewed(array, chain))
         self._ends: dict[int, Blob] = {}
 
     def _number(self, size: Dim) -> int:
@@ -271,29 +305,38 @@ class _Sample:
     def _table(self, blob: Blob) -> Array:
         angles = _angles(blob)
         assert angles is not None
-        data = self.numbers[angles.base]
-        for view in angles.views:
-            step, shape = step_of(view), [self._number(size) for size in known_shape(view.output)]
-            data = data.transpose(step.perm) if isinstance(step, Reorder) else data.reshape(shape)
+        return self._viewed(self.numbers[angles.base], angles.views)
+
+    def _viewed(self, data: Array, layers: Sequence[Layer]) -> Array:
+        """Return numbers after the views among some layers."""
+        for layer in layers:
+            step, shape = step_of(layer), [self._number(size) for size in known_shape(layer.output)]
+            if step is not None:
+                data = data.transpose(step.perm) if isinstance(step, Reorder) else data.reshape(shape)
         return data
 
     def table(self, root: Layer, name: str, numbers: Array) -> list[Layer]:
         """Return the layers from the computed table to one whose rows begin with these numbers; `end` is the blob."""
+        length = self._size(len(numbers))
         for base, data in self.numbers.items():
-            flat = data.reshape([size for size in data.shape if size > 1])
-            for turned in (False, True):
-                rows = flat.T if turned else flat
-                if rows.ndim == 2 and np.array_equal(rows[:, : numbers.shape[1]], numbers):
-                    shape = tuple(size for size in base.known_shape if size != 1)
-                    steps: Steps = (() if shape == base.shape else (Regroup(shape),)) + ((Reorder((1, 0)),) * turned)
-                    layers = view_layers(base, steps, like=[root])
+            table, once, source = self._tables[base], list[Layer](), base
+            if table.chain:
+                once, data = table.once(), self._once[base]
+                source = end_of(table.chain[0].input, once)
+            width, rest = divmod(data.size, len(numbers))
+            for turned in (False, True) if not rest else ():
+                rows = data.reshape(width, -1).T if turned else data.reshape(-1, width)
+                if np.array_equal(rows[:, : numbers.shape[1]], numbers):
+                    shape = (width, length) if turned else (length, width)
+                    steps: Steps = (() if shape == source.shape else (Regroup(shape),)) + ((Reorder((1, 0)),) * turned)
+                    layers = view_layers(source, steps, like=[root])
                     for number, layer in enumerate(layers):
                         layer.name, layer.output.name = (
                             f"{root.name}_{name}{number}",
                             f"{root.output.name}_{name}{number}",
                         )
-                    self._ends[id(numbers)] = end_of(base, layers)
-                    return layers
+                    self._ends[id(numbers)] = end_of(source, layers)
+                    return [*once, *layers]
         raise Refused(f"the table of '{name}' has its rows in another order")
 
     def end(self, numbers: Array) -> Blob:
