@@ -15,6 +15,7 @@ from onnx2ncnn_opt.onnx.tail.program import Program
 from onnx2ncnn_opt.param.splits import count_layers
 from onnx2ncnn_opt.report.tail import numpy_program
 from onnx2ncnn_opt.runtime.ort import OrtRunner
+from testing import present
 from testing.tails import COMPILER, Library, same_bits
 
 HEADS = sorted((Path(__file__).parents[1] / "fixtures" / "heads").glob("*.onnx"))
@@ -32,6 +33,13 @@ def test_a_head_is_right(path: Path) -> None:
     if conversion.tail is not None:
         by_hand = lower(path, outputs=conversion.cut, tail="never")
         assert count_layers(conversion.graph) <= count_layers(by_hand.graph)
+
+
+def test_a_tail_is_the_same_every_time() -> None:
+    """The order of its constants, and of the values at the cut, is the model's."""
+    path = next(path for path in HEADS if path.stem == "fcos.dyn")
+    conversions = [lower(path) for _ in range(4)]
+    assert len({(c.cut, present(c.tail).data) for c in conversions}) == 1
 
 
 def tails() -> dict[str, tuple[Path, Program]]:

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from threading import RLock
@@ -35,6 +35,7 @@ _WEIGHTS = {  # the inputs of weights and of their zero points
     "QLinearConv": (3, 5),
     "QLinearMatMul": (3, 5),
 }
+_SMALL_FILE = 2**26  # bytes; larger models have their weights in them
 _SESSIONS_AT_ONCE = 3  # of one process: a model, the same in float64, and with rounding errors
 
 
@@ -173,9 +174,9 @@ class OrtRunner:
         """Return the number of a session: one for all runners of a file with the same options."""
         if isinstance(model, bytes) or not model.is_file():
             return next(_numbers)
-        status = model.stat()
-        file = os.fspath(model.absolute()), status.st_ino, status.st_mtime_ns, status.st_size
-        return _numbers_of.setdefault((*file, self._threads, *self._flags.values()), next(_numbers))
+        state = _state(model.absolute())
+        beside = (_state(model.absolute().parent / name) for name in _external_files(*state))
+        return _numbers_of.setdefault((*state, *beside, self._threads, *self._flags.values()), next(_numbers))
 
     def _loaded(self) -> dict[str, Any]:
         with self._worker.within(self._timeout, self._name) as child:
@@ -193,6 +194,20 @@ class OrtRunner:
         if "error" in answer:
             raise RunError(f"ONNX Runtime {what} {self._name}: {_plain(answer['error'])}")
         return answer
+
+
+def _state(file: Path) -> tuple[str, int, int, int]:
+    """Return what differs if a file is another one, or has been written again."""
+    status = file.stat() if file.is_file() else None
+    return os.fspath(file), *((status.st_ino, status.st_mtime_ns, status.st_size) if status else (0, 0, 0))
+
+
+@cache
+def _external_files(model: str, _inode: int, _time: int, size: int) -> list[str]:
+    """Return the names of files that hold external data, as the bytes of a model that is not large have them."""
+    data = Path(model).read_bytes() if size < _SMALL_FILE else b""
+    starts = (found.end() for found in re.finditer(rb"\n\x08location\x12", data))  # key and value of a message
+    return sorted({data[i + 1 : i + 1 + data[i]].decode(errors="replace") for i in starts})
 
 
 def _plain(error: str) -> str:

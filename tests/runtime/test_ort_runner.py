@@ -31,6 +31,16 @@ def test_outputs_by_name_from_memory_and_from_a_file(tmp_path: Path) -> None:
         np.testing.assert_array_equal(outputs["z"], (A - B) * [1, 2])
 
 
+def test_external_data_that_is_written_again(tmp_path: Path) -> None:
+    """ONNX Runtime folds the sum of the weights when it loads the model."""
+    model = parsed("(float[2] a) => (float[2] z) <float[2] w = {0, 0}> { f = Add(w, w) z = Mul(a, f) }")
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(A, "w"))
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="weights", size_threshold=0)
+    for weights in (A, B):
+        weights.tofile(tmp_path / "weights")
+        np.testing.assert_array_equal(OrtRunner(tmp_path / "m.onnx").run({"a": A})["z"], 2 * A * weights)
+
+
 def test_threads_take_turns() -> None:
     def run(number: int) -> bool:
         models = [OrtRunner(MODEL.SerializeToString()) for _ in range(3)]

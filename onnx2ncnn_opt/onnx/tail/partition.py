@@ -55,11 +55,11 @@ def split(model: LoadedModel, walk: Walk, *, only_needed: bool) -> Tail | None:
         raise parts.refused(needed - parts.movable)
     if not only_needed:
         needed |= {n for n in parts.movable if n.op_type in _PICKS and walk.layers[n] > _MANY_LAYERS}
-    nodes = parts.tail_of(needed) if needed else set()
+    nodes = sorted(parts.tail_of(needed) if needed else (), key=parts.order.__getitem__)
     crossing = parts.crossing(nodes)
     problem = ""
     if nodes and (crossing.values or crossing.outputs):  # a net is left
-        tail = extracted(model, sorted(nodes, key=parts.order.__getitem__), crossing, tuple(parts.reasons(needed)))
+        tail = extracted(model, nodes, crossing, tuple(parts.reasons(needed)))
         try:
             Program.read(tail.data)
         except ModelError as error:  # an attribute or a type that no tail has

@@ -341,21 +341,12 @@ def pad(
     chosen = axes_of(range(x.ndim) if axes is None else axes, x.ndim)
     ends = np.zeros((2, x.ndim), np.int64)
     ends[:, chosen] = np.reshape(pads, (2, len(chosen)))
-    y = np.full(sized(*(x.shape + ends.sum(axis=0)).tolist()), 0 if value is None else value.reshape(()), x.dtype)
-    cut = x[
-        tuple(
-            slice(max(-first, 0), size - max(-last, 0))
-            for size, first, last in zip(x.shape, *ends.tolist(), strict=True)
-        )
-    ]
-    if np.any(x.shape + np.minimum(ends, 0).sum(axis=0) < 0):
-        raise ValueError(f"pads {pads} of the shape {x.shape}")
-    y[
-        tuple(
-            slice(max(first, 0), max(first, 0) + size) for size, first in zip(cut.shape, ends[0].tolist(), strict=True)
-        )
-    ] = cut
-    return y
+    sized(*(x.shape + ends.sum(axis=0)).tolist())
+    sized(*(x.shape + np.minimum(ends, 0).sum(axis=0)).tolist())
+    edges = zip(x.shape, *ends.tolist(), strict=True)
+    cut = x[tuple(slice(max(-first, 0), size - max(-last, 0)) for size, first, last in edges)]
+    ends, fill = np.maximum(ends, 0), 0 if value is None else value.reshape(())
+    return np.pad(cut, ends.T, constant_values=fill) if x.ndim else x
 
 
 @tail_op(
