@@ -29,7 +29,7 @@ class _UnknownError(Exception):
 def _floordiv(a: Dim, b: Dim) -> Dim:
     if isinstance(a, int) and isinstance(b, int):
         return a // b if a * b >= 0 else -(abs(a) // abs(b))
-    if isinstance(a, int):
+    if isinstance(a, int) and a < 0:  # ncnn rounds towards 0
         raise _UnknownError
     return a // b
 

@@ -416,7 +416,7 @@ _TABLE = (
     _elementwise("67 HardSwish", "0 alpha=0.2, 1 beta=0.5", half=("alpha", "beta")),
     _layer("68 Noop", inputs=(1, None), outputs=(1, None), inplace=True, traits=Trait.SHARES),
     _layer("69 PixelShuffle", "0 upscale_factor=1, 1 mode", traits=Trait.MOVES),
-    _layer("70 DeepCopy", traits=Trait.MOVES),
+    _layer("70 DeepCopy", traits=Trait.MOVES | Trait.ELEMENTWISE),
     _elementwise("71 Mish"),
     _layer("72 StatisticsPooling", "0 include_stddev"),
     _elementwise("73 Swish"),

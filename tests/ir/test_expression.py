@@ -47,7 +47,8 @@ def test_values(text: str, expected: list[int]) -> None:
         ("//(0w,3)", [W // 3]),
         # What no polynomial says:
         ("/(0w,2)", None),
-        ("//(12,0w)", None),
+        ("//(12,0w)", [12 // W]),
+        ("//(-12,0w)", None),
         ("and(0w,1)", None),
         ("0x3", None),
         ("sqrt(0w)", None),

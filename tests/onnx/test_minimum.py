@@ -31,6 +31,7 @@ WINDOWS = {
         " q = AveragePool<kernel_shape = [2, 2], strides = [2, 2]>(p) y = Flatten(q)",
     ),
     "Conv": ("1,2,n", {"n": 5}, "y = Conv<dilations = [2]>(x, three)"),
+    "Conv of channels from 1 on": ("1,c,4", {"c": 3}, "p = Slice(x, one, three_channels, one) y = Conv(p, three)"),
     "Conv after a stride": (
         "1,2,n",
         {"n": 5},
@@ -60,7 +61,8 @@ def model_of(shape: str, nodes: str) -> onnx.ModelProto:
     return parsed(
         f"(float[{shape}] x) => (float y) <float[2, 2, 3] three ="
         " {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, int64[4] pads = {0, 2, 0, 1}, int64[1] start = {0},"
-        " int64[1] one = {1}, int64[1] two = {2}, int64[1] minus_two = {-2}, int64[1] end = {9223372036854775807}>"
+        " int64[1] one = {1}, int64[1] two = {2}, int64[1] minus_two = {-2},"
+        " int64[1] three_channels = {3}, int64[1] end = {9223372036854775807}>"
         f" {{ {nodes} }}",
         opset=18,
     )

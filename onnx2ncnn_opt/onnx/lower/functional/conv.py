@@ -130,6 +130,7 @@ def _check(im: ImportContext, x: Tensor, w: Value, given: ConvAttributes, channe
         raise im.invalid(f"{w.shape[0]} kernels do not divide into {group} groups")
     if isinstance(x.shape[1], int) and isinstance(channels, int) and x.shape[1] != channels:
         raise im.invalid(f"the operand has {x.shape[1]} channels, the weight is for {channels}")
+    im.demand(x.shape[1] - channels, 0)
     return kernel
 
 
