@@ -118,6 +118,8 @@ class OrtRunner:
         beside = model.absolute().parent if isinstance(model, Path) else folder
         if outputs:
             folder, model = beside, bytes(read_model(model, outputs).SerializeToString())
+        if unsigned := _without_computed_int8(model):
+            folder, model = beside, unsigned
         self._model, self._folder, self._number = model, folder, self._numbered(model)
         try:
             described = self._loaded()
@@ -240,6 +242,57 @@ def _unsigned(model: Path | bytes) -> bytes:
             node.input[index] = f"{tensor.name}.unsigned{number}.{index}"
             proto.graph.initializer.append(onnx.numpy_helper.from_array(array, node.input[index]))
     return bytes(proto.SerializeToString())
+
+
+def _without_computed_int8(model: Path | bytes) -> bytes | None:
+    """Return the model with uint8 operands for int8 ones that are no weights; None if it has no such products.
+
+    The option against saturation changes weights only.
+    """
+    if not isinstance(model, bytes) and not model.is_file():
+        return None
+    from onnx2ncnn_opt.onnx.read.embedded import without_weights
+
+    data = model if isinstance(model, bytes) else without_weights(model)
+    if not any(kind.encode() in data for kind in _WEIGHTS):
+        return None
+    import onnx
+
+    proto = read_model(data)
+    nodes: list[onnx.NodeProto] = []
+    inferred = onnx.shape_inference.infer_shapes(proto).graph
+    types = {value.name: value.type.tensor_type.elem_type for value in (*inferred.input, *inferred.value_info)}
+    types |= {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    for node in proto.graph.node:
+        operand, zero = _WEIGHTS.get(node.op_type, (0, 0))
+        name = node.input[operand] if zero else ""
+        if name and name not in weights and types.get(name) == onnx.TensorProto.INT8 != types.get(node.input[0]):
+            node.input.extend([""] * (zero + 1 - len(node.input)))
+            for index in (operand, zero):
+                node.input[index] = _raised(nodes, node.input[index], f"{node.output[0]}.unsigned.{index}")
+        nodes.append(node)
+    if len(nodes) == len(proto.graph.node):
+        return None
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    return bytes(proto.SerializeToString())
+
+
+def _raised(nodes: list[onnx.NodeProto], name: str, result: str) -> str:
+    """Add the nodes of an int8 number (0 if it has no name) plus 128, in uint8; return its name."""
+    import onnx
+
+    def add(kind: str, inputs: list[str], output: str, **attributes: Any) -> str:
+        nodes.append(onnx.helper.make_node(kind, inputs, [output], **attributes))
+        return output
+
+    number = add("Constant", [], f"{result}.128", value=onnx.numpy_helper.from_array(np.array(128, np.int32)))
+    if name:
+        number = add(
+            "Add", [add("Cast", [name], f"{result}.whole", to=onnx.TensorProto.INT32), number], f"{result}.sum"
+        )
+    return add("Cast", [number], result, to=onnx.TensorProto.UINT8)
 
 
 def read_model(model: Path | bytes, outputs: Collection[str] = ()) -> onnx.ModelProto:

@@ -145,6 +145,31 @@ def test_products_of_8_bits_do_not_saturate(nodes: str) -> None:
 
 
 @pytest.mark.usefixtures("processor")
+@pytest.mark.parametrize(
+    ("node", "kind"),
+    [
+        ("MatMulInteger(a, b, zu, zb)", "int32"),
+        ("MatMulInteger(a, b)", "int32"),
+        ("QLinearMatMul(a, s, zu, b, s, zb, t, zu)", "uint8"),
+        ("QLinearConv(a, s, zu, b, s, zs, t, zu)", "uint8"),
+    ],
+)
+def test_products_of_two_computed_operands_do_not_saturate(node: str, kind: str) -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(150, 256, (8, 64)), rng.choice(np.array([-128, 127, 127]), (64, 16))
+    has_zeros, is_conv = "zu" in node, "Conv" in node
+    sums = (a - 3 * has_zeros) @ (b - 5 * ("zb" in node))
+    expected = sums if kind == "int32" else np.clip(np.rint(sums / 2.0**13) + 3, 0, 255)
+    if is_conv:
+        a, b, expected = a[..., None], b.T[..., None], expected[..., None]
+    scales = "float s = {0.0078125}, float t = {0.5}, uint8 zu = {3}, int8 zb = {5}, int8 zs = {0}"
+    inputs = f"uint8{list(a.shape)} a, int8{list(b.shape)} b"
+    graph = f"({inputs}) => ({kind}[{'A,B,C' if is_conv else 'A,B'}] y) <{scales}> {{ y = {node} }}"
+    feeds = {"a": a.astype(np.uint8), "b": b.astype(np.int8)}
+    np.testing.assert_array_equal(OrtRunner(serialized(graph, 17)).run(feeds)["y"], expected)
+
+
+@pytest.mark.usefixtures("processor")
 @pytest.mark.parametrize("kind", ["int8", "uint8"])
 def test_quantised_convolutions_do_not_saturate(kind: str) -> None:
     rng = np.random.default_rng(0)
