@@ -1,8 +1,9 @@
 """Sizes of inputs: as the model declares them, and as the caller gives them: names, sums and gaps among numbers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from hypothesis import given, settings
@@ -116,16 +117,17 @@ def test_a_symbol_has_one_value_everywhere() -> None:
     assert loaded.outputs[0].shape == (2, 3, 32, 64)
 
 
-@settings(derandomize=True, max_examples=50)
+@settings(derandomize=True, max_examples=50, deadline=None)
 @given(n=st.integers(1, 2**31 - 1), h=st.integers(1, 2**31 - 1))
 def test_any_size_that_ncnn_can_count(n: int, h: int) -> None:
     loaded = load_model(parsed(DYNAMIC_OUTPUTS), shapes={"ids": (n, 7), "x": (n, 3, h, 1)})
     assert loaded.inputs[0].shape == (n, 3, h, 1)
 
 
-def renamed(graph: str, names: Mapping[str, str]) -> onnx.ModelProto:
+def renamed(graph: str, names: Mapping[str, str], **weights: np.ndarray) -> onnx.ModelProto:
     """The model of a graph, with other names of sizes, which ONNX's text form may not have; "" is none."""
     model = parsed(graph)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in weights.items())
     for value in (*model.graph.input, *model.graph.output):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param in names:
@@ -175,6 +177,27 @@ def test_a_batch_is_not_as_large_as_an_image(name: str) -> None:
     assert [info.shape for info in loaded.inputs] == [(symbol("x_0"), 3, symbol("x_2"), m), (m, m, 4)]
     again = load_model(model, shapes={info.name: tuple(map(str, info.shape)) for info in loaded.inputs})
     assert [info.shape for info in again.inputs] == [info.shape for info in loaded.inputs]
+
+
+@pytest.mark.parametrize("name", ["?", "", " ", "None", "unk", "N"])
+@pytest.mark.parametrize(
+    ("shapes", "sizes"),
+    [
+        (("N,N,N,N", "1,5,8,8"), [("x_0", 3, "x_2", "x_3"), (1, 5, 8, 8)]),
+        (("N,N,8,8", "1,5,8,8"), [("x_0", 3, 8, 8), (1, 5, 8, 8)]),
+        (("1,N,8,8", "2,N,9,9"), [(1, 3, 8, 8), (2, 5, 9, 9)]),
+        (("1,N,N,8", "1,5,7,7"), [(1, 3, "x_2", 8), (1, 5, 7, 7)]),
+    ],
+)
+def test_a_name_that_weights_contradict(
+    name: str, shapes: Sequence[str], sizes: Sequence[tuple[int | str, ...]]
+) -> None:
+    """The kernels are for 3 and 5 channels, whatever else has the name."""
+    inputs = f"(float[{shapes[0]}] x, float[{shapes[1]}] z)"
+    graph = f"{inputs} => (float[A] y, float[B] w) {{ y = Conv(x, v) w = Conv(z, u) }}"
+    model = renamed(graph, {"N": name}, v=np.ones((2, 3, 3, 3), "f4"), u=np.ones((2, 5, 3, 3), "f4"))
+    found = [tuple(n if isinstance(n, int) else str(n) for n in info.shape) for info in load_model(model).inputs]
+    assert found == sizes
 
 
 def test_an_unranked_input_needs_a_shape() -> None:

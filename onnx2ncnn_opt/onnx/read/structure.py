@@ -114,19 +114,57 @@ def _check_nodes_proto(nodes: Iterable[onnx.NodeProto]) -> None:
 
 
 def unname_dims(graph: onnx_ir.Graph) -> None:
-    """Clear every dim_param that names no size: "?" and the like, and a name that contradicts itself."""
-    # An input [N, 3, N, N] says that its batch is as large as its images. No model means that.
-    shapes = [tuple(value.shape or ()) for value in graph.inputs]
-    false = {dim for shape in shapes for dim in shape[:1] if not isinstance(dim, int) and dim in shape[2:]}
+    """Clear every dim_param that names no size: "?" and the like, and a name that contradicts itself.
 
-    def named(dim: int | onnx_ir.SymbolicDim) -> int | onnx_ir.SymbolicDim | None:
-        name = "1" if isinstance(dim, int) else dim.value or ""
+    An axis of an input that has no name then has the size that the weights of a consumer demand, if there is one.
+    """
+    shapes = {value: tuple(value.shape or ()) for value in graph.inputs}
+    demanded = {value: _demanded(value, len(shape)) for value, shape in shapes.items()}
+    false: set[int | onnx_ir.SymbolicDim] = set()
+    sizes: dict[int | onnx_ir.SymbolicDim, set[int]] = {}
+    for value, shape in shapes.items():
+        # An input [N, 3, N, N] says that its batch is as large as its images, [N, N, 3, 3] that it has N channels. No
+        # model means that.
+        false |= {dim for dim in shape[:1] if dim in shape[1 if len(shape) > 3 else 2 :]}
+        false |= {dim for dim in shape if shape.count(dim) > 2}
+        for dim in shape:  # a size of weights is that of one axis, and not also of others, which are free
+            found = {demanded[value].get(axis, 0) for axis, other in enumerate(shape) if other == dim}
+            false |= {dim} if len(found) > 1 else set()
+            sizes.setdefault(dim, set()).update(found - {0})
+    false |= {dim for dim, found in sizes.items() if len(found) > 1}
+
+    def named(dim: int | onnx_ir.SymbolicDim, size: int | None = None) -> int | onnx_ir.SymbolicDim | None:
+        if isinstance(dim, int) and dim >= 0:
+            return dim
+        name = "" if isinstance(dim, int) else dim.value or ""
         is_name = name.strip().lower() not in _NO_NAMES and name[0] != "#"  # the names of axis indices begin with #
-        return dim if is_name and dim not in false else None
+        return dim if is_name and dim not in false else size
 
-    for value in (*graph.inputs, *graph.outputs, *(value for node in graph for value in node.outputs)):
+    for value in (*graph.outputs, *(value for node in graph for value in node.outputs)):
         if value.shape is not None:
             value.shape = onnx_ir.Shape(map(named, value.shape))
+    for value, shape in shapes.items():
+        if value.shape is not None:
+            value.shape = onnx_ir.Shape(named(dim, demanded[value].get(axis)) for axis, dim in enumerate(shape))
+
+
+def _demanded(value: onnx_ir.Value, rank: int) -> dict[int, int]:
+    """Return the sizes of an input's axes that its consumers have weights for."""
+    sizes = {}
+    for node, index in value.uses():
+        weight = node.inputs[1].const_value if len(node.inputs) > 1 and node.inputs[1] is not None else None
+        shape = [] if weight is None or index else [size for size in weight.shape if isinstance(size, int)]
+        if len(shape) < 2:
+            continue
+        if node.op_type == "Conv":
+            sizes[1] = shape[1] * node.attributes.get_int("group", 1)
+        elif node.op_type == "ConvTranspose":
+            sizes[1] = shape[0]
+        elif node.op_type == "MatMul":
+            sizes[rank - 1] = shape[-2]
+        elif node.op_type == "Gemm" and not node.attributes.get_int("transA", 0):
+            sizes[1] = shape[node.attributes.get_int("transB", 0)]
+    return sizes
 
 
 def check_structure(model: onnx_ir.Model) -> None:
