@@ -268,13 +268,13 @@ class Conversion(Rewritten):
     def begin_runs(self, verification: Verification) -> Future[ModelRuns]:
         """Let ONNX Runtime load the model and begin to run it for `verify`, in a thread."""
         from onnx2ncnn_opt.verification.ahead import begin
-        from onnx2ncnn_opt.verification.net_outputs import tolerance_of
+        from onnx2ncnn_opt.verification.rounding import tolerance_within
         from onnx2ncnn_opt.verification.tolerance import with_rounding
         from onnx2ncnn_opt.verification.verify_net import ModelRuns
 
         how = replace(verification, outputs=verification.outputs or self.cut)
         if self.storage is not None and how.tolerance is None:
-            usual = tolerance_of(self.model)
+            usual = tolerance_within(self.model)
             rounded = with_rounding(ROUNDING[self.storage.encoding], self.storage.depth, usual)
             how = replace(how, tolerance=rounded)
         return begin(partial(ModelRuns, has_tail=self.tail is not None), reference(self.source), how, self.manifest())

@@ -39,8 +39,9 @@ from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verification.blobs import LayerRun, Reference, extract_all, model_values, run_layers
 from onnx2ncnn_opt.verification.driver import MODEL, VerifyReport
-from onnx2ncnn_opt.verification.net_outputs import input_slots, tolerance_of
+from onnx2ncnn_opt.verification.net_outputs import input_slots
 from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.rounding import tolerance_within
 from onnx2ncnn_opt.verification.runs import any_feeds, load_converted
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, Tolerance
 from onnx2ncnn_opt.version import __version__
@@ -262,7 +263,8 @@ class _NetOnDevice:
             announce("ONNX Runtime computes all values of the model")
             return model_values(model, given, loaded.values, self.verification.timeout)
 
-        return self.run([feeds_of(way, given) for way in slots], values, tolerance_of(loaded), names, verified.outputs)
+        ways = [feeds_of(way, given) for way in slots]
+        return self.run(ways, values, tolerance_within(loaded), names, verified.outputs)
 
     def against_net(self, before: Graph, optimized: Optimized, verified: VerifyReport) -> LayerRun:
         """Compare every blob with the blob of that name in the original net."""

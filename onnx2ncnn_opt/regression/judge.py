@@ -35,9 +35,8 @@ from onnx2ncnn_opt.system import command_line
 from onnx2ncnn_opt.verification.agreement import agreement
 from onnx2ncnn_opt.verification.decode import Decoder
 from onnx2ncnn_opt.verification.latency import in_turns
-from onnx2ncnn_opt.verification.net_outputs import tolerance_of
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.rounding import Rounding
+from onnx2ncnn_opt.verification.rounding import Rounding, tolerance_within
 from onnx2ncnn_opt.verification.runs import any_feeds, load_converted, manifest_beside
 from onnx2ncnn_opt.verification.tolerance import Tolerance, compare, in_mode
 from onnx2ncnn_opt.verification.verify_net import net_feeds, verify_net
@@ -169,7 +168,7 @@ class _Judgement:
         outputs = [entry.name for entry in self.manifest.model_outputs] if self.manifest and self.manifest.tail else ()
         sizes: dict[str, Any] = {"shapes": self.model.shapes, "values": self.model.values}
         self.loaded = load_converted(self.source, self.manifest, outputs=outputs, **sizes)
-        self.tolerance = tolerance_of(self.loaded)
+        self.tolerance = tolerance_within(self.loaded)
         examples = self.examples(before) if before and not self.request.record else []
         self.step = "accuracy"
         accuracy = self.accuracy(examples, before)

@@ -32,7 +32,7 @@ from onnx.shape_inference import InferenceError
 from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.onnx.ops import traits_of
-from onnx2ncnn_opt.onnx.read.load import load_model
+from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.onnx.read.quantized import float_model
 from onnx2ncnn_opt.onnx.registry import INT8_ACCURACY
 from onnx2ncnn_opt.param.storage import rounded
@@ -41,7 +41,15 @@ from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner, read_model
 from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verification.double import FLOATS, InDouble, NodeWriter, element_types, inferred_values, upgraded
-from onnx2ncnn_opt.verification.tolerance import DEFAULT, INFINITE, MOST_BUDGET, Tolerance, compare, parts
+from onnx2ncnn_opt.verification.tolerance import (
+    DEFAULT,
+    INFINITE,
+    MOST_BUDGET,
+    Tolerance,
+    compare,
+    parts,
+    with_rounding,
+)
 
 # The relative error of each number that a node computes: some 16 units of the last place, as sums of many terms have.
 _EACH = 2.0**-20
@@ -83,6 +91,40 @@ class Choice(NamedTuple):
 LOSS = 7.0
 
 
+def tolerance_of(model: LoadedModel) -> Tolerance:
+    """Return the tolerance for a float32 net of the model: a whole step of its coarsest quantisation, if it has any.
+
+    A number near the middle of two steps is rounded up or down by the last bit of a sum, and so by its order. The
+    effect of such a step on later layers is that of other errors: see `Rounding.spread`. Nets may lack the roundings
+    whose scales the model finds at run time.
+    """
+    if any(node.op_type.startswith("DynamicQuantize") for node in model.graph):
+        return tolerance_within(model)
+    step = max((1 / (2**count - 1) for count in _quantised_bits(model)), default=0.0)
+    return replace(DEFAULT, relative=max(DEFAULT.relative, step))
+
+
+def tolerance_within(model: LoadedModel) -> Tolerance:
+    """Return the tolerance for inner blobs, and for nets of 8 or 16 bits, in which other steps are decided.
+
+    Example: ONNX Runtime's plain and optimised forms of one quantised U-Net differ from each other by 3.6e-2, as much
+    as ncnn's differs from either.
+    """
+    bits = _quantised_bits(model)
+    return with_rounding(max(0.5 / (2**count - 1) for count in bits), len(bits)) if bits else DEFAULT
+
+
+def _quantised_bits(model: LoadedModel) -> list[int]:
+    """Return the bits to which each node of the model quantises: 8, unless a zero point differs."""
+    bits = []
+    for node in model.graph:
+        level = node.attributes.get_int("accuracy_level", INT8_ACCURACY)
+        if traits_of(node.domain, node.op_type, model.opsets.get(node.domain, 1)).quantises and level == INT8_ACCURACY:
+            zero = node.inputs[2] if node.op_type == "QuantizeLinear" and len(node.inputs) > 2 else None
+            bits.append(zero.dtype.bitwidth if zero and zero.dtype else 8)
+    return bits
+
+
 class Rounding:
     """A model with rounding errors, made when it is first needed; arguments are as `OrtRunner` takes them."""
 
@@ -113,27 +155,21 @@ class Rounding:
         return self._exact[1]
 
     def is_as_good(
-        self,
-        name: str,
-        feeds: Mapping[str, Array],
-        reference: Array,
-        actual: Array,
-        tolerance: Tolerance,
-        *,
-        is_int8: bool,
+        self, name: str, feeds: Mapping[str, Array], reference: Array, actual: Array, *, is_int8: bool
     ) -> bool:
         """Return True if an output of a net errs no more than the model's own quantisation.
 
         A net without the roundings that the model makes at run time is as near to the model without quantisation as the
         model's own output is; an int8 net is, up to LOSS. Or it is as near to the model's as a whole step allows where
-        the model's own `tolerance` has half of one: ncnn has no -128, and numbers on one side of 0 have steps of twice
+        `tolerance_within` has half of one: ncnn has no -128, and numbers on one side of 0 have steps of twice
         the size.
         """
         if not (is_int8 or self._rounds_at_run_time) or self._floats is None or actual.shape != reference.shape:
             return False
-        wider = replace(tolerance, relative=2 * tolerance.relative, slices=False)
+        floats, within = self._floats
+        wider = replace(within, relative=2 * within.relative, slices=False)
         try:
-            right = self._floats.run_any(feeds)[name].astype(np.float64)
+            right = floats.run_any(feeds)[name].astype(np.float64)
         except RunError:
             return False
         numbers = reference.astype(np.float64)  # integers count as numbers
@@ -143,13 +179,14 @@ class Rounding:
         return noise <= allowed * 10 ** (LOSS / 10) or compare(actual, numbers, wider).ok
 
     @cached_property
-    def _floats(self) -> OrtRunner | None:
-        """The model without quantisation; None if it has none."""
+    def _floats(self) -> tuple[OrtRunner, Tolerance] | None:
+        """The model without quantisation, and `tolerance_within`; None if it has none."""
         loaded = load_model(self._model, values=self._values, outputs=tuple(self._outputs))
+        within = tolerance_within(loaded)
         try:
             data = float_model(loaded.graph)
             fixed: dict[str, Any] = {"folder": self._folder, "values": self._values, "threads": None, "once": True}
-            return None if data is None else OrtRunner(data, **fixed)
+            return None if data is None else (OrtRunner(data, **fixed), within)
         except (RunError, EncodeError):
             return None
 

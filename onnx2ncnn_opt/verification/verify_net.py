@@ -35,10 +35,16 @@ from onnx2ncnn_opt.verification.decode import Decoder, judge_token
 from onnx2ncnn_opt.verification.driver import VerifyReport, check_outputs, is_wrong, judge_modes
 from onnx2ncnn_opt.verification.given_inputs import given_inputs
 from onnx2ncnn_opt.verification.inputs import dynamic_sizes
-from onnx2ncnn_opt.verification.net_outputs import OutputComparison, tolerance_of
+from onnx2ncnn_opt.verification.net_outputs import OutputComparison
 from onnx2ncnn_opt.verification.options import EFFORTS, Verification
-from onnx2ncnn_opt.verification.rounding import Rounding
-from onnx2ncnn_opt.verification.rounding_budget import cause_of, estimated, least_budget, weights_encoding
+from onnx2ncnn_opt.verification.rounding import Rounding, tolerance_of, tolerance_within
+from onnx2ncnn_opt.verification.rounding_budget import (
+    cause_of,
+    estimated,
+    holds_integers,
+    least_budget,
+    weights_encoding,
+)
 from onnx2ncnn_opt.verification.runs import Run, any_feeds, drawn_runs, load_converted, small_runs, wanted_runs
 from onnx2ncnn_opt.verification.tail import TailJudge
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, UNKNOWN_ROUNDING, in_mode
@@ -174,9 +180,14 @@ class _ModelJudge:
         self.done: list[Run] = []
         self._decoder = model.decoder
         self.rounding = Rounding(model.source, model.cut or _arrays(self.manifest), self.model.values)
-        self._tolerance = self.how.tolerance or tolerance_of(self.model)
+        self._tolerance = self.how.tolerance or tolerance_within(self.model)
         is_usual = self.how.tolerance is None and not self.how.is_user_tolerance
         self._is_default = is_usual and self._tolerance == DEFAULT
+        # Rounding to 16 or 8 bits decides more steps of a quantised model than rounding to float32.
+        self._in_fp32, self._few = self._tolerance, 0.0
+        is_quantised = self.how.tolerance is None and self._tolerance != DEFAULT
+        if is_quantised and weights_encoding(*net) is None and not holds_integers(*net):
+            self._in_fp32, self._few = tolerance_of(self.model), self._tolerance.relative
         self._least = least_budget(*net, vulkan=worker.target.vulkan)
         self._worst: tuple[float, OutputComparison, Sequence[Slot]] | None = None
 
@@ -200,7 +211,8 @@ class _ModelJudge:
 
     def compare(self, run: Run, mode: str) -> Sequence[OutputReport]:
         """Run the net, with ncnn's plain kernels as well if its outputs leave the rounding budget in fp32."""
-        how, tolerance = self.how, self.how.allowed(in_mode(mode, self._tolerance))
+        usual = self._in_fp32 if mode == "fp32" else self._tolerance
+        how, tolerance = self.how, self.how.allowed(in_mode(mode, usual))
         fixed = self.manifest, tolerance, self.rounding, how.is_user_tolerance, self._least
         tail, reference = self.tail if mode == "fp32" else None, run.reference
         if self.manifest is not None:  # ncnn chooses the layout of a cache
@@ -212,7 +224,8 @@ class _ModelJudge:
         token = self._decoder.tokens if self._decoder and tail is None else None
         if token is not None:
             behind = partial(judge_token, token, run.reference, self.notes, f"{run} in {mode}", tolerance.relative)
-        comparison = OutputComparison(self._runner, run.feeds, reference, *fixed, behind=behind)
+        few = self._few if mode == "fp32" else 0.0
+        comparison = OutputComparison(self._runner, run.feeds, reference, *fixed, few=few, behind=behind)
         way, found = comparison.best()
         error = max((output.max_rel or 0.0 for output in found), default=0.0)
         if self._worst is None or error > self._worst[0]:
@@ -308,7 +321,7 @@ def net_feeds(
     rounding = Rounding(model, **fixed)
     with NcnnWorker() as worker:
         runner = NcnnRunner(param, bin, timeout=how.timeout, threads=None, worker=worker)
-        tolerance = how.tolerance or tolerance_of(loaded)
+        tolerance = how.tolerance or tolerance_within(loaded)
         way, outputs = OutputComparison(runner, given, reference, manifest, tolerance, rounding).best()
     check_outputs(outputs, "from ONNX Runtime's in fp32 already, which masks do not change")
     return model_feeds(way, given)

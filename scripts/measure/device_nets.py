@@ -23,8 +23,8 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.verification.estimate import Estimator
 from onnx2ncnn_opt.verification.inputs import draw_inputs
-from onnx2ncnn_opt.verification.net_outputs import tolerance_of
 from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.rounding import tolerance_within
 from onnx2ncnn_opt.verification.search_masks import Precision, error_of, find_masks
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, Tolerance
 from scripts.measure.measured import ROOT
@@ -188,5 +188,5 @@ def of_model(
         conversion.graph,
         len(conversion.masks),
         conversion.precision,
-        tolerance_of(conversion.model),
+        tolerance_within(conversion.model),
     )

@@ -1,6 +1,7 @@
 """Decisions that the last bit makes: no right net is wrong for them, and no wrong one right."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,3 +75,23 @@ def test_hard_models(family: str, worker: NcnnWorker) -> None:
     for seed in range(2):
         report = lower(hard_model(family, seed)).verify(worker=worker)
         assert [row.message for row in report.rows if row.status != "ok"] == [], seed
+
+
+def test_a_quantised_net_with_wrong_weights_is_found(worker: NcnnWorker) -> None:
+    """Errors of 5 % in the last of 16 kernels are more than the steps that rounding decides."""
+    rng = np.random.default_rng(0)
+    weights: dict[str, Any] = {f"w{n}": (rng.standard_normal((8, 8, 3, 3)) / 6).astype("f4") for n in range(16)}
+    weights |= {"s": np.float32(5 / 255), "z": np.uint8(0), "sx": np.float32(8 / 255), "zx": np.uint8(128)}
+    nodes = "q = QuantizeLinear(x, sx, zx) a0 = DequantizeLinear(q, sx, zx) " + " ".join(
+        f"c{n} = Conv<pads = [1, 1, 1, 1]>(a{n}, w{n}) r{n} = Relu(c{n}) q{n} = QuantizeLinear(r{n}, s, z) "
+        f"a{n + 1} = DequantizeLinear(q{n}, s, z)"
+        for n in range(16)
+    )
+    graph = f"(float[1,8,16,16] x) => (float[1,8,16,16] y) {{ {nodes} y = Identity(a16) }}"
+    conversion = lower(serialized(graph, 17, **weights))
+    conversion.verify(worker=worker).check()
+    layer = [layer for layer in conversion.graph if layer.type == "Convolution"][-1]
+    right = layer.weights["weight_data"]
+    noise = 0.05 * right.std() * np.random.default_rng(1).standard_normal(right.shape)
+    layer.weights["weight_data"] = (right + noise).astype(np.float32)
+    assert [row.status for row in conversion.verify(worker=worker).outputs] == ["mismatch"]

@@ -15,7 +15,7 @@ from onnx2ncnn_opt.rewrite.events import refs
 from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.slots import Slot
 from onnx2ncnn_opt.verification.blobs import UNKNOWN, BlobRun, Verdict, as_verdict
-from onnx2ncnn_opt.verification.net_outputs import tolerance_of
+from onnx2ncnn_opt.verification.rounding import tolerance_within
 from onnx2ncnn_opt.verification.tolerance import Tolerance, compare
 
 # Equal layers give equal bits in ncnn's plain kernels; another version may have folded weights in another order.
@@ -76,7 +76,7 @@ def _against_fresh(net: WrongNet, fresh: Fresh, *, exact: bool) -> BlobVerdicts 
     computed = net.fresh_blobs(fresh, exact=exact)
     if computed is None:
         return None
-    tolerance = net.in_mode(_SAME_KERNELS if exact else tolerance_of(net.loaded))
+    tolerance = net.in_mode(_SAME_KERNELS if exact else tolerance_within(net.loaded))
     pairs = corresponding(net.graph, fresh.graph)
     twins = {
         blob.name: other.name

@@ -32,8 +32,9 @@ from onnx2ncnn_opt.verification.blobs import (
     value_name,
 )
 from onnx2ncnn_opt.verification.driver import VerifyReport
-from onnx2ncnn_opt.verification.net_outputs import input_slots, tolerance_of
+from onnx2ncnn_opt.verification.net_outputs import input_slots
 from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.rounding import tolerance_within
 from onnx2ncnn_opt.verification.tolerance import UNKNOWN_ROUNDING, Tolerance, compare, in_mode, with_rounding
 
 Results = Mapping[str, Array | Failure]
@@ -124,7 +125,7 @@ class WrongNet:
                 return None
             if entry.batch_axis:
                 array = np.moveaxis(array, entry.batch_axis, 0)
-            if not compare(result.reshape(array.shape), array, tolerance_of(self.loaded)).ok:
+            if not compare(result.reshape(array.shape), array, tolerance_within(self.loaded)).ok:
                 return None
         return results
 
@@ -144,7 +145,7 @@ class WrongNet:
 
     def tolerance(self, *, exact: bool) -> Tolerance:
         """Return the tolerance for a blob against the model's value; `exact` kernels only round."""
-        usual = tolerance_of(self.loaded)
+        usual = tolerance_within(self.loaded)
         closer = replace(usual, relative=min(usual.relative, UNKNOWN_ROUNDING), slices=False) if exact else usual
         return self.in_mode(closer)
 
