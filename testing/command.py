@@ -46,7 +46,7 @@ def run(folder: Path, *args: str | Path, **environment: str) -> Ended:
             env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=120,
+            timeout=600,  # a busy machine takes minutes
             check=False,
         )
         code, out, err = done.returncode, done.stdout.decode(), done.stderr.decode()

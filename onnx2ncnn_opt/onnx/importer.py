@@ -284,13 +284,13 @@ class _Import(_Ends):
             raise UsageError(self._misfit)
         if self._refused:
             return UnsupportedError(self._refused, *self._cut_advice())
-        drop_unused(self.graph)  # layers that only fed shapes or refused branches
         # No blob is to be empty: a window is not larger than its axis, a slice has an element.
         self._minimum = {named((size,), self._outer)[0]: least for size, least in self._minimum.items()}
         shapes = [blob.shape or () for layer in self.graph for blob in layer.outputs]
         dynamic = {size for shape in shapes for size in named(shape, self._outer) if isinstance(size, Sym)}
         for size in sorted(dynamic, key=lambda size: (len(size.names()), str(size))):
             self.demand(size, 1)
+        drop_unused(self.graph)  # layers that only fed shapes, which ONNX Runtime refuses just so, or refused branches
         return Imported(self.graph, inputs, outputs, tuple(self._custom.values()), self._minimum, self._kept)
 
     def free_batch(self) -> Batch | None:

@@ -48,9 +48,9 @@ def parse(text: str) -> onnx.ModelProto:
 
 
 def write(folder: Path, model: onnx.ModelProto) -> Path:
-    path = folder / "model.onnx"
-    path.write_bytes(model.SerializeToString())
-    return path
+    fresh = folder / "model.new"  # a model that is loaded has its file mapped: reading one that got shorter is SIGBUS
+    fresh.write_bytes(model.SerializeToString())
+    return fresh.replace(folder / "model.onnx")
 
 
 def arrays(*graphs: onnx_ir.Graph) -> list[np.ndarray]:

@@ -39,6 +39,11 @@ WINDOWS = {
     ),
     "ConvTranspose": ("1,2,n", {"n": 2}, "y = ConvTranspose<pads = [2, 1]>(x, three)"),
     "ConvTranspose of any size": ("1,2,n", {}, "y = ConvTranspose<pads = [1, 1]>(x, three)"),
+    "ConvTranspose that only gives its shape": (
+        "1,2,n",
+        {"n": 2},
+        "t = ConvTranspose<pads = [2, 1]>(x, three) s = Shape(t) y = Cast<to = 1>(s)",
+    ),
     "Slice": ("3,b,2", {"b": 3}, "y = Slice(x, two, end, one)"),
     "Slice from the end": ("3,b,2", {"b": 3}, "y = Slice(x, start, minus_two, one)"),
     "a roll": (
