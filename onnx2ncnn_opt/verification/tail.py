@@ -7,6 +7,7 @@ places, and a box may come or go whose score is nearly the threshold. Such rows 
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import replace
@@ -235,8 +236,10 @@ def undecided(actual: Array, expected: Array) -> tuple[int, int]:
 
 def _rows(array: Array, axis: int | None) -> Array:
     if axis is not None:
-        return np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
-    return array.reshape(-1, array.shape[-1] if array.ndim > 2 else 1)
+        array = np.moveaxis(array, axis, 0)
+        return array.reshape(len(array), math.prod(array.shape[1:]))
+    columns = array.shape[-1] if array.ndim > 2 else 1
+    return array.reshape(math.prod(array.shape[:-1]) if array.ndim > 2 else array.size, columns)
 
 
 def _allowed(rows: Array) -> Array:

@@ -12,6 +12,7 @@ from onnx import numpy_helper
 
 from onnx2ncnn_opt.api.lower import Conversion, lower
 from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS
+from onnx2ncnn_opt.verification.tail import undecided
 from testing.tails import COMPILER
 
 HEADS = Path(__file__).parents[2] / "fixtures" / "heads"
@@ -106,3 +107,11 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     report = head("yolov10.dyn").verify()
     assert report.ok
     assert any("there is no C++ compiler" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "found"),
+    [((1, 4, 0), (1, 4, 0), (0, 4)), ((0, 3), (2, 3), (2, 2)), ((2, 4, 0), (2, 4, 1), (1, 1)), ((0,), (0,), (0, 0))],
+)
+def test_outputs_without_elements(actual: tuple[int, ...], expected: tuple[int, ...], found: tuple[int, int]) -> None:
+    assert undecided(np.zeros(actual, np.float32), np.zeros(expected, np.float32)) == found
