@@ -52,7 +52,7 @@ def working_options(
         return None
     end = time.monotonic() + _SECONDS
     runner = None if verification is None else _runner(model, loaded)
-    attempts = _attempts(loaded, runner, end)
+    attempts = _attempts(loaded, runner, end - _SECONDS / 3)  # which leaves some for other attempts
     if isinstance(error, UsageError):
         sides = {name: (*shape[:2], *map(_rounded_up, shape[2:])) for name, shape in given.items() if len(shape) == 4}
         attempts = chain([{"shapes": {**given, **sides}}, {}], attempts)
@@ -60,8 +60,8 @@ def working_options(
         unknown = dict.fromkeys(node.operator for node in error.nodes if "::" in node.operator)
         if len(unknown) == len({node.operator for node in error.nodes}):
             attempts = iter([{"custom": [*options["custom"], *unknown]}])
-        elif error.cut:
-            attempts = iter([*attempts, {"outputs": list(error.cut)}])
+        else:
+            attempts = chain(attempts, ({"outputs": list(names)} for names in error.cuts))
         attempts = chain(_without_refused(loaded, error, {}, options), attempts)
     while (more := next(attempts, None)) is not None:
         if time.monotonic() > end:
@@ -108,10 +108,10 @@ def as_arguments(options: Mapping[str, Any]) -> list[str]:
     return arguments
 
 
-def without_shapes(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments of a command without those of --shape."""
+def without(option: str, arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of a command without those of an option."""
     pairs = zip(["", *arguments], arguments, strict=False)
-    return [each for before, each in pairs if before != "--shape" and each.split("=")[0] != "--shape"]
+    return [each for before, each in pairs if before != option and each.split("=")[0] != option]
 
 
 def _runner(model: Any, loaded: LoadedModel) -> OrtRunner | None:

@@ -264,14 +264,15 @@ def _working_command(output: Output, model: Path, options: Mapping[str, Any]) ->
     except (RunError, UnsupportedError, UsageError) as error:
         if isinstance(error, CrashError) or (isinstance(error, UsageError) and not options["shapes"]):
             raise
-        from onnx2ncnn_opt.api.working_options import as_arguments, without_shapes, working_options
+        from onnx2ncnn_opt.api.working_options import as_arguments, without, working_options
 
         own = ("verification", "benchmark", "keep_failed", "worker")  # not those of `lower`
         found = working_options(
             model, error, {k: v for k, v in options.items() if k not in own}, options["verification"]
         )
         if found is not None:
-            kept = without_shapes(output.arguments) if isinstance(error, UsageError) else output.arguments
+            kept = without("--outputs", output.arguments) if "outputs" in found else output.arguments
+            kept = without("--shape", kept) if isinstance(error, UsageError) else kept
             command = command_line(*kept, *as_arguments(found))
             text = str(error)
             if error.advice and found.keys() <= {"shapes", "values"}:

@@ -23,6 +23,10 @@ EMPTY = (
     "e = ConstantOfShape(none) }, else_branch = b () => (float[1, 4] u, float[1, N] f) { u = Neg(x) f = Relu(past) }> }"
 )
 MIDDLE = "(float[1, 4, 4] x) => (float[1] y) { a = Relu(x) b = Det(a) y = Sigmoid(b) }"
+TWO = (
+    "(float[1, 3, 4, 4] x, float[2, 4, 1] v) => (float[1, 2, n] y) <int64[1] zero = {0}, float[1, 4, n] u> "
+    "{ f = Relu(x) i = NonZero(f) c = Cast<to = 1>(i) u = Unsqueeze(c, zero) y = Conv(u, v) }"
+)
 OWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) y = made.up.Op(a) }"
 
 
@@ -35,6 +39,7 @@ OWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) y = made.up.Op(a) }"
         (RATE, "--value sr=16000 --shape x:1,128 --shape state:2,1,4", 1),
         (EMPTY, "--value more=true --outputs y", 1),
         (MIDDLE, "--outputs a", 1),
+        (TWO, "--outputs u", 1),
         (OWN, "--custom made.up::Op --no-verify", 1),
     ],
 )
@@ -76,6 +81,14 @@ def test_another_mistake_than_the_shape_gets_no_command(tmp_path: Path) -> None:
     ended = run(tmp_path, "convert", "model.onnx", "--shape", "x:1,3,8,8", "--outputs", "z")
     assert ended.code == 2
     assert "this works" not in ended.err
+
+
+def test_other_outputs_replace_those_that_were_given(tmp_path: Path) -> None:
+    write_model(tmp_path, MIDDLE)
+    ended = run(tmp_path, "convert", "model.onnx", "--outputs", "b")
+    command = ended.err.splitlines()[-1].removeprefix("this works: onnx2ncnn-opt ")
+    assert command == "convert model.onnx --outputs a"
+    assert run(tmp_path, *shlex.split(command)).code == 0
 
 
 def test_a_custom_operator_needs_no_verification(tmp_path: Path) -> None:

@@ -67,7 +67,9 @@ def split(model: LoadedModel, walk: Walk, *, only_needed: bool) -> Tail | None:
         else:
             return tail
     if walk.error is not None:
-        raise UnsupportedError(walk.error.nodes, "\n".join(filter(None, (walk.error.advice, problem))), walk.error.cut)
+        raise UnsupportedError(
+            walk.error.nodes, "\n".join(filter(None, (walk.error.advice, problem))), *walk.error.cuts
+        )
     return None
 
 
@@ -127,8 +129,8 @@ class _Parts:
                 names = f"{node.op_type} '{label(node)}'", f"{wall.op_type} '{label(wall)}'"
                 inside = "is in a branch of" if user is node else "depends on"
                 problem = f"{names[0]} can follow a net, but {names[1]} {inside} it and needs a net again"
-                advice = f"{problem}: make two nets, the first with --outputs {','.join(values)}"
-                return UnsupportedError(error.nodes, advice, error.cut)
+                advice = f"{problem}: make two nets, the first up to {', '.join(values)}"
+                return UnsupportedError(error.nodes, advice, values, *error.cuts)
         return error
 
     def _after(self, nodes: Iterable[onnx_ir.Node]) -> set[onnx_ir.Node]:
