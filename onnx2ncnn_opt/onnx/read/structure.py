@@ -123,10 +123,10 @@ def unname_dims(graph: onnx_ir.Graph) -> None:
     false: set[int | onnx_ir.SymbolicDim] = set()
     sizes: dict[int | onnx_ir.SymbolicDim, set[int]] = {}
     for value, shape in shapes.items():
-        # An input [N, 3, N, N] says that its batch is as large as its images, [N, N, 3, 3] that it has N channels. No
-        # model means that.
+        # An input [N, 3, N, N] says that its batch is as large as its images, [N, N, 3, 3] and [1, N, N, N] that it has
+        # so many channels. No model means that.
         false |= {dim for dim in shape[:1] if dim in shape[1 if len(shape) > 3 else 2 :]}
-        false |= {dim for dim in shape if shape.count(dim) > 2}
+        false |= {dim for dim in shape[1:2] if len(shape) == 4 and shape[2:] == (dim, dim)}
         for dim in shape:  # a size of weights is that of one axis, and not also of others, which are free
             found = {demanded[value].get(axis, 0) for axis, other in enumerate(shape) if other == dim}
             false |= {dim} if len(found) > 1 else set()
