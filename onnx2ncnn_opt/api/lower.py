@@ -52,6 +52,7 @@ from onnx2ncnn_opt.param.splits import count_layers, list_layers
 from onnx2ncnn_opt.param.storage import ROUNDING, Storage, encoding_of
 from onnx2ncnn_opt.preprocessing import parse_image, take_pixels
 from onnx2ncnn_opt.progress import announce
+from onnx2ncnn_opt.quantization.centre import centre
 from onnx2ncnn_opt.rewrite.events import Event, Rewritten
 from onnx2ncnn_opt.rewrite.prove_masks import Mask, added_inputs, put_masks
 from onnx2ncnn_opt.rewrite.rule import Pass
@@ -459,6 +460,8 @@ def _optimised(
     # A pass may put another blob in an output's place, but keeps their order.
     outputs = tuple(port._replace(blob=blob) for port, blob in zip(conversion.outputs, graph.outputs, strict=True))
     integers = {port.blob for port in (*conversion.inputs, *outputs) if not is_float(port.dtype)}
+    if conversion.quantized == "keep":
+        centre(graph)
     finished = finish(graph, encoding=encoding, masks=masks, integers=integers)
     return replace(
         conversion,

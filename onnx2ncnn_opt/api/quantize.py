@@ -14,6 +14,7 @@ from onnx2ncnn_opt.api.lower import Conversion, Files
 from onnx2ncnn_opt.errors import UsageError, VerificationError
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.int8 import NO_SCALE, is_exact
+from onnx2ncnn_opt.ir.releases import least_release
 from onnx2ncnn_opt.manifest import Entry, Int8, Int8Layer, Manifest, read_manifest
 from onnx2ncnn_opt.onnx.read.load import load_model
 from onnx2ncnn_opt.onnx.read.quantized import Int8 as Int8Product
@@ -154,6 +155,7 @@ def quantize(
         samples = Samples(_drawn(made) if data is None else data, manifest.model_inputs)
         feeds = _Feeds(samples, [Slot.of(entry) for entry in manifest.inputs])
         announce("quantising")
+        options["release"] = made.release
         if known is None or not has_scales:
             result = quantize_net(files.param, files.bin, feeds, **options)
         else:
@@ -170,7 +172,12 @@ def quantize(
             manifest = replace(manifest, source=replace(manifest.source, sha256=load_model(net).digest()))
         return Quantization(
             result,
-            replace(manifest, passes=(*manifest.passes, "quantize"), int8=_recorded(result)),
+            replace(
+                manifest,
+                passes=(*manifest.passes, "quantize"),
+                least_ncnn=max(manifest.least_ncnn, str(least_release(result.graph))),
+                int8=_recorded(result),
+            ),
             b"" if made.tail is None else made.tail.data,
             made,
         )

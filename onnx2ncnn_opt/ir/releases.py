@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.graph import Graph, Layer
+from onnx2ncnn_opt.ir.int8 import BLOCKS
 
 OLDEST = 20240102
 NEWEST = 20261020
@@ -24,7 +25,10 @@ _TYPES: Mapping[str, int] = {
 # Parameters that are used, that is, not at their default.
 _PARAMS: Mapping[tuple[str, str], int] = {
     ("MultiHeadAttention", "scale"): 20240623,
+    **{(kind, "int8_scale_term"): 20240508 for kind in ("LSTM", "GRU", "RNN")},
     ("Embed", "int8_scale_term"): 20240902,
+    ("Gemm", "quantize_term"): 20241012,
+    ("MultiHeadAttention", "quantize_term"): 20241015,
     ("Reshape", "shape_expr"): 20250310,
     ("Crop", "starts_expr"): 20250414,
     ("Interp", "size_expr"): 20250417,
@@ -35,7 +39,7 @@ _PARAMS: Mapping[tuple[str, str], int] = {
 _CODES: Mapping[str, tuple[int, int]] = {"BinaryOp": (BinaryOp.FMOD, 20260308), "UnaryOp": (UnaryOp.SIGN, 20260521)}
 # Types, each with a rank that it takes only since then; Tile lost the repeats of one dim.
 _RANKS: Mapping[tuple[str, int], int] = {("Softmax", 4): 20250318, ("Tile", 4): 20251112}
-_BATCH = 20260617
+_BATCH, _BLOCKS = 20260617, 20260713
 
 
 def check_release(release: int) -> None:
@@ -65,6 +69,8 @@ def _needs(layer: Layer) -> Iterator[tuple[int, str]]:
     for (kind, name), since in _PARAMS.items():
         if kind == layer.type and name in layer.params:
             yield since, f"{kind}'s {name}"
+    if layer.params.get("quantize_term", 0) >= BLOCKS:
+        yield _BLOCKS, f"{layer.type}'s blocks of integers"
     first, since = _CODES.get(layer.type, (0, 0))
     if since and layer["op_type"] >= first:
         yield since, f"{layer.type}'s operation {layer['op_type']}"

@@ -106,7 +106,9 @@ def _lines(
 
 def _split_mask(tensor: _BlobNames) -> int:
     """Return the feature mask of a Split: if a reader wants 32 bits, the blob has 32, and the Split keeps them."""
-    mask = 0
+    layer = tensor.blob.producer
+    gives_int8 = layer is not None and "top_blob_int8_scales" in layer.weights  # which do not go up to a GPU
+    mask = layer["featmask"] & Feature.NO_VULKAN if layer and gives_int8 else 0
     for user in tensor.users:
         if user["featmask"] & (Feature.NO_FP16_STORAGE | Feature.NO_BF16_STORAGE):
             mask |= user["featmask"] & (FP32 | Feature.NO_BF16_STORAGE)

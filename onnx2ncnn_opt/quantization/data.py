@@ -50,7 +50,8 @@ class Samples(Sequence[dict[str, Array]]):
             raise UsageError(f"{where}: {error}") from error
         for name, array in arrays.items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise UsageError(f"{where}: '{name}' has numbers that are NaN or infinite")
+                place = np.argwhere(~np.isfinite(array))[0].tolist()
+                raise UsageError(f"{where}: '{name}' is {array[tuple(place)]} at {place}")
         return arrays
 
     def _read(self, source: str) -> Sequence[Any]:

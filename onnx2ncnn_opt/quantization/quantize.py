@@ -19,10 +19,12 @@ from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.cost import multiplications
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.int8 import CRASH_OF_GPUS, LEVELS, crashes_gpus, may_use_winograd
+from onnx2ncnn_opt.ir.releases import NEWEST, too_new
 from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.progress import announce, counted
+from onnx2ncnn_opt.quantization.centre import centre
 from onnx2ncnn_opt.quantization.emit import (
     Scales,
     form_of,
@@ -49,6 +51,7 @@ _SLOWER = 1.02  # of the float net's time
 _TURNS = 3
 _POOR = 15.0  # decibels, below which an output is of little use
 _LOUD = 100.0  # a median of layers' largest inputs that hints at pixels in place of normalised numbers
+_SATURATED = 0.3  # of a blob's numbers at its largest one hint at pixels too, as ReLU6 cuts them off
 _GAIN = 0.03  # of a layer's time that int8 has to save
 _ATTEMPTS = 12
 _WORK, _MOST = 10**11, 64  # multiplications to measure each layer alone, if these are FEW samples or more; their most
@@ -170,6 +173,7 @@ class _Nets:
         """Return the net with these layers in int8."""
         graph = read_net(self.param, self.bin).graph
         quantise(graph, scales)
+        centre(graph, padded=self.machine != "Vulkan")
         return graph
 
     def runner(self, scales: Mapping[str, Scales], worker: NcnnWorker | None = None) -> NcnnRunner:
@@ -238,6 +242,7 @@ def quantize_net(  # noqa: PLR0913
     every: bool = False,
     weights: str | None = None,
     on: str | None = None,
+    release: int = NEWEST,
     given: Mapping[str, Scales] | None = None,
     table: str | os.PathLike[str] | None = None,
 ) -> Quantized:
@@ -246,8 +251,9 @@ def quantize_net(  # noqa: PLR0913
     `feeds` are the samples, `method` one of `thresholds.METHODS`, `keep` names layers that stay float. With `every`
     layers are int8 even if they are no faster on this machine. `weights` of WEIGHTS are the form of a Gemm and of
     attention; by default blocks, and one scale only where that is faster. Times, and the whole net's noise, are those
-    `on` a target; an emulated one cannot be timed, and a table of kernels decides. `given` are scales, as of a
-    quantised model: then no layer is left out. A `table` of ncnn2table has the scales of the layers that are in it.
+    `on` a target; an emulated one cannot be timed, and a table of kernels decides. A layer whose form is newer
+    than `release` of ncnn stays float. `given` are scales, as of a quantised model: then no layer is left out. A
+    `table` of ncnn2table has the scales of the layers that are in it.
     Raises UsageError for data or names that do not fit.
     """
     net = read_net(param, bin).graph
@@ -274,9 +280,18 @@ def quantize_net(  # noqa: PLR0913
                 if name in scales
             }
             scales = {name: replace(found, whole=weights == "int8") for name, found in scales.items()}
+            for layer in nets.graph(scales) if weights is None else ():
+                if layer.name in scales and too_new(layer, release):
+                    scales[layer.name] = replace(scales[layer.name], whole=True)
             scales = nets.with_sums(scales, used)
         else:
             scales = dict(given)
+        for layer in nets.graph(scales):
+            if layer.name in scales and (reason := too_new(layer, release)):
+                rows[layer.name] = replace(rows[layer.name], reason=reason)
+        if not (candidates := [name for name in candidates if not rows[name].reason]):
+            raise UsageError(f"no layer of the net can be int8: {reason}")
+        scales = {name: scales[name] for name in candidates}
         half = min(_MOST, max(FEW, _WORK // (len(candidates) * (multiplications(net) or _WORK)))) // 2
         held, others = nets.held[:half], [i for i in range(len(feeds)) if i not in nets.held][:half]
         few = [held, [*held, *others]]
@@ -356,10 +371,15 @@ def _notes(
     notes = []
     inside = [blob.largest for name, blob in seen.items() if name not in first_layers]
     pixels = [blob for name, blob in seen.items() if name in first_layers and blob.low >= 0 and 64 < blob.high <= 255]
-    if pixels and inside and np.median(inside) > _LOUD:
+    saturated = max(
+        (seen[name].share_above(0.99 * seen[name].largest) for name in seen.keys() - first_layers), default=0
+    )
+    if pixels and inside and (np.median(inside) > _LOUD or saturated > _SATURATED):
+        loud = f"makes numbers of {np.median(inside):.0f} in the net"
+        what = loud if np.median(inside) > _LOUD else f"{saturated:.0%} of a layer's inputs are equal"
         notes.append(
-            f"the data looks like pixels of 0..255, and makes numbers of {np.median(inside):.0f} in the net: if the "
-            "model wants normalised numbers, give these, or say how with --image NAME:mean=...:std=..."
+            f"the data looks like pixels of 0..255, and {what}: if the model wants normalised numbers, give these, or "
+            "say how with --image NAME:mean=...:std=..."
         )
     if constant := [name for name, blob in seen.items() if blob.low == blob.high]:
         notes.append(f"the data gives '{constant[0]}' nothing but the number {seen[constant[0]].low:g}")

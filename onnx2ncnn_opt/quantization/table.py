@@ -12,6 +12,7 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.graph import Graph
+from onnx2ncnn_opt.quantization.centre import is_centred
 from onnx2ncnn_opt.quantization.emit import STORED_SCALES, Scales, has_static_scale, obstacle, part_sizes, rows_of
 
 _ROWS = "_param_0"
@@ -59,7 +60,7 @@ def format_table(graph: Graph) -> str:
     """Return the table of an int8 net: all rows of weights come before the inputs."""
     layers = [layer for layer in graph if "bottom_blob_int8_scales" in layer.weights]
     rows = [(layer.name + _ROWS, layer.weights["weight_data_int8_scales"]) for layer in layers]
-    rows += [(layer.name, layer.weights["bottom_blob_int8_scales"]) for layer in layers]
+    rows += [(layer.name, layer.weights["bottom_blob_int8_scales"] / (1 + is_centred(layer))) for layer in layers]
     rows += [
         (f"{layer.name}_param_{part}", layer.weights[name])
         for layer in graph

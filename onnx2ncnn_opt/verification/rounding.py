@@ -33,7 +33,7 @@ from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.onnx.ops import traits_of
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
-from onnx2ncnn_opt.onnx.read.quantized import float_model
+from onnx2ncnn_opt.onnx.read.quantized import float_model, scales_of_products
 from onnx2ncnn_opt.onnx.registry import INT8_ACCURACY
 from onnx2ncnn_opt.param.storage import rounded
 from onnx2ncnn_opt.progress import counted
@@ -86,9 +86,9 @@ class Choice(NamedTuple):
     axis: int
 
 
-# dB that a net with int8 layers may be further from the float model than the quantised model is: one of the 8 bits,
-# which numbers on one side of 0 lose, and 1 dB for outputs of few numbers.
-LOSS = 7.0
+# dB that a net with int8 layers may be further from the float model than the quantised model is: outputs have few
+# numbers. Coarser steps add to that: numbers on one side of 0 lose up to one of the 8 bits, 6 dB.
+LOSS = 1.0
 
 
 def tolerance_of(model: LoadedModel) -> Tolerance:
@@ -160,13 +160,12 @@ class Rounding:
         """Return True if an output of a net errs no more than the model's own quantisation.
 
         A net without the roundings that the model makes at run time is as near to the model without quantisation as the
-        model's own output is; an int8 net is, up to LOSS. Or it is as near to the model's as a whole step allows where
-        `tolerance_within` has half of one: ncnn has no -128, and numbers on one side of 0 have steps of twice
-        the size.
+        model's own output is; an int8 net is, up to LOSS and to its coarser steps. Or it is as near to the model's as a
+        whole step allows where `tolerance_within` has half of one: ncnn has no -128.
         """
         if not (is_int8 or self._rounds_at_run_time) or self._floats is None or actual.shape != reference.shape:
             return False
-        floats, within = self._floats
+        floats, within, coarser = self._floats
         wider = replace(within, relative=2 * within.relative, slices=False)
         try:
             right = floats.run_any(feeds)[name].astype(np.float64)
@@ -176,17 +175,18 @@ class Rounding:
         allowed, noise = (float(np.square(array - right).sum()) for array in (numbers, actual))
         if not is_int8:
             return noise <= allowed
-        return noise <= allowed * 10 ** (LOSS / 10) or compare(actual, numbers, wider).ok
+        return noise <= allowed * coarser**2 * 10 ** (LOSS / 10) or compare(actual, numbers, wider).ok
 
     @cached_property
-    def _floats(self) -> tuple[OrtRunner, Tolerance] | None:
-        """The model without quantisation, and `tolerance_within`; None if it has none."""
+    def _floats(self) -> tuple[OrtRunner, Tolerance, float] | None:
+        """The model without quantisation, `tolerance_within`, and how much coarser the steps of int8 layers may be."""
         loaded = load_model(self._model, values=self._values, outputs=tuple(self._outputs))
         within = tolerance_within(loaded)
         try:
             data = float_model(loaded.graph)
             fixed: dict[str, Any] = {"folder": self._folder, "values": self._values, "threads": None, "once": True}
-            return None if data is None else (OrtRunner(data, **fixed), within)
+            coarser = max((1.0, *(each.coarser for each in scales_of_products(loaded.graph).values())))
+            return None if data is None else (OrtRunner(data, **fixed), within, coarser)
         except (RunError, EncodeError):
             return None
 

@@ -78,7 +78,7 @@ def row(path: Path, floats: int, data: Array, reference: Array) -> list[str]:
     """Convert and verify a model, and return what it measures."""
     theirs = scores(path, data)
     try:
-        made = convert(path, path.with_suffix(""), keep_failed=True)
+        made = convert(path, path.with_suffix(""), keep_failed=True, quantized="keep")
     except Error as error:
         return [path.stem, f"{sqnr(theirs, reference):.1f}", "", "", "", "", "", str(error)]
     ours = scores(path.with_suffix(".ncnn.param"), data)

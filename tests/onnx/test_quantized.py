@@ -200,11 +200,12 @@ def test_outputs_of_8_bits_and_unknown_readers() -> None:
     assert int8_types(conversion) == ["Convolution"]
 
 
-def test_a_wrong_int8_net_is_found() -> None:
+@pytest.mark.parametrize("factor", [1.5, 0.6])
+def test_a_wrong_int8_net_is_found(factor: float) -> None:
     proto = model("1,4,9,7", f"{pair('a', 'x')} {WEIGHT} y = Conv(a, v)", SIGNED, w=integers(6, 4, 3, 3))
     conversion = lower(proto, quantized="keep")
     [layer] = [layer for layer in conversion.graph if layer.type == "Convolution"]
-    layer.weights["bottom_blob_int8_scales"] = layer.weights["bottom_blob_int8_scales"] * np.float32(1.5)
+    layer.weights["bottom_blob_int8_scales"] = layer.weights["bottom_blob_int8_scales"] * np.float32(factor)
     assert not conversion.verify().ok
 
 

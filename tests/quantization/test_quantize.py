@@ -86,6 +86,21 @@ def test_a_matrix_product_has_blocks(weights: str | None) -> None:
     assert made.result.decibels > 40 - 4 * (weights != "block8")
 
 
+def test_forms_of_older_releases() -> None:
+    """A Gemm has blocks in the newest ncnn only, one scale before, and no int8 form in an old one."""
+    model = with_weights(MATRIX, {"w": (96, 128)})
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.eye(128, 96, dtype=np.float32), "w"))
+    how: dict[str, Any] = {"data": data(shape=(12, 128)), "every": True}
+    made = quantize(model.SerializeToString(), **how, release=20250503)
+    assert [row.form for row in made.layers] == ["one scale"]
+    assert made.manifest is not None
+    assert made.manifest.least_ncnn == "20241012"
+    with pytest.raises(UsageError, match="blocks of integers needs ncnn 20260713 or newer"):
+        quantize(model.SerializeToString(), **how, release=20250503, weights="block8")
+    with pytest.raises(UsageError, match="quantize_term needs ncnn 20241012 or newer"):
+        quantize(model.SerializeToString(), **how, release=20240301)
+
+
 def test_weights_without_a_fast_kernel_are_refused(param: Path) -> None:
     with pytest.raises(UsageError, match="weights are int8 or block8"):
         quantize(param, data(), weights="block4")
@@ -189,7 +204,10 @@ GOOD = np.ones((10, 3, 4, 4), np.float32)
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ({"x": np.where(np.arange(480).reshape(10, 3, 4, 4) == 100, np.nan, GOOD)}, "sample 2: 'x' has numbers"),
+        (
+            {"x": np.where(np.arange(480).reshape(10, 3, 4, 4) == 100, np.nan, GOOD)},
+            "sample 2: 'x' is nan at .0, 0, 1, 0.",
+        ),
         ({"x": GOOD[:0]}, "has 0 items|no samples"),
         ({"y": GOOD}, "'y' is no input"),
         ({}, "there is no array 'x'"),
@@ -262,6 +280,19 @@ def test_pixels_for_a_model_of_normalised_numbers(param: Path) -> None:
     assert any("looks like pixels of 0..255" in note for note in notes)
     made = quantize(cnn().SerializeToString(), pixels, every=True, images={"x": "mean=128:std=64"})
     assert not any("looks like pixels" in note for note in made.result.notes)
+
+
+def test_pixels_that_a_clip_cuts_off() -> None:
+    model = cnn().SerializeToString().replace(b"Relu", b"Clip")  # without limits
+    limits = [numpy_helper.from_array(np.array(limit, np.float32), name) for name, limit in (("low", 0), ("high", 6))]
+    proto = onnx.ModelProto.FromString(model)
+    proto.graph.initializer.extend(limits)
+    for node in proto.graph.node:
+        node.input.extend(["low", "high"] if node.op_type == "Clip" else [])
+    x = np.random.default_rng(0).integers(0, 256, (10, 3, 16, 16)).astype(np.float32)
+    for samples, is_named in ((x, True), ((x - 128) / 64, False)):
+        notes = quantize(proto.SerializeToString(), {"x": samples}, every=True).result.notes
+        assert any("looks like pixels" in note for note in notes) == is_named
 
 
 def test_a_layer_that_alone_spoils_an_output_stays_float(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ class Int8(NamedTuple):
     is_positive: bool
     scales: Array
     reason: str
+    coarser: float = 1.0  # the step of its input in int8, in units of the model's: up to 2 with another zero point
 
 
 class _Quantised(NamedTuple):
@@ -363,7 +364,8 @@ class _Walk:
         with np.errstate(divide="ignore"):
             scales = np.where(weight.steps > 0, 1 / weight.steps, 1).astype(np.float32)
         input_scale = LEVELS / found.largest if found else 0.0
-        node.meta[INT8] = Int8(input_scale, found is not None and found.limits[0] >= 0, scales, reason)
+        coarser = found.largest / LEVELS / found.scale if found else 1.0
+        node.meta[INT8] = Int8(input_scale, found is not None and found.limits[0] >= 0, scales, reason, coarser)
 
     def _drop_clips(self) -> None:
         """Remove clips to the range that all readers clip to themselves."""
