@@ -62,9 +62,9 @@ _NEGLIGIBLE = 0.05  # of the allowed noise: groups of so little are not divided
 _NO_WINOGRAD_COST = 0.25
 _ELEMENT_COST = 4.0  # multiplications that take as long as an element that is computed and written
 # Elements of all blobs, up to which several inputs run with several noises; and two inputs from such a share of the
-# budget on.
+# budget on. The errors of few outputs are what they are by chance: two inputs run with several noises.
 _TINY_NET, _CLOSE = 2**16, ((2**20, 0.1), (2**25, _AIM / 2))
-_INPUTS, _NOISES = 4, 2
+_INPUTS, _NOISES, _FEW_NUMBERS = 4, 2, 64
 _SATURATED = 0.02  # p * (1 - p) of a probability p that is nearly 0 or 1
 _LIKE_NOTHING = 1e-5  # the noise of layers of which nothing is known, in units of their largest value
 
@@ -350,7 +350,9 @@ def find_masks(
         error, allowed = judge.error(), budget or BUDGET
         elements = sum(judge.elements.values())
         share = next((share for size, share in _CLOSE if elements < size), math.inf)
-        more, runs = (_INPUTS, _NOISES) if elements < _TINY_NET else (int(not error < share * allowed), 1)
+        has_few = sum(array.size for array in judge.reference.outputs.values()) <= _FEW_NUMBERS
+        more = _INPUTS if elements < _TINY_NET else int(has_few or not error < share * allowed)
+        runs = _NOISES if has_few or elements < _TINY_NET else 1
         judge.runs = runs
         judges += (MaskJudge(estimator, integers, runs) for estimator in islice(given, more))
         judges = _most_telling_first(judges)
