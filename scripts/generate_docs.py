@@ -131,9 +131,11 @@ def _trained() -> str:
         both = [(float(row["estimate"]), float(row[device]), row["said"]) for row in rows]
         right = [error for _, error, _ in both if error <= 2e-2]
         named = [error for _, error, said in both if not error <= 2e-2 and "compute it in fp32" in said]
+        doubted = [error for _, error, said in both if error <= 2e-2 and "compute it in fp32" in said]
         near = [1 for guess, error, _ in both if error / 3 <= guess <= 3 * error or max(guess, error) < 2e-3]
         text.append(
-            f"- {name}: {len(right)} are within 2e-2 of the largest value, `convert` names {len(named)} others;\n"
+            f"- {name}: {len(right)} are within 2e-2 of the largest value; `convert` names {len(named)} others, and "
+            f"{len(doubted)} of these;\n"
             f"  the estimate is within a factor of three for {len(near)}, or both are below 2e-3"
         )
     return "\n".join(text)

@@ -441,7 +441,7 @@ def _within(
     best: frozenset[str] = frozenset()
     for _ in range(_ATTEMPTS):
         steps = [(power / saved[name], name, True, 0.0) for name, power in powers.items()]
-        floats = cheapest(powers, steps, saved.__getitem__, room / max(factor, 1e-30))
+        floats = cheapest(powers, steps, lambda name, _: saved[name], room / max(factor, 1e-30))
         some = frozenset(powers).difference(floats)
         if some in tried:
             break

@@ -10,7 +10,7 @@ Way = TypeVar("Way")
 def cheapest(
     powers: Mapping[Item, float],
     steps: Iterable[tuple[float, Item, Way, float]],
-    cost: Callable[[Item], float],
+    cost: Callable[[Item, Way], float],
     room: float,
 ) -> dict[Item, Way]:
     """Return steps of small cost that leave noise of `room` at most; all of them if that is not possible.
@@ -22,17 +22,17 @@ def cheapest(
     best, price = dict[Item, Way](), float("inf")
     while True:
         ways, noise = _best_first(powers, left, cost, room)
-        if (total := sum(map(cost, ways))) >= price or (noise > room and best):
+        if (total := sum(cost(*each) for each in ways.items())) >= price or (noise > room and best):
             return best
         best, price = ways, total
-        dearest = max(ways, key=cost, default=None)
+        dearest = max(ways, key=lambda item: cost(item, ways[item]), default=None)
         left = [step for step in left if step[1] != dearest]
 
 
 def _best_first(
     powers: Mapping[Item, float],
     steps: Iterable[tuple[float, Item, Way, float]],
-    cost: Callable[[Item], float],
+    cost: Callable[[Item, Way], float],
     room: float,
 ) -> tuple[dict[Item, Way], float]:
     """Return the first steps that are enough, without those that are not needed, and the noise that they leave."""
@@ -43,7 +43,7 @@ def _best_first(
             break
         total += rest - left[item]
         ways[item], left[item] = way, rest
-    for item in sorted(ways, key=cost, reverse=True):
+    for item in sorted(ways, key=lambda item: cost(item, ways[item]), reverse=True):
         if total - left[item] + powers[item] <= room:
             total += powers[item] - left[item]
             left[item] = powers[item]

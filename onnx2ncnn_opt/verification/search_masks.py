@@ -598,4 +598,8 @@ def _steps(judge: MaskJudge, powers: Mapping[Layer, float]) -> list[_Step]:
 
 def _masks_within(judge: MaskJudge, powers: Mapping[Layer, float], room: float) -> dict[Layer, Feature]:
     """Return the masks of small cost that leave noise of `room` at most."""
-    return cheapest(powers, _steps(judge, powers), judge.cost, room)
+
+    def cost(layer: Layer, features: Feature) -> float:
+        return judge.cost(layer) * (_NO_WINOGRAD_COST if features == Feature.NO_WINOGRAD else 1.0)
+
+    return cheapest(powers, _steps(judge, powers), cost, room)
