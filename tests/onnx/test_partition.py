@@ -138,6 +138,8 @@ def test_a_tail_in_the_middle_is_refused_with_both_parts() -> None:
     assert "NonZero 'i' can follow a net, but Conv 'y' depends on it" in str(caught.value)
     assert "make two nets, the first up to u" in str(caught.value)
     assert caught.value.cuts[0] == ("u",)
+    assert operators(converted(data, outputs=["u"])) == ["NonZero", "Cast", "Unsqueeze"]
+    assert converted(model("i = NonZero (f)  y = Neg (f)"), outputs=["i", "y"]).cut == ("f", "y")
 
 
 SIGN = np.sign(np.sin(np.arange(4 * 3 * 3 * 3)).sum())  # of the sum of f for x = 1

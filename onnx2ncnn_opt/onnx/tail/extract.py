@@ -18,7 +18,7 @@ from onnx2ncnn_opt.manifest import size_input
 from onnx2ncnn_opt.onnx.read import structure
 from onnx2ncnn_opt.onnx.read.binding import InputInfo, TensorInfo
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
-from onnx2ncnn_opt.onnx.value import Tensor
+from onnx2ncnn_opt.onnx.value import Item, Tensor
 
 _IR_VERSION = 8  # the oldest that has all of this
 
@@ -34,7 +34,7 @@ class Crossing:
     sizes: Mapping[str, tuple[Sequence[Dim], Shape, np.dtype[Any]]]
     arrays: tuple[InputInfo, ...]
     values: Mapping[str, Tensor]
-    outputs: tuple[str, ...]
+    outputs: Mapping[str, Item | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +126,16 @@ def extracted(model: LoadedModel, nodes: Sequence[onnx_ir.Node], crossing: Cross
     )
     opset = helper.make_opsetid("", model.opsets.get("", 1))
     proto = helper.make_model(graph, opset_imports=[opset], ir_version=_IR_VERSION)
-    return Tail(proto, (*crossing.values, *crossing.outputs), crossing.arrays, tuple(sizes), model.outputs, reasons)
+    declared = model.outputs
+    if any(info.dtype == onnx_ir.DataType.UNDEFINED for info in declared):  # inner values, by --outputs
+        types = {v.name: v.type for v in onnx.shape_inference.infer_shapes(proto, data_prop=True).graph.output}
+        for value in proto.graph.output:
+            value.type.CopyFrom(types[value.name])
+        kinds = {name: onnx_ir.DataType(kind.tensor_type.elem_type) for name, kind in types.items()}
+        own = {name: x for name, x in {**crossing.values, **crossing.outputs}.items() if isinstance(x, Tensor)}
+        kinds |= {name: onnx_ir.DataType.from_numpy(np.dtype(x.dtype.type)) for name, x in own.items()}
+        declared = tuple(replace(info, dtype=kinds.get(info.name, info.dtype)) for info in declared)
+    return Tail(proto, (*crossing.values, *crossing.outputs), crossing.arrays, tuple(sizes), declared, reasons)
 
 
 def _info(name: str, element: int, shape: Shape | None) -> onnx.ValueInfoProto:

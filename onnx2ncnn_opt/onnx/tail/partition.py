@@ -222,8 +222,8 @@ class _Parts:
             for value in outside
             if value.name not in self._inputs and isinstance(item := self._walk.values.get(value.name or ""), Tensor)
         }
-        others = (value.name or "" for value in self._model.graph.outputs if value not in made and value not in read)
-        return Crossing(constants, sizes, arrays, values, tuple(others))
+        others = [value.name or "" for value in self._model.graph.outputs if value not in made and value not in read]
+        return Crossing(constants, sizes, arrays, values, {name: self._walk.values.get(name) for name in others})
 
     def reasons(self, needed: Iterable[onnx_ir.Node]) -> list[str]:
         """Return the nodes that are in the tail for their own sake, those of one reason in one line."""
