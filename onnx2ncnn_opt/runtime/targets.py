@@ -115,7 +115,8 @@ def _qemu_x86_64(cpu: str) -> tuple[str, ...]:
     emulator = shutil.which("qemu-x86_64-static") or shutil.which("qemu-x86_64")
     if emulator is None:
         raise UsageError("there is no qemu-x86_64-static; on Debian and Ubuntu: apt-get install qemu-user-static")
-    return (emulator, "-cpu", cpu, sys.executable)
+    # OpenBLAS would take kernels that the variable names for this CPU, and that the other one may not have.
+    return (emulator, "-U", "OPENBLAS_CORETYPE", "-cpu", cpu, sys.executable)
 
 
 def _qemu_python() -> str:
