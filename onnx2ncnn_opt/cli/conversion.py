@@ -18,7 +18,7 @@ from onnx2ncnn_opt.cli.summary import (
 from onnx2ncnn_opt.manifest import Entry, Manifest, limit_of
 from onnx2ncnn_opt.report.console import Block
 from onnx2ncnn_opt.report.verification import shapes_lines
-from onnx2ncnn_opt.report.words import number_of
+from onnx2ncnn_opt.report.words import number_of, some_of
 from onnx2ncnn_opt.system import command_line
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def conversion_fields(made: Conversion, manifest: Manifest, files: Written, seco
         "layers": entries["layers"],
         **summary_fields(made, files, seconds),
         "custom": [str(op) for op in made.custom],
-        "notes": _notes(made, manifest),
+        "notes": _notes(made, manifest, verbose=True),
     }
 
 
@@ -43,7 +43,7 @@ def conversion_blocks(
 ) -> list[Block]:
     """Return it as lines and tables, the verdict first; `verbose` adds all details."""
     found, net = made.report, files[0]["path"] if files else f"{prefix}.ncnn.param"
-    notes = [*_notes(made, manifest), *(found.notes if found else ())]
+    notes = [*_notes(made, manifest, verbose=verbose), *(found.notes if found else ())]
     blocks = start_blocks(made, net, str(model), notes, verbose=verbose)
     if verbose:
         blocks.append(f"model: {model} (opset {manifest.source.opset}, {made.model.producer})")
@@ -66,13 +66,13 @@ def conversion_blocks(
     return blocks
 
 
-def _notes(made: Conversion, manifest: Manifest) -> list[str]:
+def _notes(made: Conversion, manifest: Manifest, *, verbose: bool) -> list[str]:
     """Return the notes on dynamic sizes, lost outputs and masks."""
     notes = [
         f"{' = '.join(names)} in this net: ONNX Runtime runs the model only with equal sizes" for names in made.equal
     ]
     notes += [made.appended.note] if made.appended else []
-    notes += _quantized_notes(made)
+    notes += _quantized_notes(made, verbose=verbose)
     notes += made.cost
     if made.model.lost:
         notes.append(f"nothing leads to {', '.join(made.model.lost)} of the model: add what they need to --outputs")
@@ -91,7 +91,7 @@ def _notes(made: Conversion, manifest: Manifest) -> list[str]:
     return notes
 
 
-def _quantized_notes(made: Conversion) -> list[str]:
+def _quantized_notes(made: Conversion, *, verbose: bool) -> list[str]:
     """Return what became of a quantised model, what differs from it, and the layers that stay float."""
     at_run_time = {node.name for node in made.model.graph if node.op_type == "DynamicQuantizeLinear"}
     if not made.kept and at_run_time:
@@ -110,7 +110,7 @@ def _quantized_notes(made: Conversion) -> list[str]:
     by_reason: dict[str, list[str]] = {}
     for name, reason in floats.items():
         by_reason.setdefault(reason, []).append(name)
-    return notes + [f"{', '.join(names)} in float: {reason}" for reason, names in by_reason.items()]
+    return notes + [f"{some_of(names, every=verbose)} in float: {reason}" for reason, names in by_reason.items()]
 
 
 def _tail_lines(made: Conversion, *, verbose: bool) -> list[Block]:

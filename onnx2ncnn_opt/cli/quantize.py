@@ -16,6 +16,7 @@ from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, written
 from onnx2ncnn_opt.cli.verification import require_runtimes
 from onnx2ncnn_opt.errors import VerificationError
+from onnx2ncnn_opt.report.words import some_of
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.api.quantize import Quantization
@@ -173,11 +174,7 @@ def _lines(made: Quantization, net: Path, files: Any, *, verbose: bool) -> list[
             )
         elif not row.is_int8:
             floats.setdefault(row.reason if verbose else row.reason.partition(":")[0], []).append(row.layer)
-    for reason, names in floats.items():
-        shown = ", ".join(f"'{name}'" for name in (names if verbose else names[:1]))
-        lines.append(
-            f"float: {shown}{f' and {len(names) - 1} more' if len(names) > 1 and not verbose else ''}: {reason}"
-        )
+    lines += [f"float: {some_of(names, every=verbose)}: {reason}" for reason, names in floats.items()]
     lines += [f"note: {note}" for note in found.notes]
     if not found.missed:
         lines.append("wrote: " + ", ".join(str(path) for path in astuple(files) if path.is_file()))

@@ -1,7 +1,7 @@
 """Records in words, for terminals and pages alike."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -25,6 +25,12 @@ def file_size(size: int) -> str:
 def number_of(count: int, noun: str) -> str:
     """Return a number of things, such as "1 near miss" and "2 near misses"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
+def some_of(names: Sequence[str], *, every: bool) -> str:
+    """Return `every` name, or the first one and the number of the others."""
+    shown = ", ".join(f"'{name}'" for name in (names if every else names[:1]))
+    return shown if every or len(names) == 1 else f"{shown} and {len(names) - 1} more"
 
 
 def json_value(value: Any, not_finite: Callable[[float], Any]) -> Any:

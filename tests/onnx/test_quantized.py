@@ -1,5 +1,6 @@
 """Quantised models as nets with int8 layers."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import onnx
 import pytest
 
 from onnx2ncnn_opt.api.lower import Conversion, lower
-from onnx2ncnn_opt.cli.conversion import conversion_fields
+from onnx2ncnn_opt.cli.conversion import conversion_blocks, conversion_fields
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.verification.options import Verification
 from testing.compared import types
@@ -207,6 +208,13 @@ def test_a_wrong_int8_net_is_found(factor: float) -> None:
     [layer] = [layer for layer in conversion.graph if layer.type == "Convolution"]
     layer.weights["bottom_blob_int8_scales"] = layer.weights["bottom_blob_int8_scales"] * np.float32(factor)
     assert not conversion.verify().ok
+
+
+def test_the_summary_names_one_layer_for_each_reason() -> None:
+    nodes = f"{at_run_time('a', 'x', 'ConvInteger', 'w')} {at_run_time('y', 'a', 'ConvInteger', 'w')}"
+    conversion = checked(model("1,4,9,7", nodes, RUN_TIME, w=integers(4, 4, 3, 3)))
+    blocks = conversion_blocks(conversion, conversion.manifest(), Path("m"), Path("m"), [], 0.0, verbose=False)
+    assert any("'a_i.Conv' and 1 more in float: the model finds" in str(block) for block in blocks)
 
 
 def test_the_summary_says_what_differs() -> None:
