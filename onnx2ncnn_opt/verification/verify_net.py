@@ -104,7 +104,9 @@ def verify_net(
     is_drawn = verification.feeds is None
     small = small_runs(loaded, manifest, done) if is_drawn and verification.wanted is None else ""
     dynamic = [info.name for info in loaded.inputs if any(isinstance(size, Sym) for size in info.shape)]
-    remarks = _notes(loaded, done, judge.rounding, is_fixed=verification.is_user_tolerance)
+    remarks = [*_notes(loaded, done, judge.rounding, is_fixed=verification.is_user_tolerance)]
+    if is_drawn and is_wrong(rows) and weights_encoding(param, bin) is Encoding.INT8:
+        remarks.append("the scales of int8 layers are those of the data that gave them: verify with yours, by --inputs")
     return VerifyReport(
         outputs=rows,
         seed=verification.seed if is_drawn else None,

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from onnx2ncnn_opt import convert, quantize
+from onnx2ncnn_opt import Verification, convert, quantize, verify
 from onnx2ncnn_opt.errors import UsageError, VerificationError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.int8 import LARGEST_SUM, integers, row_scales
@@ -72,6 +72,19 @@ def test_every_layer_in_int8(tmp_path: Path, param: Path) -> None:
         expected = net.run({"x": data()["x"][:1]})["y"]
     assert 0 < np.abs(found - expected).max() < 0.1 * np.abs(expected).max()
     assert files.bin.stat().st_size < 0.5 * param.with_suffix(".bin").stat().st_size
+
+
+def test_verification_on_the_data_and_beyond_it(tmp_path: Path) -> None:
+    """Inputs eight times as large as the data are cut off."""
+    onnx.save(cnn(), tmp_path / "model.onnx")
+    files = quantize(tmp_path / "model.onnx", data(), every=True).save(tmp_path / "net")
+    beyond = verify(tmp_path / "model.onnx", files.param)
+    assert not beyond.ok
+    assert any("verify with yours, by --inputs" in note for note in beyond.notes)
+    how = Verification(feeds={"x": data()["x"][:1]})
+    report = verify(tmp_path / "model.onnx", files.param, verification=how)
+    assert report.ok
+    assert not any("--inputs" in note for note in report.notes)
 
 
 @pytest.mark.parametrize("weights", [None, "int8", "block8"])
