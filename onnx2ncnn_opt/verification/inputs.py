@@ -102,10 +102,11 @@ class Draw(NamedTuple):
 
     Plain inputs have no zeros, and all keep within the domains of the functions at their end. In other draws, inputs
     that the model compares or selects as well have no bounds, because a guard is there to act. Their rows end with the
-    largest numbers, which are `below` zero or above it, or with zeros if the scale is 1. Floats are uniform `between`
-    two values, if given. Inputs like `data` are smooth pictures and sounds where shapes allow it. Flat inputs differ
-    along axis `flat` modulo the rank, and hardly along others: images without contrast that have a whole channel below
-    zero, or sequences whose mean is as large as they are.
+    largest numbers, which are `below` zero or above it, or with zeros if the scale is 1. Rows that are `spiked` have
+    one number far above the others: a normalised row reaches its limit there, and a softmax is 0 elsewhere. Floats are
+    uniform `between` two values, if given. Inputs like `data` are smooth pictures and sounds where shapes allow it.
+    Flat inputs differ along axis `flat` modulo the rank, and hardly along others: images without contrast that have a
+    whole channel below zero, or sequences whose mean is as large as they are.
     """
 
     seed: int
@@ -115,11 +116,13 @@ class Draw(NamedTuple):
     between: tuple[float, float] | None = None
     flat: int | None = None
     data: Data | None = None
+    spiked: bool = False
 
     def __str__(self) -> str:
         if self.between is not None:
             return f"seed {self.seed}, inputs from {self.between[0]:g} to {self.between[1]:g}"
         scaled = f", inputs times {self.scale:g}" if self.scale != 1 else ""
+        scaled += ", one far above the others in each row" if self.spiked else ""
         return f"seed {self.seed}{scaled}" + ("" if self.flat is None else f", flat but for axis {self.flat}")
 
 
@@ -131,6 +134,7 @@ def draws(seed: int, *, is_small: bool, is_tiny: bool = False) -> list[Draw]:
         found += [Draw(seed + 2), Draw(seed + 2, flat=1), Draw(seed + 2, LARGE, flat=1)]
     if is_small and is_tiny:
         found.append(Draw(seed + 2, _FAR))  # whose errors would be too large in large networks
+        found.append(Draw(seed + 2, LARGE, spiked=True))
         for axis in range(_MORE_SEEDS):
             turn = seed + 3 + axis
             found += [Draw(turn), Draw(turn, LARGE), Draw(turn, flat=axis), Draw(turn, LARGE, flat=axis)]
@@ -310,13 +314,9 @@ def _floats(uses: Uses, shape: tuple[int, ...], draw: Draw, rng: np.random.Gener
     if draw.between is not None:
         return np.asarray(rng.uniform(*draw.between, shape))
     if draw.flat is not None:
-        levels = _floats(uses, _levels(shape, draw), draw._replace(plain=True, flat=None), rng)
-        low, high = uses.domain or (-_HIGHEST, _HIGHEST)
-        if uses.divides and low == 0:
-            low = _CONTRAST
-        elif low <= 0 <= high and not uses.divides:
-            levels[rng.random(levels.shape) < 1 / _ZERO_LEVELS_IN] = 0.0
-        return np.clip(levels + _CONTRAST * draw.scale * rng.standard_normal(shape), low, high)
+        return _flat(uses, shape, draw, rng)
+    if draw.spiked:
+        return _spiked(_floats(uses, shape, draw._replace(plain=True, spiked=False), rng), uses, rng)
     bounded = draw.plain or not uses.is_guarded
     array: Array
     if uses.domain and bounded:
@@ -343,6 +343,25 @@ def _floats(uses: Uses, shape: tuple[int, ...], draw: Draw, rng: np.random.Gener
             below = -np.abs(rng.standard_normal(ends.size))
             kinds = [np.full(ends.size, -0.0), nearly, np.zeros(ends.size), below]
         ends[...] = np.choose((turn + draw.seed) % len(kinds), kinds).reshape(ends.shape)
+    return np.clip(array, -_HIGHEST, _HIGHEST)
+
+
+def _flat(uses: Uses, shape: tuple[int, ...], draw: Draw, rng: np.random.Generator) -> Array:
+    """Draw numbers that differ along one axis, and hardly along others."""
+    levels = _floats(uses, _levels(shape, draw), draw._replace(plain=True, flat=None), rng)
+    low, high = uses.domain or (-_HIGHEST, _HIGHEST)
+    if uses.divides and low == 0:
+        low = _CONTRAST
+    elif low <= 0 <= high and not uses.divides:
+        levels[rng.random(levels.shape) < 1 / _ZERO_LEVELS_IN] = 0.0
+    return np.clip(levels + _CONTRAST * draw.scale * rng.standard_normal(shape), low, high)
+
+
+def _spiked(array: Array, uses: Uses, rng: np.random.Generator) -> Array:
+    """Put a number far above the others into each row, unless a function bounds them."""
+    if uses.domain is None and array.size:
+        rows = array.reshape(-1, array.shape[-1] if array.shape else 1)
+        rows[np.arange(len(rows)), rng.integers(rows.shape[1], size=len(rows))] = _HIGHEST
     return np.clip(array, -_HIGHEST, _HIGHEST)
 
 

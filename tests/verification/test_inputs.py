@@ -198,6 +198,18 @@ def test_large_numbers_in_large_inputs() -> None:
     assert np.exp(above.astype(np.float32)).max() < 2.4e38
 
 
+def test_rows_with_one_number_far_above_the_others() -> None:
+    text = "(float[9, 30] x, float s) => (float[9, 30] y) {{ a = {}(x) y = Add(a, s) }}"
+    draw = draws(0, is_small=True, is_tiny=True)[8]
+    assert draw.spiked
+    arrays = draw_inputs(loaded(text.format("Relu")), draw=draw)
+    assert ((arrays["x"] > 60).sum(axis=1) == 1).all()
+    assert arrays["s"] > 60
+    rows = arrays["x"] - arrays["x"].mean(axis=1, keepdims=True)
+    assert (rows / rows.std(axis=1, keepdims=True)).max() > 4.5  # which numbers drawn alike do not reach
+    assert draw_inputs(loaded(text.format("Acos")), draw=draw)["x"].max() <= 1
+
+
 def test_flat_inputs_differ_along_one_axis() -> None:
     text = (
         "(float[1,6,9,9] x, uint8[1,6,9,9] b) => (float[1,6,9,9] y, uint8[1,6,9,9] z) {{ y = {}(x) z = Identity(b) }}"
