@@ -359,8 +359,8 @@ def _flat(uses: Uses, shape: tuple[int, ...], draw: Draw, rng: np.random.Generat
 
 def _spiked(array: Array, uses: Uses, rng: np.random.Generator) -> Array:
     """Put a number far above the others into each row, unless a function bounds them."""
-    if uses.domain is None and array.size:
-        rows = array.reshape(-1, array.shape[-1] if array.shape else 1)
+    if uses.domain is None and array.ndim and array.shape[-1] > _SHORT:
+        rows = array.reshape(-1, array.shape[-1])
         rows[np.arange(len(rows)), rng.integers(rows.shape[1], size=len(rows))] = _HIGHEST
     return np.clip(array, -_HIGHEST, _HIGHEST)
 
