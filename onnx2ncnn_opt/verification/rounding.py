@@ -251,14 +251,19 @@ class Rounding:
         return self._model.absolute().parent if isinstance(self._model, Path) else None
 
     @cached_property
+    def _op_types(self) -> frozenset[str]:
+        """The types of the model's operators."""
+        return frozenset(node.op_type for node in read_model(self._model).graph.node)
+
+    @property
     def _has_integer_products(self) -> bool:
         """True if the model has operators such as MatMulInteger, QLinearConv and DynamicQuantizeMatMul."""
-        return any(_OF_INTEGERS.search(node.op_type) for node in read_model(self._model).graph.node)
+        return any(map(_OF_INTEGERS.search, self._op_types))
 
-    @cached_property
+    @property
     def _rounds_at_run_time(self) -> bool:
         """True if the model finds the scales of numbers when it runs."""
-        return any(node.op_type == "DynamicQuantizeLinear" for node in read_model(self._model).graph.node)
+        return "DynamicQuantizeLinear" in self._op_types
 
     def _rewritten(self, model: bytes, folder: Path | None = None) -> OrtRunner:
         """Load a rewritten model; its weights are in the model's own folder, or in another."""
