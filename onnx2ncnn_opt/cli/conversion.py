@@ -94,7 +94,7 @@ def _notes(made: Conversion, manifest: Manifest, *, verbose: bool) -> list[str]:
 def _quantized_notes(made: Conversion, *, verbose: bool) -> list[str]:
     """Return what became of a quantised model, what differs from it, and the layers that stay float."""
     at_run_time = {node.name for node in made.model.graph if node.op_type == "DynamicQuantizeLinear"}
-    if not made.kept and at_run_time:
+    if made.quantized == "float" and at_run_time:
         layers = sum(not at_run_time.isdisjoint(layer.origin) for layer in made.graph)
         what = f"the model rounds to 8 bits at run time, which takes {layers} layers"
         return [f"{what}; --quantized keep leaves it out: smaller, faster, nearer to the float model"]

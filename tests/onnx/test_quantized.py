@@ -277,6 +277,8 @@ def test_roundings_at_run_time_that_stay(change: tuple[str, str]) -> None:
     proto = model("1,4,9,7", nodes.replace(*change), RUN_TIME, w=integers(6, 4, 3, 3))
     conversion = checked(proto)
     assert len(conversion.graph) > 30
+    notes = conversion_fields(conversion, conversion.manifest(), [], 0.0)["notes"]
+    assert not any("--quantized keep" in note for note in notes), "it was given"
 
 
 def test_a_net_without_the_roundings_is_no_worse_than_the_model() -> None:
