@@ -155,6 +155,14 @@ def nearest(result: Array, value: Array) -> tuple[int, ...]:
     return min((order, *_others(order)), key=distance)
 
 
+def in_axes_of(value: Array, result: Array) -> Array:
+    """Return a blob with as many elements as a value, its axes in the order that is nearest to the value's."""
+    axes = nearest(result, value)
+    sizes = squeezed(value.shape)
+    permuted = result.reshape([sizes[axis] for axis in axes])
+    return permuted.transpose(np.argsort(axes)).reshape(value.shape)
+
+
 def same_range(a: Array, b: Array, tolerance: Tolerance) -> bool:
     """Return True if the smallest and largest numbers agree; no permutation of axes changes them."""
     if a.dtype.kind != "f" or b.dtype.kind != "f":

@@ -14,6 +14,7 @@ from onnx2ncnn_opt.outputs import OutputReport, Status
 from onnx2ncnn_opt.runtime.base import Array, Failure, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.runtime.slots import Slot, alike, check_fed, model_feeds
+from onnx2ncnn_opt.verification.blobs import in_axes_of
 from onnx2ncnn_opt.verification.driver import failed, is_wrong, missing
 from onnx2ncnn_opt.verification.rounding import Rounding
 from onnx2ncnn_opt.verification.rounding_budget import (
@@ -135,6 +136,33 @@ class OutputComparison:
         for name, blob in pairs.items():
             reports[name] = self.judge(Slot(name, blob, 0), results[blob])
         return list(reports.values())
+
+    def with_scores(self, way: Sequence[Slot], outputs: Sequence[OutputReport]) -> Sequence[OutputReport]:
+        """Return the reports; integers are wrong if the net decides them by wrong floats, where it has blobs of these.
+
+        A fault that changes scores may change no index on these inputs.
+        """
+        scores = self.rounding.scores
+        if not scores.keys() & self.reference.keys() or is_wrong(outputs):
+            return outputs
+        try:
+            values = self.rounding.on_scores.run_any(self.feeds)
+        except RunError:
+            return outputs
+        # The numbers that other converters call blobs by are not those of the model.
+        names = [Fetch(name, 0) for name in values if self.manifest or not name.isdigit()]
+        results = self.runner.extract(model_feeds(way, self.feeds), names)
+        inner, wrong = replace(self, reference=values, manifest=None, rounding=self.rounding.of_scores), {}
+        for name, result in results.items():
+            if not isinstance(result, Failure) and result.size == values[name].size:
+                report = inner.judge(Slot(name, name, 0), in_axes_of(values[name], result))
+                if is_wrong([report]):
+                    wrong[name] = f"'{name}', which decides it, is {report.message}"
+        return [
+            replace(row, status="mismatch", message=wrong[min(names)]) if names else row
+            for row in outputs
+            for names in [scores.get(row.name, set()) & wrong.keys()]
+        ]
 
     def _values(self, slots: Sequence[Slot], results: Mapping[str, Array | Failure]) -> dict[str, Array]:
         """Return right results in the types of the model."""

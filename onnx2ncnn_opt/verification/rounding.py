@@ -15,7 +15,7 @@ index agrees if its score is that of the model's index, up to the error of the s
 import math
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
@@ -76,6 +76,8 @@ _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
 _WHOLE_RESULTS = ("Ceil", "Constant", "Floor", "Round")  # exact for their inputs
 _INTEGERS = (TensorProto.INT64, TensorProto.INT32, TensorProto.UINT8, TensorProto.INT8)
 _INDICES = {"TopK": (1, -1), "ArgMax": (0, 0), "ArgMin": (0, 0)}  # the output of indices, and the default axis
+_MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+_SIZES = ("Shape", "Size")
 _SAME_ORDER = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 
 
@@ -216,21 +218,35 @@ class Rounding:
 
     def chosen(self, name: str, feeds: Mapping[str, Array], reference: Array, actual: Array) -> Array:
         """Return the reference with an actual output's indices, if their scores are as good (`as_good`)."""
-        choice = self._choices.get(name)
+        choice = choices(read_model(self._model, self._outputs)).get(name)
         if choice is None or actual.shape != reference.shape or not reference.size:
             return reference
-        scores = (choice.scores,)
         try:
-            results = OrtRunner(self._model, outputs=scores, values=self._values, threads=None).run_any(feeds)
+            results = self.on_scores.run_any(feeds)
         except RunError:
             return reference
-        spread = Rounding(self._model, scores, self._values).spread(feeds, results)
+        spread = self.of_scores.spread(feeds, results)
         good = as_good(actual, reference, results[choice.scores], spread[choice.scores], choice.axis)
         return np.where(good, actual, reference).astype(reference.dtype)
 
     @cached_property
-    def _choices(self) -> Mapping[str, Choice]:
-        return choices(read_model(self._model, self._outputs))
+    def scores(self) -> Mapping[str, Collection[str]]:
+        """The values that outputs of integers are decided by, by output; see `scores`."""
+        return scores(read_model(self._model, self._outputs))
+
+    @cached_property
+    def on_scores(self) -> OrtRunner:
+        """The model up to all of these values; RunError if ONNX Runtime refuses it."""
+        return OrtRunner(self._model, outputs=self._scores, values=self._values, threads=None)
+
+    @cached_property
+    def of_scores(self) -> "Rounding":
+        """The same with rounding errors."""
+        return Rounding(self._model, self._scores, self._values)
+
+    @property
+    def _scores(self) -> Sequence[str]:
+        return sorted(set().union(*self.scores.values()))
 
     def stored(
         self, encoding: Encoding, feeds: Mapping[str, Array], reference: Mapping[str, Array]
@@ -359,6 +375,36 @@ def choices(model: onnx.ModelProto) -> dict[str, Choice]:
         if node.output[output] == name and node.input[0] in producers:
             axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), axis)
             found[value.name] = Choice(node.input[0], axis)
+    return found
+
+
+def scores(model: onnx.ModelProto) -> dict[str, set[str]]:
+    """Return the floats that a model decides its outputs of integers by, with those that it only moves, by output.
+
+    Example: the input of an ArgMax, and what a Reshape made that input of. Outputs without any are left out.
+    """
+    producers = {name: node for node in model.graph.node for name in node.output if name}
+    outputs = {value.name: value.type.tensor_type.elem_type for value in model.graph.output if value.name in producers}
+    if not any(each not in FLOATS or producers[name].op_type == "Cast" for name, each in outputs.items()):
+        return {}
+    types = element_types(model, inferred_values(model))
+    found = {}
+    for output in outputs:
+        cast = producers[output].input[0] if producers[output].op_type == "Cast" else output
+        names, seen, floats = [cast] if types.get(cast) not in FLOATS else [], {cast}, set()
+        while names:
+            name = names.pop()
+            node = producers.get(name)
+            if node is None or name not in types:
+                continue
+            if types[name] in FLOATS:
+                floats.add(name)
+            if node.op_type not in _SIZES and (name not in floats or node.op_type in _MOVES):
+                read = node.input[:1] if name in floats else node.input
+                names += [each for each in read if each not in seen]
+                seen.update(read)
+        if floats:
+            found[output] = floats
     return found
 
 

@@ -235,6 +235,8 @@ class _ModelJudge:
         is_undecided = tail is not None and any(row.name in tail.names and row.message for row in found)
         if self._is_default and mode == "fp32" and (is_undecided or comparison.leaves_budget(found)):
             _, found = replace(comparison, runner=self._started("fp32", exact=True), is_close=True).best()
+        if mode == "fp32":
+            found = comparison.with_scores(way, found)
         if is_wrong(found):
             self._worst = math.inf, comparison, way
         if tail is not None and not {row.name for row in found}.issuperset(tail.names):

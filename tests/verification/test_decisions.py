@@ -9,7 +9,7 @@ import pytest
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.verification.rounding import Choice, Rounding, as_good, choices
+from onnx2ncnn_opt.verification.rounding import Choice, Rounding, as_good, choices, scores
 from onnx2ncnn_opt.verification.verify_net import verify_net
 from testing.hard_models import FAMILIES, SEEDS, hard_model
 from testing.models import parsed, serialized
@@ -44,6 +44,17 @@ def test_the_choices_behind_outputs() -> None:
     assert choices(parsed(graph, 17, k=[2], one=[1])) == {"direct": Choice("s", -1), "moved": Choice("s", 1)}
 
 
+def test_the_floats_that_decide_integers() -> None:
+    graph = (
+        "(float[2,6] x) => (int64[2] best, float[2] number, float16[2,6] half, int64[2] sizes, bool[12] large) {"
+        "s = Sigmoid(x) t = Transpose(s) best = ArgMax<axis = 0, keepdims = 0>(t) "
+        "u = Neg(x) v, i = TopK(u, k) j = Squeeze(i, one) number = Cast<to = 1>(j) "
+        "half = Cast<to = 10>(u) sizes = Shape(s) r = Reshape(u, flat) large = Less(r, zero) }"
+    )
+    model = parsed(graph, 17, k=[1], one=[1], flat=[12], zero=np.float32(0))
+    assert scores(model) == {"best": {"s", "t"}, "number": {"u"}, "large": {"r", "u"}}
+
+
 def test_each_run_has_errors_of_its_own() -> None:
     """Ten equal scores: each run must put them into another order, or a net's own order looks wrong."""
     graph = "(float[1,10] x) => (int64[1,10] y) { a = Sigmoid(x) v, y = TopK(a, k) }"
@@ -61,6 +72,21 @@ def test_a_wrong_choice_is_found(tmp_path: Path) -> None:
     files = lower(wrong, tail="never").save(tmp_path / "net")
     report = verify_net(right, files.param, files.bin, manifest=lower(right).manifest())
     assert [row.status for row in report.outputs] == ["mismatch"]
+
+
+def test_wrong_scores_are_found_though_no_index_differs(tmp_path: Path) -> None:
+    """The last class never has the largest score, and its scores are wrong by 4 %."""
+    weights = {"w": np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)}
+    graph = (
+        "(float[1,15,6] x) => (int64[1,15] y) { p = MatMul(x, w) s = Add(p, b) y = ArgMax<axis = 2, keepdims = 0>(s) }"
+    )
+    right, wrong = (serialized(graph, 17, **weights, b=np.array([0] * 7 + [last], np.float32)) for last in (-500, -520))
+    conversion = lower(right)
+    for model, status in ((right, "ok"), (wrong, "mismatch")):
+        files = lower(model).save(tmp_path / status)
+        report = verify_net(right, files.param, files.bin, manifest=conversion.manifest())
+        assert [row.status for row in report.outputs] == [status]
+    assert "'s', which decides it, is off by" in report.outputs[0].message
 
 
 def test_few_right_nets_are_called_wrong() -> None:
