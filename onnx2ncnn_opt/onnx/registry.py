@@ -37,7 +37,7 @@ from onnx2ncnn_opt.onnx.items import ItemRule
 Importer = Callable[..., Any]
 F = TypeVar("F", bound=Importer)
 Axes = Literal["each", "same"]
-Errors = Literal["none", "result", "one", "input"]
+Errors = Literal["none", "result", "one", "input", "gates"]
 
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
 INT8_ACCURACY = 4  # the accuracy_level of com.microsoft's operators that lets a runtime round operands to 8 bits
@@ -57,7 +57,8 @@ class Traits(NamedTuple):
     `axes` is "same" if each axis of the outputs is that of the inputs, aligned at the last one as in broadcasting. It
     is "each" if, in addition, each element is computed only from the elements at its place. `errors` says to which
     quantity rounding errors are relative: the result, 1 (for operators that add numbers to it on the way, as Softplus
-    does), or the input (for differences of numbers that may be almost equal); "none" if there are none.
+    does), the input (for differences of numbers that may be almost equal), or the input and 1 ("gates", which are
+    sigmoids of sums); "none" if there are none.
     """
 
     moves: tuple[int, ...] | None = ()  # the inputs whose values the outputs have, moved about (`ALL` of them)

@@ -166,38 +166,40 @@ class InDouble(NodeWriter):
 
     def _recurrent(self, node: onnx.NodeProto, inputs: list[str], attributes: dict[str, Any]) -> bool:
         """Add a GRU, LSTM or RNN as Scans, one for each direction; return False for options that few models have."""
-        gates, shape = _GATES[node.op_type], self._shapes.get(node.input[1])
+        gates, size, way = _GATES[node.op_type], attributes.get("hidden_size"), attributes.get("direction", b"forward")
         data, weights, recurrent, bias, lengths, state, cell, peephole = (*inputs, *[""] * 8)[:8]
-        rare = {"activations", "clip", "input_forget", "layout"}
-        if shape is None or lengths or peephole or attributes.keys() & rare:
+        rare = {"activations", "input_forget", "layout"}
+        if size is None or lengths or peephole or attributes.keys() & rare:
             return False
-        size, way = shape[1] // gates, attributes.get("direction", b"forward")
+        ways, rows, bound = 1 + (way == b"bidirectional"), gates * size, attributes.get("clip", 0.0)
         if not bias:
-            bias = self.constant(np.zeros((shape[0], 2 * shape[1])))
+            bias = self.constant(np.zeros((ways, 2 * rows)))
         initials = [state, cell][: 1 + (gates == _GATES["LSTM"])]
         if not all(initials):
             batch = self.node("Slice", self.node("Shape", data), [1], [2])
-            sizes = self.node("Concat", [shape[0]], batch, [size], axis=0)
+            sizes = self.node("Concat", [ways], batch, [size], axis=0)
             zeros = self.node("Expand", np.zeros(1), sizes)
             initials = [initial or zeros for initial in initials]
         results: list[list[str]] = [[] for _ in range(1 + len(initials))]  # the sequence, and the last states
-        for number in range(shape[0]):
+        for number in range(ways):
             own = [self.node("Gather", each, np.array(number)) for each in (weights, recurrent, bias)]
             matrix, own_recurrent = (self.node("Transpose", each, perm=[1, 0]) for each in own[:2])
-            products = self.node("Add", self.node("MatMul", data, matrix), self._part(own[2], 0, shape[1]))
+            products = self.node("Add", self.node("MatMul", data, matrix), self._part(own[2], 0, rows))
             first = [self.node("Gather", initial, np.array(number)) for initial in initials]
             outer, self.nodes = self.nodes, []
             is_linear = bool(attributes.get("linear_before_reset"))
-            recurrent_bias = self._part(own[2], shape[1], 2 * shape[1])
-            after = self._step(gates, size, own_recurrent, recurrent_bias, is_linear=is_linear)
+            recurrent_bias = self._part(own[2], rows, 2 * rows)
+            after = self._step(gates, size, own_recurrent, recurrent_bias, bound, is_linear=is_linear)
             copy = self.node("Identity", after[0])
             taken = [*(_STATE, _CELL)[: len(first)], _PRODUCTS], [*after, copy]
             starts, ends = ([onnx.ValueInfoProto(name=name) for name in names] for names in taken)
             body, self.nodes = helper.make_graph(self.nodes, "step", starts, ends), outer
             back = [int(way == b"reverse" or number == 1)]
             *last, sequence = [f"{name}.{number}" for name in (*after, copy)]
-            ways: dict[str, Any] = dict.fromkeys(("scan_input_directions", "scan_output_directions"), back)
-            scan = helper.make_node("Scan", [*first, products], [*last, sequence], body=body, num_scan_inputs=1, **ways)
+            turns: dict[str, Any] = dict.fromkeys(("scan_input_directions", "scan_output_directions"), back)
+            scan = helper.make_node(
+                "Scan", [*first, products], [*last, sequence], body=body, num_scan_inputs=1, **turns
+            )
             self.nodes.append(scan)
             results[0].append(self.node("Reshape", sequence, [0, 1, -1, size]))
             for each, name in zip(results[1:], last, strict=True):
@@ -207,25 +209,30 @@ class InDouble(NodeWriter):
                 self.node("Concat", *parts, axis=axis, out=out)
         return True
 
-    def _step(self, gates: int, size: int, recurrent: str, bias: str, *, is_linear: bool) -> list[str]:
-        """Add one step of a GRU, LSTM or RNN; return the new states."""
-        added = self.node("Add", self.node("MatMul", _STATE, recurrent), bias)
+    def _step(self, gates: int, size: int, recurrent: str, bias: str, bound: float, *, is_linear: bool) -> list[str]:
+        """Add one step of a GRU, LSTM or RNN; return the new states. Sums are clipped to a `bound` that is not 0."""
+
+        def added(a: str, b: str) -> str:
+            total = self.node("Add", a, b)
+            return self.node("Clip", total, np.array(-bound), np.array(bound)) if bound else total
+
+        product = self.node("Add", self.node("MatMul", _STATE, recurrent), bias)
         if gates == _GATES["RNN"]:
-            return [self.node("Tanh", self.node("Add", _PRODUCTS, added))]
+            return [self.node("Tanh", added(_PRODUCTS, product))]
         if gates == _GATES["LSTM"]:
-            sums = self.node("Add", _PRODUCTS, added)
+            sums = added(_PRODUCTS, product)
             enter, leave, keep = (self._sigmoid(self._part(sums, k * size, (k + 1) * size)) for k in range(3))
             new = self.node("Mul", enter, self.node("Tanh", self._part(sums, 3 * size, 4 * size)))
             cell = self.node("Add", self.node("Mul", keep, _CELL), new)
             return [self.node("Mul", leave, self.node("Tanh", cell)), cell]
-        both = self._sigmoid(self.node("Add", *(self._part(each, 0, 2 * size) for each in (_PRODUCTS, added))))
+        both = self._sigmoid(added(*(self._part(each, 0, 2 * size) for each in (_PRODUCTS, product))))
         update, reset = self._part(both, 0, size), self._part(both, size, 2 * size)
         if is_linear:
-            inner = self.node("Mul", reset, self._part(added, 2 * size, 3 * size))
+            inner = self.node("Mul", reset, self._part(product, 2 * size, 3 * size))
         else:
-            product = self.node("MatMul", self.node("Mul", reset, _STATE), self._part(recurrent, 2 * size, 3 * size))
-            inner = self.node("Add", product, self._part(bias, 2 * size, 3 * size))
-        new = self.node("Tanh", self.node("Add", self._part(_PRODUCTS, 2 * size, 3 * size), inner))
+            kept = self.node("MatMul", self.node("Mul", reset, _STATE), self._part(recurrent, 2 * size, 3 * size))
+            inner = self.node("Add", kept, self._part(bias, 2 * size, 3 * size))
+        new = self.node("Tanh", added(self._part(_PRODUCTS, 2 * size, 3 * size), inner))
         return [self.node("Add", new, self.node("Mul", update, self.node("Sub", _STATE, new)))]
 
     def _part(self, name: str, start: int, end: int) -> str:

@@ -483,7 +483,7 @@ def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:
                 node.input[index] = written.decided(name, types[name])
                 if node.op_type == "Equal" and index == 1:
                     node.input[1] = written.near(node.input[1], node.input[0], types[name])
-        if traits.errors == "input" and types.get(node.input[0]) in _FLOATS:
+        if traits.errors in ("input", "gates") and types.get(node.input[0]) in _FLOATS:
             node.input[0] = written.inexact(node.input[0], types[node.input[0]], _CANCELLED)
         written.nodes.append(node)
         moved = [name for index, name in enumerate(node.input) if traits.moves_input(index)]
@@ -497,7 +497,7 @@ def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:
             continue
         for index, name in enumerate(node.output):
             if name and types.get(name) in _FLOATS:
-                beside = node.input[0] if traits.errors == "one" else ""
+                beside = {"one": node.input[0], "gates": ""}.get(traits.errors)
                 node.output[index] = written.computed(name, types[name], beside)
                 if traits.axes == "each" and whole.issuperset(node.input):
                     plain[name] = node.output[index]
@@ -536,12 +536,15 @@ class _ErrorWriter(NodeWriter):
         scales = [self.node("Cast", scale, to=dtype) for scale in (self.node("Sign", _OWN), _SHARED)]
         return self.node("Add", self.node("Mul", self.node("Cast", signs, to=dtype), scales[0]), scales[1])
 
-    def computed(self, name: str, dtype: int, beside: str = "") -> str:
-        """Insert an error after a node, and return its new output name; with `beside` also one relative to 1 and it."""
+    def computed(self, name: str, dtype: int, beside: str | None = None) -> str:
+        """Insert an error after a node, and return its new output name.
+
+        With `beside` there is also one relative to 1 and that number; "" is the output itself.
+        """
         inner = f"onnx2ncnn_opt.inner.{name}"
         inexact = self.inexact(inner, dtype)
-        if beside:
-            size = self.node("Add", self.node("Abs", beside), self.number(1, dtype))
+        if beside is not None:
+            size = self.node("Add", self.node("Abs", beside or inner), self.number(1, dtype))
             error = self.node("Mul", self.errors(inner, dtype), self.number(_BESIDE_ONE, dtype))
             inexact = self.node("Add", inexact, self.node("Mul", size, error))
         self.nodes.append(helper.make_node("Identity", [inexact], [name]))

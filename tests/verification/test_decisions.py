@@ -95,6 +95,14 @@ def test_few_right_nets_are_called_wrong() -> None:
     assert sum(row[2] != "ok" for row in rows) <= len(rows) / 100
 
 
+@pytest.mark.parametrize("options", ["", ", clip = 0.1", ', direction = "reverse"'])
+def test_small_outputs_of_gates(worker: NcnnWorker, options: str) -> None:
+    """Where a sigmoid is nearly 0, LSTMs differ by the last bit of 1, which is much of their outputs."""
+    graph = "(float[1,1,1] x, float[1,4,1] w, float[1,4,1] r) => (float[A,B,C,D] y) "
+    data = serialized(graph + f"{{ y = LSTM<hidden_size = 1{options}>(x, w, r) }}", 17)
+    assert [row.message for row in lower(data).verify(worker=worker).rows if row.status != "ok"] == []
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_hard_models(family: str, worker: NcnnWorker) -> None:
     """The first models of the list: the rest takes minutes (`python -m scripts.fuzz.false_alarms hard --write`)."""

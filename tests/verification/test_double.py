@@ -149,6 +149,20 @@ def test_models_that_are_not_rewritten(graph: str, opset: int, reason: str) -> N
 
 
 @pytest.mark.parametrize("node", ["GRU<{}>", "GRU<{}, linear_before_reset = 1>", "LSTM<{}>", "RNN<{}>"])
+@pytest.mark.parametrize("is_given", [False, True])
+def test_recurrent_layers_with_clip_and_weights_at_run_time(node: str, is_given: bool) -> None:
+    rows = 5 * {"GRU": 3, "LSTM": 4, "RNN": 1}[node.partition("<")[0]]
+    weights = {"w": random(1, rows, 4), "r": random(1, rows, 5)}
+    call = node.format("hidden_size = 5, clip = 0.5")
+    given = f", float[1, {rows}, 4] w, float[1, {rows}, 5] r" if is_given else ""
+    graph = f"(float[7, 3, 4] x{given}) => (float[A, B, C, D] y) {{ y, z = {call}(x, w, r) }}"
+    data = serialized(graph, 20, **({} if is_given else weights))
+    single, exact = both(data, random(7, 3, 4), *(weights.values() if is_given else ()))
+    assert exact.dtype == np.float64
+    assert 0 < np.abs(exact - single).max() < 1e-5
+
+
+@pytest.mark.parametrize("node", ["GRU<{}>", "GRU<{}, linear_before_reset = 1>", "LSTM<{}>", "RNN<{}>"])
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("inputs", ["x, w, r", "x, w, r, b, , h"])
 def test_recurrent_layers(node: str, direction: str, inputs: str) -> None:

@@ -59,7 +59,7 @@ def _states(seen: NodeView) -> tuple[int, ...]:
     return outputs
 
 
-@onnx_op("LSTM", since=7, items=_states, errors="input")
+@onnx_op("LSTM", since=7, items=_states, errors="gates")
 def lstm(
     im: ImportContext,
     x: Tensor,
@@ -121,7 +121,7 @@ def dynamic_quantize_lstm(
     return lstm(im, rounded, *weights, sequence_lens, initial_h, initial_c, p, **attributes)
 
 
-@onnx_op("GRU", since=7, items=_states, errors="input")
+@onnx_op("GRU", since=7, items=_states, errors="gates")
 def gru(
     im: ImportContext,
     x: Tensor,
@@ -142,7 +142,7 @@ def gru(
     return node.arranged(node.unrolled.gru(node.steps_first, node.directions_first([initial_h]), linear_before_reset))
 
 
-@onnx_op("RNN", since=7, items=_states, errors="input")
+@onnx_op("RNN", since=7, items=_states, errors="gates")
 def rnn(
     im: ImportContext,
     x: Tensor,
