@@ -464,6 +464,8 @@ class _Import(_Ends):
 
     def inlined(self, graph: onnx_ir.Graph, *operands: Item, iterations: int | None = None) -> tuple[Item, ...]:
         """See `ImportContext`."""
+        if len(graph.inputs) != len(operands):
+            raise Refusal(f"its subgraph has {len(graph.inputs)} inputs, but ONNX gives it {len(operands)}")
         outer, refused = dict(self._values), len(self._refused)
         state = self._label, self.node
         self._values.update(_initializers(graph))

@@ -58,7 +58,7 @@ class Traits(NamedTuple):
     is "each" if, in addition, each element is computed only from the elements at its place. `errors` says to which
     quantity rounding errors are relative: the result, 1 (for operators that add numbers to it on the way, as Softplus
     does), the input (for differences of numbers that may be almost equal), or the input and 1 ("gates", which are
-    sigmoids of sums); "none" if there are none.
+    functions of sums); "none" if there are none.
     """
 
     moves: tuple[int, ...] | None = ()  # the inputs whose values the outputs have, moved about (`ALL` of them)

@@ -103,6 +103,14 @@ def test_small_outputs_of_gates(worker: NcnnWorker, options: str) -> None:
     assert [row.message for row in lower(data).verify(worker=worker).rows if row.status != "ok"] == []
 
 
+def test_small_scores_with_a_soft_cap(worker: NcnnWorker) -> None:
+    """The cap's tanh has errors of the last bit of 1."""
+    graph = "(float[1,1,2,2] q, float[1,1,2,2] k) => (float[A,B,C,D] scores) "
+    graph += "{ y, p, c, scores = Attention<softcap = 2.0, qk_matmul_output_mode = 1>(q, k, k) }"
+    verified = lower(serialized(graph, 23)).verify(worker=worker)
+    assert [row.message for row in verified.rows if row.status != "ok"] == []
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_hard_models(family: str, worker: NcnnWorker) -> None:
     """The first models of the list: the rest takes minutes (`python -m scripts.fuzz.false_alarms hard --write`)."""

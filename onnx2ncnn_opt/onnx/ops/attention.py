@@ -33,7 +33,7 @@ def _attended(seen: NodeView) -> int:
     return 0
 
 
-@onnx_op("Attention", since=23, integers=True, items=_attended)
+@onnx_op("Attention", since=23, integers=True, items=_attended, errors="gates")
 def attention23(
     im: ImportContext,
     q: Tensor,
@@ -211,7 +211,7 @@ def _grouped(seen: NodeView) -> int:
     return 0
 
 
-@onnx_op("GroupQueryAttention", domain=MICROSOFT, integers=True, counts=5, items=_grouped)
+@onnx_op("GroupQueryAttention", domain=MICROSOFT, integers=True, counts=5, items=_grouped, errors="gates")
 def group_query_attention(
     im: ImportContext,
     query: Tensor,
