@@ -157,12 +157,15 @@ def _lines(made: Quantization, net: Path, files: Any, *, verbose: bool) -> list[
     before, after = found.seconds
     top1 = "" if found.top1 is None else f", {found.top1:.1%} of rows have the same largest entry"
     word = "missed" if found.missed else "ok"
-    lines = [
+    expected = f"; {found.predicted:.1f} dB were expected of them" * (found.predicted != found.decibels)
+    int8_net = [
         f"{word}: {files.param} is {found.decibels:.1f} dB from {net} in float{top1} ({found.samples} samples)",
-        f"layers: {len(int8)} of {len(layers)} are int8; alone they sum up to {found.predicted:.1f} dB",
+        f"other data: {found.at_least:.1f} dB or more (95 %, by how far the samples differ)",
+        f"layers: {len(int8)} of {len(layers)} are int8{expected}",
         f"time: {before * 1e3:.2f} ms -> {'unknown' if math.isnan(after) else f'{after * 1e3:.2f} ms'} {found.times}",
         f"weights: {found.bytes[0] / 1e6:.2f} MB -> {found.bytes[1] / 1e6:.2f} MB",
     ]
+    lines = int8_net if int8 else [f"missed: {files.param} would be {net} in float"]
     floats: dict[str, list[str]] = {}
     for row in layers:
         if row.is_int8 and verbose:

@@ -1,9 +1,9 @@
 """Inputs of int8 layers that are on one side of 0, moved to its middle: one bit more for the same time.
 
 A blob x of 0..2c, as a ReLU makes it, becomes c - x, of which int8 uses both signs. The layer before it takes that
-into its weights, bias and activation, readers into weights and bias. ncnn pads the integers: with 127, which is 0 of x.
-(Not x - c: ncnn's padding on x86 gives only one of eight channels a negative number.) Such padding has no shader, so a
-feature mask keeps these layers on the CPU, with those that they share blobs of int8 with.
+into its weights, bias and activation, readers into weights and bias, float ones as well. ncnn pads the integers: with
+127, which is 0 of x. (Not x - c: ncnn's padding on x86 gives only one of eight channels a negative number.) Such
+padding has no shader, so a feature mask keeps these layers on the CPU, with those that they share blobs of int8 with.
 """
 
 import math
@@ -52,24 +52,33 @@ def _is_off_gpu(layer: Layer) -> bool:
 def _is_one_sided(blob: Blob) -> bool:
     """Return True if a layer that can be negated makes a blob, and cuts off what is below 0."""
     layer = blob.producer
-    if layer is None or layer.type not in _LINEAR or blob.is_output or not blob.users:
+    if layer is None or not _can_be_negated(layer) or blob.is_output:
         return False
     kind, limits = layer["activation_type"], layer["activation_params"]
     if kind != Activation.RELU and not (kind == Activation.CLIP and limits[0] == 0):
         return False
-    scales = {float(each.weights["bottom_blob_int8_scales"][0]) for each in blob.users if _is_int8(each)}
-    stored = layer.weights.stored("weight_data") if "weight_data" in layer.weights else None
-    return len(scales) == 1 and stored is not None and stored.encoding in _SIGNED
+    return len({float(each.weights["bottom_blob_int8_scales"][0]) for each in blob.users if _is_int8(each)}) == 1
+
+
+def _can_be_negated(layer: Layer) -> bool:
+    is_linear = layer.type in _LINEAR and "weight_data" in layer.weights
+    return is_linear and layer.weights.stored("weight_data").encoding in _SIGNED
 
 
 def _is_int8(layer: Layer) -> bool:
     return layer.type in _LINEAR and "bottom_blob_int8_scales" in layer.weights
 
 
+def _pads(layer: Layer) -> bool:
+    return layer.type != "InnerProduct" and any(layer[name] for name in _PADS)
+
+
 def _takes_centred(layer: Layer, padded: bool) -> bool:
-    if not _is_int8(layer):
+    if not _can_be_negated(layer) or (_pads(layer) and layer["pad_value"] != 0):
         return False
-    if layer.type != "InnerProduct" and any(layer[name] for name in _PADS) and not (padded and layer["pad_value"] == 0):
+    if not _is_int8(layer):
+        return True
+    if _pads(layer) and not padded:
         return False
     is_safe = not may_use_winograd(layer) or bool(layer["featmask"] & Feature.NO_WINOGRAD)
     return is_safe or largest_sum(_rows(layer)) <= LARGEST_SUM
@@ -80,7 +89,7 @@ def _rows(layer: Layer) -> Array:
 
 
 def _centre(before: Layer, readers: list[Layer]) -> None:
-    middle = LEVELS / 2 / float(readers[0].weights["bottom_blob_int8_scales"][0])
+    middle = LEVELS / 2 / next(float(each.weights["bottom_blob_int8_scales"][0]) for each in readers if _is_int8(each))
     high = before["activation_params"][1] if before["activation_type"] == Activation.CLIP else math.inf
     _negate(before, middle - _bias(before))
     limits = (max(-middle, middle - high), middle)
@@ -88,12 +97,16 @@ def _centre(before: Layer, readers: list[Layer]) -> None:
     if "top_blob_int8_scales" in before.weights:
         before.weights["top_blob_int8_scales"] = before.weights["top_blob_int8_scales"] * np.float32(2)
     for layer in readers:
-        scales = layer.weights["weight_data_int8_scales"].astype(np.float64)
-        sums = _rows(layer).sum(axis=1, dtype=np.int64) / np.repeat(scales, layer["num_output"] // scales.size)
+        sums = _rows(layer).sum(axis=1, dtype=np.float64)
+        if _is_int8(layer):
+            scales = layer.weights["weight_data_int8_scales"].astype(np.float64)
+            sums /= np.repeat(scales, layer["num_output"] // scales.size)
+            layer.weights["bottom_blob_int8_scales"] = layer.weights["bottom_blob_int8_scales"] * np.float32(2)
         _negate(layer, _bias(layer) + middle * sums)
-        layer.weights["bottom_blob_int8_scales"] = layer.weights["bottom_blob_int8_scales"] * np.float32(2)
-        if layer.type != "InnerProduct" and any(layer[name] for name in _PADS):
+        if _pads(layer) and _is_int8(layer):
             layer.params |= {"pad_value": float(LEVELS), "featmask": layer["featmask"] | Feature.NO_VULKAN}
+        elif _pads(layer):
+            layer.params["pad_value"] = middle
 
 
 def _bias(layer: Layer) -> Array:

@@ -45,7 +45,7 @@ class Samples(Sequence[dict[str, Array]]):
         if isinstance(item, Path):
             item, where = self._load(item), str(item)
         try:
-            arrays = check_arrays(item, self.entries)
+            arrays = check_arrays(_with_batch_axes(item, self.entries), self.entries)
         except UsageError as error:
             raise UsageError(f"{where}: {error}") from error
         for name, array in arrays.items():
@@ -96,11 +96,12 @@ def _arrays(path: Path, entries: Sequence[Entry]) -> Arrays:
                     raise UsageError(f"{path} is one array for {len(entries)} inputs; use .npz")
                 return {entries[0].name: data}
             arrays = {name: data[name] for name in data.files}
-    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:  # NumPy takes other files for pickled objects
+        raise UsageError(f"{path} is no .npz or .npy file of numbers") from error
+    except (OSError, MemoryError) as error:
         raise UsageError(f"{path}: no samples can be read from it: {error}") from error
-    names = [entry.name for entry in entries]
-    if len(arrays) == len(names) and not set(arrays) & set(names):
-        arrays = dict(zip(names, arrays.values(), strict=True))
+    if len(arrays) == len(entries) == 1:
+        return dict(zip([entries[0].name], arrays.values(), strict=True))
     return arrays
 
 
@@ -127,6 +128,21 @@ def _split(arrays: Arrays, entries: Sequence[Entry], where: str) -> list[dict[st
         counts = ", ".join(f"{len(items)} of {name}" for name, items in parts.items())
         raise UsageError(f"{where}: the inputs have different numbers of samples: {counts}")
     return [dict(zip(parts, items, strict=True)) for items in zip(*parts.values(), strict=True)]
+
+
+def _with_batch_axes(arrays: Arrays, entries: Sequence[Entry]) -> Arrays:
+    """Return a sample with the batch axes of 1 that its arrays lack."""
+    whole = dict(arrays)
+    for entry in entries:
+        array: Any = arrays.get(entry.name)
+        axis = entry.batch_axis or 0
+        if getattr(array, "ndim", -1) + 1 == len(entry.shape) and (entry.shape[axis] == 1 or entry.batch_axis == axis):
+            longer = np.expand_dims(array, axis)
+            if all(
+                size == dim or not isinstance(dim, int) for size, dim in zip(longer.shape, entry.shape, strict=True)
+            ):
+                whole[entry.name] = longer
+    return whole
 
 
 def _picture(path: Path, entries: Sequence[Entry]) -> Arrays:

@@ -123,6 +123,9 @@ def _convolution(layer: Layer, scales: Scales) -> None:
             by_row = row_scales(rows, bits)
         elif bits != 8:
             layer.params["featmask"] = layer["featmask"] | Feature.NO_WINOGRAD
+    if pad := layer.params.get("pad_value"):  # ncnn pads the integers, for which it has no shader
+        pad = float(integers(np.array(pad), np.array(scales.input)))
+        layer.params |= {"pad_value": pad, "featmask": layer["featmask"] | Feature.NO_VULKAN}
     _store(layer, rows, by_row, scales)
 
 
@@ -274,8 +277,8 @@ def _largest_sum(rows: Array, by_row: Array) -> float:
 def _window_obstacle(layer: Layer) -> str:
     if layer["dynamic_weight"]:
         return "the net computes its weights"
-    if layer["pad_value"] != 0:
-        return f"it pads with {layer['pad_value']:g}, and int8 only with 0"
+    if layer["pad_value"] < 0:
+        return f"it pads with {layer['pad_value']:g}, and ncnn's int8 never with negative numbers"
     return ""
 
 

@@ -20,6 +20,7 @@ from onnx2ncnn_opt.runtime.ncnn import BlobStats, NcnnRunner, WalkStep
 
 Array = NDArray[Any]
 _BINS = 2048
+_BEYOND, _FARTHEST = 2, 0.5  # numbers of other data may be 1 + 2 / n times as large as those of n samples
 
 
 @dataclass
@@ -32,6 +33,8 @@ class Observed:
     high: float = -math.inf
     sums: Array | None = None  # by channel; the last axis of a matrix or a row, else the first
     numbers: int = 0  # of each channel
+    samples: int = 0
+    reached: int = 0  # of the samples, how many have the largest number
 
     @property
     def largest(self) -> float:
@@ -43,10 +46,20 @@ class Observed:
         """The mean of each channel, in the bits of float32, so that the order of samples changes nothing."""
         return None if self.sums is None or not self.numbers else (self.sums / self.numbers).astype(np.float32)
 
+    @property
+    def margin(self) -> float:
+        """The factor to a range of these samples that other data needs: one sample of n has larger numbers.
+
+        A largest number of several samples is a limit, as that of ReLU6, and other data keeps to it.
+        """
+        return 1 + min(_BEYOND / self.samples, _FARTHEST) if self.reached == 1 else 1.0
+
     def add(self, array: Array) -> None:
         """Take a sample in; it has no batch axis."""
+        before, sizes = self.largest, np.abs(array).ravel()
         self.low, self.high = min(self.low, float(array.min())), max(self.high, float(array.max()))
-        sizes = np.abs(array).ravel()
+        self.samples += 1
+        self.reached = 1 if self.largest > before or self.samples == 1 else self.reached + int(sizes.max() == before)
         if self.largest > 0:  # zeros are in the first bin of any histogram
             top = 2.0 ** math.ceil(math.log2(self.largest))
             while 0 < self.top < top:  # bins of powers of two join without a remainder

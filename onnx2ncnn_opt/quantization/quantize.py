@@ -6,9 +6,11 @@ run for each layer is enough to choose.
 
 import math
 import os
+import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,22 +44,26 @@ from onnx2ncnn_opt.runtime.targets import LOCAL, find_target
 from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verification.agreement import Agreement, decibels
 from onnx2ncnn_opt.verification.knapsack import cheapest
+from onnx2ncnn_opt.verification.latency import in_turns
 
 Array = NDArray[Any]
 WEIGHTS = ("int8", "block8")
 FEW = 8  # samples that each layer alone is measured with; fewer are too few to trust
 _HELD = 5  # every so many samples one is kept to measure with
-_SLOWER = 1.02  # of the float net's time
-_TURNS = 3
+_SLOWER, _AGAIN = 1.02, 2  # of the float net's time, and measurements more if the net takes longer
+_LEAST_TURNS, _TURNS, _MOST_TURNS = 3, 15, 60  # of each net; most where the clock does not tell which is faster
+_RUNS, _SECONDS = 5, 15.0  # in a turn, and after which there are no more turns
+_ERRORS, _LEAST_ERROR = 4, 0.02  # of ratios: in median deviations by the root of the turns, and of two runs of ours
 _POOR = 15.0  # decibels, below which an output is of little use
 _LOUD = 100.0  # a median of layers' largest inputs that hints at pixels in place of normalised numbers
 _SATURATED = 0.3  # of a blob's numbers at its largest one hint at pixels too, as ReLU6 cuts them off
-_GAIN = 0.03  # of a layer's time that int8 has to save
+_GAIN, _CLEARLY = 0.03, 0.1  # of a layer's time that int8 has to save, and another form of int8
+_SHORTEST = 1e-9  # seconds that the clock can tell
 _ATTEMPTS = 12
 _WORK, _MOST = 10**11, 64  # multiplications to measure each layer alone, if these are FEW samples or more; their most
 _MEMORY = 2**28  # bytes of the float net's outputs
-_CLOSE = 1.0  # decibels above a budget that are near enough
-_MORE, _LESS = 1.05, 0.7  # of the noise, in the next attempt if a budget is missed
+_CLOSE = 1.0  # decibels within which a budget is kept on other data, and above which layers are left float
+_LESS, _NEXT = 0.7, 0.95  # of the noise of a net that misses top-1, and of the room for it, in the next attempt
 _ALL_NOISE = 1e6  # a share of noise that is as good as infinite, and can be added up
 
 
@@ -118,14 +124,16 @@ class Quantized:
     """A net of int8, its layers, and how far it is from the float net.
 
     `decibels` is the ratio of signal to noise of the worst output over samples that the scales do not come from where
-    there are enough, `predicted` the same from the noise of single layers; `top1` is the share of rows with the same
-    largest entry, None if no output has rows of classes. `seconds` are those of a run in float and in int8, and `times`
-    says whose they are. `bytes` are those of the .bin. `missed` says what keeps the net from being what was asked for.
+    there are enough, `at_least` that of other data with a probability of 95 %, `predicted` that of single layers, bent
+    by the net that was measured before, if there was one. `top1` is the share of rows with the same largest entry, None
+    if no output has rows of classes. `seconds` are those of a run in float and in int8, and `times` says whose they
+    are. `bytes` are those of the .bin. `missed` says what keeps the net from being what was asked for.
     """
 
     graph: Graph
     layers: tuple[Row, ...]
     decibels: float
+    at_least: float
     predicted: float
     top1: float | None
     samples: int
@@ -135,10 +143,16 @@ class Quantized:
     notes: tuple[str, ...] = ()
     missed: str = ""
 
+    @property
+    def kept(self) -> float:
+        """The largest budget that the net keeps: here, and within 1 dB on other data."""
+        return min(self.decibels, self.at_least + _CLOSE)
+
     def misses(self, budget: Budget) -> str:
         """Return in words how the net misses a budget; empty if it keeps it."""
-        if self.decibels < budget.decibels:
-            return f"{self.decibels:.1f} dB, the budget is {budget.decibels:g} dB"
+        if self.kept < budget.decibels:
+            others = f"{self.at_least:.1f} dB or more on other data, the budget is {budget.decibels:g} dB"
+            return f"{self.decibels:.1f} dB, {others}"
         if budget.top1 and (self.top1 is None or self.top1 < budget.top1):
             found = "no output has rows of classes" if self.top1 is None else f"{self.top1:.1%} of rows agree"
             return f"{found}, the budget is {budget.top1:.1%}"
@@ -176,9 +190,9 @@ class _Nets:
         centre(graph, padded=self.machine != "Vulkan")
         return graph
 
-    def runner(self, scales: Mapping[str, Scales], worker: NcnnWorker | None = None) -> NcnnRunner:
+    def runner(self, scales: Mapping[str, Scales], worker: NcnnWorker | None = None, name: str = "int8") -> NcnnRunner:
         """Return the net with these layers in int8, ready to run."""
-        param, bin = self.folder / "int8.param", self.folder / "int8.bin"
+        param, bin = self.folder / f"{name}.param", self.folder / f"{name}.bin"
         write_net(self.graph(scales), param, bin)
         return NcnnRunner(param, bin, worker=worker or self.worker)
 
@@ -214,8 +228,11 @@ class _Nets:
 
     def compare(
         self, scales: Mapping[str, Scales], *groups: Collection[int], worker: NcnnWorker | None = None
-    ) -> Agreement:
-        """Return how a net with these layers in int8, there, agrees with the float net here on the worst group."""
+    ) -> tuple[Agreement, float]:
+        """Return how a net with these layers in int8, there, agrees with the float net here, and the most noise.
+
+        That is the agreement of the worst group of samples, and the noise of other samples.
+        """
         runner = self.runner(scales, worker)
         found = [Agreement() for _ in groups]
         for index in sorted({index for group in groups for index in group}):
@@ -223,12 +240,7 @@ class _Nets:
             for agreement, group in zip(found, groups, strict=True):
                 if index in group:
                     agreement.add(self.expected(index), outputs)
-        return max(found, key=lambda each: each.noise)
-
-    def blob_seconds(self, runner: NcnnRunner, names: Sequence[str]) -> tuple[list[float], float]:
-        """Return the seconds of the layers that make these blobs, and of a whole run."""
-        times = runner.time_blobs(self.feeds[0], names)
-        return list(times.blobs), times.whole
+        return max(found, key=lambda each: each.noise), max(each.most_noise for each in found)
 
 
 def quantize_net(  # noqa: PLR0913
@@ -296,14 +308,13 @@ def quantize_net(  # noqa: PLR0913
         held, others = nets.held[:half], [i for i in range(len(feeds)) if i not in nets.held][:half]
         few = [held, [*held, *others]]
         for name in counted(candidates, "ncnn runs the net with one layer in int8", "layers"):
-            rows[name] = replace(rows[name], noise=nets.compare({name: scales[name]}, *few).noise)
+            rows[name] = replace(rows[name], noise=nets.compare({name: scales[name]}, *few)[0].noise)
             if name in seen:
                 cut = seen[name].share_above(LEVELS / scales[name].input) if has_static_scale(by_name[name]) else 0.0
                 rows[name] = replace(rows[name], largest=seen[name].largest, cut=cut)
         announce("timing the layers in float and in int8")
-        rows = _timed(nets, net, rows, scales)
+        rows, scales = _timed(nets, net, rows, scales, {} if given is not None else _forms(net, scales, weights), few)
         if given is None:
-            rows, scales = _with_forms(nets, net, rows, scales, few, is_free=weights is None)
             rows = {name: _without_poor(row) for name, row in rows.items()}
         chosen = {name for name in candidates if not rows[name].reason and (every or rows[name].is_faster)}
         return _within(nets, rows, scales, chosen, budget, notes, every)
@@ -324,38 +335,16 @@ def _rows(net: Graph, keep: Collection[str]) -> dict[str, Row]:
 _COUNTED = ("Convolution", "ConvolutionDepthWise", "InnerProduct", "Gemm", "MatMul", "Deconvolution", "LSTM", "GRU")
 
 
-def _with_forms(
-    nets: _Nets,
-    graph: Graph,
-    rows: dict[str, Row],
-    scales: dict[str, Scales],
-    samples: Sequence[Collection[int]],
-    *,
-    is_free: bool,
-) -> tuple[dict[str, Row], dict[str, Scales]]:
-    """Give layers another form if it is faster: a 3x3 no winograd, a Gemm one scale if its blocks are no faster.
-
-    The form of a Gemm is chosen only if `is_free`.
-    """
+def _forms(graph: Graph, scales: Mapping[str, Scales], weights: str | None) -> dict[str, Scales]:
+    """Return other forms of layers that may be faster: a 3x3 without winograd, and one scale if `weights` is free."""
     layers = [layer for layer in graph if layer.name in scales]
     forms = {layer.name: replace(scales[layer.name], winograd=False) for layer in layers if may_use_winograd(layer)}
-    blocks = [layer.name for layer in layers if layer.type in ("Gemm", "MultiHeadAttention")] if is_free else []
-    slow = [name for name in blocks if not rows[name].is_faster]
-    forms |= {name: replace(scales[name], whole=True) for name in slow}
-    if not forms:
-        return rows, scales
-    timed = _timed(nets, graph, rows, {**scales, **forms})
-    for name, form in forms.items():
-        if name in slow and timed[name].is_faster:
-            scales[name] = form
-            rows[name] = replace(timed[name], noise=nets.compare({name: form}, *samples).noise)
-        elif name not in slow and timed[name].seconds[1] < rows[name].seconds[1] * (1 - _GAIN):
-            scales[name], rows[name] = form, timed[name]
-    return rows, scales
+    blocks = [layer.name for layer in layers if layer.type in ("Gemm", "MultiHeadAttention")] if weights is None else []
+    return forms | {name: replace(scales[name], whole=True) for name in blocks if not scales[name].whole}
 
 
 def _scales(seen: Observed, method: str) -> Scales:
-    return Scales(LEVELS / seen.threshold(method), seen.means)
+    return Scales(LEVELS / (seen.threshold(method) * seen.margin), seen.means)
 
 
 def _without_poor(row: Row) -> Row:
@@ -382,7 +371,7 @@ def _notes(
             "say how with --image NAME:mean=...:std=..."
         )
     if constant := [name for name, blob in seen.items() if blob.low == blob.high]:
-        notes.append(f"the data gives '{constant[0]}' nothing but the number {seen[constant[0]].low:g}")
+        notes.append(f"the data gives '{constant[0]}' nothing but the number {seen[constant[0]].low + 0.0:g}")
     first = samples[0]
     if len(samples) > 1 and all(
         np.array_equal(feed.array, other[name].array) for other in samples[1:] for name, feed in first.items()
@@ -391,33 +380,76 @@ def _notes(
     return notes
 
 
-def _timed(nets: _Nets, graph: Graph, rows: dict[str, Row], scales: Mapping[str, Scales]) -> dict[str, Row]:
-    """Return the rows with the times of their layers: the least of a few turns."""
+def _timed(
+    nets: _Nets,
+    graph: Graph,
+    rows: dict[str, Row],
+    scales: dict[str, Scales],
+    forms: Mapping[str, Scales],
+    samples: Sequence[Collection[int]],
+) -> tuple[dict[str, Row], dict[str, Scales]]:
+    """Return the rows with the times of their layers, and the scales with those of `forms` that are clearly faster.
+
+    One scale counts only where blocks are no faster than float.
+    """
     tops = {
         line.layer.name: line.tops[0]
         for line in list_layers(graph).lines
         if line.layer is not None and line.layer.type != "Input" and line.tops
     }
+    least, ratios = _seconds(nets, tops, graph, [scales, *([{**scales, **forms}] if forms else [])])
+    scales = dict(scales)
+    for name, (ratio, *others) in ratios.items():
+        seconds = least[name]
+        rows[name] = replace(rows[name], seconds=(seconds, seconds * ratio))
+        if name not in forms or not others[0] < ratio * (1 - _CLEARLY):
+            continue
+        row = replace(rows[name], seconds=(seconds, seconds * others[0]))
+        if not forms[name].whole:
+            scales[name], rows[name] = forms[name], row
+        elif row.is_faster and not rows[name].is_faster:
+            noise = nets.compare({name: forms[name]}, *samples)[0].noise
+            scales[name], rows[name] = forms[name], replace(row, noise=noise)
+    return rows, scales
+
+
+def _seconds(
+    nets: _Nets, tops: Mapping[str, str], graph: Graph, each: Sequence[Mapping[str, Scales]]
+) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """Return the least seconds of each float layer, and the times in units of it with each of some scales.
+
+    The nets take turns in one process, and the medians of the turns' ratios count: the machine slows down each net of
+    a turn alike, and each is loaded to another place in memory.
+    Where these do not tell which is faster, a table of kernels does, so that the same command gives the same net.
+    """
+    layers = [layer for layer in graph if layer.name in each[0]]
     names = list(dict.fromkeys(tops.values()))
-    runners = [NcnnRunner(nets.param, nets.bin, worker=nets.there), nets.runner(scales, nets.there)]
-    if not nets.is_timed:
-        runners = [nets.float]
-    least = [[math.inf] * len(names), [math.inf] * len(names)]
-    for _ in range(_TURNS):
-        for which, runner in enumerate(runners):
-            found, _whole = nets.blob_seconds(runner, names)
-            least[which] = [min(pair) for pair in zip(least[which], found, strict=True)]
-    at = {name: i for i, name in enumerate(names)}
-    if not nets.is_timed:
-        for layer in graph:
-            if layer.name in scales:
-                number, whole = at[tops[layer.name]], scales[layer.name].whole
-                known = time_in_int8(nets.machine, layer, whole=whole)
-                least[1][number] = math.nan if known is None else least[0][number] * known
-    return {
-        name: replace(row, seconds=(least[0][at[tops[name]]], least[1][at[tops[name]]])) if name in tops else row
-        for name, row in rows.items()
-    }
+    at = [names.index(tops[layer.name]) for layer in layers]
+    runners = [NcnnRunner(nets.param, nets.bin, worker=nets.there)] if nets.is_timed else [nets.float]
+    if nets.is_timed:
+        runners += [nets.runner(some, nets.there, f"timed{i}") for i, some in enumerate(each)]
+    turns: list[Array] = []
+    end, most = time.monotonic() + _SECONDS, _TURNS
+    while len(turns) < _LEAST_TURNS or (len(turns) < most and time.monotonic() < end):
+        found = [runner.time_blobs(nets.feeds[0], names, runs=_RUNS, seconds=1.0).blobs for runner in runners]
+        turns.append(np.maximum(np.array(found)[:, at], _SHORTEST))
+        ratios = np.array([turn[1:] / turn[0] for turn in turns])
+        median = np.median(ratios, axis=0)
+        error = np.median(np.abs(ratios - median), axis=0) * _ERRORS / math.sqrt(len(turns))
+        is_close = np.abs(median - 1 + _GAIN) < np.maximum(error, _LEAST_ERROR)
+        most = _MOST_TURNS if (np.abs(median - 1 + _GAIN) < error).any() else _TURNS
+    least = np.min([turn[0] for turn in turns], axis=0)
+    times: dict[str, list[float]] = {}
+    for i, layer in enumerate(layers):
+        known = [time_in_int8(nets.machine, layer, whole=some[layer.name].whole) for some in each]
+        if nets.is_timed:
+            pairs = zip(median[:, i].tolist(), is_close[:, i].tolist(), known, strict=True)
+            times[layer.name] = [
+                (max(ratio, 1.0) if table is None else table) if close else ratio for ratio, close, table in pairs
+            ]
+        else:
+            times[layer.name] = [math.nan if ratio is None else ratio for ratio in known]
+    return {layer.name: float(seconds) for layer, seconds in zip(layers, least, strict=True)}, times
 
 
 def _within(
@@ -431,43 +463,46 @@ def _within(
 ) -> Quantized:
     """Leave out the layers that make most noise for the time they save, until the measured net keeps the budget.
 
-    Powers of noise add up, but for a factor that the last measured net tells: numbers that are cut off in one layer are
-    not cut off again in the next, and loud noise grows no further.
+    Powers of noise add up, but for a bend that the last measured net tells: loud noise grows no further, and numbers
+    that earlier layers have moved are rounded in another way. A sum t becomes t + bend * t * t.
     """
-    powers = {name: min(rows[name].noise, _ALL_NOISE) for name in chosen}
+    powers = {name: min(rows[name].noise, _ALL_NOISE) for name in rows if name in chosen}
     saved = {name: 1.0 if every else max(rows[name].seconds[0] - rows[name].seconds[1], 1e-9) for name in chosen}
-    factor, room = 1.0, math.inf  # the first net tells the factor
+    bend, room = 0.0, math.inf
     tried: dict[frozenset[str], Quantized] = {}
     best: frozenset[str] = frozenset()
     for _ in range(_ATTEMPTS):
         steps = [(power / saved[name], name, True, 0.0) for name, power in powers.items()]
-        floats = cheapest(powers, steps, lambda name, _: saved[name], room / max(factor, 1e-30))
+        most = room if math.isinf(room) else 2 * room / (1 + math.sqrt(max(1 + 4 * bend * room, 0.0)))
+        floats = cheapest(powers, steps, lambda name, _: saved[name], most)
         some = frozenset(powers).difference(floats)
         if some in tried:
             break
         total = sum(powers[name] for name in some)
-        result = tried[some] = _measured(nets, rows, scales, some, notes, every, total * factor)
+        result = _measured(nets, rows, scales, some, notes, every)
+        noise, expected = min(10 ** (-result.decibels / 10), _ALL_NOISE), max(total + bend * total**2, 0.0)
+        result = tried[some] = replace(result, predicted=decibels(expected if tried else noise))
         if not some:
             break
-        noise = min(10 ** (-result.decibels / 10), _ALL_NOISE)
-        factor = noise / (total or 1.0)
+        bend = (noise - total) / (total**2 or 1.0)
         if result.misses(budget):
-            room = noise * _LESS if budget.top1 else 10 ** (-budget.decibels / 10)
-            factor *= _MORE
+            other = min(10 ** ((result.kept - result.decibels) / 10), 1.0) if noise < _ALL_NOISE else 1.0
+            room = _NEXT * min(noise * _LESS if budget.top1 else other * 10 ** (-budget.decibels / 10), room)
         elif not every and result.seconds[1] > _SLOWER * result.seconds[0]:
             del powers[min(some, key=saved.__getitem__)]
         else:
             best = max(best, some, key=lambda names: sum(saved[name] for name in names))
-            if room == math.inf or budget.top1 or result.decibels < budget.decibels + _CLOSE:
+            if room == math.inf or budget.top1 or result.kept < budget.decibels + _CLOSE:
                 break
     if best:
         return tried[best]
-    if not some:
-        slow = f"no layer is faster in int8 {nets.times}; --all makes them int8 all the same"
-        slow = "each layer that can be int8 spoils an output" if every else slow
-        none = f"no layer can be int8 with a budget of {budget}"
-        return replace(result, missed=none if budget != Budget() else slow)
-    return replace(result, missed=result.misses(budget))
+    if some:
+        return replace(result, missed=result.misses(budget))
+    if room < math.inf:
+        nearest = max(tried.items(), key=lambda item: (bool(item[0]), item[1].kept))[1]
+        return replace(nearest, missed=f"no layer can be int8 with a budget of {budget}")
+    slow = f"no layer is faster in int8 {nets.times}; --all makes them int8 all the same"
+    return replace(result, missed="each layer that can be int8 spoils an output" if every else slow)
 
 
 def _measured(
@@ -477,11 +512,10 @@ def _measured(
     chosen: Collection[str],
     notes: Sequence[str],
     every: bool,
-    predicted: float,
 ) -> Quantized:
     """Return the net with these layers in int8, with what it costs and saves."""
     some = {name: scales[name] for name in scales if name in chosen}
-    found = nets.compare(some, nets.held, range(len(nets.feeds)), worker=nets.there)
+    found, most = nets.compare(some, nets.held, range(len(nets.feeds)), worker=nets.there)
     final = tuple(
         row if row.reason or row.layer in chosen else replace(row, reason=_why(nets, row, every))
         for row in rows.values()
@@ -491,13 +525,18 @@ def _measured(
     final = tuple(replace(row, form=form, bits=bits) for row in final for form, bits in [forms.get(row.layer, ("", 0))])
     if on_cpu := [layer.name for layer in graph if layer.name in chosen and crashes_gpus(layer)]:
         notes = [*notes, f"on GPUs the CPU computes {len(on_cpu)} of the Gemms: {CRASH_OF_GPUS}"]
-    runner, best = nets.runner(some, nets.there), [math.inf, math.inf]
-    timed = [NcnnRunner(nets.param, nets.bin, worker=nets.there), runner] if nets.is_timed else [nets.float]
-    for _ in range(_TURNS):
-        for which, each in enumerate(timed):
-            best[which] = min(best[which], *each.time(nets.feeds[0], nets.outputs, 0.1))
-    if not nets.is_timed:
-        best[1] = best[0] - sum(before - after for before, after in (rows[name].seconds for name in chosen))
+    runner = nets.runner(some, nets.there)
+    if nets.is_timed:
+        floats = NcnnRunner(nets.param, nets.bin, worker=nets.there)
+        net, other = (partial(each.time, nets.feeds[0], nets.outputs) for each in (runner, floats))
+        timed = in_turns(net, other, 1.0)
+        for _ in range(_AGAIN):
+            if timed.ratio > _SLOWER:  # it may have been the machine
+                timed = min(timed, in_turns(net, other, 1.0), key=lambda each: each.ratio)
+        before, after = timed.other / 1e3, timed.other / 1e3 * timed.ratio
+    else:
+        before = min(nets.float.time(nets.feeds[0], nets.outputs, 0.1))
+        after = before - sum(a - b for a, b in (rows[name].seconds for name in chosen))
     if found.decibels < _POOR and chosen:
         worst = max(chosen, key=lambda name: rows[name].noise)
         poor = f"an output is only {found.decibels:.1f} dB from the float net; '{worst}' makes the most noise"
@@ -507,10 +546,11 @@ def _measured(
         graph,
         final,
         found.decibels,
-        decibels(predicted),
+        decibels(most),
+        found.decibels,
         found.top1,
         len(nets.feeds),
-        (best[0], best[1]),
+        (before, after),
         sizes,
         nets.times,
         tuple(notes),

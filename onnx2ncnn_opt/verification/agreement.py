@@ -16,6 +16,8 @@ from onnx2ncnn_opt.verification.net_outputs import OutputComparison, input_slots
 from onnx2ncnn_opt.verification.rounding import Rounding
 from onnx2ncnn_opt.verification.tolerance import DEFAULT
 
+_SURE = 1.645  # standard errors that 95 % of normal errors are not above
+
 
 @dataclass
 class Agreement:
@@ -23,6 +25,8 @@ class Agreement:
 
     noises: dict[str, float] = field(default_factory=dict)
     powers: dict[str, float] = field(default_factory=dict)
+    products: dict[str, Array] = field(default_factory=dict)  # of both, summed over samples
+    samples: int = 0
     rows: int = 0
     same: int = 0
 
@@ -35,6 +39,9 @@ class Agreement:
             self.noises[name] = self.noises.get(name, 0.0) + noise
             power = float((np.where(np.isfinite(a), a, 0.0) ** 2).sum())
             self.powers[name] = self.powers.get(name, 0.0) + power
+            both = np.array([noise, power])
+            self.products[name] = self.products.get(name, 0.0) + both[:, None] * both
+        self.samples += 1
         name = max(expected, key=lambda name: expected[name].shape[-1] if expected[name].ndim else 0)
         if expected[name].ndim and expected[name].shape[-1] > 1:
             largest, actual = expected[name].argmax(-1), found.get(name)
@@ -48,6 +55,20 @@ class Agreement:
             noise / self.powers[name] if self.powers[name] else math.inf if noise else 0.0
             for name, noise in self.noises.items()
         )
+
+    @property
+    def most_noise(self) -> float:
+        """The noise of the worst output on other samples: at most this with 95 %, by how far these differ."""
+        if not math.isfinite(self.noise):
+            return math.inf
+        found, count = [0.0], self.samples
+        errors = _SURE * (1 + 1 / (count - 1.5)) * math.sqrt(count / (count - 1)) if count > 1 else 0.0  # Student's t
+        for name in (name for name, power in self.powers.items() if power):
+            share = self.noises[name] / self.powers[name]
+            weights = np.array([1.0, -share])
+            deviation = math.sqrt(max(weights @ self.products[name] @ weights, 0.0))
+            found.append(share + errors * deviation / self.powers[name])
+        return max(found)
 
     @property
     def decibels(self) -> float:

@@ -37,12 +37,15 @@ def test_convert_makes_an_int8_net_with_options_of_both(folder: Path) -> None:
 
 
 def test_a_budget_out_of_reach_is_exit_code_3(folder: Path) -> None:
-    made = run(
-        folder, "convert", "cnn.onnx", "-o", "net", "--quantize", "--data", "data.npz", "--all", "--budget", "150dB"
-    )
+    words = ("--quantize", "--data", "data.npz", "--all", "--budget", "150dB")
+    made = run(folder, "convert", "cnn.onnx", "-o", "net", *words)
     assert made.code == 3
     assert "no layer can be int8 with a budget of 150 dB" in made.err
     assert names(folder) == {"cnn.onnx", "data.npz"}
+    made = run(folder, "convert", "cnn.onnx", "-o", "net", *words, "--keep-failed")
+    assert (made.code, "missed: net.ncnn.param is " in made.out, "inf" in made.out) == (3, True, False)
+    graph = read_net(folder / "net.ncnn.param", folder / "net.ncnn.bin").graph
+    assert any(layer.params.get("int8_scale_term") for layer in graph)
 
 
 @pytest.mark.parametrize(

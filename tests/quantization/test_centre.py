@@ -33,6 +33,12 @@ NETS = {
         "Convolution c 1 1 y q 0=24 1=1 5=1 6=384",
         "BinaryOp e 2 1 p q z 0=0",
     ),
+    "a float reader that pads": (
+        FIRST,
+        "Convolution b 1 1 y p 0=16 1=3 4=1 6=2304",
+        "ConvolutionDepthWise f 1 1 y q 0=16 1=3 4=1 5=1 6=144 7=16",
+        "BinaryOp e 2 1 p q z 0=0",
+    ),
     "innerproduct": (FIRST, "InnerProduct b 1 1 y z 0=10 1=1 2=27040"),
 }
 
@@ -44,7 +50,7 @@ def net_of(lines: tuple[str, ...]) -> Graph:
 def scales_of(lines: tuple[str, ...], feeds: Mapping[str, Array], folder: Path) -> dict[str, Scales]:
     """Return the scale of each layer's input by its largest number."""
     graph = net_of(lines)
-    inputs = {each.name: each.inputs[0] for each in graph if each.type != "Input" and each.type != "BinaryOp"}
+    inputs = {each.name: each.inputs[0] for each in graph if each.name not in ("in", "e", "f")}
     graph.outputs = tuple(dict.fromkeys(blob for blob in inputs.values() if not blob.is_input))
     found = {**feeds, **run(graph, feeds, folder)}
     return {name: Scales(127 / float(np.abs(found[blob.name]).max())) for name, blob in inputs.items()}

@@ -57,6 +57,9 @@ LAYERS = {
     "conv3x3": ("Convolution l 1 1 x y 0=16 1=3 4=1 5=1 6=1728", (12, 9, 9)),
     "conv1x1": ("Convolution l 1 1 x y 0=20 1=1 5=1 6=240 9=1", (12, 9, 9)),
     "conv without bias": ("Convolution l 1 1 x y 0=16 1=3 3=2 6=1728", (12, 9, 9)),
+    "conv that pads with a number": ("Convolution l 1 1 x y 0=16 1=3 4=1 5=1 6=1728 18=1.7", (12, 9, 9)),
+    "conv of 3 channels that pads": ("Convolution l 1 1 x y 0=16 1=3 3=2 4=1 5=1 6=432 18=1.7", (3, 9, 9)),
+    "depthwise that pads": ("ConvolutionDepthWise l 1 1 x y 0=16 1=3 4=1 5=1 6=144 7=16 18=1.7", (16, 9, 9)),
     "depthwise": ("ConvolutionDepthWise l 1 1 x y 0=12 1=3 4=1 5=1 6=108 7=12", (12, 9, 9)),
     "groups of 4 channels": ("ConvolutionDepthWise l 1 1 x y 0=12 1=3 4=1 5=1 6=432 7=3", (12, 9, 9)),
     "groups of 2 channels": ("ConvolutionDepthWise l 1 1 x y 0=64 1=3 4=1 5=1 6=1152 7=32", (64, 9, 9)),
@@ -241,7 +244,7 @@ def test_sums_of_3x3_stay_below_the_limit_of_winograd(
 REFUSED = {
     "ConvolutionDepthWise l 1 1 x y 0=64 1=3 6=4608 7=8": "8n channels",
     "ConvolutionDepthWise l 1 1 x y 0=64 1=3 6=4608 7=4": "8n channels",
-    "Convolution l 1 1 x y 0=16 1=3 4=1 6=1728 18=1.0": "pads with 1",
+    "Convolution l 1 1 x y 0=16 1=3 4=1 6=1728 18=-1.0": "pads with -1",
     "Convolution l 1 1 x y 0=16 1=3 4=1 6=1728 31=8": "feature mask",
     "Convolution l 1 1 x y 0=16 1=3 4=1 6=1728 8=1": "quantised already",
     "Gemm l 2 1 x x y 3=1 7=0 8=0 9=0 10=-1": "both matrices",

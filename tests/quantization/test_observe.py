@@ -1,5 +1,6 @@
 """Statistics of blobs over samples, from the real ncnn."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -71,3 +72,11 @@ def test_thresholds_of_zeros(method: str) -> None:
     found = Observed()
     found.add(np.zeros(10, np.float32))
     assert found.threshold(method) == 1
+
+
+@pytest.mark.parametrize(("largest", "margin"), [([1, 2, 4, 3] * 5, 1), (range(1, 21), 1.1), ([2], 1.5), ([0, 0], 1)])
+def test_ranges_of_few_samples_are_wider(largest: Sequence[int], margin: float) -> None:
+    found = Observed()
+    for number in largest:
+        found.add(np.array([number, -0.5 * number], np.float32))
+    assert found.margin == pytest.approx(margin)

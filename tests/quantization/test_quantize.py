@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -243,7 +244,22 @@ def test_folders_of_samples(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", GOOD[:1])
     np.savez(tmp_path / "b.npz", x=GOOD[:1])
     assert len(list(Samples(tmp_path, [ENTRY]))) == 2
-    (tmp_path / "c.png").write_bytes(b"no picture")
+    np.save(tmp_path / "c.npy", GOOD[0])
+    assert [sample["x"].shape for sample in Samples(tmp_path, [ENTRY])] == [(1, 3, 4, 4)] * 3
+    for entry in (replace(ENTRY, shape=("n", 3, None, 4)), replace(ENTRY, shape=(3, 4, 1, 4), batch_axis=2)):
+        [sample] = Samples([{"x": np.ones((3, 4, 4), np.float32)}], [entry])
+        assert sample["x"].size == 48
+    for entry in (replace(ENTRY, shape=(2, 3, 4, 4)), replace(ENTRY, shape=("t", 3, 4, 4), batch_axis=None)):
+        with pytest.raises(UsageError, match=r"not an array of shape \[3, 4, 4\]"):
+            list(Samples([{"x": GOOD[0]}], [entry]))
+    (tmp_path / "text.npz").write_bytes(b"no arrays")
+    with pytest.raises(UsageError, match=r"text[.]npz is no [.]npz or [.]npy file of numbers"):
+        Samples(tmp_path / "text.npz", [ENTRY])
+    np.savez(tmp_path / "b.npz", a=GOOD[:1], b=GOOD[:1])
+    with pytest.raises(UsageError, match="npz: 'a' is no input"):
+        Samples(tmp_path / "b.npz", [ENTRY, replace(ENTRY, name="z")])
+    np.savez(tmp_path / "b.npz", x=GOOD[:1])
+    (tmp_path / "d.png").write_bytes(b"no picture")
     with pytest.raises(UsageError, match="say what the model does to pixels"):
         list(Samples(tmp_path, [ENTRY]))
 
