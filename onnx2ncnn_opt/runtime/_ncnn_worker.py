@@ -6,6 +6,7 @@ lose the outputs before it.
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import math
 import os
@@ -153,12 +154,17 @@ class NcnnServer(Server):
         blob: str,
         rounding: str,
         cast: bool,
-        noise: Sequence[float],
+        noise: str,
         relative: float,
         send: bool,
+        sample: int,
         source: str,
     ) -> None:
-        """Compute one blob: add errors of root mean squares drawn from `noise`, then round as `rounding` says."""
+        """Compute one blob: add errors of root mean squares drawn from `noise`, then round as `rounding` says.
+
+        The answer has the blob if it is to be sent, or a `sample` of so many numbers before these errors; and the mean
+        squares of both errors of that sample.
+        """
         code, mat = extractor.extract(self.net.blob(source or blob))
         if code != 0 or mat.dims == 0:
             raise RuntimeError(f"blob '{blob}': extract returned {code or 'an empty Mat'}")
@@ -178,9 +184,12 @@ class NcnnServer(Server):
             largest = float(sizes.max(initial=0.0, where=is_finite))
             limits = int(np.count_nonzero(is_finite & (sizes >= 3.4e38)))  # they stand for infinity
             del sizes, is_finite  # a blob may be large
+        every = slice(None, None, array.size // sample | 1) if sample else slice(0)
+        samples = [array.reshape(-1)[every].copy()]
         if is_changed:
             parts = [array.reshape(-1)[start : start + PART] for start in range(0, array.size, PART)]
             self.add_errors(parts, noise, relative, least, [seed, *blob.encode()])
+            samples.append(array.reshape(-1)[every].copy())
             exact = array.copy() if cast else None
             for part in parts if rounding else ():
                 part[:] = rounded(part, rounding, fits=fits)
@@ -188,12 +197,14 @@ class NcnnServer(Server):
                 size = math.prod(array.shape[bool(batch) + (array.ndim - bool(batch) > 2) :])
                 ends = slice(size - size % 4, None)
                 array.reshape(-1, size)[:, ends] = cast_one_by_one(exact.reshape(-1, size)[:, ends])
+            samples.append(array.reshape(-1)[every])
             extractor.input(self.net.blob(blob), self.ncnn.Mat(array, **batch).clone())
         special = 0
         if not fits:  # others stay finite when they are rounded
             special = max(int(array.size - np.count_nonzero(np.isfinite(array)) - limits), 0)
-        answer = {"largest": largest, "special": special, "batch": bool(batch)}
-        self.answer(answer, array if send else None)
+        errors = [mean_square(after - before) for before, after in zip(samples, samples[1:])]  # noqa: B905, RUF007 (3.8)
+        answer = {"largest": largest, "special": special, "batch": bool(batch), "errors": errors}
+        self.answer(answer, array if send else samples[0] if sample else None)
 
     def keep_memory(self) -> None:
         """Let glibc keep freed memory, until `malloc_trim`."""
@@ -203,27 +214,28 @@ class NcnnServer(Server):
             libc.mallopt(TRIM_THRESHOLD, 2**31 - 1)
             self.libc = libc
 
-    def add_errors(
-        self, parts: list[Any], noise: Sequence[float], relative: float, least: float, seed: list[int]
-    ) -> None:
+    def add_errors(self, parts: list[Any], noise: str, relative: float, least: float, seed: list[int]) -> None:
         """Add errors to the parts of a blob; `least` is its least number. Each blob has its own seed."""
+        if not noise and not relative:
+            return
         random = np.random.default_rng(seed)
         if relative:
-            factors = self.normal(random) * np.float32(relative) + 1
+            factors = self.normal(random, parts) * np.float32(relative) + 1
             for part in parts:
                 part *= factors[: part.size]
         if noise:  # an activation made exact zeros, and nothing becomes negative after one
-            errors = self.normal(random) * np.resize(random.choice(np.array(noise, np.float32), SIZES), PART)
+            errors, sizes = self.normal(random, parts), np.frombuffer(base64.b64decode(noise), np.float32)
+            errors = errors * np.resize(random.choice(sizes, SIZES), errors.size)
             for part in parts:
                 part += errors[: part.size] * (part != 0)
                 if least >= 0:
                     np.maximum(part, 0, out=part)
 
-    def normal(self, random: Any) -> Any:
-        """Draw numbers of N(0, 1) for a part of an array."""
+    def normal(self, random: Any, parts: list[Any]) -> Any:
+        """Draw numbers of N(0, 1) for the longest part of an array."""
         if self.normals is None:
             self.normals = np.random.default_rng(1).standard_normal(NORMALS, np.float32)
-        return self.normals[random.integers(NORMALS - PART) :][:PART]
+        return self.normals[random.integers(NORMALS - PART) :][: parts[0].size if parts else 0]
 
     def do_time_blobs(
         self, feeds: list[dict[str, Any]], blobs: list[str], runs: int, seconds: float, **caches: Any
@@ -275,6 +287,12 @@ def rounded(array: Any, rounding: str, *, fits: bool) -> Any:
         even = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
         return np.where(np.isnan(array), array, even.view(np.float32))
     return array
+
+
+def mean_square(numbers: Any) -> float:
+    """Return the mean square of the finite numbers."""
+    squares = np.square(numbers[np.isfinite(numbers)], dtype=np.float64)
+    return float(squares.mean()) if squares.size else 0.0
 
 
 def cast_one_by_one(array: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ _PROGRAMS = tuple(Path(__file__).with_name(name) for name in ("_ncnn_net.py", "_
 _EXACT = dict.fromkeys(("use_winograd_convolution", "use_sgemm_convolution", "use_packing_layout"), False)
 
 _SECONDS_TO_START = 60.0
-_STATS = {"largest": float, "special": int, "batch": bool}
+_STATS = {"largest": float, "special": int, "batch": bool, "errors": [float]}
 
 
 @dataclass(frozen=True)
@@ -37,18 +38,20 @@ class WalkStep:
     cast: bool = False
     noise: tuple[float, ...] = ()  # the root mean square of each error is drawn from these
     relative: float = 0.0  # and another one is relative to the number
-    send: bool = False  # return the blob
+    send: bool = False  # return the blob, ...
+    sample: int = 0  # ... or about so many numbers of it, before its errors
     source: str = ""  # the blob of the same shape that it is computed as, if that is another one
 
 
 @dataclass(frozen=True)
 class BlobStats:
-    """A blob of a walk, None if it was not asked for."""
+    """A blob of a walk, or the sample of it; None if neither was asked for."""
 
     largest: float  # finite number, before it was rounded
     special: int  # count of numbers that are not finite after rounding, without 3.4e38, which stands for infinity
     is_batch: bool  # the array's first axis is the Mat's batch
     array: Array | None
+    errors: tuple[float, ...] = ()  # mean squares of the random errors and of those of rounding, of a sample
 
 
 @dataclass(frozen=True)
@@ -251,18 +254,23 @@ class NcnnRunner:
         blob is gone once it has been read.
         Raises RunError if a blob is missing, and CrashError.
         """
-        with self._asked(feeds, do="walk", steps=[vars(step) for step in steps], seed=seed) as child:
+        # As text, lists of floats take as long as the net itself.
+        noises = [base64.b64encode(np.array(step.noise, np.float32).tobytes()).decode() for step in steps]
+        described = [{**vars(step), "noise": noise} for step, noise in zip(steps, noises, strict=True)]
+        with self._asked(feeds, do="walk", steps=described, seed=seed) as child:
             self._receive(child)
             failure: RunError | None = None
             for step in counted(steps, "ncnn computes the net blob by blob", "blobs"):
                 try:
-                    answer = self._receive(child, **_STATS, **(ARRAY if step.send else {}))
+                    answer = self._receive(child, **_STATS, **(ARRAY if step.send or step.sample else {}))
                 except RunError as error:  # the other answers still come
                     failure = failure or error
                     continue
-                array = child.receive_array(answer) if step.send else None
+                array = child.receive_array(answer) if step.send or step.sample else None
                 if failure is None:
-                    visit(step, BlobStats(answer["largest"], answer["special"], answer["batch"], array))
+                    visit(
+                        step, BlobStats(answer["largest"], answer["special"], answer["batch"], array, answer["errors"])
+                    )
             if failure is not None:
                 raise failure
 

@@ -49,6 +49,7 @@ SAMPLED = frozenset(
         "SDPA",
     }
 )
+_SAMPLE = 2**11  # numbers of each blob, to see how errors grow from layer to layer
 # Each layer is run and asked for on its own, several times: a net of 100,000 would take minutes.
 _MOST_LAYERS = 2**14
 # The largest output of a trained layer in units of its largest bias, as powers of 2: of the first, and of all.
@@ -65,6 +66,8 @@ class Walk:
     largest: dict[Blob, float] = field(default_factory=dict)
     special: dict[Blob, int] = field(default_factory=dict)
     scores: dict[Blob, Array] = field(default_factory=dict)  # the inputs of `Estimator.ends`
+    samples: dict[Blob, Array] = field(default_factory=dict)  # some numbers of each blob, before its own errors, ...
+    errors: dict[Blob, Sequence[float]] = field(default_factory=dict)  # ... which are these (`BlobStats.errors`)
     inner: dict[Layer, tuple[Inner, ...]] = field(default_factory=dict)  # errors in fp16, if the run is in 32 bits
 
     def largest_of(self, blobs: Iterable[Blob]) -> float:
@@ -182,7 +185,7 @@ class Estimator:
             for layer, name in self._halves.items()
             if is_half and not layer["featmask"] & Feature.NO_FP16_STORAGE
         }
-        walked = self._walked(rounding, noise or {}, readers, halves)
+        walked = self._walked(rounding, noise or {}, readers, halves, _SAMPLE if rounding or noise is None else 0)
         if not rounding and noise is not None:
             walked = {step: b for step, b in walked.items() if b.producer in noise or b in self._scores}
         names = {step.blob for step in walked}
@@ -193,16 +196,20 @@ class Estimator:
 
         def visit(step: WalkStep, stats: BlobStats) -> None:
             blob = ends.get(step) or walked[step]
-            if stats.array is not None and self.compared.get(blob) == step.blob:
-                walk.outputs[blob] = stats.array
+            array = stats.array if step.send else None
+            if array is not None and self.compared.get(blob) == step.blob:
+                walk.outputs[blob] = array
             if step in ends:
                 return
-            if stats.array is not None and blob in self._scores:
-                walk.scores[blob] = stats.array
+            if array is not None and blob in self._scores:
+                walk.scores[blob] = array
             walk.largest[blob], walk.special[blob] = stats.largest, stats.special
-            if stats.array is None or not left[blob]:
+            if step.sample and stats.array is not None:
+                every = 1 if array is None else array.size // step.sample | 1
+                walk.samples[blob], walk.errors[blob] = stats.array.reshape(-1)[::every].copy(), stats.errors
+            if array is None or not left[blob]:
                 return
-            waiting[blob] = stats.array[0] if stats.is_batch else stats.array
+            waiting[blob] = array[0] if stats.is_batch else array
             for layer in blob.users:
                 if layer in readers and all(each in waiting for each in layer.inputs):
                     walk.inner[layer] = inner_arithmetic(layer, [waiting[each] for each in layer.inputs])
@@ -224,11 +231,16 @@ class Estimator:
         return found
 
     def _walked(
-        self, rounding: str, noise: Mapping[Layer, Noise], readers: Collection[Layer], halves: Mapping[Layer, str]
+        self,
+        rounding: str,
+        noise: Mapping[Layer, Noise],
+        readers: Collection[Layer],
+        halves: Mapping[Layer, str],
+        sample: int = 0,
     ) -> dict[WalkStep, Blob]:
         """Return the blobs to round in a walk, in the order of the file; `readers` need theirs sent.
 
-        `halves` are the blobs to take in place of the outputs of some layers.
+        `halves` are the blobs to take in place of the outputs of some layers. A `sample` of each blob is sent.
         """
         walked: dict[WalkStep, Blob] = {}
         for layer in self.graph:
@@ -240,7 +252,7 @@ class Estimator:
                 own = "" if blob in self._indexes or _stays(blob, rounding) else rounding
                 is_end = blob in self._scores or self.compared.get(blob) == name
                 is_sent = is_end or any(user in readers for user in blob.users)
-                of_layer = makes_32_bits(layer), *noise.get(layer, Noise()), is_sent, halves.get(layer, "")
+                of_layer = makes_32_bits(layer), *noise.get(layer, Noise()), is_sent, sample, halves.get(layer, "")
                 walked[WalkStep(name, own, *of_layer)] = blob
         return walked
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations, islice
 from typing import Any, NamedTuple, TypeVar
 
@@ -285,12 +286,13 @@ def draw_array(
 ) -> Array:
     """Draw the array of the input at a position, see `draw_inputs`."""
     # The scale takes part, so that the numbers are others and not larger ones only.
-    rng = np.random.default_rng([draw.seed, position, int(draw.scale)])
+    seeds = draw.seed, position, int(draw.scale)
+    rng = np.random.default_rng(seeds)
     if uses.table is not None:
         order = np.random.default_rng(position).permutation(uses.table)  # the same for each draw
         array: Any = order[(swept + np.arange(math.prod(shape))) % uses.table].reshape(shape)
     elif dtype.kind in "fV" and not uses.is_mask:
-        found = _draw_data(shape, draw.data, rng) if draw.data and not uses.domain else None
+        found = _draw_data(shape, draw.data, seeds) if draw.data and not uses.domain else None
         array = _floats(uses, shape, draw, rng) if found is None else found
     elif dtype.kind in "iu" and uses.divides:
         array = rng.integers(1, 8, shape)
@@ -365,18 +367,28 @@ def _spiked(array: Array, uses: Uses, rng: np.random.Generator) -> Array:
     return np.clip(array, -_HIGHEST, _HIGHEST)
 
 
-def _draw_data(shape: tuple[int, ...], data: Data, rng: np.random.Generator) -> Array | None:
+def _draw_data(shape: tuple[int, ...], data: Data, seeds: tuple[int, ...]) -> Array | None:
     """Draw smooth pictures, or a sound with pauses; None for a shape of neither."""
+    if (picture := _picture(shape, seeds)) is not None:
+        low, high = data.pixels
+        return np.asarray(low + (high - low) * picture)
+    if shape and shape[-1] >= _SHORTEST_SOUND and math.prod(shape[:-1]) <= _STEREO:
+        rng = np.random.default_rng(seeds)
+        loud = np.maximum(_smooth(shape, (-1,), rng), _SILENCE)
+        return np.asarray(data.sound * loud * rng.standard_normal(shape))
+    return None
+
+
+@lru_cache(maxsize=2)  # the same picture is wanted with several ranges of pixels
+def _picture(shape: tuple[int, ...], seeds: tuple[int, ...]) -> Array | None:
+    """Draw a smooth picture of pixels in 0..1; None for a shape of none."""
+    rng = np.random.default_rng(seeds)
     for channels, sides in ((-3, (-2, -1)), (-1, (-3, -2))):
         if len(shape) > 2 and shape[channels] in _COLOURS and min(shape[side] for side in sides) >= _SHORTEST_SIDE:
             grey_shape = list(shape)
             grey_shape[channels] = 1
             picture = _smooth(grey_shape, sides, rng) + _COLOUR * _smooth(shape, sides, rng)
-            low, high = data.pixels
-            return np.asarray(low + (high - low) * (picture - picture.min()) / np.ptp(picture))
-    if shape and shape[-1] >= _SHORTEST_SOUND and math.prod(shape[:-1]) <= _STEREO:
-        loud = np.maximum(_smooth(shape, (-1,), rng), _SILENCE)
-        return np.asarray(data.sound * loud * rng.standard_normal(shape))
+            return np.asarray((picture - picture.min()) / np.ptp(picture))
     return None
 
 

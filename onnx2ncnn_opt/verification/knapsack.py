@@ -1,17 +1,20 @@
 """The cheapest steps that bring a net's noise down: layers of int8 that become float, or of fp16 that get masks."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
 
 Item = TypeVar("Item", bound=Hashable)
 Way = TypeVar("Way")
+Power: TypeAlias = Any  # a number, or an array of one for each output
 
 
 def cheapest(
-    powers: Mapping[Item, float],
-    steps: Iterable[tuple[float, Item, Way, float]],
+    powers: Mapping[Item, Power],
+    steps: Iterable[tuple[float, Item, Way, Power]],
     cost: Callable[[Item, Way], float],
-    room: float,
+    room: Power,
 ) -> dict[Item, Way]:
     """Return steps of small cost that leave noise of `room` at most; all of them if that is not possible.
 
@@ -22,7 +25,7 @@ def cheapest(
     best, price = dict[Item, Way](), float("inf")
     while True:
         ways, noise = _best_first(powers, left, cost, room)
-        if (total := sum(cost(*each) for each in ways.items())) >= price or (noise > room and best):
+        if (total := sum(cost(*each) for each in ways.items())) >= price or (np.any(noise > room) and best):
             return best
         best, price = ways, total
         dearest = max(ways, key=lambda item: cost(item, ways[item]), default=None)
@@ -30,22 +33,22 @@ def cheapest(
 
 
 def _best_first(
-    powers: Mapping[Item, float],
-    steps: Iterable[tuple[float, Item, Way, float]],
+    powers: Mapping[Item, Power],
+    steps: Iterable[tuple[float, Item, Way, Power]],
     cost: Callable[[Item, Way], float],
-    room: float,
-) -> tuple[dict[Item, Way], float]:
+    room: Power,
+) -> tuple[dict[Item, Way], Power]:
     """Return the first steps that are enough, without those that are not needed, and the noise that they leave."""
     ways, left = dict[Item, Way](), dict(powers)
     total = sum(left.values())
     for _, item, way, rest in steps:
-        if total <= room:
+        if np.all(total <= room):
             break
-        total += rest - left[item]
+        total = total + rest - left[item]
         ways[item], left[item] = way, rest
     for item in sorted(ways, key=lambda item: cost(item, ways[item]), reverse=True):
-        if total - left[item] + powers[item] <= room:
-            total += powers[item] - left[item]
+        if np.all(total - left[item] + powers[item] <= room):
+            total = total + powers[item] - left[item]
             left[item] = powers[item]
             del ways[item]
     return ways, total

@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
+import numpy as np
+
 from onnx2ncnn_opt.errors import VerificationError
 from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.ir.shapes import infer_graph
@@ -21,6 +23,7 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker, Times
 from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk
+from onnx2ncnn_opt.verification.noise_shares import Shares
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.search_masks import (
     BUDGET,
@@ -28,7 +31,6 @@ from onnx2ncnn_opt.verification.search_masks import (
     MaskJudge,
     Masks,
     Measured,
-    NoiseGroups,
     cheapest_masks,
     errors_of,
     find_masks,
@@ -38,6 +40,8 @@ from onnx2ncnn_opt.verification.verify_net import net_feeds
 _ATTEMPTS = 10
 _LEAST = 1e-7  # seconds
 _NEGLIGIBLE = 0.01  # of the allowed noise: groups of layers that make so little are not divided
+_VAGUE = 0.2  # a difference that is so small in units of the minuend is measured instead
+_LIKE_NOTHING = 1e-5  # the noise of layers of which the estimate knows nothing
 # Layers that compute nothing, as those that move their input: they need no mask.
 _IDLE = SOURCES | {"Dropout", "Padding"}
 
@@ -103,6 +107,34 @@ class DeviceJudge(MaskJudge):
     def _least_power(self) -> float:
         return self.error(dict.fromkeys(self.layers(), FULL)) ** 2
 
+    def measured_shares(self, budget: float) -> Shares:
+        """Return the power of the noise of each layer, measured in groups that are halved until that is negligible.
+
+        Within a group powers are taken for proportional to those of the estimate.
+        """
+        known, errors = self.shares().layers, self.errors()
+        layers = [layer for layer in self.layers() if layer not in self.fixed]
+        weights = {layer: float(np.max(known.get(layer, 0.0))) + _LIKE_NOTHING**2 for layer in layers}
+        order = sorted(weights, key=weights.__getitem__, reverse=True)
+        groups = [(self.power(order), order)] if order else []
+        while True:
+            power, group = max(groups, key=lambda each: each[0] * (len(each[1]) > 1), default=(0.0, []))
+            if len(group) < 2 or power <= _NEGLIGIBLE * budget**2:
+                break
+            announce(f"the noise of {len(group)} layers in fp16")
+            groups.remove((power, group))
+            sums = np.cumsum([weights[layer] for layer in group])
+            half = min(int(np.searchsorted(sums, sums[-1] / 2)) + 1, len(group) - 1)  # those with half of the weight
+            first = self.power(group[:half])
+            is_vague = power - first < _VAGUE * power
+            groups += [(first, group[:half]), (self.power(group[half:]) if is_vague else power - first, group[half:])]
+        powers = {
+            layer: np.full(len(errors), power * weights[layer] / sum(weights[each] for each in group))
+            for power, group in groups
+            for layer in group
+        }
+        return Shares(powers, np.zeros(len(errors)))
+
     def cost(self, layer: Layer) -> float:
         """Return the seconds that a mask of a layer takes, if the device tells times."""
         return self._seconds.get(layer) or super().cost(layer)
@@ -132,19 +164,18 @@ def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:
     """
     before, masks = judge.error(), prove_masks(judge.graph)
     judge.fixed = {layer: mask.features for layer, mask in masks.items()}
-    powers: dict[Layer, float] = {}
+    alone: dict[Layer, float] = {}
     after = judge.error()
     if not after <= budget:
         needed, _ = find_masks([judge.estimator], budget=math.inf)
         for layer, mask in masks.items():
             needed[layer] = mask._replace(features=mask.features | needed.get(layer, mask).features)
         masks, judge.fixed = needed, {layer: mask.features for layer, mask in needed.items()}
-        groups = NoiseGroups(judge)
-        while groups.halve(_NEGLIGIBLE * budget**2):
-            pass
-        powers = groups.powers()
-        for layer, cheapest in cheapest_masks([judge], powers, budget, _ATTEMPTS)[0].items():
-            reason = f"alone in fp16 it costs {powers[layer] ** 0.5:.1e} of the largest value of an output"
+        shares = judge.measured_shares(budget) if isinstance(judge, DeviceJudge) else judge.shares()
+        _, best, _ = cheapest_masks([judge], shares, [(budget, 1.0)], _ATTEMPTS)
+        alone = {layer: float(power.max()) ** 0.5 for layer, power in shares.layers.items()}
+        for layer, cheapest in best.items():
+            reason = f"alone in fp16 it costs {alone[layer]:.1e} of the largest value of an output"
             masks[layer] = Mask(layer.name, layer.type, cheapest, reason, judge.reference.largest_of(layer.outputs))
         after = judge.error({layer: mask.features for layer, mask in masks.items()})
     if not after <= budget:
@@ -156,8 +187,7 @@ def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:
     features = {layer: mask.features for layer, mask in masks.items()}
     timed = judge.times(features) if isinstance(judge, DeviceJudge) else None
     chosen = tuple(
-        Chosen(mask, powers.get(layer, math.nan) ** 0.5, judge.cost(layer) if timed else None)
-        for layer, mask in masks.items()
+        Chosen(mask, alone.get(layer, math.nan), judge.cost(layer) if timed else None) for layer, mask in masks.items()
     )
     put_masks(judge.graph, features.items())
     return Mixed(judge.graph, budget, chosen, before, after, judge.checked, timed.whole if timed else None)

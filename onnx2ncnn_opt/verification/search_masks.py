@@ -1,9 +1,11 @@
 """The cheapest masks with which fp16 is enough for a net, found by running it.
 
-Layers that overflow come first. Then the search measures the noise that layers in fp16 make at the outputs: the powers
-of the noise of layers add up, so masks are chosen from one number for each layer. `find_masks` measures by the
-estimate, `mixed` on devices as well.
+Layers that overflow come first. Then the noise at the outputs is divided among the layers: their powers add up, so
+masks are chosen from one number for each layer and output. A few runs show whether they are enough. `find_masks`
+measures by the estimate, `mixed` on devices as well.
 """
+
+from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,18 +25,18 @@ from onnx2ncnn_opt.ir.half import (
     INFINITE,
     INPUT_MARGIN,
     LARGEST,
-    SMALLEST,
+    Inner,
     Noise,
     function_noise,
     winograd_tile,
 )
-from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.rewrite.prove_masks import SOURCES, Mask, is_wanted
 from onnx2ncnn_opt.runtime.base import Array, Feed
 from onnx2ncnn_opt.verification import inputs
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk, most_ordinary
 from onnx2ncnn_opt.verification.inputs import DATA, Draw
 from onnx2ncnn_opt.verification.knapsack import cheapest
+from onnx2ncnn_opt.verification.noise_shares import Shares, noise_shares
 from onnx2ncnn_opt.verification.options import EFFORTS, Effort
 from onnx2ncnn_opt.verification.tolerance import parts
 
@@ -42,22 +44,18 @@ from onnx2ncnn_opt.verification.tolerance import parts
 BUDGET = 2e-2
 # ... masks aim at these shares of it, because devices get other inputs and have other kernels, if that takes at most
 # such a share of the multiplications; and at more, if it would take many.
-_MANY = 0.2
+_MANY, _FEW = 0.2, 0.03
 _DOUBT = 1.5  # times the estimate is found on devices with other inputs
-_AIMS = (0.5, _MANY / 2), (1 / _DOUBT, _MANY), (1.0, _MANY)
+_AIMS = (0.5, _MANY / 2), *((share, _MANY) for share in (1 / _DOUBT, 0.75, 0.85, 1.0))
 _AIM = _AIMS[0][0]
-_WIDE, _GROWTH = 5.0, 1.2
+_WIDE, _GROWTH = 5.0, 1.1
 _WORTH = 0.8  # of the error, to which masks that do not keep the budget have to bring it down
 # Rounding every blob to fp16 makes errors that no mask undoes. So many times these are allowed.
 _LEAST_ROUNDINGS, _ROUNDINGS, _ROUNDINGS_WIDE, _ROUNDINGS_ALLOWED = 1.5, 2.0, 3.0, 4.0
 _MOST_ROUNDS = 8
-# The runs to measure groups of layers: of nets up to a cost of `MaskJudge.cost`, at least, and between two attempts.
-_RUNS, _COST, _LEAST_RUNS, _HALVINGS = 16, 8e9, 4, 4
-_VAGUE = 0.2  # a difference that is so small in units of the minuend is measured instead
-_HOPEFUL = 1.25  # times the budget is an error on the first input that others may make up for
-# To find the sum of the powers that may stay, which is so many times as large each time.
-_ATTEMPTS, _SHRINK, _MOST_SHRINK = 4, 0.6, 0.2
-_NEGLIGIBLE = 0.05  # of the allowed noise: groups of so little are not divided
+# Runs to find masks, of which each aims at so much less; and the share of an aim that layers may have at least.
+_ATTEMPTS, _CAUTION, _LEAST_ROOM = 3, 0.95, 0.3
+_HOPEFUL = 1.1  # times the budget is an error on the first input from which on others do not run
 # The time that a convolution takes longer without winograd, in units of that for fp16 arithmetic.
 _NO_WINOGRAD_COST = 0.25
 _ELEMENT_COST = 4.0  # multiplications that take as long as an element that is computed and written
@@ -66,7 +64,6 @@ _ELEMENT_COST = 4.0  # multiplications that take as long as an element that is c
 _TINY_NET, _CLOSE = 2**16, ((2**20, 0.1), (2**25, _AIM / 2))
 _INPUTS, _NOISES, _FEW_NUMBERS = 4, 2, 64
 _SATURATED = 0.02  # p * (1 - p) of a probability p that is nearly 0 or 1
-_LIKE_NOTHING = 1e-5  # the noise of layers of which nothing is known, in units of their largest value
 
 FULL = Feature.NO_FP16_ARITHMETIC | Feature.NO_WINOGRAD
 Masks = Mapping[Layer, Feature]
@@ -119,7 +116,7 @@ class Precision:
         return not self.ok or self.error * _DOUBT > BUDGET
 
 
-Measured: TypeAlias = Sequence[tuple[float, float]]  # the error of each output, NaN if infinite, and its largest value
+Measured: TypeAlias = Mapping[Blob, tuple[float, float]]  # errors of outputs, NaN if infinite, and largest values
 
 
 def errors_of(
@@ -129,7 +126,7 @@ def errors_of(
     left_out: Collection[Blob] = (),
 ) -> Measured:
     """Return the errors of a run's outputs; those of saturated `ends` are measured by the scores in front of them."""
-    found: list[tuple[float, float]] = []
+    found: dict[Blob, tuple[float, float]] = {}
     for blob, expected in reference.outputs.items():
         if expected.dtype != np.float32 or not expected.size or blob in left_out:
             continue
@@ -145,7 +142,7 @@ def errors_of(
         if blob in ends and not math.isnan(error) and _is_saturated(expected):
             scores = ends[blob].input
             error, size = _undecided_error(ends[blob], walk.scores[scores], reference.scores[scores]), 1.0
-        found.append((error, size))
+        found[blob] = error, size
     return found
 
 
@@ -174,8 +171,13 @@ def _undecided_error(end: Layer, scores: Array, expected: Array) -> float:
 
 def largest_error(measured: Measured) -> float:
     """Return the largest error in units of an output's largest value; NaN if one is not finite."""
-    ratios = [error / (size or 1.0) for error, size in measured]
+    ratios = _ratios(measured).values()
     return math.nan if any(map(math.isnan, ratios)) else max(ratios, default=0.0)
+
+
+def _ratios(measured: Measured) -> dict[Blob, float]:
+    """Return the errors in units of the outputs' largest values."""
+    return {blob: error / (size or 1.0) for blob, (error, size) in measured.items()}
 
 
 def error_of(walk: Walk, reference: Walk) -> float:
@@ -185,8 +187,9 @@ def error_of(walk: Walk, reference: Walk) -> float:
 
 def _mean(several: Sequence[Measured]) -> Measured:
     """Return the root mean squares of the errors and largest values of each output."""
-    columns = [np.array(measured, np.float64).reshape(-1, 2) for measured in several]
-    return [(float(error), float(size)) for error, size in np.sqrt(np.mean(np.square(columns), axis=0))]
+    columns = [np.array([*measured.values()], np.float64).reshape(-1, 2) for measured in several]
+    rows = np.sqrt(np.mean(np.square(columns), axis=0)).tolist()
+    return {blob: (error, size) for blob, (error, size) in zip(several[0], rows, strict=True)}
 
 
 class MaskJudge:
@@ -194,17 +197,20 @@ class MaskJudge:
 
     checked = "estimated for fp16"  # the place where the net runs, for people
 
-    def __init__(self, estimator: Estimator, integers: Collection[Blob] = (), runs: int = 1) -> None:
-        """Run the net in fp32. In fp16 it has so many `runs`, each with other noise.
+    def __init__(self, estimator: Estimator, integers: Collection[Blob] = (), other: MaskJudge | None = None) -> None:
+        """Run the net in fp32. In fp16 it has so many `runs`, each with other noise: as `other` has, which ran before.
 
         Outputs that are `integers` do not count if they are places of numbers that count.
         """
-        self.estimator, self.graph, self.runs = estimator, estimator.graph, runs
+        self.estimator, self.graph = estimator, estimator.graph
+        self.runs: int = other.runs if other else 1
         self._left_out = integers if estimator.choices else ()
-        self.reference = estimator.run(sampled=True)  # in fp32
-        self.inner = self.reference.inner
+        self.reference = estimator.run(sampled=other is None)  # in fp32
+        self.inner: Mapping[Layer, Sequence[Inner]] = other.inner if other else self.reference.inner
         self.fixed: Masks = {}  # masks besides those that are tried
-        self._errors: dict[tuple[int, ...], Measured] = {}  # by the runs, and the masks of all layers
+        self._errors: dict[tuple[int, tuple[int, ...]], Measured] = {}  # by the seed, and the masks of all layers
+        self._last: tuple[tuple[int, ...], Walk] | None = None
+        self.factors: dict[Blob, float] = {}  # by which errors of outputs are other ones on average over inputs
         sizes = estimator.sizes()
         self.multiplications = {layer: _number(multiplications_of(layer) or 0, sizes) for layer in self.graph}
         shapes = {layer: [blob.shape or () for blob in layer.outputs] for layer in self.graph}
@@ -224,12 +230,12 @@ class MaskJudge:
                 found[layer] = noise
         return found
 
-    def run(self) -> Walk:
+    def run(self, seed: int = 0) -> Walk:
         """Return a run in fp16 with the masks that the layers have."""
-        noise = self.noise()
-        walks = [self.estimator.run("fp16", noise, seed=seed) for seed in range(self.runs)]
-        self._errors[self._key()] = _mean([*map(self._measured, walks)])
-        return walks[0]
+        walk = self.estimator.run("fp16", self.noise(), seed=seed)
+        self._errors[seed, self._key()] = self._measured(walk)
+        self._last = self._key(), walk
+        return walk
 
     def _measured(self, walk: Walk) -> Measured:
         return errors_of(walk, self.reference, self.estimator.ends, self._left_out)
@@ -240,25 +246,37 @@ class MaskJudge:
 
     def errors(self, masks: Masks = MappingProxyType({})) -> Measured:
         """Return the errors of the outputs with masks added."""
+        with self._added(masks):
+            for seed in range(self.runs):
+                if (seed, self._key()) not in self._errors:
+                    self.run(seed)
+            return _mean([self._errors[seed, self._key()] for seed in range(self.runs)])
+
+    def expected(self, masks: Masks) -> float:
+        """Return the largest error to be expected on average over the inputs of several judges, with masks added."""
+        ratios = _ratios(self.errors(masks)).items()
+        return max((ratio * self.factors.get(blob, 1.0) for blob, ratio in ratios), default=0.0)
+
+    def shares(self, masks: Masks = MappingProxyType({})) -> Shares:
+        """Return the powers of the noise of layers at the outputs, in units of these, with masks added."""
+        errors = self.errors(masks)
+        with self._added(masks):
+            _, walk = self._last if self._last and self._last[0] == self._key() else (None, self.run())
+            ends, known = self.estimator.ends, self.reference.outputs
+            blobs = [ends[blob].input if blob in ends and _is_saturated(known[blob]) else blob for blob in errors]
+            powers = [(ratio * self.factors.get(blob, 1.0)) ** 2 for blob, ratio in _ratios(errors).items()]
+            return noise_shares(self.graph, walk, self.reference, [*zip(blobs, powers, strict=True)])
+
+    @contextmanager
+    def _added(self, masks: Masks) -> Iterator[None]:
+        """Put masks on layers for a block."""
         with restored_masks(self.graph):
             for layer, features in (*masks.items(), *self.fixed.items()):
                 layer.params["featmask"] = layer["featmask"] | int(features)
-            if self._key() not in self._errors:
-                self.run()
-            return self._errors[self._key()]
+            yield
 
     def _key(self) -> tuple[int, ...]:
-        return (self.runs, *(layer["featmask"] for layer in self.graph))
-
-    def layers(self) -> list[Layer]:
-        """Return the layers whose arithmetic in fp16 makes errors."""
-        return list(self.noise())
-
-    def power(self, layers: Collection[Layer]) -> float:
-        """Return the square of the error of an output if only these layers compute in fp16."""
-        noise = self.noise()
-        alone = {layer: noise[layer] for layer in layers if layer in noise}
-        return largest_error(self._measured(self.estimator.run(noise=alone))) ** 2
+        return tuple(layer["featmask"] for layer in self.graph)
 
     def cost(self, layer: Layer) -> float:
         """Return the cost of computing a layer in fp32, as multiplications."""
@@ -287,11 +305,20 @@ def joint_error(judges: Sequence[MaskJudge], masks: Masks = MappingProxyType({})
     return largest_error(_mean([judge.errors(masks) for judge in judges]))
 
 
+def _compare(judges: Sequence[MaskJudge], masks: Masks = MappingProxyType({})) -> float:
+    """Return the error on the inputs of several judges; the first learns how far its own errors are from these."""
+    own, mean = (
+        _ratios(errors) for errors in (judges[0].errors(masks), _mean([each.errors(masks) for each in judges]))
+    )
+    judges[0].factors = {blob: mean[blob] / own[blob] for blob in mean if own[blob]}
+    return max(mean.values(), default=0.0)
+
+
 def _most_telling_first(judges: Sequence[MaskJudge]) -> list[MaskJudge]:
     """Return the judges; the first has the largest error of the output that is worst for all of them."""
-    ratios = [error / (size or 1.0) for error, size in _mean([judge.errors() for judge in judges])]
-    worst = int(np.argmax(ratios)) if ratios else 0
-    return sorted(judges, key=lambda judge: -judge.errors()[worst][0] if ratios else 0.0)
+    mean = _ratios(_mean([judge.errors() for judge in judges]))
+    worst = max(mean, key=mean.__getitem__, default=None)
+    return sorted(judges, key=lambda judge: -judge.errors()[worst][0] if worst else 0.0)
 
 
 def _number(dim: Dim, sizes: Mapping[str, Dim]) -> int:
@@ -354,29 +381,25 @@ def find_masks(
         more = _INPUTS if elements < _TINY_NET else int(has_few or not error < share * allowed)
         runs = _NOISES if has_few or elements < _TINY_NET else 1
         judge.runs = runs
-        judges += (MaskJudge(estimator, integers, runs) for estimator in islice(given, more))
+        judges += (MaskJudge(estimator, integers, judge) for estimator in islice(given, more))
         judges = _most_telling_first(judges)
-        judge, error = judges[0], joint_error(judges)
-        is_much = error > (budget or BUDGET * _AIM)
-        rounding = largest_error(_mean([each.rounding() for each in judges])) if is_much else math.nan
-        if not math.isnan(rounding):
-            allowed = max(allowed, _ROUNDINGS_ALLOWED * rounding)
-            if masks:
-                closer = _mask_errors(judges, found, budget, rounding, EFFORTS[effort][1])
-                error = joint_error(judges)
+        judge, error, rounding = judges[0], joint_error(judges), 0.0
+        if masks and error > (budget or BUDGET * _AIM):
+            closer, rounding = _mask_errors(judges, found, budget, EFFORTS[effort][1])
+            error = joint_error(judges)
+        if error > allowed:
+            allowed = max(allowed, _ROUNDINGS_ALLOWED * (rounding or _rounding(judges)))
         differ = bool(integers) and any(each.integers_differ(each.run(), integers) for each in judges)
-        overflow = _overflow(large, judge) if large else ""
+        overflow = _overflow(large) if large else ""
         return found, Precision(error, allowed, differ, judge.price(), closer, overflow)
 
 
-def _overflow(large: Estimator, judge: MaskJudge) -> str:
-    """Return the first layer that makes a NaN or an infinity of large inputs, and not in fp32."""
-    walk = large.run("fp16", judge.noise())
-    if not any(walk.special.values()):
-        return ""
-    reference = large.run()
-    for layer in large.graph:
-        if any(walk.special.get(blob, 0) > reference.special.get(blob, 0) for blob in layer.outputs):
+def _overflow(large: Estimator) -> str:
+    """Return the first layer in fp16 that makes numbers of large inputs that are infinite there."""
+    layers = [layer for layer in large.graph if not layer["featmask"] & Feature.NO_FP16_STORAGE]
+    sizes = large.largest({blob for layer in layers for blob in layer.outputs})
+    for layer in layers:
+        if any(sizes.get(blob, 0.0) > LARGEST for blob in layer.outputs) and layer.type not in SOURCES:
             return f"{layer.type} '{layer.name}'"
     return ""
 
@@ -452,154 +475,116 @@ def _mask_first_special(judge: MaskJudge, walk: Walk, found: _Found) -> bool:
     return False
 
 
-def _mask_errors(
-    judges: Sequence[MaskJudge], found: _Found, budget: float | None, rounding: float, effort: float
-) -> str:
-    """Mask the layers that make too large an error; return a note on a smaller budget and its price.
+def _mask_errors(judges: Sequence[MaskJudge], found: _Found, budget: float | None, effort: float) -> tuple[str, float]:
+    """Mask the layers that make too large an error; return a note on a smaller budget, and the error of rounding.
 
-    A given budget is kept at any price. Otherwise it is half of BUDGET, BUDGET, or more, depending on the prices.
+    A given budget is kept at any price. Otherwise it is half of BUDGET, BUDGET, or more, depending on the prices. The
+    error of rounding is 0 if it does not matter.
     """
-    judge, groups, closer = judges[0], NoiseGroups(judges[0]), ""
-    target = max(budget or BUDGET, _ROUNDINGS * rounding)
-    least = max(target * _AIM, _LEAST_ROUNDINGS * rounding)
-    goals = [(max(target * share, least), most) for share, most in _AIMS] if budget is None else []
-    most_runs = effort * max(min(_RUNS, _RUNS * _COST / sum(map(judge.cost, judge.graph))), _LEAST_RUNS)
-    while not (kept := _affordable(judges, groups.powers(), goals[:1], 1)) and groups.runs < most_runs:
-        halved = [groups.halve(_NEGLIGIBLE * least**2) for _ in range(_HALVINGS)]
-        if not halved[0]:
+    judge, closer, attempts = judges[0], "", 1 + int(effort * (_ATTEMPTS - 1))
+    _compare(judges)
+    shares, rounding, target = judge.shares(), 0.0, budget or BUDGET
+    for is_last in (shares.rest.max() > target**2, True):  # then rounding alone is probably too much
+        if is_last:
+            rounding = _rounding(judges)
+        target = max(budget or BUDGET, _ROUNDINGS * rounding)
+        usual = [(max(target * share, _LEAST_ROUNDINGS * rounding), most) for share, most in _AIMS]
+        aims = usual if budget is None else [(target, 1.0)]
+        aim, masks, error = cheapest_masks(judges, shares, aims, attempts)
+        if aim is not None or is_last:
             break
-    powers = groups.powers()
-    if kept := kept or _affordable(judges, powers, goals):
-        aim, masks, room = kept
-        if aim > least:
-            price = judge.price(_masks_within(judge, powers, room * (least / aim) ** 2))
-            closer = f"--budget {least:.0e} would take {price:.0%} of the multiplications"
-    else:
-        masks, room, _ = cheapest_masks(judges, powers, target)
-        if budget is None and judge.price(masks) > _MANY:
-            closer = f"--budget {target:.0e} would take {judge.price(masks):.0%} of the multiplications"
-            masks = _masks_in_reason(judges, powers, room, max(_WIDE * BUDGET, _ROUNDINGS_WIDE * rounding))
+    price, least = judge.price(_masks_within(judge, shares, target)), aims[0][0]
+    if aim is None and budget is None and price > _MANY:
+        closer = f"--budget {target:.0e} would take {price:.0%} of the multiplications"
+        if error > (wide := max(_WIDE * BUDGET, _ROUNDINGS_WIDE * rounding)):  # which justifies any cost
+            _, masks, _ = cheapest_masks(judges, shares, [(wide, 1.0)], attempts)
+        elif error > _WORTH * joint_error(judges):
+            masks = {}
+    elif aim is not None and aim > least:
+        price = judge.price(_masks_within(judge, shares, least))
+        closer = f"--budget {least:.0e} would take {price:.0%} of the multiplications"
     for layer, features in masks.items():
         how = judge.inner[layer][0].how if layer in judge.inner else "its steps"
-        reason = f"{how} in fp16 make errors of {powers[layer] ** 0.5:.1e} of an output"
+        reason = f"{how} in fp16 make errors of {shares.layers[layer].max() ** 0.5:.1e} of an output"
         found.add(layer, features, reason, judge.reference.largest_of(layer.outputs))
-    return closer
+    return closer, rounding
 
 
-def _affordable(
-    judges: Sequence[MaskJudge],
-    powers: Mapping[Layer, float],
-    goals: Iterable[tuple[float, float]],
-    attempts: int = _ATTEMPTS,
-) -> tuple[float, dict[Layer, Feature], float] | None:
-    """Return the first goal that masks reach at its highest price, with these masks, and the noise that they leave."""
-    for goal, most in goals:
-        if judges[0].price(_masks_within(judges[0], powers, goal**2)) <= most:
-            masks, room, is_enough = cheapest_masks(judges, powers, goal, attempts)
-            if is_enough and judges[0].price(masks) <= most:
-                return goal, masks, room
-    return None
+def _rounding(judges: Sequence[MaskJudge]) -> float:
+    """Return the error that rounding every blob makes."""
+    return largest_error(_mean([judge.rounding() for judge in judges]))
 
 
-def _masks_in_reason(
-    judges: Sequence[MaskJudge], powers: Mapping[Layer, float], room: float, wide: float
-) -> dict[Layer, Feature]:
-    """Return masks that leave more noise than `room`, so that they do not cost too much, if they are of any use.
-
-    An error of more than `wide` justifies any cost.
-    """
-    while (masks := _masks_within(judges[0], powers, room)) and judges[0].price(masks) > _MANY and room < 1:
-        room *= _GROWTH
-    error = joint_error(judges, masks)
-    if error > wide:
-        return cheapest_masks(judges, powers, wide)[0]
-    return masks if error <= _WORTH * joint_error(judges) else {}
-
-
-class NoiseGroups:
-    """Groups of layers, and the power of each group's noise at the outputs, the square of their error.
-
-    Within a group the powers of layers are taken for proportional to the squares of their own relative noise.
-    """
-
-    def __init__(self, judge: MaskJudge) -> None:
-        self._judge, noise = judge, judge.noise()
-        self._relative: dict[Layer, float] = {}
-        for layer in judge.layers():
-            if layer not in judge.fixed:
-                sizes, own = noise.get(layer, Noise())
-                size = max(judge.reference.largest_of(layer.outputs), SMALLEST)
-                self._relative[layer] = (max(sizes, default=0.0) / size) ** 2 + own**2 + _LIKE_NOTHING**2
-        order = sorted(self._relative, key=self._relative.__getitem__, reverse=True)
-        self._groups = [(judge.power(order), order)] if order else []
-        self.runs = 1
-
-    def halve(self, negligible: float) -> bool:
-        """Halve the group of the largest power; return False if all groups are negligible or of one layer."""
-        power, group = max(self._groups, key=lambda each: each[0] * (len(each[1]) > 1), default=(0.0, []))
-        if len(group) < 2 or power <= negligible:
-            return False
-        announce(f"the noise of {len(group)} layers in fp16")
-        self._groups.remove((power, group))
-        sums = np.cumsum([self._relative[layer] for layer in group])
-        half = min(int(np.searchsorted(sums, sums[-1] / 2)) + 1, len(group) - 1)  # those with half of the weight
-        first = self._judge.power(group[:half])
-        is_vague = power - first < _VAGUE * power
-        rest = self._judge.power(group[half:]) if is_vague else power - first
-        self._groups += [(first, group[:half]), (rest, group[half:])]
-        self.runs += 1 + is_vague
-        return True
-
-    def powers(self) -> dict[Layer, float]:
-        """Return the power of each layer alone."""
-        weights = [(power / sum(self._relative[layer] for layer in group), group) for power, group in self._groups]
-        return {layer: self._relative[layer] * weight for weight, group in weights for layer in group}
+_Tried: TypeAlias = tuple[float, dict[Layer, Feature]]
 
 
 def cheapest_masks(
-    judges: Sequence[MaskJudge], powers: Mapping[Layer, float], target: float, attempts: int = _ATTEMPTS
-) -> tuple[dict[Layer, Feature], float, bool]:
-    """Return masks of small cost that keep the error of a net within `target`, or nearly so.
+    judges: Sequence[MaskJudge], shares: Shares, aims: Sequence[tuple[float, float]], attempts: int = _ATTEMPTS
+) -> tuple[float | None, dict[Layer, Feature], float]:
+    """Return the first aim that masks reach at its highest price, these masks, and their error.
 
-    The sum of powers that they leave follows: it may be `target` squared, and becomes smaller until the error fits,
-    because powers add up only roughly. After so many attempts the masks are those that come nearest to it; the last
-    result says whether they do.
+    The aim is None if they reach none; then the masks are those of the smallest error. The shares say which masks
+    should be enough. A run shows whether they are, and then `shares` become more exact, see `Shares.learn`.
     """
-    room, error = target**2, math.inf
-    for attempt in range(attempts):
-        room *= max(_SHRINK * min((target / error) ** 2, 1.0), _MOST_SHRINK) if attempt else 1.0
-        masks = _masks_within(judges[0], powers, room)
-        error = judges[0].error(masks)
-        if error <= _HOPEFUL * target:
-            error = joint_error(judges, masks)
-        if error <= target:
+    judge, tried, factor = judges[0], list[_Tried](), 1.0
+    for _ in range(attempts):
+        fits = ((aim, _masks_within(judge, shares, aim * factor), most) for aim, most in aims)
+        aim, masks = next(((aim, masks) for aim, masks, most in fits if judge.price(masks) <= most), (math.nan, {}))
+        if math.isnan(aim):
+            masks = _masks_in_reason(judge, shares, *aims[-1])
+        factor *= _CAUTION
+        if known := [error for error, known in tried if known == masks]:
+            if known[0] <= aim:
+                break
+            continue
+        error = judge.expected(masks)
+        if error <= _HOPEFUL * aim:
+            error = _compare(judges, masks)
+        tried.append((error, masks))
+        if error <= aim and judge.price(masks) <= _FEW:
             break
-    return masks, room, error <= target
+        shares.learn(judge.shares(masks), masks)
+    for aim, most in aims:
+        kept = [(judge.price(masks), error, masks) for error, masks in tried if error <= aim]
+        price, error, masks = min(kept, key=lambda each: each[0], default=(math.inf, math.inf, {}))
+        if price <= most:
+            return aim, masks, error
+    error, masks = min(tried, key=lambda each: each[0])
+    return None, masks, error
 
 
-_Step: TypeAlias = tuple[float, Layer, Feature, float]
+def _masks_in_reason(judge: MaskJudge, shares: Shares, aim: float, most: float) -> dict[Layer, Feature]:
+    """Return masks that leave an error above the aim, so that they do not cost too much."""
+    while (masks := _masks_within(judge, shares, aim)) and judge.price(masks) > most and aim < 1:
+        aim *= _GROWTH
+    return masks
 
 
-def _steps(judge: MaskJudge, powers: Mapping[Layer, float]) -> list[_Step]:
-    """Return the ways to mask layers, for `cheapest`."""
+_Step: TypeAlias = tuple[float, Layer, Feature, Array]
+
+
+def _steps(judge: MaskJudge, powers: Mapping[Layer, Array], excess: Array) -> list[_Step]:
+    """Return the ways to mask layers, for `cheapest`; only the noise at some outputs counts."""
     steps: list[_Step] = []
     for layer, power in powers.items():
-        cost = judge.cost(layer)
+        cost, loud = judge.cost(layer), float(power.max(where=excess, initial=0.0))
         if winograd_tile(layer):
             ways = [way.error for way in judge.inner.get(layer, ())]
-            plain = power * (ways[-1] / ways[0]) ** 2 if ways and ways[0] else power
-            ratio = (power - plain) / (_NO_WINOGRAD_COST * cost)
-            steps.append((ratio, layer, Feature.NO_WINOGRAD, plain))
-            steps.append((min(plain / cost, ratio), layer, FULL, 0.0))
+            left = (ways[-1] / ways[0]) ** 2 if ways and ways[0] else 1.0
+            ratio = loud * (1 - left) / (_NO_WINOGRAD_COST * cost)
+            steps.append((ratio, layer, Feature.NO_WINOGRAD, power * left))
+            steps.append((min(loud * left / cost, ratio), layer, FULL, power * 0))
         else:
-            steps.append((power / cost, layer, Feature.NO_FP16_ARITHMETIC, 0.0))
+            steps.append((loud / cost, layer, Feature.NO_FP16_ARITHMETIC, power * 0))
     return steps
 
 
-def _masks_within(judge: MaskJudge, powers: Mapping[Layer, float], room: float) -> dict[Layer, Feature]:
-    """Return the masks of small cost that leave noise of `room` at most."""
+def _masks_within(judge: MaskJudge, shares: Shares, aim: float) -> dict[Layer, Feature]:
+    """Return the masks of small cost that leave an error of `aim` at most."""
 
     def cost(layer: Layer, features: Feature) -> float:
         return judge.cost(layer) * (_NO_WINOGRAD_COST if features == Feature.NO_WINOGRAD else 1.0)
 
-    return cheapest(powers, _steps(judge, powers), cost, room)
+    room = np.maximum(aim**2 - shares.rest, (_LEAST_ROOM * aim) ** 2)
+    excess = sum(shares.layers.values(), np.zeros_like(room)) > room
+    return cheapest(shares.layers, _steps(judge, shares.layers, excess), cost, room)

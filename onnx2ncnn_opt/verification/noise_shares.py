@@ -1,0 +1,86 @@
+"""The share that each layer has in the noise at a net's outputs, from samples of all blobs of one run.
+
+The error of a blob is that of its layer's own arithmetic, whose size is known, and the rest comes with its inputs. So
+the power of the noise at an output is divided from the last layer to the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.runtime.base import Array
+from onnx2ncnn_opt.verification.estimate import Walk
+
+
+@dataclass
+class Shares:
+    """The powers of the noise of layers at the outputs, and the powers of the rest: of blobs that are rounded."""
+
+    layers: dict[Layer, Array]
+    rest: Array
+
+    @property
+    def total(self) -> Array:
+        """The powers of all noise."""
+        return self.rest + sum(self.layers.values(), np.zeros_like(self.rest))
+
+    def learn(self, left: Shares, masked: Collection[Layer]) -> None:
+        """Take over the shares that are `left` with masks, and divide the power that these take away.
+
+        One run shows little of layers behind others, and takes the noise of whole channels for that of single numbers.
+        """
+        away = np.maximum(self.total - left.total, 0.0)
+        powers = sum((self.layers[layer] for layer in masked), np.zeros_like(away))
+        factors = np.divide(away, powers, out=np.ones_like(away), where=powers > 0)
+        self.layers = {
+            layer: power * factors if layer in masked else left.layers.get(layer, power)
+            for layer, power in self.layers.items()
+        }
+        self.rest = left.rest
+
+
+def noise_shares(graph: Graph, walk: Walk, reference: Walk, outputs: Sequence[tuple[Blob, float]]) -> Shares:
+    """Divide the powers of the noise of a walk, each at a blob, among the layers of a graph."""
+    squares = {blob: _mean_square(sample) for blob, sample in reference.samples.items()}
+    # An output is not known before its own errors, but with them.
+    gone = {
+        blob: sum(walk.errors[blob]) if blob in walk.outputs or blob in walk.scores else 0.0 for blob in walk.errors
+    }
+    came = {
+        blob: max(_mean_square(sample - reference.samples[blob]) - gone[blob], 0.0)
+        for blob, sample in walk.samples.items()
+    }
+    total = np.array([power for _, power in outputs])
+    arriving: dict[Blob, Array] = {}
+    for (blob, _), row in zip(outputs, np.diag(total), strict=True):
+        arriving[blob] = arriving.get(blob, 0.0) + row
+    found: dict[Layer, Array] = {}
+    for layer in reversed(list(graph)):
+        powers = [arriving.pop(blob) for blob in layer.outputs if blob in arriving]
+        if not powers:
+            continue
+        power = np.sum(powers, axis=0)
+        known = [blob for blob in layer.outputs if blob in came]
+        own, rounded = (sum(walk.errors[blob][at] for blob in known if walk.errors[blob]) for at in range(2))
+        inputs = {blob: came[blob] + sum(walk.errors[blob]) for blob in layer.inputs if blob in came}
+        inputs = {blob: square for blob, square in inputs.items() if square}
+        error = own + rounded + (sum(came[blob] for blob in known) if inputs else 0.0)  # or all of it begins here
+        if error:
+            found[layer] = power * (own / error)
+            power = power * max(1.0 - (own + rounded) / error, 0.0)
+        if not layer.computes(BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB, Eltwise.SUM) and layer.type != "Concat":
+            inputs = {blob: square / (squares[blob] or 1.0) for blob, square in inputs.items()}
+        for blob, part in inputs.items():
+            arriving[blob] = arriving.get(blob, 0.0) + power * (part / sum(inputs.values()))
+    return Shares(found, np.maximum(total - sum(found.values()), 0.0))
+
+
+def _mean_square(numbers: Array) -> float:
+    """Return the mean square of the finite numbers."""
+    squares = np.square(numbers, dtype=np.float64)
+    return float(squares.mean(where=np.isfinite(squares))) if np.isfinite(squares).any() else 0.0
