@@ -14,7 +14,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import Activation
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.int8 import LARGEST_SUM, LEVELS, largest_sum, may_use_winograd
+from onnx2ncnn_opt.ir.int8 import LARGEST_SUM, LEVELS, largest_sum, may_use_winograd, rows_of
 from onnx2ncnn_opt.ir.weight import Array, Encoding
 
 _LINEAR = ("Convolution", "ConvolutionDepthWise", "InnerProduct")
@@ -81,11 +81,7 @@ def _takes_centred(layer: Layer, padded: bool) -> bool:
     if _pads(layer) and not padded:
         return False
     is_safe = not may_use_winograd(layer) or bool(layer["featmask"] & Feature.NO_WINOGRAD)
-    return is_safe or largest_sum(_rows(layer)) <= LARGEST_SUM
-
-
-def _rows(layer: Layer) -> Array:
-    return layer.weights["weight_data"].reshape(layer["num_output"], -1)
+    return is_safe or largest_sum(rows_of(layer)) <= LARGEST_SUM
 
 
 def _centre(before: Layer, readers: list[Layer]) -> None:
@@ -97,7 +93,7 @@ def _centre(before: Layer, readers: list[Layer]) -> None:
     if "top_blob_int8_scales" in before.weights:
         before.weights["top_blob_int8_scales"] = before.weights["top_blob_int8_scales"] * np.float32(2)
     for layer in readers:
-        sums = _rows(layer).sum(axis=1, dtype=np.float64)
+        sums = rows_of(layer).sum(axis=1, dtype=np.float64)
         if _is_int8(layer):
             scales = layer.weights["weight_data_int8_scales"].astype(np.float64)
             sums /= np.repeat(scales, layer["num_output"] // scales.size)

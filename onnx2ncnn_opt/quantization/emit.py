@@ -15,10 +15,10 @@ from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.int8 import (
     LARGEST_SUM,
-    LEVELS,
     crashes_gpus,
     integers,
     is_garbage_on_x86,
+    largest_sum,
     may_use_winograd,
     row_scales,
 )
@@ -115,7 +115,7 @@ def _convolution(layer: Layer, scales: Scales) -> None:
     rows = rows_of(layer)
     by_row = row_scales(rows) if scales.rows is None else scales.rows.astype(np.float32)
     if may_use_winograd(layer):
-        largest = _largest_sum(rows, by_row)
+        largest: float = largest_sum(integers(rows, by_row[:, None]))
         if scales.largest_sum is not None:
             largest = min(largest, _MARGIN * scales.largest_sum)
         bits = next((bits for bits in (8, 7, 6) if largest * 2.0 ** (bits - 8) <= LARGEST_SUM), 0)
@@ -267,19 +267,12 @@ def part_sizes(layer: Layer) -> tuple[int, ...]:
 def needs_sums(layer: Layer) -> bool:
     """Return True if only data can show that the sums of a layer stay below the limit of winograd with 8 bits."""
     rows = rows_of(layer) if may_use_winograd(layer) else np.zeros((1, 1))
-    return _largest_sum(rows, row_scales(rows)) > LARGEST_SUM
-
-
-def _largest_sum(rows: Array, by_row: Array) -> float:
-    return float(np.abs(integers(rows, by_row[:, None]).astype(np.int64)).sum(axis=1).max()) * LEVELS
+    return largest_sum(integers(rows, row_scales(rows)[:, None])) > LARGEST_SUM
 
 
 def _window_obstacle(layer: Layer) -> str:
-    if layer["dynamic_weight"]:
-        return "the net computes its weights"
-    if layer["pad_value"] < 0:
-        return f"it pads with {layer['pad_value']:g}, and ncnn's int8 never with negative numbers"
-    return ""
+    pad = layer["pad_value"]
+    return f"it pads with {pad:g}, and ncnn's int8 never with negative numbers" if pad < 0 else ""
 
 
 def _group_obstacle(layer: Layer) -> str:

@@ -51,13 +51,17 @@ WEIGHTS = ("int8", "block8")
 FEW = 8  # samples that each layer alone is measured with; fewer are too few to trust
 _HELD = 5  # every so many samples one is kept to measure with
 _SLOWER, _AGAIN = 1.02, 2  # of the float net's time, and measurements more if the net takes longer
-_LEAST_TURNS, _TURNS, _MOST_TURNS = 3, 15, 60  # of each net; most where the clock does not tell which is faster
+_LEAST_TURNS, _TURNS, _MOST_TURNS = 3, 15, 60  # of each net; most where 15 do not decide
 _RUNS, _SECONDS = 5, 15.0  # in a turn, and after which there are no more turns
-_ERRORS, _LEAST_ERROR = 4, 0.02  # of ratios: in median deviations by the root of the turns, and of two runs of ours
+_OF_NETS = 0.5  # seconds to time a float net and an int8 one
+_ERRORS = 4  # of a median: median deviations by the root of the turns
 _POOR = 15.0  # decibels, below which an output is of little use
 _LOUD = 100.0  # a median of layers' largest inputs that hints at pixels in place of normalised numbers
 _SATURATED = 0.3  # of a blob's numbers at its largest one hint at pixels too, as ReLU6 cuts them off
-_GAIN, _CLEARLY = 0.03, 0.1  # of a layer's time that int8 has to save, and another form of int8
+_GAIN, _KNOWN_GAIN = (
+    0.1,
+    0.03,
+)  # of a layer's time that int8, or another form of it, has to save: by the clock, by a table
 _SHORTEST = 1e-9  # seconds that the clock can tell
 _ATTEMPTS = 12
 _WORK, _MOST = 10**11, 64  # multiplications to measure each layer alone, if these are FEW samples or more; their most
@@ -107,11 +111,6 @@ class Row:
     reason: str = ""
     form: str = ""
     bits: int = 0
-
-    @property
-    def is_faster(self) -> bool:
-        """True if int8 saves enough of the layer's time."""
-        return self.seconds[1] < self.seconds[0] * (1 - _GAIN)
 
     @property
     def is_int8(self) -> bool:
@@ -182,6 +181,10 @@ class _Nets:
         self.held = range(_HELD - 1, len(feeds), _HELD) if len(feeds) >= 2 * FEW else range(len(feeds))
         self._expected: dict[int, dict[str, Array]] = {}
         self._bytes = 0  # of these outputs
+
+    def is_faster(self, row: Row) -> bool:
+        """Return True if int8 saves enough of a layer's time: a clock that is 1 % off changes few decisions."""
+        return row.seconds[1] < row.seconds[0] * (1 - (_GAIN if self.is_timed else _KNOWN_GAIN))
 
     def graph(self, scales: Mapping[str, Scales]) -> Graph:
         """Return the net with these layers in int8."""
@@ -316,7 +319,7 @@ def quantize_net(  # noqa: PLR0913
         rows, scales = _timed(nets, net, rows, scales, {} if given is not None else _forms(net, scales, weights), few)
         if given is None:
             rows = {name: _without_poor(row) for name, row in rows.items()}
-        chosen = {name for name in candidates if not rows[name].reason and (every or rows[name].is_faster)}
+        chosen = {name for name in candidates if not rows[name].reason and (every or nets.is_faster(rows[name]))}
         return _within(nets, rows, scales, chosen, budget, notes, every)
 
 
@@ -390,41 +393,19 @@ def _timed(
 ) -> tuple[dict[str, Row], dict[str, Scales]]:
     """Return the rows with the times of their layers, and the scales with those of `forms` that are clearly faster.
 
-    One scale counts only where blocks are no faster than float.
+    One scale counts only where blocks are no faster than float. The nets take turns in one process, and the medians of
+    the turns' ratios count: the machine slows down each net of a turn alike, and each is loaded to another place in
+    memory. So the same command gives the same net, as a rule.
     """
     tops = {
         line.layer.name: line.tops[0]
         for line in list_layers(graph).lines
         if line.layer is not None and line.layer.type != "Input" and line.tops
     }
-    least, ratios = _seconds(nets, tops, graph, [scales, *([{**scales, **forms}] if forms else [])])
-    scales = dict(scales)
-    for name, (ratio, *others) in ratios.items():
-        seconds = least[name]
-        rows[name] = replace(rows[name], seconds=(seconds, seconds * ratio))
-        if name not in forms or not others[0] < ratio * (1 - _CLEARLY):
-            continue
-        row = replace(rows[name], seconds=(seconds, seconds * others[0]))
-        if not forms[name].whole:
-            scales[name], rows[name] = forms[name], row
-        elif row.is_faster and not rows[name].is_faster:
-            noise = nets.compare({name: forms[name]}, *samples)[0].noise
-            scales[name], rows[name] = forms[name], replace(row, noise=noise)
-    return rows, scales
-
-
-def _seconds(
-    nets: _Nets, tops: Mapping[str, str], graph: Graph, each: Sequence[Mapping[str, Scales]]
-) -> tuple[dict[str, float], dict[str, list[float]]]:
-    """Return the least seconds of each float layer, and the times in units of it with each of some scales.
-
-    The nets take turns in one process, and the medians of the turns' ratios count: the machine slows down each net of
-    a turn alike, and each is loaded to another place in memory.
-    Where these do not tell which is faster, a table of kernels does, so that the same command gives the same net.
-    """
-    layers = [layer for layer in graph if layer.name in each[0]]
+    layers = [layer for layer in graph if layer.name in scales]
     names = list(dict.fromkeys(tops.values()))
     at = [names.index(tops[layer.name]) for layer in layers]
+    each = [scales, *([{**scales, **forms}] if forms else [])]
     runners = [NcnnRunner(nets.param, nets.bin, worker=nets.there)] if nets.is_timed else [nets.float]
     if nets.is_timed:
         runners += [nets.runner(some, nets.there, f"timed{i}") for i, some in enumerate(each)]
@@ -433,23 +414,27 @@ def _seconds(
     while len(turns) < _LEAST_TURNS or (len(turns) < most and time.monotonic() < end):
         found = [runner.time_blobs(nets.feeds[0], names, runs=_RUNS, seconds=1.0).blobs for runner in runners]
         turns.append(np.maximum(np.array(found)[:, at], _SHORTEST))
-        ratios = np.array([turn[1:] / turn[0] for turn in turns])
+        ratios = np.array(
+            [[*turn[1:] / turn[0], *turn[2:] / turn[1:2]] for turn in turns]
+        )  # to float, and of the forms
         median = np.median(ratios, axis=0)
         error = np.median(np.abs(ratios - median), axis=0) * _ERRORS / math.sqrt(len(turns))
-        is_close = np.abs(median - 1 + _GAIN) < np.maximum(error, _LEAST_ERROR)
         most = _MOST_TURNS if (np.abs(median - 1 + _GAIN) < error).any() else _TURNS
-    least = np.min([turn[0] for turn in turns], axis=0)
-    times: dict[str, list[float]] = {}
+    chosen = dict(scales)
     for i, layer in enumerate(layers):
-        known = [time_in_int8(nets.machine, layer, whole=some[layer.name].whole) for some in each]
-        if nets.is_timed:
-            pairs = zip(median[:, i].tolist(), is_close[:, i].tolist(), known, strict=True)
-            times[layer.name] = [
-                (max(ratio, 1.0) if table is None else table) if close else ratio for ratio, close, table in pairs
-            ]
-        else:
-            times[layer.name] = [math.nan if ratio is None else ratio for ratio in known]
-    return {layer.name: float(seconds) for layer, seconds in zip(layers, least, strict=True)}, times
+        name, seconds = layer.name, float(min(turn[0, i] for turn in turns))
+        known = [time_in_int8(nets.machine, layer, whole=some[name].whole) or math.nan for some in each]
+        ratio, *others = median[: len(each), i].tolist() if nets.is_timed else known
+        rows[name] = replace(rows[name], seconds=(seconds, seconds * ratio))
+        if name not in forms or not others[0] < ratio * (1 - _GAIN):
+            continue
+        row = replace(rows[name], seconds=(seconds, seconds * others[0]))
+        if not forms[name].whole:
+            chosen[name], rows[name] = forms[name], row
+        elif nets.is_faster(row) and not nets.is_faster(rows[name]):
+            noise = nets.compare({name: forms[name]}, *samples)[0].noise
+            chosen[name], rows[name] = forms[name], replace(row, noise=noise)
+    return rows, chosen
 
 
 def _within(
@@ -529,10 +514,10 @@ def _measured(
     if nets.is_timed:
         floats = NcnnRunner(nets.param, nets.bin, worker=nets.there)
         net, other = (partial(each.time, nets.feeds[0], nets.outputs) for each in (runner, floats))
-        timed = in_turns(net, other, 1.0)
+        timed = in_turns(net, other, _OF_NETS)
         for _ in range(_AGAIN):
-            if timed.ratio > _SLOWER:  # it may have been the machine
-                timed = min(timed, in_turns(net, other, 1.0), key=lambda each: each.ratio)
+            if timed.ratio > _SLOWER and not every:  # it may have been the machine
+                timed = min(timed, in_turns(net, other, _OF_NETS), key=lambda each: each.ratio)
         before, after = timed.other / 1e3, timed.other / 1e3 * timed.ratio
     else:
         before = min(nets.float.time(nets.feeds[0], nets.outputs, 0.1))
@@ -561,6 +546,6 @@ def _why(nets: _Nets, row: Row, every: bool) -> str:
     before, after = row.seconds
     if math.isnan(after) and not every:
         return f"nobody has measured its int8 kernel for {nets.where}"
-    if not row.is_faster and not every:
-        return f"int8 is no faster {nets.times}: {before * 1e3:.3f} ms -> {after * 1e3:.3f} ms"
+    if not nets.is_faster(row) and not every:
+        return f"int8 saves little time {nets.times}: {before * 1e3:.3g} ms -> {after * 1e3:.3g} ms"
     return f"the budget has no room for its noise: {decibels(row.noise):.1f} dB alone"

@@ -2,6 +2,8 @@
 
 import shutil
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from onnx2ncnn_opt.quantization.emit import Scales, obstacle, quantise
 from onnx2ncnn_opt.quantization.observe import Observed
 from onnx2ncnn_opt.quantization.quantize import Budget
 from onnx2ncnn_opt.quantization.thresholds import METHODS
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, Times
 from onnx2ncnn_opt.runtime.net import Net
 from testing.onnx_text import parsed
 
@@ -285,6 +288,23 @@ def test_masks_of_no_int8(param: Path) -> None:
     quantise(graph, {})
     assert not any(layer.params.get("int8_scale_term") for layer in graph)
     assert Scales(1.0).rows is None
+
+
+def test_a_quiet_moment_of_one_net_decides_nothing(param: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: Counter[str] = Counter()
+
+    def time_blobs(self: NcnnRunner, feeds: Any, blobs: Sequence[str], **_: Any) -> Times:
+        turns[self.param.name] += 1
+        turn, is_int8 = turns[self.param.name], self.param.name.startswith("timed")
+        seconds = 0.3 if turn == 2 and not is_int8 else (1 + turn % 3) * (0.8 if is_int8 else 1.0)
+        return Times((seconds,) * len(blobs), seconds, 1)
+
+    monkeypatch.setattr(NcnnRunner, "time_blobs", time_blobs)
+    monkeypatch.setattr(NcnnRunner, "time", lambda self, *_: [0.8 if "int8" in self.param.name else 1.0])
+    found = quantize(param, data()).result
+    assert all(row.is_int8 for row in found.layers)
+    assert found.layers[0].seconds == pytest.approx((0.3, 0.24))
+    assert found.seconds == pytest.approx((1.0, 0.8))
 
 
 def test_times_of_another_machine(param: Path) -> None:
