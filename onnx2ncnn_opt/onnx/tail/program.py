@@ -210,17 +210,18 @@ def _nodes(
         except ValueError as error:
             raise ModelError(f"tail: constant '{item.text(8)}': {error}") from error
     for item in graph.messages(1):
-        operator = item.text(4) if item.text(7) in ("", "ai.onnx") else ""
-        inputs, outputs = _values(item, names)
-        if operator == "Constant":
+        node, domain = _node(item, names, guards), item.text(7)
+        inputs, outputs = node.inputs, node.outputs
+        if domain not in ("", "ai.onnx"):
+            raise ModelError(f"tail: {node}: the operator is not known in a tail")
+        if node.operator == "Constant":
             try:
                 [constants[outputs[0]]] = [_array(attribute(part)) for part in item.messages(5)]
             except (ValueError, IndexError) as error:
-                raise ModelError(f"tail: {operator} '{item.text(3)}': {error}") from error
-        elif operator != "If":
-            yield replace(_node(item, opset, constants, names), guards=guards)
+                raise ModelError(f"tail: {node}: {error}") from error
+        elif node.operator != "If":
+            yield _settled(node, item, opset, constants)
         else:
-            node = Node(operator, item.text(3) or "".join(outputs[:1]), inputs, outputs, {})
             if len(guards) == _DEEPEST or len(inputs) != 1:
                 raise ModelError(f"tail: {node}: it has {len(inputs)} inputs, and {len(guards)} others around it")
             graphs = {part.text(1): part.one(6) for part in item.messages(5)}
@@ -235,12 +236,13 @@ def _nodes(
             if not len(results[0]) == len(results[1]) == len(outputs):
                 raise ModelError(f"tail: {node}: its branches have {len(results[0])} and {len(results[1])} outputs")
             for output, *chosen in zip(outputs, *results, strict=True):
-                yield Node("If", node.name, (*inputs, *chosen), (output,), {}, guards)
+                yield replace(node, inputs=(*inputs, *chosen), outputs=(output,))
 
 
-def _values(item: Message, names: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the inputs and outputs of a node."""
-    return tuple(names.get(x, x) for x in item.texts(1)), tuple(names.get(x, x) for x in item.texts(2))
+def _node(item: Message, names: Mapping[str, str], guards: tuple[tuple[str, bool], ...]) -> Node:
+    """Return a node without its attributes."""
+    inputs, outputs = (tuple(names.get(x, x) for x in item.texts(field)) for field in (1, 2))
+    return Node(item.text(4), item.text(3) or "".join(item.texts(2)[:1]), inputs, outputs, {}, guards)
 
 
 def _array(value: Any) -> NDArray[Any]:
@@ -249,15 +251,13 @@ def _array(value: Any) -> NDArray[Any]:
     return array if isinstance(value, np.ndarray) or array.dtype != np.float64 else array.astype(np.float32)
 
 
-def _node(item: Message, opset: int, constants: dict[str, NDArray[Any]], names: Mapping[str, str]) -> Node:
+def _settled(node: Node, item: Message, opset: int, constants: dict[str, NDArray[Any]]) -> Node:
     """Return a node in the form of the newest opset: attributes that are inputs there become constants."""
-    inputs, outputs = _values(item, names)
-    operator, name, domain = item.text(4), item.text(3) or "".join(item.texts(2)[:1]), item.text(7)
-    where = f"tail: {operator} '{name}'"
-    if domain not in ("", "ai.onnx") or operator not in TAIL_OPS:
+    inputs, name, where = node.inputs, node.name, f"tail: {node}"
+    if node.operator not in TAIL_OPS:
         raise ModelError(f"{where}: the operator is not known in a tail")
-    op = TAIL_OPS[operator]
-    attributes: dict[str, Any] = {"num_outputs": len(outputs)} if "num_outputs" in op.attributes else {}
+    op = node.op
+    attributes: dict[str, Any] = {"num_outputs": len(node.outputs)} if "num_outputs" in op.attributes else {}
     for since, defaults in op.older.items():
         attributes |= defaults if opset < since else {}
     for part in item.messages(5):
@@ -278,7 +278,7 @@ def _node(item: Message, opset: int, constants: dict[str, NDArray[Any]], names: 
     for key, (_, default) in op.attributes.items():
         if key not in attributes and default is Parameter.empty:
             raise ModelError(f"{where}: it has no attribute {key}")
-    return Node(operator, name, inputs, outputs, attributes)
+    return replace(node, inputs=inputs, attributes=attributes)
 
 
 def _checked(op: TailOp, key: str, value: Any) -> Any:

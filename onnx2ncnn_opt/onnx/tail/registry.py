@@ -13,6 +13,7 @@ which element types an input has; inputs and results with one letter have one ty
 """
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -152,17 +153,19 @@ TAIL_OPS: dict[str, TailOp] = {}
 
 
 def tail_op(
-    *names: str,
     cpp: str,
+    *names: str,
     source: str = "",
     broadcasts: bool = False,
     is_inexact: bool = False,
     older: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> Callable[[Function], Function]:
-    """Register a NumPy function and a C++ template as these operators.
+    """Register a NumPy function and a C++ template as an operator, which has the name of the C++ function.
 
-    `older` are defaults of attributes below an opset: `{16: {"mode": "old"}}`.
+    `names` are those of several operators, that of the C++ function first. `older` are defaults of attributes below an
+    opset: `{16: {"mode": "old"}}`.
     """
+    names = names or (re.findall(r"^.*?\bbool (\w+)\(Tail", cpp, re.M)[-1],)
 
     def register(function: Function) -> Function:
         for name in names:
@@ -170,6 +173,14 @@ def tail_op(
         return function
 
     return register
+
+
+def of_source(source: str, cpp: str, space: Mapping[str, Any], **facts: Any) -> None:
+    """Register the only function of a source, which may use the names of a module and of the schemas."""
+    space = {**globals(), **space}
+    exec(source, space)
+    [name] = re.findall(r"^def (\w+)", source)
+    tail_op(cpp, source=source, **facts)(space[name])
 
 
 def _kind(hint: Any) -> Kind:

@@ -4,7 +4,6 @@ Every size is checked against the bytes that are there. Field numbers are those 
 """
 
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -34,23 +33,19 @@ class Message:
     """A message of protobuf: the values of its fields, by number."""
 
     def __init__(self, data: bytes) -> None:
-        self.data = data
-
-    @cached_property
-    def _values(self) -> dict[int, list[int | bytes]]:
-        found: dict[int, list[int | bytes]] = {}
-        for number, first, body, end in fields(self.data, 0, len(self.data)):
-            is_varint = read_varint(self.data, first, end)[0] & 7 == 0
-            value = read_varint(self.data, body, end)[0] if is_varint else self.data[body:end]
-            found.setdefault(number, []).append(value)
-        return found
+        self._numbers: dict[int, list[int]] = {}
+        self._bytes: dict[int, list[bytes]] = {}
+        for number, first, body, end in fields(data, 0, len(data)):
+            if data[first] & 7:
+                self._bytes.setdefault(number, []).append(data[body:end])
+            else:
+                self._numbers.setdefault(number, []).append(read_varint(data, body, end)[0])
 
     def all_bytes(self, number: int) -> list[bytes]:
         """Return the values of a field that is no number."""
-        values = self._values.get(number, [])
-        if not all(isinstance(value, bytes) for value in values):
+        if number in self._numbers:
             raise Malformed
-        return [value for value in values if isinstance(value, bytes)]
+        return self._bytes.get(number, [])
 
     def messages(self, number: int) -> list["Message"]:
         """Return the messages in a field."""
@@ -63,9 +58,9 @@ class Message:
     def texts(self, number: int) -> tuple[str, ...]:
         """Return the strings in a field, which have no zero bytes: `program` makes names with them."""
         values = self.all_bytes(number)
-        if any(b"\0" in value for value in values):
+        if b"\0" in b"".join(values):
             raise Malformed
-        return tuple(value.decode() for value in values)
+        return tuple(map(bytes.decode, values))
 
     def text(self, number: int) -> str:
         """Return the last string in a field, "" if there is none."""
@@ -73,9 +68,11 @@ class Message:
 
     def ints(self, number: int) -> list[int]:
         """Return the numbers in a field, packed or not, as int64."""
-        found: list[int] = []
-        for value in self._values.get(number, []):
-            found += [value] if isinstance(value, int) else _varints(value)
+        found = list(self._numbers.get(number, ()))
+        for value in self._bytes.get(number, ()):
+            if number in self._numbers:  # both forms in one field
+                raise Malformed
+            found += _varints(value)
         return [(value & (1 << 64) - 1) - (value >> 63 & 1) * (1 << 64) for value in found]
 
     def integer(self, number: int) -> int:

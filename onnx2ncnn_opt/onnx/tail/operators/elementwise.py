@@ -5,8 +5,7 @@ from string import Template
 
 import numpy as np
 
-from onnx2ncnn_opt.onnx.tail import registry
-from onnx2ncnn_opt.onnx.tail.registry import B, F, M, N, tail_op
+from onnx2ncnn_opt.onnx.tail.registry import B, F, M, N, of_source, tail_op
 
 # Operator, its schema, NumPy, and C++ on elements. In C++ W is the type to compute in: float, double or uint64_t.
 _PLAIN = """
@@ -65,8 +64,6 @@ def _make(name: str, schema: str, numpy: str, cpp: str, *, wide: bool) -> None:
     lines.append(f"    return ({numpy}).astype(dtype)" if wide else f"    return {numpy}")
     declared = ", ".join(map("{}: {}".format, "abc", kinds))
     source = "\n".join([f"def {function}({declared}) -> {result}:", *lines, ""])
-    namespace = {"np": np, **vars(registry)}
-    exec(source, namespace)
     three = [*kinds, *kinds[-1:] * (3 - len(kinds))]
     types = ["Bool" if kind == "B" else "T" for kind in (result, *three)]
     names = ["abc"[min(i, len(kinds) - 1)] for i in range(3)]
@@ -82,7 +79,7 @@ def _make(name: str, schema: str, numpy: str, cpp: str, *, wide: bool) -> None:
         types=", ".join(types),
         arguments=", ".join(names),
     )
-    tail_op(name, cpp=cpp, source=source, broadcasts=True, is_inexact=wide)(namespace[function])
+    of_source(source, cpp, globals(), broadcasts=True, is_inexact=wide)
 
 
 for _line in _PLAIN.strip().splitlines():
@@ -92,41 +89,22 @@ for _line in _WIDE.strip().splitlines():
     _make(_name, "F -> F", _numpy, _cpp, wide=True)
 
 
-@tail_op(
-    "Max",
-    cpp=r"""
-template<class N> struct Larger { N operator()(N a, N b, N) const { return a >= b || a != a ? a : b; } };
-template<class N> bool Max(Tail& t, View& y, int n, const View* x) { return fold<N>(t, y, n, x, Larger<N>()); }
-""",
-    broadcasts=True,
-)
-def max_(*xs: N) -> N:
-    """Return the larger elements; NaN wins."""
+for _name, _compare in ("Max", ">="), ("Min", "<="):  # NaN wins
+    _source = f"""def {_name}(*xs: N) -> N:
     y = xs[0]
     for x in xs[1:]:
-        y = np.where((y >= x) | (y != y), y, x)
+        y = np.where((y {_compare} x) | (y != y), y, x)
     return y
+"""
+    _cpp = f"""
+template<class N> struct {_name}_ {{ N operator()(N a, N b, N) const {{ return a {_compare} b || a != a ? a : b; }} }};
+template<class N> bool {_name}(Tail& t, View& y, int n, const View* x) {{ return fold<N>(t, y, n, x, {_name}_<N>()); }}
+"""
+    of_source(_source, _cpp, globals(), broadcasts=True)
 
 
 @tail_op(
-    "Min",
-    cpp=r"""
-template<class N> struct Smaller { N operator()(N a, N b, N) const { return a <= b || a != a ? a : b; } };
-template<class N> bool Min(Tail& t, View& y, int n, const View* x) { return fold<N>(t, y, n, x, Smaller<N>()); }
-""",
-    broadcasts=True,
-)
-def min_(*xs: N) -> N:
-    """Return the smaller elements; NaN wins."""
-    y = xs[0]
-    for x in xs[1:]:
-        y = np.where((y <= x) | (y != y), y, x)
-    return y
-
-
-@tail_op(
-    "Clip",
-    cpp=r"""
+    r"""
 template<class N> struct Limit {
     N low, high;
     bool has_low, has_high;
@@ -151,29 +129,34 @@ def clip(x: N, min: N | None = None, max: N | None = None) -> N:
     return np.where(y > high, high, y)
 
 
-@tail_op(
-    "Div",
-    cpp=r"""
-template<class T> T quotient(T a, T b, uint64_t) {
-    return T(b == T(-1) && T(-1) < T(0) ? 0 - uint64_t(a) : uint64_t(a / b));
-}
-template<class T> T quotient(T a, T b, float) { return T(float(a) / float(b)); }
-template<class T> T quotient(T a, T b, double) { return a / b; }
-template<class N> struct Quotient {
+# An integer divided by 0 is an error.
+_DIVIDE = Template("""
+template<class N> struct ${name}_ {
     bool* right;
+    i64 fmod;
     N operator()(N a, N b, N) const {
         typedef typename Wide<N>::W W;
         const bool is_integer = std::numeric_limits<W>::is_integer;
         *right = *right && !(is_integer && b == N(0));
-        return *right ? quotient(a, b, W()) : N(0);
+        return *right ? divided_$name(a, b, fmod, W()) : N(0);
     }
 };
-template<class N> bool Div(Tail& t, View& y, const View& a, const View& b) {
+template<class N> bool $name(Tail& t, View& y, const View& a, const View& b$parameter) {
     bool right = true;
-    const Quotient<N> f = {&right};
+    const ${name}_<N> f = {&right, $argument};
     return map<N, N, N, N>(t, y, a, b, b, f) && right;
 }
-""",
+""")
+
+
+@tail_op(
+    r"""
+template<class T> T divided_Div(T a, T b, i64, uint64_t) {
+    return T(b == T(-1) && T(-1) < T(0) ? 0 - uint64_t(a) : uint64_t(a / b));
+}
+template<class T, class W> T divided_Div(T a, T b, i64, W) { return T(W(a) / W(b)); }
+"""
+    + _DIVIDE.substitute(name="Div", parameter="", argument="0"),
     broadcasts=True,
 )
 def div(a: N, b: N) -> N:
@@ -186,32 +169,17 @@ def div(a: N, b: N) -> N:
 
 
 @tail_op(
-    "Mod",
-    cpp=r"""
-template<class T> T remainder(T a, T b, i64 fmod, uint64_t) {
+    r"""
+template<class T> T divided_Mod(T a, T b, i64 fmod, uint64_t) {
     const T r = b == T(-1) && T(-1) < T(0) ? T(0) : T(a % b);
     return fmod || r == T(0) || (r < T(0)) == (b < T(0)) ? r : T(r + b);
 }
-template<class T, class W> T remainder(T a, T b, i64 fmod, W) {
+template<class T, class W> T divided_Mod(T a, T b, i64 fmod, W) {
     const W r = std::fmod(W(a), W(b));
     return T(fmod ? r : r == 0 ? std::copysign(W(0), W(b)) : (r < 0) == (W(b) < 0) ? r : r + W(b));
 }
-template<class N> struct Remainder {
-    bool* right;
-    i64 fmod;
-    N operator()(N a, N b, N) const {
-        typedef typename Wide<N>::W W;
-        const bool is_integer = std::numeric_limits<W>::is_integer;
-        *right = *right && !(is_integer && b == N(0));
-        return *right ? remainder(a, b, fmod, W()) : N(0);
-    }
-};
-template<class N> bool Mod(Tail& t, View& y, const View& a, const View& b, i64 fmod) {
-    bool right = true;
-    const Remainder<N> f = {&right, fmod};
-    return map<N, N, N, N>(t, y, a, b, b, f) && right;
-}
-""",
+"""
+    + _DIVIDE.substitute(name="Mod", parameter=", i64 fmod", argument="fmod"),
     broadcasts=True,
 )
 def mod(a: N, b: N, *, fmod: int = 0) -> N:
@@ -222,8 +190,7 @@ def mod(a: N, b: N, *, fmod: int = 0) -> N:
 
 
 @tail_op(
-    "Pow",
-    cpp=r"""
+    r"""
 template<class N, class M> struct Power {
     N operator()(N a, M b, N) const { return To<N>::from(std::pow(double(a), double(b))); }
 };
@@ -245,8 +212,7 @@ def pow_(a: N, b: M) -> N:
 
 
 @tail_op(
-    "IsInf",
-    cpp=r"""
+    r"""
 template<class F> struct Infinite {
     bool negative, positive;
     Bool operator()(F a, F, F) const { return Bool(std::isinf(double(a)) && (a > F(0) ? positive : negative)); }

@@ -11,9 +11,7 @@ from onnx2ncnn_opt.onnx.tail.registry import I, L, M, N, T, tail_op
 Reduction: TypeAlias = Literal["none", "add", "mul", "max", "min"]
 
 
-@tail_op(
-    "Gather",
-    cpp=r"""
+@tail_op(r"""
 template<class T, class I> bool Gather(Tail& t, View& y, const View& x, const View& indices, i64 axis) {
     int a;
     View list;
@@ -41,8 +39,7 @@ template<class T, class I> bool Gather(Tail& t, View& y, const View& x, const Vi
     }
     return true;
 }
-""",
-)
+""")
 def gather(x: T, indices: I, *, axis: int = 0) -> T:
     """Take slices of an axis."""
     axis = axis_of(axis, x.ndim)
@@ -50,9 +47,7 @@ def gather(x: T, indices: I, *, axis: int = 0) -> T:
     return np.take(x, wrapped(indices, x.shape[axis]), axis)
 
 
-@tail_op(
-    "GatherElements",
-    cpp=r"""
+@tail_op(r"""
 template<class T, class I> bool GatherElements(Tail& t, View& y, const View& x, const View& indices, i64 axis) {
     Loop l;
     int a;
@@ -67,17 +62,14 @@ template<class T, class I> bool GatherElements(Tail& t, View& y, const View& x, 
     });
     return right;
 }
-""",
-)
+""")
 def gather_elements(x: T, indices: I, *, axis: int = 0) -> T:
     """Take elements whose places differ from the indices' along one axis."""
     return x[places(x, indices, axis)]
 
 
 @tail_op(
-    "ScatterElements",
-    "Scatter",
-    cpp=r"""
+    r"""
 template<class T, class I>
 bool ScatterElements(Tail& t, View& y, const View& x, const View& indices, const View& updates, i64 axis,
                      const char* how) {
@@ -95,6 +87,8 @@ bool ScatterElements(Tail& t, View& y, const View& x, const View& indices, const
     return right;
 }
 """,
+    "ScatterElements",
+    "Scatter",
 )
 def scatter_elements(x: T, indices: I, updates: T, *, axis: int = 0, reduction: Reduction = "none") -> T:
     """Write elements to places that differ from the indices' along one axis; the last one of a place wins."""
@@ -103,9 +97,7 @@ def scatter_elements(x: T, indices: I, updates: T, *, axis: int = 0, reduction: 
     return scattered(x, places(x, indices, axis), updates, reduction)
 
 
-@tail_op(
-    "GatherND",
-    cpp=r"""
+@tail_op(r"""
 template<class T> bool GatherND(Tail& t, View& y, const View& x, const View& indices, i64 batch) {
     View list;
     const int b = int(batch), lead = indices.rank - 1;
@@ -138,8 +130,7 @@ template<class T> bool GatherND(Tail& t, View& y, const View& x, const View& ind
     }
     return true;
 }
-""",
-)
+""")
 def gather_nd(x: T, indices: L, *, batch_dims: int = 0) -> T:
     """Take slices at tuples of indices."""
     count = batch_dims + indices.shape[-1]
@@ -151,9 +142,7 @@ def gather_nd(x: T, indices: L, *, batch_dims: int = 0) -> T:
     return np.broadcast_to(x[tuple(where)], (*indices.shape[:-1], *x.shape[count:]))
 
 
-@tail_op(
-    "ScatterND",
-    cpp=r"""
+@tail_op(r"""
 template<class T>
 bool ScatterND(Tail& t, View& y, const View& x, const View& indices, const View& updates, const char* how) {
     View list, values;
@@ -180,8 +169,7 @@ bool ScatterND(Tail& t, View& y, const View& x, const View& indices, const View&
     }
     return true;
 }
-""",
-)
+""")
 def scatter_nd(x: T, indices: L, updates: T, *, reduction: Reduction = "none") -> T:
     """Write slices at tuples of indices; the last one of a place wins."""
     count = indices.shape[-1]
@@ -191,9 +179,7 @@ def scatter_nd(x: T, indices: L, updates: T, *, reduction: Reduction = "none") -
     return scattered(x, where, updates, reduction)
 
 
-@tail_op(
-    "OneHot",
-    cpp=r"""
+@tail_op(r"""
 template<class N, class M, class T>
 bool OneHot(Tail& t, View& y, const View& indices, const View& depth, const View& values, i64 axis) {
     int a;
@@ -219,8 +205,7 @@ bool OneHot(Tail& t, View& y, const View& indices, const View& depth, const View
     }
     return true;
 }
-""",
-)
+""")
 def one_hot(indices: N, depth: M, values: T, *, axis: int = -1) -> T:
     """Return values[1] at the indices and values[0] elsewhere."""
     axis = axis_of(axis, indices.ndim + 1)

@@ -1,99 +1,65 @@
 """Reductions. Floats are added in float64, in order, and rounded once: C++ then gives the same bits."""
 
+import re
+from string import Template
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnx2ncnn_opt.onnx.tail.operators.checks import axes_of, axis_of
-from onnx2ncnn_opt.onnx.tail.registry import F, Ints, N, T, tail_op
+from onnx2ncnn_opt.onnx.tail.registry import F, Ints, N, of_source, tail_op
 
-
-@tail_op(
-    "ReduceMax",
-    cpp=r"""
-template<class T> struct Largest {
-    typedef T Acc;
-    static T start() { return extreme<T>(false, false); }
-    static void step(T& a, T v, i64) { a = (v > a) | (v != v) ? v : a; }
-    static T end(T a, i64) { return T(a + 0); }
+# Operator, its type, NumPy; in C++ the accumulator, its start, the step for a number v, and the result of n of them.
+_REDUCE = """
+ReduceMax  | T | reduced(np.maximum, x, end_of(x.dtype, 0), ...) | T | extreme<T>(false, false) | (v > a)|(v != v) ? v : a | a + 0
+ReduceMin  | T | reduced(np.minimum, x, end_of(x.dtype, 1), ...) | T | extreme<T>(true, false)  | (v < a)|(v != v) ? v : a | a + 0
+ReduceSum  | N | reduced(np.add, x, 0, ...)                      | A | 0                        | a + A(v)                 | a
+ReduceProd | N | reduced(np.multiply, x, 1, ...)                 | A | 1                        | a * A(v)                 | a + 0
+ReduceMean | N | mean(x, ...)                                    | A | 0                        | a + A(v)                 | mean<T>(a, n)
+"""  # noqa: E501
+_CPP = Template("""
+template<class T> struct ${name}_ {
+    typedef typename Wide<T>::A A;
+    typedef $acc Acc;
+    static Acc start() { return $start; }
+    static void step(Acc& a, T v, i64) { a = $step; }
+    static T end(Acc a, i64 n) { return (void)n, T($end); }
 };
-template<class T> bool ReduceMax(Tail& t, View& y, const View& x, const Ints& axes, i64 keepdims, i64 noop) {
-    return reduce<T, T>(t, y, x, axes, keepdims, noop, Largest<T>());
+template<class T> bool $name(Tail& t, View& y, const View& x, const Ints& axes, i64 keepdims, i64 noop) {
+    return reduce<T, T>(t, y, x, axes, keepdims, noop, ${name}_<T>());
 }
-""",
-)
-def reduce_max(x: T, axes: Ints | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> T:
-    """Return the largest elements; NaN wins."""
-    lowest = -np.inf if x.dtype.kind == "f" else 0 if x.dtype.kind == "b" else np.iinfo(x.dtype).min
-    return reduced(np.maximum, x, lowest, axes, keepdims, noop_with_empty_axes)
+""")
 
 
-@tail_op(
-    "ReduceMin",
-    cpp=r"""
-template<class T> struct Smallest {
-    typedef T Acc;
-    static T start() { return extreme<T>(true, false); }
-    static void step(T& a, T v, i64) { a = (v < a) | (v != v) ? v : a; }
-    static T end(T a, i64) { return T(a + 0); }
-};
-template<class T> bool ReduceMin(Tail& t, View& y, const View& x, const Ints& axes, i64 keepdims, i64 noop) {
-    return reduce<T, T>(t, y, x, axes, keepdims, noop, Smallest<T>());
-}
-""",
-)
-def reduce_min(x: T, axes: Ints | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> T:
-    """Return the smallest elements; NaN wins."""
-    highest = np.inf if x.dtype.kind == "f" else 1 if x.dtype.kind == "b" else np.iinfo(x.dtype).max
-    return reduced(np.minimum, x, highest, axes, keepdims, noop_with_empty_axes)
+def reduced(
+    ufunc: np.ufunc, x: NDArray[Any], first: float, axes: list[int] | None, keepdims: int, noop: int
+) -> NDArray[Any]:
+    """Return the results of a function of two numbers along axes (all if there are none), beginning with `first`."""
+    if not axes and noop:
+        return x
+    chosen = tuple(sorted(axes_of(axes, x.ndim) if axes else range(x.ndim)))
+    kept = tuple(axis for axis in range(x.ndim) if axis not in chosen)
+    if x.dtype.kind == "f" and ufunc in (np.add, np.multiply):
+        ends = [x.shape[axis] for axis in kept]
+        rows = np.transpose(x, chosen + kept).reshape(int(np.prod([x.shape[axis] for axis in chosen])), *ends)
+        start = np.full((1, *ends), first, np.float64)
+        y = np.expand_dims(ufunc.accumulate(np.concatenate([start, rows]), axis=0)[-1], chosen)
+    else:
+        y = ufunc.reduce(x, axis=chosen, initial=x.dtype.type(first), keepdims=True, dtype=x.dtype)
+    return np.asarray(y + 0 if keepdims else np.squeeze(y + 0, chosen), x.dtype)
 
 
-@tail_op(
-    "ReduceSum",
-    cpp=r"""
-template<class T> bool ReduceSum(Tail& t, View& y, const View& x, const Ints& axes, i64 keepdims, i64 noop) {
-    return reduce<T, T>(t, y, x, axes, keepdims, noop, Sum<T, false>());
-}
-""",
-    is_inexact=True,
-)
-def reduce_sum(x: N, axes: Ints | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> N:
-    """Return the sums."""
-    return reduced(np.add, x, 0, axes, keepdims, noop_with_empty_axes)
+def end_of(dtype: np.dtype[Any], high: int) -> float:
+    """Return the lowest or highest number of a type."""
+    if dtype.kind == "f":
+        return np.inf if high else -np.inf
+    return high if dtype.kind == "b" else np.iinfo(dtype).max if high else np.iinfo(dtype).min
 
 
-@tail_op(
-    "ReduceProd",
-    cpp=r"""
-template<class T> struct Product {
-    typedef typename Wide<T>::A Acc;
-    static Acc start() { return 1; }
-    static void step(Acc& a, T v, i64) { a *= Acc(v); }
-    static T end(Acc a, i64) { return T(a + 0); }
-};
-template<class T> bool ReduceProd(Tail& t, View& y, const View& x, const Ints& axes, i64 keepdims, i64 noop) {
-    return reduce<T, T>(t, y, x, axes, keepdims, noop, Product<T>());
-}
-""",
-)
-def reduce_prod(x: N, axes: Ints | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> N:
-    """Return the products."""
-    return reduced(np.multiply, x, 1, axes, keepdims, noop_with_empty_axes)
-
-
-@tail_op(
-    "ReduceMean",
-    cpp=r"""
-template<class T> bool ReduceMean(Tail& t, View& y, const View& x, const Ints& axes, i64 keepdims, i64 noop) {
-    return reduce<T, T>(t, y, x, axes, keepdims, noop, Sum<T, true>());
-}
-""",
-    is_inexact=True,
-)
-def reduce_mean(x: N, axes: Ints | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> N:
+def mean(x: NDArray[Any], axes: list[int] | None, keepdims: int, noop: int) -> NDArray[Any]:
     """Return the means; those of integers are cut, those of nothing are 0."""
-    if not axes and noop_with_empty_axes:
+    if not axes and noop:
         return x
     total = reduced(np.add, x.astype(np.float64 if x.dtype.kind == "f" else x.dtype), 0, axes, keepdims, 0)
     count = x.size // max(total.size, 1) or 1
@@ -103,9 +69,20 @@ def reduce_mean(x: N, axes: Ints | None = None, *, keepdims: int = 1, noop_with_
     return np.asarray((total - np.fmod(total, count)) // count, x.dtype)
 
 
+for _line in _REDUCE.strip().splitlines():
+    _name, _kind, _numpy, *_parts = re.split(r"\s+\|\s+", _line)
+    _acc, _start, _step, _end = _parts
+    of_source(
+        f"def {_name}(x: {_kind}, axes: Ints | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> "
+        f"{_kind}:\n    return {_numpy.replace('...', 'axes, keepdims, noop_with_empty_axes')}\n",
+        _CPP.substitute(name=_name, acc=_acc, start=_start, step=_step, end=_end),
+        globals(),
+        is_inexact=_name in ("ReduceSum", "ReduceMean"),
+    )
+
+
 @tail_op(
-    "Softmax",
-    cpp=r"""
+    r"""
 template<class F> bool Softmax(Tail& t, View& y, const View& x, i64 axis, i64 joint) {
     int a;
     if (!axis_of(a, axis, x.rank) || !copy<F>(t, y, x))
@@ -137,9 +114,7 @@ def softmax(x: F, *, axis: int = -1, joint: int = 0) -> F:
     return np.asarray(powers / reduced(np.add, powers, 0, [1], 1, 0), x.dtype).reshape(x.shape)
 
 
-@tail_op(
-    "CumSum",
-    cpp=r"""
+@tail_op(r"""
 template<class N> bool CumSum(Tail& t, View& y, const View& x, const Ints& axis, i64 exclusive, i64 reverse) {
     int a;
     if (axis.count != 1 || !axis_of(a, axis.v[0], x.rank) || !copy<N>(t, y, x))
@@ -157,8 +132,7 @@ template<class N> bool CumSum(Tail& t, View& y, const View& x, const Ints& axis,
     }
     return true;
 }
-""",
-)
+""")
 def cum_sum(x: N, axis: Ints, *, exclusive: int = 0, reverse: int = 0) -> N:
     """Return the sums up to each element."""
     along = np.moveaxis(x, axis_of(axis[0], x.ndim), -1)
@@ -167,21 +141,3 @@ def cum_sum(x: N, axis: Ints, *, exclusive: int = 0, reverse: int = 0) -> N:
     if exclusive:
         wide = np.concatenate([np.zeros_like(wide[..., :1]), wide[..., :-1]], axis=-1)
     return np.moveaxis((wide[..., ::-1] if reverse else wide).astype(x.dtype), -1, axis_of(axis[0], x.ndim))
-
-
-def reduced(
-    ufunc: np.ufunc, x: NDArray[Any], first: float, axes: list[int] | None, keepdims: int, noop: int
-) -> NDArray[Any]:
-    """Return the results of a function of two numbers along axes (all if there are none), beginning with `first`."""
-    if not axes and noop:
-        return x
-    chosen = tuple(sorted(axes_of(axes, x.ndim) if axes else range(x.ndim)))
-    kept = tuple(axis for axis in range(x.ndim) if axis not in chosen)
-    if x.dtype.kind == "f" and ufunc in (np.add, np.multiply):
-        ends = [x.shape[axis] for axis in kept]
-        rows = np.transpose(x, chosen + kept).reshape(int(np.prod([x.shape[axis] for axis in chosen])), *ends)
-        start = np.full((1, *ends), first, np.float64)
-        y = np.expand_dims(ufunc.accumulate(np.concatenate([start, rows]), axis=0)[-1], chosen)
-    else:
-        y = ufunc.reduce(x, axis=chosen, initial=x.dtype.type(first), keepdims=True, dtype=x.dtype)
-    return np.asarray(y + 0 if keepdims else np.squeeze(y + 0, chosen), x.dtype)

@@ -10,8 +10,7 @@ from onnx2ncnn_opt.onnx.tail.registry import F, L, tail_op
 
 
 @tail_op(
-    "RoiAlign",
-    cpp=r"""
+    r"""
 struct Sample { i64 at[2]; double weight[2]; };
 inline Sample sample(double low, double length, i64 size, i64 bins, i64 count, i64 i) {
     double at = low + double(i / count) * (length / double(bins));

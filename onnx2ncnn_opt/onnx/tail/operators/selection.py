@@ -7,19 +7,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnx2ncnn_opt.onnx.tail.operators.checks import axis_of
-from onnx2ncnn_opt.onnx.tail.registry import F4, B, Ints, L, N, T, tail_op
+from onnx2ncnn_opt.onnx.tail.registry import F4, B, Ints, L, N, T, of_source, tail_op
 
 
-@tail_op(
-    "If",
-    cpp=r"""
+@tail_op(r"""
 template<class T> bool If(Tail& t, View& y, const View& condition, const View& a, const View& b) {
     Bool holds;
     y = one(t, condition, holds) && holds == Bool(0) ? b : a;
     return count(condition) == 1;
 }
-""",
-)
+""")
 def if_(condition: B, then: T, other: T) -> T:
     """Return the result of the branch whose nodes ran; `Program.read` puts them before it."""
     if condition.size != 1:
@@ -27,9 +24,7 @@ def if_(condition: B, then: T, other: T) -> T:
     return then if condition.all() else other
 
 
-@tail_op(
-    "TopK",
-    cpp=r"""
+@tail_op(r"""
 template<class N>
 bool TopK(Tail& t, View& y, View& indices, const View& x, const Ints& k, i64 axis, i64 largest, i64) {
     struct Item { uint64_t key; i64 at; };
@@ -74,8 +69,7 @@ bool TopK(Tail& t, View& y, View& indices, const View& x, const Ints& k, i64 axi
     });
     return true;
 }
-""",
-)
+""")
 def top_k(x: N, k: Ints, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[N, L]:
     """Return the k largest or smallest elements and their indices, the lower index first; NaN is the largest."""
     axis = axis_of(axis, x.ndim)
@@ -91,32 +85,6 @@ def top_k(x: N, k: Ints, *, axis: int = -1, largest: int = 1, sorted: int = 1) -
     return np.take_along_axis(x, indices, axis), indices
 
 
-@tail_op(
-    "ArgMax",
-    cpp=r"""
-template<class N> bool ArgMax(Tail& t, View& y, const View& x, i64 axis, i64 keepdims, i64 last) {
-    return choose<N>(t, y, x, axis, keepdims, last, 0);
-}
-""",
-)
-def arg_max(x: N, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> L:
-    """Return the index of the largest element; NaN is larger than all."""
-    return chosen(np.argmax, x, axis, keepdims, select_last_index)
-
-
-@tail_op(
-    "ArgMin",
-    cpp=r"""
-template<class N> bool ArgMin(Tail& t, View& y, const View& x, i64 axis, i64 keepdims, i64 last) {
-    return choose<N>(t, y, x, axis, keepdims, last, ~uint64_t(0));
-}
-""",
-)
-def arg_min(x: N, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> L:
-    """Return the index of the smallest element; NaN is smaller than all."""
-    return chosen(np.argmin, x, axis, keepdims, select_last_index)
-
-
 def chosen(choose: Callable[..., Any], x: NDArray[Any], axis: int, keepdims: int, last: int) -> NDArray[Any]:
     """Return the first or last index that a function chooses."""
     axis = axis_of(axis, x.ndim)
@@ -124,9 +92,19 @@ def chosen(choose: Callable[..., Any], x: NDArray[Any], axis: int, keepdims: int
     return np.asarray(x.shape[axis] - 1 - index if last else index, np.int64)
 
 
-@tail_op(
-    "NonZero",
-    cpp=r"""
+for _name, _turned in ("ArgMax", "0"), ("ArgMin", "~uint64_t(0)"):  # NaN wins
+    _source = f"""def {_name}(x: N, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> L:
+    return chosen(np.{_name.lower()}, x, axis, keepdims, select_last_index)
+"""
+    _cpp = f"""
+template<class N> bool {_name}(Tail& t, View& y, const View& x, i64 axis, i64 keepdims, i64 last) {{
+    return choose<N>(t, y, x, axis, keepdims, last, {_turned});
+}}
+"""
+    of_source(_source, _cpp, globals())
+
+
+@tail_op(r"""
 template<class T> bool NonZero(Tail& t, View& y, const View& x) {
     View v;
     const i64 all = count(x), rank = std::max(x.rank, 1);
@@ -147,16 +125,13 @@ template<class T> bool NonZero(Tail& t, View& y, const View& x) {
         }
     return true;
 }
-""",
-)
+""")
 def non_zero(x: T) -> L:
     """Return the indices of elements that are not 0, one row for each axis."""
     return np.stack(np.nonzero(np.atleast_1d(x))).astype(np.int64)
 
 
-@tail_op(
-    "Unique",
-    cpp=r"""
+@tail_op(r"""
 template<class T>
 bool Unique(Tail& t, View& y, View& first, View& inverse, View& counts, const View& x, i64 axis, i64 sorted) {
     View v = x, rows, scratch;
@@ -212,8 +187,7 @@ bool Unique(Tail& t, View& y, View& first, View& inverse, View& counts, const Vi
         c[at<i64>(t, inverse)[i] = ranks[lead[i]]]++;
     return true;
 }
-""",
-)
+""")
 def unique(x: T, *, axis: int | None = None, sorted: int = 1) -> tuple[T, L, L, L]:
     """Return the different elements or slices, their first indices, the inverse and the counts."""
     slices = x.reshape(-1) if axis is None else np.moveaxis(x, axis, 0)
@@ -233,9 +207,7 @@ def unique(x: T, *, axis: int | None = None, sorted: int = 1) -> tuple[T, L, L, 
     return y, first.astype(np.int64), inverse.astype(np.int64), counts.astype(np.int64)
 
 
-@tail_op(
-    "NonMaxSuppression",
-    cpp=r"""
+@tail_op(r"""
 // A product that no compiler fuses with an addition.
 inline float times(float a, float b) { return float(double(a) * double(b)); }
 struct Box { float x1, y1, x2, y2, area; };
@@ -305,8 +277,7 @@ inline bool NonMaxSuppression(Tail& t, View& y, const View& boxes, const View& s
     lay_out(y, 2, shape);
     return true;
 }
-""",
-)
+""")
 def non_max_suppression(
     boxes: F4,
     scores: F4,

@@ -8,20 +8,15 @@ from onnx2ncnn_opt.onnx.tail.operators.checks import axes_of, axis_of, sized
 from onnx2ncnn_opt.onnx.tail.registry import Ints, L, N, T, To, V, tail_op
 
 
-@tail_op(
-    "Identity",
-    cpp=r"""
+@tail_op(r"""
 template<class T> bool Identity(Tail&, View& y, const View& x) { return y = x, true; }
-""",
-)
+""")
 def identity(x: T) -> T:
     """Return the input."""
     return x
 
 
-@tail_op(
-    "Transpose",
-    cpp=r"""
+@tail_op(r"""
 template<class T> bool Transpose(Tail&, View& y, const View& x, const Ints& perm) {
     y = x;
     for (int d = 0, a; d < x.rank; y.shape[d] = x.shape[a], y.stride[d] = x.stride[a], d++)
@@ -29,16 +24,13 @@ template<class T> bool Transpose(Tail&, View& y, const View& x, const Ints& perm
             return false;
     return true;
 }
-""",
-)
+""")
 def transpose(x: T, *, perm: list[int] | None = None) -> T:
     """Permute the axes."""
     return np.transpose(x, perm)
 
 
-@tail_op(
-    "Reshape",
-    cpp=r"""
+@tail_op(r"""
 template<class T> bool Reshape(Tail& t, View& y, const View& x, const Ints& shape, i64 allowzero) {
     i64 s[8];
     int rest = -1;
@@ -57,8 +49,7 @@ template<class T> bool Reshape(Tail& t, View& y, const View& x, const Ints& shap
     lay_out(y, shape.count, s);
     return count(y) == all && (rest < 0 || known);
 }
-""",
-)
+""")
 def reshape(x: T, shape: Ints, *, allowzero: int = 0) -> T:
     """Reshape; 0 keeps a size, and -1 takes the rest."""
     if min(shape, default=0) < -1:
@@ -66,9 +57,7 @@ def reshape(x: T, shape: Ints, *, allowzero: int = 0) -> T:
     return x.reshape(shape if allowzero else [size or x.shape[axis] for axis, size in enumerate(shape)])
 
 
-@tail_op(
-    "Flatten",
-    cpp=r"""
+@tail_op(r"""
 template<class T> bool Flatten(Tail& t, View& y, const View& x, i64 axis) {
     int a = x.rank;
     if ((axis != x.rank && !axis_of(a, axis, x.rank)) || !dense<T>(t, y, x))
@@ -77,8 +66,7 @@ template<class T> bool Flatten(Tail& t, View& y, const View& x, i64 axis) {
     lay_out(y, 2, shape);
     return true;
 }
-""",
-)
+""")
 def flatten(x: T, *, axis: int = 1) -> T:
     """Make a matrix of the axes before `axis` and the others."""
     axis = axis_of(axis, x.ndim) if axis != x.ndim else axis
@@ -86,59 +74,42 @@ def flatten(x: T, *, axis: int = 1) -> T:
     return x.reshape(rows, int(np.prod(x.shape[axis:])))
 
 
-@tail_op(
-    "Squeeze",
-    cpp=r"""
+@tail_op(r"""
 template<class T> bool Squeeze(Tail&, View& y, const View& x, const Ints& axes) {
-    bool gone[8];
-    int a[8];
-    for (int d = 0; d < x.rank; d++)
-        gone[d] = !axes.given && x.shape[d] == 1;
-    if (axes.given && !axes_of(a, axes, x.rank))
-        return false;
-    for (int i = 0; i < axes.count; gone[a[i]] = true, i++)
-        if (x.shape[a[i]] != 1)
-            return false;
+    bool gone[8] = {false}, right = marked(gone, axes, x.rank);
     y = x;
     y.rank = 0;
-    for (int d = 0; d < x.rank; d++)
-        if (!gone[d])
+    for (int d = 0; d < x.rank; d++) {
+        right = right && (!gone[d] || x.shape[d] == 1);
+        if (axes.given ? !gone[d] : x.shape[d] != 1)
             y.shape[y.rank] = x.shape[d], y.stride[y.rank++] = x.stride[d];
-    return true;
+    }
+    return right;
 }
-""",
-)
+""")
 def squeeze(x: T, axes: Ints | None = None) -> T:
     """Drop axes of size 1."""
     return np.squeeze(x, None if axes is None else tuple(axes))
 
 
-@tail_op(
-    "Unsqueeze",
-    cpp=r"""
+@tail_op(r"""
 template<class T> bool Unsqueeze(Tail&, View& y, const View& x, const Ints& axes) {
     bool added[8] = {false};
-    int a[8];
     y = x;
     y.rank = x.rank + axes.count;
-    if (y.rank > 8 || !axes_of(a, axes, y.rank))
+    if (y.rank > 8 || !marked(added, axes, y.rank))
         return false;
-    for (int i = 0; i < axes.count; i++)
-        added[a[i]] = true;
     for (int d = 0, e = 0; d < y.rank; e += !added[d], d++)
         y.shape[d] = added[d] ? 1 : x.shape[e], y.stride[d] = added[d] ? 0 : x.stride[e];
     return true;
 }
-""",
-)
+""")
 def unsqueeze(x: T, axes: Ints) -> T:
     """Add axes of size 1."""
     return np.expand_dims(x, tuple(axes))
 
 
-@tail_op(
-    "Expand",
-    cpp=r"""
+@tail_op(r"""
 template<class T> bool Expand(Tail&, View& y, const View& x, const Ints& shape) {
     i64 s[8];
     int rank = 0;
@@ -151,16 +122,13 @@ template<class T> bool Expand(Tail&, View& y, const View& x, const Ints& shape) 
             return false;
     return fits(rank, s + 8 - rank) && spread(y, x, rank, s + 8 - rank);
 }
-""",
-)
+""")
 def expand(x: T, shape: Ints) -> T:
     """Broadcast to a shape."""
     return np.broadcast_to(x, sized(*np.broadcast_shapes(x.shape, tuple(shape))))
 
 
-@tail_op(
-    "Slice",
-    cpp=r"""
+@tail_op(r"""
 template<class T>
 bool Slice(Tail&, View& y, const View& x, const Ints& starts, const Ints& ends, const Ints& axes, const Ints& steps) {
     int a[8];
@@ -183,8 +151,7 @@ bool Slice(Tail&, View& y, const View& x, const Ints& starts, const Ints& ends, 
     }
     return true;
 }
-""",
-)
+""")
 def slice_(x: T, starts: Ints, ends: Ints, axes: Ints | None = None, steps: Ints | None = None) -> T:
     """Cut axes."""
     cuts = [slice(None)] * x.ndim
@@ -194,9 +161,7 @@ def slice_(x: T, starts: Ints, ends: Ints, axes: Ints | None = None, steps: Ints
     return x[tuple(cuts)]
 
 
-@tail_op(
-    "Split",
-    cpp=r"""
+@tail_op(r"""
 template<class T> bool Split(Tail&, View* y, const View& x, const Ints& sizes, i64 axis, i64 n) {
     int a;
     i64 at = 0;
@@ -212,8 +177,7 @@ template<class T> bool Split(Tail&, View* y, const View& x, const Ints& sizes, i
     }
     return at == x.shape[a];
 }
-""",
-)
+""")
 def split(x: T, split: Ints | None = None, *, axis: int = 0, num_outputs: int) -> list[T]:
     """Cut an axis into parts, of equal sizes unless `split` has them."""
     axis = axis_of(axis, x.ndim)
@@ -225,9 +189,7 @@ def split(x: T, split: Ints | None = None, *, axis: int = 0, num_outputs: int) -
     return np.split(x, np.cumsum(sizes)[:-1], axis)
 
 
-@tail_op(
-    "Concat",
-    cpp=r"""
+@tail_op(r"""
 template<class T> bool Concat(Tail& t, View& y, int n, const View* x, i64 axis) {
     int a;
     View part = x[0];
@@ -248,8 +210,7 @@ template<class T> bool Concat(Tail& t, View& y, int n, const View* x, i64 axis) 
     }
     return true;
 }
-""",
-)
+""")
 def concat(*xs: T, axis: int) -> T:
     """Join tensors along an axis."""
     axis = axis_of(axis, xs[0].ndim)
@@ -257,49 +218,32 @@ def concat(*xs: T, axis: int) -> T:
     return np.concatenate(xs, axis)
 
 
-@tail_op(
-    "Tile",
-    cpp=r"""
+@tail_op(r"""
 template<class T> bool Tile(Tail& t, View& y, const View& x, const Ints& repeats) {
     i64 shape[8];
     for (int d = 0; d < x.rank; shape[d] = x.shape[d] * repeats.v[d], d++)
         if (repeats.count != x.rank || repeats.v[d] < 0 || repeats.v[d] > 268435456)
             return false;
-    if (!fits(x.rank, shape) || repeats.count != x.rank)
+    if (repeats.count != x.rank || !make<T>(t, y, x.rank, shape))
         return false;
-    if (!product(shape, shape + x.rank))
-        return make<T>(t, y, x.rank, shape);
-    if (!dense<T>(t, y, x))
-        return false;
-    for (int d = x.rank; d-- > 0;) { // [outer, inner] becomes [outer, repeats, inner]
-        const View old = y;
-        const i64 inner = product(old.shape + d, old.shape + x.rank);
-        const i64 split[] = {product(old.shape, old.shape + d), repeats.v[d], inner};
-        if (split[1] == 1)
-            continue;
-        if (!make<T>(t, y, 3, split))
-            return false;
-        View from = y;
-        from.data = old.data, from.at = old.at;
-        from.stride[0] = inner, from.stride[1] = 0;
-        assign<T>(t, y, from);
-        std::copy(old.shape, old.shape + x.rank, shape);
-        shape[d] *= split[1];
-        lay_out(y, x.rank, shape);
+    T* const r = at<T>(t, y);
+    const i64 all = count(y);
+    for (i64 i = 0; i < all; i++) {
+        i64 from = 0;
+        for (i64 d = x.rank, rest = i; d-- > 0; rest /= shape[d])
+            from += rest % shape[d] % x.shape[d] * x.stride[d];
+        r[i] = at<T>(t, x)[from];
     }
     return true;
 }
-""",
-)
+""")
 def tile(x: T, repeats: Ints) -> T:
     """Repeat along each axis."""
     sized(*(size * count for size, count in zip(x.shape, repeats, strict=True)))
     return np.tile(x, repeats)
 
 
-@tail_op(
-    "Pad",
-    cpp=r"""
+@tail_op(r"""
 template<class T>
 bool Pad(Tail& t, View& y, const View& x, const Ints& pads, const View& value, const Ints& axes) {
     View from = x, to;
@@ -332,8 +276,7 @@ bool Pad(Tail& t, View& y, const View& x, const Ints& pads, const View& value, c
     assign<T>(t, to, from);
     return true;
 }
-""",
-)
+""")
 def pad(
     x: T, pads: Ints, value: T | None = None, axes: Ints | None = None, *, mode: Literal["constant"] = "constant"
 ) -> T:
@@ -349,9 +292,7 @@ def pad(
     return np.pad(cut, ends.T, constant_values=fill) if x.ndim else x
 
 
-@tail_op(
-    "Shape",
-    cpp=r"""
+@tail_op(r"""
 template<class T> bool Shape(Tail& t, View& y, const View& x, i64 start, i64 end) {
     const i64 n = x.rank, s = std::min(std::max<i64>(start < 0 ? start + n : start, 0), n);
     const i64 e = std::min(std::max<i64>(end < 0 ? end + n : end, 0), n), size = std::max<i64>(e - s, 0);
@@ -360,29 +301,23 @@ template<class T> bool Shape(Tail& t, View& y, const View& x, i64 start, i64 end
     std::copy(x.shape + s, x.shape + s + size, at<i64>(t, y));
     return true;
 }
-""",
-)
+""")
 def shape(x: T, *, start: int = 0, end: int | None = None) -> L:
     """Return the shape."""
     return np.array(x.shape[start:end], np.int64)
 
 
-@tail_op(
-    "Size",
-    cpp=r"""
+@tail_op(r"""
 template<class T> bool Size(Tail& t, View& y, const View& x) {
     return make<i64>(t, y, 0, NULL) && (*at<i64>(t, y) = count(x), true);
 }
-""",
-)
+""")
 def size(x: T) -> L:
     """Return the number of elements."""
     return np.array(x.size, np.int64)
 
 
-@tail_op(
-    "ConstantOfShape",
-    cpp=r"""
+@tail_op(r"""
 template<class V> bool ConstantOfShape(Tail& t, View& y, const Ints& shape, const View& value) {
     V fill = V(0);
     if ((value.rank >= 0 && !one(t, value, fill)) || shape.count > 8 || !make<V>(t, y, shape.count, shape.v))
@@ -390,16 +325,13 @@ template<class V> bool ConstantOfShape(Tail& t, View& y, const Ints& shape, cons
     std::fill(at<V>(t, y), at<V>(t, y) + count(y), fill);
     return true;
 }
-""",
-)
+""")
 def constant_of_shape(shape: Ints, value: V | None = None) -> V:
     """Fill a shape with a value."""
     return np.full(sized(*shape), np.float32(0) if value is None else value.reshape(()))
 
 
-@tail_op(
-    "Range",
-    cpp=r"""
+@tail_op(r"""
 inline double steps(double, double, double step, double way) { return step == 0 ? NAN : std::ceil(way / step); }
 inline double steps(uint64_t first, uint64_t last, uint64_t step, uint64_t way) {
     const bool down = i64(step) < 0;
@@ -421,8 +353,7 @@ template<class N> bool Range(Tail& t, View& y, const View& start, const View& li
         at<N>(t, y)[i] = first;
     return true;
 }
-""",
-)
+""")
 def range_(start: N, limit: N, delta: N) -> N:
     """Count from start to limit; floats add up as ONNX Runtime's do."""
     first, step = start.reshape(()).item(), delta.reshape(()).item()
@@ -437,15 +368,12 @@ def range_(start: N, limit: N, delta: N) -> N:
     return np.add.accumulate(y, dtype=start.dtype)
 
 
-@tail_op(
-    "Cast",
-    cpp=r"""
+@tail_op(r"""
 template<class T, class R> struct Casting { R operator()(T a, T, T) const { return To<R>::from(a); } };
 template<class T, class R> bool Cast(Tail& t, View& y, const View& x) {
     return map<R, T, T, T>(t, y, x, x, x, Casting<T, R>());
 }
-""",
-)
+""")
 def cast(x: T, *, to: str, saturate: int = 1, round_mode: str = "up") -> To:
     """Cast; floats out of an integer's range become the lowest one, as on x86."""
     if x.dtype.kind != "f" or np.dtype(to).kind not in "iu":
@@ -456,9 +384,7 @@ def cast(x: T, *, to: str, saturate: int = 1, round_mode: str = "up") -> To:
     return np.where((y > low) & (y < -low), y, low).astype(wide).astype(to)
 
 
-@tail_op(
-    "Trilu",
-    cpp=r"""
+@tail_op(r"""
 template<class T> bool Trilu(Tail& t, View& y, const View& x, const View& k, i64 upper) {
     i64 diagonal = 0;
     if (x.rank < 2 || (k.rank >= 0 && !one(t, k, diagonal)) || !copy<T>(t, y, x))
@@ -472,8 +398,7 @@ template<class T> bool Trilu(Tail& t, View& y, const View& x, const View& k, i64
     }
     return true;
 }
-""",
-)
+""")
 def trilu(x: T, k: L | None = None, *, upper: int = 1) -> T:
     """Return x with zeros below the k-th diagonal of the last two axes, or above it."""
     diagonal = 0 if k is None else int(k.reshape(()))
