@@ -35,7 +35,7 @@ from onnx2ncnn_opt.manifest import (
     tail_path,
 )
 from onnx2ncnn_opt.onnx.custom import CustomOp, parse_custom
-from onnx2ncnn_opt.onnx.importer import Imported, Port, import_model, walk_model
+from onnx2ncnn_opt.onnx.importer import Imported, Port, import_model
 from onnx2ncnn_opt.onnx.read.append import Appended, append_decoding
 from onnx2ncnn_opt.onnx.read.binding import TensorInfo
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
@@ -43,7 +43,6 @@ from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.onnx.read.quantized import without_rounding
 from onnx2ncnn_opt.onnx.tail.extract import Tail
-from onnx2ncnn_opt.onnx.tail.partition import split
 from onnx2ncnn_opt.onnx.value import is_float
 from onnx2ncnn_opt.param.binary import write_weights
 from onnx2ncnn_opt.param.files import NetFiles, all_or_nothing, write_param
@@ -386,9 +385,8 @@ def lower(  # noqa: PLR0913
     bindings: dict[str, Any] = {"shapes": shapes, "values": values, "outputs": outputs}
     for stepwise in (True, False):
         known = loaded if stepwise else None
-        loaded, imported, found = _imported(
-            model, source, known, batch_axes, custom, tail, quantized, stepwise=stepwise, **bindings
-        )
+        imported = _imported(model, source, known, batch_axes, custom, tail, quantized, stepwise=stepwise, **bindings)
+        loaded, found = imported.model, imported.tail
         cut = found.cut if found else tuple(outputs)
         conversion = Conversion(
             loaded, source, imported.graph, imported.inputs, imported.outputs, (), 0, cut, tail=found
@@ -413,8 +411,8 @@ def _imported(
     tail: str,
     quantized: str,
     **bindings: Any,
-) -> tuple[LoadedModel, Imported, Tail | None]:
-    """Return the model, loaded from its ONNX source, its graph, and the tail without which both are."""
+) -> Imported:
+    """Return the net of a model, which is loaded from its ONNX source."""
     entry_points.installed_ops()
     operators = parse_custom(custom)
     if loaded is None:
@@ -423,30 +421,13 @@ def _imported(
         sha256 = file_hash(Path(model))
         loaded = replace(loaded, digest=lambda: sha256)
     is_at_run_time = any(node.op_type == "DynamicQuantizeLinear" for node in loaded.graph)
-    if quantized == "keep" and without_rounding(loaded.graph):
-        found = _graph_of(loaded, batch_axes, operators, tail)
-        if is_at_run_time or "" in found[1].kept.values():
-            return found
-        return _imported(model, source, None, batch_axes, custom, tail, "float", **bindings)
-    return _graph_of(loaded, batch_axes, operators, tail)
-
-
-def _graph_of(
-    loaded: LoadedModel, batch_axes: Mapping[str, int | None] | None, custom: Sequence[CustomOp], tail: str
-) -> tuple[LoadedModel, Imported, Tail | None]:
+    is_kept = quantized == "keep" and without_rounding(loaded.graph)
     announce("making layers of the operators")
-    options: dict[str, Any] = {"batch_axes": batch_axes, "types": entry_points.layer_types(), "custom": custom}
-    if tail == "never":
-        return loaded, import_model(loaded, **options), None
-    whole, walk = walk_model(loaded, **options)
-    found = split(loaded, walk, only_needed=tail == "only-needed")
-    if found is None:
-        assert whole is not None
-        return loaded, whole, None
-    loaded = found.without(loaded)
-    named = {info.name for info in loaded.inputs}
-    options["batch_axes"] = {name: axis for name, axis in (batch_axes or {}).items() if name in named}
-    return loaded, import_model(loaded, **options), found
+    types = entry_points.layer_types()
+    found = import_model(loaded, batch_axes=batch_axes, types=types, custom=operators, tail=tail)
+    if not is_kept or is_at_run_time or "" in found.kept.values():
+        return found
+    return _imported(model, source, None, batch_axes, custom, tail, "float", **bindings)
 
 
 def _optimised(

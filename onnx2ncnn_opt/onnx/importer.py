@@ -1,9 +1,15 @@
 """Walks an ONNX graph and builds the ncnn graph: constants fold, views stay lazy until a layout is needed."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
 from types import NoneType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir
@@ -23,8 +29,8 @@ from onnx2ncnn_opt.onnx.fold import sizes
 from onnx2ncnn_opt.onnx.fold.evaluate import CannotFold, TooLarge, evaluate_node
 from onnx2ncnn_opt.onnx.fold.sizes.cells import each
 from onnx2ncnn_opt.onnx.fold.stand_in import inferred_outputs
-from onnx2ncnn_opt.onnx.items import Batch
-from onnx2ncnn_opt.onnx.lower.builder import Builder, Refusal, ShapeMismatch
+from onnx2ncnn_opt.onnx.items import Batch, ItemRule
+from onnx2ncnn_opt.onnx.lower.builder import Builder, Refusal, Results, ShapeMismatch
 from onnx2ncnn_opt.onnx.lower.context import ImportContext, MissingOperand
 from onnx2ncnn_opt.onnx.lower.functional.symbolic_tensor import computed
 from onnx2ncnn_opt.onnx.lower.layout import Layout, first_batch, plain_dims
@@ -36,9 +42,10 @@ from onnx2ncnn_opt.onnx.read.given import listed_sizes, solved
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.onnx.read.quantized import INT8, Int8
 from onnx2ncnn_opt.onnx.read.schema import misfit
-from onnx2ncnn_opt.onnx.read.structure import read_values
+from onnx2ncnn_opt.onnx.read.structure import nodes_of, read_values
 from onnx2ncnn_opt.onnx.registry import OnnxOp, qualified
-from onnx2ncnn_opt.onnx.tail.partition import Walk
+from onnx2ncnn_opt.onnx.tail.extract import Tail
+from onnx2ncnn_opt.onnx.tail.partition import MANY_LAYERS, PICKS, Readers, Walk, split
 from onnx2ncnn_opt.onnx.value import Constant, Item, SymbolicTensor, Tensor, TensorSequence, element_type, held_as_float
 from onnx2ncnn_opt.progress import counted
 
@@ -71,7 +78,10 @@ class Port(NamedTuple):
 
 
 class Imported(NamedTuple):
-    """The ncnn graph of a model, and its inputs and outputs in ONNX order."""
+    """The ncnn graph of a model, and its inputs and outputs in ONNX order.
+
+    `model` is the given one, or the part of it before the `tail`.
+    """
 
     graph: Graph
     inputs: tuple[Port, ...]
@@ -79,6 +89,8 @@ class Imported(NamedTuple):
     custom: tuple[CustomOp, ...]
     minimum: Mapping[Dim, int]  # dynamic dimensions below which the net differs (see `ImportContext.demand`)
     kept: Mapping[str, str]  # the reason why a quantised product is float in the net, by its layer; "" if it is int8
+    model: LoadedModel
+    tail: Tail | None = None
 
 
 def import_model(
@@ -87,43 +99,69 @@ def import_model(
     batch_axes: Mapping[str, int | None] | None = None,
     types: Mapping[str, LayerSpec] = LAYERS,
     custom: Sequence[CustomOp] = (),
+    tail: str = "never",
 ) -> Imported:
-    """Return the graph of `walk_model`; raises UnsupportedError with every node that ncnn cannot express."""
-    result, walk = walk_model(model, batch_axes=batch_axes, types=types, custom=custom)
-    if result is None:
-        assert walk.error is not None
-        raise walk.error
-    return result
-
-
-def walk_model(
-    model: LoadedModel,
-    *,
-    batch_axes: Mapping[str, int | None] | None = None,
-    types: Mapping[str, LayerSpec] = LAYERS,
-    custom: Sequence[CustomOp] = (),
-) -> tuple[Imported | None, Walk]:
-    """Map a loaded model to ncnn layers, and optimise only where that costs no layer; return also what became of it.
+    """Map a loaded model to ncnn layers, and optimise only where that costs no layer.
 
     `batch_axes` says for inputs by name which axis is the Mat's batch count (None: no axis), where the analysis of
     `onnx.batch` is not to decide. `types` is the table of layers, which becomes the graph's. `custom` operators become
-    layers of their own. There is no graph, but an error, if there are nodes that ncnn cannot express.
-    Raises UsageError if `batch_axes` names no input, or `custom` an operator that the model does not have.
+    layers of their own. Unless `tail` is "never", a tail may have nodes that ncnn cannot express, with "auto" also
+    those of many layers; the model's graph then ends before them. Raises UnsupportedError with every other such node,
+    and UsageError if `batch_axes` names no input, or `custom` an operator that the model does not have.
     """
-    told = batch_axes or {}
-    walk = _Import(model, told, types, custom)
-    result = walk.attempt()
-    while isinstance(result, _Equal):
-        model = model.bound(result.sizes)
-        walk = _Import(model, told, types, custom)
-        result = walk.attempt()
-    batch = walk.free_batch()
-    if batch is not None:
+
+    def walked(model: LoadedModel) -> _Import:
+        axes = {info.name: told[info.name] for info in model.net_inputs if info.name in told}
+        walk = _Import(model, axes, types, custom, is_short=tail == "auto")
+        demanded = walk.attempt()
+        return walked(model.bound(demanded)) if demanded else walk
+
+    def imported(
+        walk: _Import, one: _Import | None = None, nodes: Collection[onnx_ir.Node] = ()
+    ) -> tuple[Imported | None, _Import | None]:
+        """Return the net, and the import of one item, if the batch is free and that has refused nodes.
+
+        `one` is that of the model with a tail of these nodes.
+        """
+        result, batch = walk.imported(), walk.free_batch()
+        if batch is None:
+            return result, None
         axes = {name: output.axis for name, output in batch.outputs.items()}
-        one = _Import(model.bound({batch.name: 1}), {**told, **batch.inputs}, types, custom, axes).attempt()
-        if isinstance(one, Imported):
-            result = _with_batch(one, model, batch) or result
-    return (result if isinstance(result, Imported) else None), walk.seen(result)
+        bound, inputs = walk.model.bound({batch.name: 1}), {**walk.told, **batch.inputs}
+        if one is None or not one.leave(nodes, bound, axes) or one.told != inputs:
+            one = _Import(bound, inputs, types, custom, axes, is_short=tail == "auto")
+            if one.attempt():
+                return result, None
+        single = one.imported()
+        return (single and _with_batch(single, walk.model, batch)) or result, None if single else one
+
+    told = batch_axes or {}
+    _check_names(told, model)
+    walk = walked(model)
+    result, one = imported(walk)
+    if result is not None:
+        return result
+    if tail == "never":
+        raise walk.error()
+    try:
+        found, nodes = split(model, walk.seen(one))
+    except UnsupportedError:
+        if not walk.is_limited:
+            raise
+        return import_model(model, batch_axes=told, types=types, custom=custom, tail="only-needed")
+    rest = found.without(model)
+    if walk.model is not model or not walk.leave(nodes, rest, {}):
+        walk = walked(rest)
+    result, _ = imported(walk, one, nodes)
+    if result is None:
+        raise walk.error()
+    return result._replace(tail=found)
+
+
+def _check_names(batch_axes: Mapping[str, int | None], model: LoadedModel) -> None:
+    if unknown := set(batch_axes) - {info.name for info in model.net_inputs}:
+        names = ", ".join(info.name for info in model.inputs)
+        raise UsageError(f"no input is called '{min(unknown)}'; the inputs are {names}")
 
 
 def _with_batch(one: Imported, model: LoadedModel, batch: Batch) -> Imported | None:
@@ -151,40 +189,37 @@ class _Ends(ImportContext):
         types: Mapping[str, LayerSpec],
         custom: Sequence[CustomOp],
         output_axes: Mapping[str, int | None] | None = None,
+        *,
+        is_short: bool = False,
     ) -> None:
+        """With `is_short`, nodes that would be many layers are refused if a tail can have them."""
         super().__init__(model, types)
-        self._batch_axes = batch_axes
+        self.told = batch_axes
+        self.is_limited = False  # such a node was refused
         self._output_axes = output_axes or {}
-        self._batches: list[Batch] = []  # those that may be free
+        self._is_short = is_short
+        self._most = math.inf  # layers of the graph while a node is imported
+        # What a batch sees of each node, if a dimension is dynamic.
+        self._seen: list[tuple[onnx_ir.Node, ItemRule | None, Sequence[Item | None], Sequence[Item | None]]] = []
+        self._is_dynamic = any(isinstance(size, Sym) for info in model.net_inputs for size in info.shape)
         self._custom = {(op.domain, op.name): op for op in numbered(custom, model.graph)}
         self._values: dict[str, Item | None] = {}  # None: computed by a node that was refused
         self._refused: list[Unsupported] = []
         self._tainted: set[str] = set()  # values that depend on a refused node
         self._refused_nodes: set[onnx_ir.Node] = set()
         self._lost: set[str] = set()  # inputs and outputs that no Mat can hold
-        self._layers: dict[onnx_ir.Node, int] = {}
+        self._made: dict[onnx_ir.Node | None, list[Layer]] = {}  # the layers of a node, and of the outputs, backwards
+        self._bounding: set[onnx_ir.Node | None] = set()  # nodes that demand a minimum
         lengths = past_lengths(model.net_inputs)
         self._inner, self._outer = (lengths.inner, lengths.outer) if lengths else ({}, {})
         # Symbols are 1 or more; the past may have no rows.
         self._sums = {str(lengths.total): lengths.total - 1} if lengths else {}
         self._kept: dict[str, str] = {}
 
-    def seen(self, result: Imported | UnsupportedError) -> Walk:
-        """Return what became of the model, if the result of this import, or of one for a single item, is this."""
-        if not isinstance(result, UnsupportedError):  # a net of single items may have what a batch has not
-            return Walk(None, self._values, frozenset(), frozenset(), self._layers)
-        outer = frozenset(node for node in self._refused_nodes if node.graph is self._model.graph)
-        return Walk(result, self._values, outer, frozenset(self._lost), self._layers)
-
     def _inputs(self) -> tuple[Port, ...]:
-        unknown = set(self._batch_axes) - {info.name for info in self._model.net_inputs}
-        if unknown:
-            names = ", ".join(info.name for info in self._model.inputs)
-            raise UsageError(f"no input is called '{min(unknown)}'; the inputs are {names}")
-        preferred, ports = batch_axes(self._model), []
-        self._batches = list(dynamic_batches(self._model, self._batch_axes, preferred))
-        for info in self._model.net_inputs:
-            dtype, batch = info.dtype.numpy(), self._batch_axis(info, preferred)
+        self._preferred, ports = batch_axes(self.model), []
+        for info in self.model.net_inputs:
+            dtype, batch = info.dtype.numpy(), self._batch_axis(info)
             layout = Layout.plain(len(info.shape), batch)
             self._label = info.name
             if len(layout.dims) > MAX_DIMS or 0 in info.shape:
@@ -197,26 +232,24 @@ class _Ends(ImportContext):
                 continue
             view = View.of(named(info.shape, self._inner), *layout)
             blob = self.input(info.name, view)
-            self._values[info.name] = tensor = Tensor(blob, view, dtype)
-            for known in self._batches:
-                known.feed(tensor)
+            self._values[info.name] = Tensor(blob, view, dtype)
             length = (info.ids, info.past) if isinstance(info, LengthInfo) else None
             ports.append(Port(info.name, blob, info.shape, dtype, batch, element_type(dtype), length))
         return tuple(ports)
 
-    def _batch_axis(self, info: InputInfo, preferred: Mapping[str, int]) -> int | None:
+    def _batch_axis(self, info: InputInfo) -> int | None:
         """Return the axis of an input that is the Mat's batch: as told, else as operators tell, else a first 1."""
         rank = len(info.shape)
-        if info.name in self._batch_axes:
-            axis = self._batch_axes[info.name]
+        if info.name in self.told:
+            axis = self.told[info.name]
             if axis is not None and not -rank <= axis < rank:
                 raise UsageError(f"input '{info.name}' has no axis {axis}: its rank is {rank}")
             return None if axis is None else axis % rank
-        return preferred.get(info.name, first_batch(info.shape))
+        return self._preferred.get(info.name, first_batch(info.shape))
 
     def _outputs(self) -> tuple[Port, ...]:
         ports = []
-        for info in self._model.outputs:
+        for info in self.model.outputs:
             value = self._values[info.name]
             if value is None:  # a node that was refused should have made it
                 continue
@@ -268,22 +301,27 @@ class _Import(_Ends):
     _inlined = 0
     _budget: MemoryBudget
 
-    def attempt(self) -> Imported | UnsupportedError | _Equal:
-        """Import every node, then the outputs; return the errors of refused nodes, or the sizes that are demanded."""
-        inputs = self._inputs()
-        constants = _initializers(self._model.graph)
+    def attempt(self) -> Mapping[str, Dim]:
+        """Import every node, then the outputs; return the sizes that operators demand, if these are other ones."""
+        self._ports = self._inputs()
+        constants = _initializers(self.model.graph)
         self._values.update(constants)
         self._budget = MemoryBudget(constant.array for constant in constants.values())
         try:
-            for node in counted(self._model.graph, "making layers of the operators", "nodes"):
+            for node in counted(self.model.graph, "making layers of the operators", "nodes"):
                 self._import(node)
         except _Equal as demanded:
-            return demanded
-        outputs = self._outputs()
+            return demanded.sizes
+        with self._recorded(None):
+            self._ends = self._outputs()
         if self._misfit:
             raise UsageError(self._misfit)
+        return {}
+
+    def imported(self) -> Imported | None:
+        """Return the net; None if nodes were refused."""
         if self._refused:
-            return UnsupportedError(self._refused, *self._cut_advice())
+            return None
         # No blob is to be empty: a window is not larger than its axis, a slice has an element.
         self._minimum = {named((size,), self._outer)[0]: least for size, least in self._minimum.items()}
         shapes = [blob.shape or () for layer in self.graph for blob in layer.outputs]
@@ -291,44 +329,122 @@ class _Import(_Ends):
         for size in sorted(dynamic, key=lambda size: (len(size.names()), str(size))):
             self.demand(size, 1)
         drop_unused(self.graph)  # layers that only fed shapes, which ONNX Runtime refuses just so, or refused branches
-        return Imported(self.graph, inputs, outputs, tuple(self._custom.values()), self._minimum, self._kept)
+        custom = tuple(self._custom.values())
+        return Imported(self.graph, self._ports, self._ends, custom, self._minimum, self._kept, self.model)
+
+    def error(self) -> UnsupportedError:
+        """Return the error with all refused nodes."""
+        return UnsupportedError(self._refused, *self._cut_advice())
+
+    def seen(self, one: _Import | None) -> Walk:
+        """Return what became of the model; nodes that `one` item does not refuse need no tail."""
+        refused, lost = self._refused_nodes, self._lost
+        if one is not None:
+            refused, lost = refused & one._refused_nodes, lost & one._lost
+        return Walk(self._refused, self.error, self._values, refused, lost)
+
+    def leave(self, nodes: Collection[onnx_ir.Node], model: LoadedModel, output_axes: Mapping[str, int | None]) -> bool:
+        """Become the import of the model without these nodes; return False if others show that they were there."""
+        left = {info.name for info in model.net_inputs}
+        gone = [port.blob.producer for port in self._ports if port.name not in left]
+        if not self._refused_nodes <= set(nodes) or not self._bounding.isdisjoint({None, *nodes}):
+            return False
+        self.graph.outputs = ()
+        made = (layer for node in reversed(self._made) if node is None or node in nodes for layer in self._made[node])
+        for layer in filter(None, (*made, *gone)):
+            if any(blob.uses for blob in layer.outputs):
+                return False
+            self.graph.remove(layer)
+            self._names.release(*(blob.name for blob in layer.outputs))
+        caches: tuple[dict[Any, Blob], ...] = self._layouts, self._memory, self._ones
+        for known in caches:
+            for key in [key for key, blob in known.items() if blob.producer and blob.producer.graph is None]:
+                del known[key]
+        named = {blob.name: blob for layer in self.graph for blob in layer.outputs}
+        for info in model.outputs:
+            x, blob = self._values[info.name], named.get(info.name)
+            if blob is None or not isinstance(x, Tensor) or blob.producer is None:
+                continue
+            if blob is not x.blob:
+                return False
+            if not blob.is_input:  # inner values have the names of the model's, outputs get them at the end
+                self._rename(blob, self._names.take(f"{blob.producer.traced[0]}_out"))
+        inner = {each for node in nodes for each in nodes_of(node)}
+        self._seen = [seen for seen in self._seen if seen[0] not in inner]
+        self._ports = tuple(port for port in self._ports if port.name in left)
+        self._open_inputs = [blob for blob in self._open_inputs if blob.producer and blob.producer.graph]
+        self.told = {name: axis for name, axis in self.told.items() if name in left}
+        self.model, self._refused, self._output_axes = model, [], output_axes
+        self._ends = self._outputs()
+        return True
 
     def free_batch(self) -> Batch | None:
         """Return a dynamic batch whose items stay apart in all of the model, so that it need not be part of the net."""
-        outputs = {info.name: self._values.get(info.name) for info in self._model.outputs}
-        return next((batch for batch in self._batches if batch.is_free(outputs, self._minimum)), None)
+        outputs = {info.name: self._values.get(info.name) for info in self.model.outputs}
+        for batch in dynamic_batches(self.model, self.told, self._preferred):
+            for port in self._ports:
+                x = self._values[port.name]
+                assert isinstance(x, Tensor)
+                batch.feed(x)
+            for seen in self._seen:
+                batch.see(*seen)
+            if batch.is_free(outputs, self._minimum):
+                return batch
+        return None
 
     def tensor(self, x: Tensor | Constant | SymbolicTensor) -> Tensor:
         """See `ImportContext`."""
         return computed(self, x) if isinstance(x, SymbolicTensor) else Builder.tensor(self, x)
 
+    @contextmanager
+    def _recorded(self, node: onnx_ir.Node | None) -> Iterator[None]:
+        start, minimum = len(self.graph), dict(self._minimum)
+        yield
+        self._made[node] = [*islice(reversed(self.graph), len(self.graph) - start)]
+        if self._minimum != minimum:
+            self._bounding.add(node)
+
     def _import(self, node: onnx_ir.Node) -> None:
         outputs = _names(node.outputs)
         self._label, self.node = node.name or next(filter(None, outputs), node.op_type), node
-        refused, layers = len(self._refused), len(self.graph)
-        names = _names(node.inputs)
+        self._most = len(self.graph) + MANY_LAYERS if self._is_short and node.op_type in PICKS else math.inf
+        with self._recorded(node):
+            for name, result in zip(outputs, self._imported(node, outputs), strict=True):
+                if name:
+                    self._values[name] = result
+                    self._name_blob(result, name)
+        self._most = math.inf
+
+    def _imported(self, node: onnx_ir.Node, outputs: Sequence[str]) -> Sequence[Item | None]:
+        refused, names = len(self._refused), _names(node.inputs)
         operands = [self._values[name] if name else None for name in names]
         poisoned = any(name and self._values[name] is None for name in names)
         results = self._attempt(node, None if poisoned else operands)
         if INT8 in node.meta and results and isinstance(results[0], Tensor):
             self._make_int8(results[0].blob.producer, node.meta[INT8])
         is_refused = len(self._refused) > refused
-        self._layers[node] = len(self.graph) - layers
-        if is_refused:
+        if is_refused and node.graph is self.model.graph:
             self._refused_nodes.add(node)
         if is_refused or not self._tainted.isdisjoint(_read_names(node)):
             self._tainted.update(filter(None, outputs))
         if is_refused and not poisoned:
             results = self._stand_ins(node, operands)
         is_sound = not is_refused or (not node.domain and misfit(node, self.opset) is None)
-        if self._batches and is_sound and not poisoned:
-            rule = traits_of(node.domain, node.op_type, self._model.opsets.get(node.domain, 1)).items
-            for batch in self._batches:
-                batch.see(node, rule, operands, results)
-        for name, result in zip(outputs, results, strict=True):
-            if name:
-                self._values[name] = result
-                self._name_blob(result, name)
+        if self._is_dynamic and is_sound and not poisoned:
+            rule = traits_of(node.domain, node.op_type, self.model.opsets.get(node.domain, 1)).items
+            self._seen.append((node, rule, operands, results))
+        return results
+
+    @cached_property
+    def _movable(self) -> Collection[onnx_ir.Node]:
+        """The nodes that a tail can have; readers of shapes alone do not count."""
+        return Readers(self.model.graph, lambda node: node.op_type in ("Shape", "Size")).movable
+
+    def _append(self, layer: Layer, results: Results) -> tuple[Blob, ...]:
+        if len(self.graph) >= self._most and self.node in self._movable:
+            self.is_limited = True
+            raise self.refuse(f"it would be more than {MANY_LAYERS} layers")
+        return super()._append(layer, results)
 
     def _make_int8(self, layer: Layer | None, known: Int8) -> None:
         """Turn the layer of a product into int8, if ncnn has it; the weights are multiples of its steps."""
@@ -360,7 +476,7 @@ class _Import(_Ends):
                 raise _Equal(sizes) from None
             self._refuse(node, refusal.reason, refusal.hint)
             is_clean = self._tainted.isdisjoint(_names(node.inputs))
-            if isinstance(refusal, ShapeMismatch) and self._model.given and is_clean:
+            if isinstance(refusal, ShapeMismatch) and self.model.given and is_clean:
                 self._misfit = self._misfit or self._does_not_accept(node, refusal)
         except (ShapeError, GraphError) as error:
             self._refuse(node, str(error))
@@ -369,7 +485,7 @@ class _Import(_Ends):
         return [None] * len(node.outputs)
 
     def _does_not_accept(self, node: onnx_ir.Node, misfit: ShapeMismatch) -> str:
-        given, (a, b) = self._model.given.items(), misfit.sizes
+        given, (a, b) = self.model.given.items(), misfit.sizes
         shapes = " ".join(f"{name}:{listed_sizes(sizes)}" for name, sizes in given)
         is_odd = any(isinstance(n, int) and n % 32 for _, sizes in given if len(sizes) == 4 for n in sizes[2:])
         advice = "; many nets want multiples of 32" if is_odd else ""
@@ -381,7 +497,7 @@ class _Import(_Ends):
     def _stand_ins(self, node: onnx_ir.Node, operands: Sequence[Item | None]) -> Sequence[Item | None]:
         """Return tensors in place of a refused node's results; None where the shape is unknown."""
         results: list[Item | None] = [None] * len(node.outputs)
-        for i, inferred in enumerate(inferred_outputs(node, operands, self._model.opsets)):
+        for i, inferred in enumerate(inferred_outputs(node, operands, self.model.opsets)):
             if inferred is not None and (name := node.outputs[i].name):
                 shape, dtype = inferred
                 view = View.of(shape, plain_dims(shape))
@@ -391,9 +507,9 @@ class _Import(_Ends):
 
     def _cut_advice(self) -> tuple[str, Sequence[str]]:
         """Return how to convert the nodes before all refused ones, and their values; empty if each has a hint."""
-        sound = [node for node in self._model.graph if self._tainted.isdisjoint(_names(node.outputs))]
-        tainted = set(self._model.graph).difference(sound)
-        wanted = {info.name for info in self._model.outputs}.union(*map(_read_names, tainted)) - {""}
+        sound = [node for node in self.model.graph if self._tainted.isdisjoint(_names(node.outputs))]
+        tainted = set(self.model.graph).difference(sound)
+        wanted = {info.name for info in self.model.outputs}.union(*map(_read_names, tainted)) - {""}
         made = [(name, self._values[name]) for node in sound for name in _names(node.outputs) if name in wanted]
         cut = [(name, x) for name, x in made if isinstance(x, Tensor)]
         if not cut or all(node.hint for node in self._refused):
@@ -405,12 +521,12 @@ class _Import(_Ends):
             return "", ()
         has_nms = any(node.operator == "NonMaxSuppression" for node in self._refused)
         export = "export the model without NMS, or " if has_nms else ""
-        names, count = [name for name, _ in cut], len(self._model.graph)
+        names, count = [name for name, _ in cut], len(self.model.graph)
         part = f"convert the {len(sound)} of {count} nodes before them with --outputs {','.join(names)}"
         return f"{export}{part} and do the rest outside ncnn", names
 
     def _known(self, node: onnx_ir.Node) -> OnnxOp:
-        op = find(node.domain, node.op_type, self._model.opsets.get(node.domain, 1))
+        op = find(node.domain, node.op_type, self.model.opsets.get(node.domain, 1))
         if op is None:
             raise Refusal("ncnn has no equivalent of this operator")
         return op
@@ -490,7 +606,7 @@ class _Import(_Ends):
         """Let the blob that a node made carry the name of the node's output."""
         if not isinstance(value, Tensor) or value.blob.producer is None or value.blob.producer.type == "Input":
             return
-        is_output = any(info.name == name for info in self._model.outputs)
+        is_output = any(info.name == name for info in self.model.outputs)
         if value.blob.name.startswith(f"{self._label}_out") and not is_output:
             self._rename(value.blob, self._names.take(name))
 

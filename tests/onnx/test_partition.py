@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from onnx import parser
 
 from onnx2ncnn_opt import Net, convert
-from onnx2ncnn_opt.api.lower import Conversion
+from onnx2ncnn_opt.api.lower import Conversion, lower
 from onnx2ncnn_opt.errors import UnsupportedError, UsageError
 from onnx2ncnn_opt.manifest import read_manifest
 from onnx2ncnn_opt.onnx.tail.minimum_cut import Network
@@ -91,6 +91,49 @@ def test_a_net_without_a_tail_is_the_same(tmp_path: Path) -> None:
     for end in ("param", "bin", "json"):
         assert (tmp_path / f"auto.ncnn.{end}").read_bytes() == (tmp_path / f"never.ncnn.{end}").read_bytes()
     assert not (tmp_path / "auto.ncnn.tail.onnx").exists()
+
+
+# Nodes of a tail that leave traces in the rest of the net: the model up to them is imported anew.
+TRACES = {
+    "a limit of a dynamic size": (
+        "i = Constant <value_ints = [5]> ()  g = Gather <axis = 2> (f, i)  "
+        "q = Concat <axis = 2> (f, g)  y = NonZero (q)",
+        "float[1,3,h,8] x",
+        "int64[4,n] y",
+    ),
+    "a layer that both need": (
+        "t = Transpose <perm = [0, 2, 3, 1]> (f)  s = Constant <value_ints = [16, 16]> ()  r = Reshape (t, s)  "
+        "d = Concat <axis = 1> (r, r)  y = NonZero (d)  u = Transpose <perm = [0, 2, 3, 1]> (f)  z = MatMul (u, v)",
+        "float[1,3,8,8] x, float[4,5] v",
+        "int64[2,n] y, float[1,8,8,5] z",
+    ),
+    "a name": (
+        "[deep] b = LogSoftmax (f)  deep_out = Mul (b, b)  y = NonZero (deep_out)",
+        "float[1,3,8,8] x",
+        "int64[4,n] y",
+    ),
+    "equal sizes": (
+        'y = NonZero (f)  z = Einsum <equation = "ij,jk->ik"> (a, b)',
+        "float[1,3,8,8] x, float[2,n] a, float[m,3] b",
+        "int64[4,k] y, float[2,3] z",
+    ),
+    "an input that has a size": (
+        "zero = Constant <value_int = 0> ()  one = Constant <value_int = 1> ()  s = Shape <start = 3> (x)  "
+        "w_ = Squeeze (s)  i = Range (zero, w_, one)  c = Cast <to = 1> (i)  z = Mul (f, c)  y = NonZero (v)",
+        "float[w] v, float[1,3,8,w] x",
+        "int64[1,n] y, float[1,4,8,w] z",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_the_net_is_that_of_the_model_cut_by_hand(name: str, tmp_path: Path) -> None:
+    data = model(*TRACES[name], opset=20)
+    found = lower(data)
+    by_hand = lower(data, outputs=found.cut, tail="never")
+    assert found.tail is not None
+    assert found.minimum == by_hand.minimum
+    assert found.save(tmp_path / "net").param.read_text() == by_hand.save(tmp_path / "cut").param.read_text()
 
 
 def test_a_tail_of_an_earlier_net_goes(tmp_path: Path) -> None:
@@ -289,7 +332,7 @@ def test_a_tail_that_is_missing_or_of_another_net(tmp_path: Path) -> None:
 def test_an_operator_of_a_plug_in() -> None:
     """Register the determinant of matrices, which ncnn does not have, and convert a model that ends in it."""
 
-    @plugged.tail_op("Det", cpp="")
+    @plugged.tail_op("", "Det")
     def det(x: plugged.F) -> plugged.F:
         return np.asarray(np.linalg.det(x.astype(np.float64)).astype(x.dtype))
 

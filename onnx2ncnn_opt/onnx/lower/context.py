@@ -28,7 +28,7 @@ class ImportContext(Builder, ABC):
 
     def __init__(self, model: LoadedModel, types: Mapping[str, LayerSpec]) -> None:
         super().__init__(types, [value.name for value in (*model.inputs, *model.outputs)])
-        self._model = model
+        self.model = model
         self.node: onnx_ir.Node  # the node that is being imported
         self._minimum: dict[Dim, int] = {}
         self._sums: dict[str, Dim] = {}  # what names of sizes are sums of, for proofs of signs
@@ -36,7 +36,7 @@ class ImportContext(Builder, ABC):
     @property
     def opset(self) -> int:
         """The model's version of ONNX's own operators."""
-        return self._model.opsets.get("", 1)
+        return self.model.opsets.get("", 1)
 
     def axis(self, axis: int, rank: int) -> int:
         """Return an axis counted from the front; refused if a tensor of `rank` has none of that number."""
@@ -115,7 +115,7 @@ class ImportContext(Builder, ABC):
 
     def _flags_behind(self, value: onnx_ir.Value | None) -> list[str]:
         """Return the inputs that a value is computed from; none if one is not a flag, or if a subgraph intervenes."""
-        flags = [info.name for info in self._model.inputs if _is_flag(info)]
+        flags = [info.name for info in self.model.inputs if _is_flag(info)]
         found: set[str | None] = set()
         seen, left = {value}, [value]
         while left:
@@ -139,7 +139,7 @@ class ImportContext(Builder, ABC):
         if value.shape is None:
             return None
         sizes: dict[str, Dim] = {}
-        for source, info in zip(self._model.graph.inputs, self._model.inputs, strict=True):
+        for source, info in zip(self.model.graph.inputs, self.model.inputs, strict=True):
             for dim, size in zip(source.shape or (), info.shape, strict=False):
                 if not isinstance(dim, int) and dim.value is not None:
                     sizes.setdefault(dim.value, size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -13,28 +13,21 @@ import onnx_ir
 from onnx import helper, numpy_helper
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape, texts
-from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.manifest import size_input
 from onnx2ncnn_opt.onnx.read import structure
 from onnx2ncnn_opt.onnx.read.binding import InputInfo, TensorInfo
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
-from onnx2ncnn_opt.onnx.value import Item, Tensor
+from onnx2ncnn_opt.onnx.value import Constant, Item, Tensor
 
 _IR_VERSION = 8  # the oldest that has all of this
 
 
-@dataclass(frozen=True)
-class Crossing:
-    """The values that a tail reads: constants, integers of dynamic dimensions, inputs of the model, the net's values.
+class Sizes(NamedTuple):
+    """A value that a tail reads, of integers in terms of dynamic dimensions."""
 
-    `outputs` are further ones of the model, which the net computes.
-    """
-
-    constants: Mapping[str, Array]
-    sizes: Mapping[str, tuple[Sequence[Dim], Shape, np.dtype[Any]]]
-    arrays: tuple[InputInfo, ...]
-    values: Mapping[str, Tensor]
-    outputs: Mapping[str, Item | None]
+    cells: Sequence[Dim]
+    shape: Shape
+    dtype: np.dtype[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,25 +88,40 @@ def label(node: onnx_ir.Node) -> str:
     return node.name or next((value.name for value in node.outputs if value.name), node.op_type)
 
 
-def extracted(model: LoadedModel, nodes: Sequence[onnx_ir.Node], crossing: Crossing, reasons: tuple[str, ...]) -> Tail:
-    """Return the tail that these nodes are, in their order."""
+def extracted(
+    model: LoadedModel,
+    nodes: Sequence[onnx_ir.Node],
+    read: Mapping[str, Constant | Sizes | InputInfo | Tensor],
+    others: Mapping[str, Item | None],
+    reasons: tuple[str, ...],
+) -> Tail:
+    """Return the tail that these nodes are, in their order, of the values that they read.
+
+    `others` are outputs of the model that the net computes and no node reads.
+    """
     made = {value.name for node in nodes for value in node.outputs}
-    constants, sizes, protos = dict(crossing.constants), dict[str, None](), []
-    for name, (cells, shape, dtype) in crossing.sizes.items():
-        parts = [size_input(str(cell)) for cell in cells]
+    arrays = tuple(info for info in read.values() if isinstance(info, InputInfo))
+    values = {name: x for name, x in read.items() if isinstance(x, Tensor)}
+    constants = {name: x.array for name, x in read.items() if isinstance(x, Constant)}
+    sizes, protos = dict[str, None](), []
+    for name, known in read.items():
+        if not isinstance(known, Sizes):
+            continue
+        parts = [size_input(str(cell)) for cell in known.cells]
         constants |= {
-            part: np.array([cell], np.int64) for part, cell in zip(parts, cells, strict=True) if isinstance(cell, int)
+            part: np.array([cell], np.int64)
+            for part, cell in zip(parts, known.cells, strict=True)
+            if isinstance(cell, int)
         }
-        sizes |= dict.fromkeys(str(cell) for cell in cells if not isinstance(cell, int))
-        whole = f"{name}.whole"
-        constants[f"{name}.shape"] = np.array(shape, np.int64)
+        sizes |= dict.fromkeys(str(cell) for cell in known.cells if not isinstance(cell, int))
+        constants[f"{name}.shape"] = np.array(known.shape, np.int64)
         protos += [
             helper.make_node("Concat", parts, [f"{name}.parts"], axis=0),
-            helper.make_node("Reshape", [f"{name}.parts", f"{name}.shape"], [whole]),
-            helper.make_node("Cast", [whole], [name], to=helper.np_dtype_to_tensor_dtype(dtype)),
+            helper.make_node("Reshape", [f"{name}.parts", f"{name}.shape"], [f"{name}.whole"]),
+            helper.make_node("Cast", [f"{name}.whole"], [name], to=helper.np_dtype_to_tensor_dtype(known.dtype)),
         ]
-    inputs = [_info(info.name, int(info.dtype), info.shape) for info in crossing.arrays]
-    for name, x in crossing.values.items():
+    inputs = [_info(info.name, int(info.dtype), info.shape) for info in arrays]
+    for name, x in values.items():
         inputs.append(_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(x.dtype.type)), x.shape))
     inputs += [_info(size_input(text), onnx.TensorProto.INT64, (1,)) for text in sizes]
     outputs = [_info(info.name, int(info.dtype), info.shape) for info in model.outputs if info.name in made]
@@ -132,10 +140,10 @@ def extracted(model: LoadedModel, nodes: Sequence[onnx_ir.Node], crossing: Cross
         for value in proto.graph.output:
             value.type.CopyFrom(types[value.name])
         kinds = {name: onnx_ir.DataType(kind.tensor_type.elem_type) for name, kind in types.items()}
-        own = {name: x for name, x in {**crossing.values, **crossing.outputs}.items() if isinstance(x, Tensor)}
+        own = {name: x for name, x in {**values, **others}.items() if isinstance(x, Tensor)}
         kinds |= {name: onnx_ir.DataType.from_numpy(np.dtype(x.dtype.type)) for name, x in own.items()}
         declared = tuple(replace(info, dtype=kinds.get(info.name, info.dtype)) for info in declared)
-    return Tail(proto, (*crossing.values, *crossing.outputs), crossing.arrays, tuple(sizes), declared, reasons)
+    return Tail(proto, (*values, *others), arrays, tuple(sizes), declared, reasons)
 
 
 def _info(name: str, element: int, shape: Shape | None) -> onnx.ValueInfoProto:

@@ -7,7 +7,7 @@ and their like cost a layer in the net and nothing in the tail, so they move if 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import onnx_ir
@@ -15,17 +15,18 @@ import onnx_ir
 from onnx2ncnn_opt.errors import ModelError, Unsupported, UnsupportedError, lines_by_reason
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, product
 from onnx2ncnn_opt.ir.view import MAX_DIMS
+from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.onnx.read.structure import nodes_of, read_values
-from onnx2ncnn_opt.onnx.tail.extract import Crossing, Tail, extracted, label
+from onnx2ncnn_opt.onnx.tail.extract import Sizes, Tail, extracted, label
 from onnx2ncnn_opt.onnx.tail.minimum_cut import Network
 from onnx2ncnn_opt.onnx.tail.program import Program
 from onnx2ncnn_opt.onnx.tail.registry import ALL, TAIL_OPS
 from onnx2ncnn_opt.onnx.value import Constant, Item, SymbolicTensor, Tensor
 
 # A node that sorts or picks, and becomes more layers than this, costs more in the net than in the tail.
-_MANY_LAYERS = 16
-_PICKS = frozenset({"ArgMax", "ArgMin", "Gather", "GatherElements", "GatherND", "TopK"})
+MANY_LAYERS = 16
+PICKS = frozenset({"ArgMax", "ArgMin", "Gather", "GatherElements", "GatherND", "TopK"})
 _USUAL_SIZE = 256  # for dynamic dimensions, where numbers are counted
 _EACH = 2**13  # numbers that cost as much as one blob more
 _VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Split", "Squeeze", "Transpose", "Unsqueeze"})
@@ -34,43 +35,58 @@ _SOURCE, _SINK = "net", "tail"
 
 
 class Walk(NamedTuple):
-    """What became of a model's values and nodes in an import, which may have failed with an error."""
+    """What became of a model's values and nodes in an import that ncnn cannot express."""
 
-    error: UnsupportedError | None
+    unsupported: Sequence[Unsupported]
+    error: Callable[[], UnsupportedError]  # makes the error of all these
     values: Mapping[str, Item | None]
-    refused: frozenset[onnx_ir.Node]
-    lost: frozenset[str]  # graph inputs and outputs that no Mat can hold
-    layers: Mapping[onnx_ir.Node, int]  # that a node became
+    refused: Collection[onnx_ir.Node]
+    lost: Collection[str]  # graph inputs and outputs that no Mat can hold
 
 
-def split(model: LoadedModel, walk: Walk, *, only_needed: bool) -> Tail | None:
-    """Return the tail of a model, None if it needs none; the model's graph stays as it is.
+def split(model: LoadedModel, walk: Walk) -> tuple[Tail, Collection[onnx_ir.Node]]:
+    """Return the tail of a model and its nodes; the model's graph stays as it is.
 
-    With `only_needed`, nodes that become many layers stay in the net. Raises the error of the walk if a node that no
-    net can have is no tail operator, or another node depends on it that no tail can have.
+    Raises the error of the walk if a node that no net can have is no tail operator, or another node depends on it that
+    no tail can have.
     """
     parts = _Parts(model, walk)
     needed = {*walk.refused, *parts.before_lost(walk.lost)}
     if not needed <= parts.movable:
         raise parts.refused(needed - parts.movable)
-    if not only_needed:
-        needed |= {n for n in parts.movable if n.op_type in _PICKS and walk.layers[n] > _MANY_LAYERS}
     nodes = sorted(parts.tail_of(needed) if needed else (), key=parts.order.__getitem__)
-    crossing = parts.crossing(nodes)
+    read = parts.read_by(nodes)
+    others = parts.others(nodes, read)
     problem = ""
-    if nodes and (crossing.values or crossing.outputs):  # a net is left
-        tail = extracted(model, nodes, crossing, tuple(parts.reasons(needed)))
+    if nodes and (others or any(isinstance(item, Tensor) for item in read.values())):  # a net is left
+        tail = extracted(model, nodes, read, others, tuple(parts.reasons(needed)))
         try:
             Program.read(tail.data)
         except ModelError as error:  # an attribute or a type that no tail has
             problem = str(error)
         else:
-            return tail
-    if walk.error is not None:
-        raise UnsupportedError(
-            walk.error.nodes, "\n".join(filter(None, (walk.error.advice, problem))), *walk.error.cuts
-        )
-    return None
+            return tail, nodes
+    whole = walk.error()
+    raise UnsupportedError(whole.nodes, "\n".join(filter(None, (whole.advice, problem))), *whole.cuts)
+
+
+class Readers:
+    """The nodes of a graph that read each node, and those that a tail may have, `movable`.
+
+    Nodes that `is_known` holds for are left out.
+    """
+
+    def __init__(self, graph: onnx_ir.Graph, is_known: Callable[[onnx_ir.Node], bool]) -> None:
+        outer = {inner: node for node in graph if node.attributes for inner in nodes_of(node)}
+        self.of: dict[onnx_ir.Node, list[onnx_ir.Node]] = {}
+        self.movable: set[onnx_ir.Node] = set()
+        for node in reversed(graph):
+            if is_known(node):
+                continue
+            users = {outer.get(user, user) for value in node.outputs for user, _ in value.uses()}
+            self.of[node] = [user for user in users if user in self.of]
+            if _obstacle(node) is None and self.movable.issuperset(self.of[node]):
+                self.movable.add(node)
 
 
 class _Parts:
@@ -82,16 +98,8 @@ class _Parts:
         sizes = [size for info in model.inputs for size in info.shape if isinstance(size, Sym)]
         self._names = {name for size in sizes for name in size.names()}
         self.order = {node: number for number, node in enumerate(model.graph)}
-        outer = {inner: node for node in model.graph for inner in nodes_of(node)}
-        self._users: dict[onnx_ir.Node, list[onnx_ir.Node]] = {}
-        self.movable: set[onnx_ir.Node] = set()
-        for node in reversed(model.graph):
-            if all(map(self._is_known, node.outputs)):
-                continue
-            users = {outer[user] for value in node.outputs for user, _ in value.uses()}
-            self._users[node] = [user for user in users if user in self._users]
-            if _obstacle(node) is None and self.movable.issuperset(self._users[node]):
-                self.movable.add(node)
+        readers = Readers(model.graph, lambda node: all(map(self._is_known, node.outputs)))
+        self._users, self.movable = readers.of, readers.movable
 
     def _reads(self, node: onnx_ir.Node) -> list[onnx_ir.Value]:
         """Return the values that a node reads, without those inside of its subgraphs."""
@@ -119,8 +127,7 @@ class _Parts:
 
     def refused(self, nodes: Iterable[onnx_ir.Node]) -> UnsupportedError:
         """Return the error of the walk, with the node that prevents a tail."""
-        error = self._walk.error
-        assert error is not None
+        error = self._walk.error()
         for node in sorted(nodes, key=self.order.__getitem__):
             after = sorted(self._after([node]), key=self.order.__getitem__)
             user, wall = next(((each, wall) for each in after if (wall := _obstacle(each))), (node, None))
@@ -204,38 +211,43 @@ class _Parts:
         is_batched = item.rank == MAX_DIMS + 1 and any(isinstance(size, int) for size in item.shape)
         return item.rank <= MAX_DIMS or is_batched
 
-    def crossing(self, nodes: Collection[onnx_ir.Node]) -> Crossing:
+    def read_by(self, nodes: Iterable[onnx_ir.Node]) -> dict[str, Constant | Sizes | InputInfo | Tensor]:
         """Return the values that these nodes read and do not make."""
         made = {value for node in nodes for value in node.outputs}
-        read = dict.fromkeys(value for node in nodes for value in self._reads(node))
-        outside = [value for value in read if value not in made and value.name]
-        known = {value.name or "": self._walk.values[value.name or ""] for value in outside if self._is_known(value)}
-        constants = {name: item.array for name, item in known.items() if isinstance(item, Constant)}
-        sizes = {
-            name: (self._cells(item) or [], item.shape, item.dtype)
-            for name, item in known.items()
-            if isinstance(item, SymbolicTensor)
-        }
-        arrays = tuple(self._inputs[value.name] for value in outside if value.name in self._inputs)
-        values = {
-            value.name or "": item
-            for value in outside
-            if value.name not in self._inputs and isinstance(item := self._walk.values.get(value.name or ""), Tensor)
-        }
-        others = [value.name or "" for value in self._model.graph.outputs if value not in made and value not in read]
-        return Crossing(constants, sizes, arrays, values, {name: self._walk.values.get(name) for name in others})
+        found: dict[str, Constant | Sizes | InputInfo | Tensor] = {}
+        for value in dict.fromkeys(value for node in nodes for value in self._reads(node)):
+            name, item = value.name or "", self._walk.values.get(value.name or "")
+            if value in made or not name:
+                continue
+            if isinstance(item, SymbolicTensor):
+                found[name] = Sizes(self._cells(item) or [], item.shape, item.dtype)
+            elif isinstance(item, Constant):
+                found[name] = item
+            elif name in self._inputs:
+                found[name] = self._inputs[name]
+            elif isinstance(item, Tensor):
+                found[name] = item
+        return found
+
+    def others(self, nodes: Iterable[onnx_ir.Node], read: Collection[str]) -> dict[str, Item | None]:
+        """Return the outputs of the model that these nodes neither make nor read."""
+        made = {value for node in nodes for value in node.outputs}
+        names = [value.name or "" for value in self._model.graph.outputs if value not in made]
+        return {name: self._walk.values.get(name) for name in names if name not in read}
 
     def reasons(self, needed: Iterable[onnx_ir.Node]) -> list[str]:
         """Return the nodes that are in the tail for their own sake, those of one reason in one line."""
-        known = {node.node: node.reason for node in (self._walk.error.nodes if self._walk.error else ())}
+        known = {node.node: node.reason for node in self._walk.unsupported}
         nodes = []
         for node in sorted(needed, key=self.order.__getitem__):
-            reason = known.get(label(node)) or f"it would be {self._walk.layers[node]} layers"
+            # A node without a reason of its own makes a lost output, or reads a lost input.
+            names = (label(node), *(value.name or "" for value in (*node.outputs, *node.inputs) if value))
+            reason = next(known[name] for name in names if name in known)
             nodes.append(Unsupported(label(node), node.op_type, reason))
         return lines_by_reason(nodes)
 
 
 def _obstacle(node: onnx_ir.Node) -> onnx_ir.Node | None:
     """Return the node that no tail can have: this one, or one in its branches; None if there is none."""
-    known = (*TAIL_OPS, "Constant")
+    known = {"Constant", *TAIL_OPS}
     return next((each for each in nodes_of(node) if each.domain or each.op_type not in known), None)
