@@ -46,7 +46,8 @@ def run_each(output: Output, prefixes: Mapping[Path, Path], job: Callable[[Path,
 
 def _row(fields: Mapping[str, Any]) -> tuple[str, ...]:
     verified = "ok" if fields.get("verification") else "ok, not verified"
-    result = _RESULTS.get(fields["exit_code"], verified)
+    distance = fields.get("quantization", {}).get("decibels")
+    result = _RESULTS.get(fields["exit_code"], verified + (f", {distance:.1f} dB" if distance else ""))
     layers = "{before} -> {after}".format(**fields["layers"]) if "layers" in fields else "-"
     seconds = f"{fields['seconds']:.1f} s" if "seconds" in fields else "-"
     message = fields["error"]["message"].partition("\n")[0] if fields["error"] else ""

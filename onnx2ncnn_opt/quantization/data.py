@@ -70,7 +70,8 @@ class Samples(Sequence[dict[str, Array]]):
             function = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError) as error:
             raise UsageError(f"the data {source}: {error}") from error
-        found: Iterable[Any] = function()
+        if not callable(function) or not isinstance(found := function(), Iterable):
+            raise UsageError(f"the data {source} is no function that yields or returns samples")
         return [self._by_name(item) for item in found]
 
     def _by_name(self, item: Any) -> Arrays:

@@ -49,6 +49,7 @@ from onnx2ncnn_opt.verification.latency import in_turns
 Array = NDArray[Any]
 WEIGHTS = ("int8", "block8")
 FEW = 8  # samples that each layer alone is measured with; fewer are too few to trust
+_FEW_FOR_BUDGETS = 50  # to keep a budget on other data, too
 _HELD = 5  # every so many samples one is kept to measure with
 _SLOWER, _AGAIN = 1.02, 2  # of the float net's time, and measurements more if the net takes longer
 _LEAST_TURNS, _TURNS, _MOST_TURNS = 3, 15, 60  # of each net; most where 15 do not decide
@@ -58,10 +59,8 @@ _ERRORS = 4  # of a median: median deviations by the root of the turns
 _POOR = 15.0  # decibels, below which an output is of little use
 _LOUD = 100.0  # a median of layers' largest inputs that hints at pixels in place of normalised numbers
 _SATURATED = 0.3  # of a blob's numbers at its largest one hint at pixels too, as ReLU6 cuts them off
-_GAIN, _KNOWN_GAIN = (
-    0.1,
-    0.03,
-)  # of a layer's time that int8, or another form of it, has to save: by the clock, by a table
+_GAIN = 0.1  # of a layer's time that int8, or another form of it, has to save by the clock
+_KNOWN_GAIN = 0.03  # the same by the table of kernels, which has no noise
 _SHORTEST = 1e-9  # seconds that the clock can tell
 _ATTEMPTS = 12
 _WORK, _MOST = 10**11, 64  # multiplications to measure each layer alone, if these are FEW samples or more; their most
@@ -280,7 +279,8 @@ def quantize_net(  # noqa: PLR0913
     if not candidates:
         why = next((row.reason for row in rows.values()), "it has no convolution and no product")
         raise UsageError(f"no layer of the net can be int8: {why}")
-    notes = [] if len(feeds) >= FEW else [f"{len(feeds)} samples are few; give {FEW} or more, as different as in use"]
+    few = FEW if budget == Budget() or given is not None else _FEW_FOR_BUDGETS
+    notes = [] if len(feeds) >= few else [f"{len(feeds)} samples are few; give {few} or more, as different as in use"]
     with ExitStack() as stack:
         nets = _Nets(param, bin, feeds, Path(stack.enter_context(temporary_folder())), on, stack)
         used = [feeds[i] for i in range(len(feeds)) if i not in nets.held or len(nets.held) == len(feeds)]
@@ -308,15 +308,16 @@ def quantize_net(  # noqa: PLR0913
             raise UsageError(f"no layer of the net can be int8: {reason}")
         scales = {name: scales[name] for name in candidates}
         half = min(_MOST, max(FEW, _WORK // (len(candidates) * (multiplications(net) or _WORK)))) // 2
-        held, others = nets.held[:half], [i for i in range(len(feeds)) if i not in nets.held][:half]
-        few = [held, [*held, *others]]
+        held, rest = nets.held[:half], [i for i in range(len(feeds)) if i not in nets.held][:half]
+        groups = [held, [*held, *rest]]
         for name in counted(candidates, "ncnn runs the net with one layer in int8", "layers"):
-            rows[name] = replace(rows[name], noise=nets.compare({name: scales[name]}, *few)[0].noise)
+            rows[name] = replace(rows[name], noise=nets.compare({name: scales[name]}, *groups)[0].noise)
             if name in seen:
                 cut = seen[name].share_above(LEVELS / scales[name].input) if has_static_scale(by_name[name]) else 0.0
                 rows[name] = replace(rows[name], largest=seen[name].largest, cut=cut)
         announce("timing the layers in float and in int8")
-        rows, scales = _timed(nets, net, rows, scales, {} if given is not None else _forms(net, scales, weights), few)
+        others = {} if given is not None else _forms(net, scales, weights)
+        rows, scales = _timed(nets, net, rows, scales, others, groups)
         if given is None:
             rows = {name: _without_poor(row) for name, row in rows.items()}
         chosen = {name for name in candidates if not rows[name].reason and (every or nets.is_faster(rows[name]))}
@@ -414,9 +415,8 @@ def _timed(
     while len(turns) < _LEAST_TURNS or (len(turns) < most and time.monotonic() < end):
         found = [runner.time_blobs(nets.feeds[0], names, runs=_RUNS, seconds=1.0).blobs for runner in runners]
         turns.append(np.maximum(np.array(found)[:, at], _SHORTEST))
-        ratios = np.array(
-            [[*turn[1:] / turn[0], *turn[2:] / turn[1:2]] for turn in turns]
-        )  # to float, and of the forms
+        shares = [[*turn[1:] / turn[0], *turn[2:] / turn[1:2]] for turn in turns]  # of float, and of the other form
+        ratios = np.array(shares)
         median = np.median(ratios, axis=0)
         error = np.median(np.abs(ratios - median), axis=0) * _ERRORS / math.sqrt(len(turns))
         most = _MOST_TURNS if (np.abs(median - 1 + _GAIN) < error).any() else _TURNS
@@ -501,13 +501,14 @@ def _measured(
     """Return the net with these layers in int8, with what it costs and saves."""
     some = {name: scales[name] for name in scales if name in chosen}
     found, most = nets.compare(some, nets.held, range(len(nets.feeds)), worker=nets.there)
-    final = tuple(
-        row if row.reason or row.layer in chosen else replace(row, reason=_why(nets, row, every))
-        for row in rows.values()
-    )
     graph = nets.graph(some)
     forms = {layer.name: form_of(layer) for layer in graph if layer.name in chosen}
-    final = tuple(replace(row, form=form, bits=bits) for row in final for form, bits in [forms.get(row.layer, ("", 0))])
+    final = tuple(
+        replace(row, form=forms[row.layer][0], bits=forms[row.layer][1])
+        if row.layer in forms
+        else replace(row, reason=row.reason or _why(nets, row, every))
+        for row in rows.values()
+    )
     if on_cpu := [layer.name for layer in graph if layer.name in chosen and crashes_gpus(layer)]:
         notes = [*notes, f"on GPUs the CPU computes {len(on_cpu)} of the Gemms: {CRASH_OF_GPUS}"]
     runner = nets.runner(some, nets.there)

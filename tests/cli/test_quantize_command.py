@@ -1,6 +1,7 @@
 """`quantize` and `convert --quantize`: one mechanism, with the options of both."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -66,4 +67,5 @@ def test_several_models(folder: Path) -> None:
     words = ("--quantize", "--data", "data.npz", "--all")
     ended = run(folder, "convert", "cnn.onnx", "other.onnx", "-o", "nets/", *words)
     assert (ended.code, ended.out.count("ok")) == (0, 4)
+    assert len(re.findall(r"result: (?:cnn|other).onnx +ok, [\d.]+ dB", ended.out)) == 2
     assert names(folder / "nets") == net_files("cnn") | net_files("other")

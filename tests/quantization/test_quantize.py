@@ -134,6 +134,8 @@ def test_a_budget_is_kept(param: Path) -> None:
     assert made.result.decibels >= free + 4
     assert 0 < sum(row.is_int8 for row in made.layers) < len(made.layers)
     assert any("the budget has no room" in row.reason for row in made.layers)
+    assert made.result.at_least + 1 >= free + 4
+    assert "20 samples are few; give 50 or more, as different as in use" in made.result.notes
 
 
 def test_a_budget_out_of_reach_writes_nothing(tmp_path: Path, param: Path) -> None:
@@ -233,6 +235,8 @@ GOOD = np.ones((10, 3, 4, 4), np.float32)
         ({"x": np.ones((3, 4), np.float32)}, "not arrays of shape"),
         ("nothing.npz", "no file and no folder"),
         ("testing.nothing:samples", "testing.nothing"),
+        ("gc:garbage", "no function that yields"),
+        ("gc:enable", "no function that yields"),
         ([GOOD[:1], (GOOD[:1], GOOD[:1])], "2 arrays for 1 inputs"),
     ],
 )
