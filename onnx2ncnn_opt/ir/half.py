@@ -35,7 +35,7 @@ _WEIGHT = "weight_data"
 _IN_32_BITS = frozenset({"Input", "MemoryData", "AbsVal", "Bias", "Dropout", "LRN", "Scale"})  # and plain loops
 _TILES, _CHANNELS, _QUERIES = 6, 8, 8
 # The sums of a sample; the first are at the largest number, and only show how large numbers become.
-_SUMS, _LEAST_SUMS, _TERMS_OF_ALL, _AT_LARGEST = 256, 32, 2**18, 8
+_SUMS, _LEAST_SUMS, _TERMS_OF_ALL, _TERMS_OF_ROW, _AT_LARGEST = 256, 32, 2**18, 2**20, 8
 # The sums in which a kernel adds up: those of InnerProduct for a vector; and of Gemm for one row, of which ARM has
 # eight and a GPU one, so that this lies between both.
 _LANES, _LANES_OF_ROW = 8, 3
@@ -62,9 +62,9 @@ class Inner(NamedTuple):
     """The effect of a layer's own arithmetic in fp16 on its output, estimated on a sample.
 
     `spread` are root mean squares of the error, in the output's units, each equally frequent: a channel or a corner of
-    a winograd tile may be ten times as inexact as another. `overflows` is True if something inside became infinite,
-    which does not happen without the features `remedy`. `how` names the arithmetic, and `device` the only kind of
-    device that has it, if it is one.
+    a winograd tile may be ten times as inexact as another. If the output has as many numbers, each has its own.
+    `overflows` is True if something inside became infinite, which does not happen without the features `remedy`. `how`
+    names the arithmetic, and `device` the only kind of device that has it, if it is one.
     """
 
     how: str
@@ -320,7 +320,13 @@ def _pairs(counts: Sequence[int], terms: int, rng: np.random.Generator) -> Itera
 
 
 def _row_products(rows: Array, columns: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Return the products of random rows of two matrices, and the numbers of the second ones."""
+    """Return the products of random rows of two matrices, and the numbers of the second ones.
+
+    If the first has one row, and the second is not large, they are those of the whole result in its order.
+    """
+    if len(rows) == 1 and columns.size <= _TERMS_OF_ROW:
+        channels = np.append(np.zeros(_AT_LARGEST, int), np.arange(len(columns)))
+        return to_half(rows) * to_half(columns)[channels], channels
     chosen, channels = _pairs((len(rows), len(columns)), rows.shape[1], rng)
     chosen[:_AT_LARGEST] = int(np.abs(rows).argmax()) // rows.shape[1]
     return to_half(rows[chosen]) * to_half(columns[channels]), channels
@@ -420,7 +426,8 @@ def _added(layer: Layer, products: Array, channels: Array, lanes: int) -> Inner:
     products = np.pad(products, [(0, 0), (0, -count % lanes)]).reshape(len(products), -1, lanes)
     sums, errors, peak = _added_up(products, 1, _bias(layer, channels)[:, None, None] / lanes)
     sums, errors = sums.sum(-1)[_AT_LARGEST:], np.sqrt((errors**2).sum(-1))[_AT_LARGEST:]
-    errors = _activated_errors(layer, sums, errors)
+    is_whole = np.array_equal(channels[_AT_LARGEST:], np.arange(len(sums)))
+    errors = _activated_errors(layer, sums, errors, is_whole=is_whole)
     return Inner(f"sums of {count} products", tuple(errors.tolist()), not peak <= LARGEST / INPUT_MARGIN)
 
 
@@ -449,11 +456,15 @@ def _bias(layer: Layer, channels: Array) -> Array:
     return np.asarray(layer.weights[name], np.float32).ravel()[channels]
 
 
-def _activated_errors(layer: Layer, sums: Array, errors: Array) -> Array:
-    """Return the sizes of the finite errors of sums after the activation, where it does not make 0 of a sum."""
+def _activated_errors(layer: Layer, sums: Array, errors: Array, *, is_whole: bool = False) -> Array:
+    """Return the sizes of the finite errors of sums after the activation, where it does not make 0 of a sum.
+
+    If the sums are the whole output, the others are 0.
+    """
     high, exact, low = (_activated(layer, each) for each in (sums + errors, sums, sums - errors))
     sizes = np.abs(high - low) / 2
-    return np.asarray(sizes[(exact != 0) & np.isfinite(sizes)])
+    counts = (exact != 0) & np.isfinite(sizes)
+    return np.where(counts, sizes, 0.0) if is_whole else np.asarray(sizes[counts])
 
 
 _ACTIVATIONS: Mapping[int, Callable[..., Array]] = {

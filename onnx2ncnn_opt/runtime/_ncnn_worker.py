@@ -225,7 +225,8 @@ class NcnnServer(Server):
                 part *= factors[: part.size]
         if noise:  # an activation made exact zeros, and nothing becomes negative after one
             errors, sizes = self.normal(random, parts), np.frombuffer(base64.b64decode(noise), np.float32)
-            errors = errors * np.resize(random.choice(sizes, SIZES), errors.size)
+            is_whole = len(parts) == 1 and sizes.size == errors.size  # each number has a size of its own
+            errors = errors * (sizes if is_whole else np.resize(random.choice(sizes, SIZES), errors.size))
             for part in parts:
                 part += errors[: part.size] * (part != 0)
                 if least >= 0:

@@ -107,7 +107,7 @@ class Estimator:
         self.compared = {blob: names[blob] for blob in (*before_boxes(self.graph), *self.choices, *public)}
         ends = {blob: _end(blob) for blob in public}
         self.ends = {blob: layer for blob, layer in ends.items() if layer is not None and layer.input in self.names}
-        self._scores = {layer.input for layer in self.ends.values()} - set(self.compared)
+        self._scores = {layer.input for layer in self.ends.values()}
         return self
 
     def __exit__(self, *_: object) -> None:

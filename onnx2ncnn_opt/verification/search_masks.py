@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import Reduction
 from onnx2ncnn_opt.ir.cost import multiplications_of
 from onnx2ncnn_opt.ir.dim import Dim, Sym, product
 from onnx2ncnn_opt.ir.features import FP32, Device, Feature, MasksFor
@@ -76,6 +77,7 @@ class Precision:
     error: float  # the largest, in units of an output's largest value; NaN if one is finite in fp32 only
     allowed: float = BUDGET  # the error up to which fp16 does what it can
     integers_differ: bool = False  # an output of integers has others
+    is_undecided: bool = False  # an index may be another one, where two numbers are nearly equal
     price: float = 0.0  # the share of the multiplications that masks keep from fp16 arithmetic
     closer: str = ""  # a smaller budget, and its price
     overflow: str = ""  # the layer that overflows only with large inputs
@@ -106,6 +108,8 @@ class Precision:
             text += "; compute it in fp32 on devices" + ("" if self.closer else ", or see `mixed`")
         elif self.error > BUDGET:
             text += ", as rounding its blobs makes it; compute it in fp32 on devices if that is too much"
+        elif self.is_undecided:
+            text += ", and an index may be another one where two numbers are equal; compute it in fp32 on devices"
         elif self.may_exceed:
             text += f", with other inputs perhaps {BUDGET:g}; compute it in fp32 on devices if that is too much"
         return text
@@ -113,7 +117,7 @@ class Precision:
     @property
     def may_exceed(self) -> bool:
         """True if devices may be off by more than BUDGET, because the estimate is that inexact."""
-        return not self.ok or self.error * _DOUBT > BUDGET
+        return not self.ok or self.is_undecided or self.error * _DOUBT > BUDGET
 
 
 Measured: TypeAlias = Mapping[Blob, tuple[float, float]]  # errors of outputs, NaN if infinite, and largest values
@@ -205,8 +209,6 @@ class MaskJudge:
         self.estimator, self.graph = estimator, estimator.graph
         self.runs: int = other.runs if other else 1
         self._left_out = integers if estimator.choices else ()
-        self.reference = estimator.run(sampled=other is None)  # in fp32
-        self.inner: Mapping[Layer, Sequence[Inner]] = other.inner if other else self.reference.inner
         self.fixed: Masks = {}  # masks besides those that are tried
         self._errors: dict[tuple[int, tuple[int, ...]], Measured] = {}  # by the seed, and the masks of all layers
         self._last: tuple[tuple[int, ...], Walk] | None = None
@@ -215,6 +217,10 @@ class MaskJudge:
         self.multiplications = {layer: _number(multiplications_of(layer) or 0, sizes) for layer in self.graph}
         shapes = {layer: [blob.shape or () for blob in layer.outputs] for layer in self.graph}
         self.elements = {layer: _number(sum(map(product, shapes[layer])), sizes) for layer in self.graph}
+        is_sampled = other is None or sum(self.elements.values()) < _TINY_NET
+        self.reference = estimator.run(sampled=is_sampled)  # in fp32
+        known = self if is_sampled or other is None else other
+        self.inner: Mapping[Layer, Sequence[Inner]] = known.reference.inner
 
     def noise(self) -> dict[Layer, Noise]:
         """Return the errors that the arithmetic of layers makes with their present masks."""
@@ -292,6 +298,20 @@ class MaskJudge:
     def rounding(self) -> Measured:
         """Return the errors of the outputs if every blob is rounded to fp16."""
         return self._measured(self.estimator.run("fp16"))
+
+    def is_undecided(self, error: float) -> bool:
+        """Return True if an error may change an index, because the two largest numbers differ by less."""
+        for blob in self.estimator.choices:
+            numbers = self.reference.outputs[blob]
+            for layer in (user for user in blob.users if user.type == "Reduction"):
+                axis = [each if each < 0 else each - len(blob.shape or numbers.shape) for each in layer["axes"]]
+                if len(axis) != 1 or numbers.shape[axis[0]] < 2:
+                    continue
+                sign = -1 if layer["operation"] == Reduction.MIN else 1
+                two = np.partition(sign * numbers, (-2, -1), axis[0]).take([-2, -1], axis[0])
+                if np.diff(two, axis=axis[0]).min() < error * np.abs(numbers).max():
+                    return True
+        return False
 
     def integers_differ(self, walk: Walk, integers: Collection[Blob]) -> bool:
         """Return True if an output of integers has others in a run, both as the bits of floats and as values."""
@@ -391,7 +411,8 @@ def find_masks(
             allowed = max(allowed, _ROUNDINGS_ALLOWED * (rounding or _rounding(judges)))
         differ = bool(integers) and any(each.integers_differ(each.run(), integers) for each in judges)
         overflow = _overflow(large) if large else ""
-        return found, Precision(error, allowed, differ, judge.price(), closer, overflow)
+        is_undecided = any(each.is_undecided(error) for each in judges)
+        return found, Precision(error, allowed, differ, is_undecided, judge.price(), closer, overflow)
 
 
 def _overflow(large: Estimator) -> str:

@@ -277,6 +277,10 @@ def test_nets_of_very_many_layers_are_not_estimated() -> None:
     ("precision", "said"),
     [
         (Precision(5e-3), ""),
+        (
+            Precision(1.5e-2, is_undecided=True),
+            ", and an index may be another one where two numbers are equal; compute it in fp32 on devices",
+        ),
         (Precision(1.5e-2), ", with other inputs perhaps 0.02; compute it in fp32 on devices if that is too much"),
         (Precision(5e-2), "; compute it in fp32 on devices, or see `mixed`"),
         (Precision(5e-2, 0.1), ", as rounding its blobs makes it; compute it in fp32 on devices if that is too much"),
@@ -302,12 +306,25 @@ def test_saturated_outputs_are_measured_by_their_scores(end: str) -> None:
             assert (error_of(walk, judge.reference) < 1e-4) == is_saturated
 
 
-def test_places_of_the_largest_number_are_measured_by_the_numbers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("other", "is_undecided"), [(-1.0, False), (1 + 2.0**-11, True)])
+def test_places_of_the_largest_number_are_measured_by_the_numbers(
+    tmp_path: Path, other: float, *, is_undecided: bool
+) -> None:
+    """Some of the places are others if two numbers are nearly equal."""
     graph = "(float[5, 64] x) => (int64[5] y) { z = MatMul(x, w) y = ArgMax<axis = 1, keepdims = 0>(z) }"
-    weight = np.random.default_rng(0).standard_normal((64, 9)).astype(np.float32)
-    precision = lower(write_model(tmp_path, graph, w=weight)).estimated().precision
+    column = np.random.default_rng(0).standard_normal((64, 1)).astype(np.float32)
+    precision = lower(write_model(tmp_path, graph, w=np.hstack([column, other * column]))).estimated().precision
     assert precision is not None
     assert 1e-4 < precision.error < 1e-2
+    assert precision.is_undecided == precision.may_exceed == is_undecided
+
+
+def test_saturated_scores_may_be_an_output_as_well(tmp_path: Path) -> None:
+    graph = "(float[1, 64] x) => (float[1, 10] z, float[1, 10] y) { z = MatMul(x, w) y = Softmax<axis = 1>(z) }"
+    weight = 9 * np.random.default_rng(0).standard_normal((64, 10)).astype(np.float32)
+    precision = lower(write_model(tmp_path, graph, w=weight)).estimated().precision
+    assert precision is not None
+    assert precision.error > 1e-4
 
 
 def test_an_output_that_is_small_by_chance_does_not_decide() -> None:
