@@ -6,7 +6,6 @@ run for each layer is enough to choose.
 
 import math
 import os
-import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -53,7 +52,7 @@ _FEW_FOR_BUDGETS = 50  # to keep a budget on other data, too
 _HELD = 5  # every so many samples one is kept to measure with
 _SLOWER, _AGAIN = 1.02, 2  # of the float net's time, and measurements more if the net takes longer
 _LEAST_TURNS, _TURNS, _MOST_TURNS = 3, 15, 60  # of each net; most where 15 do not decide
-_RUNS, _SECONDS = 5, 15.0  # in a turn, and after which there are no more turns
+_RUNS, _SECONDS = 5, 20.0  # in a turn, and of runs, after which there are no more turns
 _OF_NETS = 0.5  # seconds to time a float net and an int8 one
 _ERRORS = 4  # of a median: median deviations by the root of the turns
 _POOR = 15.0  # decibels, below which an output is of little use
@@ -411,10 +410,11 @@ def _timed(
     if nets.is_timed:
         runners += [nets.runner(some, nets.there, f"timed{i}") for i, some in enumerate(each)]
     turns: list[Array] = []
-    end, most = time.monotonic() + _SECONDS, _TURNS
-    while len(turns) < _LEAST_TURNS or (len(turns) < most and time.monotonic() < end):
-        found = [runner.time_blobs(nets.feeds[0], names, runs=_RUNS, seconds=1.0).blobs for runner in runners]
-        turns.append(np.maximum(np.array(found)[:, at], _SHORTEST))
+    seconds, most = 0.0, _TURNS
+    while len(turns) < _LEAST_TURNS or (len(turns) < most and seconds < _SECONDS):
+        found = [runner.time_blobs(nets.feeds[0], names, runs=_RUNS) for runner in runners]
+        seconds += sum(2 * times.whole * times.runs for times in found)
+        turns.append(np.maximum(np.array([times.blobs for times in found])[:, at], _SHORTEST))
         shares = [[*turn[1:] / turn[0], *turn[2:] / turn[1:2]] for turn in turns]  # of float, and of the other form
         ratios = np.array(shares)
         median = np.median(ratios, axis=0)
@@ -422,13 +422,13 @@ def _timed(
         most = _MOST_TURNS if (np.abs(median - 1 + _GAIN) < error).any() else _TURNS
     chosen = dict(scales)
     for i, layer in enumerate(layers):
-        name, seconds = layer.name, float(min(turn[0, i] for turn in turns))
+        name, least = layer.name, float(min(turn[0, i] for turn in turns))
         known = [time_in_int8(nets.machine, layer, whole=some[name].whole) or math.nan for some in each]
         ratio, *others = median[: len(each), i].tolist() if nets.is_timed else known
-        rows[name] = replace(rows[name], seconds=(seconds, seconds * ratio))
+        rows[name] = replace(rows[name], seconds=(least, least * ratio))
         if name not in forms or not others[0] < ratio * (1 - _GAIN):
             continue
-        row = replace(rows[name], seconds=(seconds, seconds * others[0]))
+        row = replace(rows[name], seconds=(least, least * others[0]))
         if not forms[name].whole:
             chosen[name], rows[name] = forms[name], row
         elif nets.is_faster(row) and not nets.is_faster(rows[name]):

@@ -28,6 +28,7 @@ from onnx2ncnn_opt.quantization.quantize import Quantized, quantize_net
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.runtime.slots import Slot, feeds_of
+from onnx2ncnn_opt.verification.agreement import decibels
 from testing.exports import save_refilled
 
 Feeds = Sequence[Mapping[str, Feed]]
@@ -110,7 +111,8 @@ def _shown(result: Quantized) -> tuple[str, ...]:
     top1 = "" if result.top1 is None else f"{result.top1:.3f}"
     before, after = result.seconds
     layers = sum(row.is_int8 for row in result.layers)
-    return f"{result.decibels:.1f}", f"{result.predicted:.1f}", top1, f"{after / before:.2f}", str(layers)
+    alone = decibels(sum(row.noise for row in result.layers if row.is_int8))
+    return f"{result.decibels:.1f}", f"{alone:.1f}", top1, f"{after / before:.2f}", str(layers)
 
 
 def main() -> None:
@@ -121,7 +123,7 @@ def main() -> None:
     parser.add_argument("--fixtures", action="store_true")
     parser.add_argument("-k", dest="part", default="")
     options = parser.parse_args()
-    each = ("dB", "predicted", "top-1", "time", "layers")
+    each = ("dB", "sum", "top-1", "time", "layers")
     print("model", *(f"{which} {what}" for which in ("ncnn", "all", "faster") for what in each), sep="\t")
     with TemporaryDirectory() as folder:
         models = [(path.stem, path) for path in options.models]

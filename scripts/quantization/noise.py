@@ -1,12 +1,5 @@
-"""Compare nets and quantised models with their float model, on the data that scripts.quantization.train writes.
+"""The scores of nets and quantised models on the data of scripts.quantization.train, and how far they agree."""
 
-    python -m scripts.quantization.noise MODEL.onnx DATA.npz NET [NET ...]
-
-Prints the SQNR in dB and the top-1 agreement of each NET (an .onnx in ONNX Runtime's exact mode, or PREFIX.param) with
-MODEL in ONNX Runtime.
-"""
-
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -37,17 +30,3 @@ def sqnr(actual: Array, reference: Array) -> float:
 def agreement(actual: Array, reference: Array) -> float:
     """Return the share of samples with the same largest score."""
     return float((actual.argmax(1) == reference.argmax(1)).mean())
-
-
-def main() -> None:
-    """Print a line for each net."""
-    model, data, *nets = map(Path, sys.argv[1:])
-    x = np.load(data)["x"]
-    reference = scores(model, x)
-    for net in nets:
-        found = scores(net, x)
-        print(f"{net.name}: {sqnr(found, reference):.1f} dB, top-1 {agreement(found, reference):.3f}")
-
-
-if __name__ == "__main__":
-    main()
