@@ -162,7 +162,7 @@ def quantize(
             theirs, (scales, reasons) = _of_runtime(net, made, samples), _given(made.graph, known.scales)
             options |= {"given": scales, "every": True}
             if wanted == Budget():
-                options["budget"] = Budget(decibels=theirs - _ROOM)
+                options["budget"] = Budget(decibels=theirs - _ROOM, other_data=False)
             result = quantize_net(files.param, files.bin, feeds, **options)
             layers = (replace(row, reason=reasons.get(row.layer, row.reason)) for row in result.layers)
             note = f"ONNX Runtime's own int8 is {theirs:.1f} dB from the float model"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, astuple
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +114,7 @@ def quantize_to(
     """Quantise a net, or a model with the `options` of a conversion, write it, and show the result."""
     from onnx2ncnn_opt.api.lower import Files
     from onnx2ncnn_opt.api.quantize import quantize as make
+    from onnx2ncnn_opt.ir.graph import Graph
     from onnx2ncnn_opt.param.files import NetFiles
     from onnx2ncnn_opt.quantization.table import format_table
 
@@ -138,7 +139,7 @@ def quantize_to(
         if table is not None and not is_read:
             table.write_text(format_table(made.graph), encoding="utf-8")
     output.show(_lines(made, net, files, verbose=verbose))
-    found = asdict(made.result, dict_factory=_finite)
+    found = asdict(replace(made.result, graph=Graph()), dict_factory=_finite)  # a copy of the graph goes too deep
     fields |= {**{key: value for key, value in found.items() if key != "graph"}, "files": written(files)}
     if made.result.missed:
         raise VerificationError(made.result.missed)

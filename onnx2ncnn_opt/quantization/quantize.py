@@ -71,10 +71,14 @@ _ALL_NOISE = 1e6  # a share of noise that is as good as infinite, and can be add
 
 @dataclass(frozen=True)
 class Budget:
-    """The least agreement with the float net: a ratio of signal to noise in dB, or a share of equal largest entries."""
+    """The least agreement with the float net: a ratio of signal to noise in dB, or a share of equal largest entries.
+
+    The ratio has to hold within 1 dB on `other_data` as well.
+    """
 
     decibels: float = -math.inf
     top1: float = 0.0
+    other_data: bool = True
 
     def __str__(self) -> str:
         return f"top1={self.top1:g}" if self.top1 else f"{self.decibels:g} dB"
@@ -140,14 +144,13 @@ class Quantized:
     notes: tuple[str, ...] = ()
     missed: str = ""
 
-    @property
-    def kept(self) -> float:
-        """The largest budget that the net keeps: here, and within 1 dB on other data."""
-        return min(self.decibels, self.at_least + _CLOSE)
+    def kept(self, budget: Budget) -> float:
+        """Return the largest budget of this kind in dB that the net keeps."""
+        return min(self.decibels, self.at_least + _CLOSE) if budget.other_data else self.decibels
 
     def misses(self, budget: Budget) -> str:
         """Return in words how the net misses a budget; empty if it keeps it."""
-        if self.kept < budget.decibels:
+        if self.kept(budget) < budget.decibels:
             others = f"{self.at_least:.1f} dB or more on other data, the budget is {budget.decibels:g} dB"
             return f"{self.decibels:.1f} dB, {others}"
         if budget.top1 and (self.top1 is None or self.top1 < budget.top1):
@@ -471,20 +474,20 @@ def _within(
             break
         bend = (noise - total) / (total**2 or 1.0)
         if result.misses(budget):
-            other = min(10 ** ((result.kept - result.decibels) / 10), 1.0) if noise < _ALL_NOISE else 1.0
+            other = min(10 ** ((result.kept(budget) - result.decibels) / 10), 1.0) if noise < _ALL_NOISE else 1.0
             room = _NEXT * min(noise * _LESS if budget.top1 else other * 10 ** (-budget.decibels / 10), room)
         elif not every and result.seconds[1] > _SLOWER * result.seconds[0]:
             del powers[min(some, key=saved.__getitem__)]
         else:
             best = max(best, some, key=lambda names: sum(saved[name] for name in names))
-            if room == math.inf or budget.top1 or result.kept < budget.decibels + _CLOSE:
+            if room == math.inf or budget.top1 or result.kept(budget) < budget.decibels + _CLOSE:
                 break
     if best:
         return tried[best]
     if some:
         return replace(result, missed=result.misses(budget))
     if room < math.inf:
-        nearest = max(tried.items(), key=lambda item: (bool(item[0]), item[1].kept))[1]
+        nearest = max(tried.items(), key=lambda item: (bool(item[0]), item[1].kept(budget)))[1]
         return replace(nearest, missed=f"no layer can be int8 with a budget of {budget}")
     slow = f"no layer is faster in int8 {nets.times}; --all makes them int8 all the same"
     return replace(result, missed="each layer that can be int8 spoils an output" if every else slow)

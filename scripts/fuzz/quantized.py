@@ -176,8 +176,8 @@ def trial(number: int, seed: int, folder: Path, workers: dict[str, NcnnWorker]) 
         return f"refused: {str(error).rpartition(': ')[2]}"
     if result.missed:
         return f"{net.kind}: missed"
-    if result.kept < budget.decibels:
-        return f"BUDGET {net.kind}: {result.kept:.1f} dB, asked {budget.decibels:.1f}"
+    if wrong := result.misses(budget):
+        return f"BUDGET {net.kind}: {wrong}"
     if result.decibels < _LEAST and not any(" dB " in note for note in result.notes):
         return f"UNNAMED {net.kind}: {result.decibels:.1f} dB"
     write_net(result.graph, int8.param, int8.bin)

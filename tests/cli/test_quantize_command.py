@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
 
 from onnx2ncnn_opt.manifest import read_manifest
 from onnx2ncnn_opt.param.files import read_net
 from testing.command import names, net_files, refused, run, shown_nets
+from testing.onnx_text import parsed
 from tests.quantization.test_quantize import cnn, data
 
 
@@ -35,6 +37,19 @@ def test_convert_makes_an_int8_net_with_options_of_both(folder: Path) -> None:
     assert [entry.name for entry in manifest.outputs] == ["s"]
     graph = read_net(folder / "net.ncnn.param", folder / "net.ncnn.bin").graph
     assert sum(bool(layer.params.get("int8_scale_term")) for layer in graph) == 3
+
+
+def test_a_deep_net(tmp_path: Path) -> None:
+    """Python's copy of a graph goes as deep as its longest path."""
+    steps = " ".join(f"v{i + 1} = Sigmoid(v{i})" for i in range(300))
+    model = parsed(
+        f"(float[1,3,4,4] x) => (float[1,2,4,4] y) {{ v0 = Conv<kernel_shape = [1,1]>(x, w) {steps} "
+        "y = Identity(v300) }"
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((2, 3, 1, 1), np.float32), "w"))
+    onnx.save(model, tmp_path / "deep.onnx")
+    np.savez(tmp_path / "data.npz", **data(10, (3, 4, 4)))
+    assert run(tmp_path, "quantize", "deep.onnx", "-o", "net", "--data", "data.npz", "--all").code == 0
 
 
 def test_a_budget_out_of_reach_is_exit_code_3(folder: Path) -> None:

@@ -277,6 +277,12 @@ def test_few_equal_and_constant_samples(param: Path) -> None:
     assert any("nothing but the number 1" in note for note in notes)
 
 
+def test_a_budget_for_these_samples_alone(param: Path) -> None:
+    found = replace(quantize(param, data(), every=True).result, decibels=40.2, at_least=38.0)
+    assert "38.0 dB or more on other data" in found.misses(Budget(decibels=40))
+    assert not found.misses(Budget(decibels=40, other_data=False))
+
+
 @pytest.mark.parametrize("text", ["40", "dB", "top1=2", "top1=0", "top5=0.9"])
 def test_budgets_in_another_form(text: str) -> None:
     with pytest.raises(UsageError, match="a budget is 40dB"):
