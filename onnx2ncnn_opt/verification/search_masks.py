@@ -49,7 +49,7 @@ _MANY, _FEW = 0.2, 0.03
 _DOUBT = 1.5  # times the estimate is found on devices with other inputs
 _AIMS = (0.5, _MANY / 2), *((share, _MANY) for share in (1 / _DOUBT, 0.75, 0.85, 1.0))
 _AIM = _AIMS[0][0]
-_WIDE, _GROWTH = 5.0, 1.1
+_WIDE, _HALVINGS = 5.0, 6
 _WORTH = 0.8  # of the error, to which masks that do not keep the budget have to bring it down
 # Rounding every blob to fp16 makes errors that no mask undoes. So many times these are allowed.
 _LEAST_ROUNDINGS, _ROUNDINGS, _ROUNDINGS_WIDE, _ROUNDINGS_ALLOWED = 1.5, 2.0, 3.0, 4.0
@@ -576,9 +576,15 @@ def cheapest_masks(
 
 def _masks_in_reason(judge: MaskJudge, shares: Shares, aim: float, most: float) -> dict[Layer, Feature]:
     """Return masks that leave an error above the aim, so that they do not cost too much."""
-    while (masks := _masks_within(judge, shares, aim)) and judge.price(masks) > most and aim < 1:
-        aim *= _GROWTH
-    return masks
+    best, high = dict[Layer, Feature](), math.sqrt(shares.total.max())
+    for _ in range(_HALVINGS):
+        middle = math.sqrt(aim * high)
+        masks = _masks_within(judge, shares, middle)
+        if judge.price(masks) <= most:
+            best, high = masks, middle
+        else:
+            aim = middle
+    return best
 
 
 _Step: TypeAlias = tuple[float, Layer, Feature, Array]
