@@ -267,9 +267,8 @@ def _working_command(output: Output, model: Path, options: Mapping[str, Any]) ->
         from onnx2ncnn_opt.api.working_options import as_arguments, without, working_options
 
         own = ("verification", "benchmark", "keep_failed", "worker")  # not those of `lower`
-        found = working_options(
-            model, error, {k: v for k, v in options.items() if k not in own}, options["verification"]
-        )
+        lowered = {key: value for key, value in options.items() if key not in own}
+        found = working_options(model, error, lowered, options["verification"])
         if found is not None:
             kept = without("--outputs", output.arguments) if "outputs" in found else output.arguments
             kept = without("--shape", kept) if isinstance(error, UsageError) else kept
@@ -277,6 +276,8 @@ def _working_command(output: Output, model: Path, options: Mapping[str, Any]) ->
             text = str(error)
             if error.advice and found.keys() <= {"shapes", "values"}:
                 text = text.partition(error.advice)[0].rstrip()
+            if isinstance(error, UnsupportedError) and tuple(found.get("outputs", ())) not in error.cuts[:1]:
+                text = re.sub(r"\nmake two nets.*", "", text)  # that was tried before
             error.args = (f"{text}\nthis works: {command}",)
         raise
 

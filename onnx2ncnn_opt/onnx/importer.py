@@ -30,7 +30,7 @@ from onnx2ncnn_opt.onnx.fold.evaluate import CannotFold, TooLarge, evaluate_node
 from onnx2ncnn_opt.onnx.fold.sizes.cells import each
 from onnx2ncnn_opt.onnx.fold.stand_in import inferred_outputs
 from onnx2ncnn_opt.onnx.items import Batch, ItemRule
-from onnx2ncnn_opt.onnx.lower.builder import Builder, Refusal, Results, ShapeMismatch
+from onnx2ncnn_opt.onnx.lower.builder import Builder, Invalid, Refusal, Results, ShapeMismatch
 from onnx2ncnn_opt.onnx.lower.context import ImportContext, MissingOperand
 from onnx2ncnn_opt.onnx.lower.functional.symbolic_tensor import computed
 from onnx2ncnn_opt.onnx.lower.layout import Layout, first_batch, plain_dims
@@ -44,8 +44,8 @@ from onnx2ncnn_opt.onnx.read.quantized import INT8, Int8
 from onnx2ncnn_opt.onnx.read.schema import misfit
 from onnx2ncnn_opt.onnx.read.structure import nodes_of, read_values
 from onnx2ncnn_opt.onnx.registry import OnnxOp, qualified
-from onnx2ncnn_opt.onnx.tail.extract import Tail
-from onnx2ncnn_opt.onnx.tail.partition import MANY_LAYERS, PICKS, Readers, Walk, split
+from onnx2ncnn_opt.onnx.tail.extract import Tail, label
+from onnx2ncnn_opt.onnx.tail.partition import INDICES, MANY_LAYERS, PICKS, Readers, Walk, split
 from onnx2ncnn_opt.onnx.value import Constant, Item, SymbolicTensor, Tensor, TensorSequence, element_type, held_as_float
 from onnx2ncnn_opt.progress import counted
 
@@ -141,12 +141,12 @@ def import_model(
     result, one = imported(walk)
     if result is not None:
         return result
-    if tail == "never":
+    if tail == "never" or walk.is_broken:
         raise walk.error()
     try:
         found, nodes = split(model, walk.seen(one))
     except UnsupportedError:
-        if not walk.is_limited:
+        if not (one or walk).is_limited:
             raise
         return import_model(model, batch_axes=told, types=types, custom=custom, tail="only-needed")
     rest = found.without(model)
@@ -196,6 +196,7 @@ class _Ends(ImportContext):
         super().__init__(model, types)
         self.told = batch_axes
         self.is_limited = False  # such a node was refused
+        self.is_broken = False  # a node breaks its operator's definition, so no tail computes it either
         self._output_axes = output_axes or {}
         self._is_short = is_short
         self._most = math.inf  # layers of the graph while a node is imported
@@ -312,6 +313,8 @@ class _Import(_Ends):
                 self._import(node)
         except _Equal as demanded:
             return demanded.sizes
+        if self._is_short:
+            self._refuse_indices()
         with self._recorded(None):
             self._ends = self._outputs()
         if self._misfit:
@@ -338,16 +341,14 @@ class _Import(_Ends):
 
     def seen(self, one: _Import | None) -> Walk:
         """Return what became of the model; nodes that `one` item does not refuse need no tail."""
-        refused, lost = self._refused_nodes, self._lost
-        if one is not None:
-            refused, lost = refused & one._refused_nodes, lost & one._lost
-        return Walk(self._refused, self.error, self._values, refused, lost)
+        walk = one or self
+        return Walk(walk._refused, self.error, self._values, walk._refused_nodes, walk._lost)
 
     def leave(self, nodes: Collection[onnx_ir.Node], model: LoadedModel, output_axes: Mapping[str, int | None]) -> bool:
         """Become the import of the model without these nodes; return False if others show that they were there."""
-        left = {info.name for info in model.net_inputs}
+        left, nodes = {info.name for info in model.net_inputs}, set(nodes)
         gone = [port.blob.producer for port in self._ports if port.name not in left]
-        if not self._refused_nodes <= set(nodes) or not self._bounding.isdisjoint({None, *nodes}):
+        if not self._refused_nodes <= nodes or not self._bounding.isdisjoint({None, *nodes}):
             return False
         self.graph.outputs = ()
         made = (layer for node in reversed(self._made) if node is None or node in nodes for layer in self._made[node])
@@ -436,12 +437,22 @@ class _Import(_Ends):
         return results
 
     @cached_property
-    def _movable(self) -> Collection[onnx_ir.Node]:
-        """The nodes that a tail can have; readers of shapes alone do not count."""
-        return Readers(self.model.graph, lambda node: node.op_type in ("Shape", "Size")).movable
+    def _readers(self) -> Readers:
+        return Readers(self.model.graph, lambda node: node.op_type in ("Shape", "Size"))
+
+    def _refuse_indices(self) -> None:
+        """Refuse nodes that make indices if those that pick by them are many layers, and a tail can have all."""
+        for node in self.model.graph:
+            if node.op_type in INDICES and self._made[node] and node in self._readers.movable:
+                picks = [each for each in self._readers.after([node]) if each.op_type in PICKS]
+                count = sum(len(self._made[each]) for each in picks)
+                if count > 2 * MANY_LAYERS and node not in self._refused_nodes:
+                    self._label, self.is_limited = label(node), True
+                    self._refuse(node, f"with the nodes that pick by its indices it would be {count} layers")
+                    self._refused_nodes.add(node)
 
     def _append(self, layer: Layer, results: Results) -> tuple[Blob, ...]:
-        if len(self.graph) >= self._most and self.node in self._movable:
+        if len(self.graph) >= self._most and self.node in self._readers.movable:
             self.is_limited = True
             raise self.refuse(f"it would be more than {MANY_LAYERS} layers")
         return super()._append(layer, results)
@@ -476,6 +487,7 @@ class _Import(_Ends):
                 raise _Equal(sizes) from None
             self._refuse(node, refusal.reason, refusal.hint)
             is_clean = self._tainted.isdisjoint(_names(node.inputs))
+            self.is_broken |= is_clean and isinstance(refusal, (Invalid, ShapeMismatch)) and not refusal.equal
             if isinstance(refusal, ShapeMismatch) and self.model.given and is_clean:
                 self._misfit = self._misfit or self._does_not_accept(node, refusal)
         except (ShapeError, GraphError) as error:

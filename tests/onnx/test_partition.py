@@ -64,6 +64,18 @@ def test_a_large_top_k_follows_the_net() -> None:
     assert conversion.cut == ("f",)
 
 
+@pytest.mark.parametrize(("count", "expected"), [(1, False), (4, True)])
+def test_nodes_that_pick_by_one_index(count: int, expected: bool) -> None:
+    """Look at the neighbours of the best pixel, as heads of keypoints do: each node is a few layers."""
+    body = FLAT + "i = ArgMax <axis = 1> (r)  n = Constant <value_int = 255> ()  "
+    for each in range(count):
+        body += f"s{each} = Constant <value_int = {each}> ()  a{each} = Add (i, s{each})  "
+        body += f"j{each} = Min (a{each}, n)  g{each} = GatherElements <axis = 1> (r, j{each})  "
+    body += f"y = Concat <axis = 1> ({', '.join(f'g{each}' for each in range(count))})"
+    conversion = converted(model(body, outputs=f"float[1,{count}] y"))
+    assert (operators(conversion)[:1] == ["Reshape"]) == expected
+
+
 def test_a_node_that_only_batches_refuse_stays_in_the_net() -> None:
     body = """count = Shape<start = 0, end = 1> (x)  rest = Constant<value_ints = [0, 8, 8]> ()
         shape = Concat<axis = 0> (count, rest)  none = ConstantOfShape (shape)
@@ -75,6 +87,22 @@ def test_a_node_that_only_batches_refuse_stays_in_the_net() -> None:
 @pytest.mark.parametrize(("tail", "expected"), [("auto", True), ("only-needed", False), ("never", False)])
 def test_the_option_tail(tail: str, expected: bool) -> None:
     assert bool(operators(converted(model(BEST, outputs=BOTH), tail=tail))) == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "outputs", "reason"),
+    [
+        (BEST.replace("[4]", "[400]"), BOTH, "k is 400, for an axis of 256 elements"),
+        (
+            "e = Constant <value_floats = [1.0, 2.0, 3.0]> ()  z = Add (f, e)  y = NonZero (z)",
+            "int64[4,n] y",
+            "Add 'z'",
+        ),
+    ],
+)
+def test_a_node_that_no_runtime_takes_is_in_no_tail(body: str, outputs: str, reason: str) -> None:
+    with pytest.raises(UnsupportedError, match=reason):
+        convert(model(body, outputs=outputs), verification=None)
 
 
 def test_a_node_without_layers_is_refused_without_a_tail() -> None:
@@ -179,7 +207,7 @@ def test_a_tail_in_the_middle_is_refused_with_both_parts() -> None:
     with pytest.raises(UnsupportedError) as caught:
         convert(data)
     assert "NonZero 'i' can follow a net, but Conv 'y' depends on it" in str(caught.value)
-    assert "make two nets, the first up to u" in str(caught.value)
+    assert "needs a net again\nmake two nets, the first up to u, the second from there" in str(caught.value)
     assert caught.value.cuts[0] == ("u",)
     assert operators(converted(data, outputs=["u"])) == ["NonZero", "Cast", "Unsqueeze"]
     assert converted(model("i = NonZero (f)  y = Neg (f)"), outputs=["i", "y"]).cut == ("f", "y")

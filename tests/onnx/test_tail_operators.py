@@ -91,6 +91,12 @@ def test_a_hostile_tail(name: str) -> None:
         Program.read(parsed(GRAPHS[name]).SerializeToString()).run({"x": np.ones(shape, np.float32)})
 
 
+def test_a_negative_tile_of_nothing() -> None:
+    graph = "(float[0, 2] x) => (float[N, M] y) <int64[2] s = {2, -1}> { y = Tile(x, s) }"
+    with pytest.raises(RunError):
+        Program.read(parsed(graph).SerializeToString()).run({"x": np.ones((0, 2), np.float32)})
+
+
 def test_damaged_bytes() -> None:
     data = parsed(
         "(float[8] x) => (float[2] y, int64[2] i) <int64[1] k = {2}> { y, i = TopK(x, k) }"

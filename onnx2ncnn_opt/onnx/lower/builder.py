@@ -33,6 +33,10 @@ class Refusal(Exception):
         self.reason, self.hint, self.equal = reason, hint, tuple(equal)
 
 
+class Invalid(Refusal):
+    """A node that breaks its operator's definition, unless the sizes in `equal` are equal."""
+
+
 class ShapeMismatch(Refusal):
     """Operands whose `sizes` do not fit together: no runtime takes the model at these."""
 
@@ -65,7 +69,7 @@ class Layers:
 
     def invalid(self, reason: str, equal: Iterable[tuple[Dim, Dim]] = ()) -> Refusal:
         """As `refuse`, for a node that breaks its operator's definition unless the sizes in each pair are equal."""
-        return Refusal(reason, "check how the model was exported, and bind its dynamic dimensions with --shape", equal)
+        return Invalid(reason, "check how the model was exported, and bind its dynamic dimensions with --shape", equal)
 
     def misfit(self, reason: str, pairs: Iterable[tuple[Dim, Dim]]) -> Refusal:
         """As `refuse`, for sizes that have to be equal, or to broadcast, two by two."""

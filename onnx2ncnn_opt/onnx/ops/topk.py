@@ -45,8 +45,10 @@ def top_k10(
     """For one number ReduceMax and ArgMax; for few of many such rounds, else comparisons of all with all."""
     axis, x, count = im.axis(axis, x.rank), as_numbers(im, x), k[0]
     size = x.shape[axis]
-    if count < 1 or (isinstance(size, int) and count > size):
-        raise im.refuse(f"k is {count}, for an axis of {size} elements", "ask for 1 up to as many as there are")
+    if isinstance(size, int) and count > size:
+        raise im.invalid(f"k is {count}, for an axis of {size} elements")
+    if count < 1:
+        raise im.refuse(f"k is {count}", "ask for 1 up to as many as there are")
     order = x if largest else im.apply(x, UnaryOp.NEG)
     if count == 1:
         return reduce(im, x, "ReduceMax" if largest else "ReduceMin", (axis,), 1), arg_max(im, order, axis=axis)

@@ -24,8 +24,10 @@ from onnx2ncnn_opt.onnx.tail.program import Program
 from onnx2ncnn_opt.onnx.tail.registry import ALL, TAIL_OPS
 from onnx2ncnn_opt.onnx.value import Constant, Item, SymbolicTensor, Tensor
 
-# A node that sorts or picks, and becomes more layers than this, costs more in the net than in the tail.
+# A node that sorts or picks, and becomes more layers than this, costs more in the net than in the tail. So do nodes
+# that pick by one index and together are twice as many.
 MANY_LAYERS = 16
+INDICES = frozenset({"ArgMax", "ArgMin", "TopK"})
 PICKS = frozenset({"ArgMax", "ArgMin", "Gather", "GatherElements", "GatherND", "TopK"})
 _USUAL_SIZE = 256  # for dynamic dimensions, where numbers are counted
 _EACH = 2**13  # numbers that cost as much as one blob more
@@ -88,6 +90,16 @@ class Readers:
             if _obstacle(node) is None and self.movable.issuperset(self.of[node]):
                 self.movable.add(node)
 
+    def after(self, nodes: Iterable[onnx_ir.Node]) -> set[onnx_ir.Node]:
+        """Return these nodes and all that depend on them."""
+        found = set(nodes)
+        pending = list(found)
+        while pending:
+            new = [user for user in self.of.get(pending.pop(), ()) if user not in found]
+            found.update(new)
+            pending += new
+        return found
+
 
 class _Parts:
     """The nodes of a model that a tail may have, `movable`, and the values between them."""
@@ -98,8 +110,8 @@ class _Parts:
         sizes = [size for info in model.inputs for size in info.shape if isinstance(size, Sym)]
         self._names = {name for size in sizes for name in size.names()}
         self.order = {node: number for number, node in enumerate(model.graph)}
-        readers = Readers(model.graph, lambda node: all(map(self._is_known, node.outputs)))
-        self._users, self.movable = readers.of, readers.movable
+        self._readers = Readers(model.graph, lambda node: all(map(self._is_known, node.outputs)))
+        self.movable = self._readers.movable
 
     def _reads(self, node: onnx_ir.Node) -> list[onnx_ir.Value]:
         """Return the values that a node reads, without those inside of its subgraphs."""
@@ -129,30 +141,20 @@ class _Parts:
         """Return the error of the walk, with the node that prevents a tail."""
         error = self._walk.error()
         for node in sorted(nodes, key=self.order.__getitem__):
-            after = sorted(self._after([node]), key=self.order.__getitem__)
+            after = sorted(self._readers.after([node]), key=self.order.__getitem__)
             user, wall = next(((each, wall) for each in after if (wall := _obstacle(each))), (node, None))
             values = [value.name or "" for value in self._reads(user) if value.producer() and not self._is_known(value)]
             if wall is not None and wall is not node and values:
                 names = f"{node.op_type} '{label(node)}'", f"{wall.op_type} '{label(wall)}'"
                 inside = "is in a branch of" if user is node else "depends on"
                 problem = f"{names[0]} can follow a net, but {names[1]} {inside} it and needs a net again"
-                advice = f"{problem}: make two nets, the first up to {', '.join(values)}"
-                return UnsupportedError(error.nodes, advice, values, *error.cuts)
+                plan = f"make two nets, the first up to {', '.join(values)}, the second from there (docs/failed.md)"
+                return UnsupportedError(error.nodes, f"{problem}\n{plan}", values, *error.cuts)
         return error
-
-    def _after(self, nodes: Iterable[onnx_ir.Node]) -> set[onnx_ir.Node]:
-        """Return these nodes and all that depend on them."""
-        found = set(nodes)
-        pending = list(found)
-        while pending:
-            new = [user for user in self._users.get(pending.pop(), ()) if user not in found]
-            found.update(new)
-            pending += new
-        return found
 
     def tail_of(self, needed: Iterable[onnx_ir.Node]) -> set[onnx_ir.Node]:
         """Return the `needed` nodes, all after them, and those that save numbers; none if no cut is possible."""
-        forced, network = self._after(needed), Network()
+        forced, network = self._readers.after(needed), Network()
 
         def vertex(node: onnx_ir.Node) -> onnx_ir.Node | str:
             return _SINK if node in forced else node if node in self.movable else _SOURCE
@@ -178,7 +180,7 @@ class _Parts:
         for node in sorted(views, key=self.order.__getitem__, reverse=True):
             read = node.inputs[0]
             assert read is not None
-            if self._users[node] and tail.issuperset(self._users[node]):
+            if self._readers.of[node] and tail.issuperset(self._readers.of[node]):
                 is_read = any(user in tail for user, _ in read.uses())
                 made = sum(self._numbers(value) for value in node.outputs if value.uses())
                 if self._numbers(read) <= (float("inf") if is_read else made) and self._may_cross(read):

@@ -239,6 +239,8 @@ template<class T> bool Tile(Tail& t, View& y, const View& x, const Ints& repeats
 """)
 def tile(x: T, repeats: Ints) -> T:
     """Repeat along each axis."""
+    for count in repeats:
+        sized(count)
     sized(*(size * count for size, count in zip(x.shape, repeats, strict=True)))
     return np.tile(x, repeats)
 
