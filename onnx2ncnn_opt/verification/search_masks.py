@@ -562,7 +562,7 @@ def cheapest_masks(
         if error <= _HOPEFUL * aim:
             error = _compare(judges, masks)
         tried.append((error, masks))
-        if error <= aim and judge.price(masks) <= _FEW:
+        if error <= aims[0][0] and judge.price(masks) <= _FEW:
             break
         shares.learn(judge.shares(masks), masks)
     for aim, most in aims:
