@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.errors import UsageError, plugged
 from onnx2ncnn_opt.manifest import Entry
 from onnx2ncnn_opt.runtime.slots import check_arrays
 
@@ -66,13 +66,16 @@ class Samples(Sequence[dict[str, Array]]):
         module, colon, name = source.rpartition(":")
         if not colon:
             raise UsageError(f"the data {source} is no file and no folder; a function is given as module:function")
-        try:
-            function = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError) as error:
-            raise UsageError(f"the data {source}: {error}") from error
-        if not callable(function) or not isinstance(found := function(), Iterable):
+        with plugged(f"the data {source}", UsageError):
+            try:
+                function = getattr(importlib.import_module(module), name)
+            except (ImportError, AttributeError) as error:
+                raise UsageError(f"the data {source}: {error}") from error
+            found = function() if callable(function) else None
+            items = [*found] if isinstance(found, Iterable) else None
+        if items is None:
             raise UsageError(f"the data {source} is no function that yields or returns samples")
-        return [self._by_name(item) for item in found]
+        return [self._by_name(item) for item in items]
 
     def _by_name(self, item: Any) -> Arrays:
         if isinstance(item, Mapping):

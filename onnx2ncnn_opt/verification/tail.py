@@ -55,7 +55,7 @@ class TailJudge:
             own, behind = self._runner.run(arrays, reference), self._runner.run(arrays, values)
             ties = self._on_ties(arrays, reference)
         except Error as error:
-            return [OutputReport(name, None, "refused", f"the tail: {error}") for name in self.names]
+            return [OutputReport(name, None, "refused", str(error)) for name in self.names]
         return [self._report(name, own[name], behind[name], ties, arrays, reference, values) for name in self.names]
 
     def _report(

@@ -14,7 +14,7 @@ import pytest
 from onnx import numpy_helper
 
 from onnx2ncnn_opt import Verification, convert, quantize, verify
-from onnx2ncnn_opt.errors import UsageError, VerificationError
+from onnx2ncnn_opt.errors import PluginError, UsageError, VerificationError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.int8 import LARGEST_SUM, integers, row_scales
 from onnx2ncnn_opt.manifest import Entry
@@ -243,6 +243,13 @@ GOOD = np.ones((10, 3, 4, 4), np.float32)
 def test_data_that_does_not_fit(source: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         list(Samples(source, [ENTRY]))
+
+
+def test_a_function_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "failing_data.py").write_text("def samples():\n    yield 1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(PluginError, match="the data failing_data:samples failed: ZeroDivisionError"):
+        Samples("failing_data:samples", [ENTRY])
 
 
 def test_folders_of_samples(tmp_path: Path) -> None:
