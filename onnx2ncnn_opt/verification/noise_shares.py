@@ -51,10 +51,11 @@ def noise_shares(graph: Graph, walk: Walk, reference: Walk, outputs: Sequence[tu
     gone = {
         blob: sum(walk.errors[blob]) if blob in walk.outputs or blob in walk.scores else 0.0 for blob in walk.errors
     }
-    came = {
-        blob: max(_mean_square(sample - reference.samples[blob]) - gone[blob], 0.0)
-        for blob, sample in walk.samples.items()
-    }
+    with np.errstate(invalid="ignore"):  # infinity less infinity, as in masks, is left out of the mean
+        came = {
+            blob: max(_mean_square(sample - reference.samples[blob]) - gone[blob], 0.0)
+            for blob, sample in walk.samples.items()
+        }
     total = np.array([power for _, power in outputs])
     arriving: dict[Blob, Array] = {}
     for (blob, _), row in zip(outputs, np.diag(total), strict=True):
