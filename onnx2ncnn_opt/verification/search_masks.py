@@ -109,7 +109,9 @@ class Precision:
         elif self.error > BUDGET:
             text += ", as rounding its blobs makes it; compute it in fp32 on devices if that is too much"
         elif self.is_undecided:
-            text += ", and an index may be another one where two numbers are equal; compute it in fp32 on devices"
+            text += (
+                ", and an index may be another one where two numbers are nearly equal; compute it in fp32 on devices"
+            )
         elif self.may_exceed:
             text += f", with other inputs perhaps {BUDGET:g}; compute it in fp32 on devices if that is too much"
         return text

@@ -279,7 +279,7 @@ def test_nets_of_very_many_layers_are_not_estimated() -> None:
         (Precision(5e-3), ""),
         (
             Precision(1.5e-2, is_undecided=True),
-            ", and an index may be another one where two numbers are equal; compute it in fp32 on devices",
+            ", and an index may be another one where two numbers are nearly equal; compute it in fp32 on devices",
         ),
         (Precision(1.5e-2), ", with other inputs perhaps 0.02; compute it in fp32 on devices if that is too much"),
         (Precision(5e-2), "; compute it in fp32 on devices, or see `mixed`"),
