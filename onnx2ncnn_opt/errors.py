@@ -72,12 +72,13 @@ class Unsupported:
 class UnsupportedError(ConversionError):
     """Nodes that have no exact ncnn form; `nodes` lists every one of them, `advice` says how to go on without them.
 
-    `cuts` are values to try as outputs in their place: those before all nodes, or of the first net of two. The message
-    has one line for all nodes that are refused for one reason.
+    `cuts` are values to try as outputs in their place: those before all nodes, or of the first net of two. The `plan`
+    of two nets ends the advice. The message has one line for all nodes that are refused for one reason.
     """
 
-    def __init__(self, nodes: Sequence[Unsupported], advice: str = "", *cuts: Sequence[str]) -> None:
-        self.nodes, self.advice, self.cuts = tuple(nodes), advice, tuple(filter(None, map(tuple, cuts)))
+    def __init__(self, nodes: Sequence[Unsupported], advice: str = "", *cuts: Sequence[str], plan: str = "") -> None:
+        self.nodes, self.plan, self.cuts = tuple(nodes), plan, tuple(filter(None, map(tuple, cuts)))
+        self.advice = advice = f"{advice}\n{plan}" if plan else advice
         count = f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}"
         lines = [f"cannot express {count} in ncnn:", *(f"  {line}" for line in lines_by_reason(nodes))]
         super().__init__("\n".join([*lines, advice] if advice else lines))

@@ -276,8 +276,8 @@ def _working_command(output: Output, model: Path, options: Mapping[str, Any]) ->
             text = str(error)
             if error.advice and found.keys() <= {"shapes", "values"}:
                 text = text.partition(error.advice)[0].rstrip()
-            if isinstance(error, UnsupportedError) and tuple(found.get("outputs", ())) not in error.cuts[:1]:
-                text = re.sub(r"\nmake two nets.*", "", text)  # that was tried before
+            if isinstance(error, UnsupportedError) and error.plan and tuple(found.get("outputs", ())) != error.cuts[0]:
+                text = text.replace(f"\n{error.plan}", "")  # its first net was tried before, and failed
             error.args = (f"{text}\nthis works: {command}",)
         raise
 

@@ -196,9 +196,9 @@ class InDouble(NodeWriter):
             body, self.nodes = helper.make_graph(self.nodes, "step", starts, ends), outer
             back = [int(way == b"reverse" or number == 1)]
             *last, sequence = [f"{name}.{number}" for name in (*after, copy)]
-            turns: dict[str, Any] = dict.fromkeys(("scan_input_directions", "scan_output_directions"), back)
+            directions: dict[str, Any] = dict.fromkeys(("scan_input_directions", "scan_output_directions"), back)
             scan = helper.make_node(
-                "Scan", [*first, products], [*last, sequence], body=body, num_scan_inputs=1, **turns
+                "Scan", [*first, products], [*last, sequence], body=body, num_scan_inputs=1, **directions
             )
             self.nodes.append(scan)
             results[0].append(self.node("Reshape", sequence, [0, 1, -1, size]))

@@ -76,9 +76,9 @@ _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
 _WHOLE_RESULTS = ("Ceil", "Constant", "Floor", "Round")  # exact for their inputs
 _INTEGERS = (TensorProto.INT64, TensorProto.INT32, TensorProto.UINT8, TensorProto.INT8)
 _INDICES = {"TopK": (1, -1), "ArgMax": (0, 0), "ArgMin": (0, 0)}  # the output of indices, and the default axis
-_MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-_SIZES = ("Shape", "Size")
 _SAME_ORDER = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+_MOVES = _SAME_ORDER - {"Cast"} | {"Transpose"}
+_SIZES = ("Shape", "Size")
 
 
 class Choice(NamedTuple):
@@ -218,7 +218,7 @@ class Rounding:
 
     def chosen(self, name: str, feeds: Mapping[str, Array], reference: Array, actual: Array) -> Array:
         """Return the reference with an actual output's indices, if their scores are as good (`as_good`)."""
-        choice = choices(read_model(self._model, self._outputs)).get(name)
+        choice = self._choices.get(name)
         if choice is None or actual.shape != reference.shape or not reference.size:
             return reference
         try:
@@ -230,13 +230,20 @@ class Rounding:
         return np.where(good, actual, reference).astype(reference.dtype)
 
     @cached_property
+    def _choices(self) -> Mapping[str, Choice]:
+        return choices(read_model(self._model, self._outputs))
+
+    @cached_property
     def scores(self) -> Mapping[str, Collection[str]]:
-        """The values that outputs of integers are decided by, by output; see `scores`."""
-        return scores(read_model(self._model, self._outputs))
+        """The values that outputs of integers are decided by, by output; see `scores`. None if ONNX cannot tell."""
+        try:
+            return scores(read_model(self._model, self._outputs))
+        except (EncodeError, InferenceError):
+            return {}
 
     @cached_property
     def on_scores(self) -> OrtRunner:
-        """The model up to all of these values; RunError if ONNX Runtime refuses it."""
+        """The model up to all of these values, and those of choices; RunError if ONNX Runtime refuses it."""
         return OrtRunner(self._model, outputs=self._scores, values=self._values, threads=None)
 
     @cached_property
@@ -246,7 +253,7 @@ class Rounding:
 
     @property
     def _scores(self) -> Sequence[str]:
-        return sorted(set().union(*self.scores.values()))
+        return sorted({choice.scores for choice in self._choices.values()}.union(*self.scores.values()))
 
     def stored(
         self, encoding: Encoding, feeds: Mapping[str, Array], reference: Mapping[str, Array]
@@ -363,12 +370,11 @@ def _relative(a: Array, b: Array) -> float:
 
 def choices(model: onnx.ModelProto) -> dict[str, Choice]:
     """Return the choices behind the model's outputs, by output; without those among its inputs, which are exact."""
-    producers = {name: node for node in model.graph.node for name in node.output}
+    producers = _producers(model)
     found = {}
     for value in model.graph.output:
-        name, node = value.name, producers.get(value.name)
-        while node is not None and node.op_type in _SAME_ORDER:
-            name, node = node.input[0], producers.get(node.input[0])
+        name = _moved(value.name, producers)
+        node = producers.get(name)
         if node is None or node.domain or node.op_type not in _INDICES:
             continue
         output, axis = _INDICES[node.op_type]
@@ -381,31 +387,38 @@ def choices(model: onnx.ModelProto) -> dict[str, Choice]:
 def scores(model: onnx.ModelProto) -> dict[str, set[str]]:
     """Return the floats that a model decides its outputs of integers by, with those that it only moves, by output.
 
-    Example: the input of an ArgMax, and what a Reshape made that input of. Outputs without any are left out.
+    Example: the input of an ArgMax, and what a Reshape made that input of. Outputs without any are left out. Values of
+    unknown types count as floats.
     """
-    producers = {name: node for node in model.graph.node for name in node.output if name}
-    outputs = {value.name: value.type.tensor_type.elem_type for value in model.graph.output if value.name in producers}
-    if not any(each not in FLOATS or producers[name].op_type == "Cast" for name, each in outputs.items()):
-        return {}
-    types = element_types(model, inferred_values(model))
-    found = {}
-    for output in outputs:
-        cast = producers[output].input[0] if producers[output].op_type == "Cast" else output
-        names, seen, floats = [cast] if types.get(cast) not in FLOATS else [], {cast}, set()
+    producers, types = _producers(model), element_types(model, inferred_values(model))
+    found: dict[str, set[str]] = {}
+    for value in model.graph.output:
+        first = _moved(value.name, producers)
+        names, seen = [] if types.get(first, TensorProto.FLOAT) in FLOATS else [first], {first}
         while names:
             name = names.pop()
             node = producers.get(name)
-            if node is None or name not in types:
+            if node is None:
                 continue
-            if types[name] in FLOATS:
-                floats.add(name)
-            if node.op_type not in _SIZES and (name not in floats or node.op_type in _MOVES):
-                read = node.input[:1] if name in floats else node.input
+            is_float = types.get(name, TensorProto.FLOAT) in FLOATS
+            if is_float:
+                found.setdefault(value.name, set()).add(name)
+            if node.op_type not in _SIZES and (not is_float or node.op_type in _MOVES):
+                read = node.input[:1] if is_float else node.input
                 names += [each for each in read if each not in seen]
                 seen.update(read)
-        if floats:
-            found[output] = floats
     return found
+
+
+def _producers(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
+    return {name: node for node in model.graph.node for name in node.output if name}
+
+
+def _moved(name: str, producers: Mapping[str, onnx.NodeProto]) -> str:
+    """Return the value whose numbers another one has, in the same order."""
+    while name in producers and producers[name].op_type in _SAME_ORDER:
+        name = producers[name].input[0]
+    return name
 
 
 def as_good(indices: Array, reference: Array, scores: Array, spread: Array, axis: int) -> Array:

@@ -55,6 +55,19 @@ def test_the_floats_that_decide_integers() -> None:
     assert scores(model) == {"best": {"s", "t"}, "number": {"u"}, "large": {"r", "u"}}
 
 
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "s = Cast<to = 7>(x) i = ArgMax<axis = 1>(s) f = Cast<to = 1>(i) y = Squeeze(f, one)",  # of integers
+        "s = com.microsoft.Gelu(x) i = ArgMax<axis = 1>(s) f = Cast<to = 1>(i) y = Squeeze(f, one)",  # ONNX has no type
+    ],
+)
+def test_every_choice_has_its_scores(nodes: str) -> None:
+    data = serialized(f"(float[2,6] x) => (float[2] y) {{ {nodes} }}", 17, one=[1])
+    feeds, best = {"x": np.arange(12, dtype=np.float32).reshape(2, 6)}, np.array([5, 5], np.float32)
+    assert (Rounding(data, (), {}).chosen("y", feeds, best, best - 1) == best).all()
+
+
 def test_each_run_has_errors_of_its_own() -> None:
     """Ten equal scores: each run must put them into another order, or a net's own order looks wrong."""
     graph = "(float[1,10] x) => (int64[1,10] y) { a = Sigmoid(x) v, y = TopK(a, k) }"

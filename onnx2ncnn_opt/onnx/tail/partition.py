@@ -149,7 +149,7 @@ class _Parts:
                 inside = "is in a branch of" if user is node else "depends on"
                 problem = f"{names[0]} can follow a net, but {names[1]} {inside} it and needs a net again"
                 plan = f"make two nets, the first up to {', '.join(values)}, the second from there (docs/failed.md)"
-                return UnsupportedError(error.nodes, f"{problem}\n{plan}", values, *error.cuts)
+                return UnsupportedError(error.nodes, problem, values, *error.cuts, plan=plan)
         return error
 
     def tail_of(self, needed: Iterable[onnx_ir.Node]) -> set[onnx_ir.Node]:
