@@ -1,7 +1,7 @@
 """Operator fixtures: Markdown files whose headings are cases, with models as text (see fixtures/ops/README.md)."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,10 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from onnx2ncnn_opt.errors import RunError
+from onnx2ncnn_opt.runtime.ort import OrtRunner
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "ops"
 
@@ -55,6 +59,16 @@ class Case:
         if "```runtime\n" not in self.text:
             return model
         return self._parsed("runtime", {tensor.name: tensor for tensor in model.graph.initializer})
+
+    def reference(self, model: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Return ONNX Runtime's outputs by name; those of ONNX's own evaluator where that has no implementation."""
+        runtime = self.runtime(model)
+        try:
+            return OrtRunner(runtime.SerializeToString(), threads=1).run(feeds)
+        except RunError:
+            evaluator = ReferenceEvaluator(runtime)
+            results: Sequence[Any] = list(evaluator.run(None, dict(feeds)))
+            return dict(zip(evaluator.output_names, results, strict=True))
 
     def _parsed(self, kind: str, weights: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
         opset, body = dict(_MODEL.findall(self.text))[kind].split("\n", 1)

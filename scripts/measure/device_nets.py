@@ -1,15 +1,15 @@
 """Nets of the fixtures and of folders, with inputs and references, for scripts/measure/devices.py."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx.reference import ReferenceEvaluator
 
 from onnx2ncnn_opt import passes
 from onnx2ncnn_opt.api.lower import lower
@@ -83,7 +83,7 @@ def op_fixtures() -> Cases:
 
         def write(folder: Path, case: op_cases.Case = case) -> Net | None:
             model = case.model()
-            return of_model(model, folder, lambda: case.feeds(model, case.sizes[0]))
+            return of_model(model, folder, lambda: case.feeds(model, case.sizes[0]), partial(case.reference, model))
 
         yield str(case), write
 
@@ -157,10 +157,14 @@ def of_model(
     model: Path | onnx.ModelProto,
     folder: Path,
     given: Callable[[], Mapping[str, Array]] | None = None,
+    computed: Callable[[Mapping[str, Array]], Mapping[str, Any]] | None = None,
     *,
     masks: bool = True,
 ) -> Net | None:
-    """Return a model's net as `convert` writes it, with given or drawn inputs; a fixture's are as for --inputs."""
+    """Return a model's net as `convert` writes it, with given or drawn inputs; a fixture's are as for --inputs.
+
+    The reference is ONNX Runtime, or what is computed from the inputs.
+    """
     try:
         conversion = lower(model, masks=masks)
     except UnsupportedError:
@@ -170,15 +174,9 @@ def of_model(
         conversion = conversion.estimated(
             verification=Verification(feeds=None if isinstance(model, Path) else feeds), masks=masks, worker=WORKER
         )
-    try:
-        runtime = OrtRunner(model if isinstance(model, Path) else model.SerializeToString(), threads=1)
-        reference = runtime.run(feeds)
-    except RunError:
-        if isinstance(model, Path):
-            raise
-        evaluator = ReferenceEvaluator(model)  # of what ONNX Runtime has no kernel for
-        results: Sequence[Any] = list(evaluator.run(None, dict(feeds)))
-        reference = dict(zip(evaluator.output_names, results, strict=True))
+    if computed is None:
+        computed = OrtRunner(model if isinstance(model, Path) else model.SerializeToString(), threads=1).run
+    reference = computed(feeds)
     files, manifest = conversion.save(folder / "net"), conversion.manifest()
     return Net(
         files.param,

@@ -1,17 +1,12 @@
 """Every case of fixtures/ops: the net that comes of it, line by line, and its outputs against ONNX Runtime's."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
 
-import onnx
 import pytest
-from onnx.reference import ReferenceEvaluator
 
-from onnx2ncnn_opt.errors import RunError, UnsupportedError
+from onnx2ncnn_opt.errors import UnsupportedError
 from onnx2ncnn_opt.onnx.ops import all_ops
 from onnx2ncnn_opt.param.text import format_param
-from onnx2ncnn_opt.runtime.ort import OrtRunner
 from testing.arrays import first_difference
 from testing.compared import conversions, types
 from testing.conformance import Harness
@@ -34,21 +29,13 @@ def test_case(case: Case, harness: Harness, request: pytest.FixtureRequest) -> N
         assert case.options.get("layers", counts) == counts
         for sizes in case.sizes:
             feeds = case.feeds(model, sizes)
-            reference = computed(case.runtime(model), feeds)
+            reference = list(case.reference(model, feeds).values())
             for conversion in converted:
                 assert not first_difference(harness.run(conversion, feeds), reference), f"sizes {sizes}\n{result}"
     if request.config.getoption("--update-fixtures"):
         update(case, result)
     else:
         assert result == case.result
-
-
-def computed(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> Sequence[Any]:
-    """What ONNX Runtime makes of the inputs; what ONNX's own evaluator does where that has no implementation."""
-    try:
-        return list(OrtRunner(model.SerializeToString()).run(feeds).values())
-    except RunError:
-        return list(ReferenceEvaluator(model).run(None, dict(feeds)))
 
 
 def update(case: Case, result: str) -> None:
