@@ -114,7 +114,9 @@ def _takes_int8(blob: Blob, scales: Mapping[str, Scales]) -> bool:
 def _convolution(layer: Layer, scales: Scales) -> None:
     rows = rows_of(layer)
     by_row = row_scales(rows) if scales.rows is None else scales.rows.astype(np.float32)
-    if may_use_winograd(layer):
+    if may_use_winograd(layer) and not scales.winograd:
+        layer.params["featmask"] = layer["featmask"] | Feature.NO_WINOGRAD
+    elif may_use_winograd(layer):
         largest: float = largest_sum(integers(rows, by_row[:, None]))
         if scales.largest_sum is not None:
             largest = min(largest, _MARGIN * scales.largest_sum)

@@ -31,7 +31,8 @@ def test_convert_makes_an_int8_net_with_options_of_both(folder: Path) -> None:
     assert names(folder) == {"cnn.onnx", "data.npz", "page.html"} | net_files("net")
     manifest = read_manifest(folder / "net.ncnn.json")
     assert manifest.int8 is not None
-    assert [(row.form, row.bits) for row in manifest.int8.layers] == [("a scale for each row", 8)] * 3
+    forms = [row.form.removesuffix(", no winograd") for row in manifest.int8.layers]  # the clock decides on winograd
+    assert (forms, {row.bits for row in manifest.int8.layers}) == (["a scale for each row"] * 3, {8})
     (shown,) = shown_nets(folder / "page.html")
     assert [row["layer"] for row in shown["int8"]["layers"]] == [row.layer for row in manifest.int8.layers]
     assert [entry.name for entry in manifest.outputs] == ["s"]
