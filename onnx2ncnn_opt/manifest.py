@@ -236,14 +236,13 @@ class Int8Layer:
 
 @dataclass(frozen=True)
 class Int8:
-    """What `quantize` measured: decibels to the float net, those of the layers' sum, the share of equal classes.
+    """What `quantize` measured: decibels to the float net, and the share of equal classes.
 
     `times` says where the times come from. None is unknown, or infinite.
     """
 
     layers: tuple[Int8Layer, ...]
     decibels: float | None
-    predicted: float | None
     top1: float | None
     samples: int
     seconds: tuple[float, float] | None

@@ -49,7 +49,7 @@ def record(layers: int, *, name: str = "") -> NetRecord:
         Int8Layer(f"{name}layer4", "MatMul", reason=f"{name} has no form"),
     )
     return NetRecord(
-        int8=Int8(rows, 39.5, 40.0, 0.99, 16, (4e-5, 3e-5), f"on {name}"),
+        int8=Int8(rows, 39.5, 0.99, 16, (4e-5, 3e-5), f"on {name}"),
         title=name or "a net",
         verdict="wrong",
         headline=f"1 of 2 outputs differs {name}",

@@ -1,6 +1,5 @@
 """A model or net with int8 layers: from data, or with the scales that a quantised model has."""
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
@@ -92,7 +91,7 @@ class _Feeds(Sequence[dict[str, Feed]]):
         return (self[i] for i in range(len(self)))
 
 
-def quantize(
+def quantize(  # noqa: PLR0913
     net: Any,
     data: Any = None,
     *,
@@ -103,6 +102,7 @@ def quantize(
     every: bool = False,
     weights: str | None = None,
     table: PathLike | None = None,
+    like: PathLike | None = None,
     on: str | None = None,
     **conversion: Any,
 ) -> Quantization:
@@ -114,7 +114,8 @@ def quantize(
     that stay float. With a `budget`, ``40dB`` or ``top1=0.99``, layers stay float until the outputs agree so far with
     the float net. `weights` "int8" gives a Gemm and attention one scale, "block8" one for each 64 numbers of a row; by
     default blocks, and one scale where only that is faster. A `table` of ncnn2table gives the scales of the layers that
-    are in it. Times are measured `on` a target of `Verification.on`; for an emulated one a table of kernels decides.
+    are in it. `like` is the .param of an earlier int8 net: its layers become int8, in its forms, and no time decides.
+    Times are measured `on` a target of `Verification.on`; for an emulated one a table of kernels decides.
 
     A model that is quantised already (QDQ, QOperator) keeps its scales and needs no data, unless it finds them at run
     time. The float net is that of the model without its roundings, and the int8 net has to be as near to it as the
@@ -127,15 +128,8 @@ def quantize(
     if weights not in (None, *WEIGHTS):
         raise UsageError(f"weights are {' or '.join(WEIGHTS)}, not {weights!r:.40}: ncnn has no fast kernels of others")
     wanted = Budget.parse(budget) if isinstance(budget, str) else budget or Budget()
-    options: dict[str, Any] = {
-        "method": method,
-        "keep": keep,
-        "budget": wanted,
-        "every": every,
-        "table": table,
-        "weights": weights,
-        "on": on,
-    }
+    options: dict[str, Any] = {"method": method, "keep": keep, "budget": wanted, "every": every}
+    options |= {"table": table, "like": like, "weights": weights, "on": on}
     with temporary_folder() as folder:
         if isinstance(net, (str, Path)) and str(net).endswith((".param", ".param.bin")):
             if given := [name for name, value in conversion.items() if value and name != "verification"]:
@@ -187,19 +181,15 @@ def _recorded(result: Quantized) -> Int8:
     """Return what was measured as the manifest has it."""
     layers = []
     for row in result.layers:
-        times = _known(row.seconds)
-        numbers = {name: _number(getattr(row, name)) for name in ("largest", "cut", "noise")}
-        layers.append(Int8Layer(row.layer, row.type, row.form, row.bits, **numbers, seconds=times, reason=row.reason))
-    distances = _number(result.decibels), _number(result.predicted)
-    return Int8(tuple(layers), *distances, result.top1, result.samples, _known(result.seconds), result.times)
+        numbers = {name: _known(getattr(row, name)) for name in ("largest", "cut", "noise", "seconds")}
+        layers.append(Int8Layer(row.layer, row.type, row.form, row.bits, **numbers, reason=row.reason))
+    decibels, seconds = _known(result.decibels), _known(result.seconds)
+    return Int8(tuple(layers), decibels, result.top1, result.samples, seconds, result.times)
 
 
-def _known(seconds: tuple[float, float]) -> tuple[float, float] | None:
-    return seconds if all(map(math.isfinite, seconds)) else None
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _known(value: Any) -> Any:
+    """Return None for a number, or a pair of them, that is not finite."""
+    return value if np.isfinite(value).all() else None
 
 
 @dataclass(frozen=True)

@@ -23,15 +23,8 @@ if TYPE_CHECKING:
 
 
 # The values without any of these options.
-NO_QUANTIZATION = {
-    "data": None,
-    "method": "mse",
-    "keep": (),
-    "budget": None,
-    "every": False,
-    "weights": None,
-    "table": None,
-}
+NO_QUANTIZATION: dict[str, Any] = dict.fromkeys(("data", "budget", "weights", "table", "like"))
+NO_QUANTIZATION |= {"method": "mse", "keep": (), "every": False}
 
 
 def _as_quantization(options: dict[str, Any]) -> None:
@@ -68,6 +61,12 @@ quantization_options = all_of(
         "--table",
         type=click.Path(dir_okay=False, path_type=Path),
         help="Scales in the format of ncnn2table: of its layers if the file exists, else it is written.",
+    ),
+    click.option(
+        "--like",
+        type=EXISTING_FILE,
+        metavar="INT8.param",
+        help="Make the layers int8 that are so in an earlier net, in its forms; times decide nothing.",
     ),
 )
 
@@ -158,12 +157,12 @@ def _lines(made: Quantization, net: Path, files: Any, *, verbose: bool) -> list[
     before, after = found.seconds
     top1 = "" if found.top1 is None else f", {found.top1:.1%} of rows have the same largest entry"
     word = "missed" if found.missed else "ok"
-    expected = f"; {found.predicted:.1f} dB were expected of them" * (found.predicted != found.decibels)
+    rows = "" if found.top1_at_least is None else f" and {found.top1_at_least:.1%} of rows,"
     int8_net = [
         f"{word}: {files.param} is {found.decibels:.1f} dB from {net} in float{top1} ({found.samples} samples)",
-        f"other data: {found.at_least:.1f} dB or more (95 %, by how far the samples differ)",
-        f"layers: {len(int8)} of {len(layers)} are int8{expected}",
-        f"time: {before * 1e3:.2f} ms -> {'unknown' if math.isnan(after) else f'{after * 1e3:.2f} ms'} {found.times}",
+        f"other data: {found.at_least:.1f} dB{rows} or more (95 %, by the samples' number and spread)",
+        f"layers: {len(int8)} of {len(layers)} are int8",
+        f"time: {'unknown' if math.isnan(after) else f'{before * 1e3:.2f} ms -> {after * 1e3:.2f} ms'} {found.times}",
         f"weights: {found.bytes[0] / 1e6:.2f} MB -> {found.bytes[1] / 1e6:.2f} MB",
     ]
     lines = int8_net if int8 else [f"missed: {files.param} would be {net} in float"]

@@ -84,6 +84,15 @@ def form_of(layer: Layer) -> tuple[str, int]:
     ), 8
 
 
+def forms_of(graph: Graph) -> dict[str, tuple[bool, bool]]:
+    """Return for each int8 layer of a net, by name, `whole` and `winograd` of its `Scales`."""
+    found = {}
+    for layer in (layer for layer in graph if is_quantised(layer)):
+        is_whole = layer.params.get("quantize_term") == _OF_ONE_SCALE
+        found[layer.name] = is_whole, not layer["featmask"] & Feature.NO_WINOGRAD
+    return found
+
+
 def rows_of(layer: Layer) -> Array:
     """Return the weights that share a scale, row by row."""
     if layer.type == "Gemm":

@@ -22,18 +22,11 @@ from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.int8 import CRASH_OF_GPUS, LEVELS, crashes_gpus, may_use_winograd
 from onnx2ncnn_opt.ir.releases import NEWEST, too_new
 from onnx2ncnn_opt.ir.shapes import infer_graph
-from onnx2ncnn_opt.param.files import read_net, write_net
+from onnx2ncnn_opt.param.files import read_graph, read_net, write_net
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.progress import announce, counted
 from onnx2ncnn_opt.quantization.centre import centre
-from onnx2ncnn_opt.quantization.emit import (
-    Scales,
-    form_of,
-    has_static_scale,
-    needs_sums,
-    obstacle,
-    quantise,
-)
+from onnx2ncnn_opt.quantization.emit import Scales, form_of, forms_of, has_static_scale, needs_sums, obstacle, quantise
 from onnx2ncnn_opt.quantization.kernels import time_in_int8
 from onnx2ncnn_opt.quantization.observe import Observed, add_sums, largest_sums, observe
 from onnx2ncnn_opt.quantization.table import read_table
@@ -125,18 +118,18 @@ class Quantized:
     """A net of int8, its layers, and how far it is from the float net.
 
     `decibels` is the ratio of signal to noise of the worst output over samples that the scales do not come from where
-    there are enough, `at_least` that of other data with a probability of 95 %, `predicted` that of single layers, bent
-    by the net that was measured before, if there was one. `top1` is the share of rows with the same largest entry, None
-    if no output has rows of classes. `seconds` are those of a run in float and in int8, and `times` says whose they
-    are. `bytes` are those of the .bin. `missed` says what keeps the net from being what was asked for.
+    there are enough, `top1` the share of rows with the same largest entry, None if no output has rows of classes.
+    `at_least` and `top1_at_least` are those of other data with a probability of 95 %. `seconds` are those of a run in
+    float and in int8, and `times` says whose they are. `bytes` are those of the .bin. `missed` says what keeps the net
+    from being what was asked for.
     """
 
     graph: Graph
     layers: tuple[Row, ...]
     decibels: float
     at_least: float
-    predicted: float
     top1: float | None
+    top1_at_least: float | None
     samples: int
     seconds: tuple[float, float]
     bytes: tuple[int, int]
@@ -232,11 +225,8 @@ class _Nets:
 
     def compare(
         self, scales: Mapping[str, Scales], *groups: Collection[int], worker: NcnnWorker | None = None
-    ) -> tuple[Agreement, float]:
-        """Return how a net with these layers in int8, there, agrees with the float net here, and the most noise.
-
-        That is the agreement of the worst group of samples, and the noise of other samples.
-        """
+    ) -> list[Agreement]:
+        """Return how a net with these layers in int8, there, agrees with the float net here; the worst group first."""
         runner = self.runner(scales, worker)
         found = [Agreement() for _ in groups]
         for index in sorted({index for group in groups for index in group}):
@@ -244,7 +234,7 @@ class _Nets:
             for agreement, group in zip(found, groups, strict=True):
                 if index in group:
                     agreement.add(self.expected(index), outputs)
-        return max(found, key=lambda each: each.noise), max(each.most_noise for each in found)
+        return sorted(found, key=lambda each: each.noise, reverse=True)
 
 
 def quantize_net(  # noqa: PLR0913
@@ -261,6 +251,7 @@ def quantize_net(  # noqa: PLR0913
     release: int = NEWEST,
     given: Mapping[str, Scales] | None = None,
     table: str | os.PathLike[str] | None = None,
+    like: str | os.PathLike[str] | None = None,
 ) -> Quantized:
     """Return the int8 form of a float net.
 
@@ -269,18 +260,17 @@ def quantize_net(  # noqa: PLR0913
     attention; by default blocks, and one scale only where that is faster. Times, and the whole net's noise, are those
     `on` a target; an emulated one cannot be timed, and a table of kernels decides. A layer whose form is newer
     than `release` of ncnn stays float. `given` are scales, as of a quantised model: then no layer is left out. A
-    `table` of ncnn2table has the scales of the layers that are in it.
+    `table` of ncnn2table has the scales of the layers that are in it. `like` is the .param of an earlier int8 net: its
+    layers become int8, in its forms, and no time decides.
     Raises UsageError for data or names that do not fit.
     """
     net = read_net(param, bin).graph
     for blob in net.inputs:
         blob.shape, blob.batch = feeds[0][blob.name].mat
     infer_graph(net)
-    by_name, rows = {layer.name: layer for layer in net}, _rows(net, keep)
-    candidates = [name for name, row in rows.items() if not row.reason and (given is None or name in given)]
-    if not candidates:
-        why = next((row.reason for row in rows.values()), "it has no convolution and no product")
-        raise UsageError(f"no layer of the net can be int8: {why}")
+    by_name, earlier = {layer.name: layer for layer in net}, None if like is None else forms_of(read_graph(like))
+    rows, every = _rows(net, keep, earlier), every or earlier is not None
+    candidates = _candidates(rows, given)
     few = FEW if budget == Budget() or given is not None else _FEW_FOR_BUDGETS
     notes = [] if len(feeds) >= few else [f"{len(feeds)} samples are few; give {few} or more, as different as in use"]
     with ExitStack() as stack:
@@ -290,24 +280,17 @@ def quantize_net(  # noqa: PLR0913
         seen = observe(net, nets.float, read, used)
         notes += _notes(seen, used, {layer.name for layer in read if layer.inputs[0] in net.inputs})
         if given is None:
-            scales = {name: _scales(seen[name], method) if name in seen else Scales(1.0) for name in candidates}
-            scales |= {
-                name: replace(scales[name], input=known.input, rows=known.rows, parts=known.parts)
-                for name, known in (read_table(table, net) if table is not None else {}).items()
-                if name in scales
-            }
-            scales = {name: replace(found, whole=weights == "int8") for name, found in scales.items()}
+            forms = dict.fromkeys(candidates, (weights == "int8", True)) if earlier is None else earlier
+            known = {} if table is None else read_table(table, net)
+            scales = {name: _scales(seen.get(name), method, known.get(name), *forms[name]) for name in candidates}
             for layer in nets.graph(scales) if weights is None else ():
                 if layer.name in scales and too_new(layer, release):
                     scales[layer.name] = replace(scales[layer.name], whole=True)
-            scales = nets.with_sums(scales, used)
-        else:
-            scales = dict(given)
+        scales = dict(given) if given is not None else nets.with_sums(scales, used)
         for layer in nets.graph(scales):
-            if layer.name in scales and (reason := too_new(layer, release)):
-                rows[layer.name] = replace(rows[layer.name], reason=reason)
-        if not (candidates := [name for name in candidates if not rows[name].reason]):
-            raise UsageError(f"no layer of the net can be int8: {reason}")
+            if layer.name in scales:
+                rows[layer.name] = replace(rows[layer.name], reason=too_new(layer, release) or "")
+        candidates = _candidates(rows, given)
         scales = {name: scales[name] for name in candidates}
         half = min(_MOST, max(FEW, _WORK // (len(candidates) * (multiplications(net) or _WORK)))) // 2
         held, rest = nets.held[:half], [i for i in range(len(feeds)) if i not in nets.held][:half]
@@ -318,15 +301,25 @@ def quantize_net(  # noqa: PLR0913
                 cut = seen[name].share_above(LEVELS / scales[name].input) if has_static_scale(by_name[name]) else 0.0
                 rows[name] = replace(rows[name], largest=seen[name].largest, cut=cut)
         announce("timing the layers in float and in int8")
-        others = {} if given is not None else _forms(net, scales, weights)
+        others = {} if given is not None or earlier is not None else _forms(net, scales, weights)
         rows, scales = _timed(nets, net, rows, scales, others, groups)
-        if given is None:
-            rows = {name: _without_poor(row) for name, row in rows.items()}
+        for row in rows.values() if given is None else ():
+            if (alone := decibels(row.noise)) < _POOR:
+                rows[row.layer] = replace(row, reason=f"it alone spoils an output: {alone:.1f} dB are left")
         chosen = {name for name in candidates if not rows[name].reason and (every or nets.is_faster(rows[name]))}
         return _within(nets, rows, scales, chosen, budget, notes, every)
 
 
-def _rows(net: Graph, keep: Collection[str]) -> dict[str, Row]:
+def _candidates(rows: Mapping[str, Row], given: Collection[str] | None) -> list[str]:
+    """Return the layers that may become int8. Raises UsageError if there is none."""
+    found = [name for name, row in rows.items() if not row.reason and (given is None or name in given)]
+    if not found:
+        why = next((row.reason for row in rows.values()), "it has no convolution and no product")
+        raise UsageError(f"no layer of the net can be int8: {why}")
+    return found
+
+
+def _rows(net: Graph, keep: Collection[str], earlier: Collection[str] | None) -> dict[str, Row]:
     """Return the layers that have an int8 form, and others that compute products, with the reasons."""
     if unknown := set(keep) - {layer.name for layer in net}:
         raise UsageError(f"there is no layer '{min(unknown)}' to keep")
@@ -334,7 +327,8 @@ def _rows(net: Graph, keep: Collection[str]) -> dict[str, Row]:
     for layer in net:
         reason = "it was to stay float" if layer.name in keep else obstacle(layer)
         if layer.type in _COUNTED or not reason:
-            rows[layer.name] = Row(layer.name, layer.type, reason=reason)
+            is_other = earlier is not None and layer.name not in earlier and not reason
+            rows[layer.name] = Row(layer.name, layer.type, reason="it is float in the earlier net" * is_other or reason)
     return rows
 
 
@@ -349,14 +343,12 @@ def _forms(graph: Graph, scales: Mapping[str, Scales], weights: str | None) -> d
     return forms | {name: replace(scales[name], whole=True) for name in blocks if not scales[name].whole}
 
 
-def _scales(seen: Observed, method: str) -> Scales:
-    return Scales(LEVELS / (seen.threshold(method) * seen.margin), seen.means)
-
-
-def _without_poor(row: Row) -> Row:
-    """Return the row of a layer that stays float if it alone spoils an output."""
-    alone = decibels(row.noise)
-    return replace(row, reason=f"it alone spoils an output: {alone:.1f} dB are left") if alone < _POOR else row
+def _scales(seen: Observed | None, method: str, known: Scales | None, whole: bool, winograd: bool) -> Scales:
+    """Return the scales of a layer whose input was `seen`, with those that a table knows."""
+    found = Scales(1.0) if seen is None else Scales(LEVELS / (seen.threshold(method) * seen.margin), seen.means)
+    if known is not None:
+        found = replace(found, input=known.input, rows=known.rows, parts=known.parts)
+    return replace(found, whole=whole, winograd=winograd)
 
 
 def _notes(
@@ -467,9 +459,8 @@ def _within(
         if some in tried:
             break
         total = sum(powers[name] for name in some)
-        result = _measured(nets, rows, scales, some, notes, every)
-        noise, expected = min(10 ** (-result.decibels / 10), _ALL_NOISE), max(total + bend * total**2, 0.0)
-        result = tried[some] = replace(result, predicted=decibels(expected if tried else noise))
+        result = tried[some] = _measured(nets, rows, scales, some, notes, every)
+        noise = min(10 ** (-result.decibels / 10), _ALL_NOISE)
         if not some:
             break
         bend = (noise - total) / (total**2 or 1.0)
@@ -503,7 +494,8 @@ def _measured(
 ) -> Quantized:
     """Return the net with these layers in int8, with what it costs and saves."""
     some = {name: scales[name] for name in scales if name in chosen}
-    found, most = nets.compare(some, nets.held, range(len(nets.feeds)), worker=nets.there)
+    groups = nets.compare(some, nets.held, range(len(nets.feeds)), worker=nets.there)
+    found, shares = groups[0], [each.least_top1 for each in groups if each.least_top1 is not None]
     graph = nets.graph(some)
     forms = {layer.name: form_of(layer) for layer in graph if layer.name in chosen}
     final = tuple(
@@ -535,9 +527,9 @@ def _measured(
         graph,
         final,
         found.decibels,
-        decibels(most),
-        found.decibels,
+        decibels(max(each.most_noise for each in groups)),
         found.top1,
+        min(shares, default=None),
         len(nets.feeds),
         (before, after),
         sizes,

@@ -596,7 +596,7 @@ function int8(net) {
   const point = rows => [all - sum(rows.map(saved)), sum(rows.map(row => row.noise))];
   const order = [...tried].sort((a, b) => price(a) - price(b));
   const course = order.map((_, at) => point(order.slice(0, at + 1))).filter(([, noise]) => noise > 0);
-  const chosen = point(tried.filter(row => !row.reason));
+  const chosen = [point(tried.filter(row => !row.reason))[0], found.decibels === null ? 0 : 10 ** (-found.decibels / 10)];
   const parts = [];
   if (course.length && chosen[1] > 0) {
     const xs = [...course, chosen].map(([x]) => x), ys = [...course, chosen].map(([, noise]) => decibels(noise));
@@ -609,7 +609,7 @@ function int8(net) {
       s("circle", {class: "peak", cx: x(chosen[0]), cy: y(decibels(chosen[1])), r: 6}, s("title", {}, `chosen: ${about(chosen[1])} dB, ${time(chosen[0])}`)),
       axis(LEFT - 6, y(high) + 4, `${high.toFixed(0)} dB`), axis(LEFT - 6, y(low) + 4, `${low.toFixed(0)} dB`),
       axis(LEFT, 226, time(left), "start"), axis(628, 226, `${time(right)} for these layers`))),
-    h("p", {class: "quiet"}, "Each small point has one more layer in int8, those first that save most time for their noise; the large one is this net."));
+    h("p", {class: "quiet"}, "Each small point has one more layer in int8, those first that save most time for their noise, which is summed; the large one is this net, measured."));
   }
   let summed = 0;
   const sums = new Map([...found.layers].filter(row => !row.reason && row.noise !== null).sort((a, b) => a.noise - b.noise).map(row => [row.layer, summed += row.noise]));

@@ -16,6 +16,7 @@ from onnx2ncnn_opt.verification.net_outputs import OutputComparison, input_slots
 from onnx2ncnn_opt.verification.rounding import Rounding
 from onnx2ncnn_opt.verification.tolerance import DEFAULT
 
+_RARE = 20  # one of so many bounds may be wrong
 _SURE = 1.645  # standard errors that 95 % of normal errors are not above
 
 
@@ -79,6 +80,16 @@ class Agreement:
     def top1(self) -> float | None:
         """The share of rows with the same largest entry; None if no output has rows of classes."""
         return self.same / self.rows if self.rows else None
+
+    @property
+    def least_top1(self) -> float | None:
+        """The same of other samples: at least this with 95 %, by Hoeffding's bound of shares of 0 to 1."""
+        if not self.top1:
+            return self.top1
+        share, rest = self.top1, max(1 - self.top1, 1e-300)
+        least = share * np.linspace(0, 1, 10000)[1:-1]
+        surprise = share * np.log(share / least) + rest * np.log(rest / (1 - least))
+        return float(np.interp(math.log(_RARE) / self.samples, surprise[::-1], least[::-1]))
 
 
 def decibels(noise: float) -> float:
