@@ -52,14 +52,15 @@ FACTS = [
     ("Reshape", "0=-1", NAN, NAN, NAN, NAN),
     ("Reshape", "0=-1", INF, INF, INF, INF),
 ]
-# In fp16, on aarch64 and by Vulkan: numbers of layers (`LayerSpec.half`), and what is rounded between layers.
+# In fp16, on aarch64 and by Vulkan: numbers of layers (`LayerSpec.half`), and what is rounded between layers. The CPU
+# rounds the inputs of a discrete GPU, and has its own way for what is left of a row (seen on an NVIDIA H100).
 HALF_FACTS = [
     ("BinaryOp", "0=2 1=1 2=1e5", 2e-3, INF, INF),
-    ("HardSigmoid", "0=1e5 1=0.5", 2e-6, (1, NAN), 1),
+    ("HardSigmoid", "0=1e5 1=0.5", 2e-6, (1, NAN), (1, 0)),
     ("Reduction", "0=0 1=1 2=1e5 4=1 5=1", 2e-4, 460, INF),
     ("Dropout", "0=1e5", 2e-3, 200, INF),
-    ("BinaryOp", "0=0 1=1 2=0", 1000.25, (1000, 1000.5), 1000),
-    ("BinaryOp", "0=0 1=1 2=0", 1e-5, (1.00136e-5, 0), 1.00136e-5),
+    ("BinaryOp", "0=0 1=1 2=0", 1000.25, (1000, 1000.5), (1000, 1000.5)),
+    ("BinaryOp", "0=0 1=1 2=0", 1e-5, (1.00136e-5, 0), (1.00136e-5, 0)),
     ("Reduction", "0=3 1=1 4=1 5=1", 30000, 30000, INF),  # a mean: Vulkan adds up in fp16, unless bit 1 forbids it
     ("Reduction", "0=3 1=1 4=1 5=1 31=1", 30000, 30000, 30000),
 ]
@@ -115,7 +116,7 @@ def test_fact(
 
 @pytest.mark.parametrize(("layer", "params", "operand", "aarch64", "vulkan"), HALF_FACTS)
 def test_half_fact(
-    layer: str, params: str, operand: float, aarch64: Numbers, vulkan: float, workers: Workers, tmp_path: Path
+    layer: str, params: str, operand: float, aarch64: Numbers, vulkan: Numbers, workers: Workers, tmp_path: Path
 ) -> None:
     for column, worker in workers.items():
         if column:
