@@ -403,6 +403,8 @@ def _attention(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) 
     half, exact = (_softmax(scores) @ v for scores in (to_half(sums * scale + mask), products * scale + mask))
     peak = _peak(products)
     remedy = FP32 if peak * scale > LARGEST / INPUT_MARGIN else Feature.NO_FP16_ARITHMETIC
+    if q.shape[-1] % 8 or v.shape[-1] % 8:  # else GPUs keep the scores in 32 bits (sdpa_vulkan.cpp)
+        remedy |= Feature.NO_VULKAN
     return Inner("products of queries and keys", (_size(half - exact),), not peak <= LARGEST / INPUT_MARGIN, remedy)
 
 

@@ -597,14 +597,15 @@ def _steps(judge: MaskJudge, powers: Mapping[Layer, Array], excess: Array) -> li
     steps: list[_Step] = []
     for layer, power in powers.items():
         cost, loud = judge.cost(layer), float(power.max(where=excess, initial=0.0))
+        ways = judge.inner.get(layer, ())
         if winograd_tile(layer):
-            ways = [way.error for way in judge.inner.get(layer, ())]
-            left = (ways[-1] / ways[0]) ** 2 if ways and ways[0] else 1.0
+            left = (ways[-1].error / ways[0].error) ** 2 if ways and ways[0].error else 1.0
             ratio = loud * (1 - left) / (_NO_WINOGRAD_COST * cost)
             steps.append((ratio, layer, Feature.NO_WINOGRAD, power * left))
             steps.append((min(loud * left / cost, ratio), layer, FULL, power * 0))
         else:
-            steps.append((loud / cost, layer, Feature.NO_FP16_ARITHMETIC, power * 0))
+            features = ways[0].remedy if ways else Feature.NO_FP16_ARITHMETIC
+            steps.append((loud / cost, layer, features, power * 0))
     return steps
 
 
