@@ -6,6 +6,7 @@ run for each layer is enough to choose.
 
 import math
 import os
+import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -45,7 +46,7 @@ _FEW_FOR_BUDGETS = 50  # to keep a budget on other data, too
 _HELD = 5  # every so many samples one is kept to measure with
 _SLOWER, _AGAIN = 1.02, 2  # of the float net's time, and measurements more if the net takes longer
 _LEAST_TURNS, _TURNS, _MOST_TURNS = 3, 15, 60  # of each net; most where 15 do not decide
-_RUNS, _SECONDS = 5, 20.0  # in a turn, and of runs, after which there are no more turns
+_RUNS, _SECONDS = 5, 30.0  # in a turn, and after which there are no more turns: a GPU compiles shaders in each
 _OF_NETS = 0.5  # seconds to time a float net and an int8 one
 _ERRORS = 4  # of a median: median deviations by the root of the turns
 _POOR = 15.0  # decibels, below which an output is of little use
@@ -301,7 +302,7 @@ def quantize_net(  # noqa: PLR0913
                 cut = seen[name].share_above(LEVELS / scales[name].input) if has_static_scale(by_name[name]) else 0.0
                 rows[name] = replace(rows[name], largest=seen[name].largest, cut=cut)
         announce("timing the layers in float and in int8")
-        others = {} if given is not None or earlier is not None else _forms(net, scales, weights)
+        others = None if given is not None or earlier is not None else _forms(net, scales, weights)
         rows, scales = _timed(nets, net, rows, scales, others, groups)
         for row in rows.values() if given is None else ():
             if (alone := decibels(row.noise)) < _POOR:
@@ -383,14 +384,14 @@ def _timed(
     graph: Graph,
     rows: dict[str, Row],
     scales: dict[str, Scales],
-    forms: Mapping[str, Scales],
+    forms: Mapping[str, Scales] | None,
     samples: Sequence[Collection[int]],
 ) -> tuple[dict[str, Row], dict[str, Scales]]:
     """Return the rows with the times of their layers, and the scales with those of `forms` that are clearly faster.
 
     One scale counts only where blocks are no faster than float. The nets take turns in one process, and the medians of
     the turns' ratios count: the machine slows down each net of a turn alike, and each is loaded to another place in
-    memory. So the same command gives the same net, as a rule.
+    memory. If `forms` is None, no time decides, and few turns are enough.
     """
     tops = {
         line.layer.name: line.tops[0]
@@ -405,10 +406,9 @@ def _timed(
     if nets.is_timed:
         runners += [nets.runner(some, nets.there, f"timed{i}") for i, some in enumerate(each)]
     turns: list[Array] = []
-    seconds, most = 0.0, _TURNS
-    while len(turns) < _LEAST_TURNS or (len(turns) < most and seconds < _SECONDS):
+    most, end = _TURNS, time.monotonic() + _SECONDS
+    while len(turns) < _LEAST_TURNS or (forms is not None and len(turns) < most and time.monotonic() < end):
         found = [runner.time_blobs(nets.feeds[0], names, runs=_RUNS) for runner in runners]
-        seconds += sum(2 * times.whole * times.runs for times in found)
         turns.append(np.maximum(np.array([times.blobs for times in found])[:, at], _SHORTEST))
         shares = [[*turn[1:] / turn[0], *turn[2:] / turn[1:2]] for turn in turns]  # of float, and of the other form
         ratios = np.array(shares)
@@ -421,7 +421,7 @@ def _timed(
         known = [time_in_int8(nets.machine, layer, whole=some[name].whole) or math.nan for some in each]
         ratio, *others = median[: len(each), i].tolist() if nets.is_timed else known
         rows[name] = replace(rows[name], seconds=(least, least * ratio))
-        if name not in forms or not others[0] < ratio * (1 - _GAIN):
+        if forms is None or name not in forms or not others[0] < ratio * (1 - _GAIN):
             continue
         row = replace(rows[name], seconds=(least, least * others[0]))
         if not forms[name].whole:
