@@ -190,6 +190,8 @@ class _ModelJudge:
         is_quantised = self.how.tolerance is None and self._tolerance != DEFAULT
         if is_quantised and weights_encoding(*net) is None and not holds_integers(*net):
             self._in_fp32, self._few = tolerance_of(self.model), self._tolerance.relative
+        # By Vulkan, int8 convolutions without packing are wrong.
+        self._has_plain = self._is_default and not (worker.target.vulkan and holds_integers(*net))
         self._least = least_budget(*net, vulkan=worker.target.vulkan)
         self._worst: tuple[float, OutputComparison, Sequence[Slot]] | None = None
 
@@ -233,7 +235,7 @@ class _ModelJudge:
         if self._worst is None or error > self._worst[0]:
             self._worst = error, comparison, way
         is_undecided = tail is not None and any(row.name in tail.names and row.message for row in found)
-        if self._is_default and mode == "fp32" and (is_undecided or comparison.leaves_budget(found)):
+        if self._has_plain and mode == "fp32" and (is_undecided or comparison.leaves_budget(found)):
             _, found = replace(comparison, runner=self._started("fp32", exact=True), is_close=True).best()
         if mode == "fp32":
             found = comparison.with_scores(way, found)

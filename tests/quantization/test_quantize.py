@@ -92,6 +92,14 @@ def test_verification_on_the_data_and_beyond_it(tmp_path: Path) -> None:
     assert not any("--inputs" in note for note in report.notes)
 
 
+def test_a_net_for_a_gpu_is_right_there(tmp_path: Path) -> None:
+    onnx.save(cnn(), tmp_path / "model.onnx")
+    made = quantize(tmp_path / "model.onnx", data(), every=True, on="vulkan")
+    assert made.result.decibels > 30
+    how = Verification(feeds={"x": data()["x"][:1]}, on="vulkan")
+    assert verify(tmp_path / "model.onnx", made.save(tmp_path / "net").param, verification=how).ok
+
+
 @pytest.mark.parametrize("weights", [None, "int8", "block8"])
 def test_a_matrix_product_has_blocks(weights: str | None) -> None:
     model = with_weights(MATRIX, {"w": (128, 96)})
