@@ -302,7 +302,7 @@ def quantize_net(  # noqa: PLR0913
                 cut = seen[name].share_above(LEVELS / scales[name].input) if has_static_scale(by_name[name]) else 0.0
                 rows[name] = replace(rows[name], largest=seen[name].largest, cut=cut)
         announce("timing the layers in float and in int8")
-        others = None if given is not None or earlier is not None else _forms(net, scales, weights)
+        others = None if earlier is not None else _forms(net, scales, weights if given is None else "int8")
         rows, scales = _timed(nets, net, rows, scales, others, groups)
         for row in rows.values() if given is None else ():
             if (alone := decibels(row.noise)) < _POOR:

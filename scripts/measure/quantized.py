@@ -21,8 +21,8 @@ from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.int8 import LEVELS, row_scales
-from onnx2ncnn_opt.param.files import NetFiles, read_net
-from onnx2ncnn_opt.quantization.emit import Scales, has_static_scale, obstacle, rows_of
+from onnx2ncnn_opt.param.files import NetFiles, read_net, write_net
+from onnx2ncnn_opt.quantization.emit import Scales, has_static_scale, obstacle, quantise, rows_of
 from onnx2ncnn_opt.quantization.observe import Observed, observe
 from onnx2ncnn_opt.quantization.quantize import Quantized, quantize_net
 from onnx2ncnn_opt.runtime.base import Feed
@@ -99,8 +99,11 @@ def columns(name: str, model: Path, data: Path | None, folder: Path) -> list[str
     feeds = [feeds_of([Slot.of(entry)], {entry.name: array}) for array in arrays]
     graph = read_net(files.param, files.bin).graph
     theirs = as_ncnn_does(graph, files, [each for i, each in enumerate(feeds) if i % 5 != 4])
+    quantise(graph, theirs)
+    ncnn = NetFiles.at(folder / "ncnn")  # its tools take winograd everywhere
+    write_net(graph, ncnn.param, ncnn.bin)
     results = [
-        quantize_net(files.param, files.bin, feeds, given=theirs, every=True),
+        quantize_net(files.param, files.bin, feeds, given=theirs, like=ncnn.param),
         quantize_net(files.param, files.bin, feeds, every=True),
         quantize_net(files.param, files.bin, feeds),
     ]

@@ -1,6 +1,7 @@
 """Models that ONNX Runtime's quantiser wrote keep their scales."""
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from onnx2ncnn_opt import quantize
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.onnx.read.load import load_model
 from onnx2ncnn_opt.onnx.read.quantized import float_model, scales_of_products
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, Times
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from testing.onnx_text import parsed
 from tests.quantization.test_quantize import cnn, data
@@ -62,6 +64,15 @@ def test_scales_are_kept(tmp_path: Path, form: QuantFormat, activations: QuantTy
     theirs = float(note.split()[5])
     assert made.result.decibels >= theirs - 0.6
     made.save(tmp_path / "net")
+
+
+def test_a_3x3_takes_the_faster_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def time_blobs(self: NcnnRunner, feeds: Any, blobs: Sequence[str], **_: Any) -> Times:
+        return Times((0.5 if self.param.stem == "timed1" else 1.0,) * len(blobs), 1.0, 1)
+
+    monkeypatch.setattr(NcnnRunner, "time_blobs", time_blobs)
+    made = quantize(quantised(tmp_path, *FORMS[0]))
+    assert {row.form for row in made.layers if row.type == "Convolution"} == {"a scale for each row, no winograd"}
 
 
 @pytest.mark.parametrize("form", [QuantFormat.QDQ, QuantFormat.QOperator])
