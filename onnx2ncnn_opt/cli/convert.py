@@ -146,35 +146,30 @@ def convert(
         raise click.UsageError(
             "--benchmark times the net beside ONNX Runtime, which runs on this machine: not with --on"
         )
-    from onnx2ncnn_opt.api.lower import NOT_RUN, Files
+    with nullcontext() if no_verify else _ncnn_process(verification.on) as worker:  # on another core, from now on
+        from onnx2ncnn_opt.api.lower import NOT_RUN, Files
 
-    if options["custom"] and not no_verify:
-        command = command_line(*output.arguments, "--no-verify")
-        raise UsageError(
-            f"--custom needs --no-verify: {NOT_RUN}, so that the net cannot be verified\nthis works: {command}"
-        )
-    prefixes = targets(models, lambda model: _prefix(model, prefix), prefix)
-    make_folder(prefix or "")
-    for model, path in prefixes.items():
-        check_targets(astuple(Files.of(path)), {"the model": model})
-    options |= {
-        "append": options["append"] if last_row is None else f"last-row:{last_row}",
-        "shapes": verification.shapes,
-        "values": verification.values,
-        "outputs": [name for names in outputs for name in names.split(",")],
-        "batch_axes": dict(map(_batch_axis, batch_axes)),
-        "verification": None if no_verify else replace(verification, shapes=None, values=None),
-    }
-    with (
-        nullcontext() if no_verify else _ncnn_process(verification.on) as worker,
-        report.written(output, {f"the model {model}": model for model in models}),
-    ):
+        if options["custom"] and not no_verify:
+            command = command_line(*output.arguments, "--no-verify")
+            raise UsageError(
+                f"--custom needs --no-verify: {NOT_RUN}, so that the net cannot be verified\nthis works: {command}"
+            )
+        prefixes = targets(models, lambda model: _prefix(model, prefix), prefix)
+        make_folder(prefix or "")
+        for model, path in prefixes.items():
+            check_targets(astuple(Files.of(path)), {"the model": model})
+        options |= {
+            "append": options["append"] if last_row is None else f"last-row:{last_row}",
+            "shapes": verification.shapes,
+            "values": verification.values,
+            "outputs": [name for names in outputs for name in names.split(",")],
+            "batch_axes": dict(map(_batch_axis, batch_axes)),
+            "verification": None if no_verify else replace(verification, shapes=None, values=None),
+        }
         options["worker"] = worker
-        run_each(
-            output,
-            prefixes,
-            partial(_convert, output, options, quantization if quantize else None, report, split, verbose),
-        )
+        with report.written(output, {f"the model {model}": model for model in models}):
+            job = partial(_convert, output, options, quantization if quantize else None, report, split, verbose)
+            run_each(output, prefixes, job)
 
 
 def _ncnn_process(on: str | None) -> AbstractContextManager[NcnnWorker | None]:

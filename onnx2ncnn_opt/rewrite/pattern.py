@@ -19,6 +19,15 @@ from onnx2ncnn_opt.ir.spec import LayerSpec
 
 _COMMUTATIVE = frozenset(code for code in BinaryOp if code.commutes)
 
+Kind: TypeAlias = tuple[str, Any]  # a layer's type, and its operation if it has one
+MOST_KINDS = 8  # of inputs: a Concat may read thousands of blobs
+
+
+def kinds_of(layer: Layer) -> tuple[Kind, ...]:
+    """Return the kind of a layer, and those of the layers that make its first inputs."""
+    made = (blob.producer for blob in layer.inputs[:MOST_KINDS])
+    return tuple(("", 0) if each is None else (each.type, each.params.get("op_type", 0)) for each in (layer, *made))
+
 
 class Op(NamedTuple):
     """A layer of one of `types` whose parameters, defaults filled in, have the wanted values.
@@ -61,13 +70,19 @@ class Op(NamedTuple):
                 return False
         return self.where is None or self.where(layer)
 
-    def may_read(self, blobs: Sequence[Blob]) -> bool:
-        """Return whether its inputs may be these, in some order, by their number and their layers' types."""
-        if self.inputs is None:
-            return True
-        made = {blob.producer.type for blob in blobs if blob.producer is not None}
-        return len(self.inputs) == len(blobs) and all(
-            isinstance(pattern, str) or not pattern.types.isdisjoint(made) for pattern in self.inputs
+    def may_be(self, kind: Kind) -> bool:
+        """Return whether a layer of this kind may fit."""
+        wanted = self.params.get("op_type", kind[1])
+        return kind[0] in self.types and (kind[1] in wanted if isinstance(wanted, frozenset) else kind[1] == wanted)
+
+    def may_read(self, kinds: Sequence[Kind]) -> bool:
+        """Return whether its inputs may be made by layers of these kinds, in this order or the other one."""
+        orders = (kinds, kinds[::-1]) if len(kinds) == 2 else (kinds,)
+        inputs = self.inputs and self.inputs[:MOST_KINDS]
+        return inputs is None or any(
+            all(isinstance(p, str) or p.may_be(kind) for p, kind in zip(inputs, order, strict=True))
+            for order in orders
+            if len(inputs) == len(order)
         )
 
 
@@ -150,14 +165,8 @@ def matches(pattern: Op, root: Layer) -> Iterator[Match]:
     return matches_above(pattern, root) if pattern.fits(root) else iter(())
 
 
-def matches_above(pattern: Op, root: Layer) -> Iterator[Match]:
-    """Yield the `matches` of a root that fits."""
-    return _match_layer(pattern, root, _NOTHING)
-
-
-def _match_layer(pattern: Op, layer: Layer, found: Match) -> Iterator[Match]:
-    if not pattern.may_read(layer.inputs):
-        return
+def matches_above(pattern: Op, layer: Layer, found: Match = _NOTHING) -> Iterator[Match]:
+    """Yield the `matches` of a layer that fits, with what has been `found` before."""
     bound = found._bound(pattern.capture, layer)
     if bound is None:
         return
@@ -168,7 +177,7 @@ def _match_layer(pattern: Op, layer: Layer, found: Match) -> Iterator[Match]:
     if pattern.inputs is None:
         yield bound
         return
-    for blobs in _orders(layer):
+    for blobs in _orders(layer) if len(pattern.inputs) == len(layer.inputs) else ():
         yield from _match_inputs(pattern.inputs, blobs, bound)
 
 
@@ -188,7 +197,7 @@ def _match_blob(pattern: Pattern, blob: Blob, found: Match) -> Iterator[Match]:
         return
     layer = blob.producer
     if layer is not None and len(layer.outputs) == 1 and pattern.fits(layer):
-        yield from _match_layer(pattern, layer, found)
+        yield from matches_above(pattern, layer, found)
 
 
 def _orders(layer: Layer) -> Iterator[tuple[Blob, ...]]:

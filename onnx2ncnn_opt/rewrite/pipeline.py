@@ -17,7 +17,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer, check_layer
 from onnx2ncnn_opt.progress import Count, announce
 from onnx2ncnn_opt.rewrite.edit import Names, carry_out, require_private
 from onnx2ncnn_opt.rewrite.events import Applied, Event, Failed, NearMiss, refs
-from onnx2ncnn_opt.rewrite.pattern import Match
+from onnx2ncnn_opt.rewrite.pattern import Kind, Match, kinds_of
 from onnx2ncnn_opt.rewrite.rule import GraphPass, Miss, Pass, Refused, Replacement, Result, Rewrite, is_foreign, require
 
 # A blob with more uses is not an inner blob of any pattern, so a change above it cannot reach its users' matches.
@@ -62,15 +62,12 @@ class _Pipeline:
         rewrites = [p for p in passes if isinstance(p, Rewrite)]
         # First in, first out, every layer at most once.
         self.queues: dict[Rewrite, OrderedDict[Layer, None]] = {rule: OrderedDict() for rule in rewrites}
-        self.by_type: dict[str, list[Rewrite]] = {}
-        for rule in rewrites:
-            for layer_type in rule.root_types:
-                self.by_type.setdefault(layer_type, []).append(rule)
+        self.by_kinds: dict[tuple[Kind, ...], list[Rewrite]] = {}
         self.depth = max((p.depth for p in rewrites), default=0)
 
     def run(self) -> list[Event]:
         for layer in self.graph:
-            for rule in self.by_type.get(layer.type, ()):
+            for rule in self._rules(layer):
                 self.queues[rule].setdefault(layer)
         seen: dict[GraphPass, int] = {}
         before = -1
@@ -90,8 +87,18 @@ class _Pipeline:
         if self.bounded and self._is_full:
             with self._guarded(next(p for p in self.passes if p.name == self.applied[-1].pass_name)):
                 raise GraphError(f"the passes do not come to an end; the last rewrite was {self.applied[-1]}")
-        pairs = (pair for misses in self.near_misses.values() for pair in misses.items())
-        return [*self.applied, *(miss for layer, miss in pairs if layer.graph is self.graph)]
+        misses = [(p, *pair) for p, found in self.near_misses.items() for pair in found.items()]
+        return [*self.applied, *(miss for p, layer, miss in misses if self._may_match(p, layer))]
+
+    def _rules(self, layer: Layer) -> list[Rewrite]:
+        """Return the rewrites that may match at a layer, by its kind and those of the layers before it."""
+        kinds = kinds_of(layer)
+        if kinds not in self.by_kinds:
+            self.by_kinds[kinds] = [rule for rule in self.queues if rule.candidates(kinds)]
+        return self.by_kinds[kinds]
+
+    def _may_match(self, p: Pass, layer: Layer) -> bool:
+        return layer.graph is self.graph and (isinstance(p, GraphPass) or p in self._rules(layer))
 
     @property
     def _is_full(self) -> bool:
@@ -180,7 +187,7 @@ class _Pipeline:
         seen = set(front)
         for distance in range(self.depth):
             for layer in front:
-                for p in self.by_type.get(layer.type, ()):
+                for p in self._rules(layer):
                     if p.depth > distance:
                         self.queues[p].setdefault(layer)
             # All users of a changed layer may look at it as a layer that is kept.

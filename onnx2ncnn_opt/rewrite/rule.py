@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.rewrite.pattern import Match, Op, matches_above
+from onnx2ncnn_opt.rewrite.pattern import Kind, Match, Op, kinds_of, matches_above
 
 _T = TypeVar("_T")
 Result: TypeAlias = Layer | Blob | Sequence[Layer] | Sequence[Blob]
@@ -85,19 +85,16 @@ class Rewrite:
                 raise TypeError(f"{self.name}: the pattern does not capture {', '.join(missing)}")
 
     @cached_property
-    def root_types(self) -> frozenset[str]:
-        """The types of the layer that a match ends in."""
-        return frozenset(self._by_root_type)
+    def _by_kinds(self) -> dict[tuple[Kind, ...], list[tuple[Op, list[Op]]]]:
+        return {}
 
-    @cached_property
-    def _by_root_type(self) -> dict[str, list[tuple[Op, list[Op]]]]:
-        """The patterns in their order, by the type of their root; those in a row with the same root together."""
-        by_type: dict[str, list[tuple[Op, list[Op]]]] = {}
-        for head, patterns in groupby(self.patterns, lambda pattern: pattern._replace(inputs=None)):
-            group = head, list(patterns)
-            for layer_type in head.types:
-                by_type.setdefault(layer_type, []).append(group)
-        return by_type
+    def candidates(self, kinds: tuple[Kind, ...]) -> list[tuple[Op, list[Op]]]:
+        """Return the patterns for a root of such `kinds_of`, in their order; those in a row with one root together."""
+        if kinds not in self._by_kinds:
+            chosen = (p for p in self.patterns if p.may_be(kinds[0]) and p.may_read(kinds[1:]))
+            groups = groupby(chosen, lambda pattern: pattern._replace(inputs=None))
+            self._by_kinds[kinds] = [(head, list(patterns)) for head, patterns in groups]
+        return self._by_kinds[kinds]
 
     @cached_property
     def depth(self) -> int:
@@ -106,7 +103,7 @@ class Rewrite:
 
     def matches(self, root: Layer) -> Iterator[Match]:
         """Yield every match that ends in `root`, in the order of the patterns."""
-        for head, patterns in self._by_root_type.get(root.type, ()):
+        for head, patterns in self.candidates(kinds_of(root)):
             if head.fits(root):
                 for pattern in patterns:
                     yield from matches_above(pattern, root)
