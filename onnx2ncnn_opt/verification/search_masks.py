@@ -93,8 +93,17 @@ class Precision:
     @property
     def details(self) -> list[str]:
         """The facts for -v."""
+        reason = ""
+        if not self.ok:
+            reason = "" if self.closer else "`mixed` looks for more masks"
+        elif self.error > BUDGET:
+            reason = "rounding its blobs makes this error, which no mask undoes"
+        elif self.is_undecided:
+            reason = "an index may be another one where two numbers are nearly equal"
+        elif self.may_exceed:
+            reason = f"with other inputs perhaps {BUDGET:g}"
         large = f"with inputs 8 times as large {self.overflow} overflows" if self.overflow else ""
-        return [text for text in (self.closer, large) if text]
+        return [text for text in (reason, self.closer, large) if text]
 
     @property
     def summary(self) -> str:
@@ -104,17 +113,8 @@ class Precision:
             text = "NaN or infinity in an output"
         elif self.integers_differ:
             text = "an output has other integers"
-        if not self.ok:
-            text += "; compute it in fp32 on devices" + ("" if self.closer else ", or see `mixed`")
-        elif self.error > BUDGET:
-            text += ", as rounding its blobs makes it; compute it in fp32 on devices if that is too much"
-        elif self.is_undecided:
-            text += (
-                ", and an index may be another one where two numbers are nearly equal; compute it in fp32 on devices"
-            )
-        elif self.may_exceed:
-            text += f", with other inputs perhaps {BUDGET:g}; compute it in fp32 on devices if that is too much"
-        return text
+        advice = "; compute it in fp32" if not self.ok or self.is_undecided else "; perhaps compute it in fp32"
+        return text + advice * self.may_exceed
 
     @property
     def may_exceed(self) -> bool:
