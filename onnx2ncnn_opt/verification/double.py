@@ -38,10 +38,11 @@ _MOST_PRODUCTS = 32  # of a convolution; each takes the memory of some columns, 
 
 
 class NodeWriter:
-    """The nodes of a rewritten model, in order."""
+    """The nodes of a rewritten model, in order, and its new `constants`, each once: ONNX Runtime loads them sooner."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
+        self.constants: dict[tuple[object, ...], TensorProto] = {}
         self._numbers = count()
 
     def node(self, operator: str, *inputs: str | list[int] | Array, out: str = "", **attributes: Any) -> str:
@@ -54,7 +55,10 @@ class NodeWriter:
     def constant(self, value: list[int] | Array) -> str:
         """Add a constant, and return its name; a list gets 64 bits."""
         array = np.array(value, np.int64) if isinstance(value, list) else value
-        return self.node("Constant", value=numpy_helper.from_array(array))
+        key = array.dtype, array.shape, array.tobytes()
+        if key not in self.constants:
+            self.constants[key] = numpy_helper.from_array(array, f"onnx2ncnn_opt.constant.{len(self.constants)}")
+        return self.constants[key].name
 
 
 class InDouble(NodeWriter):
@@ -86,6 +90,7 @@ class InDouble(NodeWriter):
             self._add(node)
         del proto.graph.node[:], proto.graph.value_info[:]
         proto.graph.node.extend(self.nodes)
+        proto.graph.initializer.extend(self.constants.values())
         for value in proto.graph.output:
             if self._types.get(value.name) in FLOATS:
                 value.type.tensor_type.elem_type = TensorProto.DOUBLE
