@@ -6,6 +6,8 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt.api.dynamic_cost import cost_of_dynamic
@@ -105,11 +107,16 @@ def _tied(
     append: str | None,
 ) -> EqualSizes:
     """Return the shapes with one name for dimensions that have to be equal, and the names that were several."""
+    from onnx2ncnn_opt.runtime.ahead import begin
+    from onnx2ncnn_opt.runtime.ort import OrtRunner
     from onnx2ncnn_opt.verification.equal_sizes import equal_sizes
 
     announce("looking for equal sizes")
     source = reference(model) if append is None else append_decoding(model, append, shapes).model
-    return equal_sizes(source, shapes=shapes, values=values, outputs=outputs)
+    tied = equal_sizes(source, shapes=shapes, values=values, outputs=outputs)
+    if isinstance(source, Path) and not outputs:  # as verification takes it if the net gets no tail
+        begin(partial(OrtRunner, threads=None), source)
+    return tied
 
 
 def _verified(

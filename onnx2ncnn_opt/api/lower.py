@@ -47,7 +47,7 @@ from onnx2ncnn_opt.onnx.value import is_float
 from onnx2ncnn_opt.param.binary import write_weights
 from onnx2ncnn_opt.param.files import NetFiles, all_or_nothing, write_param
 from onnx2ncnn_opt.param.names import clean_name
-from onnx2ncnn_opt.param.splits import count_layers, list_layers
+from onnx2ncnn_opt.param.splits import Listing, count_layers, list_layers
 from onnx2ncnn_opt.param.storage import ROUNDING, Storage, encoding_of
 from onnx2ncnn_opt.preprocessing import parse_image, take_pixels
 from onnx2ncnn_opt.progress import announce
@@ -140,16 +140,15 @@ class Conversion(Rewritten):
         added = added_inputs(self.graph)
         return [port.name for port in self.inputs if port.blob in added]
 
-    def manifest(self, names: Mapping[Blob, str] | None = None) -> Manifest:
-        """Return the content of PREFIX.ncnn.json; `names` are the blobs' names in the .param file if they differ."""
-        listing = list_layers(self.graph)
-        known = names or listing.names
+    def manifest(self, listing: Listing | None = None) -> Manifest:
+        """Return the content of PREFIX.ncnn.json; `listing` are the lines of the .param file, if they are known."""
+        listing = listing or list_layers(self.graph)
         caches = _caches(self.graph, (*self.inputs, *self.outputs))
         images, rows = self.images, tables(self.graph)
-        of_inputs = ((p, _entry(p, known, caches)) for p in self.inputs)
+        of_inputs = ((p, _entry(p, listing.names, caches)) for p in self.inputs)
         return Manifest(
             inputs=tuple(replace(e, image=images.get(p.name), table=rows.get(p.blob)) for p, e in of_inputs),
-            outputs=tuple(_entry(port, known, caches) for port in self.outputs),
+            outputs=tuple(_entry(port, listing.names, caches) for port in self.outputs),
             source=Source(self.model.digest(), self.model.opsets.get("", 1), self.appended and self.appended.text),
             tool=f"onnx2ncnn-opt {__version__}",
             ncnn=str(self.release),
@@ -180,8 +179,8 @@ class Conversion(Rewritten):
 
     def describe(self, files: Files) -> None:
         """Write the .param and the manifest: masks change these alone."""
-        names = write_param(self.graph, files.param)
-        files.manifest.write_bytes(self.manifest(names).to_json().encode())
+        listing = write_param(self.graph, files.param)
+        files.manifest.write_bytes(self.manifest(listing).to_json().encode())
 
     def save(self, prefix: str | os.PathLike[str]) -> Files:
         """Write PREFIX.ncnn.param, .bin and .json, and PREFIX.ncnn.tail.onnx if there is a tail: all, or none.
@@ -267,7 +266,7 @@ class Conversion(Rewritten):
 
     def begin_runs(self, verification: Verification) -> Future[ModelRuns]:
         """Let ONNX Runtime load the model and begin to run it for `verify`, in a thread."""
-        from onnx2ncnn_opt.verification.ahead import begin
+        from onnx2ncnn_opt.runtime.ahead import begin
         from onnx2ncnn_opt.verification.rounding import tolerance_within
         from onnx2ncnn_opt.verification.tolerance import with_rounding
         from onnx2ncnn_opt.verification.verify_net import ModelRuns

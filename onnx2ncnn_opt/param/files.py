@@ -18,7 +18,7 @@ from onnx2ncnn_opt.ir.spec import LayerSpec
 from onnx2ncnn_opt.param.binary import load_weights, open_bin, write_weights
 from onnx2ncnn_opt.param.connect import ParsedNet
 from onnx2ncnn_opt.param.param_bin import format_param_bin, is_param_bin, named_by_index, parse_param_bin
-from onnx2ncnn_opt.param.splits import list_layers
+from onnx2ncnn_opt.param.splits import Listing, list_layers
 from onnx2ncnn_opt.param.text import format_listing, parse_param
 
 PathLike = str | os.PathLike[str]
@@ -87,19 +87,19 @@ def write_net(graph: Graph, param_path: PathLike, bin_path: PathLike, *, binary:
 
 def write_staged(graph: Graph, param_staged: Path, bin_staged: Path, *, binary: bool = False) -> Mapping[Blob, str]:
     """Write a net like `write_net`, straight into these files; for a caller who has more files to write with them."""
-    names = write_param(graph, param_staged, binary=binary)
+    listing = write_param(graph, param_staged, binary=binary)
     with bin_staged.open("wb") as stream:
         write_weights(graph, stream)
-    return names
+    return named_by_index(listing) if binary else listing.names
 
 
-def write_param(graph: Graph, param: Path, *, binary: bool = False) -> Mapping[Blob, str]:
-    """Write the .param alone, straight into this file; return the names of inputs and outputs, as `write_net` does."""
+def write_param(graph: Graph, param: Path, *, binary: bool = False) -> Listing:
+    """Write the .param alone, straight into this file; return its lines."""
     for layer in graph:
         check_blob_counts(layer)
     listing = list_layers(graph)
     param.write_bytes(format_param_bin(listing) if binary else format_listing(listing).encode())
-    return named_by_index(listing) if binary else listing.names
+    return listing
 
 
 @contextmanager

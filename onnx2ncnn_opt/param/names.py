@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 from onnx2ncnn_opt.ir.names import NamePool, shortened
 
@@ -11,6 +12,7 @@ MAX_NAME_BYTES = 255
 _UNSAFE = re.compile(r"[\0\t\n\v\f\r \ud800-\udfff]")
 
 
+@lru_cache(2**16)  # each is asked for several times
 def clean_name(name: str, instead: str = "unnamed") -> str:
     """Return the name with everything that ncnn cannot read replaced by ``_``; `instead` if nothing is left."""
     return shortened(_UNSAFE.sub("_", name), MAX_NAME_BYTES) or instead

@@ -20,6 +20,7 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import CrashError, Error, UsageError
 from onnx2ncnn_opt.runtime._worker import GREETING
+from onnx2ncnn_opt.runtime.ahead import begin
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ending import SIGNALS, describe_exit, is_windows_crash, send_signal
 
@@ -292,12 +293,7 @@ class Worker(ABC):
 
     def warm_up(self) -> None:
         """Start the process while the caller does something else; its UsageError is raised when it is used."""
-
-        def start() -> None:
-            with suppress(UsageError):
-                self.start()
-
-        threading.Thread(target=start, daemon=True).start()
+        begin(self.start)
 
 
 class _Printed:

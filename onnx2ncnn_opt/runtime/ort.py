@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import count
 from pathlib import Path
 from threading import RLock
@@ -35,7 +35,6 @@ _WEIGHTS = {  # the inputs of weights and of their zero points
     "QLinearConv": (3, 5),
     "QLinearMatMul": (3, 5),
 }
-_SMALL_FILE = 2**26  # bytes; larger models have their weights in them
 _SESSIONS_AT_ONCE = 3  # of one process: a model, the same in float64, and with rounding errors
 
 
@@ -204,10 +203,18 @@ def _state(file: Path) -> tuple[str, int, int, int]:
     return os.fspath(file), *((status.st_ino, status.st_mtime_ns, status.st_size) if status else (0, 0, 0))
 
 
+@lru_cache(_SESSIONS_AT_ONCE)
+def _message(model: str, _inode: int, _time: int, _size: int) -> bytes:
+    """Return a model's file without its large weights."""
+    from onnx2ncnn_opt.onnx.read.embedded import without_weights
+
+    return without_weights(Path(model))
+
+
 @cache
-def _external_files(model: str, _inode: int, _time: int, size: int) -> list[str]:
-    """Return the names of files that hold external data, as the bytes of a model that is not large have them."""
-    data = Path(model).read_bytes() if size < _SMALL_FILE else b""
+def _external_files(*model: Any) -> list[str]:
+    """Return the names of files that hold external data of a model, which has this state."""
+    data = _message(*model)
     starts = (found.end() for found in re.finditer(rb"\n\x08location\x12", data))  # key and value of a message
     return sorted({data[i + 1 : i + 1 + data[i]].decode(errors="replace") for i in starts})
 
@@ -251,9 +258,7 @@ def _without_computed_int8(model: Path | bytes) -> bytes | None:
     """
     if not isinstance(model, bytes) and not model.is_file():
         return None
-    from onnx2ncnn_opt.onnx.read.embedded import without_weights
-
-    data = model if isinstance(model, bytes) else without_weights(model)
+    data = model if isinstance(model, bytes) else _message(*_state(model.absolute()))
     if not any(kind.encode() in data for kind in _WEIGHTS):
         return None
     import onnx

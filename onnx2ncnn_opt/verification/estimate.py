@@ -28,8 +28,8 @@ from onnx2ncnn_opt.ir.half import Inner, Noise, in_half, inner_arithmetic, makes
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.onnx.read.given import solved
 from onnx2ncnn_opt.param.binary import write_weights
-from onnx2ncnn_opt.param.files import NetFiles, write_param, write_staged
-from onnx2ncnn_opt.param.splits import Listing, list_layers
+from onnx2ncnn_opt.param.files import NetFiles, write_param
+from onnx2ncnn_opt.param.splits import Listing
 from onnx2ncnn_opt.rewrite.integers import index_blobs
 from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import BlobStats, NcnnRunner, NcnnWorker, WalkStep
@@ -135,15 +135,12 @@ class Estimator:
             half.inputs, half.outputs = layer.inputs, (Blob(f"{blob.name}_half", blob.shape, blob.batch),)
             self.graph.add(half)
         try:
-            if self.bin is None:
-                write_staged(self.graph, files.param, files.bin)
-            else:
+            if self.bin is not None:
                 files = replace(files, bin=self.bin)
                 self._size = self.bin.stat().st_size
-                with self.bin.open("ab") as stream:
-                    write_weights(halves.values(), stream)
-                write_param(self.graph, files.param)
-            listing = list_layers(self.graph)
+            with files.bin.open("ab") as stream:
+                write_weights(self.graph if self.bin is None else halves.values(), stream)
+            listing = write_param(self.graph, files.param)
         finally:
             for half in halves.values():
                 self.graph.remove(half)

@@ -21,6 +21,7 @@ from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.progress import announce
+from onnx2ncnn_opt.runtime.ahead import begin
 from onnx2ncnn_opt.runtime.base import Array, Feed
 from onnx2ncnn_opt.runtime.compiled_tail import compiled
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
@@ -28,7 +29,6 @@ from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, model_feeds, too_small
 from onnx2ncnn_opt.runtime.tail import TailRunner, tail_of
 from onnx2ncnn_opt.runtime.targets import check_modes, find_target
-from onnx2ncnn_opt.verification.ahead import begin
 from onnx2ncnn_opt.verification.decode import LEAST_RUNS as DECODER_RUNS
 from onnx2ncnn_opt.verification.decode import ROW as TOKEN_ROW
 from onnx2ncnn_opt.verification.decode import Decoder, judge_token
@@ -129,7 +129,7 @@ class ModelRuns:
     def __init__(
         self, source: Path | bytes, verification: Verification, manifest: Manifest | None, *, has_tail: bool
     ) -> None:
-        self.source, self.how, self.manifest = source, verification, manifest
+        self.source, self.how, self.manifest, self.start = source, verification, manifest, time.monotonic()
         values, outputs, self.cut = verification.values, verification.outputs, verification.outputs
         if manifest is not None and has_tail:
             outputs, self.cut = manifest.compared, manifest.cut
@@ -202,7 +202,7 @@ class _ModelJudge:
         if self.done:
             yield from self.done
             return
-        end = time.monotonic() + EFFORTS[self.how.effort][0]
+        end = self._runs.start + EFFORTS[self.how.effort][0]
         least = _LEAST_RUNS + bool(dynamic_sizes(self.model))  # which get a second choice of sizes
         least = DECODER_RUNS if self._decoder else least
         for run in self._runs.runs():

@@ -14,7 +14,7 @@ from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.report.verification import shapes_lines
 from onnx2ncnn_opt.verification import verify_net as verification
 from onnx2ncnn_opt.verification.driver import VerifyReport
-from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.options import EFFORTS, Verification
 from onnx2ncnn_opt.verification.tolerance import Tolerance
 from testing import present
 from testing.handmade import ENDLESS, raw, tagged, write_net
@@ -481,5 +481,8 @@ def test_effort_decides_how_many_inputs_run(tmp_path: Path) -> None:
     )
     assert quick.notes == (note,)
     assert normal.notes == ()
+    runs = verification.ModelRuns(model, Verification(), None, has_tail=False)
+    runs.start -= EFFORTS["normal"][0]  # the time that the estimate of fp16 took counts, too
+    assert verify_net(model, *net, verification=Verification(), runs=runs).draws == quick.draws
     with pytest.raises(UsageError, match="the effort has to be one of quick, normal, thorough, not 'most'"):
         Verification(effort="most")  # type: ignore[arg-type]
