@@ -147,6 +147,23 @@ def test_near_misses_whose_pattern_is_gone_are_forgotten() -> None:
     assert not reasons(events)
 
 
+@pytest.mark.parametrize("count", [1, 8, 9, 12])
+def test_the_last_of_many_inputs_decides(count: int) -> None:
+    names = [f"i{number}" for number in range(count - 1)]
+
+    @rewrite(op("Concat")(*names, op("ReLU")("last")), exact=True)
+    def second(last: Blob) -> Layer:
+        """Concat   ⇒   Sigmoid"""
+        return Layer("Sigmoid", "s", [last])
+
+    for kind, found in (("ReLU", ["second"]), ("TanH", [])):
+        inputs = [f"Input {name} 0 1 {name} 0=4" for name in names]
+        graph = net(
+            *inputs, "Input x 0 1 x 0=4", f"{kind} r 1 1 x p", f"Concat c {count} 1 {' '.join([*names, 'p'])} y"
+        )
+        assert applied(run(graph, [second], check=True)) == found
+
+
 def test_elimination_keeps_the_names_of_inputs_and_outputs() -> None:
     inside = net(X, "Dropout a 1 1 x p", "ReLU b 1 1 p q", "Dropout c 1 1 q y")
     run(inside, [drop], check=True)
