@@ -291,7 +291,8 @@ def apply_passes(  # noqa: PLR0913
     events = _run_passes(graph, chosen, None if fixed_shapes else sizes, limit, release)
     drop_unused(graph)
     infer_shapes(graph, sizes)
-    net = replace(net, events=tuple(events), exchanged=len(lower_peak(graph)), _is_masked=_has_masks(graph))
+    is_masked = any(layer["featmask"] & _PRECISION for layer in graph)
+    net = replace(net, events=tuple(events), exchanged=len(lower_peak(graph)), _is_masked=is_masked)
     if not fixed_shapes:
         open_shapes(graph, sizes)
     finished = finish(graph, encoding=encoding, keeps_storage=True, masks=masks)
@@ -300,10 +301,6 @@ def apply_passes(  # noqa: PLR0913
         add_hints(graph)
     layers, memory = (net.layers[0], finished.layers), (net.memory[0], peak_memory(graph))
     return replace(net, layers=layers, memory=memory, storage=finished.storage, masks=finished.masks)
-
-
-def _has_masks(graph: Graph) -> bool:
-    return any(layer["featmask"] & _PRECISION for layer in graph)
 
 
 def _with_shapes(

@@ -1,8 +1,9 @@
 """The engine that runs passes to a fixpoint; its cost grows with the size of the graph and the number of rewrites.
 
-Every pass has a queue of layers that may be the root of a match. At first these are all layers of its root types. After
-a rewrite, only layers close enough for their match to have changed are queued again. The passes take turns in their
-order until all queues are empty. A pass over the whole graph waits until the rewrites before it have come to rest.
+Every pass has a queue of layers that may be the root of a match. At first these are all layers whose kind, and the
+kinds of the layers before them, fit a pattern. After a rewrite, only layers close enough for their match to have
+changed are queued again. The passes take turns in their order until all queues are empty. A pass over the whole graph
+waits until the rewrites before it have come to rest.
 """
 
 from collections import OrderedDict
@@ -87,8 +88,9 @@ class _Pipeline:
         if self.bounded and self._is_full:
             with self._guarded(next(p for p in self.passes if p.name == self.applied[-1].pass_name)):
                 raise GraphError(f"the passes do not come to an end; the last rewrite was {self.applied[-1]}")
-        misses = [(p, *pair) for p, found in self.near_misses.items() for pair in found.items()]
-        return [*self.applied, *(miss for p, layer, miss in misses if self._may_match(p, layer))]
+        every = ((p, *pair) for p, misses in self.near_misses.items() for pair in misses.items())
+        left = ((p, layer, miss) for p, layer, miss in every if layer.graph is self.graph)
+        return [*self.applied, *(miss for p, each, miss in left if isinstance(p, GraphPass) or p in self._rules(each))]
 
     def _rules(self, layer: Layer) -> list[Rewrite]:
         """Return the rewrites that may match at a layer, by its kind and those of the layers before it."""
@@ -96,9 +98,6 @@ class _Pipeline:
         if kinds not in self.by_kinds:
             self.by_kinds[kinds] = [rule for rule in self.queues if rule.candidates(kinds)]
         return self.by_kinds[kinds]
-
-    def _may_match(self, p: Pass, layer: Layer) -> bool:
-        return layer.graph is self.graph and (isinstance(p, GraphPass) or p in self._rules(layer))
 
     @property
     def _is_full(self) -> bool:

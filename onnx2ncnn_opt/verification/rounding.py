@@ -165,7 +165,11 @@ class Rounding:
         model's own output is; an int8 net is, up to LOSS and to its coarser steps. Or it is as near to the model's as a
         whole step allows where `tolerance_within` has half of one: ncnn has no -128.
         """
-        if not (is_int8 or self._rounds_at_run_time) or self._floats is None or actual.shape != reference.shape:
+        if (
+            not (is_int8 or "DynamicQuantizeLinear" in self._op_types)
+            or self._floats is None
+            or actual.shape != reference.shape
+        ):
             return False
         floats, within, coarser = self._floats
         wider = replace(within, relative=2 * within.relative, slices=False)
@@ -278,20 +282,11 @@ class Rounding:
         """The types of the model's operators."""
         return frozenset(node.op_type for node in read_model(self._model).graph.node)
 
-    @property
-    def _has_integer_products(self) -> bool:
-        """True if the model has operators such as MatMulInteger, QLinearConv and DynamicQuantizeMatMul."""
-        return any(map(_OF_INTEGERS.search, self._op_types))
-
-    @property
-    def _rounds_at_run_time(self) -> bool:
-        """True if the model finds the scales of numbers when it runs."""
-        return "DynamicQuantizeLinear" in self._op_types
-
     def _rewritten(self, model: bytes, folder: Path | None = None) -> OrtRunner:
         """Load a rewritten model; its weights are in the model's own folder, or in another."""
         options: dict[str, Any] = {"values": self._values, "threads": None, "timeout": _SECONDS, "once": True}
-        return OrtRunner(model, folder=folder or self._folder, plain=not self._has_integer_products, **options)
+        plain = not any(map(_OF_INTEGERS.search, self._op_types))  # such as QLinearConv and DynamicQuantizeMatMul
+        return OrtRunner(model, folder=folder or self._folder, plain=plain, **options)
 
     def spread(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, Array]:
         """Return the distance that errors move each element of the reference; infinite if it becomes infinite or NaN.

@@ -186,11 +186,6 @@ def _ratios(measured: Measured) -> dict[Blob, float]:
     return {blob: error / (size or 1.0) for blob, (error, size) in measured.items()}
 
 
-def error_of(walk: Walk, reference: Walk) -> float:
-    """Return the largest error of a run's outputs, in units of an output's largest value; NaN if one is not finite."""
-    return largest_error(errors_of(walk, reference))
-
-
 def _mean(several: Sequence[Measured]) -> Measured:
     """Return the root mean squares of the errors and largest values of each output."""
     columns = [np.array([*measured.values()], np.float64).reshape(-1, 2) for measured in several]

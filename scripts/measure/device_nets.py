@@ -26,7 +26,7 @@ from onnx2ncnn_opt.verification.estimate import Estimator
 from onnx2ncnn_opt.verification.inputs import draw_inputs
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.rounding import tolerance_within
-from onnx2ncnn_opt.verification.search_masks import Precision, error_of, find_masks
+from onnx2ncnn_opt.verification.search_masks import Precision, errors_of, find_masks, largest_error
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, Tolerance
 from scripts.measure.measured import ROOT
 from testing import op_cases, pass_cases
@@ -65,7 +65,7 @@ class Net:
     def rounding(self) -> float:
         """Return the error if every blob is fp16, in units of an output's largest value; NaN if one is not finite."""
         with Estimator(self.graph, by_blob(self.graph, self.feeds), worker=WORKER) as estimator:
-            return error_of(estimator.run("fp16"), estimator.run())
+            return largest_error(errors_of(estimator.run("fp16"), estimator.run()))
 
 
 def by_blob(graph: Graph, feeds: Mapping[str, Feed]) -> dict[Blob, Feed]:
