@@ -391,7 +391,8 @@ def _timed(
 
     One scale counts only where blocks are no faster than float. The nets take turns in one process, and the medians of
     the turns' ratios count: the machine slows down each net of a turn alike, and each is loaded to another place in
-    memory. If `forms` is None, no time decides, and few turns are enough.
+    memory. A layer of one form counts as in the faster net: winograd of its neighbours leaves less in the caches. If
+    `forms` is None, no time decides, and few turns are enough.
     """
     tops = {
         line.layer.name: line.tops[0]
@@ -401,7 +402,8 @@ def _timed(
     layers = [layer for layer in graph if layer.name in scales]
     names = list(dict.fromkeys(tops.values()))
     at = [names.index(tops[layer.name]) for layer in layers]
-    each = [scales, *([{**scales, **forms}] if forms else [])]
+    others = forms or {}
+    each = [scales, {**scales, **others}] if others else [scales]
     runners = [NcnnRunner(nets.param, nets.bin, worker=nets.there)] if nets.is_timed else [nets.float]
     if nets.is_timed:
         runners += [nets.runner(some, nets.there, f"timed{i}") for i, some in enumerate(each)]
@@ -411,24 +413,24 @@ def _timed(
         found = [runner.time_blobs(nets.feeds[0], names, runs=_RUNS) for runner in runners]
         turns.append(np.maximum(np.array([times.blobs for times in found])[:, at], _SHORTEST))
         shares = [[*turn[1:] / turn[0], *turn[2:] / turn[1:2]] for turn in turns]  # of float, and of the other form
-        ratios = np.array(shares)
-        median = np.median(ratios, axis=0)
-        error = np.median(np.abs(ratios - median), axis=0) * _ERRORS / math.sqrt(len(turns))
+        median = np.median(shares, axis=0)
+        error = np.median(np.abs(np.array(shares) - median), axis=0) * _ERRORS / math.sqrt(len(turns))
         most = _MOST_TURNS if (np.abs(median - 1 + _GAIN) < error).any() else _TURNS
     chosen = dict(scales)
     for i, layer in enumerate(layers):
         name, least = layer.name, float(min(turn[0, i] for turn in turns))
         known = [time_in_int8(nets.machine, layer, whole=some[name].whole) or math.nan for some in each]
-        ratio, *others = median[: len(each), i].tolist() if nets.is_timed else known
+        ratios = median[: len(each), i].tolist() if nets.is_timed else known
+        ratio = ratios[0] if name in others else min(ratios)
         rows[name] = replace(rows[name], seconds=(least, least * ratio))
-        if forms is None or name not in forms or not others[0] < ratio * (1 - _GAIN):
+        if name not in others or not ratios[1] < ratio * (1 - _GAIN):
             continue
-        row = replace(rows[name], seconds=(least, least * others[0]))
-        if not forms[name].whole:
-            chosen[name], rows[name] = forms[name], row
+        row = replace(rows[name], seconds=(least, least * ratios[1]))
+        if not others[name].whole:
+            chosen[name], rows[name] = others[name], row
         elif nets.is_faster(row) and not nets.is_faster(rows[name]):
-            noise = nets.compare({name: forms[name]}, *samples)[0].noise
-            chosen[name], rows[name] = forms[name], replace(row, noise=noise)
+            noise = nets.compare({name: others[name]}, *samples)[0].noise
+            chosen[name], rows[name] = others[name], replace(row, noise=noise)
     return rows, chosen
 
 
@@ -523,19 +525,8 @@ def _measured(
         poor = f"an output is only {found.decibels:.1f} dB from the float net; '{worst}' makes the most noise"
         notes = [*notes, f"{poor}: --budget or --keep leaves layers float"]
     sizes = (nets.bin.stat().st_size, runner.bin.stat().st_size)
-    return Quantized(
-        graph,
-        final,
-        found.decibels,
-        decibels(max(each.most_noise for each in groups)),
-        found.top1,
-        min(shares, default=None),
-        len(nets.feeds),
-        (before, after),
-        sizes,
-        nets.times,
-        tuple(notes),
-    )
+    accuracy = found.decibels, decibels(max(each.most_noise for each in groups)), found.top1, min(shares, default=None)
+    return Quantized(graph, final, *accuracy, len(nets.feeds), (before, after), sizes, nets.times, tuple(notes))
 
 
 def _why(nets: _Nets, row: Row, every: bool) -> str:
