@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,6 +10,9 @@ if TYPE_CHECKING:
 
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
     from testing.conformance import Harness
+
+# glibc fills memory that child processes get: a net that reads what nobody wrote is wrong in every run, not by chance.
+os.environ.setdefault("MALLOC_PERTURB_", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
