@@ -145,8 +145,7 @@ class Quantized:
     def misses(self, budget: Budget) -> str:
         """Return in words how the net misses a budget; empty if it keeps it."""
         if self.kept(budget) < budget.decibels:
-            others = f"{self.at_least:.1f} dB or more on other data, the budget is {budget.decibels:g} dB"
-            return f"{self.decibels:.1f} dB, {others}"
+            return f"{self.decibels:.1f} dB, {self.at_least:.1f} dB or more on other data, the budget is {budget}"
         if budget.top1 and (self.top1 is None or self.top1 < budget.top1):
             found = "no output has rows of classes" if self.top1 is None else f"{self.top1:.1%} of rows agree"
             return f"{found}, the budget is {budget.top1:.1%}"
@@ -281,13 +280,13 @@ def quantize_net(  # noqa: PLR0913
         seen = observe(net, nets.float, read, used)
         notes += _notes(seen, used, {layer.name for layer in read if layer.inputs[0] in net.inputs})
         if given is None:
-            forms = dict.fromkeys(candidates, (weights == "int8", True)) if earlier is None else earlier
-            known = {} if table is None else read_table(table, net)
-            scales = {name: _scales(seen.get(name), method, known.get(name), *forms[name]) for name in candidates}
+            known, whole = {} if table is None else read_table(table, net), weights == "int8"
+            scales = {name: _scales(seen.get(name), method, known.get(name), whole) for name in candidates}
             for layer in nets.graph(scales) if weights is None else ():
                 if layer.name in scales and too_new(layer, release):
                     scales[layer.name] = replace(scales[layer.name], whole=True)
         scales = dict(given) if given is not None else nets.with_sums(scales, used)
+        scales |= _in_forms(scales, earlier or {})
         for layer in nets.graph(scales):
             if layer.name in scales:
                 rows[layer.name] = replace(rows[layer.name], reason=too_new(layer, release) or "")
@@ -344,12 +343,18 @@ def _forms(graph: Graph, scales: Mapping[str, Scales], weights: str | None) -> d
     return forms | {name: replace(scales[name], whole=True) for name in blocks if not scales[name].whole}
 
 
-def _scales(seen: Observed | None, method: str, known: Scales | None, whole: bool, winograd: bool) -> Scales:
+def _in_forms(scales: Mapping[str, Scales], forms: Mapping[str, tuple[bool, bool]]) -> dict[str, Scales]:
+    """Return the scales of layers in the forms of `forms_of`."""
+    both = ((name, *forms[name]) for name in scales if name in forms)
+    return {name: replace(scales[name], whole=whole, winograd=winograd) for name, whole, winograd in both}
+
+
+def _scales(seen: Observed | None, method: str, known: Scales | None, whole: bool) -> Scales:
     """Return the scales of a layer whose input was `seen`, with those that a table knows."""
     found = Scales(1.0) if seen is None else Scales(LEVELS / (seen.threshold(method) * seen.margin), seen.means)
     if known is not None:
         found = replace(found, input=known.input, rows=known.rows, parts=known.parts)
-    return replace(found, whole=whole, winograd=winograd)
+    return replace(found, whole=whole)
 
 
 def _notes(

@@ -71,8 +71,12 @@ def test_a_3x3_takes_the_faster_form(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return Times((0.5 if self.param.stem == "timed1" else 1.0,) * len(blobs), 1.0, 1)
 
     monkeypatch.setattr(NcnnRunner, "time_blobs", time_blobs)
-    made = quantize(quantised(tmp_path, *FORMS[0]))
-    assert {row.form for row in made.layers if row.type == "Convolution"} == {"a scale for each row, no winograd"}
+    source = quantised(tmp_path, *FORMS[0])
+    files = quantize(source).save(tmp_path / "net")
+    monkeypatch.undo()
+    again = quantize(source, like=files.param)  # by its own times it may take winograd
+    assert {row.form for row in again.layers if row.type == "Convolution"} == {"a scale for each row, no winograd"}
+    assert again.save(tmp_path / "again").param.read_bytes() == files.param.read_bytes()
 
 
 @pytest.mark.parametrize("form", [QuantFormat.QDQ, QuantFormat.QOperator])
