@@ -475,7 +475,9 @@ def _within(
             other = min(10 ** ((result.kept(budget) - result.decibels) / 10), 1.0) if noise < _ALL_NOISE else 1.0
             room = _NEXT * min(noise * _LESS if budget.top1 else other * 10 ** (-budget.decibels / 10), room)
         elif not every and result.seconds[1] > _SLOWER * result.seconds[0]:
-            del powers[min(some, key=saved.__getitem__)]
+            least = min(some, key=saved.__getitem__)
+            del powers[least]
+            rows[least] = replace(rows[least], reason="the whole net is no faster with it in int8")
         else:
             best = max(best, some, key=lambda names: sum(saved[name] for name in names))
             if room == math.inf or budget.top1 or result.kept(budget) < budget.decibels + _CLOSE:

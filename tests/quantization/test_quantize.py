@@ -343,6 +343,17 @@ def test_a_quiet_moment_of_one_net_decides_nothing(param: Path, monkeypatch: pyt
     assert found.seconds == pytest.approx((1.0, 0.8))
 
 
+def test_layers_that_are_faster_alone_only(param: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def time_blobs(self: NcnnRunner, feeds: Any, blobs: Sequence[str], **_: Any) -> Times:
+        return Times((0.8 if self.param.name.startswith("timed") else 1.0,) * len(blobs), 1.0, 1)
+
+    monkeypatch.setattr(NcnnRunner, "time_blobs", time_blobs)
+    monkeypatch.setattr(NcnnRunner, "time", lambda self, *_: [1.1 if "int8" in self.param.name else 1.0])
+    found = quantize(param, data()).result
+    assert found.missed
+    assert {row.reason for row in found.layers} == {"the whole net is no faster with it in int8"}
+
+
 def test_equal_layers_whatever_the_times(tmp_path: Path, param: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(0)
 
