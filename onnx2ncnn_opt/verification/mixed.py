@@ -1,16 +1,14 @@
 """The cheapest feature masks with which any net stays within a budget in fp16, on a device or not."""
 
 import math
-from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
-
 from onnx2ncnn_opt.errors import VerificationError
+from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.ir.spec import Trait
@@ -23,7 +21,6 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker, Times
 from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk
-from onnx2ncnn_opt.verification.noise_shares import Shares
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.search_masks import (
     BUDGET,
@@ -39,9 +36,6 @@ from onnx2ncnn_opt.verification.verify_net import net_feeds
 
 _ATTEMPTS = 10
 _LEAST = 1e-7  # seconds
-_NEGLIGIBLE = 0.01  # of the allowed noise: groups of layers that make so little are not divided
-_VAGUE = 0.2  # a difference that is so small in units of the minuend is measured instead
-_LIKE_NOTHING = 1e-5  # the noise of layers of which the estimate knows nothing
 # Layers that compute nothing, as those that move their input: they need no mask.
 _IDLE = SOURCES | {"Dropout", "Padding"}
 
@@ -74,6 +68,7 @@ class DeviceJudge(MaskJudge):
     def __init__(self, estimator: Estimator, source: tuple[Path, Path], worker: NcnnWorker, folder: Path) -> None:
         super().__init__(estimator)
         self._source, self._worker, self._folder, self._count = source, worker, folder, 0
+        self._known: dict[frozenset[tuple[Layer, Feature]], Measured] = {}
         self._names = write_net(self.graph, folder / "net.param", folder / "net.bin")
         self.checked = worker.checked(["fp16"])
 
@@ -89,51 +84,19 @@ class DeviceJudge(MaskJudge):
 
     def errors(self, masks: Masks = MappingProxyType({})) -> Measured:
         """Return the errors as the estimate does, but measured."""
-        fetches = {blob: self.estimator.fetch(blob) for blob in self.estimator.compared}
-        feeds = {self._names[blob]: feed for blob, feed in self.estimator.feeds.items()}
-        results = self._runner({**masks, **self.fixed}).run(feeds, list(fetches.values()))
-        return errors_of(Walk({blob: results[fetch.blob] for blob, fetch in fetches.items()}), self.reference)
+        features = {**masks, **self.fixed}
+        key = frozenset(features.items())
+        if key not in self._known:
+            fetches = {blob: self.estimator.fetch(blob) for blob in self.estimator.compared}
+            feeds = {self._names[blob]: feed for blob, feed in self.estimator.feeds.items()}
+            results = self._runner(features).run(feeds, list(fetches.values()))
+            walk = Walk({blob: results[fetch.blob] for blob, fetch in fetches.items()})
+            self._known[key] = errors_of(walk, self.reference)
+        return self._known[key]
 
     def layers(self) -> list[Layer]:
         """Return the layers that compute something."""
         return [layer for layer in self.graph if not layer.has(Trait.MOVES) and layer.type not in _IDLE]
-
-    def power(self, layers: Collection[Layer]) -> float:
-        """Return the square of the error as the estimate does, but measured: all other layers compute in fp32."""
-        error = self.error({layer: FULL for layer in self.layers() if layer not in layers})
-        return math.inf if math.isnan(error) else max(error**2 - self._least_power, 0.0)
-
-    @cached_property
-    def _least_power(self) -> float:
-        return self.error(dict.fromkeys(self.layers(), FULL)) ** 2
-
-    def measured_shares(self, budget: float) -> Shares:
-        """Return the power of the noise of each layer, measured in groups that are halved until that is negligible.
-
-        Within a group powers are taken for proportional to those of the estimate.
-        """
-        known, errors = self.shares().layers, self.errors()
-        layers = [layer for layer in self.layers() if layer not in self.fixed]
-        weights = {layer: float(np.max(known.get(layer, 0.0))) + _LIKE_NOTHING**2 for layer in layers}
-        order = sorted(weights, key=weights.__getitem__, reverse=True)
-        groups = [(self.power(order), order)] if order else []
-        while True:
-            power, group = max(groups, key=lambda each: each[0] * (len(each[1]) > 1), default=(0.0, []))
-            if len(group) < 2 or power <= _NEGLIGIBLE * budget**2:
-                break
-            announce(f"the noise of {len(group)} layers in fp16")
-            groups.remove((power, group))
-            sums = np.cumsum([weights[layer] for layer in group])
-            half = min(int(np.searchsorted(sums, sums[-1] / 2)) + 1, len(group) - 1)  # those with half of the weight
-            first = self.power(group[:half])
-            is_vague = power - first < _VAGUE * power
-            groups += [(first, group[:half]), (self.power(group[half:]) if is_vague else power - first, group[half:])]
-        powers = {
-            layer: np.full(len(errors), power * weights[layer] / sum(weights[each] for each in group))
-            for power, group in groups
-            for layer in group
-        }
-        return Shares(powers, np.zeros(len(errors)))
 
     def cost(self, layer: Layer) -> float:
         """Return the seconds that a mask of a layer takes, if the device tells times."""
@@ -171,7 +134,7 @@ def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:
         for layer, mask in masks.items():
             needed[layer] = mask._replace(features=mask.features | needed.get(layer, mask).features)
         masks, judge.fixed = needed, {layer: mask.features for layer, mask in needed.items()}
-        shares = judge.measured_shares(budget) if isinstance(judge, DeviceJudge) else judge.shares()
+        shares = judge.shares()
         _, best, _ = cheapest_masks([judge], shares, [(budget, 1.0)], _ATTEMPTS)
         alone = {layer: float(power.max()) ** 0.5 for layer, power in shares.layers.items()}
         for layer, cheapest in best.items():
