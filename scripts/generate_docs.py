@@ -133,9 +133,10 @@ def _trained() -> str:
         named = [error for _, error, said in both if not error <= 2e-2 and "compute it in fp32" in said]
         doubted = [error for _, error, said in both if error <= 2e-2 and "compute it in fp32" in said]
         near = [1 for guess, error, _ in both if error / 3 <= guess <= 3 * error or max(guess, error) < 2e-3]
+        outputs, within = (sum(int(row[column]) for row in rows) for column in ("outputs", f"{device} within"))
         text.append(
-            f"- {name}: {len(right)} are within 2e-2 of the largest value; `convert` names {len(named)} others, and "
-            f"{len(doubted)} of these;\n"
+            f"- {name}: {within} of {outputs} outputs are within 2e-2 of the largest value, all outputs of\n"
+            f"  {len(right)} nets; `convert` names {len(named)} of the others, and {len(doubted)} of these;\n"
             f"  the estimate is within a factor of three for {len(near)}, or both are below 2e-3"
         )
     return "\n".join(text)

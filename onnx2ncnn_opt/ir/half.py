@@ -31,9 +31,14 @@ SMALLEST = 2.0**-24  # below half of it fp16 has only 0
 INFINITE = 3.4e38  # numbers from here on stand for infinity: masks are filled with them
 INPUT_MARGIN = 2.0  # numbers may be so much larger with other inputs than with the tried ones
 
+# Layers whose weights are fp16 if their input is.
+HALF_WEIGHTS = frozenset(
+    {"Convolution", "Convolution1D", "ConvolutionDepthWise", "Deconvolution", "DeconvolutionDepthWise", "Gemm"}
+    | {"InnerProduct", "MultiHeadAttention", "LSTM", "GRU", "RNN"}
+)
 _WEIGHT = "weight_data"
 _IN_32_BITS = frozenset({"Input", "MemoryData", "AbsVal", "Bias", "Dropout", "LRN", "Scale"})  # and plain loops
-_TILES, _CHANNELS, _QUERIES = 6, 8, 8
+_TILES, _CHANNELS, _QUERIES = 12, 12, 8
 # The sums of a sample; the first are at the largest number, and only show how large numbers become.
 _SUMS, _LEAST_SUMS, _TERMS_OF_ALL, _TERMS_OF_ROW, _AT_LARGEST = 256, 32, 2**18, 2**20, 8
 # The sums in which a kernel adds up: those of InnerProduct for a vector; and of Gemm for one row, of which ARM has
@@ -121,11 +126,15 @@ def _as_scale(layer: Layer) -> Layer:
 
 
 def in_half(layer: Layer) -> Layer | None:
-    """Return a layer with its own numbers rounded to fp16, outside any graph; None if that changes nothing.
+    """Return a layer with its weights and own numbers rounded to fp16, outside any graph; None if nothing changes.
 
-    A .param holds no infinity, but the largest float32 instead: only the product with 0 differs.
+    Biases are not: kernels that add up in 32 bits have them in 32 bits. A .param holds no infinity, but the largest
+    float32 instead: only the product with 0 differs.
     """
     numbers = own_numbers(layer)
+    if layer.type in HALF_WEIGHTS and len(layer.outputs) == 1:
+        stored = [(name, weight) for name, weight in layer.weights.stored_items() if weight.is_float]
+        numbers |= {name: np.asarray(weight.array, np.float32) for name, weight in stored if _is_factor(name)}
     halves = {name: to_half(array) for name, array in numbers.items()}
     if all(np.array_equal(halves[name], array, equal_nan=True) for name, array in numbers.items()):
         return None
@@ -135,6 +144,11 @@ def in_half(layer: Layer) -> Layer | None:
         name: tuple(a.tolist()) if a.ndim else float(a) for name, a in halves.items() if name not in weights
     }
     return layer.having(weights=weights, **params)
+
+
+def _is_factor(weight: str) -> bool:
+    """Return whether a weight is multiplied with inputs."""
+    return "bias" not in weight and "scale" not in weight and weight != "C_data"
 
 
 def winograd_tile(layer: Layer) -> int:
@@ -268,6 +282,14 @@ def _spread(count: int, most: int, rng: np.random.Generator) -> Array:
     return np.arange(count) if count <= most else rng.choice(count, most, replace=False)
 
 
+def _in_steps(matrix: Array, x: Array) -> Array:
+    """Return a product of matrices of which each step of a sum is rounded to fp16, as winograd's transforms are."""
+    total = np.zeros((*x.shape[:-2], len(matrix), x.shape[-1]), np.float32)
+    for column, row in zip(matrix.T, np.moveaxis(x, -2, 0), strict=True):
+        total = to_half(total + column[:, None] * row[..., None, :])
+    return total
+
+
 def _winograd(layer: Layer, x: Array, weight: Array, tile: int, rng: np.random.Generator) -> Inner:
     """Return the effect of winograd in fp16, computed on some tiles of the input."""
     pads = [layer[f"pad_{side}"] for side in ("top", "bottom", "left", "right")]
@@ -282,15 +304,16 @@ def _winograd(layer: Layer, x: Array, weight: Array, tile: int, rng: np.random.G
     windows = sliding_window_view(x, (tile + 2, tile + 2), (1, 2))[:, ::tile, ::tile]
     tiles = np.stack([windows[:, t // columns, t % columns] for t in chosen])
     channels = _spread(len(weight), _CHANNELS, rng)
-    rows_done = to_half(itm @ to_half(tiles))
-    transformed = to_half(rows_done @ itm.T)
+    rows_done = _in_steps(itm, to_half(tiles))
+    transformed = _in_steps(itm, rows_done.swapaxes(-1, -2)).swapaxes(-1, -2)
     u = ktm @ weight[channels] @ ktm.T
     sums, errors, peak = _added_up(to_half(u)[None] * transformed[:, None], 2)  # tile, output, input, side, side
     halfway = otm @ sums
-    powers = otm**2 @ errors**2 + (to_half(halfway) - halfway) ** 2
+    powers = otm**2 @ errors**2 + (_in_steps(otm, sums) - halfway) ** 2
     result = halfway @ otm.T
+    steps = _in_steps(otm, halfway.swapaxes(-1, -2)).swapaxes(-1, -2) - result
     exact = otm @ np.einsum("ocij,tcij->toij", u, itm @ tiles @ itm.T, optimize=True) @ otm.T
-    errors = np.sqrt(powers @ otm.T**2 + (result - exact) ** 2)[:-1]
+    errors = np.sqrt(powers @ otm.T**2 + steps**2 + (result - exact) ** 2)[:-1]
     peak = max(peak, *(_peak(numbers) for numbers in (rows_done, transformed, halfway, result)))
     errors = _activated_errors(layer, exact[:-1] + _bias(layer, channels)[:, None, None], errors)
     remedy = Feature.NO_FP16_ARITHMETIC | Feature.NO_WINOGRAD  # GPUs do winograd in fp16 all the same

@@ -15,18 +15,13 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp, EpsMode, UnaryOp
 from onnx2ncnn_opt.ir.features import FP32, Device, Feature, MasksFor, features_of
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.half import INFINITE, LARGEST, SMALLEST, faulty_kernels, own_numbers
+from onnx2ncnn_opt.ir.half import HALF_WEIGHTS, INFINITE, LARGEST, SMALLEST, faulty_kernels, own_numbers
 from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.rewrite.integers import inexact_layers
 
 # Their output is in 32 bits on a CPU with all options: nothing converts the data of a program or a file.
 SOURCES = frozenset({"Input", "MemoryData"})
-# Layers whose weights are fp16 if their input is.
-_HALF_WEIGHTS = frozenset(
-    {"Convolution", "Convolution1D", "ConvolutionDepthWise", "Deconvolution", "DeconvolutionDepthWise", "Gemm"}
-    | {"InnerProduct", "MultiHeadAttention", "LSTM", "GRU", "RNN"}
-)
 # With infinity instead of a large number their results are wrong only where they are too large themselves.
 _EXP_LIMIT = 11.0  # exp(11.09) is 65504
 _HARMLESS = frozenset({BinaryOp.ADD, BinaryOp.SUB, BinaryOp.MAX, BinaryOp.MIN, BinaryOp.RSUB})
@@ -100,7 +95,7 @@ def _proofs(graph: Graph, integers: Collection[Blob]) -> Iterator[_Proof]:
 def _large_weights(layer: Layer) -> Iterator[_Proof]:
     """Yield the layers that read a weight or constant beyond fp16."""
     is_constant = layer.type == "MemoryData"
-    if (is_constant or layer.type in _HALF_WEIGHTS) and (size := _largest_weight(layer)) > LARGEST:
+    if (is_constant or layer.type in HALF_WEIGHTS) and (size := _largest_weight(layer)) > LARGEST:
         reason = f"it reads the constant {size:.3g}" if is_constant else f"a weight is {size:.3g}"
         for reader in layer.output.users if is_constant else (layer,):
             yield _Proof(reader, FP32, f"{reason}, and fp16 ends at {LARGEST:g}")

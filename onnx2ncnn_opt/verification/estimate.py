@@ -175,8 +175,7 @@ class Estimator:
         """
         walk = Walk()
         readers = {layer for layer in self.graph if layer.type in SAMPLED} if sampled else set[Layer]()
-        # A BinaryOp has its own number in fp16 without fp16 arithmetic, too.
-        is_half = noise is not None and rounding == "fp16"
+        is_half = rounding == "fp16"
         halves = {
             layer: name
             for layer, name in self._halves.items()

@@ -43,16 +43,16 @@ from onnx2ncnn_opt.verification.tolerance import parts
 
 # The error of an output that fp16 may make, in units of its largest value; ...
 BUDGET = 2e-2
-# ... masks aim at these shares of it, because devices get other inputs and have other kernels, if that takes at most
-# such a share of the multiplications; and at more, if it would take many.
-_MANY, _FEW = 0.2, 0.03
+# ... arithmetic may make these shares of it, because devices get other inputs and have other kernels, if masks for that
+# take at most such a share of the multiplications; and more, if they would take many. Most of them have to keep it.
+_MOST, _MANY, _FEW = 0.4, 0.2, 0.03
 _DOUBT = 1.5  # times the estimate is found on devices with other inputs
-_AIMS = (0.5, _MANY / 2), *((share, _MANY) for share in (1 / _DOUBT, 0.75, 0.85, 1.0))
+_AIMS = (0.5, _MANY / 2), (1 / _DOUBT, _MANY), (0.75, _MANY), *((share, _MOST) for share in (1 / _DOUBT, 0.75, 0.85, 1))
 _AIM = _AIMS[0][0]
 _WIDE, _HALVINGS = 5.0, 6
 _WORTH = 0.8  # of the error, to which masks that do not keep the budget have to bring it down
-# Rounding every blob to fp16 makes errors that no mask undoes. So many times these are allowed.
-_LEAST_ROUNDINGS, _ROUNDINGS, _ROUNDINGS_WIDE, _ROUNDINGS_ALLOWED = 1.5, 2.0, 3.0, 4.0
+# Rounding blobs and weights to fp16 makes errors that no mask of arithmetic undoes: so many times these are allowed.
+_ROUNDINGS, _ROUNDINGS_WIDE, _ROUNDINGS_ALLOWED = 1.25, 3.0, 4.0
 _MOST_ROUNDS = 8
 # Runs to find masks, of which each aims at so much less; and the share of an aim that layers may have at least.
 _ATTEMPTS, _CAUTION, _LEAST_ROOM = 3, 0.95, 0.3
@@ -97,7 +97,7 @@ class Precision:
         if not self.ok:
             reason = "" if self.closer else "`mixed` looks for more masks"
         elif self.error > BUDGET:
-            reason = "rounding its blobs makes this error, which no mask undoes"
+            reason = "rounding its blobs and weights makes this error, which no mask undoes"
         elif self.is_undecided:
             reason = "an index may be another one where two numbers are nearly equal"
         elif self.may_exceed:
@@ -296,6 +296,10 @@ class MaskJudge:
         """Return the errors of the outputs if every blob is rounded to fp16."""
         return self._measured(self.estimator.run("fp16"))
 
+    def hides_errors(self) -> bool:
+        """Return True if scores may be much more inexact than an output, because a probability is large."""
+        return any(self.reference.outputs[blob].max(initial=0.0) > 0.5 for blob in self.estimator.ends)
+
     def is_undecided(self, error: float) -> bool:
         """Return True if an error may change an index, because the two largest numbers differ by less."""
         for blob in self.estimator.choices:
@@ -395,7 +399,8 @@ def find_masks(
         elements = sum(judge.elements.values())
         share = next((share for size, share in _CLOSE if elements < size), math.inf)
         has_few = sum(array.size for array in judge.reference.outputs.values()) <= _FEW_NUMBERS
-        more = _INPUTS if elements < _TINY_NET else int(has_few or not error < share * allowed)
+        is_vague = has_few or judge.hides_errors() or not error < share * allowed
+        more = _INPUTS if elements < _TINY_NET else int(is_vague)
         runs = _NOISES if has_few or elements < _TINY_NET else 1
         judge.runs = runs
         judges += (MaskJudge(estimator, integers, judge) for estimator in islice(given, more))
@@ -496,8 +501,8 @@ def _mask_first_special(judge: MaskJudge, walk: Walk, found: _Found) -> bool:
 def _mask_errors(judges: Sequence[MaskJudge], found: _Found, budget: float | None, effort: float) -> tuple[str, float]:
     """Mask the layers that make too large an error; return a note on a smaller budget, and the error of rounding.
 
-    A given budget is kept at any price. Otherwise it is half of BUDGET, BUDGET, or more, depending on the prices. The
-    error of rounding is 0 if it does not matter.
+    A given budget is kept at any price. Otherwise it is half of BUDGET, BUDGET, or more, depending on the prices: no
+    masks undo the error of rounding, which is 0 if it does not matter.
     """
     judge, closer, attempts = judges[0], "", 1 + int(effort * (_ATTEMPTS - 1))
     _compare(judges)
@@ -505,9 +510,14 @@ def _mask_errors(judges: Sequence[MaskJudge], found: _Found, budget: float | Non
     for is_last in (shares.rest.max() > target**2, True):  # then rounding alone is probably too much
         if is_last:
             rounding = _rounding(judges)
-        target = max(budget or BUDGET, _ROUNDINGS * rounding)
-        usual = [(max(target * share, _LEAST_ROUNDINGS * rounding), most) for share, most in _AIMS]
-        aims = usual if budget is None else [(target, 1.0)]
+        if budget is not None:
+            target, aims = budget, [(max(budget, _ROUNDINGS * rounding), 1.0)]
+        else:
+            is_possible = _ROUNDINGS * rounding <= BUDGET
+            sums = [math.hypot(share * BUDGET, rounding) for share, _ in _AIMS]
+            mosts = [most if is_possible else min(most, _MANY) for _, most in _AIMS]
+            aims = [(min(aim, BUDGET) if is_possible else aim, most) for aim, most in zip(sums, mosts, strict=True)]
+            target = aims[-1][0]
         aim, masks, error = cheapest_masks(judges, shares, aims, attempts)
         if aim is not None or is_last:
             break
@@ -519,8 +529,10 @@ def _mask_errors(judges: Sequence[MaskJudge], found: _Found, budget: float | Non
         elif error > _WORTH * joint_error(judges):
             masks = {}
     elif aim is not None and aim > least:
-        price = judge.price(_masks_within(judge, shares, least))
-        closer = f"--budget {least:.0e} would take {price:.0%} of the multiplications"
+        more = judge.price(_masks_within(judge, shares, least))
+        closer = f"--budget {least:.0e} would take {more:.0%} of the multiplications"
+        if budget is None and judge.price(masks) > _MANY:
+            closer = f"a budget of {BUDGET:g} takes masks for more than {_MANY:.0%} of them; {closer}"
     for layer, features in masks.items():
         how = judge.inner[layer][0].how if layer in judge.inner else "its steps"
         reason = f"{how} in fp16 make errors of {shares.layers[layer].max() ** 0.5:.1e} of an output"
@@ -541,15 +553,16 @@ def cheapest_masks(
 ) -> tuple[float | None, dict[Layer, Feature], float]:
     """Return the first aim that masks reach at its highest price, these masks, and their error.
 
-    The aim is None if they reach none; then the masks are those of the smallest error. The shares say which masks
-    should be enough. A run shows whether they are, and then `shares` become more exact, see `Shares.learn`.
+    The aim is None if they reach none; then the masks are those of the smallest error, and not for many multiplications
+    if there are several aims. The shares say which masks should be enough. A run shows whether they are, and then
+    `shares` become more exact, see `Shares.learn`.
     """
     judge, tried, factor = judges[0], list[_Tried](), 1.0
     for _ in range(attempts):
         fits = ((aim, _masks_within(judge, shares, aim * factor), most) for aim, most in aims)
         aim, masks = next(((aim, masks) for aim, masks, most in fits if judge.price(masks) <= most), (math.nan, {}))
         if math.isnan(aim):
-            masks = _masks_in_reason(judge, shares, *aims[-1])
+            masks = _masks_in_reason(judge, shares, aims[-1][0])
         factor *= _CAUTION
         if known := [error for error, known in tried if known == masks]:
             if known[0] <= aim:
@@ -567,17 +580,22 @@ def cheapest_masks(
         price, error, masks = min(kept, key=lambda each: each[0], default=(math.inf, math.inf, {}))
         if price <= most:
             return aim, masks, error
+    if len(aims) > 1:
+        tried = [each for each in tried if judge.price(each[1]) <= _MANY]
+        if not tried:
+            masks = _masks_in_reason(judge, shares, aims[-1][0])
+            tried = [(_compare(judges, masks), masks)]
     error, masks = min(tried, key=lambda each: each[0])
     return None, masks, error
 
 
-def _masks_in_reason(judge: MaskJudge, shares: Shares, aim: float, most: float) -> dict[Layer, Feature]:
+def _masks_in_reason(judge: MaskJudge, shares: Shares, aim: float) -> dict[Layer, Feature]:
     """Return masks that leave an error above the aim, so that they do not cost too much."""
     best, high = dict[Layer, Feature](), math.sqrt(shares.total.max())
     for _ in range(_HALVINGS):
         middle = math.sqrt(aim * high)
         masks = _masks_within(judge, shares, middle)
-        if judge.price(masks) <= most:
+        if judge.price(masks) <= _MANY:
             best, high = masks, middle
         else:
             aim = middle

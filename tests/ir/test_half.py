@@ -48,6 +48,15 @@ def test_winograd_costs_more_than_sums(inputs: int, tile: int) -> None:
     assert not sums.overflows
 
 
+@pytest.mark.parametrize(("inputs", "side", "measured"), [(32, 20, 1.9e-2), (160, 20, 9.5e-3), (64, 62, 2.6e-2)])
+def test_winograd_is_as_inexact_as_on_aarch64(inputs: int, side: int, measured: float) -> None:
+    layer = convolution(inputs, 32, pad_left=1)
+    layer.weights["weight_data"] = to_half(layer.weights["weight_data"])
+    x = to_half(np.random.default_rng(1).standard_normal((inputs, side, side + 2 * (side == 20))))
+    winograd, _ = inner_arithmetic(layer, [x])
+    assert 0.87 < winograd.error / measured < 1.1
+
+
 def test_large_numbers_overflow_in_winograd_before_they_do_in_sums() -> None:
     layer = convolution(32, 32, pad_left=1)
     x = 2000 * np.random.default_rng(1).standard_normal((32, 20, 22)).astype(np.float32)

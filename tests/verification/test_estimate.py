@@ -8,6 +8,7 @@ from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.ir.graph import Graph
+from onnx2ncnn_opt.ir.half import to_half
 from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.param.binary import write_weights
 from onnx2ncnn_opt.rewrite.prove_masks import put_masks
@@ -300,7 +301,7 @@ def test_nets_of_very_many_layers_are_not_estimated() -> None:
         (Precision(5e-2), "; compute it in fp32; `mixed` looks for more masks"),
         (
             Precision(5e-2, 0.1),
-            "; perhaps compute it in fp32; rounding its blobs makes this error, which no mask undoes",
+            "; perhaps compute it in fp32; rounding its blobs and weights makes this error, which no mask undoes",
         ),
     ],
 )
@@ -346,10 +347,19 @@ def test_saturated_scores_may_be_an_output_as_well(tmp_path: Path) -> None:
     assert precision.error > 1e-4
 
 
+def test_weights_are_rounded_as_well() -> None:
+    """Their errors do not average out: trained nets were off by twice as much on devices as estimated."""
+    graph = net("Input x 0 1 x 0=64", "InnerProduct y 1 1 x y 0=1 1=0 2=64 31=1")
+    layer(graph, "y").weights["weight_data"] = np.tile([1 + 2.0**-12, -1], 32).astype(np.float32)
+    with estimator(graph, np.ones(64, np.float32)) as estimate:
+        exact, walk = estimate.run(), estimate.run("fp16")
+        assert largest_error(errors_of(walk, exact)) == 1  # it is 0 in place of 2**-7
+
+
 def test_an_output_that_is_small_by_chance_does_not_decide() -> None:
     """One number is nearly 0 for one of the inputs: the same errors are larger than the number then."""
     graph = net("Input x 0 1 x 0=64", "InnerProduct y 1 1 x y 0=1 1=0 2=64")
-    weight = np.random.default_rng(0).standard_normal(64).astype(np.float32)
+    weight = to_half(np.random.default_rng(0).standard_normal(64))
     layer(graph, "y").weights["weight_data"] = weight
     x = np.random.default_rng(1).standard_normal(64).astype(np.float32)
     with estimator(graph, x) as estimate:
