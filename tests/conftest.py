@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,6 +22,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-fixtures", action="store_true", help="rewrite the results in fixtures/, for review")
     parser.addoption("--on", help="run ncnn on this device instead: a target of `convert --on`")
     parser.addoption("--thorough", action="store_true", help="run every case, length and exporter, not a sample")
+
+
+def pytest_sessionstart() -> None:
+    """Import what threads share: pytest rewrites modules, for which CPython 3.11 fails in two threads at once."""
+    for room in ("api", "verification"):
+        package = import_module(f"onnx2ncnn_opt.{room}")
+        for module in iter_modules(package.__path__, f"{package.__name__}."):
+            import_module(module.name)
 
 
 @pytest.fixture(scope="session")

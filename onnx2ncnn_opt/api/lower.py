@@ -55,6 +55,7 @@ from onnx2ncnn_opt.quantization.centre import centre
 from onnx2ncnn_opt.rewrite.events import Event, Rewritten
 from onnx2ncnn_opt.rewrite.prove_masks import Mask, added_inputs, put_masks
 from onnx2ncnn_opt.rewrite.rule import Pass
+from onnx2ncnn_opt.rewrite.square_roots import flush_subnormal_operands
 from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.version import __version__
@@ -435,6 +436,7 @@ def _optimised(
     """Run passes on an imported graph, and finish it."""
     graph, before = conversion.graph, count_layers(conversion.graph)
     events = passes.run(graph, chosen, limit=limit, release=conversion.release)
+    flush_subnormal_operands(graph, conversion.release)
     require_release(graph, conversion.release)
     join_cache_inputs(graph)
     # A pass may put another blob in an output's place, but keeps their order.

@@ -59,10 +59,14 @@ _CANCELLED = 2.0**-18
 _BESIDE_ONE = 2.0**-22
 # The error of numbers that decide something, in units of the largest one beside them: of a convolution by winograd.
 _DECIDING = DEFAULT.relative / 5
-# All numbers too large, all too small, and six times each by a sign of its own.
-_RUNS = ((0.0, 1.0), (0.0, -1.0), *((float(number), 0.0) for number in range(1, 7)))
-_ROOM = 2.0
 _PHASE = math.sqrt(2) / 2  # in turns: no whole number makes it a whole one
+# All numbers too large, all too small, signs that alternate, as for x and y of a place, and five times others.
+_ALTERNATING = 0.5 / _PHASE
+_RUNS = (
+    *((0.0, 1.0), (0.0, -1.0), (_ALTERNATING, 0.0), (-_ALTERNATING, 0.0)),
+    *((float(number), 0.0) for number in range(1, 6)),
+)
+_ROOM = 2.0
 _FLOAT32 = np.finfo(np.float32)
 # For a model in float64, which takes some ten to a hundred times as long as in float32.
 _SECONDS = 120.0

@@ -40,6 +40,7 @@ FACTS = [
     ("UnaryOp", "0=8", 0, (-INF, NAN), (-INF, NAN), -INF),
     ("Log", "", 0, -INF, -INF, -INF),
     ("UnaryOp", "0=5", -1, NAN, NAN, NAN),
+    ("UnaryOp", "0=5", 1e-39, (3.16228e-20, -INF), 3.16228e-20, 3.16228e-20),  # see rewrite/square_roots.py
     ("UnaryOp", "0=13", 2, NAN, (2**-11, NAN), NAN),
     ("UnaryOp", "0=6", 0, NAN, (NAN, INF), INF),
     ("UnaryOp", "0=14", INF, (NAN, np.pi / 2), np.pi / 2, np.pi / 2),
