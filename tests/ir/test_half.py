@@ -54,7 +54,7 @@ def test_winograd_is_as_inexact_as_on_aarch64(inputs: int, side: int, measured: 
     layer.weights["weight_data"] = to_half(layer.weights["weight_data"])
     x = to_half(np.random.default_rng(1).standard_normal((inputs, side, side + 2 * (side == 20))))
     winograd, _ = inner_arithmetic(layer, [x])
-    assert 0.87 < winograd.error / measured < 1.1
+    assert 0.8 < winograd.error / measured < 1.2  # twelve tiles and channels, and any BLAS; 0.74 without the steps
 
 
 def test_large_numbers_overflow_in_winograd_before_they_do_in_sums() -> None:
