@@ -125,14 +125,14 @@ def _as_scale(layer: Layer) -> Layer:
     return Layer("Scale", layer.name, params={"scale_data_size": slope.size, "bias_term": 1}, weights=weights)
 
 
-def in_half(layer: Layer) -> Layer | None:
-    """Return a layer with its weights and own numbers rounded to fp16, outside any graph; None if nothing changes.
+def in_half(layer: Layer, *, has_weights: bool) -> Layer | None:
+    """Return a layer with its own numbers, and weights, rounded to fp16, outside any graph; None if nothing changes.
 
-    Biases are not: kernels that add up in 32 bits have them in 32 bits. A .param holds no infinity, but the largest
-    float32 instead: only the product with 0 differs.
+    Biases are not rounded: kernels that add up in 32 bits have them in 32 bits. A .param holds no infinity, but the
+    largest float32 instead: only the product with 0 differs.
     """
     numbers = own_numbers(layer)
-    if layer.type in HALF_WEIGHTS and len(layer.outputs) == 1:
+    if has_weights and layer.type in HALF_WEIGHTS and len(layer.outputs) == 1:
         stored = [(name, weight) for name, weight in layer.weights.stored_items() if weight.is_float]
         numbers |= {name: np.asarray(weight.array, np.float32) for name, weight in stored if _is_factor(name)}
     halves = {name: to_half(array) for name, array in numbers.items()}

@@ -52,6 +52,7 @@ SAMPLED = frozenset(
 _SAMPLE = 2**11  # numbers of each blob, to see how errors grow from layer to layer
 # Each layer is run and asked for on its own, several times: a net of 100,000 would take minutes.
 _MOST_LAYERS = 2**14
+_MOST_WEIGHTS = 2**25  # that are rounded: the net has each of them twice
 # The largest output of a trained layer in units of its largest bias, as powers of 2: of the first, and of all.
 _BIASES, _MOST_BIASES = ("bias_data", "C_data"), 12
 _FIRST_RATIO, _RATIO = 3.0, 1.5
@@ -95,7 +96,10 @@ class Estimator:
             raise RunError(f"fp16 is estimated for nets of up to {_MOST_LAYERS:,} layers, not {len(self.graph):,}")
         self._folder = temporary_folder()
         self._worker = self.worker or NcnnWorker()
-        halves = {layer: half for layer in self.graph if (half := in_half(layer)) is not None}
+        weights = (weight for layer in self.graph for _, weight in layer.weights.stored_items())
+        is_small = sum(weight.array.size for weight in weights) <= _MOST_WEIGHTS
+        both = ((layer, in_half(layer, has_weights=is_small)) for layer in self.graph)
+        halves = {layer: half for layer, half in both if half is not None}
         listing, self._runner = self._written(halves)
         lines = [(line.layer.outputs, line.tops) for line in listing.lines if line.layer is not None]
         self.names = {blob: top for blobs, tops in lines for blob, top in zip(blobs, tops, strict=True)}
