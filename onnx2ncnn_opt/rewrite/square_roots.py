@@ -6,28 +6,31 @@ number for infinity. Products, sums of squares and variances may be that small. 
 
 from onnx2ncnn_opt.ir.codes import UnaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.ranges import Ranges
+from onnx2ncnn_opt.ir.ranges import Range, Ranges
 from onnx2ncnn_opt.ir.releases import too_new
 from onnx2ncnn_opt.rewrite.edit import Names
 
-_SUBNORMAL = 1.2e-38  # a bit more than float32's smallest normal number, as ncnn reads numbers a bit inexactly
+_SUBNORMAL = 1.2e-38  # a bit above the smallest normal number of float32
 
 
 def flush_subnormal_operands(graph: Graph, release: int) -> None:
     """Put a Shrink, which makes 0 of small numbers, before square roots of computed numbers that may be subnormal."""
-    ranges, names = Ranges(), Names(graph)
-    for layer in graph:
-        if not layer.computes(UnaryOp.SQRT):
-            continue
-        operand = ranges.of(layer.input)
-        if operand.may_be_nan or operand.is_whole or not 0 <= operand.low < _SUBNORMAL:
-            continue
-        name = f"{layer.name}_flush"
-        flushed = Blob(name, layer.input.shape, layer.input.batch)
+    ranges = Ranges()
+    roots = [layer for layer in graph if layer.computes(UnaryOp.SQRT) and _may_be_subnormal(ranges.of(layer.input))]
+    if not roots:
+        return
+    names = Names(graph)
+    for root in roots:
+        name, blob = f"{root.name}_flush", root.input
         params = {"bias": 0.0, "lambd": _SUBNORMAL}
-        flush = Layer("Shrink", name, [layer.input], [flushed], params, origin=layer.traced)
+        flush = Layer("Shrink", name, [blob], [Blob(name, blob.shape, blob.batch)], params, origin=root.traced)
         if too_new(flush, release):
-            continue
+            return
         names.give(flush, ())
-        graph.add(flush, before=layer)
-        graph.set_inputs(layer, [flushed])
+        graph.add(flush, before=root)
+        graph.set_inputs(root, flush.outputs)
+
+
+def _may_be_subnormal(operand: Range) -> bool:
+    """Return whether numbers of this range may be; not where some may be NaN, of which Shrink makes 0 on x86."""
+    return not operand.may_be_nan and not operand.is_whole and 0 <= operand.low < _SUBNORMAL

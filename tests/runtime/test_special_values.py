@@ -31,6 +31,8 @@ FACTS = [
     ("Shrink", "0=0 1=0", NAN, 0, (0, NAN), NAN),
     ("Clip", "0=-1 1=1", INF, 1, 1, 1),
     ("Clip", "0=-1 1=1", NAN, (-1, 1, NAN), (-1, NAN), -1),
+    ("UnaryOp", "0=18", 3e9, (3e9, -(2**31)), 3e9, 3e9),  # -2**31 on x86 without AVX
+    ("UnaryOp", "0=19", INF, (INF, -(2**31)), INF, INF),
     ("BinaryOp", "0=4 1=1 2=0.5", NAN, (0.5, NAN), (0.5, NAN), 0.5),
     ("ReLU", "", NAN, (0, NAN), (0, NAN), 0),
     ("BinaryOp", "0=2 1=1 2=0", NAN, NAN, NAN, 0),

@@ -23,7 +23,7 @@ def saved(folder: Path, graph: str, **weights: Any) -> tuple[Path, ...]:
 
 @pytest.fixture
 def convolutions(tmp_path: Path) -> tuple[Path, ...]:
-    """A 1x1 convolution, which costs little, and a 3x3 one, which costs a percent because of winograd."""
+    """A 1x1 convolution, which costs little, and a 3x3 one, which costs eight percent because of winograd."""
     rng = np.random.default_rng(0)
     graph = (
         "(float[1, 32, 18, 18] x) => (float[A, B, C, D] y)"
