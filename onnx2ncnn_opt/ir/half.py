@@ -39,6 +39,7 @@ HALF_WEIGHTS = frozenset(
 _WEIGHT = "weight_data"
 _IN_32_BITS = frozenset({"Input", "MemoryData", "AbsVal", "Bias", "Dropout", "LRN", "Scale"})  # and plain loops
 _TILES, _CHANNELS, _QUERIES = 12, 12, 8
+_STORED = 0.5  # of an error of attention, that a mask of arithmetic may leave
 # The sums of a sample; the first are at the largest number, and only show how large numbers become.
 _SUMS, _LEAST_SUMS, _TERMS_OF_ALL, _TERMS_OF_ROW, _AT_LARGEST = 256, 32, 2**18, 2**20, 8
 # The sums in which a kernel adds up: those of InnerProduct for a vector; and of Gemm for one row, of which ARM has
@@ -428,12 +429,13 @@ def _attention(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) 
     products = q[:, rows] @ np.swapaxes(k, 1, 2)
     _, errors, _ = _added_up(to_half(q[:, rows])[:, :, None] * to_half(k)[:, None], -1)
     sums = products + errors * rng.standard_normal(errors.shape, np.float32)
-    half, exact = (_softmax(scores) @ v for scores in (to_half(sums * scale + mask), products * scale + mask))
-    peak = _peak(products)
-    remedy = FP32 if peak * scale > LARGEST / INPUT_MARGIN else Feature.NO_FP16_ARITHMETIC
-    if q.shape[-1] % 8 or v.shape[-1] % 8:  # else GPUs keep the scores in 32 bits (sdpa_vulkan.cpp)
-        remedy |= Feature.NO_VULKAN
-    return Inner("products of queries and keys", (_size(half - exact),), not peak <= LARGEST / INPUT_MARGIN, remedy)
+    scores = products * scale + mask
+    exact, stored, half = (_softmax(each) @ v for each in (scores, to_half(scores), to_half(sums * scale + mask)))
+    peak, error = _peak(products), _size(half - exact)
+    # Without fp16 arithmetic the scores still have 16 bits on ARM, and on GPUs if a head's width is no multiple of 8.
+    is_enough = peak * scale <= LARGEST / INPUT_MARGIN and _size(stored - exact) <= _STORED * error
+    remedy = Feature.NO_FP16_ARITHMETIC if is_enough else FP32
+    return Inner("products of queries and keys", (error,), not peak <= LARGEST / INPUT_MARGIN, remedy)
 
 
 def _softmax(scores: Array) -> Array:
