@@ -43,8 +43,8 @@ _STORED = 0.5  # of an error of attention, that a mask of arithmetic may leave
 # The sums of a sample; the first are at the largest number, and only show how large numbers become.
 _SUMS, _LEAST_SUMS, _TERMS_OF_ALL, _TERMS_OF_ROW, _AT_LARGEST = 256, 32, 2**18, 2**20, 8
 # The sums in which a kernel adds up: those of InnerProduct for a vector; and of Gemm for one row, of which ARM has
-# eight and a GPU one, so that this lies between both.
-_LANES, _LANES_OF_ROW = 8, 3
+# eight and more and a GPU one, so that this lies between both.
+_LANES, _LANES_OF_ROW = 8, 5
 _A_ROW = 4  # constant_broadcast_type_C of a Gemm whose C has a number for each column
 _UNSEEN = 2.0  # how much larger winograd's sums may be than in so few tiles and channels
 _SQ2 = math.sqrt(2.0)
@@ -297,7 +297,8 @@ def _winograd(layer: Layer, x: Array, weight: Array, tile: int, rng: np.random.G
     top, bottom, left, right = pads if min(pads) >= 0 else (1, 1, 1, 1)  # below 0: as many as keep the size
     x = np.pad(x, ((0, 0), (top, bottom), (left, right)))
     itm, ktm, otm = _transforms(tile)
-    rows, columns = max(-(-(x.shape[1] - 2) // tile), 1), max(-(-(x.shape[2] - 2) // tile), 1)
+    height, width = (max(size - 2, 1) for size in x.shape[1:])
+    rows, columns = -(-height // tile), -(-width // tile)
     x = np.pad(x, ((0, 0), (0, max(rows * tile + 2 - x.shape[1], 0)), (0, max(columns * tile + 2 - x.shape[2], 0))))
     _, top, left = np.unravel_index(int(np.abs(x).argmax()), x.shape)
     largest = min(int(top) // tile, rows - 1) * columns + min(int(left) // tile, columns - 1)
@@ -316,7 +317,11 @@ def _winograd(layer: Layer, x: Array, weight: Array, tile: int, rng: np.random.G
     exact = otm @ np.einsum("ocij,tcij->toij", u, itm @ tiles @ itm.T, optimize=True) @ otm.T
     errors = np.sqrt(powers @ otm.T**2 + steps**2 + (result - exact) ** 2)[:-1]
     peak = max(peak, *(_peak(numbers) for numbers in (rows_done, transformed, halfway, result)))
-    errors = _activated_errors(layer, exact[:-1] + _bias(layer, channels)[:, None, None], errors)
+    places = np.array(chosen[:-1])[:, None] // (columns, 1) % (rows, columns) * tile
+    ends = np.clip((height, width) - places, 0, tile)  # what a tile computes beyond the output is thrown away
+    inside = (np.arange(tile)[:, None] < ends[:, 0, None, None]) & (np.arange(tile) < ends[:, 1, None, None])
+    known = np.broadcast_to(inside[:, None], errors.shape)
+    errors = _activated_errors(layer, (exact[:-1] + _bias(layer, channels)[:, None, None])[known], errors[known])
     remedy = Feature.NO_FP16_ARITHMETIC | Feature.NO_WINOGRAD  # GPUs do winograd in fp16 all the same
     sample = errors[_spread(len(errors), _SUMS, rng)]
     return Inner("winograd's sums", tuple(sample.tolist()), not peak <= LARGEST / (INPUT_MARGIN * _UNSEEN), remedy)

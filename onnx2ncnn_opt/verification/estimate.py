@@ -31,6 +31,7 @@ from onnx2ncnn_opt.param.binary import write_weights
 from onnx2ncnn_opt.param.files import NetFiles, write_param
 from onnx2ncnn_opt.param.splits import Listing
 from onnx2ncnn_opt.rewrite.integers import index_blobs
+from onnx2ncnn_opt.rewrite.prove_masks import SOURCES
 from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import BlobStats, NcnnRunner, NcnnWorker, WalkStep
 from onnx2ncnn_opt.system import temporary_folder
@@ -173,8 +174,8 @@ class Estimator:
         """Run the net with every blob rounded to "fp16" or "bf16" (or none).
 
         With `noise`, arithmetic in fp16 puts errors of these sizes on the outputs of layers; if blobs are rounded to
-        fp16, the layers' own numbers are too, except where masks keep them in 32 bits. Without rounding, only blobs
-        with noise are known then, and the outputs.
+        fp16, the layers' own numbers are too, except where masks keep them in 32 bits. With one of both alone, only
+        blobs that it changes are known, and the outputs.
         A `sampled` run computes `Walk.inner`. The seed is that of the noise.
         """
         walk = Walk()
@@ -185,9 +186,7 @@ class Estimator:
             for layer, name in self._halves.items()
             if is_half and not layer["featmask"] & Feature.NO_FP16_STORAGE
         }
-        walked = self._walked(rounding, noise or {}, readers, halves, _SAMPLE if rounding or noise is None else 0)
-        if not rounding and noise is not None:
-            walked = {step: b for step, b in walked.items() if b.producer in noise or b in self._scores}
+        walked = self._walked(rounding, noise, readers, halves)
         names = {step.blob for step in walked}
         # Outputs behind Splits.
         ends = {WalkStep(name, send=True): blob for blob, name in self.compared.items() if name not in names}
@@ -225,7 +224,7 @@ class Estimator:
     def largest(self, blobs: Collection[Blob]) -> dict[Blob, float]:
         """Return the largest finite numbers of some blobs in fp32; the net is computed up to the last of them."""
         found: dict[Blob, float] = {}
-        steps = {step: blob for step, blob in self._walked("", {}, (), {}).items() if blob in blobs}
+        steps = {step: blob for step, blob in self._walked("", {}, (), {}, blobs).items() if blob in blobs}
         feeds = {self.names[blob]: feed for blob, feed in self.feeds.items()}
         self._runner.walk(feeds, list(steps), lambda step, stats: found.update({steps[step]: stats.largest}))
         return found
@@ -233,17 +232,20 @@ class Estimator:
     def _walked(
         self,
         rounding: str,
-        noise: Mapping[Layer, Noise],
+        noise: Mapping[Layer, Noise] | None,
         readers: Collection[Layer],
         halves: Mapping[Layer, str],
-        sample: int = 0,
+        wanted: Collection[Blob] = (),
     ) -> dict[WalkStep, Blob]:
         """Return the blobs to round in a walk, in the order of the file; `readers` need theirs sent.
 
-        `halves` are the blobs to take in place of the outputs of some layers. A `sample` of each blob is sent.
+        `halves` are the blobs to take in place of the outputs of some layers. With rounding and noise, or without both,
+        a sample of each blob is sent. Else only blobs that are changed, sent or `wanted` are in the walk.
         """
         walked: dict[WalkStep, Blob] = {}
+        is_whole = bool(rounding) == (noise is not None)
         for layer in self.graph:
+            errors = (noise or {}).get(layer, Noise())
             for blob in layer.outputs:
                 is_unfed = layer.type == "Input" and blob not in self.feeds
                 if blob not in self.names or blob in self._opaque or is_unfed:
@@ -252,8 +254,10 @@ class Estimator:
                 own = "" if blob in self._indexes or _stays(blob, rounding) else rounding
                 is_end = blob in self._scores or self.compared.get(blob) == name
                 is_sent = is_end or any(user in readers for user in blob.users)
-                of_layer = makes_32_bits(layer), *noise.get(layer, Noise()), is_sent, sample, halves.get(layer, "")
-                walked[WalkStep(name, own, *of_layer)] = blob
+                other = halves.get(layer, "")
+                if is_whole or own or other or any(errors) or is_sent or blob in wanted:
+                    of_layer = makes_32_bits(layer), *errors, is_sent, _SAMPLE if is_whole else 0, other
+                    walked[WalkStep(name, own, *of_layer)] = blob
         return walked
 
 
@@ -295,6 +299,7 @@ def _equal(feeds: Mapping[Blob, Feed], others: Mapping[Blob, Feed]) -> bool:
 
 
 def _stays(blob: Blob, rounding: str) -> bool:
-    """Return True if a blob keeps 32 bits: all consumers want that, or it has none and its producer writes them."""
-    deciding = blob.users or (blob.producer,)
-    return all(layer is not None and layer["featmask"] & _STORAGE.get(rounding, 0) for layer in deciding)
+    """Return True if a blob keeps 32 bits: its producer writes them, and all consumers want them."""
+    maker = blob.producer
+    deciding = (*blob.users, *([maker] if maker is not None and maker.type not in SOURCES else ()))
+    return all(layer["featmask"] & _STORAGE.get(rounding, 0) for layer in deciding)

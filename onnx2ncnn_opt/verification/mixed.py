@@ -21,17 +21,10 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker, Times
 from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk
+from onnx2ncnn_opt.verification.mask_judge import MaskJudge, Masks, Measured, errors_of
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.search_masks import (
-    BUDGET,
-    FULL,
-    MaskJudge,
-    Masks,
-    Measured,
-    cheapest_masks,
-    errors_of,
-    find_masks,
-)
+from onnx2ncnn_opt.verification.plan_masks import BUDGET, FULL, plan_masks
+from onnx2ncnn_opt.verification.search_masks import find_masks
 from onnx2ncnn_opt.verification.verify_net import net_feeds
 
 _ATTEMPTS = 10
@@ -82,8 +75,8 @@ class DeviceJudge(MaskJudge):
         param.write_bytes(format_param(copy).encode())
         return NcnnRunner(param, bin, mode="fp16", worker=self._worker, threads=None, timeout=timeout)
 
-    def errors(self, masks: Masks = MappingProxyType({})) -> Measured:
-        """Return the errors as the estimate does, but measured."""
+    def errors(self, masks: Masks = MappingProxyType({}), *, more: int = 0) -> Measured:
+        """Return the errors as the estimate does, but measured: more runs would make the same."""
         features = {**masks, **self.fixed}
         key = frozenset(features.items())
         if key not in self._known:
@@ -134,12 +127,9 @@ def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:
         for layer, mask in masks.items():
             needed[layer] = mask._replace(features=mask.features | needed.get(layer, mask).features)
         masks, judge.fixed = needed, {layer: mask.features for layer, mask in needed.items()}
-        shares = judge.shares()
-        _, best, _ = cheapest_masks([judge], shares, [(budget, 1.0)], _ATTEMPTS)
-        alone = {layer: float(power.max()) ** 0.5 for layer, power in shares.layers.items()}
-        for layer, cheapest in best.items():
-            reason = f"alone in fp16 it costs {alone[layer]:.1e} of the largest value of an output"
-            masks[layer] = Mask(layer.name, layer.type, cheapest, reason, judge.reference.largest_of(layer.outputs))
+        plan = plan_masks([judge], budget, _ATTEMPTS)
+        masks |= plan.masks_of(judge)
+        alone = {layer: plan.alone(layer) for layer in plan.masks}
         after = judge.error({layer: mask.features for layer, mask in masks.items()})
     if not after <= budget:
         what = "NaN or infinite" if math.isnan(after) else f"off by {after:.1e} of the largest value"

@@ -24,9 +24,10 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.verification.estimate import Estimator
 from onnx2ncnn_opt.verification.inputs import draw_inputs
+from onnx2ncnn_opt.verification.mask_judge import errors_of, largest_error
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.rounding import tolerance_within
-from onnx2ncnn_opt.verification.search_masks import Precision, errors_of, find_masks, largest_error
+from onnx2ncnn_opt.verification.search_masks import Precision, find_masks
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, Tolerance
 from scripts.measure.measured import ROOT
 from testing import op_cases, pass_cases

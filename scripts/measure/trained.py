@@ -29,8 +29,8 @@ from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.verification.estimate import Estimator, most_ordinary
 from onnx2ncnn_opt.verification.inputs import DATA, Draw, draw_inputs
 from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.plan_masks import BUDGET
 from onnx2ncnn_opt.verification.runs import first_sizes
-from onnx2ncnn_opt.verification.search_masks import BUDGET
 from scripts.measure.measured import ROOT, table
 
 MODELS = ROOT / "fixtures" / "trained.tsv"

@@ -42,13 +42,17 @@ def test_winograd_costs_more_than_sums(inputs: int, tile: int) -> None:
     winograd, sums = inner_arithmetic(layer, [x])
     assert winograd_tile(layer) == tile
     # The output is N(0, 1). On aarch64 two such layers in a row are off by 1.2e-2 in the mean, 3e-2 to 4e-2 at most.
-    assert {6: 2e-3, 4: 1e-3}[tile] < winograd.error < {6: 2e-2, 4: 1e-2}[tile]
+    assert {6: 2e-3, 4: 1e-3}[tile] < winograd.error < {6: 2.5e-2, 4: 1e-2}[tile]
     assert 1e-4 < sums.error < winograd.error
     assert not winograd.overflows
     assert not sums.overflows
 
 
-@pytest.mark.parametrize(("inputs", "side", "measured"), [(32, 20, 1.9e-2), (160, 20, 9.5e-3), (64, 62, 2.6e-2)])
+@pytest.mark.parametrize(
+    ("inputs", "side", "measured"),
+    # The last two are smaller than their tiles: a sample of what lies outside as well is off by 0.6.
+    [(32, 20, 1.9e-2), (160, 20, 9.5e-3), (64, 62, 2.6e-2), (32, 9, 2.1e-2), (64, 4, 2.1e-2)],
+)
 def test_winograd_is_as_inexact_as_on_aarch64(inputs: int, side: int, measured: float) -> None:
     layer = convolution(inputs, 32, pad_left=1)
     layer.weights["weight_data"] = to_half(layer.weights["weight_data"])

@@ -14,7 +14,8 @@ from onnx2ncnn_opt.param.binary import write_weights
 from onnx2ncnn_opt.rewrite.prove_masks import put_masks
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.verification.estimate import Estimator, most_ordinary
-from onnx2ncnn_opt.verification.search_masks import MaskJudge, Precision, errors_of, find_masks, largest_error
+from onnx2ncnn_opt.verification.mask_judge import MaskJudge, errors_of, largest_error
+from onnx2ncnn_opt.verification.search_masks import Precision, find_masks
 from testing.models import write_model
 from testing.param_text import bare as net
 from testing.param_text import layer
@@ -299,7 +300,7 @@ def test_nets_of_very_many_layers_are_not_estimated() -> None:
         (Precision(5e-2), "; compute it in fp32; `mixed` looks for more masks"),
         (
             Precision(5e-2, 0.1),
-            "; perhaps compute it in fp32; rounding its blobs and weights makes this error, which no mask undoes",
+            "; perhaps compute it in fp32; rounding its blobs and weights makes this error",
         ),
     ],
 )

@@ -12,8 +12,9 @@ from onnx2ncnn_opt.ir.half import Noise
 from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk
+from onnx2ncnn_opt.verification.mask_judge import MaskJudge
 from onnx2ncnn_opt.verification.noise_shares import Shares
-from onnx2ncnn_opt.verification.search_masks import MaskJudge, find_masks
+from onnx2ncnn_opt.verification.search_masks import find_masks
 from testing.param_text import bare as net
 
 LAYERS = 40

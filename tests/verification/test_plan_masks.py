@@ -1,0 +1,74 @@
+from itertools import pairwise
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.features import FP32
+from onnx2ncnn_opt.ir.graph import Graph
+from onnx2ncnn_opt.ir.shapes import infer_graph
+from onnx2ncnn_opt.runtime.base import Feed
+from onnx2ncnn_opt.verification.estimate import Estimator
+from onnx2ncnn_opt.verification.mask_judge import MaskJudge
+from onnx2ncnn_opt.verification.search_masks import find_masks
+from testing.param_text import bare as net
+from testing.param_text import layer
+
+_X = np.random.default_rng(0).standard_normal((16, 24, 24), np.float32)
+
+
+def pointwise(count: int, *, first: str = "x") -> list[str]:
+    """Return the lines of 1x1 convolutions."""
+    names = [first, *(f"c{i}" for i in range(count))]
+    return [f"Convolution {b} 1 1 {a} {b} 0=16 1=1 5=1 6=256" for a, b in pairwise(names)]
+
+
+def weighted(graph: Graph) -> Graph:
+    """Give the convolutions weights that keep the size of numbers."""
+    rng = np.random.default_rng(1)
+    for each in graph:
+        if each.type == "Convolution":
+            each.weights["weight_data"] = rng.standard_normal(each["weight_data_size"], np.float32) / 4
+            each.weights["bias_data"] = np.zeros(each["num_output"], np.float32)
+    infer_graph(graph)
+    return graph
+
+
+def masked(graph: Graph, x: np.ndarray) -> dict[str, int]:
+    """Return the masks that bring the error below 1e-2, where it was above the budget."""
+    with Estimator(graph, {graph.inputs[0]: Feed(x)}) as estimator:
+        before = find_masks([estimator], masks=False)[1]
+        found, after = find_masks([estimator])
+    assert before.error > 2e-2
+    assert after.error < 1e-2
+    assert after.price <= 0.2
+    return {each.name: found[each].features for each in graph if each in found}
+
+
+def test_an_input_whose_rounding_is_enlarged() -> None:
+    """300 less than numbers near 300: these are rounded to a quarter before."""
+    graph = weighted(net("Input x 0 1 x 0=24 1=24 2=16", "BinaryOp d 1 1 x d 0=1 1=1 2=3e2", *pointwise(8, first="d")))
+    assert masked(graph, _X + 300) == {"d": FP32}
+
+
+def test_large_numbers_that_cancel_at_the_end() -> None:
+    """The last convolution takes differences of numbers near 400, as nets that predict noise do."""
+    end = ["Convolution large 1 1 c11 large 0=16 1=1 5=1 6=256", "Convolution y 1 1 large y 0=8 1=1 5=1 6=128"]
+    graph = weighted(net("Input x 0 1 x 0=24 1=24 2=16", *pointwise(12), *end))
+    layer(graph, "large").weights["bias_data"] = np.full(16, 400, np.float32)
+    difference = np.kron(np.eye(8), [1, -1]).astype(np.float32)
+    layer(graph, "y").weights["weight_data"] = difference.ravel()
+    found = masked(graph, _X)
+    assert {"large": FP32, "y": FP32}.items() <= found.items()
+
+
+def test_a_blob_stays_only_if_its_producer_writes_32_bits() -> None:
+    graph = net("Input x 0 1 x 0=64", "UnaryOp a 1 1 x a 0=7", "UnaryOp b 1 1 a b 0=8", "UnaryOp y 1 1 b y 0=7")
+    x = np.linspace(0.1, 3.0, 64, dtype=np.float32)
+    with Estimator(graph, {graph.inputs[0]: Feed(x)}) as estimator:
+        judge = MaskJudge(estimator)
+        layers = {each.name: each for each in graph}
+        errors = [
+            judge.error({layers[name]: FP32 for name in names}) for names in (("b", "y"), ("a", "b"), ("a", "b", "y"))
+        ]
+    assert errors[0] > 1e-4
+    assert errors[1] > 1e-4
+    assert errors[2] == 0
