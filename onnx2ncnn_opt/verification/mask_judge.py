@@ -23,6 +23,7 @@ from onnx2ncnn_opt.verification.tolerance import parts
 
 _ELEMENT_COST = 4.0  # multiplications that take as long as an element that is computed and written
 TINY_NET = 2**16  # elements of all blobs, up to which several inputs run with several noises
+_MOST_RUNS = 2**8
 _SATURATED = 0.02  # p * (1 - p) of a probability p that is nearly 0 or 1
 
 Masks = Mapping[Layer, Feature]
@@ -102,16 +103,20 @@ class MaskJudge:
 
     checked = "estimated for fp16"  # the place where the net runs, for people
 
-    def __init__(self, estimator: Estimator, integers: Collection[Blob] = (), other: MaskJudge | None = None) -> None:
+    def __init__(
+        self, estimator: Estimator, integers: Collection[Blob] = (), other: MaskJudge | None = None, number: int = 0
+    ) -> None:
         """Run the net in fp32. In fp16 it has so many `runs`, each with other noise: as `other` has, which ran before.
 
-        Outputs that are `integers` do not count if they are places of numbers that count.
+        The judges of one net have different numbers, and so other noise. Outputs that are `integers` do not count if
+        they are places of numbers that count.
         """
+        self._number = number
         self.estimator, self.graph = estimator, estimator.graph
         self.runs: int = other.runs if other else 1
         self._left_out = integers if estimator.choices else ()
         self.fixed: Masks = {}  # masks besides those that are tried
-        self._errors: dict[tuple[int, tuple[int, ...]], Measured] = {}  # by the seed, and the masks of all layers
+        self._errors: dict[tuple[int, tuple[int, ...]], Measured] = {}  # by the run, and the masks of all layers
         self._last: tuple[tuple[int, ...], Walk] | None = None
         self.factors: dict[Blob, float] = {}  # by which errors of outputs are other ones on average over inputs
         sizes = estimator.sizes()
@@ -137,10 +142,10 @@ class MaskJudge:
                 found[layer] = noise
         return found
 
-    def run(self, seed: int = 0) -> Walk:
+    def run(self, number: int = 0) -> Walk:
         """Return a run in fp16 with the masks that the layers have."""
-        walk = self.estimator.run("fp16", self.noise(), seed=seed)
-        self._errors[seed, self._key()] = self._measured(walk)
+        walk = self.estimator.run("fp16", self.noise(), seed=_MOST_RUNS * self._number + number)
+        self._errors[number, self._key()] = self._measured(walk)
         self._last = self._key(), walk
         return walk
 
@@ -151,13 +156,13 @@ class MaskJudge:
         """Return the largest error of an output with masks added, see `largest_error`."""
         return largest_error(self.errors(masks))
 
-    def errors(self, masks: Masks = MappingProxyType({}), *, more: int = 0) -> Measured:
-        """Return the errors of the outputs with masks added, of so many `more` runs than usual."""
+    def errors(self, masks: Masks = MappingProxyType({})) -> Measured:
+        """Return the errors of the outputs with masks added."""
         with self._added(masks):
-            for seed in range(self.runs + more):
-                if (seed, self._key()) not in self._errors:
-                    self.run(seed)
-            return mean_of([self._errors[seed, self._key()] for seed in range(self.runs + more)])
+            for run in range(self.runs):
+                if (run, self._key()) not in self._errors:
+                    self.run(run)
+            return mean_of([self._errors[run, self._key()] for run in range(self.runs)])
 
     def expected(self, masks: Masks) -> float:
         """Return the largest error to be expected on average over the inputs of several judges, with masks added."""
@@ -228,9 +233,9 @@ class MaskJudge:
         return any(((a != b) & (a.view(np.int32) != b.view(np.int32))).any() for a, b in both)
 
 
-def joint_error(judges: Sequence[MaskJudge], masks: Masks = MappingProxyType({}), *, more: int = 0) -> float:
+def joint_error(judges: Sequence[MaskJudge], masks: Masks = MappingProxyType({})) -> float:
     """Return the error of a net on the inputs of several judges: one of them alone may make an output nearly 0."""
-    return largest_error(mean_of([judge.errors(masks, more=more) for judge in judges]))
+    return largest_error(mean_of([judge.errors(masks) for judge in judges]))
 
 
 def compare(judges: Sequence[MaskJudge], masks: Masks = MappingProxyType({})) -> float:

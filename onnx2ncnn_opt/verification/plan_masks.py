@@ -65,7 +65,7 @@ class Plan(NamedTuple):
     wishes: Sequence[Wish]
     shares: Shares  # the noise without the masks, but with the blocks
     rounding: float  # the error of rounding outside of the blocks
-    is_confirmed: bool = False  # the error is not only that of the noise that the masks were chosen by
+    is_confirmed: bool = False  # the error is not only that of what the masks were chosen by
 
     @property
     def number(self) -> int:
@@ -100,12 +100,16 @@ class Plan(NamedTuple):
         return math.sqrt(self.shares.layers[layer].max()) if layer in self.shares.layers else math.nan
 
 
-def plan_masks(judges: Sequence[MaskJudge], budget: float | None, attempts: int) -> Plan:
+def plan_masks(
+    judges: Sequence[MaskJudge], budget: float | None, attempts: int, other: MaskJudge | None = None
+) -> Plan:
     """Return the best masks that so many `attempts` of each way find; a given budget counts at any price.
 
-    The judges have the same net on several inputs. The first one decides which masks to try.
+    The judges have the same net on several inputs. The first one decides which masks to try. The `other` has an input,
+    or noise, that no masks were chosen by: the best of many tries looks better than it is.
     """
     compare(judges)
+    all_judges = [*judges, other] if other else []
     shares, plans, divided = judges[0].shares(), list[Plan](), list[list[Layer]]()
     rows = _ROWS if budget is None else ((((budget, 1.0),), _BLOCKS_OF_BUDGET),)
     wishes = [wish for aims, _ in rows for wish in aims]
@@ -118,17 +122,17 @@ def plan_masks(judges: Sequence[MaskJudge], budget: float | None, attempts: int)
             if len(blocks) not in seen:
                 seen.add(len(blocks))
                 plans += _plans(judges, aims, wishes, blocks, shares, attempts)
-                if not _best(judges, plans).number:
+                if not _best(plans, all_judges).number:
                     break
-        if _best(judges, plans).is_enough:
+        if _best(plans, all_judges).is_enough:
             break
-    return _best(judges, plans)
+    return _best(plans, all_judges)
 
 
-def _best(judges: Sequence[MaskJudge], plans: list[Plan]) -> Plan:
-    """Return the best plan, and make the errors of plans that seem to be enough certain by runs with other noise."""
-    while not (best := min(plans, key=lambda plan: plan.rank)).is_confirmed and best.is_enough:
-        error = joint_error(judges, {**best.masks, **best.blocks}, more=1)
+def _best(plans: list[Plan], judges: Sequence[MaskJudge]) -> Plan:
+    """Return the best plan, and measure by all judges, if there are any, those that seem to be enough."""
+    while (best := min(plans, key=lambda plan: plan.rank)).is_enough and judges and not best.is_confirmed:
+        error = joint_error(judges, {**best.masks, **best.blocks})
         plans[plans.index(best)] = best._replace(error=error, is_confirmed=True)
     return best
 

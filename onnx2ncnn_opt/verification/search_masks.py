@@ -119,7 +119,7 @@ def masks_for_data(
     with Estimator(graph, feeds_of(draws[0]), **net) as estimator:
         scales = [estimator, *(estimator.on(feeds_of(draw)) for draw in draws[1:])]
         number = most_ordinary(scales)
-        again = (estimator.on(feeds_of(draws[number]._replace(seed=seed + more))) for more in range(1, _INPUTS))
+        again = (estimator.on(feeds_of(draws[number]._replace(seed=seed + more))) for more in range(1, _INPUTS + 1))
         large = estimator.on(feeds_of(Draw(seed, inputs.LARGE)))
         return find_masks(chain([scales[number]], again), large, **options)
 
@@ -156,15 +156,17 @@ def find_masks(
         share = next((share for size, share in _CLOSE if elements < size), math.inf)
         has_few = sum(array.size for array in judge.reference.outputs.values()) <= _FEW_NUMBERS
         is_vague = has_few or judge.hides_errors() or not error < share * allowed
-        more = _INPUTS if elements < TINY_NET else int(is_vague)
+        more = _INPUTS - 1 if elements < TINY_NET else int(is_vague)
         runs = _NOISES if has_few or elements < TINY_NET else 1
         judge.runs = runs
-        judges += (MaskJudge(estimator, integers, judge) for estimator in islice(given, more))
+        judges += (MaskJudge(each, integers, judge, at) for at, each in enumerate(islice(given, more), 1))
         judges = most_telling_first(judges)
         judge, error, rounding = judges[0], joint_error(judges), 0.0
         if masks and error > (budget or LEAST):
-            closer, rounding = _mask_errors(judges, found, budget, EFFORTS[effort][1])
-            error = joint_error(judges, more=1)
+            other = MaskJudge(next(given, judge.estimator), integers, judge, len(judges))
+            closer, rounding = _mask_errors(judges, other, found, budget, EFFORTS[effort][1])
+            judges.append(other)
+            error = joint_error(judges)
         if error > allowed:
             allowed = max(
                 allowed, _ROUNDINGS_ALLOWED * (rounding or largest_error(mean_of([each.rounding() for each in judges])))
@@ -243,10 +245,12 @@ def _mask_first_special(judge: MaskJudge, walk: Walk, found: _Found) -> bool:
     return False
 
 
-def _mask_errors(judges: Sequence[MaskJudge], found: _Found, budget: float | None, effort: float) -> tuple[str, float]:
+def _mask_errors(
+    judges: Sequence[MaskJudge], other: MaskJudge, found: _Found, budget: float | None, effort: float
+) -> tuple[str, float]:
     """Mask the layers that make too large an error; return a note on other budgets, and the error of rounding."""
     judge, closer, attempts = judges[0], "", 1 + int(effort * (_ATTEMPTS - 1))
-    plan = plan_masks(judges, budget, attempts)
+    plan = plan_masks(judges, budget, attempts, other)
     if budget is None and not plan.is_enough:
         closer = f"--budget {BUDGET:g} takes masks for more than {MOST:.0%} of the multiplications"
         if plan.error > (wide := max(_WIDE * BUDGET, _ROUNDINGS_WIDE * plan.rounding)):  # which justifies any cost

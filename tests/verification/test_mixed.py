@@ -73,8 +73,8 @@ def test_a_budget_that_only_32_bits_keep(convolutions: tuple[Path, ...]) -> None
 class FaultyDevice(MaskJudge):
     """A device that is off by a hundredth, whatever the masks are."""
 
-    def errors(self, masks: Masks = MappingProxyType({}), *, more: int = 0) -> Measured:
-        return {blob: (error + size / 100, size) for blob, (error, size) in super().errors(masks, more=more).items()}
+    def errors(self, masks: Masks = MappingProxyType({})) -> Measured:
+        return {blob: (error + size / 100, size) for blob, (error, size) in super().errors(masks).items()}
 
 
 def test_a_budget_that_no_masks_keep(convolutions: tuple[Path, ...]) -> None:
