@@ -40,6 +40,14 @@ class Mask(NamedTuple):
     largest: float | None = None
     device: Device | None = None
 
+    def joined(self, other: "Mask | None") -> "Mask":
+        """Return the mask with what another one of the same layer switches off as well, if there is one."""
+        if other is None:
+            return self
+        features, reason = self.features | other.features, f"{self.reason}; {other.reason}"
+        device = self.device if self.device == other.device else None
+        return self._replace(features=features, reason=reason, device=device)
+
     def __str__(self) -> str:
         seen = "" if self.largest is None else f" (largest value seen: {self.largest:.3g})"
         return f"{self.type} '{self.layer}': {features_of(self.features)}: {self.reason}{seen}"

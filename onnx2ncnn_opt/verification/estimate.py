@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -224,7 +224,7 @@ class Estimator:
     def largest(self, blobs: Collection[Blob]) -> dict[Blob, float]:
         """Return the largest finite numbers of some blobs in fp32; the net is computed up to the last of them."""
         found: dict[Blob, float] = {}
-        steps = {step: blob for step, blob in self._walked("", {}, (), {}, blobs).items() if blob in blobs}
+        steps = {WalkStep(self.names[blob]): blob for _, blob in self._known() if blob in blobs}
         feeds = {self.names[blob]: feed for blob, feed in self.feeds.items()}
         self._runner.walk(feeds, list(steps), lambda step, stats: found.update({steps[step]: stats.largest}))
         return found
@@ -235,30 +235,32 @@ class Estimator:
         noise: Mapping[Layer, Noise] | None,
         readers: Collection[Layer],
         halves: Mapping[Layer, str],
-        wanted: Collection[Blob] = (),
     ) -> dict[WalkStep, Blob]:
         """Return the blobs to round in a walk, in the order of the file; `readers` need theirs sent.
 
         `halves` are the blobs to take in place of the outputs of some layers. With rounding and noise, or without both,
-        a sample of each blob is sent. Else only blobs that are changed, sent or `wanted` are in the walk.
+        a sample of each blob is sent. Else only blobs that are changed or sent are in the walk.
         """
         walked: dict[WalkStep, Blob] = {}
         is_whole = bool(rounding) == (noise is not None)
-        for layer in self.graph:
+        for layer, blob in self._known():
             errors = (noise or {}).get(layer, Noise())
+            own = "" if blob in self._indexes or _stays(blob, rounding) else rounding
+            is_end = blob in self._scores or self.compared.get(blob) == self.names[blob]
+            is_sent = is_end or any(user in readers for user in blob.users)
+            other = halves.get(layer, "")
+            if is_whole or own or other or any(errors) or is_sent:
+                of_layer = makes_32_bits(layer), *errors, is_sent, _SAMPLE if is_whole else 0, other
+                walked[WalkStep(self.names[blob], own, *of_layer)] = blob
+        return walked
+
+    def _known(self) -> Iterator[tuple[Layer, Blob]]:
+        """Yield the layers and their blobs of which ncnn has one array, in the order of the file."""
+        for layer in self.graph:
             for blob in layer.outputs:
                 is_unfed = layer.type == "Input" and blob not in self.feeds
-                if blob not in self.names or blob in self._opaque or is_unfed:
-                    continue
-                name = self.names[blob]
-                own = "" if blob in self._indexes or _stays(blob, rounding) else rounding
-                is_end = blob in self._scores or self.compared.get(blob) == name
-                is_sent = is_end or any(user in readers for user in blob.users)
-                other = halves.get(layer, "")
-                if is_whole or own or other or any(errors) or is_sent or blob in wanted:
-                    of_layer = makes_32_bits(layer), *errors, is_sent, _SAMPLE if is_whole else 0, other
-                    walked[WalkStep(name, own, *of_layer)] = blob
-        return walked
+                if blob in self.names and blob not in self._opaque and not is_unfed:
+                    yield layer, blob
 
 
 def _end(blob: Blob) -> Layer | None:

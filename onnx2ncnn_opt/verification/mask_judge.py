@@ -23,7 +23,7 @@ from onnx2ncnn_opt.verification.tolerance import parts
 
 _ELEMENT_COST = 4.0  # multiplications that take as long as an element that is computed and written
 TINY_NET = 2**16  # elements of all blobs, up to which several inputs run with several noises
-_MOST_RUNS = 2**8
+_MOST_RUNS = 2**8  # of a judge, each with a seed of its own
 _SATURATED = 0.02  # p * (1 - p) of a probability p that is nearly 0 or 1
 
 Masks = Mapping[Layer, Feature]
@@ -111,7 +111,7 @@ class MaskJudge:
         The judges of one net have different numbers, and so other noise. Outputs that are `integers` do not count if
         they are places of numbers that count.
         """
-        self._number = number
+        self._first_seed = _MOST_RUNS * number
         self.estimator, self.graph = estimator, estimator.graph
         self.runs: int = other.runs if other else 1
         self._left_out = integers if estimator.choices else ()
@@ -144,7 +144,7 @@ class MaskJudge:
 
     def run(self, number: int = 0) -> Walk:
         """Return a run in fp16 with the masks that the layers have."""
-        walk = self.estimator.run("fp16", self.noise(), seed=_MOST_RUNS * self._number + number)
+        walk = self.estimator.run("fp16", self.noise(), seed=self._first_seed + number)
         self._errors[number, self._key()] = self._measured(walk)
         self._last = self._key(), walk
         return walk
@@ -166,8 +166,12 @@ class MaskJudge:
 
     def expected(self, masks: Masks) -> float:
         """Return the largest error to be expected on average over the inputs of several judges, with masks added."""
-        ratios = ratios_of(self.errors(masks)).items()
-        return max((ratio * self.factors.get(blob, 1.0) for blob, ratio in ratios), default=0.0)
+        return float(self.expected_of(self.errors(masks)).max(initial=0.0))
+
+    def expected_of(self, measured: Measured) -> Array:
+        """Return the error of each output in units of its largest value, on average over the inputs of the judges."""
+        ratios = ratios_of(measured).items()
+        return np.array([ratio * self.factors.get(blob, 1.0) for blob, ratio in ratios])
 
     def shares(self, masks: Masks = MappingProxyType({})) -> Shares:
         """Return the powers of the noise of layers at the outputs, in units of these, with masks added."""
@@ -176,12 +180,12 @@ class MaskJudge:
             _, walk = self._last if self._last and self._last[0] == self._key() else (None, self.run())
             ends, known = self.estimator.ends, self.reference.outputs
             blobs = [ends[blob].input if blob in ends and _is_saturated(known[blob]) else blob for blob in errors]
-            powers = [(ratio * self.factors.get(blob, 1.0)) ** 2 for blob, ratio in ratios_of(errors).items()]
-            return noise_shares(self.graph, walk, self.reference, [*zip(blobs, powers, strict=True)])
+            powers = self.expected_of(errors) ** 2
+            return noise_shares(self.graph, walk, self.reference, [*zip(blobs, powers.tolist(), strict=True)])
 
     @contextmanager
-    def _added(self, masks: Masks) -> Iterator[None]:
-        """Put masks on layers for a block."""
+    def _added(self, masks: Masks = MappingProxyType({})) -> Iterator[None]:
+        """Put masks on layers for a block, and the fixed ones."""
         with restored_masks(self.graph):
             for layer, features in (*masks.items(), *self.fixed.items()):
                 layer.params["featmask"] = layer["featmask"] | int(features)
@@ -198,14 +202,13 @@ class MaskJudge:
         """Return the share of the multiplications that masks keep from fp16 arithmetic, with masks added."""
         exact = Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE
         counts = self.multiplications.items()
-        given = self.fixed
-        both = ((count, layer["featmask"] | masks.get(layer, 0) | given.get(layer, 0)) for layer, count in counts)
-        masked = sum(count for count, features in both if features & exact)
+        with self._added(masks):
+            masked = sum(count for layer, count in counts if layer["featmask"] & exact)
         return masked / (sum(self.multiplications.values()) or 1.0)
 
     def rounding(self) -> Measured:
         """Return the errors of the outputs if every blob is rounded to fp16."""
-        with self._added(MappingProxyType({})):
+        with self._added():
             return self._measured(self.estimator.run("fp16"))
 
     def hides_errors(self) -> bool:

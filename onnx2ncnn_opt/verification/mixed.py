@@ -124,11 +124,10 @@ def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:
     after = judge.error()
     if not after <= budget:
         needed, _ = find_masks([judge.estimator], budget=math.inf)
-        for layer, mask in masks.items():
-            needed[layer] = mask._replace(features=mask.features | needed.get(layer, mask).features)
+        needed |= {layer: mask.joined(needed.get(layer)) for layer, mask in masks.items()}
         masks, judge.fixed = needed, {layer: mask.features for layer, mask in needed.items()}
         plan = plan_masks([judge], budget, _ATTEMPTS)
-        masks |= plan.masks_of(judge)
+        masks |= {layer: mask.joined(masks.get(layer)) for layer, mask in plan.masks_of(judge)}
         alone = {layer: plan.alone(layer) for layer in plan.masks}
         after = judge.error({layer: mask.features for layer, mask in masks.items()})
     if not after <= budget:

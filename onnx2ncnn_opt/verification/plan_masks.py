@@ -19,7 +19,7 @@ from onnx2ncnn_opt.ir.half import winograd_tile
 from onnx2ncnn_opt.rewrite.prove_masks import SOURCES, Mask
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.verification.knapsack import cheapest
-from onnx2ncnn_opt.verification.mask_judge import MaskJudge, Masks, compare, fixed, joint_error, ratios_of
+from onnx2ncnn_opt.verification.mask_judge import MaskJudge, Masks, compare, fixed, joint_error
 from onnx2ncnn_opt.verification.noise_shares import Shares
 
 # The error of an output that fp16 may make, in units of its largest value.
@@ -119,11 +119,13 @@ def plan_masks(
             if part and not divided:
                 divided = _loudest_blocks(judges[0])
             blocks = _blocks_within(judges[0], divided, part)
-            if len(blocks) not in seen:
-                seen.add(len(blocks))
-                plans += _plans(judges, aims, wishes, blocks, shares, attempts)
-                if not _best(plans, all_judges).number:
-                    break
+            if len(blocks) in seen:
+                continue
+            seen.add(len(blocks))
+            if (plan := _plan(judges, aims, wishes, blocks, shares, attempts)) is not None:
+                plans.append(plan)
+            if not _best(plans, all_judges).number:
+                break
         if _best(plans, all_judges).is_enough:
             break
     return _best(plans, all_judges)
@@ -137,36 +139,30 @@ def _best(plans: list[Plan], judges: Sequence[MaskJudge]) -> Plan:
     return best
 
 
-def _plans(
+def _plan(
     judges: Sequence[MaskJudge],
     aims: Sequence[Wish],
     wishes: Sequence[Wish],
     blocks: Masks,
     shares: Shares,
     attempts: int,
-) -> Iterator[Plan]:
-    """Yield the best plan with some blocks in 32 bits, unless rounding outside of them is too much for dear masks."""
+) -> Plan | None:
+    """Return the best plan with some blocks in 32 bits; None if rounding outside of them is too much for dear masks."""
     judge, budget = judges[0], wishes[-1][0]
     with fixed(judges, blocks):
-        powers = _rounding_powers(judge)
-        rounding = math.sqrt(powers.max(initial=0.0))
+        errors = judge.expected_of(judge.rounding())
+        rounding = float(errors.max(initial=0.0))
         is_possible = _POSSIBLE * rounding <= budget
         if not is_possible and aims[0] != wishes[0]:
-            return
+            return None
         left = {layer: power for layer, power in shares.layers.items() if layer not in blocks}
-        known = Shares(left, powers) if blocks else shares
+        known = Shares(left, errors**2) if blocks else shares
         reachable = [(math.hypot(aim, rounding), most) for aim, most in aims]
         if is_possible:
             reachable = [(min(aim, budget), most) for aim, most in reachable]
         masks, error = cheapest_masks(judges, known, reachable, attempts if is_possible or not blocks else 1)
         price = judge.price(masks)
-    yield Plan(masks, blocks, error, price, wishes, known, rounding)
-
-
-def _rounding_powers(judge: MaskJudge) -> Array:
-    """Return the powers of the errors of rounding at the outputs, in units of these."""
-    ratios = ratios_of(judge.rounding()).items()
-    return np.array([(ratio * judge.factors.get(blob, 1.0)) ** 2 for blob, ratio in ratios])
+    return Plan(masks, blocks, error, price, wishes, known, rounding)
 
 
 def _loudest_blocks(judge: MaskJudge) -> list[list[Layer]]:
@@ -183,8 +179,8 @@ def _loudest_blocks(judge: MaskJudge) -> list[list[Layer]]:
         number += judge.multiplications[layer]
     for block in blocks:
         with fixed([judge], {layer: FP32 for each in blocks for layer in each if each is not block}):
-            power = _rounding_powers(judge).max(initial=0.0)
-        loudness.append(power / (sum(map(judge.cost, block)) or 1.0))
+            error = judge.expected_of(judge.rounding()).max(initial=0.0)
+        loudness.append(error**2 / (sum(map(judge.cost, block)) or 1.0))
     return [blocks[at] for at in np.argsort(loudness)[::-1]]
 
 

@@ -201,10 +201,7 @@ class _Found(dict[Layer, Mask]):
         if not missing or not is_wanted(device, self._wanted):
             return
         mask = Mask(layer.name, layer.type, missing, reason, largest, device)
-        if known := self.get(layer):
-            reason, device = f"{known.reason}; {reason}", device if device == known.device else None
-            mask = known._replace(features=known.features | features, reason=reason, device=device)
-        self[layer] = mask
+        self[layer] = self[layer].joined(mask) if layer in self else mask
         layer.params["featmask"] = layer["featmask"] | int(features)
 
 

@@ -70,6 +70,18 @@ def test_a_budget_that_only_32_bits_keep(convolutions: tuple[Path, ...]) -> None
         mixed(*convolutions, verification=Verification(budget=0.0))
 
 
+def test_blocks_in_32_bits_keep_what_is_proved(tmp_path: Path) -> None:
+    """A number that stands for infinity is infinite in bf16 as well."""
+    graph = (
+        "(float[1, 4, 8] x) => (float[1, 4, 8] y, float[1, 4, 8] z) <float k = {3.4028235e38}, float one = {1}>"
+        "{ r = Relu(x) [large] l = Mul(r, k) y = Min(l, one) z = Sigmoid(x) }"
+    )
+    result = mixed(*saved(tmp_path, graph), verification=Verification(budget=1e-6))
+    masks = {chosen.mask.layer: chosen.mask.features for chosen in result.chosen}
+    assert masks["large"] == FP32 | Feature.NO_BF16_STORAGE
+    assert masks["z"] == FP32
+
+
 class FaultyDevice(MaskJudge):
     """A device that is off by a hundredth, whatever the masks are."""
 
@@ -119,4 +131,9 @@ def test_the_command(convolutions: tuple[Path, ...], tmp_path: Path, capsys: pyt
     assert said[-1] == "checked: estimated for fp16"
     masks = [layer["featmask"] for layer in read_net(tmp_path / "out.param", tmp_path / "out.bin").graph]
     assert masks == [0, 0, 64]
+    data = np.fromfile(convolutions[2], np.float32)
+    data[10] += 1
+    data.tofile(convolutions[2])
+    assert main([*arguments[:-1], "1e-6", "-o", str(tmp_path / "none")]) == 3
+    assert not (tmp_path / "none.param").exists()
     assert main([*arguments[:-4], "-o", str(tmp_path / "net.ncnn.param")]) == 2
