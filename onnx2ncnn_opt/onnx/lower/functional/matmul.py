@@ -14,6 +14,7 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape, number, spread
 from onnx2ncnn_opt.onnx.lower.functional.views import ranked, rows, squeeze, transposed, unsqueeze
 from onnx2ncnn_opt.onnx.lower.layout import Layout, align, combined, meeting, presence
+from onnx2ncnn_opt.onnx.read.given import solved
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 
@@ -90,8 +91,9 @@ BLOCK_SIZES = (32, 64, 128)  # of ncnn's Gemm
 def linear(im: ImportContext, x: Tensor, weight: Array, bias: Array | None = None) -> Tensor:
     """``x @ weight.T + bias`` for weight [outputs, inputs] and bias [outputs]: InnerProduct for one row, else Gemm."""
     outputs, inputs = weight.shape
-    if isinstance(x.shape[-1], int) and x.shape[-1] != inputs:
-        raise im.invalid(f"the operand's last axis has size {x.shape[-1]}, the matrix takes {inputs}")
+    if x.shape[-1] != inputs and (isinstance(x.shape[-1], int) or solved([(x.shape[-1], inputs)])):
+        reason = f"the operand's last axis has size {x.shape[-1]}, the matrix takes {inputs}"
+        raise im.invalid(reason, [(x.shape[-1], inputs)])
     last, batch = x.view.axes[-1], x.view.batch
     outer = set(flat(x.view.axes[:-1]))
     if outer in (set(), set(batch)):
