@@ -11,10 +11,12 @@ from itertools import chain, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx_ir
 
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import Error, RunError, UnsupportedError, UsageError
 from onnx2ncnn_opt.ir.dim import Sym
+from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.exported import reference
 from onnx2ncnn_opt.onnx.read.given import GivenSize, listed_sizes
@@ -29,7 +31,7 @@ _SECONDS = 15.0
 # The sizes that models are exported at: of images, and of sequences and sounds.
 _SIDES = (640, 224, 320, 416, 512, 256, 384, 128, 112, 96, 64, 299, 300, 192, 160, 480, 800, 1024, 32, 28, 48, 448)
 _LENGTHS = (512, 128, 256, 64, 16, 32, 1, 160, 320, 480, 1024, 77, 384, 80, 100, 1000, 16000, 8, 4, 2)
-_MOST_DIMS, _MOST_SIZES = 8, 8  # of shapes, and of sizes in them
+_MOST_DIMS, _MOST_SIZES, _MOST_BATCHES = 8, 8, 3  # of shapes, and of sizes in them
 _STRIDE = 32  # of nets for images, whose sides are mostly multiples of it
 _ASPECT = 4 / 3
 _RATES = (16000, 8000)  # of samples, which few models leave open
@@ -57,11 +59,10 @@ def working_options(
         sides = {name: (*shape[:2], *map(_rounded_up, shape[2:])) for name, shape in given.items() if len(shape) == 4}
         attempts = chain([{"shapes": {**given, **sides}}, {}], attempts)
     if isinstance(error, UnsupportedError):
-        unknown = dict.fromkeys(node.operator for node in error.nodes if "::" in node.operator)
+        attempts = chain(attempts, ({"outputs": list(names)} for names in error.cuts))
+        unknown = dict.fromkeys(node.operator for node in error.nodes if _is_own(node.operator))
         if len(unknown) == len({node.operator for node in error.nodes}):
-            attempts = iter([{"custom": [*options["custom"], *unknown]}])
-        else:
-            attempts = chain(attempts, ({"outputs": list(names)} for names in error.cuts))
+            attempts = chain([{"custom": [*options["custom"], *unknown]}], attempts)
         attempts = chain(_without_refused(loaded, error, {}, options), attempts)
     while (more := next(attempts, None)) is not None:
         if time.monotonic() > end:
@@ -88,6 +89,11 @@ def _without_refused(
     outputs = [value.name for value in model.graph.outputs if value.name not in refused]
     if refused and len(refused) == len(nodes) and outputs and not options["outputs"] and "outputs" not in tried:
         yield {**tried, "outputs": outputs}
+
+
+def _is_own(operator: str) -> bool:
+    """Return True for an operator of a user's own domain, not of one of ONNX's."""
+    return "::" in operator and not operator.startswith("ai.onnx.ml::")
 
 
 def _rounded_up(size: GivenSize) -> GivenSize:
@@ -139,7 +145,8 @@ def _problem(runner: OrtRunner, model: LoadedModel, values: Mapping[str, Any], s
 def _attempts(model: LoadedModel, runner: OrtRunner | None, end: float) -> Iterator[dict[str, Any]]:
     """Yield values for flags together with sizes for dynamic dimensions that the model runs with.
 
-    All but batches have one size; if the model runs with none, the sides of images have two.
+    All but batches have one size; if the model runs with none, the sides of images have two. A batch is 1, or of a size
+    that torch froze.
     """
     flags = {info.name: _values_of(info) for info in model.inputs if _is_flag(info)}
     shaped = [info for info in model.inputs if info.name not in flags and any(isinstance(d, Sym) for d in info.shape)]
@@ -149,21 +156,22 @@ def _attempts(model: LoadedModel, runner: OrtRunner | None, end: float) -> Itera
     names = {name for info in shaped for dim in info.shape for name in _of(dim)}
     has_images = any(len(info.shape) == 4 for info in shaped)
     usual = _SIDES if has_images else _LENGTHS
-    frozen = [size for size in _shape_sizes(model) if size <= max(usual)]
+    frozen = [size for size in _frozen_sizes(model) if size <= max(usual)]
     sizes = dict.fromkeys((*frozen, *usual)) if names - batches else (1,)
+    counts = (1, *_frozen_batches(model)) if batches else (1,)
     sides = [name for info in shaped if len(info.shape) == 4 for dim in info.shape[2:] for name in _of(dim)]
     for values in product(*flags.values()):
         bound = {"values": dict(zip(flags, values, strict=True))} if flags else {}
         if bound:
             yield bound
-        untried, runs = [(size, size) for size in sizes if names], False
+        untried, runs = [(size, size, count) for count in counts for size in sizes if names], False
         while untried and time.monotonic() < end:
-            height, width = untried.pop(0)
-            known = dict.fromkeys(names, height) | dict.fromkeys(sides[1:], width) | dict.fromkeys(batches, 1)
+            height, width, count = untried.pop(0)
+            known = dict.fromkeys(names, height) | dict.fromkeys(sides[1:], width) | dict.fromkeys(batches, count)
             problem = "" if runner is None else _problem(runner, model, bound.get("values", {}), known)
             runs = runs or not problem
             if problem and not untried and not runs and height == width and len({*sides}) == 2:
-                untried = _sides(problem, height)
+                untried = [(*pair, count) for pair in _sides(problem, height)]
             if not problem:
                 shapes = {
                     info.name: tuple(dim.subs(known) if isinstance(dim, Sym) else dim for dim in info.shape)
@@ -185,12 +193,28 @@ def _sides(problem: str, side: int) -> list[tuple[int, int]]:
     return sorted(pairs, key=lambda pair: abs(math.log(pair[1] / pair[0] / _ASPECT)))
 
 
-def _shape_sizes(model: LoadedModel) -> list[int]:
-    """Return the numbers in constant shapes, the most frequent first: a size that torch froze is often one."""
-    tensors = [value.const_value for value in model.graph.initializers.values()]
-    shapes = [each.numpy() for each in tensors if each is not None and len(each.shape) == 1 and each.size <= _MOST_DIMS]
-    counts = Counter(int(size) for shape in shapes if shape.dtype == np.int64 for size in shape if size > 1)
-    return [size for size, _ in counts.most_common(_MOST_SIZES)]
+def _frozen_sizes(model: LoadedModel) -> list[int]:
+    """Return the numbers in constant shapes, then the sizes of tables, each the most frequent first."""
+    tables = [tensor.shape.numpy() for tensor in _constants(model) if len(tensor.shape) > 1]
+    counts = [Counter(int(size) for shape in kind for size in shape if size > 1) for kind in (_shapes(model), tables)]
+    return [size for count in counts for size, _ in count.most_common(_MOST_SIZES)]
+
+
+def _frozen_batches(model: LoadedModel) -> list[int]:
+    """Return the first numbers of constant shapes, the most frequent first."""
+    counts = Counter(int(first) for first, *others in _shapes(model) if others and first > 1)
+    return [size for size, _ in counts.most_common(_MOST_BATCHES)]
+
+
+def _shapes(model: LoadedModel) -> list[Array]:
+    """Return the constants that may be shapes: a size that torch froze is often in one."""
+    arrays = [each.numpy() for each in _constants(model) if len(each.shape) == 1 and each.size <= _MOST_DIMS]
+    return [array for array in arrays if array.dtype == np.int64]
+
+
+def _constants(model: LoadedModel) -> list[onnx_ir.TensorProtocol]:
+    tensors = (value.const_value for value in model.graph.initializers.values())
+    return [tensor for tensor in tensors if tensor is not None]
 
 
 def _of(dim: object) -> frozenset[str]:

@@ -147,13 +147,8 @@ def convert(
             "--benchmark times the net beside ONNX Runtime, which runs on this machine: not with --on"
         )
     with nullcontext() if no_verify else _ncnn_process(verification.on) as worker:  # on another core, from now on
-        from onnx2ncnn_opt.api.lower import NOT_RUN, Files
+        from onnx2ncnn_opt.api.lower import Files
 
-        if options["custom"] and not no_verify:
-            command = command_line(*output.arguments, "--no-verify")
-            raise UsageError(
-                f"--custom needs --no-verify: {NOT_RUN}, so that the net cannot be verified\nthis works: {command}"
-            )
         prefixes = targets(models, lambda model: _prefix(model, prefix), prefix)
         make_folder(prefix or "")
         for model, path in prefixes.items():
@@ -199,7 +194,7 @@ def _convert(
 ) -> None:
     """Convert one model, and show the result."""
     from onnx2ncnn_opt.api.convert import convert
-    from onnx2ncnn_opt.api.lower import Files
+    from onnx2ncnn_opt.api.lower import NOT_RUN, Files, lower
     from onnx2ncnn_opt.cli.conversion import conversion_blocks, conversion_fields
 
     start = time.perf_counter()
@@ -218,6 +213,10 @@ def _convert(
         _working_command(output, model, options),
         hint_at_no_verify("converts without running the model"),
     ):
+        if options["custom"] and options["verification"] is not None:
+            lower(model, **_of_lower(options))  # raises what else is wrong
+            reason = f"--custom needs --no-verify: {NOT_RUN}, so that the net cannot be verified"
+            raise UsageError(f"{reason}\nthis works: {command_line(*output.arguments, '--no-verify')}")
         conversion = convert(model, prefix, **options)
     found = conversion.report
     has_files = found is None or found.ok or options["keep_failed"]
@@ -251,6 +250,11 @@ def _add_page(
         page.records.append(replace(record, int8=int8))
 
 
+def _of_lower(options: Mapping[str, Any]) -> dict[str, Any]:
+    own = ("verification", "benchmark", "keep_failed", "worker")
+    return {key: value for key, value in options.items() if key not in own}
+
+
 @contextmanager
 def _working_command(output: Output, model: Path, options: Mapping[str, Any]) -> Iterator[None]:
     """Add to an error that an option may mend the command that works, if trying finds one."""
@@ -261,12 +265,11 @@ def _working_command(output: Output, model: Path, options: Mapping[str, Any]) ->
             raise
         from onnx2ncnn_opt.api.working_options import as_arguments, without, working_options
 
-        own = ("verification", "benchmark", "keep_failed", "worker")  # not those of `lower`
-        lowered = {key: value for key, value in options.items() if key not in own}
-        found = working_options(model, error, lowered, options["verification"])
+        found = working_options(model, error, _of_lower(options), options["verification"])
         if found is not None:
             kept = without("--outputs", output.arguments) if "outputs" in found else output.arguments
             kept = without("--shape", kept) if isinstance(error, UsageError) else kept
+            kept = [each for each in kept if each != "--no-verify" or "custom" not in found]
             command = command_line(*kept, *as_arguments(found))
             text = str(error)
             if error.advice and found.keys() <= {"shapes", "values"}:

@@ -52,6 +52,10 @@ from onnx2ncnn_opt.progress import counted
 MOST_INLINED = 20_000  # nodes of all loops; larger nets are useless
 
 
+# What to do without an operator of ONNX, by its domain.
+_ADVICE = {"": "", "ai.onnx.ml": ": run it in ONNX Runtime, and export the neural network alone"}
+
+
 @dataclass(eq=False)
 class _Equal(Exception):
     """Raised by the walk: operators demand these `sizes` of dynamic dimensions."""
@@ -540,7 +544,8 @@ class _Import(_Ends):
     def _known(self, node: onnx_ir.Node) -> OnnxOp:
         op = find(node.domain, node.op_type, self.model.opsets.get(node.domain, 1))
         if op is None:
-            raise Refusal("ncnn has no equivalent of this operator")
+            advice = _ADVICE.get(node.domain, ", but --custom makes it a layer of your own (docs/plugins.md)")
+            raise Refusal(f"ncnn has no equivalent of this operator{advice}")
         return op
 
     def _results(self, node: onnx_ir.Node, operands: list[Item | None]) -> Sequence[Item | None]:

@@ -154,7 +154,9 @@ def test_every_unsupported_node_is_named(tmp_path: Path) -> None:
     assert (ended.code, ended.out, names(tmp_path)) == (1, "", {"model.onnx"})
     assert ended.err.splitlines() == [
         "Error: cannot express 2 nodes in ncnn:",
-        "  2 nodes, made.up::Odd 'odd', Bernoulli 'dice': ncnn has no equivalent of this operator",
+        "  made.up::Odd 'odd': ncnn has no equivalent of this operator, but --custom makes it a layer of your own "
+        "(docs/plugins.md)",
+        "  Bernoulli 'dice': ncnn has no equivalent of this operator",
         "convert the 1 of 5 nodes before them with --outputs v and do the rest outside ncnn",
         "this works: onnx2ncnn-opt convert model.onnx --outputs v",
     ]

@@ -27,6 +27,12 @@ TWO = (
     "(float[1, 3, 4, 4] x, float[2, 4, 1] v) => (float[1, 2, n] y) <int64[1] zero = {0}, float[1, 4, n] u> "
     "{ f = Relu(x) i = NonZero(f) c = Cast<to = 1>(i) u = Unsqueeze(c, zero) y = Conv(u, v) }"
 )
+BATCH = FROZEN.replace("{1, 3072}", "{2, 3072}")
+TABLE = (
+    f"(float[1, L] x) => (float[1, L] y) <float[1, 37] t = {{{', '.join(map(str, range(37)))}}}> "
+    "{ a = Add(x, t) y = Relu(a) }"
+)
+UNKNOWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) b = made.up.Op(a) y = Sigmoid(b) }"
 OWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) y = made.up.Op(a) }"
 
 
@@ -36,11 +42,14 @@ OWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) y = made.up.Op(a) }"
         (FROZEN, "--shape x:1,3,32,32", 3),
         (FLAT, "--shape x:1,3,24,32", 3),
         (LENGTH, "--shape x:1,23", 3),
+        (BATCH, "--shape x:2,3,32,32", 3),
+        (TABLE, "--shape x:1,37", 3),
         (RATE, "--value sr=16000 --shape x:1,128 --shape state:2,1,4", 1),
         (EMPTY, "--value more=true --outputs y", 1),
         (MIDDLE, "--outputs a", 1),
         (TWO, "--outputs u", 1),
         (OWN, "--custom made.up::Op --no-verify", 1),
+        (UNKNOWN, "--outputs a", 1),
     ],
 )
 def test_a_failure_ends_with_a_command_that_works(graph: str, options: str, code: int, tmp_path: Path) -> None:
@@ -114,6 +123,16 @@ def test_a_custom_operator_needs_no_verification(tmp_path: Path) -> None:
     ended = run(tmp_path, "convert", "model.onnx", "--custom", "made.up::Op")
     assert ended.code == 2
     assert ended.err.endswith("\nthis works: onnx2ncnn-opt convert model.onnx --custom made.up::Op --no-verify\n")
+    ended = run(tmp_path, "convert", "model.onnx", "--no-verify")
+    assert ended.err.endswith("\nthis works: onnx2ncnn-opt convert model.onnx --custom made.up::Op --no-verify\n")
+
+
+def test_a_custom_operator_without_a_shape_gets_no_command(tmp_path: Path) -> None:
+    write_model(tmp_path, UNKNOWN)
+    ended = run(tmp_path, "convert", "model.onnx", "--custom", "made.up::Op")
+    assert ended.code == 1
+    assert "the model does not say which shape its output b has" in ended.err
+    assert "this works" not in ended.err
 
 
 def test_what_no_option_mends_gets_no_command(tmp_path: Path) -> None:
@@ -121,8 +140,9 @@ def test_what_no_option_mends_gets_no_command(tmp_path: Path) -> None:
     assert "this works" not in run(tmp_path, "convert", "model.onnx").err
 
 
-def test_classical_models_are_called_so(tmp_path: Path) -> None:
-    operators = "a = ai.onnx.ml.Scaler<offset = [1.0], scale = [2.0]>(x) y = Identity(a)"
+@pytest.mark.parametrize("last", ["y = Identity(a)", "b = Mul(a, a) y = Exp(b)"])
+def test_classical_models_are_called_so(last: str, tmp_path: Path) -> None:
+    operators = f"a = ai.onnx.ml.Scaler<offset = [1.0], scale = [2.0]>(x) {last}"
     write_model(tmp_path, f"(float[N, 4] x) => (float[N, 4] y) {{ {operators} }}")
     told = "the model is classical machine learning (Scaler), which ncnn does not compute: run it in ONNX Runtime, or"
     assert told in run(tmp_path, "convert", "model.onnx").err

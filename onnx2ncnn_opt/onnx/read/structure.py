@@ -30,7 +30,7 @@ _GRAPHS = (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS)
 _Key = TypeVar("_Key")
 # Names that exporters write for "any size", in lower case.
 _CLASSICAL = "ai.onnx.ml"  # a domain of ONNX
-_BESIDE_CLASSICAL = frozenset({"Cast", "Concat", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+_LEARNED = frozenset({"Conv", "ConvTranspose", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN"})
 _NO_NAMES = frozenset({"", "?", "*", "-1", "any", "nan", "none", "null", "unk", "unknown"})
 
 
@@ -48,10 +48,10 @@ def check_proto(proto: onnx.ModelProto) -> None:
 
 
 def _check_learning(nodes: Iterable[onnx.NodeProto]) -> None:
-    """Refuse trees, linear classifiers and the like, around which there are only casts; onnx_ir has no maps."""
+    """Refuse trees, linear classifiers and the like without layers of a neural network; onnx_ir has no maps."""
     classical = dict.fromkeys(node.op_type for node in nodes if node.domain == _CLASSICAL)
     others = {node.op_type for node in nodes if node.domain != _CLASSICAL}
-    if classical and ("ZipMap" in classical or others <= _BESIDE_CLASSICAL):
+    if classical and ("ZipMap" in classical or others.isdisjoint(_LEARNED)):
         raise ModelError(
             f"the model is classical machine learning ({', '.join(classical)}), which ncnn does not compute: run it in "
             "ONNX Runtime, or export the neural network alone"
