@@ -107,6 +107,26 @@ def test_every_past_is_a_cache(name: str) -> None:
     assert [blob.name for blob in last.outputs] == [entry.blob for entry in caches]
 
 
+@pytest.mark.parametrize("count", [1, 4])
+def test_steps_of_a_fixed_number_of_tokens(count: int) -> None:
+    [model] = [model_of(path) for path in MODELS if path.stem == "qwen2.optimum"]
+    conversion = convert(model, shapes={"input_ids": (1, count)})
+    assert conversion.manifest().caches
+    assert conversion.report is not None
+    assert conversion.report.ok, conversion.report
+
+
+def test_a_past_of_a_fixed_length_is_no_cache() -> None:
+    """A cache grows, and the mask and positions of such a net do not."""
+    [model] = [model_of(path) for path in MODELS if path.stem == "qwen2.optimum"]
+    pasts = {f"past_key_values.{i}.{part}": (1, None, 9, None) for i in range(2) for part in ("key", "value")}
+    own = {"input_ids": (1, 4), "attention_mask": (1, 13), "position_ids": (1, 4)}
+    conversion = convert(model, shapes={**own, **pasts})
+    assert not conversion.manifest().caches
+    assert conversion.report is not None
+    assert conversion.report.ok, conversion.report
+
+
 @pytest.mark.parametrize("name", ["whisper.optimum", "t5.optimum", "t5.dynamo"])
 def test_a_past_whose_length_no_input_tells(name: str, tmp_path: Path) -> None:
     """The net has an input for it. Keys and values of the encoder stay plain inputs, which hold for all steps."""

@@ -15,7 +15,7 @@ from onnx2ncnn_opt import entry_points, passes
 from onnx2ncnn_opt.errors import ConversionError, UsageError, VerificationError, check_option, check_options
 from onnx2ncnn_opt.finish import finish, require_release
 from onnx2ncnn_opt.ir.caches import cache_pairs, join_cache_inputs
-from onnx2ncnn_opt.ir.dim import Dim, texts
+from onnx2ncnn_opt.ir.dim import Dim, Sym, texts
 from onnx2ncnn_opt.ir.features import MasksFor
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release, least_release
@@ -396,7 +396,9 @@ def lower(  # noqa: PLR0913
         )
         conversion = replace(conversion, appended=appended, quantized=quantized, kept=imported.kept)
         take_pixels(imported, wanted)
-        conversion = _optimised(conversion, chosen if optimize else (), limit, encoding, masks)
+        grows = any(isinstance(size, Sym) for port in imported.inputs for size in port.shape)  # else a cache cannot
+        fitting = [each for each in chosen if optimize and (grows or each.name != "fuse_kv_cache")]
+        conversion = _optimised(conversion, fitting, limit, encoding, masks)
         if loaded.length is None or not optimize or any(cache_pairs(conversion.graph)):
             break  # else the input of its own is good for nothing
     return conversion

@@ -87,6 +87,8 @@ def example(
     files = (param.as_posix(), bin.as_posix())
     if loop is not None and (tail is not None or loop.scores is None or loop.ids.element != "int32"):
         raise UsageError("a loop needs a net that takes tokens and gives their scores: write yours with Net.step")
+    if loop is not None and loop.fixed not in (None, 1):
+        raise UsageError(f"a loop needs a net that takes one token, not {loop.fixed} in each step: see Net.step")
     if language == "cpp":
         return _cpp(inputs, manifest, *files, embedded, tail, c_name(name), loop)
     return _python_loop(inputs, manifest, *files, loop) if loop else _python(inputs, manifest, *files, tail)
@@ -213,7 +215,12 @@ def _python_loop(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: st
     if any("random." in line for line in lines["others"].splitlines()):
         lines["others"] = "    random = np.random.default_rng(0)\n" + lines["others"]
     names = {"past": ascii([a for a, _ in manifest.caches]), "present": ascii([b for _, b in manifest.caches])}
-    names |= {"scores": f"{loop.scores.blob!a}{_axis(loop.scores)}", "param": ascii(param), "bin": ascii(bin)}
+    names |= {
+        "prompt": _prompt(loop),
+        "scores": f"{loop.scores.blob!a}{_axis(loop.scores)}",
+        "param": ascii(param),
+        "bin": ascii(bin),
+    }
     return Template(data_file("load.py.in") + data_file("loop.py.in")).substitute(lines, imports="", **names)
 
 
@@ -315,6 +322,10 @@ def _cpp(
 _EXTRACTOR = "    ncnn::Extractor ex = net.create_extractor();"
 
 
+def _prompt(loop: StepInputs) -> str:
+    return "1, 2, 3" if loop.fixed is None else "1"
+
+
 def _cpp_loop(
     loop: StepInputs, feeds: Mapping[Entry, list[str]], blobs: Mapping[str, str], caches: Sequence[tuple[str, str]]
 ) -> Iterator[str]:
@@ -327,7 +338,7 @@ def _cpp_loop(
     for name, each in zip(("past", "present"), zip(*caches, strict=True), strict=True):
         yield f"    {kind} {name}[] = {{{', '.join(each)}}};"
     yield f"    std::vector<ncnn::Mat> caches({len(caches)}); // unset at first"
-    yield "    std::vector<int> ids = {1, 2, 3}; // your prompt, from your tokenizer"
+    yield f"    std::vector<int> ids = {{{_prompt(loop)}}}; // your prompt, from your tokenizer"
     yield "    int length = 0; // of the caches"
     yield "    for (int n = 0; n < 32; n++) // tokens; break at that of your tokenizer which ends a text"
     yield "    {"

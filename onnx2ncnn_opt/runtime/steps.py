@@ -52,6 +52,12 @@ class StepInputs:
         others = tuple(e for e in entries if e not in (ids, mask, positions))
         return cls(ids, mask, positions, others, scores, _most(manifest, ids, positions))
 
+    @property
+    def fixed(self) -> int | None:
+        """The number of tokens of each step, if that is fixed."""
+        size = self.ids.shape[0 if len(self.ids.shape) == 1 else 1]
+        return size if isinstance(size, int) else None
+
     def arrays(self, ids: Array, past: int) -> dict[str, Array]:
         """Return the arrays of a step with these tokens after `past` others, which the mask all shows."""
         axis = 0 if len(self.ids.shape) == 1 else 1

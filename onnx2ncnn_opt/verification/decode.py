@@ -36,6 +36,7 @@ class Plan(NamedTuple):
 
 # The longest steps first: the time may be over before the last ones.
 _PLANS = (Plan((7,)), Plan((16, 1, 16)), Plan((1,)), Plan((33,)), Plan((3, 4)), Plan((7,), hides=True))
+_CHUNKS = 4  # of a fixed number of tokens
 LEAST_RUNS = sum(len(plan.chunks) + TOKENS for plan in _PLANS[:2])
 
 
@@ -54,9 +55,9 @@ class Decoder:
 
     def steps(self) -> tuple[Step, Step]:
         """Return the net's feeds of a prompt, and of a token after it."""
-        random, count = np.random.default_rng(self._seed), min(PROMPT, self._longest - 1)
+        random, count = np.random.default_rng(self._seed), self._inputs.fixed or min(PROMPT, self._longest - 1)
         prompt = self._feeds(self._drawn(random, count), self._unset(), 0, None)
-        token = self._feeds(self._drawn(random, 1), prompt.pasts, count, prompt)
+        token = self._feeds(self._drawn(random, self._inputs.fixed or 1), prompt.pasts, count, prompt)
         slots = [Slot.of(entry) for entry in self._manifest.fed]
         return prompt.step(slots), token.step(slots)
 
@@ -65,12 +66,14 @@ class Decoder:
 
         Raises its error if it takes none.
         """
-        for number, plan in enumerate(_PLANS):
+        fixed = self._inputs.fixed
+        most = TOKENS if fixed in (None, 1) else 0
+        for number, plan in enumerate(_PLANS if fixed is None else [Plan((fixed,) * _CHUNKS)]):
             count = sum(plan.chunks)
             if count >= self._longest or (plan.hides and (self._counts or self._inputs.mask is None)):
                 continue
             try:
-                yield from self._session(number, plan, min(TOKENS, self._longest - count))
+                yield from self._session(number, plan, min(most, self._longest - count))
             except CrashError:
                 raise
             except RunError:

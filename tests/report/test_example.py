@@ -106,6 +106,21 @@ def test_the_loops_of_a_decoder(tmp_path: Path) -> None:
         example(replace(manifest, inputs=several), param, bin, language="cpp")
 
 
+def test_a_decoder_of_single_tokens_begins_with_one(tmp_path: Path) -> None:
+    _, param, bin = decoder(tmp_path)
+    manifest = read_manifest(param.with_suffix(".json"))
+
+    def with_tokens(count: int) -> Manifest:
+        [ids] = [entry for entry in manifest.inputs if entry.name == "input_ids"]
+        fixed = replace(ids, shape=(*ids.shape[:-1], count))
+        return replace(manifest, inputs=tuple(fixed if entry == ids else entry for entry in manifest.inputs))
+
+    assert "ids = [1]  #" in example(with_tokens(1), param, bin, language="python")
+    assert "ids = {1};" in example(with_tokens(1), param, bin, language="cpp")
+    with pytest.raises(UsageError, match="takes one token, not 4 in each step"):
+        example(with_tokens(4), param, bin, language="python")
+
+
 def headers() -> Path | None:
     """Return the folder of ncnn's headers, if they are installed."""
     given = os.environ.get("NCNN_INCLUDE")
