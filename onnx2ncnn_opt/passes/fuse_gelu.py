@@ -40,6 +40,7 @@ def _cubes() -> Iterator[Op]:
     yield from (times(mul("x", s), by=0.044715) for s in square)
     yield from (mul("x", times(s, by=0.044715)) for s in square)
     yield from (mul(s, times("x", by=0.044715)) for s in square)
+    yield mul("x", mul("x", times("x", by=0.044715)))
 
 
 def _arguments() -> Iterator[Op]:

@@ -38,9 +38,9 @@ def _variants() -> Iterator[Op]:
 def fuse_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, root: Layer) -> Layer:
     """(x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps)   ⇒   LayerNorm(x)
 
-    For means over the innermost axis of matrices and stacks of them.
+    For means over vectors, and the innermost axis of matrices and stacks of them.
     """
-    shape = known_shape(x, 2, 3)
+    shape = known_shape(x, 1, 2, 3)
     inner = (len(shape) - 1,)
     for reduction in (mean, variance):
         require(axes_of(reduction, len(shape)) == inner, f"'{reduction.name}' is not over the innermost axis")

@@ -17,11 +17,13 @@ def _product(root: Pattern) -> Pattern:
 def move_factor_after_root(x: Blob, root: Layer, product: Layer, factor: Layer) -> list[Layer]:
     """x * ((1 / root(y)) * factor)   ⇒   (x * (1 / root(y))) * factor
 
-    For roots of one number for each row: what is left is a normalisation, and its factors.
+    For roots of one number for each row or column, and factors across: what is left is a normalisation, and its
+    factors.
     """
-    shape, rows = known_shape(x), known_shape(root.output)
-    require(rows in (shape[:-1], (*shape[:-1], 1)), f"'{root.name}' has not one number for each row of '{x.name}'")
-    require(known_shape(factor.output)[-1:] == shape[-1:], f"'{factor.name}' has not one number for each column")
+    shape, dims = known_shape(x), known_shape(root.output)
+    is_part = len(dims) == len(shape) and all(size in (1, whole) for size, whole in zip(dims, shape, strict=True))
+    require(is_part or dims == shape[:-1], f"'{root.name}' has not one number for each row or column of '{x.name}'")
+    require(dims != shape and product.output.shape == shape, f"'{product.name}' is not of rows times columns")
     whole = Blob(f"{product.name}_rows", x.shape, x.batch)
     first = Layer("BinaryOp", product.name, [x, root.output], [whole], {"op_type": BinaryOp.MUL})
     return [first, Layer("BinaryOp", f"{product.name}_factor", [whole, factor.output], (), {"op_type": BinaryOp.MUL})]

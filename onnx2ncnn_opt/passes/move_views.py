@@ -9,7 +9,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.dim import Shape, is_fixed, known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.spec import Trait
-from onnx2ncnn_opt.ir.view import Reorder, Step
+from onnx2ncnn_opt.ir.view import Regroup, Reorder, Step
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.passes._constants import with_data
 from onnx2ncnn_opt.passes._views import (
@@ -60,14 +60,14 @@ class _Edge(NamedTuple):
     """A blob at the border of a region, and the views between it and the rest of the net that would vanish.
 
     `steps` lead from the far end to the region's shape, or from the region to the far end. Two kinds of views cost
-    nothing: the transposition of a matrix where a `gemm` is at the far end, and a view from the far end that is `there`
-    for somebody else, since equal layers are merged.
+    nothing: the step that the layer at the far end can take itself (see `_own_step`), and a view from the far end that
+    is `there` for somebody else, since equal layers are merged.
     """
 
     blob: Blob
     chain: tuple[Layer, ...]
     steps: Steps
-    gemm: Layer | None = None
+    free: Step | None = None
     there: frozenset[Step] = frozenset()
 
 
@@ -256,13 +256,25 @@ def _way_in(region: _ViewRegion, blob: Blob) -> _Edge:
     source = chain[0].input if chain else blob
     if source in region.inner:
         return _Edge(blob, (), ())  # a way from the region into itself counts as a way out
-    gemm = source.producer if source.uses == 1 else None
-    return _Edge(source, chain, steps_of(chain), gemm if _is_gemm(gemm) else None)
+    free = _own_step(source.producer)
+    others = (user for user in source.users if user not in region.layers and user not in chain)
+    return _Edge(source, chain, steps_of(chain), free if all(step_of(user) == free for user in others) else None)
 
 
-def _is_gemm(layer: Layer | None) -> bool:
-    """Return True if a layer is a Gemm that can read or write its blob transposed (see `fuse_permute_matrix`)."""
-    return layer is not None and GEMM.fits(layer) and layer["quantize_term"] == 0
+def _own_step(layer: Layer | None) -> Step | None:
+    """Return the step that a layer can take itself: a Gemm transposes a matrix, a Reduction keeps its axes as 1.
+
+    See `fuse_permute_matrix` and `eliminate_reshape_after_reduction`.
+    """
+    if layer is None:
+        return None
+    if GEMM.fits(layer) and layer["quantize_term"] == 0:
+        return Reorder((1, 0))
+    if layer.type == "Reduction" and layer.input.shape and not (layer["reduce_all"] or layer["keepdims"]):
+        rank = len(layer.input.shape)
+        axes = {axis % rank for axis in layer["axes"]}
+        return Regroup(tuple(1 if axis in axes else size for axis, size in enumerate(layer.input.shape)))
+    return None
 
 
 def _ways_out(region: _ViewRegion, blob: Blob) -> Iterator[_Edge]:
@@ -276,8 +288,8 @@ def _ways_out(region: _ViewRegion, blob: Blob) -> Iterator[_Edge]:
             continue
         chain = user, *chain_below(user.output)
         last = chain[-1].output
-        gemm = last.users[0] if last.uses == 1 and last.users and len(last.users[0].inputs) == 1 else None
-        yield _Edge(blob, chain, steps_of(chain), gemm if _is_gemm(gemm) else None)
+        gemm = last.users[0] if last.uses == 1 and last.users and GEMM.fits(last.users[0]) else None
+        yield _Edge(blob, chain, steps_of(chain), _own_step(gemm) if gemm and len(gemm.inputs) == 1 else None)
     if others:
         yield _Edge(blob, (), ())
 
@@ -294,8 +306,7 @@ def _cost(steps: Steps, edge: _Edge) -> tuple[int, int]:
     """Return the cost of views, given from the far end of an edge on."""
     if len(steps) == 1 and steps[0] in edge.there:
         return 0, 0
-    is_free = edge.gemm is not None and bool(steps) and steps[0] == Reorder((1, 0))
-    return cost(steps[1:] if is_free else steps)
+    return cost(steps[1:] if steps and steps[0] == edge.free else steps)
 
 
 def _views_of_others(blob: Blob, own: Collection[Layer]) -> frozenset[Step]:
