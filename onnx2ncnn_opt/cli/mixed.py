@@ -79,18 +79,17 @@ def mixed(
 
 
 def _lines(result: Mixed, files: NetFiles) -> list[str]:
-    """Return the masks with their costs, the errors in units of an output's largest value, and where nets ran."""
-    lines = []
+    """Return the verdict, the masks with their costs, and the time."""
+    error = "NaN or infinity" if math.isnan(result.before) else f"{result.before:.1e}"
+    off = f"off by {result.after:.1e} of an output's largest value, not {error}; {result.budget:.1e} is allowed"
+    lines = [f"ok: {files.param} is {off} ({result.checked})"]
     for chosen in result.chosen:
         cost = "" if chosen.seconds is None else f"; costs {chosen.seconds * 1e3:+.2f} ms"
         lines.append(f"mask: {chosen.mask}{cost}")
-    error = "NaN or infinity" if math.isnan(result.before) else f"{result.before:.1e}"
     time = "not measured" if result.seconds is None else f"{result.seconds * 1e3:.2f} ms with masks"
     return [
         *lines,
-        f"masks: {len(lines)}",
-        f"fp16: off by {error} -> {result.after:.1e} of an output's largest value, {result.budget:.1e} is allowed",
+        f"masks: {len(result.chosen)}",
         f"time: {time}",
-        *(f"wrote: {path}" for path in astuple(files)),
-        f"checked: {result.checked}",
+        f"wrote: {', '.join(map(str, astuple(files)))}",
     ]

@@ -61,6 +61,8 @@ def verdict(report: VerifyReport | None, net: str, other: str, *, is_estimated: 
     rows, checked = report.rows, report.checked
     is_unproven = all(row.status in ("ok", "unproven") for row in rows)
     word, what = ("unproven", "may differ from") if is_unproven else ("wrong", "differs from")
+    if _is_dead(report):
+        what = "does not run, unlike"
     if report.ok:
         word, what = "ok", "agrees with"
     if is_estimated and ("fp16" not in checked or _stores_only(checked)):
@@ -68,6 +70,10 @@ def verdict(report: VerifyReport | None, net: str, other: str, *, is_estimated: 
     errors = [row.max_rel for row in rows if row.max_rel is not None]
     error = [f"relative error {max(errors):.1e}"] if errors else []
     return f"{word}: {net} {what} {other} ({'; '.join([*error, checked])})"
+
+
+def _is_dead(report: VerifyReport) -> bool:
+    return {row.status for row in report.rows} <= {"crashed", "refused"}
 
 
 def _stores_only(checked: str) -> bool:
@@ -97,6 +103,7 @@ def failure(report: VerifyReport, consequence: str = "") -> VerificationError:
     """Return the error that ends a command if outputs differ; the outputs have already been shown."""
     wrong = len({(output.name, output.mode) for output in report.rows if output.status != "ok"})
     is_unproven = all(output.status in ("ok", "unproven") for output in report.rows)
-    what = "are unproven; give inputs that suit the model" if is_unproven else f"differ from {report.against}"
+    what = "are missing" if _is_dead(report) else f"differ from {report.against}"
+    what = "are unproven; give inputs that suit the model" if is_unproven else what
     message = "; ".join(filter(None, (f"{wrong} of {len(report.outputs)} outputs {what}", consequence)))
     return UnprovenError(message) if is_unproven else VerificationError(message)

@@ -230,7 +230,8 @@ class _Ends(ImportContext):
             if len(layout.dims) > MAX_DIMS or 0 in info.shape:
                 problem = "is empty" if 0 in info.shape else "has more than four axes besides the batch"
                 reason = f"shape {shape_text(info.shape)} {problem}, and ncnn has no such tensors"
-                self._refused.append(Unsupported(info.name, "graph input", reason))
+                hint = "" if 0 in info.shape else "let the model take fewer axes, and reshape them inside"
+                self._refused.append(Unsupported(info.name, "graph input", reason, hint))
                 self._values[info.name] = None
                 self._tainted.add(info.name)
                 self._lost.add(info.name)

@@ -125,7 +125,8 @@ def read_config(path: Path) -> Config:
     try:
         data = tomllib.loads(path.read_bytes().decode())
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}; docs/ci.md says what is in it") from error
+        advice = 'it needs a line such as models = ["*.onnx"] (docs/ci.md)'
+        raise UsageError(f"{path}: cannot be read: {error.strerror}; {advice}") from error
     except (ValueError, RecursionError) as error:  # TOML's error, text that is not UTF-8, absurd nesting
         raise UsageError(f"{path}: not TOML: {error}") from error
     return _ConfigReader(path.absolute()).config(data)

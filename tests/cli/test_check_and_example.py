@@ -30,7 +30,8 @@ def test_wrong_usage(tmp_path: Path) -> None:
     ended = run(tmp_path, "check")
     assert (ended.code, ended.err) == (
         2,
-        "Error: ncnn-check.toml: cannot be read: No such file or directory; docs/ci.md says what is in it\n",
+        "Error: ncnn-check.toml: cannot be read: No such file or directory; it needs a line such as models = "
+        '["*.onnx"] (docs/ci.md)\n',
     )
     (tmp_path / "ncnn-check.toml").write_text('models = ["a.onnx"]\n')
     assert "a shard is i/n" in run(tmp_path, "check", "--shard", "2").err

@@ -28,17 +28,22 @@ def test_right_nets(tmp_path: Path, lines: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "y", "z", "message"),
-    [(WRONG, "mismatch", "ok", "off by up to"), (UNKNOWN, "refused", "refused", "layer Nonsense not exists")],
+    ("lines", "y", "z", "message", "verdict"),
+    [
+        (WRONG, "mismatch", "ok", "off by up to", "differs from"),
+        (UNKNOWN, "refused", "refused", "layer Nonsense not exists", "does not run, unlike"),
+    ],
 )
-def test_wrong_nets(tmp_path: Path, lines: tuple[str, ...], y: str, z: str, message: str) -> None:
+def test_wrong_nets(tmp_path: Path, lines: tuple[str, ...], y: str, z: str, message: str, verdict: str) -> None:
     write_model(tmp_path, BOTH)
     write_net(tmp_path, *lines)
     ended = run(tmp_path, *VERIFY)
     assert ended.code == 3
     assert [words[:2] for words in ended.lines("output")] == [["y", y], ["z", z]]
     assert message in ended.out
-    assert ended.err == f"Error: {2 - (y, z).count('ok')} of 2 outputs differ from ONNX Runtime's\n"
+    assert ended.out.startswith(f"wrong: net.param {verdict} model.onnx (")
+    end = "differ from ONNX Runtime's" if verdict == "differs from" else "are missing"
+    assert ended.err == f"Error: {2 - (y, z).count('ok')} of 2 outputs {end}\n"
     assert names(tmp_path) == {"model.onnx", "net.param", "net.bin"}
 
 

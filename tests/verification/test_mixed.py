@@ -126,9 +126,10 @@ def test_the_command(convolutions: tuple[Path, ...], tmp_path: Path, capsys: pyt
     arguments = ["mixed", *map(str, convolutions), "-o", str(tmp_path / "out"), "--budget", "1e-2"]
     assert main(arguments) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("mask: Convolution 'large': no winograd: winograd's sums in fp16 make errors of ")
-    assert said[1] == "masks: 1"
-    assert said[-1] == "checked: estimated for fp16"
+    assert said[0].startswith(f"ok: {tmp_path / 'out.param'} is off by ")
+    assert said[0].endswith("; 1.0e-02 is allowed (estimated for fp16)")
+    assert said[1].startswith("mask: Convolution 'large': no winograd: winograd's sums in fp16 make errors of ")
+    assert said[2] == "masks: 1"
     masks = [layer["featmask"] for layer in read_net(tmp_path / "out.param", tmp_path / "out.bin").graph]
     assert masks == [0, 0, 64]
     data = np.fromfile(convolutions[2], np.float32)
