@@ -1,21 +1,24 @@
-"""Constant folding of one node, by the operator implementations of onnx.reference, or by numpy.
+"""Constant folding of one node, by the operator implementations of onnx.reference, or by those of a tail.
 
-Arithmetic on sizes takes a few operators, and each is one numpy function (`_NUMPY`): importing
-onnx.reference takes longer than a small model's conversion.
+Arithmetic on sizes takes a few operators, which tails have, too (`_EXACT`): importing onnx.reference takes longer than
+a small model's conversion.
 
 Only operators with a bound of their result (`bounds.py`) are evaluated: otherwise a shape of a few bytes in a model
 cannot ask for all memory.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
 import onnx_ir
+from onnx import TensorProto, numpy_helper
 
+import onnx2ncnn_opt.onnx.tail.operators  # noqa: F401
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.fold.bounds import Bound
+from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS
 
 LIMIT = 2**30  # bytes of all results of a node; the first Gemm of VGG has 0.8 GB so
 _WIDEST = 8  # bytes of the widest element
@@ -55,9 +58,9 @@ def evaluate_node(
         if node.op_type == "ReduceMean" and inputs[0].size == 0:  # type: ignore[union-attr]
             raise CannotFold("ReduceMean has no result for an empty tensor")  # numpy warns
         with np.errstate(all="ignore"):
-            plain = _with_numpy(node.op_type, inputs, attributes)
+            plain = _as_in_tail(node.op_type, inputs, attributes)
             if plain is not None:
-                return [np.asarray(plain)]
+                return plain
             import onnx.reference.ops
 
             implementation = onnx.reference.ops.load_op("", node.op_type, opset)
@@ -73,54 +76,25 @@ def evaluate_node(
     return list(results[: len(node.outputs)])
 
 
-def _with_numpy(operator: str, inputs: Inputs, attributes: Mapping[str, Any]) -> Any | None:
-    """Return the result of an operator of `_NUMPY`; None for other operators, or if its inputs are unusual."""
-    given = [array for array in inputs if array is not None]
-    types = {array.dtype for array in given}
-    if operator not in _NUMPY or len(given) < len(inputs) or not types <= {*_USUAL}:
+def _as_in_tail(operator: str, inputs: Inputs, attributes: Mapping[str, Any]) -> list[Array] | None:
+    """Return the results of an operator of `_EXACT`; None for others, or if its inputs or attributes are unusual."""
+    if operator not in _EXACT:
         return None
-    if operator in _OF_ONE_TYPE and len(types) > 1:
+    op, left = TAIL_OPS[operator], dict(attributes)
+    older = [left.pop(item.name) for item in op.inputs[len(inputs) :] if item.name in left]  # inputs since an opset
+    inputs = [*inputs, *(numpy_helper.to_array(x) if isinstance(x, TensorProto) else np.array(x) for x in older)]
+    types = [None if array is None else array.dtype.name for array in inputs]
+    if operator == "Cast":
+        left["to"] = onnx_ir.DataType(left["to"]).numpy().name
+    if not {*types, left.get("to")} <= {*_USUAL, None} or not left.keys() <= op.attributes.keys():
         return None
-    return _NUMPY[operator](given, attributes)
-
-
-def _axes(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the axes of Squeeze and Unsqueeze, which became an input."""
-    return tuple(inputs[1].tolist() if len(inputs) > 1 else attributes["axes"])
-
-
-def _quotient(inputs: Sequence[Any], _: Mapping[str, Any]) -> Any | None:
-    a, b = inputs
-    return a // b if a.dtype.kind == "i" and (a >= 0).all() and (b > 0).all() else None
-
-
-def _cast(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any | None:
-    kind = onnx_ir.DataType(attributes["to"])
-    is_usual = kind in _USUAL_KINDS and (inputs[0].dtype.kind != "f" or kind == onnx_ir.DataType.FLOAT)
-    return inputs[0].astype(kind.numpy()) if is_usual else None
-
-
-def _filling(attributes: Mapping[str, Any]) -> Any:
-    value = attributes.get("value")
-    return np.float32(0) if value is None else onnx.numpy_helper.to_array(value).reshape(())
-
-
-def _gather_elements(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any | None:
-    data, indices = inputs
-    axis = attributes["axis"] % data.ndim
-    others = [np.delete(array.shape, axis).tolist() for array in inputs if array.ndim == data.ndim]
-    return np.take_along_axis(data, indices, axis) if others[0] == others[-1] and len(others) == 2 else None
-
-
-def _slice(inputs: Sequence[Any], _: Mapping[str, Any]) -> Any | None:
-    if len(inputs) < 4:
+    if operator == "Range" and types[0] == "float32":  # a tail adds up the steps, as ONNX Runtime does
         return None
-    x, starts, ends, axes = inputs[:4]
-    steps = inputs[4] if len(inputs) > 4 else np.ones_like(starts)
-    parts = [slice(None)] * x.ndim
-    for axis, *part in zip(*(array.tolist() for array in (axes, starts, ends, steps)), strict=True):
-        parts[axis] = slice(*part)
-    return x[tuple(parts)]
+    try:
+        op.types(types, left, 1)
+    except ValueError:
+        return None
+    return op.run(inputs, left)
 
 
 def _with_defaults(node: onnx_ir.Node, opset: int) -> tuple[onnx.NodeProto, dict[str, Any]]:
@@ -151,36 +125,12 @@ _FAILURES = (
 )
 
 
-# Elements for which numpy computes as ONNX specifies.
-_USUAL_KINDS = tuple(getattr(onnx_ir.DataType, name) for name in ("FLOAT", "INT32", "INT64", "BOOL"))
-_USUAL = tuple(kind.numpy() for kind in _USUAL_KINDS)
-_OF_ONE_TYPE = (
-    *("Add", "Concat", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mul", "Range", "Sub"),
+_USUAL = ("float32", "int32", "int64", "bool")
+# Operators with the same bits in a tail as in onnx.reference.
+_EXACT = frozenset(
+    (
+        *("Add", "And", "Cast", "Concat", "ConstantOfShape", "Div", "Equal", "Expand", "Gather", "GatherElements"),
+        *("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mul", "Not", "Range", "Reshape", "Slice", "Sqrt"),
+        *("Squeeze", "Sub", "Transpose", "Unsqueeze", "Where"),
+    )
 )
-_NUMPY: Mapping[str, Callable[[Sequence[Any], Mapping[str, Any]], Any]] = {
-    "Add": lambda x, a: np.add(*x),
-    "And": lambda x, a: np.logical_and(*x),
-    "Cast": _cast,
-    "Concat": lambda x, a: np.concatenate(x, a["axis"]),
-    "ConstantOfShape": lambda x, a: np.full(x[0], _filling(a)),
-    "Div": _quotient,
-    "Equal": lambda x, a: np.equal(*x),
-    "Expand": lambda x, a: np.broadcast_to(x[0], np.broadcast_shapes(x[0].shape, tuple(x[1]))).copy(),
-    "Gather": lambda x, a: np.take(x[0], x[1], a["axis"]),
-    "GatherElements": _gather_elements,
-    "Greater": lambda x, a: np.greater(*x),
-    "GreaterOrEqual": lambda x, a: np.greater_equal(*x),
-    "Less": lambda x, a: np.less(*x),
-    "LessOrEqual": lambda x, a: np.less_equal(*x),
-    "Mul": lambda x, a: np.multiply(*x),
-    "Not": lambda x, a: np.logical_not(x[0]),
-    "Range": lambda x, a: np.arange(*(n.item() for n in x), dtype=x[0].dtype) if x[0].dtype.kind == "i" else None,
-    "Reshape": lambda x, a: x[0].reshape(x[1]) if len(x) > 1 and (x[1] != 0).all() else None,
-    "Slice": _slice,
-    "Sqrt": lambda x, a: np.sqrt(x[0]),
-    "Squeeze": lambda x, a: np.squeeze(x[0], _axes(x, a)) if len(x) > 1 or "axes" in a else None,
-    "Sub": lambda x, a: np.subtract(*x),
-    "Transpose": lambda x, a: np.transpose(x[0], a.get("perm")),
-    "Unsqueeze": lambda x, a: np.expand_dims(x[0], _axes(x, a)),
-    "Where": lambda x, a: np.where(*x) if x[1].dtype == x[2].dtype else None,
-}

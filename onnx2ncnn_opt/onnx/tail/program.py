@@ -16,7 +16,7 @@ from onnx2ncnn_opt.onnx.read.embedded import Malformed
 from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS, TailOp
 from onnx2ncnn_opt.onnx.tail.wire import Message, attribute, tensor, type_name
 
-_MOST, _MOST_TOGETHER = 2**28, 2**30  # elements of a result, and of all results
+_MOST_TOGETHER = 2**30  # elements of all results
 _OLDEST = 7  # opset
 _DEEPEST = 8  # axes of a tensor, and If nodes around a node
 # What NumPy and the operators raise for arguments that do not fit.
@@ -121,7 +121,7 @@ class Program:
                     continue
                 try:
                     inputs = [values.get(name) for name in node.inputs]
-                    results = _run(node, inputs)
+                    results = node.op.run(inputs, node.attributes)
                     if inexact is not None and node.op.is_inexact:
                         results = [inexact(result, inputs[0]) for result in results]
                     total += sum(result.size for result in results)
@@ -148,18 +148,6 @@ class Program:
                 given = f"{array.dtype} {list(array.shape)}"
                 raise UsageError(f"tail: input '{name}' is {dtype} {list(shape)}, and the array is {given}")
             yield name, array
-
-
-def _run(node: Node, inputs: list[NDArray[Any] | None]) -> list[NDArray[Any]]:
-    op = node.op
-    if op.broadcasts and np.prod(np.broadcast_shapes(*(x.shape for x in inputs if x is not None)), dtype=float) > _MOST:
-        raise ValueError("a result of more than 2**28 elements")
-    arguments = [
-        x.ravel().tolist() if item.is_list and x is not None else x
-        for item, x in zip(op.declared(len(inputs)), inputs, strict=True)
-    ]
-    result = op.function(*arguments, **node.attributes)
-    return [np.asarray(part) for part in (result if isinstance(result, (tuple, list)) else [result])]
 
 
 def _define(types: dict[str, str], name: str, dtype: str, where: str) -> None:

@@ -19,8 +19,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
+import numpy as np
 from numpy.typing import NDArray
 
+_MOST = 2**28  # elements of a result
 FLOATS = ("float32", "float64", "float16")
 INTS = ("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8")
 ALL = (*FLOATS, *INTS, "bool")
@@ -122,6 +124,18 @@ class TailOp:
         if count < needed or (extra > 0 and self.variadic is None):
             raise ValueError(f"it has {count} inputs, and the operator takes {needed} to {len(self.inputs)}")
         return (*self.inputs[:count], *([self.variadic] * extra if self.variadic else ()))
+
+    def run(self, inputs: Sequence[NDArray[Any] | None], attributes: Mapping[str, Any]) -> list[NDArray[Any]]:
+        """Return the results for inputs, None for those that are left out. Raises what NumPy and the function raise."""
+        shapes = [x.shape for x in inputs if x is not None]
+        if self.broadcasts and np.prod(np.broadcast_shapes(*shapes), dtype=float) > _MOST:
+            raise ValueError("a result of more than 2**28 elements")
+        arguments = [
+            x.ravel().tolist() if item.is_list and x is not None else x
+            for item, x in zip(self.declared(len(inputs)), inputs, strict=True)
+        ]
+        result = self.function(*arguments, **attributes)
+        return [np.asarray(part) for part in (result if isinstance(result, (tuple, list)) else [result])]
 
     def types(self, given: Sequence[str | None], attributes: Mapping[str, Any], outputs: int) -> dict[str, str]:
         """Return the element type of each letter, from those of the inputs. Raises ValueError if they do not fit."""
