@@ -35,7 +35,7 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext, MissingOperand
 from onnx2ncnn_opt.onnx.lower.functional.symbolic_tensor import computed
 from onnx2ncnn_opt.onnx.lower.layout import Layout, first_batch, plain_dims
 from onnx2ncnn_opt.onnx.lower.memory_budget import MemoryBudget, check_results, check_size
-from onnx2ncnn_opt.onnx.ops import find, fold_bound, traits_of
+from onnx2ncnn_opt.onnx.ops import find, folds, traits_of
 from onnx2ncnn_opt.onnx.read.binding import InputInfo, LengthInfo
 from onnx2ncnn_opt.onnx.read.caches import past_lengths
 from onnx2ncnn_opt.onnx.read.given import listed_sizes, solved
@@ -481,8 +481,7 @@ class _Import(_Ends):
                 check_results(node, results)
                 return results
             # No operands, as a node before was refused: unless this one would fold, it needs an importer.
-            folds = fold_bound(node.domain, node.op_type, self.opset) is not None
-            if not folds and (node.domain, node.op_type) not in self._custom:
+            if not folds(node.domain, node.op_type, self.opset) and (node.domain, node.op_type) not in self._custom:
                 self._known(node)
         except MissingOperand:
             pass
@@ -586,9 +585,11 @@ class _Import(_Ends):
             if isinstance(result, SymbolicTensor) and result.cells.dtype == object:
                 result = replace(result, cells=each(self.resolved, result.cells))
             return None if result is None else [result]
+        if not folds(node.domain, node.op_type, self.opset):
+            return None
         arrays = [operand.array if isinstance(operand, Constant) else None for operand in known]
         try:
-            results = evaluate_node(node, arrays, self.opset, fold_bound(node.domain, node.op_type, self.opset))
+            results = evaluate_node(node, arrays, self.opset)
         except TooLarge as error:
             raise Refusal(str(error), "export the model without it, or bind a smaller size with --shape") from None
         except CannotFold:

@@ -31,7 +31,6 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from onnx2ncnn_opt.onnx import items as rules
-from onnx2ncnn_opt.onnx.fold.bounds import Bound
 from onnx2ncnn_opt.onnx.items import ItemRule
 
 Importer = Callable[..., Any]
@@ -73,7 +72,7 @@ class Traits(NamedTuple):
     axes: Axes | None = None
     items: ItemRule | None = None  # how the items of a batch stay apart (`onnx/items.py`), unless `axes` says so
     errors: Errors = "result"
-    folds: Bound | None = None  # the most elements of results that are evaluated if all inputs are constant
+    folds: bool = False  # it is evaluated if all inputs are constant, as onnx.reference does what ONNX Runtime does
 
     def moves_input(self, index: int) -> bool:
         """Return True if the outputs have the values of this input."""
@@ -193,7 +192,7 @@ def onnx_op(  # noqa: PLR0913
     axes: Axes | None = None,
     items: ItemRule | None = None,
     errors: Errors = "result",
-    folds: Bound | None = None,
+    folds: bool = False,
 ) -> Callable[[F], F]:
     """Register a function as the importer of these operators from opset `since` on, without `later` parameters.
 

@@ -3,10 +3,10 @@
 Arithmetic on sizes takes a few operators, which tails have, too (`_EXACT`): importing onnx.reference takes longer than
 a small model's conversion.
 
-Only operators with a bound of their result (`bounds.py`) are evaluated: otherwise a shape of a few bytes in a model
-cannot ask for all memory.
+The types of the results come first: a shape of a few bytes in a model cannot ask for all memory.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -17,8 +17,9 @@ from onnx import TensorProto, numpy_helper
 
 import onnx2ncnn_opt.onnx.tail.operators  # noqa: F401
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.fold.bounds import Bound
+from onnx2ncnn_opt.onnx.fold.inferred import inferred_types
 from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS
+from onnx2ncnn_opt.onnx.value import Constant
 
 LIMIT = 2**30  # bytes of all results of a node; the first Gemm of VGG has 0.8 GB so
 _WIDEST = 8  # bytes of the widest element
@@ -34,23 +35,17 @@ class TooLarge(CannotFold):
     """The node makes more of its constants than may be made: no layer could either."""
 
 
-def evaluate_node(
-    node: onnx_ir.Node, inputs: Inputs, opset: int, bound: Bound | None, *, limit: int = LIMIT
-) -> list[Array]:
+def evaluate_node(node: onnx_ir.Node, inputs: Inputs, opset: int, *, limit: int = LIMIT) -> list[Array]:
     """Return the results of a node with constant inputs (None for an input that is left out), at the model's opset.
-
-    `bound` is None for an operator that does not fold.
 
     Raises:
         TooLarge: its results may be larger than `limit` bytes, and larger than its inputs.
         CannotFold: the operator cannot be evaluated, its results may be larger than `limit` bytes, or it does not take
             these inputs or attributes.
     """
-    if bound is None:
-        raise CannotFold(f"{node.op_type} of domain '{node.domain or 'ai.onnx'}' is not folded at opset {opset}")
     try:
         proto, attributes = _with_defaults(node, opset)
-        elements = bound(inputs, attributes)
+        elements = _most_elements(proto, opset, inputs)
         if elements * _WIDEST > limit:
             reason = f"its result of up to {elements} elements is too large: {limit // _WIDEST} are the most to compute"
             grows = elements > sum(array.size for array in inputs if array is not None)
@@ -74,6 +69,22 @@ def evaluate_node(
     if len(results) < len(node.outputs) or not all(isinstance(result, np.ndarray) for result in results):
         raise CannotFold(f"{node.op_type} gives no tensors for its {len(node.outputs)} outputs")
     return list(results[: len(node.outputs)])
+
+
+def _most_elements(node: onnx.NodeProto, opset: int, inputs: Inputs) -> int:
+    """Return the number of elements of all results, at most.
+
+    ONNX does not know how many elements NonZero and Compress choose: they count as all that the first input has.
+    """
+    if not inputs:
+        return 0  # a Constant is in the model already, however large
+    chosen = 0 if inputs[0] is None else inputs[0].size
+    total = 0
+    for type in inferred_types(node, opset, [None if array is None else Constant(array) for array in inputs]):
+        if type is None or not type.HasField("shape"):
+            raise CannotFold(f"{node.op_type} has no known result for these inputs")
+        total += math.prod(dim.dim_value if dim.HasField("dim_value") else chosen for dim in type.shape.dim)
+    return total
 
 
 def _as_in_tail(operator: str, inputs: Inputs, attributes: Mapping[str, Any]) -> list[Array] | None:

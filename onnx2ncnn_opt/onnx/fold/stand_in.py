@@ -10,13 +10,11 @@ from typing import TypeAlias
 import numpy as np
 import onnx
 import onnx_ir
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import helper, numpy_helper
+from onnx import helper
 
-from onnx2ncnn_opt.ir.dim import Dim, Shape, texts
-from onnx2ncnn_opt.onnx.value import Constant, Item, Tensor, TensorSequence
-
-_LARGEST_GIVEN = 4096  # elements of a constant that inference gets with its numbers; weights are told by their shapes
+from onnx2ncnn_opt.ir.dim import Dim, Shape
+from onnx2ncnn_opt.onnx.fold.inferred import inferred_types
+from onnx2ncnn_opt.onnx.value import Item, Tensor, TensorSequence
 
 Inferred: TypeAlias = "tuple[Shape, np.dtype[np.generic]] | None"
 
@@ -32,29 +30,9 @@ def inferred_outputs(
     given = [operand for operand in operands if operand is not None]
     if not any(isinstance(operand, Tensor) for operand in given) or not all(map(_typed, given)):
         return nothing
-    proto = onnx_ir.serde.serialize_node(node)
-    del proto.input[:], proto.output[:]
-    proto.input.extend("" if operand is None else f"x{i}" for i, operand in enumerate(operands))
-    proto.output.extend(f"y{i}" for i in range(len(node.outputs)))
-    sizes: dict[str, Dim] = {}
-    inputs, constants = [], []
-    for i, operand in enumerate(operands):
-        if operand is None or isinstance(operand, TensorSequence):
-            continue
-        sizes |= {str(size): size for size in operand.shape}
-        dims = texts(operand.shape)
-        element = helper.np_dtype_to_tensor_dtype(np.dtype(operand.dtype.type))
-        inputs.append(helper.make_tensor_value_info(f"x{i}", element, dims))
-        if isinstance(operand, Constant) and operand.array.size <= _LARGEST_GIVEN:
-            constants.append(numpy_helper.from_array(operand.array, f"x{i}"))
-    outputs = [onnx.ValueInfoProto(name=name) for name in proto.output]
-    graph = helper.make_graph([proto], "g", inputs, outputs, constants)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opsets.get("", 1))])
-    try:
-        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError, DecodeError):
-        return nothing
-    return [_read(value.type.tensor_type, sizes) for value in inferred.graph.output]
+    sizes = {str(size): size for operand in given if not isinstance(operand, TensorSequence) for size in operand.shape}
+    types = inferred_types(onnx_ir.serde.serialize_node(node), opsets.get("", 1), operands)
+    return [None if type is None else _read(type, sizes) for type in types]
 
 
 def _typed(operand: Item) -> bool:

@@ -1,18 +1,16 @@
 """The size limit of tensors that a model requests with a number: OneHot with a depth of a billion takes a kilobyte."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-import numpy as np
-import onnx
 import onnx_ir
-from onnx.shape_inference import infer_node_outputs
 
 from onnx2ncnn_opt.ir.dim import Shape, at_most
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.fold.evaluate import LIMIT
+from onnx2ncnn_opt.onnx.fold.inferred import inferred_types
 from onnx2ncnn_opt.onnx.lower.builder import Refusal
-from onnx2ncnn_opt.onnx.value import Constant, Item, SymbolicTensor, Tensor
+from onnx2ncnn_opt.onnx.value import Item, SymbolicTensor, Tensor
 
 MOST_ELEMENTS = 2**28  # of one result: 1 GiB as ncnn holds it
 _LEAST_FOLDED = 2**31
@@ -26,7 +24,6 @@ _SIZED = frozenset(
 )
 _JOINS = frozenset({"Concat", "ConcatFromSequence"})  # which double a tensor in each of many nodes
 _WIDEST = 8  # bytes of the widest element
-_LONGEST_SIZES = 64  # elements of an operand that says sizes
 
 
 def require_room(elements: int, what: str) -> None:
@@ -52,7 +49,12 @@ class MemoryBudget:
 def check_size(node: onnx_ir.Node, opset: int, operands: Sequence[Item | None]) -> None:
     """Raise Refusal if a result of the node is known to be larger than the budget."""
     if node.op_type in _SIZED and not node.domain:
-        largest: tuple[int, ...] = max(_shapes(node, opset, operands), key=math.prod, default=())
+        types = inferred_types(onnx_ir.serde.serialize_node(node), opset, operands)
+        shapes = [type.shape.dim for type in types if type is not None and type.HasField("shape")]
+        fixed = [shape for shape in shapes if all(dim.HasField("dim_value") for dim in shape)]
+        largest: tuple[int, ...] = max(
+            (tuple(dim.dim_value for dim in shape) for shape in fixed), key=math.prod, default=()
+        )
         _require_small(largest)
 
 
@@ -69,31 +71,3 @@ def _require_small(shape: Shape) -> None:
         text = " x ".join(map(str, shape))
         limit = f"{MOST_ELEMENTS} are the most that a tensor may have"
         raise Refusal(f"its result of {text} elements is too large: {limit}")
-
-
-def _shapes(node: onnx_ir.Node, opset: int, operands: Sequence[Item | None]) -> list[tuple[int, ...]]:
-    """Return the shapes of the node's results, those that ONNX can tell."""
-    types: dict[str, onnx.TypeProto] = {}
-    data: dict[str, onnx.TensorProto] = {}
-    for value, operand in zip(node.inputs, operands, strict=True):
-        if value is None or not value.name or not isinstance(operand, (Tensor, Constant)):
-            continue
-        dims = [size if isinstance(size, int) else None for size in operand.shape]
-        try:
-            elements = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(operand.dtype.type))
-        except KeyError:
-            return []
-        types[value.name] = onnx.helper.make_tensor_type_proto(elements, dims)
-        if isinstance(operand, Constant) and operand.array.size <= _LONGEST_SIZES:
-            data[value.name] = onnx.numpy_helper.from_array(operand.array, value.name)
-    try:
-        schema = onnx.defs.get_schema(node.op_type, opset, "")
-        proto = onnx_ir.serde.serialize_node(node)
-        found: Mapping[str, onnx.TypeProto] = infer_node_outputs(
-            schema, proto, types, data, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=10
-        )
-    except (onnx.defs.SchemaError, onnx.shape_inference.InferenceError, KeyError, ValueError, TypeError):
-        return []  # the importer says what is wrong
-    shapes = [type.tensor_type.shape.dim for type in found.values() if type.tensor_type.HasField("shape")]
-    fixed = [shape for shape in shapes if all(dim.HasField("dim_value") for dim in shape)]
-    return [tuple(dim.dim_value for dim in shape) for shape in fixed]

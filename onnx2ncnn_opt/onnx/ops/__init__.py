@@ -2,7 +2,6 @@
 
 from importlib import import_module
 
-from onnx2ncnn_opt.onnx.fold.bounds import FOLDED_ONLY, Bound
 from onnx2ncnn_opt.onnx.registry import OPS, OnnxOp, Traits
 
 # The families that most models need come first. Each has all versions of its operators.
@@ -12,6 +11,8 @@ _FAMILIES = (
     *("sampling", "scatter", "arg", "attention", "bitwise", "control", "linear_attention"),
     *("lists", "quantization", "spectral", "topk", "fused"),
 )
+
+FOLDED_ONLY = frozenset({"Constant", "NonZero", "Shape", "Size"})  # operators that fold, and have no importer
 
 
 def find(domain: str, name: str, opset: int) -> OnnxOp | None:
@@ -25,12 +26,12 @@ def traits_of(domain: str, name: str, opset: int) -> Traits:
     return Traits() if op is None else op.traits
 
 
-def fold_bound(domain: str, name: str, opset: int) -> Bound | None:
-    """`Traits.folds` of an operator, whatever other packages bring; None for one that does not fold."""
+def folds(domain: str, name: str, opset: int) -> bool:
+    """`Traits.folds` of an operator, whatever other packages bring."""
     if domain:
-        return None
+        return False
     known = [op for op in _versions("", name, opset) if not op.is_foreign]
-    return known[-1].traits.folds if known else FOLDED_ONLY.get(name)
+    return known[-1].traits.folds if known else name in FOLDED_ONLY
 
 
 def all_ops() -> tuple[OnnxOp, ...]:

@@ -7,7 +7,6 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.view import MAX_DIMS
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.fold.sizes.cells import decided
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import clip, softplus, softsign
@@ -58,7 +57,7 @@ def _register_plain(name: str, layer: str, params: dict[str, Any]) -> None:
         jumps=name in _JUMPING,
         keeps_zeros=name in _KEEPING_ZEROS,
         errors=_ERRORS.get(name, "result"),
-        folds=None if name in _NOT_FOLDED else bounds.first,
+        folds=name not in _NOT_FOLDED,
     )(plain)
 
 
@@ -66,7 +65,7 @@ for _name, (_layer, _params) in _PLAIN.items():
     _register_plain(_name, _layer, _params)
 
 
-@onnx_op("Acosh", axes="each", domains={0: (1.1, 4.0)}, folds=bounds.first)
+@onnx_op("Acosh", axes="each", domains={0: (1.1, 4.0)}, folds=True)
 def acosh(im: ImportContext, x: Tensor) -> Tensor:
     """Log(x + sqrt(x - 1) * sqrt(x + 1)), as UnaryOp's gives -87 for numbers below 1 on x86, which have none."""
     roots = [im.apply(im.apply(x, BinaryOp.ADD, one), UnaryOp.SQRT).blob for one in (-1.0, 1.0)]
@@ -74,7 +73,7 @@ def acosh(im: ImportContext, x: Tensor) -> Tensor:
     return im.unary(im.like(x, im.layer("BinaryOp", x.blob, product, op_type=BinaryOp.ADD)), "Log")
 
 
-@onnx_op("Log", axes="each", domains={0: (0.1, 4.0)}, folds=bounds.first)
+@onnx_op("Log", axes="each", domains={0: (0.1, 4.0)}, folds=True)
 def log(im: ImportContext, x: Tensor) -> Tensor:
     """Log; of 1 + exp(x) softplus(x), and of a Sigmoid -softplus(-x), as exp is infinite and Sigmoid 0 before long.
 
@@ -91,13 +90,13 @@ def log(im: ImportContext, x: Tensor) -> Tensor:
     return im.unary(x, "Log")  # UnaryOp's gives NaN for 0
 
 
-@onnx_op("LeakyRelu", axes="each", folds=bounds.first)
+@onnx_op("LeakyRelu", axes="each", folds=True)
 def leaky_relu(im: ImportContext, x: Tensor, *, alpha: float = 0.01) -> Tensor:
     """ReLU with slope."""
     return im.unary(x, "ReLU", slope=alpha)
 
 
-@onnx_op("PRelu", batch=0, axes="each", folds=bounds.broadcast)
+@onnx_op("PRelu", batch=0, axes="each", folds=True)
 def prelu(im: ImportContext, x: Tensor, slope: Value) -> Value:
     """PReLU, for one slope or one per channel (axis 1); else ReLU(x) + slope * min(x, 0)."""
     # Aligned to the right (unidirectional broadcasting), only the channel axis may be longer than 1.
@@ -113,19 +112,19 @@ def prelu(im: ImportContext, x: Tensor, slope: Value) -> Value:
     return binary(im, BinaryOp.ADD, im.unary(x, "ReLU"), binary(im, BinaryOp.MUL, negative, slope))
 
 
-@onnx_op("Elu", axes="each", folds=bounds.first, errors="one")
+@onnx_op("Elu", axes="each", folds=True, errors="one")
 def elu(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Tensor:
     """ELU."""
     return im.unary(x, "ELU", alpha=alpha)
 
 
-@onnx_op("Celu", axes="each", folds=bounds.first, errors="one")
+@onnx_op("Celu", axes="each", folds=True, errors="one")
 def celu(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Tensor:
     """CELU."""
     return im.unary(x, "CELU", alpha=alpha)
 
 
-@onnx_op("Selu", axes="each", folds=bounds.first, errors="one")
+@onnx_op("Selu", axes="each", folds=True, errors="one")
 def selu(
     im: ImportContext, x: Tensor, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
 ) -> Tensor:
@@ -134,7 +133,7 @@ def selu(
     return im.unary(x, "SELU", **params)
 
 
-@onnx_op("HardSigmoid", axes="each", folds=bounds.first)
+@onnx_op("HardSigmoid", axes="each", folds=True)
 def hard_sigmoid(im: ImportContext, x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
     """HardSigmoid."""
     return im.unary(x, "HardSigmoid", alpha=alpha, beta=beta)
@@ -161,11 +160,11 @@ def swiglu(im: ImportContext, a: Tensor, b: Value, *, alpha: float = 1.0) -> Val
     return binary(im, BinaryOp.MUL, swish(im, a, alpha=alpha), b)
 
 
-onnx_op("Softsign", axes="each", folds=bounds.first)(softsign)
-onnx_op("Softplus", axes="each", folds=bounds.first, errors="one")(softplus)
+onnx_op("Softsign", axes="each", folds=True)(softsign)
+onnx_op("Softplus", axes="each", folds=True, errors="one")(softplus)
 
 
-@onnx_op("ThresholdedRelu", axes="each", folds=bounds.first)
+@onnx_op("ThresholdedRelu", axes="each", folds=True)
 def thresholded_relu(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Tensor:
     """ReLU(Shrink(x)); for a negative alpha max(x, alpha) * (x > alpha)."""
     if alpha >= 0:
@@ -181,13 +180,13 @@ def shrink(im: ImportContext, x: Tensor, *, bias: float = 0.0, lambd: float = 0.
     return im.unary(x, "Shrink", bias=bias, lambd=lambd)
 
 
-@onnx_op("Clip", selects=True, axes="each", folds=bounds.broadcast, errors="none")
+@onnx_op("Clip", selects=True, axes="each", folds=True, errors="none")
 def clip6(im: ImportContext, x: Tensor, *, min: float = -FLT_MAX, max: float = FLT_MAX) -> Tensor:
     """Clip; the bounds are attributes before opset 11."""
     return clip(im, x, min, max)
 
 
-@onnx_op("Clip", since=11, integers=True, selects=True, axes="each", folds=bounds.broadcast, errors="none")
+@onnx_op("Clip", since=11, integers=True, selects=True, axes="each", folds=True, errors="none")
 def clip11(im: ImportContext, x: Tensor, min: Value | None = None, max: Value | None = None) -> Value:
     """Clip; ReLU where it is that; BinaryOp max and min for bounds that are computed."""
     x = as_numbers(im, x)

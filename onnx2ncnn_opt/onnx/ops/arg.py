@@ -6,7 +6,6 @@ As for comparisons, numbers closer to each other than the smallest normal float3
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.onnx import items
-from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import flattened
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
@@ -15,10 +14,10 @@ from onnx2ncnn_opt.onnx.lower.functional.reduce import arg_max, mark_largest, re
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Tensor
 
-onnx_op("ArgMax", integers=True, jumps=True, items=items.reduced(0, "axis"), folds=bounds.first)(arg_max)
+onnx_op("ArgMax", integers=True, jumps=True, items=items.reduced(0, "axis"), folds=True)(arg_max)
 
 
-@onnx_op("ArgMin", integers=True, jumps=True, items=items.reduced(0, "axis"), folds=bounds.first)
+@onnx_op("ArgMin", integers=True, jumps=True, items=items.reduced(0, "axis"), folds=True)
 def arg_min(im: ImportContext, x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
     """ArgMax of the opposite."""
     opposite = im.apply(as_numbers(im, x), UnaryOp.NEG)
@@ -31,7 +30,7 @@ def hardmax1(im: ImportContext, x: Tensor, *, axis: int = 1) -> Tensor:
     return flattened(im, x, axis, lambda im, rows, axis: hardmax13(im, rows, axis=axis))
 
 
-@onnx_op("Hardmax", since=13, jumps=True, axes="same", items=items.along(-1), folds=bounds.first)
+@onnx_op("Hardmax", since=13, jumps=True, axes="same", items=items.along(-1), folds=True)
 def hardmax13(im: ImportContext, x: Tensor, *, axis: int = -1) -> Tensor:
     """1 at the first of the largest numbers along an axis."""
     marked = mark_largest(im, x, axis, last=False)

@@ -10,7 +10,6 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import number_value, turned_over
@@ -37,26 +36,26 @@ def bit_shift(im: ImportContext, x: Value, y: Array, *, direction: str) -> Value
     return _of_type(im, im.apply(binary(im, BinaryOp.MUL, moved, Constant(2.0**-bits)), UnaryOp.FLOOR), x)
 
 
-@onnx_op("BitwiseAnd", since=18, integers=True, axes="each", folds=bounds.broadcast)
+@onnx_op("BitwiseAnd", since=18, integers=True, axes="each", folds=True)
 def bitwise_and(im: ImportContext, a: Value, b: Value) -> Value:
     """Floors of quotients by powers of two."""
     return _of_type(im, _common(im, a, b), a)
 
 
-@onnx_op("BitwiseOr", since=18, integers=True, axes="each", folds=bounds.broadcast)
+@onnx_op("BitwiseOr", since=18, integers=True, axes="each", folds=True)
 def bitwise_or(im: ImportContext, a: Value, b: Value) -> Value:
     """Compute a + b, less the common bits."""
     return _of_type(im, binary(im, BinaryOp.SUB, binary(im, BinaryOp.ADD, a, b), _common(im, a, b)), a)
 
 
-@onnx_op("BitwiseXor", since=18, integers=True, axes="each", folds=bounds.broadcast)
+@onnx_op("BitwiseXor", since=18, integers=True, axes="each", folds=True)
 def bitwise_xor(im: ImportContext, a: Value, b: Value) -> Value:
     """Compute a + b, less the common bits twice."""
     both = binary(im, BinaryOp.ADD, a, b)
     return _of_type(im, binary(im, BinaryOp.SUB, both, binary(im, BinaryOp.MUL, _common(im, a, b), number(2))), a)
 
 
-@onnx_op("BitwiseNot", since=18, integers=True, axes="each", folds=bounds.first)
+@onnx_op("BitwiseNot", since=18, integers=True, axes="each", folds=True)
 def bitwise_not(im: ImportContext, x: Tensor) -> Value:
     """-1 - x; for unsigned integers the largest number minus x."""
     if x.dtype != np.int64 and x.dtype.itemsize > 2:

@@ -6,7 +6,6 @@ import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
-from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
 from onnx2ncnn_opt.onnx.lower.functional.cast import turned_over
@@ -25,7 +24,7 @@ _BETWEEN = (
 _FURTHEST = 3
 
 
-@onnx_op("Div", since=7, integers=True, divisor=1, axes="each", folds=bounds.broadcast)
+@onnx_op("Div", since=7, integers=True, divisor=1, axes="each", folds=True)
 def div(im: ImportContext, a: Operand, b: Operand) -> Value:
     """BinaryOp div, or mul; corrected where it is rounded; of integers with the fraction cut off."""
     if not is_float(a.dtype):
@@ -54,8 +53,8 @@ def _is_rounding_scale(im: ImportContext) -> bool:
     )
 
 
-onnx_op("Reciprocal", divisor=0, axes="each", folds=bounds.first)(reciprocal)
-onnx_op("Mod", since=10, integers=True, divisor=1, jumps=True, axes="each", folds=bounds.broadcast)(mod)
+onnx_op("Reciprocal", divisor=0, axes="each", folds=True)(reciprocal)
+onnx_op("Mod", since=10, integers=True, divisor=1, jumps=True, axes="each", folds=True)(mod)
 
 
 def _are_rounding(nodes: Sequence[onnx_ir.Node], steps: int = _FURTHEST) -> bool:

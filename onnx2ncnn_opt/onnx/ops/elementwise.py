@@ -6,20 +6,19 @@ import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
-from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import add, binary, maximum, minimum, mul
 from onnx2ncnn_opt.onnx.lower.functional.cast import cast_to, turned_over
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Item, Operand, Tensor, Value
 
-onnx_op("Add", since=7, integers=True, axes="each", folds=bounds.broadcast)(add)
-onnx_op("Mul", since=7, integers=True, axes="each", folds=bounds.broadcast)(mul)
-onnx_op("Max", integers=True, selects=True, axes="each", folds=bounds.broadcast, errors="none")(maximum)
-onnx_op("Min", integers=True, selects=True, axes="each", folds=bounds.broadcast, errors="none")(minimum)
+onnx_op("Add", since=7, integers=True, axes="each", folds=True)(add)
+onnx_op("Mul", since=7, integers=True, axes="each", folds=True)(mul)
+onnx_op("Max", integers=True, selects=True, axes="each", folds=True, errors="none")(maximum)
+onnx_op("Min", integers=True, selects=True, axes="each", folds=True, errors="none")(minimum)
 
 
-@onnx_op("Sub", since=7, integers=True, axes="each", folds=bounds.broadcast)
+@onnx_op("Sub", since=7, integers=True, axes="each", folds=True)
 def sub(im: ImportContext, a: Operand, b: Operand) -> Value:
     """BinaryOp sub."""
     if a.dtype.kind == "u" and a.dtype.itemsize >= 4:
@@ -28,25 +27,25 @@ def sub(im: ImportContext, a: Operand, b: Operand) -> Value:
     return turned_over(im, binary(im, BinaryOp.SUB, a, b))
 
 
-@onnx_op("Sum", axes="each", folds=bounds.broadcast)
+@onnx_op("Sum", axes="each", folds=True)
 def sum_(im: ImportContext, *xs: Value) -> Value:
     """Chain BinaryOp add."""
     return reduce(lambda a, b: binary(im, BinaryOp.ADD, a, b), xs)
 
 
-@onnx_op("Mean", axes="each", folds=bounds.broadcast)
+@onnx_op("Mean", axes="each", folds=True)
 def mean(im: ImportContext, *xs: Value) -> Value:
     """Chain BinaryOp add, and divide by the number of operands."""
     return binary(im, BinaryOp.DIV, sum_(im, *xs), Constant(np.array(len(xs), np.float32)))
 
 
-@onnx_op("Identity", integers=True, moves=(0,), axes="each", folds=bounds.first)
+@onnx_op("Identity", integers=True, moves=(0,), axes="each", folds=True)
 def identity(im: ImportContext, x: Item) -> Item:
     """Nothing."""
     return x
 
 
-@onnx_op("Cast", since=6, integers=True, moves=(0,), jumps=True, axes="each", folds=bounds.first)
+@onnx_op("Cast", since=6, integers=True, moves=(0,), jumps=True, axes="each", folds=True)
 def cast(im: ImportContext, x: Tensor, *, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
     """Nothing between floats; Dequantize from integers, UnaryOp trunc to them; to bool by thresholds.
 
@@ -58,7 +57,7 @@ def cast(im: ImportContext, x: Tensor, *, to: int, saturate: int = 1, round_mode
     return cast_to(im, x, onnx_ir.DataType(to).numpy())
 
 
-@onnx_op("CastLike", since=15, integers=True, axes="each", folds=bounds.first)
+@onnx_op("CastLike", since=15, integers=True, axes="each", folds=True)
 def cast_like(im: ImportContext, x: Value, target: Value, *, saturate: int = 1, round_mode: str = "up") -> Value:
     """As Cast."""
     if isinstance(x, Constant):

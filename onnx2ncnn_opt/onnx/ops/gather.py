@@ -5,7 +5,6 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.dim import product
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
@@ -42,10 +41,10 @@ def _gathered_elements(seen: NodeView) -> int:
     return data
 
 
-onnx_op("Gather", integers=True, moves=(0,), indexes=1, items=_gathered, folds=bounds.gather)(gather)
-onnx_op(
-    "GatherElements", since=11, integers=True, moves=(0,), indexes=1, items=_gathered_elements, folds=bounds.second
-)(gather_elements)
+onnx_op("Gather", integers=True, moves=(0,), indexes=1, items=_gathered, folds=True)(gather)
+onnx_op("GatherElements", since=11, integers=True, moves=(0,), indexes=1, items=_gathered_elements, folds=True)(
+    gather_elements
+)
 
 
 def _gathered_nd(seen: NodeView) -> int:
@@ -60,9 +59,7 @@ def _gathered_nd(seen: NodeView) -> int:
 
 
 for _since, _later in ((11, ("batch_dims",)), (12, ())):
-    onnx_op("GatherND", since=_since, later=_later, integers=True, items=_gathered_nd, folds=bounds.gather_nd)(
-        gather_nd
-    )
+    onnx_op("GatherND", since=_since, later=_later, integers=True, items=_gathered_nd, folds=True)(gather_nd)
 
 
 @onnx_op("ReverseSequence", since=10, integers=True)
@@ -94,7 +91,7 @@ def reverse_sequence(
     return im.reshape(gather(im, flat, im.reshape(as_indices(im, source), (steps * batch,))), x.shape)
 
 
-@onnx_op("Compress", since=9, integers=True, folds=bounds.first)
+@onnx_op("Compress", since=9, integers=True, folds=True)
 def compress(im: ImportContext, x: Tensor, condition: Array, *, axis: int | None = None) -> Value:
     """Crop and Concat."""
     if axis is None:

@@ -3,7 +3,6 @@
 from functools import partial
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
-from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional import logic
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
@@ -12,12 +11,12 @@ from onnx2ncnn_opt.onnx.lower.functional.where import where
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Tensor, Value
 
-_comparison = partial(onnx_op, integers=True, selects=True, jumps=True, axes="each", folds=bounds.broadcast)
+_comparison = partial(onnx_op, integers=True, selects=True, jumps=True, axes="each", folds=True)
 _comparison("Greater", since=7)(logic.greater)
 _comparison("GreaterOrEqual", since=12)(logic.greater_or_equal)
 _comparison("Equal", since=7)(logic.equal)
-onnx_op("And", since=7, integers=True, axes="each", folds=bounds.broadcast)(logic.and_)
-onnx_op("Where", since=9, integers=True, moves=(1, 2), selects=True, axes="each", folds=bounds.broadcast)(where)
+onnx_op("And", since=7, integers=True, axes="each", folds=True)(logic.and_)
+onnx_op("Where", since=9, integers=True, moves=(1, 2), selects=True, axes="each", folds=True)(where)
 
 
 @_comparison("Less", since=7)
@@ -32,31 +31,31 @@ def less_or_equal(im: ImportContext, a: Value, b: Value) -> Tensor:
     return logic.greater_or_equal(im, b, a)
 
 
-@onnx_op("Or", since=7, integers=True, axes="each", folds=bounds.broadcast)
+@onnx_op("Or", since=7, integers=True, axes="each", folds=True)
 def or_(im: ImportContext, a: Value, b: Value) -> Tensor:
     """BinaryOp max."""
     return logic.bools(im, binary(im, BinaryOp.MAX, float_value(im, a), float_value(im, b)))
 
 
-@onnx_op("Xor", since=7, integers=True, axes="each", folds=bounds.broadcast)
+@onnx_op("Xor", since=7, integers=True, axes="each", folds=True)
 def xor(im: ImportContext, a: Value, b: Value) -> Tensor:
     """Compute the distance."""
     return logic.bools(im, im.apply(binary(im, BinaryOp.SUB, float_value(im, a), float_value(im, b)), UnaryOp.ABS))
 
 
-@onnx_op("Not", integers=True, axes="each", folds=bounds.first)
+@onnx_op("Not", integers=True, axes="each", folds=True)
 def not_(im: ImportContext, x: Tensor) -> Tensor:
     """1 - x."""
     return logic.bools(im, logic.rest(im, as_float(im, x)))
 
 
-@onnx_op("IsNaN", since=9, selects=True, axes="each", folds=bounds.first)
+@onnx_op("IsNaN", since=9, selects=True, axes="each", folds=True)
 def is_nan(im: ImportContext, x: Tensor) -> Tensor:
     """Not above -1 although positive."""
     return logic.bools(im, logic.rest(im, logic.threshold(im, im.apply(x, UnaryOp.ABS), -1.0)))
 
 
-@onnx_op("IsInf", since=10, selects=True, axes="each", folds=bounds.first)
+@onnx_op("IsInf", since=10, selects=True, axes="each", folds=True)
 def is_inf(im: ImportContext, x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) -> Tensor:
     """Above the largest number."""
     if not detect_negative and not detect_positive:

@@ -10,7 +10,6 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.dim import Dim, product
 from onnx2ncnn_opt.onnx import items
-from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.crop import pick
@@ -37,8 +36,8 @@ def _rows(seen: NodeView) -> int:
     return 0
 
 
-onnx_op("Gemm", since=7, items=_rows, folds=bounds.gemm)(gemm)
-onnx_op("MatMul", items=items.product_of(0, 1), folds=bounds.matmul)(matmul)
+onnx_op("Gemm", since=7, items=_rows, folds=True)(gemm)
+onnx_op("MatMul", items=items.product_of(0, 1), folds=True)(matmul)
 
 
 def _letters_kept(seen: NodeView) -> int:

@@ -2,7 +2,6 @@
 
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
-from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers
@@ -17,13 +16,13 @@ def _cut(seen: NodeView) -> int:
     return items.kept(seen, range(len(seen.shape(0))) if axes is None else axes, sizes=(1, 2))
 
 
-@onnx_op("Slice", integers=True, moves=(0,), axes="same", items=_cut, folds=bounds.first)
+@onnx_op("Slice", integers=True, moves=(0,), axes="same", items=_cut, folds=True)
 def slice1(im: ImportContext, x: Tensor, *, starts: Ints, ends: Ints, axes: Ints = ()) -> Value:
     """Crop."""
     return slice10(im, x, starts, ends, axes or None)
 
 
-@onnx_op("Slice", since=10, integers=True, moves=(0,), axes="same", items=_cut, folds=bounds.first)
+@onnx_op("Slice", since=10, integers=True, moves=(0,), axes="same", items=_cut, folds=True)
 def slice10(
     im: ImportContext, x: Tensor, starts: Sizes, ends: Sizes, axes: Ints | None = None, steps: Ints | None = None
 ) -> Value:
@@ -52,13 +51,13 @@ def _padded(seen: NodeView) -> int:
     return axis
 
 
-@onnx_op("Pad", axes="same", items=_padded, folds=bounds.pad)
+@onnx_op("Pad", axes="same", items=_padded, folds=True)
 def pad2(im: ImportContext, x: Tensor, *, pads: Ints, mode: str = "constant", value: float = 0.0) -> Value:
     """Pad; the amounts are attributes before opset 11."""
     return pad(im, x, pads, mode, value, None)
 
 
-@onnx_op("Pad", since=11, integers=True, axes="same", items=_padded, folds=bounds.pad)
+@onnx_op("Pad", since=11, integers=True, axes="same", items=_padded, folds=True)
 def pad11(
     im: ImportContext,
     x: Tensor,

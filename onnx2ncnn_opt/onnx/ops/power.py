@@ -3,7 +3,6 @@
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
-from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, float_value
@@ -19,7 +18,7 @@ _POWERS = {2.0: UnaryOp.SQUARE, 0.5: UnaryOp.SQRT, -0.5: UnaryOp.RSQRT}
 _LARGEST_PRODUCT = 4
 
 
-@onnx_op("Pow", since=7, integers=True, axes="each", folds=bounds.broadcast)
+@onnx_op("Pow", since=7, integers=True, axes="each", folds=True)
 def pow_(im: ImportContext, a: Value, b: Value) -> Value:
     """UnaryOp for squares and roots, products for small whole exponents, else Power; BinaryOp for a positive base.
 

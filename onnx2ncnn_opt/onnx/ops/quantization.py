@@ -7,7 +7,6 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
-from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import flattened, softmax
@@ -54,11 +53,9 @@ class _Loose(NamedTuple):
     zero_point: Zero
 
 
-onnx_op("QuantizeLinear", since=10, integers=True, divisor=1, quantises=True, axes="each", folds=bounds.first)(
-    quantize_linear
-)
+onnx_op("QuantizeLinear", since=10, integers=True, divisor=1, quantises=True, axes="each", folds=True)(quantize_linear)
 onnx_op("QuantizeLinear", domain=MICROSOFT, integers=True, divisor=1, quantises=True, axes="each")(quantize_linear)
-onnx_op("DequantizeLinear", since=10, integers=True, axes="each", folds=bounds.first)(dequantize_linear)
+onnx_op("DequantizeLinear", since=10, integers=True, axes="each", folds=True)(dequantize_linear)
 onnx_op("DequantizeLinear", domain=MICROSOFT, integers=True, axes="each")(dequantize_linear)
 onnx_op("DynamicQuantizeLinear", since=11, quantises=True)(dynamic_quantize_linear)
 

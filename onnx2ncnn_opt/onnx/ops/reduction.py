@@ -4,7 +4,6 @@ from functools import partial
 
 from onnx2ncnn_opt.ir.codes import Reduction
 from onnx2ncnn_opt.onnx import items
-from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import flattened, log_softmax, softmax
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers
@@ -33,7 +32,7 @@ def _register(name: str, operation: Reduction, axes_input: int) -> None:
         integers=name in _OF_INTEGERS,
         domains=domains,
         items=items.reduced(None, "axes", 1),
-        folds=bounds.first,
+        folds=True,
     )
     register(later=("axes", "noop_with_empty_axes"))(reduction)
     register(since=axes_input)(reduction)
@@ -49,7 +48,7 @@ def softmax1(im: ImportContext, x: Tensor, *, axis: int = 1) -> Tensor:
     return flattened(im, x, axis, softmax)
 
 
-@onnx_op("Softmax", since=13, axes="same", items=items.along(-1), folds=bounds.first)
+@onnx_op("Softmax", since=13, axes="same", items=items.along(-1), folds=True)
 def softmax13(im: ImportContext, x: Tensor, *, axis: int = -1) -> Tensor:
     """Softmax along one axis."""
     return softmax(im, x, axis)
@@ -61,7 +60,7 @@ def log_softmax1(im: ImportContext, x: Tensor, *, axis: int = 1) -> Tensor:
     return flattened(im, x, axis, log_softmax)
 
 
-@onnx_op("LogSoftmax", since=13, axes="same", items=items.along(-1), folds=bounds.first, errors="one")
+@onnx_op("LogSoftmax", since=13, axes="same", items=items.along(-1), folds=True, errors="one")
 def log_softmax13(im: ImportContext, x: Tensor, *, axis: int = -1) -> Tensor:
     """LogSoftmax along one axis."""
     return log_softmax(im, x, axis)

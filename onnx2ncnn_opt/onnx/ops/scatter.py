@@ -9,7 +9,6 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.dim import Shape, axis_index, is_fixed, product
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
-from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import add, binary, maximum, minimum, mul, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MIN, as_float, as_numbers
@@ -38,8 +37,8 @@ _REDUCTIONS: Mapping[str, Callable[..., Value]] = {"add": add, "mul": mul, "max"
 _NEUTRAL = {"add": 0.0, "mul": 1.0, "max": -np.inf, "min": np.inf}
 
 
-@onnx_op("ScatterND", since=11, later=("reduction",), integers=True, folds=bounds.first)
-@onnx_op("ScatterND", since=16, integers=True, folds=bounds.first)
+@onnx_op("ScatterND", since=11, later=("reduction",), integers=True, folds=True)
+@onnx_op("ScatterND", since=16, integers=True, folds=True)
 def scatter_nd(im: ImportContext, data: Value, indices: Operand, updates: Value, *, reduction: str = "none") -> Value:
     """Concat of old and new rows, or the reduction of both."""
     _check_reduction(im, reduction)
@@ -68,8 +67,8 @@ def _is_everywhere(indices: Operand, sizes: Shape) -> bool:
 
 
 @onnx_op("Scatter", since=9, later=("reduction",), integers=True)
-@onnx_op("ScatterElements", since=11, later=("reduction",), integers=True, folds=bounds.first)
-@onnx_op("ScatterElements", since=16, integers=True, folds=bounds.first)
+@onnx_op("ScatterElements", since=11, later=("reduction",), integers=True, folds=True)
+@onnx_op("ScatterElements", since=16, integers=True, folds=True)
 def scatter_elements(
     im: ImportContext, data: Value, indices: Value, updates: Value, *, axis: int = 0, reduction: str = "none"
 ) -> Value:
@@ -283,7 +282,7 @@ def _size(im: ImportContext, x: Value, axis: int) -> int:
     return size
 
 
-@onnx_op("Trilu", since=14, integers=True, axes="same", items=items.along((-2, -1)), folds=bounds.first)
+@onnx_op("Trilu", since=14, integers=True, axes="same", items=items.along((-2, -1)), folds=True)
 def trilu(im: ImportContext, x: Tensor, k: Sizes | None = None, *, upper: int = 1) -> Value:
     """Clip to 0 outside the triangle, for any number there."""
     shape, offset = x.shape[-2:], k[0] if k else 0
@@ -300,7 +299,7 @@ def trilu(im: ImportContext, x: Tensor, k: Sizes | None = None, *, upper: int = 
     return where(im, inside, x, Constant(np.zeros((), x.dtype)))
 
 
-@onnx_op("CumSum", since=11, integers=True, axes="same", items=items.along(None, index=1), folds=bounds.first)
+@onnx_op("CumSum", since=11, integers=True, axes="same", items=items.along(None, index=1), folds=True)
 def cumsum(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
     """CumulativeSum, between two Flips from the end; exclusive sums are those of the shifted operand."""
     along, x = im.axis(axis[0], x.rank), as_numbers(im, x)
@@ -342,7 +341,7 @@ def _shifted(im: ImportContext, x: Tensor, axis: int, shift: int, *, fill: float
     return crop(im, im.tensor(pad(im, x, pads=tuple(pads), value=fill)), axis, 0, -shift)
 
 
-@onnx_op("OneHot", since=9, integers=True, folds=bounds.one_hot)
+@onnx_op("OneHot", since=9, integers=True, folds=True)
 def one_hot(im: ImportContext, indices: Tensor, depth: Array, values: Array, *, axis: int = -1) -> Value:
     """1 where the distance to a number of the row is 0; numbers between whole ones are cut off first.
 

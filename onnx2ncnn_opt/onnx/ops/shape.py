@@ -12,7 +12,6 @@ import onnx_ir
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, is_fixed, product, shape_text
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
-from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import expand, spread
@@ -24,7 +23,7 @@ from onnx2ncnn_opt.onnx.registry import ALL, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value
 
 
-@onnx_op("Reshape", since=5, integers=True, moves=(0,), items=items.in_order, folds=bounds.first)
+@onnx_op("Reshape", since=5, integers=True, moves=(0,), items=items.in_order, folds=True)
 def reshape(im: ImportContext, x: Tensor, shape: Sizes, *, allowzero: int = 0) -> Value:
     """Regroup axes; Reshape where their factors do not fit."""
     if not allowzero and 0 in shape[x.rank :]:
@@ -45,14 +44,14 @@ def reshape(im: ImportContext, x: Tensor, shape: Sizes, *, allowzero: int = 0) -
     return im.reshape(x, tuple(wanted))
 
 
-@onnx_op("Flatten", integers=True, moves=(0,), items=items.in_order, folds=bounds.first)
+@onnx_op("Flatten", integers=True, moves=(0,), items=items.in_order, folds=True)
 def flatten(im: ImportContext, x: Tensor, *, axis: int = 1) -> Value:
     """Regroup the axes into two."""
     axis = axis + x.rank if axis < 0 else axis
     return im.reshape(x, (product(x.shape[:axis]), product(x.shape[axis:])))
 
 
-_regrouped = partial(onnx_op, integers=True, moves=(0,), items=items.in_order, folds=bounds.first)
+_regrouped = partial(onnx_op, integers=True, moves=(0,), items=items.in_order, folds=True)
 _regrouped("Squeeze", later=("axes",))(squeeze)
 _regrouped("Unsqueeze", later=("axes",))(unsqueeze)
 _regrouped("Squeeze", since=13)(squeeze)
@@ -65,7 +64,7 @@ def _permuted(seen: NodeView) -> int:
     return order.index(axis) if axis in order else -1
 
 
-@onnx_op("Transpose", integers=True, moves=(0,), items=_permuted, folds=bounds.first)
+@onnx_op("Transpose", integers=True, moves=(0,), items=_permuted, folds=True)
 def transpose(im: ImportContext, x: Tensor, *, perm: Ints = ()) -> Value:
     """Another order of axes; Permute when somebody needs it."""
     order = perm or tuple(reversed(range(x.rank)))
@@ -81,10 +80,10 @@ def _joined(seen: NodeView) -> int:
     return axis
 
 
-onnx_op("Concat", since=4, integers=True, moves=ALL, axes="same", items=_joined, folds=bounds.total)(concat)
+onnx_op("Concat", since=4, integers=True, moves=ALL, axes="same", items=_joined, folds=True)(concat)
 
 
-_split = partial(onnx_op, "Split", integers=True, moves=(0,), axes="same", items=items.along(0), folds=bounds.first)
+_split = partial(onnx_op, "Split", integers=True, moves=(0,), axes="same", items=items.along(0), folds=True)
 
 
 @_split(later=("split", "num_outputs"))
@@ -126,10 +125,10 @@ def _grown(seen: NodeView) -> int:
     return len(after) + at
 
 
-onnx_op("Expand", since=8, integers=True, moves=(0,), items=_grown, folds=bounds.expand)(expand)
+onnx_op("Expand", since=8, integers=True, moves=(0,), items=_grown, folds=True)(expand)
 
 
-@onnx_op("Tile", since=6, integers=True, moves=(0,), items=_grown, folds=bounds.tile)
+@onnx_op("Tile", since=6, integers=True, moves=(0,), items=_grown, folds=True)
 def tile(im: ImportContext, x: Tensor, repeats: Sizes) -> Value:
     """Tile."""
     if len(repeats) != x.rank:
@@ -147,7 +146,7 @@ def tile(im: ImportContext, x: Tensor, repeats: Sizes) -> Value:
     return x
 
 
-@onnx_op("EyeLike", since=9, integers=True, folds=bounds.first)
+@onnx_op("EyeLike", since=9, integers=True, folds=True)
 def eye_like(im: ImportContext, x: Value, *, dtype: int | None = None, k: int = 0) -> Constant:
     """Return a constant."""
     if x.rank != 2 or not is_fixed(x.shape):
@@ -156,7 +155,7 @@ def eye_like(im: ImportContext, x: Value, *, dtype: int | None = None, k: int = 
     return Constant(np.eye(rows, columns, k, x.dtype if dtype is None else onnx_ir.DataType(dtype).numpy()))
 
 
-@onnx_op("DepthToSpace", batch=0, folds=bounds.first)
+@onnx_op("DepthToSpace", batch=0, folds=True)
 def depth_to_space(im: ImportContext, x: Tensor, *, blocksize: int, mode: str = "DCR") -> Value:
     """Regroup axes, PixelShuffle when somebody needs it."""
     n, c, h, w = _image(im, x)
@@ -169,7 +168,7 @@ def depth_to_space(im: ImportContext, x: Tensor, *, blocksize: int, mode: str = 
     return im.reshape(im.reshape(x, order).transpose(perm), (n, depth, h * b, w * b))
 
 
-@onnx_op("SpaceToDepth", batch=0, folds=bounds.first)
+@onnx_op("SpaceToDepth", batch=0, folds=True)
 def space_to_depth(im: ImportContext, x: Tensor, *, blocksize: int, mode: str = "DCR") -> Value:
     """Regroup axes, Reorg when somebody needs it."""
     n, c, h, w = _image(im, x)
@@ -187,14 +186,14 @@ def _image(im: ImportContext, x: Tensor) -> Shape:
     return x.shape
 
 
-@onnx_op("Range", since=11, integers=True, folds=bounds.arange)
+@onnx_op("Range", since=11, integers=True, folds=True)
 def range_(im: ImportContext, start: Value, limit: Value, delta: Value, *, stash_type: int = 1) -> Value:
     """Sum ones, in sizes only."""
     reason = "its length depends on values that are computed at run time, or on a step that is not an integer"
     raise im.refuse(reason, "make it depend on the shapes of inputs only, with an integer step")
 
 
-@onnx_op("ConstantOfShape", since=9, integers=True, folds=bounds.sizes)
+@onnx_op("ConstantOfShape", since=9, integers=True, folds=True)
 def constant_of_shape(im: ImportContext, shape: Value, *, value: Array | None = None) -> Value:
     """Ones of dynamic sizes, times a constant."""
     raise im.refuse("its shape is computed at run time", "make it depend on the shapes of inputs only")

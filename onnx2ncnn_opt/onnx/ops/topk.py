@@ -13,7 +13,6 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.dim import Dim, exact_div, product
 from onnx2ncnn_opt.onnx import items
-from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, FLT_MIN, as_numbers
@@ -31,14 +30,14 @@ _UNSIGNED = held_as_float(np.dtype(np.uint32))
 _INDEX = held_as_float(np.dtype(np.int64))
 
 
-@onnx_op("TopK", jumps=True, items=items.along(-1), folds=bounds.twice)
+@onnx_op("TopK", jumps=True, items=items.along(-1), folds=True)
 def top_k1(im: ImportContext, x: Tensor, *, k: int, axis: int = -1) -> tuple[Value, ...]:
     """For one number ReduceMax and ArgMax; for few of many such rounds, else comparisons of all with all."""
     return top_k10(im, x, (k,), axis=axis)
 
 
-@onnx_op("TopK", since=10, later=("largest", "sorted"), jumps=True, items=items.along(-1), folds=bounds.twice)
-@onnx_op("TopK", since=11, integers=True, jumps=True, items=items.along(-1), folds=bounds.twice)
+@onnx_op("TopK", since=10, later=("largest", "sorted"), jumps=True, items=items.along(-1), folds=True)
+@onnx_op("TopK", since=11, integers=True, jumps=True, items=items.along(-1), folds=True)
 def top_k10(
     im: ImportContext, x: Tensor, k: Ints, *, axis: int = -1, largest: int = 1, sorted: int = 1
 ) -> tuple[Value, ...]:

@@ -1,0 +1,38 @@
+"""The types of one node's results, as ONNX's own inference tells them from its operands."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+from onnx.checker import ValidationError
+from onnx.shape_inference import InferenceError, infer_node_outputs
+
+from onnx2ncnn_opt.ir.dim import texts
+from onnx2ncnn_opt.onnx.value import Constant, Item, TensorSequence
+
+_LARGEST_GIVEN = 4096  # elements of a constant that inference gets with its numbers; weights are told by their shapes
+
+
+def inferred_types(
+    node: onnx.NodeProto, opset: int, operands: Sequence[Item | None]
+) -> list[onnx.TypeProto.Tensor | None]:
+    """Return the type of each output; None where ONNX tells none."""
+    types: dict[str, onnx.TypeProto] = {}
+    numbers: dict[str, onnx.TensorProto] = {}
+    try:
+        for name, operand in zip(node.input, operands, strict=True):
+            if operand is None or isinstance(operand, TensorSequence):
+                continue
+            element = helper.np_dtype_to_tensor_dtype(np.dtype(operand.dtype.type))
+            types[name] = helper.make_tensor_type_proto(element, texts(operand.shape))
+            if isinstance(operand, Constant) and operand.array.size <= _LARGEST_GIVEN:
+                numbers[name] = numpy_helper.from_array(operand.array, name)
+        schema = onnx.defs.get_schema(node.op_type, opset, "")
+        if not schema.has_type_and_shape_inference_function:  # as old versions of Compress and GreaterOrEqual
+            schema = onnx.defs.get_schema(node.op_type)
+        opsets = [helper.make_opsetid("", opset)]
+        found = infer_node_outputs(schema, node, types, numbers, opset_imports=opsets, ir_version=10)
+    except (onnx.defs.SchemaError, ValidationError, InferenceError, KeyError, ValueError, TypeError, RuntimeError):
+        return [None] * len(node.output)  # whoever reads the node says what is wrong
+    return [found[name].tensor_type if name in found else None for name in node.output]
