@@ -15,6 +15,7 @@ from onnx2ncnn_opt.ir.caches import caches
 from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction
 from onnx2ncnn_opt.ir.cut import cut
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.param.files import NetFiles, all_or_nothing, read_net, write_staged
@@ -144,14 +145,8 @@ def _only(found: Iterable[T], what: str) -> T:
 
 def _before(*blobs: Blob) -> set[Layer]:
     """Return the layers that blobs are computed by."""
-    found: set[Layer] = set()
-    left = list(blobs)
-    while left:
-        layer = left.pop().producer
-        if layer is not None and layer not in found:
-            found.add(layer)
-            left += layer.inputs
-    return found
+    before = reached(blobs, lambda blob: blob.producer.inputs if blob.producer is not None else ())
+    return {blob.producer for blob in before if blob.producer is not None}
 
 
 def _cut(graph: Graph, starts: Mapping[str, Blob], ends: Mapping[str, Blob]) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.view import Regroup
 from onnx2ncnn_opt.ir.weight import Array
@@ -416,16 +417,11 @@ def _is_used(blob: Blob, dead: set[Layer]) -> bool:
 def _depends(pieces: Sequence[Piece], chain: Sequence[Linked]) -> bool:
     """Return True if pieces are computed from a state of the chain."""
     steps = {link.step.hidden.layer for link in chain}
-    todo = [piece.layer for piece in pieces]
-    seen = set(todo)
-    while todo:
-        layer = todo.pop()
-        if layer in steps:
-            return True
-        above = {blob.producer for blob in layer.inputs if blob.producer is not None} - seen
-        seen |= above
-        todo += above
-    return False
+
+    def before(layer: Layer) -> list[Layer]:
+        return [blob.producer for blob in layer.inputs if blob.producer is not None]
+
+    return any(layer in steps for layer in reached([piece.layer for piece in pieces], before))
 
 
 def _is_backwards(chain: Sequence[Linked]) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from onnx2ncnn_opt.ir.codes import Sample
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.ranges import Ranges
+from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.spec import Trait
 
 # Layers that compute element by element, or from sizes.
@@ -26,14 +27,8 @@ def moved(layer: Layer) -> tuple[Blob, ...]:
 
 def index_blobs(graph: Graph) -> set[Blob]:
     """Return the blobs whose bits are integers: Embed reads them as indices, or Dequantize converts them."""
-    indexes: set[Blob] = set()
-    left = [layer.inputs[0] for layer in graph if layer.type == "Embed" or _reads_integers(layer)]
-    while left:
-        blob = left.pop()
-        if blob not in indexes:
-            indexes.add(blob)
-            left += moved(blob.producer) if blob.producer is not None else ()
-    return indexes
+    read = [layer.inputs[0] for layer in graph if layer.type == "Embed" or _reads_integers(layer)]
+    return set(reached(read, lambda blob: moved(blob.producer) if blob.producer is not None else ()))
 
 
 def _reads_integers(layer: Layer) -> bool:

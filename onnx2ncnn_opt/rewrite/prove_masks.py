@@ -17,6 +17,7 @@ from onnx2ncnn_opt.ir.features import FP32, Device, Feature, MasksFor, features_
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import HALF_WEIGHTS, INFINITE, LARGEST, SMALLEST, faulty_kernels, own_numbers
 from onnx2ncnn_opt.ir.ranges import Ranges
+from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.rewrite.integers import inexact_layers
 
@@ -156,13 +157,12 @@ def _differences_of_limits(graph: Graph, ranges: Ranges) -> Iterator[Layer]:
         if starts:
             limited.update(layer.outputs)
     ends = [layer for layer in graph if layer.type == "BinaryOp" and not layer["with_scalar"]]
-    left = [layer for layer in ends if layer["op_type"] in _HARMLESS and not limited.isdisjoint(layer.inputs)]
-    between: set[Layer] = set()
-    while left:
-        layer = left.pop()
-        if layer not in between:
-            between.add(layer)
-            left += [blob.producer for blob in layer.inputs if blob in limited and blob.producer is not None]
+    last = [layer for layer in ends if layer["op_type"] in _HARMLESS and not limited.isdisjoint(layer.inputs)]
+
+    def before(layer: Layer) -> list[Layer]:
+        return [blob.producer for blob in layer.inputs if blob in limited and blob.producer is not None]
+
+    between = set(reached(last, before))
     yield from (layer for layer in graph if layer in between)
 
 
@@ -176,14 +176,13 @@ def _factor_of_zeros(layer: Layer) -> float:
 
 def _readers_of_sums(blob: Blob) -> Iterator[Layer]:
     """Yield the consumers of a blob that are reached through moves and additions."""
-    left, seen = [blob], {blob}
-    while left:
-        for user in left.pop().users:
-            yield user
-            is_sum = user.type == "Eltwise" or user.computes(BinaryOp.ADD)
-            outputs = [each for each in user.outputs if each not in seen and (is_sum or user.has(Trait.MOVES))]
-            left += outputs
-            seen.update(outputs)
+
+    def sums(blob: Blob) -> Iterator[Blob]:
+        for user in blob.users:
+            if user.type == "Eltwise" or user.computes(BinaryOp.ADD) or user.has(Trait.MOVES):
+                yield from user.outputs
+
+    yield from (user for each in reached([blob], sums) for user in each.users)
 
 
 def _may_be_infinite(layer: Layer, size: float, ranges: Ranges) -> bool:

@@ -14,6 +14,7 @@ import onnx_ir
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.dim import Sym
+from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.onnx.ops import traits_of
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.given import parsed_size
@@ -421,14 +422,14 @@ def _uses(value: onnx_ir.Value, model: LoadedModel, *, zeros: bool = False) -> I
 
     With `zeros` also nodes that take other values, which are 0 if these are.
     """
-    seen, left = {value}, [value]
-    while left:
-        for node, index in left.pop().uses():
-            yield node, index
+
+    def copies(value: onnx_ir.Value) -> Iterator[onnx_ir.Value]:
+        for node, index in value.uses():
             traits = _traits(node, model)
             if traits.moves_input(index) or (zeros and traits.keeps_zeros):
-                left += [output for output in node.outputs if output not in seen]
-                seen.update(node.outputs)
+                yield from node.outputs
+
+    yield from (use for each in reached([value], copies) for use in each.uses())
 
 
 def _uses_of_sums(

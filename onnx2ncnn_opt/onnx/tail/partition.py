@@ -14,6 +14,7 @@ import onnx_ir
 
 from onnx2ncnn_opt.errors import ModelError, Unsupported, UnsupportedError, lines_by_reason
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, product
+from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.view import MAX_DIMS
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
@@ -92,13 +93,7 @@ class Readers:
 
     def after(self, nodes: Iterable[onnx_ir.Node]) -> set[onnx_ir.Node]:
         """Return these nodes and all that depend on them."""
-        found = set(nodes)
-        pending = list(found)
-        while pending:
-            new = [user for user in self.of.get(pending.pop(), ()) if user not in found]
-            found.update(new)
-            pending += new
-        return found
+        return set(reached(nodes, lambda node: self.of.get(node, ())))
 
 
 class _Parts:

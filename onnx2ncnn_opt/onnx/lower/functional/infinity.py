@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import onnx_ir
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
+from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.value import Tensor
 
@@ -34,16 +35,13 @@ def in_quarters(im: ImportContext, x: Tensor, function: Callable[[Tensor], Tenso
 
 def tests_of(readers: Sequence[onnx_ir.Node], divisor: onnx_ir.Value | None) -> list[onnx_ir.Node]:
     """Return the nodes that turn an infinite quotient, moved and selected, into a number or a truth value."""
-    seen, left = set(readers), [*readers]
-    while left:
-        node = left.pop()
+
+    def carried(node: onnx_ir.Node) -> Sequence[onnx_ir.Node]:
         # A select whose condition is computed from the divisor is taken for a guard against 0.
         guards = divisor is not None and node.op_type == "Where" and _depends(node.inputs[0], divisor)
-        if node.op_type in _CARRYING and not guards:
-            further = [reader for reader in node.outputs[0].consumers() if reader not in seen]
-            left += further
-            seen.update(further)
-    return [node for node in seen if node.op_type in _TESTS]
+        return node.outputs[0].consumers() if node.op_type in _CARRYING and not guards else ()
+
+    return [node for node in reached(readers, carried) if node.op_type in _TESTS]
 
 
 def _depends(value: onnx_ir.Value | None, on: onnx_ir.Value | None) -> bool:
