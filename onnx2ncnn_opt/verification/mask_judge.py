@@ -206,9 +206,9 @@ class MaskJudge:
             masked = sum(count for layer, count in counts if layer["featmask"] & exact)
         return masked / (sum(self.multiplications.values()) or 1.0)
 
-    def rounding(self) -> Measured:
-        """Return the errors of the outputs if every blob is rounded to fp16."""
-        with self._added():
+    def rounding(self, masks: Masks = MappingProxyType({})) -> Measured:
+        """Return the errors of the outputs if every blob is rounded to fp16, with masks added."""
+        with self._added(masks):
             return self._measured(self.estimator.run("fp16"))
 
     def hides_errors(self) -> bool:
@@ -274,17 +274,3 @@ def restored_masks(graph: Graph) -> Iterator[None]:
             layer.params.pop("featmask", None)
             if mask is not None:
                 layer.params["featmask"] = mask
-
-
-@contextmanager
-def fixed(judges: Sequence[MaskJudge], masks: Masks) -> Iterator[None]:
-    """Let the net of some judges have more masks for a block, whatever is tried."""
-    before = judges[0].fixed
-    both = {layer: before.get(layer, Feature(0)) | masks.get(layer, Feature(0)) for layer in (*before, *masks)}
-    for judge in judges:
-        judge.fixed = both
-    try:
-        yield
-    finally:
-        for judge in judges:
-            judge.fixed = before

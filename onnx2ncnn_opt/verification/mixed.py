@@ -23,7 +23,7 @@ from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk
 from onnx2ncnn_opt.verification.mask_judge import MaskJudge, Masks, Measured, errors_of
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.plan_masks import BUDGET, FULL, plan_masks
+from onnx2ncnn_opt.verification.plan_masks import BUDGET, FULL, Planner
 from onnx2ncnn_opt.verification.search_masks import find_masks
 from onnx2ncnn_opt.verification.verify_net import net_feeds
 
@@ -126,7 +126,10 @@ def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:
         needed, _ = find_masks([judge.estimator], budget=math.inf)
         needed |= {layer: mask.joined(needed.get(layer)) for layer, mask in masks.items()}
         masks, judge.fixed = needed, {layer: mask.features for layer, mask in needed.items()}
-        plan = plan_masks([judge], budget, _ATTEMPTS)
+        planner, wishes = Planner([judge]), [(budget, 1.0)]
+        if not (plan := planner.best(wishes, _ATTEMPTS)).is_enough(wishes):
+            planner.look_closer()
+            plan = planner.best(wishes, _ATTEMPTS)
         masks |= {layer: mask.joined(masks.get(layer)) for layer, mask in plan.masks_of(judge)}
         alone = {layer: plan.alone(layer) for layer in plan.masks}
         after = judge.error({layer: mask.features for layer, mask in masks.items()})

@@ -6,8 +6,8 @@ the power of the noise at an output is divided from the last layer to the first.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -16,18 +16,29 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.verification.estimate import Walk
 
+_LEAST = 0.5  # of what one run says of the layers they have, whatever the rest is
+
 
 @dataclass
 class Shares:
-    """The powers of the noise of layers at the outputs, and the powers of the rest: of blobs that are rounded."""
+    """The powers of the noise of layers at the outputs, and of the rest: of blobs that are rounded, by their layers."""
 
     layers: dict[Layer, Array]
     rest: Array
+    rounding: Mapping[Layer, Array] = field(default_factory=dict)
 
     @property
     def total(self) -> Array:
         """The powers of all noise."""
         return self.rest + sum(self.layers.values(), np.zeros_like(self.rest))
+
+    def with_rest(self, rest: Array) -> Shares:
+        """Return the shares if the power of the rest is known: one run takes much of layers' noise for that."""
+        found = sum(self.layers.values(), np.zeros_like(rest))
+        factors = np.divide(
+            np.maximum(self.total - rest, _LEAST * found), found, out=np.ones_like(rest), where=found > 0
+        )
+        return Shares({layer: power * factors for layer, power in self.layers.items()}, rest, self.rounding)
 
     def learn(self, left: Shares, masked: Collection[Layer]) -> None:
         """Take over the shares that are `left` with masks, and divide the power that these take away.
@@ -61,6 +72,7 @@ def noise_shares(graph: Graph, walk: Walk, reference: Walk, outputs: Sequence[tu
     for (blob, _), row in zip(outputs, np.diag(total), strict=True):
         arriving[blob] = arriving.get(blob, 0.0) + row
     found: dict[Layer, Array] = {}
+    rounding: dict[Layer, Array] = {}
     for layer in reversed(list(graph)):
         powers = [arriving.pop(blob) for blob in layer.outputs if blob in arriving]
         if not powers:
@@ -72,13 +84,13 @@ def noise_shares(graph: Graph, walk: Walk, reference: Walk, outputs: Sequence[tu
         inputs = {blob: square for blob, square in inputs.items() if square}
         error = own + rounded + (sum(came[blob] for blob in known) if inputs else 0.0)  # or all of it begins here
         if error:
-            found[layer] = power * (own / error)
+            found[layer], rounding[layer] = power * (own / error), power * (rounded / error)
             power = power * max(1.0 - (own + rounded) / error, 0.0)
         if not layer.computes(BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB, Eltwise.SUM) and layer.type != "Concat":
             inputs = {blob: square / (squares[blob] or 1.0) for blob, square in inputs.items()}
         for blob, part in inputs.items():
             arriving[blob] = arriving.get(blob, 0.0) + power * (part / sum(inputs.values()))
-    return Shares(found, np.maximum(total - sum(found.values()), 0.0))
+    return Shares(found, np.maximum(total - sum(found.values()), 0.0), rounding)
 
 
 def _mean_square(numbers: Array) -> float:

@@ -8,7 +8,8 @@ are chosen from one number for each layer and output. Where that is not enough, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -19,7 +20,7 @@ from onnx2ncnn_opt.ir.half import winograd_tile
 from onnx2ncnn_opt.rewrite.prove_masks import SOURCES, Mask
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.verification.knapsack import cheapest
-from onnx2ncnn_opt.verification.mask_judge import MaskJudge, Masks, compare, fixed, joint_error
+from onnx2ncnn_opt.verification.mask_judge import MaskJudge, Masks, compare, joint_error
 from onnx2ncnn_opt.verification.noise_shares import Shares
 
 # The error of an output that fp16 may make, in units of its largest value.
@@ -29,26 +30,19 @@ DOUBT = 1.5  # times the estimate is found on devices, which get other inputs an
 MANY, _MORE, MOST = 0.2, 0.4, 0.6
 
 Wish: TypeAlias = tuple[float, float]  # an error, and the highest price that masks may have for it
-# Without a given budget, these are wanted, the first one most; and blocks may compute in 32 bits, up to such shares of
-# the multiplications. Only if that is not enough, the second row counts.
-_ROWS: tuple[tuple[tuple[Wish, ...], tuple[float, ...]], ...] = (
-    (
-        ((0.5 * BUDGET, MANY / 2), *((share * BUDGET, MANY) for share in (1 / DOUBT, 0.75, 0.85))),
-        (0.0, 0.05, 0.1, 0.2),
-    ),
-    (
-        ((BUDGET / DOUBT, _MORE), *((share * BUDGET, MOST) for share in (0.75, 0.85, 1))),
-        (0.0, 0.2, 0.3, 0.4, 0.5),
-    ),
+# Without a given budget, these are wanted, the first one most; the second row only if none of the first can be had.
+CHEAP: tuple[Wish, ...] = (
+    (0.5 * BUDGET, MANY / 2),
+    *((share * BUDGET, MANY) for share in (0.6, 1 / DOUBT, 0.75, 0.85)),
 )
-LEAST = _ROWS[0][0][0][0]  # an error that needs no masks
-_BLOCKS_OF_BUDGET = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
+DEAR: tuple[Wish, ...] = ((BUDGET / DOUBT, _MORE), *((share * BUDGET, MOST) for share in (1 / DOUBT, 0.75, 0.85, 1)))
+LEAST = CHEAP[0][0]  # an error that needs no masks
 _BLOCKS = 12  # that a net is divided into, of about as many multiplications each
-_POSSIBLE = 1.25  # times the error of rounding masks of arithmetic may reach
-_LITTLE, _HALVINGS = 0.03, 6
+_HALVINGS = 6
+_LITTLE = 0.03  # a price that needs no search for a lower one
 # Runs to find masks aim at so much less each time; and the share of an aim that layers may have at least.
 _CAUTION, _LEAST_ROOM = 0.95, 0.3
-_HOPEFUL = 1.1  # times the budget is an error on the first input from which on others do not run
+_HOPEFUL = 1.5  # times the budget is an error on the first input from which on others do not run
 # The time that a convolution takes longer without winograd, in units of that for fp16 arithmetic.
 _NO_WINOGRAD_COST = 0.25
 
@@ -56,38 +50,44 @@ FULL = Feature.NO_FP16_ARITHMETIC | Feature.NO_WINOGRAD
 
 
 class Plan(NamedTuple):
-    """Masks of arithmetic and of `blocks` in 32 bits, with their error and price, and the wishes that it may fulfil."""
+    """Masks of arithmetic and of `blocks` in 32 bits, with their error and price."""
 
-    masks: dict[Layer, Feature]
+    masks: Masks
     blocks: Masks
+    shares: Shares  # the noise without the masks, but with the blocks
     error: float
     price: float
-    wishes: Sequence[Wish]
-    shares: Shares  # the noise without the masks, but with the blocks
-    rounding: float  # the error of rounding outside of the blocks
     is_confirmed: bool = False  # the error is not only that of what the masks were chosen by
 
     @property
-    def number(self) -> int:
-        """The number of the first wish that is fulfilled; of all of them if none is."""
-        kept = (at for at, (aim, most) in enumerate(self.wishes) if self.error <= aim and self.price <= most)
-        return next(kept, len(self.wishes))
+    def features(self) -> Masks:
+        """The masks of both kinds."""
+        return {**self.masks, **self.blocks}
 
     @property
-    def is_enough(self) -> bool:
-        """True if a wish is fulfilled."""
-        return self.number < len(self.wishes)
+    def rounding(self) -> float:
+        """The error of rounding outside of the blocks."""
+        return math.sqrt(self.shares.rest.max(initial=0.0))
 
-    @property
-    def rank(self) -> tuple[int, float]:
-        """The smaller, the better: a plan that is enough is cheap, another one has a small error at no high price."""
-        if not self.is_enough:
-            return (self.number + 1, self.price) if self.price > MANY else (self.number, self.error)
-        return self.number, self.price
+    def number(self, wishes: Sequence[Wish]) -> int:
+        """Return the number of the first wish that is fulfilled; of all of them if none is."""
+        kept = (at for at, (aim, most) in enumerate(wishes) if self.error <= aim and self.price <= most)
+        return next(kept, len(wishes))
+
+    def is_enough(self, wishes: Sequence[Wish]) -> bool:
+        """Return True if a wish is fulfilled."""
+        return self.number(wishes) < len(wishes)
+
+    def rank(self, wishes: Sequence[Wish]) -> tuple[int, float]:
+        """Return the smaller, the better: a plan that is enough is cheap, another one has a small error."""
+        number = self.number(wishes)
+        if number < len(wishes):
+            return number, self.price
+        return number + (self.price > wishes[-1][1]), self.error
 
     def masks_of(self, judge: MaskJudge) -> Iterator[tuple[Layer, Mask]]:
         """Yield the masks of layers, with reasons."""
-        for layer, features in {**self.masks, **self.blocks}.items():
+        for layer, features in self.features.items():
             if layer in self.blocks:
                 reason = "rounding what it reads and writes to fp16 makes too large errors of an output"
             else:
@@ -100,154 +100,173 @@ class Plan(NamedTuple):
         return math.sqrt(self.shares.layers[layer].max()) if layer in self.shares.layers else math.nan
 
 
-def plan_masks(
-    judges: Sequence[MaskJudge], budget: float | None, attempts: int, other: MaskJudge | None = None
-) -> Plan:
-    """Return the best masks that so many `attempts` of each way find; a given budget counts at any price.
+@dataclass
+class _Start:
+    """Blocks of layers in 32 bits, their price, and the powers of the noise that rounding makes outside of them."""
+
+    blocks: Masks
+    price: float
+    rest: Array
+    is_measured: bool = False
+
+    @property
+    def rounding(self) -> float:
+        """The error that rounding makes."""
+        return math.sqrt(self.rest.max(initial=0.0))
+
+
+class Planner:
+    """Looks for the best masks of a net: it tries the one that should be best, and learns of it.
 
     The judges have the same net on several inputs. The first one decides which masks to try. The `other` has an input,
     or noise, that no masks were chosen by: the best of many tries looks better than it is.
     """
-    compare(judges)
-    all_judges = [*judges, other] if other else []
-    shares, plans, divided = judges[0].shares(), list[Plan](), list[list[Layer]]()
-    rows = _ROWS if budget is None else ((((budget, 1.0),), _BLOCKS_OF_BUDGET),)
-    wishes = [wish for aims, _ in rows for wish in aims]
-    for aims, parts in rows:
-        seen = set[int]()
-        for part in parts:
-            if part and not divided:
-                divided = _loudest_blocks(judges[0])
-            blocks = _blocks_within(judges[0], divided, part)
-            if len(blocks) in seen:
-                continue
-            seen.add(len(blocks))
-            if (plan := _plan(judges, aims, wishes, blocks, shares, attempts)) is not None:
-                plans.append(plan)
-            if not _best(plans, all_judges).number:
+
+    def __init__(self, judges: Sequence[MaskJudge], other: MaskJudge | None = None) -> None:
+        compare(judges)
+        self.judge, self._judges, self._other = judges[0], judges, other
+        rest, known = self._rounding({}), self.judge.shares()
+        self._shares = known.with_rest(rest)
+        self._blocks = _blocks(self.judge)
+        powers = [sum((known.rounding.get(layer, rest * 0) for layer in block), rest * 0) for block in self._blocks]
+        self._starts = [_Start({}, 0.0, rest, is_measured=True), *self._with_blocks(rest, powers)]
+        self._tried: list[Plan] = []
+        # The last error in units of the expected one, and the largest on the other input in units of that on these.
+        self._surprise = self._excess = 1.0
+
+    def best(self, wishes: Sequence[Wish], attempts: int) -> Plan:
+        """Return the best plan, for the first wish that can be fulfilled, after so many `attempts`."""
+        for attempt in range(attempts):
+            plan = self._expected(wishes, _CAUTION**attempt)
+            if self._tried:
+                best = self._best(wishes)
+                is_cheap = best.price <= _LITTLE or best.rank(wishes) <= plan.rank(wishes)
+                if best.is_enough(wishes) and is_cheap:
+                    break
+            if all(plan.features != tried.features for tried in self._tried):
+                self._try(plan, wishes[-1][0])
+        return self._best(wishes)
+
+    def price_within(self, plan: Plan, aim: float) -> float:
+        """Return the price of masks with the blocks of a plan that leave an error of `aim` at most."""
+        return self.judge.price({**masks_within(self.judge, plan.shares, aim), **plan.blocks})
+
+    def _best(self, wishes: Sequence[Wish]) -> Plan:
+        """Return the best plan that was tried; one that is enough is measured on all inputs."""
+        while (best := min(self._tried, key=lambda plan: plan.rank(wishes))).is_enough(wishes):
+            if best.is_confirmed or self._other is None:
                 break
-        if _best(plans, all_judges).is_enough:
-            break
-    return _best(plans, all_judges)
+            error = joint_error([*self._judges, self._other], best.features)
+            self._excess = max(self._excess, error / (best.error or 1.0))
+            self._tried[self._tried.index(best)] = best._replace(error=error, is_confirmed=True)
+        return best
+
+    def _expected(self, wishes: Sequence[Wish], caution: float) -> Plan:
+        """Return the cheapest plan that should fulfil the first wish that one can; or else have a small error."""
+        factor = caution / (self._excess * math.sqrt(self._surprise))
+        for aim, most in wishes:
+            while starts := [start for start in self._starts if start.price <= most and start.rounding < aim * factor]:
+                plans = ((self._planned(start, aim * factor), start) for start in starts)
+                fits = [(plan, start) for plan, start in plans if plan.price <= most and plan.error <= aim]
+                if not fits:
+                    break
+                plan, start = min(fits, key=lambda fit: (bool(fit[1].blocks), fit[0].price))
+                if start.is_measured:
+                    return plan
+                self._measure(start)
+        aim, most = wishes[-1]
+        reachable = (self._in_reason(start, aim, most) for start in self._starts if start.price <= most)
+        return min(reachable, key=lambda plan: plan.error)
+
+    def _planned(self, start: _Start, aim: float) -> Plan:
+        """Return the plan with masks that leave an error of `aim` at most if that is possible."""
+        layers = {layer: power for layer, power in self._shares.layers.items() if layer not in start.blocks}
+        shares = Shares(layers, start.rest, self._shares.rounding)
+        masks = masks_within(self.judge, shares, aim)
+        left = shares.rest + sum(_left(self.judge, layer, power, masks.get(layer)) for layer, power in layers.items())
+        error = math.sqrt(np.max(left, initial=0.0))
+        return Plan(masks, start.blocks, shares, error, self.judge.price({**masks, **start.blocks}))
+
+    def _in_reason(self, start: _Start, aim: float, most: float) -> Plan:
+        """Return a plan of a small error, perhaps above the aim, that has a price of `most` if there is one."""
+        high = math.sqrt(self._shares.total.max(initial=0.0))
+        best = self._planned(start, high)
+        for _ in range(_HALVINGS):
+            middle = math.sqrt(aim * high)
+            plan = self._planned(start, middle)
+            if plan.price <= most:
+                best, high = plan, middle
+            else:
+                aim = middle
+        return best
+
+    def _try(self, plan: Plan, budget: float) -> None:
+        """Measure the error of a plan, and learn of it."""
+        error = self.judge.expected(plan.features)
+        if error <= _HOPEFUL * budget:
+            error = compare(self._judges, plan.features)
+        self._tried.append(plan._replace(error=error))
+        self._surprise = max(1.0, error / (plan.error or 1.0))
+        learned = replace(plan.shares)
+        learned.learn(self.judge.shares(plan.features).with_rest(learned.rest), plan.masks)
+        self._shares.layers |= learned.layers
+
+    def _rounding(self, masks: Masks) -> Array:
+        """Return the powers of the noise of rounding at the outputs, with masks added."""
+        return self.judge.expected_of(self.judge.rounding(masks)) ** 2
+
+    def _measure(self, start: _Start) -> None:
+        """Measure what rounding makes outside of blocks; outside of others it makes as many times more."""
+        rest = self._rounding(start.blocks)
+        factor = np.divide(rest, start.rest, out=np.ones_like(rest), where=start.rest > 0)
+        start.is_measured = True
+        for each in self._starts:
+            if each is start or not each.is_measured:
+                each.rest = each.rest * factor
+
+    def look_closer(self) -> None:
+        """Measure what rounding makes in each block, by a run for each, in place of what one run says of all."""
+        blocks, start = self._blocks, self._starts[0]
+        others = (_in_32_bits(layer for each in blocks for layer in each if each is not block) for block in blocks)
+        self._starts[1:] = self._with_blocks(start.rest, [self._rounding(masks) for masks in others])
+
+    def _with_blocks(self, rest: Array, rounding: Sequence[Array]) -> Iterator[_Start]:
+        """Yield starts with blocks of layers in 32 bits, each with one more than the one before.
+
+        Those come first whose `rounding` makes the largest share of the `rest` for their cost.
+        """
+        judge, powers = self.judge, np.array(rounding)
+        costs = np.array([sum(map(judge.cost, block)) or 1.0 for block in self._blocks])
+        taken, whole = dict[Layer, Feature](), powers.sum(0)
+        for at in np.argsort(powers.max(1, initial=0.0) / costs)[::-1]:
+            taken, powers[at] = taken | _in_32_bits(self._blocks[at]), 0.0
+            share = np.divide(powers.sum(0), whole, out=np.ones_like(whole), where=whole > 0)
+            yield _Start(taken, judge.price(taken), rest * share)
 
 
-def _best(plans: list[Plan], judges: Sequence[MaskJudge]) -> Plan:
-    """Return the best plan, and measure by all judges, if there are any, those that seem to be enough."""
-    while (best := min(plans, key=lambda plan: plan.rank)).is_enough and judges and not best.is_confirmed:
-        error = joint_error(judges, {**best.masks, **best.blocks})
-        plans[plans.index(best)] = best._replace(error=error, is_confirmed=True)
-    return best
-
-
-def _plan(
-    judges: Sequence[MaskJudge],
-    aims: Sequence[Wish],
-    wishes: Sequence[Wish],
-    blocks: Masks,
-    shares: Shares,
-    attempts: int,
-) -> Plan | None:
-    """Return the best plan with some blocks in 32 bits; None if rounding outside of them is too much for dear masks."""
-    judge, budget = judges[0], wishes[-1][0]
-    with fixed(judges, blocks):
-        errors = judge.expected_of(judge.rounding())
-        rounding = float(errors.max(initial=0.0))
-        is_possible = _POSSIBLE * rounding <= budget
-        if not is_possible and aims[0] != wishes[0]:
-            return None
-        left = {layer: power for layer, power in shares.layers.items() if layer not in blocks}
-        known = Shares(left, errors**2) if blocks else shares
-        reachable = [(math.hypot(aim, rounding), most) for aim, most in aims]
-        if is_possible:
-            reachable = [(min(aim, budget), most) for aim, most in reachable]
-        masks, error = cheapest_masks(judges, known, reachable, attempts if is_possible or not blocks else 1)
-        price = judge.price(masks)
-    return Plan(masks, blocks, error, price, wishes, known, rounding)
-
-
-def _loudest_blocks(judge: MaskJudge) -> list[list[Layer]]:
-    """Return blocks of neighbouring layers; those come first whose rounding makes the largest errors for their cost."""
-    size, number = sum(judge.multiplications.values()) / _BLOCKS, math.inf
-    blocks, loudness = list[list[Layer]](), list[float]()
+def _blocks(judge: MaskJudge) -> list[list[Layer]]:
+    """Return blocks of neighbouring layers, of about as many multiplications each."""
+    size, number, blocks = sum(judge.multiplications.values()) / _BLOCKS, math.inf, list[list[Layer]]()
     for layer in judge.graph:
-        if layer.type in SOURCES:
-            continue
         if number + judge.multiplications[layer] > size:
             blocks.append([])
             number = 0
         blocks[-1].append(layer)
         number += judge.multiplications[layer]
-    for block in blocks:
-        with fixed([judge], {layer: FP32 for each in blocks for layer in each if each is not block}):
-            error = judge.expected_of(judge.rounding()).max(initial=0.0)
-        loudness.append(error**2 / (sum(map(judge.cost, block)) or 1.0))
-    return [blocks[at] for at in np.argsort(loudness)[::-1]]
+    return blocks
 
 
-def _blocks_within(judge: MaskJudge, blocks: Sequence[Sequence[Layer]], part: float) -> dict[Layer, Feature]:
-    """Return masks of the first of some blocks that take a part of the multiplications at most."""
-    left, masks = part * sum(judge.multiplications.values()), dict[Layer, Feature]()
-    for block in blocks:
-        number = sum(judge.multiplications[layer] for layer in block)
-        if number <= left:
-            left -= number
-            masks |= dict.fromkeys(block, FP32)
-    return masks
+def _in_32_bits(layers: Iterable[Layer]) -> dict[Layer, Feature]:
+    """Return the masks of layers, after which nothing that they read and write alone is rounded."""
+    return {layer: FP32 for layer in layers if layer.type not in SOURCES}
 
 
-_Tried: TypeAlias = tuple[float, dict[Layer, Feature]]
-
-
-def cheapest_masks(
-    judges: Sequence[MaskJudge], shares: Shares, aims: Sequence[Wish], attempts: int
-) -> tuple[dict[Layer, Feature], float]:
-    """Return the masks that reach the first aim that can be had at its highest price, and their error.
-
-    If they reach none, they are those of the smallest error within the last price. The shares say which masks should be
-    enough. A run shows whether they are, and then `shares` become more exact, see `Shares.learn`.
-    """
-    judge, tried, factor, highest = judges[0], list[_Tried](), 1.0, aims[-1][1]
-    for _ in range(attempts):
-        fits = ((aim, masks_within(judge, shares, aim * factor), most) for aim, most in aims)
-        aim, masks = next(((aim, masks) for aim, masks, most in fits if judge.price(masks) <= most), (math.nan, {}))
-        if math.isnan(aim):
-            masks = _masks_in_reason(judge, shares, aims[-1][0], highest)
-        factor *= _CAUTION
-        if known := [error for error, known in tried if known == masks]:
-            if known[0] <= aim:
-                break
-            continue
-        error = judge.expected(masks)
-        if error <= _HOPEFUL * aims[-1][0]:
-            error = compare(judges, masks)
-        tried.append((error, masks))
-        if error <= aims[0][0] and judge.price(masks) <= _LITTLE:
-            break
-        shares.learn(judge.shares(masks), masks)
-    for aim, most in aims:
-        kept = [(judge.price(masks), error, masks) for error, masks in tried if error <= aim]
-        price, error, masks = min(kept, key=lambda each: each[0], default=(math.inf, math.inf, {}))
-        if price <= most:
-            return masks, error
-    tried = [each for each in tried if judge.price(each[1]) <= highest]
-    if not tried:
-        masks = _masks_in_reason(judge, shares, aims[-1][0], highest)
-        tried = [(compare(judges, masks), masks)]
-    error, masks = min(tried, key=lambda each: each[0])
-    return masks, error
-
-
-def _masks_in_reason(judge: MaskJudge, shares: Shares, aim: float, highest: float) -> dict[Layer, Feature]:
-    """Return masks that leave an error above the aim, so that they do not cost too much."""
-    best, high = dict[Layer, Feature](), math.sqrt(shares.total.max())
-    for _ in range(_HALVINGS):
-        middle = math.sqrt(aim * high)
-        masks = masks_within(judge, shares, middle)
-        if judge.price(masks) <= highest:
-            best, high = masks, middle
-        else:
-            aim = middle
-    return best
+def _left(judge: MaskJudge, layer: Layer, power: Array, mask: Feature | None) -> Array:
+    """Return the power of the noise that a layer makes with a mask."""
+    if mask is None:
+        return power
+    ways = judge.inner.get(layer, ()) if mask == Feature.NO_WINOGRAD else ()
+    return power * ((ways[-1].error / ways[0].error) ** 2 if ways and ways[0].error else 0.0)
 
 
 _Step: TypeAlias = tuple[float, Layer, Feature, Array]
@@ -260,10 +279,11 @@ def _steps(judge: MaskJudge, powers: Mapping[Layer, Array], excess: Array) -> li
         cost, loud = judge.cost(layer), float(power.max(where=excess, initial=0.0))
         ways = judge.inner.get(layer, ())
         if winograd_tile(layer):
-            left = (ways[-1].error / ways[0].error) ** 2 if ways and ways[0].error else 1.0
-            ratio = loud * (1 - left) / (_NO_WINOGRAD_COST * cost)
-            steps.append((ratio, layer, Feature.NO_WINOGRAD, power * left))
-            steps.append((min(loud * left / cost, ratio), layer, FULL, power * 0))
+            left = _left(judge, layer, power, Feature.NO_WINOGRAD)
+            quiet = float(left.max(where=excess, initial=0.0))
+            ratio = (loud - quiet) / (_NO_WINOGRAD_COST * cost)
+            steps.append((ratio, layer, Feature.NO_WINOGRAD, left))
+            steps.append((min(quiet / cost, ratio), layer, FULL, power * 0))
         else:
             features = ways[0].remedy if ways else Feature.NO_FP16_ARITHMETIC
             steps.append((loud / cost, layer, features, power * 0))

@@ -23,7 +23,6 @@ from onnx2ncnn_opt.verification.inputs import DATA, Draw
 from onnx2ncnn_opt.verification.mask_judge import (
     TINY_NET,
     MaskJudge,
-    fixed,
     joint_error,
     largest_error,
     mean_of,
@@ -33,13 +32,13 @@ from onnx2ncnn_opt.verification.mask_judge import (
 from onnx2ncnn_opt.verification.options import EFFORTS, Effort
 from onnx2ncnn_opt.verification.plan_masks import (
     BUDGET,
+    CHEAP,
+    DEAR,
     DOUBT,
     LEAST,
     MANY,
     MOST,
-    cheapest_masks,
-    masks_within,
-    plan_masks,
+    Planner,
 )
 
 _WIDE, _ROUNDINGS_WIDE = 5.0, 3.0  # budgets and errors of rounding, beyond which masks may cost anything
@@ -246,22 +245,24 @@ def _mask_errors(
     judges: Sequence[MaskJudge], other: MaskJudge, found: _Found, budget: float | None, effort: float
 ) -> tuple[str, float]:
     """Mask the layers that make too large an error; return a note on other budgets, and the error of rounding."""
-    judge, closer, attempts = judges[0], "", 1 + int(effort * (_ATTEMPTS - 1))
-    plan = plan_masks(judges, budget, attempts, other)
-    if budget is None and not plan.is_enough:
-        closer = f"--budget {BUDGET:g} takes masks for more than {MOST:.0%} of the multiplications"
-        if plan.error > (wide := max(_WIDE * BUDGET, _ROUNDINGS_WIDE * plan.rounding)):  # which justifies any cost
-            with fixed(judges, plan.blocks):
-                masks, error = cheapest_masks(judges, plan.shares, [(wide, 1.0)], attempts)
-            plan = plan._replace(masks=masks, error=error)
-        elif plan.error > _WORTH * joint_error(judges):
-            plan = plan._replace(masks={}, blocks={})
-    elif budget is None and plan.error > LEAST:
-        with fixed(judges, plan.blocks):
-            price = judge.price(masks_within(judge, plan.shares, LEAST))
-        closer = f"--budget {LEAST:g} would take {price:.0%} of the multiplications"
+    planner, closer, attempts = Planner(judges, other), "", 1 + int(effort * (_ATTEMPTS - 1))
+    row = CHEAP if budget is None else [(budget, 1.0)]
+    plan = planner.best(row, attempts)
+    if not plan.is_enough(row):
+        planner.look_closer()
+        dear = planner.best(DEAR if budget is None else row, attempts)
+        if budget is not None or dear.is_enough(DEAR):
+            plan = dear
+        else:
+            closer = f"--budget {BUDGET:g} takes masks for more than {MOST:.0%} of the multiplications"
+            if plan.error > (wide := max(_WIDE * BUDGET, _ROUNDINGS_WIDE * plan.rounding)):  # which justifies any cost
+                plan = planner.best([(wide, 1.0)], attempts)
+            elif plan.error > _WORTH * joint_error(judges):
+                return closer, plan.rounding
+    if budget is None and not closer and plan.error > LEAST:
+        closer = f"--budget {LEAST:g} would take {planner.price_within(plan, LEAST):.0%} of the multiplications"
         if plan.price > MANY:
             closer = f"a budget of {BUDGET:g} takes masks for more than {MANY:.0%} of them; {closer}"
-    for layer, mask in plan.masks_of(judge):
+    for layer, mask in plan.masks_of(planner.judge):
         found.add(layer, mask.features, mask.reason, mask.largest)
     return closer, plan.rounding

@@ -88,3 +88,15 @@ def test_masks_teach_what_layers_really_do() -> None:
         "second": [7.0],
         "third": [1.5],
     }
+
+
+def test_layers_have_what_rounding_does_not_make() -> None:
+    """One run takes much of the layers' noise for that of rounding; if that is known, their proportions are left."""
+    first, second = (Layer("ReLU", name) for name in ("first", "second"))
+    shares = Shares({first: np.array([2.0, 4.0]), second: np.array([1.0, 0.0])}, np.array([7.0, 0.0]))
+    known = shares.with_rest(np.array([1.0, 9.0]))
+    assert known.rest.tolist() == [1.0, 9.0]
+    assert {layer.name: power.tolist() for layer, power in known.layers.items()} == {
+        "first": [6.0, 2.0],  # of the second output no more than half is taken away
+        "second": [3.0, 0.0],
+    }

@@ -1,12 +1,14 @@
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import pytest
 
 from onnx2ncnn_opt.ir.features import FP32
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.runtime.base import Feed
-from onnx2ncnn_opt.verification.estimate import Estimator
+from onnx2ncnn_opt.verification.estimate import Estimator, Walk
 from onnx2ncnn_opt.verification.mask_judge import MaskJudge
 from onnx2ncnn_opt.verification.search_masks import find_masks
 from testing.param_text import bare as net
@@ -50,14 +52,34 @@ def test_an_input_whose_rounding_is_enlarged() -> None:
 
 
 def test_large_numbers_that_cancel_at_the_end() -> None:
-    """The last convolution takes differences of numbers near 400, as nets that predict noise do."""
+    """The last convolution takes differences of numbers near 1000, as nets that predict noise do."""
     end = ["Convolution large 1 1 c11 large 0=16 1=1 5=1 6=256", "Convolution y 1 1 large y 0=8 1=1 5=1 6=128"]
     graph = weighted(net("Input x 0 1 x 0=24 1=24 2=16", *pointwise(12), *end))
-    layer(graph, "large").weights["bias_data"] = np.full(16, 400, np.float32)
+    layer(graph, "large").weights["bias_data"] = np.full(16, 1000, np.float32)
     difference = np.kron(np.eye(8), [1, -1]).astype(np.float32)
     layer(graph, "y").weights["weight_data"] = difference.ravel()
     found = masked(graph, _X)
     assert {"large": FP32, "y": FP32}.items() <= found.items()
+
+
+@pytest.mark.parametrize("layers", [12, 48])
+def test_the_search_runs_a_net_a_fixed_number_of_times(layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many layers a net has: two rows of three attempts, with a run for each of about 12 blocks between."""
+    lines = pointwise(layers, first="d")
+    graph = weighted(net("Input x 0 1 x 0=24 1=24 2=16", "BinaryOp d 1 1 x d 0=1 1=1 2=3e3", *lines))
+    runs: list[str] = []
+    run = Estimator.run
+
+    def counted(self: Estimator, rounding: str = "", *args: Any, **kwargs: Any) -> Walk:
+        runs.append(rounding)
+        return run(self, rounding, *args, **kwargs)
+
+    monkeypatch.setattr(Estimator, "run", counted)
+    with Estimator(graph, {graph.inputs[0]: Feed(_X + 3000)}) as estimator:
+        found, precision = find_masks([estimator])
+    assert found
+    assert precision.error < 2e-2
+    assert len(runs) <= 40
 
 
 def test_a_blob_stays_only_if_its_producer_writes_32_bits() -> None:
