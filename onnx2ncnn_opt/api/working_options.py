@@ -7,7 +7,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, product
+from itertools import chain, permutations, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -145,8 +145,8 @@ def _problem(runner: OrtRunner, model: LoadedModel, values: Mapping[str, Any], s
 def _attempts(model: LoadedModel, runner: OrtRunner | None, end: float) -> Iterator[dict[str, Any]]:
     """Yield values for flags together with sizes for dynamic dimensions that the model runs with.
 
-    All but batches have one size; if the model runs with none, the sides of images have two. A batch is 1, or of a size
-    that torch froze.
+    All but batches have one size; if the model runs with none, two dimensions have two, as the sides of images. A batch
+    is 1, or of a size that torch froze.
     """
     flags = {info.name: _values_of(info) for info in model.inputs if _is_flag(info)}
     shaped = [info for info in model.inputs if info.name not in flags and any(isinstance(d, Sym) for d in info.shape)]
@@ -160,6 +160,7 @@ def _attempts(model: LoadedModel, runner: OrtRunner | None, end: float) -> Itera
     sizes = dict.fromkeys((*frozen, *usual)) if names - batches else (1,)
     counts = (1, *_frozen_batches(model)) if batches else (1,)
     sides = [name for info in shaped if len(info.shape) == 4 for dim in info.shape[2:] for name in _of(dim)]
+    apart = list(dict.fromkeys(sides or sorted(names - batches)))
     for values in product(*flags.values()):
         bound = {"values": dict(zip(flags, values, strict=True))} if flags else {}
         if bound:
@@ -167,11 +168,12 @@ def _attempts(model: LoadedModel, runner: OrtRunner | None, end: float) -> Itera
         untried, runs = [(size, size, count) for count in counts for size in sizes if names], False
         while untried and time.monotonic() < end:
             height, width, count = untried.pop(0)
-            known = dict.fromkeys(names, height) | dict.fromkeys(sides[1:], width) | dict.fromkeys(batches, count)
+            known = dict.fromkeys(names, height) | dict.fromkeys(apart[1:], width) | dict.fromkeys(batches, count)
             problem = "" if runner is None else _problem(runner, model, bound.get("values", {}), known)
             runs = runs or not problem
-            if problem and not untried and not runs and height == width and len({*sides}) == 2:
-                untried = [(*pair, count) for pair in _sides(problem, height)]
+            if problem and not untried and not runs and height == width and len(apart) == 2:
+                pairs = _sides(problem, height) if sides else permutations(frozen, 2)
+                untried = [(*pair, count) for pair in pairs]
             if not problem:
                 shapes = {
                     info.name: tuple(dim.subs(known) if isinstance(dim, Sym) else dim for dim in info.shape)

@@ -32,6 +32,10 @@ TABLE = (
     f"(float[1, L] x) => (float[1, L] y) <float[1, 37] t = {{{', '.join(map(str, range(37)))}}}> "
     "{ a = Add(x, t) y = Relu(a) }"
 )
+TWO_LENGTHS = (
+    "(float[1, S] x, float[1, T] y) => (float[1, 23] a, float[1, 17] b) <int64[2] s = {1, 23}, int64[2] t = {1, 17}> "
+    "{ c = Relu(x) a = Reshape(c, s) d = Relu(y) b = Reshape(d, t) }"
+)
 UNKNOWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) b = made.up.Op(a) y = Sigmoid(b) }"
 OWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) y = made.up.Op(a) }"
 
@@ -44,6 +48,7 @@ OWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) y = made.up.Op(a) }"
         (LENGTH, "--shape x:1,23", 3),
         (BATCH, "--shape x:2,3,32,32", 3),
         (TABLE, "--shape x:1,37", 3),
+        (TWO_LENGTHS, "--shape x:1,23 --shape y:1,17", 3),
         (RATE, "--value sr=16000 --shape x:1,128 --shape state:2,1,4", 1),
         (EMPTY, "--value more=true --outputs y", 1),
         (MIDDLE, "--outputs a", 1),
