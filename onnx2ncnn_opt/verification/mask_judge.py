@@ -125,8 +125,9 @@ class MaskJudge:
         self.elements = {layer: _number(sum(map(product, shapes[layer])), sizes) for layer in self.graph}
         is_sampled = other is None or sum(self.elements.values()) < TINY_NET
         self.reference = estimator.run(sampled=is_sampled)  # in fp32
-        known = self if is_sampled or other is None else other
-        self.inner: Mapping[Layer, Sequence[Inner]] = known.reference.inner
+        self.inner: Mapping[Layer, Sequence[Inner]] = (
+            self.reference.inner if other is None or is_sampled else other.inner
+        )
 
     def noise(self) -> dict[Layer, Noise]:
         """Return the errors that the arithmetic of layers makes with their present masks."""

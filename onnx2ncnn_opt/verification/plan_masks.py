@@ -118,20 +118,20 @@ class _Start:
 class Planner:
     """Looks for the best masks of a net: it tries the one that should be best, and learns of it.
 
-    The judges have the same net on several inputs. The first one decides which masks to try. The `other` has an input,
+    The judges have the same net on several inputs. The first one decides which masks to try. The `others` have inputs,
     or noise, that no masks were chosen by: the best of many tries looks better than it is.
     """
 
-    def __init__(self, judges: Sequence[MaskJudge], other: MaskJudge | None = None) -> None:
+    def __init__(self, judges: Sequence[MaskJudge], others: Sequence[MaskJudge] = ()) -> None:
         compare(judges)
-        self.judge, self._judges, self._other = judges[0], judges, other
+        self.judge, self._judges, self._others = judges[0], judges, others
         rest, known = self._rounding({}), self.judge.shares()
         self._shares = known.with_rest(rest)
         self._blocks = _blocks(self.judge)
         powers = [sum((known.rounding.get(layer, rest * 0) for layer in block), rest * 0) for block in self._blocks]
         self._starts = [_Start({}, 0.0, rest, is_measured=True), *self._with_blocks(rest, powers)]
         self._tried: list[Plan] = []
-        # The last error in units of the expected one, and the largest on the other input in units of that on these.
+        # The last error in units of the expected one, and the largest on other inputs in units of that on these.
         self._surprise = self._excess = 1.0
 
     def best(self, wishes: Sequence[Wish], attempts: int) -> Plan:
@@ -154,9 +154,9 @@ class Planner:
     def _best(self, wishes: Sequence[Wish]) -> Plan:
         """Return the best plan that was tried; one that is enough is measured on all inputs."""
         while (best := min(self._tried, key=lambda plan: plan.rank(wishes))).is_enough(wishes):
-            if best.is_confirmed or self._other is None:
+            if best.is_confirmed or not self._others:
                 break
-            error = joint_error([*self._judges, self._other], best.features)
+            error = joint_error([*self._judges, *self._others], best.features)
             self._excess = max(self._excess, error / (best.error or 1.0))
             self._tried[self._tried.index(best)] = best._replace(error=error, is_confirmed=True)
         return best

@@ -49,6 +49,7 @@ _MOST_ROUNDS, _ATTEMPTS = 8, 3
 # more. The errors of few outputs are what they are by chance: two inputs run with several noises.
 _CLOSE = (2**20, 0.1), (2**25, LEAST / BUDGET / 2)
 _INPUTS, _NOISES, _FEW_NUMBERS = 4, 2, 64
+_OTHERS = 2  # inputs that no masks are chosen by
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,9 @@ def masks_for_data(
     with Estimator(graph, feeds_of(draws[0]), **net) as estimator:
         scales = [estimator, *(estimator.on(feeds_of(draw)) for draw in draws[1:])]
         number = most_ordinary(scales)
-        again = (estimator.on(feeds_of(draws[number]._replace(seed=seed + more))) for more in range(1, _INPUTS + 1))
+        again = (
+            estimator.on(feeds_of(draws[number]._replace(seed=seed + more))) for more in range(1, _INPUTS + _OTHERS)
+        )
         large = estimator.on(feeds_of(Draw(seed, inputs.LARGE)))
         return find_masks(chain([scales[number]], again), large, **options)
 
@@ -162,9 +165,10 @@ def find_masks(
         judges = most_telling_first(judges)
         judge, error, rounding = judges[0], joint_error(judges), 0.0
         if masks and error > (budget or LEAST):
-            other = MaskJudge(next(given, judge.estimator), integers, judge, len(judges))
-            closer, rounding = _mask_errors(judges, other, found, budget, EFFORTS[effort][1])
-            judges.append(other)
+            numbers = range(len(judges), len(judges) + _OTHERS)
+            others = [MaskJudge(next(given, judge.estimator), integers, judge, at) for at in numbers]
+            closer, rounding = _mask_errors(judges, others, found, budget, EFFORTS[effort][1])
+            judges += others
             error = joint_error(judges)
         if error > allowed:
             allowed = max(
@@ -242,10 +246,10 @@ def _mask_first_special(judge: MaskJudge, walk: Walk, found: _Found) -> bool:
 
 
 def _mask_errors(
-    judges: Sequence[MaskJudge], other: MaskJudge, found: _Found, budget: float | None, effort: float
+    judges: Sequence[MaskJudge], others: Sequence[MaskJudge], found: _Found, budget: float | None, effort: float
 ) -> tuple[str, float]:
     """Mask the layers that make too large an error; return a note on other budgets, and the error of rounding."""
-    planner, closer, attempts = Planner(judges, other), "", 1 + int(effort * (_ATTEMPTS - 1))
+    planner, closer, attempts = Planner(judges, others), "", 1 + int(effort * (_ATTEMPTS - 1))
     row = CHEAP if budget is None else [(budget, 1.0)]
     plan = planner.best(row, attempts)
     if not plan.is_enough(row):

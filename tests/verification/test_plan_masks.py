@@ -94,3 +94,14 @@ def test_a_blob_stays_only_if_its_producer_writes_32_bits() -> None:
     assert errors[0] > 1e-4
     assert errors[1] > 1e-4
     assert errors[2] == 0
+
+
+def test_every_judge_knows_the_errors_of_arithmetic() -> None:
+    """Sums of large nets are sampled for the first judge alone; one made from the second had no noise."""
+    graph = weighted(net("Input x 0 1 x 0=24 1=24 2=16", *pointwise(12)))
+    with Estimator(graph, {graph.inputs[0]: Feed(_X)}) as estimator:
+        first = MaskJudge(estimator)
+        second = MaskJudge(estimator.on({graph.inputs[0]: Feed(_X / 2)}), (), first, 1)
+        third = MaskJudge(estimator.on({graph.inputs[0]: Feed(_X / 3)}), (), second, 2)
+        assert first.noise()
+        assert third.noise().keys() == first.noise().keys()
