@@ -114,10 +114,10 @@ def as_arguments(options: Mapping[str, Any]) -> list[str]:
     return arguments
 
 
-def without(option: str, arguments: Sequence[str]) -> list[str]:
-    """Return the arguments of a command without those of an option."""
+def without(arguments: Sequence[str], *options: str) -> list[str]:
+    """Return the arguments of a command without those of some options."""
     pairs = zip(["", *arguments], arguments, strict=False)
-    return [each for before, each in pairs if before != option and each.split("=")[0] != option]
+    return [each for before, each in pairs if before not in options and each.split("=")[0] not in options]
 
 
 def _runner(model: Any, loaded: LoadedModel) -> OrtRunner | None:

@@ -235,7 +235,7 @@ def _convert(
         inputs = ("--inputs", feeds) if isinstance(feeds, str | Path) else ()
         words = ("bisect", model, names.param, names.bin, *inputs) if files else (*output.arguments, "--keep-failed")
         end = "the files are kept" if files else "no files are written"
-        raise failure(found, f"{end}\nnext: {command_line(*map(str, words))}")
+        raise failure(found, end, command_line(*map(str, words)))
 
 
 def _add_page(
@@ -267,8 +267,8 @@ def _working_command(output: Output, model: Path, options: Mapping[str, Any]) ->
 
         found = working_options(model, error, _of_lower(options), options["verification"])
         if found is not None:
-            kept = without("--outputs", output.arguments) if "outputs" in found else output.arguments
-            kept = without("--shape", kept) if isinstance(error, UsageError) else kept
+            kept = without(output.arguments, "--outputs") if "outputs" in found else output.arguments
+            kept = without(kept, "--shape") if isinstance(error, UsageError) else kept
             kept = [each for each in kept if each != "--no-verify" or "custom" not in found]
             command = command_line(*kept, *as_arguments(found))
             text = str(error)

@@ -99,11 +99,13 @@ def report_blocks(report: VerifyReport, net: object, model: object) -> list[Bloc
     ]
 
 
-def failure(report: VerifyReport, consequence: str = "") -> VerificationError:
-    """Return the error that ends a command if outputs differ; the outputs have already been shown."""
+def failure(report: VerifyReport, consequence: str = "", after: str = "") -> VerificationError:
+    """Return the error that ends a command if outputs differ; they have already been shown. `after` is the next one."""
     wrong = len({(output.name, output.mode) for output in report.rows if output.status != "ok"})
     is_unproven = all(output.status in ("ok", "unproven") for output in report.rows)
     what = "are missing" if _is_dead(report) else f"differ from {report.against}"
     what = "are unproven; give inputs that suit the model" if is_unproven else what
     message = "; ".join(filter(None, (f"{wrong} of {len(report.outputs)} outputs {what}", consequence)))
-    return UnprovenError(message) if is_unproven else VerificationError(message)
+    if is_unproven:
+        return UnprovenError(message)
+    return VerificationError(f"{message}\nnext: {after}" if after else message)

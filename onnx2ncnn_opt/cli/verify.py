@@ -12,6 +12,7 @@ from onnx2ncnn_opt.cli import options as option
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.verification import failure, report_blocks, report_fields
+from onnx2ncnn_opt.system import command_line
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.verification.options import Verification
@@ -57,4 +58,7 @@ def verify(
     output.fields |= report_fields(found)
     output.show(report_blocks(found, param, model))
     if not found.ok:
-        raise failure(found)
+        from onnx2ncnn_opt.api.working_options import without
+
+        shared = without(output.arguments[1:], "--effort", "--rtol", "--atol", "--report")
+        raise failure(found, after=command_line("bisect", *shared))

@@ -43,7 +43,9 @@ def test_wrong_nets(tmp_path: Path, lines: tuple[str, ...], y: str, z: str, mess
     assert message in ended.out
     assert ended.out.startswith(f"wrong: net.param {verdict} model.onnx (")
     end = "differ from ONNX Runtime's" if verdict == "differs from" else "are missing"
-    assert ended.err == f"Error: {2 - (y, z).count('ok')} of 2 outputs {end}\n"
+    told = f"Error: {2 - (y, z).count('ok')} of 2 outputs {end}\nnext: onnx2ncnn-opt bisect"
+    assert ended.err == f"{told} model.onnx net.param net.bin\n"
+    assert run(tmp_path, "bisect", *VERIFY[1:]).code == 3
     assert names(tmp_path) == {"model.onnx", "net.param", "net.bin"}
 
 
@@ -61,6 +63,15 @@ def test_the_tolerance_of_the_user(tmp_path: Path) -> None:
     assert (strict.code, [words[2] for words in strict.lines("output")]) == (3, ["mismatch", "mismatch"])
     for wrong in ("nan", "-1", "inf", "x"):
         assert run(tmp_path, *VERIFY, "--rtol", wrong).code == 2
+
+
+def test_the_next_command_has_the_options_that_both_have(tmp_path: Path) -> None:
+    write_model(tmp_path, BOTH)
+    write_net(tmp_path, *WRONG)
+    ended = run(tmp_path, *VERIFY, "--rtol=1e-4", "--seed", "3", "--effort", "quick", "--report", "page.html")
+    command = ended.err.splitlines()[-1].removeprefix("next: onnx2ncnn-opt ")
+    assert command == "bisect model.onnx net.param net.bin --seed 3"
+    assert run(tmp_path, *command.split()).code == 3
 
 
 def test_inputs_and_shapes(tmp_path: Path) -> None:
