@@ -188,9 +188,14 @@ class MaskJudge:
     def _added(self, masks: Masks = MappingProxyType({})) -> Iterator[None]:
         """Put masks on layers for a block, and the fixed ones."""
         with restored_masks(self.graph):
-            for layer, features in (*masks.items(), *self.fixed.items()):
+            for layer, features in self._with_fixed(masks).items():
                 layer.params["featmask"] = layer["featmask"] | int(features)
             yield
+
+    def _with_fixed(self, masks: Masks) -> Masks:
+        """Return masks together with the fixed ones."""
+        none = Feature(0)
+        return {layer: masks.get(layer, none) | self.fixed.get(layer, none) for layer in (*masks, *self.fixed)}
 
     def _key(self) -> tuple[int, ...]:
         return tuple(layer["featmask"] for layer in self.graph)

@@ -77,7 +77,7 @@ class DeviceJudge(MaskJudge):
 
     def errors(self, masks: Masks = MappingProxyType({}), *, more: int = 0) -> Measured:
         """Return the errors as the estimate does, but measured: more runs would make the same."""
-        features = {**masks, **self.fixed}
+        features = self._with_fixed(masks)
         key = frozenset(features.items())
         if key not in self._known:
             fetches = {blob: self.estimator.fetch(blob) for blob in self.estimator.compared}

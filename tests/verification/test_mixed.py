@@ -12,9 +12,10 @@ from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.runtime.base import Feed
+from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.verification.estimate import Estimator
 from onnx2ncnn_opt.verification.mask_judge import MaskJudge, Masks, Measured
-from onnx2ncnn_opt.verification.mixed import choose_masks, mixed
+from onnx2ncnn_opt.verification.mixed import DeviceJudge, choose_masks, mixed
 from onnx2ncnn_opt.verification.options import Verification
 from testing.models import write_model
 
@@ -138,3 +139,17 @@ def test_the_command(convolutions: tuple[Path, ...], tmp_path: Path, capsys: pyt
     assert main([*arguments[:-1], "1e-6", "-o", str(tmp_path / "none")]) == 3
     assert not (tmp_path / "none.param").exists()
     assert main([*arguments[:-4], "-o", str(tmp_path / "net.ncnn.param")]) == 2
+
+
+def test_on_a_device_masks_come_to_the_proved_ones(convolutions: tuple[Path, ...], tmp_path: Path) -> None:
+    _, param, bin = convolutions
+    net = read_net(param, bin)
+    infer_graph(net.graph)
+    large = next(layer for layer in net.graph if layer.name == "large")
+    feeds = {net.graph.inputs[0]: Feed(np.ones((32, 18, 18), np.float32))}
+    with Estimator(net.graph, feeds) as estimator, NcnnWorker() as worker:
+        judge = DeviceJudge(estimator, (param, bin), worker, tmp_path)
+        judge.fixed = {large: Feature.NO_WINOGRAD}
+        judge.errors({large: Feature.NO_FP16_ARITHMETIC})
+    written = {layer.name: layer["featmask"] for layer in read_net(tmp_path / "net1.param", bin).graph}
+    assert written["large"] == Feature.NO_WINOGRAD | Feature.NO_FP16_ARITHMETIC
