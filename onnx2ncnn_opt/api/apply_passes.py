@@ -111,9 +111,12 @@ class Optimized(Rewritten):
     def _examples(self) -> dict[str, str]:
         """Return possible shapes of inputs by name, if the manifest next to the original states their rank."""
         manifest = manifest_of(self.source.param, self.graph)
+        least = manifest.minimum if manifest else {}
         return {
             entry.blob: ",".join(
-                str(s) if isinstance(s, int) else "16" for i, s in enumerate(entry.shape) if i != entry.batch_axis
+                str(s if isinstance(s, int) else max(16, least.get(str(s), 0)))
+                for i, s in enumerate(entry.shape)
+                if i != entry.batch_axis
             )
             for entry in (manifest.inputs if manifest else ())
         }

@@ -138,7 +138,7 @@ def quantize(  # noqa: PLR0913
         known = _with_scales(net)
         has_scales = known is not None and any(product.input_scale for product in known.scales.values())
         if data is None and not has_scales:
-            raise UsageError("quantize needs samples: give data, as an .npz or a folder")
+            raise UsageError("quantize needs samples: give an .npz or a folder as data (--data)")
         with up_to(_CONVERTED):
             source = net if known is None else known.model
             made = convert(source, **conversion)

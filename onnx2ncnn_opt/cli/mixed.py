@@ -81,7 +81,8 @@ def mixed(
 def _lines(result: Mixed, files: NetFiles) -> list[str]:
     """Return the verdict, the masks with their costs, and the time."""
     error = "NaN or infinity" if math.isnan(result.before) else f"{result.before:.1e}"
-    off = f"off by {result.after:.1e} of an output's largest value, not {error}; {result.budget:.1e} is allowed"
+    before = f", {error} without these masks" if result.chosen else ""
+    off = f"off by {result.after:.1e} of an output's largest value{before}; {result.budget:.1e} is allowed"
     lines = [f"ok: {files.param} is {off} ({result.checked})"]
     for chosen in result.chosen:
         cost = "" if chosen.seconds is None else f"; costs {chosen.seconds * 1e3:+.2f} ms"

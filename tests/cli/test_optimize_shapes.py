@@ -98,3 +98,10 @@ def test_an_example_from_the_manifest(tmp_path: Path) -> None:
     files = lower(parsed(text, 17)).save(tmp_path / "net")
     with pytest.raises(UsageError, match=r"give it, like --shape x:(1,)?16,4 "):
         apply_passes(files.param, files.bin).verify()
+
+
+def test_an_example_that_is_large_enough(tmp_path: Path) -> None:
+    text = "(float[1, 2, n] x) => (float[1, 2, m] y) { y = MaxPool<kernel_shape = [40]>(x) }"
+    files = lower(parsed(text, 17)).save(tmp_path / "net")
+    with pytest.raises(UsageError, match=r"give it, like --shape x:2,40 "):
+        apply_passes(files.param, files.bin).verify()
