@@ -9,7 +9,6 @@ the differences, and ends with 1 if there are any.
 
 import argparse
 import sys
-from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 
@@ -17,7 +16,9 @@ import numpy as np
 import onnx
 
 from onnx2ncnn_opt.ir.weight import Array
+from scripts.fuzz import campaign
 from testing.batches import ITEMS, choices, mixed_outputs
+from testing.conformance import Outcome
 from testing.random_steps import random_model
 
 TOLERANCE = 2e-3  # rounding errors of a whole model
@@ -35,23 +36,22 @@ def feeds(model: onnx.ModelProto, *, known: Mapping[str, Array]) -> dict[str, Ar
     return made
 
 
-def main() -> int:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    counts: Counter[str] = Counter()
-    for number in range(given.count):
+def outcomes(given: argparse.Namespace) -> campaign.Judged:
+    """Yield what became of each batch of each model."""
+    for number in campaign.numbers(given):
         random = random_model(given.seed, number)
         model = random.proto()
         for axes in choices(model):
             mixed = mixed_outputs(model, axes, partial(feeds, known=random.feeds()[0]), rel=TOLERANCE)
-            counts["not proved, or refused" if mixed is None else "WRONG" if mixed else "right"] += 1
             if mixed:
-                print(f"{number}: a batch at {dict(axes)} mixes {', '.join(mixed)}", flush=True)
-    print(f"{given.count} models: {', '.join(f'{n} {kind}' for kind, n in counts.most_common())}")
-    return int(counts["WRONG"] > 0)
+                yield number, Outcome("WRONG", f"a batch at {dict(axes)} mixes {', '.join(mixed)}"), 0.0
+            else:
+                yield number, Outcome("not proved, or refused" if mixed is None else "right"), 0.0
+
+
+def main() -> int:
+    """Run the command line."""
+    return campaign.report(outcomes(campaign.arguments(__doc__, 1000).parse_args()))
 
 
 if __name__ == "__main__":

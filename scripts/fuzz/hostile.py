@@ -1,6 +1,6 @@
 """Convert broken ONNX models: each must end in a net or in one clear error, within its time and memory.
 
-    python -m scripts.fuzz.hostile [--count 10000] [--seed 0] [--only N]
+    python -m scripts.fuzz.hostile [--count 10000] [--seed 0] [--first 0]
 
 Each case is a small model of fixtures/models with one to three mutations: flipped bytes of the file, dropped, doubled,
 moved or renamed nodes, swapped operators, changed attributes, lying shapes and types, huge sizes, cycles, external data
@@ -9,21 +9,20 @@ case that takes longer than 20 seconds, dies, or raises anything but an error of
 """
 
 import argparse
-import os
 import random
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
-import time
 import traceback
 import warnings
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import onnx
+
+from scripts.fuzz import campaign
+from testing.conformance import Outcome
 
 MODELS = sorted(
     path
@@ -32,7 +31,6 @@ MODELS = sorted(
 )
 SECONDS = 20
 MEMORY = 4 << 30
-BATCH = 200
 OPERATORS = (
     *("Add", "AveragePool", "BatchNormalization", "Cast", "Clip", "Concat", "Conv", "ConvTranspose", "DepthToSpace"),
     *("Einsum", "Expand", "Flatten", "Gather", "Gemm", "LSTM", "LayerNormalization", "LeakyRelu", "Loop", "MatMul"),
@@ -199,8 +197,8 @@ def make(number: int, seed: int) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def child(first: int, count: int, seed: int) -> None:
-    """Convert a run of cases, a line each: number, outcome, detail."""
+def child(given: argparse.Namespace) -> None:
+    """Convert a run of cases."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     warnings.simplefilter("error")
     from onnx2ncnn_opt.api.lower import lower
@@ -209,75 +207,36 @@ def child(first: int, count: int, seed: int) -> None:
     def too_long(*_: object) -> None:
         raise TimeoutError
 
+    def judge(number: int) -> Outcome:
+        path.unlink(missing_ok=True)  # a thread may still read the one before
+        path.write_bytes(make(number, given.seed))
+        signal.alarm(SECONDS)
+        try:
+            lower(path).save(path.with_name("net"))
+            return Outcome("converted")
+        except (ConversionError, UsageError) as error:
+            return Outcome(type(error).__name__, str(error).splitlines()[0][:120])
+        except BaseException:
+            return Outcome("FAILED", traceback.format_exc(limit=-3).replace("\n", " | ")[-600:])
+        finally:
+            signal.alarm(0)
+
     signal.signal(signal.SIGALRM, too_long)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        for number in range(first, first + count):
-            path.write_bytes(make(number, seed))
-            print(f"{number}\tbegin", flush=True)
-            signal.alarm(SECONDS)
-            start = time.monotonic()
-            try:
-                lower(path).save(Path(folder) / "net")
-                outcome, detail = "converted", ""
-            except (ConversionError, UsageError) as error:
-                outcome, detail = type(error).__name__, str(error).splitlines()[0][:120]
-            except BaseException:
-                outcome, detail = "FAILED", traceback.format_exc(limit=-3).replace("\n", " | ")[-600:]
-            signal.alarm(0)
-            print(f"{number}\t{outcome}\t{time.monotonic() - start:.1f}\t{detail}", flush=True)
+        campaign.answer(given, judge)
 
 
-def run(count: int, seed: int, first: int = 0) -> int:
-    """Run all cases in children and print the failures and a summary; return the number of failures."""
-    outcomes: Counter[str] = Counter()
-    failures, number, slowest = 0, first, 0.0
-    while number < first + count:
-        batch = min(BATCH, first + count - number)
-        command = [sys.executable, __file__, "--child", str(number), str(batch), "--seed", str(seed)]
-        process = subprocess.run(
-            command, capture_output=True, text=True, env={**os.environ, "PYTHONWARNINGS": "default"}
-        )
-        done = -1
-        for line in process.stdout.splitlines():
-            fields = line.split("\t")
-            if fields[1] == "begin":
-                done = int(fields[0])
-                continue
-            outcomes[fields[1]] += 1
-            slowest = max(slowest, float(fields[2]))
-            if fields[1] == "FAILED":
-                failures += 1
-                print(f"case {fields[0]}: {fields[3]}", flush=True)
-            done = int(fields[0]) if int(fields[0]) == number + batch - 1 else done
-        if process.returncode:
-            failures += 1
-            outcomes["DIED"] += 1
-            print(f"case {done}: the process ended with {process.returncode}: {process.stderr[-300:]}", flush=True)
-            number = done + 1
-        else:
-            number += batch
-    print(", ".join(f"{n} {name}" for name, n in sorted(outcomes.items())) + f"; slowest {slowest:.1f} s")
-    print(f"{failures} failures in {count} cases (seed {seed})")
-    return failures
-
-
-def main() -> None:
+def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, help="one case, with its error in full")
-    parser.add_argument("--child", type=int, nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.child:
-        first, count = arguments.child
-        child(first, count, arguments.seed)
-    elif arguments.only is not None:
-        sys.exit(run(1, arguments.seed, arguments.only))
-    else:
-        sys.exit(min(run(arguments.count, arguments.seed), 1))
+    given = campaign.arguments(__doc__, 10_000).parse_args()
+    if given.child:
+        child(given)
+        return 0
+    return campaign.report(
+        campaign.in_children("scripts.fuzz.hostile", campaign.numbers(given), ["--seed", str(given.seed)])
+    )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

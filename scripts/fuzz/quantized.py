@@ -8,10 +8,8 @@ however long they take; half of the nets have a budget, which has to be kept. Wi
 and has to be as near as on this machine, less 3 dB.
 """
 
-import argparse
 import math
-import time
-from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -20,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnx2ncnn_opt.errors import Error, UsageError
+from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.param.binary import weight_blocks
 from onnx2ncnn_opt.param.files import NetFiles, write_net
@@ -29,6 +27,7 @@ from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.verification.agreement import decibels
+from scripts.fuzz import campaign
 
 _LEAST, _ROOM = 15.0, 3.0  # decibels
 _SAMPLES = 10
@@ -197,28 +196,15 @@ def trial(number: int, seed: int, folder: Path, workers: dict[str, NcnnWorker]) 
 
 def main() -> int:
     """Print the faults, then the count of each outcome."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--first", type=int, default=0)
+    parser = campaign.arguments(__doc__, 200)
     parser.add_argument("--on", action="append", default=[])
-    options = parser.parse_args()
-    ends: Counter[str] = Counter()
-    start = time.perf_counter()
-    workers = {on: NcnnWorker(find_target(on)) for on in options.on}
-    with TemporaryDirectory() as folder:
-        for number in range(options.first, options.first + options.count):
-            try:
-                end = trial(number, options.seed, Path(folder), workers)
-            except Error as error:
-                end = f"ERROR {type(error).__name__}: {error}"
-            if end.split()[0].rstrip(":").isupper():
-                print(f"{number}: {end}", flush=True)
-            ends[end.partition(":")[0] if end.split()[0].isupper() else end] += 1
-    for worker in workers.values():
-        worker.close()
-    print(f"{options.count} nets in {time.perf_counter() - start:.0f} s:", dict(ends.most_common()))
-    return int(any(end.split()[0].rstrip(":").isupper() for end in ends))
+    given = parser.parse_args()
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        workers = {on: stack.enter_context(NcnnWorker(find_target(on))) for on in given.on}
+        outcomes = campaign.judged(
+            campaign.numbers(given), lambda number: trial(number, given.seed, Path(folder), workers)
+        )
+        return campaign.report(outcomes)
 
 
 if __name__ == "__main__":
