@@ -85,8 +85,9 @@ def _known_axes(model: LoadedModel) -> Iterator[tuple[onnx_ir.Value | None, int]
 def _fed(model: LoadedModel) -> Iterator[tuple[onnx_ir.Value, tuple[onnx_ir.Value | None, bool]]]:
     """Yield the inputs of the bodies of Loops and Scans, their first values, and whether a Scan goes along axis 0."""
     for node in model.graph:
-        if node.op_type in ("Loop", "Scan"):
-            body, given = node.attributes["body"].as_graph(), list(node.inputs)
+        attribute = node.attributes.get("body") if node.op_type in ("Loop", "Scan") else None
+        if attribute is not None and attribute.type is onnx_ir.AttributeType.GRAPH:
+            body, given = attribute.as_graph(), list(node.inputs)
             states = len(given) - node.attributes.get_int("num_scan_inputs", 0)
             for at, (inner, outer) in enumerate(zip(body.inputs, given, strict=False)):
                 yield inner, (outer, at >= states)

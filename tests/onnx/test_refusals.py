@@ -3,6 +3,7 @@
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import Unsupported, UnsupportedError
@@ -43,6 +44,28 @@ def test_the_body_of_an_if_is_asked_to_its_end() -> None:
         " else_branch = b () => (float[2, 3] q) { q = Neg(x) }> }"
     )
     assert [node.node for node in error.nodes] == ["d", "e"]
+
+
+def test_attributes_that_are_missing_or_of_no_type() -> None:
+    """What looks for batches, caches and shapes does so before a node's attributes are checked."""
+    loop = helper.make_node("Loop", ["n", "c", "x"], ["y"])
+    cache = helper.make_node("Concat", ["p", "p"], ["y"])
+    untyped = helper.make_node("Conv", ["x", "w"], ["y"])
+    untyped.attribute.add(name="pads")
+    declared = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 2, 3, 4]) for name in "pxwy"}
+    declared |= {"n": helper.make_tensor_value_info("n", TensorProto.INT64, [])}
+    declared |= {"c": helper.make_tensor_value_info("c", TensorProto.BOOL, [])}
+    for node, problem in (
+        (loop, "body is missing"),
+        (cache, "axis is missing"),
+        (untyped, "pads is of type UNDEFINED"),
+    ):
+        inputs = [declared[name] for name in dict.fromkeys(node.input)]
+        model = helper.make_model(
+            helper.make_graph([node], "g", inputs, [declared["y"]]), opset_imports=[helper.make_opsetid("", 17)]
+        )
+        with pytest.raises(UnsupportedError, match=problem):
+            lower(model, tail="never")
 
 
 DETECTOR = (

@@ -31,7 +31,10 @@ def inferred_outputs(
     if not any(isinstance(operand, Tensor) for operand in given) or not all(map(_typed, given)):
         return nothing
     sizes = {str(size): size for operand in given if not isinstance(operand, TensorSequence) for size in operand.shape}
-    types = inferred_types(onnx_ir.serde.serialize_node(node), opsets.get("", 1), operands)
+    try:
+        types = inferred_types(onnx_ir.serde.serialize_node(node), opsets.get("", 1), operands)
+    except onnx_ir.serde.SerdeError:  # an attribute of no type
+        return nothing
     return [None if type is None else _read(type, sizes) for type in types]
 
 

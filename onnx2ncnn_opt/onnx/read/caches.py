@@ -45,7 +45,7 @@ def is_past(value: onnx_ir.Value) -> bool:
         or (
             node.op_type == "Concat"
             and node.inputs[0] is value
-            and node.attributes["axis"].as_int() % rank == _SEQUENCE
+            and node.attributes.get_int("axis", 0) % rank == _SEQUENCE
             and node.outputs[0].is_graph_output()
         )
         for node in value.consumers()

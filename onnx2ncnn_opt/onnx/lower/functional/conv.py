@@ -17,7 +17,7 @@ _PLAIN = ConvAttributes()
 
 def conv(im: ImportContext, x: Tensor, w: Value, b: Value | None = None, *, given: ConvAttributes = _PLAIN) -> Value:
     """Convolution[DepthWise][1D|3D], also of weights that are computed; InnerProduct where the image is one pixel."""
-    kernel, group = _check(im, x, w, given, w.shape[1] * given.group), given.group
+    kernel, group = _check(im, x, w, given), given.group
     n = len(kernel)
     stride = given.strides or (1,) * n
     # One tap has no dilation; ncnn crashes on one that is larger than the image, where packing is off.
@@ -63,7 +63,7 @@ def conv_transpose(
     output_shape: Ints = (),
 ) -> Value:
     """Deconvolution[DepthWise][1D|3D]; Padding after it for negative pads."""
-    kernel, group, pads = _check(im, x, w, given, w.shape[0]), given.group, given.pads
+    kernel, group, pads = _check(im, x, w, given, is_transposed=True), given.group, given.pads
     n = len(kernel)
     dilation, stride = given.dilations or (1,) * n, given.strides or (1,) * n
     extra = output_padding or (0,) * n
@@ -112,8 +112,10 @@ def _biased(im: ImportContext, y: Value, b: Value) -> Value:
     return binary(im, BinaryOp.ADD, y, im.reshape(b, (*b.shape, *(1,) * (y.rank - 2))))
 
 
-def _check(im: ImportContext, x: Tensor, w: Value, given: ConvAttributes, channels: Dim) -> tuple[int, ...]:
-    """Return the kernel's sizes; refused if operands and attributes do not fit together, or x has other `channels`."""
+def _check(
+    im: ImportContext, x: Tensor, w: Value, given: ConvAttributes, *, is_transposed: bool = False
+) -> tuple[int, ...]:
+    """Return the kernel's sizes; refused if operands and attributes do not fit together."""
     n = w.rank - 2
     if n not in SUFFIX:
         hint = "write it as several convolutions of at most three dimensions"
@@ -128,6 +130,7 @@ def _check(im: ImportContext, x: Tensor, w: Value, given: ConvAttributes, channe
         raise im.invalid(f"its attributes do not give one positive number for each of {n} dimensions")
     if group < 1 or (isinstance(w.shape[0], int) and w.shape[0] % group):
         raise im.invalid(f"{w.shape[0]} kernels do not divide into {group} groups")
+    channels = w.shape[0] if is_transposed else w.shape[1] * group
     if isinstance(x.shape[1], int) and isinstance(channels, int) and x.shape[1] != channels:
         raise im.invalid(f"the operand has {x.shape[1]} channels, the weight is for {channels}")
     im.demand(x.shape[1] - channels, 0)

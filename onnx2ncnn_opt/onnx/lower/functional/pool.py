@@ -69,6 +69,9 @@ def _window(im: ImportContext, x: Tensor, given: PoolAttributes, dilations: Ints
     dilations, strides = dilations or (1,) * n, given.strides or (1,) * n
     if n not in SUFFIX or x.rank != n + 2:
         raise im.invalid(f"a window of {n} dimensions over a tensor of rank {x.rank}: ncnn pools 1 to 3 dimensions")
+    for values in (kernel, dilations, strides):
+        if len(values) != n or min(values) < 1:
+            raise im.invalid(f"its attributes do not give one positive number for each of {n} dimensions")
     if auto_pad.startswith("SAME") and any(d != 1 for d in dilations):
         # ONNX Runtime pads as if there were no dilations.
         raise im.refuse(f"auto_pad {auto_pad} with dilations {dilations}", "export it with explicit pads")
