@@ -17,12 +17,11 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
-import onnx
 
 from onnx2ncnn_opt import Net, convert
 from onnx2ncnn_opt.onnx.tail.program import Program
 from onnx2ncnn_opt.verification.tail import undecided
-from testing.skeletons import refill
+from testing.exports import refilled
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 _TOKENS = 32  # of the printed loop
@@ -90,7 +89,7 @@ def expected(net: Net, feeds: dict[str, Any], names: list[str]) -> dict[str, Any
 
 def run(case: Case, ncnn: Path, folder: Path) -> str:
     """Return in words how the program differs from `Net`."""
-    model = refill(onnx.load(case.path)).SerializeToString()
+    model = refilled(case.path).SerializeToString()
     conversion = convert(model, folder / "net", verification=None, **case.options)
     manifest = conversion.manifest()
     shape = next(

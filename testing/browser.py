@@ -1,6 +1,5 @@
 """A headless Chromium that is spoken with over a pipe (its DevTools protocol): no package and no port is needed."""
 
-import base64
 import json
 import os
 import select
@@ -104,10 +103,6 @@ class Page:
             for kind in ("rawKeyDown", "keyUp"):
                 self.call("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=codes[name])
         self.settle()
-
-    def shot(self, path: Path) -> None:
-        picture = self.call("Page.captureScreenshot", format="png")["data"]
-        path.write_bytes(base64.b64decode(picture))
 
 
 @contextmanager

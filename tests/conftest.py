@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import os
+import warnings
+from contextlib import ExitStack
+from dataclasses import replace
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING
@@ -41,6 +44,26 @@ def worker(request: pytest.FixtureRequest) -> Iterator[NcnnWorker]:
     WORKER.target = find_target(request.config.getoption("--on"))
     with WORKER:
         yield WORKER
+
+
+@pytest.fixture(scope="module")
+def workers(request: pytest.FixtureRequest) -> Iterator[dict[str, NcnnWorker]]:
+    """The devices: the target of --on; else this machine's CPU, and Vulkan where there is a driver."""
+    from onnx2ncnn_opt.errors import RunError, UsageError
+    from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
+    from onnx2ncnn_opt.runtime.targets import LOCAL, find_target
+
+    on = request.config.getoption("--on")
+    targets = {on: find_target(on)} if on else {"CPU": LOCAL, "Vulkan": replace(LOCAL, vulkan=True)}
+    with ExitStack() as stack:
+        found = {name: stack.enter_context(NcnnWorker(target)) for name, target in targets.items()}
+        try:
+            if not on:
+                found["Vulkan"].checked(["fp32"])
+        except (RunError, UsageError) as error:
+            warnings.warn(f"nothing runs on Vulkan here: {error}", stacklevel=1)
+            found.pop("Vulkan")
+        yield found
 
 
 @pytest.fixture(scope="session")

@@ -3,14 +3,13 @@
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 
 from onnx2ncnn_opt import Net, convert
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError, UsageError
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from testing.skeletons import refill
+from testing.exports import refilled
 
 MODELS = sorted((Path(__file__).parents[1] / "fixtures" / "llm").glob("*.onnx"))
 KINDS = ("optimum", "optimum-sdpa", "dynamo", "genai", "genai-int4")
@@ -25,7 +24,7 @@ def refusal(path: Path) -> str | None:
 
 def model_of(path: Path) -> bytes:
     """Return a model with its weights."""
-    return bytes(refill(onnx.load(path)).SerializeToString())
+    return bytes(refilled(path).SerializeToString())
 
 
 def sample(paths: list[Path]) -> list[Path]:

@@ -10,7 +10,7 @@ import pytest
 
 from onnx2ncnn_opt.errors import ModelError
 from onnx2ncnn_opt.onnx.read.load import load_model
-from testing.exports import MODELS, ROOT, SKELETONS
+from testing.exports import MODELS, ROOT, SKELETONS, refilled
 from testing.skeletons import refill, strip
 
 NAMES = [path.name.removesuffix(".onnx") for path in MODELS]
@@ -43,7 +43,7 @@ def test_a_skeleton_is_refused_until_it_is_refilled(path: Path) -> None:
 
 def test_stripping_a_refilled_skeleton_gives_the_same_weights() -> None:
     path = ROOT / "fixtures" / "models" / "resnet18.tsbn.onnx"
-    model = refill(onnx.load(path))
+    model = refilled(path)
     again = refill(strip(onnx.ModelProto.FromString(model.SerializeToString())))
     for a, b in zip(model.graph.initializer, again.graph.initializer, strict=True):
         # The factors are measured in float32 and rounded to float16 once more.
@@ -53,7 +53,7 @@ def test_stripping_a_refilled_skeleton_gives_the_same_weights() -> None:
 @pytest.mark.parametrize("name", ["resnet18.ts", "mobilenet_v3_small.dyn", "shufflenet_v2_x1_0.tsbn"])
 def test_the_input_is_felt_at_the_end(name: str) -> None:
     """Weights that drown the signal would hide errors of the first layers."""
-    data = refill(onnx.load(ROOT / "fixtures" / "models" / f"{name}.onnx")).SerializeToString()
+    data = refilled(ROOT / "fixtures" / "models" / f"{name}.onnx").SerializeToString()
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     [declared] = session.get_inputs()
     rng = np.random.default_rng(0)

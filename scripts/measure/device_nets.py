@@ -31,7 +31,7 @@ from onnx2ncnn_opt.verification.search_masks import Precision, find_masks
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, Tolerance
 from scripts.measure.measured import ROOT
 from testing import op_cases, pass_cases
-from testing.skeletons import refill
+from testing.exports import refilled
 from testing.snippets import VARIANTS, kept
 
 MODELS = ROOT / "fixtures" / "models"  # skeletons, whose weights are drawn
@@ -150,7 +150,7 @@ def models(folder: Path, *, masks: bool = True) -> Cases:
                     return {name: arrays[f"in_{i}"] for i, name in enumerate(names)}
 
             if path.parent == MODELS:
-                return of_model(refill(onnx.load(path)), target, masks=masks)
+                return of_model(refilled(path), target, masks=masks)
             return of_model(path, target, feeds if given.exists() else None, masks=masks)
 
         yield path.stem, write

@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import onnx
 
 from onnx2ncnn_opt.api.apply_passes import Optimized, apply_passes
 from onnx2ncnn_opt.api.lower import Conversion, lower
@@ -51,9 +50,9 @@ from onnx2ncnn_opt.rewrite.pipeline import run
 from onnx2ncnn_opt.rewrite.rule import Pass
 from scripts.measure.latency import Latency, NetPaths, compare
 from scripts.measure.measured import BENEFIT, FIRINGS, ROOT, SOURCES, WHOLE, Rows, read_table, table, write_table
+from testing.exports import refilled
 from testing.op_cases import load_cases
 from testing.pass_cases import FOLDER, Case, load_large
-from testing.skeletons import refill
 from testing.snippets import VARIANTS, kept
 
 WORTH = ("net", "net ms", "net ratio", "net median", "alone ms", "alone ratio", "alone median")
@@ -90,7 +89,7 @@ def nets(source: str, folder: Path | None) -> Iterator[tuple[str, Callable[[], C
             if source == "pnnx":
                 yield path.parent.name, partial(apply_passes, path, path.with_suffix(".bin"))
             else:
-                yield path.stem, partial(lower, refill(onnx.load(path)) if source == "models" else path)
+                yield path.stem, partial(lower, refilled(path) if source == "models" else path)
 
 
 def count(source: str, folder: Path | None, rows: Rows) -> None:
@@ -134,7 +133,7 @@ def measure_whole(p: Pass, path: Path, folder: Path, seconds: float) -> Latency 
     files: list[NetPaths] = []
     for skip in ([p.name], []):
         if path.suffix == ".onnx":
-            model = lower(refill(onnx.load(path)) if path.parent.name == "models" else path, skip=skip)
+            model = lower(refilled(path) if path.parent.name == "models" else path, skip=skip)
             graph = model.graph
         else:
             graph = apply_passes(path, path.with_suffix(".bin"), skip=skip).graph

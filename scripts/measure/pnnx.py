@@ -45,7 +45,7 @@ from onnx2ncnn_opt.verification.verify_net import verify_net
 from scripts.measure.latency import Latency, compare
 from scripts.measure.measured import ROOT, table
 from testing.conformance import Case, collect
-from testing.skeletons import refill
+from testing.exports import refilled
 
 OPS = ROOT / "fixtures" / "pnnx_ops.tsv"
 CASES = 2  # of each operator
@@ -91,7 +91,7 @@ def both(source: Path, pnnx: str) -> tuple[Result, Result]:
     """Run both converters on one model."""
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model.onnx"
-        onnx.save(refill(onnx.load(source)), model)
+        onnx.save(refilled(source), model)
         net = [Path(folder) / f"model.ncnn.{suffix}" for suffix in ("param", "bin")]
         ours = judged([sys.executable, "-m", "onnx2ncnn_opt", "convert", "model.onnx", "--no-verify"], model, *net)
         for path in net:

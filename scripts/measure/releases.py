@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError
 from onnx2ncnn_opt.onnx.read.load import load_model
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.verification.inputs import draw_inputs
-from testing.skeletons import refill
+from testing.exports import refilled
 
 MODELS = sorted((Path(__file__).parents[2] / "fixtures" / "models").glob("*.onnx"))
 RELEASES = ("20240102", "20240410", "20240820", "20241226", "20250503", "20250916", "20260526", "20261020")
@@ -61,7 +60,7 @@ print(json.dumps(worst))
 
 def check(path: Path, release: str, package: Path, folder: Path) -> str:
     """Run one model in one release; return right, refused or wrong, with the reason."""
-    model = refill(onnx.load(path))
+    model = refilled(path)
     data = model.SerializeToString()
     prefix = folder / path.stem
     try:

@@ -1,9 +1,7 @@
 """The guards of fixtures/guards.md on devices: lengths, zeros, both numeric modes, packing on and off."""
 
 import re
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +11,10 @@ import pytest
 from onnx import numpy_helper
 
 from onnx2ncnn_opt.api.lower import lower
-from onnx2ncnn_opt.errors import RunError, UsageError
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.runtime.base import Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.runtime.targets import LOCAL, find_target
 from testing.onnx_text import parsed
 
 TEXT = (Path(__file__).parents[2] / "fixtures" / "guards.md").read_text(encoding="utf-8")
@@ -49,23 +45,6 @@ def inputs(length: int) -> dict[str, Array]:
     z = np.resize(NUMBERS[::-1], (2, length)).copy()
     z[1] = 0
     return {"x": x, "z": z}
-
-
-@pytest.fixture(scope="module")
-def workers(request: pytest.FixtureRequest) -> Iterator[Mapping[str, NcnnWorker]]:
-    """The devices: the target of --on; else this machine's CPU, and Vulkan where there is a driver."""
-    on = request.config.getoption("--on")
-    targets = {on: find_target(on)} if on else {"CPU": LOCAL, "Vulkan": replace(LOCAL, vulkan=True)}
-    found = {name: NcnnWorker(target) for name, target in targets.items()}
-    if "Vulkan" in found:
-        try:
-            found["Vulkan"].checked(["fp32"])
-        except (RunError, UsageError) as error:
-            warnings.warn(f"guards do not run on Vulkan here: {error}", stacklevel=1)
-            found.pop("Vulkan").close()
-    yield found
-    for worker in found.values():
-        worker.close()
 
 
 def computation(source: onnx.ModelProto, feeds: Mapping[str, Array], stem: Path) -> Callable[..., Array]:

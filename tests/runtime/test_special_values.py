@@ -4,18 +4,14 @@
 """
 
 import platform
-import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from onnx2ncnn_opt.errors import RunError, UsageError
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
-from onnx2ncnn_opt.runtime.targets import LOCAL, find_target
 from testing.handmade import write_net
 
 NAN, INF = np.nan, np.inf
@@ -67,26 +63,16 @@ HALF_FACTS = [
     ("Reduction", "0=3 1=1 4=1 5=1", 30000, 30000, INF),  # a mean: Vulkan adds up in fp16, unless bit 1 forbids it
     ("Reduction", "0=3 1=1 4=1 5=1 31=1", 30000, 30000, 30000),
 ]
-COLUMN = {"x86_64": 0, "AMD64": 0, "aarch64": 1, "arm64": 1}
 
 
 @pytest.fixture(scope="module")
-def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
+def columns(workers: Mapping[str, NcnnWorker]) -> Workers:
     """Workers by the column of FACTS."""
-    on = request.config.getoption("--on")
-    if on:
-        found = {2 if on == "vulkan" else 1 if "aarch64" in on else 0: NcnnWorker(find_target(on))}
-    else:
-        found = {COLUMN[platform.machine()]: NcnnWorker(), 2: NcnnWorker(replace(LOCAL, vulkan=True))}
-    try:
-        if 2 in found:
-            found[2].checked(["fp32"])
-    except (RunError, UsageError) as error:
-        warnings.warn(f"special values are not looked at on Vulkan here: {error}", stacklevel=1)
-        found.pop(2).close()
-    yield found
-    for worker in found.values():
-        worker.close()
+    return {_column(platform.machine() if on == "CPU" else on): worker for on, worker in workers.items()}
+
+
+def _column(device: str) -> int:
+    return 2 if device.lower() == "vulkan" else int("aarch64" in device or "arm64" in device)
 
 
 def made_of(operand: float, layer: str, folder: Path, worker: NcnnWorker, mode: str = "fp32") -> Array:
@@ -109,32 +95,32 @@ def test_fact(
     x86: Numbers,
     aarch64: Numbers,
     vulkan: float,
-    workers: Workers,
+    columns: Workers,
     tmp_path: Path,
 ) -> None:
-    for column, worker in workers.items():
+    for column, worker in columns.items():
         result = made_of(operand, f"{layer} it 1 1 x y {params}", tmp_path, worker)
         assert are_known(result, (x86, aarch64, vulkan)[column], 1e-4), (column, result)
 
 
 @pytest.mark.parametrize(("layer", "params", "operand", "aarch64", "vulkan"), HALF_FACTS)
 def test_half_fact(
-    layer: str, params: str, operand: float, aarch64: Numbers, vulkan: Numbers, workers: Workers, tmp_path: Path
+    layer: str, params: str, operand: float, aarch64: Numbers, vulkan: Numbers, columns: Workers, tmp_path: Path
 ) -> None:
-    for column, worker in workers.items():
+    for column, worker in columns.items():
         if column:
             result = made_of(operand, f"{layer} it 1 1 x y {params}", tmp_path, worker, "fp16")
             assert are_known(result, (aarch64, vulkan)[column - 1], 1e-2 if operand < 1 else 0), (column, result)
 
 
-def test_gridsample_copies(workers: Workers, tmp_path: Path) -> None:
+def test_gridsample_copies(columns: Workers, tmp_path: Path) -> None:
     """In mode nearest, for 4-D Mats, NaN beside numbers and numbers beside NaN."""
     net = write_net(tmp_path, "Input a 0 1 x", "Input b 0 1 g", "GridSample it 2 1 x g y 0=2 1=2 3=1")
     sides = np.stack([np.resize([1, NAN, INF], LENGTH), np.resize([NAN, 2, 3, -INF], LENGTH)]).astype(np.float32)
     chosen = np.arange(LENGTH) % 2
     along = (2 * np.arange(LENGTH) + 1) / LENGTH - 1
     grid = np.stack([along, np.zeros(LENGTH), chosen - 0.5]).astype(np.float32)
-    for worker in workers.values():
+    for worker in columns.values():
         feeds: dict[str, Array] = {"x": sides.reshape(1, 2, 1, -1), "g": grid.reshape(3, 1, 1, -1)}
         result = NcnnRunner(*net, worker=worker).run(feeds)["y"]
         np.testing.assert_array_equal(result.reshape(-1), sides[chosen, np.arange(LENGTH)])
