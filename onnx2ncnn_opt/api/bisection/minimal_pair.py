@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from onnx.external_data_helper import load_external_data_for_tensor
 from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.cut import cut
+from onnx2ncnn_opt.ir.names import NamePool
 from onnx2ncnn_opt.ir.releases import NEWEST
 from onnx2ncnn_opt.manifest import Entry, LayerCount, Manifest, Source
 from onnx2ncnn_opt.param.files import all_or_nothing, read_net, write_staged
@@ -135,7 +136,7 @@ class _ModelPart:
         self.proto = proto = onnx.ModelProto.FromString(model if isinstance(model, bytes) else model.read_bytes())
         graph = proto.graph
         self.opset = next((entry.version for entry in proto.opset_import if not entry.domain), 1)
-        self.taken = {name for node in graph.node for name in (*node.input, *node.output)}
+        self._names = NamePool(name for node in graph.node for name in (*node.input, *node.output))
         self.before: list[onnx.NodeProto] = []
         self.after: list[onnx.NodeProto] = []
         self.constants: list[TensorProto] = []
@@ -193,7 +194,7 @@ class _ModelPart:
         is_float = array.dtype.kind in "iub" and not counterpart.integer
         if counterpart.value not in made and not is_float and _is_direct(counterpart, array):
             return counterpart.value
-        name = self._name(f"{counterpart.value}.in")
+        name = self._names.take(f"{counterpart.value}.in")
         if counterpart.value not in made:
             read = name
             if is_float:
@@ -217,37 +218,23 @@ class _ModelPart:
         if counterpart.axes != natural(array):
             read = self._reshaped(self.after, read, squeezed(array.shape))
             read = self._add(self.after, "Transpose", [read], perm=list(counterpart.axes))
-        return self._reshaped(self.after, read, counterpart.shape, self._name(f"{counterpart.value}.out"))
+        return self._reshaped(self.after, read, counterpart.shape, self._names.take(f"{counterpart.value}.out"))
 
     def _reshaped(self, nodes: list[onnx.NodeProto], read: str, shape: Sequence[int], name: str | None = None) -> str:
-        sizes = self._name("shape")
+        sizes = self._names.take("shape")
         self.constants.append(numpy_helper.from_array(np.array(shape, np.int64), sizes))
         return self._add(nodes, "Reshape", [read, sizes], name)
 
     def _add(
         self, nodes: list[onnx.NodeProto], operator: str, inputs: list[str], name: str | None = None, **attributes: Any
     ) -> str:
-        name = name or self._name("layout")
+        name = name or self._names.take("layout")
         nodes.append(helper.make_node(operator, inputs, [name], **attributes))
         return name
-
-    def _name(self, name: str) -> str:
-        """Return a name that does not occur in the model."""
-        found = next(found for found in _numbered(name) if found not in self.taken)
-        self.taken.add(found)
-        return found
 
 
 def _is_direct(counterpart: Counterpart, array: Array) -> bool:
     return counterpart.shape == array.shape and counterpart.axes == natural(array)
-
-
-def _numbered(name: str) -> Iterator[str]:
-    yield name
-    number = 1
-    while True:
-        yield f"{name}{number}"
-        number += 1
 
 
 def _tensor(name: str, array: Array) -> TensorProto:
