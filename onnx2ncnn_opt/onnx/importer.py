@@ -53,7 +53,7 @@ MOST_INLINED = 20_000  # nodes of all loops; larger nets are useless
 
 
 # What to do without an operator of ONNX, by its domain.
-_ADVICE = {"": "", "ai.onnx.ml": ": run it in ONNX Runtime, and export the neural network alone"}
+_ADVICE = {"": "", "ai.onnx.preview": "", "ai.onnx.ml": ": run it in ONNX Runtime, and export the neural network alone"}
 
 
 @dataclass(eq=False)
