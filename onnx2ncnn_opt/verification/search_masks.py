@@ -164,7 +164,8 @@ def find_masks(
         judges += (MaskJudge(each, integers, judge, at) for at, each in enumerate(islice(given, more), 1))
         judges = most_telling_first(judges)
         judge, error, rounding = judges[0], joint_error(judges), 0.0
-        if masks and error > (budget or LEAST):
+        is_dear = budget is None and judge.price() > MOST  # by the masks that it has
+        if masks and error > (budget or LEAST) and not is_dear:
             numbers = range(len(judges), len(judges) + _OTHERS)
             others = [MaskJudge(next(given, judge.estimator), integers, judge, at) for at in numbers]
             closer, rounding = _mask_errors(judges, others, found, budget, EFFORTS[effort][1])
@@ -252,7 +253,7 @@ def _mask_errors(
     planner, closer, attempts = Planner(judges, others), "", 1 + int(effort * (_ATTEMPTS - 1))
     row = CHEAP if budget is None else [(budget, 1.0)]
     plan = planner.best(row, attempts)
-    if not plan.is_enough(row):
+    if not plan.is_enough(row) and (effort or budget is not None):
         planner.look_closer()
         dear = planner.best(DEAR if budget is None else row, attempts)
         if budget is not None or dear.is_enough(DEAR):

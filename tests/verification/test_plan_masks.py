@@ -10,6 +10,8 @@ from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk
 from onnx2ncnn_opt.verification.mask_judge import MaskJudge
+from onnx2ncnn_opt.verification.options import Effort
+from onnx2ncnn_opt.verification.plan_masks import Planner
 from onnx2ncnn_opt.verification.search_masks import find_masks
 from testing.param_text import bare as net
 from testing.param_text import layer
@@ -105,3 +107,44 @@ def test_every_judge_knows_the_errors_of_arithmetic() -> None:
         third = MaskJudge(estimator.on({graph.inputs[0]: Feed(_X / 3)}), (), second, 2)
         assert first.noise()
         assert third.noise().keys() == first.noise().keys()
+
+
+def noisy(mask: int) -> Graph:
+    """A net that is off by more than the budget, because the rounding of its input is enlarged."""
+    graph = weighted(net("Input x 0 1 x 0=24 1=24 2=16", "BinaryOp d 1 1 x d 0=1 1=1 2=3e3", *pointwise(12, first="d")))
+    for each in graph:
+        if each.type == "Convolution":
+            each.params["featmask"] = mask
+    return graph
+
+
+def test_a_net_that_computes_in_32_bits_already_gets_no_more_masks() -> None:
+    graph = noisy(1)
+    with Estimator(graph, {graph.inputs[0]: Feed(_X + 3000)}) as estimator:
+        found, precision = find_masks([estimator])
+        assert find_masks([estimator], budget=5e-3)[0]
+    assert found == {}
+    assert precision.price == 1
+    assert precision.error > 2e-2
+
+
+@pytest.mark.parametrize(("effort", "times"), [("quick", 0), ("normal", 1)])
+def test_a_quick_search_leaves_dear_masks_out(effort: Effort, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every layer hands on numbers near 3000, of which the last one takes differences: all need 32 bits."""
+    calls, look_closer = list[None](), Planner.look_closer
+
+    def counted(self: Planner) -> None:
+        calls.append(None)
+        look_closer(self)
+
+    monkeypatch.setattr(Planner, "look_closer", counted)
+    lines = [*pointwise(6), "Convolution y 1 1 c5 y 0=8 1=1 5=1 6=128"]
+    graph = weighted(net("Input x 0 1 x 0=24 1=24 2=16", *lines))
+    for each in graph:
+        if each.type == "Convolution":
+            each.weights["weight_data"] = np.eye(16, dtype=np.float32).ravel()
+            each.weights["bias_data"] = np.zeros(each["num_output"], np.float32)
+    layer(graph, "y").weights["weight_data"] = np.kron(np.eye(8), [1, -1]).astype(np.float32).ravel()
+    with Estimator(graph, {graph.inputs[0]: Feed(_X + 3000)}) as estimator:
+        find_masks([estimator], effort=effort)
+    assert len(calls) == times
