@@ -63,6 +63,7 @@ _ORDER = (
     "fuse_gelu",
     "eliminate_tile_before_binaryop",
     "fuse_softmax",
+    "move_mean_before_factor",
     "move_factor_after_root",
     "fuse_layernorm",
     "fuse_rmsnorm",

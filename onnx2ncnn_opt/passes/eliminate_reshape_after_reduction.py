@@ -9,13 +9,13 @@ def _elementwise(capture: str, x: Op) -> Op:
     return op(("BinaryOp", "UnaryOp", "Clip"), capture, lambda layer: len(layer.inputs) == 1)(x)
 
 
-def _leaves_inner_axes(reduction: Layer) -> bool:
+def leaves_inner_axes(reduction: Layer) -> bool:
     """Return True if the result needs another layout. Outer axes alone need none: they broadcast along inner ones."""
     rank = len(reduction.input.shape or ())
     return rank > 0 and max(-axis if axis < 0 else rank - axis for axis in reduction["axes"]) > len(reduction["axes"])
 
 
-_REDUCTION = op("Reduction", "reduction", _leaves_inner_axes, reduce_all=0, keepdims=0)("x")
+_REDUCTION = op("Reduction", "reduction", leaves_inner_axes, reduce_all=0, keepdims=0)("x")
 _ONE = _elementwise("first", _REDUCTION)
 _TWO = _elementwise("second", _ONE)
 _THREE = _elementwise("third", _TWO)

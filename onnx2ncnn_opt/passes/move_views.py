@@ -29,6 +29,7 @@ from onnx2ncnn_opt.passes._views import (
     view_layers,
     viewed,
 )
+from onnx2ncnn_opt.passes.eliminate_reshape_after_reduction import leaves_inner_axes
 from onnx2ncnn_opt.passes.fuse_permute_matrix import GEMM
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
 
@@ -270,7 +271,8 @@ def _own_step(layer: Layer | None) -> Step | None:
         return None
     if GEMM.fits(layer) and layer["quantize_term"] == 0:
         return Reorder((1, 0))
-    if layer.type == "Reduction" and layer.input.shape and not (layer["reduce_all"] or layer["keepdims"]):
+    is_short = layer.type == "Reduction" and not (layer["reduce_all"] or layer["keepdims"])
+    if is_short and layer.input.shape and leaves_inner_axes(layer):
         rank = len(layer.input.shape)
         axes = {axis % rank for axis in layer["axes"]}
         return Regroup(tuple(1 if axis in axes else size for axis, size in enumerate(layer.input.shape)))
