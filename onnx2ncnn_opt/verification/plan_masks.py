@@ -38,7 +38,7 @@ CHEAP: tuple[Wish, ...] = (
 DEAR: tuple[Wish, ...] = ((BUDGET / DOUBT, _MORE), *((share * BUDGET, MOST) for share in (1 / DOUBT, 0.75, 0.85, 1)))
 LEAST = CHEAP[0][0]  # an error that needs no masks
 _BLOCKS = 12  # that a net is divided into, of about as many multiplications each
-_HALVINGS = 6
+_HALVINGS = 6  # of the range of errors, to find what a price can buy
 _LITTLE = 0.03  # a price that needs no search for a lower one
 # Runs to find masks aim at so much less each time; and the share of an aim that layers may have at least.
 _CAUTION, _LEAST_ROOM = 0.95, 0.3
@@ -79,7 +79,7 @@ class Plan(NamedTuple):
         return self.number(wishes) < len(wishes)
 
     def rank(self, wishes: Sequence[Wish]) -> tuple[int, float]:
-        """Return the smaller, the better: a plan that is enough is cheap, another one has a small error."""
+        """Return a key to sort by, the best plan first: those that are enough by price, others by error."""
         number = self.number(wishes)
         if number < len(wishes):
             return number, self.price
