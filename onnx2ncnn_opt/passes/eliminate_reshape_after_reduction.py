@@ -1,3 +1,4 @@
+from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.view import Regroup
 from onnx2ncnn_opt.passes._views import VIEWS, step_of
@@ -9,13 +10,21 @@ def _elementwise(capture: str, x: Op) -> Op:
     return op(("BinaryOp", "UnaryOp", "Clip"), capture, lambda layer: len(layer.inputs) == 1)(x)
 
 
-def leaves_inner_axes(reduction: Layer) -> bool:
+def _leaves_inner_axes(reduction: Layer) -> bool:
     """Return True if the result needs another layout. Outer axes alone need none: they broadcast along inner ones."""
     rank = len(reduction.input.shape or ())
     return rank > 0 and max(-axis if axis < 0 else rank - axis for axis in reduction["axes"]) > len(reduction["axes"])
 
 
-_REDUCTION = op("Reduction", "reduction", leaves_inner_axes, reduce_all=0, keepdims=0)("x")
+def kept_shape(reduction: Layer, shape: Shape) -> Shape:
+    """Return the shape of a Reduction's result if the axes of its operand are kept, with a size of 1."""
+    axes = {axis % len(shape) for axis in reduction["axes"]}
+    return tuple(1 if axis in axes else size for axis, size in enumerate(shape))
+
+
+# A Reduction with a Reshape behind it that keepdims makes needless.
+SHORT = op("Reduction", "reduction", _leaves_inner_axes, reduce_all=0, keepdims=0)
+_REDUCTION = SHORT("x")
 _ONE = _elementwise("first", _REDUCTION)
 _TWO = _elementwise("second", _ONE)
 _THREE = _elementwise("third", _TWO)
@@ -39,9 +48,7 @@ def eliminate_reshape_after_reduction(
     Where the Reshape gives the axes back that the Reduction took away; without any elementwise layers, or with up to
     three of them. Not where those axes are the innermost, which a result broadcasts along anyway.
     """
-    shape = known_shape(x)
-    axes = {axis % len(shape) for axis in reduction["axes"]}
-    kept = tuple(1 if axis in axes else size for axis, size in enumerate(shape))
+    kept = kept_shape(reduction, known_shape(x))
     same = isinstance(step_of(view), Regroup) and view.output.shape == kept
     require(same, f"{view.type} '{view.name}' does more than to give the reduced axes back")
     layers = [reduction.having(keepdims=1)]

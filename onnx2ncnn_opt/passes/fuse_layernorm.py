@@ -57,7 +57,7 @@ def fuse_channel_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, ro
     rank = len(shape)
     require(rank in (2, 3), f"'{x.name}' is not an image or a sequence of channels")
     axes = axes_of(mean, rank)
-    require(len(axes) == 1 and axes < (rank - 1,), f"'{mean.name}' is not over one axis before the innermost")
+    require(len(axes) == 1 and axes[0] < rank - 1, f"'{mean.name}' is not over one axis before the innermost")
     require(axes_of(variance, rank) == axes, f"'{variance.name}' is not over the axis of '{mean.name}'")
     there = (*(axis for axis in range(rank) if axis not in axes), *axes)
     back = tuple(there.index(axis) for axis in range(rank))

@@ -1,18 +1,19 @@
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._linear import mul
-from onnx2ncnn_opt.rewrite.pattern import Pattern, const, kept, op
+from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, const, kept, op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
-_ROOT = kept(op("UnaryOp", "root", op_type=frozenset({UnaryOp.RSQRT, UnaryOp.RECIPROCAL})))
+ROOT = kept(op("UnaryOp", "root", op_type=frozenset({UnaryOp.RSQRT, UnaryOp.RECIPROCAL})))
 
 
-def _product(root: Pattern) -> Pattern:
+def factored(root: Pattern) -> Op:
+    """Return the "product" of a root and a constant "factor"."""
     return op("BinaryOp", "product", op_type=BinaryOp.MUL, with_scalar=0)(root, const("factor"))
 
 
 @rewrite(
-    mul("x", _product(_ROOT)), mul("x", _product(op("Reshape")(_ROOT))), exact=False, purpose="normalisations of flax"
+    mul("x", factored(ROOT)), mul("x", factored(op("Reshape")(ROOT))), exact=False, purpose="normalisations of flax"
 )
 def move_factor_after_root(x: Blob, root: Layer, product: Layer, factor: Layer) -> list[Layer]:
     """x * ((1 / root(y)) * factor)   ⇒   (x * (1 / root(y))) * factor

@@ -1,19 +1,19 @@
 from collections.abc import Iterator
 
-from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
+from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._linear import mul
 from onnx2ncnn_opt.passes._statistics import axes_of, mean
+from onnx2ncnn_opt.passes.move_factor_after_root import ROOT, factored
 from onnx2ncnn_opt.rewrite.pattern import Op, const, kept, op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
-_ROOT = kept(op("UnaryOp", op_type=frozenset({UnaryOp.RSQRT, UnaryOp.RECIPROCAL})))
 _MEAN = kept(mean("x", "mean"))
 
 
 def _variants() -> Iterator[Op]:
-    for root in (_ROOT, kept(op("Reshape")(_ROOT))):
-        factors = kept(op("BinaryOp", "factors", op_type=BinaryOp.MUL, with_scalar=0)(root, const("factor")))
+    for root in (ROOT, kept(op("Reshape")(ROOT))):
+        factors = kept(factored(root))
         moved = mul(_MEAN, factors)
         for shift in (
             op("BinaryOp", op_type=BinaryOp.SUB, with_scalar=0)(const("offset"), moved),
@@ -23,7 +23,7 @@ def _variants() -> Iterator[Op]:
 
 
 @rewrite(*_variants(), exact=False, purpose="LayerNorm of Keras")
-def move_mean_before_factor(x: Blob, mean: Layer, factors: Layer, offset: Layer, total: Layer) -> list[Layer]:
+def move_mean_before_factor(x: Blob, mean: Layer, product: Layer, offset: Layer, total: Layer) -> list[Layer]:
     """x * f + (offset - mean(x) * f)   ⇒   (x - mean(x)) * f + offset, for f = (1 / root(y)) * factor
 
     What is left is a normalisation, its factors and offsets.
@@ -33,6 +33,6 @@ def move_mean_before_factor(x: Blob, mean: Layer, factors: Layer, offset: Layer,
     centred, scaled = (Blob(f"{total.name}_{what}", x.shape, x.batch) for what in ("centred", "scaled"))
     return [
         Layer("BinaryOp", f"{total.name}_centred", [x, mean.output], [centred], {"op_type": BinaryOp.SUB}),
-        Layer("BinaryOp", f"{total.name}_scaled", [centred, factors.output], [scaled], {"op_type": BinaryOp.MUL}),
+        Layer("BinaryOp", f"{total.name}_scaled", [centred, product.output], [scaled], {"op_type": BinaryOp.MUL}),
         Layer("BinaryOp", total.name, [scaled, offset.output], (), {"op_type": BinaryOp.ADD}),
     ]

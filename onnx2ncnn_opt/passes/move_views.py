@@ -29,12 +29,13 @@ from onnx2ncnn_opt.passes._views import (
     view_layers,
     viewed,
 )
-from onnx2ncnn_opt.passes.eliminate_reshape_after_reduction import leaves_inner_axes
+from onnx2ncnn_opt.passes.eliminate_reshape_after_reduction import SHORT, kept_shape
 from onnx2ncnn_opt.passes.fuse_permute_matrix import GEMM
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
 
 # These work along the innermost axis; all others take any layout.
 _ROWWISE = frozenset({"LayerNorm", "RMSNorm", "Softmax"})
+_TRANSPOSED = Reorder((1, 0))
 # More layouts than this are not tried; nets have two or three.
 _MOST_LAYOUTS = 12
 
@@ -257,25 +258,21 @@ def _way_in(region: _ViewRegion, blob: Blob) -> _Edge:
     source = chain[0].input if chain else blob
     if source in region.inner:
         return _Edge(blob, (), ())  # a way from the region into itself counts as a way out
-    free = _own_step(source.producer)
-    others = (user for user in source.users if user not in region.layers and user not in chain)
-    return _Edge(source, chain, steps_of(chain), free if all(step_of(user) == free for user in others) else None)
+    free = _own_step(source.producer) if source.uses == 1 else None
+    return _Edge(source, chain, steps_of(chain), free)
 
 
-def _own_step(layer: Layer | None) -> Step | None:
-    """Return the step that a layer can take itself: a Gemm transposes a matrix, a Reduction keeps its axes as 1.
+def _is_gemm(layer: Layer | None) -> bool:
+    """Return True if a layer is a Gemm that can read or write its blob transposed (see `fuse_permute_matrix`)."""
+    return layer is not None and GEMM.fits(layer) and layer["quantize_term"] == 0
 
-    See `fuse_permute_matrix` and `eliminate_reshape_after_reduction`.
-    """
-    if layer is None:
-        return None
-    if GEMM.fits(layer) and layer["quantize_term"] == 0:
-        return Reorder((1, 0))
-    is_short = layer.type == "Reduction" and not (layer["reduce_all"] or layer["keepdims"])
-    if is_short and layer.input.shape and leaves_inner_axes(layer):
-        rank = len(layer.input.shape)
-        axes = {axis % rank for axis in layer["axes"]}
-        return Regroup(tuple(1 if axis in axes else size for axis, size in enumerate(layer.input.shape)))
+
+def _own_step(maker: Layer | None) -> Step | None:
+    """Return the step that a layer can take itself: a Gemm transposes its result, a Reduction keeps its axes."""
+    if _is_gemm(maker):
+        return _TRANSPOSED
+    if maker is not None and SHORT.fits(maker) and maker.input.shape:
+        return Regroup(kept_shape(maker, maker.input.shape))
     return None
 
 
@@ -290,8 +287,8 @@ def _ways_out(region: _ViewRegion, blob: Blob) -> Iterator[_Edge]:
             continue
         chain = user, *chain_below(user.output)
         last = chain[-1].output
-        gemm = last.users[0] if last.uses == 1 and last.users and GEMM.fits(last.users[0]) else None
-        yield _Edge(blob, chain, steps_of(chain), _own_step(gemm) if gemm and len(gemm.inputs) == 1 else None)
+        gemm = last.users[0] if last.uses == 1 and last.users and len(last.users[0].inputs) == 1 else None
+        yield _Edge(blob, chain, steps_of(chain), _TRANSPOSED if _is_gemm(gemm) else None)
     if others:
         yield _Edge(blob, (), ())
 

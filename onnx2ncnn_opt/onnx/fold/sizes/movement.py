@@ -181,9 +181,13 @@ def _progression(cells: Array, axis: int, first: Dim) -> Array:
     return each(lambda a, k: int(a) + where * int(k), head, step)
 
 
+# An end that no axis reaches: tf2onnx writes this one where TensorFlow masks the end, others write larger ones.
+ENDLESS = 10**9
+
+
 def cut(size: Dim, start: Dim, end: Dim, surely: Callable[[Dim, int], bool] = at_least) -> tuple[Dim, Dim] | None:
     """First and after the last element that a slice of step 1 takes; None if sizes do not tell a sign."""
-    if isinstance(end, int) and end >= 2**31 - 1:
+    if isinstance(end, int) and end >= ENDLESS:
         end = size
     bounds: list[Dim] = []
     for bound in (start, end):

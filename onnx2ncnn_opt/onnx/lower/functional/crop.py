@@ -11,14 +11,13 @@ from onnx2ncnn_opt.ir.dim import AXES, Dim, Shape, Sym, at_least, product, small
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import View
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.fold.sizes.movement import cut, taken
+from onnx2ncnn_opt.onnx.fold.sizes.movement import ENDLESS, cut, taken
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.views import repeated, unsqueeze
 from onnx2ncnn_opt.onnx.value import Tensor, Value
 
 TO_END = -233  # Crop: to the end
-_ENDLESS = 10**9  # an end that no axis reaches: tf2onnx writes this one where TensorFlow masks the end
 MOST_RUNS = 256  # runs of constant indices that are layers of their own
 Lookup = Callable[[Tensor, int, Array], Tensor]  # takes indices along an axis in another way than by Crops
 
@@ -44,8 +43,8 @@ def sliced(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: 
         bounds = cut(size, start, end) if start < 0 and not at_least(size + start, 0) else None
         if bounds is not None:  # ncnn would take elements before the axis
             x = crop(im, x, axis, *bounds)
-        elif start != 0 or end < _ENDLESS:
-            x = crop(im, x, axis, start, end if end < _ENDLESS else TO_END)
+        elif start != 0 or end < ENDLESS:
+            x = crop(im, x, axis, start, end if end < ENDLESS else TO_END)
     else:
         elements = taken(size, start, end, step)
         if step < 0 and len(elements) > 1:
