@@ -18,7 +18,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import Inner, Noise, function_noise
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk
-from onnx2ncnn_opt.verification.noise_shares import Shares, noise_shares
+from onnx2ncnn_opt.verification.noise_shares import NoiseShares, noise_shares
 from onnx2ncnn_opt.verification.tolerance import parts
 
 _ELEMENT_COST = 4.0  # multiplications that take as long as an element that is computed and written
@@ -174,7 +174,7 @@ class MaskJudge:
         ratios = ratios_of(measured).items()
         return np.array([ratio * self.factors.get(blob, 1.0) for blob, ratio in ratios])
 
-    def shares(self, masks: Masks = MappingProxyType({})) -> Shares:
+    def shares(self, masks: Masks = MappingProxyType({})) -> NoiseShares:
         """Return the powers of the noise of layers at the outputs, in units of these, with masks added."""
         errors = self.errors(masks)
         with self._added(masks):

@@ -23,7 +23,7 @@ from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk
 from onnx2ncnn_opt.verification.mask_judge import MaskJudge, Masks, Measured, errors_of
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.plan_masks import BUDGET, FULL, Planner
+from onnx2ncnn_opt.verification.plan_masks import BUDGET, FULL, Planner, Target
 from onnx2ncnn_opt.verification.search_masks import find_masks
 from onnx2ncnn_opt.verification.verify_net import net_feeds
 
@@ -75,8 +75,8 @@ class DeviceJudge(MaskJudge):
         param.write_bytes(format_param(copy).encode())
         return NcnnRunner(param, bin, mode="fp16", worker=self._worker, threads=None, timeout=timeout)
 
-    def errors(self, masks: Masks = MappingProxyType({}), *, more: int = 0) -> Measured:
-        """Return the errors as the estimate does, but measured: more runs would make the same."""
+    def errors(self, masks: Masks = MappingProxyType({})) -> Measured:
+        """Return the errors as the estimate does, but measured."""
         features = self._with_fixed(masks)
         key = frozenset(features.items())
         if key not in self._known:
@@ -126,10 +126,10 @@ def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:
         needed, _ = find_masks([judge.estimator], budget=math.inf)
         needed |= {layer: mask.joined(needed.get(layer)) for layer, mask in masks.items()}
         masks, judge.fixed = needed, {layer: mask.features for layer, mask in needed.items()}
-        planner, wishes = Planner([judge]), [(budget, 1.0)]
-        if not (plan := planner.best(wishes, _ATTEMPTS)).is_enough(wishes):
-            planner.look_closer()
-            plan = planner.best(wishes, _ATTEMPTS)
+        planner, targets = Planner([judge]), [Target(budget, 1.0)]
+        if not (plan := planner.best(targets, _ATTEMPTS)).meets(targets):
+            planner.measure_blocks()
+            plan = planner.best(targets, _ATTEMPTS)
         masks |= {layer: mask.joined(masks.get(layer)) for layer, mask in plan.masks_of(judge)}
         alone = {layer: plan.alone(layer) for layer in plan.masks}
         after = judge.error({layer: mask.features for layer, mask in masks.items()})

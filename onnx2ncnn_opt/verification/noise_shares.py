@@ -1,7 +1,7 @@
-"""The share that each layer has in the noise at a net's outputs, from samples of all blobs of one run.
+"""The share of each layer in the noise at a net's outputs, from samples of all blobs of one run.
 
-The error of a blob is that of its layer's own arithmetic, whose size is known, and the rest comes with its inputs. So
-the power of the noise at an output is divided from the last layer to the first.
+The error of a blob has two sources: its layer's own arithmetic, whose size is known, and the errors of its inputs. So
+the power of the noise at an output is divided among the layers from the last one to the first.
 """
 
 from __future__ import annotations
@@ -16,47 +16,48 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.verification.estimate import Walk
 
-_LEAST = 0.5  # of what one run says of the layers they have, whatever the rest is
+_LEAST = 0.5  # of the power that one run finds for arithmetic stays, however much the rounding explains
 
 
 @dataclass
-class Shares:
-    """The powers of the noise of layers at the outputs, and of the rest: of blobs that are rounded, by their layers."""
+class NoiseShares:
+    """The powers of noise at each output: of the arithmetic of layers, and of rounding blobs and weights."""
 
-    layers: dict[Layer, Array]
-    rest: Array
-    rounding: Mapping[Layer, Array] = field(default_factory=dict)
+    arithmetic: dict[Layer, Array]
+    rounding: Array
+    rounding_by_layer: Mapping[Layer, Array] = field(default_factory=dict)
 
     @property
     def total(self) -> Array:
         """The powers of all noise."""
-        return self.rest + sum(self.layers.values(), np.zeros_like(self.rest))
+        return self.rounding + sum(self.arithmetic.values(), np.zeros_like(self.rounding))
 
-    def with_rest(self, rest: Array) -> Shares:
-        """Return the shares if the power of the rest is known: one run takes much of layers' noise for that."""
-        found = sum(self.layers.values(), np.zeros_like(rest))
-        factors = np.divide(
-            np.maximum(self.total - rest, _LEAST * found), found, out=np.ones_like(rest), where=found > 0
-        )
-        return Shares({layer: power * factors for layer, power in self.layers.items()}, rest, self.rounding)
+    def with_rounding(self, rounding: Array) -> NoiseShares:
+        """Return the shares with a measured power of rounding: one run takes much of the arithmetic for rounding."""
+        found = sum(self.arithmetic.values(), np.zeros_like(rounding))
+        powers = np.maximum(self.total - rounding, _LEAST * found)
+        factors = np.divide(powers, found, out=np.ones_like(rounding), where=found > 0)
+        arithmetic = {layer: power * factors for layer, power in self.arithmetic.items()}
+        return NoiseShares(arithmetic, rounding, self.rounding_by_layer)
 
-    def learn(self, left: Shares, masked: Collection[Layer]) -> None:
-        """Take over the shares that are `left` with masks, and divide the power that these take away.
+    def correct(self, left: NoiseShares, masked: Collection[Layer]) -> None:
+        """Take the shares of layers without masks from `left`, and divide the removed power among the masked layers.
 
-        One run shows little of layers behind others, and takes the noise of whole channels for that of single numbers.
+        One run shows little of layers behind others, and mistakes the noise of whole channels for noise of single
+        numbers.
         """
-        away = np.maximum(self.total - left.total, 0.0)
-        powers = sum((self.layers[layer] for layer in masked), np.zeros_like(away))
-        factors = np.divide(away, powers, out=np.ones_like(away), where=powers > 0)
-        self.layers = {
-            layer: power * factors if layer in masked else left.layers.get(layer, power)
-            for layer, power in self.layers.items()
+        removed = np.maximum(self.total - left.total, 0.0)
+        powers = sum((self.arithmetic[layer] for layer in masked), np.zeros_like(removed))
+        factors = np.divide(removed, powers, out=np.ones_like(removed), where=powers > 0)
+        self.arithmetic = {
+            layer: power * factors if layer in masked else left.arithmetic.get(layer, power)
+            for layer, power in self.arithmetic.items()
         }
-        self.rest = left.rest
+        self.rounding = left.rounding
 
 
-def noise_shares(graph: Graph, walk: Walk, reference: Walk, outputs: Sequence[tuple[Blob, float]]) -> Shares:
-    """Divide the powers of the noise of a walk, each at a blob, among the layers of a graph."""
+def noise_shares(graph: Graph, walk: Walk, reference: Walk, outputs: Sequence[tuple[Blob, float]]) -> NoiseShares:
+    """Divide the noise of a walk among the layers of a graph; `outputs` are blobs with the power of their noise."""
     squares = {blob: _mean_square(sample) for blob, sample in reference.samples.items()}
     # An output is not known before its own errors, but with them.
     gone = {
@@ -90,7 +91,7 @@ def noise_shares(graph: Graph, walk: Walk, reference: Walk, outputs: Sequence[tu
             inputs = {blob: square / (squares[blob] or 1.0) for blob, square in inputs.items()}
         for blob, part in inputs.items():
             arriving[blob] = arriving.get(blob, 0.0) + power * (part / sum(inputs.values()))
-    return Shares(found, np.maximum(total - sum(found.values()), 0.0), rounding)
+    return NoiseShares(found, np.maximum(total - sum(found.values()), 0.0), rounding)
 
 
 def _mean_square(numbers: Array) -> float:

@@ -32,13 +32,14 @@ from onnx2ncnn_opt.verification.mask_judge import (
 from onnx2ncnn_opt.verification.options import EFFORTS, Effort
 from onnx2ncnn_opt.verification.plan_masks import (
     BUDGET,
-    CHEAP,
-    DEAR,
+    COSTLY_TARGETS,
     DOUBT,
-    LEAST,
-    MANY,
-    MOST,
+    MOST_PRICE,
+    SMALL_ERROR,
+    TARGETS,
+    USUAL_PRICE,
     Planner,
+    Target,
 )
 
 _WIDE, _ROUNDINGS_WIDE = 5.0, 3.0  # budgets and errors of rounding, beyond which masks may cost anything
@@ -47,7 +48,7 @@ _ROUNDINGS_ALLOWED = 4.0  # times the error of rounding may be, because devices 
 _MOST_ROUNDS, _ATTEMPTS = 8, 3
 # Two inputs are tried from such a share of the budget on, in nets of up to so many elements of blobs; tiny nets get
 # more. The errors of few outputs are what they are by chance: two inputs run with several noises.
-_CLOSE = (2**20, 0.1), (2**25, LEAST / BUDGET / 2)
+_CLOSE = (2**20, 0.1), (2**25, SMALL_ERROR / BUDGET / 2)
 _INPUTS, _NOISES, _FEW_NUMBERS = 4, 2, 64
 _OTHERS = 2  # inputs that no masks are chosen by
 
@@ -157,15 +158,14 @@ def find_masks(
         elements = sum(judge.elements.values())
         share = next((share for size, share in _CLOSE if elements < size), math.inf)
         has_few = sum(array.size for array in judge.reference.outputs.values()) <= _FEW_NUMBERS
-        is_vague = has_few or judge.hides_errors() or not error < share * allowed
+        is_costly = budget is None and judge.price() > MOST_PRICE  # with its own masks: the search adds no others
+        is_vague = not is_costly and (has_few or judge.hides_errors() or not error < share * allowed)
         more = _INPUTS - 1 if elements < TINY_NET else int(is_vague)
-        runs = _NOISES if has_few or elements < TINY_NET else 1
-        judge.runs = runs
+        judge.runs = _NOISES if (is_vague and has_few) or elements < TINY_NET else 1
         judges += (MaskJudge(each, integers, judge, at) for at, each in enumerate(islice(given, more), 1))
         judges = most_telling_first(judges)
         judge, error, rounding = judges[0], joint_error(judges), 0.0
-        is_dear = budget is None and judge.price() > MOST  # by the masks that it has
-        if masks and error > (budget or LEAST) and not is_dear:
+        if masks and error > (budget or SMALL_ERROR) and not is_costly:
             numbers = range(len(judges), len(judges) + _OTHERS)
             others = [MaskJudge(next(given, judge.estimator), integers, judge, at) for at in numbers]
             closer, rounding = _mask_errors(judges, others, found, budget, EFFORTS[effort][1])
@@ -251,23 +251,25 @@ def _mask_errors(
 ) -> tuple[str, float]:
     """Mask the layers that make too large an error; return a note on other budgets, and the error of rounding."""
     planner, closer, attempts = Planner(judges, others), "", 1 + int(effort * (_ATTEMPTS - 1))
-    row = CHEAP if budget is None else [(budget, 1.0)]
-    plan = planner.best(row, attempts)
-    if not plan.is_enough(row) and (effort or budget is not None):
-        planner.look_closer()
-        dear = planner.best(DEAR if budget is None else row, attempts)
-        if budget is not None or dear.is_enough(DEAR):
-            plan = dear
+    targets: Sequence[Target] = TARGETS if budget is None else [Target(budget, 1.0)]
+    plan = planner.best(targets, attempts)
+    if not plan.meets(targets) and (effort or budget is not None):
+        planner.measure_blocks()
+        targets = COSTLY_TARGETS if budget is None else targets
+        costly = planner.best(targets, attempts)
+        if budget is not None or costly.meets(targets):
+            plan = costly
         else:
-            closer = f"--budget {BUDGET:g} takes masks for more than {MOST:.0%} of the multiplications"
+            closer = f"--budget {BUDGET:g} takes masks for more than {MOST_PRICE:.0%} of the multiplications"
             if plan.error > (wide := max(_WIDE * BUDGET, _ROUNDINGS_WIDE * plan.rounding)):  # which justifies any cost
-                plan = planner.best([(wide, 1.0)], attempts)
+                plan = planner.best([Target(wide, 1.0)], attempts)
             elif plan.error > _WORTH * joint_error(judges):
                 return closer, plan.rounding
-    if budget is None and not closer and plan.error > LEAST:
-        closer = f"--budget {LEAST:g} would take {planner.price_within(plan, LEAST):.0%} of the multiplications"
-        if plan.price > MANY:
-            closer = f"a budget of {BUDGET:g} takes masks for more than {MANY:.0%} of them; {closer}"
+    if budget is None and not closer and plan.error > SMALL_ERROR:
+        price = planner.price_within(plan, SMALL_ERROR)
+        closer = f"--budget {SMALL_ERROR:g} would take {price:.0%} of the multiplications"
+        if plan.price > USUAL_PRICE:
+            closer = f"a budget of {BUDGET:g} takes masks for more than {USUAL_PRICE:.0%} of them; {closer}"
     for layer, mask in plan.masks_of(planner.judge):
         found.add(layer, mask.features, mask.reason, mask.largest)
     return closer, plan.rounding

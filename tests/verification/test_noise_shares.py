@@ -13,7 +13,7 @@ from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk
 from onnx2ncnn_opt.verification.mask_judge import MaskJudge
-from onnx2ncnn_opt.verification.noise_shares import Shares
+from onnx2ncnn_opt.verification.noise_shares import NoiseShares
 from onnx2ncnn_opt.verification.search_masks import find_masks
 from testing.param_text import bare as net
 
@@ -53,11 +53,11 @@ def test_shares_are_those_of_runs_of_single_layers(estimator: Estimator) -> None
 
     powers = {layer: alone(layer) for layer in noise}
     expected = np.array([*powers.values()]) / sum(powers.values())
-    found = np.array([shares.layers[layer] for layer in noise]) / sum(shares.layers.values())
+    found = np.array([shares.arithmetic[layer] for layer in noise]) / sum(shares.arithmetic.values())
     assert (np.minimum(found, expected).sum(axis=0) > 0.8).all()
-    parts = {layer.name: power > 0 for layer, power in shares.layers.items()}
+    parts = {layer.name: power > 0 for layer, power in shares.arithmetic.items()}
     assert (parts["branch"].tolist(), parts["last"].tolist(), parts["g1"].tolist()) == ([1, 0], [0, 1], [1, 1])
-    assert (shares.rest < 0.1 * shares.total).all()  # little noise is that of rounding blobs
+    assert (shares.rounding < 0.1 * shares.total).all()  # little noise is that of rounding blobs
 
 
 def test_masks_are_found_in_a_few_runs(estimator: Estimator, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,10 +80,10 @@ def test_masks_are_found_in_a_few_runs(estimator: Estimator, monkeypatch: pytest
 def test_masks_teach_what_layers_really_do() -> None:
     """Masks that took a tenth of the noise away are worth a tenth; layers that were hidden behind them show now."""
     first, second, third = (Layer("ReLU", name) for name in ("first", "second", "third"))
-    shares = Shares({first: np.array([8.0]), second: np.array([1.0]), third: np.array([0.5])}, np.array([0.5]))
-    left = Shares({second: np.array([7.0]), third: np.array([1.5])}, np.array([0.5]))
-    shares.learn(left, {first: Feature.NO_FP16_ARITHMETIC})
-    assert {layer.name: power.tolist() for layer, power in shares.layers.items()} == {
+    shares = NoiseShares({first: np.array([8.0]), second: np.array([1.0]), third: np.array([0.5])}, np.array([0.5]))
+    left = NoiseShares({second: np.array([7.0]), third: np.array([1.5])}, np.array([0.5]))
+    shares.correct(left, {first: Feature.NO_FP16_ARITHMETIC})
+    assert {layer.name: power.tolist() for layer, power in shares.arithmetic.items()} == {
         "first": [1.0],
         "second": [7.0],
         "third": [1.5],
@@ -93,10 +93,10 @@ def test_masks_teach_what_layers_really_do() -> None:
 def test_layers_have_what_rounding_does_not_make() -> None:
     """One run takes much of the layers' noise for that of rounding; if that is known, their proportions are left."""
     first, second = (Layer("ReLU", name) for name in ("first", "second"))
-    shares = Shares({first: np.array([2.0, 4.0]), second: np.array([1.0, 0.0])}, np.array([7.0, 0.0]))
-    known = shares.with_rest(np.array([1.0, 9.0]))
-    assert known.rest.tolist() == [1.0, 9.0]
-    assert {layer.name: power.tolist() for layer, power in known.layers.items()} == {
+    shares = NoiseShares({first: np.array([2.0, 4.0]), second: np.array([1.0, 0.0])}, np.array([7.0, 0.0]))
+    known = shares.with_rounding(np.array([1.0, 9.0]))
+    assert known.rounding.tolist() == [1.0, 9.0]
+    assert {layer.name: power.tolist() for layer, power in known.arithmetic.items()} == {
         "first": [6.0, 2.0],  # of the second output no more than half is taken away
         "second": [3.0, 0.0],
     }
