@@ -1,4 +1,4 @@
-"""Take an ONNX model exported from PyTorch straight to an optimised ncnn model, and prove that it computes the same."""
+"""Convert ONNX models exported from PyTorch to optimised ncnn nets, and prove that they compute the same."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load a module when it is first asked for: the command line's `--help` needs none of them."""
+    """Import a module at the first access: the command line's `--help` needs none of them."""
     if name in _MODULES:
         return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The command, and ``python -m onnx2ncnn_opt``: a process of its own."""
+"""The entry point of the command and of ``python -m onnx2ncnn_opt``."""
 
 import atexit
 import gc
@@ -14,7 +14,7 @@ _COLLECT_AFTER = 500_000  # objects
 
 def prepare() -> None:
     """Prepare a new process before it imports anything large."""
-    # Most objects live as long as the process: looking for garbage takes a tenth of the time.
+    # Most objects live as long as the process, and the garbage collector takes a tenth of the time.
     gc.set_threshold(_COLLECT_AFTER)
     defer_imports()
 
@@ -22,10 +22,10 @@ def prepare() -> None:
 def command() -> NoReturn:
     """Run a command line, and end the process at once: teardown would take 10 % of a small conversion."""
     prepare()
-    from onnx2ncnn_opt.cli.main import interrupted, main  # which imports click
+    from onnx2ncnn_opt.cli.main import interrupted, main  # imports click
 
-    def ignored(unraisable: "sys.UnraisableHookArgs") -> None:
-        """Let a signal that comes in a destructor end the process, although Python drops exceptions there."""
+    def end_on_signal(unraisable: "sys.UnraisableHookArgs") -> None:
+        """End the process on a signal during a destructor: Python ignores the exception there."""
         error = unraisable.exc_value
         if isinstance(error, KeyboardInterrupt):
             _end(interrupted())
@@ -33,7 +33,7 @@ def command() -> NoReturn:
             _end(int(error.code or 0))
         sys.__unraisablehook__(unraisable)
 
-    sys.unraisablehook = ignored
+    sys.unraisablehook = end_on_signal
     _end(main())
 
 

@@ -1,7 +1,7 @@
 """Lazy imports of sympy, and of the onnx_ir module that imports it.
 
-onnx_ir imports sympy for arithmetic with symbolic sizes. This package has its own (`ir/dim.py`), and the import of
-sympy takes as long as all others together.
+onnx_ir imports sympy for symbolic sizes. This package does not need it (`ir/dim.py`), and importing sympy takes as long
+as all other imports together.
 """
 
 import sys
@@ -14,7 +14,7 @@ _NAMES = frozenset(("sympy", "onnx_ir._symbolic_shapes"))
 
 
 class _Finder:
-    """Finds these modules, and defers their execution to the first access."""
+    """Finds the modules of `_NAMES`, and defers their execution to the first access."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -29,6 +29,6 @@ _FINDER = _Finder()
 
 
 def defer_imports() -> None:
-    """Import these modules lazily from now on in this process."""
+    """Import the modules of `_NAMES` lazily from now on in this process."""
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)

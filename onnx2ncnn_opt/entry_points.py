@@ -25,34 +25,34 @@ def installed_passes() -> tuple[Pass, ...]:
     Raises UsageError, naming the package, for an entry point that cannot be loaded or is not a pass, and for a name
     that another pass has.
     """
-    found: list[Pass] = []
+    installed: list[Pass] = []
     names = {p.name for p in passes.PASSES}
     for point, item in _items(PASSES_GROUP, (Rewrite, GraphPass), "a pass"):
         if item.name in names:
             raise UsageError(f"{_origin(point)}: there is a pass called {item.name} already")
         names.add(item.name)
-        found.append(item)
-    return tuple(found)
+        installed.append(item)
+    return tuple(installed)
 
 
 @cache
 def installed_layers() -> tuple[LayerSpec, ...]:
     """Return the custom layers of installed packages. Raises UsageError as above."""
-    found: list[LayerSpec] = []
+    layers: list[LayerSpec] = []
     for point, item in _items(LAYERS_GROUP, LayerSpec, "a LayerSpec"):
         try:
             with plugged(f"{_origin(point)}: its declaration", Error):
                 with_custom([item])
         except Error as error:
             raise UsageError(f"{_origin(point)}: {error}") from error
-        found.append(item)
-    return tuple(found)
+        layers.append(item)
+    return tuple(layers)
 
 
 @cache
 def installed_ops() -> tuple[OnnxOp, ...]:
     """Return the importers of installed packages; loading registers them. Raises UsageError as above."""
-    found: dict[tuple[str, int], OnnxOp] = {}
+    importers: dict[tuple[str, int], OnnxOp] = {}
     for point, item in _items(OPS_GROUP, object, "an importer"):
         ops = registered(item)
         if not ops:
@@ -60,14 +60,14 @@ def installed_ops() -> tuple[OnnxOp, ...]:
         for op in ops:
             if parameter := op.unannotated:
                 raise UsageError(f"{_origin(point)}: the importer of {op.qualified_name} does not annotate {parameter}")
-            if (op.qualified_name, op.since) in found:
+            if (op.qualified_name, op.since) in importers:
                 raise UsageError(f"{_origin(point)}: there is an importer of {op.qualified_name} already")
-            found[op.qualified_name, op.since] = op
-    return tuple(found.values())
+            importers[op.qualified_name, op.since] = op
+    return tuple(importers.values())
 
 
 def layer_types(custom: Iterable[str | LayerSpec] = ()) -> Mapping[str, LayerSpec]:
-    """Return the table of layers with those of installed packages and those declared here, which win (`ir.custom`)."""
+    """Return the table of layers with the layers of installed packages and then `custom`; the last declaration wins."""
     declared = [custom_layer(item) if isinstance(item, str) else item for item in custom]
     for item in declared:
         if not isinstance(item, LayerSpec):
@@ -76,28 +76,28 @@ def layer_types(custom: Iterable[str | LayerSpec] = ()) -> Mapping[str, LayerSpe
 
 
 def pipeline() -> tuple[Pass, ...]:
-    """Return all passes. Those of other packages run first, because the user installed them to match their patterns."""
+    """Return all passes: first the passes of other packages, before ours can change the layers that they match."""
     return (*installed_passes(), *passes.PASSES)
 
 
 def select(only: Collection[str] = (), skip: Collection[str] = ()) -> tuple[Pass, ...]:
-    """Return the passes of the pipeline that are named in `only` (all if it is empty), without those named in `skip`.
+    """Return the passes named in `only` (all if it is empty) and not in `skip`, in the order of the pipeline.
 
     Raises UsageError for a name that no pass has.
     """
     every = pipeline()
-    others = passes.select(only, every) if only else ()
-    return tuple(p for p in passes.select(skip, every) if p not in others)
+    excluded = passes.select(only, every) if only else ()
+    return tuple(p for p in passes.select(skip, every) if p not in excluded)
 
 
 @cache
 def _declared() -> Any:
-    """Return the entry points of all packages. They are read once, because that takes part of a small model's time."""
+    """Return the entry points of all packages. Reading them takes a measurable part of a small conversion."""
     return entry_points()
 
 
 def _items(group: str, kinds: type | tuple[type, ...], what: str) -> Iterator[tuple[EntryPoint, Any]]:
-    """Yield each object of a group, which has to be `what`; an entry point may be one, or a list or tuple of them."""
+    """Yield each object of a group, which has to be of `kinds`; an entry point may be a list or tuple of objects."""
     for point in sorted(_declared().select(group=group), key=lambda point: (point.name, point.value)):
         with plugged(f"{_origin(point)} cannot be loaded: its import"):
             loaded = point.load()

@@ -1,4 +1,4 @@
-"""Every error this package raises on purpose. The command line prints it as one message, and exits with its code."""
+"""Every error that this package raises on purpose. The command line prints its message, and exits with its code."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 
-_MOST_LINES, _LONGEST_LINE, _KEPT_END = 200, 500, 100
+_MAX_LINES, _MAX_LINE_LENGTH, _KEPT_END = 200, 500, 100
 
 
 class Error(Exception):
-    """The base of the tree; `exit_code` is the command line's. Its text has a limited length, for any file.
+    """The base class of all errors; `exit_code` is the command line's. The text has a limited length for any file.
 
-    `advice` is the part of the text that a command makes needless which is known to work.
+    `advice` is a part of the text. It is left out if a command that is known to work is printed instead.
     """
 
     exit_code = 1
@@ -23,22 +23,22 @@ class Error(Exception):
 
 
 class Stop(SystemExit):
-    """The request to stop the process; it is no failure of the running code."""
+    """A request to stop the process, not a failure of the running code."""
 
 
 def bounded(text: str) -> str:
-    """Return a message of readable length: the ends of long lines, and a limited number of lines."""
-    begin = _LONGEST_LINE - _KEPT_END
+    """Return a message of readable length: both ends of long lines, and a limited number of lines."""
+    begin = _MAX_LINE_LENGTH - _KEPT_END
     lines = [
-        line if len(line) <= _LONGEST_LINE else f"{line[:begin]} ... {line[-_KEPT_END:]}"
-        for line in text.split("\n", _MOST_LINES)[:_MOST_LINES]
+        line if len(line) <= _MAX_LINE_LENGTH else f"{line[:begin]} ... {line[-_KEPT_END:]}"
+        for line in text.split("\n", _MAX_LINES)[:_MAX_LINES]
     ]
     more = text.count("\n") + 1 - len(lines)
     return "\n".join([*lines, f"... and {more} more lines"] if more else lines)
 
 
 class UsageError(Error):
-    """An option, name or shape that the caller gave makes no sense here."""
+    """An invalid option, name or shape from the caller."""
 
     exit_code = 2
 
@@ -70,10 +70,10 @@ class Unsupported:
 
 
 class UnsupportedError(ConversionError):
-    """Nodes that have no exact ncnn form; `nodes` lists every one of them, `advice` says how to go on without them.
+    """Nodes that have no exact ncnn form; `nodes` lists all of them, `advice` says how to convert without them.
 
-    `cuts` are values to try as outputs in their place: those before all nodes, or of the first net of two. The `plan`
-    of two nets ends the advice. The message has one line for all nodes that are refused for one reason.
+    `cuts` are values that a caller may try as outputs: the values before all nodes, or the outputs of the first of two
+    nets. A `plan` for two nets ends the advice. Nodes with the same reason share one line of the message.
     """
 
     def __init__(self, nodes: Sequence[Unsupported], advice: str = "", *cuts: Sequence[str], plan: str = "") -> None:
@@ -84,7 +84,7 @@ class UnsupportedError(ConversionError):
         super().__init__("\n".join([*lines, advice] if advice else lines))
 
 
-_MOST_NAMED = 3  # nodes of one reason
+_MAX_NAMED = 3  # nodes of one reason
 
 
 def lines_by_reason(nodes: Sequence[Unsupported]) -> list[str]:
@@ -96,8 +96,8 @@ def lines_by_reason(nodes: Sequence[Unsupported]) -> list[str]:
 
 
 def _together(nodes: Sequence[Unsupported]) -> str:
-    named = [f"{node.operator} '{node.node}'" for node in nodes[:_MOST_NAMED]]
-    rest = f" and {len(nodes) - _MOST_NAMED} more" if len(nodes) > _MOST_NAMED else ""
+    named = [f"{node.operator} '{node.node}'" for node in nodes[:_MAX_NAMED]]
+    rest = f" and {len(nodes) - _MAX_NAMED} more" if len(nodes) > _MAX_NAMED else ""
     alike = "" if len({node.reason for node in nodes}) == 1 else " (the first; the others alike)"
     text = f"{len(nodes)} nodes, {', '.join(named)}{rest}: {nodes[0].reason}{alike}"
     return f"{text}; {nodes[0].hint}" if nodes[0].hint else text
@@ -107,7 +107,7 @@ _DETAILS = r"\[[^\]]*\]|'[^']*'|-?\d+(\.\d+)?"
 
 
 def check_options(**options: object) -> None:
-    """Raise UsageError for an option from Python whose type is not the one in `_OPTIONS`: a str is not a list."""
+    """Raise UsageError for an option from Python that has another type than in `_OPTIONS`, such as a str for a list."""
     for name, value in options.items():
         kind, is_optional = _OPTIONS[name]
         if not (is_optional and value is None):
@@ -130,7 +130,7 @@ _OPTIONS: Mapping[str, tuple[str, bool]] = {
 
 
 def check_option(kind: str, name: str, value: object) -> None:
-    """Raise UsageError for a value that is not of this kind, by the name of the option or of a part of it."""
+    """Raise UsageError for a value that is not of this kind; `name` is the option, or a part of it."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if kind in ("list", "names"):
         if isinstance(value, (str, bytes)) or not isinstance(value, Collection):
@@ -153,7 +153,7 @@ def check_option(kind: str, name: str, value: object) -> None:
 
 
 class ParamError(ConversionError):
-    """A .param file that ncnn would refuse or misread; the message has its line."""
+    """A .param file that ncnn would refuse or misread; the message has the line's number."""
 
 
 class BinError(ConversionError):
@@ -170,7 +170,7 @@ class PluginError(ConversionError):
 
 @contextmanager
 def plugged(what: str, *passing: type[BaseException]) -> Iterator[None]:
-    """Run code of another package; its exceptions become a PluginError that names it, except those of `passing`."""
+    """Convert exceptions of the block, which runs code of a plug-in, to PluginErrors; those in `passing` stay."""
     try:
         yield
     except (Exception, SystemExit) as error:  # plug-ins may raise anything
@@ -185,7 +185,7 @@ class ShapeError(ConversionError):
 
 
 def interruption(error: BaseException) -> BaseException | None:
-    """Return the interrupt behind an error: Python 3.11 turns one into a RuntimeError while it creates a class."""
+    """Return the interrupt that caused an error: Python 3.11 makes one in a class statement a RuntimeError."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, KeyboardInterrupt | Stop):
         cause = cause.__cause__
@@ -199,7 +199,7 @@ class VerificationError(Error):
 
 
 class UnprovenError(VerificationError):
-    """No output differs, but inputs prove nothing about some: the caller has to give others."""
+    """No output differs, but the inputs prove nothing about some outputs: the caller has to give other inputs."""
 
     exit_code = 2
 

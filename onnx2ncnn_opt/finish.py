@@ -16,7 +16,7 @@ from onnx2ncnn_opt.rewrite.prove_masks import Mask, prove_masks, put_masks
 
 @dataclass(frozen=True)
 class Finished:
-    """The results of `finish`: the storage plan, the masks, and the number of layers in the file, Splits included."""
+    """The results of `finish`: the storage plan, the masks, and the number of layers in the .param, Splits included."""
 
     storage: Storage | None
     masks: tuple[Mask, ...]
@@ -31,11 +31,11 @@ def finish(
     masks: MasksFor = True,
     integers: Collection[Blob] = (),
 ) -> Finished:
-    """Apply the storage plan to a graph after the passes, and set the masks that the graph proves.
+    """Store weights in 16 bits, and set the masks that the graph proves.
 
-    `encoding` stores weights in 16 bits. Without it, `keeps_storage` keeps 16 bits in a net that was read: weights that
-    passes computed only from 16-bit weights get 16 bits again. `integers` are blobs that hold integers for the caller.
-    Raises UsageError for a device of `masks` that there is not.
+    `encoding` is the format of the weights. Without it, `keeps_storage` gives 16 bits again to weights that passes
+    computed only from 16-bit weights. `integers` are blobs that hold integers for the caller. Raises UsageError for an
+    unknown device in `masks`.
     """
     if not isinstance(masks, bool) and masks not in get_args(Device):
         raise UsageError(f"masks have to be True, False, {' or '.join(map(repr, get_args(Device)))}, not {masks!r:.80}")

@@ -1,4 +1,4 @@
-"""PREFIX.ncnn.json: the way of the ONNX model's arrays into and out of the ncnn net next to it."""
+"""PREFIX.ncnn.json: how the ONNX model's arrays go into the ncnn net next to it, and come out of it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ ROLES = ("key", "value")
 
 @dataclass(frozen=True)
 class Image:
-    """The net's arithmetic on pixels of 0..255 before the model: ``(pixel - mean) / std``, each number per channel.
+    """The net's arithmetic on pixels of 0..255 before the model: ``(pixel - mean) / std``.
 
-    `mean` and `std` are in the model's order of channels, one number for all of them or one for each; with `bgr` the
-    pixels have the other order. Arrays are [N, C, H, W] or [C, H, W]. `letterbox` is the value of the pixels around a
-    picture that keeps its aspect; None if pictures are stretched. Raises ValueError for other numbers.
+    `mean` and `std` have one number, or one for each channel in the model's order. With `bgr`, the pixels have the
+    opposite order. Arrays are [N, C, H, W] or [C, H, W]. `letterbox` is the value of the pixels around a picture that
+    keeps its aspect; None if pictures are stretched. Raises ValueError for other numbers.
     """
 
     mean: tuple[float, ...] = (0.0,)
@@ -43,10 +43,10 @@ class Image:
             raise ValueError("letterbox has to be a pixel of 0..255")
 
     def pixels(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return the pixels from which the net computes the model's array."""
+        """Return the pixels for this input of the model."""
         mean, std = self._columns()
-        found = array.astype(np.float64) * std + mean
-        return np.ascontiguousarray(np.flip(found, -3) if self.bgr else found).astype(np.float32)
+        pixels = array.astype(np.float64) * std + mean
+        return np.ascontiguousarray(np.flip(pixels, -3) if self.bgr else pixels).astype(np.float32)
 
     def normalized(self, pixels: NDArray[Any]) -> NDArray[Any]:
         """Return the model's input for these pixels."""
@@ -59,11 +59,11 @@ class Image:
 
 @dataclass(frozen=True)
 class Cache:
-    """Keys or values that attention keeps from run to run: an input that is unset at first, and the output for it.
+    """Keys or values that attention keeps from run to run: an input, unset in the first run, and its output.
 
-    `of` is the layer that joins them, `role` is "key" or "value", `in_` and `out` are the names of the input and of the
-    output. The numbers are opaque: the program takes them out (`extract(blob, 1)`) and feeds them in again. Raises
-    ValueError for another role.
+    `of` is the attention layer, `role` is "key" or "value", `in_` and `out` are the names of the input and of the
+    output. The numbers are opaque: the program extracts the output (`extract(blob, 1)`) and feeds it to the next run.
+    Raises ValueError for another role.
     """
 
     of: str
@@ -80,15 +80,14 @@ class Cache:
 class Entry:
     """An input or output of the model and the blob that carries it.
 
-    `shape` and `dtype` (numpy's name) are ONNX's; a size that is known only at run time is a string, or None if it has
-    no name. `batch_axis` is the ONNX axis that is not in the Mat's dims but its batch count n; None if the array goes
-    in as it is. `element` is the type of the Mat's elements, "float32" or "int32". Integer and bool inputs are int32,
-    and so are outputs that the net passes on unchanged. Numbers that the net computes are float32, integers too.
+    `shape` and `dtype` (numpy's name) are ONNX's; a dynamic dimension is a string, or None if it has no name.
+    `batch_axis` is the ONNX axis that becomes the Mat's batch count n; None if all axes are dims of the Mat.
+    `element` is the type of the Mat's elements, "float32" or "int32". Integer and bool inputs are int32, and outputs
+    that are such an input unchanged. All numbers that the net computes are float32, integers included.
     `image` says that the net takes pixels instead of the model's input, `cache` that the blob is a cache of attention.
-    `table` is the number of entries of the table that an integer input is an index into: ncnn takes another one than
-    the model beyond its end, and says nothing. `length` is for an input that the model lacks: a row of any
-    numbers, as long as past and new tokens together. It names the model's inputs of ids and of a cache, whose tokens
-    these are. Raises ValueError for a wrong axis or element.
+    `table` is the size of the table that an integer input indexes: for an index beyond its end, ncnn silently reads
+    another entry than the model. `length` marks an input that only the net has, a row of any numbers, as long as past
+    and new tokens together. It names the inputs that have them, ids and a cache. Raises ValueError for a wrong axis.
     """
 
     name: str
@@ -116,9 +115,9 @@ class Entry:
 class TailFile:
     """The part of the model after the net: an ONNX model, NET.tail.onnx next to NET.param, with this SHA-256.
 
-    It reads outputs of the net, `inputs`, by their names; inputs of the model, `arrays`; and the numbers of the
-    expressions `sizes`, as inputs called `size_input` of them. `outputs` are all outputs of the model in their order;
-    those that the tail does not have are the net's. Entries have no blob.
+    Its inputs are outputs of the net (`inputs`), inputs of the model (`arrays`), and the values of the expressions
+    `sizes`, each under the name `size_input(expression)`. `outputs` are all outputs of the model in their order; the
+    net has those that the tail lacks. Entries have no blob.
     """
 
     sha256: str
@@ -131,7 +130,7 @@ class TailFile:
 
 
 def limit_of(text: str, least: int) -> tuple[str, str]:
-    """Return a size and its limit in words: "64 + -1*n" of 0 or more is n of 64 or less."""
+    """Return a size and its limit in words: ("64 + -1*n", 0) gives "n" and "64 or less"."""
     first, *others = text.split(" + ")
     if "(" not in text and first.isdigit() and others and all(other.startswith("-1*") for other in others):
         return " + ".join(other.removeprefix("-1*") for other in others), f"{int(first) - least} or less"
@@ -139,7 +138,7 @@ def limit_of(text: str, least: int) -> tuple[str, str]:
 
 
 def tail_path(param: Path) -> Path:
-    """Return the file of the tail of a net."""
+    """Return the path of a net's tail."""
     return param.with_suffix(".tail.onnx")
 
 
@@ -150,7 +149,7 @@ def size_input(text: str) -> str:
 
 @dataclass(frozen=True)
 class Bound:
-    """An input of the model that the net does not have, because the conversion bound it to `value`.
+    """An input of the model that the conversion bound to the constant `value`; the net does not have it.
 
     `dtype` is numpy's name; `value` is a number, a bool, or nested tuples of them in the input's shape. Raises
     ValueError for other values.
@@ -182,9 +181,9 @@ def _frozen(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Source:
-    """The model that was converted: the hash of its file (None for a model that has none) and its ONNX opset.
+    """The model that was converted: the hash of its file (None for a model in memory) and its ONNX opset.
 
-    `append` is what the conversion put behind the model, in the form of the option.
+    `append` is the value of the option --append, None without it.
     """
 
     sha256: str | None
@@ -204,8 +203,8 @@ class LayerCount:
 class Masked:
     """A layer of the net to which this tool gave a feature mask (parameter 31), and the reason.
 
-    `largest` is the largest number seen there, None if nothing was run. `device` is the only kind of device that needs
-    the mask, "arm" or "vulkan", None if all do.
+    `largest` is the largest number of the layer's blobs in verification, None without. `device` is the only kind of
+    device that needs the mask, "arm" or "vulkan"; None if all do.
     """
 
     layer: str
@@ -217,10 +216,10 @@ class Masked:
 
 @dataclass(frozen=True)
 class Int8Layer:
-    """A layer that could be int8: its form and bits, or the `reason` for which it stays float.
+    """A layer that could be int8: its form and bits, or the `reason` why it stays float.
 
-    `largest` is its largest input, `cut` the share of inputs that is cut off, `noise` what the layer alone in int8
-    makes at the outputs, as a share of their power, `seconds` its times in float and in int8. None is unknown.
+    `largest` is its largest input, `cut` the share of inputs that saturate, `noise` the noise that this layer in int8
+    causes at the outputs, relative to their power, `seconds` its times in float and in int8. None is unknown.
     """
 
     layer: str
@@ -236,7 +235,7 @@ class Int8Layer:
 
 @dataclass(frozen=True)
 class Int8:
-    """What `quantize` measured: decibels to the float net, and the share of equal classes.
+    """Measurements of `quantize`: decibels relative to the float net, and the share of equal classes.
 
     `times` says where the times come from. None is unknown, or infinite.
     """
@@ -253,9 +252,9 @@ class Int8:
 class Manifest:
     """Everything in the file; `inputs` and `outputs` are the net's.
 
-    `tool` wrote it, `ncnn` is the release that was asked for, `least_ncnn` the oldest one that runs the net. `values`
-    are inputs that became constants. `minimum` are dynamic dimensions (in the names of the shapes) and the least sizes
-    for which the net is right. `masks` are the layers that fp16 is not enough for, `int8` is what `quantize` found.
+    `tool` wrote it, `ncnn` is the target release, `least_ncnn` the oldest one that runs the net. `values` are inputs
+    that became constants. `minimum` has dynamic dimensions (named as in the shapes) and the least sizes for which the
+    net is right. `masks` are the layers that need more than fp16, `int8` has the measurements of `quantize`.
     """
 
     inputs: tuple[Entry, ...]
@@ -278,7 +277,7 @@ class Manifest:
 
     @property
     def cut(self) -> tuple[str, ...]:
-        """The values at which the model is cut for the net; none without a tail."""
+        """The model's values between net and tail; none without a tail."""
         return tuple(entry.name for entry in self.outputs) if self.tail else ()
 
     @property
@@ -304,10 +303,10 @@ class Manifest:
 
     @property
     def model_inputs(self) -> tuple[Entry, ...]:
-        """The model's inputs: those of the net, except its own one, and those that only the tail reads."""
-        known = {entry.name for entry in self.inputs}
+        """The model's inputs: the net's, except a row of `length`, and those that only the tail reads."""
+        names = {entry.name for entry in self.inputs}
         shared = (entry for entry in self.inputs if not entry.length)
-        return (*shared, *(entry for entry in (self.tail.arrays if self.tail else ()) if entry.name not in known))
+        return (*shared, *(entry for entry in (self.tail.arrays if self.tail else ()) if entry.name not in names))
 
     @property
     def model_outputs(self) -> tuple[Entry, ...]:
@@ -334,7 +333,7 @@ def _json_object(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _json_name(name: str) -> str:
-    """Return a field's name in the file: `in_` is "in", which is a word of Python."""
+    """Return a field's name in the file: "in" for `in_`, because `in` is a keyword of Python."""
     return name.rstrip("_")
 
 
@@ -342,27 +341,27 @@ def read_manifest(path: Path) -> Manifest:
     """Read and check a manifest; raises UsageError that names the file and the entry."""
     try:
         data = json.loads(path.read_bytes())
-        found = data.get("format") if isinstance(data, dict) else None
-        if type(found) is int and found != FORMAT:
-            raise UsageError(f"{path}: manifest format {found}, but this version reads format {FORMAT}")
-        if type(found) is not int:
+        version = data.get("format") if isinstance(data, dict) else None
+        if type(version) is int and version != FORMAT:
+            raise UsageError(f"{path}: manifest format {version}, but this version reads format {FORMAT}")
+        if type(version) is not int:
             raise UsageError(f"{path}: not a manifest: it has no format of type int")
         inputs = data.get("inputs")
-        for entry in inputs if isinstance(inputs, list) else ():  # files of older versions lack the element
+        for entry in inputs if isinstance(inputs, list) else ():  # files of older versions lack `element`
             if isinstance(entry, dict) and str(entry.get("dtype")).startswith(("int", "uint", "bool")):
                 entry.setdefault("element", "int32")
         return cast(Manifest, _converted(data, Manifest, "$"))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        # Text that is not JSON or not UTF-8, values of other types, and absurd nesting.
+        # Text that is not JSON or not UTF-8, values of other types, and nesting that is too deep.
         raise UsageError(f"{path}: not a manifest: {error}") from error
 
 
 def _converted(value: Any, kind: Any, where: str) -> Any:
-    """Return a value of JSON as the type of a field; ValueError with its place if it is another one.
+    """Convert a value of JSON to the type of a field; ValueError with its place if it has another type.
 
-    Further fields of an object are left out: a newer version may write them.
+    Unknown fields of an object are ignored: a newer version may write them.
     """
     kinds = get_args(kind) if get_origin(kind) is UnionType else (kind,)
     for each in kinds:
@@ -381,15 +380,15 @@ def _converted(value: Any, kind: Any, where: str) -> Any:
 
 def _object(value: Mapping[str, Any], kind: Any, where: str) -> Any:
     hints = get_type_hints(kind)
-    for each in fields(kind):
-        if _json_name(each.name) not in value and each.default is each.default_factory is MISSING:
-            raise ValueError(f"missing required field `{_json_name(each.name)}` - at `{where}`")
+    for item in fields(kind):
+        if _json_name(item.name) not in value and item.default is item.default_factory is MISSING:
+            raise ValueError(f"missing required field `{_json_name(item.name)}` - at `{where}`")
     present = {name: hint for name, hint in hints.items() if _json_name(name) in value}
-    known = {
+    arguments = {
         name: _converted(value[_json_name(name)], hint, f"{where}.{_json_name(name)}") for name, hint in present.items()
     }
     try:
-        return kind(**known)
+        return kind(**arguments)
     except ValueError as error:
         raise ValueError(f"{error} - at `{where}`") from error
 

@@ -1,10 +1,10 @@
-"""The results for a net and its outputs: verification makes them, reports and commands show them."""
+"""Results of verification for a net and its outputs; reports and commands show them."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-# From right to worst: what ncnn computed is off, is not finite, has another shape; or there is nothing to compare,
-# because the net has no such blob, the model itself gives no number, ncnn refused the net, or died on it.
+# "unproven": the model itself gives no finite number. "mismatch", "nan", "shape": ncnn's numbers differ, are not
+# finite, or have another shape. "missing", "refused", "crashed": the net has no such blob, ncnn refused it, or crashed.
 Status = Literal["ok", "unproven", "mismatch", "nan", "shape", "missing", "refused", "crashed"]
 
 
@@ -12,13 +12,13 @@ Status = Literal["ok", "unproven", "mismatch", "nan", "shape", "missing", "refus
 class OutputReport:
     """One output of the model, and its counterpart in the net.
 
-    `max_abs`, `max_rel` and `cosine` are those of a `Difference`, None if nothing could be compared. `message` says
-    what is wrong, and is empty if nothing is. `blob` is None if the net has none for it. `mode` is ncnn's number
+    `max_abs`, `max_rel` and `cosine` are those of a `Difference`, None if nothing could be compared. `message`
+    describes the fault, empty if there is none. `blob` is None if the net has no blob for it. `mode` is ncnn's number
     format: "fp32", "fp16" or "bf16".
 
-    `rounding` is the distance of ONNX Runtime's float32 from float64, `bits` the error that 16 or 8 bits explain,
-    `allowed` the error that the output may have, all in units of its largest value, and `cause` the cause of the error.
-    They are None and empty if not requested, or unknown.
+    In units of the output's largest value, `rounding` is the distance of ONNX Runtime's float32 from float64, `bits`
+    the error that 16 or 8 bits explain, and `allowed` the tolerance. `cause` is the cause of the error. They are None
+    or empty if not requested, or unknown.
     """
 
     name: str
@@ -41,9 +41,9 @@ class OutputReport:
 
 @dataclass(frozen=True)
 class Latency:
-    """Milliseconds of the fastest run of a net and of the other one; `ratio` is the median of net / other.
+    """Milliseconds of the fastest run of a net and of its reference; `ratio` is the median of net / other.
 
-    It is CPU time, in which other work on the machine counts little; on a GPU it is elapsed time. `turns` had each.
+    Both ran `turns` times. On a CPU this is CPU time, because other work disturbs it little; on a GPU, elapsed time.
     """
 
     net: float

@@ -1,4 +1,4 @@
-"""All that a plug-in needs: importers, passes and layers of another package (docs/plugins.md)."""
+"""The names that a plug-in imports to define importers, passes and layers (docs/plugins.md)."""
 
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.ir.codes import (

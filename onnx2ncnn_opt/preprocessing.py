@@ -1,6 +1,6 @@
 """Nets that take pixels of 0..255: an app's arithmetic on an image becomes a part of the net.
 
-This runs before the passes. They fold the added layers into the first convolution, if that is exact.
+The passes run after this, and fold the added layers into the first convolution if that is exact.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _FORM = (
 
 
 def parse_image(name: str, image: Image | str) -> Image:
-    """Parse the arithmetic on an input's pixels; raises UsageError for text in another form."""
+    """Parse an option such as "mean=127.5:std=58:bgr" for an input; raises UsageError for text in another form."""
     if isinstance(image, Image):
         return image
     if not isinstance(image, str):
@@ -49,7 +49,7 @@ def parse_image(name: str, image: Image | str) -> Image:
 
 
 def take_pixels(net: Imported, images: Mapping[str, Image]) -> None:
-    """Let inputs of a net take pixels. Raises UsageError if one is not an image, or has another number of channels."""
+    """Let inputs of a net take pixels; UsageError if one is not an image, or has another number of channels."""
     ports = {port.name: port for port in net.inputs}
     for name, image in images.items():
         if name not in ports:
@@ -65,7 +65,7 @@ def take_pixels(net: Imported, images: Mapping[str, Image]) -> None:
 
 
 def _channels(port: Port) -> int:
-    """Return the channels of an image, which have to be the outermost dim of its Mat."""
+    """Return the number of channels of an image, the outermost dim of its Mat; UsageError for another layout."""
     axis = 1 if port.batch_axis == 0 else 0
     rank = len(port.shape) - (port.batch_axis is not None)
     shape = f"{port.dtype.name}[{', '.join(map(str, port.shape))}]"
@@ -83,7 +83,7 @@ def _channels(port: Port) -> int:
 
 
 def _prepend(graph: Graph, blob: Blob, image: Image, channels: int) -> None:
-    """Put the layers between an input and its readers."""
+    """Insert the layers between an input and its consumers."""
     std = np.broadcast_to(np.asarray(image.std, np.float64), channels)
     mean = np.broadcast_to(np.asarray(image.mean, np.float64), channels)
     scale, shift = 1 / std, -mean / std
@@ -96,7 +96,7 @@ def _prepend(graph: Graph, blob: Blob, image: Image, channels: int) -> None:
             weights["bias_data"] = shift.astype(np.float32)
         params = {"scale_data_size": channels, "bias_term": int(shift.any())}
         added.append(Layer("Scale", f"{blob.name}_normalize", params=params, weights=weights))
-    if image.bgr and channels > 1 and not _exchange(blob, channels):
+    if image.bgr and channels > 1 and not _flip_channels(blob, channels):
         weight = np.eye(channels, dtype=np.float32)[::-1].reshape(-1)
         params = {"num_output": channels, "kernel_w": 1, "weight_data_size": channels * channels}
         added.append(Layer("Convolution", f"{blob.name}_rgb", params=params, weights={"weight_data": weight}))
@@ -106,22 +106,22 @@ def _prepend(graph: Graph, blob: Blob, image: Image, channels: int) -> None:
         layer.inputs, layer.outputs = (end,), (Blob(layer.name, blob.shape, blob.batch),)
         end = layer.output
     graph.redirect(blob, end)
-    graph.outputs = [end if each is blob else each for each in graph.outputs]
+    graph.outputs = [end if output is blob else output for output in graph.outputs]
     for layer in added:
         names.give(layer, ())
         graph.add(layer, before=first)
         assign_shapes(layer)
 
 
-def _exchange(blob: Blob, channels: int) -> bool:
-    """Turn the input channels of all readers around, if they are convolutions over all channels."""
-    readers = blob.users
+def _flip_channels(blob: Blob, channels: int) -> bool:
+    """Reverse the input channels of all consumers and return True, if these are convolutions over all channels."""
+    consumers = blob.users
     if blob.is_output or not all(
         layer.type == "Convolution" and len(layer.inputs) == 1 and layer.weights.stored("weight_data").is_float
-        for layer in readers
+        for layer in consumers
     ):
         return False
-    for layer in readers:
+    for layer in consumers:
         weight = layer.weights["weight_data"].reshape(layer["num_output"], channels, -1)
         layer.weights["weight_data"] = np.ascontiguousarray(weight[:, ::-1]).reshape(-1)
-    return bool(readers)
+    return bool(consumers)

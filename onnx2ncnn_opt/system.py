@@ -1,4 +1,4 @@
-"""What differs between operating systems."""
+"""Differences between operating systems."""
 
 import os
 import shlex
@@ -9,7 +9,7 @@ WINDOWS = os.name == "nt"
 
 
 def split_command(text: str) -> tuple[str, ...]:
-    """Return the words of a command; raises ValueError for an open quote. On Windows a backslash separates folders."""
+    """Return the words of a command; ValueError for an open quote. A backslash is an escape, but not on Windows."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars=False)
     lexer.whitespace_split, lexer.commenters = True, ""
     if WINDOWS:
@@ -18,14 +18,14 @@ def split_command(text: str) -> tuple[str, ...]:
 
 
 def command_line(*arguments: str) -> str:
-    """Return a command of this program as people type it in the system's shell."""
+    """Return a command of this program with the quotes of the system's shell."""
     words = ["onnx2ncnn-opt", *arguments]
     return subprocess.list2cmdline(words) if WINDOWS else shlex.join(words)
 
 
 def temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a new folder, to use with `with`.
+    """Return a context manager of a new folder.
 
-    Windows removes no file that a process has open, as a virus scanner may: such a file stays behind, without an error.
+    Windows cannot remove a file that another process, such as a virus scanner, has open: the file stays, without error.
     """
     return tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-", ignore_cleanup_errors=True)

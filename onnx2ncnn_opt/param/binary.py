@@ -1,7 +1,7 @@
-"""Reading and writing .bin weights: the blocks of all layers in a row, every one a multiple of 4 bytes long.
+"""Reading and writing .bin weights: the blocks of all layers in a row, each padded to a multiple of 4 bytes.
 
-A block is raw float32, raw bytes (block-quantised weights), or has a 4-byte tag in front that names its encoding. Which
-it is, and how long, comes from the layer table; the file itself has no structure.
+A block is raw float32, raw bytes (block-quantised weights), or data after a 4-byte tag that names its encoding. The
+layer table says the kind and length of each block; the file itself has no structure.
 """
 
 import os
@@ -43,7 +43,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Block:
-    """A weight of a layer in its .bin: number of elements (bytes where `packed`), and whether a tag precedes it."""
+    """A weight in the .bin: its number of elements (of bytes if `packed`), and whether a tag precedes it."""
 
     name: str
     count: int
@@ -54,7 +54,7 @@ class Block:
 def weight_blocks(layer: Layer) -> list[Block]:
     """Return the weights of a layer in the order of the file; none for an undeclared custom layer.
 
-    Raises GraphError if the parameters demand a weight without elements, which ncnn refuses to load.
+    Raises GraphError for a weight without elements, which ncnn refuses to load.
     """
     if layer.spec is None:
         return []
@@ -71,9 +71,9 @@ def weight_blocks(layer: Layer) -> list[Block]:
 
 
 def open_bin(path: str | os.PathLike[str]) -> Bytes:
-    """Return the bytes of a file, mapped, not read; BinError if it cannot be opened.
+    """Map a file into memory and return its bytes; BinError if it cannot be opened.
 
-    Windows lets nobody replace or remove a mapped file, and `optimize` may replace its source, so there it is read.
+    On Windows it is read instead: a mapped file cannot be replaced there, and `optimize` may replace its source.
     """
     try:
         if WINDOWS:
@@ -86,8 +86,8 @@ def open_bin(path: str | os.PathLike[str]) -> Bytes:
 def load_weights(graph: Graph, data: Bytes, *, file: str = "<bin>") -> int:
     """Give every layer of a graph its weights, as views into `data`; returns the number of bytes left over.
 
-    ncnn ignores bytes after the last weight, and nets whose last layers were cut off by hand do have them, so they are
-    no error. But with a custom layer in the net they mean that its weights were skipped, and all after it are wrong.
+    Bytes after the last weight are no error: ncnn ignores them, and nets whose last layers were cut off by hand have
+    them. But in a net with a custom layer they mean that its weights were skipped, and all later weights are wrong.
     Raises BinError with the byte offset and the layer.
     """
     reader = _WeightReader(data, file)
@@ -119,7 +119,7 @@ def _custom_hint(first: Layer | None) -> str:
 
 @dataclass
 class _WeightReader:
-    """Takes one block after the other off a file's bytes."""
+    """Reads one block after the other from a file's bytes."""
 
     data: Bytes
     file: str
@@ -149,7 +149,7 @@ class _WeightReader:
 
 
 def is_quantised(layer: Layer) -> bool:
-    """Return whether a layer's parameters say that its weights are integers."""
+    """Return True if a layer's parameters say that its weights are integers."""
     return any(layer.resolved.get(name) for name in ("int8_scale_term", "quantize_term"))
 
 
@@ -158,7 +158,7 @@ def _reads_int8(layer: Layer) -> bool:
 
 
 def write_weights(layers: Iterable[Layer], stream: BinaryIO) -> None:
-    """Write the weights of layers; GraphError if one does not fit its layer or cannot be stored there."""
+    """Write the weights of layers; GraphError if a weight does not fit its layer or has an encoding that it lacks."""
     layers = list(layers)
     stored = (weight for layer in layers for _, weight in layer.weights.stored_items())
     count = Count("writing weights", "MB", sum(weight.data.nbytes for weight in stored) / 1e6)
@@ -175,7 +175,7 @@ def write_weights(layers: Iterable[Layer], stream: BinaryIO) -> None:
 
 
 def _misfit(weight: Weight, block: Block, layer: Layer) -> str | None:
-    """Return the fault of a weight in its place; None if it fits."""
+    """Return why a weight cannot be written to this block; None if it can."""
     encoding, dtype = weight.encoding, weight.data.dtype
     if weight.data.size != block.count:
         return f"has {weight.data.size} elements, the parameters say {block.count}"

@@ -1,4 +1,4 @@
-"""From the layers of a file to a graph: blobs by name, Splits resolved, parameters by name."""
+"""Building a graph from the layers of a file: connect blobs, resolve Splits, name parameters."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from onnx2ncnn_opt.param.values import Value, as_kind
 
 
 class DroppedSplit(NamedTuple):
-    """A Split layer of a file that the written net does not need any more."""
+    """A Split layer of a file that the written net does not need."""
 
     layer: str
     reason: str
@@ -22,12 +22,12 @@ class ParsedNet(NamedTuple):
     """The content of a .param file: the graph, without weights until the .bin is read, and the removed Splits.
 
     `unsplit` are blobs that several layers read without a Split, which ncnn cannot run. `unread_layers` is the number
-    of layers beyond the header's count; `trailing_bytes` stand after the .bin's end.
+    of layers beyond the header's count, `trailing_bytes` the number of bytes after the last weight of the .bin.
     """
 
     graph: Graph
     dropped_splits: tuple[DroppedSplit, ...]
-    names: Mapping[str, Blob]  # every name that the file has for a blob, those of Splits' tops included
+    names: Mapping[str, Blob]  # by every name in the file, names of Splits' tops included
     unsplit: tuple[Blob, ...] = ()
     unread_layers: int = 0
     trailing_bytes: int = 0
@@ -35,7 +35,7 @@ class ParsedNet(NamedTuple):
 
 
 class LayerLine(NamedTuple):
-    """A layer as a file states it, read but not connected; `where` is its line in the file, for messages."""
+    """A layer of a file before its blobs are connected; `where` is its line in the file, for messages."""
 
     where: str
     type: str
@@ -48,22 +48,22 @@ class LayerLine(NamedTuple):
 def connect(entries: Sequence[LayerLine], types: Mapping[str, LayerSpec]) -> ParsedNet:
     """Return the graph of the lines, with Splits resolved.
 
-    A Split into one blob that a layer reads stays; a pass removes it.
+    A Split with one top that a layer reads stays; a pass removes it.
     """
     consumed = {name for entry in entries for name in entry.bottoms}
-    root = _roots(entries, consumed)
+    roots = _roots(entries, consumed)
     splits: dict[str, list[LayerLine]] = {}
     aliases: dict[str, list[str]] = {}
     for entry in entries:
         if _is_fork(entry, consumed):
-            splits.setdefault(root[entry.tops[0]], []).append(entry)
-            aliases.setdefault(root[entry.tops[0]], []).extend(top for top in entry.tops if top not in consumed)
+            splits.setdefault(roots[entry.tops[0]], []).append(entry)
+            aliases.setdefault(roots[entry.tops[0]], []).extend(top for top in entry.tops if top not in consumed)
     graph = Graph(types)
-    blobs: dict[str, Blob] = {}  # by root
+    blobs: dict[str, Blob] = {}  # by roots
     public: dict[str, Blob] = {}
     for entry in entries:
         if _is_fork(entry, consumed):
-            bottom = root[entry.bottoms[0]]
+            bottom = roots[entry.bottoms[0]]
             if entry is splits[bottom][0] and aliases[bottom]:
                 tops = [Blob(name, blobs[bottom].shape) for name in aliases[bottom]]
                 public.update((blob.name, blob) for blob in tops)
@@ -76,28 +76,28 @@ def connect(entries: Sequence[LayerLine], types: Mapping[str, LayerSpec]) -> Par
             if left and entry.type != "Input":
                 blob.name = left.pop(0)
             public[blob.name] = blob
-        graph.add(_layer(entry, [blobs[root[name]] for name in entry.bottoms], tops, types.get(entry.type)))
+        graph.add(_layer(entry, [blobs[roots[name]] for name in entry.bottoms], tops, types.get(entry.type)))
     graph.outputs = [public[name] for entry in entries for name in entry.tops if name not in consumed]
-    names = {name: public.get(name, blobs[root[name]]) for entry in entries for name in entry.tops}
+    names = {name: public.get(name, blobs[roots[name]]) for entry in entries for name in entry.tops}
     reads = Counter(name for entry in entries for name in entry.bottoms)
     unsplit = tuple(names[name] for name, count in reads.items() if count > 1)
     return ParsedNet(graph, tuple(_dropped(splits, blobs)), names, unsplit)
 
 
 def _is_fork(entry: LayerLine, consumed: Collection[str]) -> bool:
-    """Return True if a Split gives its blob a second reader, or a name that no layer reads."""
+    """Return True for a Split with several tops, or with one that no layer reads (an output of the net)."""
     return entry.type == "Split" and (len(entry.tops) > 1 or entry.tops[0] not in consumed)
 
 
 def _roots(entries: Sequence[LayerLine], consumed: Collection[str]) -> dict[str, str]:
-    """Return the blob that each name stands for, through all Splits; check the names on the way."""
-    root: dict[str, str] = {}
+    """Return for each blob name the name before all Splits. Raises ParamError for names that are not connected."""
+    roots: dict[str, str] = {}
     producers: dict[str, str] = {}
     later = {name: entry.where for entry in reversed(entries) for name in entry.tops}
     for entry in entries:
         where = f"{entry.where}: layer '{entry.name}'"
         for name in entry.bottoms:
-            if name not in root:
+            if name not in roots:
                 hint = f"only {later[name]} produces it" if name in later else "no layer produces it"
                 raise ParamError(f"{where} reads the blob '{name}', but {hint}")
         if entry.type == "Split" and (len(entry.bottoms) != 1 or not entry.tops):
@@ -106,12 +106,12 @@ def _roots(entries: Sequence[LayerLine], consumed: Collection[str]) -> dict[str,
             if name in producers:
                 raise ParamError(f"{where} produces the blob '{name}', which {producers[name]} already does")
             producers[name] = entry.where
-            root[name] = root[entry.bottoms[0]] if _is_fork(entry, consumed) else name
-    return root
+            roots[name] = roots[entry.bottoms[0]] if _is_fork(entry, consumed) else name
+    return roots
 
 
 def _dropped(splits: Mapping[str, Sequence[LayerLine]], blobs: Mapping[str, Blob]) -> Iterator[DroppedSplit]:
-    """Yield the Splits that a written net does not need: a blob with one use needs none, others need one."""
+    """Yield the Splits that a written net does not need: a blob with several uses needs one Split, others none."""
     for name, entries in splits.items():
         blob = blobs[name]
         needed = len(blob.users) + blob.is_output > 1 or any(user.type == "Split" for user in blob.users)
@@ -130,8 +130,8 @@ def _layer(entry: LayerLine, inputs: Sequence[Blob], outputs: Sequence[Blob], sp
         param = spec.by_id.get(id) if spec else None
         if param is None:
             params[id] = value
-        elif (understood := as_kind(param.kind, value)) is not None:
-            params[param.name] = understood
+        elif (converted := as_kind(param.kind, value)) is not None:
+            params[param.name] = converted
     layer = Layer(entry.type, entry.name, inputs, outputs, params, spec=spec)
     try:
         check_blob_counts(layer)
@@ -155,6 +155,6 @@ def _layer(entry: LayerLine, inputs: Sequence[Blob], outputs: Sequence[Blob], sp
 
 
 def _shape(dims: Any, w: Any, h: Any, d: Any, c: Any) -> Shape | None:
-    """Return the numpy shape of a Mat; None if the sizes make none."""
+    """Return the numpy shape of a Mat; None if it has an invalid size or number of dims."""
     shape = {1: (w,), 2: (h, w), 3: (c, h, w), 4: (c, d, h, w)}.get(dims)
     return shape if shape and all(size > 0 for size in shape) else None

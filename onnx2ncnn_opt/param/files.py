@@ -1,4 +1,4 @@
-"""Nets on disk: a .param and its .bin, read together and written together."""
+"""Reading and writing nets: a .param together with its .bin."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class NetFiles:
 def read_net(param_path: PathLike, bin_path: PathLike, types: Mapping[str, LayerSpec] = LAYERS) -> ParsedNet:
     """Read a net whose .param is text or binary; its weights are views into the mapped .bin.
 
-    `types` is the table of layers, with the custom ones that have weights. Raises ParamError and BinError.
+    `types` is the table of layers, custom layers with weights included. Raises ParamError and BinError.
     """
     parsed = _parse(param_path, types)
     trailing = load_weights(parsed.graph, open_bin(bin_path), file=os.fspath(bin_path))
@@ -51,12 +51,12 @@ def read_net(param_path: PathLike, bin_path: PathLike, types: Mapping[str, Layer
 
 
 def read_graph(param_path: PathLike, types: Mapping[str, LayerSpec] = LAYERS) -> Graph:
-    """Return a net without its weights, from a .param that is text or binary. Raises ParamError."""
+    """Read a net without its weights, from a .param that is text or binary. Raises ParamError."""
     return _parse(param_path, types).graph
 
 
 def bin_beside(param: PathLike) -> Path:
-    """Return the .bin that belongs to NET.param or NET.param.bin by its name: NET.bin."""
+    """Return NET.bin for NET.param or NET.param.bin."""
     path = Path(param)
     return path.with_name(path.name.removesuffix(".bin").removesuffix(".param") + ".bin")
 
@@ -78,7 +78,7 @@ def _parse(path: PathLike, types: Mapping[str, LayerSpec]) -> ParsedNet:
 def write_net(graph: Graph, param_path: PathLike, bin_path: PathLike, *, binary: bool = False) -> Mapping[Blob, str]:
     """Write a net, both files or neither; returns the names that its inputs and outputs have in the file.
 
-    The names differ from the blobs' own only if ncnn could not read those; in a `binary` .param they are indexes.
+    A name differs from the blob's only if ncnn cannot read the blob's name; in a `binary` .param names are indexes.
     Raises GraphError for a graph that the format cannot hold, and UsageError if the files cannot be written.
     """
     with all_or_nothing(param_path, bin_path) as (param_staged, bin_staged):
@@ -86,7 +86,7 @@ def write_net(graph: Graph, param_path: PathLike, bin_path: PathLike, *, binary:
 
 
 def write_staged(graph: Graph, param_staged: Path, bin_staged: Path, *, binary: bool = False) -> Mapping[Blob, str]:
-    """Write a net like `write_net`, straight into these files; for a caller who has more files to write with them."""
+    """Write a net like `write_net`, but into staged files: the caller renames them, together with further files."""
     listing = write_param(graph, param_staged, binary=binary)
     with bin_staged.open("wb") as stream:
         write_weights(graph, stream)
@@ -94,7 +94,7 @@ def write_staged(graph: Graph, param_staged: Path, bin_staged: Path, *, binary: 
 
 
 def write_param(graph: Graph, param: Path, *, binary: bool = False) -> Listing:
-    """Write the .param alone, straight into this file; return its lines."""
+    """Write only the .param, without staging; return its lines."""
     for layer in graph:
         check_blob_counts(layer)
     listing = list_layers(graph)
@@ -106,7 +106,7 @@ def write_param(graph: Graph, param: Path, *, binary: bool = False) -> Listing:
 def all_or_nothing(*paths: PathLike) -> Iterator[tuple[Path, ...]]:
     """Yield temporary files to write; they are renamed only if the block ends without an error.
 
-    They are removed when the process ends, even if an interrupt comes before the caller has entered the block.
+    The end of the process removes them too: an interrupt may come before the caller has entered the block.
     """
     targets = [Path(path) for path in paths]
     staged = tuple(target.with_name(f".{target.name}.{os.getpid()}.part") for target in targets)
@@ -131,7 +131,7 @@ def _remove(paths: Iterable[Path]) -> None:
 
 
 def _clear_staged(target: Path) -> None:
-    """Remove the files that a killed run to the same target left."""
+    """Remove the temporary files of killed runs for the same target."""
     for part in target.parent.glob(f".{escape(target.name)}.*.part"):
         process = part.name.removeprefix(f".{target.name}.").removesuffix(".part")
         if process.isdigit() and not _is_alive(int(process)):
@@ -139,7 +139,7 @@ def _clear_staged(target: Path) -> None:
 
 
 def _is_alive(process: int) -> bool:
-    """Return whether there is such a process; True if the system cannot be asked without harm."""
+    """Return True if the process exists, or on Windows, where `os.kill` would interrupt it."""
     if os.name != "posix":
         return True
     try:

@@ -12,14 +12,14 @@ MAX_NAME_BYTES = 255
 _UNSAFE = re.compile(r"[\0\t\n\v\f\r \ud800-\udfff]")
 
 
-@lru_cache(2**16)  # each is asked for several times
+@lru_cache(2**16)  # writers clean each name several times
 def clean_name(name: str, instead: str = "unnamed") -> str:
-    """Return the name with everything that ncnn cannot read replaced by ``_``; `instead` if nothing is left."""
+    """Return the name with ``_`` for characters that ncnn cannot read, at most 255 bytes; `instead` if it is empty."""
     return shortened(_UNSAFE.sub("_", name), MAX_NAME_BYTES) or instead
 
 
 def safe_names(wanted: Iterable[str], pool: NamePool) -> list[str]:
-    """Take a name for each that ncnn can read; those that are safe and free stay, even after others."""
+    """Take a name that ncnn can read for each wanted one; wanted names that are safe and free stay as they are."""
     wanted = list(wanted)
     kept = {
         name: i for i, name in reversed(list(enumerate(wanted))) if name not in pool and clean_name(name, "") == name

@@ -2,8 +2,8 @@
 
 Layer types are numbers of ncnn's registry, blobs are indexes, and values are untyped bits. Programs call a blob by its
 index. So the parser uses indexes as names, and the writer keeps an input's or output's name that is an index.
-Parameters that the table lacks (those of custom layers) have no known kind. The parser takes bits for a float if they
-are those of a plain float, which no integer up to 10**8 is. The writer writes the same bits for both kinds.
+Parameters of custom layers have no known kind. The parser reads their bits as a float if it is between 1e-30 and 1e30
+in size: integers up to 10**8 have other bits. The writer writes the same bits for both kinds.
 """
 
 import re
@@ -29,8 +29,8 @@ _CUSTOM_BIT = 256
 _CUSTOM = re.compile(r"#([0-9]+)")
 _MAX_BLOBS_OF_A_LAYER = 1 << 16
 
-# The sizes of plain floats. As integers, their bits are 2**27 or more in size: no parameter is. -0 is not plain.
-_PLAIN_FLOATS = (1e-30, 1e30)
+# Bits of a float of this size are 2**27 or more as an integer, larger than any integer parameter. -0 is outside.
+_LEAST_FLOAT, _LARGEST_FLOAT = 1e-30, 1e30
 
 
 def is_param_bin(data: bytes) -> bool:
@@ -39,7 +39,7 @@ def is_param_bin(data: bytes) -> bool:
 
 
 def parse_param_bin(data: bytes, *, file: str = "<param.bin>", types: Mapping[str, LayerSpec] = LAYERS) -> ParsedNet:
-    """Parse a .param.bin, as `parse_param` parses a text. Raise ParamError with the byte's offset.
+    """Parse a .param.bin, as `parse_param` parses a text. Raises ParamError with the byte's offset.
 
     Layers may stand in any order. A custom layer's type is ``#`` and its number.
     """
@@ -116,8 +116,8 @@ class _LayerReader:
         param = spec.by_id.get(id) if spec else None
         integers, floats = np.frombuffer(data, "<i4"), np.frombuffer(data, "<f4")
         with np.errstate(invalid="ignore"):
-            is_plain = ((np.abs(floats) > _PLAIN_FLOATS[0]) & (np.abs(floats) < _PLAIN_FLOATS[1])).any()
-        is_float = param.kind in ("float", "float[]") if param else is_plain
+            looks_float = ((np.abs(floats) > _LEAST_FLOAT) & (np.abs(floats) < _LARGEST_FLOAT)).any()
+        is_float = param.kind in ("float", "float[]") if param else looks_float
         return tuple((floats if is_float else integers).tolist())
 
 
@@ -125,7 +125,7 @@ def _ordered(entries: Sequence[LayerLine], file: str) -> list[LayerLine]:
     """Return the layers in topological order; in the file's order if that is topological."""
     producers = {top: number for number, entry in enumerate(entries) for top in entry.tops}
     order: dict[int, LayerLine] = {}
-    visited: set[int] = set()  # before their producers
+    visited: set[int] = set()  # layers that wait for their producers
     for first in range(len(entries)):
         stack = [first]
         while stack:
@@ -158,8 +158,8 @@ def blob_indexes(listing: Listing) -> Mapping[str, int]:
 def format_param_bin(listing: Listing) -> bytes:
     """Return the .param.bin of listed layers; blobs become their indexes (`blob_indexes`).
 
-    Raise GraphError for a value that the format cannot hold. Raise it for a custom layer too, unless it was read from a
-    .param.bin, because only the program that runs the net knows the number of its type.
+    Raises GraphError for a value that the format cannot hold, and for a custom layer that was not read from a
+    .param.bin: only the program that runs the net knows the number of its type.
     """
     indexes = blob_indexes(listing)
     header = struct.pack("<3i", MAGIC, len(listing.lines), max(indexes.values(), default=-1) + 1)

@@ -1,4 +1,4 @@
-"""The facts about pnnx's nets in the files next to them; these are read as text, never run."""
+"""Facts about pnnx's nets, from the files next to them; they are read as text, never run."""
 
 import re
 from contextlib import suppress
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from onnx2ncnn_opt.ir.dim import Shape
 
-_MOST_BYTES = 2**20  # the inputs are at the beginning
+_MAX_BYTES = 2**20  # the inputs are at the beginning
 
 # in0 = torch.rand(1, 3, 64, 64, dtype=torch.float)
 # in1 = torch.randint(10, (1, 16), dtype=torch.long)
@@ -18,9 +18,9 @@ _INPUT = re.compile(r"^pnnx\.Input\s+(\w+)\s+0\s+1\s+\S+\s+#\S+=\(([\d,]+)\)", r
 
 
 def shapes_beside(param: Path) -> tuple[Path | None, dict[str, Shape]]:
-    """Return the shapes of a net's inputs by name, as ncnn gets them, and the file: NAME_ncnn.py or NAME.pnnx.param.
+    """Return the file that has the shapes of a net's inputs, NAME_ncnn.py or NAME.pnnx.param, and the shapes by name.
 
-    NAME.pnnx.param does not say which axis is the batch: its shapes are the model's.
+    NAME_ncnn.py has ncnn's shapes. NAME.pnnx.param has the model's, because it does not say which axis is the batch.
     """
     if not param.name.endswith(".ncnn.param"):
         return None, {}
@@ -28,20 +28,20 @@ def shapes_beside(param: Path) -> tuple[Path | None, dict[str, Shape]]:
     program, graph = param.with_name(f"{name}_ncnn.py"), param.with_name(f"{name}.pnnx.param")
     text = _beginning(program)
     shapes = {match[1]: _sizes(match[2]) for match in _TENSOR.finditer(text)}
-    fed: dict[str, Shape] = {}
+    ncnn_shapes: dict[str, Shape] = {}
     for match in _FED.finditer(text):
         axis = match[2] or match[3]
         if (shape := shapes.get(match[1])) is not None:
-            fed[match[1]] = shape if axis is None else tuple(s for i, s in enumerate(shape) if i != int(axis))
-    if fed:
-        return program, fed
-    found = {match[1]: _sizes(match[2]) for match in _INPUT.finditer(_beginning(graph))}
-    return (graph, found) if found else (None, {})
+            ncnn_shapes[match[1]] = shape if axis is None else tuple(s for i, s in enumerate(shape) if i != int(axis))
+    if ncnn_shapes:
+        return program, ncnn_shapes
+    model_shapes = {match[1]: _sizes(match[2]) for match in _INPUT.finditer(_beginning(graph))}
+    return (graph, model_shapes) if model_shapes else (None, {})
 
 
 def _beginning(path: Path) -> str:
     with suppress(OSError), path.open("rb") as file:
-        return file.read(_MOST_BYTES).decode(errors="replace")
+        return file.read(_MAX_BYTES).decode(errors="replace")
     return ""
 
 

@@ -1,8 +1,7 @@
 """The lines of a .param file for a graph: its layers, and a Split for every blob with more than one use.
 
-ncnn frees a blob once it is consumed, and crashes or computes nonsense if a second layer, or the caller, wants it too.
-In the graph a blob may have any number of users. A Split layer there does one thing only: it gives the tensor of its
-input further public names.
+ncnn frees a blob after a layer has read it. If a second layer or the caller reads it, ncnn crashes or gives nonsense.
+In the graph, a blob may have any number of users; there, a Split layer only gives a tensor further public names.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,7 @@ from onnx2ncnn_opt.param.names import MAX_NAME_BYTES, clean_name, safe_names
 
 
 class Line(NamedTuple):
-    """One layer as the file lists it; `layer` is None for a Split, and `featmask` its feature mask."""
+    """One layer of the file; a Split has the `layer` None and a `featmask`."""
 
     type: str
     name: str
@@ -28,7 +27,7 @@ class Line(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """The lines of a file, and the name under which it has each input and output of the graph, and each other blob."""
+    """The lines of a file, and the names of blobs in it: of the graph's inputs and outputs, and of inner blobs."""
 
     lines: tuple[Line, ...]
     names: Mapping[Blob, str]
@@ -41,53 +40,53 @@ class _BlobNames:
 
     blob: Blob
     users: list[Layer] = field(default_factory=list)  # each once: a layer may read one blob several times
-    promised: list[Blob] = field(default_factory=list)  # its graph outputs
+    public: list[Blob] = field(default_factory=list)  # its names that are outputs of the graph
     bottoms: dict[Layer, str] = field(default_factory=dict)
 
 
 def list_layers(graph: Graph) -> Listing:
-    """Return the lines for a graph, which stays as it is.
+    """Return the lines for a graph, which stays unchanged.
 
-    A tensor with several uses gets one Split after its producer. Where the tensor is an output, the Split's top
-    carries the public name, because ncnn cannot extract a blob that a layer has consumed. The tops for layers are
-    ``x_0``, ``x_1``, ... in the order of the layers. Names that ncnn could not read are replaced.
+    A tensor with several uses gets one Split after its producer. If the tensor is an output, a top of the Split has the
+    public name, because ncnn cannot extract a blob that a layer has consumed. The tops for layers are ``x_0``,
+    ``x_1``, ... in the order of the layers. Names that ncnn cannot read are replaced.
 
-    Raises GraphError for an input that is used and promised as an output under one name: ncnn has no way to return it.
+    Raises GraphError for an input that layers read and that is also an output under the same name.
     """
     tensors = _tensors(graph)
     pool = NamePool(limit=MAX_NAME_BYTES)
     public = list(dict.fromkeys((*graph.inputs, *graph.outputs)))
     names = dict(zip(public, safe_names((blob.name for blob in public), pool), strict=True))
-    inner = [t.blob for blob, t in tensors.items() if blob is t.blob and not t.promised and blob not in names]
+    inner = [t.blob for blob, t in tensors.items() if blob is t.blob and not t.public and blob not in names]
     inner_names = dict(zip(inner, safe_names((blob.name for blob in inner), pool), strict=True))
     lines = tuple(_lines(graph, tensors, {**names, **inner_names}, pool))
     return Listing(lines, names, inner_names)
 
 
 def count_layers(graph: Graph) -> int:
-    """Return the number of layers in the file of a graph, Splits included."""
+    """Return the number of layers in the .param of a graph, Splits included."""
     return len(list_layers(graph).lines)
 
 
 def _is_alias(layer: Layer) -> bool:
-    """Return True for a Split that gives public names; the others are those that a file had for one reader."""
+    """Return True for a Split that gives public names, False for a file's Split with one reader."""
     return layer.type == "Split" and any(b.is_output or not b.users for b in layer.outputs)
 
 
 def _tensors(graph: Graph) -> dict[Blob, _BlobNames]:
-    found: dict[Blob, _BlobNames] = {}
+    tensors: dict[Blob, _BlobNames] = {}
     for layer in graph:
         for blob in layer.inputs:
-            if blob not in found:
+            if blob not in tensors:
                 raise GraphError(f"layer '{layer.name}' uses '{blob.name}' before anything produces it")
         if not _is_alias(layer):
-            for tensor in dict.fromkeys(found[blob] for blob in layer.inputs):
+            for tensor in dict.fromkeys(tensors[blob] for blob in layer.inputs):
                 tensor.users.append(layer)
         for blob in layer.outputs:
-            tensor = found[blob] = found[layer.input] if _is_alias(layer) else _BlobNames(blob)
+            tensor = tensors[blob] = tensors[layer.input] if _is_alias(layer) else _BlobNames(blob)
             if blob.is_output:
-                tensor.promised.append(blob)
-    return found
+                tensor.public.append(blob)
+    return tensors
 
 
 def _lines(
@@ -105,15 +104,15 @@ def _lines(
 
 
 def _split_mask(tensor: _BlobNames) -> int:
-    """Return the feature mask of a Split: if a reader wants 32 bits, the blob has 32, and the Split keeps them."""
+    """Return the feature mask of a Split: if a reader needs 32 bits, the blob has them, and the Split keeps them."""
     layer = tensor.blob.producer
-    gives_int8 = layer is not None and "top_blob_int8_scales" in layer.weights  # which do not go up to a GPU
+    gives_int8 = layer is not None and "top_blob_int8_scales" in layer.weights  # ncnn uploads no int8 blob to a GPU
     mask = layer["featmask"] & Feature.NO_VULKAN if layer and gives_int8 else 0
     for user in tensor.users:
         if user["featmask"] & (Feature.NO_FP16_STORAGE | Feature.NO_BF16_STORAGE):
             mask |= user["featmask"] & (FP32 | Feature.NO_BF16_STORAGE)
         elif user.type == "Embed" and user.inputs[0] is tensor.blob:
-            mask |= FP32 | Feature.NO_BF16_STORAGE  # the bits of integers
+            mask |= FP32 | Feature.NO_BF16_STORAGE  # the blob holds integers
     return mask
 
 
@@ -122,7 +121,7 @@ def _name_uses(tensor: _BlobNames, names: Mapping[Blob, str], pool: NamePool) ->
     blob, users = tensor.blob, tensor.users
     if blob.is_input:
         top = base = names[blob]
-        ends = [names[promised] for promised in tensor.promised if promised is not blob]
+        ends = [names[public] for public in tensor.public if public is not blob]
         if blob.is_output and (users or ends):
             raise GraphError(
                 f"the input '{blob.name}' is used and is an output as well, which ncnn cannot return under one name: "
@@ -130,7 +129,7 @@ def _name_uses(tensor: _BlobNames, names: Mapping[Blob, str], pool: NamePool) ->
             )
         needs_split = len(users) > 1 or bool(ends)
     else:
-        ends = [names[promised] for promised in tensor.promised]
+        ends = [names[public] for public in tensor.public]
         top = base = ends[0] if ends else names[blob]
         needs_split = len(users) + len(ends) > 1
         if needs_split and ends:

@@ -1,4 +1,4 @@
-"""Storing weights in 16 bits, if ncnn reads them so and they survive it."""
+"""Storing weights in 16 bits, if ncnn can read them and they lose little."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,20 +15,17 @@ from onnx2ncnn_opt.ir.releases import NEWEST
 from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
 from onnx2ncnn_opt.param.binary import Block, is_quantised, weight_blocks
 
-# Half a unit in the last place, relative to a number of full precision: 10 and 7 bits after the point.
+# Half a unit in the last place, relative to a normal number: 10 and 7 bits after the point.
 ROUNDING: Mapping[Encoding, float] = {Encoding.FP16: 2.0**-11, Encoding.BF16: 2.0**-8}
 _LARGEST: Mapping[Encoding, float] = {Encoding.FP16: 65504.0, Encoding.BF16: 2.0**128 - 2.0**120}
-# Rounding every number of a row errs by at most ROUNDING of the row. Twice that means that numbers below the smallest
-# full-precision one of the format carry the row, and that it has lost bits that it needs.
-_LOST = 2.0
-_SINCE: Mapping[Encoding, int] = {Encoding.BF16: 20261020}  # older releases take the tag for that of a table
+# Rounding normal numbers changes a row by at most ROUNDING times its norm. A row that changes by more than twice that
+# consists of subnormal numbers of the format.
+_LIMIT = 2.0
+_SINCE: Mapping[Encoding, int] = {Encoding.BF16: 20261020}  # older releases read a table after this tag
 
 
 def encoding_of(storage: str | None, release: int = NEWEST) -> Encoding | None:
-    """Return the encoding called "fp16" or "bf16".
-
-    Raises UsageError for another name, or for one that an ncnn release cannot read.
-    """
+    """Return the encoding called "fp16" or "bf16"; UsageError for another name, or if the ncnn release lacks it."""
     if storage is None:
         return None
     encoding = next((encoding for encoding in ROUNDING if encoding.value == storage), None)
@@ -40,7 +37,7 @@ def encoding_of(storage: str | None, release: int = NEWEST) -> Encoding | None:
 
 
 class Kept(NamedTuple):
-    """A weight that stays in 32 bits, and why."""
+    """A weight that stays in 32 bits, and the reason."""
 
     layer: str
     weight: str
@@ -59,9 +56,9 @@ class _Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Storage:
-    """The weights to store in 16 bits, and those that have to stay as they are.
+    """The weights to store in 16 bits, and the weights that have to keep 32.
 
-    `is_own` is True if these weights come from weights that were stored so before.
+    `is_own` is True if passes computed these weights from 16-bit weights of the net that was read.
     """
 
     encoding: Encoding
@@ -81,7 +78,7 @@ class Storage:
 
     @contextmanager
     def reverted(self) -> Iterator[None]:
-        """Give the graph the full weights again until the block ends."""
+        """Give the graph its 32-bit weights until the block ends."""
         self.apply(short=False)
         try:
             yield
@@ -89,7 +86,7 @@ class Storage:
             self.apply()
 
     def apply(self, *, short: bool = True) -> None:
-        """Give the graph the short weights, or the full ones again."""
+        """Give the graph its 16-bit weights, or its 32-bit weights again."""
         for change in self.changes:
             change.layer.weights[change.name] = change.short if short else change.full
             if change.layer.type == "MemoryData":
@@ -100,9 +97,9 @@ class Storage:
 
 
 def own_storage(graph: Graph) -> Storage | None:
-    """Plan to store weights that passes have computed from 16-bit weights in 16 bits again; None if there are none.
+    """Plan 16 bits again for weights that passes have computed from 16-bit weights; None if there are none.
 
-    Weights of the most frequent encoding get it; the others keep 32 bits.
+    If both encodings occur, the plan has the more frequent one, and the other weights keep 32 bits.
     """
     new = [item for item in _candidates(graph) if item[2].short]
     for encoding, _ in Counter(weight.short for *_, weight in new if weight.short).most_common(1):
@@ -113,10 +110,9 @@ def own_storage(graph: Graph) -> Storage | None:
 def plan_storage(graph: Graph, encoding: Encoding) -> Storage:
     """Plan which weights to store as FP16 or BF16; the graph stays as it is until the plan is applied.
 
-    A weight qualifies if ncnn reads it after a tag (MemoryData can be set to) and it is float32 now: int8 layers and
-    compressed weights stay as they are. It stays in 32 bits, and is named, if a number would overflow or is not finite,
-    or if a row of it (the weights of one output, for a layer with `num_output`) has only numbers so small that 16 bits
-    do not hold them.
+    The plan covers float32 weights with a tag in the file, and those of MemoryData (by `load_type`); int8 layers and
+    compressed weights stay unchanged. A weight stays in 32 bits, listed in `kept`, if a number overflows or is not
+    finite, or if all numbers of a row (the weights of one of `num_output` outputs) are too small for the format.
     """
     return _plan(_candidates(graph), encoding)
 
@@ -144,11 +140,11 @@ def _candidates(graph: Graph) -> Iterator[tuple[Layer, Block, Weight]]:
 
 
 def _is_integer(weight: Weight) -> bool:
-    """Return whether a constant's 32 bits are integers, such as indexes: as floats those are denormal, or NaN."""
+    """Return True if a constant's 32 bits are integers, such as indexes: as floats these are subnormal."""
     if weight.data.dtype == np.int32 or weight.data.dtype.itemsize != 4:
         return weight.data.dtype == np.int32
     bits = weight.data.view(np.uint32)
-    return bool(((bits >> 23 & 0xFF == 0) & (bits << 1 != 0)).any())  # denormal
+    return bool(((bits >> 23 & 0xFF == 0) & (bits << 1 != 0)).any())  # subnormal
 
 
 def _rows(layer: Layer, block: Block) -> int:
@@ -157,14 +153,14 @@ def _rows(layer: Layer, block: Block) -> int:
 
 
 def rounded(array: Array, encoding: Encoding) -> Array:
-    """Return float32 numbers as they come out of a file with that encoding."""
+    """Return float32 numbers after a round trip through the encoding."""
     values = np.ascontiguousarray(array, np.float32)
     with np.errstate(over="ignore"):
         return Weight(_encoded(values.reshape(-1), encoding), encoding).array.reshape(values.shape)
 
 
 def _shortened(array: Array, encoding: Encoding, rows: int) -> tuple[Array, str]:
-    """Return the stored form, and the reason not to use it (empty if there is none)."""
+    """Return the 16-bit numbers and an empty string, or the numbers as they are and the reason."""
     values = array.astype(np.float32, copy=False).reshape(-1)
     if not np.isfinite(values).all():
         return values, "it is not finite everywhere"
@@ -176,7 +172,7 @@ def _shortened(array: Array, encoding: Encoding, rows: int) -> tuple[Array, str]
         return values, f"{largest:g} is beyond the largest number of {encoding.value}, {_LARGEST[encoding]:g}"
     parts, stored = values.reshape(rows, -1), back.reshape(rows, -1)
     lost = np.linalg.norm(stored.astype(np.float64) - parts, axis=1)
-    allowed = _LOST * ROUNDING[encoding] * np.linalg.norm(parts.astype(np.float64), axis=1)
+    allowed = _LIMIT * ROUNDING[encoding] * np.linalg.norm(parts.astype(np.float64), axis=1)
     if (lost > allowed).any():
         row = int(np.argmax(lost - allowed))
         where = f"row {row}" if rows > 1 else "it"

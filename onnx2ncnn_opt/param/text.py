@@ -1,9 +1,8 @@
 """Reading and writing .param text.
 
-Reading preserves the meaning that a file has for ncnn 1.0.20261020. Integers mixed with floats in one array (ncnn would
-read their bits as the other kind) are refused, because nobody can have meant them. Layers beyond the header's count are
-reported and left out: ncnn does not read them, and a net of its own benchmark has one. A blob count that is too large
-is harmless and accepted.
+A file means the same as for ncnn 1.0.20261020. An array that mixes integers and floats is refused, because ncnn reads
+the bits of one kind as the other. Layers beyond the header's count are reported and left out: ncnn does not read them,
+and a net of its own benchmark has one. A blob count that is too large is harmless and accepted.
 """
 
 import re
@@ -27,15 +26,14 @@ _HEADER = re.compile(rb"\s*([^\s]+)\s+([^\s]+)\s+([^\s]+)")
 
 
 def parse_param(text: str | bytes, *, file: str = "<param>", types: Mapping[str, LayerSpec] = LAYERS) -> ParsedNet:
-    """Read .param text; the weights are in the .bin. `types` is the table of layers.
+    """Parse .param text; the weights are in the .bin. `types` is the table of layers.
 
-    The net's outputs are the blobs that no layer consumes. Split layers go: their tops become the bottom itself, which
-    takes over the name of a top that is an output. If one name is not enough (the bottom is a net input, or several
-    tops are outputs) one Split stays, whose tops are those outputs. A blob with several consumers, which ncnn would
-    compute wrongly, is read as it was meant.
+    The net's outputs are the blobs that no layer consumes. Split layers are removed: readers of a top read the bottom,
+    and the bottom gets the name of a top that is an output. If the bottom is a net input, or several tops are outputs,
+    one Split stays, with these outputs as tops. A blob may have several consumers without a Split, unlike in ncnn.
 
-    A parameter whose text is of the wrong kind is read as ncnn reads it: as its default (``0=2.0`` for an integer), so
-    it is left out; integers for a float are converted. Raises ParamError, naming file and line.
+    A parameter of the wrong kind is left out, because ncnn reads it as its default (``0=2.0`` for an integer); integers
+    for a float are converted. Raises ParamError, naming file and line.
     """
     entries, unread = _entries(text.encode(errors="surrogatepass") if isinstance(text, str) else text, file)
     return connect(entries, types)._replace(unread_layers=unread)
@@ -72,14 +70,14 @@ def _entries(data: bytes, file: str) -> tuple[list[LayerLine], int]:
 
 
 def _header_number(token: bytes) -> int:
-    """Return the number; 0, which is none of a header's, for another token."""
+    """Return the number; 0, which no header contains, for another token."""
     return int(token) if len(token) < 16 and re.fullmatch(rb"[+-]?[0-9]+", token) else 0
 
 
 def _entry(line: str, number: int, file: str) -> LayerLine:
     where = f"{file}:{number}"
     words = re.split(rf"[{BLANKS}]+", line.strip(BLANKS), maxsplit=4)
-    if len(words) < 4 or _PARAM.match(words[0]):  # ncnn takes the latter for a parameter of the layer before
+    if len(words) < 4 or _PARAM.match(words[0]):  # ncnn reads `0=1` as a parameter of the layer before
         raise ParamError(f"{where}: a layer needs type, name and two blob counts, found '{excerpt(line)}'")
     type, name, *counts = words[:4]
     if not all(re.fullmatch(r"[+-]?[0-9]{1,7}", count, re.ASCII) and int(count) >= 0 for count in counts):
@@ -101,14 +99,14 @@ def _entry(line: str, number: int, file: str) -> LayerLine:
 def format_param(graph: Graph) -> str:
     """Return the .param text of a graph, Splits inserted; raises GraphError for a value that the format cannot hold.
 
-    The text means the same to every ncnn since 2026: arrays old style, strings quoted, floats always with a point or an
+    Every ncnn since 2026 reads the text alike: arrays in old style, strings in quotes, floats with a point or an
     exponent and at most 15 characters, in the shortest form that reads back to the same float32.
     """
     return format_listing(list_layers(graph))
 
 
 def format_listing(listing: Listing) -> str:
-    """Return the .param text of layers that are listed already (see `list_layers`)."""
+    """Return the .param text of the lines of `list_layers`."""
     blob_count = sum(len(line.tops) for line in listing.lines)
     return "".join((f"{MAGIC}\n{len(listing.lines)} {blob_count}\n", *map(_format_line, listing.lines)))
 
@@ -131,16 +129,13 @@ def _format_params(layer: Layer) -> Iterator[str]:
 
 
 def param_values(layer: Layer) -> list[tuple[int, str | int, Kind | None, Any]]:
-    """Return the parameters of a layer as a file lists them: id, name, kind, value.
-
-    The kind is None if the table does not know it.
-    """
-    known: Mapping[str, Param] = layer.spec.by_name if layer.spec else {}
+    """Return the id, name, kind (None if the table lacks it) and value of each parameter of a layer, by id."""
+    by_name: Mapping[str, Param] = layer.spec.by_name if layer.spec else {}
     values: dict[int, tuple[int, str | int, Kind | None, Any]] = {}
     for name, value in layer.params.items():
-        if isinstance(name, str) and name not in known:
+        if isinstance(name, str) and name not in by_name:
             raise GraphError(f"{layer.type} '{layer.name}' has no parameter {name}")
-        id, kind = (known[name].id, known[name].kind) if isinstance(name, str) else (name, None)
+        id, kind = (by_name[name].id, by_name[name].kind) if isinstance(name, str) else (name, None)
         if not 0 <= id <= MAX_PARAM_ID:
             raise GraphError(f"{layer.type} '{layer.name}': there is no parameter id {id}")
         values[id] = id, name, kind, _current_hints(layer, value) if id == SHAPE_HINTS_ID else value
@@ -148,16 +143,16 @@ def param_values(layer: Layer) -> list[tuple[int, str | int, Kind | None, Any]]:
 
 
 def _current_hints(layer: Layer, hints: Sequence[int]) -> Sequence[int]:
-    """Return shape hints for the layer as it is now: from its blobs if their shapes are known."""
+    """Return shape hints from the layer's outputs if their shapes are known, else the old hints."""
     count = len(layer.outputs)
     shapes = [blob.shape for blob in layer.outputs if blob.shape and all(isinstance(size, int) for size in blob.shape)]
     if len(shapes) == count:
-        five = len(hints) == 5 * count or any(len(shape) == 4 for shape in shapes)
-        return [number for shape in shapes for number in _hint(shape, five=five)]
+        has_depth = len(hints) == 5 * count or any(len(shape) == 4 for shape in shapes)
+        return [number for shape in shapes for number in _hint(shape, has_depth=has_depth)]
     return hints if len(hints) in (4 * count, 5 * count) else ()
 
 
-def _hint(shape: Sequence[Any], *, five: bool) -> tuple[int, ...]:
+def _hint(shape: Sequence[Any], *, has_depth: bool) -> tuple[int, ...]:
     """Return the hint for one blob: ``dims,w,h,c``, or ``dims,w,h,d,c``."""
     c, d, h, w = {1: (1, 1, 1, *shape), 2: (1, 1, *shape), 3: (shape[0], 1, *shape[1:]), 4: tuple(shape)}[len(shape)]
-    return (len(shape), w, h, d, c) if five else (len(shape), w, h, c)
+    return (len(shape), w, h, d, c) if has_depth else (len(shape), w, h, c)

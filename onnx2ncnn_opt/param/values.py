@@ -1,4 +1,4 @@
-"""Parameter values in .param text: ``id=value`` tokens read the way ncnn reads them, and written so that it can."""
+"""Reading and writing ``id=value`` tokens of .param text by ncnn's rules."""
 
 import math
 import re
@@ -10,7 +10,7 @@ import numpy as np
 from onnx2ncnn_opt.errors import ParamError
 from onnx2ncnn_opt.ir.spec import MAX_PARAM_ID, Kind
 
-_ARRAY_ID = -23300  # old style: -23300 - id stands for an array
+_ARRAY_ID = -23300  # old style: the key of an array is -23300 - id
 _MAX_VALUE_CHARS = 127
 MAX_STRING_BYTES = 255
 _INT32 = range(-(2**31), 2**31)
@@ -26,7 +26,7 @@ Value = int | float | str | tuple[int, ...] | tuple[float, ...]
 
 
 def read_values(text: str, where: str) -> dict[int, Value]:
-    """Return the parameters of a layer by id; of a repeated id the last one counts."""
+    """Return the parameters of a layer by id; the last value of a repeated id counts."""
     values: dict[int, Value] = {}
     position = 0
     while position < len(text):
@@ -79,7 +79,7 @@ def _is_float(text: str) -> bool:
 
 
 def _number(text: str, where: str) -> int | float:
-    """Return an integer, or a float rounded to float32 the way ncnn does it (through a double)."""
+    """Return an integer, or a float that is rounded to float32 through a double, as in ncnn."""
     if len(text) <= _MAX_VALUE_CHARS:
         if not _is_float(text) and _INT.fullmatch(text) and int(text) in _INT32:
             return int(text)
@@ -94,7 +94,7 @@ def excerpt(text: str) -> str:
 
 
 def as_kind(kind: Kind, value: Value) -> Value | None:
-    """Return the value as a parameter of this kind reads it; None if it takes its default instead."""
+    """Return the value that ncnn reads for a parameter of this kind; None if ncnn takes the default."""
     if kind == "string":
         return value if isinstance(value, str) else None
     if kind in ("int", "float"):
@@ -113,7 +113,7 @@ def _float32(value: float) -> float:
 
 
 def format_value(id: int, kind: Kind | None, value: Any) -> str:
-    """Return one ``id=value`` token; ValueError if the format cannot express it."""
+    """Return an ``id=value`` token; ValueError if the format cannot express it."""
     kind = kind or kind_of(value)
     writers: dict[str, Callable[[Any], str]] = {"string": _string_text, "int": _int_text, "float": float_text}
     if kind in writers:
@@ -144,16 +144,16 @@ def _string_text(value: Any) -> str:
         raise ValueError(f"not a string of at most {MAX_STRING_BYTES} bytes on one line")
     if '"' not in value:
         return f'"{value}"'
-    # The format has no escape for a quote, but a word may hold one inside.
+    # The format has no escape for a quote, but a word may contain one.
     if value[0].isascii() and value[0].isalpha() and not re.search(rf"[{BLANKS}]", value):
         return value
     raise ValueError("ncnn cannot read a string with both quotes and blanks")
 
 
 def stored_float(value: Any) -> float:
-    """Return the float32 that a file can hold for a value: for an infinity the largest number that every ncnn can read.
+    """Return the float32 to write for a value: for an infinity, the largest number that every ncnn can read.
 
-    Raises ValueError for values that are not numbers, and for NaN, which ncnn would take for a string.
+    Raises ValueError for values that are not numbers, and for NaN, which ncnn reads as a string.
     """
     if not isinstance(value, (int, float, np.integer, np.floating)):
         raise ValueError("not a number")
@@ -169,6 +169,6 @@ def float_text(value: float) -> str:
     number = np.float32(stored_float(value))
     text = np.format_float_scientific(number, unique=True, trim="-", exp_digits=1).replace("e+", "e")
     plain = np.format_float_positional(number, unique=True, trim="0")
-    # Older parsers collect the digits on either side of the point in 32 bits.
+    # Older parsers hold the digits on each side of the point in a 32-bit integer.
     whole, _, fraction = plain.lstrip("-").partition(".")
     return plain if len(plain) <= len(text) + 2 and len(whole) <= 9 and len(fraction) <= 9 else text
