@@ -1,1 +1,1 @@
-"""int8 nets: the scales that data gives, the layers that are worth it, and what it costs in accuracy."""
+"""int8 nets: scales from calibration data, the choice of layers, and the loss of accuracy."""

@@ -1,9 +1,10 @@
-"""Inputs of int8 layers that are on one side of 0, moved to its middle: one bit more for the same time.
+"""Centring of one-sided inputs of int8 layers: one more bit of precision in the same time.
 
-A blob x of 0..2c, as a ReLU makes it, becomes c - x, of which int8 uses both signs. The layer before it takes that
-into its weights, bias and activation, readers into weights and bias, float ones as well. ncnn pads the integers: with
-127, which is 0 of x. (Not x - c: ncnn's padding on x86 gives only one of eight channels a negative number.) Such
-padding has no shader, so a feature mask keeps these layers on the CPU, with those that they share blobs of int8 with.
+A ReLU's output x is in 0..2c, so int8 uses only one sign. c - x is in -c..c and uses both. The producer absorbs the
+change into its weights, bias and activation; consumers, also float ones, into weights and bias. ncnn pads the integers
+with 127, which stands for x = 0. (x - c would need negative padding, which ncnn on x86 writes to only one of eight
+channels.) This padding has no shader. So a feature mask keeps these layers, and layers that exchange int8 blobs with
+them, on the CPU.
 """
 
 import math
@@ -23,25 +24,23 @@ _PADS = ("pad_left", "pad_right", "pad_top", "pad_bottom")
 
 
 def centre(graph: Graph, *, padded: bool = True) -> None:
-    """Centre the inputs of int8 layers where all readers allow it; without `padded` none of them pads."""
+    """Centre the inputs of int8 layers where all consumers allow it; skip padding layers if `padded` is False."""
     for layer in graph:
         for blob in layer.outputs:
-            if _is_one_sided(blob) and all(_takes_centred(reader, padded) for reader in blob.users):
+            if _is_one_sided(blob) and all(_takes_centred(consumer, padded) for consumer in blob.users):
                 _centre(layer, list(blob.users))
-    joined = [[layer, *layer.output.users] for layer in graph if "top_blob_int8_scales" in layer.weights]
-    off_gpu = [each for each in joined if 0 < sum(map(_is_off_gpu, each)) < len(each)]
-    while off_gpu:
-        for layer in (layer for each in off_gpu for layer in each):
+    groups = [[layer, *layer.output.users] for layer in graph if "top_blob_int8_scales" in layer.weights]
+    while mixed := [group for group in groups if 0 < sum(map(_is_off_gpu, group)) < len(group)]:
+        for layer in (layer for group in mixed for layer in group):
             layer.params["featmask"] = layer["featmask"] | Feature.NO_VULKAN
-        off_gpu = [each for each in joined if 0 < sum(map(_is_off_gpu, each)) < len(each)]
 
 
 def is_centred(layer: Layer) -> bool:
-    """Return True if the input of an int8 layer was moved to the middle of its range."""
-    before = layer.inputs[0].producer
-    if before is None or before.type not in _LINEAR or before["activation_type"] != Activation.CLIP:
+    """Return True if `centre` has changed the input of an int8 layer."""
+    producer = layer.inputs[0].producer
+    if producer is None or producer.type not in _LINEAR or producer["activation_type"] != Activation.CLIP:
         return False
-    (low, high), scale = before["activation_params"], float(layer.weights["bottom_blob_int8_scales"][0])
+    (low, high), scale = producer["activation_params"], float(layer.weights["bottom_blob_int8_scales"][0])
     return bool(low < 0 and np.isclose(high * scale, LEVELS))
 
 
@@ -50,14 +49,14 @@ def _is_off_gpu(layer: Layer) -> bool:
 
 
 def _is_one_sided(blob: Blob) -> bool:
-    """Return True if a layer that can be negated makes a blob, and cuts off what is below 0."""
-    layer = blob.producer
-    if layer is None or not _can_be_negated(layer) or blob.is_output:
+    """Return True if the blob's producer can be negated and clips at 0, and int8 consumers agree on the scale."""
+    producer = blob.producer
+    if producer is None or not _can_be_negated(producer) or blob.is_output:
         return False
-    kind, limits = layer["activation_type"], layer["activation_params"]
+    kind, limits = producer["activation_type"], producer["activation_params"]
     if kind != Activation.RELU and not (kind == Activation.CLIP and limits[0] == 0):
         return False
-    return len({float(each.weights["bottom_blob_int8_scales"][0]) for each in blob.users if _is_int8(each)}) == 1
+    return len({float(user.weights["bottom_blob_int8_scales"][0]) for user in blob.users if _is_int8(user)}) == 1
 
 
 def _can_be_negated(layer: Layer) -> bool:
@@ -84,15 +83,16 @@ def _takes_centred(layer: Layer, padded: bool) -> bool:
     return is_safe or largest_sum(rows_of(layer)) <= LARGEST_SUM
 
 
-def _centre(before: Layer, readers: list[Layer]) -> None:
-    middle = LEVELS / 2 / next(float(each.weights["bottom_blob_int8_scales"][0]) for each in readers if _is_int8(each))
-    high = before["activation_params"][1] if before["activation_type"] == Activation.CLIP else math.inf
-    _negate(before, middle - _bias(before))
+def _centre(producer: Layer, consumers: list[Layer]) -> None:
+    scale = next(float(layer.weights["bottom_blob_int8_scales"][0]) for layer in consumers if _is_int8(layer))
+    middle = LEVELS / 2 / scale
+    high = producer["activation_params"][1] if producer["activation_type"] == Activation.CLIP else math.inf
+    _negate(producer, middle - _bias(producer))
     limits = (max(-middle, middle - high), middle)
-    before.params |= {"activation_type": int(Activation.CLIP), "activation_params": limits}
-    if "top_blob_int8_scales" in before.weights:
-        before.weights["top_blob_int8_scales"] = before.weights["top_blob_int8_scales"] * np.float32(2)
-    for layer in readers:
+    producer.params |= {"activation_type": int(Activation.CLIP), "activation_params": limits}
+    if "top_blob_int8_scales" in producer.weights:
+        producer.weights["top_blob_int8_scales"] = producer.weights["top_blob_int8_scales"] * np.float32(2)
+    for layer in consumers:
         sums = rows_of(layer).sum(axis=1, dtype=np.float64)
         if _is_int8(layer):
             scales = layer.weights["weight_data_int8_scales"].astype(np.float64)

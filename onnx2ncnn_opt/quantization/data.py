@@ -1,4 +1,4 @@
-"""Samples for a net: an .npz, a folder of arrays or pictures, or a function that yields them."""
+"""Samples for a net from an .npz, a folder of arrays or pictures, or a function."""
 
 import importlib
 import zipfile
@@ -19,7 +19,7 @@ _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 
 
 class Samples(Sequence[dict[str, Array]]):
-    """Inputs of a net, one sample after the other, each checked as it is read; UsageError names the place."""
+    """Inputs of a net, loaded and checked sample by sample; a UsageError names the sample."""
 
     def __init__(self, source: Any, entries: Sequence[Entry]) -> None:
         self.entries = tuple(entries)
@@ -71,8 +71,8 @@ class Samples(Sequence[dict[str, Array]]):
                 function = getattr(importlib.import_module(module), name)
             except (ImportError, AttributeError) as error:
                 raise UsageError(f"the data {source}: {error}") from error
-            found = function() if callable(function) else None
-            items = [*found] if isinstance(found, Iterable) else None
+            samples = function() if callable(function) else None
+            items = [*samples] if isinstance(samples, Iterable) else None
         if items is None:
             raise UsageError(f"the data {source} is no function that yields or returns samples")
         return [self._by_name(item) for item in items]
@@ -110,7 +110,7 @@ def _arrays(path: Path, entries: Sequence[Entry]) -> Arrays:
 
 
 def _split(arrays: Arrays, entries: Sequence[Entry], where: str) -> list[dict[str, Any]]:
-    """Return the samples in arrays that hold many: along a first axis of their own, or along the batch."""
+    """Split arrays of several samples along an additional first axis, or along the batch axis."""
     if unknown := set(arrays) - {entry.name for entry in entries}:
         names = ", ".join(entry.name for entry in entries)
         raise UsageError(f"{where}: '{sorted(unknown)[0]}' is no input; the inputs are {names}")
@@ -135,8 +135,8 @@ def _split(arrays: Arrays, entries: Sequence[Entry], where: str) -> list[dict[st
 
 
 def _with_batch_axes(arrays: Arrays, entries: Sequence[Entry]) -> Arrays:
-    """Return a sample with the batch axes of 1 that its arrays lack."""
-    whole = dict(arrays)
+    """Return a sample whose arrays have batch axes of size 1 where they lacked one."""
+    batched = dict(arrays)
     for entry in entries:
         array: Any = arrays.get(entry.name)
         axis = entry.batch_axis or 0
@@ -145,12 +145,12 @@ def _with_batch_axes(arrays: Arrays, entries: Sequence[Entry]) -> Arrays:
             if all(
                 size == dim or not isinstance(dim, int) for size, dim in zip(longer.shape, entry.shape, strict=True)
             ):
-                whole[entry.name] = longer
-    return whole
+                batched[entry.name] = longer
+    return batched
 
 
 def _picture(path: Path, entries: Sequence[Entry]) -> Arrays:
-    """Return a picture in the size of the only input, which has to take pixels."""
+    """Return a picture resized for the model's only input, which must be an image."""
     from PIL import Image as pillow
     from PIL import ImageOps
 
@@ -165,11 +165,11 @@ def _picture(path: Path, entries: Sequence[Entry]) -> Arrays:
     except (OSError, ValueError, pillow.DecompressionBombError) as error:
         raise UsageError(f"{path}: no picture can be read from it: {error}") from error
     size = (width if isinstance(width, int) else picture.width, height if isinstance(height, int) else picture.height)
-    way = pillow.Resampling.BILINEAR
+    filter = pillow.Resampling.BILINEAR
     if image.letterbox is None:
-        picture = picture.resize(size, way)
+        picture = picture.resize(size, filter)
     else:
-        picture = ImageOps.pad(picture, size, way, color=(int(image.letterbox),) * len(picture.getbands()))
+        picture = ImageOps.pad(picture, size, filter, color=(int(image.letterbox),) * len(picture.getbands()))
     pixels = np.asarray(picture, np.float32).reshape(size[1], size[0], -1)
     pixels = pixels[..., :: -1 if image.bgr else 1].transpose(2, 0, 1)
     return {entry.name: pixels.reshape((1,) * (len(entry.shape) - 3) + pixels.shape)}

@@ -1,6 +1,6 @@
-"""Float layers as layers of int8, with given scales.
+"""The int8 forms of float layers, for known scales.
 
-ncnn rounds half away from zero and has no -128: x becomes round(x * scale), from -127 to 127.
+ncnn stores round(x * scale), from -127 to 127; it rounds half away from zero.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,19 +26,19 @@ from onnx2ncnn_opt.ir.weight import Encoding, Weight
 from onnx2ncnn_opt.param.binary import is_quantised
 
 Array = NDArray[Any]
-_MARGIN = 4  # a sum may be so many times as large as the largest that data gave
-_BLOCK = 64  # numbers of a Gemm's row that have a scale of their own
-_OF_BLOCKS = 801  # quantize_term: 8 bits, blocks of 64
-_OF_ONE_SCALE = 2
+_MARGIN = 4  # sums of other data may be 4 times as large as the largest of the calibration data
+_BLOCK = 64  # weights of a Gemm's row that share a scale
+_BLOCK_TERM = 801  # quantize_term: 8 bits, blocks of 64
+_SINGLE_SCALE_TERM = 2
 
 
 @dataclass(frozen=True)
 class Scales:
-    """What a layer needs: the scale of its input, the input's mean by channel, and perhaps the scales of its rows.
+    """The scale of a layer's input, the input's mean by channel, and the scales of the weights' rows if known.
 
-    `whole` gives a Gemm's constant B, or attention's projections, no scales of blocks; without `winograd` a 3x3
-    convolution is computed in another way. `largest_sum` is the largest sum of products
-    of integers that data gave with 8 bits, None if nobody looked. `parts` are given scales of STORED_SCALES.
+    `whole`: store a Gemm's constant B, or attention's projections, without scales of blocks. `winograd`: allow
+    winograd for a 3x3 convolution. `largest_sum` is the largest sum of integer products in the calibration data, with
+    8 bits; None if not measured. `parts` are the scales in STORED_SCALES, for example from a table.
     """
 
     input: float
@@ -66,35 +66,35 @@ def obstacle(layer: Layer) -> str:
 
 
 def has_static_scale(layer: Layer) -> bool:
-    """Return True if the scale of a layer's input is in the file; others find theirs at run time."""
+    """Return True if the net stores the scale of the layer's input; other layers compute it at run time."""
     return layer.type in _STATIC
 
 
 def form_of(layer: Layer) -> tuple[str, int]:
-    """Return how an int8 layer has its scales, in words, and the bits of its weights; 0 if it has none."""
+    """Return a description of an int8 layer's scales, and the bits of its weights; 0 bits if it has no weights."""
     if layer.type in _STATIC:
         largest = int(np.abs(layer.weights["weight_data"].astype(np.int32)).max(initial=0))
         bits = next(bits for bits in (6, 7, 8) if largest < 2 ** (bits - 1))
-        is_plain = layer.type == "Convolution" and layer["featmask"] & Feature.NO_WINOGRAD
-        return "a scale for each row" + ", no winograd" * bool(is_plain), bits
+        no_winograd = layer.type == "Convolution" and layer["featmask"] & Feature.NO_WINOGRAD
+        return "a scale for each row" + ", no winograd" * bool(no_winograd), bits
     if layer.type == "SDPA":
         return "at run time", 0
     return (
-        "blocks of 64" if layer.params.get("quantize_term") == _OF_BLOCKS else _FORMS.get(layer.type, "one scale")
+        "blocks of 64" if layer.params.get("quantize_term") == _BLOCK_TERM else _FORMS.get(layer.type, "one scale")
     ), 8
 
 
 def forms_of(graph: Graph) -> dict[str, tuple[bool, bool]]:
-    """Return for each int8 layer of a net, by name, `whole` and `winograd` of its `Scales`."""
-    found = {}
-    for layer in (layer for layer in graph if is_quantised(layer)):
-        is_whole = layer.params.get("quantize_term") == _OF_ONE_SCALE
-        found[layer.name] = is_whole, not layer["featmask"] & Feature.NO_WINOGRAD
-    return found
+    """Return `whole` and `winograd` of the `Scales` of each int8 layer, by name."""
+    forms = {}
+    for layer in filter(is_quantised, graph):
+        is_whole = layer.params.get("quantize_term") == _SINGLE_SCALE_TERM
+        forms[layer.name] = is_whole, not layer["featmask"] & Feature.NO_WINOGRAD
+    return forms
 
 
 def rows_of(layer: Layer) -> Array:
-    """Return the weights that share a scale, row by row."""
+    """Return the weights as a matrix with one scale for each row."""
     if layer.type == "Gemm":
         return _gemm_rows(layer)
     rows = layer["group"] if layer.type == "ConvolutionDepthWise" else layer["num_output"]
@@ -102,7 +102,7 @@ def rows_of(layer: Layer) -> Array:
 
 
 def quantise(graph: Graph, scales: Mapping[str, Scales], *, joins: bool = True) -> None:
-    """Make layers int8, by name. With `joins` convolutions hand int8 to each other where they can."""
+    """Make the layers in `scales` int8. With `joins`, adjacent convolutions pass int8 blobs to each other."""
     chosen = [layer for layer in graph if layer.name in scales]
     for layer in chosen:
         _KINDS[layer.type].quantise(layer, scales[layer.name])
@@ -115,9 +115,9 @@ def quantise(graph: Graph, scales: Mapping[str, Scales], *, joins: bool = True) 
 
 
 def _takes_int8(blob: Blob, scales: Mapping[str, Scales]) -> bool:
-    readers = list(blob.users)
-    is_read = bool(readers) and all(each.type in _CONVOLUTIONS and each.name in scales for each in readers)
-    return is_read and not blob.is_output and len({scales[each.name].input for each in readers}) == 1
+    consumers = list(blob.users)
+    are_int8 = bool(consumers) and all(layer.type in _CONVOLUTIONS and layer.name in scales for layer in consumers)
+    return are_int8 and not blob.is_output and len({scales[layer.name].input for layer in consumers}) == 1
 
 
 def _convolution(layer: Layer, scales: Scales) -> None:
@@ -141,67 +141,67 @@ def _convolution(layer: Layer, scales: Scales) -> None:
 
 
 def _store(layer: Layer, rows: Array, by_row: Array, scales: Scales) -> None:
-    """Store rows of weights as integers, the scales, and a bias that has back what rounding takes from the means."""
+    """Store the weights as integers, their scales, and a bias that corrects the mean rounding error."""
     numbers, outputs = integers(rows, by_row[:, None]), layer["num_output"]
-    lost = (rows - numbers / by_row[:, None].astype(np.float64)).reshape(outputs, -1)
-    group = len(rows) if layer.type == "ConvolutionDepthWise" else 1
-    if scales.means is not None and (missing := _lost_of_means(lost, scales.means, group)) is not None:
+    errors = (rows - numbers / by_row[:, None].astype(np.float64)).reshape(outputs, -1)
+    groups = len(rows) if layer.type == "ConvolutionDepthWise" else 1
+    if scales.means is not None and (correction := _mean_error(errors, scales.means, groups)) is not None:
         bias = layer.weights["bias_data"] if layer["bias_term"] else np.zeros(outputs, np.float32)
-        layer.weights["bias_data"], layer.params["bias_term"] = (bias + missing).astype(np.float32), 1
+        layer.weights["bias_data"], layer.params["bias_term"] = (bias + correction).astype(np.float32), 1
     layer.weights["weight_data"] = Weight(numbers.reshape(-1), Encoding.INT8)
     layer.weights["weight_data_int8_scales"] = by_row
     layer.weights["bottom_blob_int8_scales"] = np.array([scales.input], np.float32)
     layer.params["int8_scale_term"] = 1 if layer.type == "ConvolutionDepthWise" else 2
 
 
-def _lost_of_means(lost: Array, means: Array, group: int = 1) -> Array | None:
-    """Return lost weights times the means of their channels; None if the means are of other channels."""
-    each = means.size // group  # channels of a group
-    if means.size % group or not each or lost.shape[1] % each:
+def _mean_error(errors: Array, means: Array, groups: int = 1) -> Array | None:
+    """Return the outputs' mean error: weight errors times input means; None if the number of means does not fit."""
+    channels = means.size // groups
+    if means.size % groups or not channels or errors.shape[1] % channels:
         return None
-    taps = lost.reshape(group, lost.shape[0] // group, each, -1).sum(axis=3)
-    return np.asarray(np.einsum("goc,gc->go", taps, means.reshape(group, each)).reshape(-1))
+    by_channel = errors.reshape(groups, errors.shape[0] // groups, channels, -1).sum(axis=3)
+    return np.asarray(np.einsum("goc,gc->go", by_channel, means.reshape(groups, channels)).reshape(-1))
 
 
 def _gemm(layer: Layer, scales: Scales) -> None:
-    """Store B in blocks where ncnn has them; else with one scale, and a constant A with one for each row."""
+    """Store B with scales of blocks where ncnn supports them, else with one scale; A with one scale for each row."""
     rows = rows_of(layer).astype(np.float32)
     if layer["constantA"]:
         by_row = row_scales(rows)
         numbers = integers(rows, by_row[:, None])
         layer.weights["A_data"] = _int8(numbers.T if layer["transA"] else numbers)
-        layer.weights["A_data_int8_scales"], layer.params["quantize_term"] = by_row, _OF_ONE_SCALE
+        layer.weights["A_data_int8_scales"], layer.params["quantize_term"] = by_row, _SINGLE_SCALE_TERM
         return
     if _has_blocks(layer) and not scales.whole:
         numbers, by_row = _blocks(rows)
-        lost = rows - numbers / np.repeat(by_row, _BLOCK).reshape(len(rows), -1)[:, : rows.shape[1]]
+        errors = rows - numbers / np.repeat(by_row, _BLOCK).reshape(len(rows), -1)[:, : rows.shape[1]]
         _replace(layer, "B_data", "B_data_packed_bytes", _bytes(numbers))
-        layer.weights["B_data_quantize_scales"], layer.params["quantize_term"] = by_row, _OF_BLOCKS
+        layer.weights["B_data_quantize_scales"], layer.params["quantize_term"] = by_row, _BLOCK_TERM
     else:
         by_row = row_scales(rows.reshape(1, -1))
         numbers = integers(rows, by_row)
-        lost = rows - numbers / by_row.astype(np.float64)
+        errors = rows - numbers / by_row.astype(np.float64)
         layer.weights["B_data"] = _int8(numbers)
-        layer.weights["B_data_int8_scale"], layer.params["quantize_term"] = by_row, _OF_ONE_SCALE
+        layer.weights["B_data_int8_scale"], layer.params["quantize_term"] = by_row, _SINGLE_SCALE_TERM
     layer.params["transB"] = 1
     is_row = layer["constantC"] and layer["constant_broadcast_type_C"] == GemmC.N and layer["beta"] != 0
-    if is_row and scales.means is not None and (missing := _lost_of_means(lost, scales.means)) is not None:
-        missing *= layer["alpha"] / layer["beta"]
-        layer.weights["C_data"] = (layer.weights["C_data"] + missing).astype(np.float32)
+    if is_row and scales.means is not None and (correction := _mean_error(errors, scales.means)) is not None:
+        correction *= layer["alpha"] / layer["beta"]
+        layer.weights["C_data"] = (layer.weights["C_data"] + correction).astype(np.float32)
 
 
 def _gemm_rows(layer: Layer) -> Array:
     """Return the rows of A, or of B transposed."""
-    letter, size, is_turned = "B", layer["constantN"], not layer["transB"]
+    operand, size, transpose = "B", layer["constantN"], not layer["transB"]
     if layer["constantA"]:
-        letter, size, is_turned = "A", layer["constantM"], layer["transA"]
-    shape = (layer["constantK"], size) if is_turned else (size, layer["constantK"])
-    matrix = layer.weights[f"{letter}_data"].reshape(shape)
-    return np.ascontiguousarray(matrix.T) if is_turned else matrix
+        operand, size, transpose = "A", layer["constantM"], layer["transA"]
+    shape = (layer["constantK"], size) if transpose else (size, layer["constantK"])
+    matrix = layer.weights[f"{operand}_data"].reshape(shape)
+    return np.ascontiguousarray(matrix.T) if transpose else matrix
 
 
 def _blocks(rows: Array) -> tuple[Array, Array]:
-    """Return rows as integers, and the scales of blocks of them."""
+    """Return rows as integers, and a scale for each block of 64 of them."""
     padded = np.zeros((len(rows), -(-rows.shape[1] // _BLOCK) * _BLOCK), np.float32)
     padded[:, : rows.shape[1]] = rows
     by_block = row_scales(padded.reshape(-1, _BLOCK))
@@ -223,7 +223,7 @@ def _replace(layer: Layer, old: str, name: str, weight: Weight) -> None:
 
 
 def _attention(layer: Layer, scales: Scales) -> None:
-    """Store the four projections in blocks, or `whole`: a scale for each row, and one for the last."""
+    """Store four projections with scales of blocks; if `whole`, with a scale for each row, and one for "out"."""
     embed = layer["embed_dim"]
     for name in _PROJECTIONS:
         count = layer["weight_data_size"] // embed if name == "out" else embed
@@ -236,38 +236,38 @@ def _attention(layer: Layer, scales: Scales) -> None:
         numbers, by_block = _blocks(rows)
         _replace(layer, f"{name}_weight_data", f"{name}_weight_data_packed_bytes", _bytes(numbers))
         layer.weights[f"{name}_quantize_scales"] = by_block
-    layer.params["quantize_term"] = _OF_ONE_SCALE if scales.whole or scales.parts else _OF_BLOCKS
+    layer.params["quantize_term"] = _SINGLE_SCALE_TERM if scales.whole or scales.parts else _BLOCK_TERM
 
 
 def _part(scales: Scales, part: int, rows: Array) -> Array:
-    """Return the given scales of a part of the weights, or those of its rows."""
+    """Return the scales in `scales.parts` for a part of the weights, or compute them from its rows."""
     return np.resize(scales.parts[part], len(rows)).astype(np.float32) if scales.parts else row_scales(rows)
 
 
 def _sdpa(layer: Layer, scales: Scales) -> None:
-    layer.params["int8_scale_term"] = _OF_ONE_SCALE
+    layer.params["int8_scale_term"] = _SINGLE_SCALE_TERM
 
 
 def _embed(layer: Layer, scales: Scales) -> None:
     rows = layer.weights["weight_data"].reshape(1, -1)
     by_row = _part(scales, 0, rows)
     layer.weights["weight_data"] = _int8(integers(rows, by_row))
-    layer.weights["weight_data_int8_scale"], layer.params["int8_scale_term"] = by_row, _OF_ONE_SCALE
+    layer.weights["weight_data_int8_scale"], layer.params["int8_scale_term"] = by_row, _SINGLE_SCALE_TERM
 
 
 def _recurrent(layer: Layer, scales: Scales) -> None:
-    """Store both matrices of each direction with a scale for each row; inputs get theirs at run time."""
+    """Store both matrices of each direction with a scale for each row; ncnn computes input scales at run time."""
     rows = part_sizes(layer)[0]
     for part, name in enumerate(("weight_xc_data", "weight_hc_data")):
         matrix = layer.weights[name].reshape(rows, -1)
         by_row = _part(scales, part, matrix)
         layer.weights[name] = _int8(integers(matrix, by_row[:, None]))
         layer.weights[f"{name}_int8_scales"] = by_row
-    layer.params["int8_scale_term"] = _OF_ONE_SCALE
+    layer.params["int8_scale_term"] = _SINGLE_SCALE_TERM
 
 
 def part_sizes(layer: Layer) -> tuple[int, ...]:
-    """Return how many scales each of the weights of STORED_SCALES has."""
+    """Return the number of scales for each name in STORED_SCALES."""
     if layer.type in _GATES:
         hidden = layer["hidden_size"] if layer.type == "LSTM" else layer["num_output"]
         return (_GATES[layer.type] * hidden * (2 if layer["direction"] == Direction.BIDIRECTIONAL else 1),) * 2
@@ -276,7 +276,7 @@ def part_sizes(layer: Layer) -> tuple[int, ...]:
 
 
 def needs_sums(layer: Layer) -> bool:
-    """Return True if only data can show that the sums of a layer stay below the limit of winograd with 8 bits."""
+    """Return True if the weights do not prove that sums of winograd with 8 bits stay below ncnn's limit."""
     rows = rows_of(layer) if may_use_winograd(layer) else np.zeros((1, 1))
     return largest_sum(integers(rows, row_scales(rows)[:, None])) > LARGEST_SUM
 
@@ -311,7 +311,7 @@ def _has_blocks(layer: Layer) -> bool:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A type that ncnn has int8 kernels for, and the weights that have to be constants."""
+    """A layer type with int8 kernels in ncnn, and the weights that must be constants."""
 
     weights: tuple[str, ...]
     quantise: Callable[[Layer, Scales], None]
@@ -322,7 +322,7 @@ _CONVOLUTIONS = ("Convolution", "ConvolutionDepthWise")
 _STATIC = (*_CONVOLUTIONS, "InnerProduct")
 _PROJECTIONS = ("q", "k", "v", "out")
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
-# The scales of weights that ncnn2table writes for layers whose inputs get theirs at run time.
+# Scales of weights that ncnn2table writes for layers that compute their input's scale at run time.
 STORED_SCALES: Mapping[str, tuple[str, ...]] = {
     "Embed": ("weight_data_int8_scale",),
     "MultiHeadAttention": (

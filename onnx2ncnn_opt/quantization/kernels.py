@@ -1,6 +1,6 @@
-"""Times of int8 kernels in units of float, for devices that cannot be timed: emulated ones.
+"""Times of int8 kernels relative to float, for emulated devices, which cannot be timed.
 
-Each number is measured, by us or in the threads of ncnn, and rounded up. A kind that is not here has no known time.
+Each number was measured, by us or in ncnn's issues, and rounded up. Kernels without an entry have no known time.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _KERNELS: Mapping[str, Mapping[str, float]] = {"x86_64": _AVX2, "AMD64": _AVX2, 
 
 
 def time_in_int8(machine: str, layer: Layer, *, whole: bool) -> float | None:
-    """Return the time of a layer's int8 form in units of float; None if nobody has measured it."""
+    """Return the time of a layer's int8 form relative to float; None if it was not measured."""
     return _KERNELS.get(machine, {}).get(_kind(layer, whole))
 
 

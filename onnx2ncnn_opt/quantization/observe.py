@@ -1,4 +1,4 @@
-"""What data does to a float net: a histogram, the range and the means of each blob, one sample after the other."""
+"""Statistics of a float net's blobs over calibration data: a histogram, the range and the means."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping
@@ -20,21 +20,21 @@ from onnx2ncnn_opt.runtime.ncnn import BlobStats, NcnnRunner, WalkStep
 
 Array = NDArray[Any]
 _BINS = 2048
-_BEYOND, _FARTHEST = 2, 0.5  # numbers of other data may be 1 + 2 / n times as large as those of n samples
+_EXCESS, _MAX_EXCESS = 2, 0.5  # numbers of other data may be 1 + min(2 / n, 0.5) times as large as those of n samples
 
 
 @dataclass
 class Observed:
-    """A blob over all samples. `counts` are those of absolute values up to `top`, a power of two."""
+    """Statistics of a blob. `counts` is a histogram of absolute values up to `top`, a power of two."""
 
     counts: Array = field(default_factory=lambda: np.zeros(_BINS, np.int64))
     top: float = 0.0
     low: float = math.inf
     high: float = -math.inf
-    sums: Array | None = None  # by channel; the last axis of a matrix or a row, else the first
-    numbers: int = 0  # of each channel
+    sums: Array | None = None  # by channel: the last axis of 1-D and 2-D blobs, else the first
+    numbers: int = 0  # in each channel
     samples: int = 0
-    reached: int = 0  # of the samples, how many have the largest number
+    reached: int = 0  # samples that contain the largest number
 
     @property
     def largest(self) -> float:
@@ -43,24 +43,24 @@ class Observed:
 
     @property
     def means(self) -> Array | None:
-        """The mean of each channel, in the bits of float32, so that the order of samples changes nothing."""
+        """The mean of each channel, rounded to float32, so that the order of samples changes nothing."""
         return None if self.sums is None or not self.numbers else (self.sums / self.numbers).astype(np.float32)
 
     @property
     def margin(self) -> float:
-        """The factor to a range of these samples that other data needs: one sample of n has larger numbers.
+        """The factor by which numbers of other data may exceed the largest number here.
 
-        A largest number of several samples is a limit, as that of ReLU6, and other data keeps to it.
+        A maximum that several samples reach is a limit, for example of ReLU6. No other data exceeds it.
         """
-        return 1 + min(_BEYOND / self.samples, _FARTHEST) if self.reached == 1 else 1.0
+        return 1 + min(_EXCESS / self.samples, _MAX_EXCESS) if self.reached == 1 else 1.0
 
     def add(self, array: Array) -> None:
-        """Take a sample in; it has no batch axis."""
+        """Add a sample, without a batch axis."""
         before, sizes = self.largest, np.abs(array).ravel()
         self.low, self.high = min(self.low, float(array.min())), max(self.high, float(array.max()))
         self.samples += 1
         self.reached = 1 if self.largest > before or self.samples == 1 else self.reached + int(sizes.max() == before)
-        if self.largest > 0:  # zeros are in the first bin of any histogram
+        if self.largest > 0:  # zeros fall into the first bin of any histogram
             top = 2.0 ** math.ceil(math.log2(self.largest))
             while 0 < self.top < top:  # bins of powers of two join without a remainder
                 self.counts = np.concatenate([self.counts.reshape(-1, 2).sum(axis=1), np.zeros(_BINS // 2, np.int64)])
@@ -77,13 +77,13 @@ class Observed:
         self.numbers += array.size // max(sums.size, 1)
 
     def threshold(self, method: str) -> float:
-        """Return the largest number to keep, by a method of `thresholds.METHODS`."""
+        """Return the threshold that a method of `thresholds.METHODS` chooses."""
         if not self.largest:
             return 1.0
         return max(METHODS[method](self.counts, self.top, self.largest), self.largest / 2**20)
 
     def share_above(self, threshold: float) -> float:
-        """Return the share of numbers that a threshold cuts off."""
+        """Return the share of numbers that saturate at a threshold."""
         first = int(threshold / (self.top or 1.0) * _BINS) + 1
         return float(self.counts[first:].sum() / max(self.counts.sum(), 1))
 
@@ -91,16 +91,16 @@ class Observed:
 def observe(
     graph: Graph, runner: NcnnRunner, layers: Iterable[Layer], samples: Collection[Mapping[str, Feed]]
 ) -> dict[str, Observed]:
-    """Return the inputs of layers, by the layers' names. Raises UsageError for numbers that are not finite."""
-    wanted = {layer: layer.inputs[0] for layer in layers}
+    """Return the statistics of each layer's first input, by layer name. Raises UsageError for non-finite numbers."""
+    inputs = {layer: layer.inputs[0] for layer in layers}
     names = {
         blob: top
         for line in list_layers(graph).lines
         if line.layer is not None
         for blob, top in zip(line.layer.outputs, line.tops, strict=True)
     }
-    found = {blob: Observed() for blob in wanted.values()}
-    blobs = {names[blob]: blob for each in graph for blob in each.outputs if blob in found}
+    observed = {blob: Observed() for blob in inputs.values()}
+    blobs = {names[blob]: blob for layer in graph for blob in layer.outputs if blob in observed}
     steps = [WalkStep(name, send=True) for name in blobs]
 
     def visit(step: WalkStep, stats: BlobStats) -> None:
@@ -108,35 +108,35 @@ def observe(
         if not np.isfinite(stats.array).all():
             raise UsageError(f"the blob '{step.blob}' of the float net is NaN or infinite for some of the data")
         for item in stats.array if stats.is_batch else [stats.array]:
-            found[blobs[step.blob]].add(item)
+            observed[blobs[step.blob]].add(item)
 
     for feeds in counted(samples, "the float net runs over the data", "samples"):
         runner.walk(feeds, steps, visit)
-    return {layer.name: found[blob] for layer, blob in wanted.items()}
+    return {layer.name: observed[blob] for layer, blob in inputs.items()}
 
 
 def add_sums(graph: Graph, layers: Iterable[Layer]) -> dict[str, str]:
-    """Add an output for each convolution: its sums of integer weights; return the outputs' names by layer."""
-    found = {}
+    """Add an output to the net for each convolution, with its weights as integers; return output names by layer."""
+    outputs = {}
     for layer in layers:
         blob, rows = Blob(f"{layer.name}_sums"), rows_of(layer)
         params = {**layer.params, "bias_term": 0, "activation_type": 0}
         weights = {"weight_data": integers(rows, row_scales(rows)[:, None]).astype(np.float32).reshape(-1)}
         graph.add(Layer(layer.type, blob.name, layer.inputs, [blob], params, weights))
         graph.add_output(blob)
-        found[layer.name] = blob.name
-    return found
+        outputs[layer.name] = blob.name
+    return outputs
 
 
 def largest_sums(
     runner: NcnnRunner, outputs: Mapping[str, str], samples: Collection[Mapping[str, Feed]]
 ) -> dict[str, float]:
     """Return the largest number of each output of `add_sums` over the samples, by layer."""
-    found = dict.fromkeys(outputs.values(), 0.0)
+    largest = dict.fromkeys(outputs.values(), 0.0)
 
     def visit(step: WalkStep, stats: BlobStats) -> None:
-        found[step.blob] = max(found[step.blob], stats.largest)
+        largest[step.blob] = max(largest[step.blob], stats.largest)
 
     for feeds in counted(samples, "the sums of 3x3 convolutions", "samples"):
         runner.walk(feeds, [WalkStep(name) for name in outputs.values()], visit)
-    return {layer: found[name] for layer, name in outputs.items()}
+    return {layer: largest[name] for layer, name in outputs.items()}

@@ -1,7 +1,7 @@
-"""Tables of scales as ncnn2table writes them: ``NAME_param_0`` are those of rows of weights, ``NAME`` the input's.
+"""Tables of scales as ncnn2table writes them: line ``NAME_param_0`` for rows of weights, ``NAME`` for the input.
 
-Recurrent layers, Embed and attention have no input's scale, but ``NAME_param_0``, ``_1``, ... for each of their
-weights. Gemm and SDPA have no rows in this format.
+Recurrent layers, Embed and attention have lines ``NAME_param_0``, ``_1``, ... for their weights, and none for the
+input. Gemm and SDPA have no lines in this format.
 """
 
 import math
@@ -19,7 +19,7 @@ _ROWS = "_param_0"
 
 
 def read_table(path: str | os.PathLike[str], graph: Graph) -> dict[str, Scales]:
-    """Return the scales of a float net's layers, by name. Raises UsageError for a table that does not fit the net."""
+    """Return scales from a table for a float net's layers. Raises UsageError for a table that does not fit the net."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -33,7 +33,7 @@ def read_table(path: str | os.PathLike[str], graph: Graph) -> dict[str, Scales]:
             raise UsageError(f"{path}, line {number}: a name and numbers are needed, not {line!r:.60}") from None
         if name and not all(math.isfinite(scale) and scale > 0 for scale in rows[name]):
             raise UsageError(f"{path}, line {number}: the scales of '{name}' have to be above 0 and finite")
-    found = {}
+    scales_by_name = {}
     for layer in graph:
         if obstacle(layer):
             continue
@@ -43,21 +43,21 @@ def read_table(path: str | os.PathLike[str], graph: Graph) -> dict[str, Scales]:
             if [len(part) for part in parts] != list(sizes):
                 counts = ", ".join(str(len(part)) for part in parts)
                 raise UsageError(f"{path}: '{layer.name}' needs {', '.join(map(str, sizes))} scales, not {counts}")
-            found[layer.name] = Scales(1.0, parts=tuple(np.asarray(part, np.float64) for part in parts))
+            scales_by_name[layer.name] = Scales(1.0, parts=tuple(np.asarray(part, np.float64) for part in parts))
         if layer.name not in rows or not has_static_scale(layer):
             continue
         scales, needed = rows.get(layer.name + _ROWS, []), len(rows_of(layer))
         if len(rows[layer.name]) != 1 or len(scales) not in (1, needed):
             counts = f"{len(rows[layer.name])} for the input and {len(scales)} for the weights"
             raise UsageError(f"{path}: '{layer.name}' needs 1 and {needed} scales, not {counts}")
-        found[layer.name] = Scales(rows[layer.name][0], rows=np.resize(np.asarray(scales, np.float64), needed))
-    if not found:
+        scales_by_name[layer.name] = Scales(rows[layer.name][0], rows=np.resize(np.asarray(scales, np.float64), needed))
+    if not scales_by_name:
         raise UsageError(f"{path} has no scales for a layer of the net")
-    return found
+    return scales_by_name
 
 
 def format_table(graph: Graph) -> str:
-    """Return the table of an int8 net: all rows of weights come before the inputs."""
+    """Return the table of an int8 net: lines of weights first, then lines of inputs."""
     layers = [layer for layer in graph if "bottom_blob_int8_scales" in layer.weights]
     rows = [(layer.name + _ROWS, layer.weights["weight_data_int8_scales"]) for layer in layers]
     rows += [(layer.name, layer.weights["bottom_blob_int8_scales"] / (1 + is_centred(layer))) for layer in layers]

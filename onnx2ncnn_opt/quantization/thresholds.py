@@ -1,4 +1,4 @@
-"""The largest number of a blob that int8 keeps, from a histogram of its absolute values."""
+"""Saturation thresholds of blobs, from a histogram of absolute values."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,39 +7,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-_STEPS = 127
+_LEVELS = 127
 _CANDIDATES = 100
 _PERCENT = 99.99
-_CUT = 8  # a cut number's error counts so often: it has one sign, so that sums of products keep it
+_SATURATION_WEIGHT = 8  # saturation errors have one sign, so sums of products keep them; rounding errors cancel
 
 
 def minmax(counts: Array, top: float, largest: float) -> float:
-    """Return the largest number itself."""
+    """Return the largest number."""
     return largest
 
 
 def percentile(counts: Array, top: float, largest: float) -> float:
-    """Return the number that 99.99 % are below."""
+    """Return the 99.99th percentile."""
     shares = np.cumsum(counts) / counts.sum()
     return min(float(np.searchsorted(shares, _PERCENT / 100) + 1) * top / counts.size, largest)
 
 
 def mse(counts: Array, top: float, largest: float) -> float:
-    """Return the threshold whose rounding and cutting make the least noise."""
+    """Return the threshold with the least noise of rounding and saturation."""
     centres = (np.arange(counts.size) + 0.5) * top / counts.size
     counts = _without_zeros(counts)
-    found = []
+    noises = []
     for threshold in largest * np.linspace(1 / _CANDIDATES, 1, _CANDIDATES):
-        cut = np.maximum(centres - threshold, 0)
-        step = threshold / _STEPS
-        rounded = np.where(centres < step / 2, centres**2, np.where(centres <= threshold, step**2 / 12, 0))
-        found.append((float((counts * (_CUT * cut**2 + rounded)).sum()), float(threshold)))
-    return min(found)[1]
+        saturation = np.maximum(centres - threshold, 0) ** 2
+        step = threshold / _LEVELS
+        rounding = np.where(centres < step / 2, centres**2, np.where(centres <= threshold, step**2 / 12, 0))
+        noises.append((float((counts * (_SATURATION_WEIGHT * saturation + rounding)).sum()), float(threshold)))
+    return min(noises)[1]
 
 
 def kl(counts: Array, top: float, largest: float) -> float:
-    """Return the threshold that changes the distribution least, by the divergence of Kullback and Leibler."""
-    best, levels = (np.inf, largest), _STEPS + 1
+    """Return the threshold with the least Kullback-Leibler divergence between the distributions before and after."""
+    best, levels = (np.inf, largest), _LEVELS + 1
     counts = _without_zeros(counts)
     for size in range(levels, counts.size + 1, 8):
         kept = counts[:size].astype(np.float64)
@@ -59,7 +59,7 @@ def kl(counts: Array, top: float, largest: float) -> float:
 
 
 def _without_zeros(counts: Array) -> Array:
-    """Return counts without the first bin: nearly all of it are zeros, which rounding leaves alone."""
+    """Return counts without the first bin: nearly all its numbers are zeros, which rounding does not change."""
     return np.concatenate([[0], counts[1:]])
 
 
