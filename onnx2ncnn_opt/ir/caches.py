@@ -1,4 +1,4 @@
-"""The keys and values that attention keeps from run to run."""
+"""KV caches: the keys and values that attention keeps from run to run."""
 
 from collections.abc import Iterator
 
@@ -16,24 +16,24 @@ def cache_pairs(graph: Graph) -> Iterator[tuple[Layer, str, Blob, Blob]]:
 def caches(graph: Graph) -> set[Blob]:
     """Return the blobs that hold attention's keys and values: inputs that may be unset, and outputs.
 
-    ncnn chooses their layout in memory: numbers that are fed into them, or read out of them, mean nothing.
+    ncnn chooses their layout in memory, so a caller can neither fill nor interpret them.
     """
     return {blob for _, _, *pair in cache_pairs(graph) for blob in pair}
 
 
 def join_cache_inputs(graph: Graph) -> None:
-    """Give all caches that have an Input layer of their own one together, after the other inputs."""
+    """Merge the Input layers of single caches into one, after the other inputs."""
     pasts = [past for _, _, past, _ in cache_pairs(graph)]
-    alone = [
+    single = [
         blob.producer for blob in graph.inputs if blob in pasts and blob.producer and len(blob.producer.outputs) == 1
     ]
-    if len(alone) < 2:
+    if len(single) < 2:
         return
-    blobs = [layer.output for layer in alone]
-    for layer in alone:
+    blobs = [layer.output for layer in single]
+    for layer in single:
         layer.outputs = ()
         graph.remove(layer)
     for blob in blobs:
         blob.producer = None
     following = next(layer for layer in graph if layer.type != "Input")
-    graph.add(Layer("Input", alone[0].name, (), blobs), before=following)
+    graph.add(Layer("Input", single[0].name, (), blobs), before=following)

@@ -1,6 +1,6 @@
-"""The codes of ncnn's parameters: the meaning of the numbers of `op_type`, `activation_type` and the like.
+"""The enums of ncnn's parameters, such as `op_type` and `activation_type`; `layers.py` says which parameter has which.
 
-The tables of `layers.py` name the enum of each parameter. A member is an int, and is written as one.
+A member is an int, and is written as one.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ Pooling = IntEnum("Pooling", "MAX AVG", start=0)
 
 
 class PadMode(IntEnum):
-    """`pad_mode` of Pooling: the number of windows, and who pads."""
+    """`pad_mode` of Pooling: the number of windows, rounded or by padding."""
 
     FULL = 0  # rounds up
     VALID = 1  # rounds down

@@ -1,4 +1,4 @@
-"""Layers that correspond in two graphs, by their kind and their place in the data flow, names aside."""
+"""Layers that correspond in two graphs, by their type and their place in the data flow, not by name."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -10,29 +10,29 @@ import numpy as np
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.weight import digest
 
-_BLOCK = 2  # layers in a row; so many are no accident
+_SURE_ROW = 2  # a row of this many equal layers is no accident
 Key = Callable[[Layer], Hashable]
 
 
 def corresponding(a: Graph, b: Graph) -> dict[Layer, Layer]:
-    """Return the layer of `b` for each layer of `a` that has one, of the same type.
+    """Map layers of `a` to layers of `b`, of the same type; the steps:
 
     1. Layers that are equal, with all layers above them or all layers below them.
     2. Layers whose parameters and weights occur once in each graph.
-    3. Consumers and producers of paired layers: equal ones first, then those of equal parameters, then of equal type.
-    4. Rows of layers of equal parameters, in the order of the graphs.
+    3. Consumers and producers of paired layers: first equal ones, then with equal parameters, then of equal type.
+    4. Rows of layers with equal parameters, in the order of the graphs.
     """
     return _Pairing(a, b).run()
 
 
 def parameters(layer: Layer) -> dict[str, Any]:
-    """Return a layer's parameters without those that are the default: floats as float32, arrays as tuples."""
+    """Return a layer's parameters without defaults: floats as float32, arrays as tuples."""
     plain = layer.having().without_defaults().params
     return {str(name): plain_value(layer, name, value) for name, value in plain.items()}
 
 
 def plain_value(layer: Layer, name: str | int, value: Any) -> Any:
-    """Return a parameter's value as a file would give it back."""
+    """Return a parameter's value as the reader would return it."""
     param = layer.spec.by_name.get(name) if layer.spec and isinstance(name, str) else None
     is_float = param is not None and param.kind.startswith("float")
 
@@ -67,7 +67,7 @@ class _Pairing:
         self.pair_outputs()
         self.spread(self.own.__getitem__)
         self.spread(self.structure.__getitem__)
-        self.pair_rows(_BLOCK)
+        self.pair_rows(_SURE_ROW)
         self.spread(self.structure.__getitem__)
         self.spread(lambda layer: layer.type)
         self.pair_rows(1)
@@ -80,48 +80,48 @@ class _Pairing:
 
     def upwards(self, graph: Graph, labels: Mapping[Blob, Hashable]) -> dict[Layer, int]:
         """Return a number for each layer; two are equal if the layers and all layers above them are."""
-        found: dict[Layer, int] = {}
+        numbers: dict[Layer, int] = {}
         for layer in graph:
             if layer.type == "Input":
-                found[layer] = self.number(("input", tuple(labels[blob] for blob in layer.outputs)))
+                numbers[layer] = self.number(("input", tuple(labels[blob] for blob in layer.outputs)))
                 continue
-            reads = tuple((found[blob.producer], _position(blob)) for blob in layer.inputs if blob.producer)
-            found[layer] = self.number(("up", self.own[layer], reads))
-        return found
+            reads = tuple((numbers[blob.producer], _position(blob)) for blob in layer.inputs if blob.producer)
+            numbers[layer] = self.number(("up", self.own[layer], reads))
+        return numbers
 
     def downwards(self, graph: Graph) -> dict[Layer, int]:
         """Return a number for each layer; two are equal if the layers and all layers below them are."""
-        found: dict[Layer, int] = {}
+        numbers: dict[Layer, int] = {}
         for layer in reversed(graph):
             uses = tuple(
-                (blob.is_output, tuple(sorted((found[user], slot) for user, slot in _readers(blob))))
+                (blob.is_output, tuple(sorted((numbers[user], slot) for user, slot in _readers(blob))))
                 for blob in layer.outputs
             )
-            found[layer] = self.number(("down", self.own[layer], uses))
-        return found
+            numbers[layer] = self.number(("down", self.own[layer], uses))
+        return numbers
 
     def pair(self, x: Layer, y: Layer) -> None:
         self.pairs[x] = y
         self.taken.add(y)
 
-    def left(self) -> tuple[list[Layer], list[Layer]]:
+    def unpaired(self) -> tuple[list[Layer], list[Layer]]:
         return [x for x in self.a if x not in self.pairs], [y for y in self.b if y not in self.taken]
 
     def pair_groups(self, key: Key) -> None:
-        """Pair the remaining layers of equal keys, in order, if both graphs have as many."""
-        mine, theirs = (_grouped(layers, key) for layers in self.left())
+        """Pair the remaining layers with equal keys, in order, if both graphs have equally many."""
+        mine, theirs = (_grouped(layers, key) for layers in self.unpaired())
         for value, group in mine.items():
             self.pair_all(group, theirs.get(value, []))
 
     def pair_unique(self) -> None:
         """Pair layers that have weights and occur once in each graph."""
-        mine, theirs = (_grouped(layers, self.own.__getitem__) for layers in self.left())
+        mine, theirs = (_grouped(layers, self.own.__getitem__) for layers in self.unpaired())
         for value, (x, *more) in mine.items():
             if not more and len(x.weights) and len(theirs.get(value, ())) == 1:
                 self.pair(x, theirs[value][0])
 
     def pair_outputs(self) -> None:
-        """Pair producers of outputs: by name, the others in order."""
+        """Pair producers of outputs: first by name, then in order."""
         for x, y in _public_pairs(self.a.outputs, self.b.outputs):
             self.pair_producers(x, y, lambda layer: layer.type)
 
@@ -135,20 +135,19 @@ class _Pairing:
         return [p]
 
     def pair_all(self, mine: Sequence[Layer], theirs: Sequence[Layer]) -> list[Layer]:
-        """Pair layers of one kind if both lists are equally long: by name, the others in order."""
+        """Pair two lists of layers if they are equally long: first by name, then in order."""
         if len(mine) != len(theirs):
             return []
-        named = {y.name: y for y in theirs}
-        same = [(x, named[x.name]) for x in mine if x.name in named]
-        found = {x for x, _ in same}
-        used = {y for _, y in same}
-        rest = zip((x for x in mine if x not in found), (y for y in theirs if y not in used), strict=False)
-        for x, y in (*same, *rest):
+        by_name = {y.name: y for y in theirs}
+        named = [(x, by_name[x.name]) for x in mine if x.name in by_name]
+        done = {layer for pair in named for layer in pair}
+        rest = zip((x for x in mine if x not in done), (y for y in theirs if y not in done), strict=False)
+        for x, y in (*named, *rest):
             self.pair(x, y)
         return list(mine)
 
     def spread(self, key: Key) -> None:
-        """Pair producers and consumers of paired layers, and theirs in turn, as long as the keys are equal."""
+        """Pair producers and consumers of paired layers, again and again, if their keys are equal."""
         queue = deque(self.pairs)
         while queue:
             x = queue.popleft()
@@ -163,7 +162,7 @@ class _Pairing:
 
     def pair_rows(self, least: int) -> None:
         """Pair rows of at least `least` layers of equal structure among the remaining ones."""
-        mine, theirs = self.left()
+        mine, theirs = self.unpaired()
         rows = SequenceMatcher(
             None, [self.structure[layer] for layer in mine], [self.structure[layer] for layer in theirs], autojunk=False
         )
@@ -181,10 +180,10 @@ def _input_labels(a: Graph, b: Graph) -> dict[Blob, Hashable]:
 
 
 def _public_pairs(mine: Sequence[Blob], theirs: Sequence[Blob]) -> Iterable[tuple[Blob, Blob]]:
-    """Yield the inputs or outputs that belong together: those of equal names, then the others in order."""
-    named, known = {blob.name: blob for blob in theirs}, {blob.name for blob in mine}
-    yield from ((blob, named[blob.name]) for blob in mine if blob.name in named)
-    rest = [blob for blob in mine if blob.name not in named], [blob for blob in theirs if blob.name not in known]
+    """Yield the inputs or outputs that belong together: first by name, then in order."""
+    by_name, names = {blob.name: blob for blob in theirs}, {blob.name for blob in mine}
+    yield from ((blob, by_name[blob.name]) for blob in mine if blob.name in by_name)
+    rest = [blob for blob in mine if blob.name not in by_name], [blob for blob in theirs if blob.name not in names]
     yield from zip(*rest, strict=False)
 
 

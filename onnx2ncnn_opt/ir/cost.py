@@ -1,4 +1,4 @@
-"""The cost of a net: its parameters, and the multiplications with additions of a run."""
+"""The cost of a net: its parameters, and the multiply-adds of a run."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ def parameters(graph: Graph) -> int:
 
 
 def multiplications(graph: Graph) -> int | None:
-    """Count the multiplications with an addition in convolutions, products, attention and recurrent layers, for a run.
+    """Count the multiply-adds of a run, in convolutions, matrix products, attention and recurrent layers.
 
     None if the count depends on a size that is dynamic or unknown.
     """
@@ -45,7 +45,7 @@ def multiplications_of(layer: Layer) -> Dim | None:
 
 
 def _convolution(layer: Layer, ins: list[Shape], outs: list[Shape]) -> Dim:
-    """Return the elements of the weight, which may be the second input, times the places where it is applied."""
+    """Return the elements of the weight (perhaps the second input) times the positions where it is applied."""
     weight: Dim = product(ins[1]) if layer.params.get("dynamic_weight") else layer["weight_data_size"]
     return weight * product((ins if layer.type.startswith("Deconvolution") else outs)[0][1:])
 
@@ -68,9 +68,9 @@ def _attention(layer: Layer, ins: list[Shape], outs: list[Shape]) -> Dim:
 def _multi_head(layer: Layer, ins: list[Shape], outs: list[Shape]) -> Dim:
     width, tokens = int(layer["embed_dim"]), ins[0][0]
     keys = ins[1][0] if len(ins) > 1 and layer["attn_mask"] + 1 < len(ins) else tokens
-    here = int(layer["weight_data_size"]) + width * outs[0][-1]
-    there = width * (int(layer["kdim"]) + int(layer["vdim"]))
-    return tokens * here + keys * there + tokens * keys * 2 * width
+    per_token = int(layer["weight_data_size"]) + width * outs[0][-1]
+    per_key = width * (int(layer["kdim"]) + int(layer["vdim"]))
+    return tokens * per_token + keys * per_key + tokens * keys * 2 * width
 
 
 def _recurrent(layer: Layer, ins: list[Shape], outs: list[Shape]) -> Dim:

@@ -1,4 +1,4 @@
-"""Short declarations of custom layers' weights, for nets whose layers ncnn itself does not have."""
+"""Short declarations of layer types that ncnn lacks: the sizes of their weights."""
 
 import re
 

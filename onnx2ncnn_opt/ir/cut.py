@@ -37,12 +37,12 @@ def drop_unused(graph: Graph, *, inputs: bool = False) -> None:
 
 
 def computed_from(graph: Graph, blobs: Iterable[Blob]) -> set[Blob]:
-    """Return these blobs, and all that are computed from them."""
-    found = set(blobs)
+    """Return these blobs, and all blobs computed from them."""
+    computed = set(blobs)
     for layer in graph:
-        if not found.isdisjoint(layer.inputs):
-            found.update(layer.outputs)
-    return found
+        if not computed.isdisjoint(layer.inputs):
+            computed.update(layer.outputs)
+    return computed
 
 
 def _output(graph: Graph, name: str, blob: Blob) -> Blob:

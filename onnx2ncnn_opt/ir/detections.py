@@ -1,4 +1,4 @@
-"""Layers that choose boxes: their number and order depend on the data, and on the last bits of scores."""
+"""Layers that select boxes: the number and order of boxes depend on the data, even on the last bits of scores."""
 
 from collections.abc import Iterator
 from itertools import permutations
@@ -11,19 +11,19 @@ DETECTORS = frozenset({"DetectionOutput", "Proposal", "YoloDetectionOutput", "Yo
 
 
 def after_boxes(graph: Graph) -> set[Blob]:
-    """Return the blobs that depend on chosen boxes."""
+    """Return the blobs that depend on selected boxes."""
     return computed_from(graph, (blob for layer in graph if layer.type in DETECTORS for blob in layer.outputs))
 
 
 def before_boxes(graph: Graph) -> list[Blob]:
-    """Return the computed blobs by which boxes are chosen, in the order of the graph."""
+    """Return the computed blobs from which boxes are selected, in the order of the graph."""
     after = after_boxes(graph)
     read = {blob for layer in graph if layer.type in DETECTORS for blob in layer.inputs if blob not in after}
     return [blob for layer in graph if layer.type != "Input" for blob in layer.outputs if blob in read]
 
 
 def before_indexes(graph: Graph) -> Iterator[Blob]:
-    """Yield the blobs whose largest or smallest numbers the net looks for, as ArgMax: it compares x with max(x)."""
+    """Yield the blobs x that the net compares with max(x) or min(x), as ArgMax does."""
     for layer in graph:
         step = layer.input.producer if layer.type == "Threshold" else None
         for blob, extreme in permutations(step.inputs, 2) if step is not None and step.type == "BinaryOp" else ():

@@ -82,17 +82,17 @@ class Sym:
 
     def names(self) -> set[str]:
         """Return the symbols that the size depends on."""
-        found: set[str] = set()
+        names: set[str] = set()
         for factor in chain.from_iterable(self.terms):
             if isinstance(factor, str):
-                found.add(factor)
+                names.add(factor)
             else:
-                found.update(*(size.names() for size in (factor.a, factor.b) if isinstance(size, Sym)))
-        return found
+                names.update(*(size.names() for size in (factor.a, factor.b) if isinstance(size, Sym)))
+        return names
 
     def subs(self, values: Mapping[Any, Dim]) -> Dim:
-        """Return the size with symbols, or calls in its terms, replaced by numbers or by other sizes."""
-        found: list[Dim] = []
+        """Return the size with symbols and calls replaced by other sizes."""
+        terms: list[Dim] = []
         for factors, k in self.terms.items():
             term: Dim = k
             for factor in factors:
@@ -101,8 +101,8 @@ class Sym:
                 else:
                     a, b = (size.subs(values) if isinstance(size, Sym) else size for size in (factor.a, factor.b))
                     term = term * _CALLS[factor.operator](a, b)
-            found.append(term)
-        return sum_of(found)
+            terms.append(term)
+        return sum_of(terms)
 
 
 Dim: TypeAlias = int | Sym
@@ -127,12 +127,12 @@ def axis_index(axis: int) -> Sym:
 
 
 def total_length(past: str, new: Dim) -> Sym:
-    """Return the length of a past, which may be empty, and of `new` together, as one size of its own: "[P + S]"."""
+    """Return the length of a past, which may be empty, plus `new`, as one symbol: "[P + S]"."""
     return symbol(f"[{past} + {new}]")
 
 
-def _apart(size: Sym) -> Dim:
-    """Return a size with the parts of total lengths; that of a past is 0 or more, like an index."""
+def _with_split_totals(size: Sym) -> Dim:
+    """Return a size with total lengths as sums, "[P + S]" as #P + S: a past is 0 or more, like an index."""
     parts: dict[str, Dim] = {}
     for name in size.names():
         if name.startswith("["):
@@ -179,12 +179,12 @@ def named(shape: Shape, sizes: Mapping[str, Dim]) -> Shape:
 
 
 def is_fixed(sizes: Iterable[Dim] | None) -> TypeGuard[tuple[int, ...]]:
-    """Return True for known sizes without a dynamic one."""
+    """Return True if all sizes are known and none is dynamic."""
     return sizes is not None and all(isinstance(size, int) for size in sizes)
 
 
 def known(sizes: Iterable[Dim]) -> tuple[int, ...]:
-    """Return sizes as ints; raise TypeError if one is symbolic, which the caller rules out."""
+    """Return sizes as ints; TypeError if one is symbolic, which the caller rules out."""
     numbers = tuple(sizes)
     if not is_fixed(numbers):
         raise TypeError(f"the sizes {', '.join(map(str, numbers))} are not all known")
@@ -228,17 +228,17 @@ def smaller(a: Dim, b: Dim) -> Dim:
 
 
 def _without_maximum(bound: Dim, size: Dim) -> Dim | None:
-    """Return ``min(bound, x)`` for the size ``y + max(min(bound, x) - y, z)``, if x is at least y + z.
+    """Return ``min(bound, size)`` without its maximum: ``min(bound, x)``, if x is at least y + z.
 
-    None for other sizes. This is where a slice of a slice ends.
+    None for sizes other than ``y + max(min(bound, x) - y, z)``, which is the end of a slice of a slice.
     """
     for factors, k in _terms(size).items():
         if k == 1 and len(factors) == 1 and isinstance(factors[0], Call) and factors[0].operator == "max":
             parts = [size - _of_factor(factors[0]) + part for part in factors[0][1:]]
             for inner, other in (parts, parts[::-1]):
                 call = _as_call(inner)
-                own = [each for each in call[1:] if each != bound] if call and call.operator == "min" else []
-                if len(own) == 1 and at_least(own[0] - other, 0):
+                rest = [operand for operand in call[1:] if operand != bound] if call and call.operator == "min" else []
+                if len(rest) == 1 and at_least(rest[0] - other, 0):
                     return inner
     return None
 
@@ -249,7 +249,7 @@ def larger(a: Dim, b: Dim) -> Dim:
 
 
 def _reaches(a: Dim, b: Dim) -> bool:
-    """Return True if a is proven to be no less than b."""
+    """Return True if a is proven to be at least b."""
     call = _as_call(a)
     if call is not None and call.operator == "min" and all(at_least(size - b, 0) for size in call[1:]):
         return True
@@ -296,8 +296,8 @@ def calls(size: Dim) -> Iterator[Call]:
 def broadcast(a: Dim, b: Dim) -> Dim | None:
     """Return the size that two sizes broadcast to (numpy's rules); None if they do not.
 
-    Two dynamic sizes are equal at run time, or one of them is 1: the larger one is right for both. Rows p to p + s of a
-    table are no more than s.
+    Two dynamic sizes are equal at run time, or one of them is 1: the result is the larger one. Rows p to p + s of a
+    table are at most s.
     """
     if a == 1:
         return b
@@ -326,7 +326,7 @@ def left_of_table(rows: Dim, whole: Dim) -> Dim | None:
 
 
 def limits(a: Dim, b: Dim) -> Iterator[Dim]:
-    """Yield sizes that are 0 or more where a is equal to b, if a is b up to the end of a table."""
+    """Yield sizes that are 0 or more if a equals b: n - b, if a is b rows that are cut at the end n of a table."""
     left, call = left_of_table(a, b), _as_call(a)
     if left is not None:
         yield left
@@ -354,7 +354,7 @@ def broadcast_shape(shapes: Iterable[Shape], common: Callable[[Dim, Dim], Dim | 
 def at_least(size: Dim, bound: int) -> bool:
     """Return True if a size is proven to be `bound` or more, for all values of its symbols."""
     if isinstance(size, Sym):
-        size = _apart(size)
+        size = _with_split_totals(size)
     if isinstance(size, int):
         return size >= bound
     return any((least := _least(below)) is not None and least >= bound for below in _below(size))
@@ -367,7 +367,7 @@ _Bound: TypeAlias = dict[tuple[str, ...], Fraction]
 
 
 def _least(bound: _Bound) -> int | None:
-    """Return a whole number that is a lower limit of a bound; None if none is known."""
+    """Return an integer that a polynomial never falls below; None if none is known."""
     # Replace every size by 1 + t. Without negative coefficients, the polynomial is smallest where all t are 0.
     shifted: _Bound = {}
     for names, k in bound.items():
@@ -449,7 +449,7 @@ def _of_factor(factor: _Factor) -> Sym:
 
 
 def _divide_terms(size: Dim, divisor: Dim) -> dict[_Monomial, int] | None:
-    """Return every term divided by a divisor of one term; None if one does not divide evenly."""
+    """Return every term divided by a divisor of one term; None if a division leaves a remainder."""
     by = _terms(divisor)
     if len(by) != 1:
         return None
@@ -512,7 +512,7 @@ def _operands(operator: str, size: Dim) -> Iterator[Dim]:
 
 
 def _as_call(size: Dim) -> Call | None:
-    """Return the call that a size is, if it is nothing else."""
+    """Return a size that is only one call; None for other sizes."""
     factors, k = next(iter(size.terms.items())) if isinstance(size, Sym) and len(size.terms) == 1 else ((), 0)
     return factors[0] if k == 1 and len(factors) == 1 and isinstance(factors[0], Call) else None
 

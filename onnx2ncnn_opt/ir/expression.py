@@ -2,7 +2,7 @@
 
 An expression is a list of prefix calls, ``"//(0w,2),*(0h,2),0c"``: `0w` is the width of input 0, w h d c as ncnn names
 the axes of a blob and n its batch count. ncnn splits at parentheses and commas and evaluates from right to left on a
-stack; so does this.
+stack; `evaluate` does the same.
 """
 
 import math
@@ -35,7 +35,7 @@ def _floordiv(a: Dim, b: Dim) -> Dim:
 
 
 _ARITHMETIC: Mapping[str, Callable[[Any, Any], Any]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
-# int, int -> int; the same on floats where one operand is a float.
+# int, int -> int; `_FLOATS_2` has the same operators for operands of which one is a float.
 _SIZES: Mapping[str, Callable[[Dim, Dim], Dim]] = {**_ARITHMETIC, "//": _floordiv, "max": larger, "min": smaller}
 _BITS: Mapping[str, Callable[[int, int], int]] = {
     "and": operator.and_,
@@ -53,7 +53,7 @@ _FLOATS_2: Mapping[str, Callable[[float, float], float]] = {
     "remainder": lambda a, b: math.fmod(a, b) + (b if a * b < 0 else 0),
     "logaddexp": lambda a, b: math.log(math.exp(a) + math.exp(b)),
 }
-_KEEPING: Mapping[str, Callable[[float], float]] = {
+_SAME_KIND: Mapping[str, Callable[[float], float]] = {
     "abs": abs,
     "neg": lambda a: -a,
     "sign": lambda a: (a > 0) - (a < 0),
@@ -76,9 +76,9 @@ _FLOATS_1: Mapping[str, Callable[[float], float]] = {
 def evaluate(text: str, blobs: Sequence[tuple[Shape | None, Dim]]) -> list[Dim] | None:
     """Return the sizes that an expression lists, for input blobs given as (shape, batch).
 
-    None if it needs an unknown shape, or if symbols go through anything but + - * // max and min. Raises ShapeError for
-    expressions that ncnn refuses or crashes on: unknown words, inputs that the layer does not have, missing operands,
-    division by zero.
+    None if it needs an unknown shape, or applies an operator other than + - * // max and min to a symbol. Raises
+    ShapeError for expressions that ncnn refuses or crashes on: unknown words, inputs that the layer does not have,
+    missing operands, division by zero.
     """
     stack: list[Number] = []
     for token in reversed([t for t in re.split(r"[(),]", text) if t]):
@@ -109,45 +109,45 @@ def _apply(token: str, stack: list[Number]) -> Number:
     if token in _SIZES or token in _FLOATS_2 or token in _BITS:
         a, b = stack.pop(), stack.pop()
         if token in _BITS:
-            return _BITS[token](*map(_whole, (a, b)))
+            return _BITS[token](*map(_as_int, (a, b)))
         if token in _SIZES and not isinstance(a, float) and not isinstance(b, float):
             return _SIZES[token](a, b)
-        return _float32(_FLOATS_2[token](float(_known(a)), float(_known(b))))
-    if token in _KEEPING:
+        return _float32(_FLOATS_2[token](float(_as_number(a)), float(_as_number(b))))
+    if token in _SAME_KIND:
         a = stack.pop()
         if isinstance(a, Sym):
             return {"abs": a, "neg": -a, "sign": 1, "square": a * a}[token]  # sizes are positive
-        return _KEEPING[token](a)
+        return _SAME_KIND[token](a)
     if token in _ROUNDING:
         a = stack.pop()
         return _ROUNDING[token](a) if isinstance(a, float) else a
     if token in _FLOATS_1:
-        return _float32(_FLOATS_1[token](float(_known(stack.pop()))))
+        return _float32(_FLOATS_1[token](float(_as_number(stack.pop()))))
     return _literal(token)
 
 
 def _literal(token: str) -> int | float:
     """Return the number that a token begins with, as C's sscanf reads it."""
-    found = _LITERAL.match(token)
-    if found is None:
+    match = _LITERAL.match(token)
+    if match is None:
         raise ValueError("it is not a number")
-    if found[1].lstrip("+-") == "0" and token[found.end() :].startswith(("x", "X")):  # hexadecimal
+    if match[1].lstrip("+-") == "0" and token[match.end() :].startswith(("x", "X")):  # hexadecimal
         raise _UnknownError
-    value = float(found[1])
-    return int(value) if value.is_integer() and re.match(r"[-+]?\d+(\.0*)?$", found[1]) else _float32(value)
+    value = float(match[1])
+    return int(value) if value.is_integer() and re.match(r"[-+]?\d+(\.0*)?$", match[1]) else _float32(value)
 
 
 def _float32(value: float) -> float:
     return float(np.float32(value))
 
 
-def _known(value: Number) -> int | float:
+def _as_number(value: Number) -> int | float:
     if isinstance(value, Sym):
         raise _UnknownError
     return value
 
 
-def _whole(value: Number) -> int:
-    if isinstance(number := _known(value), float):
+def _as_int(value: Number) -> int:
+    if isinstance(number := _as_number(value), float):
         raise ValueError(f"the bits of {value}")
     return number

@@ -3,7 +3,7 @@
 from enum import IntFlag
 from typing import Literal, TypeAlias
 
-# A kind of device in fp16, and those that masks are wanted for: all, none, or one kind.
+# A kind of device that computes in fp16, and the kinds that get masks: all, none, or one.
 Device: TypeAlias = Literal["arm", "vulkan"]
 MasksFor: TypeAlias = bool | Device
 
@@ -13,15 +13,15 @@ class Feature(IntFlag):
 
     - NO_FP16_ARITHMETIC: blobs and weights stay in 16 bits, sums and functions are computed in 32. On ARM that also
       means packs of 4 instead of 8, and no winograd and no sgemm for 16 bit convolutions.
-    - NO_FP16_STORAGE: the layer reads and writes 32 bits, but nothing converts its inputs: ncnn hands over the 16
-      bits of the layer before, which are then read as 32 (wrong numbers on ARM, and often a crash; Vulkan likewise).
+    - NO_FP16_STORAGE: the layer reads and writes 32 bits, but ncnn does not convert its inputs: the layer reads
+      16-bit numbers as if they had 32 bits (wrong results on ARM, often a crash; Vulkan likewise).
       So every input has to arrive in 32 bits: see `rewrite.prove_masks`.
-    - NO_BF16_STORAGE: the same for bf16, which nobody gets without asking.
-    - NO_INT8: quantised layers are refused where they have no other weights.
+    - NO_BF16_STORAGE: the same for bf16, which is off by default.
+    - NO_INT8: ncnn refuses quantised layers, unless they have float weights.
     - NO_VULKAN: the layer runs on the CPU, in 32 bits if its input is; its inputs come down from the GPU.
     - NO_SGEMM, NO_WINOGRAD: convolutions are computed in another way. Winograd in fp16 costs 1e-2 and more of the
       largest value on ARM; without it a layer takes 1.5 to 2 times as long.
-    - SINGLE_THREAD: without threads of its own.
+    - SINGLE_THREAD: the layer runs on one thread.
     """
 
     NO_FP16_ARITHMETIC = 1 << 0

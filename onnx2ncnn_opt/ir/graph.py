@@ -1,8 +1,8 @@
 """The ncnn layer IR: blobs, layers, and the graph that keeps their def-use links true.
 
 Shapes are numpy shapes, outermost axis first, without the batch: (w), (h, w), (c, h, w) or (c, d, h, w); `Blob.batch`
-is the Mat's batch count. A blob may have any number of users, the writer inserts Splits; a Split layer in a graph has
-one purpose, to give a tensor more than one public name.
+is the Mat's batch count. A blob may have any number of users: the writer inserts Splits. A Split layer in a graph only
+gives a tensor a second public name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onnx2ncnn_opt.ir.weight import Array, Weight, Weights
 class Blob:
     """A tensor between layers. Its identity is the object; the name matters only in the file.
 
-    `shape` is None while unknown, `producer` is None only until a layer that outputs it is in a graph.
+    `shape` is None if unknown; `producer` is None until its layer is in a graph.
     """
 
     __slots__ = ("_users", "batch", "is_output", "name", "producer", "shape")
@@ -43,7 +43,7 @@ class Blob:
         return tuple(self._users)
 
     def is_read_only_by(self, layers: Container[Layer]) -> bool:
-        """Return whether all `users` are among these layers; there may be thousands."""
+        """Return whether all users are among these layers, without copying them: there may be thousands."""
         return all(user in layers for user in self._users)
 
     @property
@@ -53,7 +53,7 @@ class Blob:
 
     @property
     def known_shape(self) -> Shape:
-        """The shape, for callers that need it to be known; ShapeError if it is not."""
+        """The shape; ShapeError if it is unknown."""
         if self.shape is None:
             raise ShapeError(f"the shape of '{self.name}' is unknown")
         return self.shape
@@ -70,9 +70,9 @@ Origin: TypeAlias = "str | tuple[Origin, ...]"
 class Layer:
     """One ncnn layer: type, name, blobs, parameters by name, weights, and the ONNX nodes it came from.
 
-    ``layer["stride_w"]`` is the parameter or its default. Parameters that the table does not know keep their id as key
-    (an int). `custom` layers are types that ncnn's registry does not have; the graph knows the `spec` of those that are
-    declared. Only a graph changes `inputs` and `outputs`.
+    ``layer["stride_w"]`` is the parameter or its default. The key of a parameter that is not in the table is its id, an
+    int. ncnn's registry lacks the types of custom layers; the graph knows the `spec` of the declared ones. Only a graph
+    changes `inputs` and `outputs`.
     """
 
     __slots__ = ("_next", "_prev", "graph", "inputs", "name", "outputs", "params", "spec", "traced", "type", "weights")
@@ -117,18 +117,18 @@ class Layer:
     def origin(self) -> tuple[str, ...]:
         """The ONNX nodes that the layer came from, each once; `traced` holds them.
 
-        If a thousand layers become one, each step notes only its two sources, and this property gathers the names.
+        If a thousand layers become one, each step stores only its two sources, and this property collects the names.
         """
         names: dict[str, None] = {}
         seen: set[int] = set()
-        waiting: list[Origin] = [self.traced]
-        while waiting:
-            part = waiting.pop()
-            if isinstance(part, str):
-                names[part] = None
-            elif id(part) not in seen:
-                seen.add(id(part))
-                waiting += reversed(part)
+        pending: list[Origin] = [self.traced]
+        while pending:
+            origin = pending.pop()
+            if isinstance(origin, str):
+                names[origin] = None
+            elif id(origin) not in seen:
+                seen.add(id(origin))
+                pending += reversed(origin)
         return tuple(names)
 
     @property
@@ -146,11 +146,11 @@ class Layer:
         return self.spec is not None and trait in self.spec.traits
 
     def computes(self, *operations: IntEnum, scalar: bool | None = None) -> bool:
-        """Return True for a BinaryOp, UnaryOp or Eltwise of one of these operations, as ``BinaryOp.MUL``.
+        """Return True for a BinaryOp, UnaryOp or Eltwise of one of these operations, such as ``BinaryOp.MUL``.
 
-        With `scalar` True the second operand has to be a number of the layer, with False a blob.
+        With ``scalar=True`` the second operand must be the parameter `b`, with ``scalar=False`` a blob.
         """
-        if not any(self.type == type(each).__name__ and self["op_type"] == each for each in operations):
+        if not any(self.type == type(code).__name__ and self["op_type"] == code for code in operations):
             return False
         return scalar is None or bool(self["with_scalar"]) == scalar
 
@@ -222,7 +222,7 @@ class _Resolved(Mapping[str, Any]):
 
 
 class Graph:
-    """Layers in an order in which every blob is produced before it is used, and the blobs that are the outputs.
+    """Layers in topological order, and the output blobs.
 
     `types` is the table of layers, with the custom ones that are declared for this net.
     """
@@ -268,7 +268,7 @@ class Graph:
 
     @property
     def outputs(self) -> tuple[Blob, ...]:
-        """The blobs that the net promises to its caller; each may be used inside as well."""
+        """The blobs that the caller gets; layers may read them too."""
         return self._outputs
 
     @outputs.setter
@@ -280,7 +280,7 @@ class Graph:
             blob.is_output = True
 
     def add_output(self, blob: Blob) -> None:
-        """Promise one more blob to the net's caller; it must not be an output yet."""
+        """Append an output; the blob must not be one yet."""
         assert not blob.is_output
         self._outputs = (*self._outputs, blob)
         blob.is_output = True
@@ -325,13 +325,13 @@ class Graph:
             self.set_inputs(user, [new if blob is old else blob for blob in user.inputs])
 
     def set_inputs(self, layer: Layer, blobs: Iterable[Blob]) -> None:
-        """Give a layer other inputs."""
+        """Replace a layer's inputs."""
         self._drop_uses(layer)
         layer.inputs = tuple(blobs)
         self._add_uses(layer)
 
     def checkpoint(self) -> Callable[[], None]:
-        """Return a function that undoes all later edits; layers and weights themselves must not change."""
+        """Return a function that undoes all later edits, except changes of parameters and weights."""
         layers = [(layer, layer.inputs, layer.outputs, layer.traced) for layer in self]
         blobs = [(blob, blob.name, blob.shape, blob.batch) for layer in self for blob in layer.outputs]
         outputs = self.outputs
@@ -351,7 +351,7 @@ class Graph:
         return undo
 
     def check(self) -> None:
-        """Raise GraphError where a rule of the graph or of a layer's table entry is broken."""
+        """Raise GraphError if the links of layers and blobs are wrong, or a layer does not fit its table entry."""
         produced: set[Blob] = set()
         names: dict[str, Blob] = {}
         uses: dict[Blob, int] = dict.fromkeys(self._outputs, 1)
@@ -386,7 +386,7 @@ class Graph:
             second._prev = first
 
     def _detach(self, layer: Layer) -> None:
-        """Unlink a layer; it keeps its own `_next`, so an iteration that stands on it can continue."""
+        """Unlink a layer, but keep its `_next`: an iteration over the graph continues there."""
         self._join(layer._prev, layer._next)
         self._count -= 1
         layer.graph = None
@@ -424,9 +424,9 @@ def check_layer(layer: Layer) -> None:
 
 
 def check_weight_names(layer: Layer, names: Collection[str]) -> None:
-    """Raise GraphError if a layer has other weights than these."""
-    if strange := set(layer.weights) - set(names):
-        raise GraphError(f"{layer.type} '{layer.name}' cannot hold the weights {sorted(strange)}")
+    """Raise GraphError unless a layer has exactly these weights."""
+    if unexpected := set(layer.weights) - set(names):
+        raise GraphError(f"{layer.type} '{layer.name}' cannot hold the weights {sorted(unexpected)}")
     for name in names:
         if name not in layer.weights:
             raise GraphError(f"{layer.type} '{layer.name}' lacks its weight {name}")

@@ -1,9 +1,9 @@
-"""The inner arithmetic of ncnn's layers in fp16, as its ARM kernels do it (asimdhp) unless a program forbids it.
+"""The fp16 arithmetic inside ncnn's layers, as the ARM kernels (asimdhp) do it by default.
 
 The rounding of a blob to fp16 is visible from outside; the sums inside a layer are not. Convolutions and matrix
-products add up in fp16, term by term. 3x3 convolutions go through winograd's transforms, whose numbers are up to a
-hundred times larger than the inputs. This module finds the cost by computing a sample: a few tiles or positions, the
-one with the largest number among them, and a few output channels.
+products accumulate in fp16, term by term. 3x3 convolutions use winograd's transforms, whose numbers are up to a
+hundred times larger than the inputs. This module estimates the errors on a sample: a few output channels at a few
+tiles or positions, one of them with the largest input.
 
 The facts are those of ncnn's source of 2026-07-22, src/layer/arm/*_asimdhp.cpp and convolution_3x3_winograd_fp16s.h.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from onnx2ncnn_opt.ir.codes import Activation, Reduction, UnaryOp
+from onnx2ncnn_opt.ir.codes import Activation, GemmC, Reduction, UnaryOp
 from onnx2ncnn_opt.ir.dim import exact_div, product
 from onnx2ncnn_opt.ir.features import FP32, Device, Feature
 from onnx2ncnn_opt.ir.graph import Layer
@@ -28,8 +28,8 @@ Array = NDArray[Any]
 
 LARGEST = 65504.0  # beyond it fp16 has only infinity
 SMALLEST = 2.0**-24  # below half of it fp16 has only 0
-INFINITE = 3.4e38  # numbers from here on stand for infinity: masks are filled with them
-INPUT_MARGIN = 2.0  # numbers may be so much larger with other inputs than with the tried ones
+INFINITE = 3.4e38  # numbers from here on mean infinity, as the fill values of masks
+INPUT_MARGIN = 2.0  # numbers of other inputs may be this many times larger than those of the tried inputs
 
 # Layers whose weights are fp16 if their input is.
 HALF_WEIGHTS = frozenset(
@@ -39,14 +39,13 @@ HALF_WEIGHTS = frozenset(
 _WEIGHT = "weight_data"
 _IN_32_BITS = frozenset({"Input", "MemoryData", "AbsVal", "Bias", "Dropout", "LRN", "Scale"})  # and plain loops
 _TILES, _CHANNELS, _QUERIES = 12, 12, 8
-_STORED = 0.5  # of an error of attention, that a mask of arithmetic may leave
-# The sums of a sample; the first are at the largest number, and only show how large numbers become.
+_ERROR_LEFT = 0.5  # NO_FP16_ARITHMETIC is enough for attention if it leaves at most this part of the error
+# The number of sums in a sample. The first `_AT_LARGEST` include the largest input; they only detect overflow.
 _SUMS, _LEAST_SUMS, _TERMS_OF_ALL, _TERMS_OF_ROW, _AT_LARGEST = 256, 32, 2**18, 2**20, 8
-# The sums in which a kernel adds up: those of InnerProduct for a vector; and of Gemm for one row, of which ARM has
-# eight and more and a GPU one, so that this lies between both.
+# The partial sums of a kernel: of InnerProduct for a vector, and of Gemm for one row. There ARM has 8 or more, and a
+# GPU 1; 5 is a compromise.
 _LANES, _LANES_OF_ROW = 8, 5
-_A_ROW = 4  # constant_broadcast_type_C of a Gemm whose C has a number for each column
-_UNSEEN = 2.0  # how much larger winograd's sums may be than in so few tiles and channels
+_SAMPLE_MARGIN = 2.0  # winograd's sums may be this many times larger than in the sampled tiles and channels
 _SQ2 = math.sqrt(2.0)
 
 # For tiles of 6, 4 and 2 outputs: the finite points of the transforms, and the factors of the output's columns.
@@ -58,7 +57,7 @@ _WINOGRAD: Mapping[int, tuple[tuple[float, ...], tuple[float, ...]]] = {
 
 
 class Noise(NamedTuple):
-    """Random errors of elements: their root mean squares, each equally frequent, and one relative to the element."""
+    """Random errors of elements: equally frequent root mean squares, and one that is relative to the element."""
 
     sizes: tuple[float, ...] = ()
     relative: float = 0.0
@@ -67,10 +66,10 @@ class Noise(NamedTuple):
 class Inner(NamedTuple):
     """The effect of a layer's own arithmetic in fp16 on its output, estimated on a sample.
 
-    `spread` are root mean squares of the error, in the output's units, each equally frequent: a channel or a corner of
-    a winograd tile may be ten times as inexact as another. If the output has as many numbers, each has its own.
-    `overflows` is True if something inside became infinite, which does not happen without the features `remedy`. `how`
-    names the arithmetic, and `device` the only kind of device that has it, if it is one.
+    `spread` lists equally frequent root mean squares of the error, in the output's units: the error of a channel or of
+    a corner of a winograd tile may be ten times that of another. If there are as many as output elements, they are in
+    the same order. `overflows` is True if a number inside became infinite; the feature mask `remedy` prevents that.
+    `how` names the arithmetic; `device` is set if only one kind of device has it.
     """
 
     how: str
@@ -82,13 +81,13 @@ class Inner(NamedTuple):
     @property
     def error(self) -> float:
         """The root mean square of the errors."""
-        return _size(np.array(self.spread))
+        return _rms(np.array(self.spread))
 
 
 def to_half(numbers: Array) -> Array:
     """Round numbers to fp16, and return them in float32."""
     if numbers.ndim and numbers.dtype == np.float32 and np.abs(numbers).max(initial=0.0) < LARGEST:
-        # A sum rounds to the last place of a number 2**13 times as large, in a quarter of the time.
+        # Adding and subtracting a number 2**13 times as large rounds likewise, in a quarter of the time.
         bits = np.maximum(numbers.view(np.uint32) & np.uint32(0xFF << 23), np.uint32((127 - 14) << 23))
         bits += np.uint32(13 << 23 | 1 << 22)
         return np.asarray((numbers + bits.view(np.float32)) - bits.view(np.float32))
@@ -102,21 +101,21 @@ def makes_32_bits(layer: Layer) -> bool:
 
 
 def own_numbers(layer: Layer) -> dict[str, Array]:
-    """Return the parameters and weights of `LayerSpec.half` that a layer has, in float32; a BatchNorm's as a Scale's.
+    """Return a layer's parameters and weights of `LayerSpec.half`, in float32; a BatchNorm has those of its Scale.
 
-    They are as ncnn has them: src/layer/arm/*_asimdhp.cpp, src/layer/vulkan/*.cpp and their shaders (``afp(...)``).
+    Sources: ncnn's src/layer/arm/*_asimdhp.cpp, src/layer/vulkan/*.cpp and their shaders (``afp(...)``).
     """
     layer = _as_scale(layer)
     spec = layer.spec
     if spec is None or (layer.type == "BinaryOp" and not layer["with_scalar"]):
         return {}
-    given = {name: layer.weights[name] for name in spec.half if name in layer.weights}
-    given |= {name: np.asarray(layer[name]) for name in spec.half if name in spec.by_name}
-    return {name: np.asarray(numbers, np.float32) for name, numbers in given.items()}
+    arrays = {name: layer.weights[name] for name in spec.half if name in layer.weights}
+    arrays |= {name: np.asarray(layer[name]) for name in spec.half if name in spec.by_name}
+    return {name: np.asarray(array, np.float32) for name, array in arrays.items()}
 
 
 def _as_scale(layer: Layer) -> Layer:
-    """Return a BatchNorm as its kernels compute it, any other layer itself."""
+    """Return the Scale that a BatchNorm's kernels compute; another layer unchanged."""
     if layer.type != "BatchNorm":
         return layer
     slope, mean, var, bias = (layer.weights[f"{name}_data"] for name in ("slope", "mean", "var", "bias"))
@@ -127,10 +126,10 @@ def _as_scale(layer: Layer) -> Layer:
 
 
 def in_half(layer: Layer, *, has_weights: bool) -> Layer | None:
-    """Return a layer with its own numbers, and weights, rounded to fp16, outside any graph; None if nothing changes.
+    """Return a copy with `own_numbers`, and with `has_weights` the weights, in fp16; None if nothing changes.
 
-    Biases are not rounded: kernels that add up in 32 bits have them in 32 bits. A .param holds no infinity, but the
-    largest float32 instead: only the product with 0 differs.
+    Biases are not rounded: kernels that accumulate in 32 bits have them in 32 bits. A .param cannot hold infinity; the
+    largest float32 replaces it, and only the product with 0 differs.
     """
     numbers = own_numbers(layer)
     if has_weights and layer.type in HALF_WEIGHTS and len(layer.outputs) == 1:
@@ -148,7 +147,7 @@ def in_half(layer: Layer, *, has_weights: bool) -> Layer | None:
 
 
 def _is_factor(weight: str) -> bool:
-    """Return whether a weight is multiplied with inputs."""
+    """Return whether the layer multiplies inputs by a weight."""
     return "bias" not in weight and "scale" not in weight and weight != "C_data"
 
 
@@ -171,7 +170,7 @@ def winograd_tile(layer: Layer) -> int:
 
 
 def faulty_kernels(layer: Layer) -> Iterator[tuple[Feature, str, Device]]:
-    """Yield the features under which a device's kernel for a layer crashes or may compute wrong results, and why."""
+    """Yield the faulty kernels of a layer: the feature mask that avoids it, the fault, and the device."""
     if _is_strided_depthwise(layer):
         reason = "ncnn's fp16 kernel on ARM for 3x3, stride 2, reads a wrong row where the width is 4n+2 or 4n+3"
         yield Feature.NO_FP16_ARITHMETIC, reason, "arm"
@@ -183,10 +182,10 @@ def faulty_kernels(layer: Layer) -> Iterator[tuple[Feature, str, Device]]:
 
 
 def _is_strided_depthwise(layer: Layer) -> bool:
-    """Return True for convolutions that ARM computes in convdw3x3s2_pack8_fp16sa_neon, at a width that it spoils.
+    """Return True for convolutions that ARM computes in convdw3x3s2_pack8_fp16sa_neon, with a wrong result.
 
-    Where it computes two columns at a time, it takes the last column of the second and third row from the first
-    (convolutiondepthwise_3x3_pack8_fp16s.h): the last two or three columns of outputs whose width is 4n+2 or 4n+3.
+    Where it computes two columns at a time, it reads the last column of the second and third row from the first
+    (convolutiondepthwise_3x3_pack8_fp16s.h). If the output's width is 4n+2 or 4n+3, its last columns are wrong.
     """
     channels = layer["group"] if layer.type == "ConvolutionDepthWise" else 0
     if not channels or channels % 8 or layer["num_output"] != channels:
@@ -201,8 +200,8 @@ def _is_strided_depthwise(layer: Layer) -> bool:
 def _permutes_odd_channels(layer: Layer) -> bool:
     """Return True if c stays the outermost axis and may be a multiple of 4, and w * h * d may be odd.
 
-    permute_pack4.comp divides an index that counts in steps of `cstep` by w * h * d. Four numbers of 16 bits are 8
-    bytes, and ncnn aligns channels to 16: `cstep` is one larger if w * h * d is odd.
+    permute_pack4.comp divides an index in units of `cstep` by w * h * d. Four 16-bit numbers are 8 bytes, and ncnn
+    aligns channels to 16 bytes, so `cstep` is w * h * d + 1 if that is odd.
     """
     shape = layer.input.shape
     last = 5 if shape is None else {3: 1, 4: 5}.get(len(shape), 0)
@@ -213,32 +212,32 @@ def _permutes_odd_channels(layer: Layer) -> bool:
 
 
 def inner_arithmetic(layer: Layer, inputs: Sequence[Array], *, seed: int = 0) -> tuple[Inner, ...]:
-    """Return the effect of a layer's arithmetic as computed now, then without winograd if it uses that.
+    """Return the effect of a layer's fp16 arithmetic; if it uses winograd, also the effect without winograd.
 
-    `inputs` are the blobs that it reads, in float32, without a batch. The result is empty for layers that add up in 32
+    `inputs` are its input blobs, in float32, without a batch. The result is empty for layers that accumulate in 32
     bits, and for unknown ones.
     """
     if layer["featmask"] & (Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE) or not inputs:
         return ()
     rng = np.random.default_rng(seed)
     x = inputs[0]
-    found: list[Inner] = []
+    effects: list[Inner] = []
     tile = winograd_tile(layer)
     with np.errstate(all="ignore"):  # this looks for infinity minus infinity
         weight = _weight(layer) if tile else None
         if weight is not None and x.ndim == 3 and 9 * x.shape[0] * layer["num_output"] == weight.size:
-            found.append(_winograd(layer, x, weight.reshape(layer["num_output"], -1, 3, 3), tile, rng))
+            effects.append(_winograd(layer, x, weight.reshape(layer["num_output"], -1, 3, 3), tile, rng))
         if layer.type == "Reduction":
             return _reduced(layer, x)
         if layer.type == "SDPA":
             return (_attention(layer, inputs, rng),) if not layer["kv_cache"] else ()
         sample = _products(layer, inputs, rng)
         if sample is not None:
-            found.append(_added(layer, *sample, _lanes(layer, x)))
-    return tuple(found)
+            effects.append(_sum_effect(layer, *sample, _lanes(layer, x)))
+    return tuple(effects)
 
 
-# The terms that a Reduction adds up.
+# The terms that a Reduction accumulates.
 _TERMS: Mapping[int, Callable[[Array], Array]] = {
     **dict.fromkeys((Reduction.SUM, Reduction.ASUM, Reduction.MEAN, Reduction.L1, Reduction.LOGSUM), np.abs),
     **dict.fromkeys((Reduction.SUMSQ, Reduction.L2), np.square),
@@ -247,7 +246,7 @@ _TERMS: Mapping[int, Callable[[Array], Array]] = {
 
 
 def _reduced(layer: Layer, x: Array) -> tuple[Inner, ...]:
-    """Return the effect of adding up in fp16, as GPUs do (reduction.comp); ARM adds up in fp32."""
+    """Return the effect of accumulating in fp16, as GPUs do (reduction.comp); ARM accumulates in fp32."""
     terms = _TERMS.get(layer["operation"])
     if terms is None:
         return ()
@@ -265,7 +264,7 @@ def _weight(layer: Layer) -> Array | None:
 
 @cache
 def _transforms(tile: int) -> tuple[Array, Array, Array]:
-    """Return winograd's transforms of input, kernel and output, as convolution_3x3_winograd_fp16s.h has them.
+    """Return winograd's transforms of input, kernel and output (convolution_3x3_winograd_fp16s.h).
 
     They evaluate polynomials at the points of `_WINOGRAD` and at infinity, multiply, and interpolate.
     """
@@ -279,12 +278,13 @@ def _transforms(tile: int) -> tuple[Array, Array, Array]:
     return input.astype(np.float32), kernel.astype(np.float32), output.astype(np.float32, order="C")
 
 
-def _spread(count: int, most: int, rng: np.random.Generator) -> Array:
+def _indices(count: int, most: int, rng: np.random.Generator) -> Array:
+    """Return `most` random indices below `count`; all if there are no more."""
     return np.arange(count) if count <= most else rng.choice(count, most, replace=False)
 
 
 def _in_steps(matrix: Array, x: Array) -> Array:
-    """Return a product of matrices of which each step of a sum is rounded to fp16, as winograd's transforms are."""
+    """Return ``matrix @ x`` with each step of a sum rounded to fp16, as in winograd's transforms."""
     total = np.zeros((*x.shape[:-2], len(matrix), x.shape[-1]), np.float32)
     for column, row in zip(matrix.T, np.moveaxis(x, -2, 0), strict=True):
         total = to_half(total + column[:, None] * row[..., None, :])
@@ -292,9 +292,9 @@ def _in_steps(matrix: Array, x: Array) -> Array:
 
 
 def _winograd(layer: Layer, x: Array, weight: Array, tile: int, rng: np.random.Generator) -> Inner:
-    """Return the effect of winograd in fp16, computed on some tiles of the input."""
+    """Return the effect of winograd in fp16 on some tiles of the input."""
     pads = [layer[f"pad_{side}"] for side in ("top", "bottom", "left", "right")]
-    top, bottom, left, right = pads if min(pads) >= 0 else (1, 1, 1, 1)  # below 0: as many as keep the size
+    top, bottom, left, right = pads if min(pads) >= 0 else (1, 1, 1, 1)  # negative pads: SAME
     x = np.pad(x, ((0, 0), (top, bottom), (left, right)))
     itm, ktm, otm = _transforms(tile)
     height, width = (max(size - 2, 1) for size in x.shape[1:])
@@ -302,14 +302,14 @@ def _winograd(layer: Layer, x: Array, weight: Array, tile: int, rng: np.random.G
     x = np.pad(x, ((0, 0), (0, max(rows * tile + 2 - x.shape[1], 0)), (0, max(columns * tile + 2 - x.shape[2], 0))))
     _, top, left = np.unravel_index(int(np.abs(x).argmax()), x.shape)
     largest = min(int(top) // tile, rows - 1) * columns + min(int(left) // tile, columns - 1)
-    chosen = [*_spread(rows * columns, _TILES, rng).tolist(), largest]  # the last shows only how large numbers become
+    chosen = [*_indices(rows * columns, _TILES, rng).tolist(), largest]  # the last one only detects overflow
     windows = sliding_window_view(x, (tile + 2, tile + 2), (1, 2))[:, ::tile, ::tile]
     tiles = np.stack([windows[:, t // columns, t % columns] for t in chosen])
-    channels = _spread(len(weight), _CHANNELS, rng)
+    channels = _indices(len(weight), _CHANNELS, rng)
     rows_done = _in_steps(itm, to_half(tiles))
     transformed = _in_steps(itm, rows_done.swapaxes(-1, -2)).swapaxes(-1, -2)
     u = ktm @ weight[channels] @ ktm.T
-    sums, errors, peak = _added_up(to_half(u)[None] * transformed[:, None], 2)  # tile, output, input, side, side
+    sums, errors, peak = _rounded_sums(to_half(u)[None] * transformed[:, None], 2)  # tile, output, input, side, side
     halfway = otm @ sums
     powers = otm**2 @ errors**2 + (_in_steps(otm, sums) - halfway) ** 2
     result = halfway @ otm.T
@@ -318,19 +318,20 @@ def _winograd(layer: Layer, x: Array, weight: Array, tile: int, rng: np.random.G
     errors = np.sqrt(powers @ otm.T**2 + steps**2 + (result - exact) ** 2)[:-1]
     peak = max(peak, *(_peak(numbers) for numbers in (rows_done, transformed, halfway, result)))
     places = np.array(chosen[:-1])[:, None] // (columns, 1) % (rows, columns) * tile
-    ends = np.clip((height, width) - places, 0, tile)  # what a tile computes beyond the output is thrown away
+    ends = np.clip((height, width) - places, 0, tile)  # ncnn drops results beyond the output
     inside = (np.arange(tile)[:, None] < ends[:, 0, None, None]) & (np.arange(tile) < ends[:, 1, None, None])
-    known = np.broadcast_to(inside[:, None], errors.shape)
-    errors = _activated_errors(layer, (exact[:-1] + _bias(layer, channels)[:, None, None])[known], errors[known])
-    remedy = Feature.NO_FP16_ARITHMETIC | Feature.NO_WINOGRAD  # GPUs do winograd in fp16 all the same
-    sample = errors[_spread(len(errors), _SUMS, rng)]
-    return Inner("winograd's sums", tuple(sample.tolist()), not peak <= LARGEST / (INPUT_MARGIN * _UNSEEN), remedy)
+    inside = np.broadcast_to(inside[:, None], errors.shape)
+    errors = _activated_errors(layer, (exact[:-1] + _bias(layer, channels)[:, None, None])[inside], errors[inside])
+    remedy = Feature.NO_FP16_ARITHMETIC | Feature.NO_WINOGRAD  # without the latter, GPUs do winograd in fp16
+    sample = errors[_indices(len(errors), _SUMS, rng)]
+    overflows = not peak <= LARGEST / (INPUT_MARGIN * _SAMPLE_MARGIN)
+    return Inner("winograd's sums", tuple(sample.tolist()), overflows, remedy)
 
 
 def _products(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -> tuple[Array, Array] | None:
-    """Return a sample of the sums that a layer adds up in fp16, and the output channel of each; None if it has none.
+    """Return the terms (last axis) of some sums that a layer accumulates in fp16, and each sum's output channel.
 
-    The terms are along the last axis.
+    None if there are no such sums.
     """
     x = inputs[0]
     if layer.type in ("InnerProduct", "Gemm", "MatMul"):
@@ -347,16 +348,16 @@ def _products(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -
 
 
 def _pairs(counts: Sequence[int], terms: int, rng: np.random.Generator) -> Iterator[Array]:
-    """Yield random indexes below each of the counts, for the sums of a sample."""
+    """Yield for each count the random indices below it, one for each sum of a sample."""
     sums = max(min(_SUMS, _TERMS_OF_ALL // terms), _LEAST_SUMS)
     for count in counts:
-        yield np.resize(_spread(count, sums, rng), sums)[rng.permutation(sums)]
+        yield np.resize(_indices(count, sums, rng), sums)[rng.permutation(sums)]
 
 
 def _row_products(rows: Array, columns: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Return the products of random rows of two matrices, and the numbers of the second ones.
+    """Return the products of random pairs of rows of two matrices, and the indices of the second rows.
 
-    If the first has one row, and the second is not large, they are those of the whole result in its order.
+    If the first matrix has one row, and the second is not large, they are all products, in the order of the result.
     """
     if len(rows) == 1 and columns.size <= _TERMS_OF_ROW:
         channels = np.append(np.zeros(_AT_LARGEST, int), np.arange(len(columns)))
@@ -403,42 +404,42 @@ def _matrix_products(layer: Layer, inputs: Sequence[Array], rng: np.random.Gener
     return _row_products(rows, columns, rng)
 
 
-def _operands(layer: Layer, given: list[Array]) -> list[Array]:
+def _operands(layer: Layer, inputs: list[Array]) -> list[Array]:
     """Return both factors of a matrix product, with the summed axis last."""
     if layer.type == "MatMul":
-        a, b = given[:2]
+        a, b = inputs[:2]
         return [a, b if layer["transB"] else np.swapaxes(b, -1, -2) if b.ndim > 1 else b]
-    found: list[Array] = []
+    operands: list[Array] = []
     for name, size, sums_last in (("A", "constantM", not layer["transA"]), ("B", "constantN", layer["transB"])):
         if layer[f"constant{name}"]:
             if f"{name}_data" not in layer.weights or not layer.weights.stored(f"{name}_data").is_float:
                 return []
             shape = (layer[size], layer["constantK"])
             matrix = np.asarray(layer.weights[f"{name}_data"], np.float32).reshape(shape if sums_last else shape[::-1])
-        elif given:
-            matrix = given.pop(0)
+        elif inputs:
+            matrix = inputs.pop(0)
         else:
             return []
-        found.append(matrix if sums_last or matrix.ndim < 2 else np.swapaxes(matrix, -1, -2))
-    return found
+        operands.append(matrix if sums_last or matrix.ndim < 2 else np.swapaxes(matrix, -1, -2))
+    return operands
 
 
 def _attention(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -> Inner:
-    """Return the effect of fp16 on attention, for some queries; the products with the keys are summed, then scaled."""
+    """Return the effect of fp16 on attention, for some queries; ncnn scales the sums of products, not the queries."""
     q, k, v = (array.reshape(-1, *array.shape[-2:]) for array in inputs[:3])
     k, v = (np.repeat(array, len(q) // len(array), axis=0) for array in (k, v))
     scale = layer["scale"] or q.shape[-1] ** -0.5
     _, largest, _ = np.unravel_index(int(np.abs(q).argmax()), q.shape)
-    rows = np.append(_spread(q.shape[1], _QUERIES, rng), largest)
+    rows = np.append(_indices(q.shape[1], _QUERIES, rng), largest)
     mask = inputs[3].reshape(-1, *inputs[3].shape[-2:])[:, rows] if layer["attn_mask"] else np.float32(0)
     products = q[:, rows] @ np.swapaxes(k, 1, 2)
-    _, errors, _ = _added_up(to_half(q[:, rows])[:, :, None] * to_half(k)[:, None], -1)
+    _, errors, _ = _rounded_sums(to_half(q[:, rows])[:, :, None] * to_half(k)[:, None], -1)
     sums = products + errors * rng.standard_normal(errors.shape, np.float32)
     scores = products * scale + mask
-    exact, stored, half = (_softmax(each) @ v for each in (scores, to_half(scores), to_half(sums * scale + mask)))
-    peak, error = _peak(products), _size(half - exact)
+    exact, stored, half = (_softmax(x) @ v for x in (scores, to_half(scores), to_half(sums * scale + mask)))
+    peak, error = _peak(products), _rms(half - exact)
     # Without fp16 arithmetic the scores still have 16 bits on ARM, and on GPUs if a head's width is no multiple of 8.
-    is_enough = peak * scale <= LARGEST / INPUT_MARGIN and _size(stored - exact) <= _STORED * error
+    is_enough = peak * scale <= LARGEST / INPUT_MARGIN and _rms(stored - exact) <= _ERROR_LEFT * error
     remedy = Feature.NO_FP16_ARITHMETIC if is_enough else FP32
     return Inner("products of queries and keys", (error,), not peak <= LARGEST / INPUT_MARGIN, remedy)
 
@@ -454,30 +455,27 @@ def _lanes(layer: Layer, x: Array) -> int:
     return _LANES_OF_ROW if layer.type == "Gemm" and x.ndim == 2 and len(x) == 1 else 1
 
 
-def _added(layer: Layer, products: Array, channels: Array, lanes: int) -> Inner:
-    """Return the effect of adding up terms along the last axis one after the other, with each sum rounded.
-
-    With `lanes` there are several sums, each of every such term.
-    """
+def _sum_effect(layer: Layer, products: Array, channels: Array, lanes: int) -> Inner:
+    """Return the effect of rounding each step of the sums along the last axis; a sum has `lanes` partial sums."""
     count = products.shape[-1]
     products = np.pad(products, [(0, 0), (0, -count % lanes)]).reshape(len(products), -1, lanes)
-    sums, errors, peak = _added_up(products, 1, _bias(layer, channels)[:, None, None] / lanes)
+    sums, errors, peak = _rounded_sums(products, 1, _bias(layer, channels)[:, None, None] / lanes)
     sums, errors = sums.sum(-1)[_AT_LARGEST:], np.sqrt((errors**2).sum(-1))[_AT_LARGEST:]
     is_whole = np.array_equal(channels[_AT_LARGEST:], np.arange(len(sums)))
     errors = _activated_errors(layer, sums, errors, is_whole=is_whole)
     return Inner(f"sums of {count} products", tuple(errors.tolist()), not peak <= LARGEST / INPUT_MARGIN)
 
 
-def _added_up(products: Array, axis: int, start: Array | float = 0.0) -> tuple[Array, Array, float]:
-    """Return sums along an axis, the size of their errors if each step rounds to fp16, and the largest number there.
+def _rounded_sums(products: Array, axis: int, start: Array | float = 0.0) -> tuple[Array, Array, float]:
+    """Return sums along an axis, their errors if each step rounds to fp16, and the largest partial sum.
 
-    The errors of steps are those of the exact sums; they add up like random numbers.
+    An error is the root of the sum of squares of the steps' errors, which are those of exact partial sums.
     """
     totals = np.cumsum(products, axis, np.float32)
     totals += start
     errors = to_half(totals)
     errors -= totals
-    errors *= products != 0  # such a term adds none
+    errors *= products != 0  # adding 0 rounds nothing
     return np.take(totals, -1, axis), np.sqrt(np.square(errors).sum(axis)), _peak(totals)
 
 
@@ -486,19 +484,19 @@ def _peak(numbers: Array) -> float:
 
 
 def _bias(layer: Layer, channels: Array) -> Array:
-    """Return the numbers with which the sums of output channels begin."""
-    name = "C_data" if layer.type == "Gemm" and layer["constant_broadcast_type_C"] == _A_ROW else "bias_data"
+    """Return the initial values of the sums of output channels."""
+    name = "C_data" if layer.type == "Gemm" and layer["constant_broadcast_type_C"] == GemmC.N else "bias_data"
     if name not in layer.weights:
         return np.zeros(len(channels), np.float32)
     return np.asarray(layer.weights[name], np.float32).ravel()[channels]
 
 
 def _activated_errors(layer: Layer, sums: Array, errors: Array, *, is_whole: bool = False) -> Array:
-    """Return the sizes of the finite errors of sums after the activation, where it does not make 0 of a sum.
+    """Return the finite errors after the activation, of sums that it does not map to 0.
 
-    If the sums are the whole output, the others are 0.
+    If the sums are the whole output (`is_whole`), the errors of all others are 0.
     """
-    high, exact, low = (_activated(layer, each) for each in (sums + errors, sums, sums - errors))
+    high, exact, low = (_activated(layer, x) for x in (sums + errors, sums, sums - errors))
     sizes = np.abs(high - low) / 2
     counts = (exact != 0) & np.isfinite(sizes)
     return np.where(counts, sizes, 0.0) if is_whole else np.asarray(sizes[counts])
@@ -518,12 +516,12 @@ _ACTIVATIONS: Mapping[int, Callable[..., Array]] = {
 # result: 2.6e-4 for Sigmoid, 2.9e-4 for Swish, 4.9e-4 for Mish.
 _FUNCTIONS = frozenset({"GELU", "HardSwish", "Interp", "Mish", "Sigmoid", "Softmax", "Swish"})
 _FUNCTION_ERROR = 3e-4
-_TANH_ERROR = 1.5e-4  # even of numbers near 0: GPUs take it for 1 - 2 / (exp(2 * x) + 1)
-_EXP_ERROR = 2.0**-12  # for each 1 of the argument, whose product with log2(e) is rounded on GPUs
+_TANH_ERROR = 1.5e-4  # absolute, even near 0: GPUs compute 1 - 2 / (exp(2 * x) + 1)
+_EXP_ERROR = 2.0**-12  # times the argument: GPUs round its product with log2(e)
 
 
 def function_noise(layer: Layer, largest: float) -> Noise:
-    """Return the errors of a function's steps in fp16; `largest` is the largest argument."""
+    """Return the noise of a layer's function in fp16; `largest` is the largest argument."""
     if layer.computes(UnaryOp.EXP):
         return Noise((), _EXP_ERROR * largest)
     if layer.type == "TanH" or layer.computes(UnaryOp.TANH):
@@ -533,7 +531,7 @@ def function_noise(layer: Layer, largest: float) -> Noise:
     return Noise((), _FUNCTION_ERROR if is_inexact else 0.0)
 
 
-def _size(errors: Array) -> float:
+def _rms(errors: Array) -> float:
     """Return the root mean square of the finite errors."""
     finite = errors[np.isfinite(errors)]
     return float(np.sqrt(np.mean(np.square(finite, dtype=np.float64)))) if finite.size else 0.0

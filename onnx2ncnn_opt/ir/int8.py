@@ -1,6 +1,6 @@
-"""Int8 layers: their parameters and weights, and where ncnn's kernels are right.
+"""Int8 layers: their parameters and weights, and the limits of ncnn's kernels.
 
-ncnn rounds half away from zero and clamps to -127..127; a scale is what a number is multiplied by, 127 / largest.
+ncnn multiplies a number by its scale, 127 / largest, rounds half away from zero and clamps to -127..127.
 """
 
 from __future__ import annotations
@@ -14,26 +14,25 @@ from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
 
 LEVELS = 127
-# On x86 and Vulkan, winograd of int8 is right up to this size of an integer sum: (2^31 - 1) / 576. ARM has no limit.
+# The largest integer sum for which int8 winograd is right on x86 and Vulkan: (2^31 - 1) / 576. ARM has no limit.
 LARGEST_SUM = 3_728_270
-PRODUCTS = ("Convolution", "ConvolutionDepthWise", "InnerProduct", "Gemm")  # that int8 layers of known scales exist of
-_STATIC = ("Convolution", "ConvolutionDepthWise", "InnerProduct")  # their input has a scale of its own
+PRODUCTS = ("Convolution", "ConvolutionDepthWise", "InnerProduct", "Gemm")  # types with an int8 form of stored scales
+_STATIC = ("Convolution", "ConvolutionDepthWise", "InnerProduct")  # the scale of their input is stored, too
 NO_SCALE = "the model finds the scale of its input at run time; `quantize --data` finds one for ncnn"
 CRASH_OF_GPUS = "ncnn crashes on GPUs of phones and laptops: its shader of an int8 Gemm with one scale does not compile"
-BLOCKS = 400  # from this quantize_term on, a Gemm's B has blocks of integers; C stays float, and rows are not mixed
-_BLOCK, _BLOCKS_OF_8_BITS = 128, 802  # numbers that share a scale, and Gemm's quantize_term of such blocks
-# Each row of a weight is as near to multiples of a step as this, in steps, if it was quantised with that step.
-_NEAR = 2e-3
+BLOCKS = 400  # from this quantize_term on, Gemm's B is block-quantised; C stays float, and rows share no scale
+_BLOCK, _BLOCKS_OF_8_BITS = 128, 802  # the size of a block that shares a scale, and its quantize_term
+_STEP_TOLERANCE = 2e-3  # the distance, in steps, of a quantised weight from a multiple of its step
 
 
 def rows_of(layer: Layer) -> Array:
-    """Return the weight of a layer with a row for each output channel; of a Gemm with B transposed, B."""
+    """Return the weight with one row for each output channel: a Gemm's transposed B, or `weight_data`."""
     name, count = ("B_data", "constantN") if layer.type == "Gemm" else ("weight_data", "num_output")
     return layer.weights[name].reshape(layer[count], -1)
 
 
 def largest_sum(rows: Array, *, is_positive: bool = False) -> int:
-    """Return the largest integer sum that int8 weights can give, of inputs that may be `is_positive` only."""
+    """Return the largest sum of products of int8 weights and inputs, which are 0 or more if `is_positive`."""
     whole = rows.reshape(len(rows), -1).astype(np.int64)
     if is_positive:
         return LEVELS * int(max(np.maximum(whole, 0).sum(1).max(), np.maximum(-whole, 0).sum(1).max()))
@@ -41,24 +40,24 @@ def largest_sum(rows: Array, *, is_positive: bool = False) -> int:
 
 
 def may_use_winograd(layer: Layer) -> bool:
-    """Return True if ncnn computes a convolution by winograd: 3x3 taps side by side, one result for each pixel."""
+    """Return True if ncnn may compute a convolution with winograd: a 3x3 kernel, stride 1, no dilation."""
     if layer.type != "Convolution":
         return False
     return [layer[f"{name}_{axis}"] for name in ("kernel", "stride", "dilation") for axis in "wh"] == [3, 3, 1, 1, 1, 1]
 
 
 def is_garbage_on_x86(layer: Layer) -> bool:
-    """Return True for a grouped int8 convolution of 8n channels a group: x86 reads memory that nothing has written."""
+    """Return True for a grouped int8 convolution with 8n channels per group: x86 reads uninitialised memory."""
     if layer.type != "ConvolutionDepthWise":
         return False
     taps = layer["kernel_w"] * layer["kernel_h"]
-    made = layer["num_output"] // layer["group"]
-    read = layer["weight_data_size"] // (layer["num_output"] * taps)
-    return bool(max(made, read) > 1 and (made % 8 == 0 or read % 8 == 0))
+    outputs = layer["num_output"] // layer["group"]
+    inputs = layer["weight_data_size"] // (layer["num_output"] * taps)
+    return bool(max(outputs, inputs) > 1 and (outputs % 8 == 0 or inputs % 8 == 0))
 
 
 def crashes_gpus(layer: Layer) -> bool:
-    """Return True for an int8 Gemm without blocks: where ncnn uses no shared memory, its shader does not compile.
+    """Return True for an int8 Gemm without blocks: its shader does not compile if ncnn uses no shared memory.
 
     gemm_int8.comp declares gx4 twice there, and net.cpp uses shared memory on discrete GPUs only.
     """
@@ -79,13 +78,13 @@ def integers(numbers: Array, scales: Array) -> Array:
 
 
 def is_exact(rows: Array, scales: Array) -> bool:
-    """Return True if scales make whole numbers from -127 to 127 of all weights."""
+    """Return True if all weights times their scales are integers from -127 to 127."""
     scaled = rows.astype(np.float64) * scales.astype(np.float64)[:, None]
-    return bool((np.abs(scaled - integers(rows, scales[:, None])) < _NEAR).all())
+    return bool((np.abs(scaled - integers(rows, scales[:, None])) < _STEP_TOLERANCE).all())
 
 
 def imported_int8(layer: Layer, scales: Array, input_scale: float, *, is_positive: bool) -> tuple[Layer | None, str]:
-    """Return a float layer as int8 whose weights are multiples of steps, 1 / scales; else None, and the reason."""
+    """Return the int8 form of a float layer whose weights are multiples of 1 / scales; else None, and the reason."""
     if layer.type not in PRODUCTS:
         return None, f"ncnn has no int8 {layer.type}"
     if layer.type in _STATIC and not input_scale:
@@ -106,7 +105,7 @@ def imported_int8(layer: Layer, scales: Array, input_scale: float, *, is_positiv
 
 
 def in_blocks(layer: Layer, scales: Array) -> Layer:
-    """Return a Gemm of a float B, transposed, as 8-bit blocks, with a scale for each row."""
+    """Return a Gemm with its float, transposed B as 8-bit blocks, whose scale is that of the row."""
     numbers, blocks = integers(rows_of(layer), scales[:, None]), -(-layer["constantK"] // _BLOCK)
     weights: dict[str, Array | Weight | None] = {"B_data": None}
     weights["B_data_packed_bytes"] = Weight(numbers.reshape(-1).view(np.uint8), Encoding.BYTES)
@@ -117,8 +116,8 @@ def in_blocks(layer: Layer, scales: Array) -> Layer:
 def in_int8(layer: Layer, scales: Array, input_scale: float | None = None, *, is_positive: bool = False) -> Layer:
     """Return a float layer as int8, with a scale for each row of its weight, and one for the input.
 
-    A Gemm has no scale for its input, and one for all rows. A convolution whose sums may be too large for winograd does
-    without it; `is_positive` inputs have smaller ones.
+    A Gemm has one scale for all rows, and none for its input. A convolution whose sums may be too large for winograd
+    gets NO_WINOGRAD; with `is_positive` inputs the sums are smaller.
     """
     numbers = integers(rows_of(layer), scales[:, None])
     data = Weight(numbers.reshape(-1), Encoding.INT8)

@@ -1,9 +1,9 @@
-"""The kernels that ncnn has for layers, and their costs: choices between layers use this table only.
+"""ncnn's kernels and their costs, for every choice between layers.
 
 A layer without a kernel of its own for an architecture runs ncnn's plain loop there: no SIMD, no im2col, no winograd,
 no packing. Without a Vulkan kernel its blobs go to the CPU and back. The lists are those of ncnn 1.0.20261020; the
-costs were measured with it on one thread of an x86 CPU with AVX-512 (docs/measurements.md). A plain loop is no faster
-elsewhere.
+costs were measured with it on one thread of an x86 CPU with AVX-512 (docs/measurements.md). Plain loops are not faster
+on other CPUs.
 """
 
 from collections.abc import Iterable
@@ -49,26 +49,25 @@ _NS_PER_PRODUCT = {
     "DeconvolutionDepthWise1D": 0.3,
     "DeconvolutionDepthWise3D": 0.4,
 }
-# With so few inputs and outputs a convolution runs without a matrix product, be it of an image or of a sequence.
+# Up to this number of inputs and outputs, Convolution and Convolution1D run without a matrix product.
 _FEW_CHANNELS = 16
 _NS_PER_PRODUCT_OF_FEW = 0.06
-# 3x3 taps, one result for each pixel. Side by side they have winograd. It transforms its input (slower
-# if that does not fit into a cache), its output, and the weights. Apart, the input is copied for each tap;
-# other numbers of outputs than multiples of 16 are slower still.
+# 3x3 kernels with stride 1. Without dilation ncnn uses winograd. It transforms the input (slower if that does not fit
+# into a cache), the output, and the weights. With dilation ncnn copies the input for each tap; numbers of outputs other
+# than multiples of 16 are slower still.
 _NS_PER_PRODUCT_OF_WINOGRAD, _NS_PER_NUMBER_MADE, _NS_PER_WEIGHT = 0.0055, 1.0, 0.5
 _NS_PER_NUMBER_READ, _NS_PER_NUMBER_FROM_MEMORY, _CACHED = 1.5, 3.0, 2**21
 _NS_PER_PRODUCT_OF_DILATED, _NS_PER_PRODUCT_OF_UNEVEN, _NS_PER_NUMBER_COPIED = 0.0145, 0.03, 1.8
-# Other convolutions of images with more than one row and column are a matrix product: the input is copied for each
+# Other 2-D convolutions whose kernel has several rows and columns are a matrix product: ncnn copies the input for each
 # tap. A product takes longer on ARM.
 _NS_PER_COPY, _NS_PER_PRODUCT_OF_MATRIX, _NS_PER_PRODUCT_ON_ARM = 0.8, 0.014, 0.05
-# A convolution in groups that are not single channels runs one small convolution for each of them.
+# A grouped convolution that is not depthwise runs one small convolution for each group.
 _GROUPED = {"ConvolutionDepthWise": "Convolution", "DeconvolutionDepthWise": "Deconvolution"}
 _NS_PER_GROUP = 1_000.0
 _NS_PER_SCORE = 0.65  # a query times a key of a head: in MultiHeadAttention more than in SDPA
-_NS_PER_BYTE = 0.05  # that is read or written
+_NS_PER_BYTE = 0.05  # read or written
 _NS_PER_LAYER = 1_000.0
-# A size that is not known counts as this.
-_USUAL_SIZE = 64
+_USUAL_SIZE = 64  # replaces an unknown size
 
 
 def has_kernel(type: str, architecture: str) -> bool:
@@ -85,12 +84,12 @@ def cost(layers: Iterable[Layer]) -> float:
 
 
 def surplus_of_attention(scores: int) -> float:
-    """Return the nanoseconds that MultiHeadAttention takes longer than SDPA: for queries times keys of all heads."""
+    """Return the nanoseconds that MultiHeadAttention takes longer than SDPA, for heads * queries * keys scores."""
     return _NS_PER_SCORE * scores
 
 
 def cost_of_results(shape: tuple[int, int], outputs: int, kernel: tuple[int, int]) -> float:
-    """Return the nanoseconds per input and result of a matrix product; `shape` (rows, columns) results share copies."""
+    """Return nanoseconds per input channel and result if `shape` (rows, columns) results share one im2col copy."""
     taps = (kernel[0] + shape[0] - 1) * (kernel[1] + shape[1] - 1)
     return taps * (_NS_PER_COPY / prod(shape) + _NS_PER_PRODUCT_ON_ARM * outputs)
 
@@ -115,12 +114,12 @@ def _products_cost(layer: Layer) -> float:
 
 
 def _cost_of_3x3(layer: Layer, products: int) -> float:
-    read, made = (_size(blob.shape or ()) for blob in (layer.inputs[0], layer.outputs[0]))
+    inputs, outputs = (_size(blob.shape or ()) for blob in (layer.inputs[0], layer.outputs[0]))
     if not layer["dilation_w"] == layer["dilation_h"] == 1:
         rate = _NS_PER_PRODUCT_OF_UNEVEN if layer["num_output"] % 16 else _NS_PER_PRODUCT_OF_DILATED
-        return products * rate + read * _NS_PER_NUMBER_COPIED
-    transforms = read * (_NS_PER_NUMBER_READ if read <= _CACHED else _NS_PER_NUMBER_FROM_MEMORY)
-    transforms += made * _NS_PER_NUMBER_MADE + layer["weight_data_size"] * _NS_PER_WEIGHT
+        return products * rate + inputs * _NS_PER_NUMBER_COPIED
+    transforms = inputs * (_NS_PER_NUMBER_READ if inputs <= _CACHED else _NS_PER_NUMBER_FROM_MEMORY)
+    transforms += outputs * _NS_PER_NUMBER_MADE + layer["weight_data_size"] * _NS_PER_WEIGHT
     return float(products * _NS_PER_PRODUCT_OF_WINOGRAD + transforms)
 
 
@@ -130,7 +129,7 @@ def _has_few_channels(layer: Layer) -> bool:
 
 
 def has_3x3_taps(layer: Layer) -> bool:
-    """Return whether a convolution of images has 3x3 taps, with any dilation, and stride 1."""
+    """Return whether a 2-D convolution has a 3x3 kernel, with any dilation, and stride 1."""
     return [layer[f"{name}_{axis}"] for name in ("kernel", "stride") for axis in "wh"] == [3, 3, 1, 1]
 
 

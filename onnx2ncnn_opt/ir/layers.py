@@ -86,7 +86,7 @@ def _attention_scale(p: Params) -> float:
 
 
 def _last_blob(*expressions: str) -> int:
-    """Return the highest input that expressions refer to (``1w`` is the width of input 1)."""
+    """Return the highest index of an input in expressions (``1w`` is the width of input 1)."""
     return max((int(n) for text in expressions for n in _SIZE_OF_BLOB.findall(text)), default=0)
 
 
@@ -115,9 +115,9 @@ def _layer(
     one_blob_only: Predicate | None = None,
     **others: Any,
 ) -> LayerSpec:
-    """Return a layer, such as "2 BatchNorm", in the notation of `parse_params` and `parse_weights`.
+    """Return the spec of a layer, such as "2 BatchNorm"; notation: see `parse_params` and `parse_weights`.
 
-    Without `one_blob_only`, the blob counts decide whether ncnn demands one blob on either side.
+    By default, `one_blob_only` is True for layers with exactly one input and one output.
     """
     index, type = number_and_type.split()
     return LayerSpec(
@@ -181,12 +181,12 @@ def _attention_weights() -> Iterator[WeightSpec]:
 
 
 def _recurrent(type: str, gates: int, biases: int, hidden: str = "num_output") -> LayerSpec:
-    """Return a layer of so many gates and biases for each number of a state, whose size is the parameter `hidden`."""
+    """Return a layer with `gates` rows and `biases` for each element of its state; `hidden` is the state's size."""
 
     def rows(p: Params) -> int:
         return int(_directions(p) * gates * p[hidden])
 
-    projects = hidden != "num_output"  # an LSTM's output may be a product of its state
+    projects = hidden != "num_output"  # an LSTM may multiply its state by a projection matrix
     weights = [
         *parse_weights("weight_xc_data*=weight_data_size"),
         WeightSpec("bias_c_data", lambda p: _directions(p) * biases * p[hidden], tagged=True),
@@ -204,7 +204,7 @@ def _recurrent(type: str, gates: int, biases: int, hidden: str = "num_output") -
     return _layer(
         type,
         f"0 num_output, 1 weight_data_size, 2 direction:Direction, {sizes}8 int8_scale_term",
-        tuple(weights if projects else [each for each in weights if each.name != "weight_hr_data"]),
+        tuple(weights if projects else [weight for weight in weights if weight.name != "weight_hr_data"]),
         inputs=(1, 3 if projects else 2),
         outputs=(1, 3 if projects else 2),
     )
@@ -563,7 +563,7 @@ def types_with(trait: Trait) -> frozenset[str]:
 
 
 def with_custom(specs: Iterable[LayerSpec]) -> Mapping[str, LayerSpec]:
-    """Return the table with custom layer types added; the last one of a name counts.
+    """Return the table with custom layer types added; of several with one name, the last is taken.
 
     Raises GraphError for a type that ncnn has itself.
     """

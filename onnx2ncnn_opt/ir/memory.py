@@ -1,9 +1,8 @@
-"""The memory that ncnn needs for blobs at once, and an order of evaluation that needs less.
+"""The peak memory of blobs in ncnn, and an order of evaluation with a lower peak.
 
-ncnn evaluates a net from an output backwards: a layer first asks for its bottoms, in their order, and each of those for
-its own. ncnn frees a blob when the last layer that wants it has run (Splits only share it). So the order of the lines
-in a .param file decides nothing, and the order of a layer's bottoms everything: the first bottom waits in memory while
-ncnn computes the second.
+ncnn evaluates a net recursively, from an output: before a layer it computes the layer's bottoms, in their order. It
+frees a blob when the last consumer has run (Splits only share it). So the order of lines in a .param file has no
+effect, but the order of a layer's bottoms has: the first one waits in memory while ncnn computes the second.
 """
 
 from __future__ import annotations
@@ -18,18 +17,17 @@ from onnx2ncnn_opt.ir.dim import Shape, is_fixed
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.spec import Trait
 
-# Reverse forms of BinaryOp's operations that give the same bits with their operands exchanged.
+# BinaryOp's operations that give the same bits as their reverse forms with exchanged operands.
 _EXCHANGED = {code: code.exchanged for code in (BinaryOp.ADD, BinaryOp.MUL, BinaryOp.SUB, BinaryOp.RSUB)}
-# Layers simulated in search of a better order, at most; but a few orders are tried even of huge nets.
-_BUDGET = 400_000
-_LEAST_TRIES = 8
+_BUDGET = 400_000  # the layers that the search for a better order may simulate
+_LEAST_TRIES = 8  # the orders that it tries even of huge nets
 
 
 @dataclass(frozen=True)
 class Memory:
-    """An estimate: `peak` bytes for blobs at once, while `layer` runs, without `unknown` blobs whose size is not known.
+    """An estimate: blobs need `peak` bytes while `layer` runs, without the `unknown` blobs of unknown size.
 
-    `course` are the layers in the order in which ncnn runs them, with the bytes of all blobs while each runs. Workspace
+    `course` has the layers in the order in which ncnn runs them, with the bytes of all blobs at that time. Workspace
     inside layers, padding of channels to a SIMD width, and weights are not included.
     """
 
@@ -63,9 +61,9 @@ def _sizes(graph: Graph) -> dict[Blob, int | None]:
 
 
 def lower_peak(graph: Graph) -> list[Layer]:
-    """Exchange operands if that lowers the peak and cannot change a bit; returns the layers that were changed.
+    """Exchange operands if that lowers the peak and keeps every bit; return the changed layers.
 
-    Only sums, products and differences of two blobs of equal shape are exchanged, and none if sizes are dynamic.
+    These are sums, products and differences of two blobs of equal shape. A net with dynamic sizes stays as it is.
     """
     changed: dict[Layer, None] = {}
     sizes = _sizes(graph)
@@ -79,11 +77,11 @@ def lower_peak(graph: Graph) -> list[Layer]:
         tried.add(layer)
         tries -= 1
         _exchange(graph, layer)
-        now = _Simulation(graph, sizes, best.peak).run()
-        if now.peak >= best.peak:
+        exchanged = _Simulation(graph, sizes, best.peak).run()
+        if exchanged.peak >= best.peak:
             _exchange(graph, layer)
             continue
-        best = now
+        best = exchanged
         tried.clear()
         if layer in changed:
             del changed[layer]
@@ -107,7 +105,7 @@ def _exchange(graph: Graph, layer: Layer) -> None:
 
 
 class _Pending(NamedTuple):
-    """A layer whose bottoms are being computed, and the one that waits for it."""
+    """A layer whose bottoms are being computed, and the layer that waits for it."""
 
     layer: Layer
     bottoms: Iterator[Blob]
@@ -115,10 +113,10 @@ class _Pending(NamedTuple):
 
 
 class _Simulation:
-    """One evaluation of a net, given up as soon as it is known to need `enough` bytes."""
+    """One evaluation of a net; it stops when the peak reaches `limit` bytes."""
 
-    def __init__(self, graph: Graph, sizes: Mapping[Blob, int | None], enough: float = inf) -> None:
-        self.graph, self.sizes, self.enough = graph, sizes, enough
+    def __init__(self, graph: Graph, sizes: Mapping[Blob, int | None], limit: float = inf) -> None:
+        self.graph, self.sizes, self.limit = graph, sizes, limit
         self.now = self.peak = 0
         self.at: Layer | None = None
         self.waiting: _Pending | None = None
@@ -144,9 +142,9 @@ class _Simulation:
         return Memory(self.peak, self.at.name if self.at else "", self.unknown, tuple(waiting), tuple(self.course))
 
     def evaluate(self, output: Blob) -> None:
-        """Run everything that an output needs, in ncnn's order."""
+        """Run the layers that an output needs, in ncnn's order."""
         pending = self.needed(output, None)
-        while pending is not None and self.peak < self.enough:
+        while pending is not None and self.peak < self.limit:
             for blob in pending.bottoms:
                 if (needed := self.needed(blob, pending)) is not pending:
                     pending = needed

@@ -21,7 +21,7 @@ class NamePool:
         self._taken.update(names)
 
     def take(self, wanted: str) -> str:
-        """Take a name, or the same with the lowest free number; return it."""
+        """Take a name, with the lowest free number if it is in use; return it."""
         name = wanted
         if name in self._taken:
             number = self._lowest.get(wanted, 1)
@@ -44,6 +44,6 @@ class NamePool:
 
 
 def shortened(name: str, size: int) -> str:
-    """Return the start of a name that fits into so many bytes of UTF-8."""
+    """Return the longest start of a name that fits into `size` bytes of UTF-8."""
     encoded = name.encode()
     return name if len(encoded) <= size else encoded[:size].decode(errors="ignore")

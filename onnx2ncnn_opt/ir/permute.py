@@ -1,4 +1,4 @@
-"""The numbers by which ncnn's Permute names a permutation."""
+"""The `order_type` of ncnn's Permute: the number of a permutation."""
 
 from collections.abc import Sequence
 from itertools import permutations

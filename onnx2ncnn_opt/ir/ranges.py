@@ -1,8 +1,8 @@
 """Facts about a blob's numbers, from the layers that make it: bounds, whole numbers, NaN and infinity.
 
-Elements of graph inputs are unconstrained. A layer that mixes elements (a convolution, a product, a normalisation) is
-taken to give ordinary numbers: a NaN in an operand spreads in the model too. Elementwise functions are followed: they
-give NaN or infinity outside their domain, and pass them on. Overflow of growing numbers is not foreseen.
+Elements of graph inputs are unconstrained. The analysis assumes that layers which mix elements (a convolution, a
+product, a normalisation) give finite numbers: a NaN in an operand spreads in the model too. It follows elementwise
+functions: they give NaN or infinity outside their domain, and pass them on. It ignores overflow of large results.
 """
 
 import math
@@ -25,7 +25,7 @@ _MOST_LAYERS = 200  # per query
 class Range(NamedTuple):
     """Bounds of all elements that are numbers, and whether there may be NaN or infinity.
 
-    An infinite bound is an unknown one; `may_be_inf` is for an element itself. `is_whole` is True for whole numbers.
+    An infinite bound is unknown; `may_be_inf` says that an element may be infinite. `is_whole` is True for integers.
     """
 
     low: float = -_INF
@@ -78,7 +78,7 @@ class Ranges:
 
     def of(self, blob: Blob) -> Range:
         """Return the range of a blob's elements."""
-        stack, looked = [blob], 0
+        stack, visited = [blob], 0
         while stack:
             top = stack[-1]
             if top in self._known:
@@ -86,14 +86,14 @@ class Ranges:
                 continue
             layer = top.producer
             operands = layer.inputs if layer is not None and _rule_of(layer) is not None else ()
-            missing = [each for each in operands if each not in self._known]
-            looked += 1
-            if missing and looked <= self._most:
+            missing = [operand for operand in operands if operand not in self._known]
+            visited += 1
+            if missing and visited <= self._most:
                 stack += missing
             elif missing:
                 return self._known.get(blob, UNKNOWN)
             else:
-                ranges = [self._known[each] for each in operands]
+                ranges = [self._known[operand] for operand in operands]
                 self._known[top] = UNKNOWN if layer is None else through(layer, ranges)
                 stack.pop()
         return self._known[blob]
@@ -104,18 +104,18 @@ def through(layer: Layer, inputs: Sequence[Range]) -> Range:
     rule = _rule_of(layer)
     if rule is None and layer.is_custom:
         return UNKNOWN
-    found = rule(layer, *inputs) if rule is not None else ORDINARY
+    result = rule(layer, *inputs) if rule is not None else ORDINARY
     if layer.spec is not None and layer.spec.has_activation and layer["activation_type"]:
-        found = _activated(layer, found)
-    is_bounded = found.low > -_INF and found.high < _INF
-    return found._replace(may_be_inf=False) if is_bounded else found
+        result = _activated(layer, result)
+    is_bounded = result.low > -_INF and result.high < _INF
+    return result._replace(may_be_inf=False) if is_bounded else result
 
 
-_SIZED = frozenset({"Crop", "Reshape"})  # types of layers that read only the sizes of further inputs
+_SIZED = frozenset({"Crop", "Reshape"})  # layers that read only the sizes of their further inputs
 
 
 def _rule_of(layer: Layer) -> Callable[..., Range] | None:
-    """Return the rule from a layer's input ranges to its output range; None for layers that are not followed."""
+    """Return the function from a layer's input ranges to its output range; None for layers without a rule."""
     if layer.type in _RULES:
         return _RULES[layer.type]
     if layer.has(Trait.MOVES):
@@ -206,16 +206,16 @@ _BINARY: Mapping[int, Callable[[Range, Range], Range]] = {  # by op_type
 
 def _binary(layer: Layer, *inputs: Range) -> Range:
     b = _scalar(layer["b"]) if layer["with_scalar"] else inputs[1]
-    found = _BINARY.get(layer["op_type"], _unknown)(inputs[0], b)
+    result = _BINARY.get(layer["op_type"], _unknown)(inputs[0], b)
     is_square = layer.computes(BinaryOp.MUL) and len(layer.inputs) == 2 and layer.inputs[0] is layer.inputs[1]
-    return found._replace(low=0.0) if is_square else found
+    return result._replace(low=0.0) if is_square else result
 
 
 def _eltwise(layer: Layer, *inputs: Range) -> Range:
     if layer["op_type"] in (Eltwise.PROD, Eltwise.MAX):
         return reduce(_product if layer["op_type"] == Eltwise.PROD else _largest, inputs)
     coeffs = layer["coeffs"] if len(layer["coeffs"]) else [1.0] * len(inputs)
-    terms = (_product(each, _scalar(coeff)) for each, coeff in zip(inputs, coeffs, strict=True))
+    terms = (_product(x, _scalar(coeff)) for x, coeff in zip(inputs, coeffs, strict=True))
     return reduce(_sum, terms, _ZERO)
 
 
@@ -223,17 +223,17 @@ def _eltwise(layer: Layer, *inputs: Range) -> Range:
 
 
 def _bounded(low: float, high: float) -> Callable[[Range], Range]:
-    """Return the rule for a function with these bounds, of any number."""
+    """Return the rule for a function whose results lie between two bounds for all numbers."""
     return lambda x: Range(low, high, x.may_be_nan, False)
 
 
 def _in_domain(low: float, high: float, result: Range) -> Callable[[Range], Range]:
     """Return the rule for a function that is finite between two bounds, and NaN or infinite elsewhere."""
-    known = result._replace(may_be_nan=False, may_be_inf=False)
+    finite = result._replace(may_be_nan=False, may_be_inf=False)
 
     def rule(x: Range) -> Range:
         if x.within(low, high) and not x.may_be_inf:
-            return known._replace(may_be_nan=x.may_be_nan)
+            return finite._replace(may_be_nan=x.may_be_nan)
         return result._replace(may_be_nan=True, may_be_inf=True)
 
     return rule
@@ -298,7 +298,7 @@ def _sign(x: Range) -> Range:
 
 
 _HALF_PI = math.pi / 2
-_BENEATH_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
+_BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
 _TINY = float(np.finfo(np.float32).tiny)
 _FUNCTIONS: Mapping[int, Callable[[Range], Range]] = {
     UnaryOp.ABS: _abs,
@@ -327,7 +327,7 @@ _FUNCTIONS: Mapping[int, Callable[[Range], Range]] = {
     UnaryOp.ASINH: _finite_if_input_is,
     UnaryOp.COSH: _exponential,
     UnaryOp.ACOSH: _in_domain(1, _INF, Range(0, _INF)),
-    UnaryOp.ATANH: _in_domain(-_BENEATH_ONE, _BENEATH_ONE, Range()),
+    UnaryOp.ATANH: _in_domain(-_BELOW_ONE, _BELOW_ONE, Range()),
     UnaryOp.LOG1P: lambda x: _log(_sum(x, Range(1, 1, False, False))),
 }
 
@@ -378,8 +378,8 @@ def _reduction(layer: Layer, x: Range) -> Range:
     if kind == Reduction.MEAN and layer["coeff"] == 1:
         return Range(x.low, x.high, nan, x.may_be_inf)
     never_negative = kind in _NEVER_NEGATIVE or (kind in _KEEPS_SIGN and x.low >= 0)
-    made = Range(may_be_nan=nan, may_be_inf=x.may_be_inf)
-    return made._replace(low=0.0) if never_negative and layer["coeff"] > 0 else made
+    result = Range(may_be_nan=nan, may_be_inf=x.may_be_inf)
+    return result._replace(low=0.0) if never_negative and layer["coeff"] > 0 else result
 
 
 def _padding(layer: Layer, x: Range) -> Range:
@@ -402,7 +402,7 @@ def _interp(layer: Layer, x: Range, *sizes: Range) -> Range:
 
 
 def _activated(layer: Layer, x: Range) -> Range:
-    """Return the range after a fused activation; those other than ReLU, Clip and Sigmoid are followed."""
+    """Return the range after a fused activation; it is finite for finite numbers."""
     kind, params = layer["activation_type"], layer["activation_params"]
     if kind == Activation.RELU:
         return _positive(x)

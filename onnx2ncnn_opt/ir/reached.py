@@ -1,18 +1,18 @@
-"""A walk along a graph, of layers, blobs, or what else it has."""
+"""Traversal of a graph."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TypeVar
 
-_Place = TypeVar("_Place", bound=Hashable)
+_Node = TypeVar("_Node", bound=Hashable)
 
 
-def reached(starts: Iterable[_Place], onward: Callable[[_Place], Iterable[_Place]]) -> Iterator[_Place]:
-    """Yield the starts, and all places that `onward` leads to from them, each once."""
+def reached(starts: Iterable[_Node], neighbours: Callable[[_Node], Iterable[_Node]]) -> Iterator[_Node]:
+    """Yield the starts and all nodes (layers, blobs) that `neighbours` leads to from them, each once."""
     seen = dict.fromkeys(starts)
-    left = list(seen)
-    while left:
-        place = left.pop()
-        yield place
-        further = [each for each in dict.fromkeys(onward(place)) if each not in seen]
-        seen.update(dict.fromkeys(further))
-        left += further
+    pending = list(seen)
+    while pending:
+        node = pending.pop()
+        yield node
+        new = [other for other in dict.fromkeys(neighbours(node)) if other not in seen]
+        seen.update(dict.fromkeys(new))
+        pending += new

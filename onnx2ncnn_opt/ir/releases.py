@@ -1,4 +1,4 @@
-"""Types, parameters, codes and ranks that older ncnn releases lack, each with the date from which ncnn has it.
+"""Types, parameters, codes and ranks that older ncnn releases lack, each with the date when ncnn got it.
 
 Dates are those of the commits in ncnn's repository, as YYYYMMDD like its releases. Releases before `OLDEST` differ in
 ways that are not in these tables.
@@ -22,7 +22,7 @@ _TYPES: Mapping[str, int] = {
     "SDPA": 20251111,
     "RotaryEmbed": 20251119,
 }
-# Parameters that are used, that is, not at their default.
+# Parameters with another value than the default.
 _PARAMS: Mapping[tuple[str, str], int] = {
     ("MultiHeadAttention", "scale"): 20240623,
     **{(kind, "int8_scale_term"): 20240508 for kind in ("LSTM", "GRU", "RNN")},
@@ -35,9 +35,9 @@ _PARAMS: Mapping[tuple[str, str], int] = {
     ("Reshape", "input_batch_axis"): 20260702,
     ("Reshape", "output_batch_axis"): 20260702,
 }
-# The first code of `op_type` that is newer.
+# The first newer code of `op_type`.
 _CODES: Mapping[str, tuple[int, int]] = {"BinaryOp": (BinaryOp.FMOD, 20260308), "UnaryOp": (UnaryOp.SIGN, 20260521)}
-# Types, each with a rank that it takes only since then; Tile lost the repeats of one dim.
+# Types, each with a rank that it could not process before; Tile ignored the repeats of one dim.
 _RANKS: Mapping[tuple[str, int], int] = {("Softmax", 4): 20250318, ("Tile", 4): 20251112}
 _BATCH, _BLOCKS = 20260617, 20260713
 
@@ -58,9 +58,9 @@ def least_release(graph: Graph) -> int:
 
 
 def too_new(layer: Layer, release: int) -> str | None:
-    """Return why an ncnn release does not understand a layer, and from when on ncnn does; None if it does."""
-    since, what = max(_needs(layer), default=(release, ""))
-    return f"{what} needs ncnn {since} or newer, not {release}" if since > release else None
+    """Return a message about the newest feature of a layer that an ncnn release lacks; None if it lacks none."""
+    since, feature = max(_needs(layer), default=(release, ""))
+    return f"{feature} needs ncnn {since} or newer, not {release}" if since > release else None
 
 
 def _needs(layer: Layer) -> Iterator[tuple[int, str]]:

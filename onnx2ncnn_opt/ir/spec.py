@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, cast
 from onnx2ncnn_opt.errors import GraphError
 from onnx2ncnn_opt.ir import codes
 
-Codes = type[IntEnum]  # the meanings of a parameter's numbers, of `codes.py`
+Codes = type[IntEnum]  # an enum of `codes.py`
 Kind = Literal["int", "float", "int[]", "float[]", "string"]
 Params = Mapping[str, Any]
 Predicate = Callable[[Params], bool]
@@ -28,8 +28,8 @@ class Trait(Flag):
 
     ELEMENTWISE: one input and one output. Each output element is the same function of the input element at its index,
     so the shape and the order of elements do not matter. MOVES: every element of an output is an element of an input.
-    VIEW: one input and one output, which has each element once, in another shape or with permuted axes; it MOVES.
-    SHARES: the outputs are the memory of the inputs; it MOVES.
+    VIEW: one input and one output with the same elements, in another shape or with permuted axes; implies MOVES.
+    SHARES: the outputs are the memory of the inputs; implies MOVES.
     """
 
     NONE = 0
@@ -65,7 +65,7 @@ class Param:
 
 
 class WeightSpec(NamedTuple):
-    """One weight block: number of elements, whether a 4-byte tag stands before it, and when it is there at all."""
+    """One weight block: the number of elements, whether a 4-byte tag precedes it, and the condition of its presence."""
 
     name: str
     count: Callable[[Params], int]
@@ -87,10 +87,9 @@ class LayerSpec:
     """One ncnn layer type.
 
     `inputs` and `outputs` are (least, most) blob counts, None for any number; `one_blob_only` says for given
-    parameters whether ncnn demands exactly one blob on either side. `bounds` are those of all elements of the outputs,
-    which are NaN only where an input has a NaN; None where there are none. `half` are the parameters and weights that a
-    layer computes with as fp16 on ARM or GPUs, in addition to the weights of products and the
-    parameters of activations.
+    parameters whether ncnn demands exactly one blob on either side. `bounds` are the limits of all output elements,
+    which are NaN only if an input has a NaN; None for no limits. `half` names the parameters and weights that are fp16
+    on ARM or GPUs, in addition to the weights of products and the parameters of activations.
     """
 
     type: str
@@ -141,7 +140,7 @@ COMMON_BY_NAME: Mapping[str, Param] = {param.name: param for param in COMMON_PAR
 
 
 def choose(sizes: Sequence[int], code: int, name: str) -> int:
-    """Return the size that a parameter's code stands for; GraphError if it stands for none."""
+    """Return the size for a parameter's code; GraphError for an unknown code."""
     if not 0 <= code < len(sizes):
         raise GraphError(f"{name} has the code {code}, which is none of 0 to {len(sizes) - 1}")
     return sizes[code]
@@ -156,11 +155,11 @@ _COMPARISONS = {"<": lt, ">": gt, ">=": ge, "==": eq, "!=": ne}
 def parse_params(text: str, computed: Mapping[str, Callable[[Params], Any]] | None = None) -> tuple[Param, ...]:
     """Parse parameters in the table's notation: ``id name[:kind][=default]``, separated by commas.
 
-    A kind is int[], float[], string, or an enum of `codes.py`, which is one of ints. A default with a point or an
-    exponent makes a float, a word is another parameter whose value is taken, nothing is int 0 (or an empty array or
-    string); `computed` holds the defaults that are formulas.
+    A kind is int[], float[], string, or an enum of `codes.py` (an int). A default with a point or an exponent makes a
+    float parameter. A word is another parameter, whose value is the default. Without a default it is 0, or an empty
+    array or string. `computed` holds the defaults that are formulas.
     """
-    found = []
+    params = []
     for entry in filter(None, map(str.strip, text.split(","))):
         match = _PARAM.fullmatch(entry)
         assert match, f"bad parameter notation {entry!r}"
@@ -181,24 +180,24 @@ def parse_params(text: str, computed: Mapping[str, Callable[[Params], Any]] | No
             kind, value = "float", float(default)
         else:
             value = int(default)
-        found.append(Param(int(number), name, kind, value, follows, enum))
-    return tuple(found)
+        params.append(Param(int(number), name, kind, value, follows, enum))
+    return tuple(params)
 
 
 def parse_weights(text: str) -> tuple[WeightSpec, ...]:
-    """Parse weights in the table's notation: ``name=count[ if condition]``, with a * after the name of one with a tag.
+    """Parse weights in the table's notation: ``name=count[ if condition]``; a * after the name means a tag.
 
-    `count` is a product of parameters and numbers, such as ``p0*9``, `condition` a list of parameters that are not 0 or
-    compare so with a number, such as ``bias_term and dynamic_weight==0``.
+    `count` is a product of parameters and numbers, such as ``p0*9``. `condition` lists parameters that are not 0 and
+    comparisons with numbers, such as ``bias_term and dynamic_weight==0``.
     """
-    found = []
+    specs = []
     for entry in filter(None, map(str.strip, text.split(","))):
         match = _WEIGHT.fullmatch(entry)
         assert match, f"bad weight notation {entry!r}"
         name, tag, count, condition = match.groups()
         when = _all_hold(condition.split(" and ")) if condition else None
-        found.append(WeightSpec(name, _product(count.split("*")), tagged=bool(tag), when=when))
-    return tuple(found)
+        specs.append(WeightSpec(name, _product(count.split("*")), tagged=bool(tag), when=when))
+    return tuple(specs)
 
 
 def _product(factors: Sequence[str]) -> Callable[[Params], int]:

@@ -1,13 +1,13 @@
 """The layout of a tensor of any rank in a Mat of at most four dims, and the layers that lead to another layout.
 
-A tensor's axes are factorised into atoms: runs of elements that have travelled together so far. The Mat holds the atoms
+A tensor's axes are factorised into atoms: parts of axes that have stayed together so far. The Mat holds the atoms
 in memory order, grouped into dims (and, before them, its batch count); the tensor's axes hold the same atoms in the
-tensor's order. Reshape, Squeeze, Transpose and their chains only regroup atoms, so they cost nothing until somebody
-needs the Mat in a certain layout: then `plan` gives the fewest Reshape and Permute layers that lead there. Axes of
-size 1 have no atoms at all, which is why they can be added, dropped and moved freely.
+tensor's order. Reshape, Squeeze, Transpose and their chains only regroup atoms, so they cost nothing until a layer
+needs the Mat in a certain layout: then `plan` returns the fewest Reshape and Permute layers that lead there. Axes of
+size 1 have no atoms, so they can be added, dropped and moved freely.
 
-Any permutation of any number of atoms is a product of permutations of at most four blocks, so nothing is out of reach
-for rank alone.
+Any permutation of any number of atoms is a product of permutations of at most four blocks, so `plan` reaches every
+layout, for any rank.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, by_axis, exact_div, product
 from onnx2ncnn_opt.ir.permute import order_type
 
 MAX_DIMS = 4
-# The parameters that say the block and the mode of a `Shuffle`.
+# The parameters for the block and the mode of a `Shuffle`.
 _SHUFFLES = {"ShuffleChannel": ("group", ""), "PixelShuffle": ("upscale_factor", "mode"), "Reorg": ("stride", "mode")}
 
 
@@ -91,7 +91,7 @@ Step: TypeAlias = Regroup | Reorder | Shuffle
 
 
 def step_layer(step: Step) -> tuple[str, dict[str, Any]]:
-    """Return the type and the parameters of the layer that takes a step; one dynamic size is -1, which ncnn computes.
+    """Return the type and the parameters of a step's layer; one dynamic size is -1, which ncnn computes.
 
     A Reshape to several dynamic sizes, or to more than four (the batch included), needs expressions.
     """
@@ -113,7 +113,7 @@ class View(NamedTuple):
 
     @classmethod
     def of(cls, shape: Shape, dims: Sequence[Sequence[int]], batch: Sequence[int] = ()) -> View:
-        """Return a fresh view of a tensor of `shape`; its axes are grouped into Mat dims, and into the batch, as given.
+        """Return a view of a new tensor; `dims` and `batch` list the axes of each Mat dim and of the batch.
 
         Axes that are in no group must have size 1.
         """
@@ -152,9 +152,9 @@ class View(NamedTuple):
         return View(_replace(self.batch, atom, parts), dims, axes)
 
     def reshape(self, shape: Shape) -> View | None:
-        """Return the tensor under a new shape of the same size, if its atoms (or factors of them) can be regrouped so.
+        """Return the tensor under a new shape of the same size, by regrouping its atoms or factors of them.
 
-        None if a new axis would need parts of two atoms that do not fall apart at its boundary.
+        None if a boundary of the new axes lies in an atom that cannot be split there.
         """
         view = self
         left = list(flat(view.axes))
@@ -204,7 +204,7 @@ def refine(a: View, axis_a: int, b: View, axis_b: int) -> tuple[View, View] | No
 
 
 def plan(view: View, dims: Dims, batch: Atoms = ()) -> list[Step]:
-    """Return the fewest layers that bring the view's Mat into these dims and batch; they hold every atom once."""
+    """Return the fewest layers that bring the view's Mat into `dims` and `batch`, which hold every atom once."""
     old, new = view.batch + flat(view.dims), batch + flat(dims)
     assert set(old) == set(new), "the wanted layout does not hold the tensor's atoms"
     assert len(dims) <= MAX_DIMS, "a Mat has at most four dims"
@@ -233,8 +233,8 @@ def plan(view: View, dims: Dims, batch: Atoms = ()) -> list[Step]:
 def _shuffle(old: Dims, new: Dims) -> Shuffle | None:
     """Return the ShuffleChannel, PixelShuffle or Reorg that does the whole step; None if there is none."""
     if len(old) in (3, 4) and old[1:] == new[1:]:
-        turn = next((i for i in range(1, len(old[0])) if old[0][i:] + old[0][:i] == new[0]), None)
-        group = product(atom.size for atom in old[0][:turn]) if turn else None
+        cut = next((i for i in range(1, len(old[0])) if old[0][i:] + old[0][:i] == new[0]), None)
+        group = product(atom.size for atom in old[0][:cut]) if cut else None
         return Shuffle("ShuffleChannel", group) if isinstance(group, int) else None
     if not len(old) == len(new) == 3:
         return None
@@ -242,7 +242,7 @@ def _shuffle(old: Dims, new: Dims) -> Shuffle | None:
 
 
 def _pixel_shuffle(type: str, deep: Dims, wide: Dims) -> Shuffle | None:
-    """Return the block if the rows and columns of `wide` hold those of `deep` and, inside, its additional channels."""
+    """Return the layer if the rows and columns of `wide` are those of `deep`, each followed by channels of `deep`."""
     rows, columns = (wide[i][len(deep[i]) :] if wide[i][: len(deep[i])] == deep[i] else () for i in (1, 2))
     height, width = (product(atom.size for atom in atoms) for atoms in (rows, columns))
     if not rows or not columns or height != width or not isinstance(height, int):
@@ -256,8 +256,7 @@ def _pixel_shuffle(type: str, deep: Dims, wide: Dims) -> Shuffle | None:
 def _permutation(old: Atoms, new: Atoms, source: Dims | None, target: Dims | None) -> list[Step]:
     """Return the layers that lead from one order of atoms to another.
 
-    `source` and `target` are the dims before and after; None if a Reshape stands there anyway (and, at the end, is
-    added by the caller).
+    `source` and `target` are the dims before and after; None if a Reshape is there anyway. The caller adds a last one.
     """
     blocks = runs(old, new)
     options: list[list[Step]] = []
@@ -301,7 +300,7 @@ def _direct(source: Dims, new: Atoms, target: Dims | None) -> Iterator[list[Step
 
 
 def _by_blocks(blocks: list[Atoms], old: Atoms, target: Dims | None) -> list[Step]:
-    """Reshape to the blocks that move, Permute them (several times beyond four blocks), Reshape to the end."""
+    """Return a Reshape to the moving blocks, a Permute (several for more than four blocks), and a last Reshape."""
     start = sorted(blocks, key=lambda block: old.index(block[0]))
     order = tuple(blocks.index(block) for block in start)
     steps: list[Step] = []

@@ -34,8 +34,8 @@ class Encoding(enum.Enum):
 class Weight:
     """One weight block: `data` as stored, and for `Encoding.TABLE` its 256 float32 `table` values.
 
-    `tag` is the number before a TABLE, which may be any that is not another encoding's. `short` is the encoding of the
-    weights that a pass has computed this one from, if that is FP16 or BF16.
+    `tag` is the number before a TABLE: any number that is not another encoding's tag. `short` is FP16 or BF16 if a pass
+    computed the weight from weights of that encoding.
     """
 
     data: Array
@@ -73,11 +73,11 @@ class Weight:
 
 def digest(weight: Weight) -> str:
     """Return the SHA-256 of a weight as it is stored, its encoding included."""
-    found = hashlib.sha256(f"{weight.encoding.value} {weight.tag} ".encode())
+    sha256 = hashlib.sha256(f"{weight.encoding.value} {weight.tag} ".encode())
     for part in (weight.table, weight.data):
         if part is not None:
-            found.update(np.ascontiguousarray(part).view(np.uint8).data)
-    return found.hexdigest()
+            sha256.update(np.ascontiguousarray(part).view(np.uint8).data)
+    return sha256.hexdigest()
 
 
 class Weights(MutableMapping[str, Array]):

@@ -3,12 +3,12 @@
 Sizes that are known only at run time are computed as symbols (`ir.dim`). Where ncnn decides by comparing sizes and a
 symbol leaves that open, these assumptions hold throughout:
 
-- two sizes that must be equal are, unless their difference is a constant other than 0; a number is preferred to a
-  symbol as the result, else the first operand's size is taken;
+- two sizes that must be equal are equal, unless their difference is a constant other than 0; the result is the number
+  if one size is a number, else the first operand's size;
 - a symbolic size is not 1, so it does not broadcast;
 - a part that is cut out of a blob (Crop) is inside it.
 
-ShapeError is raised if the layer cannot take its inputs. That matters: ncnn often computes garbage there, silently.
+The rules raise ShapeError if the layer cannot take its inputs, because ncnn often computes garbage then, silently.
 A shape is None if it is unknown, depends on the data (detections), or cannot be written as a `Dim`.
 """
 

@@ -27,12 +27,12 @@ def _positive(layer: Layer, name: str, axes: str) -> list[int]:
 
 
 def _pads(layer: Layer, axes: str) -> list[int]:
-    """Return the padding before and after each axis, one after the other."""
+    """Return the padding before and after each axis, as a flat list."""
     return [layer[name] for axis in axes for name in _PADS[axis]]
 
 
 def _padding(layer: Layer, axes: str) -> list[int]:
-    """Return the padding of each axis on both sides together; ncnn ignores pads that are all negative, SAME aside."""
+    """Return the total padding of each axis; ncnn ignores pads that are all negative, except SAME."""
     pads = _pads(layer, axes)
     if max(pads) <= 0:
         return [0] * len(axes)
@@ -42,7 +42,7 @@ def _padding(layer: Layer, axes: str) -> list[int]:
 
 
 def _steps(layer: Layer, axis: str, size: Dim, extent: Dim) -> Dim:
-    """Return the elements along an axis that a window of this extent can move over."""
+    """Return the number of elements by which a window of this extent can move along an axis."""
     room = size - extent
     if isinstance(room, int) and room < 0:
         fail(layer, f"the kernel spans {extent} along {axis}, the padded input has {size}")
@@ -50,7 +50,7 @@ def _steps(layer: Layer, axis: str, size: Dim, extent: Dim) -> Dim:
 
 
 def _slide(layer: Layer, sizes: Shape, kernel: Sequence[Dim], axes: str) -> Shape:
-    """Return the output sizes of a convolution; SAME counts only if every pad says so."""
+    """Return the output sizes of a convolution; SAME applies only if every pad is SAME."""
     padding, pads = _padding(layer, axes), _pads(layer, axes)
     strides, dilations = _positive(layer, "stride", axes), _positive(layer, "dilation", axes)
     if pads[0] in _SAME_PADS and len(set(pads)) == 1:
@@ -64,7 +64,7 @@ def _slide(layer: Layer, sizes: Shape, kernel: Sequence[Dim], axes: str) -> Shap
 
 
 def _check_channels(layer: Layer, channels: Dim, outputs: int, kernel: list[int]) -> None:
-    """Check the input's channels: with others than the weights', ncnn computes garbage or reads beyond the weights."""
+    """Check the input's channels: if the weights have others, ncnn computes garbage or reads beyond the weights."""
     group = layer["group"] if "DepthWise" in layer.type else 1
     if outputs < 1 or group < 1 or outputs % group:
         fail(layer, f"num_output {outputs} in {group} groups")
@@ -72,16 +72,16 @@ def _check_channels(layer: Layer, channels: Dim, outputs: int, kernel: list[int]
         fail(layer, f"{channels} input channels in {group} groups")
     taps = outputs // group * product(kernel)
     assert isinstance(taps, int)
-    found, rest = divmod(layer["weight_data_size"], taps)
+    inputs, rest = divmod(layer["weight_data_size"], taps)
     if rest:
         fail(layer, f"weight_data_size {layer['weight_data_size']} is not a multiple of {taps}")
-    equal(layer, found, channels, "the input channels of the weights and of the blob")
+    equal(layer, inputs, channels, "the input channels of the weights and of the blob")
 
 
 def _outputs_and_kernel(layer: Layer, x: Shape, dynamic: tuple[Shape, ...], axes: str) -> tuple[Dim, Sequence[Dim]]:
     """Return the output channels and the kernel.
 
-    A weight that is an input has its ONNX shape: [O, I/group, kernel...], of a deconvolution [I, O/group, kernel...].
+    A weight that is an input has its ONNX shape: [O, I/group, kernel...], for a deconvolution [I, O/group, kernel...].
     """
     need_rank(layer, x, len(axes) + 1)
     if not layer.params.get("dynamic_weight"):
@@ -108,7 +108,7 @@ def convolution(layer: Layer, x: Shape, *dynamic: Shape) -> Shape:
     axes = _axes(layer)
     is_flat = layer.type == "Convolution" and len(x) == 1 and not layer.params.get("dynamic_weight")
     if is_flat and _positive(layer, "kernel", axes) == [1, 1]:
-        # Deprecated in ncnn, but it does compute an InnerProduct.
+        # Deprecated in ncnn, which still computes an InnerProduct.
         _check_channels(layer, x[0], layer["num_output"], [1, 1])
         return (layer["num_output"],)
     outputs, kernel = _outputs_and_kernel(layer, x, dynamic, axes)
@@ -122,7 +122,7 @@ def convolution(layer: Layer, x: Shape, *dynamic: Shape) -> Shape:
 def deconvolution(layer: Layer, x: Shape, *dynamic: Shape) -> Shape:
     """Return (num_output, output sizes).
 
-    Pads cut the full output. `output_w` and so on count only with SAME pads, and only if given for every axis.
+    Pads cut the full output. ncnn reads `output_w` and so on only with SAME pads, and only if every axis has one.
     """
     axes = _axes(layer)
     channels, kernel = _outputs_and_kernel(layer, x, dynamic, axes)
@@ -159,7 +159,7 @@ def deformable_convolution(layer: Layer, x: Shape, offset: Shape, mask: Shape | 
         if blob is not None:
             need_rank(layer, blob, 3)
             for have, want in zip(blob, (channels, *sizes), strict=True):
-                equal(layer, have, want, f"sizes of the {name} and of what it is for")
+                equal(layer, have, want, f"sizes of the {name} and of the kernel and output")
     return layer["num_output"], *sizes
 
 
@@ -182,12 +182,12 @@ def pooling(layer: Layer, x: Shape) -> Shape:
     kernel, strides = _positive(layer, "kernel", axes), _positive(layer, "stride", axes)
     if mode in (PadMode.SAME_UPPER, PadMode.SAME_LOWER):
         return x[0], *((size - 1) // stride + 1 for size, stride in zip(sizes, strides, strict=True))
-    found = []
+    outputs = []
     for axis, size, length, stride in zip(axes, sizes, kernel, strides, strict=True):
         steps = _steps(layer, axis, size + sum(layer[pad] for pad in _PADS[axis]), length)
-        # FULL pads the tail: every element of the input counts.
-        found.append((steps + (stride - 1 if mode == PadMode.FULL else 0)) // stride + 1)
-    return x[0], *found
+        # FULL pads the tail: the windows cover every element of the input.
+        outputs.append((steps + (stride - 1 if mode == PadMode.FULL else 0)) // stride + 1)
+    return x[0], *outputs
 
 
 @shape_of("Unfold")

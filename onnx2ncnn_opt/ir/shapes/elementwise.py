@@ -29,7 +29,7 @@ _PER_SLICE = {
 
 @shape_of("Cast", "Normalize", "Packing")
 def same(layer: Layer, x: Shape) -> Shape:
-    """Return the input's shape; `infer_shapes` knows that of elementwise layers."""
+    """Return the input's shape; elementwise layers need no rule."""
     return x
 
 
@@ -49,7 +49,7 @@ def noop(layer: Layer, *inputs: Shape | None) -> list[Output]:
 
 @shape_of(*sorted(DETECTORS), unknown_inputs=True)
 def unknowable(layer: Layer, *inputs: Shape | None) -> list[Output]:
-    """Return None for every output: nothing is known before the net runs."""
+    """Return None for every output: the shapes depend on the data."""
     return [None] * len(layer.outputs)
 
 
@@ -105,7 +105,7 @@ def lrn(layer: Layer, x: Shape) -> Shape:
 
 @shape_of("Softmax", "CumulativeSum")
 def along_axis(layer: Layer, x: Shape) -> Shape:
-    """Return the input's shape; the axis must be one of it (ncnn leaves the blob unchanged otherwise)."""
+    """Return the input's shape; for an axis outside it, ncnn would leave the blob unchanged."""
     data_axis(layer, len(x))
     return x
 
@@ -118,13 +118,13 @@ def flip(layer: Layer, x: Shape) -> Shape:
 
 
 @shape_of("Scale")
-def scale(layer: Layer, x: Shape, by: Shape | None = None) -> Shape:
+def scale(layer: Layer, x: Shape, factors: Shape | None = None) -> Shape:
     """Return the input's shape; one factor per slice of the outermost axis."""
     size = layer["scale_data_size"]
     if size == -233:
-        if by is None:
+        if factors is None:
             fail(layer, "with scale_data_size -233 the factors are a second input")
-        size = product(by)
+        size = product(factors)
     equal(layer, size, x[0], "the number of factors and the outermost size")
     return x
 
@@ -161,6 +161,6 @@ def _aligned(x: Shape, other: Shape) -> Shape:
     missing: tuple[Dim, ...] = (1,) * (len(other) - len(x))
     if not missing:
         return x
-    # Symbols decide as numbers do, by plain equality.
+    # Symbols are compared like numbers.
     along_w = len(x) == 1 and x[0] != other[0]
     return missing + x if along_w else x + missing

@@ -82,7 +82,7 @@ def _matrix(layer: Layer, x: Shape) -> Shape:
 
 
 def _check_c(layer: Layer, c: Shape, result: Shape) -> None:
-    """Check the shape of C: of any other shape, ncnn adds only the first element."""
+    """Check the shape of C: for an unknown shape ncnn adds only the first element."""
     m, n = result
     fitting: tuple[Shape, ...] = ((1,), (m,), (n,), (m, 1), (m, n), (1, n))
     for shape in fitting:

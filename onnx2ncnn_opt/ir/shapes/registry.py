@@ -14,7 +14,7 @@ MAX_RANK = 4
 
 
 class Batched(NamedTuple):
-    """An output whose batch count differs from the one that the inputs have in common."""
+    """An output whose batch count is not the common one of the inputs."""
 
     shape: Shape | None
     batch: Dim
@@ -51,9 +51,9 @@ def infer_shapes(layer: Layer) -> list[tuple[Shape | None, Dim]]:
     """
     shapes = [blob.shape for blob in layer.inputs]
     outputs: Output | list[Output] = [None] * len(layer.outputs)
-    known = _RULES.get(layer.type, _ELEMENTWISE if layer.has(Trait.ELEMENTWISE) else None)
-    if known is not None:
-        rule, unknown_inputs = known
+    entry = _RULES.get(layer.type, _ELEMENTWISE if layer.has(Trait.ELEMENTWISE) else None)
+    if entry is not None:
+        rule, unknown_inputs = entry
         least = layer.spec.inputs[0] if layer.spec else 0
         if len(shapes) < least:
             fail(layer, f"it needs {least} inputs")
@@ -98,8 +98,8 @@ def text(shape: Sequence[Dim] | None) -> str:
 
 def fail(layer: Layer, reason: str) -> NoReturn:
     """Raise ShapeError with the layer, its input shapes and a reason."""
-    given = ", ".join(f"'{blob.name}' {text(blob.shape)}" for blob in layer.inputs)
-    raise ShapeError(f"{layer.type} '{layer.name}'{' on ' + given if given else ''}: {reason}")
+    inputs = ", ".join(f"'{blob.name}' {text(blob.shape)}" for blob in layer.inputs)
+    raise ShapeError(f"{layer.type} '{layer.name}'{' on ' + inputs if inputs else ''}: {reason}")
 
 
 def need_rank(layer: Layer, shape: Shape, *ranks: int) -> None:
@@ -114,21 +114,21 @@ def differ(a: Dim, b: Dim) -> bool:
     return isinstance(difference, int) and difference != 0
 
 
-def equal(layer: Layer, a: Dim, b: Dim, what: str) -> Dim:
-    """Return the size that a and b must have in common, a number if one is; fail if they surely differ."""
+def equal(layer: Layer, a: Dim, b: Dim, subject: str) -> Dim:
+    """Return the common size of a and b, a number if one is a number; fail if they surely differ."""
     if differ(a, b):
-        fail(layer, f"{what} must be equal, but are {a} and {b}")
+        fail(layer, f"{subject} must be equal, but are {a} and {b}")
     return b if isinstance(a, Sym) and isinstance(b, int) else a
 
 
-def broadcast(layer: Layer, a: Dim, b: Dim, what: str) -> Dim:
-    """Return the size of an axis to which 1 broadcasts; fail if neither size is 1 and they surely differ.
+def broadcast(layer: Layer, a: Dim, b: Dim, subject: str) -> Dim:
+    """Return the size that two sizes broadcast to; fail if neither is 1 and they surely differ.
 
-    Of two dynamic sizes it is the larger one: the other is as large at run time, or 1.
+    Of two dynamic sizes it is the larger one: the other is equal at run time, or 1.
     """
     size = None if 1 not in (a, b) and differ(a, b) else dim.broadcast(a, b)
     if size is None:
-        fail(layer, f"{what} must be equal, but are {a} and {b}")
+        fail(layer, f"{subject} must be equal, but are {a} and {b}")
     return size
 
 
@@ -149,15 +149,15 @@ def data_axis(layer: Layer, rank: int) -> int:
     return 0 if rank == 1 else position(layer, layer["axis"], rank)
 
 
-def parts(layer: Layer, size: Dim, by: int, what: str) -> Dim:
-    """Return `size / by`; fail if that is surely not a whole number."""
-    if by < 1 or differ(size // by * by, size):
-        fail(layer, f"{what} {size} cannot be parted into {by}")
-    return size // by
+def parts(layer: Layer, size: Dim, count: int, subject: str) -> Dim:
+    """Return `size / count`; fail if that is surely not an integer."""
+    if count < 1 or differ(size // count * count, size):
+        fail(layer, f"{subject} {size} cannot be parted into {count}")
+    return size // count
 
 
 def evaluated(layer: Layer, name: str, *, whole_batch: bool = False) -> list[Dim] | None:
-    """Return the value of an expression parameter. Most layers see the items of a batch one by one, so n is 1 there."""
+    """Return the value of an expression parameter. Most layers get the items of a batch one by one, so n is 1."""
     try:
         return evaluate(layer[name], [(blob.shape, blob.batch if whole_batch else 1) for blob in layer.inputs])
     except ShapeError as error:
@@ -165,5 +165,5 @@ def evaluated(layer: Layer, name: str, *, whole_batch: bool = False) -> list[Dim
 
 
 def named_sizes(shape: Shape) -> dict[str, Dim]:
-    """Return the sizes by ncnn's names of the axes, w h d c; 1 for those that the rank does not have."""
+    """Return the sizes by ncnn's names of the axes, w h d c; 1 for axes that the rank does not have."""
     return {**dict.fromkeys("whdc", 1), **by_axis(shape)}

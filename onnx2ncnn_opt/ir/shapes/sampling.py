@@ -13,7 +13,7 @@ from onnx2ncnn_opt.ir.shapes.registry import Output, equal, evaluated, fail, nam
 def interp(layer: Layer, x: Shape, *others: Shape) -> Output:
     """Return (c, output_h, output_w); a 2-D blob is resized along w only, a 1-D one is spread out over h and w.
 
-    The size is that of an expression, of a second blob, of the parameters, or input * scale rounded down.
+    The size comes from an expression, a second blob or the parameters, or is input * scale, rounded down.
     """
     need_rank(layer, x, 1, 2, 3)
     sizes = _interp_sizes(layer, x, others)
@@ -25,15 +25,15 @@ def interp(layer: Layer, x: Shape, *others: Shape) -> Output:
 
 
 def _interp_sizes(layer: Layer, x: Shape, others: tuple[Shape, ...]) -> tuple[Dim, Dim] | None:
-    """Return (height, width) as ncnn finds them."""
+    """Return (height, width)."""
     sizes = named_sizes(x) if len(x) > 1 else {"h": 1, "w": 1}
     if layer["size_expr"]:
-        found = evaluated(layer, "size_expr")
-        if found is None:
+        values = evaluated(layer, "size_expr")
+        if values is None:
             return None
-        if len(found) > 2:
-            fail(layer, f"size_expr has {len(found)} sizes")
-        return (found[1] if len(found) == 2 else sizes["h"]), found[0]
+        if len(values) > 2:
+            fail(layer, f"size_expr has {len(values)} sizes")
+        return (values[1] if len(values) == 2 else sizes["h"]), values[0]
     if layer["dynamic_target_size"]:
         if not others:
             fail(layer, "with dynamic_target_size the size is that of a second input")
@@ -107,7 +107,7 @@ def roi_pooling(layer: Layer, x: Shape | None, roi: Shape | None) -> Output:
 
 @shape_of("PriorBox")
 def prior_box(layer: Layer, x: Shape, image: Shape | None = None) -> Shape:
-    """Return (2, 4 * boxes), boxes and variances; (4 * boxes) in the style without image and largest sizes."""
+    """Return (2, 4 * boxes), boxes and variances; (4 * boxes) without an image and max_sizes."""
     need_rank(layer, x, 3)
     smallest, largest, ratios = (len(layer[name]) for name in ("min_sizes", "max_sizes", "aspect_ratios"))
     sized = layer["image_width"] != -233 and layer["image_height"] != -233
@@ -116,5 +116,5 @@ def prior_box(layer: Layer, x: Shape, image: Shape | None = None) -> Shape:
         if largest:
             fail(layer, "it needs the image as a second input, or its sizes")
         return (cells * (4 * (smallest - 1 + ratios)),)
-    each = smallest * (1 + ratios * (2 if layer["flip"] else 1)) + largest
-    return 2, cells * (4 * each)
+    boxes = smallest * (1 + ratios * (2 if layer["flip"] else 1)) + largest
+    return 2, cells * (4 * boxes)

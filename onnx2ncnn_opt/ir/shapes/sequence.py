@@ -10,7 +10,7 @@ _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 
 @shape_of(*_GATES)
 def recurrent(layer: Layer, x: Shape, *states: Shape) -> list[Output]:
-    """Return (T, num_output * directions), then the last states: shaped as given, or else (directions, size)."""
+    """Return (T, num_output * directions), then the last states, shaped like the first ones or (directions, size)."""
     need_rank(layer, x, 2)
     directions = 2 if layer["direction"] == Direction.BIDIRECTIONAL else 1
     outputs = layer["num_output"]

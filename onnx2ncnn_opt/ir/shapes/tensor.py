@@ -26,7 +26,7 @@ from onnx2ncnn_opt.ir.shapes.registry import (
     text,
 )
 
-_ABSENT = -233  # a size that is not given; in Crop and Slice, one that is left open
+_ABSENT = -233  # no size; in Crop and Slice, the rest of the axis
 _NO_BATCH_AXIS = 233
 # Ends of a slice from here on mean "to the end", for any size.
 _OPEN_END = 1 << 30
@@ -35,7 +35,7 @@ _SIDES = {"w": ("left", "right"), "h": ("top", "bottom")}
 
 @shape_of("Input")
 def input_(layer: Layer) -> list[Output]:
-    """Return the shapes that the blobs already have, else the layer's hint: only the caller who feeds them knows."""
+    """Return the shapes that the blobs already have, else the layer's hint: the caller who feeds them decides."""
     return [Batched(blob.shape or _stated(layer), blob.batch) for blob in layer.outputs]
 
 
@@ -61,10 +61,10 @@ def flatten(layer: Layer, x: Shape) -> Shape:
 
 @shape_of("Reshape", unknown_inputs=True)
 def reshape(layer: Layer, x: Shape | None, *others: Shape | None) -> Batched:
-    """Return the stated sizes, or those of the expression: 0 copies a size of the input, -1 is the rest.
+    """Return the sizes of the parameters or the expression: 0 copies a size of the input, -1 is the rest.
 
-    0 copies the axis of the same NAME (w from w); with batch axes, that of the same position counting the batch. Unlike
-    other layers, Reshape sees its whole batch at once: other inputs, read for their sizes only, may have another one.
+    0 copies the axis of the same NAME (w from w); with batch axes, the axis of the same position, the batch included.
+    Unlike other layers, Reshape gets its whole batch at once. Its other inputs, read for sizes, may have another batch.
     """
     before, after = layer["input_batch_axis"], layer["output_batch_axis"]
     wanted = _wanted(layer)
@@ -92,7 +92,7 @@ def _plain_reshape(layer: Layer, x: Shape | None, wanted: Shape) -> Shape | None
 
 
 def _wanted(layer: Layer) -> Shape | None:
-    """Return the sizes as parameters or expression give them, outermost first."""
+    """Return the sizes in the parameters or the expression, outermost first."""
     if layer["shape_expr"]:
         sizes = evaluated(layer, "shape_expr", whole_batch=True)
         return None if sizes is None else tuple(reversed(sizes))
@@ -139,7 +139,7 @@ def _resolve(layer: Layer, x: Shape | None, copies: Shape | None, wanted: Shape)
 
 @shape_of("Permute")
 def permute(layer: Layer, x: Shape) -> Shape:
-    """Return the sizes in the order that order_type names."""
+    """Return the sizes in the order of order_type."""
     try:
         return tuple(x[axis] for axis in permutation(layer["order_type"], len(x)))
     except GraphError as error:
@@ -148,12 +148,12 @@ def permute(layer: Layer, x: Shape) -> Shape:
 
 @shape_of("Squeeze")
 def squeeze(layer: Layer, x: Shape) -> Shape:
-    """Return the shape without those of the named axes that have size 1; ncnn keeps the others silently."""
+    """Return the shape without the named axes of size 1; ncnn silently keeps named axes of another size."""
     if layer["axes"]:
-        gone = positions(layer, layer["axes"], len(x))
+        named = positions(layer, layer["axes"], len(x))
     else:
-        gone = [i for i, axis in enumerate(AXES[len(x)]) if layer[f"squeeze_{axis}"]]
-    return tuple(size for i, size in enumerate(x) if i not in gone or size != 1) or (1,)
+        named = [i for i, axis in enumerate(AXES[len(x)]) if layer[f"squeeze_{axis}"]]
+    return tuple(size for i, size in enumerate(x) if i not in named or size != 1) or (1,)
 
 
 @shape_of("ExpandDims")
@@ -185,7 +185,7 @@ def concat(layer: Layer, first: Shape, *others: Shape) -> Shape:
 
 @shape_of("Slice")
 def slice_(layer: Layer, x: Shape) -> list[Output]:
-    """Return one piece per output: by sizes, where -233 shares the rest evenly, or by the indices between them."""
+    """Return one piece per output, from sizes (-233 shares the rest evenly) or from the indices between pieces."""
     axis = data_axis(layer, len(x))
     size, count = x[axis], len(layer.outputs)
     sizes: list[Dim] = []
@@ -210,7 +210,7 @@ def slice_(layer: Layer, x: Shape) -> list[Output]:
 
 @shape_of("Crop")
 def crop(layer: Layer, x: Shape, reference: Shape | None = None, *others: Shape) -> Output:
-    """Return the part cut out by starts and ends, expressions of them, offsets and sizes, or a second blob's shape."""
+    """Return the part given by starts and ends, by expressions of them, by offsets and sizes, or by a second blob."""
     if layer["starts_expr"] and layer["ends_expr"]:
         starts, ends = evaluated(layer, "starts_expr"), evaluated(layer, "ends_expr")
         axes = evaluated(layer, "axes_expr") if layer["axes_expr"] else []
@@ -232,11 +232,11 @@ def crop(layer: Layer, x: Shape, reference: Shape | None = None, *others: Shape)
 
 
 def _numpy_crop(layer: Layer, x: Shape, starts: list[Dim], ends: list[Dim], axes: list[int]) -> Shape:
-    which = _axes(layer, axes, x)
-    if len(starts) < len(which) or len(ends) < len(which):
-        fail(layer, f"{len(starts)} starts and {len(ends)} ends for {len(which)} axes")
+    cropped = _axes(layer, axes, x)
+    if len(starts) < len(cropped) or len(ends) < len(cropped):
+        fail(layer, f"{len(starts)} starts and {len(ends)} ends for {len(cropped)} axes")
     result = list(x)
-    for axis, start, end in zip(which, starts, ends, strict=False):
+    for axis, start, end in zip(cropped, starts, ends, strict=False):
         first = 0 if start == _ABSENT else _from_start(start, x[axis])
         if isinstance(first, int) and first < 0:
             fail(layer, f"start {start} is before axis {axis}, which ncnn does not clamp")
@@ -300,7 +300,7 @@ def padding(layer: Layer, x: Shape) -> Shape:
 
 @shape_of("Tile")
 def tile(layer: Layer, x: Shape) -> Shape:
-    """Return the shape as numpy.tile does for repeats; else repeat one axis, counted from 0 only."""
+    """Return numpy.tile's shape for repeats; else the shape with one axis repeated, which counts from 0 only."""
     repeats = list(layer["repeats"])
     if not repeats:
         if not 0 <= layer["axis"] < len(x):
@@ -317,11 +317,11 @@ def tile(layer: Layer, x: Shape) -> Shape:
 @shape_of("Reduction")
 def reduction(layer: Layer, x: Shape) -> Shape:
     """Return the shape without the reduced axes, or with size 1 there; (1) if nothing is left."""
-    everything = layer["reduce_all"] or len(x) == 1  # for any axes
-    gone = range(len(x)) if everything else positions(layer, layer["axes"], len(x))
+    reduces_all = layer["reduce_all"] or len(x) == 1  # 1-D: for any axes
+    reduced = range(len(x)) if reduces_all else positions(layer, layer["axes"], len(x))
     if layer["keepdims"]:
-        return tuple(1 if i in gone else size for i, size in enumerate(x))
-    return tuple(size for i, size in enumerate(x) if i not in gone) or (1,)
+        return tuple(1 if i in reduced else size for i, size in enumerate(x))
+    return tuple(size for i, size in enumerate(x) if i not in reduced) or (1,)
 
 
 @shape_of("MVN")
@@ -332,7 +332,7 @@ def mean_variance_norm(layer: Layer, x: Shape) -> Shape:
 
 @shape_of("GLU")
 def glu(layer: Layer, x: Shape) -> Shape:
-    """Return the shape with half of the axis."""
+    """Return the shape with the axis halved."""
     axis = data_axis(layer, len(x))
     return *x[:axis], parts(layer, x[axis], 2, "size"), *x[axis + 1 :]
 
@@ -357,11 +357,11 @@ def copy_to(layer: Layer, x: Shape, source: Shape) -> Shape:
     need_rank(layer, source, len(x))
     offsets = _offsets(layer, x)
     if layer["starts"]:
-        which = _axes(layer, layer["axes"], x)
-        if len(layer["starts"]) < len(which):
-            fail(layer, f"{len(layer['starts'])} starts for {len(which)} axes")
+        axes = _axes(layer, layer["axes"], x)
+        if len(layer["starts"]) < len(axes):
+            fail(layer, f"{len(layer['starts'])} starts for {len(axes)} axes")
         offsets = [0] * len(x)
-        for axis, start in zip(which, layer["starts"], strict=False):
+        for axis, start in zip(axes, layer["starts"], strict=False):
             offsets[axis] = _from_start(start, x[axis])
     _check_inside(layer, x, offsets, source)
     return x
@@ -372,7 +372,7 @@ def _offsets(layer: Layer, x: Shape) -> list[Dim]:
 
 
 def _check_inside(layer: Layer, x: Shape, offsets: Sequence[Dim], parts: Sequence[Dim]) -> None:
-    """Fail if a part of a blob surely leaves it."""
+    """Fail if a part surely exceeds its blob."""
     for size, offset, part in zip(x, offsets, parts, strict=True):
         left = size - (part + offset)
         if any(isinstance(n, int) and n < 0 for n in (offset, left)):
