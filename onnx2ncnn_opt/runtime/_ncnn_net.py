@@ -1,6 +1,6 @@
-"""One net in ncnn's Python package; workers get this file as source, and nets in this process import it.
+"""One net in ncnn's Python package. The worker process gets this file as source; `Net(isolated=False)` imports it.
 
-It runs in any Python from 3.8 on, with nothing of this package.
+It runs in any Python from 3.8 on, and imports nothing of this package.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ BINARY_MAGIC = (7767517).to_bytes(4, "little")
 # Exceptions of ncnn's binding: a Mat that it cannot convert, a string that it cannot decode.
 NCNN_ERRORS = (RuntimeError, TypeError, ValueError, MemoryError, OSError)
 EMPTY = "extract returned an empty Mat"
-# Attention over keys and values alone: its caches are these, as ncnn arranges them in memory.
-ARRANGING = """7767517
+# A net of one attention layer without a past: its caches are the keys and values, in ncnn's layout for caches.
+CACHE_PARAM = """7767517
 3 8
 Input new 0 3 q k v
 Input unset 0 2 a b
@@ -28,7 +28,7 @@ SDPA sdpa 5 3 q k v a b o keys values 7=1
 
 
 class NcnnNet:
-    """A loaded net. `options` are those of ncnn.Option; raises one of NCNN_ERRORS if it does not load."""
+    """A loaded net. `options` are fields of ncnn.Option. Raises one of NCNN_ERRORS if ncnn cannot load the net."""
 
     def __init__(self, param: str, bin: str, options: dict[str, Any]) -> None:
         import ncnn  # type: ignore[import-untyped]
@@ -36,7 +36,7 @@ class NcnnNet:
         self.ncnn = ncnn
         self.net = net = ncnn.Net()
         for name, value in {"num_threads": os.cpu_count() or 1, **options}.items():
-            if hasattr(net.opt, name):  # older versions of ncnn have fewer
+            if hasattr(net.opt, name):  # older versions of ncnn lack some
                 setattr(net.opt, name, value)
         with open(param, "rb") as file:
             self.is_binary = file.read(len(BINARY_MAGIC)) == BINARY_MAGIC
@@ -50,9 +50,9 @@ class NcnnNet:
             inputs, outputs = net.input_names(), net.output_names()
         self.inputs, self.outputs = list(inputs), list(outputs)
         self.pasts = [] if self.is_binary else list(cache_inputs(param))
-        self.arranger: Any = None
-        self.arranging: list[Any] = []
-        self.caches: dict[str, Any] = {}  # the Mats after the last step, by the inputs that take them
+        self.cache_net: Any = None
+        self.cache_extractors: list[Any] = []
+        self.caches: dict[str, Any] = {}  # the Mats after the last step, by the blobs of their inputs
 
     def blob(self, name: str) -> str | int:
         """Return ncnn's name for a blob."""
@@ -61,17 +61,17 @@ class NcnnNet:
     def feed(self, feeds: list[dict[str, Any]], caches: Sequence[Sequence[str]] = (), past: int = 0) -> Any:
         """Return an extractor with these inputs: each has a "blob", an "array" and a "batch_axis".
 
-        `caches` are the blobs of each cache before and after a step. They get the first `past` rows of the last step's;
-        without any they stay unset.
+        `caches` are pairs of blobs: a cache before and after a step. Each cache gets its first `past` rows from the
+        last step, or stays unset if `past` is 0.
         """
         extractor = self.net.create_extractor()
-        arrays, self.arranging = {feed["blob"]: feed for feed in feeds}, []
+        arrays, self.cache_extractors = {feed["blob"]: feed for feed in feeds}, []
         pairs = [pair for pair in self.pasts if pair[0] in arrays and pair[1] in arrays]
         for pair in pairs:
-            for blob, mat in zip(pair, self.arranged(*map(arrays.pop, pair))):  # noqa: B905 (3.8)
+            for blob, mat in zip(pair, self.as_caches(*map(arrays.pop, pair))):  # noqa: B905 (3.8)
                 extractor.input(self.blob(blob), mat)
         for feed in arrays.values():
-            # A Mat made from an array owns nothing: an in-place first layer would free the array, so it is cloned.
+            # A Mat of an array does not own its memory: an in-place first layer would free the array, so it is cloned.
             mat = self.ncnn.Mat(feed["array"], **batch_index(feed)).clone()
             code = extractor.input(self.blob(feed["blob"]), mat)
             if code != 0:
@@ -80,34 +80,34 @@ class NcnnNet:
             extractor.input(self.blob(blob), self.shortened(blob, past))
         return extractor
 
-    def arranged(self, *pasts: dict[str, Any]) -> list[Any]:
-        """Return keys and values of a past as attention's caches."""
+    def as_caches(self, *pasts: dict[str, Any]) -> list[Any]:
+        """Return the keys and values of a past in ncnn's layout for caches."""
         import numpy as np
 
-        if self.arranger is None:
-            self.arranger = self.ncnn.Net()
-            self.arranger.opt = self.net.opt
-            self.arranger.load_param_mem(ARRANGING)
-            self.arranger.load_model(os.devnull)
-        extractor = self.arranger.create_extractor()
-        self.arranging.append(extractor)  # the caches are in its memory
+        if self.cache_net is None:
+            self.cache_net = self.ncnn.Net()
+            self.cache_net.opt = self.net.opt
+            self.cache_net.load_param_mem(CACHE_PARAM)
+            self.cache_net.load_model(os.devnull)
+        extractor = self.cache_net.create_extractor()
+        self.cache_extractors.append(extractor)  # the caches are in its memory
         keys, values = (np.squeeze(past["array"], past["batch_axis"]) for past in pasts)
         for name, array in (("q", np.zeros_like(keys[:, :1])), ("k", keys), ("v", values)):
             extractor.input(name, self.ncnn.Mat(np.ascontiguousarray(array)).clone())
         return [extractor.extract(name, 1)[1] for name in ("keys", "values")]
 
     def shortened(self, blob: str, rows: int) -> Any:
-        """Return the first rows of a cache; ncnn grows it in place, and writes over the rows behind them."""
-        known = self.caches[blob].h if blob in self.caches else 0
-        if known < rows:
-            raise RuntimeError(f"the caches have {known} rows, not {rows}: the net was loaded anew; start with reset()")
+        """Return the first rows of a cache; ncnn appends rows in place, and overwrites the later ones."""
+        held = self.caches[blob].h if blob in self.caches else 0
+        if held < rows:
+            raise RuntimeError(f"the caches have {held} rows, not {rows}: the net was loaded anew; start with reset()")
         mat = self.ncnn.Mat(self.caches[blob])
         mat.h = rows
-        # A GPU takes no Mat with gaps; on a CPU rows are in blocks, which a clone would cut.
-        return mat.clone() if self.net.opt.use_vulkan_compute and known > rows else mat
+        # A GPU takes no Mat with gaps; on a CPU, rows are held in blocks, and a clone would cut the last block.
+        return mat.clone() if self.net.opt.use_vulkan_compute and held > rows else mat
 
     def keep(self, extractor: Any, caches: Sequence[Sequence[str]]) -> None:
-        """Take the caches out of an extractor for the next step, in ncnn's own layout: only type 1 leaves it."""
+        """Keep an extractor's caches for the next step; type 1 of `extract` keeps them in ncnn's own layout."""
         results = {blob: extractor.extract(self.blob(after), 1) for blob, after in caches}
         if wrong := [after for blob, after in caches if results[blob][0] != 0 or results[blob][1].dims == 0]:
             raise RuntimeError(f"ncnn could not compute the cache '{wrong[0]}'")
@@ -126,7 +126,7 @@ class NcnnNet:
 
 
 def cache_inputs(param: str) -> Iterator[tuple[str, str]]:
-    """Yield the blobs of keys and values before a run, of each SDPA with a cache in a .param file."""
+    """Yield the input blobs of keys and values of each SDPA with a cache in a .param file."""
     with open(param, encoding="utf-8", errors="replace") as file:
         for line in file:
             words = line.split()

@@ -1,7 +1,7 @@
-"""The process that ncnn runs in; sent to it over its stdin by runtime/child.py, after _worker.py and _ncnn_net.py.
+"""The program of ncnn's process. runtime/child.py sends it over stdin, after _worker.py and _ncnn_net.py.
 
-A broken net ends this process instead of the caller's. Each output is sent as soon as it is there, so a crash does not
-lose the outputs before it.
+A broken net ends this process instead of the caller's. Each output is sent at once, so a crash does not lose earlier
+outputs.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.runtime._worker import Missing, Server, main
 
 
-# Random numbers, of which arrays take so many again and again: parts of that length stay in the cache of a core. The
-# sizes of errors have a prime number, so that they meet others each time.
+# Numbers of N(0, 1) to draw from; errors repeat after PART numbers, because so many stay in the cache of a core. SIZES,
+# the number of sizes of errors, is prime, so that the pairs of an error and a size do not repeat soon.
 NORMALS, PART, SIZES = 2**17, 2**15 + 3, 4099
-# Blobs of more bytes: glibc gets the memory for each anew, which takes longer than to compute it. Two of its options.
-LARGE_BLOB, TRIM_THRESHOLD, MMAP_MAX = 2**25, -1, -4
-LARGEST = 6e4  # numbers stay finite in fp16, errors included
+# For larger blobs (in bytes), glibc asks the system for memory each time, which takes longer than the layer.
+LARGE_BLOB, TRIM_THRESHOLD, MMAP_MAX = 2**25, -1, -4  # the latter two are options of mallopt
+LARGEST = 6e4  # numbers up to this stay finite in fp16, errors included
 
 
 class NcnnServer(Server):
@@ -38,8 +38,8 @@ class NcnnServer(Server):
     errors = NCNN_ERRORS
 
     def start(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Import ncnn and, if it is to be used, take a GPU; the greeting has their names."""
-        global np  # imported here, so that the greeting can say that it is missing
+        """Import ncnn, and find a GPU if the config says so; return their names."""
+        global np  # imported here, so that the greeting can report a missing numpy
         import ncnn  # type: ignore[import-untyped]
         import numpy as np  # ncnn's package needs numpy, but does not declare that
 
@@ -54,7 +54,7 @@ class NcnnServer(Server):
         return greeting
 
     def gpu(self) -> str:
-        """Return the name of the GPU that ncnn takes."""
+        """Return the name of ncnn's default GPU; raises Missing if there is none."""
         if not hasattr(self.ncnn, "get_gpu_count"):
             raise Missing("its ncnn was built without Vulkan")
         if not self.ncnn.get_gpu_count():
@@ -65,14 +65,14 @@ class NcnnServer(Server):
         return str(self.ncnn.get_gpu_info(self.ncnn.get_default_gpu_index()).device_name())
 
     def do_put(self, name: str, data: bytes) -> None:
-        """Keep a file for as long as this process lives."""
+        """Store a file until this process ends."""
         assert self.folder is not None
         with open(os.path.join(self.folder, name), "wb") as file:
             file.write(data)
         self.answer({})
 
     def do_load(self, param: str, bin: str, options: dict[str, Any]) -> None:
-        """Replace the net by that of two files: paths here, or names of files that were put."""
+        """Load a net instead of the present one, from paths, or from names of files that `do_put` stored."""
         self.net = None
         if self.folder is not None:
             param, bin = (os.path.join(self.folder, name) for name in (param, bin))
@@ -86,7 +86,7 @@ class NcnnServer(Server):
         caches: Sequence[list[str]] = (),
         past: int = 0,
     ) -> None:
-        """Compute outputs; send an answer after the feeds, one for each output, and one for caches that were kept."""
+        """Compute outputs; send an answer after the feeds, one for each output, and one after keeping caches."""
         extractor = self.fed(feeds, caches, past)
         for output in outputs:
             self.attempt(self.extract, extractor, output)
@@ -94,7 +94,7 @@ class NcnnServer(Server):
             self.attempt(self.keep, extractor, caches)
 
     def fed(self, feeds: list[dict[str, Any]], caches: Sequence[list[str]] = (), past: int = 0) -> Any:
-        """Return an extractor with the feeds, and say so."""
+        """Return an extractor with the feeds, and send an answer."""
         extractor = self.net.feed(feeds, caches, past)
         self.answer({"fed": len(feeds)})
         return extractor
@@ -109,7 +109,7 @@ class NcnnServer(Server):
     def do_time(
         self, feeds: list[dict[str, Any]], outputs: list[dict[str, Any]], seconds: float, **caches: Any
     ) -> None:
-        """Run for some time; the answer has the seconds of each run."""
+        """Run for `seconds`, at least once; send the time of each run."""
         clock = self.clock()
         times: list[float] = []
         end = time.perf_counter() + seconds
@@ -124,11 +124,11 @@ class NcnnServer(Server):
         self.answer({"times": times})
 
     def clock(self) -> Callable[[], float]:
-        """Return the clock for runs: CPU time of this thread; real time for a GPU, which works in no thread here."""
+        """Return the clock for runs: CPU time of this thread, or elapsed time for a GPU."""
         return time.perf_counter if self.vulkan else time.thread_time
 
     def do_memory(self, restart: bool) -> None:
-        """Send the most bytes that this process has had, or has now with `restart`; null if the system does not say."""
+        """Send the peak memory of this process in bytes, null if unknown; `restart` first resets the peak."""
         try:
             if restart:
                 with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
@@ -140,7 +140,7 @@ class NcnnServer(Server):
         self.answer({"bytes": kilobytes[0] * 1024 if kilobytes else None})
 
     def do_walk(self, feeds: list[dict[str, Any]], steps: list[dict[str, Any]], seed: int, **caches: Any) -> None:
-        """Compute blob after blob, and round each before the next is computed from it; send an answer for each."""
+        """Compute the blobs in order, and change each before its readers are computed; send an answer for each."""
         extractor = self.fed(feeds, **caches)
         for step in steps:
             self.attempt(self.step, extractor, seed, **step)
@@ -160,10 +160,10 @@ class NcnnServer(Server):
         sample: int,
         source: str,
     ) -> None:
-        """Compute one blob: add errors of root mean squares drawn from `noise`, then round as `rounding` says.
+        """Compute one blob, add errors, and round it; the fields of `WalkStep` are the arguments.
 
-        The answer has the blob if it is to be sent, or a `sample` of so many numbers before these errors; and the mean
-        squares of both errors of that sample.
+        The answer has the blob (with `send`) or a sample before errors and rounding, and the mean squares of the errors
+        and of the rounding of that sample.
         """
         code, mat = extractor.extract(self.net.blob(source or blob))
         if code != 0 or mat.dims == 0:
@@ -178,18 +178,18 @@ class NcnnServer(Server):
             self.keep_memory()
         least, most = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
         largest, limits = max(-least, most), 0
-        is_ordinary, fits = largest < 3.4e38, largest < LARGEST  # false for NaN
+        is_ordinary, fits = largest < 3.4e38, largest < LARGEST  # False for NaN
         if not is_ordinary:
             sizes, is_finite = np.abs(array), np.isfinite(array)
             largest = float(sizes.max(initial=0.0, where=is_finite))
             limits = int(np.count_nonzero(is_finite & (sizes >= 3.4e38)))  # they stand for infinity
             del sizes, is_finite  # a blob may be large
-        every = slice(None, None, array.size // sample | 1) if sample else slice(0)
-        samples = [array.reshape(-1)[every].copy()]
+        sampled = slice(None, None, array.size // sample | 1) if sample else slice(0)
+        samples = [array.reshape(-1)[sampled].copy()]
         if is_changed:
             parts = [array.reshape(-1)[start : start + PART] for start in range(0, array.size, PART)]
             self.add_errors(parts, noise, relative, least, [seed, *blob.encode()])
-            samples.append(array.reshape(-1)[every].copy())
+            samples.append(array.reshape(-1)[sampled].copy())
             exact = array.copy() if cast else None
             for part in parts if rounding else ():
                 part[:] = rounded(part, rounding, fits=fits)
@@ -197,17 +197,17 @@ class NcnnServer(Server):
                 size = math.prod(array.shape[bool(batch) + (array.ndim - bool(batch) > 2) :])
                 ends = slice(size - size % 4, None)
                 array.reshape(-1, size)[:, ends] = cast_one_by_one(exact.reshape(-1, size)[:, ends])
-            samples.append(array.reshape(-1)[every])
+            samples.append(array.reshape(-1)[sampled])
             extractor.input(self.net.blob(blob), self.ncnn.Mat(array, **batch).clone())
         special = 0
-        if not fits:  # others stay finite when they are rounded
+        if not fits:  # numbers below LARGEST stay finite when they are rounded
             special = max(int(array.size - np.count_nonzero(np.isfinite(array)) - limits), 0)
         errors = [mean_square(after - before) for before, after in zip(samples, samples[1:])]  # noqa: B905, RUF007 (3.8)
         answer = {"largest": largest, "special": special, "batch": bool(batch), "errors": errors}
         self.answer(answer, array if send else samples[0] if sample else None)
 
     def keep_memory(self) -> None:
-        """Let glibc keep freed memory, until `malloc_trim`."""
+        """Let glibc keep freed memory until `malloc_trim`."""
         libc = ctypes.CDLL(None) if os.name == "posix" else None
         if libc is not None and hasattr(libc, "malloc_trim"):
             libc.mallopt(MMAP_MAX, 0)
@@ -215,7 +215,7 @@ class NcnnServer(Server):
             self.libc = libc
 
     def add_errors(self, parts: list[Any], noise: str, relative: float, least: float, seed: list[int]) -> None:
-        """Add errors to the parts of a blob; `least` is its least number. Each blob has its own seed."""
+        """Add errors to the parts of a blob whose smallest number is `least`. Each blob has its own seed."""
         if not noise and not relative:
             return
         random = np.random.default_rng(seed)
@@ -223,9 +223,9 @@ class NcnnServer(Server):
             factors = self.normal(random, parts) * np.float32(relative) + 1
             for part in parts:
                 part *= factors[: part.size]
-        if noise:  # an activation made exact zeros, and nothing becomes negative after one
+        if noise:  # after an activation, zeros stay 0, and no number becomes negative
             errors, sizes = self.normal(random, parts), np.frombuffer(base64.b64decode(noise), np.float32)
-            is_whole = len(parts) == 1 and sizes.size == errors.size  # each number has a size of its own
+            is_whole = len(parts) == 1 and sizes.size == errors.size  # a size for each number
             errors = errors * (sizes if is_whole else np.resize(random.choice(sizes, SIZES), errors.size))
             for part in parts:
                 part += errors[: part.size] * (part != 0)
@@ -233,7 +233,7 @@ class NcnnServer(Server):
                     np.maximum(part, 0, out=part)
 
     def normal(self, random: Any, parts: list[Any]) -> Any:
-        """Draw numbers of N(0, 1) for the longest part of an array."""
+        """Return numbers of N(0, 1) for the longest part of an array."""
         if self.normals is None:
             self.normals = np.random.default_rng(1).standard_normal(NORMALS, np.float32)
         return self.normals[random.integers(NORMALS - PART) :][: parts[0].size if parts else 0]
@@ -241,43 +241,43 @@ class NcnnServer(Server):
     def do_time_blobs(
         self, feeds: list[dict[str, Any]], blobs: list[str], runs: int, seconds: float, **caches: Any
     ) -> None:
-        """Measure the time of a net, and of each of its blobs; send one answer."""
+        """Measure the time of a net and of each blob; send one answer."""
         clock = self.clock()
-        each: list[list[tuple[float, float]]] = []
+        blob_times: list[list[tuple[float, float]]] = []
         whole: list[float] = []
         end = time.perf_counter() + seconds
         while len(whole) <= runs and (len(whole) < 2 or time.perf_counter() < end):  # the first run warms up
             extractor = self.net.feed(feeds, **caches)
-            each.append([self.times_of(extractor, blob, clock) for blob in blobs])
+            blob_times.append([self.times_of(extractor, blob, clock) for blob in blobs])
             extractor = self.net.feed(feeds, **caches)
             start = clock()
             for blob in self.net.outputs:
                 extractor.extract(self.net.blob(blob))
             whole.append(clock() - start)
-        first, again = np.array(each[1:]).reshape(len(each) - 1, len(blobs), 2).min(axis=0).T
-        least = np.maximum(first - again, 0.0).tolist()
-        self.answer({"blobs": least, "whole": min(whole[1:]), "runs": len(whole) - 1})
+        first, copy = np.array(blob_times[1:]).reshape(len(blob_times) - 1, len(blobs), 2).min(axis=0).T
+        fastest = np.maximum(first - copy, 0.0).tolist()
+        self.answer({"blobs": fastest, "whole": min(whole[1:]), "runs": len(whole) - 1})
 
     def times_of(self, extractor: Any, blob: str, clock: Callable[[], float]) -> tuple[float, float]:
-        """Return the seconds to extract a blob, and to do so once more: the second time ncnn only copies it."""
-        name, at = self.net.blob(blob), [clock()]
+        """Return the seconds to extract a blob, and to extract it again: then ncnn only copies it."""
+        name, times = self.net.blob(blob), [clock()]
         for _ in range(2):
             code, mat = extractor.extract(name, 1)
-            at.append(clock())
+            times.append(clock())
             if code != 0 or mat.dims == 0:
                 raise RuntimeError(f"blob '{blob}': extract returned {code or 'an empty Mat'}")
             del mat
-        return at[1] - at[0], at[2] - at[1]
+        return times[1] - times[0], times[2] - times[1]
 
 
 def rounded(array: Any, rounding: str, *, fits: bool) -> Any:
-    """Round float32 numbers to 16 bits; those too large become infinite, if not all fit."""
+    """Round float32 numbers to 16 bits; `fits` says that all are finite in fp16, else large ones become infinite."""
     if rounding == "fp16" and not fits:
         with np.errstate(over="ignore"):
             return array.astype(np.float16).astype(np.float32)
-    if rounding == "fp16":  # a quarter of the time: a sum rounds to the last place of a number 2**13 times as large
+    if rounding == "fp16":  # a quarter of the time: adding 2**13 times the number rounds it to fp16's last place
         bits = array.view(np.uint32) & np.uint32(0xFF << 23)
-        np.maximum(bits, np.uint32((127 - 14) << 23), out=bits)  # below are fp16's subnormal numbers
+        np.maximum(bits, np.uint32((127 - 14) << 23), out=bits)  # smaller numbers are subnormal in fp16
         bits += np.uint32(13 << 23 | 1 << 22)
         large = bits.view(np.float32)
         halves = array + large

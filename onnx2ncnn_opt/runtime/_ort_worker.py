@@ -1,6 +1,6 @@
-"""The process that ONNX Runtime runs in; sent to it over its stdin by runtime/child.py, after _worker.py.
+"""The program of ONNX Runtime's process. runtime/child.py sends it over stdin, after _worker.py.
 
-A model that takes all memory, or runs for ever, ends this process instead of the caller's.
+A model that needs too much memory or time ends this process instead of the caller's.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class OrtServer(Server):
         import onnxruntime  # type: ignore[import-untyped]
         from onnxruntime.capi import onnxruntime_pybind11_state as state  # type: ignore[import-untyped]
 
-        # Its exceptions have no base of their own; the others come from its Python side, on feeds that do not fit.
-        own = [kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception)]
-        self.errors = (*own, RuntimeError, TypeError, ValueError, *Server.errors)
+        # Its exceptions have no common base class. Its Python code raises the others for feeds that do not fit.
+        own_errors = [kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+        self.errors = (*own_errors, RuntimeError, TypeError, ValueError, *Server.errors)
         self.ort = onnxruntime
         self.sessions: dict[int, Any] = {}
         return {}
@@ -32,26 +32,26 @@ class OrtServer(Server):
     def do_load(
         self, number: int, path: str | None, data: bytes, threads: int, folder: str | None, **flags: bool
     ) -> None:
-        """Make a session of a file, or of the bytes of a model."""
+        """Create a session from a file, or from the bytes of a model."""
         options = self.ort.SessionOptions()
         options.intra_op_num_threads = threads
         # Threads that spin between nodes take three times the CPU of a small model's run.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.use_deterministic_compute = not flags["fast"]
-        if flags["fast"]:  # as ncnn does; it holds for the process
+        if flags["fast"]:  # as ncnn does; it applies to the whole process
             options.add_session_config_entry("session.set_denormal_as_zero", "1")
-        else:  # QDQ models are right in float32, as ONNX defines them
+        else:  # ONNX defines QDQ models in float32
             options.add_session_config_entry("session.disable_quant_qdq", "1")
         if flags["precise"]:  # else sums of two products of uint8 and int8 saturate at 32767 on CPUs without VNNI
             options.add_session_config_entry("session.x64quantprecision", "1")
         if flags["plain"]:
             options.graph_optimization_level = self.ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        # Its errors come as exceptions; the log on stderr would only repeat them.
+        # Errors are exceptions; the log on stderr would only repeat them.
         options.log_severity_level = 4
         if folder is not None:
             options.add_session_config_entry(_EXTERNAL_FOLDER, folder)
         if flags["once"]:
-            # Weights are not copied into another layout. That other layout also adds up sums in another order.
+            # Weights are not copied into another layout, which also changes the order of sums.
             options.add_session_config_entry("session.disable_prepacking", "1")
         session = self.ort.InferenceSession(data if path is None else path, options, providers=["CPUExecutionProvider"])
         self.sessions[number] = session
@@ -64,11 +64,11 @@ class OrtServer(Server):
         )
 
     def do_drop(self, number: int) -> None:
-        """Forget a session."""
+        """Delete a session."""
         self.sessions.pop(number, None)
 
     def do_run(self, number: int, feeds: list[dict[str, Any]]) -> None:
-        """Answer with the number of outputs, then with one after the other."""
+        """Send the number of outputs, then each output."""
         session = self.sessions[number]
         results: list[Any] = session.run(None, {feed["name"]: feed["array"] for feed in feeds})
         for value, result in zip(session.get_outputs(), results):  # noqa: B905  Python 3.8 has no strict
@@ -79,7 +79,7 @@ class OrtServer(Server):
             self.answer({}, result)
 
     def do_time(self, number: int, feeds: list[dict[str, Any]], seconds: float) -> None:
-        """Run for some time; the answer has the seconds of each run."""
+        """Run for `seconds`, at least once; send the time of each run."""
         arrays = {feed["name"]: feed["array"] for feed in feeds}
         times: list[float] = []
         end = time.perf_counter() + seconds

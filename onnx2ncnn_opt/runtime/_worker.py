@@ -1,8 +1,8 @@
-"""The code that all worker processes share; runtime/child.py sends it over their stdin, and none imports it.
+"""The code that all worker processes share; runtime/child.py sends it over their stdin.
 
-It runs in any Python from 3.8 on, perhaps on another machine, where nothing of this package is installed. Messages on
-stdin and stdout are one line of JSON; the arrays that it describes ("dtype", "shape") follow it as raw bytes. stderr
-carries the text that libraries print, and marks: a word between two zero bytes.
+It runs in any Python from 3.8 on, also on a machine without this package. A message on stdin or stdout is one line of
+JSON; the arrays that it describes ("dtype", "shape") follow it as raw bytes. stderr carries the text that libraries
+print, and marks: a mark is a word between two zero bytes.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ GREETING = b"onnx2ncnn-opt worker\n"
 
 
 class Missing(Exception):
-    """Something that the worker needs is missing here; the message names it, and people read it."""
+    """Something that the worker needs is missing on this machine; the message, for users, names it."""
 
 
 class Server:
-    """Answers requests until its stdin ends; a request {"do": "x", ...} is the method do_x, called by keywords.
+    """Answers requests until its stdin ends; a request {"do": "x", "a": 1} calls do_x(a=1).
 
-    Each of the request's "feeds" gets the "array" that follows; bytes of a "size" that follow are `data`.
+    Each of the request's "feeds" gets the "array" that follows it; "size" bytes that follow it become `data`.
     """
 
-    # After these errors of a request the process continues; any other is a fault of the worker, and ends it.
+    # After these errors of a request the process continues; any other error is a fault of the worker, and ends it.
     errors: tuple[type[Exception], ...] = (MemoryError, OSError)
 
     def __init__(self, requests: IO[bytes], answers: IO[bytes], folder: str | None) -> None:
@@ -42,7 +42,7 @@ class Server:
         self.marks = 0
 
     def start(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Import the libraries; returns the facts that the caller should know. Raises Missing or ImportError."""
+        """Import the libraries; return facts for the caller, such as versions. Raises Missing or ImportError."""
         raise NotImplementedError
 
     def read_array(self, described: dict[str, Any]) -> np.ndarray[Any, Any]:
@@ -59,7 +59,7 @@ class Server:
         return array
 
     def answer(self, message: dict[str, Any], array: np.ndarray[Any, Any] | None = None) -> None:
-        """Send a message, and the array that belongs to it."""
+        """Send a message, and the array that it describes."""
         data = b""
         if array is not None:
             message, data = {**message, "dtype": array.dtype.str, "shape": array.shape}, array.tobytes()
@@ -76,14 +76,14 @@ class Server:
             return None
 
     def mark(self) -> str:
-        """Write a mark to stderr, and return it: the end of the text printed up to now."""
+        """Write a mark after the text that was printed up to now, and return its word."""
         self.marks += 1
         sys.stderr.flush()
         write_mark(str(self.marks))
         return str(self.marks)
 
     def serve(self) -> None:
-        """Answer one request after the other."""
+        """Answer requests until stdin ends."""
         for line in self.requests:
             request = json.loads(line)
             step = getattr(self, "do_" + request.pop("do"))
@@ -98,14 +98,14 @@ class Server:
 
 
 def write_mark(word: str) -> None:
-    """Write a word to stderr that the caller finds in the printed text."""
+    """Write a mark to stderr."""
     os.write(2, b"\0" + word.encode() + b"\0")
 
 
 def supervise(child: int, requests: int, folder: str | None) -> None:
-    """Hand requests on to the process that works, wait for it, and report a crash or an error."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends that process, and this one has to clean up
-    threading.Thread(target=hand_on, args=(requests, child), daemon=True).start()
+    """Forward requests to the child process, wait for it, and report a crash or an error."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the signal ends the child, and this process has to clean up
+    threading.Thread(target=forward, args=(requests, child), daemon=True).start()
     _, status = os.waitpid(child, 0)
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -116,12 +116,12 @@ def supervise(child: int, requests: int, folder: str | None) -> None:
     os._exit(1 if status else 0)
 
 
-def hand_on(requests: int, child: int) -> None:
-    """Copy stdin to the process that works, and kill it when the caller has gone.
+def forward(requests: int, child: int) -> None:
+    """Copy stdin to the child process, and kill it at the end of stdin, when the caller has gone.
 
-    Only a read sees the end of stdin on every system: macOS has no poll for it that leaves the data to the process.
+    This process reads stdin, not the child, because macOS has no poll that reports the end without reading the data.
     """
-    with suppress(OSError), os.fdopen(requests, "wb") as stream:  # the process may end first
+    with suppress(OSError), os.fdopen(requests, "wb") as stream:  # the child may end first
         for part in iter(lambda: os.read(0, 1 << 16), b""):
             stream.write(part)
             stream.flush()
@@ -130,7 +130,7 @@ def hand_on(requests: int, child: int) -> None:
 
 def main(kind: type[Server]) -> None:
     """Run a worker; the first line on stdin is its configuration."""
-    # The caller decides when to stop; and a crash must not leave a core file of the size of the model.
+    # The caller decides when to stop. A crash must not leave a core file of the size of the model.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         import resource
@@ -138,11 +138,11 @@ def main(kind: type[Server]) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     except ImportError:
         pass  # Windows writes no core files
-    # On a busy machine threads that spin while they wait for each other take minutes for what takes a second.
+    # On a busy machine, threads that spin while they wait for each other can turn a second into minutes.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     config = json.loads(sys.stdin.buffer.readline())
     folder = tempfile.mkdtemp(prefix="onnx2ncnn-opt-") if config["files"] else None
-    if hasattr(os, "fork"):  # the parent process sees a crash anywhere in the child
+    if hasattr(os, "fork"):  # the parent process sees any crash of the child
         reading, writing = os.pipe()
         child = os.fork()
         if child:
@@ -164,5 +164,5 @@ def main(kind: type[Server]) -> None:
         if "error" not in greeting:
             worker.serve()
     finally:
-        if folder is not None:  # no process supervises this one where there is no fork
+        if folder is not None:  # without fork, no other process removes it
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Work that begins in a thread before its result is needed: the runtimes are processes, and one need not wait."""
+"""Work in a thread before its result is needed: the runtimes are other processes, so this one can go on."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def begin(function: Callable[..., T], *args: Any) -> Future[T]:
-    """Call a function in a thread, and return its future result; nobody has to wait for it, as for an interrupt."""
+    """Call a function in a daemon thread, which an interrupt does not wait for, and return its future result."""
     future: Future[T] = Future()
 
     def call() -> None:

@@ -19,7 +19,7 @@ Array = NDArray[Any]
 
 
 class Feed(NamedTuple):
-    """An array for an ncnn blob. `batch_axis` is the axis that becomes the Mat's batch count, None for no batch."""
+    """An array for an ncnn blob. `batch_axis` becomes the Mat's batch count; None for no batch."""
 
     array: Array
     batch_axis: int | None = None
@@ -35,8 +35,8 @@ class Feed(NamedTuple):
 class Step(dict[str, Feed]):
     """The feeds of a decoder's step by blob.
 
-    `caches` are the blobs of each cache before and after a step. They stay in ncnn's process: they get the first `past`
-    rows that the step `before` leaves, or stay unset. Without `before` the process has to hold these rows.
+    `caches` are pairs of blobs: a cache before and after a step. Caches stay in ncnn's process. Each gets the first
+    `past` rows from the step `before`, or stays unset if `past` is 0. Without `before`, the process has these rows.
     """
 
     def __init__(
@@ -50,16 +50,16 @@ class Fetch(NamedTuple):
     """A blob to read."""
 
     blob: str
-    batch_axis: int | None = None  # the place of the Mat's batch count in the array, None if it has no batch
-    integer: bool = False  # every element's 32 bits are an int32 instead of a float32: ncnn's Mats carry no type
+    batch_axis: int | None = None  # the array's axis for the Mat's batch count, None without a batch
+    integer: bool = False  # elements are int32 instead of float32: ncnn's Mats carry no type
 
     def read(self, array: Array) -> Array:
-        """Return the elements in their own type."""
+        """Return the array as int32 if its elements are integers."""
         return array.view(np.int32) if self.integer and array.itemsize == 4 else array
 
 
 class Failure(NamedTuple):
-    """The reason why one output of a net is missing, and whether ncnn died on it."""
+    """The reason why an output of a net is missing; `crashed` if ncnn crashed while it computed the output."""
 
     reason: str
     crashed: bool = False
@@ -69,7 +69,7 @@ class Failure(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """True if ncnn computed the output, and it has no elements."""
+        """True if ncnn computed the output, but it has no elements."""
         return self.reason.startswith(EMPTY)
 
 
@@ -80,12 +80,12 @@ def all_there(results: Mapping[str, Array | Failure], net: Path) -> dict[str, Ar
     return {blob: result for blob, result in results.items() if not isinstance(result, Failure)}
 
 
-# The oldest version that works: from this one on, ncnn takes batches from Python.
+# The oldest versions that work: ncnn's Python package takes batches since this one.
 OLDEST = {"ncnn": "1.0.20261020"}
 
 
 def require(package: str) -> None:
-    """Raise UsageError if a runtime is not installed or too old, with the way to get it (without importing it)."""
+    """Raise UsageError, with the command to install it, if a runtime is missing or too old; import nothing."""
     is_missing = importlib.util.find_spec(package) is None
     if problem := "is not installed" if is_missing else outdated(package, version(package)):
         raise UsageError(
@@ -95,7 +95,7 @@ def require(package: str) -> None:
 
 
 def outdated(package: str, version: str) -> str:
-    """Return what is wrong with a version, like 1.0.20261020, of a package; empty if nothing is."""
+    """Return the end of an error message if a package's version, such as 1.0.20261020, is too old, else ""."""
     oldest = OLDEST.get(package, "0")
-    found, least = (tuple(map(int, re.findall(r"\d{1,18}", text))) for text in (version, oldest))
-    return f"is {version:.40}, but has to be {oldest} or newer" if found < least else ""
+    numbers, least = (tuple(map(int, re.findall(r"\d{1,18}", text))) for text in (version, oldest))
+    return f"is {version:.40}, but has to be {oldest} or newer" if numbers < least else ""

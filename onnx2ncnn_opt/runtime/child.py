@@ -1,4 +1,4 @@
-"""A worker in a process of its own: its start, its messages, its timeouts, and the words for its end.
+"""A worker process: its start, messages, timeouts and end.
 
 The process may be on another machine: everything that it needs goes over its stdin, its own program first.
 """
@@ -24,7 +24,7 @@ from onnx2ncnn_opt.runtime.ahead import begin
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ending import SIGNALS, describe_exit, is_windows_crash, send_signal
 
-# Reads files of a program, and runs them as one. It ignores the modules of the folder that it happens to run in.
+# Reads the files of a program from stdin, and runs them as one. It ignores modules in the current folder.
 _BOOTSTRAP = (
     "import sys;sys.path[:]=filter(None,sys.path);s=sys.stdin.buffer;n=lambda:int(s.readline());"
     "[exec(compile(s.read(n()),'worker','exec'),globals())for _ in range(n())]"
@@ -32,49 +32,49 @@ _BOOTSTRAP = (
 _COMMON = Path(__file__).with_name("_worker.py")
 _END = re.compile(rb"\0(crashed|ended) (\d{1,9})\0")
 
-# With pages of 4 kB, to get the memory for the weights of a large model takes longer than to read them.
+# With pages of 4 kB, allocating the memory for a large model's weights takes longer than reading them.
 _LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-_SAID_AT_MOST = 2000
-_KEPT_AT_MOST = 1 << 20
-# Lines that a login may print before the worker does.
+_MAX_MESSAGE = 2000
+_MAX_KEPT = 1 << 20
+# A login may print lines before the worker does.
 _LINES_BEFORE_GREETING = 200
-# A device that sends more than these ends with an error, before it takes the memory of this machine. In bytes.
-_LONGEST_REPLY = 1 << 22
-_LARGEST_ARRAY = 1 << 31
-_MOST_AXES = 32
-_SHOWN_AT_MOST = 80
-# The fields of a reply that an array follows. The kind of a field is a type; [kind] is a list.
+# Limits in bytes: a device that sends more is refused, because it could take all memory of this machine.
+_MAX_REPLY = 1 << 22
+_MAX_ARRAY = 1 << 31
+_MAX_AXES = 32
+_MAX_SHOWN = 80
+# The fields of a reply before an array. The kind of a field is a type; [kind] is a list.
 ARRAY: Mapping[str, Any] = {"dtype": str, "shape": [int]}
 _DTYPES = frozenset(np.dtype(order + code).str for code in "?bBhHiIqQefd" for order in "<>")
-_PATIENCE = 2.0  # seconds for another process to do a trivial step
+_PATIENCE = 2.0  # seconds in which another process does a trivial step
 
 
 class Ended(Exception):
-    """The end of the process: `how` is like "crashed with SIGSEGV", `said` the text before, as a message's end."""
+    """The end of the process: `how` is like "crashed with SIGSEGV", `printed` is like "; it says: out of memory"."""
 
-    def __init__(self, how: str, said: str = "") -> None:
-        super().__init__(how + said)
-        self.how, self.said = how, said
+    def __init__(self, how: str, printed: str = "") -> None:
+        super().__init__(how + printed)
+        self.how, self.printed = how, printed
 
 
 class _InvalidReply(EOFError):
     """A reply that no worker sends; the message quotes it."""
 
     def __init__(self, reply: bytes) -> None:
-        super().__init__(f"sent an invalid reply: {reply[:_SHOWN_AT_MOST].decode(errors='replace')!r}")
+        super().__init__(f"sent an invalid reply: {reply[:_MAX_SHOWN].decode(errors='replace')!r}")
 
 
 class TimeUp(Ended):
-    """The process took too long, and was ended."""
+    """The process took too long, and was killed."""
 
 
 class Child:
     """A process that runs a worker.
 
-    `command` starts Python, here or anywhere else; `programs` are the worker's files, after the file that all share.
-    With `remote` another program reaches the process, and may end without it. `config` is for the worker. The answer to
-    it is `greeting`: texts of these names, or an "error" that says what the worker lacks. Raises Ended if no worker
-    starts, with the text that was printed instead.
+    `command` starts Python on this machine or another; `programs` are the worker's files, without _worker.py.
+    `remote` says that `command` only connects to the process, and may end without it. `config` is for the worker, which
+    answers with a text for each name in `greeting`, or with an "error" that says what it lacks. Raises Ended, with the
+    printed text, if no worker starts.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Child:
         except Ended as first:
             if takes_shell or not remote or isinstance(first, TimeUp):
                 raise
-            try:  # other commands may do so as well (adb shell), and say so by nothing but a syntax error
+            try:  # other commands (adb shell) may use a shell too, and then the only sign is a syntax error
                 self._start([*command, "-c", quoted], programs, config, seconds)
             except Ended:
                 raise first from None
@@ -104,7 +104,7 @@ class Child:
         self, command: Sequence[str], programs: Sequence[Path], config: Mapping[str, Any], seconds: float
     ) -> None:
         environment = {**_LARGE_PAGES, **os.environ}
-        try:  # in a session of its own: all of it can be stopped, and an interrupt is for the caller alone
+        try:  # a new session: a signal reaches all its processes, and an interrupt of the caller reaches none
             self.process = Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=environment, start_new_session=True)
         except OSError as error:
             raise Ended(f"cannot be started: {error}") from error
@@ -112,14 +112,14 @@ class Child:
         assert self.process.stdout is not None
         assert self.process.stderr is not None
         self._stdin, self._stdout = self.process.stdin, self.process.stdout
-        self._stderr = _Printed(self.process.stderr)
+        self._stderr = _OutputReader(self.process.stderr)
         with self.within(seconds):
             self._stdin.write(b"%d\n" % (1 + len(programs)))
             for source in (path.read_bytes() for path in (_COMMON, *programs)):
                 self._stdin.write(b"%d\n%s" % (len(source), source))
             self.send(config)
             for _ in range(_LINES_BEFORE_GREETING):
-                line = self._stdout.readline(_KEPT_AT_MOST)
+                line = self._stdout.readline(_MAX_KEPT)
                 if line.endswith(GREETING):
                     break
                 if not line:
@@ -127,7 +127,7 @@ class Child:
             else:
                 raise _InvalidReply(line)
             self.greeting = self.receive(**self._greeting_fields)
-        self.said(self.greeting["mark"])
+        self.printed(self.greeting["mark"])
 
     def send(self, message: Mapping[str, Any], *arrays: Array | bytes) -> None:
         """Send a message, and the arrays or bytes that follow it."""
@@ -137,14 +137,14 @@ class Child:
         self._stdin.flush()
 
     def receive(self, **fields: Any) -> dict[str, Any]:
-        """Return the next answer: an "error" and a "mark", or `fields` of their kinds (ARRAY); EOFError if invalid."""
-        line = self._stdout.readline(_LONGEST_REPLY)
-        if not line.endswith(b"\n") and len(line) < _LONGEST_REPLY:  # the process has ended
+        """Return the next answer: `fields` of their kinds (see ARRAY), or "error" and "mark"; EOFError if invalid."""
+        line = self._stdout.readline(_MAX_REPLY)
+        if not line.endswith(b"\n") and len(line) < _MAX_REPLY:  # the process has ended
             raise EOFError
         try:
             answer = json.loads(line)
-            json.dumps(answer, ensure_ascii=False).encode()  # text that cannot be printed is refused
-        except (ValueError, RecursionError):  # text of a program in between, or of a hostile device
+            json.dumps(answer, ensure_ascii=False).encode()  # refuses text that cannot be printed
+        except (ValueError, RecursionError):  # text of a program such as ssh, or of a hostile device
             raise _InvalidReply(line) from None
         expected = {"error": str, "mark": str} if isinstance(answer, dict) and "error" in answer else fields
         if not isinstance(answer, dict) or not all(_is_kind(answer.get(name), expected[name]) for name in expected):
@@ -154,21 +154,21 @@ class Child:
     def receive_array(self, described: Mapping[str, Any]) -> Array:
         """Return the array that follows an answer with the fields of ARRAY."""
         shape, dtype = described["shape"], described["dtype"]
-        is_array = dtype in _DTYPES and len(shape) <= _MOST_AXES and all(0 <= size < _LARGEST_ARRAY for size in shape)
-        if not is_array or (self._remote and math.prod(shape) * np.dtype(dtype).itemsize > _LARGEST_ARRAY):
+        is_array = dtype in _DTYPES and len(shape) <= _MAX_AXES and all(0 <= size < _MAX_ARRAY for size in shape)
+        if not is_array or (self._remote and math.prod(shape) * np.dtype(dtype).itemsize > _MAX_ARRAY):
             raise _InvalidReply(f"an array of {dtype} {shape}".encode())
         array = np.empty(shape, dtype)
         if self._stdout.readinto(array.reshape(-1).view(np.uint8).data) < array.nbytes:  # type: ignore[attr-defined]
             raise EOFError
         return array
 
-    def said(self, mark: str | None = None) -> str:
+    def printed(self, mark: str | None = None) -> str:
         """Return the text printed since the last call, up to a mark or the end, as the end of a message."""
-        return _as_end(self._stderr.until(mark))
+        return _message_end(self._stderr.until(mark))
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """Limit the time of a block; raises Ended if the process ends in it, or is ended by the limit."""
+        """Limit the time of a block; raises Ended if the process ends in the block, TimeUp if it takes too long."""
         expired = threading.Event()
 
         def expire() -> None:
@@ -176,30 +176,30 @@ class Child:
             self._signal()
 
         timer = threading.Timer(seconds, expire)
-        timer.daemon = True  # nobody waits for it, wherever an interrupt comes
+        timer.daemon = True  # an interrupt does not wait for it
         finished = False
         try:
             timer.start()
             yield
             finished = True
         except (EOFError, OSError) as end:
-            how, said = self._ended(end)
+            how, printed = self._ended(end)
             if expired.is_set():
-                raise TimeUp(f"did not finish within {seconds:g} s", said) from end
-            raise Ended(how, said) from end
+                raise TimeUp(f"did not finish within {seconds:g} s", printed) from end
+            raise Ended(how, printed) from end
         except Error:  # the process reported it, and continues
             finished = True
             raise
         finally:
             timer.cancel()
             if not finished:
-                # Later output of the process would be taken for the answer to the next request.
+                # The rest of this answer would be read as the answer to the next request.
                 self._signal()
                 self.close()
 
     def close(self) -> None:
-        """End the process, and wait until it has gone."""
-        if hasattr(os, "killpg"):  # elsewhere only the end of its stdin lets the worker remove its files
+        """End the process, and wait for its end."""
+        if hasattr(os, "killpg"):  # on Windows a killed worker would leave files: the end of its stdin ends it
             self._signal()
         for stream in (self._stdin, self._stdout):
             with suppress(OSError):  # there may be unsent data
@@ -218,44 +218,44 @@ class Child:
                 return
 
     def _ended(self, end: Exception) -> tuple[str, str]:
-        """Return how the process ended, and the last text that it printed; `end` is how reading from it ended."""
+        """Return how the process ended, and the last text that it printed; `end` is the error of reading from it."""
         try:
             code: int | None = self.process.wait(_PATIENCE)
-        except TimeoutExpired:  # it has closed its stdout, or talks nonsense
+        except TimeoutExpired:  # it has closed its stdout, or sent an invalid reply
             code = None
             self._signal()
-        printed = self._stderr.until(None)
-        told, said = _END.search(printed), _as_end(_END.sub(b"", printed))
-        if told and code is not None:
-            return describe_exit(-int(told[2]) if told[1] == b"crashed" else int(told[2])), said
+        text = self._stderr.until(None)
+        mark, printed = _END.search(text), _message_end(_END.sub(b"", text))
+        if mark and code is not None:
+            return describe_exit(-int(mark[2]) if mark[1] == b"crashed" else int(mark[2])), printed
         if isinstance(end, _InvalidReply):
-            return str(end), said
-        if code is None:  # it did not end by itself
-            return "closed its output", said
+            return str(end), printed
+        if code is None:  # this process killed it
+            return "closed its output", printed
         if self._remote and not is_windows_crash(code):
-            return f"ended with exit code {code} and no word of the worker (a lost connection?)", said
-        return describe_exit(code), said
+            return f"ended with exit code {code} and no word of the worker (a lost connection?)", printed
+        return describe_exit(code), printed
 
 
 class Worker(ABC):
-    """The owner of a process that is started when it is first needed, or before, and again after a crash."""
+    """The owner of a process: it starts the process at the first use or in `warm_up`, and again after a crash."""
 
     def __init__(self, runtime: str, command: str, hint: str = "") -> None:
-        self._runtime, self._command = runtime, command  # what runs there, and what starts it, for people
+        self._runtime, self._command = runtime, command  # for messages
         self._hint = hint  # the end of a timeout's message
         self._lock = threading.Lock()
         self._child: Child | None = None
 
     @abstractmethod
     def _started(self) -> Child:
-        """Start the process; raises Ended."""
+        """Start the process; raises Ended if that fails."""
 
     def _problem(self, greeting: Mapping[str, str]) -> str:
-        """Return what the process lacks; empty if nothing."""
+        """Return an error text if the process lacks something, else ""."""
         return greeting.get("error", "")
 
     def start(self) -> Child:
-        """Return the process, one for all threads; raises UsageError if it cannot be started, or lacks something."""
+        """Return the process, one for all threads; UsageError if it cannot start, or lacks something."""
         with self._lock:
             if self._child is None:
                 try:
@@ -270,7 +270,7 @@ class Worker(ABC):
 
     @contextmanager
     def within(self, seconds: float, what: str) -> Iterator[Child]:
-        """Yield the process; raises CrashError if it ends on `what`, by itself or because the time is over."""
+        """Yield the process; raises CrashError, which names `what`, if the process crashes or takes too long."""
         child = self.start()
         try:
             with child.within(seconds):
@@ -278,7 +278,7 @@ class Worker(ABC):
         except Ended as end:
             self.lost()
             hint = self._hint if isinstance(end, TimeUp) else ""
-            raise CrashError(f"{self._runtime} {end.how} on {what}{hint}{end.said}") from end
+            raise CrashError(f"{self._runtime} {end.how} on {what}{hint}{end.printed}") from end
 
     def close(self) -> None:
         """End the process; a later run starts another."""
@@ -292,11 +292,11 @@ class Worker(ABC):
         self._child = None
 
     def warm_up(self) -> None:
-        """Start the process while the caller does something else; its UsageError is raised when it is used."""
+        """Start the process while the caller continues; `start` raises the UsageError if that fails."""
         begin(self.start)
 
 
-class _Printed:
+class _OutputReader:
     """The text that a process prints; a thread reads it, because a full pipe would block the process."""
 
     def __init__(self, stream: IO[bytes]) -> None:
@@ -308,14 +308,14 @@ class _Printed:
         with stream:
             for part in iter(lambda: os.read(stream.fileno(), 1 << 16), b""):
                 with self._changed:
-                    self._text = (self._text + part)[-_KEPT_AT_MOST:]
+                    self._text = (self._text + part)[-_MAX_KEPT:]
                     self._changed.notify()
         with self._changed:
             self._has_ended = True
             self._changed.notify()
 
     def until(self, mark: str | None) -> bytes:
-        """Return the text up to a mark, or to the end; the text so far if that does not come soon."""
+        """Return the text up to a mark or the end, or the text so far after two seconds."""
         end = b"\0%s\0" % mark.encode() if mark is not None else None
         with self._changed:
             self._changed.wait_for(lambda: self._has_ended or (end is not None and end in self._text), _PATIENCE)
@@ -323,14 +323,14 @@ class _Printed:
         return text
 
 
-def _as_end(printed: bytes) -> str:
+def _message_end(printed: bytes) -> str:
     """Return the last part of the printed text, as the end of a message."""
     text = printed.decode(errors="replace").strip()
-    return f"; it says: {text[-_SAID_AT_MOST:]}" if text else ""
+    return f"; it says: {text[-_MAX_MESSAGE:]}" if text else ""
 
 
 def _is_kind(value: Any, kind: Any) -> bool:
-    """Return True if a value from JSON is of a kind: a type, or a list of one kind for a list of any length."""
+    """Return True if a value from JSON is of a kind: a type, or [kind] for a list of any length."""
     if isinstance(kind, list):
         return isinstance(value, list) and all(_is_kind(each, kind[0]) for each in value)
     return isinstance(value, kind)

@@ -17,9 +17,9 @@ from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.system import temporary_folder
 
 _COMPILERS = ("c++", "g++", "clang++")
-_SECONDS = 20.0  # to compile, and to run
-_TENSOR = 10  # int64 numbers of a tensor: a pointer, the rank, eight sizes
-# Tensors are in files as in memory, with the number of bytes instead of a pointer, and the data after each.
+_SECONDS = 20.0  # the time limit to compile, and to run
+_TENSOR = 10  # int64 numbers of a net_tensor: a pointer, the rank, eight sizes
+# A tensor in a file is a net_tensor, with the number of bytes instead of the pointer, and then its data.
 _MAIN = """#define NET_TAIL_IMPLEMENTATION
 #include "net.tail.h"
 #include <cstdio>
@@ -58,7 +58,7 @@ int main(int, char** files) {
 
 
 class CompiledTail:
-    """A tail in C++ that a compiler is at work on."""
+    """A tail in C++; the constructor starts the compiler."""
 
     def __init__(self, program: Program, folder: Path, compiler: str) -> None:
         self.compiler, self._program, self._folder = Path(compiler).name, program, folder
@@ -81,17 +81,17 @@ class CompiledTail:
         done = run([self._folder / "main", feeds, results], stdout=PIPE, timeout=_SECONDS, check=False)
         if done.returncode:
             raise RunError(done.stdout.decode(errors="replace") or f"exit code {done.returncode}")
-        data, found, at = results.read_bytes(), {}, 0
+        data, outputs, offset = results.read_bytes(), {}, 0
         for port in self._program.outputs:
-            size, rank, *shape = np.frombuffer(data, np.int64, _TENSOR, at).tolist()
-            at += 8 * _TENSOR + size
-            found[port.name] = np.frombuffer(data[at - size : at], port.dtype).reshape(shape[:rank])
-        return found
+            size, rank, *shape = np.frombuffer(data, np.int64, _TENSOR, offset).tolist()
+            offset += 8 * _TENSOR + size
+            outputs[port.name] = np.frombuffer(data[offset - size : offset], port.dtype).reshape(shape[:rank])
+        return outputs
 
 
 @contextmanager
 def compiled(program: Program | None) -> Iterator[CompiledTail | None]:
-    """Start to compile a tail; give None if there is none, or no compiler."""
+    """Start to compile a tail, and yield it; yield None if there is no tail or no compiler."""
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if program is None or compiler is None:
         yield None

@@ -1,11 +1,11 @@
-"""The end of other processes: how they are told to end, and how they did."""
+"""Ending other processes, and describing how they ended."""
 
 import os
 import signal
 import subprocess
 from contextlib import suppress
 
-SIGNALS = (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM))  # to try one after the other
+SIGNALS = (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM))  # to try in this order
 
 # Windows' exit codes of crashes, from ntstatus.h.
 _FIRST_CRASH = 0xC0000000
@@ -23,23 +23,23 @@ _CRASHES = {
 
 
 def send_signal(process: subprocess.Popen[bytes], number: int) -> None:
-    """Send a signal to a process and its children, which are a session; Windows has no signals, and kills them."""
+    """Send a signal to all processes of a session; Windows has no signals: kill the process and its children."""
     if hasattr(os, "killpg"):
         with suppress(OSError):
             os.killpg(process.pid, number)
-    elif process.poll() is None:  # children whose parent has ended cannot be found any more
+    elif process.poll() is None:  # Windows cannot find the children of a process that has ended
         with suppress(OSError):
             subprocess.run(["taskkill", "/F", "/T", "/PID", str(process.pid)], capture_output=True, check=False)
         process.kill()
 
 
 def is_windows_crash(code: int) -> bool:
-    """Return True if this exit code is Windows' word for a crash."""
+    """Return True if an exit code is Windows' code of a crash."""
     return code >= _FIRST_CRASH
 
 
 def describe_exit(code: int) -> str:
-    """Describe an exit code, which is below 0 for a signal."""
+    """Describe an exit code, or a negative signal number."""
     if is_windows_crash(code):
         return f"crashed with {_CRASHES.get(code, 'an exception')} ({code:#010X})".replace("0X", "0x")
     if code >= 0:

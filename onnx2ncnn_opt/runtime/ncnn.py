@@ -1,4 +1,4 @@
-"""ncnn in a process of its own, here or on a device: a faulty net may end that process, but not the caller's."""
+"""ncnn in a separate process, on this machine or a device: a broken net may end that process, not the caller's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onnx2ncnn_opt.runtime.targets import LOCAL, MODES, Target
 
 _PROGRAMS = tuple(Path(__file__).with_name(name) for name in ("_ncnn_net.py", "_ncnn_worker.py"))
 
-# Winograd alone costs about 3e-4 on a 3x3 convolution. Without these, equal layers give equal bits.
+# Winograd alone causes an error of about 3e-4 in a 3x3 convolution. With all three off, equal layers give equal bits.
 _EXACT = dict.fromkeys(("use_winograd_convolution", "use_sgemm_convolution", "use_packing_layout"), False)
 
 _SECONDS_TO_START = 60.0
@@ -32,31 +32,31 @@ class WalkStep:
     """A blob of a walk: it gets random errors, and is then rounded."""
 
     blob: str
-    rounding: str = ""  # to 16 bits, "fp16" or "bf16", or not
-    # A layer makes it in 32 bits on ARM, and ncnn rounds it between layers: the last up to three numbers, which do not
-    # fill a group of four, one by one.
+    rounding: str = ""  # "fp16", "bf16", or "" for no rounding
+    # On ARM, the layer computes in 32 bits and ncnn rounds the blob afterwards: in groups of four, and the remaining up
+    # to three numbers one by one, by another rule.
     cast: bool = False
-    noise: tuple[float, ...] = ()  # the root mean square of each error is drawn from these
-    relative: float = 0.0  # and another one is relative to the number
-    send: bool = False  # return the blob, ...
-    sample: int = 0  # ... or about so many numbers of it, before its errors
-    source: str = ""  # the blob of the same shape that it is computed as, if that is another one
+    noise: tuple[float, ...] = ()  # sizes (root mean squares) of absolute errors; each number draws one
+    relative: float = 0.0  # the size of a further error, relative to the number
+    send: bool = False  # return the blob
+    sample: int = 0  # if not `send`: return about so many of its numbers, before errors and rounding
+    source: str = ""  # the blob to compute instead, of the same shape
 
 
 @dataclass(frozen=True)
 class BlobStats:
-    """A blob of a walk, or the sample of it; None if neither was asked for."""
+    """The statistics of a blob of a walk; `array` is the blob or its sample, None if neither was requested."""
 
-    largest: float  # finite number, before it was rounded
-    special: int  # count of numbers that are not finite after rounding, without 3.4e38, which stands for infinity
+    largest: float  # the largest finite number before rounding
+    special: int  # the number of non-finite numbers after rounding, without 3.4e38, which stands for infinity
     is_batch: bool  # the array's first axis is the Mat's batch
     array: Array | None
-    errors: tuple[float, ...] = ()  # mean squares of the random errors and of those of rounding, of a sample
+    errors: tuple[float, ...] = ()  # mean squares, in a sample, of the random errors and of the rounding errors
 
 
 @dataclass(frozen=True)
 class Times:
-    """Times in seconds: for each blob, in the order of the request, and for a whole run; the fastest of `runs`."""
+    """Seconds for each blob, in the order of the request, and for a whole run: each the fastest of `runs`."""
 
     blobs: tuple[float, ...]
     whole: float
@@ -79,7 +79,7 @@ class NcnnWorker(Worker):
         self.close()
 
     def lost(self) -> None:
-        """Note that the process has ended, and with it the net and the files in it."""
+        """Note that the process has ended, with its net and its files."""
         super().lost()
         self._runner, self._sent = None, set()
 
@@ -104,12 +104,12 @@ class NcnnWorker(Worker):
         return problem
 
     def checked(self, modes: Sequence[str]) -> str:
-        """Return where nets run and in which modes, for people: "x86-64 fp32", "aarch64 fp32, fp16 (qemu)"."""
+        """Describe the machine and the modes for users: "x86-64 fp32", "aarch64 fp32, fp16 (qemu)"."""
         return self.target.described(self.start().greeting, modes)
 
     @contextmanager
     def session(self, runner: NcnnRunner) -> Iterator[Child]:
-        """Yield the process with `runner`'s net; raises CrashError if it ends, by itself or by the runner's timeout."""
+        """Yield the process with `runner`'s net; raises CrashError if it crashes, or at the runner's timeout."""
         with self.within(runner.timeout * self.target.patience, str(runner.param)) as child:
             if self._runner is not runner:
                 self._runner = None
@@ -118,18 +118,18 @@ class NcnnWorker(Worker):
             yield child
 
     def holds(self, runner: NcnnRunner) -> bool:
-        """Return True if the process has the runner's net."""
+        """Return True if the process has loaded the runner's net."""
         return self._runner is runner
 
     def memory(self, *, restart: bool = False) -> int | None:
-        """Return the most bytes that the process had since the last `restart`; None if its system does not say."""
+        """Return the peak memory of the process in bytes, None if unknown; `restart` first resets the peak."""
         with self.within(_SECONDS_TO_START * self.target.patience, "a question") as child:
             child.send({"do": "memory", "restart": restart})
             bytes: int | None = child.receive(bytes=int | None)["bytes"]
             return bytes
 
     def file(self, path: Path) -> str:
-        """Return the name of a file for the process; one that does not see this machine's files gets its bytes."""
+        """Return the file's name for the process; a process on another machine gets the file's bytes first."""
         if self.target.shares_files:
             return str(path.absolute())
         child = self.start()
@@ -150,9 +150,9 @@ class NcnnWorker(Worker):
 class NcnnRunner:
     """One net, ready to run.
 
-    `mode` is one of MODES. `exact` turns winograd, sgemm and packing off, so that two nets of equal layers give equal
-    bits. `timeout` is in seconds, for each run, and longer on a slow target. `threads` are as many as the target has
-    cores by default. Paths are read when the net is first used. `worker` says where it runs.
+    `mode` is one of MODES. `exact` turns winograd, sgemm and packing off: then two nets of equal layers give equal
+    bits. `timeout` is in seconds for each run, and longer on a slow target. `threads` of None are all cores of the
+    target. The runner reads the files at the first use. `worker` is the process that runs the net.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class NcnnRunner:
         self.worker = NcnnWorker() if worker is None else worker
         self._owns_worker = worker is None
         self._names: dict[str, Any] = {}
-        self._held: Step | None = None  # the caches in the process are those after it
+        self._last_step: Step | None = None  # the process has the caches after it
 
     def __enter__(self) -> NcnnRunner:
         return self
@@ -182,7 +182,7 @@ class NcnnRunner:
         self.close()
 
     def close(self) -> None:
-        """End the child process, unless it was given by the caller."""
+        """End the process, unless it is the caller's."""
         if self._owns_worker:
             self.worker.close()
 
@@ -195,7 +195,7 @@ class NcnnRunner:
         return list(self._loaded()["outputs"])
 
     def run(self, feeds: Mapping[str, Feed | Array], outputs: Sequence[Fetch | str] | None = None) -> dict[str, Array]:
-        """Return the outputs (all of the net's by default) by blob name; RunError if one of them is missing."""
+        """Return the outputs (by default all) by blob name; RunError if one of them is missing."""
         return all_there(self.extract(feeds, outputs), self.param)
 
     def extract(
@@ -203,29 +203,29 @@ class NcnnRunner:
     ) -> dict[str, Array | Failure]:
         """Return the outputs like `run`, with a Failure for each missing one.
 
-        All outputs come from one extractor, as a user's program would get them. Once ncnn has died on one of them, the
-        ones after it are Failures too. Raises RunError if the net does not load or does not take the feeds.
+        All outputs come from one extractor, as in a user's program. If ncnn crashes on one of them, the later ones are
+        Failures too. Raises RunError if ncnn refuses the net or the feeds.
         """
         outputs = self.output_names() if outputs is None else outputs
         wanted = dict.fromkeys(Fetch(output) if isinstance(output, str) else output for output in outputs)
         described = [{"blob": fetch.blob, "batch_axis": fetch.batch_axis} for fetch in wanted]
         results: dict[str, Array | Failure] = {}
-        fed = False
+        is_fed = False
         try:
-            with self._asked(feeds, do="run", outputs=described) as child:
+            with self._requested(feeds, do="run", outputs=described) as child:
                 self._receive(child)
-                fed = True
+                is_fed = True
                 for fetch in wanted:
                     answer = child.receive(**ARRAY)
                     if "error" in answer:
-                        results[fetch.blob] = Failure(answer["error"] + child.said(answer["mark"]))
+                        results[fetch.blob] = Failure(answer["error"] + child.printed(answer["mark"]))
                     else:
                         results[fetch.blob] = fetch.read(child.receive_array(answer))
                 if isinstance(feeds, Step) and feeds.caches:
                     self._receive(child)
-                    self._held = feeds
+                    self._last_step = feeds
         except CrashError as death:
-            if not fed:
+            if not is_fed:
                 raise
             first, *others = [fetch.blob for fetch in wanted if fetch.blob not in results] or ["caches"]
             results[first] = Failure(str(death), crashed=True)
@@ -233,13 +233,13 @@ class NcnnRunner:
         return results
 
     def time(self, feeds: Mapping[str, Feed | Array], outputs: Sequence[str], seconds: float) -> list[float]:
-        """Return the seconds of each run, for as many as fit into `seconds`: CPU time of one thread, or time on a GPU.
+        """Return the times of the runs that fit into `seconds`: CPU time of one thread, on a GPU elapsed time.
 
         The runner's `threads` have to be 1. Raises RunError if an output is missing, and CrashError.
         """
         described = [{"blob": blob} for blob in outputs]
-        with self._asked(feeds, do="time", outputs=described, seconds=seconds) as child:
-            return [float(each) for each in self._receive(child, times=[float])["times"]]
+        with self._requested(feeds, do="time", outputs=described, seconds=seconds) as child:
+            return [float(time) for time in self._receive(child, times=[float])["times"]]
 
     def walk(
         self,
@@ -248,22 +248,21 @@ class NcnnRunner:
         visit: Callable[[WalkStep, BlobStats], None],
         seed: int = 0,
     ) -> None:
-        """Compute a net blob by blob, rounding each before the next is computed from it; `visit` is called for each.
+        """Compute a net blob by blob, change each before its readers are computed, and call `visit` for each.
 
-        The seed is that of the random errors. `steps` are all blobs to be rounded, in the order of the file's layers: a
-        blob is gone once it has been read.
-        Raises RunError if a blob is missing, and CrashError.
+        `seed` is for the random errors. `steps` are in the order of the file's layers, because ncnn frees a blob after
+        its reader has run. Raises RunError if a blob is missing, and CrashError.
         """
-        # As text, lists of floats take as long as the net itself.
+        # Sending lists of floats as text would take as long as the net itself.
         noises = [base64.b64encode(np.array(step.noise, np.float32).tobytes()).decode() for step in steps]
         described = [{**vars(step), "noise": noise} for step, noise in zip(steps, noises, strict=True)]
-        with self._asked(feeds, do="walk", steps=described, seed=seed) as child:
+        with self._requested(feeds, do="walk", steps=described, seed=seed) as child:
             self._receive(child)
             failure: RunError | None = None
             for step in counted(steps, "ncnn computes the net blob by blob", "blobs"):
                 try:
                     answer = self._receive(child, **_STATS, **(ARRAY if step.send or step.sample else {}))
-                except RunError as error:  # the other answers still come
+                except RunError as error:  # the other answers still have to be read
                     failure = failure or error
                     continue
                 array = child.receive_array(answer) if step.send or step.sample else None
@@ -277,16 +276,14 @@ class NcnnRunner:
     def time_blobs(
         self, feeds: Mapping[str, Feed | Array], blobs: Sequence[str], *, runs: int = 20, seconds: float = 5.0
     ) -> Times:
-        """Measure the time of each blob, one after the other, and of a whole run: CPU time of a thread, or GPU time.
+        """Measure the time of each blob, and of a whole run: CPU time of a thread, on a GPU elapsed time.
 
-        ncnn's Python package does not time layers. So each blob is extracted before the next, which runs only the layer
-        that makes it; the copy for the caller is measured as well, and subtracted. `blobs` are in the order of the
-        file's layers. There are `runs`, or as many as fit into `seconds`, but one at least, after one that does not
-        count. The fastest counts: other work of the machine only adds time.
-
-        Raises RunError if a blob is missing, and CrashError.
+        ncnn's Python package does not time layers. So the blobs are extracted in the order of the file's layers: each
+        extraction runs one layer and copies its blob. The time of the copy is measured too, and subtracted. After a
+        warm-up run there are `runs`, or fewer if `seconds` are over, but at least one. The fastest counts, because
+        other work on the machine only adds time. Raises RunError if a blob is missing, and CrashError.
         """
-        with self._asked(feeds, do="time_blobs", blobs=list(blobs), runs=runs, seconds=seconds) as child:
+        with self._requested(feeds, do="time_blobs", blobs=list(blobs), runs=runs, seconds=seconds) as child:
             answer = self._receive(child, blobs=[float], whole=float, runs=int)
         return Times(tuple(answer["blobs"]), answer["whole"], answer["runs"])
 
@@ -294,7 +291,7 @@ class NcnnRunner:
         """Load the net into the worker's process; the worker calls this."""
         param, bin = self.worker.file(self.param), self.worker.file(self.bin)
         child.send({"do": "load", "param": param, "bin": bin, "options": self._options})
-        self._held = None
+        self._last_step = None
         self._names = self._receive(child, inputs=[str], outputs=[str])
 
     def _loaded(self) -> dict[str, Any]:
@@ -304,13 +301,13 @@ class NcnnRunner:
         return self._names
 
     @contextmanager
-    def _asked(self, feeds: Mapping[str, Feed | Array], **request: Any) -> Iterator[Child]:
-        """Send a request with feeds to the process, and yield it; a decoder takes the steps before this one first."""
+    def _requested(self, feeds: Mapping[str, Feed | Array], **request: Any) -> Iterator[Child]:
+        """Send a request with feeds to the process, and yield it; run missing earlier steps of a decoder first."""
         if isinstance(feeds, Step):
             request |= {"caches": feeds.caches, "past": feeds.past}
-            held = self._held if self.worker.holds(self) else None
-            rows = (held, held.before) if held else ()  # a cache gets shorter, if it has to
-            if feeds.before is not None and not any(feeds.before is step for step in rows):
+            last = self._last_step if self.worker.holds(self) else None
+            done = (last, last.before) if last else ()  # the process can shorten the caches by a step
+            if feeds.before is not None and not any(feeds.before is step for step in done):
                 self.extract(feeds.before, ())
         described, arrays = [], []
         for blob, feed in feeds.items():
@@ -324,12 +321,12 @@ class NcnnRunner:
     def _receive(self, child: Child, **fields: Any) -> dict[str, Any]:
         answer = child.receive(**fields)
         if "error" in answer:
-            raise RunError(f"ncnn refuses {self.param}: {answer['error']}{child.said(answer['mark'])}")
+            raise RunError(f"ncnn refuses {self.param}: {answer['error']}{child.printed(answer['mark'])}")
         return answer
 
 
 def as_feed(blob: str, feed: Feed | Array) -> Feed:
-    """Return a feed that the binding takes: float32 or int32, as it crashes on 64 bits, in one to four dimensions."""
+    """Return a feed of float32 or int32 (ncnn's binding crashes on 64 bits); UsageError unless it has 1 to 4 dims."""
     feed = feed if isinstance(feed, Feed) else Feed(feed)
     array = as_ncnn(feed.array)
     dims = array.ndim - (feed.batch_axis is not None)

@@ -22,23 +22,21 @@ from onnx2ncnn_opt.runtime.targets import MODES, check_modes, find_target
 
 
 class Net:
-    """A net that `convert` wrote, or any other, ready to run.
+    """A net that `convert` wrote, or any other net, ready to run.
 
     `path` is the prefix of PREFIX.ncnn.param, .bin and .json, or a .param file. Its .bin is next to it unless `bin`
-    names it. The manifest, NET.json next to NET.param, says how the model's arrays go in and out; without one, arrays
-    have the names of blobs and the dims of their Mats, outermost first.
+    names it. The manifest, NET.json next to NET.param, says how the model's arrays go in and out. Without a manifest,
+    arrays have the names of blobs and the dims of their Mats, outermost first.
 
-    `mode` is "fp32", as nets are verified by default, "fp16" or "bf16". `threads` are all cores by default. ncnn runs
-    in a process of its own, which a bad net ends instead of this one; `timeout` is in seconds for each run. `on` is
-    another place to run, as for `verify_net`. With `isolated=False` ncnn runs in this process: faster for small nets,
-    and not for nets that nobody has verified. Use it as a context manager, or `close` it. It is for one thread at a
-    time.
+    `mode` is "fp32" (in which nets are verified by default), "fp16" or "bf16". `threads` are all cores by default. ncnn
+    runs in a separate process, because a bad net may crash it; `timeout` is in seconds for each run. `on` is another
+    device, as for the command's --on. With `isolated=False`, ncnn runs in this process: this is faster for small nets,
+    but only for verified nets. Use a Net as a context manager, or `close` it, and in one thread at a time.
 
-    A decoder runs token by token: the net keeps the caches of attention, next to ncnn, and `past` is their length.
-    `step` feeds the next tokens, `rewind` forgets the last ones, `reset` all.
+    A decoder runs token by token: ncnn's process keeps the caches of attention, and `past` is their length. `step`
+    feeds the next tokens, `rewind` forgets the last ones, `reset` forgets all.
 
-    Raises UsageError where files, manifest or options make no sense, or ncnn is missing, RunError where ncnn does not
-    load the net.
+    Raises UsageError for invalid files, manifests or options, or if ncnn is missing; RunError if ncnn refuses the net.
     """
 
     def __init__(
@@ -73,7 +71,7 @@ class Net:
             self._runner = _InProcess(self.param, self.bin, options)
             self._end = self._runner.close
         self.past = 0
-        self._given: dict[str, Any] = {}
+        self._kept_inputs: dict[str, Any] = {}
         try:
             self._check_blobs()
         except BaseException:
@@ -93,7 +91,7 @@ class Net:
         self.close()
 
     def close(self) -> None:
-        """End ncnn's process, or drop the net in this one; a later run starts again."""
+        """End ncnn's process, or delete the net in this process; a later run loads the net again."""
         self._end()
 
     @property
@@ -109,13 +107,13 @@ class Net:
     def run(
         self, inputs: Mapping[str, Any], outputs: Sequence[str] | None = None, *, cast: bool = False
     ) -> dict[str, Array]:
-        """Return the outputs by name, all of them by default, in the model's shapes and types.
+        """Return the outputs by name (all by default), in the model's shapes and types.
 
-        `inputs` are arrays, or values that numpy makes arrays of, by name. Inputs that the conversion bound to a value
-        may be left out. `cast` lets a float input take arrays of integers and of float64. A decoder forgets all steps.
+        `inputs` are arrays by name, or values that numpy converts to arrays. Inputs that the conversion bound to a
+        value may be missing. `cast` lets a float input take integers and float64. A decoder forgets all steps.
 
-        Raises UsageError if a name, shape or type is not the model's, RunError if ncnn could not compute an output, and
-        CrashError if its process died or took too long.
+        Raises UsageError for a name, shape or type that the model does not have, RunError if ncnn cannot compute an
+        output, and CrashError if its process crashes or takes too long.
         """
         if not isinstance(inputs, Mapping):
             raise UsageError(f"inputs has to be a dict of arrays by name, not {inputs!r:.80}")
@@ -128,20 +126,20 @@ class Net:
     def step(
         self, ids: Any, inputs: Mapping[str, Any] | None = None, outputs: Sequence[str] | None = None
     ) -> dict[str, Array]:
-        """Return the outputs for the next tokens of a decoder, like `run`; the caches of its attention grow by them.
+        """Return the outputs for the next tokens of a decoder, like `run`, and append the tokens to the caches.
 
-        `ids` are one token or several, in the shape of the input or as a list. Mask and positions follow from the
-        number of tokens; `inputs` may have them. Arrays of other inputs, such as an encoder's results, are needed in
-        the first step, and hold until `reset`. After an error the caches are as before the step.
+        `ids` are one token or several, in the shape of the input or as a list. Mask and positions are made from the
+        number of tokens, unless `inputs` has them. Other inputs, such as an encoder's results, are needed in the first
+        step; later steps reuse them until `reset`. After an error the caches are as before the step.
 
-        Raises UsageError for a net without caches, or one that has no input for tokens, and the errors of `run`.
+        Raises UsageError for a net without caches or without an input for tokens, and the errors of `run`.
         """
         if self.manifest is None or not self.manifest.caches:
             raise UsageError(f"{self.param} has no caches of attention, or no manifest that names them: use run")
         step = StepInputs.of(self.manifest)
-        arrays = {**self._given, **step.arrays(np.atleast_1d(ids), self.past), **(inputs or {})}
+        arrays = {**self._kept_inputs, **step.arrays(np.atleast_1d(ids), self.past), **(inputs or {})}
         results = self._run(self.manifest, arrays, outputs)
-        self._given = {entry.name: arrays[entry.name] for entry in step.others if entry.name in arrays}
+        self._kept_inputs = {entry.name: arrays[entry.name] for entry in step.others if entry.name in arrays}
         self.past += step.rows(arrays)
         return results
 
@@ -153,14 +151,14 @@ class Net:
 
     def reset(self) -> None:
         """Forget all tokens, and the arrays of other inputs."""
-        self.past, self._given = 0, {}
+        self.past, self._kept_inputs = 0, {}
 
     def _run(
         self, manifest: Manifest, inputs: Mapping[str, Any], outputs: Sequence[str] | None, *, cast: bool = False
     ) -> dict[str, Array]:
         arrays = check_arrays(inputs, self.inputs, {value.name: value.array() for value in manifest.values}, cast=cast)
         pasts = {e.name: [n if isinstance(n, int) else self.past for n in e.shape] for e in manifest.inputs if e.cache}
-        # The shapes of caches alone matter: these arrays take no memory.
+        # Only the shapes of caches matter: these arrays take no memory.
         arrays |= {name: np.broadcast_to(0, shape) for name, shape in pasts.items()}
         if problem := too_small(manifest, arrays):
             raise UsageError(problem)
@@ -176,9 +174,9 @@ class Net:
         step = Step(feeds_of(fed, arrays), manifest.caches, self.past)
         results = all_there(self._runner.extract(step, [slot.fetch for slot in slots]), self.param)
         sizes = sizes_of(manifest.inputs, arrays)
-        found = {slot.name: as_output(wanted[slot.name], slot, results[slot.blob], sizes) for slot in slots}
-        found = self._tail.run(arrays, found) if self._tail else found
-        return {name: found[name] for name in names}
+        values = {slot.name: as_output(wanted[slot.name], slot, results[slot.blob], sizes) for slot in slots}
+        values = self._tail.run(arrays, values) if self._tail else values
+        return {name: values[name] for name in names}
 
     def _run_blobs(self, inputs: Mapping[str, Any], outputs: Sequence[str] | None) -> dict[str, Array]:
         names = self._runner.input_names()
@@ -189,14 +187,14 @@ class Net:
         return all_there(self._runner.extract(feeds, [Fetch(blob) for blob in wanted]), self.param)
 
     def _check_blobs(self) -> None:
-        """Raise UsageError if the manifest is not about this net."""
+        """Raise UsageError if the manifest belongs to another net."""
         inputs, outputs = self._runner.input_names(), self._runner.output_names()
         if self.manifest is None:
             return
-        # An output that is also read inside the net is not in ncnn's output_names.
-        known = {*self.param.read_text(encoding="utf-8", errors="replace").split(), *inputs, *outputs}
-        own = (*self.manifest.inputs, *self.manifest.outputs)
-        if missing := [entry.blob for entry in own if entry.blob not in known]:
+        # ncnn's output_names lacks an output that a layer reads too.
+        words = {*self.param.read_text(encoding="utf-8", errors="replace").split(), *inputs, *outputs}
+        entries = (*self.manifest.inputs, *self.manifest.outputs)
+        if missing := [entry.blob for entry in entries if entry.blob not in words]:
             problem = f"there is no blob '{missing[0]}'"
             raise UsageError(f"the manifest beside {self.param} is that of another net: {problem}")
         check_fed([entry.blob for entry in self.manifest.inputs], inputs, [entry.name for entry in self.inputs])
@@ -226,9 +224,9 @@ class _InProcess:
     def extract(self, feeds: Mapping[str, Feed], outputs: Sequence[Fetch]) -> dict[str, Array | Failure]:
         net = self._loaded()
         caches, past = (feeds.caches, feeds.past) if isinstance(feeds, Step) else ((), 0)
-        given = [{"blob": blob, **as_feed(blob, feed)._asdict()} for blob, feed in feeds.items()]
+        items = [{"blob": blob, **as_feed(blob, feed)._asdict()} for blob, feed in feeds.items()]
         try:
-            extractor = net.feed(given, caches, past)
+            extractor = net.feed(items, caches, past)
         except NCNN_ERRORS as error:
             raise RunError(f"ncnn refuses {self._param}: {error}") from error
         results: dict[str, Array | Failure] = {}
@@ -255,10 +253,10 @@ def net_files(path: Path, bin: Path | None = None) -> tuple[Path, Path, Manifest
     else:
         prefix = str(path).removesuffix(".ncnn")
         tried = [Path(f"{prefix}.ncnn.param"), Path(f"{prefix}.param")]
-        found = next((candidate for candidate in tried if candidate.is_file()), None)
-        if found is None:
+        existing = next((candidate for candidate in tried if candidate.is_file()), None)
+        if existing is None:
             raise UsageError(f"there is no net at {path}: neither {tried[0]} nor {tried[1]} is a file")
-        param = found
+        param = existing
     stem = str(param).removesuffix(".bin").removesuffix(".param")
     bin = Path(f"{stem}.bin") if bin is None else bin
     for file in (param, bin):
@@ -269,7 +267,7 @@ def net_files(path: Path, bin: Path | None = None) -> tuple[Path, Path, Manifest
 
 
 def as_output(entry: Entry, slot: Slot, result: Array, sizes: Mapping[str, int]) -> Array:
-    """Return a fetched array in the model's shape and type; RunError for another shape, or integers not finite."""
+    """Return a fetched array in the model's shape and type; RunError for another shape, or non-finite integers."""
     array = slot.restored(result, [_size(dim, sizes) for dim in entry.shape])
     if array is None:
         raise RunError(f"ncnn's {entry.name} has the shape {list(result.shape)}, the model's is {entry}")

@@ -1,4 +1,4 @@
-"""ONNX Runtime on the original model, in a process of its own: the reference for a net."""
+"""ONNX Runtime on the original model, in a separate process: the reference for a net."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 _WORKER = Path(__file__).with_name("_ort_worker.py")
 _SECONDS_TO_START = 60.0
-# With the option against saturation, ONNX Runtime turns int8 weights into uint8 ones. It then refuses the model if two
-# nodes read one of them, or if an operator does not exist for these types, such as QGemm.
-_SIGNED = ("Attempt to replace the existing tensor", "Failed to find kernel", "Could not find an implementation")
-_WEIGHTS = {  # the inputs of weights and of their zero points
+# The option against saturation makes ONNX Runtime convert int8 weights to uint8. It then refuses the model if two nodes
+# read the same weight, or if an operator, such as QGemm, has no kernel for these types.
+_REFUSALS = ("Attempt to replace the existing tensor", "Failed to find kernel", "Could not find an implementation")
+_WEIGHTS = {  # the indexes of the inputs for weights and for their zero points
     "MatMulInteger": (1, 3),
     "MatMulIntegerToFloat": (1, 5),
     "DynamicQuantizeMatMul": (1, 3),
@@ -35,7 +35,7 @@ _WEIGHTS = {  # the inputs of weights and of their zero points
     "QLinearConv": (3, 5),
     "QLinearMatMul": (3, 5),
 }
-_SESSIONS_AT_ONCE = 3  # of one process: a model, the same in float64, and with rounding errors
+_MAX_SESSIONS = 3  # of the process: a model, the model in float64, and the model with rounding errors
 
 
 class OrtWorker(Worker):
@@ -43,18 +43,18 @@ class OrtWorker(Worker):
 
     def __init__(self) -> None:
         super().__init__("ONNX Runtime", sys.executable, "; smaller inputs may do (--shape, --inputs)")
-        self.turn = RLock()  # that of a thread to talk with the process
-        self._held: dict[int, dict[str, Any]] = {}  # sessions by number, and their descriptions
+        self._requests = RLock()  # one thread at a time sends requests
+        self._held: dict[int, dict[str, Any]] = {}  # descriptions of the process's sessions by number
 
     def lost(self) -> None:
-        """Note that the process has ended, and with it its sessions."""
+        """Note that the process has ended, with its sessions."""
         super().lost()
         self._held = {}
 
     @contextmanager
     def within(self, seconds: float, what: str) -> Iterator[Child]:
-        """Yield the process; other threads wait until the end of the block. Raises CrashError if it ends."""
-        with self.turn, super().within(seconds, what) as child:
+        """Yield the process; other threads wait until the end of the block. Raises CrashError like `Worker.within`."""
+        with self._requests, super().within(seconds, what) as child:
             yield child
 
     def _started(self) -> Child:
@@ -62,23 +62,23 @@ class OrtWorker(Worker):
         return Child((sys.executable,), [_WORKER], {"files": False}, seconds=_SECONDS_TO_START)
 
     def hold(self, number: int, load: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return the description of a session, and `load` it if the process lacks it; one of too many is dropped."""
-        described = self._held.pop(number, None)
-        if described is None:
-            if len(self._held) == _SESSIONS_AT_ONCE:
-                self.drop(next(iter(self._held)))  # the one that was asked the longest time ago
-            described = load()
-        self._held[number] = described
-        return described
+        """Return a session's description; `load` it if the process lacks it, and drop one if there are too many."""
+        description = self._held.pop(number, None)
+        if description is None:
+            if len(self._held) == _MAX_SESSIONS:
+                self.drop(next(iter(self._held)))  # the least recently used one
+            description = load()
+        self._held[number] = description
+        return description
 
     def drop(self, number: int) -> None:
-        """Forget a session."""
-        with self.turn:
+        """Delete a session, if the process has it."""
+        with self._requests:
             if self._held.pop(number, None) is not None and self._child is not None:
                 self._child.send({"do": "drop", "number": number})
 
 
-SHARED = OrtWorker()  # one process for all models; it ends with this one
+SHARED = OrtWorker()  # one process for all models; it ends with this process
 _numbers = count()
 _numbers_of: dict[tuple[Any, ...], int] = {}  # of files
 
@@ -86,13 +86,14 @@ _numbers_of: dict[tuple[Any, ...], int] = {}  # of files
 class OrtRunner:
     """An ONNX model on ONNX Runtime's CPU provider.
 
-    `model` is a path (external data is found next to it, the size has no limit) or the bytes of a whole model of less
-    than 2 GB, whose external data is in `folder`. `outputs` are values of the graph to compute instead of its outputs.
-    `values` are fed in every run to the inputs of their names, if the outputs need them. `threads` of None are all
-    cores. `timeout` is in seconds, for each run and for loading. `fast` is for times: subnormal numbers are 0, as in
-    ncnn, in the whole process of the `worker`, and runs need not repeat to the bit. `plain` runs the nodes unchanged,
-    without folding weights beforehand; but products of 8-bit integers are right on every CPU only without it. `once`,
-    which `outputs` imply, keeps the layout of weights, for a model that runs a few times.
+    `model` is a path (external data is next to it, the size has no limit), or the bytes of a model of less than 2 GB
+    with external data in `folder`. `outputs` are values of the graph to compute instead of its outputs. `values` are
+    constant feeds of every run, if the outputs need them. `threads` of None are all cores. `timeout` is in seconds, for
+    loading and for each run.
+
+    `fast` is for measuring times: subnormal numbers are 0 in the whole process, as in ncnn, and runs need not repeat to
+    the bit. `plain` runs the nodes without graph optimisations, but then products of 8-bit integers are wrong on some
+    CPUs. `once`, which `outputs` imply, keeps the layout of weights, for a model that runs a few times.
     Raises RunError if ONNX Runtime refuses the model.
     """
 
@@ -114,45 +115,45 @@ class OrtRunner:
         self._threads = threads or os.cpu_count() or 1
         self._flags = {"fast": fast, "plain": plain, "once": once or bool(outputs), "precise": True}
         self._name = "the model" if isinstance(model, bytes) else os.fspath(model)
-        beside = model.absolute().parent if isinstance(model, Path) else folder
+        data_folder = model.absolute().parent if isinstance(model, Path) else folder
         if outputs:
-            folder, model = beside, bytes(read_model(model, outputs).SerializeToString())
+            folder, model = data_folder, bytes(read_model(model, outputs).SerializeToString())
         if unsigned := _without_computed_int8(model):
-            folder, model = beside, unsigned
+            folder, model = data_folder, unsigned
         self._model, self._folder, self._number = model, folder, self._numbered(model)
         try:
-            described = self._loaded()
+            description = self._loaded()
         except RunError as error:
-            if not any(text in str(error) for text in _SIGNED):
+            if not any(text in str(error) for text in _REFUSALS):
                 raise
             self._flags["precise"] = False
-            self._model, self._folder, self._number = _unsigned(model), beside, next(_numbers)
-            described = self._loaded()
-        self._inputs, self._outputs = described["inputs"], described["outputs"]
-        taken = {*self._inputs, *described["with_default"]}
-        self._values = {name: array for name, array in (values or {}).items() if name in taken}
+            self._model, self._folder, self._number = _unsigned(model), data_folder, next(_numbers)
+            description = self._loaded()
+        self._inputs, self._outputs = description["inputs"], description["outputs"]
+        names = {*self._inputs, *description["with_default"]}
+        self._values = {name: array for name, array in (values or {}).items() if name in names}
 
     def input_names(self) -> list[str]:
         """Return the inputs that have to be fed, in the model's order."""
         return [name for name in self._inputs if name not in self._values]
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Return every output by name; RunError if ONNX Runtime does not take the feeds or fails."""
-        with self._asked({"do": "run"}, feeds) as (child, _):
+        """Return every output by name; RunError if ONNX Runtime refuses the feeds or fails."""
+        with self._requested({"do": "run"}, feeds) as (child, _):
             return {name: child.receive_array(self._receive(child, "failed on", **ARRAY)) for name in self._outputs}
 
     def run_any(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Return every output by name, as `run` does; feeds that the model does not take are left out."""
-        known = set(self.input_names())
-        return self.run({name: array for name, array in feeds.items() if name in known})
+        """Return every output by name, like `run`; ignore feeds for which the model has no input."""
+        names = set(self.input_names())
+        return self.run({name: array for name, array in feeds.items() if name in names})
 
     def time(self, feeds: Mapping[str, Array], seconds: float) -> list[float]:
-        """Return the seconds of CPU time of each run of one thread, for as many runs as fit into `seconds`."""
-        with self._asked({"do": "time", "seconds": seconds}, feeds, times=[float]) as (_, answer):
-            return [float(each) for each in answer["times"]]
+        """Return the CPU times, in seconds, of the runs of one thread that fit into `seconds`."""
+        with self._requested({"do": "time", "seconds": seconds}, feeds, times=[float]) as (_, answer):
+            return [float(time) for time in answer["times"]]
 
     @contextmanager
-    def _asked(
+    def _requested(
         self, request: Mapping[str, Any], feeds: Mapping[str, Array], **fields: Any
     ) -> Iterator[tuple[Child, dict[str, Any]]]:
         """Send a request with arrays; yield the process and its first answer, which has `fields`."""
@@ -168,16 +169,16 @@ class OrtRunner:
             yield child, self._receive(child, "failed on", **fields)
 
     def close(self) -> None:
-        """Let the process forget the model."""
+        """Delete the session in the process."""
         self._worker.drop(self._number)
 
     def _numbered(self, model: Path | bytes) -> int:
-        """Return the number of a session: one for all runners of a file with the same options."""
+        """Return the number of a session; runners of the same file with the same options share one."""
         if isinstance(model, bytes) or not model.is_file():
             return next(_numbers)
         state = _state(model.absolute())
-        beside = (_state(model.absolute().parent / name) for name in _external_files(*state))
-        return _numbers_of.setdefault((*state, *beside, self._threads, *self._flags.values()), next(_numbers))
+        external = (_state(model.absolute().parent / name) for name in _external_files(*state))
+        return _numbers_of.setdefault((*state, *external, self._threads, *self._flags.values()), next(_numbers))
 
     def _loaded(self) -> dict[str, Any]:
         with self._worker.within(self._timeout, self._name) as child:
@@ -198,14 +199,14 @@ class OrtRunner:
 
 
 def _state(file: Path) -> tuple[str, int, int, int]:
-    """Return what differs if a file is another one, or has been written again."""
+    """Return a file's path, inode, time and size, which change if it is written again."""
     status = file.stat() if file.is_file() else None
     return os.fspath(file), *((status.st_ino, status.st_mtime_ns, status.st_size) if status else (0, 0, 0))
 
 
-@lru_cache(_SESSIONS_AT_ONCE)
+@lru_cache(_MAX_SESSIONS)
 def _message(model: str, _inode: int, _time: int, _size: int) -> bytes:
-    """Return a model's file without its large weights."""
+    """Return the bytes of a model without its large weights."""
     from onnx2ncnn_opt.onnx.read.embedded import without_weights
 
     return without_weights(Path(model))
@@ -213,21 +214,21 @@ def _message(model: str, _inode: int, _time: int, _size: int) -> bytes:
 
 @cache
 def _external_files(*model: Any) -> list[str]:
-    """Return the names of files that hold external data of a model, which has this state."""
+    """Return the names of files that hold external data of a model with this `_state`."""
     data = _message(*model)
-    starts = (found.end() for found in re.finditer(rb"\n\x08location\x12", data))  # key and value of a message
+    starts = (match.end() for match in re.finditer(rb"\n\x08location\x12", data))  # key and value of a message
     return sorted({data[i + 1 : i + 1 + data[i]].decode(errors="replace") for i in starts})
 
 
 def _plain(error: str) -> str:
-    """Return an error of ONNX Runtime without places in its sources: the node, and what is wrong."""
+    """Return the node and the reason of an ONNX Runtime error, without places in its sources."""
     node = re.search(r"running (\w+) node\. Name:'([^']*)'", error)
     reason = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : |.*Status Message: |.* was false\. ", "", error).strip()
     return f"{node[1]} '{node[2]}': {reason}" if node else reason
 
 
 def _unsigned(model: Path | bytes) -> bytes:
-    """Return the model with uint8 weights for int8 ones, and zero points that are 128 larger, for each node."""
+    """Return the model with uint8 weights instead of int8 ones, each node with its own, and zero points 128 larger."""
     import onnx
     from onnx.external_data_helper import load_external_data_for_tensor
 
@@ -237,7 +238,7 @@ def _unsigned(model: Path | bytes) -> bytes:
     for number, node in enumerate(proto.graph.node):
         weight, zero = _WEIGHTS.get(node.op_type, (0, 0))
         if not zero or not node.input[weight] or (len(node.input) > 2 and node.input[2] and node.input[2] in signed):
-            continue  # the other operand is int8 as well: such products do not saturate
+            continue  # products of two int8 operands do not saturate
         node.input.extend([""] * (zero + 1 - len(node.input)))
         if not {node.input[weight], node.input[zero]} <= signed.keys():
             continue
@@ -252,9 +253,9 @@ def _unsigned(model: Path | bytes) -> bytes:
 
 
 def _without_computed_int8(model: Path | bytes) -> bytes | None:
-    """Return the model with uint8 operands for int8 ones that are no weights; None if it has no such products.
+    """Return the model with uint8 instead of int8 operands that are computed; None if it has no such operands.
 
-    The option against saturation changes weights only.
+    The option against saturation changes only weights.
     """
     if not isinstance(model, bytes) and not model.is_file():
         return None
@@ -275,7 +276,7 @@ def _without_computed_int8(model: Path | bytes) -> bytes | None:
         if name and name not in weights and types.get(name) == onnx.TensorProto.INT8 != types.get(node.input[0]):
             node.input.extend([""] * (zero + 1 - len(node.input)))
             for index in (operand, zero):
-                node.input[index] = _raised(nodes, node.input[index], f"{node.output[0]}.unsigned.{index}")
+                node.input[index] = _add_128(nodes, node.input[index], f"{node.output[0]}.unsigned.{index}")
         nodes.append(node)
     if len(nodes) == len(proto.graph.node):
         return None
@@ -284,8 +285,8 @@ def _without_computed_int8(model: Path | bytes) -> bytes | None:
     return bytes(proto.SerializeToString())
 
 
-def _raised(nodes: list[onnx.NodeProto], name: str, result: str) -> str:
-    """Add the nodes of an int8 number (0 if it has no name) plus 128, in uint8; return its name."""
+def _add_128(nodes: list[onnx.NodeProto], name: str, result: str) -> str:
+    """Append nodes that compute an int8 value (0 without a name) plus 128 in uint8; return `result`, its name."""
     import onnx
 
     def add(kind: str, inputs: list[str], output: str, **attributes: Any) -> str:
@@ -301,7 +302,7 @@ def _raised(nodes: list[onnx.NodeProto], name: str, result: str) -> str:
 
 
 def read_model(model: Path | bytes, outputs: Collection[str] = ()) -> onnx.ModelProto:
-    """Return a model to change and run from its folder, cut to `outputs` if there are any; weights stay in its file."""
+    """Return a model whose weights stay in its file, to change it and run it from its folder; cut it to `outputs`."""
     import onnx
 
     from onnx2ncnn_opt.onnx.read.embedded import without_weights
@@ -316,9 +317,9 @@ def read_model(model: Path | bytes, outputs: Collection[str] = ()) -> onnx.Model
 def cut_model(
     proto: onnx.ModelProto, outputs: Collection[str], folder: Path | None, starts: Collection[str] = ()
 ) -> None:
-    """Give a model other outputs, and remove the nodes that these do not need; `folder` holds its external data.
+    """Give a model other outputs, and remove the nodes that they do not need; `folder` holds its external data.
 
-    `starts` are values that need not be computed, because the caller makes inputs or initializers of them.
+    `starts` are values that the caller makes inputs or initializers, so the nodes before them are not needed.
     """
     import onnx
     from onnx.external_data_helper import load_external_data_for_tensor
@@ -331,7 +332,7 @@ def cut_model(
             needed.update(name for name in reads(node) if name not in starts)
             node.output[:] = [f"{name}.before_start" if name in starts else name for name in node.output]
     if folder is not None:
-        # From memory ONNX Runtime reads external weights, but not the shapes and axes among them.
+        # For a model in memory, ONNX Runtime reads external weights, but not external shapes and axes.
         for tensor in proto.graph.initializer:
             if len(tensor.dims) <= 1 and tensor.data_location == onnx.TensorProto.EXTERNAL:
                 load_external_data_for_tensor(tensor, os.fspath(folder))
@@ -346,7 +347,7 @@ def cut_model(
 
 
 def reads(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield the names that a node reads, and those that the nodes of its subgraphs read, at any depth."""
+    """Yield the names that a node and the nodes of its subgraphs read, at any depth."""
     yield from node.input
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs):

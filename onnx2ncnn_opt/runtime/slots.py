@@ -1,4 +1,4 @@
-"""The conversion of the model's arrays to a net's Mats and back, for a user's run and a verification alike."""
+"""The conversion of the model's arrays to a net's Mats and back, for `Net` and for verification."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Slot:
     batch_axis: int | None  # the array's axis that is the Mat's batch
     integer: bool = False  # elements of an output are int32 instead of float32
     image: Image | None = None  # the net takes pixels instead of the model's input
-    length: tuple[str, str] | None = None  # the model's inputs of ids and of a past: the net takes their tokens' number
+    length: tuple[str, str] | None = None  # a row as long as the tokens of these two inputs, ids and a past
 
     @classmethod
     def of(cls, entry: Entry) -> Slot:
@@ -32,13 +32,13 @@ class Slot:
 
     @property
     def fetch(self) -> Fetch:
-        """The blob as it is read."""
+        """The blob to read, with its batch axis and type."""
         return Fetch(self.blob, self.batch_axis, self.integer)
 
     def restored(self, array: Array, shape: Sequence[int | None]) -> Array | None:
         """Return a fetched array in the model's shape (None for an unknown size); None if it does not fit.
 
-        A Mat cannot have the rank of a scalar, nor one above 4: there sizes of 1 do not count.
+        A Mat has rank 1 to 4. For a model's output of another rank, sizes of 1 do not count.
         """
         dims = len(shape) - (self.batch_axis is not None)
         if 1 <= dims <= 4:
@@ -51,19 +51,19 @@ class Slot:
 
 
 def alike(shape: Sequence[int], other: Sequence[int]) -> bool:
-    """Return whether shapes agree except for sizes of 1."""
+    """Return True if shapes are equal without sizes of 1."""
     return [size for size in shape if size != 1] == [size for size in other if size != 1]
 
 
 def check_fed(fed: Collection[str], blobs: Collection[str], names: Collection[str]) -> None:
-    """Raise VerificationError if a blob of the net would get no value, because ncnn crashes then."""
+    """Raise VerificationError if an input blob of the net gets no value, because ncnn would crash."""
     if unfed := set(blobs) - set(fed):
         unknown = ", ".join(sorted(unfed))
         raise VerificationError(f"the net's input {unknown} is none of the model's, which are {', '.join(names)}")
 
 
 def feeds_of(slots: Sequence[Slot], arrays: Mapping[str, Array]) -> dict[str, Feed]:
-    """Return the feeds of a net by blob, made of the model's arrays."""
+    """Return the feeds of a net by blob, from the model's arrays."""
     return {
         slot.blob: Feed(_tokens(*slot.length, arrays) if slot.length else arrays[slot.name], slot.batch_axis)
         for slot in slots
@@ -71,15 +71,15 @@ def feeds_of(slots: Sequence[Slot], arrays: Mapping[str, Array]) -> dict[str, Fe
 
 
 def _tokens(ids: str, past: str, arrays: Mapping[str, Array]) -> Array:
-    """Return a row for all tokens of these inputs."""
+    """Return a row of ones, as long as the new and the past tokens together."""
     return np.ones((1, arrays[ids].shape[-1] + arrays[past].shape[-2]), np.int32)
 
 
 class StepFeeds(Mapping[str, Array]):
-    """The model's arrays of a decoder's step: its `own`, and the first `past` rows of the `pasts`.
+    """The model's arrays of a decoder's step: its `own` arrays, and the first `past` rows of `pasts`.
 
-    `pasts` are the newest caches of all steps, each with its axis of tokens, by the inputs' names; `caches` are their
-    blobs in the net, as for `Step`.
+    `pasts` has, by input name, the caches after the last step and their axis of tokens; all steps share it. `caches`
+    are their blobs in the net, as for `Step`.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class StepFeeds(Mapping[str, Array]):
         return len(self.own) + len(self.pasts)
 
     def step(self, slots: Sequence[Slot]) -> Step:
-        """Return the feeds of the net, the same ones each time."""
+        """Return the feeds of the net, each time the same object: a runner compares steps by identity."""
         if self._step is None:
             before = None if self.before is None else self.before.step(slots)
             own = [slot for slot in slots if slot.name in self.own or slot.length]
@@ -115,24 +115,24 @@ class StepFeeds(Mapping[str, Array]):
 
 
 def model_feeds(slots: Sequence[Slot], arrays: Mapping[str, Array]) -> dict[str, Feed]:
-    """Return `feeds_of` the model's own inputs: the net gets the pixels that lead to them."""
+    """Return the feeds of a net for the model's arrays; an input that takes pixels gets the pixels for its array."""
     if isinstance(arrays, StepFeeds):
         return arrays.step(slots)
     pixels = {slot.name: slot.image.pixels(arrays[slot.name]) for slot in slots if slot.image}
     return feeds_of(slots, {**arrays, **pixels})
 
 
-# The types of arrays that are seldom meant for a float input.
-_OTHERS = frozenset({"bool", "float64", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))})
+# A float input refuses arrays of these types, because they are usually a mistake.
+_REFUSED = frozenset({"bool", "float64", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))})
 
 
 def check_arrays(
     arrays: Mapping[str, Any], entries: Sequence[Entry], values: Mapping[str, Array] | None = None, *, cast: bool = True
 ) -> dict[str, Array]:
-    """Return the arrays in the order and element types of the model's inputs; UsageError if they do not fit these.
+    """Return the arrays in the order and element types of the model's inputs; UsageError if they do not fit.
 
-    `values` are inputs that are bound to a value. They may be among the arrays, with that value. Without `cast` a float
-    input takes no integers and no float64, unless they are Python's numbers.
+    `values` are inputs that are bound to a value; the arrays may have them, with equal values. Without `cast`, a float
+    input takes no arrays of integers or float64, but it takes Python's numbers.
     """
     values = values or {}
     for name, value in values.items():
@@ -164,7 +164,7 @@ def check_arrays(
             not cast
             and is_float
             and hasattr(arrays[entry.name], "dtype")
-            and array.dtype.name in _OTHERS - {dtype.name}
+            and array.dtype.name in _REFUSED - {dtype.name}
         ):
             pixels = "; pixels of 0..255 need the model's own arithmetic, see convert --image" * (
                 array.dtype == np.uint8
@@ -175,16 +175,16 @@ def check_arrays(
             raise UsageError(f"{entry.name} has {array.min()} to {array.max()}, but is an index into {where}")
         checked[entry.name] = array.astype(dtype, copy=False)
     for text, size in sizes.items():  # P+S has to be this sum
-        meant = parsed_size(text, {name: value for name, value in sizes.items() if name != text})
-        if isinstance(meant, int) and meant != size:
-            raise UsageError(f"{text} has to be {meant} beside the other sizes, but an array has {size}")
+        total = parsed_size(text, {name: value for name, value in sizes.items() if name != text})
+        if isinstance(total, int) and total != size:
+            raise UsageError(f"{text} has to be {total} beside the other sizes, but an array has {size}")
     return checked
 
 
 def np_dtype(entry: Entry) -> np.dtype[Any]:
-    """Return numpy's type of an entry; raises UsageError for a type that has no numbers."""
+    """Return numpy's type of an entry; UsageError for a type other than numbers and bools."""
     if entry.dtype == "bfloat16":
-        import ml_dtypes  # noqa: F401  makes it known to numpy
+        import ml_dtypes  # noqa: F401  registers the type with numpy
     try:
         dtype = np.dtype(entry.dtype)
     except TypeError:

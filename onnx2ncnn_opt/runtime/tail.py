@@ -1,4 +1,4 @@
-"""The tail of a net: the model's nodes after the net, run in NumPy."""
+"""Running the tail of a net, the model's nodes after the net, in NumPy."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from onnx2ncnn_opt.runtime.slots import sizes_of
 
 
 class TailRunner:
-    """The tail that a manifest describes, read from the content of its file; UsageError if the two do not fit."""
+    """The tail that a manifest describes, from the bytes of its file; UsageError if they do not belong together."""
 
     def __init__(self, manifest: Manifest, tail: TailFile, data: bytes, where: str = "the tail") -> None:
         if hashlib.sha256(data).hexdigest() != tail.sha256:
             raise UsageError(f"{where} is not the tail of this net; convert the model again")
         self.tail, self.data, self.program, self._manifest = tail, data, Program.read(data), manifest
         arrays = (entry.name for entry in tail.arrays)
-        known = {*tail.inputs, *arrays, *map(size_input, tail.sizes)}
-        if unknown := [port.name for port in self.program.inputs if port.name not in known]:
+        names = {*tail.inputs, *arrays, *map(size_input, tail.sizes)}
+        if unknown := [port.name for port in self.program.inputs if port.name not in names]:
             raise UsageError(f"{where} reads '{unknown[0]}', which the manifest does not have; convert the model again")
 
     def run(self, arrays: Mapping[str, Array], values: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the model's outputs, of its inputs `arrays` and of the net's outputs `values`, by ONNX names.
+        """Return the model's outputs for its inputs `arrays` and the net's outputs `values`, all by ONNX names.
 
-        Raises RunError if a node cannot be computed, and UsageError if a dynamic size is not known.
+        Raises RunError if a node cannot be computed, and UsageError if a dynamic size is unknown.
         """
-        found = {**arrays, **values, **self.program.run(self.feeds(arrays, values))}
-        return {entry.name: found[entry.name] for entry in self.tail.outputs}
+        results = {**arrays, **values, **self.program.run(self.feeds(arrays, values))}
+        return {entry.name: results[entry.name] for entry in self.tail.outputs}
 
     def feeds(self, arrays: Mapping[str, Array], values: Mapping[str, Array]) -> dict[str, Array]:
         """Return the inputs of the tail."""
@@ -50,9 +50,9 @@ class TailRunner:
 
 
 def tail_of(param: Path, manifest: Manifest | None, data: bytes | None = None) -> TailRunner | None:
-    """Return the tail of a net, of its `data` or of the file next to the net; None if it has none.
+    """Return the tail of a net, from `data` or from the file next to the net; None if the net has none.
 
-    Raises UsageError if the file is missing or that of another net.
+    Raises UsageError if the file is missing or belongs to another net.
     """
     if manifest is None or manifest.tail is None:
         return None

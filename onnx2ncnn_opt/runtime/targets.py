@@ -12,8 +12,8 @@ from onnx2ncnn_opt.errors import UsageError, check_options
 from onnx2ncnn_opt.runtime import base
 from onnx2ncnn_opt.system import split_command
 
-# The storage and arithmetic of numbers. Each mode sets every option that decides it, for any defaults of a
-# release: fp16 is ncnn's default on a device that can.
+# The number formats of storage and arithmetic. Each mode sets every option, because defaults differ between releases,
+# and ncnn's default is fp16 on devices that have it.
 MODES: Mapping[str, Mapping[str, bool]] = {
     mode: {
         **dict.fromkeys(("use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic"), mode == "fp16"),
@@ -23,55 +23,55 @@ MODES: Mapping[str, Mapping[str, bool]] = {
 }
 
 QEMU_VARIABLE = "ONNX2NCNN_OPT_QEMU_AARCH64"
-_NAMES = "vulkan, qemu-aarch64, qemu-x86_64[:CPU], ssh:user@host, or a command that starts Python"
+_FORMS = "vulkan, qemu-aarch64, qemu-x86_64[:CPU], ssh:user@host, or a command that starts Python"
 _MACHINES = {"x86_64": "x86-64", "AMD64": "x86-64", "arm64": "aarch64"}
 
 
 @dataclass(frozen=True)
 class Target:
-    """A Python with numpy and ncnn, which a command starts."""
+    """A Python with numpy and ncnn, and the command that starts it."""
 
     command: tuple[str, ...]
     note: str = ""  # follows the machine in reports
     vulkan: bool = False
-    shares_files: bool = True  # it sees the files of this machine, else they are sent
-    is_remote: bool = False  # the command may lose it
-    patience: float = 1.0  # a factor of time limits
+    shares_files: bool = True  # it can read the files of this machine; otherwise they are sent
+    is_remote: bool = False  # the command only connects to it, and may lose the connection
+    patience: float = 1.0  # a factor for time limits
 
     @property
     def is_local(self) -> bool:
-        """True if it is the Python that runs this."""
-        return self.command == _HERE
+        """True if it is the Python of this process."""
+        return self.command == _THIS_PYTHON
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """The default modes of a verification: fp32, and the device's own default."""
+        """The default modes of verification: fp32, and on a device fp16, ncnn's default there."""
         return ("fp32",) if self == LOCAL else ("fp32", "fp16")
 
     def require(self) -> None:
-        """Raise UsageError if ncnn surely cannot run there; this starts nothing."""
+        """Raise UsageError if ncnn is missing on this machine; other targets are not checked."""
         if self.is_local:
             base.require("ncnn")
 
     def described(self, greeting: Mapping[str, str], modes: Sequence[str]) -> str:
-        """Describe for people what was checked, from the worker's words about itself."""
+        """Describe the machine of a worker's greeting and the modes for users."""
         machine = "Vulkan" if self.vulkan else _MACHINES.get(greeting["machine"], greeting["machine"])
         note = greeting.get("gpu", self.note)
         return f"{machine} {', '.join(modes)}{f' ({note})' if note else ''}"
 
 
-_HERE = (sys.executable,)
-LOCAL = Target(_HERE)
+_THIS_PYTHON = (sys.executable,)
+LOCAL = Target(_THIS_PYTHON)
 
 
 def find_target(on: str | None) -> Target:
-    """Return the target of ``--on``, this machine's CPU for None; raises UsageError if there is none of that name."""
+    """Return the target of ``--on``, this machine's CPU for None; UsageError for an unknown form."""
     if on is None:
         return LOCAL
     if not isinstance(on, str):
-        raise UsageError(f"on has to be {_NAMES}, not {on!r:.80}")
+        raise UsageError(f"on has to be {_FORMS}, not {on!r:.80}")
     if on == "vulkan":
-        return Target(_HERE, vulkan=True)
+        return Target(_THIS_PYTHON, vulkan=True)
     if on == "qemu-aarch64":
         return Target((_qemu_python(),), note="qemu", is_remote=True, patience=10.0)
     if on.partition(":")[0] == "qemu-x86_64":
@@ -81,7 +81,7 @@ def find_target(on: str | None) -> Target:
         host = on.removeprefix("ssh:")
         if not host or host.startswith("-") or any(character.isspace() for character in host):
             raise UsageError(f"--on ssh: takes user@host, not '{host}'")
-        # Nobody is there to type a password; a lost connection is noticed within a minute.
+        # Nobody can type a password. ssh notices a lost connection within a minute.
         alive = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=20")
         return Target(("ssh", "-T", *alive, "--", host, "python3"), note=host, shares_files=False, is_remote=True)
     try:
@@ -89,12 +89,12 @@ def find_target(on: str | None) -> Target:
     except ValueError as error:
         raise UsageError(f"--on '{on}' is not a command: {error}") from error
     if not command:
-        raise UsageError(f"--on takes {_NAMES}")
+        raise UsageError(f"--on takes {_FORMS}")
     return Target(command, note=on, shares_files=False, is_remote=True)
 
 
 def check_modes(modes: Sequence[str]) -> tuple[str, ...]:
-    """Return the modes, each once; raises UsageError for one that does not exist."""
+    """Return the modes without duplicates; UsageError for an unknown mode."""
     check_options(modes=modes)
     for mode in modes:
         if not isinstance(mode, str) or mode not in MODES:
@@ -103,25 +103,25 @@ def check_modes(modes: Sequence[str]) -> tuple[str, ...]:
 
 
 def qemu_folder() -> Path:
-    """Return the folder of the emulated Python."""
+    """Return the default folder of the emulated Python."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(cache) / "onnx2ncnn-opt" / "qemu-aarch64"
 
 
 def _qemu_x86_64(cpu: str) -> tuple[str, ...]:
-    """Return the command that runs this Python on another x86 CPU, because ncnn takes other code for each."""
+    """Return the command that runs this Python on another x86 CPU: ncnn has different code for each."""
     if _MACHINES.get(platform.machine(), platform.machine()) != "x86-64":
         raise UsageError(f"--on qemu-x86_64 runs this Python, which is for {platform.machine()}; take ssh:user@host")
     emulator = shutil.which("qemu-x86_64-static") or shutil.which("qemu-x86_64")
     if emulator is None:
         raise UsageError("there is no qemu-x86_64-static; on Debian and Ubuntu: apt-get install qemu-user-static")
-    # OpenBLAS would take kernels that the variable names for this CPU, and that the other one may not have.
+    # The variable may name OpenBLAS kernels for this machine's CPU that the emulated CPU cannot run.
     return (emulator, "-U", "OPENBLAS_CORETYPE", "-cpu", cpu, sys.executable)
 
 
 def _qemu_python() -> str:
-    given = os.environ.get(QEMU_VARIABLE)
-    python = Path(given) if given else qemu_folder() / "python"
+    path = os.environ.get(QEMU_VARIABLE)
+    python = Path(path) if path else qemu_folder() / "python"
     if not os.access(python, os.X_OK) or python.is_dir():
         raise UsageError(
             f"there is no aarch64 Python at {python}; `python -m onnx2ncnn_opt.runtime.qemu_aarch64` prepares one on "
