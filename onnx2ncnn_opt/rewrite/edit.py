@@ -1,4 +1,4 @@
-"""The single entry for all changes of a graph by both kinds of passes, with the checks that hold for every edit."""
+"""The only function that changes a graph for passes, of both kinds, and the checks of every edit."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -23,20 +23,20 @@ class Names:
         self._blobs = NamePool(blob.name for layer in graph for blob in layer.outputs)
 
     def release(self, layer: Layer, blobs: Iterable[Blob]) -> None:
-        """Forget the names of a layer that was removed, and of blobs that went with it."""
+        """Forget the names of a removed layer and of its removed blobs."""
         self._layers.release(layer.name)
         self._blobs.release(*(blob.name for blob in blobs))
 
-    def move(self, old: Blob, new: Blob, *, is_made: bool, stays: bool) -> None:
-        """Give `new` the name of `old`; its former name is free, or goes to `old` if that one stays."""
+    def move(self, old: Blob, new: Blob, *, is_new: bool, stays: bool) -> None:
+        """Give `new` the name of `old`; if `old` stays in the graph, it gets the former name of `new`."""
         wanted, new.name = new.name, old.name
-        if not is_made:
+        if not is_new:
             self._blobs.release(wanted)
         if stays:
             old.name = self._blobs.take(wanted)
 
     def give(self, layer: Layer, kept: Collection[Blob]) -> None:
-        """Make the names of a new layer and of its blobs unique; those of `kept` blobs stay."""
+        """Make the names of a new layer and of its blobs unique; `kept` blobs keep theirs."""
         layer.name = self._layers.take(layer.name)
         for blob in layer.outputs:
             if blob not in kept:
@@ -46,10 +46,10 @@ class Names:
 def require_private(
     layers: Sequence[Layer], replaced: Collection[Blob], needed: Iterable[Blob] = (), sources: Sequence[Layer] = ()
 ) -> None:
-    """Refuse layers whose blobs are needed elsewhere, or whose parameters have no known meaning.
+    """Refuse layers with unknown parameters, or with blobs that other layers read.
 
-    `replaced` are the blobs that another one replaces, `needed` those that the result reads; `sources` are layers that
-    stay, but that the result is made of as well.
+    Another blob replaces each of the blobs in `replaced`. The new layers read the blobs in `needed`. The result also
+    depends on the layers in `sources`, which stay.
     """
     inside = set(layers)
     inner = [blob for layer in layers for blob in layer.outputs if blob not in replaced]
@@ -57,11 +57,11 @@ def require_private(
         require(not blob.is_output, f"'{blob.name}' is an output of the net")
         for user in blob.users:
             require(user in inside, f"'{blob.name}' is also used by {user.type} '{user.name}'")
-    lost = set(inner)
+    removed = set(inner)
     for blob in needed:
         # The blob is both inside and an operand: the result would need a removed layer.
-        require(blob not in lost, f"'{blob.name}' is needed for itself, too")
-    # A mask holds for the whole fused layer, but its inputs have 32 bits only where each layer's had.
+        require(blob not in removed, f"'{blob.name}' is needed for itself, too")
+    # The fused layer gets all masks, but its inputs have 32 bits only if the inputs of each masked layer had.
     storage = {layer["featmask"] & _STORAGE for layer in layers}
     require(len(storage) <= 1, "not all layers have 16 bit storage: their feature masks differ")
     for layer in (*layers, *sources):
@@ -72,30 +72,30 @@ def require_private(
 def carry_out(
     graph: Graph, edit: Replacement, names: Names, allow: Callable[[Layer], None] = lambda layer: None
 ) -> tuple[Layer, ...]:
-    """Edit the graph; returns the layers that are new or read another blob now.
+    """Edit the graph; return the new layers and the layers that now read another blob.
 
     Raises Refused, with the graph as it was, if the edit would lose a blob, a name or a parameter, or if `allow`
     refuses a new layer.
     """
     replaced = {*edit.reads, *(blob for layer in edit.takes for blob in layer.outputs)}
-    made = set(edit.made)
+    new_layers = set(edit.made)
     needed = [*(blob for layer in edit.made for blob in layer.inputs), *edit.reads.values()]
     if edit.may_stay:
         replaced.update(blob for layer in edit.layers for blob in layer.outputs)
     require_private(edit.layers, replaced, needed, edit.sources)
-    public = _public_names(edit, made)
+    public = _public_names(edit, new_layers)
     for layer in edit.made:
         allow(layer)
     _inherit(edit)
     _keep_storage(edit)
-    readers = [user for blob in edit.reads for user in blob.users if user not in made]
+    readers = [user for blob in edit.reads for user in blob.users if user not in new_layers]
     for layer, before in edit.added:
         graph.add(layer, before=before)
         assign_shapes(layer)
     for old, new in edit.takes.items():
         graph.replace(old, new)
-    # Each once: a Concat may read thousands of blobs that are replaced.
-    for user in dict.fromkeys(user for blob in edit.reads for user in blob.users if user not in made):
+    # Each user once: a Concat may read thousands of replaced blobs.
+    for user in dict.fromkeys(user for blob in edit.reads for user in blob.users if user not in new_layers):
         graph.set_inputs(user, [edit.reads.get(blob, blob) for blob in user.inputs])
     for blob, other in edit.reads.items():
         other.shape = blob.shape if other.shape is None else other.shape
@@ -103,31 +103,31 @@ def carry_out(
         graph.outputs = [public.get(blob, blob) for blob in graph.outputs]
     remove_all(graph, edit.removed, may_stay=edit.may_stay)
     _name(graph, edit, public, names)
-    moved = (user for user in readers if user.graph is graph)
-    return tuple(dict.fromkeys((*edit.made, *moved)))
+    redirected = (user for user in readers if user.graph is graph)
+    return tuple(dict.fromkeys((*edit.made, *redirected)))
 
 
 def _name(graph: Graph, edit: Replacement, public: Mapping[Blob, Blob], names: Names) -> None:
-    """Give every new layer and blob a name; the names that the net's caller knows stay."""
-    made = set(edit.made)
+    """Give every new layer and blob a name; the names of inputs and outputs stay."""
+    new_layers = set(edit.made)
     for layer in edit.layers:
         if layer.graph is not graph:
             names.release(layer, () if layer in edit.takes else (b for b in layer.outputs if b not in public))
     for old, new in public.items():
         stays = old.producer is not None and old.producer.graph is graph
-        names.move(old, new, is_made=new.producer in made, stays=stays)
+        names.move(old, new, is_new=new.producer in new_layers, stays=stays)
     kept = {*public.values(), *(blob for layer in edit.takes for blob in layer.outputs)}
     for layer in edit.made:
         names.give(layer, kept)
 
 
-def _public_names(edit: Replacement, made: Collection[Layer]) -> dict[Blob, Blob]:
-    """Return the replaced outputs of the net, with their new blobs; refuse a new blob that has a public name itself."""
+def _public_names(edit: Replacement, new_layers: Collection[Layer]) -> dict[Blob, Blob]:
+    """Return the replaced outputs of the net with their new blobs; refuse a new blob that has a public name already."""
     public: dict[Blob, Blob] = {}
     for old, new in edit.reads.items():
         if not old.is_output:
             continue
-        if new.producer is not None and new.producer not in made:
+        if new.producer is not None and new.producer not in new_layers:
             require(not new.is_input, f"both '{new.name}' and '{old.name}' are public names: an input and an output")
             require(not new.is_output, f"both '{new.name}' and '{old.name}' are outputs of the net")
         require(new not in public.values(), f"'{old.name}' is one of several outputs with the same value")
@@ -136,12 +136,13 @@ def _public_names(edit: Replacement, made: Collection[Layer]) -> dict[Blob, Blob
 
 
 def _inherit(edit: Replacement) -> None:
-    """Hand on origins, feature masks and shape hints: an opt-out of fp16 must survive a fusion.
+    """Copy origins, feature masks and shape hints to the new layers: an opt-out of fp16 must survive a fusion.
 
-    One layer that replaces several gets the union of theirs. If several are replaced one by one, each keeps its own.
+    One layer that replaces several gets the union of theirs. If several layers are replaced one by one, each successor
+    gets those of its own.
     """
-    alone = len(edit.takes) <= 1
-    sources = edit.layers if alone else edit.removed
+    is_single = len(edit.takes) <= 1
+    sources = edit.layers if is_single else edit.removed
     origin = tuple(layer.traced for layer in (*sources, *edit.sources) if layer.traced)
     mask = 0
     for layer in sources:
@@ -151,7 +152,7 @@ def _inherit(edit: Replacement) -> None:
         _set(new, "featmask", mask | new["featmask"])
         new.params.pop("shape_hints", None)
     for old, new in edit.takes.items():
-        new.traced = origin if alone else old.traced
+        new.traced = origin if is_single else old.traced
         _set(new, "featmask", mask | old["featmask"])
         _set(new, "shape_hints", old["shape_hints"])
     for heir in edit.heirs:
@@ -159,7 +160,7 @@ def _inherit(edit: Replacement) -> None:
 
 
 def _keep_storage(edit: Replacement) -> None:
-    """Give a new weight the encoding of an old one with the same numbers; for others, note if all old ones are short.
+    """Give a new weight the encoding of an old one with equal numbers; else note if all old ones are FP16, or BF16.
 
     Only weights that ncnn reads after a tag have encodings.
     """
@@ -170,9 +171,9 @@ def _keep_storage(edit: Replacement) -> None:
         for name, new in _tagged(layer):
             if new in old or new.encoding is not Encoding.FP32:
                 continue
-            alike = (w for w in old if w.encoding is not Encoding.FP32 and w.data.size == new.data.size)
-            same = next((w for w in alike if np.array_equal(w.array, new.data)), None)
-            layer.weights[name] = same or replace(new, short=short)
+            candidates = (w for w in old if w.encoding is not Encoding.FP32 and w.data.size == new.data.size)
+            equal = next((w for w in candidates if np.array_equal(w.array, new.data)), None)
+            layer.weights[name] = equal or replace(new, short=short)
 
 
 def _tagged(layer: Layer) -> list[tuple[str, Weight]]:
@@ -188,15 +189,15 @@ def _set(layer: Layer, name: str, value: object) -> None:
 
 
 def remove_all(graph: Graph, layers: Iterable[Layer], *, may_stay: bool = False) -> None:
-    """Remove layers that only need each other, in any order.
+    """Remove layers, in any order, that only these layers use.
 
-    Raises GraphError if another layer needs one; with `may_stay` that one stays.
+    Another user raises GraphError; with `may_stay` the used layer stays.
     """
-    left = list(layers)
-    while left:
-        free = [layer for layer in left if not any(blob.uses for blob in layer.outputs)]
-        if not free and may_stay:
+    remaining = list(layers)
+    while remaining:
+        unused = [layer for layer in remaining if not any(blob.uses for blob in layer.outputs)]
+        if not unused and may_stay:
             return
-        for layer in free or left[:1]:
+        for layer in unused or remaining[:1]:
             graph.remove(layer)
-        left = [layer for layer in left if layer.graph is graph]
+        remaining = [layer for layer in remaining if layer.graph is graph]

@@ -1,4 +1,4 @@
-"""The events of a run of the pipeline: plain records for reports, free of graph objects."""
+"""The events of a run of the pipeline: plain records for reports, without graph objects."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -8,7 +8,7 @@ from onnx2ncnn_opt.ir.graph import Layer
 
 @dataclass(frozen=True)
 class LayerRef:
-    """A layer as it was called when something happened to it."""
+    """The type and name of a layer at the time of an event."""
 
     type: str
     name: str
@@ -19,7 +19,7 @@ class LayerRef:
 
 @dataclass(frozen=True)
 class Applied:
-    """A rewrite that happened: the layers that went, and those that replace them."""
+    """A rewrite: the removed layers, and the layers that replace them."""
 
     pass_name: str
     before: tuple[LayerRef, ...]
@@ -32,7 +32,7 @@ class Applied:
 
 @dataclass(frozen=True)
 class NearMiss:
-    """A pattern that was found but could not be rewritten, and why."""
+    """A matched pattern that could not be rewritten, and why."""
 
     pass_name: str
     layers: tuple[LayerRef, ...]
@@ -44,7 +44,7 @@ class NearMiss:
 
 @dataclass(frozen=True)
 class Failed:
-    """A pass that raised an error, or made an invalid layer, and was left out."""
+    """A pass that raised an error or made an invalid layer, so the pipeline skipped it."""
 
     pass_name: str
     reason: str
@@ -57,23 +57,23 @@ Event: TypeAlias = Applied | NearMiss | Failed
 
 
 class Rewritten:
-    """A result of the pipeline, which knows its events."""
+    """A result with the events of the pipeline."""
 
     events: tuple[Event, ...]
 
     @property
     def applied(self) -> tuple[Applied, ...]:
-        """The rewrites that happened, in order."""
+        """The rewrites, in order."""
         return tuple(event for event in self.events if isinstance(event, Applied))
 
     @property
     def near_misses(self) -> tuple[NearMiss, ...]:
-        """Patterns that were found but could not be rewritten, with the reasons."""
+        """The matched patterns that could not be rewritten, with the reasons."""
         return tuple(event for event in self.events if isinstance(event, NearMiss))
 
     @property
     def failed(self) -> tuple[Failed, ...]:
-        """The passes that were left out, with the errors."""
+        """The skipped passes, with the errors."""
         return tuple(event for event in self.events if isinstance(event, Failed))
 
 

@@ -1,7 +1,7 @@
 """Integers that fp16 changes: the bits of integer inputs, indices, and whole numbers above 2048.
 
-ncnn takes the bits of an integer for a float, and casts this float if a layer computes in fp16. Integers may also be
-held as floats. fp16 holds whole numbers exactly up to 2048, and positions in an image up to a width of 1024.
+ncnn reads the bits of an integer as a float, and casts this float if a layer computes in fp16. Floats may also hold
+integers. fp16 holds whole numbers exactly up to 2048, and positions in an image up to a width of 1024.
 """
 
 from collections.abc import Collection, Iterator
@@ -12,10 +12,10 @@ from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.spec import Trait
 
-# Layers that compute element by element, or from sizes.
+# Layers that compute integers from integers or sizes.
 _CALCULATES = frozenset({"BinaryOp", "Clip", "CumulativeSum", "Eltwise", "Interp", "Reduction", "Scale", "UnaryOp"})
 _LARGEST_WHOLE = 2048
-_LARGEST_SIDE = 1024  # pixels: up to here, fp16 distinguishes the centres of neighbours
+_LARGEST_SIDE = 1024  # pixels: up to this side, fp16 distinguishes the centres of neighbours
 
 
 def moved(layer: Layer) -> tuple[Blob, ...]:
@@ -27,8 +27,8 @@ def moved(layer: Layer) -> tuple[Blob, ...]:
 
 def index_blobs(graph: Graph) -> set[Blob]:
     """Return the blobs whose bits are integers: Embed reads them as indices, or Dequantize converts them."""
-    read = [layer.inputs[0] for layer in graph if layer.type == "Embed" or _reads_integers(layer)]
-    return set(reached(read, lambda blob: moved(blob.producer) if blob.producer is not None else ()))
+    sinks = [layer.inputs[0] for layer in graph if layer.type == "Embed" or _reads_integers(layer)]
+    return set(reached(sinks, lambda blob: moved(blob.producer) if blob.producer is not None else ()))
 
 
 def _reads_integers(layer: Layer) -> bool:
@@ -76,14 +76,14 @@ def _longest(image: Blob) -> int | None:
 
 def _collect(blob: Blob, reason: str, ranges: Ranges, reasons: dict[Layer, str]) -> None:
     """Add the layers that compute a blob; stop at layers whose results fp16 holds exactly."""
-    left = [blob]
-    while left:
-        layer = left.pop().producer
+    pending = [blob]
+    while pending:
+        layer = pending.pop().producer
         if layer is None or layer in reasons or not (layer.has(Trait.MOVES) or layer.type in _CALCULATES):
             continue
         if not all(_is_held(ranges, output) for output in layer.outputs):
             reasons[layer] = reason
-            left += layer.inputs
+            pending += layer.inputs
 
 
 def _is_held(ranges: Ranges, blob: Blob) -> bool:

@@ -1,4 +1,4 @@
-"""The history of each layer of a net in the pipeline: which layers went into which, by which passes."""
+"""The history of each layer in the pipeline: the layers that it came from, and the passes."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ Row = tuple[int | None, int | None]
 
 @dataclass(frozen=True)
 class Group:
-    """Layers that rewrites have tied together: numbers of layers before and after, and the passes, in order."""
+    """Layers that rewrites connect: indices of the layers before and after, and the passes, in order."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -19,10 +19,10 @@ class Group:
 
 
 def groups(before: Sequence[str], after: Sequence[str], applied: Iterable[Applied]) -> tuple[Group, ...]:
-    """Return the groups that rewrites have made of layers with these names, in the order of the layers before.
+    """Group the layers with these names by the rewrites that connect them, in the order of the layers before.
 
-    Two rewrites belong to one group if the second takes a layer that the first has made. A layer that no rewrite has
-    made or taken is in no group.
+    Two rewrites belong to one group if the second one consumes a layer of the first one's result. A layer that no
+    rewrite created or removed is in no group.
     """
     events = list(applied)
     parent = list(range(len(events)))
@@ -33,36 +33,36 @@ def groups(before: Sequence[str], after: Sequence[str], applied: Iterable[Applie
             event = parent[event]
         return event
 
-    # By the name that a layer has at the moment: its number if it is of the net before, or the event that made it.
+    # By a layer's present name: its index in the net before, or the event that created it.
     originals = {name: number for number, name in enumerate(before)}
-    maker: dict[str, int] = {}
-    taken: dict[int, int] = {}
+    creator: dict[str, int] = {}
+    removed: dict[int, int] = {}
     for number, event in enumerate(events):
         for ref in event.before:
-            if ref.name in maker:
-                parent[root(maker.pop(ref.name))] = root(number)
+            if ref.name in creator:
+                parent[root(creator.pop(ref.name))] = root(number)
             elif ref.name in originals:
-                taken[originals.pop(ref.name)] = number
+                removed[originals.pop(ref.name)] = number
         for ref in event.after:
-            maker[ref.name] = number
+            creator[ref.name] = number
     members: dict[int, tuple[list[int], list[int], list[str]]] = {}
     for number, event in enumerate(events):
         members.setdefault(root(number), ([], [], []))[2].append(event.pass_name)
-    for layer, number in sorted(taken.items()):
+    for layer, number in sorted(removed.items()):
         members[root(number)][0].append(layer)
     for layer, name in enumerate(after):
-        if name in maker:
-            members[root(maker[name])][1].append(layer)
+        if name in creator:
+            members[root(creator[name])][1].append(layer)
     all_groups = [Group(tuple(old), tuple(new), tuple(dict.fromkeys(names))) for old, new, names in members.values()]
     return tuple(sorted(all_groups, key=lambda group: (group.before or (len(before),), group.after)))
 
 
 def side_by_side(before: int, after: int, partners: Mapping[int, int]) -> tuple[Row, ...]:
-    """Return rows that show two lists side by side: every number of both once, in order, and partners in one row.
+    """Return rows that show two lists side by side: every index of both once, in order, and partners in one row.
 
-    `partners` are the numbers before, by those after. If they cross, as many stay in one row as can.
+    `partners` maps indices after to indices before. If partners cross, the largest number of them shares rows.
     """
-    # The longest rising sequence of partners: for each length, the least number that one of this length ends with.
+    # The longest increasing sequence of partners: for each length, the smallest end of a sequence of this length.
     ends: list[int] = []
     end_of: list[int] = []
     previous: dict[int, int | None] = {}

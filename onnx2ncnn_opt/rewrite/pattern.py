@@ -2,7 +2,7 @@
 
 ``op("BatchNorm", "bn")(op("Convolution", "conv", activation_type=0))`` is a BatchNorm that reads a Convolution without
 activation. An input of an operator is another operator, a constant (`const`), or a name, which captures any blob. A
-name that occurs twice stands for the same thing. Operators that commute match in either order of their inputs.
+name that occurs twice must capture the same object. Commutative operators match in either order of their inputs.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ MOST_KINDS = 8  # of inputs: a Concat may read thousands of blobs
 
 
 def kinds_of(layer: Layer) -> tuple[Kind, ...]:
-    """Return the kind of a layer, and those of the layers that make its first inputs."""
-    made = (blob.producer for blob in layer.inputs[:MOST_KINDS])
-    return tuple(("", 0) if each is None else (each.type, each.params.get("op_type", 0)) for each in (layer, *made))
+    """Return the kinds of a layer and of the producers of its first inputs."""
+    producers = (blob.producer for blob in layer.inputs[:MOST_KINDS])
+    return tuple(("", 0) if x is None else (x.type, x.params.get("op_type", 0)) for x in (layer, *producers))
 
 
 class Op(NamedTuple):
-    """A layer of one of `types` whose parameters, defaults filled in, have the wanted values.
+    """A layer of one of `types` whose parameters, defaults included, have the values of `params`.
 
-    A wanted value that is a frozenset means any of its members. `where` is a further condition on the layer alone.
-    Called with patterns, one for each input, it gives the same operator with its inputs described.
+    A frozenset matches each of its members. `where` is another condition on the layer alone. A call with patterns, one
+    for each input, returns the operator with these inputs.
     """
 
     types: frozenset[str]
@@ -44,7 +44,7 @@ class Op(NamedTuple):
     is_kept: bool = False
 
     def __call__(self, *inputs: Pattern) -> Op:
-        """Return the operator with its inputs described."""
+        """Return the operator with patterns for its inputs."""
         return self._replace(inputs=inputs)
 
     @property
@@ -55,13 +55,13 @@ class Op(NamedTuple):
     @property
     def captures(self) -> frozenset[str]:
         """Every name that a match binds."""
-        found = {self.capture} if self.capture else set()
+        names = {self.capture} if self.capture else set()
         for pattern in self.inputs or ():
-            found |= {pattern} if isinstance(pattern, str) else pattern.captures
-        return frozenset(found)
+            names |= {pattern} if isinstance(pattern, str) else pattern.captures
+        return frozenset(names)
 
     def fits(self, layer: Layer) -> bool:
-        """Return whether the layer itself is wanted; its inputs do not matter."""
+        """Return whether the layer itself matches, whatever its inputs are."""
         if layer.type not in self.types:
             return False
         for name, wanted in self.params.items():
@@ -71,12 +71,12 @@ class Op(NamedTuple):
         return self.where is None or self.where(layer)
 
     def may_be(self, kind: Kind) -> bool:
-        """Return whether a layer of this kind may fit."""
+        """Return whether a layer of this kind may match."""
         wanted = self.params.get("op_type", kind[1])
         return kind[0] in self.types and (kind[1] in wanted if isinstance(wanted, frozenset) else kind[1] == wanted)
 
     def may_read(self, kinds: Sequence[Kind]) -> bool:
-        """Return whether its inputs may be made by layers of these kinds, in this order or the other one."""
+        """Return whether producers of these kinds may match its inputs, in this order or exchanged."""
         orders = (kinds, kinds[::-1]) if len(kinds) == 2 else (kinds,)
         inputs = self.inputs and self.inputs[:MOST_KINDS]
         return inputs is None or any(
@@ -95,33 +95,33 @@ def op(
     where: Callable[[Layer], bool] | None = None,
     **params: Any,
 ) -> Op:
-    """Return a layer of these types with these parameters; see `Op`. A custom type is named by its declaration.
+    """Return a pattern for a layer of these types with these parameters; see `Op`. A custom type is a LayerSpec.
 
     Raises PatternError for a type that ncnn does not have, and for a parameter that one of the types does not have.
     """
-    every = [_spec(t) for t in ([types] if isinstance(types, (str, LayerSpec)) else types)]
-    for spec in every:
+    specs = [_spec(t) for t in ([types] if isinstance(types, (str, LayerSpec)) else types)]
+    for spec in specs:
         for name in params:
             if name not in spec.by_name:
-                raise PatternError(f"{spec.type} has no parameter {name!r}{_meant(name, spec.by_name)}")
-    return Op(frozenset(spec.type for spec in every), capture, params, where)
+                raise PatternError(f"{spec.type} has no parameter {name!r}{_suggestion(name, spec.by_name)}")
+    return Op(frozenset(spec.type for spec in specs), capture, params, where)
 
 
 def _spec(type: str | LayerSpec) -> LayerSpec:
     if isinstance(type, LayerSpec):
         return type
     if type not in LAYERS:
-        raise PatternError(f"ncnn has no layer type {type!r}{_meant(type, LAYERS)}; give a custom one's LayerSpec")
+        raise PatternError(f"ncnn has no layer type {type!r}{_suggestion(type, LAYERS)}; give a custom one's LayerSpec")
     return LAYERS[type]
 
 
-def _meant(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+def _suggestion(name: str, names: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def kept(pattern: Op) -> Op:
-    """Return a pattern for a layer that a match needs, but does not replace: it stays, and others may use it too."""
+    """Return a pattern for a layer that a match needs, but does not replace: other layers may use it too."""
     return pattern._replace(is_kept=True)
 
 
@@ -131,7 +131,7 @@ def const(capture: str, where: Callable[[Layer], bool] | None = None) -> Op:
 
 
 class Match(NamedTuple):
-    """Captured layers and blobs by name, the matched layers (root first), and those that are kept."""
+    """Captured layers and blobs by name, the layers to replace (root first), and the kept layers."""
 
     captures: Mapping[str, Layer | Blob]
     layers: tuple[Layer, ...] = ()
@@ -139,7 +139,7 @@ class Match(NamedTuple):
 
     @property
     def root(self) -> Layer:
-        """The layer whose outputs the match explains."""
+        """The last layer, whose outputs the result replaces."""
         return self.layers[0]
 
     @property
@@ -148,7 +148,7 @@ class Match(NamedTuple):
         return [captured for captured in self.captures.values() if isinstance(captured, Blob)]
 
     def _bound(self, name: str, value: Layer | Blob) -> Match | None:
-        """Return the match with a name bound; None if the name already stands for something else."""
+        """Return the match with a name bound; None if the name is bound to another object."""
         if not name:
             return self
         captured = self.captures.get(name)
@@ -161,13 +161,13 @@ _NOTHING = Match({})
 
 
 def matches(pattern: Op, root: Layer) -> Iterator[Match]:
-    """Yield all ways in which the pattern fits with `root` as its last layer."""
+    """Yield all matches of the pattern with `root` as its last layer."""
     return matches_above(pattern, root) if pattern.fits(root) else iter(())
 
 
-def matches_above(pattern: Op, layer: Layer, found: Match = _NOTHING) -> Iterator[Match]:
-    """Yield the `matches` of a layer that fits, with what has been `found` before."""
-    bound = found._bound(pattern.capture, layer)
+def matches_above(pattern: Op, layer: Layer, partial: Match = _NOTHING) -> Iterator[Match]:
+    """Yield all ways to extend a partial match by a layer that `fits`, and by the layers above it."""
+    bound = partial._bound(pattern.capture, layer)
     if bound is None:
         return
     if pattern.is_kept:
@@ -181,23 +181,23 @@ def matches_above(pattern: Op, layer: Layer, found: Match = _NOTHING) -> Iterato
         yield from _match_inputs(pattern.inputs, blobs, bound)
 
 
-def _match_inputs(patterns: tuple[Pattern, ...], blobs: tuple[Blob, ...], found: Match) -> Iterator[Match]:
+def _match_inputs(patterns: tuple[Pattern, ...], blobs: tuple[Blob, ...], partial: Match) -> Iterator[Match]:
     if not patterns:
-        yield found
+        yield partial
         return
-    for first in _match_blob(patterns[0], blobs[0], found):
+    for first in _match_blob(patterns[0], blobs[0], partial):
         yield from _match_inputs(patterns[1:], blobs[1:], first)
 
 
-def _match_blob(pattern: Pattern, blob: Blob, found: Match) -> Iterator[Match]:
+def _match_blob(pattern: Pattern, blob: Blob, partial: Match) -> Iterator[Match]:
     if isinstance(pattern, str):
-        bound = found._bound(pattern, blob)
+        bound = partial._bound(pattern, blob)
         if bound is not None:
             yield bound
         return
     layer = blob.producer
     if layer is not None and len(layer.outputs) == 1 and pattern.fits(layer):
-        yield from matches_above(pattern, layer, found)
+        yield from matches_above(pattern, layer, partial)
 
 
 def _orders(layer: Layer) -> Iterator[tuple[Blob, ...]]:

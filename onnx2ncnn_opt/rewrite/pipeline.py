@@ -1,9 +1,9 @@
 """The engine that runs passes to a fixpoint; its cost grows with the size of the graph and the number of rewrites.
 
-Every pass has a queue of layers that may be the root of a match. At first these are all layers whose kind, and the
-kinds of the layers before them, fit a pattern. After a rewrite, only layers close enough for their match to have
-changed are queued again. The passes take turns in their order until all queues are empty. A pass over the whole graph
-waits until the rewrites before it have come to rest.
+Every rewrite has a queue of layers that may be the root of a match. At first these are all layers whose kind, and the
+kinds of the layers before them, fit a pattern. After a rewrite, only the layers near it are queued again. The passes
+run in their order, again and again, until all queues are empty. A pass over the whole graph waits until the queues of
+the rewrites before it are empty.
 """
 
 from collections import OrderedDict
@@ -23,7 +23,7 @@ from onnx2ncnn_opt.rewrite.rule import GraphPass, Miss, Pass, Refused, Replaceme
 
 # A blob with more uses is not an inner blob of any pattern, so a change above it cannot reach its users' matches.
 _MOST_INNER_USES = 8
-# Every rewrite makes a net smaller or simpler; one that never ends is a bug in a pass.
+# Every rewrite makes a net smaller or simpler, so an endless sequence is a bug in a pass.
 _MOST_REWRITES_PER_LAYER = 50
 
 Veto: TypeAlias = Callable[[Layer], str | None]
@@ -32,11 +32,11 @@ Veto: TypeAlias = Callable[[Layer], str | None]
 def run(
     graph: Graph, passes: Sequence[Pass], *, limit: int | None = None, check: bool = False, veto: Veto | None = None
 ) -> list[Event]:
-    """Apply passes until none finds anything more; returns the rewrites, then the near misses and failed passes.
+    """Apply passes until none matches; return the rewrites, then the near misses and failed passes.
 
-    `limit` stops after so many rewrites, to bisect which one breaks a net. `check` verifies the graph after every one.
-    `veto` is called for every layer that a rewrite would make, and returns the reason against it. A pass that fails is
-    left out: the others start again with the graph as it was. With `check` its error is raised.
+    `limit` is the largest number of rewrites, to bisect which one breaks a net. `check` verifies the graph after each.
+    `veto` gets every layer that a rewrite would add, and returns a reason to refuse it, or None. If a pass fails, the
+    other passes start again with the original graph; with `check` the error is raised.
     """
     failed: dict[Pass, Failed] = {}
     undo = graph.checkpoint()
@@ -61,7 +61,7 @@ class _Pipeline:
         self.near_misses: dict[Pass, dict[Layer, NearMiss]] = {p: {} for p in passes}
         self.names: Names | None = None
         rewrites = [p for p in passes if isinstance(p, Rewrite)]
-        # First in, first out, every layer at most once.
+        # FIFO queues that hold a layer at most once.
         self.queues: dict[Rewrite, OrderedDict[Layer, None]] = {rule: OrderedDict() for rule in rewrites}
         self.by_kinds: dict[tuple[Kind, ...], list[Rewrite]] = {}
         self.depth = max((p.depth for p in rewrites), default=0)
@@ -88,12 +88,13 @@ class _Pipeline:
         if self.bounded and self._is_full:
             with self._guarded(next(p for p in self.passes if p.name == self.applied[-1].pass_name)):
                 raise GraphError(f"the passes do not come to an end; the last rewrite was {self.applied[-1]}")
-        every = ((p, *pair) for p, misses in self.near_misses.items() for pair in misses.items())
-        left = ((p, layer, miss) for p, layer, miss in every if layer.graph is self.graph)
-        return [*self.applied, *(miss for p, each, miss in left if isinstance(p, GraphPass) or p in self._rules(each))]
+        misses = ((p, *pair) for p, by_layer in self.near_misses.items() for pair in by_layer.items())
+        current = ((p, root, miss) for p, root, miss in misses if root.graph is self.graph)
+        valid = (miss for p, root, miss in current if isinstance(p, GraphPass) or p in self._rules(root))
+        return [*self.applied, *valid]
 
     def _rules(self, layer: Layer) -> list[Rewrite]:
-        """Return the rewrites that may match at a layer, by its kind and those of the layers before it."""
+        """Return the rewrites that may match at a layer, by `kinds_of` it."""
         kinds = kinds_of(layer)
         if kinds not in self.by_kinds:
             self.by_kinds[kinds] = [rule for rule in self.queues if rule.candidates(kinds)]
@@ -104,7 +105,7 @@ class _Pipeline:
         return len(self.applied) >= self.limit
 
     def _settle(self, rewrites: Sequence[Rewrite]) -> None:
-        """Finish the rewrites first: a pass over the whole graph must not take layers that they would still fold."""
+        """Finish the rewrites: a pass over the whole graph must not consume layers that they can still fold."""
         while any(map(self.queues.__getitem__, rewrites)) and not self._is_full:
             for p in rewrites:
                 self._drain(p)
@@ -133,7 +134,7 @@ class _Pipeline:
                 return
 
     def _guarded(self, p: Pass) -> AbstractContextManager[None]:
-        """Turn an exception in a pass into a PluginError, except in ours with `check`: tests want the error itself."""
+        """Turn an exception in a pass into a PluginError; `check` keeps an error of our own passes for tests."""
         self.current = p
         if is_foreign(p):
             return plugged(f"the pass {p.name} of the plug-in {p.function.__module__}", MemoryError)
@@ -159,29 +160,28 @@ class _Pipeline:
                     return
 
     def _apply(self, p: Pass, edit: Replacement) -> None:
-        """Carry out an edit, note it, and queue the layers that it may concern."""
+        """Carry out an edit, record it, and queue the layers whose matches may change."""
         used = [blob for layer in edit.layers for blob in layer.inputs]
         if self.names is None:
             self.names = Names(self.graph)
         before = refs(edit.layers)
-        touched = carry_out(self.graph, edit, self.names, self._allow)
-        gone = {layer for layer in edit.layers if layer.graph is not self.graph}
-        before = tuple(ref for ref, layer in zip(before, edit.layers, strict=True) if layer in gone)
+        changed = carry_out(self.graph, edit, self.names, self._allow)
+        before = tuple(ref for ref, layer in zip(before, edit.layers, strict=True) if layer.graph is not self.graph)
         self.applied.append(Applied(p.name, before, refs(edit.made)))
         for layer in edit.made:
             check_layer(layer)
         if self.check or is_foreign(p):
             self.graph.check()
-        self._revisit(touched, used)
+        self._revisit(changed, used)
 
     def _allow(self, layer: Layer) -> None:
         """Refuse a layer that the veto rejects."""
         reason = self.veto(layer) if self.veto is not None else None
         require(reason is None, reason or "")
 
-    def _revisit(self, touched: Iterable[Layer], used: Iterable[Blob]) -> None:
-        """Queue every layer whose matches may differ: those after changed layers and blobs, within patterns' reach."""
-        changed = dict.fromkeys(touched)
+    def _revisit(self, layers: Iterable[Layer], used: Iterable[Blob]) -> None:
+        """Queue every layer whose matches may differ: it follows a changed layer or blob within a pattern's depth."""
+        changed = dict.fromkeys(layers)
         front = changed | dict.fromkeys(_near_users(used))
         seen = set(front)
         for distance in range(self.depth):
@@ -189,7 +189,7 @@ class _Pipeline:
                 for p in self._rules(layer):
                     if p.depth > distance:
                         self.queues[p].setdefault(layer)
-            # All users of a changed layer may look at it as a layer that is kept.
+            # A changed layer may be a kept layer in matches of all its users.
             after = [*_near_users(blob for layer in front for blob in layer.outputs)]
             after += [user for layer in changed for blob in layer.outputs for user in blob.users]
             front, changed = dict.fromkeys(user for user in after if user not in seen), {}

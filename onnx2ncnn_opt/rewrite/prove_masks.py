@@ -1,9 +1,9 @@
 """Feature masks (parameter 31) that follow from the graph alone, for layers that need more than fp16.
 
 A layer without fp16 storage needs its inputs in 32 bits, and ncnn does not convert them (`ir.features`). A Dropout of
-scale 1 does: it has no fp16 kernel on ARM, so ncnn converts its input, and its own mask keeps it off the GPU, so the
-blob comes down in 32 bits. Everywhere else it costs nothing. But x86 has a bf16 kernel of it: for layers without bf16
-storage it is a DeepCopy. Splits of such blobs take the mask from their readers when the net is written
+scale 1 converts them: it has no fp16 kernel on ARM, and its own mask keeps it off the GPU, so in both cases ncnn
+converts its input to 32 bits. Everywhere else it costs nothing. But x86 has a bf16 kernel of Dropout: before layers
+without bf16 storage a DeepCopy replaces it. The writer gives Splits of such blobs the mask of their readers
 (`param.splits`).
 """
 
@@ -21,15 +21,15 @@ from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.rewrite.integers import inexact_layers
 
-# Their output is in 32 bits on a CPU with all options: nothing converts the data of a program or a file.
+# Their output has 32 bits on a CPU with all options: ncnn does not convert the data of a program or a file.
 SOURCES = frozenset({"Input", "MemoryData"})
-# With infinity instead of a large number their results are wrong only where they are too large themselves.
 _EXP_LIMIT = 11.0  # exp(11.09) is 65504
+# Infinity instead of a large constant changes only results that are infinite in fp16 anyway.
 _HARMLESS = frozenset({BinaryOp.ADD, BinaryOp.SUB, BinaryOp.MAX, BinaryOp.MIN, BinaryOp.RSUB})
 
 
 class Mask(NamedTuple):
-    """Features that a layer does without, and why; `largest` is the largest number seen there, None if nothing ran.
+    """Features to switch off for a layer, and why; `largest` is the largest value seen there, None without a run.
 
     `device` is the only kind of device that needs the mask, None if all do.
     """
@@ -42,7 +42,7 @@ class Mask(NamedTuple):
     device: Device | None = None
 
     def joined(self, other: "Mask | None") -> "Mask":
-        """Return the mask with what another one of the same layer switches off as well, if there is one."""
+        """Return the union with another mask of the same layer, if there is one."""
         if other is None:
             return self
         features, reason = self.features | other.features, f"{self.reason}; {other.reason}"
@@ -62,10 +62,9 @@ class _Proof(NamedTuple):
 
 
 def prove_masks(graph: Graph, *, integers: Collection[Blob] = (), wanted: MasksFor = True) -> dict[Layer, Mask]:
-    """Return the masks that a graph needs for every possible input; the first proof of a layer counts.
+    """Return the masks of `wanted` devices that a graph needs for every input of its sizes; the first proof counts.
 
-    Its known sizes are those at run time. `integers` are inputs and outputs; the graph itself shows which are indexes.
-    The masks are those of the `wanted` devices.
+    `integers` are integer inputs and outputs; the graph itself shows which inputs are indices.
     """
     masks: dict[Layer, Mask] = {}
     for layer, features, reason, device in _proofs(graph, integers):
@@ -75,7 +74,7 @@ def prove_masks(graph: Graph, *, integers: Collection[Blob] = (), wanted: MasksF
 
 
 def is_wanted(device: Device | None, wanted: MasksFor) -> bool:
-    """Return whether masks that only one kind of device needs are wanted, or those that all need, with None."""
+    """Return whether `wanted` includes the masks of a kind of device; None stands for masks of all devices."""
     return bool(wanted) and (device is None or wanted is True or device == wanted)
 
 
@@ -111,7 +110,7 @@ def _large_weights(layer: Layer) -> Iterator[_Proof]:
 
 
 def _own_numbers(layer: Layer, ranges: Ranges) -> Iterator[_Proof]:
-    """Yield the layers that the largest of a layer's parameters makes infinite in fp16, or an eps divide by 0."""
+    """Yield the layers with infinite results from a large parameter in fp16, or with a division by an eps of 0."""
     size = max((float(np.abs(numbers).max(initial=0.0)) for numbers in own_numbers(layer).values()), default=0.0)
     if size > LARGEST and not _may_be_infinite(layer, size, ranges):
         is_limit = size >= INFINITE  # bf16 does not hold it either
@@ -120,13 +119,13 @@ def _own_numbers(layer: Layer, ranges: Ranges) -> Iterator[_Proof]:
         for reader in _readers_of_sums(layer.output) if is_limit else ():
             yield _Proof(reader, features, f"a row of nothing but {size:.3g} is NaN in fp16")
     is_eps = layer.computes(BinaryOp.ADD, BinaryOp.SUB) and 0 < size < SMALLEST
-    if is_eps and (risky := _divides(layer.output)):
+    if is_eps and (divisions := _undefined_at_0(layer.output)):
         reason = f"{size:.3g} is added so that nothing is divided by 0, and fp16 has no number below 6e-08"
-        yield from (_Proof(each, FP32, reason) for each in (layer, *risky))
+        yield from (_Proof(masked, FP32, reason) for masked in (layer, *divisions))
 
 
 def added_inputs(graph: Graph) -> list[Blob]:
-    """Return the inputs that are added to a Softmax's operand, or that are the mask of an attention layer."""
+    """Return the graph inputs that are added to a Softmax's operand, or are the mask of an attention layer."""
     inputs: dict[Blob, None] = {}
     for layer in graph:
         added: tuple[Blob, ...] = ()
@@ -134,44 +133,44 @@ def added_inputs(graph: Graph) -> list[Blob]:
             added = layer.inputs[3:4] if layer.type == "SDPA" else layer.inputs[-1:]
         elif layer.type == "Softmax" and (scores := layer.input.producer) is not None:
             added = scores.inputs if scores.computes(BinaryOp.ADD) else ()
-        fed = [blob for blob in map(_unmoved, added) if blob.is_input]
-        inputs |= dict.fromkeys(fed if len(fed) == 1 else ())
+        sources = [blob for blob in map(_unmoved, added) if blob.is_input]
+        inputs |= dict.fromkeys(sources if len(sources) == 1 else ())
     return list(inputs)
 
 
 def _unmoved(blob: Blob) -> Blob:
-    """Return the blob whose elements a blob has, before all moves."""
+    """Return the blob that a chain of moves copied to this blob."""
     while blob.producer is not None and blob.producer.has(Trait.MOVES) and len(blob.producer.inputs) == 1:
         blob = blob.producer.input
     return blob
 
 
 def _differences_of_limits(graph: Graph, ranges: Ranges) -> Iterator[Layer]:
-    """Yield the layers from a Clip at the largest float32, whose input may be infinite, to sums of two blobs."""
+    """Yield the layers from a Clip of infinities to the largest float32, through moves, to sums of two blobs."""
     limited: set[Blob] = set()
     for layer in graph:
         if layer.type == "Clip" and max(-layer["min"], layer["max"]) >= INFINITE:
-            starts = ranges.of(layer.input).may_be_inf
+            is_limited = ranges.of(layer.input).may_be_inf
         else:
-            starts = (layer.has(Trait.MOVES) or layer.type == "Reduction") and not limited.isdisjoint(layer.inputs)
-        if starts:
+            is_limited = (layer.has(Trait.MOVES) or layer.type == "Reduction") and not limited.isdisjoint(layer.inputs)
+        if is_limited:
             limited.update(layer.outputs)
-    ends = [layer for layer in graph if layer.type == "BinaryOp" and not layer["with_scalar"]]
-    last = [layer for layer in ends if layer["op_type"] in _HARMLESS and not limited.isdisjoint(layer.inputs)]
+    sums = [layer for layer in graph if layer.computes(*_HARMLESS, scalar=False)]
+    ends = [layer for layer in sums if not limited.isdisjoint(layer.inputs)]
 
     def before(layer: Layer) -> list[Layer]:
         return [blob.producer for blob in layer.inputs if blob in limited and blob.producer is not None]
 
-    between = set(reached(last, before))
+    between = set(reached(ends, before))
     yield from (layer for layer in graph if layer in between)
 
 
 def _factor_of_zeros(layer: Layer) -> float:
-    """Return the factor of zeros, or of numbers less their mean, that a layer has in fp16, at least on GPUs; else 0."""
+    """Return 1 / eps or 1 / sqrt(eps) of a normalisation that fp16 multiplies with zeros, at least on GPUs; else 0."""
     if layer.type not in ("GroupNorm", "InstanceNorm", "Normalize") or layer["eps"] <= 0:
         return 0.0
-    is_least_length = layer.type == "Normalize" and layer["eps_mode"] == EpsMode.MAX_ROOT
-    return float(1 / layer["eps"] if is_least_length else layer["eps"] ** -0.5)
+    limits_root = layer.type == "Normalize" and layer["eps_mode"] == EpsMode.MAX_ROOT
+    return float(1 / layer["eps"] if limits_root else layer["eps"] ** -0.5)
 
 
 def _readers_of_sums(blob: Blob) -> Iterator[Layer]:
@@ -182,18 +181,18 @@ def _readers_of_sums(blob: Blob) -> Iterator[Layer]:
             if user.type == "Eltwise" or user.computes(BinaryOp.ADD) or user.has(Trait.MOVES):
                 yield from user.outputs
 
-    yield from (user for each in reached([blob], sums) for user in each.users)
+    yield from (user for total in reached([blob], sums) for user in total.users)
 
 
 def _may_be_infinite(layer: Layer, size: float, ranges: Ranges) -> bool:
-    """Return True if replacing the largest of a layer's own numbers by infinity changes only infinite results."""
+    """Return True if replacing the layer's largest parameter by infinity changes only infinite results."""
     if layer.type != "BinaryOp" or layer["op_type"] in _HARMLESS:
         return layer.type == "BinaryOp"
     return size >= INFINITE and not (layer["op_type"] == BinaryOp.MUL and _may_be_0(layer.input, ranges))
 
 
 def _may_be_0(blob: Blob, ranges: Ranges) -> bool:
-    """Return whether an element can be 0; a whole number plus a fraction cannot."""
+    """Return whether an element can be 0; an integer plus a fraction cannot."""
     added = blob.producer
     has_fraction = added is not None and added.computes(BinaryOp.ADD, scalar=True) and added["b"] % 1
     if added is not None and has_fraction and ranges.of(added.input).is_whole:
@@ -202,7 +201,7 @@ def _may_be_0(blob: Blob, ranges: Ranges) -> bool:
 
 
 def _largest_weight(layer: Layer) -> float:
-    """Return the largest weight, without numbers that stand for infinity."""
+    """Return the largest weight, except numbers that mean infinity."""
     largest = 0.0
     for name, stored in layer.weights.stored_items():
         if stored.is_float and stored.data.dtype.kind == "f" and not name.endswith("bytes"):
@@ -215,18 +214,18 @@ def _largest_weight(layer: Layer) -> float:
     return largest
 
 
-def _divides(blob: Blob) -> list[Layer]:
-    """Return the layers after a sum that have no result at 0, also through a square root."""
+def _undefined_at_0(blob: Blob) -> list[Layer]:
+    """Return the consumers of a blob that divide by it or take its logarithm, also through a square root."""
     layers: list[Layer] = []
     for user in blob.users:
-        if _has_no_result_at_0(user, blob):
+        if _is_undefined_at_0(user, blob):
             layers.append(user)
-        elif user.computes(UnaryOp.SQRT) and (divisors := _divides(user.output)):
-            layers += [user, *divisors]
+        elif user.computes(UnaryOp.SQRT) and (divisions := _undefined_at_0(user.output)):
+            layers += [user, *divisions]
     return layers
 
 
-def _has_no_result_at_0(layer: Layer, blob: Blob) -> bool:
+def _is_undefined_at_0(layer: Layer, blob: Blob) -> bool:
     if layer.computes(UnaryOp.RSQRT, UnaryOp.LOG, UnaryOp.RECIPROCAL) or layer.computes(BinaryOp.RDIV, scalar=True):
         return True
     divides = layer.computes(BinaryOp.DIV, BinaryOp.RDIV, scalar=False)
@@ -234,7 +233,7 @@ def _has_no_result_at_0(layer: Layer, blob: Blob) -> bool:
 
 
 def put_masks(graph: Graph, masks: Iterable[tuple[Layer, Feature]]) -> None:
-    """Add masks to those that layers have, and insert the casts to 32 bits that they need."""
+    """Add masks to layers, and insert the casts to 32 bits that they need."""
     masked = {layer: layer["featmask"] | int(features) for layer, features in masks}
     for layer, mask in masked.items():
         layer.params["featmask"] = mask

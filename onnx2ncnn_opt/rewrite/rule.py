@@ -16,7 +16,7 @@ Result: TypeAlias = Layer | Blob | Sequence[Layer] | Sequence[Blob]
 
 
 class Refused(Exception):
-    """A pattern was found, but rewriting it would change the net's meaning: no error, the reason is reported."""
+    """A matched pattern must not be rewritten: the engine catches this and reports the reason."""
 
 
 def require(condition: object, reason: str) -> None:
@@ -33,7 +33,7 @@ def needed(value: _T | None, reason: str) -> _T:
 
 
 def known_shape(blob: Blob, *ranks: int) -> Shape:
-    """Return the shape of a blob; refuse an unknown shape, and a rank that is not in `ranks`, if there are any."""
+    """Return the shape of a blob; refuse an unknown shape and, if there are `ranks`, any other rank."""
     shape = needed(blob.shape, f"the shape of '{blob.name}' is unknown")
     wanted = " or ".join(f"{rank}-D" for rank in ranks)
     require(not ranks or len(shape) in ranks, f"'{blob.name}' is {len(shape)}-D, not {wanted}")
@@ -57,15 +57,15 @@ def fixed_size(blob: Blob, axis: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Rewrite:
-    """A pattern, and a function that says what replaces it; it never edits the graph.
+    """A pattern, and a function that returns its replacement; it never edits the graph.
 
     The function's parameters are captures of the pattern; one with a default may be missing in some of `patterns`.
-    It returns a Layer without outputs, which takes over the root's output; a Blob, which is used instead of the root's
-    output (a sequence of Blobs for a root with several outputs); or a sequence of Layers, the last of which takes over
-    the root's output while the others come with their own new output blobs. `exact` promises bit-equal results
-    on every CPU, so a pass that changes a division, or the rows that a function computes, is not exact. `purpose` says
-    why the pass exists, where the models and numbers of docs/passes.md do not show it. `covers` are the names that
-    ncnnoptimize has for parts of it; ``--skip`` and ``--only`` take them for the whole.
+    It returns a Layer without outputs, which takes over the root's output; or a Blob, which replaces the root's output
+    (a sequence of Blobs for several outputs); or a sequence of Layers. The last of these takes over the root's output,
+    the others have output blobs of their own. `exact` promises bit-equal results on every CPU, so a pass that changes a
+    division, or the rows that a function computes, is not exact. `purpose` says why the pass exists, if the models and
+    numbers of docs/passes.md do not show it. `covers` are ncnnoptimize's names for parts of the pass; ``--skip`` and
+    ``--only`` accept them for the whole pass.
     """
 
     name: str
@@ -89,10 +89,10 @@ class Rewrite:
         return {}
 
     def candidates(self, kinds: tuple[Kind, ...]) -> list[tuple[Op, list[Op]]]:
-        """Return the patterns for a root of such `kinds_of`, in their order; those in a row with one root together."""
+        """Return the patterns for a root of these `kinds_of`, in order; neighbours with equal roots are one group."""
         if kinds not in self._by_kinds:
-            chosen = (p for p in self.patterns if p.may_be(kinds[0]) and p.may_read(kinds[1:]))
-            groups = groupby(chosen, lambda pattern: pattern._replace(inputs=None))
+            possible = (p for p in self.patterns if p.may_be(kinds[0]) and p.may_read(kinds[1:]))
+            groups = groupby(possible, lambda pattern: pattern._replace(inputs=None))
             self._by_kinds[kinds] = [(head, list(patterns)) for head, patterns in groups]
         return self._by_kinds[kinds]
 
@@ -109,7 +109,7 @@ class Rewrite:
                     yield from matches_above(pattern, root)
 
     def result(self, match: Match) -> Result:
-        """Return the function's result for a match; raises Refused."""
+        """Return the function's result for a match; it may raise Refused."""
         return self.function(**{name: match.captures[name] for name in self._parameters if name in match.captures})
 
     @cached_property
@@ -119,14 +119,14 @@ class Rewrite:
 
 @dataclass(frozen=True, eq=False)
 class Replacement:
-    """Layers that go, and the layers and blobs that replace them.
+    """An edit: layers to remove, and the layers and blobs that replace them.
 
-    `layers` are all layers of the edit, the last one last. They are removed, except those that `takes` has a new layer
-    for: that one comes without outputs, and takes over the position and the blobs of the old one. `added` are new
-    layers with blobs of their own, each with the layer that it stands before (None: at the end). Layers that read a key
-    of `reads` read its value instead, and a name that the net's caller knows moves along. With `may_stay` a layer that
-    others read too stays where it is, as views do; otherwise such an edit is refused. `sources` are layers that stay,
-    although the result comes from their ONNX nodes too; `heirs` stand for the removed layers from now on.
+    `layers` are all layers of the edit, in order; the edit removes them. `takes` maps some of them to new layers
+    without outputs, which take over the position and the output blobs. `added` are new layers with blobs of their own,
+    each with the layer that follows it (None: at the end). Layers that read a key of `reads` read its value instead,
+    and the value gets the key's name if that is public. If other layers read a removed layer, the edit is refused; with
+    `may_stay` that layer stays, as views do. `sources` are layers that stay, but the new layers inherit their ONNX
+    nodes; `heirs` are existing layers that inherit the ONNX nodes of the removed ones.
     """
 
     layers: tuple[Layer, ...]
@@ -144,19 +144,19 @@ class Replacement:
 
     @property
     def removed(self) -> list[Layer]:
-        """The layers that nothing replaces."""
+        """The layers without a new layer in their place."""
         return [layer for layer in self.layers if layer not in self.takes]
 
 
 class Miss(NamedTuple):
-    """Layers that a graph pass would have changed, and why it could not."""
+    """Layers that a graph pass could not change, and why."""
 
     layers: tuple[Layer, ...]
     reason: str
 
 
 def attempt(layer: Layer, find: Callable[..., Replacement | None], *arguments: Any) -> Iterator[Replacement | Miss]:
-    """Yield the edit that `find` proposes because of a layer, if any; a refusal becomes a near miss."""
+    """Yield the edit that `find` returns, if any; its refusal becomes a near miss at the layer."""
     try:
         edit = find(*arguments)
     except Refused as refusal:
@@ -168,10 +168,10 @@ def attempt(layer: Layer, find: Callable[..., Replacement | None], *arguments: A
 
 @dataclass(frozen=True, eq=False)
 class GraphPass:
-    """A pass that needs to see the whole graph.
+    """A pass over the whole graph.
 
     Its function never edits the graph: it yields each `Replacement`, which the engine checks and carries out before the
-    function goes on. One that the engine refuses becomes a near miss.
+    function continues. A refused edit becomes a near miss.
     """
 
     name: str
@@ -193,7 +193,7 @@ def is_foreign(p: Pass) -> bool:
 def rewrite(
     *patterns: Op, exact: bool, name: str = "", summary: str = "", purpose: str = "", covers: Iterable[str] = ()
 ) -> Callable[[Callable[..., Result]], Rewrite]:
-    """Make a Rewrite of a function; its name and the first line of its docstring are the defaults."""
+    """Turn a function into a Rewrite; the defaults are its name and the first line of its docstring."""
 
     def decorate(function: Callable[..., Result]) -> Rewrite:
         picture = summary or _first_line(function)
@@ -205,7 +205,7 @@ def rewrite(
 def graph_pass(
     *, exact: bool, purpose: str = ""
 ) -> Callable[[Callable[[Graph], Iterator[Replacement | Miss]]], GraphPass]:
-    """Make a GraphPass of a generator function."""
+    """Turn a generator function into a GraphPass."""
 
     def decorate(function: Callable[[Graph], Iterator[Replacement | Miss]]) -> GraphPass:
         return GraphPass(function.__name__, _first_line(function), exact, function, purpose)

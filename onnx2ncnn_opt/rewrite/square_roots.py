@@ -1,7 +1,7 @@
-"""Square roots of subnormal numbers, of which ncnn makes -infinity on x86 without AVX-512.
+"""Square roots of subnormal numbers: ncnn returns -infinity on x86 without AVX-512.
 
-GCC's -ffast-math computes vectors of sqrt(x) there as x * rsqrt(x) with a Newton step, and takes rsqrt of a subnormal
-number for infinity. Products, sums of squares and variances may be that small. Emulators compute rsqrt exactly.
+GCC's -ffast-math computes vectors of sqrt(x) there as x * rsqrt(x) with a Newton step, and rsqrt of a subnormal number
+is infinity. Products, sums of squares and variances may be that small. Emulators compute rsqrt exactly.
 """
 
 from onnx2ncnn_opt.ir.codes import UnaryOp
@@ -14,7 +14,7 @@ _SUBNORMAL = 1.2e-38  # a bit above the smallest normal number of float32
 
 
 def flush_subnormal_operands(graph: Graph, release: int) -> None:
-    """Put a Shrink, which makes 0 of small numbers, before square roots of computed numbers that may be subnormal."""
+    """Insert a Shrink, which flushes small numbers to 0, before square roots of numbers that may be subnormal."""
     ranges = Ranges()
     roots = [layer for layer in graph if layer.computes(UnaryOp.SQRT) and _may_be_subnormal(ranges.of(layer.input))]
     if not roots:
@@ -32,5 +32,5 @@ def flush_subnormal_operands(graph: Graph, release: int) -> None:
 
 
 def _may_be_subnormal(operand: Range) -> bool:
-    """Return whether numbers of this range may be; not where some may be NaN, of which Shrink makes 0 on x86."""
+    """Return whether a number may be subnormal; False if one may be NaN, which Shrink turns into 0 on x86."""
     return not operand.may_be_nan and not operand.is_whole and 0 <= operand.low < _SUBNORMAL
