@@ -1,4 +1,4 @@
-"""Calling an importer: a node's operands and attributes as the function's signature asks for them."""
+"""Call of an importer: a node's operands and attributes, converted to the types of the function's signature."""
 
 import inspect
 from typing import Any, get_args
@@ -15,7 +15,7 @@ from onnx2ncnn_opt.onnx.value import Constant, Ints, Item, Sizes, SymbolicTensor
 
 
 def call(im: ImportContext, op: OnnxOp, node: onnx_ir.Node, operands: list[Item | None]) -> list[Item | None]:
-    """Return the results of a node, one for each of its outputs; raises Refusal where they cannot be had."""
+    """Return the results of a node, one for each of its outputs; raise Refusal if ncnn cannot compute them."""
     arguments = _arguments(im, op, operands)
     attributes = attributes_of(node)
     for name in attributes:
@@ -29,9 +29,9 @@ def call(im: ImportContext, op: OnnxOp, node: onnx_ir.Node, operands: list[Item 
     result = op.function(im, *op.grouped(arguments), **attributes)
     results = list(result) if isinstance(result, tuple) else [result]
     count = len(node.outputs)
-    asked = [node.outputs[i].name for i in range(len(results), count) if im.is_used(i)]
-    if asked:
-        raise Refusal(f"output {asked[-1]} is used, but ncnn cannot give it", "leave out what uses it with --outputs")
+    missing = [node.outputs[i].name for i in range(len(results), count) if im.is_used(i)]
+    if missing:
+        raise Refusal(f"output {missing[-1]} is used, but ncnn cannot give it", "leave out what uses it with --outputs")
     return [*results, *[None] * count][:count]
 
 
@@ -70,21 +70,21 @@ def _argument(im: ImportContext, op: OnnxOp, i: int, declared: Input, operand: I
 
 
 def _constant_argument(declared: Input, operand: Constant | SymbolicTensor) -> Any:
-    """Return a known operand as the type that the signature declares."""
+    """Return an operand that is known now as the type that the signature declares."""
     if declared.type in (Ints, Sizes) and operand.dtype.kind not in "iu":
         raise Refusal(f"input {declared.name} is {operand.dtype}, not of integers")
-    listed = operand.array.reshape(-1) if isinstance(operand, Constant) else sizes_of(operand)
-    if listed is None or (isinstance(operand, SymbolicTensor) and declared.type != Sizes):
+    elements = operand.array.reshape(-1) if isinstance(operand, Constant) else sizes_of(operand)
+    if elements is None or (isinstance(operand, SymbolicTensor) and declared.type != Sizes):
         raise Refusal(f"input {declared.name} depends on a dynamic dimension", "bind it with --shape")
     if declared.type == Sizes:
-        return tuple(size if isinstance(size, Sym) else int(size) for size in listed)
+        return tuple(size if isinstance(size, Sym) else int(size) for size in elements)
     if declared.type == Ints or isinstance(operand, SymbolicTensor):
-        return tuple(map(int, listed))
+        return tuple(map(int, elements))
     return operand if declared.type == Constant else operand.array
 
 
 def attributes_of(node: onnx_ir.Node) -> dict[str, Any]:
-    """Return a node's attributes as Python has them: tensors as arrays, lists as tuples."""
+    """Return a node's attributes as Python values: tensors as arrays, lists as tuples."""
     result: dict[str, Any] = {}
     for name, attribute in node.attributes.items():
         value = attribute.value

@@ -1,8 +1,8 @@
-"""The batch axis of each graph input: solved once, backwards from the operators that have one.
+"""The batch axis of each graph input, propagated backwards once from the operators that have a batch axis.
 
-An importer registered with ``batch=k`` says that axis k of its first input is a batch. The rows of an operand that one
-matrix multiplies again and again, in a loop or in unrolled steps, are a batch too. The result only decides how inputs
-are handed over (dims or batch count of the Mat): every tensor's view knows where its axes are.
+An importer registered with ``batch=k`` states that axis k of its first input is a batch. If one matrix multiplies
+several operands, in a loop or in unrolled steps, their rows are a batch too. The result only decides how inputs enter
+the net (as dims or as batch count of the Mat): every tensor's view knows where its axes are.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,52 +16,52 @@ from onnx2ncnn_opt.onnx.read.load import LoadedModel
 
 Size = int | onnx_ir.SymbolicDim
 
-_STEPS = 4  # products by one matrix that are taken for a recurrence
+_MIN_STEPS = 4  # products by one matrix that count as a recurrence
 
 
 def batch_axes(model: LoadedModel) -> dict[str, int]:
-    """Return the batch axis of each graph input whose batch axis the operators tell."""
-    found: dict[str, int] = {}
+    """Return the batch axis of each graph input for which the operators determine one."""
+    axes: dict[str, int] = {}
     ranks = {info.name: len(info.shape) for info in model.inputs}
-    fed = dict(_fed(model))
-    seen: set[tuple[onnx_ir.Value, int]] = set()
+    body_inputs = dict(_body_inputs(model))
+    visited: set[tuple[onnx_ir.Value, int]] = set()
     pending = list(_known_axes(model))[::-1]
     while pending:
         value, axis = pending.pop()
-        if value is None or (value, axis) in seen:
+        if value is None or (value, axis) in visited:
             continue
-        seen.add((value, axis))
+        visited.add((value, axis))
         node = value.producer()
         if node is not None:
             pending.extend(_sources(node, value, axis, model))
-        elif value in fed:
-            outer, scans = fed[value]
-            pending.append((outer, axis + scans))
+        elif value in body_inputs:
+            outer, is_scanned = body_inputs[value]
+            pending.append((outer, axis + is_scanned))
         elif value.name in ranks and axis < ranks[value.name] > 1:
-            found.setdefault(value.name, axis)
-    return found
+            axes.setdefault(value.name, axis)
+    return axes
 
 
-def dynamic_batches(model: LoadedModel, told: Mapping[str, int | None], found: Mapping[str, int]) -> Iterator[Batch]:
-    """Yield dynamic dimensions that may be a batch: of first axes, of axes `told` by the caller or `found` before."""
+def dynamic_batches(model: LoadedModel, fixed: Mapping[str, int | None], solved: Mapping[str, int]) -> Iterator[Batch]:
+    """Yield dynamic dimensions that may be a batch: of axes `fixed` by the caller, `solved` by `batch_axes`, or 0."""
     tried, ranks = set(), {info.name: len(info.shape) for info in model.inputs}
     for info in model.inputs:
-        axis = told.get(info.name, found.get(info.name, 0))
+        axis = fixed.get(info.name, solved.get(info.name, 0))
         size = info.shape[axis] if axis is not None and -len(info.shape) <= axis < len(info.shape) else 1
         name = str(size)
         if size != symbol(name) or name in tried:
             continue
         tried.add(name)
         axes = _axes_of(name, model)
-        chosen = [other for other in axes if other in told]
-        if axes and all(told[other] in (axes[other], axes[other] - ranks[other]) for other in chosen):
-            is_known = bool(chosen) or any(found.get(other) == at for other, at in axes.items())
+        chosen = [other for other in axes if other in fixed]
+        if axes and all(fixed[other] in (axes[other], axes[other] - ranks[other]) for other in chosen):
+            is_known = bool(chosen) or any(solved.get(other) == at for other, at in axes.items())
             yield Batch(symbol(name), axes, is_known=is_known)
 
 
 def _axes_of(name: str, model: LoadedModel) -> dict[str, int]:
-    """Return the axis of each input that has this dimension; none if it cannot be the batch of all of them."""
-    axes: dict[str, int] = {}  # whole axes next to others: a Mat has a dim besides its batch
+    """Return the axis of each input that has this dimension; empty if it cannot be the batch of all of them."""
+    axes: dict[str, int] = {}  # of inputs with further axes: a Mat needs a dim in addition to its batch
     for info in model.inputs:
         at = [axis for axis, size in enumerate(info.shape) if isinstance(size, Sym) and name in size.names()]
         if len(at) > 1 or (at and (info.shape[at[0]] != symbol(name) or len(info.shape) == 1)):
@@ -71,46 +71,46 @@ def _axes_of(name: str, model: LoadedModel) -> dict[str, int]:
 
 
 def _known_axes(model: LoadedModel) -> Iterator[tuple[onnx_ir.Value | None, int]]:
-    """Values whose batch axis an operator, or a product that is repeated, tells."""
+    """Yield values whose batch axis an operator or a repeated product determines."""
     for node in model.graph:
         op = find(node.domain, node.op_type, model.opsets.get(node.domain, 1))
         if op is not None and op.batch is not None and node.inputs:
             yield node.inputs[0], op.batch
     for value in model.graph.initializers.values():
         products = [node for node, index in value.uses() if index == 1 and node.op_type in ("MatMul", "Gemm")]
-        if len(products) >= _STEPS or any(node.graph is not model.graph for node in products):
+        if len(products) >= _MIN_STEPS or any(node.graph is not model.graph for node in products):
             yield from ((node.inputs[0], 0) for node in products)
 
 
-def _fed(model: LoadedModel) -> Iterator[tuple[onnx_ir.Value, tuple[onnx_ir.Value | None, bool]]]:
-    """Yield the inputs of the bodies of Loops and Scans, their first values, and whether a Scan goes along axis 0."""
+def _body_inputs(model: LoadedModel) -> Iterator[tuple[onnx_ir.Value, tuple[onnx_ir.Value | None, bool]]]:
+    """Yield each input of a Loop's or Scan's body, its initial value, and whether a Scan slices it along axis 0."""
     for node in model.graph:
         attribute = node.attributes.get("body") if node.op_type in ("Loop", "Scan") else None
         if attribute is not None and attribute.type is onnx_ir.AttributeType.GRAPH:
-            body, given = attribute.as_graph(), list(node.inputs)
-            states = len(given) - node.attributes.get_int("num_scan_inputs", 0)
-            for at, (inner, outer) in enumerate(zip(body.inputs, given, strict=False)):
+            body, operands = attribute.as_graph(), list(node.inputs)
+            states = len(operands) - node.attributes.get_int("num_scan_inputs", 0)
+            for at, (inner, outer) in enumerate(zip(body.inputs, operands, strict=False)):
                 yield inner, (outer, at >= states)
 
 
 def _sources(
     node: onnx_ir.Node, value: onnx_ir.Value, axis: int, model: LoadedModel
 ) -> Iterator[tuple[onnx_ir.Value, int]]:
-    """Yield the inputs of a node that have an axis of its output, each with its own number of the axis."""
+    """Yield the inputs of a node that have an axis of its output, each with the axis's index in that input."""
     first = node.inputs[0] if node.inputs else None
     if traits_of(node.domain, node.op_type, model.opsets.get(node.domain, 1)).axes is not None:
-        shapes = [each.shape for each in (*node.inputs, *node.outputs) if each is not None]
+        shapes = [port.shape for port in (*node.inputs, *node.outputs) if port is not None]
         rank = max(len(shape or ()) for shape in shapes)
         for operand in node.inputs:
             missing = 0 if operand is None or operand.shape is None else rank - len(operand.shape)
-            if operand is not None and axis >= missing:  # broadcasting puts axes before those of the operand
+            if operand is not None and axis >= missing:  # broadcasting prepends axes
                 yield operand, axis - missing
-    elif first is not None and not node.domain and (before := _axis_before(node, first, value, axis)) is not None:
-        yield first, before
+    elif first is not None and not node.domain and (source := _input_axis(node, first, value, axis)) is not None:
+        yield first, source
 
 
-def _axis_before(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis: int) -> int | None:
-    """Return the axis of the first input x that becomes this one of the output y, whole; None if that is not sure."""
+def _input_axis(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis: int) -> int | None:
+    """Return the axis of the first input x that becomes, unchanged, this axis of the output y; None if unknown."""
     match node.op_type:
         case "Transpose":
             return node.attributes["perm"].as_ints()[axis] if "perm" in node.attributes else None
@@ -158,7 +158,7 @@ def _before_squeeze(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis
 
 
 def _axis_of_same_size(before: Iterable[Size] | None, after: Iterable[Size] | None, axis: int) -> int | None:
-    """Return the result's axis that is as large as this one, if the sizes before it are the same except for ones."""
+    """Return the axis in `before` of the same size as `axis` in `after`, if the outer sizes other than 1 are equal."""
     if before is None or after is None:
         return None
     before, after = list(before), list(after)
@@ -170,7 +170,7 @@ def _axis_of_same_size(before: Iterable[Size] | None, after: Iterable[Size] | No
 
 
 def _ints(node: onnx_ir.Node, index: int) -> Sequence[int]:
-    """Return the integers of a constant operand; none if it is no constant, or left out."""
+    """Return the integers of a constant operand; empty if it is not constant or absent."""
     value = node.inputs[index] if index < len(node.inputs) else None
     tensor = None if value is None else value.const_value
     return () if tensor is None else [int(number) for number in tensor.numpy().reshape(-1)]

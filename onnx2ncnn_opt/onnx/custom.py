@@ -1,4 +1,4 @@
-"""Operators that become custom layers on request: the program that runs the net brings these layers."""
+"""Operators that become custom layers on request; the user's program implements these layers."""
 
 import difflib
 import re
@@ -35,7 +35,7 @@ class CustomOp(NamedTuple):
 
     @property
     def request(self) -> str:
-        """The text that asks for it, see `parse_custom`."""
+        """The text of this request, see `parse_custom`."""
         attributes = "" if self.attributes is None else f":{','.join(self.attributes)}"
         return f"{qualified(self.domain, self.name)}={self.layer}{attributes}"
 
@@ -45,8 +45,8 @@ class CustomOp(NamedTuple):
 
 
 def parse_custom(requests: Iterable[str]) -> tuple[CustomOp, ...]:
-    """Parse ``DOMAIN::OP[=TYPE][:ATTRIBUTE,...]``, with TYPE being OP by default; UsageError for all other requests."""
-    found: dict[tuple[str, str], CustomOp] = {}
+    """Parse ``DOMAIN::OP[=TYPE][:ATTRIBUTE,...]``; TYPE is OP by default. Raise UsageError for all other requests."""
+    ops: dict[tuple[str, str], CustomOp] = {}
     for request in requests:
         match = re.fullmatch(_REQUEST, request)
         if not match:
@@ -59,14 +59,14 @@ def parse_custom(requests: Iterable[str]) -> tuple[CustomOp, ...]:
             raise UsageError(f"ncnn has a layer {op.layer} itself; give it another type: {request}=My{op.layer}")
         if attributes and (len(set(attributes)) < len(attributes) or len(attributes) > SHAPE_HINTS_ID):
             raise UsageError(f"'{request}' names an attribute twice, or more than {SHAPE_HINTS_ID}")
-        if (op.domain, op.name) in found:
+        if (op.domain, op.name) in ops:
             raise UsageError(f"there are two requests for {qualified(op.domain, op.name)}")
-        found[op.domain, op.name] = op
-    return tuple(found.values())
+        ops[op.domain, op.name] = op
+    return tuple(ops.values())
 
 
 def numbered(ops: Sequence[CustomOp], graph: onnx_ir.Graph) -> tuple[CustomOp, ...]:
-    """Return the requests with all attributes, as listed or sorted by name; UsageError for unknown operators."""
+    """Return the requests with all attributes, as listed or sorted by name; raise UsageError for unknown operators."""
     nodes: dict[tuple[str, str], set[str]] = {}
     for node in graph.all_nodes():
         nodes.setdefault((node.domain, node.op_type), set()).update(node.attributes)
@@ -89,7 +89,7 @@ def numbered(ops: Sequence[CustomOp], graph: onnx_ir.Graph) -> tuple[CustomOp, .
 def import_custom(
     im: ImportContext, op: CustomOp, node: onnx_ir.Node, operands: Sequence[Item | None]
 ) -> tuple[Tensor | None, ...]:
-    """Return the results of a node as a layer: its operands as they are, its outputs of the declared shapes."""
+    """Return the results of a custom layer that reads a node's operands; its outputs have the declared shapes."""
     while operands and operands[-1] is None:
         operands = operands[:-1]
     inputs = [_natural(im, operand) for operand in operands]
@@ -108,7 +108,7 @@ def import_custom(
 
 
 def _natural(im: ImportContext, operand: Item | None) -> tuple[Blob, int | None]:
-    """Return an operand with every axis but its batch axis as a dim, and the batch axis; constants have none."""
+    """Return an operand with every axis except its batch axis as a dim, and the batch axis; constants have none."""
     if operand is None:
         reason = "an input is left out before others, and a layer's inputs have no gaps"
         raise im.refuse(reason, "give the operator every input up to the last one that it has")
@@ -126,7 +126,7 @@ def _natural(im: ImportContext, operand: Item | None) -> tuple[Blob, int | None]
 
 
 def _params(im: ImportContext, op: CustomOp, node: onnx_ir.Node) -> dict[int, Any]:
-    """Return the attributes as parameters by number."""
+    """Return the attributes as parameters by id."""
     assert op.attributes is not None
     params: dict[int, Any] = {}
     for name, attribute in node.attributes.items():
@@ -147,12 +147,12 @@ def _params(im: ImportContext, op: CustomOp, node: onnx_ir.Node) -> dict[int, An
 
 
 def _result(im: ImportContext, value: onnx_ir.Value, axis: int | None, count: Dim) -> View:
-    """Return the view of an output: of the shape that the model declares, with the batch of the inputs."""
+    """Return the view of an output: it has the declared shape and the batch of the inputs."""
     declared, name = im.declared_shape(value), value.name
     if declared is None or 0 in declared or None in declared[axis or 0 : (axis or 0) + 1]:
         hint = "declare it in the graph's value_info (torch: setType in the symbolic function)"
         raise im.refuse(f"the model does not say which shape its output {name} has", hint)
-    # A declared size that is not in sizes of the inputs is known only at run time.
+    # A declared size that does not follow from the sizes of the inputs is known only at run time.
     shape = tuple(symbol(f"{name}.{i}") if size is None else size for i, size in enumerate(declared))
     batch = axis if axis is not None and axis < len(shape) > 1 and shape[axis] == count else None
     if batch is None and count != 1:
@@ -165,7 +165,7 @@ def _result(im: ImportContext, value: onnx_ir.Value, axis: int | None, count: Di
 
 
 def _dtype(value: onnx_ir.Value) -> np.dtype[np.generic]:
-    """Return the declared type; float32 if there is none. Integers come as float32, as they do from other layers."""
+    """Return the declared type, by default float32. Layers output integers as float32."""
     if value.dtype in (None, onnx_ir.DataType.UNDEFINED):
         return np.dtype(np.float32)
     dtype = value.dtype.numpy()

@@ -1,4 +1,4 @@
-"""Walks an ONNX graph and builds the ncnn graph: constants fold, views stay lazy until a layout is needed."""
+"""Import of an ONNX graph into an ncnn graph: constants fold, views stay lazy until a layer needs a layout."""
 
 from __future__ import annotations
 
@@ -51,32 +51,31 @@ from onnx2ncnn_opt.progress import counted
 
 MOST_INLINED = 20_000  # nodes of all loops; larger nets are useless
 
-
-# What to do without an operator of ONNX, by its domain.
+# Advice for operators that ncnn lacks, by domain.
 _ADVICE = {"": "", "ai.onnx.preview": "", "ai.onnx.ml": ": run it in ONNX Runtime, and export the neural network alone"}
 
 
 @dataclass(eq=False)
 class _Equal(Exception):
-    """Raised by the walk: operators demand these `sizes` of dynamic dimensions."""
+    """Raised during the import: operators demand these `sizes` of dynamic dimensions."""
 
     sizes: Mapping[str, Dim]
 
 
 class Port(NamedTuple):
-    """One input or output of the model: its ONNX name, shape and type, and the blob that stands for it."""
+    """One input or output of the model: its ONNX name, shape and type, and its blob in the net."""
 
     name: str
     blob: Blob
     shape: Shape
     dtype: np.dtype[np.generic]
-    batch_axis: int | None  # the ONNX axis that is the Mat's batch count, not a dim; None if the array goes as it is
+    batch_axis: int | None  # the ONNX axis that is the Mat's batch count; None if all axes are dims
     element: str  # the type of the Mat's elements
     length: tuple[str, str] | None = None  # see the manifest's `Entry`
 
     @property
     def free_batch(self) -> str | None:
-        """The name of a dynamic batch that is no part of the net; None if there is none."""
+        """The name of a dynamic batch that the net is independent of; None if there is none."""
         size = None if self.batch_axis is None else self.shape[self.batch_axis]
         return str(size) if isinstance(size, Sym) and self.blob.batch == 1 else None
 
@@ -84,7 +83,7 @@ class Port(NamedTuple):
 class Imported(NamedTuple):
     """The ncnn graph of a model, and its inputs and outputs in ONNX order.
 
-    `model` is the given one, or the part of it before the `tail`.
+    `model` is the imported model, or its part before the `tail`.
     """
 
     graph: Graph
@@ -107,59 +106,59 @@ def import_model(
 ) -> Imported:
     """Map a loaded model to ncnn layers, and optimise only where that costs no layer.
 
-    `batch_axes` says for inputs by name which axis is the Mat's batch count (None: no axis), where the analysis of
-    `onnx.batch` is not to decide. `types` is the table of layers, which becomes the graph's. `custom` operators become
-    layers of their own. Unless `tail` is "never", a tail may have nodes that ncnn cannot express, with "auto" also
-    those of many layers; the model's graph then ends before them. Raises UnsupportedError with every other such node,
-    and UsageError if `batch_axes` names no input, or `custom` an operator that the model does not have.
+    `batch_axes` fixes for inputs by name which axis is the Mat's batch count (None: no axis); `onnx.batch` infers the
+    others. `types` is the graph's table of layers. `custom` operators become layers of their own. Unless `tail` is
+    "never", nodes that ncnn cannot express may move to a tail, with "auto" also nodes of many layers; the model's graph
+    then ends before them. Raises UnsupportedError with all other such nodes, and UsageError if `batch_axes` names no
+    input, or `custom` an operator that the model does not have.
     """
 
-    def walked(model: LoadedModel) -> _Import:
-        axes = {info.name: told[info.name] for info in model.net_inputs if info.name in told}
-        walk = _Import(model, axes, types, custom, is_short=tail == "auto")
-        demanded = walk.attempt()
-        return walked(model.bound(demanded)) if demanded else walk
+    def attempted(model: LoadedModel) -> _Import:
+        axes = {info.name: requested[info.name] for info in model.net_inputs if info.name in requested}
+        whole = _Import(model, axes, types, custom, is_short=tail == "auto")
+        demanded = whole.attempt()
+        return attempted(model.bound(demanded)) if demanded else whole
 
     def imported(
-        walk: _Import, one: _Import | None = None, nodes: Collection[onnx_ir.Node] = ()
+        whole: _Import, single: _Import | None = None, nodes: Collection[onnx_ir.Node] = ()
     ) -> tuple[Imported | None, _Import | None]:
-        """Return the net, and the import of one item, if the batch is free and that has refused nodes.
+        """Return the net. If the batch is free but the import of a single item refused nodes, also return that import.
 
-        `one` is that of the model with a tail of these nodes.
+        The argument `single` is that import from before `nodes` moved to a tail.
         """
-        result, batch = walk.imported(), walk.free_batch()
+        result, batch = whole.imported(), whole.free_batch()
         if batch is None:
             return result, None
         axes = {name: output.axis for name, output in batch.outputs.items()}
-        bound, inputs = walk.model.bound({batch.name: 1}), {**walk.told, **batch.inputs}
-        if one is None or not one.leave(nodes, bound, axes) or one.told != inputs:
-            one = _Import(bound, inputs, types, custom, axes, is_short=tail == "auto")
-            if one.attempt():
+        bound, inputs = whole.model.bound({batch.name: 1}), {**whole.requested_axes, **batch.inputs}
+        if single is None or not single.leave(nodes, bound, axes) or single.requested_axes != inputs:
+            single = _Import(bound, inputs, types, custom, axes, is_short=tail == "auto")
+            if single.attempt():
                 return result, None
-        single = one.imported()
-        return (single and _with_batch(single, walk.model, batch)) or result, None if single else one
+        net = single.imported()
+        return (net and _with_batch(net, whole.model, batch)) or result, None if net else single
 
-    told = batch_axes or {}
-    _check_names(told, model)
-    walk = walked(model)
-    result, one = imported(walk)
+    requested = batch_axes or {}
+    _check_names(requested, model)
+    whole = attempted(model)
+    result, single = imported(whole)
     if result is not None:
         return result
-    if tail == "never" or walk.is_broken:
-        raise walk.error()
+    if tail == "never" or whole.is_broken:
+        raise whole.error()
     try:
-        found, nodes = split(model, walk.seen(one))
+        extracted, nodes = split(model, whole.seen(single))
     except UnsupportedError:
-        if not (one or walk).is_limited:
+        if not (single or whole).is_limited:
             raise
-        return import_model(model, batch_axes=told, types=types, custom=custom, tail="only-needed")
-    rest = found.without(model)
-    if walk.model is not model or not walk.leave(nodes, rest, {}):
-        walk = walked(rest)
-    result, _ = imported(walk, one, nodes)
+        return import_model(model, batch_axes=requested, types=types, custom=custom, tail="only-needed")
+    head = extracted.without(model)
+    if whole.model is not model or not whole.leave(nodes, head, {}):
+        whole = attempted(head)
+    result, _ = imported(whole, single, nodes)
     if result is None:
-        raise walk.error()
-    return result._replace(tail=found)
+        raise whole.error()
+    return result._replace(tail=extracted)
 
 
 def _check_names(batch_axes: Mapping[str, int | None], model: LoadedModel) -> None:
@@ -169,12 +168,12 @@ def _check_names(batch_axes: Mapping[str, int | None], model: LoadedModel) -> No
 
 
 def _with_batch(one: Imported, model: LoadedModel, batch: Batch) -> Imported | None:
-    """Return the net of one item as the net of any batch, which ncnn runs item by item; None if that is another net."""
-    # In the net too, exactly those outputs that have items have to depend on inputs that have items.
+    """Return the net of one item as the net of any batch, which ncnn runs item by item; None if the nets differ."""
+    # In the net, too, an output has to depend on inputs that have items exactly if it has items.
     reached = computed_from(one.graph, [port.blob for port in one.inputs if port.name in batch.inputs])
     if any((port.blob in reached) != (batch.outputs[port.name].axis is not None) for port in one.outputs):
         return None
-    if any(blob.batch != 1 for blob in reached):  # a Mat has one batch, and a layer makes another of an axis
+    if any(blob.batch != 1 for blob in reached):  # a layer turns an axis into a batch, and a Mat has only one batch
         return None
     shapes = {info.name: info.shape for info in model.inputs}
     return one._replace(
@@ -184,7 +183,7 @@ def _with_batch(one: Imported, model: LoadedModel, batch: Batch) -> Imported | N
 
 
 class _Ends(ImportContext):
-    """The inputs and outputs of a model on its way into a net, and the values between them."""
+    """The state of an import, and its inputs and outputs."""
 
     def __init__(
         self,
@@ -196,15 +195,15 @@ class _Ends(ImportContext):
         *,
         is_short: bool = False,
     ) -> None:
-        """With `is_short`, nodes that would be many layers are refused if a tail can have them."""
+        """With `is_short`, refuse nodes that would be many layers if a tail can have them."""
         super().__init__(model, types)
-        self.told = batch_axes
+        self.requested_axes = batch_axes
         self.is_limited = False  # such a node was refused
         self.is_broken = False  # a node breaks its operator's definition, so no tail computes it either
         self._output_axes = output_axes or {}
         self._is_short = is_short
-        self._most = math.inf  # layers of the graph while a node is imported
-        # What a batch sees of each node, if a dimension is dynamic.
+        self._most = math.inf  # limit of the graph's layers while a node is imported
+        # Arguments of `Batch.see` for each node, if a dimension is dynamic.
         self._seen: list[tuple[onnx_ir.Node, ItemRule | None, Sequence[Item | None], Sequence[Item | None]]] = []
         self._is_dynamic = any(isinstance(size, Sym) for info in model.net_inputs for size in info.shape)
         self._custom = {(op.domain, op.name): op for op in numbered(custom, model.graph)}
@@ -213,7 +212,7 @@ class _Ends(ImportContext):
         self._tainted: set[str] = set()  # values that depend on a refused node
         self._refused_nodes: set[onnx_ir.Node] = set()
         self._lost: set[str] = set()  # inputs and outputs that no Mat can hold
-        self._made: dict[onnx_ir.Node | None, list[Layer]] = {}  # the layers of a node, and of the outputs, backwards
+        self._made: dict[onnx_ir.Node | None, list[Layer]] = {}  # the layers of a node (None: outputs), last first
         self._bounding: set[onnx_ir.Node | None] = set()  # nodes that demand a minimum
         lengths = past_lengths(model.net_inputs)
         self._inner, self._outer = (lengths.inner, lengths.outer) if lengths else ({}, {})
@@ -244,10 +243,10 @@ class _Ends(ImportContext):
         return tuple(ports)
 
     def _batch_axis(self, info: InputInfo) -> int | None:
-        """Return the axis of an input that is the Mat's batch: as told, else as operators tell, else a first 1."""
+        """Return the axis of an input that is the Mat's batch: requested, inferred, or a first axis of size 1."""
         rank = len(info.shape)
-        if info.name in self.told:
-            axis = self.told[info.name]
+        if info.name in self.requested_axes:
+            axis = self.requested_axes[info.name]
             if axis is not None and not -rank <= axis < rank:
                 raise UsageError(f"input '{info.name}' has no axis {axis}: its rank is {rank}")
             return None if axis is None else axis % rank
@@ -257,7 +256,7 @@ class _Ends(ImportContext):
         ports = []
         for info in self.model.outputs:
             value = self._values[info.name]
-            if value is None:  # a node that was refused should have made it
+            if value is None:  # its producer was refused
                 continue
             self._label = info.name
             try:
@@ -279,15 +278,15 @@ class _Ends(ImportContext):
             ports.append(Port(info.name, blob, shape, dtype, batch, element_type(x.dtype)))
         return tuple(ports)
 
-    def _output_layout(self, x: Tensor, told: int | None = None) -> tuple[Layout, int | None]:
-        """Return the layout in which an output leaves the net, and its batch axis: as told, else the cheapest one."""
+    def _output_layout(self, x: Tensor, requested: int | None = None) -> tuple[Layout, int | None]:
+        """Return the layout in which an output leaves the net, and its batch axis: as requested, else the cheapest."""
         one = [axis for axis in range(x.rank) if x.shape[axis] == 1]
         batches: list[int | None] = [*(a for a in one if a == 0 and x.rank > 1), None, *(a for a in one if a != 0)]
-        if x.batch_axis is not None and x.rank > 1:  # a Mat has a dim besides its batch
+        if x.batch_axis is not None and x.rank > 1:  # a Mat needs a dim in addition to its batch
             batches = [x.batch_axis, *batches]
-        if x.rank > MAX_DIMS:  # one axis more than a Mat has dims
+        if x.rank > MAX_DIMS:  # one axis has to be the batch
             batches += [axis for axis, size in enumerate(x.shape) if isinstance(size, int)]
-        layouts = [(Layout.plain(x.rank, batch), batch) for batch in (batches if told is None else [told])]
+        layouts = [(Layout.plain(x.rank, batch), batch) for batch in (batches if requested is None else [requested])]
         options = [(layout, batch) for layout, batch in layouts if len(layout.dims) <= MAX_DIMS]
         if not options:
             reason = f"shape {shape_text(x.shape)} has more than four axes besides the batch"
@@ -301,14 +300,14 @@ class _Ends(ImportContext):
 
 
 class _Import(_Ends):
-    """One model on its way into a net, node by node."""
+    """The import of one model, node by node."""
 
-    _misfit = ""  # the first node that shows that the model does not take the sizes that were given
+    _misfit = ""  # the message for the first node that does not accept the sizes given by the caller
     _inlined = 0
     _budget: MemoryBudget
 
     def attempt(self) -> Mapping[str, Dim]:
-        """Import every node, then the outputs; return the sizes that operators demand, if these are other ones."""
+        """Import every node, then the outputs; or return other sizes of dynamic dimensions that an operator demands."""
         self._ports = self._inputs()
         constants = _initializers(self.model.graph)
         self._values.update(constants)
@@ -330,13 +329,13 @@ class _Import(_Ends):
         """Return the net; None if nodes were refused."""
         if self._refused:
             return None
-        # No blob is to be empty: a window is not larger than its axis, a slice has an element.
+        # No blob may be empty: a window is not larger than its axis, a slice has an element.
         self._minimum = {named((size,), self._outer)[0]: least for size, least in self._minimum.items()}
         shapes = [blob.shape or () for layer in self.graph for blob in layer.outputs]
         dynamic = {size for shape in shapes for size in named(shape, self._outer) if isinstance(size, Sym)}
         for size in sorted(dynamic, key=lambda size: (len(size.names()), str(size))):
             self.demand(size, 1)
-        drop_unused(self.graph)  # layers that only fed shapes, which ONNX Runtime refuses just so, or refused branches
+        drop_unused(self.graph)  # layers that only shapes or refused branches read; ONNX Runtime checks the shapes, too
         custom = tuple(self._custom.values())
         return Imported(self.graph, self._ports, self._ends, custom, self._minimum, self._kept, self.model)
 
@@ -345,12 +344,12 @@ class _Import(_Ends):
         return UnsupportedError(self._refused, *self._cut_advice())
 
     def seen(self, one: _Import | None) -> Walk:
-        """Return what became of the model; nodes that `one` item does not refuse need no tail."""
-        walk = one or self
-        return Walk(walk._refused, self.error, self._values, walk._refused_nodes, walk._lost)
+        """Return the result for `split`. A tail needs only nodes that the import of `one` item refuses."""
+        source = one or self
+        return Walk(source._refused, self.error, self._values, source._refused_nodes, source._lost)
 
     def leave(self, nodes: Collection[onnx_ir.Node], model: LoadedModel, output_axes: Mapping[str, int | None]) -> bool:
-        """Become the import of the model without these nodes; return False if others show that they were there."""
+        """Become the import of the model without these nodes; return False if other nodes' layers depend on them."""
         left, nodes = {info.name for info in model.net_inputs}, set(nodes)
         gone = [port.blob.producer for port in self._ports if port.name not in left]
         if not self._refused_nodes <= nodes or not self._bounding.isdisjoint({None, *nodes}):
@@ -363,9 +362,9 @@ class _Import(_Ends):
             self.graph.remove(layer)
             self._names.release(*(blob.name for blob in layer.outputs))
         caches: tuple[dict[Any, Blob], ...] = self._layouts, self._memory, self._ones
-        for known in caches:
-            for key in [key for key, blob in known.items() if blob.producer and blob.producer.graph is None]:
-                del known[key]
+        for cache in caches:
+            for key in [key for key, blob in cache.items() if blob.producer and blob.producer.graph is None]:
+                del cache[key]
         named = {blob.name: blob for layer in self.graph for blob in layer.outputs}
         for info in model.outputs:
             x, blob = self._values[info.name], named.get(info.name)
@@ -373,21 +372,21 @@ class _Import(_Ends):
                 continue
             if blob is not x.blob:
                 return False
-            if not blob.is_input:  # inner values have the names of the model's, outputs get them at the end
+            if not blob.is_input:  # `_outputs` names it again
                 self._rename(blob, self._names.take(f"{blob.producer.traced[0]}_out"))
-        inner = {each for node in nodes for each in nodes_of(node)}
-        self._seen = [seen for seen in self._seen if seen[0] not in inner]
+        removed = {inner for node in nodes for inner in nodes_of(node)}
+        self._seen = [seen for seen in self._seen if seen[0] not in removed]
         self._ports = tuple(port for port in self._ports if port.name in left)
         self._open_inputs = [blob for blob in self._open_inputs if blob.producer and blob.producer.graph]
-        self.told = {name: axis for name, axis in self.told.items() if name in left}
+        self.requested_axes = {name: axis for name, axis in self.requested_axes.items() if name in left}
         self.model, self._refused, self._output_axes = model, [], output_axes
         self._ends = self._outputs()
         return True
 
     def free_batch(self) -> Batch | None:
-        """Return a dynamic batch whose items stay apart in all of the model, so that it need not be part of the net."""
+        """Return a dynamic batch whose items stay apart in the whole model, so the net need not know its size."""
         outputs = {info.name: self._values.get(info.name) for info in self.model.outputs}
-        for batch in dynamic_batches(self.model, self.told, self._preferred):
+        for batch in dynamic_batches(self.model, self.requested_axes, self._preferred):
             for port in self._ports:
                 x = self._values[port.name]
                 assert isinstance(x, Tensor)
@@ -435,8 +434,8 @@ class _Import(_Ends):
             self._tainted.update(filter(None, outputs))
         if is_refused and not poisoned:
             results = self._stand_ins(node, operands)
-        is_sound = not is_refused or (not node.domain and misfit(node, self.opset) is None)
-        if self._is_dynamic and is_sound and not poisoned:
+        is_valid = not is_refused or (not node.domain and misfit(node, self.opset) is None)
+        if self._is_dynamic and is_valid and not poisoned:
             rule = traits_of(node.domain, node.op_type, self.model.opsets.get(node.domain, 1)).items
             self._seen.append((node, rule, operands, results))
         return results
@@ -446,11 +445,11 @@ class _Import(_Ends):
         return Readers(self.model.graph, lambda node: node.op_type in ("Shape", "Size"))
 
     def _refuse_indices(self) -> None:
-        """Refuse nodes that make indices if those that pick by them are many layers, and a tail can have all."""
+        """Refuse nodes that compute indices if the nodes that read these are many layers, and a tail can have all."""
         for node in self.model.graph:
             if node.op_type in INDICES and self._made[node] and node in self._readers.movable:
-                picks = [each for each in self._readers.after([node]) if each.op_type in PICKS]
-                count = sum(len(self._made[each]) for each in picks)
+                picks = [user for user in self._readers.after([node]) if user.op_type in PICKS]
+                count = sum(len(self._made[pick]) for pick in picks)
                 if count > 2 * MANY_LAYERS and node not in self._refused_nodes:
                     self._label, self.is_limited = label(node), True
                     self._refuse(node, f"with the nodes that pick by its indices it would be {count} layers")
@@ -463,15 +462,15 @@ class _Import(_Ends):
         return super()._append(layer, results)
 
     def _make_int8(self, layer: Layer | None, known: Int8) -> None:
-        """Turn the layer of a product into int8, if ncnn has it; the weights are multiples of its steps."""
+        """Turn the layer of a product into int8 if ncnn has such a layer; its weights are multiples of the scales."""
         while layer is not None and layer.type not in PRODUCTS and layer.inputs and layer.traced == (self._label,):
             layer = layer.inputs[0].producer
         if layer is None or layer.traced != (self._label,) or not layer.weights:
             return
-        made, reason = imported_int8(layer, known.scales, known.input_scale, is_positive=known.is_positive)
+        converted, reason = imported_int8(layer, known.scales, known.input_scale, is_positive=known.is_positive)
         self._kept[layer.name] = known.reason or reason
-        if made is not None and not known.reason:
-            layer.params, layer.weights = made.params, made.weights
+        if converted is not None and not known.reason:
+            layer.params, layer.weights = converted.params, converted.weights
 
     def _attempt(self, node: onnx_ir.Node, operands: list[Item | None] | None) -> Sequence[Item | None]:
         """Return the results of a node; None for each, and a refusal, if ncnn cannot express it."""
@@ -480,7 +479,7 @@ class _Import(_Ends):
                 results = self._results(node, operands)
                 check_results(node, results)
                 return results
-            # No operands, as a node before was refused: unless this one would fold, it needs an importer.
+            # An operand is missing because its producer was refused: unless this node would fold, it needs an importer.
             if not folds(node.domain, node.op_type, self.opset) and (node.domain, node.op_type) not in self._custom:
                 self._known(node)
         except MissingOperand:
@@ -511,7 +510,7 @@ class _Import(_Ends):
         self._refused.append(Unsupported(self._label, qualified(node.domain, node.op_type), reason, hint))
 
     def _stand_ins(self, node: onnx_ir.Node, operands: Sequence[Item | None]) -> Sequence[Item | None]:
-        """Return tensors in place of a refused node's results; None where the shape is unknown."""
+        """Return tensors in place of a refused node's results; None if the shape is unknown."""
         results: list[Item | None] = [None] * len(node.outputs)
         for i, inferred in enumerate(inferred_outputs(node, operands, self.model.opsets)):
             if inferred is not None and (name := node.outputs[i].name):
@@ -522,7 +521,7 @@ class _Import(_Ends):
         return results
 
     def _cut_advice(self) -> tuple[str, Sequence[str]]:
-        """Return how to convert the nodes before all refused ones, and their values; empty if each has a hint."""
+        """Return advice on converting the nodes before the refused ones, and where to cut; empty if each has a hint."""
         sound = [node for node in self.model.graph if self._tainted.isdisjoint(_names(node.outputs))]
         tainted = set(self.model.graph).difference(sound)
         wanted = {info.name for info in self.model.outputs}.union(*map(_read_names, tainted)) - {""}
@@ -568,8 +567,8 @@ class _Import(_Ends):
         op = self._known(node)
         if not op.is_foreign:
             return call(self, op, node, operands)
-        what = f"the importer of {op.qualified_name} of the plug-in {op.function.__module__}"
-        with plugged(f"{what}, for node '{self._label}',", Refusal, MissingOperand, ShapeError, GraphError):
+        importer = f"the importer of {op.qualified_name} of the plug-in {op.function.__module__}"
+        with plugged(f"{importer}, for node '{self._label}',", Refusal, MissingOperand, ShapeError, GraphError):
             results = call(self, op, node, operands)
             for result in results:
                 if not isinstance(result, (Tensor, Constant, SymbolicTensor, TensorSequence, NoneType)):
@@ -622,7 +621,7 @@ class _Import(_Ends):
         return done
 
     def _name_blob(self, value: Item | None, name: str) -> None:
-        """Let the blob that a node made carry the name of the node's output."""
+        """Name a node's result blob after the node's output."""
         if not isinstance(value, Tensor) or value.blob.producer is None or value.blob.producer.type == "Input":
             return
         is_output = any(info.name == name for info in self.model.outputs)
@@ -636,7 +635,7 @@ def _initializers(graph: onnx_ir.Graph) -> dict[str, Constant]:
 
 
 def _names(values: Iterable[onnx_ir.Value | None]) -> list[str]:
-    """Return the names of values, empty for those that are left out."""
+    """Return the names of values, empty for absent ones."""
     return ["" if value is None else value.name or "" for value in values]
 
 

@@ -1,10 +1,10 @@
 """Proof that the items of a batch stay apart.
 
-ncnn runs a net over a Mat's batch, item by item. So a model with a dynamic batch can be converted as if it had one
-item, which costs no layer, if item i of its outputs depends on item i of its inputs alone. `Batch` proves that node by
-node, with the rules that importers give as ``items=`` (`onnx.registry`). A rule names the axis of the items in results.
-A tensor is the same for each item, or, seen as ``[before, batch, after]``, its part ``[:, i]`` is what the model
-computes for item i alone. An operator without a rule leaves its results unknown.
+ncnn runs a net over a Mat's batch, item by item. If item i of the outputs depends only on item i of the inputs, a model
+with a dynamic batch becomes the net of one item, without additional layers. `Batch` proves that node by node, with the
+rules that importers register as ``items=`` (`onnx.registry`). A rule returns the axis of the items in results.
+A tensor is the same for each item, or has items: reshaped to ``[before, batch, after]``, its slice ``[:, i]`` is the
+value that the model computes for item i alone. The results of an operator without a rule are unknown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, at_least, axis_index, exact_di
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.value import Constant, Item, SymbolicTensor, Tensor, TensorSequence
 
-if TYPE_CHECKING:  # `optimize` imports the registry, and nothing of ONNX
+if TYPE_CHECKING:  # `optimize` imports the registry without onnx_ir
     import onnx_ir
 
 
@@ -28,13 +28,13 @@ class ItemsMixed(Exception):
 
 
 class Items(NamedTuple):
-    """The place of the items in a tensor, and whether they depend on inputs, not only on how many there are."""
+    """The place of the items in a tensor; `fed` if they depend on the inputs, not only on the number of items."""
 
     before: Dim
     fed: bool
 
 
-_UNKNOWN = "nothing is known"
+_UNKNOWN = "unknown"
 
 
 class Output(NamedTuple):
@@ -51,7 +51,7 @@ def _shape_of(item: Item | None) -> Shape:
 
 
 class Indices(NamedTuple):
-    """Known integers for each item: `cells` as in a `SymbolicTensor` of `shape`, in which `number` is the item's."""
+    """Known integers for each item: `cells` as in a `SymbolicTensor` of `shape`; `number` is the item's index."""
 
     axis: int
     number: Sym
@@ -59,14 +59,14 @@ class Indices(NamedTuple):
     cells: Array
 
     def own(self, cells: Array, stride: Dim) -> list[Dim]:
-        """Return the cells of the first item; ItemsMixed unless they grow by `stride` from item to item."""
+        """Return the cells of the first item; raise ItemsMixed unless they grow by `stride` from item to item."""
         first = [cell.subs({str(self.number): 0}) if isinstance(cell, Sym) else int(cell) for cell in cells.flat]
         if any(cell - own != self.number * stride for cell, own in zip(cells.flat, first, strict=True)):
             raise ItemsMixed
         return first
 
     def is_within(self, index: Dim, size: Dim) -> bool:
-        """Return True if an index is, at each of its places, an index of an axis of `size`."""
+        """Return True if an index is, at all positions, inside an axis of `size`."""
         last = {f"#{len(self.shape) - 1 - axis}": size - 1 for axis, size in enumerate(self.shape)}
         if isinstance(index, int):
             return index >= 0 and at_least(size - 1 - index, 0)
@@ -76,17 +76,17 @@ class Indices(NamedTuple):
 
 @dataclass
 class NodeView:
-    """A node as its rule sees it."""
+    """The view of a node that its rule gets."""
 
     batch: Batch
     node: onnx_ir.Node
     operands: Sequence[Item | None]
     results: Sequence[Item | None]
     outer: set[Dim] = field(default_factory=set)  # outer repetitions of the batch
-    is_batch: bool = False  # set by rules of operators for which the axis is a batch, and no other axis would do
+    is_batch: bool = False  # set by rules of operators that require the axis to be a batch
 
     def operand(self, index: int) -> Item | None:
-        """Return an operand, None if it is left out."""
+        """Return an operand, None if it is absent."""
         return self.operands[index] if index < len(self.operands) else None
 
     def shape(self, index: int) -> Shape:
@@ -94,7 +94,7 @@ class NodeView:
         return _shape_of(self.operand(index))
 
     def axis(self, index: int) -> int | None:
-        """Return the axis of an operand that has the items; None for no operand, or one that is the same for each."""
+        """Return the axis of an operand that has the items; None if it is absent or the same for each item."""
         known = self.batch.known(self.operand(index))
         if isinstance(known, str):
             raise ItemsMixed
@@ -109,7 +109,7 @@ class NodeView:
         return axis
 
     def only(self, *indices: int) -> None:
-        """Raise ItemsMixed if operands besides these have items."""
+        """Raise ItemsMixed if operands other than these have items."""
         if any(self.axis(i) is not None for i in range(len(self.operands)) if i not in indices):
             raise ItemsMixed
 
@@ -126,7 +126,7 @@ class NodeView:
         return Indices(axis, number, operand.shape, cells)
 
     def inner(self, index: int) -> Dim:
-        """Return how many consecutive elements of its axis each item has."""
+        """Return the number of consecutive elements of the operand's axis that each item has."""
         axis = self.axis(index)
         size = None if axis is None else exact_div(self.shape(index)[axis], self.batch.size)
         if size is None or self.outer != {1}:
@@ -134,7 +134,7 @@ class NodeView:
         return size
 
     def ints(self, attribute: str, index: int = 0) -> tuple[int, ...] | None:
-        """Integers that are an attribute or, since some opset, a constant operand; None if there are none."""
+        """Return the integers of an attribute or, in newer opsets, a constant operand; None if both are absent."""
         if attribute in self.node.attributes:
             value = self.node.attributes[attribute]
             return (value.as_int(),) if value.type.name == "INT" else tuple(value.as_ints())
@@ -166,16 +166,16 @@ class NodeView:
         return axis
 
 
-# The axis of the items in all results, or in each one of them (-1: nothing is known); raises ItemsMixed.
-# None says that the results have the elements of the first operand in the same order.
+# Returns the axis of the items in all results, or one axis for each of them (-1: unknown); raises ItemsMixed.
+# None: the results have the elements of the first operand in the same order.
 ItemRule: TypeAlias = Callable[[NodeView], "Sequence[int | None] | int | None"]
 
 
 class Batch:
-    """The proof for one dynamic batch, which is given the nodes in order."""
+    """The proof for one dynamic batch; the importer passes it the nodes in order."""
 
     def __init__(self, size: Sym, inputs: Mapping[str, int], *, is_known: bool) -> None:
-        """`size` is one symbol, and `inputs` have the batch as this axis; `is_known` says that it surely is one."""
+        """`size` is one symbol, and `inputs` have it as this axis; `is_known`: it certainly is a batch."""
         [self.name] = size.names()
         self.size = size
         self.inputs = inputs
@@ -202,20 +202,20 @@ class Batch:
             return
         if rule is None:
             return
-        seen = NodeView(self, node, operands, results)
+        view = NodeView(self, node, operands, results)
         try:
-            axes = rule(seen)
+            axes = rule(view)
         except ItemsMixed:
             return
-        self._is_known |= seen.is_batch
-        fed = any(isinstance(each, Items) and each.fed for each in known)
+        self._is_known |= view.is_batch
+        fed = any(isinstance(items, Items) and items.fed for items in known)
         if axes is None:
             place = known[0] if isinstance(known[0], Items) else _UNKNOWN
             self._known.update((result, place) for result in results if isinstance(result, Tensor))
             return
-        if len(seen.outer) > 1:
+        if len(view.outer) > 1:
             return
-        (outer,) = seen.outer or {1}
+        (outer,) = view.outer or {1}
         for result, axis in zip(results, [axes] * len(results) if isinstance(axes, int) else axes, strict=False):
             if not isinstance(result, Tensor) or axis is None or self.place(result.shape) != axis:
                 continue
@@ -223,8 +223,8 @@ class Batch:
                 self._known[result] = Items(product(result.shape[:axis]) * outer, fed)
 
     def is_free(self, outputs: Mapping[str, Item | None], minimum: Collection[Dim]) -> bool:
-        """Return True if the model is that of one item, applied to each; then `self.outputs` describes the outputs."""
-        # Below its `minimum`, a dimension makes another net: then one item may be special.
+        """Return True if the model computes each item on its own; then set `self.outputs`."""
+        # Below its `minimum`, a dimension leads to another net, so a batch of one item may be special.
         if not self._is_known or any(map(self.depends, minimum)):
             return False
         try:
@@ -267,7 +267,7 @@ class Batch:
         return None if inner is None or self.depends(inner) else dependent[0]
 
     def depends(self, size: Dim) -> bool:
-        """Return True if a size, or another number, is not the same for each batch."""
+        """Return True if a size, or another number, depends on the number of items."""
         return isinstance(size, Sym) and self.name in size.names()
 
 
@@ -294,7 +294,7 @@ def batch(*operands: int, axis: int = 0) -> ItemRule:
 
 
 def kept(seen: NodeView, mixed: Collection[int], sizes: Collection[int] = ()) -> int:
-    """Return the axis of operand 0's items; ItemsMixed if it is `mixed`, or if others than result `sizes` have any."""
+    """Return the axis of operand 0's items, which is not `mixed`. Other operands have none, except the `sizes`."""
     seen.only(0, *sizes)
     axis, rank = seen.axis(0), len(seen.shape(0))
     if axis is None or axis in {at % rank for at in mixed}:
@@ -303,7 +303,7 @@ def kept(seen: NodeView, mixed: Collection[int], sizes: Collection[int] = ()) ->
 
 
 def along(default: int | tuple[int, ...] | None, attribute: str = "axis", index: int = 0) -> Callable[[NodeView], int]:
-    """Return the rule of operators that combine along axes of an attribute or operand, or `default` (None: all)."""
+    """Return the rule of operators that mix elements along axes: an attribute, an operand, or `default` (None: all)."""
 
     def rule(seen: NodeView) -> int:
         usual = range(len(seen.shape(0))) if default is None else (default,) if isinstance(default, int) else default
@@ -318,7 +318,7 @@ def from_axis(default: int) -> ItemRule:
 
 
 def reduced(default: int | None, attribute: str, index: int = 0) -> ItemRule:
-    """As `along`, for operators that drop these axes unless ``keepdims`` is 1."""
+    """Return the rule of `along` for operators that drop these axes unless ``keepdims`` is 1."""
 
     def rule(seen: NodeView) -> int:
         axis, rank = along(default, attribute, index)(seen), len(seen.shape(0))
@@ -331,12 +331,12 @@ def reduced(default: int | None, attribute: str, index: int = 0) -> ItemRule:
 
 
 def in_order(seen: NodeView) -> None:
-    """Apply the rule of operators that keep the order of the elements, and give them another shape."""
+    """Apply the rule of operators that keep the order of the elements in another shape, such as Reshape."""
     seen.axis(0)
 
 
 def product_of(first: int, second: int) -> ItemRule:
-    """Of numpy.matmul of two operands; the others are scalars or the like."""
+    """Return the rule of numpy.matmul of two operands; the other operands have no items."""
 
     def rule(seen: NodeView) -> int:
         seen.only(first, second)

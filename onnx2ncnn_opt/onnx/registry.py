@@ -1,24 +1,24 @@
-"""The open registry of operator importers: a Python function's signature is the operator's schema.
+"""The registry of operator importers: a Python function's signature is the operator's schema. Plug-ins can add more.
 
 Positional parameters are the operator's inputs, keyword-only parameters its attributes with ONNX's defaults. A
-parameter of either kind can be a NamedTuple with a field for each input or attribute. The annotation of an input is
-checked before the function runs:
+parameter of either kind can be a NamedTuple with a field for each input or attribute. Each input is checked against
+its annotation before the function runs:
 
     x: Tensor             a tensor that exists at run time (a constant becomes a MemoryData blob)
     w: Array              must be constant; arrives as numpy array
     axes: Ints            must be constant integers
     shape: Sizes          integers known up to symbolic sizes
-    v: Value              a tensor, constant or not, the function looks itself
+    v: Value              a tensor, constant or not
     c: Constant           must be constant; arrives with shape and type
     s: TensorSequence     a sequence of tensors
-    i: Item               any of them, dynamic sizes included
+    i: Item               any of these, or a SymbolicTensor
     *xs: Value            all further inputs
     b: Array | None = None   may be absent
 
-An operator may have several importers, each `since` an opset; the newest that the model's opset reaches is used. A
-function is registered for an older opset with the names of `later` parameters: attributes that the operator does not
-have there, and inputs that are attributes there.
-Operators are looked up in `onnx2ncnn_opt.onnx.ops`, which imports what registers them.
+An operator may have several importers, each `since` an opset; the newest one that is not newer than the model's opset
+is used. A function that is registered for an older opset lists `later` parameters: attributes that the operator does
+not have there, and inputs that are attributes there.
+`onnx2ncnn_opt.onnx.ops` imports all importers, and finds the one for a node.
 """
 
 import inspect
@@ -53,26 +53,25 @@ class Input(NamedTuple):
 class Traits(NamedTuple):
     """The facts about an operator that hold for every implementation; verification uses them to draw meaningful inputs.
 
-    `axes` is "same" if each axis of the outputs is that of the inputs, aligned at the last one as in broadcasting. It
-    is "each" if, in addition, each element is computed only from the elements at its place. `errors` says to which
-    quantity rounding errors are relative: the result, 1 (for operators that add numbers to it on the way, as Softplus
-    does), the input (for differences of numbers that may be almost equal), or the input and 1 ("gates", which are
-    functions of sums); "none" if there are none.
+    `axes` is "same" if the outputs have the axes of the inputs, aligned at the last one as in broadcasting. It is
+    "each" if, in addition, each element depends only on the input elements at the same place. Rounding errors are
+    relative to the quantity that `errors` names: "result"; "one" (operators such as Softplus add 1 internally); "input"
+    (differences of numbers that may be almost equal); "gates" (functions of sums: the input and 1). "none": no errors.
     """
 
-    moves: tuple[int, ...] | None = ()  # the inputs whose values the outputs have, moved about (`ALL` of them)
+    moves: tuple[int, ...] | None = ()  # the inputs whose values the outputs have, rearranged (`ALL` of them)
     indexes: int | None = None  # the input that holds indices along the attribute axis of the first one
     domains: Mapping[int, tuple[float, float]] | None = None  # bounds of inputs between which results are finite
     divisor: int | None = None  # an input that the operator divides by
-    counts: int | None = None  # an input that has to count all elements of a mask, if it counts those of one
+    counts: int | None = None  # an input that, if computed from a mask, has to count all elements of the mask
     selects: bool = False  # it compares its inputs, or picks one of them
     jumps: bool = False  # the last bit of an input may decide the result, as in comparisons and rounding
-    quantises: bool = False  # it rounds to so few bits that all later results show it
-    keeps_zeros: bool = False  # it is 0 where its input is, and nowhere else
+    quantises: bool = False  # it rounds to few bits, so all later results show the rounding
+    keeps_zeros: bool = False  # its result is 0 exactly where its input is 0
     axes: Axes | None = None
-    items: ItemRule | None = None  # how the items of a batch stay apart (`onnx/items.py`), unless `axes` says so
+    items: ItemRule | None = None  # the rule for the items of a batch (`onnx/items.py`), unless `axes` implies it
     errors: Errors = "result"
-    folds: bool = False  # it is evaluated if all inputs are constant, as onnx.reference does what ONNX Runtime does
+    folds: bool = False  # folded if all inputs are constant: onnx.reference agrees with ONNX Runtime
 
     def moves_input(self, index: int) -> bool:
         """Return True if the outputs have the values of this input."""
@@ -84,7 +83,7 @@ ALL = None  # as `moves`
 
 @dataclass(frozen=True, eq=False)
 class OnnxOp:
-    """One importer: from which opset on it reads an operator, and how it wants inputs and attributes."""
+    """One importer: the operator, the first opset that it reads, and the declared inputs and attributes."""
 
     name: str
     domain: str
@@ -132,19 +131,19 @@ class OnnxOp:
         return {name: self._hints[name] for name in fixed}
 
     def grouped(self, arguments: Iterable[Any]) -> list[Any]:
-        """Return an argument for each parameter, from one for each input."""
+        """Return an argument for each parameter: those of a group's inputs become one NamedTuple."""
         rest = iter(arguments)
         hints = self._fixed.values()
         return [*(hint(*islice(rest, len(hint._fields))) if _is_group(hint) else next(rest) for hint in hints), *rest]
 
     @cached_property
     def variadic(self) -> Any | None:
-        """The type of all further inputs, None if there are no more."""
+        """The type of all further inputs, None if the function takes no more."""
         return next((self._hints[p.name] for p in self._parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), None)
 
     @property
     def unannotated(self) -> str | None:
-        """The first input whose type the function does not say."""
+        """The first input without a type annotation."""
         inputs = (p for p in self._parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY)
         return next((p.name for p in inputs if p.annotation is inspect.Parameter.empty), None)
 
@@ -156,20 +155,20 @@ class OnnxOp:
 
     @cached_property
     def attributes(self) -> dict[str, Any]:
-        """Attribute names and defaults; `inspect.Parameter.empty` marks one that the node must have."""
-        found = {p.name: p.default for p in self._parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+        """Attribute names and defaults; `inspect.Parameter.empty` marks a required attribute."""
+        defaults = {p.name: p.default for p in self._parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
         for name, group in self.groups.items():
-            del found[name]
-            found |= dict.fromkeys(group._fields, inspect.Parameter.empty) | group._field_defaults
-        return found
+            del defaults[name]
+            defaults |= dict.fromkeys(group._fields, inspect.Parameter.empty) | group._field_defaults
+        return defaults
 
 
 def qualified(domain: str, name: str) -> str:
-    """Return an operator with its domain, if that is not ONNX's own."""
+    """Return an operator's name, with its domain unless that is ONNX's own."""
     return f"{domain}::{name}" if domain else name
 
 
-# Every importer that is registered, by domain and name: each operator's in the order of versions.
+# All registered importers by domain and name; each operator's importers are in the order of versions.
 OPS: dict[tuple[str, str], list[OnnxOp]] = {}
 
 

@@ -1,4 +1,4 @@
-"""The values of an ONNX graph during the import: tensors in ncnn blobs, constants, and known functions of sizes."""
+"""The values of an ONNX graph during the import: tensors in ncnn blobs, constants, and functions of dynamic sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnx2ncnn_opt.ir.view import View
 from onnx2ncnn_opt.ir.weight import Array
 
 Ints: TypeAlias = tuple[int, ...]  # an operand that must be constant integers
-Sizes: TypeAlias = tuple[Dim, ...]  # an operand of integers that are known up to the model's symbolic sizes
+Sizes: TypeAlias = tuple[Dim, ...]  # an operand of integers that may depend on the model's dynamic sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Constant:
-    """A tensor known now."""
+    """A tensor whose values are known during the import."""
 
     array: Array
 
@@ -82,10 +82,10 @@ class Constant:
 
 @dataclass(frozen=True, eq=False)
 class SymbolicTensor:
-    """A tensor known up to the model's dynamic sizes: Shape and its like, Range, zeros of a shape.
+    """A tensor that depends only on the model's dynamic sizes, such as results of Shape, Range or ConstantOfShape.
 
-    `cells` are its elements, `Dim`s or numbers. They broadcast to `shape`: along an axis on which they have size 1 they
-    are all the same except the `axis_index` in them (a Range over n is the one cell ``#0``, and its shape n).
+    `cells` are its elements, `Dim`s or numbers. They broadcast to `shape`. Along an axis of cells of size 1, elements
+    differ only by the `axis_index` in the cell: a Range over n has the one cell ``#0`` and the shape n.
     """
 
     cells: Array
@@ -119,12 +119,12 @@ Item: TypeAlias = Operand | TensorSequence  # any kind of operand
 
 
 def is_float(dtype: np.dtype[np.generic]) -> bool:
-    """Return True if ncnn holds the type as float32: bfloat16 and 8-bit floats are not subtypes of numpy's floating."""
+    """Return True if ncnn stores the type as float32. bfloat16 and 8-bit floats are no subtypes of numpy's floating."""
     return np.issubdtype(dtype, np.floating) or dtype.name.startswith(("bfloat", "float"))
 
 
 def held_as_float(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
-    """Return the type of numbers that the net computes: even integers and bools are float32 there, unless fed."""
+    """Return the type of a layer's result: ncnn computes integers and bools as float32; only inputs may be int32."""
     return dtype if is_float(dtype) else np.dtype(dtype.type, metadata={"held": "float32"})
 
 

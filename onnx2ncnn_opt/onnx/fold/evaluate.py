@@ -1,9 +1,9 @@
-"""Constant folding of one node, by the operator implementations of onnx.reference, or by those of a tail.
+"""Constant folding of one node with the operators of onnx.reference, or of a tail.
 
-Arithmetic on sizes takes a few operators, which tails have, too (`_EXACT`): importing onnx.reference takes longer than
-a small model's conversion.
+Importing onnx.reference takes longer than converting a small model. So the operators that arithmetic on sizes needs
+(`_EXACT`) come from the tail.
 
-The types of the results come first: a shape of a few bytes in a model cannot ask for all memory.
+ONNX infers the size of the results first, because a shape of a few bytes could request all memory.
 """
 
 import math
@@ -21,22 +21,22 @@ from onnx2ncnn_opt.onnx.fold.inferred import inferred_types
 from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS
 from onnx2ncnn_opt.onnx.value import Constant
 
-LIMIT = 2**30  # bytes of all results of a node; the first Gemm of VGG has 0.8 GB so
+LIMIT = 2**30  # bytes of all results of a node; the weight of VGG's first Gemm counts 0.8 GB
 _WIDEST = 8  # bytes of the widest element
 
 Inputs: TypeAlias = Sequence[Array | None]
 
 
 class CannotFold(Exception):
-    """The node was not evaluated; the message says why. No error of the model: the node just stays."""
+    """Raised if a node was not evaluated; the message gives the reason. This is not an error: the node stays."""
 
 
 class TooLarge(CannotFold):
-    """The node makes more of its constants than may be made: no layer could either."""
+    """Raised if the node's results exceed the limit and its inputs: no layer could compute them either."""
 
 
 def evaluate_node(node: onnx_ir.Node, inputs: Inputs, opset: int, *, limit: int = LIMIT) -> list[Array]:
-    """Return the results of a node with constant inputs (None for an input that is left out), at the model's opset.
+    """Return the results of a node with constant inputs (None for an absent input), at the model's opset.
 
     Raises:
         TooLarge: its results may be larger than `limit` bytes, and larger than its inputs.
@@ -60,7 +60,7 @@ def evaluate_node(node: onnx_ir.Node, inputs: Inputs, opset: int, *, limit: int 
 
             implementation = onnx.reference.ops.load_op("", node.op_type, opset)
             parameters = {"log": lambda *_: None, "opsets": {"": opset}, "new_ops": None, "verbose": 0}
-            if node.op_type == "CumSum":  # its axis is a scalar, for which torch and ONNX Runtime take a vector of one
+            if node.op_type == "CumSum":  # its axis is a scalar; torch and ONNX Runtime also accept a vector of one
                 inputs = (inputs[0], *(axis.reshape(()) for axis in inputs[1:] if axis is not None))
             results = implementation(proto, parameters).run(*inputs)
     except _FAILURES as error:
@@ -72,44 +72,44 @@ def evaluate_node(node: onnx_ir.Node, inputs: Inputs, opset: int, *, limit: int 
 
 
 def _most_elements(node: onnx.NodeProto, opset: int, inputs: Inputs) -> int:
-    """Return the number of elements of all results, at most.
+    """Return an upper bound of the number of elements of all results.
 
-    ONNX does not know how many elements NonZero and Compress choose: they count as all that the first input has.
+    ONNX cannot infer how many elements NonZero and Compress choose: at most all of the first input.
     """
     if not inputs:
         return 0  # a Constant is in the model already, however large
-    chosen = 0 if inputs[0] is None else inputs[0].size
+    unknown = 0 if inputs[0] is None else inputs[0].size
     total = 0
     for type in inferred_types(node, opset, [None if array is None else Constant(array) for array in inputs]):
         if type is None or not type.HasField("shape"):
             raise CannotFold(f"{node.op_type} has no known result for these inputs")
-        total += math.prod(dim.dim_value if dim.HasField("dim_value") else chosen for dim in type.shape.dim)
+        total += math.prod(dim.dim_value if dim.HasField("dim_value") else unknown for dim in type.shape.dim)
     return total
 
 
 def _as_in_tail(operator: str, inputs: Inputs, attributes: Mapping[str, Any]) -> list[Array] | None:
-    """Return the results of an operator of `_EXACT`; None for others, or if its inputs or attributes are unusual."""
+    """Return the results of an operator of `_EXACT`; None for others, or if a tail lacks its types or attributes."""
     if operator not in _EXACT:
         return None
-    op, left = TAIL_OPS[operator], dict(attributes)
-    older = [left.pop(item.name) for item in op.inputs[len(inputs) :] if item.name in left]  # inputs since an opset
+    op, options = TAIL_OPS[operator], dict(attributes)
+    older = [options.pop(item.name) for item in op.inputs[len(inputs) :] if item.name in options]  # now inputs
     inputs = [*inputs, *(numpy_helper.to_array(x) if isinstance(x, TensorProto) else np.array(x) for x in older)]
     types = [None if array is None else array.dtype.name for array in inputs]
     if operator == "Cast":
-        left["to"] = onnx_ir.DataType(left["to"]).numpy().name
-    if not {*types, left.get("to")} <= {*_USUAL, None} or not left.keys() <= op.attributes.keys():
+        options["to"] = onnx_ir.DataType(options["to"]).numpy().name
+    if not {*types, options.get("to")} <= {*_TYPES, None} or not options.keys() <= op.attributes.keys():
         return None
     if operator == "Range" and types[0] == "float32":  # a tail adds up the steps, as ONNX Runtime does
         return None
     try:
-        op.types(types, left, 1)
+        op.types(types, options, 1)
     except ValueError:
         return None
-    return op.run(inputs, left)
+    return op.run(inputs, options)
 
 
 def _with_defaults(node: onnx_ir.Node, opset: int) -> tuple[onnx.NodeProto, dict[str, Any]]:
-    """Return the node with its opset's defaults (onnx.reference would take the newest ones), and all attributes."""
+    """Return the node with its opset's defaults (onnx.reference uses the newest ones), and all attributes."""
     proto = onnx_ir.serde.serialize_node(node)
     schema = onnx.defs.get_schema(node.op_type, opset, "")
     given = {attribute.name for attribute in proto.attribute}
@@ -121,12 +121,12 @@ def _with_defaults(node: onnx_ir.Node, opset: int) -> tuple[onnx.NodeProto, dict
     return proto, {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in proto.attribute}
 
 
-# Errors of onnx.reference and numpy for inputs and attributes that an operator does not take:
+# Errors of onnx.reference and numpy for invalid inputs and attributes:
 _FAILURES = (
     onnx.defs.SchemaError,  # the opset has no such operator
     TypeError,  # wrong dtype or number of inputs; op_run turns AttributeError inside an operator into it
-    AttributeError,  # attribute of a kind that the constructor does not expect
-    ValueError,  # shapes that do not fit, numpy's AxisError
+    AttributeError,  # attribute of another kind than the constructor expects
+    ValueError,  # incompatible shapes, numpy's AxisError
     IndexError,  # indices and axes out of range
     KeyError,  # element types without a numpy one
     ArithmeticError,  # division by zero, sizes beyond int64
@@ -136,8 +136,8 @@ _FAILURES = (
 )
 
 
-_USUAL = ("float32", "int32", "int64", "bool")
-# Operators with the same bits in a tail as in onnx.reference.
+_TYPES = ("float32", "int32", "int64", "bool")
+# Operators of which a tail and onnx.reference compute the same bits.
 _EXACT = frozenset(
     (
         *("Add", "And", "Cast", "Concat", "ConstantOfShape", "Div", "Equal", "Expand", "Gather", "GatherElements"),

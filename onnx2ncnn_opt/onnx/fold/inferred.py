@@ -1,4 +1,4 @@
-"""The types of one node's results, as ONNX's own inference tells them from its operands."""
+"""ONNX's own type and shape inference for one node."""
 
 from collections.abc import Sequence
 
@@ -11,13 +11,13 @@ from onnx.shape_inference import InferenceError, infer_node_outputs
 from onnx2ncnn_opt.ir.dim import texts
 from onnx2ncnn_opt.onnx.value import Constant, Item, TensorSequence
 
-_LARGEST_GIVEN = 4096  # elements of a constant that inference gets with its numbers; weights are told by their shapes
+_MOST_VALUES = 4096  # elements of constants whose values inference gets; of larger ones (weights) it gets the shape
 
 
 def inferred_types(
     node: onnx.NodeProto, opset: int, operands: Sequence[Item | None]
 ) -> list[onnx.TypeProto.Tensor | None]:
-    """Return the type of each output; None where ONNX tells none."""
+    """Return the type of each output; None if ONNX infers none."""
     types: dict[str, onnx.TypeProto] = {}
     numbers: dict[str, onnx.TensorProto] = {}
     try:
@@ -26,13 +26,13 @@ def inferred_types(
                 continue
             element = helper.np_dtype_to_tensor_dtype(np.dtype(operand.dtype.type))
             types[name] = helper.make_tensor_type_proto(element, texts(operand.shape))
-            if isinstance(operand, Constant) and operand.array.size <= _LARGEST_GIVEN:
+            if isinstance(operand, Constant) and operand.array.size <= _MOST_VALUES:
                 numbers[name] = numpy_helper.from_array(operand.array, name)
         schema = onnx.defs.get_schema(node.op_type, opset, "")
-        if not schema.has_type_and_shape_inference_function:  # as old versions of Compress and GreaterOrEqual
+        if not schema.has_type_and_shape_inference_function:  # old versions of Compress and GreaterOrEqual
             schema = onnx.defs.get_schema(node.op_type)
         opsets = [helper.make_opsetid("", opset)]
-        found = infer_node_outputs(schema, node, types, numbers, opset_imports=opsets, ir_version=10)
+        inferred = infer_node_outputs(schema, node, types, numbers, opset_imports=opsets, ir_version=10)
     except (onnx.defs.SchemaError, ValidationError, InferenceError, KeyError, ValueError, TypeError, RuntimeError):
-        return [None] * len(node.output)  # whoever reads the node says what is wrong
-    return [found[name].tensor_type if name in found else None for name in node.output]
+        return [None] * len(node.output)  # the importer of the node reports the error
+    return [inferred[name].tensor_type if name in inferred else None for name in node.output]

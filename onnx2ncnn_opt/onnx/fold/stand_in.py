@@ -1,7 +1,7 @@
-"""Shapes and types in place of a refused node's results: the importer goes on to the nodes after it.
+"""Inferred shapes and types of a refused node's results, so the importer can continue with the nodes after it.
 
-One run then names everything that keeps a model from being converted. Only ONNX's own inference says what comes out;
-where it knows less than every size, nothing stands in, and the nodes that read it are not asked.
+One error then lists all nodes that cannot be converted. If ONNX's own inference does not know every size, there is no
+stand-in, and the importer skips the readers of the node.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,23 +22,23 @@ Inferred: TypeAlias = "tuple[Shape, np.dtype[np.generic]] | None"
 def inferred_outputs(
     node: onnx_ir.Node, operands: Sequence[Item | None], opsets: Mapping[str, int]
 ) -> Sequence[Inferred]:
-    """Shape and type of each output; None if they are not known, or may be those of a constant."""
-    nothing: list[Inferred] = [None] * len(node.outputs)
+    """Return the shape and type of each output; None if they are unknown, or the output may be a constant."""
+    unknown: list[Inferred] = [None] * len(node.outputs)
     subgraphs = (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS)
     if node.domain or any(attribute.type in subgraphs for attribute in node.attributes.values()):
-        return nothing
+        return unknown
     given = [operand for operand in operands if operand is not None]
-    if not any(isinstance(operand, Tensor) for operand in given) or not all(map(_typed, given)):
-        return nothing
+    if not any(isinstance(operand, Tensor) for operand in given) or not all(map(_is_numeric, given)):
+        return unknown
     sizes = {str(size): size for operand in given if not isinstance(operand, TensorSequence) for size in operand.shape}
     try:
         types = inferred_types(onnx_ir.serde.serialize_node(node), opsets.get("", 1), operands)
-    except onnx_ir.serde.SerdeError:  # an attribute of no type
-        return nothing
+    except onnx_ir.serde.SerdeError:  # an attribute without a type
+        return unknown
     return [None if type is None else _read(type, sizes) for type in types]
 
 
-def _typed(operand: Item) -> bool:
+def _is_numeric(operand: Item) -> bool:
     return not isinstance(operand, TensorSequence) and operand.dtype.kind in "biuf"
 
 

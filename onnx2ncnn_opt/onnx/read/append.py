@@ -1,6 +1,6 @@
-"""`--append` and `--last-row`: the decoding of a detector's raw output, or a Slice, as ONNX nodes behind the model.
+"""`--append` and `--last-row`: append the decoding of a detector's raw output, or a Slice, to the ONNX model.
 
-Everything after this module sees one model. So ONNX Runtime is the reference for these nodes, too.
+All later steps get the extended model. So ONNX Runtime is the reference for these nodes, too.
 """
 
 import ast
@@ -35,11 +35,11 @@ _VALUES = {
     "layout": "rows|columns",
 }
 _OLDEST = 11  # the first opset with GatherND, ScatterND and TopK of this form
-_COCO = {84: 80, 85: 80}  # columns of the models that most people have, and their classes
+_COCO = {84: 80, 85: 80}  # columns of the most common models, and their classes
 
 
 class Appended(NamedTuple):
-    """A model with the nodes, the text that asked for them, and how the columns were read."""
+    """The extended model, the request, and a note how the columns were interpreted."""
 
     model: bytes
     text: str
@@ -68,11 +68,11 @@ def append_decoding(source: Any, text: str, shapes: GivenShapes | None = None) -
     """Append the decoding, or a Slice, to a model; `shapes` are the sizes that its inputs will have.
 
     `text` is in `FORM`. The output becomes `detections`: [n, 6 + extras] with x1, y1, x2, y2, score, class and the
-    columns behind the classes. With more than one image a first column has the image's number. Rows are sorted by
+    columns behind the classes. With more than one image, the first column is the image's number. Rows are sorted by
     image and score; a box has its best class, and NMS compares boxes of one class. Raises UsageError if the output or
-    the text does not fit, or if the columns can be read in several ways; ModelError if the model is broken.
+    the text does not fit, or if the columns are ambiguous; ModelError if the model is broken.
 
-    After `LAST_ROW`, `text` is the name of an output, of whose last axis but one only the last element stays.
+    If `text` is `LAST_ROW` and an output's name, the output keeps only the last element of its second last axis.
     """
     is_row = isinstance(text, str) and text.startswith(LAST_ROW)
     name, options = (text.removeprefix(LAST_ROW), {}) if is_row else _parsed(text)
@@ -103,7 +103,7 @@ def append_decoding(source: Any, text: str, shapes: GivenShapes | None = None) -
 
 
 def _last_row(proto: onnx.ModelProto, name: str, rank: int) -> bytes:
-    """Return the model with the last row of an output in its place."""
+    """Return the model with an output replaced by its last row."""
     graph, rows = proto.graph, f"{name}/rows"
     for side in (side for node in graph.node for side in (node.input, node.output)):
         side[:] = [rows if value == name else value for value in side]
@@ -117,7 +117,7 @@ def _last_row(proto: onnx.ModelProto, name: str, rank: int) -> bytes:
 
 
 def converted_model(model: Any, manifest: Manifest | None) -> Path | bytes:
-    """Return the model that the manifest's net was converted from, as ONNX Runtime takes it."""
+    """Return the model of the manifest's net in a form that ONNX Runtime accepts."""
     source = reference(exported(model))
     if manifest is None or manifest.source.append is None:
         return source
@@ -136,7 +136,7 @@ def _parsed(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _shape(output: TensorInfo, inputs: Sequence[TensorInfo], proto: onnx.ModelProto) -> list[int | None]:
-    """Return the sizes of an output, None for an unknown one; ONNX infers those that the model does not declare."""
+    """Return the sizes of an output, None for unknown ones; ONNX infers sizes that the model does not declare."""
     shape = [size if isinstance(size, int) else None for size in output.shape or ()]
     if shape and None not in shape:
         return shape
@@ -154,7 +154,7 @@ def _shape(output: TensorInfo, inputs: Sequence[TensorInfo], proto: onnx.ModelPr
 
 
 def _head(shape: list[int | None], options: Mapping[str, str], metadata: Mapping[str, str]) -> _Head:
-    """Return how the columns of a shape are read; ValueError with the options that would settle it."""
+    """Return the meaning of the columns; raise ValueError with the options to set if they are ambiguous."""
     if metadata.get("task") == "obb":
         raise ValueError("it has rotated boxes, which NonMaxSuppression does not know; export the model with nms=True")
     has_rows, columns = _columns(shape, options.get("layout"))
@@ -176,7 +176,7 @@ def _head(shape: list[int | None], options: Mapping[str, str], metadata: Mapping
 
 
 def _columns(shape: list[int | None], layout: str | None) -> tuple[bool, int]:
-    """Return whether a box is a row, and the number of columns: the smaller size, if the other is at least twice it."""
+    """Return whether a box is a row, and the number of columns: the smaller size if it is at most half of the other."""
     if len(shape) != 3:
         raise ValueError("the raw output of a detector has three axes, [N, boxes, columns] or [N, columns, boxes]")
     high, wide = shape[1:]
@@ -193,7 +193,7 @@ def _columns(shape: list[int | None], layout: str | None) -> tuple[bool, int]:
 
 
 def _names(metadata: Mapping[str, str]) -> int:
-    """Return the number of classes that ultralytics' exporter wrote into the model, 0 if it did not."""
+    """Return the number of classes in the metadata of ultralytics' exporter, 0 if there is none."""
     with suppress(ValueError, SyntaxError, RecursionError, MemoryError):  # any text may be there
         names = ast.literal_eval(metadata.get("names", ""))
         return len(names) if isinstance(names, (dict, list)) else 0
@@ -208,7 +208,7 @@ def _put(
     values = (*graph.input, *graph.output, *graph.initializer)
     taken = {value.name for value in values} | {output for node in graph.node for output in node.output}
     result = "detections"
-    while any(each == result or each.startswith(f"{result}/") for each in taken):
+    while any(other == result or other.startswith(f"{result}/") for other in taken):
         result += "_"
     added = parser.parse_graph(_text(head, options, opset, is_single=shape[0] == 1))
     names, live = {"raw": name, "detections": result}, {"detections"}
@@ -232,8 +232,8 @@ def _text(head: _Head, options: Mapping[str, str], opset: int, *, is_single: boo
     """Return the nodes from `raw` to `detections` in ONNX's text form."""
     end, labels = head.first + head.classes, ", ".join(map(str, range(head.classes)))
     is_xyxy = options.get("boxes") == "xyxy"
-    # A box competes in the class that is its best: `by_class` is 0 in all others. `kept` has the chosen scores and
-    # zeros elsewhere, [images, boxes]. So one TopK sorts and limits the boxes of each image.
+    # A box competes only in its best class: `by_class` is 0 in all others. `kept` [images, boxes] has the scores of
+    # chosen boxes, else 0. So one TopK sorts and limits the boxes of each image.
     return f"""g (float raw) => (float detections) <
         int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] two = {{2}}, int64[1] four = {{4}},
         int64[1] first = {{{head.first}}}, int64[1] end = {{{end}}}, int64[1] width = {{{head.columns}}},

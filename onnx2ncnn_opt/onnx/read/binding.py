@@ -18,7 +18,7 @@ LARGEST_VALUE = 2**26  # elements; a larger array is not a flag or threshold
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A graph input or output; `shape` is ONNX's, batch included, and None if the exporter wrote none.
+    """A graph input or output; `shape` includes the batch, and is None if the model declares none.
 
     Do not rely on symbols in an output's shape: torch gives axes of different sizes the same name.
     """
@@ -41,7 +41,7 @@ class InputInfo(TensorInfo):
 
 @dataclass(frozen=True)
 class LengthInfo(InputInfo):
-    """An input that only the net has: a row as long as past and new tokens together, of the inputs `ids` and `past`."""
+    """An input that only the net has: a row as long as the inputs `past` and `ids` together have tokens."""
 
     ids: str
     past: str
@@ -54,11 +54,11 @@ def bind(
     sizes: Mapping[str, int] | None = None,
     named: Iterable[str] = (),
 ) -> tuple[tuple[InputInfo, ...], tuple[TensorInfo, ...]]:
-    """Return inputs and outputs with the sizes of `shapes` for symbols, the same value for every use of a symbol.
+    """Return inputs and outputs in which the sizes of `shapes` replace symbols, everywhere by the same value.
 
-    Sizes left open stay symbols: by the name that the caller gives them, else the model, else by a new one made of
-    input name and axis. `sizes` are symbols that are bound already, `named` other names that have to be inputs. Raises
-    ModelError if an input is no tensor or has no shape, UsageError if `shapes` do not fit the model or themselves.
+    Other sizes stay symbols, with the caller's name, the model's name, or a new name of input name and axis. `sizes`
+    are symbols that are bound already, `named` other names that have to be inputs. Raises ModelError if an input is not
+    a tensor or has no shape, UsageError if `shapes` contradict the model or each other.
     """
     taken = {dim.value for value in (*inputs, *outputs) for dim in value.shape or () if not isinstance(dim, int)}
     declared = [_declared(value, "input", taken) for value in inputs]
@@ -86,18 +86,18 @@ def bind(
 def _equate(
     known: Mapping[str, TensorInfo], shapes: GivenShapes, equations: Equations, listed: Iterable[TensorInfo]
 ) -> None:
-    """Let every given size be the declared one; UsageError for the first that cannot."""
+    """Make every given size equal to the declared one; raise UsageError for the first impossible equation."""
     symbols = {str(dim): dim for info in known.values() for dim in info.shape or () if isinstance(dim, Sym)}
     pending = []
     for name, sizes in shapes.items():
         where = f"shape {listed_sizes(sizes)} given for input '{name}'"
         shape = known[name].shape or ()
-        meant = [given_size(size, symbols, where) for size in sizes]
-        if len(meant) != len(shape):
-            raise UsageError(f"{where} has {len(meant)} sizes, the model wants {len(shape)}; {_listing(listed)}")
-        pairs = enumerate(zip(shape, meant, strict=True))
+        given = [given_size(size, symbols, where) for size in sizes]
+        if len(given) != len(shape):
+            raise UsageError(f"{where} has {len(given)} sizes, the model wants {len(shape)}; {_listing(listed)}")
+        pairs = enumerate(zip(shape, given, strict=True))
         pending += [(where, axis, dim, size) for axis, (dim, size) in pairs if size is not None]
-    # An equation of several names may have to wait for what others say of these.
+    # An equation with several unknowns may need the solutions of others first.
     while pending:
         left = [equation for equation in pending if not equations.equate(equation[2], equation[3])]
         if len(left) == len(pending):
@@ -150,9 +150,9 @@ def bind_values(
 ) -> tuple[dict[str, Array], dict[str, int]]:
     """Turn inputs into constants before anything folds; return their arrays, and the values of their symbolic sizes.
 
-    A value is a number, a bool, or an array (nested lists) of the input's shape. A flat one of as many elements takes
-    the input's shape, a single number fills it. `shapes` are the caller's sizes of inputs. An input with a default (an
-    initializer of its name) loses it. Raises UsageError if a value names no input, or does not fit its type or shape.
+    A value is a number, a bool, or an array (nested lists). A flat array with the same number of elements is reshaped,
+    a single number fills the input. `shapes` are the caller's sizes of inputs. The value replaces an input's default
+    (an initializer of its name). Raises UsageError if a value names no input, or does not fit its type or shape.
     """
     arrays = {name: _array(name, value) for name, value in values.items()}
     declared = {value.name: value.shape for value in graph.inputs}
@@ -189,7 +189,7 @@ def _may_have(declared: onnx_ir.Shape | None, shape: tuple[int, ...]) -> bool:
 
 
 def _shaped(array: Array, info: InputInfo) -> Array:
-    """Return the array in the input's shape."""
+    """Return the array reshaped or broadcast to the input's shape."""
     shape = tuple(size for size in info.shape if isinstance(size, int))
     if len(shape) < len(info.shape):
         names = ", ".join(str(size) for size in info.shape if isinstance(size, Sym))
@@ -204,7 +204,7 @@ def _shaped(array: Array, info: InputInfo) -> Array:
 
 
 def _typed(array: Array, info: InputInfo) -> np.dtype[Any]:
-    """Return the input's type, if it holds the value."""
+    """Return the input's type; raise UsageError if it cannot represent the value."""
     dtype = np.dtype(info.dtype.numpy())
     if dtype.kind in "biu":
         low, high = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))

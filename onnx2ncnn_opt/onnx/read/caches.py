@@ -1,4 +1,4 @@
-"""The sizes of models that keep keys and values from run to run: no batch, and no size is read from an empty past."""
+"""Sizes of models that cache keys and values between runs: the batch is 1, and no size comes from an empty cache."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from onnx2ncnn_opt.onnx.read.binding import InputInfo, LengthInfo, TensorInfo
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 
 _SEQUENCE = 2  # the axis of [batch, heads, sequence, width]
-# Operators that join past and new inside.
+# Operators that concatenate past and new keys and values themselves.
 _ATTENTION = frozenset({"Attention", "GroupQueryAttention", "MultiHeadAttention"})
 
 _VIEWS = frozenset({"Cast", "Reshape", "Squeeze", "Unsqueeze"})
@@ -20,7 +20,7 @@ _Info = TypeVar("_Info", bound=TensorInfo)
 
 
 class Lengths(NamedTuple):
-    """The name of the past's length, and the size, without it, of the inputs that have past and new together."""
+    """The name of the past's length, and the sizes for past and new tokens together, and for new tokens."""
 
     past: str
     total: Sym
@@ -28,7 +28,7 @@ class Lengths(NamedTuple):
 
     @property
     def inner(self) -> dict[str, Dim]:
-        """The past's length as the net computes it: an unset cache has no shape, so it is the total less the new."""
+        """The past's length as the net computes it: total minus new, because an unset cache has no shape."""
         return {self.past: total_length(self.past, self.new) - self.new}
 
     @property
@@ -38,10 +38,10 @@ class Lengths(NamedTuple):
 
 
 def is_past(value: onnx_ir.Value) -> bool:
-    """Return True if a model's input is joined with new keys or values along the sequence, as one of its outputs."""
+    """Return True if an input is a cache: the model appends new keys or values along the sequence and outputs it."""
     rank = len(value.shape or ())
     return rank == _SEQUENCE + 2 and any(
-        (node.op_type in _ATTENTION and value not in node.inputs[:3])  # there are whole keys, of an encoder
+        (node.op_type in _ATTENTION and value not in node.inputs[:3])  # inputs 0 to 2 are complete, as of an encoder
         or (
             node.op_type == "Concat"
             and node.inputs[0] is value
@@ -53,7 +53,7 @@ def is_past(value: onnx_ir.Value) -> bool:
 
 
 class Bound(NamedTuple):
-    """Inputs and outputs of a model, and the input that its net needs besides: a row as long as past and new tokens."""
+    """Inputs and outputs of a model, and an extra input of its net: a row as long as past and new tokens together."""
 
     inputs: tuple[InputInfo, ...]
     outputs: tuple[TensorInfo, ...]
@@ -61,7 +61,7 @@ class Bound(NamedTuple):
 
 
 def bind_lengths(graph: onnx_ir.Graph, inputs: Sequence[InputInfo], outputs: Sequence[TensorInfo]) -> Bound:
-    """Bind the batch of a model with a past to 1, and the mask's length to that of past and new tokens together.
+    """Bind the batch of a model with caches to 1, and the mask's length to the length of past and new tokens together.
 
     A model without such a mask gets an input of that length: its net cannot read the past's length from unset caches.
     """
@@ -91,7 +91,7 @@ def bind_lengths(graph: onnx_ir.Graph, inputs: Sequence[InputInfo], outputs: Seq
 
 
 def _fresh(graph: onnx_ir.Graph) -> str:
-    """Return the name of the input that says how many tokens there are; the model has no such name."""
+    """Return a new name for the input whose length is the number of tokens."""
     taken = {value.name for value in (*graph.inputs, *graph.outputs)}
     return next(name for name in ("all_tokens", *(f"all_tokens_{i}" for i in range(len(taken)))) if name not in taken)
 
@@ -102,7 +102,7 @@ def _pairs(graph: onnx_ir.Graph, inputs: Sequence[InputInfo]) -> Iterator[tuple[
 
 
 def _is_index(value: onnx_ir.Value) -> bool:
-    """Return True if a value is the index into a table, perhaps in another shape."""
+    """Return True if a value is an index into a table, perhaps after a Cast or Reshape."""
     return any(
         node.op_type in ("Gather", "GatherBlockQuantized")
         if node.inputs[0] is not value
@@ -124,7 +124,7 @@ def _bound(info: _Info, sizes: Mapping[str, Dim]) -> _Info:
 
 
 def past_lengths(inputs: Sequence[InputInfo]) -> Lengths | None:
-    """Return the lengths of a model whose mask is as long as past and new together; None for other models."""
+    """Return the lengths of a model whose mask covers past and new tokens; None for other models."""
     names = {str(info.shape[_SEQUENCE]) for info in inputs if len(info.shape) == _SEQUENCE + 2}
     for info in inputs:
         for total in info.shape[1:] if len(info.shape) == 2 else ():

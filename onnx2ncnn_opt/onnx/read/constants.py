@@ -1,7 +1,7 @@
-"""Constant tensors of a model: checked against their data, external files mapped into memory.
+"""Constant tensors of a model: their dims are checked against their data, external files are mapped into memory.
 
 onnx_ir maps an external file again for each tensor, each time with its own file descriptor, so a model of a thousand
-tensors runs out of them. It never compares dims, offset and length with the file. Here each file is mapped once.
+tensors runs out of descriptors. It never compares dims, offset and length with the file. Here each file is mapped once.
 """
 
 import math
@@ -22,14 +22,14 @@ from onnx2ncnn_opt.progress import counted
 
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # for a pipe
 _TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
-LARGEST_TENSOR = 2**40  # bytes; dims that ask for more are a lie on any machine ncnn is meant for
+LARGEST_TENSOR = 2**40  # bytes; larger dims are an error on any machine for ncnn
 
 
 def settle(graph: onnx_ir.Graph, embedded: Embedded | None = None) -> None:
-    """Replace every constant of the graph, attributes and subgraphs included, by an array that is surely readable.
+    """Replace every constant of the graph, attributes and subgraphs included, by a checked array.
 
-    `embedded` are the weights in the model's own file, where they were left there. Raises ModelError if a tensor's
-    dims, data or external file do not fit, or the file lies outside the model's folder.
+    `embedded` are the weights in the model's own file, if they are not in the message. Raises ModelError if a tensor's
+    dims, data and external file do not match, or the file lies outside the model's folder.
     """
     maps: dict[str, mmap.mmap] = {}  # of external data files
     done: dict[int, tuple[onnx_ir.TensorProtocol, onnx_ir.TensorProtocol]] = {}
@@ -57,7 +57,7 @@ def settle(graph: onnx_ir.Graph, embedded: Embedded | None = None) -> None:
 
 
 def _mapped(path: str, where: str, maps: dict[str, mmap.mmap]) -> mmap.mmap:
-    """Return the file's bytes; ModelError (begins with `where`) unless it is a plain non-empty file of one link."""
+    """Return the file's bytes; raise ModelError (with `where`) unless it is a plain non-empty file of one link."""
     if path not in maps:
         try:
             with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NONBLOCK)) as file:
@@ -94,7 +94,7 @@ def _settled(
 
 
 def _embedded(tensor: serde.TensorProtoTensor, where: str) -> onnx_ir.TensorProtocol:
-    """Return a tensor inside the model file. Sub-byte types are compared first: onnx_ir fills gaps with zeros."""
+    """Return a tensor inside the model file. Check sub-byte types first: onnx_ir fills missing data with zeros."""
     nbytes, proto = _check_dims(tensor, where), tensor.raw
     if proto.HasField("raw_data"):
         raw = proto.raw_data
@@ -118,7 +118,7 @@ def _check_bytes(length: int, nbytes: int, dims: Iterable[int], where: str) -> N
 
 
 def _check_dims(tensor: onnx_ir.TensorProtocol, where: str) -> int:
-    """Bytes that the tensor needs."""
+    """Return the number of bytes that the tensor needs."""
     try:
         dtype = tensor.dtype
     except ValueError as error:
@@ -164,7 +164,7 @@ def _tensor(data: Bytes, offset: int, nbytes: int, tensor: onnx_ir.TensorProtoco
 
 
 def _inside(location: str, folder: str, where: str) -> str:
-    """Return the real path of a data file; ModelError unless that lies in the folder."""
+    """Return the real path of a data file; raise ModelError unless it lies in the folder."""
     fix = "save the model again with its data file beside it (onnx.save, save_as_external_data=True)"
     if not location:
         raise ModelError(f"{where} is external data without a location; {fix}")

@@ -1,7 +1,7 @@
-"""Weights inside a model's file, left where they are: the model is parsed without them, and they are mapped.
+"""Weights inside a model's file, mapped into memory instead of parsed.
 
-protobuf copies a tensor's bytes when it parses a message, and once more whenever they are asked for. So large raw data
-is taken out of the message first, and stands in it as external data of a location that no file has.
+protobuf copies a tensor's bytes when it parses a message, and again at each access. So large raw data is removed from
+the message first. The message refers to it as external data, at a location that no file has.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 Bytes: TypeAlias = bytes | mmap.mmap
 
 _LARGE = 4096  # bytes; smaller ones stay in the message
-_DEEPEST = 100  # messages in messages, as protobuf has it
+_DEEPEST = 100  # nested messages; protobuf's own limit
 _VARINT, _LENGTH = 0, 2  # kinds of fields
 _FIXED = {1: 8, 5: 4}  # bytes of the other kinds
 
@@ -32,7 +32,7 @@ _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 9, 13, 14
 
 
 class Malformed(Exception):
-    """Not a message, or not one that this can read."""
+    """Raised if the bytes are not a message, or the reader here does not support it."""
 
 
 class Embedded(NamedTuple):
@@ -44,7 +44,7 @@ class Embedded(NamedTuple):
 
     @classmethod
     def of(cls, data: Bytes) -> Embedded:
-        """Return the message as it is where it cannot be read here: protobuf will say why."""
+        """Split the file's bytes; a message that cannot be read here stays as it is, for protobuf's error."""
         location = f"embedded:{os.urandom(16).hex()}"
         try:
             return cls(_without_tensors(data, 0, len(data), "model", location, _DEEPEST, _MESSAGES), data, location)
@@ -53,15 +53,15 @@ class Embedded(NamedTuple):
 
 
 def without_weights(path: Path) -> bytes:
-    """Return the message of a model's file without its large initializers: they are external data in that file itself.
+    """Return the message of a model's file without its large initializers, which become external data in that file.
 
-    ONNX Runtime reads them there if it gets the file's folder. A link's folder is another one: it is read whole.
+    ONNX Runtime finds them with the file's folder. A link is in another folder, so its file is returned whole.
     """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
             if not path.is_symlink():
                 return _without_tensors(data, 0, len(data), "model", path.name, _DEEPEST, _INITIALIZERS)
-        except Malformed:  # protobuf will say why
+        except Malformed:  # protobuf gives the error
             pass
         return bytes(data)
 
@@ -84,7 +84,7 @@ def _without_tensors(
 
 
 def _without_data(data: Bytes, start: int, end: int, location: str) -> bytes:
-    """Return a tensor, as it is unless it has raw data, once, and no other data's location."""
+    """Return a tensor with its raw data as external data; unchanged if it has none, several, or external data."""
     kept, raw = bytearray(), []
     for number, first, body, after in fields(data, start, end):
         if number == _EXTERNAL_DATA or (number == _DATA_LOCATION and data[body:after] != b"\0"):
@@ -123,7 +123,7 @@ def fields(data: Bytes, start: int, end: int) -> Iterator[tuple[int, int, int, i
 
 
 def read_varint(data: Bytes, at: int, end: int) -> tuple[int, int]:
-    """Return a number and the place after it. Raises Malformed if it does not end before `end`."""
+    """Return a number and the offset after it. Raises Malformed if it does not end before `end`."""
     value = shift = 0
     while at < end and shift < 64:
         byte = data[at]

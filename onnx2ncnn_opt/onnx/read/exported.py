@@ -1,4 +1,4 @@
-"""PyTorch's own models: .pt2 files, torch.export.ExportedProgram and torch.nn.Module, exported by torch's exporter."""
+"""Export of PyTorch's models (.pt2 files, torch.export.ExportedProgram, torch.nn.Module) by torch's own exporter."""
 
 import importlib.util
 import os
@@ -15,12 +15,12 @@ _NEEDED = ("torch", "onnxscript")
 
 
 def exported(model: Any, inputs: Sequence[Any] | Mapping[str, Any] | None = None, dynamic_shapes: Any = None) -> Any:
-    """Return the torch.onnx.ONNXProgram of a PyTorch model; any other model as it is.
+    """Return the torch.onnx.ONNXProgram of a PyTorch model; return any other model unchanged.
 
-    `inputs` are example inputs of an nn.Module, in order or by name; `dynamic_shapes` says which of their dimensions
-    are dynamic, as torch.export.export takes it. An ExportedProgram and a .pt2 file have both. Raises UsageError if
-    `inputs` or torch are missing, if the module is in training mode, or if the model takes no `inputs`; ModelError if
-    the file is broken or not plain data, or torch cannot export the model.
+    `inputs` are example inputs of an nn.Module, in order or by name. `dynamic_shapes` lists their dynamic dimensions in
+    the format of torch.export.export. An ExportedProgram and a .pt2 file contain both. Raises UsageError if `inputs` or
+    torch are missing, if the module is in training mode, or if the model takes no `inputs`; ModelError if the file is
+    broken or not plain data, or torch cannot export the model.
     """
     kind = pytorch_kind(model)
     if kind != "module" and (inputs is not None or dynamic_shapes is not None):
@@ -30,7 +30,7 @@ def exported(model: Any, inputs: Sequence[Any] | Mapping[str, Any] | None = None
     missing = [name for name in _NEEDED if name not in sys.modules and importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(f"PyTorch's models need {' and '.join(missing)}: pip install {' '.join(missing)}")
-    import torch  # only those who have a model of its kind have it
+    import torch  # optional
 
     if kind == "file":
         model = _loaded(Path(model))
@@ -51,14 +51,14 @@ def exported(model: Any, inputs: Sequence[Any] | Mapping[str, Any] | None = None
 
 
 def reference(model: Any) -> Path | bytes:
-    """Return the model as ONNX Runtime takes it."""
+    """Return the model in a form that ONNX Runtime accepts: a path or bytes."""
     if isinstance(model, (str, os.PathLike)):
         return Path(model)
     if isinstance(model, (bytes, bytearray, memoryview)):
         return bytes(model)
     if hasattr(model, "SerializeToString"):
         return bytes(model.SerializeToString())
-    import onnx_ir  # slow to import, and loaded already where a model is one
+    import onnx_ir  # slow to import; already loaded if the model is an onnx_ir.Model
 
     inner = model if isinstance(model, onnx_ir.Model) else getattr(model, "model", None)
     if isinstance(inner, onnx_ir.Model):
@@ -75,7 +75,7 @@ def no_model(source: object) -> UsageError:
 
 
 def pytorch_kind(model: Any) -> str:
-    """Return the kind of a PyTorch model: "file", "program" or "module"; empty for others. Imports nothing."""
+    """Return the kind of a PyTorch model: "file", "program" or "module"; empty for others. Does not import torch."""
     if isinstance(model, (str, os.PathLike)):
         return "file" if Path(model).suffix == ".pt2" else ""
     torch = sys.modules.get("torch")

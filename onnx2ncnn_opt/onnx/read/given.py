@@ -1,4 +1,4 @@
-"""Sizes of inputs as the caller gives them: equations with the declared sizes, in which equal names are equal sizes."""
+"""Input sizes given by the caller: equations with the declared sizes. Equal names are equal sizes."""
 
 import ast
 import operator
@@ -11,7 +11,7 @@ from onnx2ncnn_opt.ir.dim import Dim, Sym, larger, smaller, symbol
 LARGEST_SIZE = 2**31 - 1  # ncnn counts in int
 _LONGEST = 300  # characters of a size; longer ones are not written by people or exporters
 
-# A number, a name or a sum such as ``P+S``, or None (``"?"``) for what the model says.
+# A number, a name or a sum such as ``P+S``, or None (``"?"``) for the model's own size.
 GivenSize: TypeAlias = int | str | Sym | None
 GivenShapes: TypeAlias = Mapping[str, Sequence[GivenSize]]
 _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Dim]] = {
@@ -23,26 +23,26 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Dim]] = {
 
 
 def listed_sizes(sizes: Iterable[GivenSize]) -> str:
-    """Return sizes as the option --shape takes them."""
+    """Return sizes in the format of the option --shape."""
     return ",".join("?" if size is None else str(size) for size in sizes)
 
 
 def parsed_size(text: str, sizes: Mapping[str, Dim]) -> Dim | None:
-    """Return a size in terms of others, in torch's notation: ``((h + 1)//2)``. None if one of those is not known."""
+    """Return a size written in torch's notation: ``((h + 1)//2)``; None if it uses a name that is not in `sizes`."""
     return sizes[text] if text in sizes else _parsed(_tree(text), sizes)
 
 
 def given_size(size: GivenSize, symbols: Mapping[str, Dim], where: str) -> Dim | None:
-    """Return the size that the caller means, in `symbols` or new names; UsageError (begins with `where`) if invalid."""
+    """Return the caller's size in terms of `symbols` or new names; raise UsageError (begins with `where`) if wrong."""
     if size is None or size == "?":
         return None
     if isinstance(size, str):
         tree = _tree(size)
         names = {} if tree is None else {n.id: symbol(n.id) for n in ast.walk(tree) if isinstance(n, ast.Name)}
-        meant = parsed_size(size if size in symbols else size.strip(), {**names, **symbols})
-        if meant is None:
+        parsed = parsed_size(size if size in symbols else size.strip(), {**names, **symbols})
+        if parsed is None:
             raise UsageError(f"{where}: '{size}' is not a size; give a number, a name, a sum such as P+S, or ?")
-        size = meant
+        size = parsed
     if isinstance(size, Sym):
         return size
     try:
@@ -55,19 +55,19 @@ def given_size(size: GivenSize, symbols: Mapping[str, Dim], where: str) -> Dim |
 
 
 class Equations:
-    """The values of symbols, each in terms of others that are still open."""
+    """The values of symbols, in terms of symbols that have no value yet."""
 
     def __init__(self, values: Mapping[str, Dim]) -> None:
         self.values: dict[str, Dim] = dict(values)
 
     def resolved(self, size: Dim) -> Dim:
-        """Return the size with the known values of symbols in their place."""
+        """Return the size with all known symbols replaced by their values."""
         while isinstance(size, Sym) and not size.names().isdisjoint(self.values):
             size = size.subs(self.values)
         return size
 
     def equate(self, declared: Dim, given: Dim) -> bool:
-        """Let two sizes be equal, in the caller's names; False if they cannot be, or neither follows from the other."""
+        """Make two sizes equal by solving for one symbol; return False if that is impossible."""
         a, b = self.resolved(declared), self.resolved(given)
         if a == b:
             return True
@@ -80,14 +80,14 @@ class Equations:
 
 
 def solved(pairs: Iterable[tuple[Dim, Dim]]) -> dict[str, Dim]:
-    """Return the values of symbols for which the sizes of each pair are equal; empty if there are none."""
+    """Return the values of symbols that make the sizes of each pair equal; empty if there are none."""
     equations = Equations({})
     are_equal = all(equations.equate(a, b) for a, b in pairs)
     return {name: equations.resolved(symbol(name)) for name in equations.values if are_equal}
 
 
 def _solved(difference: Dim, name: str) -> Dim | None:
-    """Return the value of a name that makes a difference 0; None if it is not a size, or if it stays open."""
+    """Return the value of a name that makes a difference 0: n + 2 for a of ``a - n - 2``. None if it is no size."""
     if not isinstance(difference, Sym):
         return None
     k = difference.terms.get((name,), 0)

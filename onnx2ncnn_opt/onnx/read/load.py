@@ -1,4 +1,4 @@
-"""Every form of a model that users have, as one graph for the importer."""
+"""Loading of models from all supported sources, as one normalised graph for the importer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from onnx2ncnn_opt.onnx.read.given import GivenShapes
 
 LARGEST_MESSAGE = 2**31 - 1  # the limit of protobuf
 
-# Files that people pass by mistake: their first bytes, and what to do.
+# Files that people pass by mistake: their first bytes, and the advice.
 _NOT_ONNX = (
     (b"version https://git-lfs", "it is a Git LFS pointer; fetch the real file with: git lfs pull"),
     (b"PK\x03\x04", "it is a zip file, perhaps a PyTorch checkpoint; export the model with torch.onnx.export first"),
@@ -40,24 +40,24 @@ _NOT_ONNX = (
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model ready to be walked.
+    """A model ready for the importer.
 
     `graph` is sorted, without function calls, Constant nodes (unless they are outputs), dead nodes or unused
-    initializers; every constant in it is an array that was checked against its data.
+    initializers. Every constant in it is a checked array.
     """
 
     graph: onnx_ir.Graph
-    inputs: tuple[InputInfo, ...]  # those that are not constants
+    inputs: tuple[InputInfo, ...]  # without constants
     outputs: tuple[TensorInfo, ...]
     opsets: Mapping[str, int]  # the version of each domain; '' is ONNX's own
-    digest: Callable[[], str | None]  # gives the SHA-256 of the main file or bytes, None for an onnx_ir.Model
+    digest: Callable[[], str | None]  # returns the SHA-256 of the main file or bytes, None for an onnx_ir.Model
     folder: Path | None  # None if the model came from memory
     name: str
     producer: str  # the exporter, with version
     values: Mapping[str, Array] = field(default_factory=dict)  # inputs that the caller bound, now constants
-    lost: tuple[str, ...] = ()  # the model's outputs that the graph does not lead to, as the caller chose others
+    lost: tuple[str, ...] = ()  # outputs of the model that are not computed, because the caller chose other values
     given: GivenShapes = field(default_factory=dict)  # sizes from the caller
-    cut: tuple[str, ...] = ()  # values to which the graph leads instead of the model's outputs
+    cut: tuple[str, ...] = ()  # values that are outputs instead of the model's outputs
     length: LengthInfo | None = None
 
     def __repr__(self) -> str:
@@ -75,11 +75,11 @@ class LoadedModel:
 
     @property
     def net_inputs(self) -> tuple[InputInfo, ...]:
-        """The inputs of its net."""
+        """The inputs of the net."""
         return self.inputs if self.length is None else (*self.inputs, self.length)
 
     def initializer(self, name: str) -> Array:
-        """Return the array of an initializer, as stored and not copied; KeyError if there is none of that name."""
+        """Return the array of an initializer without a copy; raise KeyError if there is none of that name."""
         tensor = self.graph.initializers[name].const_value
         assert tensor is not None
         return tensor.numpy()
@@ -104,12 +104,12 @@ def load_model(
 ) -> LoadedModel:
     """Read a model from a path, bytes, onnx.ModelProto, onnx_ir.Model or torch.onnx.ONNXProgram.
 
-    `shapes` binds the sizes of inputs by name, `values` whole inputs (see `bind_values`). `outputs` are values to give
-    instead of the model's outputs: nodes and inputs that they do not depend on go. `opaque` operators (domain and name)
-    stay calls, even where the model defines them as functions. With `stepwise` a net with caches may have an input of
-    its own (`bind_lengths`). Objects that are passed in are not changed, but an
-    onnx_ir.Model whose nodes are out of order is sorted. Raises ModelError if the model is broken, unsafe to open, or
-    of an unknown opset, and UsageError if `source` is no model, or one of the other arguments does not fit it.
+    `shapes` binds the sizes of inputs by name, `values` whole inputs (see `bind_values`). `outputs` are values that
+    replace the model's outputs: nodes and inputs that they do not depend on are removed. Calls of `opaque` operators
+    (domain and name) are not inlined. With `stepwise` a net with caches may have an additional input (`bind_lengths`).
+    Objects that are passed in are not changed, except that an unsorted onnx_ir.Model is sorted. Raises ModelError if
+    the model is broken, unsafe to open, or of an unknown opset, and UsageError if `source` is not a model, or one of
+    the other arguments does not fit it.
     """
     opened = _open(source)
     model, given = opened.model, dict(shapes or {})
@@ -158,7 +158,7 @@ def _open(source: Any) -> _OpenedModel:
             return _OpenedModel(model.clone())
         except RuntimeError as error:
             raise ModelError(f"the onnx_ir.Model is broken: {structure.root_cause(error)}") from None
-    # Asked last: ONNXProgram.model_proto serialises all weights, but old ones have nothing else.
+    # Last, because ONNXProgram.model_proto serialises all weights; old ONNXPrograms have only this attribute.
     proto = getattr(source, "model_proto", None)
     if isinstance(proto, onnx.ModelProto):
         return _open(proto)
@@ -170,7 +170,7 @@ def _open_path(path: Path) -> _OpenedModel:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
             raise ModelError(f"{path} is a folder; give the .onnx file in it")
-        # /dev/stdin may be a plain file, but ONNX Runtime's process has another one of that name.
+        # /dev/stdin may be a plain file, but in ONNX Runtime's process it is another one.
         is_own = str(path.absolute().parent) in ("/dev", "/dev/fd") or path.absolute().parts[1:2] == ("proc",)
         if not stat.S_ISREG(status.st_mode) or is_own:
             raise ModelError(f"{path} is not a plain file; save the model to one, as it is read more than once")
@@ -205,7 +205,7 @@ def _parse(data: Bytes, where: str) -> onnx.ModelProto:
 
 
 def _hashed(data: Bytes) -> Callable[[], str]:
-    """Return the SHA-256 of the data, computed in parallel: it takes as long as all other work that needs the data."""
+    """Return a function for the SHA-256 of the data, computed in a thread: it takes as long as all other loading."""
     total = hashlib.sha256()
     thread = Thread(target=total.update, args=(data,), daemon=True)
     thread.start()
@@ -229,7 +229,7 @@ def _from_proto(proto: onnx.ModelProto, folder: Path | None) -> onnx_ir.Model:
     try:
         with structure.quiet("onnx_ir.serde"):
             model = onnx_ir.from_proto(proto)
-            # It lets an output that is an input as well overwrite the input's shape, with sizes that may be unknown.
+            # from_proto overwrites the shape of an input that is also an output, perhaps by unknown sizes.
             for declared, value in zip(proto.graph.input, model.graph.inputs, strict=True):
                 if declared.type.tensor_type.HasField("shape"):
                     onnx_ir.serde.deserialize_value_info_proto(declared, value)

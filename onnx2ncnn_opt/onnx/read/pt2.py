@@ -1,8 +1,8 @@
-"""PyTorch's .pt2 files, made safe to open.
+"""Safe copies of PyTorch's .pt2 files.
 
 torch.export.load runs code from such a file: pickles that are not plain tensors, expressions that sympy evaluates, any
-function below the module torch as an operator, compiled libraries, guards in Python. So it gets a copy of the graph and
-the weights instead, in which every field has a form that can only be data.
+function below the module torch as an operator, compiled libraries, guards in Python. So torch gets a copy of the graph
+and the weights, and a field is only copied if its form can only be data.
 """
 
 import json
@@ -27,7 +27,7 @@ _OPERATOR = re.compile(
 )
 _FILES = re.compile(r"torch\.ops\.aten\.(from_file|save|load).*")  # operators that open files
 _TEXT = re.compile(r"[\w ,.:>+-]*")  # names, versions, modes, equations of einsum
-# As sympy's srepr writes it, and evaluates it as Python: Add(Symbol('s77', positive=True, integer=True), Integer(1)).
+# The form of sympy's srepr, evaluated as Python: Add(Symbol('s77', positive=True, integer=True), Integer(1)).
 _SYMBOL = r"Symbol\('[a-z]+\d+'(, (integer|nonnegative|positive)=(True|False))*\)"
 _EXPRESSION = re.compile(
     rf"({_SYMBOL}|Integer\(-?\d+\)|Pow\({_SYMBOL}, Integer\(\d\)\)|[(), ]|true|false|"
@@ -41,7 +41,7 @@ _LONGEST = 1000  # characters of an expression or name
 
 
 def write_safe_copy(path: Path, to: IO[bytes]) -> None:
-    """Copy the graph and the weights of a .pt2 file to another file; ModelError for a record that is not plain."""
+    """Copy the graph and weights of a .pt2 file to another file; raise ModelError if a record is not plain data."""
     try:
         with zipfile.ZipFile(path) as source, zipfile.ZipFile(to, "w", zipfile.ZIP_STORED) as copy:
             _Copy(path, source, copy).write()
@@ -74,9 +74,9 @@ class _Copy:
         if len(models) != 1:
             self._refuse(f"it has {len(models)} graphs, not one")
 
-    def _json(self, entry: zipfile.ZipInfo, checked: Callable[[str, Any], Any]) -> bytes:
+    def _json(self, entry: zipfile.ZipInfo, check: Callable[[str, Any], Any]) -> bytes:
         try:
-            return json.dumps(checked("", json.loads(self._source.read(entry)))).encode()
+            return json.dumps(check("", json.loads(self._source.read(entry)))).encode()
         except (ValueError, RecursionError) as error:
             self._refuse(f"'{entry.filename}' is not JSON: {error}")
 
@@ -114,7 +114,7 @@ class _Copy:
         return value
 
     def _containers(self, spec: Any) -> None:
-        """Check the nesting of inputs or outputs: torch imports the types that it names."""
+        """Check the nesting of inputs or outputs: torch imports the types named there."""
         if isinstance(spec, dict):
             if spec.get("type") not in _CONTAINERS:
                 self._refuse(f"an input or output is a {spec.get('type')!r:.80}; give tensors, tuples, lists or dicts")

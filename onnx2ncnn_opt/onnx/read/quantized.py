@@ -1,8 +1,8 @@
-"""Quantised models without their rounding: a float graph, and the scales with which its layers become int8.
+"""Conversion of a quantised graph to a float graph without rounding; its products keep the scales for int8 layers.
 
-A value of 8 bits becomes the float that it stands for, clipped to its range; operators on such values become those of
-floats. What is left of the quantised graph reads a QuantizeLinear of the float, so any operator may stay as it is.
-Products of 8-bit weights keep the scales as `Int8` in their node's `meta`.
+An 8-bit value becomes the float that it represents, clipped to its range, and operators on 8-bit values become float
+operators. An operator without a float version reads a QuantizeLinear of the float. Products of 8-bit weights keep the
+scales as `Int8` in their node's `meta`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,11 +18,11 @@ INT8 = "onnx2ncnn_opt.int8"  # the key of an `Int8` in a node's meta
 _RANGES = {np.dtype(np.int8): (-128, 127), np.dtype(np.uint8): (0, 255)}
 _DOMAINS = ("", "com.microsoft")
 _IR_VERSION = 10
-_OPSET_OF_CLIP = 11  # from which on its limits are inputs
+_OPSET_OF_CLIP = 11  # the first opset with limits as inputs
 # Operators that only move numbers, or choose among them.
 _MOVES = {"DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "MaxPool", "Reshape", "Slice", "SpaceToDepth"}
 _MOVES |= {"Split", "Squeeze", "Transpose", "Unsqueeze"}
-# Operators of one quantised input, then scale and zero point of the output.
+# Operators with one quantised input, followed by scale and zero point of the output.
 _UNARY = {
     "QLinearAveragePool": "AveragePool",
     "QLinearGlobalAveragePool": "GlobalAveragePool",
@@ -38,17 +38,17 @@ _PRODUCTS = ("Conv", "Gemm", "MatMul")
 
 
 class Int8(NamedTuple):
-    """The scales of a product: of its input, 0 if unknown, and of its weight's rows; why it has to stay in float."""
+    """The scales of a product: of its input (0 if unknown) and of its weight's rows; the reason to stay in float."""
 
     input_scale: float
     is_positive: bool
     scales: Array
     reason: str
-    coarser: float = 1.0  # the step of its input in int8, in units of the model's: up to 2 with another zero point
+    coarser: float = 1.0  # int8 step of its input / the model's step: up to 2 if the model's zero point differs
 
 
 class _Quantised(NamedTuple):
-    """A float that stands for a value of 8 bits."""
+    """A float value that replaces an 8-bit value."""
 
     value: onnx_ir.Value
     scale: float
@@ -62,7 +62,7 @@ class _Quantised(NamedTuple):
 
     @property
     def is_centred(self) -> bool:
-        """True if an int8 layer has the same steps: its numbers are -127 to 127."""
+        """True if an int8 layer, with numbers from -127 to 127, has the same steps."""
         return self.zero == sum(_RANGES[self.dtype]) // 2 + 1
 
     @property
@@ -72,52 +72,52 @@ class _Quantised(NamedTuple):
 
 
 def without_rounding(graph: onnx_ir.Graph) -> bool:
-    """Turn a graph into one of floats whose products have their scales; return False if it quantises nothing."""
+    """Turn a graph into a float graph whose products have scales; return False if it quantises nothing."""
     if all(node.op_type not in _QUANTISE for node in graph):
         return False
-    walk = _Walk(graph)
+    conversion = _FloatConversion(graph)
     for node in list(graph):
-        walk.see(node)
-    walk.end()
+        conversion.convert(node)
+    conversion.end()
     return True
 
 
 def float_model(graph: onnx_ir.Graph) -> bytes | None:
-    """Turn a graph into one of floats, and return its model; None if it quantises nothing."""
+    """Turn a graph into a float graph, and return its model; None if it quantises nothing."""
     if not without_rounding(graph):
         return None
     return bytes(onnx_ir.to_proto(onnx_ir.Model(graph, ir_version=_IR_VERSION)).SerializeToString())
 
 
 def scales_of_products(graph: onnx_ir.Graph) -> dict[str, Int8]:
-    """Return the scales of a float graph's products by the origin of their layers; `reason` tells why one has none."""
+    """Return the scales of a float graph's products by the origin of their layers, or the `reason` for none."""
     products = (node for node in graph if not node.domain and node.op_type in _PRODUCTS)
     none = Int8(0.0, False, np.ones(1, np.float32), "its weight is not quantised")
     return {node.name or node.outputs[0].name or "": node.meta.get(INT8, none) for node in products}
 
 
 class _Weight(NamedTuple):
-    """The steps of a constant along an axis, and whether int8 holds its numbers."""
+    """The scales of a constant along an axis; `is_int8` if its numbers are -127 to 127."""
 
     steps: Array
     axis: int
     is_int8: bool
 
 
-class _Walk:
+class _FloatConversion:
     def __init__(self, graph: onnx_ir.Graph) -> None:
         self._graph = graph
         self._names = {value.name for node in graph for value in node.outputs} | set(graph.initializers)
         self._names |= {node.name for node in graph} | {value.name for value in graph.inputs}
-        self._floats: dict[onnx_ir.Value, _Quantised] = {}  # by the value of 8 bits
-        self._known: dict[onnx_ir.Value, _Quantised] = {}  # the same by the float
-        self._weights: dict[onnx_ir.Value, _Weight] = {}  # by the constant of floats
+        self._floats: dict[onnx_ir.Value, _Quantised] = {}  # by the 8-bit value
+        self._known: dict[onnx_ir.Value, _Quantised] = {}  # by the float value
+        self._weights: dict[onnx_ir.Value, _Weight] = {}  # by the float constant
         self._at_run_time: set[onnx_ir.Value] = set()  # products whose input the model quantises at run time
-        self._at: onnx_ir.Node
+        self._current: onnx_ir.Node
 
-    def see(self, node: onnx_ir.Node) -> None:
-        """Add what a node computes on floats, if it has inputs or outputs of 8 bits."""
-        self._at = node
+    def convert(self, node: onnx_ir.Node) -> None:
+        """Insert the float version of a node that has 8-bit inputs or outputs."""
+        self._current = node
         kind = node.op_type
         if node.domain not in _DOMAINS:
             return
@@ -151,9 +151,9 @@ class _Walk:
             self._clipped(x, node.outputs[0], node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None)
 
     def _dequantize(self, node: onnx_ir.Node) -> None:
-        found = self._operand([*node.inputs, None][:3], axis=_attribute(node, "axis", 1))
-        if found is not None:
-            self._supersede(node.outputs[0], found)
+        operand = self._operand([*node.inputs, None][:3], axis=_attribute(node, "axis", 1))
+        if operand is not None:
+            self._supersede(node.outputs[0], operand)
 
     def _conv(self, node: onnx_ir.Node) -> None:
         x, w = self._operand(node.inputs[:3]), self._operand(node.inputs[3:6], axis=0)
@@ -178,38 +178,38 @@ class _Walk:
             return
         operands = [x, w]
         attributes = {a.name: a.value for a in node.attributes.values()}
-        ends = node.inputs[7:9] if is_gemm else node.inputs[6:8]
+        scale_and_zero = node.inputs[7:9] if is_gemm else node.inputs[6:8]
         if is_gemm and node.inputs[6] is not None:
             bias, a, weight = _constant(node.inputs[6]), self._known.get(x), self._weights.get(w)
             if bias is None or a is None or weight is None:
                 return
             step = a.scale * weight.steps.astype(np.float64) * _attribute(node, "alpha", 1.0)
             operands.append(self._initializer((bias * step).astype(np.float32)))
-        self._result(node, "Gemm" if is_gemm else "MatMul", operands, ends, attributes)
+        self._result(node, "Gemm" if is_gemm else "MatMul", operands, scale_and_zero, attributes)
 
     def _product_at_run_time(self, node: onnx_ir.Node) -> None:
-        """Replace a product of integers, the Cast behind it and the product with both scales, as quantisers write it.
+        """Replace the pattern of dynamic quantisation: integer product -> Cast -> Mul by both scales.
 
-        DynamicQuantizeLinear gives the integers, their scale and their zero point: the float is its input.
+        DynamicQuantizeLinear computes the integers, their scale and zero point; its input is the float operand.
         """
         x, w, x_zero, w_zero = (*node.inputs, None, None)[:4]
         cast = _only_reader(node.outputs[0], "Cast")
         scaled = None if cast is None else _only_reader(cast.outputs[0], "Mul")
-        made_by = None if x is None else x.producer()
-        if scaled is None or made_by is None or made_by.op_type != "DynamicQuantizeLinear" or w is None:
+        quantizer = None if x is None else x.producer()
+        if scaled is None or quantizer is None or quantizer.op_type != "DynamicQuantizeLinear" or w is None:
             return
-        scale, zero = made_by.outputs[1:]
-        by = next((value for value in scaled.inputs if value is not None and value.producer() is not cast), None)
-        factors = [] if by is None or (mul := by.producer()) is None or mul.op_type != "Mul" else list(mul.inputs)
+        scale, zero = quantizer.outputs[1:]
+        both = next((value for value in scaled.inputs if value is not None and value.producer() is not cast), None)
+        factors = [] if both is None or (mul := both.producer()) is None or mul.op_type != "Mul" else list(mul.inputs)
         if x_zero is not zero or len(factors) != 2 or scale not in factors:
             return
         step = factors[1 - factors.index(scale)]
         weight = None if step is None else self._weight(w, step, w_zero, 0 if node.op_type == "ConvInteger" else -1)
         if weight is not None:
             attributes = {a.name: a.value for a in node.attributes.values()}
-            [made] = self._node(_OF_INTEGERS[node.op_type], [made_by.inputs[0], weight], attributes)
-            self._at_run_time.add(made)
-            self._supersede(scaled.outputs[0], made)
+            [product] = self._node(_OF_INTEGERS[node.op_type], [quantizer.inputs[0], weight], attributes)
+            self._at_run_time.add(product)
+            self._supersede(scaled.outputs[0], product)
 
     def _move(self, node: onnx_ir.Node, x: _Quantised) -> None:
         if any(value in self._floats for value in node.inputs[1:]):
@@ -217,8 +217,8 @@ class _Walk:
         if node.op_type == "MaxPool" and len(node.outputs) > 1:
             return
         attributes = {a.name: a.value for a in node.attributes.values()}
-        made = self._node(node.op_type, [x.value, *node.inputs[1:]], attributes, len(node.outputs))
-        for old, new in zip(node.outputs, made, strict=True):
+        outputs = self._node(node.op_type, [x.value, *node.inputs[1:]], attributes, len(node.outputs))
+        for old, new in zip(node.outputs, outputs, strict=True):
             self._add(old, x._replace(value=new))
 
     def _result(
@@ -226,20 +226,20 @@ class _Walk:
         node: onnx_ir.Node,
         kind: str,
         operands: Sequence[onnx_ir.Value | None],
-        ends: Sequence[onnx_ir.Value | None],
+        scale_and_zero: Sequence[onnx_ir.Value | None],
         attributes: dict[str, Any] | None = None,
     ) -> None:
-        """Add an operator of floats, and clip its result; without a scale in `ends`, it is the node's own result."""
+        """Add a float operator; clip its result if the output has a scale, else replace the node's output by it."""
         if any(operand is None for operand in operands):
             return
-        scale, zero = (*ends, None, None)[:2]
+        scale, zero = (*scale_and_zero, None, None)[:2]
         if scale is not None and _limits(scale, zero) is None:
             return
-        [made] = self._node(kind, operands, attributes or {})
+        [result] = self._node(kind, operands, attributes or {})
         if scale is None:
-            self._supersede(node.outputs[0], made)
+            self._supersede(node.outputs[0], result)
         else:
-            self._clipped(made, node.outputs[0], scale, zero)
+            self._clipped(result, node.outputs[0], scale, zero)
 
     def _clipped(
         self, x: onnx_ir.Value, old: onnx_ir.Value, scale: onnx_ir.Value | None, zero: onnx_ir.Value | None
@@ -260,13 +260,13 @@ class _Walk:
         self._floats[old] = self._known[quantised.value] = quantised
 
     def _operand(self, inputs: Sequence[onnx_ir.Value | None], axis: int = 1) -> onnx_ir.Value | None:
-        """Return the float of a value of 8 bits with this scale and zero point; of a constant, a new initializer."""
+        """Return the float value for `inputs`, an 8-bit value with scale and zero point; a constant is dequantised."""
         value, scale, zero = (*inputs, None)[:3]
         if value is None or scale is None:
             return None
-        found = self._floats.get(value)
-        if found is not None:
-            return found.value if _limits(scale, zero) == found[1:] else None
+        quantised = self._floats.get(value)
+        if quantised is not None:
+            return quantised.value if _limits(scale, zero) == quantised[1:] else None
         return self._weight(value, scale, zero, axis)
 
     def _weight(
@@ -305,13 +305,13 @@ class _Walk:
         attributes: dict[str, Any] | None = None,
         count: int = 1,
     ) -> Sequence[onnx_ir.Value]:
-        """Insert a node of ONNX's own before the one that is being seen."""
-        name = self._name(f"{self._at.name or self._at.outputs[0].name}.{kind}")
+        """Insert a node of ONNX's own domain before the current one, and return its outputs."""
+        name = self._name(f"{self._current.name or self._current.outputs[0].name}.{kind}")
         attached = [onnx_ir.convenience.convert_attribute(key, value) for key, value in (attributes or {}).items()]
         node = onnx_ir.Node("", kind, list(inputs), attached, num_outputs=count, name=name)
         for output in node.outputs:
-            output.name = self._name(f"{self._at.outputs[0].name}.float")
-        self._graph.insert_before(self._at, node)
+            output.name = self._name(f"{self._current.outputs[0].name}.float")
+        self._graph.insert_before(self._current, node)
         return node.outputs
 
     def _name(self, wish: str) -> str:
@@ -323,7 +323,7 @@ class _Walk:
         return name
 
     def _supersede(self, old: onnx_ir.Value, new: onnx_ir.Value) -> None:
-        """Let all readers of a value read another one, which gets its name if that is public."""
+        """Replace all uses of a value by another one, which gets its name if the value is a graph output."""
         if old.is_graph_output():
             [new] = self._node("Identity", [new])
             name, old.name = old.name, self._name(f"{old.name}.before")
@@ -331,16 +331,16 @@ class _Walk:
         onnx_ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
 
     def end(self) -> None:
-        """Quantise floats for readers of 8 bits, remove what nobody reads, and give products their scales."""
-        for old, found in self._floats.items():
+        """Quantise floats for the remaining readers of 8-bit values, remove dead nodes, and set scales of products."""
+        for old, quantised in self._floats.items():
             if not (old.uses() or old.is_graph_output()):
                 continue
-            self._at = old.producer()  # type: ignore[assignment]
-            zero, step = self._initializer(np.array(found.scale, np.float32)), np.array(found.zero, found.dtype)
-            name = self._name("zero")
-            point = onnx_ir.Value(name=name, const_value=onnx_ir.tensor(step, name=name))
+            self._current = old.producer()  # type: ignore[assignment]
+            scale, zero = np.array(quantised.scale, np.float32), np.array(quantised.zero, quantised.dtype)
+            step, name = self._initializer(scale), self._name("zero")
+            point = onnx_ir.Value(name=name, const_value=onnx_ir.tensor(zero, name=name))
             self._graph.register_initializer(point)
-            [new] = self._node("QuantizeLinear", [found.value, zero, point])
+            [new] = self._node("QuantizeLinear", [quantised.value, step, point])
             self._supersede(old, new)
         self._remove_dead()
         for node in self._graph:
@@ -354,24 +354,25 @@ class _Walk:
         if x is None or w is None or w.shape is None or weight is None:
             return
         rows = 0 if node.op_type == "Conv" or _attribute(node, "transB", 0) else len(w.shape) - 1
-        found, reason = self._known.get(x), ""
+        quantised, reason = self._known.get(x), ""
         if not weight.is_int8:
             reason = "its weight has numbers beyond -127 to 127, as zero points make them"
         elif weight.steps.size > 1 and weight.axis != rows:
             reason = "its weight has a scale for each input"
-        elif found is None and node.outputs[0] not in self._at_run_time:
+        elif quantised is None and node.outputs[0] not in self._at_run_time:
             reason = "its input is not quantised"
         with np.errstate(divide="ignore"):
             scales = np.where(weight.steps > 0, 1 / weight.steps, 1).astype(np.float32)
-        input_scale = LEVELS / found.largest if found else 0.0
-        coarser = found.largest / LEVELS / found.scale if found else 1.0
-        node.meta[INT8] = Int8(input_scale, found is not None and found.limits[0] >= 0, scales, reason, coarser)
+        input_scale = LEVELS / quantised.largest if quantised else 0.0
+        coarser = quantised.largest / LEVELS / quantised.scale if quantised else 1.0
+        is_positive = quantised is not None and quantised.limits[0] >= 0
+        node.meta[INT8] = Int8(input_scale, is_positive, scales, reason, coarser)
 
     def _drop_clips(self) -> None:
-        """Remove clips to the range that all readers clip to themselves."""
-        for value, found in self._known.items():
+        """Remove clips if all readers clip to the same range, as int8 layers do."""
+        for value, quantised in self._known.items():
             clip = value.producer()
-            if clip is None or clip.graph is None or clip.op_type != "Clip" or not found.is_centred:
+            if clip is None or clip.graph is None or clip.op_type != "Clip" or not quantised.is_centred:
                 continue
             uses = [(node.meta.get(INT8), index) for node, index in value.uses()]
             if value.is_graph_output() or any(known is None or known.reason or index for known, index in uses):
@@ -390,35 +391,35 @@ class _Walk:
 
 
 def _only_reader(value: onnx_ir.Value, op_type: str) -> onnx_ir.Node | None:
-    """Return the one node that reads a value, if it is of this type."""
+    """Return the only reader of a value, if it has this type."""
     readers = [node for node, _ in value.uses()]
     is_only = len(readers) == 1 and readers[0].op_type == op_type and not value.is_graph_output()
     return readers[0] if is_only else None
 
 
-def _attribute(node: onnx_ir.Node, name: str, otherwise: Any) -> Any:
-    found = node.attributes.get(name)
-    return otherwise if found is None else found.value
+def _attribute(node: onnx_ir.Node, name: str, default: Any) -> Any:
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.value
 
 
 def _constant(value: onnx_ir.Value) -> Array | None:
-    """Return a constant, also one that QuantizeLinear makes of another."""
+    """Return the array of a constant, or of QuantizeLinear of constants."""
     if value.const_value is not None:
         return np.asarray(value.const_value.numpy())
     node = value.producer()
     if node is None or node.op_type != "QuantizeLinear":
         return None
-    x, scale, zero = (None if each is None else _constant(each) for each in (*node.inputs, None)[:3])
+    x, scale, zero = (None if operand is None else _constant(operand) for operand in (*node.inputs, None)[:3])
     if x is None or scale is None or zero is None or zero.dtype not in _RANGES or scale.ndim > 1:
         return None
     along = [-1 if i == _attribute(node, "axis", 1) % max(x.ndim, 1) else 1 for i in range(x.ndim)]
-    scale, shift = (each if each.size == 1 else each.reshape(along) for each in (scale, zero))
+    scale, shift = (array if array.size == 1 else array.reshape(along) for array in (scale, zero))
     numbers: Array = np.clip(np.rint(x / scale) + shift, *_RANGES[zero.dtype]).astype(zero.dtype)
     return numbers
 
 
 def _limits(scale: onnx_ir.Value | None, zero: onnx_ir.Value | None) -> tuple[float, int, np.dtype[Any]] | None:
-    """Return one scale above 0, one zero point and its type, if they are constants of 8 bits."""
+    """Return a positive scale, a zero point and its 8-bit type; None unless both are constants of one element."""
     step = None if scale is None else _constant(scale)
     point = np.zeros((), np.uint8) if zero is None else _constant(zero)
     if step is None or point is None or step.size != 1 or point.size != 1 or point.dtype not in _RANGES:

@@ -1,4 +1,4 @@
-"""ONNX's own schemas of a node at its model's opset: an importer's signature is the union of all versions."""
+"""Checks of nodes against ONNX's schemas at the model's opset: an importer's signature is the union of all versions."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -13,7 +13,7 @@ _OPTIONAL = onnx.defs.OpSchema.FormalParameterOption.Optional
 
 
 def misfit(node: onnx_ir.Node, opset: int) -> str | None:
-    """Return the fault of a node of ONNX's own domain, by its operator's schema; None if it is valid."""
+    """Return how a node of ONNX's own domain breaks its operator's schema; None if it is valid."""
     try:
         schema, attributes, inputs = _known(node.op_type, opset)
     except onnx.defs.SchemaError:
@@ -48,15 +48,15 @@ def _port_misfit(
         if value is None and is_required:
             return f"input {name} is missing"
         # A model rarely declares the results of other nodes.
-        said = value.dtype if value is not None and value.producer() is None else None
-        if is_bool and said not in (None, onnx_ir.DataType.BOOL):
-            return f"input {name} is {said.name}, not BOOL"
+        dtype = value.dtype if value is not None and value.producer() is None else None
+        if is_bool and dtype not in (None, onnx_ir.DataType.BOOL):
+            return f"input {name} is {dtype.name}, not BOOL"
     return None
 
 
 @cache
 def _known(name: str, opset: int) -> tuple[onnx.defs.OpSchema, Mapping[str, Any], list[tuple[str, bool, bool]]]:
-    """Return an operator's schema, its attributes, and each input: its name, and whether it is required and a bool."""
+    """Return an operator's schema, its attributes, and for each input its name, whether it is required, and a bool."""
     schema = onnx.defs.get_schema(name, opset)
     inputs = [
         (declared.name, i < schema.min_input and declared.option != _OPTIONAL, declared.types == {"tensor(bool)"})

@@ -1,4 +1,4 @@
-"""The structure of a graph: checked, functions inlined, dead nodes removed, in topological order.
+"""Checks and normalisation of a graph: functions inlined, dead nodes removed, in topological order.
 
 onnx.checker is not used: it serialises the whole model once more, and the importer checks every node's signature.
 """
@@ -22,20 +22,20 @@ from onnx2ncnn_opt.errors import ModelError, UsageError
 from onnx2ncnn_opt.progress import counted
 
 OLDEST_OPSET = 7  # older operators broadcast by attribute
-# Operators of ONNX Runtime in ONNX's own domain, and the opset from which on ONNX has them itself.
+# Operators of ONNX Runtime in ONNX's own domain, and the first opset in which ONNX has them itself.
 _RUNTIME_OPERATORS = {"SimplifiedLayerNormalization": 2**31, "LayerNormalization": 17}
 MOST_NODES = 1_000_000  # functions that call functions twice each grow exponentially
 
 _GRAPHS = (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS)
 _Key = TypeVar("_Key")
-# Names that exporters write for "any size", in lower case.
 _CLASSICAL = "ai.onnx.ml"  # a domain of ONNX
 _LEARNED = frozenset({"Conv", "ConvTranspose", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN"})
+# Names that exporters write for "any size", in lower case.
 _NO_NAMES = frozenset({"", "?", "*", "-1", "any", "nan", "none", "null", "unk", "unknown"})
 
 
 def check_proto(proto: onnx.ModelProto) -> None:
-    """Raise ModelError for what onnx_ir cannot read, or would drop or overwrite silently."""
+    """Raise ModelError for parts that onnx_ir cannot read, or would drop or overwrite silently."""
     _check_text(proto)
     _check_learning(proto.graph.node)
     for domain, count in _repeated(opset.domain or "ai.onnx" for opset in proto.opset_import):
@@ -48,7 +48,7 @@ def check_proto(proto: onnx.ModelProto) -> None:
 
 
 def _check_learning(nodes: Iterable[onnx.NodeProto]) -> None:
-    """Refuse trees, linear classifiers and the like without layers of a neural network; onnx_ir has no maps."""
+    """Refuse models of trees, linear classifiers and the like without a neural network; onnx_ir cannot read maps."""
     classical = dict.fromkeys(node.op_type for node in nodes if node.domain == _CLASSICAL)
     others = {node.op_type for node in nodes if node.domain != _CLASSICAL}
     if classical and ("ZipMap" in classical or others.isdisjoint(_LEARNED)):
@@ -59,12 +59,12 @@ def _check_learning(nodes: Iterable[onnx.NodeProto]) -> None:
 
 
 def _repeated(keys: Iterable[_Key]) -> Iterator[tuple[_Key, int]]:
-    """Yield the keys that there are several times, and how often."""
+    """Yield the keys that occur more than once, and their counts."""
     yield from ((key, count) for key, count in Counter(keys).items() if count > 1)
 
 
 def _check_text(message: Message) -> None:
-    """Refuse text that is not UTF-8: protobuf hands it out as bytes."""
+    """Refuse text that is not UTF-8: protobuf returns it as bytes."""
     for field, value in message.ListFields():
         if field.type == FieldDescriptor.TYPE_STRING:
             for text in value if field.is_repeated else (value,):
@@ -114,24 +114,24 @@ def _check_nodes_proto(nodes: Iterable[onnx.NodeProto]) -> None:
 
 
 def unname_dims(graph: onnx_ir.Graph) -> None:
-    """Clear every dim_param that names no size: "?" and the like, and a name that contradicts itself.
+    """Clear dim_params that name no size, such as "?", and names that contradict the graph.
 
-    An axis of an input that has no name then has the size that the weights of a consumer demand, if there is one.
+    An input's axis without a name gets the size that the weights of a consumer demand, if there is one.
     """
     shapes = {value: tuple(value.shape or ()) for value in graph.inputs}
     demanded = {value: _demanded(value, len(shape)) for value, shape in shapes.items()}
     false: set[int | onnx_ir.SymbolicDim] = set()
     sizes: dict[int | onnx_ir.SymbolicDim, set[int]] = {}
     for value, shape in shapes.items():
-        # An input [N, 3, N, N] says that its batch is as large as its images, [N, N, 3, 3] and [1, N, N, N] that it has
-        # so many channels. No model means that.
+        # In an input [N, 3, N, N] the batch would be as large as the images, in [N, N, 3, 3] and [1, N, N, N] as the
+        # number of channels. No model means that.
         false |= {dim for dim in shape[:1] if dim in shape[1 if len(shape) > 3 else 2 :]}
         false |= {dim for dim in shape[1:2] if len(shape) == 4 and shape[2:] == (dim, dim)}
-        for dim in shape:  # a size of weights is that of one axis, and not also of others, which are free
-            found = {demanded[value].get(axis, 0) for axis, other in enumerate(shape) if other == dim}
-            false |= {dim} if len(found) > 1 else set()
-            sizes.setdefault(dim, set()).update(found - {0})
-    false |= {dim for dim, found in sizes.items() if len(found) > 1}
+        for dim in shape:  # weights demand a size of one axis; other axes of the same name would be free
+            demands = {demanded[value].get(axis, 0) for axis, other in enumerate(shape) if other == dim}
+            false |= {dim} if len(demands) > 1 else set()
+            sizes.setdefault(dim, set()).update(demands - {0})
+    false |= {dim for dim, demands in sizes.items() if len(demands) > 1}
 
     def named(dim: int | onnx_ir.SymbolicDim, size: int | None = None) -> int | onnx_ir.SymbolicDim | None:
         if isinstance(dim, int) and dim >= 0:
@@ -149,7 +149,7 @@ def unname_dims(graph: onnx_ir.Graph) -> None:
 
 
 def _demanded(value: onnx_ir.Value, rank: int) -> dict[int, int]:
-    """Return the sizes of an input's axes that its consumers have weights for."""
+    """Return the sizes of an input's axes that the weights of its consumers demand."""
     sizes = {}
     for node, index in value.uses():
         weight = node.inputs[1].const_value if len(node.inputs) > 1 and node.inputs[1] is not None else None
@@ -168,7 +168,7 @@ def _demanded(value: onnx_ir.Value, rank: int) -> dict[int, int]:
 
 
 def check_structure(model: onnx_ir.Model) -> None:
-    """Check graph and functions, and sort them topologically where they are not. Raises ModelError."""
+    """Check graph and functions, and sort them topologically. Raises ModelError."""
     for function in model.functions.values():
         _check_graph(function.graph, f"function '{function.domain}::{function.name}'", [])
     _check_graph(model.graph, "the graph", [])
@@ -232,14 +232,14 @@ def _cycle(graph: onnx_ir.Graph) -> str:
 
 
 def name_domains(model: onnx_ir.Model) -> None:
-    """Call ONNX's own domain '' in all opset imports, as the nodes do, and not by its other name 'ai.onnx'."""
+    """Rename ONNX's own domain from 'ai.onnx' to '' in all opset imports, as in the nodes."""
     for opsets in (model.opset_imports, *(function.opset_imports for function in model.functions.values())):
         if "ai.onnx" in opsets:
             opsets.setdefault("", opsets.pop("ai.onnx"))
 
 
 def name_runtime_operators(model: onnx_ir.Model) -> None:
-    """Move operators that ONNX Runtime has in ONNX's own domain, and ONNX does not, to ONNX Runtime's domain."""
+    """Move operators that only ONNX Runtime defines, but in ONNX's own domain, to ONNX Runtime's domain."""
     opset = model.opset_imports.get("", OLDEST_OPSET)
     for node in model.graph.all_nodes():
         if not node.domain and opset < _RUNTIME_OPERATORS.get(node.op_type, 0):
@@ -247,7 +247,7 @@ def name_runtime_operators(model: onnx_ir.Model) -> None:
 
 
 def check_opset(model: onnx_ir.Model) -> None:
-    """Check that ONNX's own operators are of a version known here. Raises ModelError."""
+    """Check that the model's opset of ONNX is supported. Raises ModelError."""
     newest = onnx.defs.onnx_opset_version()
     opset = model.opset_imports.get("")
     if opset is None:
@@ -267,7 +267,7 @@ def inline_functions(model: onnx_ir.Model, opaque: Collection[tuple[str, str]] =
         del model.functions[key]
     if not model.functions:
         return
-    from onnx_ir.passes.common import InlinePass  # with all others, which few models need
+    from onnx_ir.passes.common import InlinePass  # slow to import, and few models need it
 
     inliner = InlinePass()
     try:
@@ -284,7 +284,7 @@ def inline_functions(model: onnx_ir.Model, opaque: Collection[tuple[str, str]] =
 
 
 def _inlined_size(model: onnx_ir.Model) -> int:
-    """Return how many nodes the graph has when all calls are replaced by bodies; calls must not be recursive."""
+    """Return the number of nodes after all calls are replaced by bodies; calls must not be recursive."""
     calls = {name: Counter(node.op_identifier() for node in f.all_nodes()) for name, f in model.functions.items()}
     needs = {name: [called for called in counts if called in calls] for name, counts in calls.items()}
     size: dict[onnx_ir.OperatorIdentifier, int] = {}
@@ -306,7 +306,7 @@ def lift_constants(model: onnx_ir.Model) -> None:
 
 
 def _lift(node: onnx_ir.Node) -> bool:
-    """Put an initializer in the place of a Constant node that has a tensor; onnx_ir's pass is slow with such."""
+    """Replace a Constant node by an initializer if it has a tensor: onnx_ir's pass is slow for tensors."""
     (result,), graph, attribute = node.outputs, node.graph, node.attributes.get("value")
     if attribute is None or attribute.type != onnx_ir.AttributeType.TENSOR or attribute.is_ref() or graph is None:
         return False
@@ -325,7 +325,7 @@ def strip(graph: onnx_ir.Graph) -> None:
     outputs = set(graph.outputs)
     for node in reversed(graph):
         if not any(value in outputs or value.uses() for value in node.outputs):
-            for inner in nodes_of(node):  # those of branches would still be users
+            for inner in nodes_of(node):  # nodes in its subgraphs would still be users
                 for index in range(len(inner.inputs)):
                     inner.replace_input_with(index, None)
             graph.remove(node, safe=True)
@@ -337,7 +337,7 @@ def strip(graph: onnx_ir.Graph) -> None:
 
 
 def cut(graph: onnx_ir.Graph, outputs: Sequence[str]) -> tuple[str, ...]:
-    """Let the graph end in other values, and begin with the inputs that these need; UsageError for unknown names.
+    """Make other values the graph's outputs, and remove inputs that they do not need; UsageError for unknown names.
 
     Return the outputs that are lost: they are not among the values, and do not depend on one.
     """
@@ -368,7 +368,7 @@ def read_values(node: onnx_ir.Node) -> Iterator[onnx_ir.Value]:
 
 
 def nodes_of(node: onnx_ir.Node) -> Iterator[onnx_ir.Node]:
-    """Yield a node and those of its subgraphs."""
+    """Yield a node and the nodes of its subgraphs."""
     yield node
     for graph in _attribute_graphs(node):
         yield from graph.all_nodes()
@@ -376,7 +376,7 @@ def nodes_of(node: onnx_ir.Node) -> Iterator[onnx_ir.Node]:
 
 @contextmanager
 def quiet(name: str | None = None) -> Iterator[None]:
-    """Drop warnings and the messages of the logger `name`; without a name those of all loggers, as torch has many."""
+    """Suppress warnings and the messages of the logger `name`; without a name, of all loggers, as torch has many."""
     logger, disabled = logging.getLogger(name), logging.root.manager.disable
     was_disabled, logger.disabled = logger.disabled, name is not None
     logging.disable(disabled if name else logging.WARNING)
@@ -390,7 +390,7 @@ def quiet(name: str | None = None) -> Iterator[None]:
 
 
 def root_cause(error: BaseException) -> str:
-    """Return the message of the error that began it, short; onnx_ir prints whole graphs around it."""
+    """Return the shortened message of the first error in a chain: onnx_ir prints whole graphs in later ones."""
     while error.__cause__ is not None:
         error = error.__cause__
     text = " ".join(str(error).split()) or type(error).__name__

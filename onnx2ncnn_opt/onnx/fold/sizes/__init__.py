@@ -1,8 +1,7 @@
-"""Arithmetic on tensors that are known up to dynamic sizes, such as `x.shape`, `arange` and `zeros`.
+"""Arithmetic on tensors that depend only on dynamic sizes, such as `x.shape`, `arange` and `zeros`.
 
 Every operator here treats the cells of a `SymbolicTensor` as elements, and renames the axis indices in them if axes
-move. A result that is no size (an undecided comparison, a fraction of a size) is not computed here; the importers
-then compute with the tensor itself.
+move. If sizes cannot express a result (an undecided comparison, a fraction of a size), the importers emit layers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,23 +27,23 @@ _OPERATORS: Mapping[str, Operator] = {**elementwise.OPERATORS, **movement.OPERAT
 
 
 def shape_of(shape: Shape, start: int = 0, end: int | None = None) -> Known:
-    """ONNX Shape (with the `start` and `end` of opset 15)."""
+    """Return the result of ONNX's Shape (with the `start` and `end` of opset 15)."""
     return decided(vector(shape[start:end]))
 
 
 def size_of(shape: Shape) -> Known:
-    """ONNX Size."""
+    """Return the result of ONNX's Size."""
     return decided(SymbolicTensor(np.array(product(shape), dtype=object), (), INT))
 
 
 def evaluate(operator: str, inputs: Sequence[Known | None], attributes: Attributes) -> Known | None:
     """Return the result of an operator; None if sizes cannot express it."""
     function = _OPERATORS.get(operator)
-    given = [as_symbolic(x) for x in inputs if x is not None]
-    if function is None or None in inputs[: len(given)]:
+    operands = [as_symbolic(x) for x in inputs if x is not None]
+    if function is None or None in inputs[: len(operands)]:
         return None
     try:
-        result = function(given, attributes)
+        result = function(operands, attributes)
         return None if result.cells.size > MOST_CELLS else decided(result)
     except UnknownValue:
         return None

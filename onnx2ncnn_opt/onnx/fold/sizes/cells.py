@@ -1,4 +1,4 @@
-"""Symbolic tensors: their cells, their axes, and when they are constants."""
+"""Helpers for symbolic tensors: cells, axes, and conversion to constants."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ INT = np.dtype(np.int64)
 
 
 class UnknownValue(Exception):
-    """The result cannot be said in sizes."""
+    """Raised if sizes cannot express a result."""
 
 
 def as_symbolic(x: Known) -> SymbolicTensor:
@@ -29,7 +29,7 @@ def as_symbolic(x: Known) -> SymbolicTensor:
 
 
 def decided(x: SymbolicTensor) -> Known:
-    """Return a constant, where nothing is open about it."""
+    """Return a symbolic tensor as a constant if no dynamic size is left in it."""
     if is_open(*x.shape, *x.cells.flat):
         return x
     shape = known(x.shape)
@@ -44,12 +44,12 @@ def vector(sizes: Sequence[Dim]) -> SymbolicTensor:
 
 
 def plain(cell: Any) -> Any:
-    """Numpy's integers as Python's."""
+    """Return NumPy's integers as Python's."""
     return int(cell) if isinstance(cell, np.integer) else cell
 
 
 def sizes_of(x: SymbolicTensor) -> tuple[Dim, ...] | None:
-    """Return the elements of a tensor that is a list of sizes; None if its length is open, or very large."""
+    """Return the elements of a tensor that is a list of sizes; None if its length is dynamic, or very large."""
     try:
         return tuple(numbers(x))
     except UnknownValue:
@@ -63,14 +63,14 @@ def numbers(x: SymbolicTensor) -> list[Dim]:
 
 def whole_numbers(x: SymbolicTensor) -> list[int]:
     """Return the elements of a tensor that is a list of numbers."""
-    found = numbers(x)
-    if is_open(*found):
+    elements = numbers(x)
+    if is_open(*elements):
         raise UnknownValue
-    return list(known(found))
+    return list(known(elements))
 
 
 def replaced(cells: Array, values: Mapping[int, Dim]) -> Array:
-    """Return the cells with axis indices replaced, given by axes counted from the last one."""
+    """Return the cells with axis indices replaced; the keys of `values` are axes counted from the last one."""
     if cells.dtype != object:
         return cells
     names = {str(axis_index(axis)): value for axis, value in values.items()}
@@ -78,7 +78,7 @@ def replaced(cells: Array, values: Mapping[int, Dim]) -> Array:
 
 
 def each(function: Callable[..., Any], *cells: Array) -> Array:
-    """Return a function of elements, on arrays that broadcast."""
+    """Apply a function to the elements of arrays that broadcast."""
     if np.broadcast(*cells).size > MOST_CELLS:
         raise UnknownValue
     result = np.frompyfunc(function, len(cells), 1)(*(x.astype(object) for x in cells))
@@ -86,11 +86,11 @@ def each(function: Callable[..., Any], *cells: Array) -> Array:
 
 
 def moved(x: SymbolicTensor, axes: Sequence[int | None]) -> SymbolicTensor:
-    """Return a tensor whose axis i is axis ``axes[i]`` of x, or a new one of size 1; all other axes have size 1."""
+    """Return a tensor whose axis i is axis ``axes[i]`` of x, or a new axis (None). Dropped axes must have size 1."""
     last, rank = len(axes) - 1, x.rank
     values = {rank - 1 - old: axis_index(last - new) for new, old in enumerate(axes) if old is not None}
-    gone = {rank - 1 - old: 0 for old in range(rank) if old not in axes}
-    cells = replaced(x.cells, {**values, **gone})
+    dropped = {rank - 1 - old: 0 for old in range(rank) if old not in axes}
+    cells = replaced(x.cells, {**values, **dropped})
     kept = [old for old in axes if old is not None]
     cells = cells.transpose([*kept, *(old for old in range(rank) if old not in axes)])
     cells = cells.reshape([1 if old is None else x.cells.shape[old] for old in axes])
@@ -116,7 +116,7 @@ def all_materialised(x: SymbolicTensor) -> SymbolicTensor:
 
 
 def materialised_or_none(x: SymbolicTensor, axis: int) -> SymbolicTensor | None:
-    """As `materialised`; None for an axis that is dynamic, or very long."""
+    """Return the result of `materialised`; None for an axis that is dynamic or very long."""
     try:
         return materialised(x, axis)
     except UnknownValue:
@@ -134,12 +134,12 @@ def axes_of(x: Sequence[SymbolicTensor], attributes: Attributes) -> list[int] | 
     """Return the operand `axes` of newer opsets, or the attribute of older ones."""
     if len(x) > 1:
         return whole_numbers(x[1])
-    given = attributes.get("axes")
-    return None if given is None else list(given)
+    axes = attributes.get("axes")
+    return None if axes is None else list(axes)
 
 
 def broadcast(shapes: Sequence[Shape]) -> Shape:
-    """Return the shape to which shapes broadcast, to the extent that their sizes tell it."""
+    """Return the shape to which shapes broadcast; raise UnknownValue if the sizes do not determine it."""
     shape = broadcast_shape(shapes, lambda a, b: b if a == 1 else a if b == 1 else fitting(a, b))
     if shape is None:
         raise UnknownValue
@@ -152,12 +152,12 @@ def with_size(shape: Shape, axis: int, size: Dim) -> Shape:
 
 
 def whole(*cells: Any) -> tuple[Any, ...]:
-    """Return whole numbers as integers; a size and a fraction do not make a size."""
+    """Return whole numbers as integers; raise UnknownValue for fractions, because sizes cannot have any."""
     if not all(isinstance(cell, (int, Sym)) or float(cell).is_integer() for cell in cells):
         raise UnknownValue
     return tuple(cell if isinstance(cell, Sym) else int(cell) for cell in cells)
 
 
 def is_open(*cells: Any) -> bool:
-    """Return True if one of the cells follows from a dynamic size."""
+    """Return True if one of the cells depends on a dynamic size."""
     return any(isinstance(cell, Sym) for cell in cells)

@@ -30,7 +30,7 @@ _BOOL = np.dtype(np.bool_)
 
 
 def _elementwise(function: Callable[..., Any], dtype: np.dtype[np.generic] | None = None, source: int = 0) -> Any:
-    """Return an operator that broadcasts; its result is of the type of operand `source`, if no other is said."""
+    """Return an operator that broadcasts; its result has the type `dtype`, by default that of operand `source`."""
 
     def operator(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
         shape = broadcast([operand.shape for operand in x])
@@ -43,12 +43,12 @@ def _elementwise(function: Callable[..., Any], dtype: np.dtype[np.generic] | Non
 
 
 def _surely(size: Dim, bound: int, shape: Shape) -> bool:
-    """`at_least`, where an axis index is also less than the size of its axis."""
+    """Return True as `at_least` does, and if the bound follows from an axis index being less than the axis's size."""
     if at_least(size, bound):
         return True
     if not isinstance(size, Sym):
         return False
-    # An index counted from the other end is an index as well.
+    # An index counted from the other end is a valid index, too.
     axes = {name: int(name[1:]) for name in size.names() if name[0] == "#"}
     flipped = [(name, shape[-1 - axis] - 1 - axis_index(axis)) for name, axis in axes.items()]
     subsets = (some for count in range(1, len(flipped) + 1) for some in combinations(flipped, count))
@@ -106,7 +106,7 @@ def _divided(kind: np.dtype[np.generic], shape: Shape, a: Any, b: Any) -> Any:
 
 
 def _remainder(fmod: int, kind: np.dtype[np.generic], shape: Shape, a: Any, b: Any) -> Any:
-    """Mod, whose sign is the divisor's; the operand's with `fmod`, which is the same for positive ones."""
+    """Compute Mod: its sign is the divisor's, with `fmod` the operand's; both agree for positive operands."""
     if not is_open(a, b):
         raise UnknownValue
     a, b = whole(a, b)
@@ -146,7 +146,7 @@ def _cast(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor
 
 
 def _rounded(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
-    """Floor, Ceil and Round of whole numbers."""
+    """Return whole numbers, which Floor, Ceil and Round do not change; raise UnknownValue for others."""
     each(lambda cell: whole(plain(cell)), x[0].cells)
     return x[0]
 

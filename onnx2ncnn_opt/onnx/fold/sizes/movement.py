@@ -1,4 +1,4 @@
-"""Operators that move elements, take some of them, or make them from sizes."""
+"""Operators that move or select elements, or create tensors from sizes."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -58,10 +58,10 @@ def _squeeze(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTen
     axes = axes_of(x, attributes)
     if axes is None:
         axes = [axis for axis, size in enumerate(x[0].shape) if size == 1]
-    gone = {axis_of(axis, x[0].rank) for axis in axes}
-    if any(x[0].shape[axis] != 1 for axis in gone):
+    dropped = {axis_of(axis, x[0].rank) for axis in axes}
+    if any(x[0].shape[axis] != 1 for axis in dropped):
         raise UnknownValue
-    return moved(x[0], [axis for axis in range(x[0].rank) if axis not in gone])
+    return moved(x[0], [axis for axis in range(x[0].rank) if axis not in dropped])
 
 
 def _expand(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
@@ -71,7 +71,7 @@ def _expand(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
 
 
 def _tile(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
-    """Of axes that are not repeated, or all the same."""
+    """Compute Tile if all repeated axes have equal elements."""
     pairs = list(zip(x[0].shape, numbers(x[1]), strict=True))
     if any(count != 1 and x[0].varies(axis - x[0].rank) for axis, (_, count) in enumerate(pairs)):
         raise UnknownValue
@@ -101,7 +101,7 @@ def _gather(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTens
     count = data.cells.shape[axis]
     if taken.size and (taken.min() < -count or taken.max() >= count):
         raise UnknownValue
-    # The axes before the gathered one count anew from the last.
+    # Axis indices count from the last axis: renumber those of the axes before the gathered one.
     grown = indices.rank - 1
     inner = data.rank - 1 - axis
     cells = replaced(data.cells, {k: axis_index(k + grown) for k in range(inner + 1, data.rank)})
@@ -110,7 +110,7 @@ def _gather(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTens
 
 
 def _gather_elements(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
-    """Of a table that is constant along the axis, for any indices."""
+    """Compute GatherElements for any indices, if the data is constant along the axis."""
     data, indices = x
     axis = axis_of(attributes.get("axis", 0), data.rank)
     for i, count in enumerate(data.cells.shape):
@@ -143,17 +143,17 @@ def _slice(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTenso
 def _cut(x: SymbolicTensor, axis: int, start: Dim, end: Dim, step: int) -> SymbolicTensor:
     size = x.shape[axis]
     if isinstance(size, int) and isinstance(start, int) and isinstance(end, int):
-        found = taken(size, start, end, step)
-        first: Dim = found.start if found else 0
-        count: Dim = len(found)
+        indices = taken(size, start, end, step)
+        first: Dim = indices.start if indices else 0
+        count: Dim = len(indices)
     else:
         bounds = cut(size, start, end) if step == 1 else None
         if bounds is None:
             raise UnknownValue
         first, count = bounds[0], bounds[1] - bounds[0]
     if x.cells.shape[axis] == 1:
-        where = x.rank - 1 - axis
-        cells = replaced(x.cells, {where: axis_index(where) * step + first if count != 1 else first})
+        from_last = x.rank - 1 - axis
+        cells = replaced(x.cells, {from_last: axis_index(from_last) * step + first if count != 1 else first})
     elif isinstance(first, int) and isinstance(count, int):
         cells = np.take(x.cells, range(first, first + count * step, step), axis)
     else:
@@ -162,12 +162,12 @@ def _cut(x: SymbolicTensor, axis: int, start: Dim, end: Dim, step: int) -> Symbo
 
 
 def taken(size: int, start: int, end: int, step: int) -> range:
-    """Return the indices that a slice takes: backwards from before the axis the first one, where Python takes none."""
+    """Return the indices of a slice; with a negative step, ONNX clamps a start before the axis to 0, unlike Python."""
     return range(size)[0 if step < 0 and start < -size else start : end : step]
 
 
 def _progression(cells: Array, axis: int, first: Dim) -> Array:
-    """Return the one cell that numbers of equal distance along an axis make, from `first` on: for ``positions[:n]``."""
+    """Return one cell for an arithmetic progression along an axis from `first` on, as in ``positions[:n]``."""
     if cells.dtype == object or cells.dtype.kind not in "iub":
         raise UnknownValue
     head = np.take(cells, [0], axis)
@@ -177,16 +177,16 @@ def _progression(cells: Array, axis: int, first: Dim) -> Array:
         raise UnknownValue
     if not step.any():
         return head
-    where = axis_index(cells.ndim - 1 - axis) + first
-    return each(lambda a, k: int(a) + where * int(k), head, step)
+    index = axis_index(cells.ndim - 1 - axis) + first
+    return each(lambda a, k: int(a) + index * int(k), head, step)
 
 
-# An end that no axis reaches: tf2onnx writes this one where TensorFlow masks the end, others write larger ones.
+# Ends from here on mean "to the end": tf2onnx writes this one if TensorFlow masks the end, others write larger ones.
 ENDLESS = 10**9
 
 
 def cut(size: Dim, start: Dim, end: Dim, surely: Callable[[Dim, int], bool] = at_least) -> tuple[Dim, Dim] | None:
-    """First and after the last element that a slice of step 1 takes; None if sizes do not tell a sign."""
+    """Return start and end of a slice of step 1, both from the front; None if a bound's sign is unknown."""
     if isinstance(end, int) and end >= ENDLESS:
         end = size
     bounds: list[Dim] = []
