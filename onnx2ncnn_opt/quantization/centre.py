@@ -84,8 +84,7 @@ def _takes_centred(layer: Layer, padded: bool) -> bool:
 
 
 def _centre(producer: Layer, consumers: list[Layer]) -> None:
-    scale = next(float(layer.weights["bottom_blob_int8_scales"][0]) for layer in consumers if _is_int8(layer))
-    middle = LEVELS / 2 / scale
+    middle = LEVELS / 2 / next(float(c.weights["bottom_blob_int8_scales"][0]) for c in consumers if _is_int8(c))
     high = producer["activation_params"][1] if producer["activation_type"] == Activation.CLIP else math.inf
     _negate(producer, middle - _bias(producer))
     limits = (max(-middle, middle - high), middle)

@@ -157,8 +157,7 @@ class _Nets:
     def __init__(
         self, param: Path, bin: Path, feeds: Sequence[Mapping[str, Feed]], folder: Path, on: str | None, stack: Any
     ) -> None:
-        target = find_target(on)
-        target.require()
+        (target := find_target(on)).require()
         self.param, self.bin, self.feeds, self.folder = param, bin, feeds, folder
         self.worker: NcnnWorker = stack.enter_context(NcnnWorker())
         self.float = NcnnRunner(param, bin, worker=self.worker)
@@ -299,7 +298,6 @@ def quantize_net(  # noqa: PLR0913
             if stats := observed.get(name):
                 cut = stats.share_above(LEVELS / scales[name].input) if has_static_scale(by_name[name]) else 0.0
                 rows[name] = replace(rows[name], largest=stats.largest, cut=cut)
-        announce("timing the layers in float and in int8")
         forms = None if earlier is not None else _forms(net, scales, weights if given is None else "int8")
         rows, scales = _timed(nets, net, rows, scales, forms, groups)
         for row in rows.values() if given is None else ():
@@ -398,6 +396,7 @@ def _timed(
     another place in memory. A layer with a single form takes its time from the faster net, because winograd of its
     neighbours evicts caches. If `forms` is None, times decide nothing, and few turns are enough.
     """
+    announce("timing the layers in float and in int8")
     tops = {
         line.layer.name: line.tops[0]
         for line in list_layers(graph).lines

@@ -1,6 +1,6 @@
-"""The baseline: for each model the right net, its costs, and the model's results at that time.
+"""The baseline: for each model a verified net, its costs, and the model's results at that time.
 
-For a model called models/a the folder has
+For a model called models/a the folder contains
 
     models/a.check.json       the record below, with the hashes of the other files
     models/a.ncnn.param       the net, and its .bin
@@ -39,15 +39,14 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """NAME.check.json.
+    """The content of NAME.check.json.
 
     `model` is the hash of the model's file. `converter` is its command, empty for this package's own. `versions` and
-    `checked` are those of the run that recorded it. `layers` (without Splits) and `size` (bytes of .param and .bin) are
-    the net's, `types` its layers by type. `accuracy` has the largest relative error in each mode. `milliseconds` is a
-    run on one thread, a decoder's step of a token after a prompt of 64, for which `prefill` is the time; `ratio` says
-    how often as long the net took as the one that it replaced. `memory` is in bytes. The last four are None if they
-    were not measured. `files` are hashes by file name, `examples` the names of inputs and outputs in NAME.npz, where
-    they are called 0_in_0, 0_out_0, and so on.
+    `checked` describe the run that recorded it. The net has `layers` (without Splits), `types` (layers by type) and
+    `size` (bytes of .param and .bin). `accuracy` is the largest relative error in each mode. `milliseconds` is a run on
+    one thread; for a decoder, a step of one token after a prompt of 64, which takes `prefill`. `ratio` is the time
+    relative to the replaced net. `memory` is in bytes. These four are None if they were not measured. `files` has
+    hashes by file name. `examples` has the names of inputs and outputs, which NAME.npz stores as 0_in_0, 0_out_0, ...
     """
 
     model: str
@@ -75,7 +74,7 @@ class BaselineFiles:
 
     @property
     def stem(self) -> Path:
-        """The path of all files, without suffixes; it stays in the folder, for a model at any place."""
+        """The common path of all files, without suffixes, inside the folder even for a model in `..`."""
         return self.folder.joinpath(*("_up" if part == ".." else part for part in self.name.split("/")))
 
     def path(self, suffix: str) -> Path:
@@ -84,7 +83,7 @@ class BaselineFiles:
 
     @property
     def record(self) -> Path:
-        """NAME.check.json, without which there is no baseline for the model."""
+        """NAME.check.json; a model without it has no baseline."""
         return self.path(_RECORD)
 
     @property
@@ -98,7 +97,7 @@ class BaselineFiles:
         return self.path(".npz")
 
     def read(self) -> Record | None:
-        """Return the record, None if there is none; raises UsageError if it is broken, or about other files."""
+        """Return the record, None if there is none; raises UsageError if it is broken or the files have changed."""
         if not self.record.is_file():
             return None
         try:
@@ -127,7 +126,7 @@ class BaselineFiles:
                     Example(*(_arrays(data, number, kind, names[kind]) for kind in _KINDS))
                     for number, names in enumerate(record.examples)
                 ]
-        # MemoryError: an array that says that it is larger than any memory.
+        # MemoryError: a broken header may claim any size.
         except (OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, zipfile.BadZipFile) as error:
             raise UsageError(f"{self.arrays}: the examples cannot be read: {error}; {AGAIN}") from error
 
@@ -139,9 +138,9 @@ class BaselineFiles:
         `further` are the manifest and the tail, which may be missing.
         """
         net = self.net
-        others = (net.manifest, net.tail)
+        optional = (net.manifest, net.tail)
         sources = {net.param: param, net.bin: bin}
-        sources |= {path: source for path, source in zip(others, further, strict=False) if source.is_file()}
+        sources |= {path: source for path, source in zip(optional, further, strict=False) if source.is_file()}
         try:
             self.record.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -154,15 +153,15 @@ class BaselineFiles:
             written = zip((*sources, self.arrays), (*staged, arrays), strict=True)
             hashes = {path.name: file_hash(part) for path, part in written}
             names = [dict(zip(_KINDS, map(list, example), strict=True)) for example in examples]
-            whole = Record(**record, files=hashes, examples=names)
-            staged_json.write_bytes(json.dumps({"format": FORMAT, **asdict(whole)}, indent=1).encode() + b"\n")
-        for path in set(others).difference(sources):
-            with suppress(OSError):  # those of another net
+            complete = Record(**record, files=hashes, examples=names)
+            staged_json.write_bytes(json.dumps({"format": FORMAT, **asdict(complete)}, indent=1).encode() + b"\n")
+        for path in set(optional).difference(sources):
+            with suppress(OSError):  # files of the replaced net
                 path.unlink()
 
 
 def _numbered(examples: Sequence[Example]) -> dict[str, Array]:
-    """Return all arrays by keys that suit every file, independent of the model's names."""
+    """Return all arrays by numbered keys, because names of a model may be no file names."""
     return {
         f"{number}_{kind}_{i}": array
         for number, example in enumerate(examples)
@@ -176,5 +175,5 @@ def _arrays(data: Mapping[str, Array], number: int, kind: str, names: Sequence[s
 
 
 def recorded_names(folder: Path) -> list[str]:
-    """Return the names of the models in the baseline, as `BaselineFiles.stem` has them."""
+    """Return the models' names in the baseline, in the form of `BaselineFiles.stem`."""
     return [path.relative_to(folder).as_posix().removesuffix(_RECORD) for path in sorted(folder.rglob(f"*{_RECORD}"))]

@@ -37,10 +37,10 @@ _SUFFIXES = (".onnx", ".pt2")
 class Thresholds:
     """The limits for a model to pass.
 
-    `accuracy` is the largest error of an output by mode, relative to its largest value; a mode without one passes as
-    `verify` says. `sqnr`, in decibels, and `top1`, a share of rows, are the least agreement with the model over the
-    data; where one is set, only an explicit `accuracy` is looked at. The others are factors: the net's allowed cost in
-    units of the baseline's, infinite for no limit.
+    `accuracy` is the largest error of an output by mode, relative to its largest value; modes without a limit pass as
+    `verify` decides. `sqnr`, in decibels, and `top1`, a share of rows, are the least agreement with the model over the
+    data; they replace `accuracy` unless it is explicit. The other limits are factors of the baseline's cost, infinite
+    for no limit.
     """
 
     accuracy: Mapping[str, float] = field(default_factory=dict)
@@ -56,11 +56,11 @@ class Thresholds:
 class Model:
     """One model to check; paths are absolute.
 
-    `name` is the path relative to the file that lists it, without suffix and with "/". `convert` is the words of the
-    converter's command, empty for this package's own; `version` the words of one that prints the converter's version.
-    `data` has the samples for `sqnr` and `top1`, as those of `quantize`. `net` is the path of the .param to judge, None
-    for the file that the converter writes to {out}. `modes` are empty for those of the target. `timeout` is in seconds,
-    for the converter and for each run of the model or the net.
+    `name` is the path relative to the configuration, with "/" and without suffix. `convert` is the converter's command
+    in words, empty for this package's own; `version` is a command that prints the converter's version. `data` has
+    samples for `sqnr` and `top1`, in a format of `quantize`. `net` is the path of the .param to judge, None for the
+    file that the converter writes to {out}. Empty `modes` mean the target's. `timeout` is in seconds, for the converter
+    and for each run of the model or the net.
     """
 
     name: str
@@ -91,29 +91,29 @@ class Model:
 
 @dataclass(frozen=True)
 class Config:
-    """The job of `check`: the models in the order of their names, and the folder of the baseline."""
+    """The models to check, sorted by name, and the folder of the baseline."""
 
     file: Path
     baseline: Path
     models: tuple[Model, ...]
 
     def chosen(self, names: Sequence[str] = (), shard: tuple[int, int] = (1, 1)) -> Config:
-        """Return the configuration of the models that match one of these patterns, and of those the i-th share of n."""
+        """Return the configuration with only the i-th of n shares of the models that match one of the patterns."""
         for pattern in names:
             if not any(fnmatchcase(model.name, pattern) for model in self.models):
-                known = ", ".join(model.name for model in self.models)
-                raise UsageError(f"{self.file}: no model is called '{pattern}'; there are {known}")
-        fitting = [m for m in self.models if not names or any(fnmatchcase(m.name, pattern) for pattern in names)]
-        return replace(self, models=tuple(fitting[shard[0] - 1 :: shard[1]]))
+                existing = ", ".join(model.name for model in self.models)
+                raise UsageError(f"{self.file}: no model is called '{pattern}'; there are {existing}")
+        matching = [m for m in self.models if not names or any(fnmatchcase(m.name, pattern) for pattern in names)]
+        return replace(self, models=tuple(matching[shard[0] - 1 :: shard[1]]))
 
     def everywhere(self, *, on: str | None = None, modes: Sequence[str] = ()) -> Config:
-        """Return the configuration on another device, or in other modes, in place of the file's."""
+        """Return the configuration with another device or other modes for all models."""
         changes: dict[str, Any] = ({"on": on} if on else {}) | ({"modes": check_modes(modes)} if modes else {})
         return replace(self, models=tuple(replace(model, **changes) for model in self.models))
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """Return the two numbers of "i/n"; the first counts from 1."""
+    """Return i and n of a shard "i/n"; i counts from 1."""
     first, _, count = text.partition("/")
     if first.isdecimal() and count.isdecimal() and 1 <= int(first) <= int(count):
         return int(first), int(count)
@@ -121,7 +121,7 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def read_config(path: Path) -> Config:
-    """Read and check the file; raises UsageError with the key and the values that it takes."""
+    """Read and check the file; raises UsageError that names a wrong key and its possible values."""
     try:
         data = tomllib.loads(path.read_bytes().decode())
     except OSError as error:
@@ -133,10 +133,10 @@ def read_config(path: Path) -> Config:
 
 
 class _Key(NamedTuple):
-    """The values of a key: a type, and the message for any other."""
+    """The valid values of a key: a predicate, and a description for errors."""
 
-    fits: Callable[[Any], bool]
-    wanted: str
+    is_valid: Callable[[Any], bool]
+    description: str
 
 
 def _is_number(value: Any) -> bool:
@@ -201,7 +201,7 @@ _FILE_KEYS = {
 
 
 class _ConfigReader:
-    """A reader of the parsed file; its errors say where a value is not as required."""
+    """A reader of the parsed file; its errors name the place of a wrong value."""
 
     def __init__(self, file: Path) -> None:
         self.file, self.folder = file, file.parent
@@ -219,27 +219,27 @@ class _ConfigReader:
         paths = self.paths(data["models"])
         for name in own:
             if name not in paths:
-                raise UsageError(f"{self.file}: there is no model '{name}'{_nearest(name, paths)}")
+                raise UsageError(f"{self.file}: there is no model '{name}'{_suggestion(name, paths)}")
         common = {key: value for key, value in data.items() if key in _MODEL_KEYS}
         models = [self.model(name, path, common, own.get(name, {})) for name, path in sorted(paths.items())]
         return Config(self.file, self.absolute(data.get("baseline", DEFAULT_BASELINE)), tuple(models))
 
     def paths(self, patterns: Sequence[str]) -> dict[str, Path]:
-        found: dict[str, Path] = {}
+        paths: dict[str, Path] = {}
         for pattern in patterns:
             full = os.path.join(self.folder, pattern)
-            # A path that is not a pattern is listed even if there is no file: that it is gone is this model's fault.
-            fitting = sorted(glob.glob(full, recursive=True)) if glob.has_magic(pattern) else [full]
-            if not fitting:
+            # A plain path is listed even if the file is missing: then only this model fails.
+            files = sorted(glob.glob(full, recursive=True)) if glob.has_magic(pattern) else [full]
+            if not files:
                 raise UsageError(f"{self.file}: no file fits the pattern '{pattern}' of models")
-            for text in fitting:
-                path = Path(os.path.normpath(text))
+            for file in files:
+                path = Path(os.path.normpath(file))
                 name = self.name(path)
                 for suffix in _SUFFIXES:
                     name = name.removesuffix(suffix)
-                if found.setdefault(name, path) != path:
-                    raise UsageError(f"{self.file}: {found[name]} and {path} would have one name; rename one of them")
-        return found
+                if paths.setdefault(name, path) != path:
+                    raise UsageError(f"{self.file}: {paths[name]} and {path} would have one name; rename one of them")
+        return paths
 
     def name(self, path: Path) -> str:
         try:
@@ -287,9 +287,9 @@ class _ConfigReader:
         try:
             return fill(text, values)
         except (KeyError, ValueError, IndexError) as error:
-            known = ", ".join(f"{{{key}}} ({PLACEHOLDERS[key]})" for key in values) or "none"
+            existing = ", ".join(f"{{{key}}} ({PLACEHOLDERS[key]})" for key in values) or "none"
             raise UsageError(
-                f"{self.file}: {where}: '{text}' has a placeholder that does not exist; there are {known}, "
+                f"{self.file}: {where}: '{text}' has a placeholder that does not exist; there are {existing}, "
                 f"and {{{{ and }}}} are braces"
             ) from error
 
@@ -299,17 +299,17 @@ class _ConfigReader:
     def check(self, table: Mapping[str, Any], keys: Mapping[str, _Key], where: str) -> None:
         for name, value in table.items():
             if name not in keys:
-                raise UsageError(f"{self.file}: there is no key '{where}{name}'{_nearest(name, keys)}")
-            self.require(keys[name].fits(value), f"{where}{name}", keys[name].wanted)
-            self.require(not (isinstance(value, float) and math.isnan(value)), f"{where}{name}", keys[name].wanted)
+                raise UsageError(f"{self.file}: there is no key '{where}{name}'{_suggestion(name, keys)}")
+            is_nan = isinstance(value, float) and math.isnan(value)
+            self.require(keys[name].is_valid(value) and not is_nan, f"{where}{name}", keys[name].description)
 
-    def require(self, fits: bool, where: str, wanted: str) -> None:
-        if not fits:
-            raise UsageError(f"{self.file}: {where} has to be {wanted}")
+    def require(self, is_valid: bool, where: str, description: str) -> None:
+        if not is_valid:
+            raise UsageError(f"{self.file}: {where} has to be {description}")
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:
-    """Return the text with its {placeholders} filled in; it supports nothing else of str.format."""
+    """Return the text with its {placeholders} filled in; other features of str.format raise ValueError."""
     return "".join(_parts(text, values))
 
 
@@ -323,12 +323,12 @@ def _parts(text: str, values: Mapping[str, str]) -> Iterator[str]:
 
 
 def _value_text(value: Any) -> str:
-    """Return the text of a value for --value."""
+    """Return a value in the syntax of --value."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return ",".join(map(_value_text, value)) if isinstance(value, list) else str(value)
 
 
-def _nearest(name: str, known: Mapping[str, object]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else f"; there are {', '.join(known)}"
+def _suggestion(name: str, names: Mapping[str, object]) -> str:
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else f"; there are {', '.join(names)}"

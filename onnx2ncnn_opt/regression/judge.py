@@ -43,18 +43,18 @@ from onnx2ncnn_opt.verification.verify_net import net_feeds, verify_net
 from onnx2ncnn_opt.version import __version__
 
 REQUEST, RESULT = "request.pickle", "result.pickle"
-_EXACT = 200.0  # decibels, more than float32 has
-_TIMES = 3  # measurements of a latency or memory that is too large: it may have been the machine
+_MAX_DECIBELS = 200.0  # more than float32 can have
+_ATTEMPTS = 3  # to measure latency or memory below the limit: the machine may be busy
 _SECONDS = 1.0  # of each measurement
-_ANYTHING = 1e30  # as a relative error
-_MEMORY_ROOM = 1 << 20  # bytes that a process may need more in any case
+_ANY_ERROR = 1e30  # relative
+_MEMORY_MARGIN = 1 << 20  # bytes above the baseline that always pass
 
 
 @dataclass(frozen=True)
 class Request:
-    """A model, the net that was made of it by a converter of a version, and where its baseline is.
+    """A model, its net, the converter's version, and the files of the baseline.
 
-    With `record` the baseline is written there, if the net is right. `next` is the command to study a wrong net.
+    With `record` the baseline is written if the net is right. `next` is the command to study a wrong net.
     """
 
     model: Model
@@ -74,11 +74,11 @@ class _Timed:
     bin: Path
     feeds: Mapping[str, Feed]
     outputs: Sequence[str]
-    prompt: Step | None = None  # of a decoder, before the token in `feeds`
+    prompt: Step | None = None  # a decoder's step before `feeds`
 
 
 def main(folder: str) -> None:
-    """Judge the request in a folder, and put the result there."""
+    """Judge the request in a folder, and write the result to the folder."""
     request: Request = pickle.loads(Path(folder, REQUEST).read_bytes())
     Path(folder, RESULT).write_bytes(pickle.dumps(judge(request)))
 
@@ -87,7 +87,7 @@ def judge(request: Request) -> ModelResult:
     """Return the result for one net; a net that cannot be judged is a failure with the reason."""
     judgement = _Judgement(request)
     try:
-        judgement.reach()
+        judgement.judge()
     except Error as error:
         judgement.fail(judgement.step, str(error), error.exit_code)
     finally:
@@ -106,7 +106,7 @@ def judge(request: Request) -> ModelResult:
 
 @dataclass
 class _Judgement:
-    """The results so far for one model; `step` names the stage in errors."""
+    """The judgement of one model: its results so far; `step` names the stage in errors."""
 
     request: Request
     step: str = "device"
@@ -121,11 +121,10 @@ class _Judgement:
     def __post_init__(self) -> None:
         self.model, self.stored = self.request.model, self.request.stored
         self.worker = NcnnWorker()
-        # A record is measured, and compared with nothing.
         self.limits = self.model.thresholds
-        if self.request.record:
+        if self.request.record:  # a new baseline is not compared with the old one
             self.limits = replace(self.limits, layers=inf, size=inf, latency=inf, memory=inf)
-        self.how = Verification(
+        self.options = Verification(
             shapes=self.model.shapes, values=self.model.values, timeout=self.model.timeout, on=self.model.on
         )
 
@@ -142,11 +141,11 @@ class _Judgement:
             self.measurements.append(Measurement(what, "ok", **numbers))
 
     def skip(self, reason: str, *what: str) -> None:
-        """Record measurements that were not made, with the reason."""
-        self.measurements += [Measurement(each, "not measured", message=reason) for each in what]
+        """Record that measurements were not made, with the reason."""
+        self.measurements += [Measurement(name, "not measured", message=reason) for name in what]
 
-    def reach(self) -> None:
-        """Look at everything, and write the baseline if it is to be written and the net is right."""
+    def judge(self) -> None:
+        """Verify and measure the net; write the baseline if the request says so and the net is right."""
         target = find_target(self.model.on)
         self.worker = NcnnWorker(target)
         self.modes = self.model.modes or target.modes
@@ -168,6 +167,7 @@ class _Judgement:
         outputs = [entry.name for entry in self.manifest.model_outputs] if self.manifest and self.manifest.tail else ()
         sizes: dict[str, Any] = {"shapes": self.model.shapes, "values": self.model.values}
         self.loaded = load_converted(self.source, self.manifest, outputs=outputs, **sizes)
+        self.cut: dict[str, Any] = {"values": self.loaded.values, "outputs": self.loaded.cut}
         self.tolerance = tolerance_within(self.loaded)
         examples = self.examples(before) if before and not self.request.record else []
         self.step = "accuracy"
@@ -199,33 +199,29 @@ class _Judgement:
     def baseline(self) -> Record | None:
         """Return the recorded baseline, if there is one."""
         try:
-            found = self.stored.read()
+            record = self.stored.read()
         except UsageError as error:
             if not self.request.record:
                 raise
             self.notes.append(f"replaced: {error}")
             return None
-        if found is None:
+        if record is None:
             if self.stored.folder.is_dir() and not self.request.record:
                 self.fail("baseline", f"{self.stored.folder} has none for this model; {AGAIN}", 2)
             return None
         if not self.request.record:
-            now, old = {**self.versions, "run on": self.checked}, {**found.versions, "run on": found.checked}
-            self.notes += [
-                f"{what}: {now[what] or 'unknown'}; the baseline: {old[what]}"
-                for what in now
-                if old.get(what) != now[what]
-            ]
-        return found
+            now, old = {**self.versions, "run on": self.checked}, {**record.versions, "run on": record.checked}
+            changed = (what for what in now if old.get(what) != now[what])
+            self.notes += [f"{what}: {now[what] or 'unknown'}; the baseline: {old[what]}" for what in changed]
+        return record
 
     def examples(self, before: Record) -> list[Example]:
         """Return the baseline's inputs and outputs; record a failure if today's ONNX Runtime differs."""
         if file_hash(self.model.path) != before.model:
             self.fail("model", f"{self.model.path.name} is not the file that the baseline is about; {AGAIN}", 2)
             return []
-        fixed: dict[str, Any] = {"values": self.loaded.values, "outputs": self.loaded.cut}
-        runner = OrtRunner(self.source, threads=None, timeout=self.model.timeout, **fixed)
-        rounding = Rounding(self.source, **fixed)
+        runner = OrtRunner(self.source, threads=None, timeout=self.model.timeout, **self.cut)
+        rounding = Rounding(self.source, **self.cut)
         errors, wrong = [0.0], ""
         examples = self.stored.examples(before)
         for inputs, outputs in examples:
@@ -257,21 +253,21 @@ class _Judgement:
             if not limits.accuracy:
                 self.skip("sqnr and top1 judge the outputs", "accuracy")
                 return {}
-        found: dict[str, list[OutputReport]] = {mode: [] for mode in self.modes}
-        for given in (*self.inputs(), *({"feeds": example.inputs} for example in examples)):
+        by_mode: dict[str, list[OutputReport]] = {mode: [] for mode in self.modes}
+        for inputs in (*self.inputs(), *({"feeds": example.inputs} for example in examples)):
             for modes, tolerance in self.tolerances():
-                how = replace(self.how, **given, modes=modes, tolerance=tolerance)
+                options = replace(self.options, **inputs, modes=modes, tolerance=tolerance)
                 net = self.source, self.request.param, self.request.bin
-                report = verify_net(*net, how, manifest=self.manifest, worker=self.worker)
+                report = verify_net(*net, options, manifest=self.manifest, worker=self.worker)
                 if any(output.status in ("mismatch", "nan") for output in report.outputs):
-                    how = replace(how, explain=True)
-                    report = verify_net(*net, how, manifest=self.manifest, worker=self.worker)
-                    self.notes += self.located(replace(how, explain=False))
+                    explained = replace(options, explain=True)
+                    report = verify_net(*net, explained, manifest=self.manifest, worker=self.worker)
+                    self.notes += self.locate(options)
                 self.notes += report.notes
                 for output in report.outputs:
-                    found[output.mode].append(output)
+                    by_mode[output.mode].append(output)
         accuracy = {}
-        for mode, outputs in found.items():
+        for mode, outputs in by_mode.items():
             wrong = {o.name: _wrong_text(o) for o in outputs if o.status != "ok"}
             measured = max((output.max_rel for output in outputs if output.max_rel is not None), default=None)
             limit = self.limits.accuracy.get(mode)
@@ -286,42 +282,41 @@ class _Judgement:
         """Compare the net with the model over the data, in each mode."""
         entries = self.manifest.model_inputs if self.manifest else [_entry(info) for info in self.loaded.inputs]
         images = {entry.name: entry.image for entry in entries if entry.image}
-        given: Iterable[Mapping[str, Array]]
+        samples: Iterable[Mapping[str, Array]]
         if self.model.data is None:
-            given = [any_feeds(self.source, self.loaded, self.manifest, **each) for each in self.inputs()]
+            samples = [any_feeds(self.source, self.loaded, self.manifest, **inputs) for inputs in self.inputs()]
         else:
-            samples = Samples(self.model.data, entries)
-            given = (
+            samples = (
                 {
                     name: images[name].normalized(array).astype(np.float32) if name in images else array
                     for name, array in sample.items()
                 }
-                for sample in samples
+                for sample in Samples(self.model.data, entries)
             )
-        fixed: dict[str, Any] = {"values": self.loaded.values, "outputs": self.loaded.cut}
-        model = OrtRunner(self.source, threads=None, timeout=self.model.timeout, **fixed)
-        runs = [(arrays, model.run_any(arrays)) for arrays in given]
+        model = OrtRunner(self.source, threads=None, timeout=self.model.timeout, **self.cut)
+        runs = [(arrays, model.run_any(arrays)) for arrays in samples]
         for mode in self.modes:
             net = self.request.param, self.request.bin
             runner = NcnnRunner(*net, mode=mode, timeout=self.model.timeout, worker=self.worker)
-            found = agreement(runner, runs, self.manifest, Rounding(self.source, **fixed))
-            for what, measured in (("sqnr", min(max(found.decibels, -_EXACT), _EXACT)), ("top1", found.top1)):
+            result = agreement(runner, runs, self.manifest, Rounding(self.source, **self.cut))
+            decibels = min(max(result.decibels, -_MAX_DECIBELS), _MAX_DECIBELS)  # infinity is no JSON
+            for what, measured in (("sqnr", decibels), ("top1", result.top1)):
                 limit = getattr(self.limits, what)
                 if limit is not None:
                     wrong = "" if measured is not None and measured >= limit else f"over {len(runs)} samples"
                     self.add(what, wrong, measured=measured, limit=limit, mode=mode)
 
-    def located(self, how: Verification) -> list[str]:
-        """Return the first wrong layer of the net, and the next command, as a note."""
+    def locate(self, options: Verification) -> list[str]:
+        """Return a note with the first wrong layer of the net, and the next command; empty if there is none."""
         model, param, bin = self.model.path, self.request.param, self.request.bin
-        found = bisect(model, param, bin, how, manifest=self.manifest).located
-        if found is None:
+        located = bisect(model, param, bin, options, manifest=self.manifest).located
+        if located is None:
             return []
-        layer = f"{found.layer.type} '{found.layer.name}'"
-        return [f"the first wrong layer is {layer}, in {found.mode}; next: {command_line(*self.request.next)}"]
+        layer = f"{located.layer.type} '{located.layer.name}'"
+        return [f"the first wrong layer is {layer}, in {located.mode}; next: {command_line(*self.request.next)}"]
 
     def tolerances(self) -> Iterator[tuple[Sequence[str], Tolerance | None]]:
-        """Yield modes to verify together, and the tolerance if a threshold allows more than `verify` does."""
+        """Yield modes to verify together, and a tolerance if a threshold allows more than `verify` does."""
         limits = self.limits.accuracy
         wider = [mode for mode in self.modes if limits.get(mode, 0.0) > in_mode(mode, self.tolerance).relative]
         if others := [mode for mode in self.modes if mode not in wider]:
@@ -329,17 +324,17 @@ class _Judgement:
         for mode in wider:
             yield [mode], replace(self.tolerance, relative=limits[mode])
 
-    def cost(self, what: str, measured: float, baseline: float | None, room: float = 0.0) -> None:
+    def cost(self, what: str, measured: float, baseline: float | None, margin: float = 0.0) -> None:
         """Record a cost, and compare it with the baseline's."""
-        limit = inf if baseline is None else self.limit(what, baseline, room)
+        limit = inf if baseline is None else self.limit(what, baseline, margin)
         factor = getattr(self.limits, what)
         wrong = "" if measured <= limit else f"at most {factor:g} times the baseline's is allowed"
         self.add(what, wrong, measured=measured, limit=None if isinf(limit) else limit, baseline=baseline)
 
-    def limit(self, what: str, baseline: float, room: float = 0.0) -> float:
-        """Return the highest cost that the threshold allows, at least `room` above the baseline's."""
+    def limit(self, what: str, baseline: float, margin: float = 0.0) -> float:
+        """Return the highest cost that the threshold allows, at least `margin` above the baseline's."""
         factor: float = getattr(self.limits, what)
-        return max(baseline * factor, baseline + room)
+        return max(baseline * factor, baseline + margin)
 
     def is_same(self, before: Record) -> bool:
         """Return True if the net is the baseline's, byte for byte."""
@@ -350,16 +345,16 @@ class _Judgement:
     def compared(self, graph: Graph) -> Changes:
         """Return the changes from the baseline's net."""
         old = self.stored.net
-        found = diff_graphs(read_net(old.param, old.bin, entry_points.layer_types()).graph, graph)
+        diff = diff_graphs(read_net(old.param, old.bin, entry_points.layer_types()).graph, graph)
         return Changes(
             files=True,
-            gone=dict(Counter(layer.type for layer in found.gone)),
-            added=dict(Counter(layer.type for layer in found.added)),
-            changed=dict(Counter(change.after.type for change in found.changed)),
+            gone=dict(Counter(layer.type for layer in diff.gone)),
+            added=dict(Counter(layer.type for layer in diff.added)),
+            changed=dict(Counter(change.after.type for change in diff.changed)),
         )
 
     def run(self, examples: Sequence[Example], *, with_baseline: bool) -> dict[str, Any]:
-        """Measure latency and memory of this net and of the baseline's; return them for a record."""
+        """Measure latency and memory of this net and the baseline's; return the numbers for a record."""
         if self.worker.target.patience > 1:
             self.skip("an emulator tells nothing about it", "latency", "memory")
             return {}
@@ -388,48 +383,47 @@ class _Judgement:
         if memory is None or self.worker.target.vulkan:
             self.skip("the system does not tell", "memory")
             return record
-        for _ in range(_TIMES - 1):
-            if other is None or memory <= self.limit("memory", other, _MEMORY_ROOM):
+        for _ in range(_ATTEMPTS - 1):
+            if other is None or memory <= self.limit("memory", other, _MEMORY_MARGIN):
                 break
             memory = min(memory, self.memory(net) or memory)
-        self.cost("memory", memory, other, _MEMORY_ROOM)
+        self.cost("memory", memory, other, _MEMORY_MARGIN)
         return {**record, "memory": memory}
 
     def timed(self, param: Path, bin: Path, examples: Sequence[Example]) -> _Timed:
-        """Return a net with the first of the inputs."""
-        given = {"feeds": examples[0].inputs} if examples else self.inputs()[0]
+        """Return a net with feeds for the first inputs."""
+        inputs = {"feeds": examples[0].inputs} if examples else self.inputs()[0]
         manifest, _ = manifest_beside(param, self.model.path)
-        anything = replace(self.tolerance, relative=_ANYTHING, slices=False)  # it was verified
-        how = replace(self.how, **given, tolerance=anything, on=None)
-        feeds = net_feeds(self.source, param, bin, how, manifest=manifest)
-        runner = self.runner(param, bin, self.worker)
+        any_error = replace(self.tolerance, relative=_ANY_ERROR, slices=False)  # the net was verified before
+        options = replace(self.options, **inputs, tolerance=any_error, on=None)
+        feeds = net_feeds(self.source, param, bin, options, manifest=manifest)
         try:
             if manifest is not None and manifest.caches:
-                prompt, token = Decoder(self.loaded, manifest, self.how.seed).steps()
+                prompt, token = Decoder(self.loaded, manifest, self.options.seed).steps()
                 return _Timed(param, bin, token, [entry.blob for entry in manifest.read], prompt)
-        except UsageError:  # it runs single steps only
+        except UsageError:  # the model runs single steps only
             pass
-        return _Timed(param, bin, feeds, runner.output_names())
+        return _Timed(param, bin, feeds, self.runner(param, bin, self.worker).output_names())
 
     def runner(self, param: Path, bin: Path, worker: NcnnWorker) -> NcnnRunner:
         """Return a runner of a net for measurements."""
         return NcnnRunner(param, bin, mode=self.modes[0], timeout=self.model.timeout, worker=worker)
 
     def latency(self, net: _Timed, old: _Timed) -> Latency:
-        """Return the best of some measurements; only the first if it is good enough.
+        """Measure up to three times until the ratio is within the limit; return the best measurement.
 
-        It counts the better of two ratios, that of the fastest runs and the median of all turns: a disturbance of the
-        machine makes either of them worse, seldom both.
+        The better of two ratios counts, that of the fastest runs and the median over turns: load on the machine seldom
+        disturbs both.
         """
         best: Latency | None = None
         target = self.worker.target
         with NcnnWorker(target) as first, NcnnWorker(target) as second:
-            run, run_old = (
-                partial(self.runner(each.param, each.bin, worker).time, each.feeds, each.outputs)
-                for each, worker in ((net, first), (old, second))
+            time, time_old = (
+                partial(self.runner(timed.param, timed.bin, worker).time, timed.feeds, timed.outputs)
+                for timed, worker in ((net, first), (old, second))
             )
-            for _ in range(_TIMES):
-                latency = in_turns(run, run_old, _SECONDS)
+            for _ in range(_ATTEMPTS):
+                latency = in_turns(time, time_old, _SECONDS)
                 ratio = min(latency.ratio, latency.net / latency.other)
                 if best is None or ratio < best.ratio:
                     best = replace(latency, ratio=ratio)
@@ -439,7 +433,7 @@ class _Judgement:
         return best
 
     def memory(self, net: _Timed) -> int | None:
-        """Return the bytes that a new process needs to load the net, and to run it once."""
+        """Return the bytes that a new process needs to load the net and to run it once."""
         with NcnnWorker(self.worker.target) as worker:
             before = worker.memory(restart=True)
             self.runner(net.param, net.bin, worker).run(net.feeds, [Fetch(blob, 0) for blob in net.outputs])
@@ -448,12 +442,11 @@ class _Judgement:
 
     def write(self, measured: dict[str, Any], graph: Graph) -> None:
         """Record the net, its costs, and examples of the model's results."""
-        fixed: dict[str, Any] = {"values": self.loaded.values, "outputs": self.loaded.cut}
-        runner = OrtRunner(self.source, threads=os.cpu_count() or 1, timeout=self.model.timeout, **fixed)
+        runner = OrtRunner(self.source, threads=os.cpu_count() or 1, timeout=self.model.timeout, **self.cut)
         examples = []
-        for given in self.inputs():
-            inputs: dict[str, Array] = dict(any_feeds(self.source, self.loaded, self.manifest, **given))
-            examples.append(Example(inputs, runner.run(inputs)))
+        for inputs in self.inputs():
+            feeds: dict[str, Array] = dict(any_feeds(self.source, self.loaded, self.manifest, **inputs))
+            examples.append(Example(feeds, runner.run(feeds)))
         record = {
             "model": file_hash(self.model.path),
             "converter": self.model.convert,
@@ -469,7 +462,7 @@ class _Judgement:
 
 
 def _entry(info: TensorInfo) -> Entry:
-    """Return an input of a model as a manifest has it."""
+    """Return a manifest's entry for an input of a model."""
     shape = tuple(size if isinstance(size, int) else str(size) for size in info.shape or ())
     return Entry(info.name, info.name, shape, info.dtype.numpy().name, None)
 

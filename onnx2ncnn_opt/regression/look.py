@@ -1,4 +1,4 @@
-"""The content of a report about one net, gathered in a child process like the net's judgement."""
+"""The content of a report about one net, computed in a child process, like the net's judgement."""
 
 import pickle
 from pathlib import Path
@@ -11,7 +11,7 @@ RECORD = "record.pickle"
 
 
 def main(folder: str) -> None:
-    """Look at the net of the request in a folder, and put the record there."""
+    """Make a report about the net of the request in a folder, and write the record to the folder."""
     request: Request = pickle.loads(Path(folder, REQUEST).read_bytes())
     model = request.model
     verification = Verification(

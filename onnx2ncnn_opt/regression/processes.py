@@ -1,4 +1,4 @@
-"""Programs that run with a timeout, and that are ended with all their children."""
+"""Programs with a timeout; their children end with them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 
 from onnx2ncnn_opt.runtime.ending import SIGNALS, describe_exit, send_signal
 
-_SAID_AT_MOST = 4000
-_MOMENT = 2.0  # seconds to end in order
+_MAX_OUTPUT = 4000  # bytes
+_GRACE = 2.0  # seconds between two signals
 
 
 @dataclass(frozen=True)
 class EndedProcess:
-    """The end of a program: its exit code (None if it was stopped), the same in words, and its last output."""
+    """The exit code of a program (None after a timeout), a description of it, and the program's last output."""
 
     code: int | None
     how: str
@@ -27,12 +27,12 @@ class EndedProcess:
 
     @property
     def message(self) -> str:
-        """All of it, as the end of a sentence."""
+        """The description and the output, as the end of a sentence."""
         return f"{self.how}; it says: {self.said}" if self.said else self.how
 
 
 class Processes:
-    """The programs that are running for one check; `stop`, from any thread, and the end of a `with` end them all."""
+    """The running programs of one check; `stop`, from any thread, or the end of a `with` block ends them all."""
 
     def __init__(self) -> None:
         self._running: set[subprocess.Popen[bytes]] = set()
@@ -53,8 +53,8 @@ class Processes:
         folder: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> EndedProcess:
-        """Run a program to its end, or to that of its time."""
-        with tempfile.TemporaryFile() as log:  # a pipe would stay open in processes that the program leaves behind
+        """Run a program until it ends or its time is over."""
+        with tempfile.TemporaryFile() as log:  # no pipe, because processes that the program leaves keep it open
             try:
                 process = self._start(command, folder, environment, log.fileno())
             except OSError as error:
@@ -67,12 +67,13 @@ class Processes:
                 end(process)
                 with self._lock:
                     self._running.discard(process)
-            log.seek(max(0, log.seek(0, os.SEEK_END) - _SAID_AT_MOST))
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _MAX_OUTPUT))
             said = log.read().decode(errors="replace").strip()
-        return EndedProcess(code, _how(code, seconds), said)
+        how = f"did not finish within {seconds:g} s" if code is None else describe_exit(code)
+        return EndedProcess(code, how, said)
 
     def stop(self) -> None:
-        """End all that runs, and start nothing more."""
+        """End all running programs; `run` starts no more."""
         with self._lock:
             self._stopped = True
             running = list(self._running)
@@ -92,22 +93,16 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # the whole session can be killed
+                start_new_session=True,  # so that `end` reaches the children
             )
             self._running.add(process)
             return process
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a program and its whole session; a program that has ended may have left children."""
+    """End a program and its whole session, because even an ended program may have left children."""
     for number in SIGNALS:
         send_signal(process, number)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(_MOMENT)
+            process.wait(_GRACE)
     process.wait()
-
-
-def _how(code: int | None, seconds: float) -> str:
-    if code is None:
-        return f"did not finish within {seconds:g} s"
-    return describe_exit(code)

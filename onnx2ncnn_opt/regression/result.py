@@ -1,4 +1,4 @@
-"""The result of a check, as plain records that convert to JSON."""
+"""The results of a check, as plain records that convert to JSON."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ Status = Literal["ok", "failed", "not measured"]
 class Measurement:
     """One measurement.
 
-    `what` is "conversion", "model", "accuracy" or "stored outputs" (in `mode`; relative errors), "sqnr" (decibels) or
-    "top1" (a share of rows; both in `mode`, and `limit` is the least), "layers", "size"
-    (bytes of .param and .bin), "latency" (milliseconds) or "memory" (bytes). `measured` is compared with `limit`;
-    `baseline` is the number of the baseline's net. They are None if there is no number. `message` says what is wrong,
-    or why nothing was measured.
+    `what` is "conversion", "model", "accuracy" or "stored outputs" (relative errors, in `mode`), "sqnr" (decibels) or
+    "top1" (a share of rows; both in `mode`, and `limit` is the minimum), "layers", "size" (bytes of .param and .bin),
+    "latency" (milliseconds) or "memory" (bytes). `measured` is compared with `limit`; `baseline` is the number of the
+    baseline's net. A missing number is None. `message` describes the failure, or why there is no measurement.
     """
 
     what: str
@@ -30,15 +29,15 @@ class Measurement:
 
     @property
     def name(self) -> str:
-        """The name of the measurement for people."""
+        """The name of the measurement, with its mode."""
         return f"{self.what} {self.mode}".rstrip()
 
 
 @dataclass(frozen=True)
 class Changes:
-    """The differences of a net from the baseline's: counts of layers by type, without Splits; names do not count.
+    """The differences from the baseline's net: counts of layers by type, without Splits, whatever their names.
 
-    `files` says whether the files differ at all.
+    `files` is True if any file differs.
     """
 
     files: bool = False
@@ -51,9 +50,9 @@ class Changes:
 class ModelResult:
     """The result for one model.
 
-    `exit_code` is 0 for a model that passes, 1 for one that was not converted, 2 where something is missing (the model,
-    the baseline, the device), 3 for a net that is wrong or costs too much. `changes` is None without a baseline.
-    `checked` says where the net ran and in which modes. `versions` are those of the converter and the runtimes.
+    `exit_code` is 0 if the model passes, 1 if the conversion failed, 2 if something is missing (the model, the
+    baseline, the device), 3 if the net is wrong or costs too much. `changes` is None without a baseline. `checked`
+    names the device and the modes. `versions` has the versions of the converter and the runtimes.
     """
 
     name: str
@@ -78,13 +77,13 @@ class ModelResult:
 
     @classmethod
     def failed(cls, name: str, what: str, message: str, exit_code: int) -> ModelResult:
-        """Return the result of a model that failed at this point."""
+        """Return the result of a model with one failed measurement and no others."""
         return cls(name, exit_code, (Measurement(what, "failed", message=message),))
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The results for all models of a file; `baseline` is the folder, and `missing` are models that only it has."""
+    """The results for all models of a file; `missing` are models that only the folder `baseline` has."""
 
     file: str
     baseline: str
@@ -98,5 +97,5 @@ class CheckResult:
 
     @property
     def exit_code(self) -> int:
-        """The worst, which is the highest, of the models' codes."""
+        """The worst (highest) exit code of the models."""
         return max((model.exit_code for model in self.models), default=0)

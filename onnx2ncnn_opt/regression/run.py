@@ -1,4 +1,4 @@
-"""Convert every model and judge its net, each in processes of its own."""
+"""Conversion and judgement of all models, each in child processes."""
 
 import os
 import pickle
@@ -26,9 +26,9 @@ from onnx2ncnn_opt.report.record import NetRecord
 from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.version import __version__
 
-_RUNS = 20  # of a net, each with its own time limit, after which a process counts as hanging
-_OURS = ("-m", "onnx2ncnn_opt", "convert", "{onnx}", "-o", "{out}", "--keep-failed")
-_WRONG = 3  # our converter's exit code for a net that it found to be wrong, and kept
+_MAX_RUNS = 20  # a process that takes longer than 20 timeouts of a run hangs
+_CONVERT = ("-m", "onnx2ncnn_opt", "convert", "{onnx}", "-o", "{out}", "--keep-failed")
+_WRONG_NET = 3  # the exit code of our converter for a wrong net, which --keep-failed keeps
 _MAIN = (
     "import sys; from onnx2ncnn_opt.deferred import defer_imports; defer_imports();"
     "from onnx2ncnn_opt.regression.{} import main; main(sys.argv[1])"
@@ -49,18 +49,18 @@ def check(
     done: Callable[[ModelResult], None] = lambda result: None,
     look: Callable[[ModelResult, NetRecord | None], None] | None = None,
 ) -> CheckResult:
-    """Check the models of an ncnn-check.toml against their baseline, or `record` that.
+    """Check the models of an ncnn-check.toml against their baseline, or `record` the baseline.
 
-    `names` are patterns of the models to take, `shard` "i/n" the i-th of n parts of them. `on` and `modes` replace
-    those of the file. `jobs` models are worked on at once. The nets of models that fail are copied to the folder
-    `keep`. `done` gets each result as it comes. `look` gets each result in the order of the models, with the content of
-    a report about its net (None if there is no net, or it cannot be read); without `look` that content is not gathered.
+    `names` are patterns of models; `shard` "i/n" takes the i-th of n parts of these models. `on` and `modes` replace
+    the file's. `jobs` models run in parallel. The nets of models that fail are copied to the folder `keep`. `done` gets
+    each result immediately. `look` gets the results in the order of the models, each with the content of a report about
+    the net (None if no net can be read).
 
-    Raises UsageError for a file or an option that makes no sense; an error of a model is in its result.
+    Raises UsageError for a wrong file or option; errors of a model are in its result.
     """
     check_options(names=names, modes=modes, jobs=jobs)
     config = read_config(Path(file)).everywhere(on=on, modes=modes)
-    everything = {BaselineFiles(config.baseline, model.name).stem for model in config.models}
+    stems = {BaselineFiles(config.baseline, model.name).stem for model in config.models}
     config = config.chosen(names, parse_shard(shard))
     folder = None if keep is None else Path(keep)
     if folder is not None:
@@ -73,50 +73,50 @@ def check(
     with Processes() as processes, ThreadPoolExecutor(max(jobs, 1)) as threads:
 
         def checked(model: Model) -> tuple[ModelResult, NetRecord | None]:
-            found = _checked(config, model, record, folder, processes, looks=look is not None)
-            done(found[0])
+            result, report = _checked(config, model, record, folder, processes, looks=look is not None)
+            done(result)
             count.add()
-            return found
+            return result, report
 
         try:
             contexts = [copy_context() for _ in config.models]  # threads report progress to the same listener
-            found = tuple(threads.map(lambda context, model: context.run(checked, model), contexts, config.models))
+            pairs = tuple(threads.map(lambda context, model: context.run(checked, model), contexts, config.models))
         except BaseException:
-            processes.stop()  # the threads that wait for them end, too
+            processes.stop()  # so that threads stop waiting for them
             threads.shutdown(wait=False, cancel_futures=True)
             raise
     if look is not None:
-        for result, shown in found:
-            look(result, shown)
-    results = tuple(result for result, _ in found)
-    known = recorded_names(config.baseline)
-    missing = tuple(name for name in known if BaselineFiles(config.baseline, name).stem not in everything)
+        for result, report in pairs:
+            look(result, report)
+    results = tuple(result for result, _ in pairs)
+    recorded = recorded_names(config.baseline)
+    missing = tuple(name for name in recorded if BaselineFiles(config.baseline, name).stem not in stems)
     return CheckResult(os.fspath(file), os.fspath(config.baseline), results, missing)
 
 
 def check_model(
     config: Config, model: Model, *, record: bool = False, keep: Path | None = None, processes: Processes | None = None
 ) -> ModelResult:
-    """Convert one model and judge the net; a crash or a hang of either is its result."""
+    """Convert one model and judge the net; a crash or a hang of either makes a failed result."""
     return _checked(config, model, record, keep, processes or Processes(), looks=False)[0]
 
 
 def _checked(
     config: Config, model: Model, record: bool, keep: Path | None, processes: Processes, *, looks: bool
 ) -> tuple[ModelResult, NetRecord | None]:
-    """Return the result for one model, and the content of a report about it if it `looks` at the net."""
+    """Return the result for one model, and with `looks` the content of a report about its net."""
     start = time.perf_counter()
     with temporary_folder() as folder:
         task = _Task(config, model, Path(folder), processes)
         result = task.result(record, keep)
         if keep is not None and not result.ok and (problem := task.keep(keep)):
             result = replace(result, notes=(*result.notes, problem))
-        shown = task.look() if looks else None
-    return replace(result, seconds=round(time.perf_counter() - start, 3)), shown
+        report = task.look() if looks else None
+    return replace(result, seconds=round(time.perf_counter() - start, 3)), report
 
 
 class _Task:
-    """One model, in a folder of its own that is empty at the beginning."""
+    """The conversion and judgement of one model, in an empty temporary folder."""
 
     def __init__(self, config: Config, model: Model, folder: Path, processes: Processes) -> None:
         self.config, self.model, self.folder, self.processes = config, model, folder, processes
@@ -126,19 +126,19 @@ class _Task:
     def result(self, record: bool, keep: Path | None) -> ModelResult:
         if not self.model.path.is_file():
             return ModelResult.failed(self.model.name, "model", f"there is no file {self.model.path}", 2)
-        if wrong := self.convert():
-            return ModelResult.failed(self.model.name, "conversion", wrong, 1)
+        if error := self.convert():
+            return ModelResult.failed(self.model.name, "conversion", error, 1)
         stored = BaselineFiles(self.config.baseline, self.model.name)
         assert self.net is not None
         request = Request(self.model, *self.net, stored, record, self.version(), self.next_command(keep))
         (self.folder / REQUEST).write_bytes(pickle.dumps(request))
         ended = self.python("-c", _JUDGE, os.fspath(self.folder), seconds=self.patience)
-        judged: ModelResult | None = self.left(RESULT)
+        result: ModelResult | None = self.unpickled(RESULT)
         message = bounded(f"the process that judges the net {ended.message}")
-        return judged or ModelResult.failed(self.model.name, "net", message, 3)
+        return result or ModelResult.failed(self.model.name, "net", message, 3)
 
     def next_command(self, keep: Path | None) -> tuple[str, ...]:
-        """Return the words of the command that finds the cause in a wrong net: a kept one, or keep it first."""
+        """Return the command that finds the cause of a wrong net: `bisect`, or `check --keep` if it is not kept."""
         assert self.net is not None
         param, bin = self.net
         if self.model.net is None:
@@ -150,37 +150,36 @@ class _Task:
 
     @property
     def patience(self) -> float:
-        """The seconds for a process that runs the net many times."""
-        return self.model.timeout * _RUNS * (10 if self.model.on else 1)
+        """The timeout in seconds of a process that runs the net many times."""
+        return self.model.timeout * _MAX_RUNS * (10 if self.model.on else 1)
 
     def look(self) -> NetRecord | None:
         """Return the content of a report about the net; None if there is no net, or it cannot be read."""
         if self.net is None:
             return None
         self.python("-c", _LOOK, os.fspath(self.folder), seconds=self.patience)
-        shown: NetRecord | None = self.left(RECORD)
-        return shown
+        report: NetRecord | None = self.unpickled(RECORD)
+        return report
 
-    def left(self, file: str) -> Any:
-        """Return a process's result from its file; None if it has died before."""
+    def unpickled(self, file: str) -> Any:
+        """Return the result that a process wrote to a file; None if it died before."""
         try:
             return pickle.loads((self.folder / file).read_bytes())
         except (OSError, EOFError, pickle.UnpicklingError):
             return None
 
     def convert(self) -> str:
-        """Make the net and find its files; return the error, if any."""
+        """Convert the model and find the net's files; return the error, if any."""
         stamp = self.folder / "start"
         stamp.touch()
         if self.model.convert or self.model.net is None:
             ended = self.converter()
-            if ended.code not in ((0,) if self.model.convert else (0, _WRONG)):
+            if ended.code not in ((0,) if self.model.convert else (0, _WRONG_NET)):
                 return bounded(f"the converter {ended.message}")
-        tried = [self.model.net] if self.model.net else [Path(f"{self.out}{end}.param") for end in (".ncnn", "")]
-        found = [path for path in tried if path.is_file()]
-        if not found:
-            return f"there is no net: no file {' or '.join(path.name for path in tried)} was written"
-        param = found[0]
+        paths = [self.model.net] if self.model.net else [Path(f"{self.out}{end}.param") for end in (".ncnn", "")]
+        param = next(filter(Path.is_file, paths), None)
+        if param is None:
+            return f"there is no net: no file {' or '.join(path.name for path in paths)} was written"
         bin = param.with_suffix(".bin")
         if not bin.is_file():
             return f"there is no file {bin.name} beside {param.name}"
@@ -196,11 +195,11 @@ class _Task:
         if self.model.convert:
             command = [fill(word, values) for word in self.model.convert]
             return self.processes.run(command, seconds=self.model.timeout, folder=self.config.file.parent)
-        words = [fill(word, values) for word in _OURS]
+        words = [fill(word, values) for word in _CONVERT]
         return self.python(*words, *self.model.bindings(), seconds=self.model.timeout)
 
     def python(self, *arguments: str, seconds: float) -> EndedProcess:
-        """Run this Python with the packages of this process, independent of the current folder."""
+        """Run this Python with this process's packages, in the temporary folder."""
         paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
         environment = {**os.environ, "PYTHONPATH": paths}
         command = [sys.executable, *arguments]
@@ -214,7 +213,7 @@ class _Task:
         return " ".join(ended.said.split())[:200] if ended.code == 0 else ended.how
 
     def keep(self, folder: Path) -> str:
-        """Copy the net to a folder, for study; return the reason if that failed."""
+        """Copy the net to a folder; return the error, if any."""
         if self.net is None:
             return ""
         stored = BaselineFiles(folder, self.model.name).net
