@@ -1,11 +1,11 @@
-"""The passes, each in a file of its name, and the pipeline: one tuple, in the order in which they take their turns.
+"""The passes, each in a file of its name, and the pipeline: one tuple, in the order of their attempts.
 
-The order matters where two passes want the same layer. Passes that remove layers come first, since they bring others
-together; expanded activations and normalisations are recognised before their parts are folded elsewhere; constants go
-into weights before what is left of them becomes a layer. Attention comes after that, for scales and offsets are gone
-from its way then, and before what turns matrix products around, which it would not recognise. Equal layers are merged
-late: patterns want blobs with one use. Then layers without kernels become others, and dead layers go last. The pipeline
-runs to a fixpoint: no pass depends on another having run before, only on the order of attempts.
+The order matters if two passes match the same layer. Passes that remove layers come first, because the remaining layers
+become neighbours. Expanded activations and normalisations are fused before other passes fold their parts. Constants
+are folded into weights before the rest of them becomes layers. Attention is fused after that, without scales and
+offsets between its layers, and before passes transpose its matrix products. Equal layers are merged late, because
+patterns need blobs with one use. Then layers without kernels are replaced, and dead layers go last. The pipeline runs
+to a fixpoint, so no pass requires that another one ran before.
 """
 
 import difflib
@@ -20,7 +20,7 @@ from onnx2ncnn_opt.rewrite import pipeline
 from onnx2ncnn_opt.rewrite.events import Event
 from onnx2ncnn_opt.rewrite.rule import Pass
 
-# A module's pass of the same name, or all of its PASSES, or one of its passes.
+# An entry is a module with a pass of the same name or with PASSES, or one pass of a module.
 _ORDER = (
     "eliminate_split",
     "eliminate_noop",
@@ -120,12 +120,12 @@ PASSES: tuple[Pass, ...] = tuple(p for entry in _ORDER for p in _load(entry))
 
 
 def select(skip: Collection[str], passes: Sequence[Pass] = PASSES) -> tuple[Pass, ...]:
-    """Return the passes without those named in `skip`, or covering such a name; UsageError for a name that none has."""
+    """Return the passes except those named in `skip` or covering such a name; UsageError for an unknown name."""
     names = {name: p for p in passes for name in (p.name, *p.covers)}
     for unknown in sorted(set(skip) - set(names)):
         close = difflib.get_close_matches(unknown, list(names), n=1)
-        meant = f"did you mean {close[0]}?" if close else "`onnx2ncnn-opt passes` lists them"
-        raise UsageError(f"there is no pass called {unknown}; {meant}")
+        hint = f"did you mean {close[0]}?" if close else "`onnx2ncnn-opt passes` lists them"
+        raise UsageError(f"there is no pass called {unknown}; {hint}")
     skipped = {names[name] for name in skip}
     return tuple(p for p in passes if p not in skipped)
 
@@ -140,8 +140,8 @@ def run(
 ) -> list[Event]:
     """Optimise a graph in place; return the rewrites, then the near misses with their reasons.
 
-    `skip` names passes to leave out; UsageError for one that does not exist. No rewrite makes a layer that the ncnn
-    `release` does not have. See `pipeline.run` for the rest.
+    `skip` names passes to leave out; UsageError for one that does not exist. No rewrite adds a layer that the ncnn
+    `release` lacks. See `pipeline.run` for the other arguments.
     """
-    chosen = select(skip, passes)
-    return pipeline.run(graph, chosen, limit=limit, check=check, veto=partial(too_new, release=release))
+    selected = select(skip, passes)
+    return pipeline.run(graph, selected, limit=limit, check=check, veto=partial(too_new, release=release))

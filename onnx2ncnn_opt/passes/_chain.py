@@ -1,4 +1,4 @@
-"""A chain of layers in place of one layer: a pass builds it first, and the engine inserts it as a whole."""
+"""A builder for several layers that replace one layer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from onnx2ncnn_opt.rewrite.rule import require
 
 
 class Chain:
-    """A builder of layers in place of `layer`; each new blob has its shape at once."""
+    """New layers in place of `layer`; each new blob has its shape at once."""
 
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
@@ -24,14 +24,14 @@ class Chain:
     def add(
         self,
         type: str,
-        what: str,
+        suffix: str,
         *inputs: Blob,
         weights: Mapping[str, Array | Weight | Callable[[], Weight]] | None = None,
         **params: Any,
     ) -> Blob:
-        """Return one more layer with one output; its name ends in `what`.
+        """Append a layer and return its only output; `suffix` is the end of its name.
 
-        Weights may be functions that make them, which are called if the layers are not too slow.
+        A weight may be a function that returns it; `result` calls it, so only if the layers are fast enough.
         """
         layer = Layer(type, self.layer.name, inputs, (), params).without_defaults()
         for name, weight in (weights or {}).items():
@@ -39,29 +39,29 @@ class Chain:
                 self._weights.append((layer, name, weight))
             else:
                 layer.weights[name] = weight
-        return self.put(layer, what)
+        return self.put(layer, suffix)
 
-    def put(self, layer: Layer, what: str) -> Blob:
-        """Add a layer that the caller has made; return its output, as `add` does."""
-        layer.name, layer.outputs = f"{self.layer.name}_{what}", (Blob(f"{self.layer.output.name}_{what}"),)
+    def put(self, layer: Layer, suffix: str) -> Blob:
+        """Append the caller's layer and return its output, like `add`."""
+        layer.name, layer.outputs = f"{self.layer.name}_{suffix}", (Blob(f"{self.layer.output.name}_{suffix}"),)
         assign_shapes(layer)
         self.made.append(layer)
         return layer.output
 
-    def reshape(self, blob: Blob, shape: Sequence[Dim], what: str) -> Blob:
-        """Return the same elements in another shape; the blob itself where it has that."""
+    def reshape(self, blob: Blob, shape: Sequence[Dim], suffix: str) -> Blob:
+        """Return the same elements in another shape; the blob itself if it has that shape."""
         if blob.shape == tuple(shape):
             return blob
         kind, sizes = step_layer(Regroup(tuple(shape)))
-        return self.add(kind, what, blob, **sizes)
+        return self.add(kind, suffix, blob, **sizes)
 
-    def crop(self, blob: Blob, ranges: Mapping[int, tuple[int, int]], what: str) -> Blob:
-        """Return ranges of the blob along axes, by a Crop if one is not the whole axis."""
+    def crop(self, blob: Blob, ranges: Mapping[int, tuple[int, int]], suffix: str) -> Blob:
+        """Return ranges of the blob along axes; the blob itself if all ranges are whole axes."""
         cut = {axis: range for axis, range in ranges.items() if range != (0, blob.known_shape[axis])}
         if not cut:
             return blob
         starts, ends = zip(*cut.values(), strict=True)
-        return self.add("Crop", what, blob, starts=starts, ends=ends, axes=tuple(cut))
+        return self.add("Crop", suffix, blob, starts=starts, ends=ends, axes=tuple(cut))
 
     def activate(self, blob: Blob) -> Blob:
         """Return the blob after a layer for the built-in activation of `layer`, if it has one."""
@@ -69,10 +69,7 @@ class Chain:
         return self.add(activation[0], "activation", blob, **activation[1]) if activation else blob
 
     def finish(self, *after: Layer) -> list[Layer]:
-        """Return the result of a rewrite that replaces the layer and those `after` it.
-
-        Refused if the new layers are not faster.
-        """
+        """Return the `result` that replaces the layer and the layers `after` it; refused if it is not faster."""
         replaced = [self.layer, *after]
         name = f"{self.layer.type} '{self.layer.name}'"
         require(cost(self.made) < cost(replaced), f"{name} is too small to gain by it")
@@ -80,10 +77,10 @@ class Chain:
         return self.result()
 
     def result(self) -> list[Layer]:
-        """Return the layers for a rewrite to return, at any cost."""
+        """Return the layers, even if they are slower."""
         for layer, name, make in self._weights:
             layer.weights[name] = make()
-        # The layer's former name says what it does.
+        # The layer with the weights keeps the original name.
         main = next(layer for layer in self.made if layer.weights)
         main.name = self.layer.name
         self.made[-1].outputs = ()
@@ -91,7 +88,7 @@ class Chain:
 
 
 def gathered(chain: Chain, parts: list[Blob], group: int) -> Blob:
-    """Return the elements that taps read, as channels of each group, tap by tap: (taps * channels, ...)."""
+    """Concatenate the elements that each tap reads, tap by tap within each group: (taps * channels, ...)."""
     if len(parts) == 1:
         return parts[0]
     if group == 1:

@@ -1,4 +1,4 @@
-"""Constant operands (MemoryData), as ncnn broadcasts them, and the numbers of new ones."""
+"""Constant operands (MemoryData) as ncnn broadcasts them, and the data of new constants."""
 
 import math
 from dataclasses import replace
@@ -13,12 +13,12 @@ from onnx2ncnn_opt.rewrite.rule import known_shape, require
 
 
 def is_constant(blob: Blob) -> bool:
-    """Return True if a MemoryData makes a blob."""
+    """Return True if a MemoryData produces the blob."""
     return blob.producer is not None and blob.producer.type == "MemoryData"
 
 
 def with_data(const: Layer, data: Array) -> Layer:
-    """Return a MemoryData of other numbers, given as it stores its own, in their shape."""
+    """Return a MemoryData with other data, of the dtype of the stored data, and with its shape."""
     sizes: dict[str, Any] = dict.fromkeys("whdc") | by_axis(data.shape)
     block = replace(const.weights.stored("data"), data=np.ascontiguousarray(data).reshape(-1))
     return const.having(**sizes, weights={"data": block})
@@ -48,16 +48,16 @@ def is_uniform(const: Layer) -> bool:
 
 
 def scalar(const: Layer, x: Blob) -> float:
-    """Return the one value of a constant that `is_uniform` next to `x`; refused if it changes the shape of `x`."""
+    """Return the value of an `is_uniform` operand of `x`; refused if it changes the shape of `x`."""
     data = constant_array(const)
     _require_no_higher_rank(data, const, x)
     return float(data.flat[0])
 
 
 def per_channel(const: Layer, x: Blob, channels: int) -> Array:
-    """Return a constant next to `x` as one value for each of the `channels` slices of the outermost axis.
+    """Return a constant operand of `x` as one value for each of the `channels` slices of the outermost axis.
 
-    ncnn lays a 1-D operand along the outermost axis if it has that size, and aligns any lower rank at the outer side.
+    ncnn aligns a 1-D operand with the outermost axis if it has that size, and other lower ranks with the outer axes.
     """
     data = constant_array(const)
     if data.shape == (channels,):
@@ -71,14 +71,14 @@ def per_channel(const: Layer, x: Blob, channels: int) -> Array:
 
 
 def per_column(const: Layer, x: Blob, columns: int) -> Array:
-    """Return a constant next to a 2-D `x` of shape (rows, columns) as one value for each column."""
+    """Return a constant operand of a 2-D `x` of shape (rows, columns) as one value for each column."""
     data = constant_array(const)
     shape = known_shape(x)
     _require_no_higher_rank(data, const, x)
     if data.size == 1:
         return np.full(columns, data.reshape(()))
     if data.ndim == 1:
-        # A 1-D operand goes along the rows if it has their number, for any number of columns.
+        # ncnn aligns a 1-D operand with the rows if it has their number, even if it has the number of columns.
         rows = shape[0]
         require(isinstance(rows, int) and rows != data.size, f"'{const.name}' may be one value for each row")
     fits = data.shape in ((columns,), (1, columns))
@@ -92,12 +92,12 @@ def _require_no_higher_rank(data: Array, const: Layer, x: Blob) -> None:
 
 
 def finite_float32(value: float) -> bool:
-    """Return True if a number survives the way through a .param file."""
+    """Return True if a number is finite in float32, as a .param file needs it."""
     return abs(value) <= float(np.finfo(np.float32).max)
 
 
 def stored(layer: Layer, name: str, values: Array) -> Array:
-    """Return a layer's new numbers as float32; refused if one would overflow."""
+    """Return new weights of a layer as float32; refused if one would overflow."""
     with np.errstate(over="ignore"):
         data = values.astype(np.float32)
     require(np.isfinite(data).all(), f"{layer.type} '{layer.name}': {name} would overflow")
@@ -105,9 +105,9 @@ def stored(layer: Layer, name: str, values: Array) -> Array:
 
 
 def scaled(layer: Layer, name: str, values: Array, factors: Array) -> Array:
-    """Return a layer's numbers times factors that broadcast to them, as float32; refused if one would overflow."""
+    """Return a layer's weights times factors that broadcast to them, as float32; refused if one would overflow."""
     product = np.empty(values.shape, np.float32)
     with np.errstate(over="ignore"):
-        # Through a small buffer: a large weight in float64 would take twice its memory.
+        # NumPy uses a small buffer: a large weight in float64 would take twice its memory.
         np.multiply(values, factors, out=product, dtype=np.float64, casting="same_kind")
     return stored(layer, name, product)

@@ -1,4 +1,4 @@
-"""The part of its operand that a Crop keeps, if it is known before the net runs."""
+"""The part of its operand that a Crop keeps, if it is known at compile time."""
 
 from collections.abc import Mapping
 from typing import TypeAlias
@@ -8,41 +8,41 @@ from onnx2ncnn_opt.ir.graph import Blob, Layer
 _TO_THE_END = (-233, 0x7FFFFFFF)
 
 Ranges: TypeAlias = Mapping[int, tuple[int, int]]
-"""For each axis that is cut, where the part begins and where it ends."""
+"""The start and the end of the kept part, for each cut axis."""
 
 
 def ranges(crop: Layer) -> Ranges | None:
-    """Return the range that the Crop keeps of each axis it names; None if some of them are not known."""
+    """Return the range that the Crop keeps of each axis it names; None if one is unknown."""
     if not _is_plain(crop):
         return None
     shape, axes = crop.input.shape, crop["axes"]
     if shape is None or not axes or not len(crop["starts"]) == len(crop["ends"]) == len(axes):
         return None
-    found: dict[int, tuple[int, int]] = {}
+    kept: dict[int, tuple[int, int]] = {}
     for start, end, axis in zip(crop["starts"], crop["ends"], axes, strict=True):
         axis += len(shape) if axis < 0 else 0
         size = shape[axis] if 0 <= axis < len(shape) else None
-        if not isinstance(size, int) or axis in found:
+        if not isinstance(size, int) or axis in kept:
             return None
         start += size if start < 0 else 0
         end = size if end in _TO_THE_END else end + size if end < 0 else min(end, size)
         if not 0 <= start < end:
             return None
-        found[axis] = start, end
-    return found
+        kept[axis] = start, end
+    return kept
 
 
 def part(crop: Layer) -> tuple[int, int, int] | None:
-    """Return the one axis that the Crop cuts, and where its part begins and ends; None for more axes, or unknown."""
-    found = ranges(crop)
-    if found is None or len(found) != 1:
+    """Return the only axis that the Crop cuts, its start and its end; None for several axes or unknown ranges."""
+    kept = ranges(crop)
+    if kept is None or len(kept) != 1:
         return None
-    [(axis, (start, end))] = found.items()
+    [(axis, (start, end))] = kept.items()
     return axis, start, end
 
 
 def last_row(crop: Layer) -> tuple[int, int, int] | None:
-    """Return the axis of which the Crop keeps the last element, and its `starts` and `ends`; None if it does not."""
+    """Return axis, `starts` and `ends` of a Crop that keeps the last element of one axis; None for other Crops."""
     if not _is_plain(crop) or crop["starts"] != (-1,) or len(crop["ends"]) != 1 or len(crop["axes"]) != 1:
         return None
     shape, end = crop.input.shape, crop["ends"][0]

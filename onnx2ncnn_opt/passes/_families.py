@@ -1,11 +1,11 @@
-"""Layer types that passes treat alike."""
+"""Groups of layer types that passes treat alike."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
 
 class Family(NamedTuple):
-    """Types that are one in ncnnoptimize: `name` as in the names of its passes, `types` of ncnn's registry."""
+    """Types that ncnnoptimize treats as one: its `name` in ncnnoptimize's passes, and ncnn's `types`."""
 
     name: str
     types: tuple[str, ...]
@@ -14,9 +14,9 @@ class Family(NamedTuple):
 _SLIDING = ("Convolution", "ConvolutionDepthWise", "Deconvolution", "DeconvolutionDepthWise")
 _BY_TYPE = tuple(Family(type.lower(), (type, f"{type}1D", f"{type}3D")) for type in _SLIDING)
 CONVOLUTIONS = _BY_TYPE[:2]
-# Everything that has weights per output channel and a fused activation.
+# Layers with weights per output channel and a fused activation.
 WEIGHTED = (*_BY_TYPE, Family("innerproduct", ("InnerProduct",)))
-# Everything that takes up a factor and an offset per channel.
+# Layers into which a factor and an offset per channel can be folded.
 FOLDING = (*WEIGHTED, Family("batchnorm", ("BatchNorm",)), Family("scale", ("Scale",)))
 
 

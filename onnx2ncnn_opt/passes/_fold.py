@@ -12,13 +12,13 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import per_channel, per_column, scaled, stored
 from onnx2ncnn_opt.rewrite.rule import fixed_size, known_shape, require
 
-# Adding a number to an offset loses at most 2^-24 of the offset in float32. If that is more than 2^-13 of the
-# difference, the offset may be there to round: a quantiser's step is no smaller, and weights are no less exact.
+# Adding an offset in float32 loses at most 2^-24 of the offset. If that is more than 2^-13 of the sum, the offset may
+# be a rounding trick: a quantiser's step is not smaller, and weights are not less exact.
 _MOST_OFFSET = 2.0**11
-# Up to here float32 has all integers, and they may be meant to be exact; larger offsets are masks, such as -1e9.
+# Up to this size float32 holds all integers, so offsets may be exact integers; larger ones are masks, such as -1e9.
 _MOST_INTEGER = 2.0**24
-# Between these, a factor neither overflows nor loses digits before another one brings the numbers back.
-_GIVES_INT8 = 100  # an int8_scale_term above gives int8
+_GIVES_INT8 = 100  # a larger int8_scale_term means int8 outputs
+# A factor in this range neither overflows nor loses digits before a second factor compensates it.
 _LEAST_FACTOR, _MOST_FACTOR = 2.0**-64, 2.0**64
 
 
@@ -30,7 +30,7 @@ class Affine(NamedTuple):
 
 
 def fold(layer: Layer, affine: Affine) -> Layer:
-    """Return the layer with ``output * scale + shift`` computed into it; weights that change become float32."""
+    """Return the layer with ``output * scale + shift`` folded into it; changed weights become float32."""
     scale, shift = affine
     is_batchnorm = layer.type == "BatchNorm"
     own = batchnorm_affine(layer).shift if is_batchnorm else bias_of(layer, channels(layer))
@@ -53,12 +53,11 @@ def fold(layer: Layer, affine: Affine) -> Layer:
 
 
 def require_offsets_fold(first: Array, second: Array, reach: Callable[[], Array]) -> None:
-    """Refuse to add two offsets, element by element, if one is far larger than the blob and the sum may matter.
+    """Refuse to add two offsets, element by element, if one is far larger than the blob and folding changes results.
 
-    ``x * 10 + 12582912 - 12582912`` rounds: the sum has fewer digits than x, and the difference keeps the digits that
-    float32 could hold. ``i + 8388608 + 0.5`` is exact for an integer i near -8388608, but 8388608.5 is no
-    float32. `reach` is what numbers of size 1 at most add to the sum (asked only where it matters); numbers of about
-    that size are what nets compute with.
+    ``x * 10 + 12582912 - 12582912`` rounds: float32 drops digits of x in the first sum. ``i + 8388608 + 0.5`` is exact
+    for an integer i near -8388608, but 8388608.5 is not a float32. `reach` returns the largest value of the blob before
+    the offsets for inputs of magnitude 1, which is typical in nets; it is called only for large offsets.
     """
     both = np.asarray(first + second)
     largest = np.maximum(np.abs(first), np.abs(second))
@@ -72,7 +71,7 @@ def require_offsets_fold(first: Array, second: Array, reach: Callable[[], Array]
 
 
 def one_factor(first: float, second: float) -> float:
-    """Return one factor for two; refused if one may be there to overflow, or to flush small numbers to zero."""
+    """Return the product of two factors; refused if one may overflow on purpose, or flush small numbers to zero."""
     both = first * second
     for factor in (abs(first), abs(second)):
         within = _LEAST_FACTOR * min(abs(both), 1.0) <= factor <= _MOST_FACTOR * max(abs(both), 1.0)
@@ -81,7 +80,7 @@ def one_factor(first: float, second: float) -> float:
 
 
 def require_own_weights(layer: Layer) -> None:
-    """Refuse layers with quantised weights, or with weights that come in at run time."""
+    """Refuse layers with quantised weights, or with weights that are inputs."""
     assert layer.spec is not None
     name = f"{layer.type} '{layer.name}'"
     params = layer.spec.by_name
@@ -95,7 +94,7 @@ def require_own_weights(layer: Layer) -> None:
 
 
 def require_static_weights(layer: Layer) -> None:
-    """Refuse layers that give int8 or get weights at run time: int8 layers compute their activation in float."""
+    """Refuse layers with int8 outputs or weights that are inputs: other int8 layers compute activations in float."""
     name = f"{layer.type} '{layer.name}'"
     params = layer.spec.by_name if layer.spec else {}
     gives_int8 = "int8_scale_term" in params and layer["int8_scale_term"] > _GIVES_INT8
@@ -114,7 +113,7 @@ def channels(layer: Layer) -> int:
 
 
 def require_outermost_channels(layer: Layer, blob: Blob) -> None:
-    """Refuse where channels of an input or output are not the outermost axis: an InnerProduct over rows."""
+    """Refuse an input or output whose outermost axis is not the channels: an InnerProduct over rows."""
     if layer.type == "InnerProduct":
         is_matrix = len(known_shape(blob)) == 2
         require(not is_matrix, f"'{blob.name}' is a matrix: its outermost axis are the rows, not the channels")
@@ -123,7 +122,7 @@ def require_outermost_channels(layer: Layer, blob: Blob) -> None:
 def batchnorm_affine(bn: Layer) -> Affine:
     """Return the effect of a BatchNorm on each slice of the outermost axis."""
     slope, mean, var, bias = _blocks(bn, "slope_data", "mean_data", "var_data", "bias_data")
-    # ncnn adds in float32, and puts a small number where the sum is 0.
+    # ncnn adds in float32, and replaces a sum of 0 by a small number.
     variance = (var.astype(np.float32) + np.float32(bn["eps"])).astype(np.float64)
     require((variance > 0).all(), f"BatchNorm '{bn.name}' has variances that are not positive")
     scale = slope / np.sqrt(variance)
@@ -131,7 +130,7 @@ def batchnorm_affine(bn: Layer) -> Affine:
 
 
 def slice_affine(layer: Layer, count: int) -> Affine:
-    """Return the effect of a BatchNorm, Scale or scalar on `count` outermost slices; refused for another number."""
+    """Return the effect of a BatchNorm, Scale or scalar on `count` outermost slices; refused for another count."""
     if layer.type == "BinaryOp":
         return linear(layer, np.full(count, layer["b"], np.float64))
     require_own_weights(layer)
@@ -143,12 +142,12 @@ def slice_affine(layer: Layer, count: int) -> Affine:
 
 
 def bias_of(layer: Layer, count: int) -> Array:
-    """Return the layer's own offsets, or as many zeros, in float64."""
+    """Return the layer's bias, or `count` zeros, in float64."""
     return layer.weights["bias_data"].astype(np.float64) if layer["bias_term"] else np.zeros(count)
 
 
 def channel_factors(scale: Layer, const: Layer | None, x: Blob) -> Array:
-    """Return the factor of each channel of x in a Scale, or in a product with a constant; refused for other sizes."""
+    """Return the factor of each channel of x in a Scale or a product with a constant; refused for other sizes."""
     count = fixed_size(x, 0)
     if const is not None:
         return per_channel(const, x, count)
@@ -159,7 +158,7 @@ def channel_factors(scale: Layer, const: Layer | None, x: Blob) -> Array:
 
 
 def binaryop_affine(op: Layer, layer: Layer, const: Layer | None) -> Affine:
-    """Return the effect of a BinaryOp with a constant, or with its own scalar, on each output channel of a layer."""
+    """Return the effect of a BinaryOp with a constant or its scalar on each output channel of a layer."""
     count = channels(layer)
     if const is None:
         value = np.full(count, op["b"], np.float64)
@@ -171,7 +170,7 @@ def binaryop_affine(op: Layer, layer: Layer, const: Layer | None) -> Affine:
 
 
 def linear(op: Layer, value: Array, const: Layer | None = None) -> Affine:
-    """Return the effect of an add, sub, mul or div with `value`, which is that of `const` if it is not the scalar.
+    """Return the effect of an add, sub, mul or div with `value`, the data of `const` or the scalar.
 
     Refused if it divides by the blob.
     """
@@ -189,7 +188,7 @@ def linear(op: Layer, value: Array, const: Layer | None = None) -> Affine:
 
 
 def _reach(layer: Layer, scale: Array) -> Array:
-    """Return each channel's largest magnitude, times `scale`, for numbers up to 1, without the layer's offset."""
+    """Return each channel's largest output for inputs up to 1, without the bias, times `scale`."""
     if layer.type == "BatchNorm":
         return np.asarray(np.abs(batchnorm_affine(layer).scale * scale))
     weight = layer.weights["scale_data" if layer.type == "Scale" else "weight_data"]

@@ -10,14 +10,14 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import scaled, stored
 from onnx2ncnn_opt.rewrite.rule import require
 
-# The last three say how the runtime shall cut the matrices; a Gemm that has them is made for one machine.
+# The last three are tile sizes; a Gemm that has them is tuned for one machine.
 _HINTS = ("output_elempack", "output_elemtype", "constant_TILE_M", "constant_TILE_N", "constant_TILE_K")
-# A matrix of so many products is one constant where its copies would be so many numbers (4 MB).
+# This number of products shares one constant matrix if its copies would have this number of elements (4 MB).
 _SHARED_PRODUCTS, _SHARED_NUMBERS = 4, 2**20
 
 
 def is_shared(size: int, products: int) -> bool:
-    """Return True if this many products by a matrix of `size` numbers read one constant."""
+    """Return True if `products` multiplications by a matrix of `size` elements should share one constant."""
     return products >= _SHARED_PRODUCTS and (products - 1) * size >= _SHARED_NUMBERS
 
 
@@ -29,7 +29,7 @@ class Linear(NamedTuple):
 
 
 def require_constant_b(gemm: Layer) -> None:
-    """Refuse a Gemm whose B is not a float constant, or whose C comes in at run time."""
+    """Refuse a Gemm whose B is not a float constant, or whose C is an input."""
     name = f"Gemm '{gemm.name}'"
     require(gemm["constantB"] and not gemm["constantA"], f"{name} does not multiply a blob by constants")
     require(gemm["quantize_term"] == 0, f"{name} is quantised")
@@ -40,12 +40,12 @@ def require_constant_b(gemm: Layer) -> None:
 
 
 def has_c(gemm: Layer) -> bool:
-    """Return True if a Gemm holds a C of its own."""
+    """Return True if a Gemm has a constant C."""
     return bool(gemm["constantC"] and gemm["constant_broadcast_type_C"] != GemmC.NONE)
 
 
 def offset_per_column(gemm: Layer) -> Array:
-    """``beta * C`` as one number for each column, in float64; refused if the rows differ."""
+    """Return ``beta * C`` as one number for each column, in float64; refused if the rows differ."""
     columns = gemm["constantN"]
     if not has_c(gemm):
         return np.zeros(columns)
@@ -56,21 +56,21 @@ def offset_per_column(gemm: Layer) -> Array:
 
 
 def columns_of_b(gemm: Layer) -> Array:
-    """B as (columns, K), in float64."""
+    """Return B as (columns, K), in float64."""
     n, k = gemm["constantN"], gemm["constantK"]
     data = gemm.weights["B_data"].astype(np.float64)
     return np.asarray(data.reshape(n, k) if gemm["transB"] else data.reshape(k, n).T)
 
 
 def scaled_columns(gemm: Layer, scale: Array) -> Array:
-    """B as it is stored, with a factor for each of its columns; refused if a number would overflow."""
+    """Return B in its stored layout with scaled columns; refused if a number would overflow."""
     n, k = gemm["constantN"], gemm["constantK"]
     shape, factors = ((n, k), scale[:, None]) if gemm["transB"] else ((k, n), scale[None, :])
     return scaled(gemm, "B_data", gemm.weights["B_data"].reshape(shape), factors)
 
 
 def linear_of(gemm: Layer) -> Linear:
-    """Return the effect of a Gemm without transposed matrices on each row of its blob; refused if it does more."""
+    """Return the effect of a Gemm on each row of its blob; refused if it transposes A or the result."""
     require_constant_b(gemm)
     plain = not any(gemm[flag] for flag in ("transA", "output_transpose", "output_N1M"))
     require(plain, f"Gemm '{gemm.name}' turns its matrices")

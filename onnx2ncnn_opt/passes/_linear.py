@@ -1,4 +1,4 @@
-"""Pieces of expanded activations: products and sums with a number, in every spelling."""
+"""Patterns for parts of expanded activations: products and sums with a number, in every spelling."""
 
 import math
 from collections.abc import Iterator
@@ -7,19 +7,19 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise, UnaryOp
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, const, op
 
-# Operators that are linear in a blob next to a constant; with the quotient, which is linear on one side only.
+# Operators that are linear in a blob if the other operand is constant; a quotient is linear in its dividend only.
 LINEAR = frozenset({BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB, BinaryOp.MUL, BinaryOp.DIV})
 ARITHMETIC = LINEAR | {BinaryOp.RDIV}
 
 # The factors of the two operands of a sum or difference.
 SIGNS = {BinaryOp.ADD: (1.0, 1.0), BinaryOp.SUB: (1.0, -1.0), BinaryOp.RSUB: (-1.0, 1.0)}
 
-# Models write constants like sqrt(2 / pi) with six digits and more.
+# Models write constants like sqrt(2 / pi) with at least six digits.
 _TOLERANCE = 1e-5
 
 
 def with_constant(x: Pattern, kinds: frozenset[int]) -> Iterator[Op]:
-    """Yield "binary": x and a scalar, or a "constant" on either side; operators that commute match both ways."""
+    """Yield patterns "binary" of x with a scalar, or with a "constant" on either side."""
     commuting = frozenset(kind for kind in kinds if BinaryOp(kind).commutes)
     yield op("BinaryOp", "binary", op_type=kinds, with_scalar=1)(x)
     yield op("BinaryOp", "binary", op_type=kinds, with_scalar=0)(x, const("constant"))
@@ -42,7 +42,7 @@ def close(a: float, b: float) -> bool:
 
 
 def times(x: Pattern, capture: str = "", by: float | None = None) -> Op:
-    """x multiplied (or divided) by a number that is not 0, or by the given number."""
+    """Return the product (or quotient) of x and the number `by`, or any number other than 0."""
 
     def fits(layer: Layer) -> bool:
         return bool(layer["b"]) and (by is None or close(factor(layer), by))
@@ -51,7 +51,7 @@ def times(x: Pattern, capture: str = "", by: float | None = None) -> Op:
 
 
 def plus(x: Pattern, capture: str = "", number: float | None = None) -> Op:
-    """x plus (or minus) a number, or the given number."""
+    """Return the sum (or difference) of x and `number`, or any number."""
 
     def fits(layer: Layer) -> bool:
         return number is None or close(offset(layer), number)
@@ -60,7 +60,7 @@ def plus(x: Pattern, capture: str = "", number: float | None = None) -> Op:
 
 
 def negated(x: Pattern) -> Iterator[Op]:
-    """-x, in every spelling."""
+    """Yield the spellings of -x."""
     yield op("UnaryOp", op_type=UnaryOp.NEG)(x)
     yield times(x, by=-1.0)
 

@@ -1,7 +1,7 @@
-"""The computation of a piece of a blob: through layers that only move numbers, as sums of linear maps or products.
+"""Trace how a piece of a blob is computed: through moves, as a sum of linear maps or of products.
 
-A piece is a run of a blob's elements in memory order. Everything here holds for each element, so two pieces with the
-same terms are equal for all numbers at run time.
+A piece is a run of a blob's elements in memory order. A trace is exact for each element, so two pieces with the same
+terms are equal for all inputs.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from onnx2ncnn_opt.passes._views import VIEWS, step_of
 from onnx2ncnn_opt.rewrite.rule import Refused
 
 _MOST_TERMS = 8
-_MOST_LAYERS = 300  # that a step is traced through
+_MOST_LAYERS = 300  # in the trace of a step
 _MOST_MOVES = 64  # blobs in the search for the uses of a state
-_DEEPEST = 8  # sums of sums that a gate may be; longer ones are not gates
+_DEEPEST = 8  # nested sums in a gate; deeper ones are not gates
 
 
-class Unlike(Exception):
-    """A piece is not computed in the wanted way: no error, and nothing to report."""
+class NoMatch(Exception):
+    """A piece is not computed in the expected way; the matcher tries the next layer and reports nothing."""
 
 
 class Piece(NamedTuple):
@@ -50,7 +50,7 @@ class Piece(NamedTuple):
 
     @property
     def layer(self) -> Layer:
-        """The layer that makes the blob."""
+        """The producer of the blob."""
         assert self.blob.producer is not None
         return self.blob.producer
 
@@ -61,16 +61,16 @@ class Piece(NamedTuple):
 
 @dataclass
 class Linear:
-    """``sum(matrix @ piece) + sum(factor * piece) + offset``, the matrices (size, piece.size)."""
+    """``sum(matrix @ piece) + sum(factor * piece) + offset``; a matrix is (size, piece.size)."""
 
     offset: Array
     matrices: dict[Piece, Array] = field(default_factory=dict)
     factors: dict[Piece, float] = field(default_factory=dict)
 
     def scaled(self, scale: Array | float) -> Linear:
-        """Return the same times a number, or times one for each element where nothing but matrices is in it."""
+        """Return the product with a number, or with one number for each element if there are no factors."""
         if self.factors and not isinstance(scale, float):
-            raise Unlike
+            raise NoMatch
         if isinstance(scale, float) and scale == 1:
             return self  # without a copy of each matrix
         rows = scale if isinstance(scale, float) else scale[:, None]
@@ -93,51 +93,50 @@ Products: TypeAlias = Mapping[frozenset[Piece], float]
 
 
 def count(blob: Blob) -> int:
-    """Return how many elements a blob has; Unlike if that is not fixed."""
+    """Return the number of elements of a blob; NoMatch if that is not fixed."""
     if not is_fixed(blob.shape):
-        raise Unlike
+        raise NoMatch
     return prod(blob.shape)
 
 
-class Read:
-    """A cache of facts read from layers, shared by all traces."""
+class TraceCache:
+    """Facts about layers, shared by all traces."""
 
     def __init__(self) -> None:
-        # Of `_matrix`, by the layer or constant that holds it, and whether a MatMul transposes it.
+        # Results of `_matrix`, by the layer or constant that holds it, and whether a MatMul transposes it.
         self.matrices: dict[tuple[Layer | None, int], tuple[Array, Array] | None] = {}
         self.cuts: dict[Layer, _Cut | None] = {}
 
 
 class Tracer:
-    """Traces pieces; `seen` are the layers on the way, and no layer with a feature mask is among them."""
+    """Traces pieces; `visited` are the layers of the trace. A trace stops at layers with a feature mask."""
 
-    def __init__(self, read: Read) -> None:
-        self.seen: set[Layer] = set()
-        self._read = read
-        self._left = _MOST_LAYERS
+    def __init__(self, cache: TraceCache) -> None:
+        self.visited: set[Layer] = set()
+        self._cache = cache
+        self._budget = _MOST_LAYERS
 
     def source(self, piece: Piece) -> Piece:
-        """Return the piece in which a piece's numbers are computed; Unlike if they come from several blobs."""
-        found = self.sources(piece)
-        if len(found) != 1:
-            raise Unlike
-        return found[0]
+        """Return the computed piece that moves copied to this piece; NoMatch if there are several."""
+        sources = self.sources(piece)
+        if len(sources) != 1:
+            raise NoMatch
+        return sources[0]
 
     def sources(self, piece: Piece) -> tuple[Piece, ...]:
-        """Return the pieces that a piece is put together from, by layers that only move numbers."""
+        """Return the computed pieces that moves copied to this piece, in order."""
         layer = piece.layer
-        self._left -= 1
-        if self._left < 0:
-            raise Unlike
+        self._budget -= 1
+        if self._budget < 0:
+            raise NoMatch
         if layer["featmask"] or not layer.inputs:
             return (piece,)
-        moved = _before_move(piece, self._read.cuts)
+        moved = _before_move(piece, self._cache.cuts)
         if moved is None:
             return (piece,)
-        self.seen.add(layer)
-        found = [source for before in moved for source in self.sources(before)]
+        self.visited.add(layer)
         joined: list[Piece] = []
-        for source in found:
+        for source in (source for before in moved for source in self.sources(before)):
             if joined and joined[-1].blob is source.blob and joined[-1].stop == source.start:
                 joined[-1] = Piece(source.blob, joined[-1].start, source.stop)
             else:
@@ -145,36 +144,36 @@ class Tracer:
         return tuple(joined)
 
     def operand(self, piece: Piece, *types: str) -> Piece:
-        """Return the operand of the elementwise layer (one of `types`) of a piece; Unlike for another layer."""
+        """Return the operand of the elementwise layer (one of `types`) that computes a piece; NoMatch for others."""
         piece = self.source(piece)
         layer = piece.layer
         if layer.type not in types or layer["featmask"]:
-            raise Unlike
-        self.seen.add(layer)
+            raise NoMatch
+        self.visited.add(layer)
         return piece.of(layer.input)
 
     def linear(self, piece: Piece, depth: int = 0) -> Linear:
-        """Return a piece as linear maps of others, each through one matrix at most."""
+        """Return a piece as a sum of linear maps of other pieces, each through at most one matrix."""
         if depth > _DEEPEST:
-            raise Unlike
+            raise NoMatch
         piece = self.source(piece)
         layer = piece.layer
-        made = None
+        result = None
         if layer["featmask"]:
             pass
         elif layer.type == "MemoryData":
             return Linear(_constant(piece))
         elif layer.type == "BinaryOp":
-            made = self._of_binary(piece, depth + 1)
+            result = self._of_binary(piece, depth + 1)
         elif layer.type in ("InnerProduct", "Gemm", "MatMul"):
-            made = self._of_matrix(piece)
-        if made is None:
+            result = self._of_matrix(piece)
+        if result is None:
             return Linear(np.zeros(piece.size), {}, {piece: 1.0})
-        self.seen.add(layer)
-        return made
+        self.visited.add(layer)
+        return result
 
     def _of_matrix(self, piece: Piece) -> Linear | None:
-        layer, matrices = piece.layer, self._read.matrices
+        layer, matrices = piece.layer, self._cache.matrices
         key = (layer.inputs[1].producer, layer["transB"]) if layer.type == "MatMul" else (layer, 0)
         if key not in matrices:
             matrices[key] = _matrix(layer)
@@ -183,13 +182,13 @@ class Tracer:
             return None
         weight, bias = matrix
         rows, columns = weight.shape
-        at, start = divmod(piece.start, rows)
+        row, start = divmod(piece.start, rows)
         stop = start + piece.size
         if stop > rows:
-            raise Unlike
+            raise NoMatch
         result = Linear(bias[start:stop].astype(np.float64))
         used = 0
-        for source in self.sources(Piece(layer.inputs[0], at * columns, (at + 1) * columns)):
+        for source in self.sources(Piece(layer.inputs[0], row * columns, (row + 1) * columns)):
             block = weight[start:stop, used : used + source.size]
             used += source.size
             if source.layer.type == "MemoryData":
@@ -214,13 +213,13 @@ class Tracer:
             return None
         try:
             return self.linear(others[0], depth).scaled(numbers[0])
-        except Unlike:
+        except NoMatch:
             return None
 
     def products(self, piece: Piece, depth: int = 0) -> Products:
-        """Return a piece as a sum of products; after its own layer, a blob that `is_state` is not taken apart."""
+        """Return a piece as a sum of products; a blob that `is_state` is one factor, except at depth 0."""
         if depth > _DEEPEST:
-            raise Unlike
+            raise NoMatch
         piece = self.source(piece)
         layer = piece.layer
         whole: Products = {frozenset([piece]): 1.0}
@@ -232,11 +231,11 @@ class Tracer:
         if layer["featmask"] or (depth and is_state(piece.blob)):
             return whole
         if layer.computes(UnaryOp.NEG):
-            self.seen.add(layer)
+            self.visited.add(layer)
             return _times({frozenset(): -1.0}, self.products(piece.of(layer.input), depth + 1))
         if not layer.computes(BinaryOp.ADD, BinaryOp.SUB, BinaryOp.MUL, BinaryOp.RSUB):
             return whole
-        self.seen.add(layer)
+        self.visited.add(layer)
         sides: list[Products] = []
         for operand in _operands(piece):
             if isinstance(operand, Piece):
@@ -244,32 +243,32 @@ class Tracer:
             elif (operand == operand[0]).all():
                 sides.append(_number(float(operand[0])))
             else:
-                raise Unlike
+                raise NoMatch
         if layer["op_type"] == BinaryOp.MUL:
             return _times(*sides)
         return _sum(sides, SIGNS[layer["op_type"]])
 
 
 def is_state(blob: Blob) -> bool:
-    """Return True if a matrix multiplies a blob, or its TanH is taken, as with the states of recurrent layers.
+    """Return True if a matrix or a TanH reads a blob, as with the states of recurrent layers.
 
-    Return True, too, if that takes too long to find out.
+    Return True, too, if the search takes too long.
     """
-    todo, seen = [blob], {blob}
-    while todo:
+    pending, seen = [blob], {blob}
+    while pending:
         if len(seen) > _MOST_MOVES:
             return True
-        for user in todo.pop().users:
+        for user in pending.pop().users:
             if user.type in ("TanH", "InnerProduct", "Gemm", "MatMul"):
                 return True
             if user.type in VIEWS or user.type in ("Concat", "Slice", "Crop"):
-                todo += [output for output in user.outputs if output not in seen]
+                pending += [output for output in user.outputs if output not in seen]
                 seen.update(user.outputs)
     return False
 
 
 class _Cut(NamedTuple):
-    """The axis along which a layer cuts or joins, and where along it each of its blobs begins."""
+    """The axis along which a layer cuts or joins, and the start of each of its blobs on this axis."""
 
     axis: int
     starts: tuple[int, ...]
@@ -277,7 +276,7 @@ class _Cut(NamedTuple):
 
 
 def _before_move(piece: Piece, cuts: dict[Layer, _Cut | None]) -> list[Piece] | None:
-    """Return the pieces before a layer that moves numbers; None for other layers, and if the piece was not a run."""
+    """Return the pieces that a move copies to this piece; None for other layers, and if its source is not a run."""
     layer = piece.layer
     if step_of(layer) is not None:
         if layer.type == "Permute" and not _is_row(layer.input.shape):
@@ -298,28 +297,27 @@ def _before_move(piece: Piece, cuts: dict[Layer, _Cut | None]) -> list[Piece] | 
         return None
     inner = prod(after)
     if layer.type == "Concat":
-        found = []
+        pieces = []
         first = bisect_right(cut.starts, piece.start // inner) - 1
-        for blob, at in islice(zip(layer.inputs, cut.starts, strict=True), first, None):
-            start = at * inner
+        for blob, position in islice(zip(layer.inputs, cut.starts, strict=True), first, None):
+            start = position * inner
             if start >= piece.stop:
                 break
             low, high = max(piece.start, start), min(piece.stop, start + count(blob))
             if low < high:
-                found.append(Piece(blob, low - start, high - start))
-        return found
+                pieces.append(Piece(blob, low - start, high - start))
+        return pieces
     offset = cut.by_blob[piece.blob] * inner
     return [Piece(layer.input, offset + piece.start, offset + piece.stop)]
 
 
 def _cut(layer: Layer) -> _Cut | None:
     if layer.type == "Crop":
-        one = part(layer)
-        return None if one is None else _Cut(one[0], (one[1],), {layer.output: one[1]})
+        kept = part(layer)
+        return None if kept is None else _Cut(kept[0], (kept[1],), {layer.output: kept[1]})
     blobs = layer.inputs if layer.type == "Concat" else layer.outputs
-    parts = [blob.shape for blob in blobs]
-    shapes = [known(shape) for shape in parts if shape is not None and all(isinstance(n, int) for n in shape)]
-    if len(shapes) < len(parts) or len({len(shape) for shape in shapes}) != 1:
+    shapes = [blob.shape for blob in blobs if is_fixed(blob.shape)]
+    if len(shapes) < len(blobs) or len({len(shape) for shape in shapes}) != 1:
         return None
     axis = layer["axis"] % len(shapes[0])
     starts = tuple(accumulate((shape[axis] for shape in shapes[:-1]), initial=0))
@@ -331,34 +329,34 @@ def _is_row(shape: Shape | None) -> bool:
 
 
 def _operands(piece: Piece) -> list[Piece | Array]:
-    """Return the operands of a piece of a BinaryOp's result: constants and scalars as their numbers."""
+    """Return the operands of a piece of a BinaryOp's result: constants and scalars as arrays."""
     layer = piece.layer
     if layer["with_scalar"]:
         return [piece.of(layer.input), np.full(piece.size, float(layer["b"]))]
-    return [_beside(layer, blob, piece) for blob in layer.inputs]
+    return [_operand(layer, blob, piece) for blob in layer.inputs]
 
 
-def _beside(layer: Layer, blob: Blob, piece: Piece) -> Piece | Array:
+def _operand(layer: Layer, blob: Blob, piece: Piece) -> Piece | Array:
     size = count(blob)
     if size == count(piece.blob):
         return _constant(piece.of(blob)) if is_constant(blob) else piece.of(blob)
     if not is_constant(blob):
-        raise Unlike
+        raise NoMatch
     shape, result = blob.shape or (), layer.output.shape or ()
     if size == 1:
         return np.full(piece.size, _constant(Piece(blob, 0, 1))[0])
-    # One for each column; a Mat of one dim would go along the rows if it had their number.
+    # One number for each column; ncnn would align a 1-D Mat with the rows if it had their number.
     columns = result[-1]
     fits = size == columns == shape[-1] and (len(shape) == len(result) or (len(shape) == 1 and result[0] != size))
     if not fits:
-        raise Unlike
+        raise NoMatch
     return _constant(Piece(blob, 0, size))[np.arange(piece.start, piece.stop) % size]
 
 
 def _constant(piece: Piece) -> Array:
     stored = piece.layer.weights.stored("data")
     if not stored.is_float:
-        raise Unlike
+        raise NoMatch
     return piece.layer.weights["data"].reshape(-1)[piece.start : piece.stop].astype(np.float64)
 
 
@@ -370,16 +368,16 @@ def _matrix(layer: Layer) -> tuple[Array, Array] | None:
         outputs = layer["num_output"]
         weight = layer.weights["weight_data"].reshape(outputs, -1)
         shape = layer.input.shape
-        # Of a blob with rows of another width ncnn takes all elements as one row.
+        # If the rows of the blob have another width, ncnn reads all elements as one row.
         if shape is None or (shape[-1] != weight.shape[1] and count(layer.input) != weight.shape[1]):
             return None
         return weight, layer.weights["bias_data"] if layer["bias_term"] else np.zeros(outputs)
     if layer.type == "Gemm":
         try:
-            found = linear_of(layer)
+            linear = linear_of(layer)
         except Refused:
             return None
-        return found.weight, found.bias
+        return linear.weight, linear.bias
     b = layer.inputs[1]
     if not is_constant(b) or b.shape is None or len(b.shape) != 2:
         return None
@@ -397,7 +395,7 @@ def _times(a: Products, b: Products) -> Products:
     for left, k in a.items():
         for right, m in b.items():
             if left & right:
-                raise Unlike  # a square
+                raise NoMatch  # a square
             result[left | right] = result.get(left | right, 0.0) + k * m
     return _bounded(result)
 
@@ -412,5 +410,5 @@ def _sum(sides: Sequence[Products], signs: Sequence[float]) -> Products:
 
 def _bounded(terms: dict[frozenset[Piece], float]) -> Products:
     if len(terms) > _MOST_TERMS:
-        raise Unlike
+        raise NoMatch
     return {factors: k for factors, k in terms.items() if k}

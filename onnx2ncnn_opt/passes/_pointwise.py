@@ -1,4 +1,4 @@
-"""Convolutions of 1x1 taps: a matrix for each pixel, which is the same before and after pixels are weighed."""
+"""1x1 convolutions: one matrix for all pixels, so they commute with weighted sums of pixels."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from onnx2ncnn_opt.passes._gemm import Linear
 
 
 def is_pointwise(layer: Layer) -> bool:
-    """Return True if a layer is a convolution of images that computes each pixel from that pixel alone."""
+    """Return True if a layer is a 2-D convolution that computes each pixel from that pixel alone."""
     return layer.type == "Convolution" and _windows.is_pointwise(layer)
 
 
@@ -25,7 +25,7 @@ def is_resize(layer: Layer) -> bool:
 
 
 def matrix_of(conv: Layer) -> Linear:
-    """Return the effect of a convolution on each output pixel's inputs, taps included; refused if not constant."""
+    """Return the matrix from a pixel's inputs, for all taps, to its outputs; refused if it is not constant."""
     require_own_weights(conv)
     outputs = int(conv["num_output"])
     weight = conv.weights["weight_data"].astype(np.float64).reshape(outputs, -1)

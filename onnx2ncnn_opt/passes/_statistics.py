@@ -1,7 +1,7 @@
-"""Pieces of expanded normalisations: means, squares, and quotients by their roots.
+"""Patterns for parts of expanded normalisations: means, squares, and quotients by their roots.
 
-The power operator is left out: ncnn's is wrong for numbers that are not positive, so a net with it computes something
-else.
+The power operator is not matched: ncnn's is wrong for numbers that are not positive, so a net with it computes
+something else.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from onnx2ncnn_opt.passes._linear import mul, plus
 from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, op
 from onnx2ncnn_opt.rewrite.rule import require
 
-# The rank of the blobs that a Pooling is meant for.
+# The rank of the operand of a Pooling.
 _POOLINGS = {"Pooling1D": 2, "Pooling": 3, "Pooling3D": 4}
 
 
@@ -39,13 +39,13 @@ def _is_positive(reduction: Layer) -> bool:
 
 
 def square(x: Op | str, again: Pattern) -> Iterator[Op]:
-    """x * x, however it is written; `again` is the same x, where it is a layer that was captured."""
+    """Yield the spellings of x * x; `again` is the pattern of the second factor."""
     yield op("UnaryOp", op_type=UnaryOp.SQUARE)(x)
     yield mul(x, again)
 
 
 def over_root(x: Pattern, squares: Op, eps: str = "eps") -> Iterator[Op]:
-    """x divided by the root of ``squares + eps``, however it is written."""
+    """Yield the spellings of x / sqrt(squares + eps)."""
     total = plus(squares, eps)
     yield from over(x, sqrt(total))
     yield _times_root(x, op("UnaryOp", op_type=UnaryOp.RSQRT)(total))
@@ -57,7 +57,7 @@ def sqrt(x: Pattern) -> Op:
 
 
 def over(x: Pattern, root: Op) -> Iterator[Op]:
-    """x divided by a root, or multiplied by its reciprocal."""
+    """Yield x divided by a root, or multiplied by its reciprocal."""
     yield op("BinaryOp", "root", op_type=BinaryOp.DIV, with_scalar=0)(x, root)
     yield _times_root(x, op("UnaryOp", op_type=UnaryOp.RECIPROCAL)(root))
     yield _times_root(x, op("BinaryOp", op_type=BinaryOp.RDIV, with_scalar=1, b=1.0)(root))
@@ -68,15 +68,12 @@ def _times_root(x: Pattern, factor: Op) -> Op:
 
 
 def axes_of(reduction: Layer, rank: int) -> tuple[int, ...]:
-    """Return the axes of a Reduction or global Pooling, counted from 0.
-
-    Refused where its result would not broadcast along the others.
-    """
+    """Return the axes of a Reduction or global Pooling, counted from 0; refused if its result does not broadcast."""
     if reduction.type in _POOLINGS:
         require(rank == _POOLINGS[reduction.type], f"'{reduction.name}' pools no blob of rank {rank}")
         return tuple(range(1, rank))
     axes = tuple(sorted(range(rank) if reduction["reduce_all"] else (axis % rank for axis in reduction["axes"])))
-    # Without keepdims ncnn aligns the result at the outer side: right only if the inner axes went.
+    # Without keepdims ncnn aligns the result with the outer axes: right only if the inner axes are reduced.
     aligned = reduction["keepdims"] or axes == tuple(range(rank - len(axes), rank))
     require(aligned, f"Reduction '{reduction.name}' is not aligned with the remaining axes")
     return axes

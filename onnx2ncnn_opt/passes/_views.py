@@ -1,4 +1,4 @@
-"""Layers that only change a blob's layout: as steps of the view algebra, shortened by it, and back as layers."""
+"""View layers: their conversion to steps of the view algebra, the shortest steps, and the conversion back to layers."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -20,15 +20,14 @@ from onnx2ncnn_opt.rewrite.rule import fixed_size
 Steps: TypeAlias = tuple[Step, ...]
 
 VIEWS = types_with(Trait.VIEW)
-# Views in a row that are looked at together: every part of a chain is tried. Models have a dozen.
+# The longest chain of views: passes try every part of a chain. Models have a dozen.
 LONGEST = 64
 
 
 def step_of(layer: Layer) -> Step | None:
-    """Return the effect of a view layer on each item of a batch; None for other layers, and if shapes are not known.
+    """Return the effect of a view layer on each item of a batch; None for other layers and for unknown shapes.
 
-    It is also None for a layer with a feature mask, and for one that moves the batch axis: it does more than the
-    algebra knows.
+    Also None for a view that has a feature mask or moves the batch axis, which the algebra cannot express.
     """
     if layer.type not in VIEWS or len(layer.inputs) != 1 or layer["featmask"]:
         return None
@@ -43,16 +42,16 @@ def step_of(layer: Layer) -> Step | None:
 
 
 def chain_above(blob: Blob) -> tuple[Layer, ...]:
-    """Return the view layers above a blob, the nearest to it last; up to `LONGEST`."""
-    found: list[Layer] = []
-    while len(found) < LONGEST and blob.producer is not None and step_of(blob.producer) is not None:
-        found.append(blob.producer)
+    """Return the chain of view layers that ends in a blob, the nearest one last; up to `LONGEST`."""
+    chain: list[Layer] = []
+    while len(chain) < LONGEST and blob.producer is not None and step_of(blob.producer) is not None:
+        chain.append(blob.producer)
         blob = blob.producer.input
-    return tuple(reversed(found))
+    return tuple(reversed(chain))
 
 
 def chain_below(blob: Blob) -> tuple[Layer, ...]:
-    """Return the view layers below a blob that one after the other alone reads, the nearest to it first."""
+    """Return the chain of view layers below a blob, each the only user of its input, the nearest one first."""
     chain: list[Layer] = []
     while len(chain) < LONGEST and blob.uses == 1 and blob.users and step_of(blob.users[0]) is not None:
         chain.append(blob.users[0])
@@ -61,17 +60,17 @@ def chain_below(blob: Blob) -> tuple[Layer, ...]:
 
 
 def private(chain: tuple[Layer, ...]) -> tuple[Layer, ...]:
-    """Return the layers of a chain that are needed for its end alone."""
+    """Return the last layers of a chain, whose results nothing else uses."""
     return chain[max((at + 1 for at, layer in enumerate(chain[:-1]) if layer.output.uses > 1), default=0) :]
 
 
 def steps_of(layers: Iterable[Layer]) -> Steps:
-    """Return the combined effect of view layers, one after another."""
+    """Return the steps of consecutive view layers."""
     return tuple(step for step in map(step_of, layers) if step is not None)
 
 
 def is_plain(steps: Steps) -> bool:
-    """Return True if there are no shuffles among steps: `inverse` and `shape_after` take no others."""
+    """Return True if no step is a shuffle, which `inverse` and `shape_after` do not accept."""
     return all(isinstance(step, Reorder | Regroup) for step in steps)
 
 
@@ -101,7 +100,7 @@ def _dims(step: Step) -> Shape:
 
 @lru_cache(maxsize=4096)
 def viewed(shape: Shape, steps: Steps) -> View | None:
-    """Return a blob after the steps, over the axes they lead to; None if they cut axes that cannot be split there."""
+    """Return the view of a blob after the steps; None if they cut axes that cannot be split there."""
     view = View.of(shape, [[i] for i in range(len(shape))])
     for step, following in zip(steps, (*steps[1:], None), strict=True):
         if isinstance(step, Reorder):
@@ -116,17 +115,17 @@ def viewed(shape: Shape, steps: Steps) -> View | None:
 
 @lru_cache(maxsize=4096)
 def shortest(shape: Shape, steps: Steps) -> Steps | None:
-    """Return the fewest steps with the same effect; None if that is not known, or cannot be written as layers."""
-    found: Steps
+    """Return the fewest steps with the same effect; None if they are unknown, or cannot be written as layers."""
+    fewest: Steps
     if all(isinstance(step, Regroup) for step in steps):
-        # Whatever the sizes between: not all of them split at the same points.
-        found = steps[-1:] if steps and _dims(steps[-1]) != shape else ()
+        # Only the last one counts, even if the view algebra cannot split the axes between.
+        fewest = steps[-1:] if steps and _dims(steps[-1]) != shape else ()
     else:
         view = viewed(shape, steps)
         if view is None:
             return None
-        found = tuple(plan(view, view.axes))
-    return found if all(_is_writable(step) for step in found) else None
+        fewest = tuple(plan(view, view.axes))
+    return fewest if all(_is_writable(step) for step in fewest) else None
 
 
 def _is_writable(step: Step) -> bool:
@@ -134,14 +133,14 @@ def _is_writable(step: Step) -> bool:
 
 
 def in_layout(data: Array, steps: Steps) -> Array:
-    """Return the numbers of a blob after the steps."""
+    """Return the data of a blob after the steps."""
     for step in steps:
         data = data.transpose(step.perm) if isinstance(step, Reorder) else data.reshape(known(_dims(step)))
     return data
 
 
 def moved(layer: Layer, blob: Blob, values: Array) -> Array:
-    """Return the values of the input of a view or Slice as its output `blob` has them."""
+    """Return the values of the output `blob` of a view or Slice, from those of its input."""
     step = step_of(layer)
     if step is not None:
         return in_layout(values, (step,))
@@ -151,29 +150,26 @@ def moved(layer: Layer, blob: Blob, values: Array) -> Array:
 
 
 def steps_to(elements: Array, source: tuple[int, ...]) -> Steps | None:
-    """Return the steps to the order of `elements`, which are numbers of elements in the source.
-
-    Return None if `elements` is not a view of the whole blob.
-    """
+    """Return the steps from the source to `elements`, an array of indices into it; None if it is not a view."""
     axes = [axis for axis, size in enumerate(elements.shape) if size > 1]
     whole = elements.reshape([elements.shape[axis] for axis in axes])
     strides = [int(whole.take(1, axis).flat[0]) for axis in range(whole.ndim)]
     order = sorted(range(whole.ndim), key=lambda axis: -strides[axis])
     back = tuple(order.index(axis) for axis in range(whole.ndim))
     sizes = tuple(whole.shape[axis] for axis in order)
-    found = np.arange(whole.size, dtype=elements.dtype).reshape(sizes).transpose(back)
-    if whole.size != math.prod(source) or not np.array_equal(found, whole):
+    reached = np.arange(whole.size, dtype=elements.dtype).reshape(sizes).transpose(back)
+    if whole.size != math.prod(source) or not np.array_equal(reached, whole):
         return None
     return Regroup(sizes), Reorder(back), Regroup(elements.shape)
 
 
 def cost(steps: Steps) -> tuple[int, int]:
-    """Return the cost by which steps are compared: their number, then how many of them move data."""
+    """Return the cost of steps: their number, then the number of steps that move data."""
     return len(steps), sum(not isinstance(step, Regroup) for step in steps)
 
 
 def view_layers(source: Blob, steps: Steps, like: Sequence[Layer]) -> list[Layer]:
-    """Return the layers that do the steps to a blob, with the names and origins of those that they stand for."""
+    """Return the layers of the steps, which start at a blob, with the names and origins of the layers `like`."""
     origin = tuple(layer.traced for layer in like if layer.traced)
     layers: list[Layer] = []
     for i, step in enumerate(steps):
@@ -187,5 +183,5 @@ def view_layers(source: Blob, steps: Steps, like: Sequence[Layer]) -> list[Layer
 
 
 def end_of(source: Blob, layers: Sequence[Layer]) -> Blob:
-    """Return the output of layers one after the other: the source itself if there are none."""
+    """Return the output of a chain of layers; the source itself if there are none."""
     return layers[-1].output if layers else source

@@ -1,8 +1,8 @@
-"""`fuse_lstm`, `fuse_gru`, `fuse_rnn`: steps that are written out, one after another, become one recurrent layer.
+"""`fuse_lstm`, `fuse_gru`, `fuse_rnn`: unrolled steps become one recurrent layer.
 
-Every step is traced to its arithmetic (`_pieces`), for any layers that it is written in: its gates as matrices times
-what goes in, and its state as products of those. Two steps belong together where the second takes the state of the
-first and all of their numbers are equal.
+Every step is traced to its arithmetic (`_pieces`), whatever layers compute it: its gates as matrices times inputs, and
+its state as products of gates. Two steps belong to one chain if the second reads the state of the first, and all of
+their weights are equal.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,26 +19,26 @@ from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.view import Regroup
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import stored
-from onnx2ncnn_opt.passes._pieces import Linear, Piece, Read, Tracer, Unlike, count
+from onnx2ncnn_opt.passes._pieces import Linear, NoMatch, Piece, TraceCache, Tracer, count
 from onnx2ncnn_opt.passes._views import end_of, view_layers
 from onnx2ncnn_opt.rewrite.rule import GraphPass, Miss, Replacement, attempt, fixed_size, graph_pass, require
 
 _T = TypeVar("_T")
 
 _LEAST_STEPS = 2
-# Biases that an exporter has added up itself are off in the last bits.
+# An exporter may add up biases itself, with other last bits.
 _TOLERANCE = 1e-6
 
 
 class CellStep(NamedTuple):
-    """One step: its states, and its gates in ncnn's order; None for one that a state of zeros leaves without effect.
+    """One step: its states, and its gates in ncnn's order; None for a gate that multiplies a state of zeros.
 
-    The last of a GRU's four is the factor of the reset gate.
+    The last one of a GRU's four is the factor of the reset gate.
     """
 
     hidden: Piece
     gates: tuple[Linear | None, ...]
-    seen: frozenset[Layer]
+    layers: frozenset[Layer]
     cell: Piece | None = None
     cell_before: Piece | None = None
 
@@ -53,8 +53,8 @@ class CellStep(NamedTuple):
         return tuple(dict.fromkeys(piece for gate in self.gates if gate for piece in gate.matrices))
 
 
-class Linked(NamedTuple):
-    """A step of a chain: its input, and its hidden state before; None for zeros."""
+class ChainStep(NamedTuple):
+    """A step of a chain, with its inputs and the hidden state before; None for zeros."""
 
     step: CellStep
     inputs: tuple[Piece, ...]
@@ -65,98 +65,98 @@ Matcher = Callable[[Layer, Tracer], CellStep]
 
 
 def _lstm_step(layer: Layer, tracer: Tracer) -> CellStep:
-    """h = sigmoid(o) * tanh(c), c = sigmoid(f) * c' + sigmoid(i) * tanh(g)."""
+    """Match h = sigmoid(o) * tanh(c), c = sigmoid(f) * c' + sigmoid(i) * tanh(g)."""
     if not layer.computes(BinaryOp.MUL, scalar=False):
-        raise Unlike
+        raise NoMatch
     hidden = Piece(layer.output, 0, count(layer.output))
-    o, c = _apart(_only(tracer.products(hidden)))
+    o, c = _split_gate(_single_term(tracer.products(hidden)))
     cell = tracer.source(tracer.operand(c, "TanH"))
     sums = tracer.products(cell)
-    pairs = sorted(map(_apart, sums), key=lambda pair: pair[1].layer.type != "TanH")
+    pairs = sorted(map(_split_gate, sums), key=lambda pair: pair[1].layer.type != "TanH")
     if not 1 <= len(pairs) <= 2 or any(factor != 1 for factor in sums.values()):
-        raise Unlike
+        raise NoMatch
     (i, g), (forget, before) = pairs[0], pairs[1] if len(pairs) > 1 else (None, None)
     kinds = ((i, "Sigmoid"), (forget, "Sigmoid"), (o, "Sigmoid"), (g, "TanH"))
     gates = [None if piece is None else tracer.linear(tracer.operand(piece, kind)) for piece, kind in kinds]
-    return CellStep(hidden, tuple(map(_pure, gates)), frozenset({layer, *tracer.seen}), cell, before)
+    return CellStep(hidden, tuple(map(_require_no_factors, gates)), frozenset({layer, *tracer.visited}), cell, before)
 
 
 def _gru_step(layer: Layer, tracer: Tracer) -> CellStep:
-    """h = (1 - z) * n + z * h' with z a sigmoid and n = tanh(x + sigmoid(r) * (U @ h' + b))."""
+    """Match h = (1 - z) * n + z * h' with z a sigmoid and n = tanh(x + sigmoid(r) * (U @ h' + b))."""
     if layer.type != "BinaryOp" or layer["with_scalar"]:
-        raise Unlike
+        raise NoMatch
     hidden = Piece(layer.output, 0, count(layer.output))
     terms = tracer.products(hidden)
-    alone = [next(iter(product)) for product in terms if len(product) == 1]
-    if len(alone) != 1 or not 2 <= len(terms) <= 3:
-        raise Unlike
-    first = alone[0]
+    single = [next(iter(product)) for product in terms if len(product) == 1]
+    if len(single) != 1 or not 2 <= len(terms) <= 3:
+        raise NoMatch
+    first = single[0]
     pairs = [product for product in terms if len(product) == 2]
-    # first - first * z + second * z; first is n, or with 1 - z instead of z the state before.
+    # first - first * z + second * z; first is n, or the state before if the net uses 1 - z instead of z.
     negative = [product for product in pairs if terms[product] == -1 and first in product]
     positive = [product for product in pairs if terms[product] == 1 and first not in product]
     if terms[frozenset([first])] != 1 or len(negative) != 1 or len(negative) + len(positive) != len(pairs):
-        raise Unlike
+        raise NoMatch
     (z,) = negative[0] - {first}
     second = next(iter(positive[0] - {z})) if positive else None
     if positive and (z not in positive[0] or len(positive[0]) != 2):
-        raise Unlike
+        raise NoMatch
     mirrored = first.layer.type != "TanH"
     new, before = (second, first) if mirrored else (first, second)
     if new is None:
-        raise Unlike
+        raise NoMatch
     update = tracer.linear(tracer.operand(z, "Sigmoid"))
     if mirrored:
         update = update.scaled(-1.0)
     whole = tracer.linear(tracer.operand(new, "TanH"))
     reset = inner = None
     if whole.factors:
-        reset, inner = _reset(tracer, _only(whole.factors))
+        reset, inner = _reset(tracer, _single_term(whole.factors))
     outer = Linear(whole.offset, whole.matrices)
-    gates = (_pure(reset), _pure(update), outer, _pure(inner))
-    return CellStep(hidden, gates, frozenset({layer, *tracer.seen}), None, before)
+    gates = (_require_no_factors(reset), _require_no_factors(update), outer, _require_no_factors(inner))
+    return CellStep(hidden, gates, frozenset({layer, *tracer.visited}), None, before)
 
 
 def _reset(tracer: Tracer, product: Piece) -> tuple[Linear, Linear]:
     """Return the two factors of sigmoid(r) * (U @ h' + b)."""
     layer = product.layer
     if not layer.computes(BinaryOp.MUL, scalar=False):
-        raise Unlike
-    tracer.seen.add(layer)
+        raise NoMatch
+    tracer.visited.add(layer)
     sides = [product.of(blob) for blob in layer.inputs]
     if any(count(blob) != count(product.blob) for blob in layer.inputs):
-        raise Unlike
-    gate, other = _apart(frozenset(map(tracer.source, sides)))
+        raise NoMatch
+    gate, other = _split_gate(frozenset(map(tracer.source, sides)))
     return tracer.linear(tracer.operand(gate, "Sigmoid")), tracer.linear(other)
 
 
 def _rnn_step(layer: Layer, tracer: Tracer) -> CellStep:
-    """h = tanh(W @ x + U @ h' + b)."""
+    """Match h = tanh(W @ x + U @ h' + b)."""
     if layer.type != "TanH" or layer["featmask"]:
-        raise Unlike
+        raise NoMatch
     hidden = Piece(layer.output, 0, count(layer.output))
-    gate = _pure(tracer.linear(tracer.operand(hidden, "TanH")))
-    return CellStep(hidden, (gate,), frozenset({layer, *tracer.seen}))
+    gate = _require_no_factors(tracer.linear(tracer.operand(hidden, "TanH")))
+    return CellStep(hidden, (gate,), frozenset({layer, *tracer.visited}))
 
 
-def _only(terms: Mapping[_T, float]) -> _T:
-    """Return the one term of a sum, whose factor is 1."""
+def _single_term(terms: Mapping[_T, float]) -> _T:
+    """Return the only term of a sum; its factor must be 1."""
     if [*terms.values()] != [1.0]:
-        raise Unlike
+        raise NoMatch
     return next(iter(terms))
 
 
-def _pure(gate: Linear | None) -> Linear | None:
+def _require_no_factors(gate: Linear | None) -> Linear | None:
     if gate is not None and gate.factors:
-        raise Unlike
+        raise NoMatch
     return gate
 
 
-def _apart(product: frozenset[Piece]) -> tuple[Piece, Piece]:
-    """Return the sigmoid of a product of two, and the other factor."""
+def _split_gate(product: frozenset[Piece]) -> tuple[Piece, Piece]:
+    """Return the sigmoid and the other factor of a product of two."""
     gates = [piece for piece in product if piece.layer.type == "Sigmoid"]
     if len(product) != 2 or len(gates) != 1:
-        raise Unlike
+        raise NoMatch
     (other,) = product - {gates[0]}
     return gates[0], other
 
@@ -164,45 +164,45 @@ def _apart(product: frozenset[Piece]) -> tuple[Piece, Piece]:
 # ---- chains
 
 
-def _chains(steps: Mapping[Piece, CellStep]) -> Iterator[list[Linked]]:
-    """Yield chains of steps with equal numbers; each step takes the states of the one before."""
+def _chains(steps: Mapping[Piece, CellStep]) -> Iterator[list[ChainStep]]:
+    """Yield chains of steps with equal weights; each step reads the states of the previous one."""
     before: dict[Piece, Piece] = {}
-    taken: set[Piece] = set()
+    used: set[Piece] = set()
     for step in steps.values():
-        found = [piece for piece in step.sources if piece in steps and _goes_on(steps[piece], step)]
-        if len(found) == 1 and found[0] not in taken:
-            before[step.hidden] = found[0]
-            taken.add(found[0])
+        states = [piece for piece in step.sources if piece in steps and _continues(steps[piece], step)]
+        if len(states) == 1 and states[0] not in used:
+            before[step.hidden] = states[0]
+            used.add(states[0])
     for last in steps.values():
-        if last.hidden in taken or last.hidden not in before:
+        if last.hidden in used or last.hidden not in before:
             continue
         link = _last(last, before[last.hidden])
         chain = [] if link is None else [link]
         while link is not None and link.before is not None and before.get(link.step.hidden) == link.before:
-            link = _like(steps[link.before], link)
+            link = _previous(steps[link.before], link)
             if link is not None:
                 chain.insert(0, link)
         if len(chain) >= _LEAST_STEPS:
             yield chain
 
 
-def _goes_on(step: CellStep, following: CellStep) -> bool:
-    """Return True if the cell of a step (of a GRU, the state itself) is the cell that the following step takes."""
+def _continues(step: CellStep, following: CellStep) -> bool:
+    """Return True if the following step reads the cell of this step; a GRU's cell is its state."""
     if step.cell is not None:
         return following.cell_before == step.cell
     return len(step.gates) == 1 or following.cell_before == step.hidden
 
 
-def _last(step: CellStep, state: Piece) -> Linked | None:
-    """Return the last step of a chain, whose hidden state before is known."""
+def _last(step: CellStep, state: Piece) -> ChainStep | None:
+    """Return the last step of a chain, which reads a known hidden state."""
     inputs = tuple(piece for piece in step.sources if piece != state)
     if not inputs or state.size != step.size or None in step.gates:
         return None
-    return Linked(step, inputs, state) if _fits(step, inputs, state) else None
+    return ChainStep(step, inputs, state) if _is_ncnn_gru(step, inputs, state) else None
 
 
-def _fits(step: CellStep, inputs: Sequence[Piece], state: Piece | None) -> bool:
-    """Return True if the parts of a GRU take their operands from the same places as ncnn's."""
+def _is_ncnn_gru(step: CellStep, inputs: Sequence[Piece], state: Piece | None) -> bool:
+    """Return True if the parts of a GRU read the same operands as in ncnn; True for other cells."""
     if step.cell is not None or len(step.gates) == 1:
         return True
     outer, inner = step.gates[2:]
@@ -212,43 +212,43 @@ def _fits(step: CellStep, inputs: Sequence[Piece], state: Piece | None) -> bool:
     return inner is None or not any(piece in inner.matrices for piece in inputs)
 
 
-def _like(step: CellStep, following: Linked) -> Linked | None:
-    """Return the step with its operands told apart, where all of its numbers are those of the one that follows."""
+def _previous(step: CellStep, following: ChainStep) -> ChainStep | None:
+    """Return the step before a chain's step, its sources sorted into inputs and state; None if weights differ."""
     model, state = following.step, following.before
     assert state is not None
     if step.size != model.size or not all(map(_is_offset_equal, step.gates, model.gates)):
         return None
     inner = model.gates[-1]
     if step.gates[-1] is None and inner is not None and inner.offset.any():
-        return None  # the reset gate of a GRU multiplies a bias, which is there without a state, too
-    left = [*step.sources]
+        return None  # without a state, the reset gate of a GRU still multiplies this bias
+    remaining = [*step.sources]
     inputs: list[Piece] = []
-    for wanted in following.inputs:
-        found = next((piece for piece in left if _is_used_alike(step, piece, model, wanted)), None)
-        if found is None:
+    for target in following.inputs:
+        source = next((piece for piece in remaining if _has_equal_matrices(step, piece, model, target)), None)
+        if source is None:
             return None
-        left.remove(found)
-        inputs.append(found)
-    if len(left) > 1 or any(not _is_used_alike(step, piece, model, state) for piece in left):
+        remaining.remove(source)
+        inputs.append(source)
+    if len(remaining) > 1 or any(not _has_equal_matrices(step, piece, model, state) for piece in remaining):
         return None
-    before = left[0] if left else None
-    return Linked(step, tuple(inputs), before) if _fits(step, inputs, before) else None
+    before = remaining[0] if remaining else None
+    return ChainStep(step, tuple(inputs), before) if _is_ncnn_gru(step, inputs, before) else None
 
 
 def _is_offset_equal(gate: Linear | None, model: Linear | None) -> bool:
-    """Return True if a gate has the same bias; one that is not there is without effect."""
+    """Return True if a gate has the bias of its model; a gate that is None has no effect."""
     assert model is not None
     if gate is None:
         return True
     return bool(np.abs(gate.offset - model.offset).max() <= _TOLERANCE * max(1.0, np.abs(model.offset).max()))
 
 
-def _is_used_alike(step: CellStep, piece: Piece, model: CellStep, wanted: Piece) -> bool:
-    """Return True if two pieces go into the gates of two steps with equal matrices."""
-    if piece.size != wanted.size:
+def _has_equal_matrices(step: CellStep, piece: Piece, model: CellStep, target: Piece) -> bool:
+    """Return True if equal matrices multiply `piece` in the gates of a step, and `target` in those of its model."""
+    if piece.size != target.size:
         return False
     gates = [(gate, other) for gate, other in zip(step.gates, model.gates, strict=True) if gate and other]
-    matrices = ((gate.matrices.get(piece), other.matrices.get(wanted)) for gate, other in gates)
+    matrices = ((gate.matrices.get(piece), other.matrices.get(target)) for gate, other in gates)
     return all(a is b if a is None or b is None else np.array_equal(a, b) for a, b in matrices)
 
 
@@ -256,40 +256,40 @@ def _is_used_alike(step: CellStep, piece: Piece, model: CellStep, wanted: Piece)
 
 
 def _fuse(graph: Graph, kind: str, matcher: Matcher) -> Iterator[Replacement | Miss]:
-    if not any(layer.type == "TanH" for layer in graph):  # no cell is without one
+    if not any(layer.type == "TanH" for layer in graph):  # every cell has one
         return
-    missed: set[Piece] = set()
-    read = Read()
-    found = True
-    while found:
-        found = False
-        for chain in _chains(_steps(graph, matcher, read)):
+    attempted: set[Piece] = set()
+    cache = TraceCache()
+    changed = True
+    while changed:
+        changed = False
+        for chain in _chains(_steps(graph, matcher, cache)):
             last = chain[-1].step.hidden
-            if last in missed:
+            if last in attempted:
                 continue
-            missed.add(last)
+            attempted.add(last)
             root = last.layer
             yield from attempt(root, _replaced, graph, kind, chain)
-            found = root.graph is not graph
-            if found:
-                break  # the others may begin or end at blobs that are no more
+            changed = root.graph is not graph
+            if changed:
+                break  # other chains may begin or end at removed blobs
 
 
-def _steps(graph: Graph, matcher: Matcher, read: Read) -> dict[Piece, CellStep]:
+def _steps(graph: Graph, matcher: Matcher, cache: TraceCache) -> dict[Piece, CellStep]:
     steps = {}
     for layer in graph.layers:
         if layer.type not in ("BinaryOp", "TanH") or layer["featmask"] or layer.output.shape is None:
             continue
         try:
-            step = matcher(layer, Tracer(read))
-        except Unlike:
+            step = matcher(layer, Tracer(cache))
+        except NoMatch:
             continue
         steps[step.hidden] = step
     return steps
 
 
-def _replaced(graph: Graph, kind: str, chain: Sequence[Linked]) -> Replacement:
-    """Return the layer that replaces the chain."""
+def _replaced(graph: Graph, kind: str, chain: Sequence[ChainStep]) -> Replacement:
+    """Return the edit that replaces the chain by one recurrent layer."""
     last = chain[-1].step
     roots = [link.step.hidden.blob for link in chain]
     cell = last.cell.blob if last.cell is not None else None
@@ -301,14 +301,14 @@ def _replaced(graph: Graph, kind: str, chain: Sequence[Linked]) -> Replacement:
     needed = [piece for link in chain for piece in link.inputs] + [state for state in states if state is not None]
     batches = {blob.batch for blob in roots} | {piece.blob.batch for piece in needed}
     require(len(batches) == 1, "what goes into the steps is of different batches")
-    order = {layer: at for at, layer in enumerate(graph)}
+    order = {layer: index for index, layer in enumerate(graph)}
     after = max(order[piece.layer] for piece in needed)
     used = [_is_used(blob, dead) for blob in roots]
     is_cell_used = cell is not None and _is_used(cell, dead)
     readers = [user for blob in (*roots, *([cell] if cell else [])) for user in blob.users if user not in dead]
     require(all(order[user] > after for user in readers), "a step is needed before all that goes in is known")
-    apart = not any(piece.layer in dead for piece in needed) and not _depends(needed, chain)
-    require(apart, "what goes into a step depends on a step before")
+    is_independent = not any(piece.layer in dead for piece in needed) and not _depends(needed, chain)
+    require(is_independent, "what goes into a step depends on a step before")
 
     backwards = _is_backwards(chain)
     links = chain[::-1] if backwards else chain
@@ -316,7 +316,7 @@ def _replaced(graph: Graph, kind: str, chain: Sequence[Linked]) -> Replacement:
     size = weights["weight_xc_data"].size
     params = {"num_output": last.size, "weight_data_size": size, "direction": int(backwards)}
     new = _NewLayers(last.hidden.layer)
-    columns = [new.sequence([link.inputs[at] for link in links]) for at in range(len(chain[0].inputs))]
+    columns = [new.sequence([link.inputs[i] for link in links]) for i in range(len(chain[0].inputs))]
     inputs = [columns[0] if len(columns) == 1 else new.layer("Concat", columns, axis=1)]
     if any(state is not None for state in states):
         inputs += [new.zeros(last.size) if state is None else new.sequence([state]) for state in states]
@@ -328,24 +328,24 @@ def _replaced(graph: Graph, kind: str, chain: Sequence[Linked]) -> Replacement:
         reads[roots[-1]] = ends[0]
     else:
         rows = [link.step.hidden.blob for link in links]
-        reads |= new.rows(y, {at: blob for at, blob in enumerate(rows) if _is_used(blob, dead)})
+        reads |= new.rows(y, {row: blob for row, blob in enumerate(rows) if _is_used(blob, dead)})
     if cell is not None and is_cell_used:
         reads[cell] = ends[1]
     reads = {old: new.view(blob, old.shape or ()) for old, blob in reads.items()}
-    anchor = next((old for old, at in order.items() if at == after + 1), None)
+    anchor = next((old for old, index in order.items() if index == after + 1), None)
     removed = tuple(sorted(dead, key=lambda old: order[old]))
     return Replacement(removed, added=[(layer, anchor) for layer in new.made], reads=reads)
 
 
 class _NewLayers:
-    """New layers in their order, named like another one."""
+    """A list of new layers with the name of another layer."""
 
     def __init__(self, like: Layer) -> None:
         self._like = like
         self.made: list[Layer] = []
 
     def layers(self, layer: Layer, outputs: int) -> tuple[Blob, ...]:
-        """Return a layer, and its output blobs."""
+        """Append a layer and return its output blobs."""
         batch = layer.inputs[0].batch if layer.inputs else 1
         layer.outputs = tuple(Blob(self._like.outputs[0].name, None, batch) for _ in range(outputs))
         assign_shapes(layer)
@@ -353,7 +353,7 @@ class _NewLayers:
         return layer.outputs
 
     def layer(self, kind: str, inputs: Sequence[Blob], **params: object) -> Blob:
-        """Return a layer of one output."""
+        """Append a layer with one output, and return the output."""
         return self.layers(Layer(kind, self._like.name, inputs, (), params), 1)[0]
 
     def view(self, blob: Blob, shape: Shape) -> Blob:
@@ -363,10 +363,10 @@ class _NewLayers:
         return end_of(blob, views)
 
     def sequence(self, pieces: Sequence[Piece]) -> Blob:
-        """Pieces of one size as rows."""
+        """Return a matrix whose rows are pieces of equal size."""
         blob, size, start = pieces[0].blob, pieces[0].size, pieces[0].start
         total = count(blob)
-        if all(piece == Piece(blob, start + at * size, start + (at + 1) * size) for at, piece in enumerate(pieces)):
+        if all(piece == Piece(blob, start + i * size, start + (i + 1) * size) for i, piece in enumerate(pieces)):
             if len(pieces) * size == total:
                 return self.view(blob, (len(pieces), size))
             if total % size == 0 == start % size:
@@ -384,37 +384,36 @@ class _NewLayers:
         return self.layers(Layer("MemoryData", self._like.name, (), (), {"w": size, "h": 1}, {"data": data}), 1)[0]
 
     def rows(self, y: Blob, blobs: Mapping[int, Blob]) -> dict[Blob, Blob]:
-        """For each of the blobs the row of `y` of its number."""
+        """Return the row of `y` that replaces each blob, by the blob; the keys of `blobs` are row numbers."""
         steps = fixed_size(y, 0)
         parts: Mapping[int, Blob]
         if len(blobs) == steps:
             layer = Layer("Slice", self._like.name, [y], (), {"slices": (1,) * steps, "axis": 0})
             parts = dict(enumerate(self.layers(layer, steps)))
         else:
-            parts = {at: self.layer("Crop", [y], starts=(at,), ends=(at + 1,), axes=(0,)) for at in blobs}
-        return {blob: parts[at] for at, blob in blobs.items()}
+            parts = {row: self.layer("Crop", [y], starts=(row,), ends=(row + 1,), axes=(0,)) for row in blobs}
+        return {blob: parts[row] for row, blob in blobs.items()}
 
 
-def _dead(chain: Sequence[Linked]) -> set[Layer]:
-    """Return the layers that nobody needs any more when the states have become outputs of one layer."""
-    seen = frozenset().union(*(link.step.seen for link in chain))
+def _dead(chain: Sequence[ChainStep]) -> set[Layer]:
+    """Return the layers that become unused when one layer produces the states."""
+    remaining = list(frozenset().union(*(link.step.layers for link in chain)))
     last = chain[-1].step
     replaced = {link.step.hidden.blob for link in chain} | ({last.cell.blob} if last.cell is not None else set())
     dead: set[Layer] = set()
-    left = list(seen)
     while True:
-        more = [layer for layer in left if all(b in replaced or not _is_used(b, dead) for b in layer.outputs)]
+        more = [layer for layer in remaining if all(b in replaced or not _is_used(b, dead) for b in layer.outputs)]
         if not more:
             return dead
         dead.update(more)
-        left = [layer for layer in left if layer not in dead]
+        remaining = [layer for layer in remaining if layer not in dead]
 
 
 def _is_used(blob: Blob, dead: set[Layer]) -> bool:
     return blob.is_output or any(user not in dead for user in blob.users)
 
 
-def _depends(pieces: Sequence[Piece], chain: Sequence[Linked]) -> bool:
+def _depends(pieces: Sequence[Piece], chain: Sequence[ChainStep]) -> bool:
     """Return True if pieces are computed from a state of the chain."""
     steps = {link.step.hidden.layer for link in chain}
 
@@ -424,13 +423,13 @@ def _depends(pieces: Sequence[Piece], chain: Sequence[Linked]) -> bool:
     return any(layer in steps for layer in reached([piece.layer for piece in pieces], before))
 
 
-def _is_backwards(chain: Sequence[Linked]) -> bool:
-    """Return True if the steps go through a sequence from its end."""
+def _is_backwards(chain: Sequence[ChainStep]) -> bool:
+    """Return True if the steps process a sequence from its end."""
     pieces = [link.inputs[0] for link in chain]
     return all(a.blob is b.blob and a.start == b.stop for a, b in pairwise(pieces))
 
 
-def _weights(kind: str, link: Linked) -> dict[str, Array]:
+def _weights(kind: str, link: ChainStep) -> dict[str, Array]:
     """Return the weights of ncnn's layer, in its order of gates."""
     size, gates = link.step.size, [gate for gate in link.step.gates if gate is not None]
     assert link.before is not None
@@ -439,14 +438,14 @@ def _weights(kind: str, link: Linked) -> dict[str, Array]:
     def matrix(gate: Linear, piece: Piece) -> Array:
         return gate.matrices.get(piece, np.zeros((size, piece.size)))
 
-    # A GRU's third gate has the two halves of its sum apart: what goes in, and the state.
+    # A GRU's third gate is split: `outer` has the matrix of the inputs, `inner` that of the state.
     outer, inner = (gates[:3], [*gates[:2], gates[3]]) if kind == "GRU" else (gates, gates)
-    found = {
+    weights = {
         "weight_xc_data": np.stack([np.hstack([matrix(gate, piece) for piece in link.inputs]) for gate in outer]),
         "bias_c_data": np.stack([gate.offset for gate in gates]),
         "weight_hc_data": np.stack([matrix(gate, before) for gate in inner]),
     }
-    return {name: stored(link.step.hidden.layer, name, array) for name, array in found.items()}
+    return {name: stored(link.step.hidden.layer, name, array) for name, array in weights.items()}
 
 
 @graph_pass(exact=False, purpose="loops over cells, from Keras, torch and their exporters' Loop and Scan")
