@@ -6,7 +6,7 @@ Layers that overflow come first, then those that make too large errors (`plan_ma
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from types import MappingProxyType
@@ -42,15 +42,16 @@ from onnx2ncnn_opt.verification.plan_masks import (
     Target,
 )
 
-_WIDE, _ROUNDINGS_WIDE = 5.0, 3.0  # budgets and errors of rounding, beyond which masks may cost anything
-_WORTH = 0.8  # of the error, to which masks that do not keep the budget have to bring it down
-_ROUNDINGS_ALLOWED = 4.0  # times the error of rounding may be, because devices cannot do better without many masks
+# Masks may cost anything for an error above so many times the budget, and the error of rounding.
+_WIDE, _ROUNDINGS_WIDE = 5.0, 3.0
+_WORTH = 0.8  # masks that miss the budget stay only if they reduce the error to this share
+_ROUNDINGS_ALLOWED = 4.0  # times the error of rounding is allowed, because less needs many masks
 _MOST_ROUNDS, _ATTEMPTS = 8, 3
-# Two inputs are tried from such a share of the budget on, in nets of up to so many elements of blobs; tiny nets get
-# more. The errors of few outputs are what they are by chance: two inputs run with several noises.
-_CLOSE = (2**20, 0.1), (2**25, SMALL_ERROR / BUDGET / 2)
+# A second input runs in nets with fewer blob elements than this, if the error is above this share of the budget.
+_SECOND_INPUT = (2**20, 0.1), (2**25, SMALL_ERROR / BUDGET / 2)
+# Tiny nets run on this many inputs. Errors of few numbers depend on chance, so they run with several noises.
 _INPUTS, _NOISES, _FEW_NUMBERS = 4, 2, 64
-_OTHERS = 2  # inputs that no masks are chosen by
+_OTHERS = 2  # further inputs, which confirm masks
 
 
 @dataclass(frozen=True)
@@ -136,16 +137,15 @@ def find_masks(
     masks: MasksFor = True,
     effort: Effort = "normal",
 ) -> tuple[dict[Layer, Mask], Precision]:
-    """Find the masks that a net needs in addition to its own for a budget, and its precision with them.
+    """Find the masks that a net needs in addition to its own, and its precision with all of them.
 
-    The estimators are of one net, and small nets run on more of them. The first decides which layers need masks. On
-    `large` inputs the net is only looked at: it may overflow there. `integers` are outputs. The layers keep the
-    masks that they had: `put_masks` puts these on them. `masks` are for the wanted devices, or none. Raises RunError if
-    ncnn cannot run the net.
+    The estimators have the same net on several inputs, and small nets run on more of them. Overflow on the first input
+    and errors on all inputs decide about masks. `large` inputs only show layers that overflow there. `integers` are
+    outputs. `masks` says for which devices; with False the net keeps its own. The layers do not get the masks here, but
+    by `put_masks`. Raises RunError if ncnn cannot run the net.
     """
     found, closer, given = _Found(masks), "", iter(estimators)
     judge = MaskJudge(next(given), integers)
-    judges = [judge]
     with restored_masks(judge.graph):
         if masks:
             _mask_large(judge, found)
@@ -154,16 +154,9 @@ def find_masks(
             if not math.isnan(judge.error()) or not _mask_first_special(judge, walk, found):
                 break
             walk = judge.run()
-        error, allowed = judge.error(), budget or BUDGET
-        elements = sum(judge.elements.values())
-        share = next((share for size, share in _CLOSE if elements < size), math.inf)
-        has_few = sum(array.size for array in judge.reference.outputs.values()) <= _FEW_NUMBERS
+        allowed = budget or BUDGET
         is_costly = budget is None and judge.price() > MOST_PRICE  # with its own masks: the search adds no others
-        is_vague = not is_costly and (has_few or judge.hides_errors() or not error < share * allowed)
-        more = _INPUTS - 1 if elements < TINY_NET else int(is_vague)
-        judge.runs = _NOISES if (is_vague and has_few) or elements < TINY_NET else 1
-        judges += (MaskJudge(each, integers, judge, at) for at, each in enumerate(islice(given, more), 1))
-        judges = most_telling_first(judges)
+        judges = _judges(judge, given, integers, 0.0 if is_costly else allowed)
         judge, error, rounding = judges[0], joint_error(judges), 0.0
         if masks and error > (budget or SMALL_ERROR) and not is_costly:
             numbers = range(len(judges), len(judges) + _OTHERS)
@@ -172,17 +165,33 @@ def find_masks(
             judges += others
             error = joint_error(judges)
         if error > allowed:
-            allowed = max(
-                allowed, _ROUNDINGS_ALLOWED * (rounding or largest_error(mean_of([each.rounding() for each in judges])))
-            )
+            rounding = rounding or largest_error(mean_of([each.rounding() for each in judges]))
+            allowed = max(allowed, _ROUNDINGS_ALLOWED * rounding)
         differ = bool(integers) and any(each.integers_differ(each.run(), integers) for each in judges)
         overflow = _overflow(large) if large else ""
         is_undecided = any(each.is_undecided(error) for each in judges)
         return found, Precision(error, allowed, differ, is_undecided, judge.price(), closer, overflow)
 
 
+def _judges(
+    first: MaskJudge, estimators: Iterator[Estimator], integers: Collection[Blob], budget: float
+) -> list[MaskJudge]:
+    """Return judges of a net on as many inputs as its error needs, the most telling one first.
+
+    With a budget of 0 the estimate need not be exact.
+    """
+    elements = sum(first.elements.values())
+    is_tiny = elements < TINY_NET
+    share = next((share for size, share in _SECOND_INPUT if elements < size), math.inf)
+    has_few = sum(array.size for array in first.reference.outputs.values()) <= _FEW_NUMBERS
+    is_vague = budget > 0 and (has_few or first.hides_errors() or not first.error() < share * budget)
+    first.runs = _NOISES if is_tiny or (is_vague and has_few) else 1
+    more = islice(estimators, _INPUTS - 1 if is_tiny else int(is_vague))
+    return most_telling_first([first, *(MaskJudge(each, integers, first, at) for at, each in enumerate(more, 1))])
+
+
 def _overflow(large: Estimator) -> str:
-    """Return the first layer in fp16 that makes numbers of large inputs that are infinite there."""
+    """Return the first layer in fp16 whose numbers are infinite there on large inputs."""
     layers = [layer for layer in large.graph if not layer["featmask"] & Feature.NO_FP16_STORAGE]
     sizes = large.largest({blob for layer in layers for blob in layer.outputs})
     for layer in layers:
