@@ -26,7 +26,7 @@ Results: TypeAlias = Sequence[tuple[Shape | None, Dim]]
 
 
 class Refusal(Exception):
-    """Raised inside an importer: the node has no exact ncnn form, unless all pairs of sizes in `equal` are equal."""
+    """Raised inside an importer: ncnn has no exact equivalent of the node, unless each pair in `equal` is equal."""
 
     def __init__(self, reason: str, hint: str = "", equal: Iterable[tuple[Dim, Dim]] = ()) -> None:
         super().__init__(reason)
@@ -34,11 +34,11 @@ class Refusal(Exception):
 
 
 class Invalid(Refusal):
-    """A node that breaks its operator's definition, unless the sizes in `equal` are equal."""
+    """A node that breaks its operator's definition, unless each pair in `equal` is equal."""
 
 
 class ShapeMismatch(Refusal):
-    """Operands whose `sizes` do not fit together: no runtime takes the model at these."""
+    """Operands whose `sizes` do not match: no runtime accepts the model with them."""
 
     def __init__(self, reason: str, sizes: Sequence[int]) -> None:
         super().__init__(reason, _FIT)
@@ -46,10 +46,10 @@ class ShapeMismatch(Refusal):
 
 
 class Layers:
-    """Appends layers and constants to a graph, in the name of the node that is being imported."""
+    """Appends layers and constants to a graph, named after the node that is being imported."""
 
     def __init__(self, types: Mapping[str, LayerSpec], public: Sequence[str]) -> None:
-        """`types` is the table of layers; the names of `public` are kept for the model's inputs and outputs."""
+        """`types` is the table of layers; the names `public` are reserved for the model's inputs and outputs."""
         self.graph = Graph(types)
         self._label = ""
         self._names = NamePool(public)
@@ -57,22 +57,22 @@ class Layers:
         self._memory: dict[tuple[bytes, Shape], Blob] = {}
 
     def refuse(self, reason: str, hint: str = "") -> Refusal:
-        """Return the exception to raise if the node has no exact form: the reason, and the user's remedy."""
+        """Return the exception for a node without an exact equivalent: the reason, and advice for the user."""
         return Refusal(reason, hint)
 
     def fixed(self, sizes: Iterable[Dim | None], reason: str, hint: str = "bind it with --shape") -> tuple[int, ...]:
-        """Return sizes that are numbers; refused for `reason` if one is dynamic."""
+        """Return the sizes as integers; raise Refusal with `reason` if one is dynamic."""
         numbers = tuple(sizes)
         if not all(isinstance(size, int) for size in numbers):
             raise self.refuse(reason, hint)
         return tuple(size for size in numbers if isinstance(size, int))
 
     def invalid(self, reason: str, equal: Iterable[tuple[Dim, Dim]] = ()) -> Refusal:
-        """As `refuse`, for a node that breaks its operator's definition unless the sizes in each pair are equal."""
+        """Return the exception for a node that breaks its operator's definition unless the pairs are equal."""
         return Invalid(reason, "check how the model was exported, and bind its dynamic dimensions with --shape", equal)
 
     def misfit(self, reason: str, pairs: Iterable[tuple[Dim, Dim]]) -> Refusal:
-        """As `refuse`, for sizes that have to be equal, or to broadcast, two by two."""
+        """Return the exception for pairs of sizes that have to be equal, or to broadcast."""
         for a, b in pairs:
             if isinstance(a, int) and isinstance(b, int) and a != b:
                 return ShapeMismatch(reason, (a, b))
@@ -85,7 +85,7 @@ class Layers:
     def layers(
         self, kind: str, /, *inputs: Blob, weights: Weights = None, outputs: int = 1, **params: Any
     ) -> tuple[Blob, ...]:
-        """Append a layer and return its output blobs, with their shapes; parameters at their default are left out."""
+        """Append a layer without default parameters, and return its output blobs with inferred shapes."""
         new = self._layer(kind, inputs, params, weights).without_defaults()
         new.outputs = tuple(Blob("") for _ in range(outputs))
         return self._append(new, infer_shapes(new))
@@ -93,9 +93,9 @@ class Layers:
     def custom(
         self, kind: str, /, *inputs: Blob, results: Results, params: Mapping[Any, Any], weights: Weights = None
     ) -> tuple[Blob, ...]:
-        """Append a layer that ncnn does not have; `results` are shape and batch count of each of its outputs.
+        """Append a layer that ncnn does not have; `results` are shape and batch count of each output.
 
-        `params` are by name if the type is declared (docs/plugins.md), else by number. Only declared ones have weights.
+        The keys of `params` are names for declared types (docs/plugins.md), else ids. Only declared types have weights.
         """
         return self._append(self._layer(kind, inputs, params, weights), results)
 
@@ -111,11 +111,11 @@ class Layers:
         return layer.outputs
 
     def empty(self, shape: Sequence[Dim | None], dtype: np.dtype[np.generic]) -> Constant:
-        """Return a tensor without elements, which is known now. Concat leaves it out."""
+        """Return a tensor without elements as a constant. Concat drops it."""
         return Constant(np.zeros(self.fixed(shape, "it is empty, and has a dynamic dimension"), dtype.type))
 
     def memory(self, array: Array) -> Blob:
-        """Return a constant as blob with the array's own shape (rank 1 to 4); equal constants share one."""
+        """Return a constant as a blob of the same shape (rank 1 to 4); equal constants share a blob."""
         if not array.size:
             raise self.refuse("a tensor is empty, and ncnn has no empty tensors", "remove it from the model")
         data = self.i32(array) if np.issubdtype(array.dtype, np.integer) else self.f32(array)
@@ -128,14 +128,14 @@ class Layers:
         return self._memory[key]
 
     def spread(self, array: Array, shape: Sequence[int]) -> Array:
-        """Return the constant broadcast to a shape; refused if that is impossible."""
+        """Return the constant broadcast to a shape; raise Refusal if that is impossible."""
         fits = zip(reversed(array.shape), reversed(shape), strict=False)
         if array.ndim > len(shape) or any(n not in (1, m) for n, m in fits):
             raise self.invalid(f"a constant of shape {list(array.shape)} does not broadcast to {list(shape)}")
         return np.broadcast_to(array, shape)
 
     def f32(self, array: Array) -> Array:
-        """Return the constant as float32; refused if a finite number would overflow."""
+        """Return the constant as float32; raise Refusal if a finite number would overflow."""
         if array.dtype in (np.float32, np.int32):
             return array
         if array.dtype.kind not in "iub" and not is_float(array.dtype):
@@ -147,7 +147,7 @@ class Layers:
         return result
 
     def i32(self, array: Array) -> Array:
-        """Return the constant as int32; refused if a number does not fit."""
+        """Return the constant as int32; raise Refusal if a number does not fit."""
         result = array.astype(np.int32)
         if not np.array_equal(result, array):
             raise self.refuse("an integer constant does not fit into int32", "clip it in the model")
@@ -155,7 +155,7 @@ class Layers:
 
 
 class Builder(Layers):
-    """Appends layers that take tensors, in the layouts that they need."""
+    """Appends layers, and converts their operands to the layouts that they need."""
 
     def __init__(self, types: Mapping[str, LayerSpec], public: Sequence[str]) -> None:
         super().__init__(types, public)
@@ -174,23 +174,23 @@ class Builder(Layers):
         return blob
 
     def range_of(self, x: Value) -> Range:
-        """Return the known range of the numbers of a value."""
+        """Return the known range of a value's elements."""
         return of_numbers(self.f32(x.array)) if isinstance(x, Constant) else self._ranges.of(x.blob)
 
     def mat(self, x: Value, dims: Sequence[Sequence[int]], batch: Sequence[int] = ()) -> Blob:
-        """Return the tensor as a Mat whose dims, outermost first, and batch hold these axes.
+        """Return the tensor as a Mat whose dims, outermost first, and batch consist of these axes.
 
-        Axes of size 1 may be left out; an empty group is a dim of size 1.
+        Axes of size 1 may be omitted; an empty group is a dim of size 1.
         """
         x = self.tensor(x)
         return self.in_layout(x, Layout(tuple(map(tuple, dims)), tuple(batch))).blob
 
     def in_layout(self, x: Tensor, layout: Layout) -> Tensor:
-        """Return the tensor in a layout, by as few layers as possible; every layout of a blob is made once."""
+        """Return the tensor in a layout, with as few layers as possible; consumers share the layouts of a blob."""
         return self.in_mat(x, *layout.atoms(x.view))
 
     def cost(self, x: Tensor, layout: Layout) -> int:
-        """Return how many layers bring the tensor into a layout, without the layers that exist already."""
+        """Return the number of layers, except existing ones, that convert the tensor to a layout."""
         return self._missing(x, *layout.atoms(x.view))
 
     def _missing(self, x: Tensor, dims: Dims, batch: Atoms) -> int:
@@ -203,25 +203,25 @@ class Builder(Layers):
         return 0
 
     def in_mat(self, x: Tensor, dims: Dims, batch: Atoms) -> Tensor:
-        """Return the tensor in a Mat of these dims and batch, atoms of its view; see `in_layout` for axes."""
+        """Return the tensor in a Mat of these dims and batch, given as atoms of its view (as axes: `in_layout`)."""
         blob = x.blob
         for step in plan(x.view, dims, batch):
             blob = self._step(blob, step)
         return Tensor(blob, View(batch, dims, x.view.axes), x.dtype)
 
     def from_channels(self, x: Tensor, blob: Blob, dtype: Any = np.float32) -> Tensor:
-        """Return the output of a layer on `channels` of x: x's axis 0 as batch, each dim as an axis."""
+        """Return the output of a layer on `channels` of x as a tensor: the batch is axis 0, each dim an axis."""
         return self.wrap(blob, (x.shape[0], *blob.known_shape), [[axis] for axis in range(1, x.rank)], [0], dtype)
 
     def channels(self, x: Value) -> Blob:
-        """Return the tensor with axis 0 as batch and each other axis as a dim, as convolutions and poolings need it."""
+        """Return the tensor with axis 0 as batch and each other axis as a dim, for convolutions and poolings."""
         return self.mat(x, self._channel_dims(x), [0])
 
     def channel_dims(self, x: Tensor) -> list[list[int]]:
-        """Return the dims of `channels` for layers that take rows too: axis 1 alone of a one-pixel image stored so."""
-        every = self._channel_dims(x)
+        """Return the dims of `channels`; only axis 1 if x is an image of one pixel, stored as a row."""
+        dims = self._channel_dims(x)
         is_row = all(size == 1 for size in x.shape[2:]) and not self.cost(x, Layout(((1,),), (0,)))
-        return every[:1] if is_row else every
+        return dims[:1] if is_row else dims
 
     def _channel_dims(self, x: Value) -> list[list[int]]:
         if not 2 <= x.rank <= MAX_DIMS + 1:
@@ -237,7 +237,7 @@ class Builder(Layers):
         raise self.refuse(reason, "reshape it in the model")
 
     def separated(self, x: Value, axes: Sequence[int]) -> Tensor | None:
-        """As `along`; None if that needs more than four dims."""
+        """Return the result of `along`; None if it needs more than four dims."""
         x = self.tensor(x)
         wanted = [axis for axis in axes if x.view.axes[axis]]
         if all(x.view.dim_of(axis) is not None for axis in wanted):
@@ -245,38 +245,38 @@ class Builder(Layers):
         options = list(separations(x.view, wanted))
         return self.in_mat(x, *min(options, key=lambda option: self._missing(x, *option))) if options else None
 
-    def settled(self, x: Tensor) -> Tensor:
-        """Return the tensor in its own order, with plain axes instead of axes made of factors."""
+    def with_plain_axes(self, x: Tensor) -> Tensor:
+        """Return the tensor in the order of its axes, each of which is one atom."""
         dims = plain_dims(x.shape)
         return self.wrap(self.mat(x, dims), x.shape, dims, dtype=x.dtype)
 
     def _step(self, blob: Blob, step: Step) -> Blob:
         if (blob, step) not in self._layouts:
-            self._layouts[blob, step] = self.taken(blob, step)
+            self._layouts[blob, step] = self.apply_step(blob, step)
         return self._layouts[blob, step]
 
-    def taken(self, blob: Blob, step: Step) -> Blob:
-        """Return the layer that takes a step; several dynamic sizes are computed from other blobs' sizes."""
+    def apply_step(self, blob: Blob, step: Step) -> Blob:
+        """Append the layer of a layout step; a Reshape with several dynamic sizes computes them from other blobs."""
         if isinstance(step, Regroup):
             dynamic = sum(isinstance(size, Sym) for size in step.whole)
             if len(step.whole) > MAX_DIMS or dynamic > 1:
                 batches: dict[str, Any] = step.batch_axes
-                [text], others = self.stated([step.whole[::-1]], blob, whole_batch=bool(batches))
+                [text], others = self.size_expressions([step.whole[::-1]], blob, whole_batch=bool(batches))
                 return self.layer("Reshape", blob, *others, shape_expr=text, **batches)
         kind, params = step_layer(step)
         return self.layer(kind, blob, **params)
 
     def _row_major(self, x: Tensor, dims: Sequence[Dim]) -> Blob:
-        """Return the tensor's elements in its own order, as a Mat of `dims`; of one dim if those are more than four."""
+        """Return the tensor's elements in the order of its axes as a Mat of `dims`; of one dim if these exceed four."""
         atoms = flat(x.view.axes)
         if len(dims) > MAX_DIMS or not dims:
             dims = [product(dims)]
         if x.view.batch + flat(x.view.dims) != atoms:
             x = self.in_mat(x, tuple((atom,) for atom in atoms) if len(atoms) <= MAX_DIMS else (atoms,), ())
-        return self.taken(x.blob, Regroup(tuple(dims), unbatch=bool(x.view.batch)))
+        return self.apply_step(x.blob, Regroup(tuple(dims), unbatch=bool(x.view.batch)))
 
     def tensor(self, x: Value) -> Tensor:
-        """Return the value as a tensor of the running net; a constant becomes MemoryData."""
+        """Return the value as a tensor of the net; a constant becomes MemoryData."""
         if isinstance(x, Tensor):
             return x
         view = View.of(x.shape, plain_dims(x.shape))
@@ -291,7 +291,7 @@ class Builder(Layers):
         batch: Sequence[int] = (),
         dtype: Any = np.float32,
     ) -> Tensor:
-        """Return a layer's output as the ONNX tensor of `shape`, whose axes are the Mat's dims and batch as given."""
+        """Return a layer's output as the ONNX tensor of `shape`; `dims` and `batch` list the axes in the Mat."""
         view = View.of(shape, dims, batch)
         expected = view.mat_shape, product(atom.size for atom in view.batch)
         if blob.shape is None or _differ((*blob.shape, blob.batch), (*expected[0], expected[1])):
@@ -299,34 +299,34 @@ class Builder(Layers):
         return Tensor(blob, view, np.dtype(dtype))
 
     def like(self, x: Tensor, blob: Blob) -> Tensor:
-        """Return an elementwise layer's output, in its operand's layout."""
+        """Return an elementwise layer's output as a tensor in its operand's layout."""
         return Tensor(blob, x.view, x.dtype)
 
     def unary(self, x: Value, kind: str, /, weights: Weights = None, **params: Any) -> Tensor:
-        """Return an elementwise layer on the tensor in its present layout."""
+        """Apply an elementwise layer to the tensor in its present layout."""
         x = self.tensor(x)
-        made = self.like(x, self.layer(kind, x.blob, weights=weights, **params))
+        result = self.like(x, self.layer(kind, x.blob, weights=weights, **params))
         if weights is None:
-            self.note_operands(made, x)
-        return made
+            self.note_operands(result, x)
+        return result
 
     def apply(self, x: Value, operation: UnaryOp | BinaryOp, number: float | None = None) -> Tensor:
-        """Return a UnaryOp on the tensor, or a BinaryOp with a number, in its present layout."""
+        """Apply a UnaryOp, or a BinaryOp with a number, to the tensor in its present layout."""
         if number is None:
             return self.unary(x, "UnaryOp", op_type=operation)
         return self.unary(x, "BinaryOp", op_type=operation, with_scalar=1, b=number)
 
     def note_operands(self, x: Tensor, *operands: Value) -> None:
-        """Remember the operands of an elementwise layer, for consumers that compute x anew."""
+        """Record the operands of an elementwise layer, for consumers that recompute x."""
         self._operands[x.blob] = x.view, operands
 
     def operands_of(self, x: Tensor) -> tuple[Value, ...] | None:
-        """Return the operands of the elementwise layer that computed x; None without one, or if x was moved since."""
+        """Return the operands of the elementwise layer that computed x; None without one, or if x has another view."""
         view, operands = self._operands.get(x.blob, (None, ()))
         return operands if view == x.view else None
 
     def reshape(self, x: Value, shape: Shape) -> Value:
-        """Return the tensor under another shape of the same size; a layer only where its factors do not regroup."""
+        """Return the tensor with another shape; needs a layer only if regrouping the view's factors is impossible."""
         if isinstance(x, Constant):
             return Constant(x.array.reshape(known(shape)))
         view = x.view.reshape(shape)
@@ -338,22 +338,22 @@ class Builder(Layers):
     def ones(self, size: Sym) -> Tensor:
         """Return a row of ones whose length is a dynamic size."""
         if size not in self._ones:
-            [text], others = self.stated([(size, 1)])
+            [text], others = self.size_expressions([(size, 1)])
             one = self.memory(np.ones(1, np.float32))
             self._ones[size] = self.layer("Interp", one, *others, resize_type=Interp.NEAREST, size_expr=text)
         return self.wrap(self._ones[size], (size,), [[], [], [0]])
 
-    def stated(
+    def size_expressions(
         self, lists: Sequence[Sequence[Dim]], blob: Blob | None = None, *, whole_batch: bool = False
     ) -> tuple[list[str], list[Blob]]:
         """Return lists of sizes as ncnn's expressions, and the blobs, other than `blob`, whose sizes they use.
 
-        A layer with these expressions takes `blob`, or one without dynamic sizes, as its first input, and the others
-        after it. `whole_batch` is for a layer that sees a batch as a whole.
+        A layer with these expressions reads `blob`, or a blob without dynamic sizes, as its first input, and the others
+        after it. `whole_batch` is for a layer that reads the whole batch at once.
         """
         writer = SizeWriter(blob, self._sources, whole_batch=whole_batch)
         try:
-            texts = [",".join(map(writer.text, listed)) for listed in lists]
+            texts = [",".join(map(writer.text, sizes)) for sizes in lists]
         except UnknownSize as error:
             reason = f"the size {error} cannot be computed from those of the inputs"
             raise self.refuse(reason, "bind it with --shape") from None
@@ -363,7 +363,7 @@ class Builder(Layers):
         return texts, writer.others
 
     def _sources(self) -> Iterator[Blob]:
-        """Yield blobs without a batch that together have every dynamic size: the inputs, with batches as dims."""
+        """Yield blobs that together have every dynamic size as a dim: the inputs, with their batches as dims."""
         for blob in self._open_inputs:
             if blob.batch != 1:
                 dims = blob.shape or ()
@@ -374,5 +374,5 @@ class Builder(Layers):
 
 
 def _differ(a: Shape, b: Shape) -> bool:
-    """Return True if shapes surely differ. Dynamic sizes with different names may be equal, because ONNX demands it."""
+    """Return True if shapes certainly differ. Dynamic sizes of different names may be equal if ONNX demands it."""
     return len(a) != len(b) or any(isinstance(n - m, int) and n != m for n, m in zip(a, b, strict=True))

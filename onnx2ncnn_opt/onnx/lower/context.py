@@ -16,22 +16,22 @@ from onnx2ncnn_opt.onnx.read.given import LARGEST_SIZE, parsed_size
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.onnx.value import Constant, Item, Operand, Tensor
 
-MOST_FLAGS = 64  # elements of an input that can be meant as a choice, and not as data
+MOST_FLAGS = 64  # elements of an input that may be an option, not data
 
 
 class MissingOperand(Exception):
-    """Raised inside an importer: a part of this node was refused already."""
+    """Raised inside an importer: a node in its subgraph was refused already."""
 
 
 class ImportContext(Builder, ABC):
-    """The first parameter of every importer, called `im` there."""
+    """The first argument of every importer, by convention called `im`."""
 
     def __init__(self, model: LoadedModel, types: Mapping[str, LayerSpec]) -> None:
         super().__init__(types, [value.name for value in (*model.inputs, *model.outputs)])
         self.model = model
         self.node: onnx_ir.Node  # the node that is being imported
         self._minimum: dict[Dim, int] = {}
-        self._sums: dict[str, Dim] = {}  # what names of sizes are sums of, for proofs of signs
+        self._sums: dict[str, Dim] = {}  # names of sizes as sums of others, to prove signs
 
     @property
     def opset(self) -> int:
@@ -39,33 +39,33 @@ class ImportContext(Builder, ABC):
         return self.model.opsets.get("", 1)
 
     def axis(self, axis: int, rank: int) -> int:
-        """Return an axis counted from the front; refused if a tensor of `rank` has none of that number."""
+        """Return an axis counted from the front; raise Refusal if a tensor of `rank` does not have it."""
         if not -rank <= axis < rank:
             raise self.invalid(f"axis {axis} of a tensor of rank {rank}")
         return axis % rank
 
     def axes(self, axes: Sequence[int], rank: int) -> list[int]:
-        """Axes counted from the front, in the given order; refused if one is named twice."""
+        """Return axes counted from the front, in the same order; raise Refusal if one occurs twice."""
         result = [self.axis(axis, rank) for axis in axes]
         if len(set(result)) != len(result):
             raise self.invalid(f"axes {list(axes)} of a tensor of rank {rank}")
         return result
 
     def demand(self, size: Dim, least: int) -> None:
-        """Let the net be right only where a dynamic dimension is `least` or more, unless it surely is."""
+        """Record that the net is right only if a size is `least` or more, unless that is certain."""
         size = self._within_limits(size) if isinstance(size, Sym) else size
         if isinstance(size, Sym) and not self.becomes(size, least):
             self._minimum[size] = max(least, self._minimum.get(size, least))
 
     def _within_limits(self, size: Sym) -> Dim:
-        """Return a size without minima whose order is demanded already."""
-        least = [demanded for demanded, bound in self._minimum.items() if bound >= 0]
+        """Return a size with ``min(a, b)`` replaced by b if recorded demands imply ``a >= b``."""
+        nonnegative = [demanded for demanded, bound in self._minimum.items() if bound >= 0]
         pairs = [(call, *pair) for call in calls(size) if call.operator == "min" for pair in (call[1:], call[:0:-1])]
-        found = {call: b for call, a, b in pairs if any(at_least(a - b - each, 0) for each in least)}
-        return size.subs(found) if found else size
+        minima = {call: b for call, a, b in pairs if any(at_least(a - b - gap, 0) for gap in nonnegative)}
+        return size.subs(minima) if minima else size
 
     def becomes(self, size: Dim, least: int) -> bool:
-        """Return True if a size is `least` or more from some value of its only dimension on, and demand that value."""
+        """Return True if a size is `least` or more once its only dimension is large enough, and demand that minimum."""
         size = size.subs(self._sums) if isinstance(size, Sym) else size
         if isinstance(size, int):
             return size >= least
@@ -75,24 +75,24 @@ class ImportContext(Builder, ABC):
         if others:
             return False
         # (h - 1)//2 is 2 or more from h = 5 on.
-        found = bisect(range(LARGEST_SIZE), False, key=lambda n: at_least(size.subs({name: symbol(name) + n}), least))
-        if found < LARGEST_SIZE:
-            self._minimum[symbol(name)] = found + 1
-        return found < LARGEST_SIZE
+        more = bisect(range(LARGEST_SIZE), False, key=lambda n: at_least(size.subs({name: symbol(name) + n}), least))
+        if more < LARGEST_SIZE:
+            self._minimum[symbol(name)] = more + 1
+        return more < LARGEST_SIZE
 
     def resolved(self, size: Dim) -> Dim:
-        """Return a size without quotients such as 3 // n, which is 0 from n = 4 on: this is demanded."""
+        """Return a size without quotients such as ``3 // n``, which is 0 for the n >= 4 that is demanded then."""
         factors = [factor for term in size.terms for factor in term] if isinstance(size, Sym) else []
-        found = [call for call in factors if isinstance(call, Call) and call.operator == "//"]
+        divisions = [call for call in factors if isinstance(call, Call) and call.operator == "//"]
         quotients: dict[Call, Dim] = {
             call: -(call.a < 0)
-            for call in found
+            for call in divisions
             if isinstance(call.a, int) and self.becomes(call.b, abs(call.a) + (call.a >= 0))
         }
         return size.subs(quotients) if isinstance(size, Sym) else size
 
     def is_used(self, output: int) -> bool:
-        """Return True if the node has this output, and somebody reads it."""
+        """Return True if the node has this output, and it is read."""
         value = self.node.outputs[output] if output < len(self.node.outputs) else None
         return value is not None and bool(value.name and (value.uses() or value.is_graph_output()))
 
@@ -101,41 +101,41 @@ class ImportContext(Builder, ABC):
         return self.node.outputs[0].consumers()
 
     def empty(self, shape: Sequence[Dim | None], dtype: np.dtype[np.generic]) -> Constant:
-        """As in `Builder`; dynamic dimensions are 0 too, where the node is read only by Concats that leave it out."""
+        """Return a tensor without elements. Its dynamic dimensions become 0 if only Concats, which drop it, read it."""
         axis, readers = shape.index(0), self.readers()
         if len(self.node.outputs) == 1 and readers and all(_joins(reader, axis, len(shape)) for reader in readers):
             shape = [size if isinstance(size, int) else 0 for size in shape]
         return super().empty(shape, dtype)
 
-    def value_hint(self, operand: int, otherwise: str = "") -> str:
-        """Return how to make an operand constant: by values of the few flags and sizes behind it; else `otherwise`."""
+    def value_hint(self, operand: int, default: str = "") -> str:
+        """Return advice for making an operand constant: bind the flags that it is computed from; else `default`."""
         names = self._flags_behind(self.node.inputs[operand])
         options = " ".join(f"--value {name}=..." for name in names)
-        return f"bind {'it' if len(names) == 1 else 'them'} with {options}" if names else otherwise
+        return f"bind {'it' if len(names) == 1 else 'them'} with {options}" if names else default
 
     def _flags_behind(self, value: onnx_ir.Value | None) -> list[str]:
-        """Return the inputs that a value is computed from; none if one is not a flag, or if a subgraph intervenes."""
+        """Return the inputs that a value is computed from; empty if one is not a flag, or a node has a subgraph."""
         flags = [info.name for info in self.model.inputs if _is_flag(info)]
-        found: set[str | None] = set()
-        seen, left = {value}, [value]
-        while left:
-            current = left.pop()
+        sources: set[str | None] = set()
+        visited, pending = {value}, [value]
+        while pending:
+            current = pending.pop()
             if current is None or current.const_value is not None:
                 continue
             node = current.producer()
             if node is None:
                 if current.name not in flags:
                     return []
-                found.add(current.name)
+                sources.add(current.name)
             elif any(attribute.type is onnx_ir.AttributeType.GRAPH for attribute in node.attributes.values()):
                 return []
             elif node.op_type not in ("Shape", "Size"):
-                left += [operand for operand in node.inputs if operand not in seen]
-                seen.update(node.inputs)
-        return [name for name in flags if name in found]
+                pending += [operand for operand in node.inputs if operand not in visited]
+                visited.update(node.inputs)
+        return [name for name in flags if name in sources]
 
     def declared_shape(self, value: onnx_ir.Value) -> tuple[Dim | None, ...] | None:
-        """Return the declared shape of a value, each size None unless the inputs tell it; None if there is none."""
+        """Return the declared shape of a value, or None. Sizes that do not follow from the inputs' sizes are None."""
         if value.shape is None:
             return None
         sizes: dict[str, Dim] = {}
@@ -147,13 +147,13 @@ class ImportContext(Builder, ABC):
 
     @abstractmethod
     def tensor(self, x: Operand) -> Tensor:
-        """As in `Builder`; a symbolic tensor is computed at run time."""
+        """Return the value as a tensor of the net; layers compute a symbolic tensor at run time."""
 
     @abstractmethod
     def inlined(self, graph: onnx_ir.Graph, *operands: Item, iterations: int | None = None) -> tuple[Item, ...]:
-        """Return the outputs of a graph in an attribute for these inputs, its nodes imported in the node's place.
+        """Import the nodes of a subgraph in place of the node, and return the subgraph's outputs for these inputs.
 
-        `iterations` is for the message that refuses too long a loop. Raises MissingOperand if nodes were refused.
+        The message that refuses a long loop mentions `iterations`. Raises MissingOperand if nodes were refused.
         """
 
 

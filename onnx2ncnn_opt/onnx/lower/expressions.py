@@ -1,4 +1,4 @@
-"""ncnn's expressions for dynamic sizes, over the sizes of a layer's inputs."""
+"""ncnn's expressions for dynamic sizes in terms of the sizes of a layer's inputs, such as ``*(0w,2)``."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
@@ -10,7 +10,7 @@ LONGEST_TEXT = 255  # characters of a string parameter
 
 
 class SizeWriter:
-    """A writer of sizes over those of a layer's first input; if they do not suffice, of `others` from `sources`."""
+    """Writes sizes in terms of the sizes of a layer's first input, and of further inputs `others` from `sources`."""
 
     def __init__(self, blob: Blob | None, sources: Callable[[], Iterator[Blob]], *, whole_batch: bool) -> None:
         self._own = {} if blob is None else _tokens(blob, 0)
@@ -55,7 +55,7 @@ class SizeWriter:
 
 
 class UnknownSize(Exception):
-    """A size that follows from no blob."""
+    """Raised for a size that does not follow from the sizes of any blob."""
 
 
 def _tokens(blob: Blob, index: int) -> dict[Dim, str]:
@@ -65,7 +65,7 @@ def _tokens(blob: Blob, index: int) -> dict[Dim, str]:
 
 
 def _ratio(size: Sym, tokens: Mapping[Dim, str]) -> str | None:
-    """Return a size as a token, a part of one, or a multiple of one; None if no token fits."""
+    """Return a size as a token, a quotient of a token, or a multiple of a token; None if no token fits."""
     if size in tokens:
         return tokens[size]
     for other, token in tokens.items():

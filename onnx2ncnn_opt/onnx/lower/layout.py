@@ -1,6 +1,6 @@
 """Layouts: a Mat's dims and batch in terms of a tensor's own axes, and the choice of one layout for several tensors.
 
-A layout names the axes that make up the batch and each dim, outermost first; axes of size 1 need not be named.
+A layout lists the axes of the batch and of each dim, outermost first. It may omit axes of size 1.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _Presence: TypeAlias = "list[tuple[bool | int, ...]]"
 
 
 class Layout(NamedTuple):
-    """The axes of each Mat dim, and those of the batch count."""
+    """The axes of each Mat dim, and of the batch count."""
 
     dims: tuple[tuple[int, ...], ...]
     batch: tuple[int, ...] = ()
 
     @classmethod
     def plain(cls, rank: int, batch: int | None) -> Layout:
-        """Return the layout in which each axis is a dim, other than the batch axis."""
+        """Return the layout in which each axis except the batch axis is a dim."""
         return cls(tuple((axis,) for axis in range(rank) if axis != batch) or ((),), () if batch is None else (batch,))
 
     def atoms(self, view: View) -> tuple[Dims, Atoms]:
@@ -33,42 +33,42 @@ class Layout(NamedTuple):
 
 
 def plain_dims(shape: Shape) -> list[list[int]]:
-    """Return each axis as a dim, without those of size 1; all as one dim if they are more than four."""
+    """Return each axis except those of size 1 as a dim; all as one dim if they exceed four."""
     kept = [axis for axis, size in enumerate(shape) if size != 1]
     return [[axis] for axis in kept] or [[]] if len(kept) <= MAX_DIMS else [kept]
 
 
 def first_batch(shape: Shape) -> int | None:
-    """Return axis 0 if it can be a Mat's batch for free, or has to be; else None."""
+    """Return axis 0 if it can be a Mat's batch without a layer, or has to be; else None."""
     return 0 if len(shape) > 1 and (shape[0] == 1 or len(shape) > MAX_DIMS) else None
 
 
 def _axes_of(view: View, atoms: Atoms) -> tuple[int, ...] | None:
-    """Return the axes that atoms are, one after the other; None if they are only parts of one."""
-    found: list[int] = []
+    """Return the axes that a sequence of atoms consists of; None if it contains a part of an axis."""
+    axes: list[int] = []
     while atoms:
         axis = next((i for i, group in enumerate(view.axes) if group and group == atoms[: len(group)]), None)
         if axis is None:
             return None
-        found.append(axis)
+        axes.append(axis)
         atoms = atoms[len(view.axes[axis]) :]
-    return tuple(found)
+    return tuple(axes)
 
 
 def align(views: Sequence[View], whole: Collection[int] = ()) -> tuple[list[View], list[int]] | None:
-    """Return the views over finer axes on which they agree, and for each fine axis the axis it came from.
+    """Return the views over common finer axes, and for each fine axis the original axis.
 
-    All views must have the same number of axes; on each axis they have the same size, or size 1. The axes of `whole`
-    are not cut, and may have any size. None if two views' factors of an axis have no common refinement.
+    All views must have the same number of axes; on each axis they have the same size, or size 1. The axes `whole` are
+    not split, and may differ in size. None if two views' factors of an axis have no common refinement.
     """
     views = list(views)
     for axis in range(len(views[0].axes)):
         if axis in whole:
             continue
         holders = [i for i, view in enumerate(views) if view.axes[axis]]
-        for i in [*holders[1:], *holders[1:]]:  # twice: later cuts reach the views that came first
+        for i in [*holders[1:], *holders[1:]]:  # twice, so the first views get the cuts of later ones, too
             if len(views[i].axes[axis]) == 1 == len(views[holders[0]].axes[axis]):
-                continue  # one atom each: they broadcast when the net runs, under any names
+                continue  # one atom each: they broadcast at run time, even if their names differ
             pair = refine(views[holders[0]], axis, views[i], axis)
             if pair is None:
                 return None
@@ -82,15 +82,15 @@ def align(views: Sequence[View], whole: Collection[int] = ()) -> tuple[list[View
 
 
 def presence(views: Sequence[View], axis: int) -> tuple[bool | int, ...]:
-    """Return for each of the aligned views whether it has an axis: axes of one presence may share a dim."""
-    # If a size may turn out to be 1 next to a larger one when the net runs, the axis has a presence of its own.
+    """Return for each of the aligned views whether it has an axis: axes of equal presence may share a dim."""
+    # If one view's size may be 1 at run time and another's not, the axis has a unique presence.
     held = {atom.size for view in views for atom in view.axes[axis]}
     alone = any(fitting(a, b) is None for a, b in combinations(held, 2))
     return (*(bool(view.axes[axis]) for view in views), axis if alone else -1)
 
 
 def meeting(axes: Sequence[Atoms]) -> Atoms:
-    """Return the axis to which axes of at most one atom each broadcast."""
+    """Return the result of broadcasting axes of at most one atom each."""
     held = [atoms for atoms in axes if atoms]
     size: Dim = 1
     for [atom] in held:
@@ -101,15 +101,15 @@ def meeting(axes: Sequence[Atoms]) -> Atoms:
 def common_layout(
     views: Sequence[View], origin: Sequence[int], costs: Sequence[Cost | None], whole: int | None = None
 ) -> Layout | None:
-    """Return the layout that all aligned views reach with the fewest layers; of several the tidiest.
+    """Return the layout that all aligned views reach with the fewest layers; None if none fits into four dims.
 
-    `views` and `origin` are as `align` gives them. A dim that is exactly one axis suits later consumers best.
-    `costs` tell for each view how many layers a layout takes; None for a constant, which takes any layout for free, but
-    has no batch. `whole` is an axis that must be a dim of its own. None if no layout of at most four dims fits.
+    `views` and `origin` are results of `align`. Of several layouts, choose the one with the most dims that are exactly
+    one original axis, which suits later consumers. `costs` are functions for the number of layers that a view needs for
+    a layout; None for a constant, which has any layout for free, but no batch. The axis `whole` must be a dim.
     """
     rank = len(views[0].axes)
     present = [presence(views, axis) for axis in range(rank)]
-    if whole is not None:  # of Concat, which has no broadcasting: the sizes of all other axes are equal
+    if whole is not None:  # Concat does not broadcast: the sizes of all other axes are equal
         present = [of_axis[:-1] for of_axis in present]
     needed = {axis for axis in range(rank) if any(view.axes[axis] for view in views) or axis == whole}
 
@@ -126,12 +126,12 @@ def common_layout(
     parts = [tuple(i for i in sorted(needed) if origin[i] == axis) for axis in set(origin)]
 
     def price(layout: Layout) -> tuple[int, int, int]:
-        """Count layers; among equal counts, Concat takes the layout with fewer empty dims, which outputs do without."""
+        """Return the number of layers; if equal, Concat prefers fewer empty dims, because outputs have none."""
         tidy = sum(group in parts for group in (*layout.dims, layout.batch))
         empty = layout.dims.count(()) if whole is not None else 0
         return sum(cost(layout) for cost in costs if cost is not None), empty, -tidy
 
-    candidates = dict.fromkeys(_candidates(views, costs, present, needed, whole))  # each view offers much the same
+    candidates = dict.fromkeys(_candidates(views, costs, present, needed, whole))  # without duplicates
     return min(filter(fits, candidates), key=price, default=None)
 
 
@@ -146,7 +146,7 @@ def _candidates(
         batches.append(batch)
         groups = [_axes_of(view, group) for group in view.dims]
         layout = Layout(tuple(group for group in groups if group is not None), batch)
-        if len(layout.dims) < len(groups):  # a dim holds only a part of an axis
+        if len(layout.dims) < len(groups):  # a dim contains only a part of an axis
             continue
         yield layout
         laid_out = [axis for group in layout.dims for axis in group]
@@ -170,20 +170,20 @@ def _with_dim(layout: Layout, axis: int) -> Iterator[Layout]:
 
 
 def _merged(axes: list[int], present: _Presence, whole: int | None) -> tuple[tuple[int, ...], ...]:
-    """Return runs of neighbouring axes that the same views have as dims; `whole` is a run of its own."""
+    """Return axes as dims, with runs of equal presence merged; `whole` is a dim of its own."""
     return tuple(tuple(group) for _, group in groupby(axes, lambda axis: (axis == whole, present[axis]))) or ((),)
 
 
 def combined(axes: Sequence[Atoms], origin: Sequence[int], rank: int, layout: Layout) -> View:
-    """Return the view of a layer's result of `rank` axes, made of fine `axes` of several operands, in `layout`."""
-    # Operands may share atoms, and then one would stand for two axes of the result.
+    """Return the view of a layer's result in `layout`; its `rank` axes consist of fine `axes` of the operands."""
+    # New atoms, because operands may share an atom, which would then be in two axes of the result.
     fresh = tuple(tuple(Atom(atom.size) for atom in group) for group in axes)
     dims, batch = layout.atoms(View((), (), fresh))
     return View(batch, dims, tuple(flat(g for g, o in zip(fresh, origin, strict=True) if o == a) for a in range(rank)))
 
 
 def separations(view: View, axes: Sequence[int]) -> Iterator[tuple[Dims, Atoms]]:
-    """Dims and batch in which each of the axes is a dim: in the tensor's own axes first, then with the rest merged."""
+    """Yield dims and batch in which each of the axes is a dim: first the tensor's axes, then with the rest merged."""
     wanted = [view.axes[axis] for axis in axes]
     batch = view.batch if not set(view.batch) & set(flat(wanted)) else ()
     natural = tuple(group for group in view.axes if group and not set(group) <= set(batch))
@@ -197,7 +197,7 @@ def separations(view: View, axes: Sequence[int]) -> Iterator[tuple[Dims, Atoms]]
 
 
 def _with_fewer(dims: Dims, kept: Sequence[Atoms]) -> Dims:
-    """Return the dims with as many neighbours merged, the innermost first, as leaves four; none of `kept` is merged."""
+    """Merge neighbouring dims, innermost first and except `kept`, until four are left."""
     while len(dims) > MAX_DIMS:
         i = next((i for i in range(len(dims) - 1, 0, -1) if dims[i - 1] not in kept and dims[i] not in kept), 0)
         if not i:
@@ -207,7 +207,7 @@ def _with_fewer(dims: Dims, kept: Sequence[Atoms]) -> Dims:
 
 
 def _around(order: Atoms, groups: Sequence[Atoms]) -> Dims | None:
-    """Cut `order` into dims: the groups, and the runs between them; return None if a group is not together."""
+    """Cut `order` into dims: the groups, and the runs between them; return None if a group is not contiguous."""
     dims: list[list[Atom]] = [[]]
     i = 0
     while i < len(order):
@@ -218,5 +218,5 @@ def _around(order: Atoms, groups: Sequence[Atoms]) -> Dims | None:
         else:
             dims += [list(group), []]
             i += len(group)
-    found = tuple(tuple(dim) for dim in dims if dim)
-    return found if all(group in found for group in groups) else None
+    result = tuple(tuple(dim) for dim in dims if dim)
+    return result if all(group in result for group in groups) else None

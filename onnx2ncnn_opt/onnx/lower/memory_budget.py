@@ -1,4 +1,4 @@
-"""The size limit of tensors that a model requests with a number: OneHot with a depth of a billion takes a kilobyte."""
+"""Size limits of results: a model of a kilobyte can request a huge tensor, as by OneHot with a depth of a billion."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -12,22 +12,22 @@ from onnx2ncnn_opt.onnx.fold.inferred import inferred_types
 from onnx2ncnn_opt.onnx.lower.builder import Refusal
 from onnx2ncnn_opt.onnx.value import Item, SymbolicTensor, Tensor
 
-MOST_ELEMENTS = 2**28  # of one result: 1 GiB as ncnn holds it
+MOST_ELEMENTS = 2**28  # of one result: 1 GiB of float32
 _LEAST_FOLDED = 2**31
 _FOLDED_PER_BYTE = 32  # constants grow when they are folded: from 4 bits to 32, and again in another layout
-MOST_STEPS = 64  # of an operator with a state, written out one after the other
-# The operators whose results are as large as an attribute or an operand says.
+MOST_STEPS = 64  # unrolled steps of an operator with a state
+# The operators for which an attribute or an operand's value determines the size of the result.
 _SIZED = frozenset(
     {"AffineGrid", "BlackmanWindow", "CenterCropPad", "Col2Im", "ConstantOfShape", "DFT", "Expand", "EyeLike"}
     | {"HammingWindow", "HannWindow", "MaxUnpool", "MelWeightMatrix", "OneHot", "Pad", "Range", "Resize", "STFT"}
     | {"Tile", "Trilu", "Upsample"}
 )
-_JOINS = frozenset({"Concat", "ConcatFromSequence"})  # which double a tensor in each of many nodes
+_JOINS = frozenset({"Concat", "ConcatFromSequence"})  # a chain of these can double a tensor in each node
 _WIDEST = 8  # bytes of the widest element
 
 
 def require_room(elements: int, what: str) -> None:
-    """Refuse a constant that an importer would make, where it has too many elements."""
+    """Raise Refusal if an importer would create a constant of too many elements."""
     if elements * _WIDEST > LIMIT:
         raise Refusal(f"{what} of {elements} numbers is too large: {LIMIT // _WIDEST} are the most to compute")
 
@@ -35,12 +35,12 @@ def require_room(elements: int, what: str) -> None:
 class MemoryBudget:
     """The budget of all constants that a model computes."""
 
-    def __init__(self, given: Iterable[Array], *, least: int = _LEAST_FOLDED) -> None:
-        """`given` are the constants that the model holds; at least `least` bytes may be computed."""
-        self._left = least + _FOLDED_PER_BYTE * sum(array.nbytes for array in given)
+    def __init__(self, stored: Iterable[Array], *, least: int = _LEAST_FOLDED) -> None:
+        """Start with `least` bytes, and more for the model's `stored` constants."""
+        self._left = least + _FOLDED_PER_BYTE * sum(array.nbytes for array in stored)
 
     def take(self, arrays: Iterable[Array]) -> None:
-        """Count constants that were computed; raises Refusal where all of them together are too large."""
+        """Count computed constants; raise Refusal if all of them together are too large."""
         self._left -= sum(array.nbytes for array in arrays)
         if self._left < 0:
             raise Refusal("the constants that the model computes are too large in all", "export it with fewer of them")

@@ -1,4 +1,4 @@
-"""The operator families. A family is imported when an operator is looked up that none before it has."""
+"""The operator families, imported lazily in order until one has the requested operator."""
 
 from importlib import import_module
 
@@ -16,18 +16,18 @@ FOLDED_ONLY = frozenset({"Constant", "NonZero", "Shape", "Size"})  # operators t
 
 
 def find(domain: str, name: str, opset: int) -> OnnxOp | None:
-    """Return the newest importer for an operator at an opset, of other packages first; None if there is none."""
+    """Return the newest importer for an operator at an opset; plug-ins come first. None if there is none."""
     return max(_versions(domain, name, opset), key=lambda op: (op.is_foreign, op.since), default=None)
 
 
 def traits_of(domain: str, name: str, opset: int) -> Traits:
-    """Return the traits of an operator, those of none if it has no importer."""
+    """Return the traits of an operator; the defaults if it has no importer."""
     op = find(domain, name, opset)
     return Traits() if op is None else op.traits
 
 
 def folds(domain: str, name: str, opset: int) -> bool:
-    """`Traits.folds` of an operator, whatever other packages bring."""
+    """Return `Traits.folds` of an operator; plug-ins cannot change it."""
     if domain:
         return False
     known = [op for op in _versions("", name, opset) if not op.is_foreign]
@@ -42,7 +42,7 @@ def all_ops() -> tuple[OnnxOp, ...]:
 
 
 def _versions(domain: str, name: str, opset: int) -> list[OnnxOp]:
-    """Return the importers of an operator up to an opset. Families are imported until one has it, or none is left."""
+    """Return the importers of an operator up to an opset; import families until one has the operator."""
     key = ("" if domain == "ai.onnx" else domain, name)
     for family in _FAMILIES:
         if any(not op.is_foreign for op in OPS.get(key, ())) or (not domain and name in FOLDED_ONLY):

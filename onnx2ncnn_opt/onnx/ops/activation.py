@@ -1,4 +1,4 @@
-"""Elementwise functions of one tensor: they run on a Mat in any layout."""
+"""Elementwise functions of one tensor, which run on a Mat in any layout."""
 
 from typing import Any
 
@@ -11,16 +11,16 @@ from onnx2ncnn_opt.onnx.fold.sizes.cells import decided
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import clip, softplus, softsign
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
-from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, as_numbers, turned_over
+from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, as_numbers, wrapped_around
 from onnx2ncnn_opt.onnx.registry import Errors, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Operand, SymbolicTensor, Tensor, Value
 
-# UnaryOps of the same names.
+# UnaryOps with the same name in ONNX and ncnn.
 _UNARY = (
     *("Abs", "Neg", "Floor", "Ceil", "Sqrt", "Exp", "Sin", "Cos", "Tan", "Asin", "Acos", "Atan"),
     *("Round", "Sign", "Sinh", "Asinh", "Cosh", "Atanh"),  # Round is half to even in both
 )
-# ONNX operator -> ncnn layer and its parameters; neither has attributes.
+# ONNX operator without attributes -> ncnn layer and its parameters.
 _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "Relu": ("ReLU", {}),
     "Sigmoid": ("Sigmoid", {}),
@@ -32,20 +32,20 @@ _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
 }
 _OF_INTEGERS = ("Relu", "Abs", "Neg", "Sign")
 _JUMPING = ("Ceil", "Floor", "Round", "Sign")
-_KEEPING_ZEROS = ("Abs", "Neg", "Sqrt")  # which are 0 nowhere else
+_KEEPING_ZEROS = ("Abs", "Neg", "Sqrt")  # 0 exactly for 0
 _ERRORS: dict[str, Errors] = {
     **dict.fromkeys(("Abs", "Neg", "Relu", "Sign"), "none"),
     **dict.fromkeys(("Asinh", "Atanh", "HardSwish", "Mish", "Tanh"), "one"),
     "Tan": "input",
 }
 _NOT_FOLDED = ("HardSwish", "Mish")
-# Where functions are real numbers, and neither infinite nor as steep as they are there.
+# Intervals in which functions are defined, and not steep.
 _DOMAINS = {"Acos": (-0.9, 0.9), "Asin": (-0.9, 0.9), "Atanh": (-0.9, 0.9), "Sqrt": (0.0, 4.0)}
 
 
 def _register_plain(name: str, layer: str, params: dict[str, Any]) -> None:
     def plain(im: ImportContext, x: Tensor) -> Tensor:
-        return turned_over(im, im.unary(as_numbers(im, x), layer, **params))
+        return wrapped_around(im, im.unary(as_numbers(im, x), layer, **params))
 
     code = params.get("op_type")
     plain.__doc__ = f"{layer}." if code is None else f"{layer} {code.name.lower()}."
@@ -67,7 +67,7 @@ for _name, (_layer, _params) in _PLAIN.items():
 
 @onnx_op("Acosh", axes="each", domains={0: (1.1, 4.0)}, folds=True)
 def acosh(im: ImportContext, x: Tensor) -> Tensor:
-    """Log(x + sqrt(x - 1) * sqrt(x + 1)), as UnaryOp's gives -87 for numbers below 1 on x86, which have none."""
+    """Log(x + sqrt(x - 1) * sqrt(x + 1)): UnaryOp acosh returns -87 instead of NaN for x < 1 on x86."""
     roots = [im.apply(im.apply(x, BinaryOp.ADD, one), UnaryOp.SQRT).blob for one in (-1.0, 1.0)]
     product = im.layer("BinaryOp", *roots, op_type=BinaryOp.MUL)
     return im.unary(im.like(x, im.layer("BinaryOp", x.blob, product, op_type=BinaryOp.ADD)), "Log")
@@ -75,19 +75,19 @@ def acosh(im: ImportContext, x: Tensor) -> Tensor:
 
 @onnx_op("Log", axes="each", domains={0: (0.1, 4.0)}, folds=True)
 def log(im: ImportContext, x: Tensor) -> Tensor:
-    """Log; of 1 + exp(x) softplus(x), and of a Sigmoid -softplus(-x), as exp is infinite and Sigmoid 0 before long.
+    """Log; log(1 + exp(x)) becomes softplus(x), and log(sigmoid(x)) becomes -softplus(-x).
 
-    In float32 from 89 and -104 on, in fp16 from 11 and -17 on.
+    exp overflows in float32 at 89, in fp16 at 11; Sigmoid underflows at -104 and -17.
     """
-    made = x.blob.producer
-    if made is not None and made.type == "Sigmoid":
-        negative = im.apply(im.like(x, made.inputs[0]), UnaryOp.NEG)
+    layer = x.blob.producer
+    if layer is not None and layer.type == "Sigmoid":
+        negative = im.apply(im.like(x, layer.inputs[0]), UnaryOp.NEG)
         return im.apply(softplus(im, negative), UnaryOp.NEG)
-    if made is not None and made.computes(BinaryOp.ADD, scalar=True) and made["b"] == 1:
-        exp = made.inputs[0].producer
+    if layer is not None and layer.computes(BinaryOp.ADD, scalar=True) and layer["b"] == 1:
+        exp = layer.inputs[0].producer
         if exp is not None and exp.computes(UnaryOp.EXP):
             return softplus(im, im.like(x, exp.inputs[0]))
-    return im.unary(x, "Log")  # UnaryOp's gives NaN for 0
+    return im.unary(x, "Log")  # UnaryOp log returns NaN for 0
 
 
 @onnx_op("LeakyRelu", axes="each", folds=True)
@@ -99,7 +99,7 @@ def leaky_relu(im: ImportContext, x: Tensor, *, alpha: float = 0.01) -> Tensor:
 @onnx_op("PRelu", batch=0, axes="each", folds=True)
 def prelu(im: ImportContext, x: Tensor, slope: Value) -> Value:
     """PReLU, for one slope or one per channel (axis 1); else ReLU(x) + slope * min(x, 0)."""
-    # Aligned to the right (unidirectional broadcasting), only the channel axis may be longer than 1.
+    # The slope broadcasts to x, aligned to the right; for a PReLU layer only the channel axis may be longer than 1.
     shape = (1,) * (x.rank - slope.rank) + slope.shape
     if isinstance(slope, Constant) and slope.array.size == 1:
         return im.unary(x, "PReLU", {"slope_data": slope.array.reshape(1)}, num_slope=1)
@@ -147,7 +147,7 @@ def gelu(im: ImportContext, x: Tensor, *, approximate: str = "none") -> Tensor:
 
 @onnx_op("Swish", since=24, axes="each")
 def swish(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Tensor:
-    """Swish; with another alpha than 1 as x * sigmoid(alpha * x)."""
+    """Swish; x * sigmoid(alpha * x) if alpha is not 1."""
     if alpha == 1.0:
         return im.unary(x, "Swish")
     gate = im.unary(im.apply(x, BinaryOp.MUL, alpha), "Sigmoid")
@@ -166,7 +166,7 @@ onnx_op("Softplus", axes="each", folds=True, errors="one")(softplus)
 
 @onnx_op("ThresholdedRelu", axes="each", folds=True)
 def thresholded_relu(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Tensor:
-    """ReLU(Shrink(x)); for a negative alpha max(x, alpha) * (x > alpha)."""
+    """ReLU(Shrink(x)); max(x, alpha) * (x > alpha) if alpha is negative."""
     if alpha >= 0:
         return im.unary(im.unary(x, "Shrink", lambd=alpha), "ReLU")
     gate = im.unary(x, "Threshold", threshold=alpha)
@@ -188,7 +188,7 @@ def clip6(im: ImportContext, x: Tensor, *, min: float = -FLT_MAX, max: float = F
 
 @onnx_op("Clip", since=11, integers=True, selects=True, axes="each", folds=True, errors="none")
 def clip11(im: ImportContext, x: Tensor, min: Value | None = None, max: Value | None = None) -> Value:
-    """Clip; ReLU where it is that; BinaryOp max and min for bounds that are computed."""
+    """Clip, or ReLU for its bounds; BinaryOp max and min for computed bounds."""
     x = as_numbers(im, x)
     low = -FLT_MAX if min is None else min.scalar if isinstance(min, Constant) else None
     high = FLT_MAX if max is None else max.scalar if isinstance(max, Constant) else None
@@ -203,7 +203,7 @@ def clip11(im: ImportContext, x: Tensor, min: Value | None = None, max: Value | 
 @onnx_op("Dropout", axes="each")
 @onnx_op("Dropout", since=10, axes="each")
 def dropout7(im: ImportContext, x: Value, *, ratio: float = 0.5) -> tuple[Value, Operand]:
-    """Nothing at inference, where ONNX Runtime's mask is of zeros."""
+    """Nothing at inference; the mask is 0, as in ONNX Runtime."""
     return x, _all(x, np.zeros((), x.dtype if im.opset < 10 else np.bool_))
 
 
@@ -216,7 +216,7 @@ def dropout12(
     *,
     seed: int | None = None,
 ) -> tuple[Value, Operand]:
-    """Nothing at inference, where the mask is of ones; refused if the model was exported to train."""
+    """Nothing at inference; the mask is 1. Refused if the model was exported in training mode."""
     keeps_all = isinstance(ratio, Constant) and ratio.scalar == 0
     if training_mode is not None and training_mode.any() and not keeps_all:
         raise im.refuse("training_mode is true", "export the model in eval mode")
@@ -224,5 +224,5 @@ def dropout12(
 
 
 def _all(x: Value, number: Array) -> Operand:
-    """Return a tensor of the operand's shape with the number as every element."""
+    """Return a tensor of the operand's shape, filled with a number."""
     return decided(SymbolicTensor(number.reshape((1,) * x.rank), x.shape, number.dtype))

@@ -1,7 +1,7 @@
 """The index of the largest or smallest number: ArgMax, ArgMin and Hardmax.
 
-ncnn has none of them, but the index of the first 0 in a row of 0 and 1 is the smallest of ``i + n * row[i]``.
-As for comparisons, numbers closer to each other than the smallest normal float32 are equal.
+ncnn has none of them, but the index of the first 0 in a row of 0 and 1 is the minimum of ``i + n * row[i]``.
+As in comparisons, numbers closer to each other than the smallest normal float32 are equal.
 """
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
@@ -19,7 +19,7 @@ onnx_op("ArgMax", integers=True, jumps=True, items=items.reduced(0, "axis"), fol
 
 @onnx_op("ArgMin", integers=True, jumps=True, items=items.reduced(0, "axis"), folds=True)
 def arg_min(im: ImportContext, x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
-    """ArgMax of the opposite."""
+    """ArgMax of the negated operand."""
     opposite = im.apply(as_numbers(im, x), UnaryOp.NEG)
     return arg_max(im, opposite, axis=axis, keepdims=keepdims, select_last_index=select_last_index)
 

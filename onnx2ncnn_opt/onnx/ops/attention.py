@@ -1,4 +1,4 @@
-"""Attention over heads, and rotary embeddings: ONNX's, and those of com.microsoft."""
+"""Attention over heads and rotary embeddings, of ONNX and of com.microsoft."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ from onnx2ncnn_opt.onnx.value import Constant, Ints, Operand, Tensor, Value
 
 
 def _attended(seen: NodeView) -> int:
-    """Let all operands have items; a mask of fewer axes would have something else in front."""
+    """Apply the rule of Attention: all operands may have items, a mask only with four axes."""
     if seen.axis(3) is not None and len(seen.shape(3)) != 4:
         raise ItemsMixed
     items.batch(*range(len(seen.operands)))(seen)
@@ -54,7 +54,7 @@ def attention23(
     softcap: float = 0.0,
     softmax_precision: int | None = None,
 ) -> tuple[Value, ...]:
-    """SDPA; MatMul, Softmax and MatMul where it caps the scores or gives them."""
+    """SDPA; MatMul, Softmax and MatMul if scores are capped or an output."""
     heads = [sdpa.split_heads(im, x, n) for x, n in ((q, q_num_heads), (k, kv_num_heads), (v, kv_num_heads))]
     heads, past = sdpa.with_past(im, heads, past_key, past_value)
     sight = sdpa.Sight(bool(is_causal), left_window_size, right_window_size)
@@ -67,14 +67,14 @@ def attention23(
     is_own = heads[1].shape[2] == past + heads[0].shape[2] and attn_mask is None and nonpad_kv_seqlen is None
     if mask is None or is_own or (isinstance(mask, Constant) and (mask.array.max(-1) > -np.inf).all()):
         y = sdpa.attend(im, heads, mask, scale)
-    else:  # rows that see no key are 0; a Softmax of nothing but -inf is NaN on ARM
+    else:  # rows without a visible key are 0; on ARM, Softmax of a row of -inf is NaN
         y = sdpa.attend(im, heads, sdpa.finite(im, mask), scale)
         y = im.tensor(binary(im, BinaryOp.MUL, y, sdpa.any_key(im, mask)))
     return sdpa.merge_heads(im, y) if q.rank == 3 else y, heads[1], heads[2]
 
 
 def _rotated(seen: NodeView) -> int:
-    """Tables may be those of each item, but as many axes as they have then, they have else too."""
+    """Apply the rule of RotaryEmbedding: the operand has items on axis 0, the tables may have them there."""
     if {seen.axis(i) for i in range(len(seen.operands))} != {0, None} or seen.axis(0) is None:
         raise ItemsMixed
     return 0
@@ -127,13 +127,13 @@ def multi_head_attention(
         biases = np.split(b, [of_query, of_query + of_key])
         parts = [binary(im, BinaryOp.ADD, part, Constant(array)) for part, array in zip(parts, biases, strict=True)]
     heads, before = sdpa.with_past(im, [sdpa.split_heads(im, part, num_heads) for part in parts], past_key, past_value)
-    mask = added(im, sdpa.bias(im, attention_bias), _backwards(im, unidirectional, heads, before))
+    mask = added(im, sdpa.bias(im, attention_bias), _causal(im, unidirectional, heads, before))
     mask = added(im, mask, _padding(im, key_padding_mask, heads[1], mask_filter_value))
     return sdpa.merge_heads(im, sdpa.attend(im, heads, mask, scale or None)), heads[1], heads[2]
 
 
 def _unpacked(im: ImportContext, query: Tensor, key: Tensor | None, value: Tensor | None) -> list[Value]:
-    """Return queries, keys, values; those packed in one operand [batch, length, heads, 2 or 3, size] become heads."""
+    """Return queries, keys and values; split an operand [batch, length, heads, 2 or 3, size] that packs several."""
     if key is not None and value is not None:
         return [query, key, value]
     packed, count = (query, 3) if key is None else (key, 2)
@@ -175,30 +175,30 @@ def microsoft_attention(
     if past is not None:
         keys, values = (im.tensor(gather(im, past, Constant(np.array(i)), axis=0)) for i in (0, 1))
     heads, before = sdpa.with_past(im, [sdpa.split_heads(im, part, num_heads) for part in parts], keys, values)
-    mask = added(im, sdpa.bias(im, attention_bias), _backwards(im, unidirectional, heads, before))
+    mask = added(im, sdpa.bias(im, attention_bias), _causal(im, unidirectional, heads, before))
     mask = added(im, mask, _padding(im, mask_index, heads[1], mask_filter_value))
     present = concat(im, *(unsqueeze(im, part, (0,)) for part in heads[1:]), axis=0) if im.is_used(1) else None
     return sdpa.merge_heads(im, sdpa.attend(im, heads, mask, scale or None)), present
 
 
 def _padding(im: ImportContext, mask: Value | None, keys: Tensor, hidden: float) -> Value | None:
-    """Return the summand of the scores of keys that a mask of 0 and 1 hides, or that are beyond each item's length."""
+    """Return a bias that is `hidden` for keys that a mask of 0 and 1, or each item's length, hides."""
     if mask is None:
         return None
     items, length = keys.shape[0], keys.shape[2]
     if mask.shape == (items,) and isinstance(length, int):
-        mask, above = im.reshape(mask, (items, 1, 1, 1)), np.arange(length, dtype=np.float32)
+        mask, limit = im.reshape(mask, (items, 1, 1, 1)), np.arange(length, dtype=np.float32)
     elif mask.rank in (2, 3) and mask.shape[0] == items and mask.shape[-1] == length:
-        mask, above = im.reshape(mask, (items, 1, *(mask.shape[1:-1] or (1,)), length)), np.zeros((), np.float32)
+        mask, limit = im.reshape(mask, (items, 1, *(mask.shape[1:-1] or (1,)), length)), np.zeros((), np.float32)
     else:
         raise im.refuse(f"a mask of shape {list(mask.shape)}", "give it a 0 or a 1 for each key")
     if isinstance(mask, Constant):
-        return Constant(np.where(mask.array > above, 0, hidden).astype(np.float32))
-    return where(im, greater(im, mask, Constant(above)), number(0), number(hidden))
+        return Constant(np.where(mask.array > limit, 0, hidden).astype(np.float32))
+    return where(im, greater(im, mask, Constant(limit)), number(0), number(hidden))
 
 
-def _backwards(im: ImportContext, unidirectional: int, heads: Sequence[Tensor], past: Dim) -> Value | None:
-    """Return the mask that hides later keys from a query."""
+def _causal(im: ImportContext, unidirectional: int, heads: Sequence[Tensor], past: Dim) -> Value | None:
+    """Return the causal mask if `unidirectional`: it hides later keys from a query."""
     if unidirectional and heads[0].shape[2] + past != heads[1].shape[2]:
         reason = "it looks backwards at keys that are not those of its queries: ONNX Runtime hides none of the last"
         raise im.refuse(reason, "let the queries be the last of the keys")
@@ -206,7 +206,7 @@ def _backwards(im: ImportContext, unidirectional: int, heads: Sequence[Tensor], 
 
 
 def _grouped(seen: NodeView) -> int:
-    """Let queries, keys, values, the past, and the numbers of keys have items."""
+    """Apply the rule of GroupQueryAttention: queries, keys, values, the past, and the numbers of keys have items."""
     items.batch(*(i for i in range(6) if seen.operand(i) is not None))(seen)
     return 0
 
@@ -238,7 +238,7 @@ def group_query_attention(
     smooth_softmax: int = 0,
     softcap: float = 0.0,
 ) -> tuple[Value, ...]:
-    """SDPA, or step by step where scores are capped; a mask that is an input, and whose sum counts keys, is all 1."""
+    """SDPA; MatMuls and Softmax if scores are capped. An input mask whose sum counts the keys has to be all 1."""
     if head_sink is not None or smooth_softmax > 0:
         raise im.refuse("sinks (head_sink, smooth_softmax): ncnn's attention has none", "use a model without them")
     if sliding_window_cache:
@@ -260,7 +260,7 @@ def group_query_attention(
         tables: list[Value] = [cos_cache, sin_cache]
         if position_ids is None:
             end = before + heads[0].shape[2]
-            im.demand(cos_cache.shape[0] - end, 0)  # there is a row for each position
+            im.demand(cos_cache.shape[0] - end, 0)  # the table has a row for each position
             tables = [unsqueeze(im, crop(im, im.tensor(x), 0, before, end), (0,)) for x in tables]
         for i in (0, 1):
             heads[i] = im.tensor(sdpa.rotate(im, heads[i], tables, position_ids, rotary_interleaved, 0, rotated))
@@ -273,21 +273,21 @@ def group_query_attention(
 
 
 def _require_all_keys(im: ImportContext, last: Operand, total: Operand, keys: Dim) -> None:
-    """Refuse items of fewer keys than there are; the sum of a mask that is an input counts as all of them."""
+    """Refuse items with fewer keys than the longest; the sum of an input mask counts as all keys."""
     if isinstance(last, Tensor) and not _is_sum_of_mask(im.node.inputs[5]):
         reason = "the number of keys of each item is known only at run time"
         raise im.refuse(reason, "compute it as the sum of a mask that is an input, less 1")
     for lengths, most in ((last, keys - 1), (total, keys)):
-        found = [] if isinstance(lengths, Tensor) else as_symbolic(lengths).cells.reshape(-1).tolist()
-        if any(isinstance(each, Sym) and each != most for each in found):
-            raise im.invalid(f"items of other lengths than {keys}", [(each, most) for each in found])
-        if any(each != most for each in found):
+        counts = [] if isinstance(lengths, Tensor) else as_symbolic(lengths).cells.reshape(-1).tolist()
+        if any(isinstance(count, Sym) and count != most for count in counts):
+            raise im.invalid(f"items of other lengths than {keys}", [(count, most) for count in counts])
+        if any(count != most for count in counts):
             reason = f"items of other lengths than {keys}, as many as there are keys"
             raise im.refuse(reason, "pad the items to one length")
 
 
 def _is_sum_of_mask(value: onnx_ir.Value | None) -> bool:
-    """Return True if a number is the sum of an input, perhaps less 1."""
+    """Return True if a number is the sum of an input, perhaps minus 1."""
     while value is not None and (node := value.producer()) is not None:
         if node.op_type not in ("ReduceSum", "Sub", "Cast", "Reshape", "Squeeze", "Unsqueeze"):
             return False
@@ -314,7 +314,7 @@ def microsoft_rotary_embedding(
     """RotaryEmbed."""
     if is_packed_batching or scale != 1:
         raise im.refuse("is_packed_batching is 1, or scale is not 1", "export it without packing, and with scale 1")
-    if position_ids.rank == 1:  # where the first position is
+    if position_ids.rank == 1:  # the first position
         length = x.shape[1 if x.rank == 3 else 2]
         if not isinstance(position_ids, Constant) or not isinstance(length, int):
             raise im.refuse("a first position that is computed at run time", "give it the positions of all elements")

@@ -1,6 +1,6 @@
-"""Bits of integers, by arithmetic on whole numbers: shifts are factors, and a bit is the difference of two floors.
+"""Bitwise operators as arithmetic: a shift is a factor, a bit the difference of two floors: floor(5/2) - 2*floor(5/4).
 
-The floors of numbers below 0 have the bits of their two's complement.
+The floors of negative numbers have the bits of the two's complement.
 """
 
 from functools import reduce
@@ -12,7 +12,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
-from onnx2ncnn_opt.onnx.lower.functional.cast import number_value, turned_over
+from onnx2ncnn_opt.onnx.lower.functional.cast import number_value, wrapped_around
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float
 
@@ -22,7 +22,7 @@ _EXACT_BITS = 24
 
 @onnx_op("BitShift", since=11, integers=True, axes="each")
 def bit_shift(im: ImportContext, x: Value, y: Array, *, direction: str) -> Value:
-    """BinaryOp mul by a power of two, and UnaryOp floor to the right."""
+    """BinaryOp mul by a power of two; UnaryOp floor for shifts to the right."""
     if direction not in ("LEFT", "RIGHT"):
         raise im.invalid(f"direction {direction} is not known")
     width = 8 * x.dtype.itemsize
@@ -44,15 +44,15 @@ def bitwise_and(im: ImportContext, a: Value, b: Value) -> Value:
 
 @onnx_op("BitwiseOr", since=18, integers=True, axes="each", folds=True)
 def bitwise_or(im: ImportContext, a: Value, b: Value) -> Value:
-    """Compute a + b, less the common bits."""
+    """Compute a + b - (a & b)."""
     return _of_type(im, binary(im, BinaryOp.SUB, binary(im, BinaryOp.ADD, a, b), _common(im, a, b)), a)
 
 
 @onnx_op("BitwiseXor", since=18, integers=True, axes="each", folds=True)
 def bitwise_xor(im: ImportContext, a: Value, b: Value) -> Value:
-    """Compute a + b, less the common bits twice."""
-    both = binary(im, BinaryOp.ADD, a, b)
-    return _of_type(im, binary(im, BinaryOp.SUB, both, binary(im, BinaryOp.MUL, _common(im, a, b), number(2))), a)
+    """Compute a + b - 2 * (a & b)."""
+    total = binary(im, BinaryOp.ADD, a, b)
+    return _of_type(im, binary(im, BinaryOp.SUB, total, binary(im, BinaryOp.MUL, _common(im, a, b), number(2))), a)
 
 
 @onnx_op("BitwiseNot", since=18, integers=True, axes="each", folds=True)
@@ -66,7 +66,7 @@ def bitwise_not(im: ImportContext, x: Tensor) -> Value:
 
 def _of_type(im: ImportContext, x: Value, like: Value) -> Tensor:
     x = im.tensor(x)
-    return turned_over(im, Tensor(x.blob, x.view, held_as_float(like.dtype)))
+    return wrapped_around(im, Tensor(x.blob, x.view, held_as_float(like.dtype)))
 
 
 def _common(im: ImportContext, a: Value, b: Value) -> Value:
@@ -93,19 +93,19 @@ def _common(im: ImportContext, a: Value, b: Value) -> Value:
 
 
 def _bits(im: ImportContext, x: Value, width: int, *, signed: bool) -> list[Value]:
-    """Return the bits of a number, the lowest first; the sign's is -1."""
+    """Return the bits of a number, the lowest first; a set sign bit is -1."""
     bits: list[Value] = []
     while len(bits) < width - signed:
-        above = im.apply(binary(im, BinaryOp.MUL, x, number(0.5)), UnaryOp.FLOOR)
-        bits.append(binary(im, BinaryOp.SUB, x, binary(im, BinaryOp.MUL, above, number(2))))
-        x = above
+        half = im.apply(binary(im, BinaryOp.MUL, x, number(0.5)), UnaryOp.FLOOR)
+        bits.append(binary(im, BinaryOp.SUB, x, binary(im, BinaryOp.MUL, half, number(2))))
+        x = half
     return [*bits, x] if signed else bits
 
 
 def _masked(im: ImportContext, x: Value, mask: int) -> Value:
-    """Return x & mask: for each run of ones, the part of x without the bits below and above."""
+    """Return x & mask: for each run of ones in the mask, add the bits of x in the run."""
     total: Value | None = None
-    changes = mask ^ (mask << 1)  # where runs begin and end; the last one of a mask below 0 does not end
+    changes = mask ^ (mask << 1)  # begins and ends of runs; the last run of a negative mask has no end
     edges = [bit for bit in range(changes.bit_length()) if changes >> bit & 1]
     for begin, end in zip_longest(edges[::2], edges[1::2]):
         part = _cleared(im, x, begin)

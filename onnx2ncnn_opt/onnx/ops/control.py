@@ -1,10 +1,10 @@
-"""If, Loop and Scan: the branch that a known condition takes, and loops unrolled whose trip count is known.
+"""If, Loop and Scan: the chosen branch of a known condition, and unrolled loops of a known trip count.
 
-An If whose condition is computed takes its result from one of both branches. If these are light, it is refused: it may
-follow the net in its tail, which runs one branch only.
+If the condition is computed, layers compute both branches of an If and choose. An If without weights is refused: it can
+move to the tail, which runs one branch only.
 
-Their graphs are imported in place of the node, once for each iteration. Whether a loop goes on has to be known at every
-iteration: its condition is constant, or follows from constants, sizes and the iteration's number.
+Their subgraphs are imported in place of the node, once for each iteration. A loop's condition has to be known at each
+iteration: constant, or computed from constants, sizes and the iteration's number.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ from onnx2ncnn_opt.onnx.lower.functional.where import where
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Item, Operand, SymbolicTensor, Tensor, Value
 
-# Operators with weights, which no tail has.
+# Operators with weights, which tails lack.
 _WEIGHTED = frozenset({"Conv", "ConvTranspose", "GRU", "Gemm", "LSTM", "MatMul", "RNN"})
 
 
 @onnx_op("If", integers=True)
 def if_(im: ImportContext, cond: Item, *, then_branch: onnx_ir.Graph, else_branch: onnx_ir.Graph) -> tuple[Item, ...]:
-    """Take the branch of a known condition; compute both, and choose, if one needs a net."""
+    """Take the branch of a known condition; if a branch has weights, compute both and choose."""
     is_weighted = any(node.op_type in _WEIGHTED for branch in (then_branch, else_branch) for node in branch.all_nodes())
     if isinstance(cond, Tensor) and is_weighted and not im.value_hint(0):
         pairs = zip(im.inlined(then_branch), im.inlined(else_branch), strict=True)
@@ -38,7 +38,7 @@ def _chosen(im: ImportContext, condition: Value, *results: Item) -> Value:
     if not (isinstance(a, Operand) and isinstance(b, Operand)):
         raise im.refuse("its branches give sequences, and its condition is known only at run time", "cut it out")
     if a.shape != b.shape:
-        shapes = " and ".join(f"[{', '.join(map(str, each.shape))}]" for each in (a, b))
+        shapes = " and ".join(f"[{', '.join(map(str, x.shape))}]" for x in (a, b))
         raise im.refuse(f"its condition is known only at run time, and its branches give {shapes}", "cut it out")
     return where(im, condition, a, b)
 
@@ -47,16 +47,16 @@ def _chosen(im: ImportContext, condition: Value, *results: Item) -> Value:
 def loop(
     im: ImportContext, m: Item | None = None, cond: Item | None = None, *initial: Item, body: onnx_ir.Graph
 ) -> tuple[Item | None, ...]:
-    """As many copies of the body as there are iterations."""
+    """One copy of the body for each iteration."""
     if len(body.inputs) != 2 + len(initial) or len(body.outputs) <= len(initial):
         raise im.invalid(f"its body takes {len(body.inputs)} and gives {len(body.outputs)} values")
     iterations = None if m is None else _trip_count(im, m)
-    going = Constant(np.array(True)) if cond is None else cond
+    condition = Constant(np.array(True)) if cond is None else cond
     state: Sequence[Item] = initial
     rows: list[Sequence[Item]] = []
-    while len(rows) != iterations and _holds(im, going, 1):
+    while len(rows) != iterations and _holds(im, condition, 1):
         iteration = Constant(np.array(len(rows), np.int64))
-        going, *results = im.inlined(body, iteration, going, *state, iterations=iterations)
+        condition, *results = im.inlined(body, iteration, condition, *state, iterations=iterations)
         state = results[: len(initial)]
         rows.append(results[len(initial) :])
     return *state, *_stacks(im, body.outputs[1 + len(initial) :], rows)
@@ -72,7 +72,7 @@ def _trip_count(im: ImportContext, m: Item) -> int:
 
 
 def _holds(im: ImportContext, condition: Item, operand: int) -> bool:
-    """Return True if a condition, which was first this operand of the node, is true."""
+    """Return True if a condition is true; its first value is this operand of the node."""
     if isinstance(condition, SymbolicTensor):
         raise im.refuse("its condition depends on a dynamic dimension", "bind it with --shape")
     if not isinstance(condition, Constant):
@@ -91,7 +91,7 @@ def scan9(
     scan_output_axes: Ints = (),
     scan_output_directions: Ints = (),
 ) -> tuple[Item | None, ...]:
-    """As many copies of the body as the sequence is long."""
+    """One copy of the body for each element of the sequence."""
     initial, scanned = xs[: len(xs) - num_scan_inputs], xs[len(xs) - num_scan_inputs :]
     axes, backwards = scan_input_axes or (0,) * len(scanned), scan_input_directions or (0,) * len(scanned)
     if not len(body.inputs) == len(xs) == len(initial) + len(axes) == len(initial) + len(backwards):
@@ -121,7 +121,7 @@ def scan8(
     num_scan_inputs: int,
     directions: Ints = (),
 ) -> tuple[Item | None, ...]:
-    """As many copies of the body as the sequence is long, for each item of a batch."""
+    """One copy of the body for each element of the sequence of each item of a batch."""
     items = [unstacked(im, x, 0) for x in xs if isinstance(x.shape[0], int)]
     if len(items) < len(xs) or len(set(map(len, items))) != 1:
         raise im.refuse("its batch is dynamic", "bind it with --shape")
@@ -140,7 +140,7 @@ def _stacks(
     axes: Ints = (),
     backwards: Ints = (),
 ) -> list[Item | None]:
-    """Stack the results of the iterations, without their state, each output along an axis."""
+    """Stack the outputs of the iterations, except the state, each along its axis."""
     first = len(im.node.outputs) - len(declared)
     results: list[Item | None] = []
     for i, value in enumerate(declared):
@@ -163,7 +163,7 @@ def _stack(im: ImportContext, column: Sequence[Item | None], axis: int) -> Value
 
 
 def _empty(im: ImportContext, declared: onnx_ir.Value) -> Constant:
-    """Return the result of no iterations: no elements, of the shape that the body declares."""
+    """Return the stacked output of no iterations: an empty tensor with the declared shape of the body's output."""
     if declared.shape is None or declared.dtype is None or not declared.shape.is_static():
         reason = "it has no iterations, so its stacked outputs are empty, and ncnn has no empty tensors"
         raise im.refuse(reason, "remove the loop")

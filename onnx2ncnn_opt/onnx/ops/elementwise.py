@@ -1,4 +1,4 @@
-"""Operators of two and more tensors with broadcasting, Identity, and casts between element types."""
+"""Operators of two or more tensors with broadcasting, Identity, and casts."""
 
 from functools import reduce
 
@@ -8,7 +8,7 @@ import onnx_ir
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import add, binary, maximum, minimum, mul
-from onnx2ncnn_opt.onnx.lower.functional.cast import cast_to, turned_over
+from onnx2ncnn_opt.onnx.lower.functional.cast import cast_to, wrapped_around
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Item, Operand, Tensor, Value
 
@@ -24,7 +24,7 @@ def sub(im: ImportContext, a: Operand, b: Operand) -> Value:
     if a.dtype.kind == "u" and a.dtype.itemsize >= 4:
         reason = f"a difference of {a.dtype}, which wraps below 0 to more than float32 holds"
         raise im.refuse(reason, "cast to int64 before")
-    return turned_over(im, binary(im, BinaryOp.SUB, a, b))
+    return wrapped_around(im, binary(im, BinaryOp.SUB, a, b))
 
 
 @onnx_op("Sum", axes="each", folds=True)
@@ -47,9 +47,9 @@ def identity(im: ImportContext, x: Item) -> Item:
 
 @onnx_op("Cast", since=6, integers=True, moves=(0,), jumps=True, axes="each", folds=True)
 def cast(im: ImportContext, x: Tensor, *, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
-    """Nothing between floats; Dequantize from integers, UnaryOp trunc to them; to bool by thresholds.
+    """Nothing between floats; Dequantize from integers, UnaryOp trunc to integers, Threshold to bool.
 
-    Integers of 8 and 16 bits turn over as ONNX's do.
+    Integers of 8 and 16 bits wrap around as in ONNX.
     """
     known = {int(kind) for kind in onnx_ir.DataType} - {onnx_ir.DataType.UNDEFINED, onnx_ir.DataType.STRING}
     if to not in known:
@@ -59,7 +59,7 @@ def cast(im: ImportContext, x: Tensor, *, to: int, saturate: int = 1, round_mode
 
 @onnx_op("CastLike", since=15, integers=True, axes="each", folds=True)
 def cast_like(im: ImportContext, x: Value, target: Value, *, saturate: int = 1, round_mode: str = "up") -> Value:
-    """As Cast."""
+    """Cast to the type of the target."""
     if isinstance(x, Constant):
         return Constant(x.array.astype(target.dtype))
     return cast_to(im, x, target.dtype)

@@ -1,4 +1,4 @@
-"""Operators of com.microsoft, as ONNX Runtime's optimiser writes them."""
+"""Fused operators of com.microsoft, which ONNX Runtime's optimiser writes."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def quick_gelu(im: ImportContext, x: Tensor, *, alpha: float = 1.702) -> Value:
 
 
 def _skipped(seen: NodeView) -> int:
-    """Apply the rule of sums of normalised rows."""
+    """Apply the rule of normalised sums: elementwise, except that items must not be along the last axis."""
     axis = items.each(seen)
     if axis == len(seen.shape(0)) - 1:
         raise ItemsMixed
@@ -95,7 +95,7 @@ def _sum(im: ImportContext, x: Tensor, skip: Value, b: Value | None) -> Tensor:
 
 
 def _statistics(im: ImportContext) -> tuple[None, None]:
-    """Return nothing for outputs 1 and 2, which only training needs."""
+    """Return None for outputs 1 and 2, which only training needs; raise Refusal if one is used."""
     if im.is_used(1) or im.is_used(2):
         reason = "its mean or deviation is used, and ncnn's layer gives neither"
         raise im.refuse(reason, "remove these outputs, which only training needs")
@@ -140,10 +140,10 @@ def fused_conv(
     *,
     activation: str = "",
     activation_params: tuple[float, ...] = (),
-    given: ConvAttributes,
+    attrs: ConvAttributes,
 ) -> Value:
     """Conv, an addition, and an activation."""
-    y: Value = conv(im, x, w, b, given=given)
+    y: Value = conv(im, x, w, b, attrs=attrs)
     return _activated(im, y if z is None else binary(im, BinaryOp.ADD, y, z), activation, activation_params)
 
 

@@ -1,4 +1,4 @@
-"""Gather and its kin, reversed sequences, and elements left out."""
+"""Gather operators, ReverseSequence and Compress."""
 
 import numpy as np
 
@@ -16,10 +16,10 @@ from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 
 def _gathered(seen: NodeView) -> int:
-    """Rows of each item, or rows of one table for all, as the indices of each item say."""
+    """Apply the rule of Gather: each item picks its own rows, or rows of a common table."""
     axis, more = seen.number("axis", 0) % len(seen.shape(0)), len(seen.shape(1))
     data = seen.axis(0)
-    if data == axis:  # all items have their rows there, and each has its own indices
+    if data == axis:  # the axis consists of the items' rows, and each item has its own indices
         own, size = seen.indices(1), seen.inner(0)
         if not all(own.is_within(index, size) for index in own.own(own.cells, size)):
             raise ItemsMixed
@@ -48,7 +48,7 @@ onnx_op("GatherElements", since=11, integers=True, moves=(0,), indexes=1, items=
 
 
 def _gathered_nd(seen: NodeView) -> int:
-    """Apply the rule of GatherND whose first index is each item's own number."""
+    """Apply the rule of GatherND whose first index is the item's number."""
     own = seen.indices(1)
     if seen.number("batch_dims", 0) or seen.axis(0) != 0 or seen.inner(0) != 1 or own.axis == len(own.shape) - 1:
         raise ItemsMixed
@@ -66,7 +66,7 @@ for _since, _later in ((11, ("batch_dims",)), (12, ())):
 def reverse_sequence(
     im: ImportContext, x: Tensor, sequence_lens: Value, *, batch_axis: int = 1, time_axis: int = 0
 ) -> Value:
-    """Gather along both axes as one; its indices are constant or computed, as the lengths are."""
+    """Gather from both axes merged into one; indices are computed if the lengths are."""
     if sorted((batch_axis, time_axis)) != [0, 1]:
         raise im.invalid(f"batch_axis {batch_axis} and time_axis {time_axis}")
     sizes = x.shape[time_axis], x.shape[batch_axis]
@@ -82,10 +82,10 @@ def reverse_sequence(
         return im.reshape(pick(im, flat, 0, sources.reshape(-1)), x.shape)
     lens = as_numbers(im, sequence_lens)
     lens = lens.viewed(lens.view.with_axes((*lens.view.axes, ()) if batch_axis == 0 else ((), *lens.view.axes)))
-    # How far the source is from the element: length - 1 - 2 * time, where time is before the length.
-    over = im.tensor(binary(im, BinaryOp.SUB, lens, Constant(time.astype(np.float32))))
-    moved = binary(im, BinaryOp.SUB, over, Constant(time.astype(np.float32) + 1))
-    step = binary(im, BinaryOp.MUL, im.unary(over, "Threshold", threshold=0.0), moved)
+    # The distance from the element to its source: length - 1 - 2 * time for times before the length, else 0.
+    left = im.tensor(binary(im, BinaryOp.SUB, lens, Constant(time.astype(np.float32))))
+    distance = binary(im, BinaryOp.SUB, left, Constant(time.astype(np.float32) + 1))
+    step = binary(im, BinaryOp.MUL, im.unary(left, "Threshold", threshold=0.0), distance)
     own = Constant((time * strides[0] + item * strides[1]).astype(np.float32))
     source = binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, step, number(strides[0])), own)
     return im.reshape(gather(im, flat, im.reshape(as_indices(im, source), (steps * batch,))), x.shape)

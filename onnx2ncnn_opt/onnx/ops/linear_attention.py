@@ -1,4 +1,4 @@
-"""LinearAttention and CausalConvWithState: operators that carry a state from one step, or call, to the next."""
+"""LinearAttention and CausalConvWithState: operators that pass a state from one step, or run, to the next."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def causal_conv_with_state(
     else:
         padded = concat(im, past_state, x, axis=2)
     padded = im.tensor(padded)
-    y = conv(im, padded, weight, bias, given=ConvAttributes(group=channels))
+    y = conv(im, padded, weight, bias, attrs=ConvAttributes(group=channels))
     state = crop(im, padded, 2, 1 - length, -233) if im.is_used(1) else None
     return y if activation == "none" else im.unary(y, "Swish"), state
 
@@ -64,7 +64,7 @@ def linear_attention(
     scale: float = 0.0,
     update_rule: str = "gated_delta",
 ) -> tuple[Value, ...]:
-    """Step by step: MatMul for a key's part of the state, for the update, and for the query."""
+    """Unrolled steps: MatMuls for a key's part of the state, for the update, and for the query."""
     rules = {"linear": (False, False), "gated": (True, False), "delta": (False, True), "gated_delta": (True, True)}
     if rules.get(update_rule) != (decay is not None, beta is not None):
         raise im.refuse(f"update_rule {update_rule} with these operands", "give decay and beta as the rule needs them")
@@ -78,7 +78,7 @@ def linear_attention(
     shared, size = q_num_heads // kv_num_heads, width // q_num_heads
 
     def each_step(x: Value | None, rows: int) -> list[Any]:
-        """[batch, steps, heads * rows * columns] as [batch, heads, rows, columns] for each step."""
+        """Split [batch, steps, heads * rows * columns] into [batch, heads, rows, columns] for each step."""
         if x is None:
             return [None] * steps
         columns = x.shape[-1]
@@ -88,7 +88,7 @@ def linear_attention(
         parts = split(im, im.tensor(x), 1, (1,) * steps)
         return [im.reshape(part, (batch, heads, rows, columns // (heads * rows))) for part in parts]
 
-    factor, state, read = scale or size**-0.5, past_state, []
+    factor, state, results = scale or size**-0.5, past_state, []
     operands = (each_step(x, rows) for x, rows in ((query, shared), (key, 1), (value, 1), (decay, 1), (beta, 1)))
     for q, k, v, gate, rate in zip(*operands, strict=True):
         if state is not None and gate is not None:
@@ -97,9 +97,9 @@ def linear_attention(
             v = binary(im, BinaryOp.SUB, v, matmul(im, k, state))
         if rate is not None:
             v = binary(im, BinaryOp.MUL, v, rate)
-        added = matmul(im, transposed(k), v)
-        state = added if state is None else binary(im, BinaryOp.ADD, state, added)
+        update = matmul(im, transposed(k), v)
+        state = update if state is None else binary(im, BinaryOp.ADD, state, update)
         y = matmul(im, q, state)
-        read.append(im.reshape(y, (batch, 1, q_num_heads * y.shape[-1])))
+        results.append(im.reshape(y, (batch, 1, q_num_heads * y.shape[-1])))
     assert state is not None
-    return binary(im, BinaryOp.MUL, concat(im, *read, axis=1), number(factor)), state
+    return binary(im, BinaryOp.MUL, concat(im, *results, axis=1), number(factor)), state

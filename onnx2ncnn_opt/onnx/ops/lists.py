@@ -1,4 +1,4 @@
-"""Sequences, as TorchScript writes lists of tensors: their length is known, and they fold away."""
+"""Sequences, which TorchScript writes for lists of tensors. Their length is known, so they fold away."""
 
 import numpy as np
 import onnx_ir
@@ -72,7 +72,7 @@ def split_to_sequence(
     (size,) = im.fixed((x.shape[axis],), f"axis {axis} is dynamic")
     sizes = (1,) if split is None else tuple(map(int, split.array.reshape(-1)))
     is_chunk = split is None or split.rank == 0
-    if is_chunk and sizes == (1,) and not keepdims:  # as torch's unbind; ONNX's text would have it without a split only
+    if is_chunk and sizes == (1,) and not keepdims:  # torch's unbind; the specification ignores keepdims with a split
         return TensorSequence(unstacked(im, x, axis))
     if is_chunk and sizes[0] > 0:
         sizes = tuple(min(sizes[0], size - start) for start in range(0, size, sizes[0]))
@@ -96,7 +96,7 @@ def sequence_map(
 
 @onnx_op("Optional", since=15, integers=True, axes="each")
 def optional(im: ImportContext, x: Item | None = None, *, type: onnx_ir.TypeAndShape | None = None) -> Item:
-    """Nothing; refused if it is empty."""
+    """Nothing; an empty optional is refused."""
     if x is None:
         raise im.refuse("it is empty", "remove the node")
     return x

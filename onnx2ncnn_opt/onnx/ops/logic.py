@@ -39,7 +39,7 @@ def or_(im: ImportContext, a: Value, b: Value) -> Tensor:
 
 @onnx_op("Xor", since=7, integers=True, axes="each", folds=True)
 def xor(im: ImportContext, a: Value, b: Value) -> Tensor:
-    """Compute the distance."""
+    """BinaryOp sub and UnaryOp abs."""
     return logic.bools(im, im.apply(binary(im, BinaryOp.SUB, float_value(im, a), float_value(im, b)), UnaryOp.ABS))
 
 
@@ -51,13 +51,13 @@ def not_(im: ImportContext, x: Tensor) -> Tensor:
 
 @onnx_op("IsNaN", since=9, selects=True, axes="each", folds=True)
 def is_nan(im: ImportContext, x: Tensor) -> Tensor:
-    """Not above -1 although positive."""
+    """1 - Threshold(|x| > -1), which is 1 for NaN only."""
     return logic.bools(im, logic.rest(im, logic.threshold(im, im.apply(x, UnaryOp.ABS), -1.0)))
 
 
 @onnx_op("IsInf", since=10, selects=True, axes="each", folds=True)
 def is_inf(im: ImportContext, x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) -> Tensor:
-    """Above the largest number."""
+    """Threshold above the largest finite number."""
     if not detect_negative and not detect_positive:
         return logic.bools(im, logic.threshold(im, logic.negative(im, im.apply(x, UnaryOp.ABS)), 0.0))
     if detect_negative:

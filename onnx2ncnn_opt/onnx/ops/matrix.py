@@ -1,6 +1,6 @@
-"""Matrix products, and Einsum as products of two operands at a time, each a MatMul between regrouped axes.
+"""Matrix products, and Einsum as a chain of products of two operands: transpose and reshape to matrices, then MatMul.
 
-Axes of one name within an operand of Einsum are their diagonal, taken first.
+If an operand of Einsum has two axes of one name, the importer takes the diagonal first.
 """
 
 import re
@@ -18,20 +18,20 @@ from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Tensor, Value
 
-# Letters of an equation, and numbers for the axes of an ellipsis (counted from the last).
+# Letters of an equation, and numbers for the axes of an ellipsis (0 is the last).
 _Axes = tuple[str, ...]
 
 
 def _rows(seen: NodeView) -> int:
-    """Items that are rows of the first matrix."""
+    """Apply the rule of Gemm: items are rows of the first matrix."""
     seen.only(0, 2)
-    added = seen.axis(2)
-    if seen.axis(0) != (1 if seen.number("transA", 0) else 0) or added not in (0, None):
+    bias_axis = seen.axis(2)
+    if seen.axis(0) != (1 if seen.number("transA", 0) else 0) or bias_axis not in (0, None):
         raise ItemsMixed
-    if added is None and len(seen.operands) > 2 and seen.operands[2] is not None:
+    if bias_axis is None and len(seen.operands) > 2 and seen.operands[2] is not None:
         if seen.shape(2)[-2:-1] not in ((), (1,)):
             raise ItemsMixed
-    elif added == 0 and len(seen.shape(2)) != 2:
+    elif bias_axis == 0 and len(seen.shape(2)) != 2:
         raise ItemsMixed
     return 0
 
@@ -41,7 +41,7 @@ onnx_op("MatMul", items=items.product_of(0, 1), folds=True)(matmul)
 
 
 def _letters_kept(seen: NodeView) -> int:
-    """Items that have one letter everywhere, which the result has too."""
+    """Apply the rule of Einsum: the items' axis has the same letter in all operands and in the result."""
     equation = seen.text("equation").replace(" ", "")
     left, arrow, right = equation.partition("->")
     terms = left.split(",")
@@ -64,7 +64,7 @@ def _letters_kept(seen: NodeView) -> int:
 
 @onnx_op("Einsum", since=12, items=_letters_kept)
 def einsum(im: ImportContext, *xs: Value, equation: str) -> Value:
-    """MatMul of operands whose axes are regrouped, Reduction of those that nobody wants."""
+    """MatMul of regrouped operands, Reduction of axes that are in one operand only."""
     terms, result = _parse(im, equation.replace(" ", ""), xs)
     sizes: dict[str, Dim] = {}
     operands: list[tuple[Value, _Axes]] = []
@@ -76,8 +76,8 @@ def einsum(im: ImportContext, *xs: Value, equation: str) -> Value:
         operands.append(_without_ones(im, *_diagonal(im, x, axes)))
     value, axes = operands[0]
     for i, (other, axes_of_other) in enumerate(operands[1:], 1):
-        wanted = {*result, *(axis for _, later in operands[i + 1 :] for axis in later)}
-        value, axes = _product(im, (value, axes), (other, axes_of_other), wanted)
+        needed = {*result, *(axis for _, later in operands[i + 1 :] for axis in later)}
+        value, axes = _product(im, (value, axes), (other, axes_of_other), needed)
     value, axes = _summed(im, value, axes, set(result))
     kept = [axis for axis in result if axis in axes]
     value = value.transpose([axes.index(axis) for axis in kept])
@@ -115,7 +115,7 @@ def _letters(term: str, more: int) -> _Axes:
 
 
 def _diagonal(im: ImportContext, x: Value, axes: _Axes) -> tuple[Value, _Axes]:
-    """Without axes of one name: every (size + 1)th element of the two as one."""
+    """Replace two axes of one name by their diagonal: every (size + 1)th element of the merged axes."""
     twice = next((i for i, axis in enumerate(axes) if axis in axes[:i]), None)
     if twice is None:
         return x, axes
@@ -133,22 +133,22 @@ def _without_ones(im: ImportContext, x: Value, axes: _Axes) -> tuple[Value, _Axe
     return im.reshape(x, tuple(x.shape[i] for i in kept)), tuple(axes[i] for i in kept)
 
 
-def _summed(im: ImportContext, x: Value, axes: _Axes, wanted: set[str]) -> tuple[Value, _Axes]:
-    """Without the axes that nobody wants."""
-    gone = tuple(i for i, axis in enumerate(axes) if axis not in wanted)
-    if not gone:
+def _summed(im: ImportContext, x: Value, axes: _Axes, needed: set[str]) -> tuple[Value, _Axes]:
+    """Sum over the axes that are not needed later."""
+    summed = tuple(i for i, axis in enumerate(axes) if axis not in needed)
+    if not summed:
         return x, axes
-    return reduce(im, im.tensor(x), "ReduceSum", gone, 0), tuple(axis for axis in axes if axis in wanted)
+    return reduce(im, im.tensor(x), "ReduceSum", summed, 0), tuple(axis for axis in axes if axis in needed)
 
 
 def _product(
-    im: ImportContext, left: tuple[Value, _Axes], right: tuple[Value, _Axes], wanted: set[str]
+    im: ImportContext, left: tuple[Value, _Axes], right: tuple[Value, _Axes], needed: set[str]
 ) -> tuple[Tensor, _Axes]:
-    """Return the sum of products over the axes that both have and nobody wants."""
-    a, axes_a = _summed(im, *left, wanted | set(right[1]))
-    b, axes_b = _summed(im, *right, wanted | set(left[1]))
-    batch = [axis for axis in axes_a if axis in axes_b and axis in wanted]
-    inner = [axis for axis in axes_a if axis in axes_b and axis not in wanted]
+    """Multiply two operands, and sum over common axes that are not needed later."""
+    a, axes_a = _summed(im, *left, needed | set(right[1]))
+    b, axes_b = _summed(im, *right, needed | set(left[1]))
+    batch = [axis for axis in axes_a if axis in axes_b and axis in needed]
+    inner = [axis for axis in axes_a if axis in axes_b and axis not in needed]
     rows = [axis for axis in axes_a if axis not in axes_b]
     columns = [axis for axis in axes_b if axis not in axes_a]
     sizes = dict(zip((*axes_a, *axes_b), (*a.shape, *b.shape), strict=True))

@@ -19,7 +19,7 @@ _RANKS = "reshape it in the model: ncnn takes images and, for some layers, rows 
 
 
 def _affine(im: ImportContext, x: Value, scale: Value, bias: Value) -> Value:
-    """x * scale + bias, which are vectors along axis 1."""
+    """x * scale + bias, with scale and bias along axis 1."""
     factor, offset = (im.reshape(param, (*param.shape, *(1,) * (x.rank - 2))) for param in (scale, bias))
     return binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, x, factor), offset)
 
@@ -45,9 +45,9 @@ def batch_norm(
     spatial: int = 1,
     training_mode: int = 0,
 ) -> Value | tuple[Value, ...]:
-    """BatchNorm with the running statistics; BinaryOp mul and add for rows of features and computed statistics.
+    """BatchNorm with the running statistics; BinaryOp mul and add for rows of features or computed statistics.
 
-    InstanceNorm with the statistics of one item, Reductions with those of more.
+    In training mode, InstanceNorm for a batch of one item, Reductions for larger batches.
     """
     if training_mode:
         return _in_training(im, x, scale, bias, mean, var, epsilon, momentum)
@@ -58,7 +58,7 @@ def batch_norm(
         slope = binary(im, BinaryOp.DIV, scale, deviation(im, var, epsilon))
         return _affine(im, x, slope, binary(im, BinaryOp.SUB, bias, binary(im, BinaryOp.MUL, mean, slope)))
     if x.rank == 2 and x.view.axes[0] and not x.view.batch:
-        # Rows of features: as a batch they would have to be taken apart and put together again.
+        # Rows of features: making them a batch and back would take two layers.
         factor = arrays[0].astype(np.float64) / np.sqrt(arrays[3].astype(np.float64) + epsilon)
         shift = arrays[1] - arrays[2] * factor
         return binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, x, Constant(factor)), Constant(shift))
@@ -71,29 +71,29 @@ def batch_norm(
 def _in_training(
     im: ImportContext, x: Tensor, scale: Value, bias: Value, mean: Value, var: Value, epsilon: float, momentum: float
 ) -> tuple[Value, ...]:
-    """Normalise by the operand's own statistics; update the running ones if they are outputs."""
+    """Normalise by the operand's own statistics, and update the running statistics."""
     y = instance_norm(im, x, scale, bias, epsilon=epsilon) if x.shape[0] == 1 and 3 <= x.rank <= 5 else None
     axes = tuple(axis for axis in range(x.rank) if axis != 1)
-    now = reduce(im, x, "ReduceMean", axes, 1)
-    apart = binary(im, BinaryOp.SUB, x, now)
-    variance = reduce(im, im.apply(apart, UnaryOp.SQUARE), "ReduceMean", axes, 1)
+    own_mean = reduce(im, x, "ReduceMean", axes, 1)
+    centred = binary(im, BinaryOp.SUB, x, own_mean)
+    variance = reduce(im, im.apply(centred, UnaryOp.SQUARE), "ReduceMean", axes, 1)
     if y is None:
-        y = _affine(im, binary(im, BinaryOp.DIV, apart, deviation(im, variance, epsilon)), scale, bias)
+        y = _affine(im, binary(im, BinaryOp.DIV, centred, deviation(im, variance, epsilon)), scale, bias)
 
     def running(old: Value, new: Value) -> Value:
         kept = binary(im, BinaryOp.MUL, old, number(momentum))
         added = binary(im, BinaryOp.MUL, new, number(1 - momentum))
         return binary(im, BinaryOp.ADD, kept, im.reshape(added, old.shape))
 
-    return y, running(mean, now), running(var, variance)
+    return y, running(mean, own_mean), running(var, variance)
 
 
 @onnx_op("InstanceNormalization", since=6, batch=0, errors="input")
 def instance_norm(im: ImportContext, x: Tensor, scale: Value, bias: Value, *, epsilon: float = 1e-5) -> Value:
-    """InstanceNorm per channel over all further axes, on a Mat of three dims; BinaryOps where these are computed."""
+    """InstanceNorm per channel over all further axes, on a Mat of three dims; BinaryOps for computed scale and bias."""
     if not 3 <= x.rank <= 5:
         raise im.refuse(f"the operand has rank {x.rank}", _RANKS)
-    # A 2-D Mat would be one single channel.
+    # ncnn treats a 2-D Mat as one channel.
     dims = [[1], [], [2]] if x.rank == 3 else [[axis] for axis in range(1, x.rank)]
     params: dict[str, Any] = {"affine": 0}
     if isinstance(scale, Constant) and isinstance(bias, Constant):
@@ -114,7 +114,7 @@ def group_norm(
     num_groups: int,
     stash_type: int = 1,
 ) -> Value:
-    """GroupNorm, and BinaryOps where scale and bias are computed; before opset 21 they are those of whole groups."""
+    """GroupNorm, and BinaryOps for computed scale and bias; before opset 21 these are per group, else per channel."""
     channels = x.shape[1] if x.rank > 1 else None
     if not isinstance(channels, int) or num_groups < 1 or channels % num_groups:
         raise im.invalid(f"{channels} channels do not divide into {num_groups} groups")
@@ -131,7 +131,7 @@ def group_norm(
 
 
 def _of_each(im: ImportContext, param: Value, count: int) -> Value:
-    """Return a vector with each element so many times."""
+    """Return a vector with each element repeated `count` times."""
     (size,) = param.shape
     return im.reshape(spread(im, im.reshape(param, (size, 1)), (size, count)), (size * count,))
 
@@ -160,10 +160,10 @@ _MVN_EPSILON = 1e-9
 @onnx_op("MeanVarianceNormalization", since=9, axes="same", items=items.along((0, 2, 3), "axes"), errors="input")
 def mean_variance_norm(im: ImportContext, x: Tensor, *, axes: Ints = (0, 2, 3)) -> Value:
     """Compute means, differences, and a square root, as ONNX defines it."""
-    apart = binary(im, BinaryOp.SUB, x, reduce(im, x, "ReduceMean", axes, 1))
-    variance = reduce(im, im.apply(apart, UnaryOp.SQUARE), "ReduceMean", axes, 1)
+    centred = binary(im, BinaryOp.SUB, x, reduce(im, x, "ReduceMean", axes, 1))
+    variance = reduce(im, im.apply(centred, UnaryOp.SQUARE), "ReduceMean", axes, 1)
     deviation = binary(im, BinaryOp.ADD, im.apply(variance, UnaryOp.SQRT), number(_MVN_EPSILON))
-    return binary(im, BinaryOp.DIV, apart, deviation)
+    return binary(im, BinaryOp.DIV, centred, deviation)
 
 
 @onnx_op("LpNormalization", axes="same", items=items.along(-1))

@@ -1,4 +1,4 @@
-"""Pad, Slice, and picking elements by constant indices."""
+"""Pad, Slice and CenterCropPad."""
 
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
@@ -26,14 +26,14 @@ def slice1(im: ImportContext, x: Tensor, *, starts: Ints, ends: Ints, axes: Ints
 def slice10(
     im: ImportContext, x: Tensor, starts: Sizes, ends: Sizes, axes: Ints | None = None, steps: Ints | None = None
 ) -> Value:
-    """Crop; other steps than 1 as Pooling of one element, negative ones after a Flip."""
-    lengths = {len(starts), len(ends), *(len(given) for given in (axes, steps) if given is not None)}
+    """Crop; Pooling of one element for steps, after a Flip for negative ones."""
+    lengths = {len(starts), len(ends), *(len(values) for values in (axes, steps) if values is not None)}
     if len(lengths) > 1 or (axes is None and len(starts) > x.rank):
         raise im.invalid(f"its starts, ends, axes and steps differ in number, or are more than {x.rank}")
     if steps is not None and 0 in steps:
         raise im.invalid("the step is 0")
-    which = im.axes(axes if axes is not None else range(len(starts)), x.rank)
-    cuts = list(zip(which, starts, ends, steps or (1,) * len(starts), strict=True))
+    cut_axes = im.axes(axes if axes is not None else range(len(starts)), x.rank)
+    cuts = list(zip(cut_axes, starts, ends, steps or (1,) * len(starts), strict=True))
     counts = {axis: slice_count(x.shape[axis], start, end, step) for axis, start, end, step in cuts}
     if 0 in counts.values():
         return im.empty([counts.get(axis, size) for axis, size in enumerate(x.shape)], x.dtype)
@@ -67,7 +67,7 @@ def pad11(
     *,
     mode: str = "constant",
 ) -> Value:
-    """Pad; negative amounts as Crop."""
+    """Pad; Crop for negative amounts."""
     x = as_numbers(im, x)
     value = 0.0 if constant_value is None else float(constant_value.reshape(-1)[0])
     return pad(im, x, pads, mode, value, axes)
@@ -75,13 +75,13 @@ def pad11(
 
 @onnx_op("CenterCropPad", since=18, integers=True)
 def center_crop_pad(im: ImportContext, x: Tensor, shape: Ints, *, axes: Ints = ()) -> Value:
-    """Crop of the axes that shrink, Padding of those that grow."""
-    wanted_axes = im.axes(axes or range(x.rank), x.rank)
-    if len(wanted_axes) != len(shape) or min(shape) < 1:
-        raise im.invalid(f"the shape {shape} for {len(wanted_axes)} axes")
+    """Crop of the axes that shrink, Padding of the axes that grow."""
+    changed = im.axes(axes or range(x.rank), x.rank)
+    if len(changed) != len(shape) or min(shape) < 1:
+        raise im.invalid(f"the shape {shape} for {len(changed)} axes")
     before, after = [], []
-    for axis, wanted in zip(wanted_axes, shape, strict=True):
+    for axis, target in zip(changed, shape, strict=True):
         (size,) = im.fixed((x.shape[axis],), f"axis {axis} is dynamic")
-        before.append(int((wanted - size) / 2))  # towards 0
-        after.append(wanted - size - before[-1])
-    return pad11(im, x, (*before, *after), axes=tuple(wanted_axes))
+        before.append(int((target - size) / 2))  # towards 0
+        after.append(target - size - before[-1])
+    return pad11(im, x, (*before, *after), axes=tuple(changed))

@@ -1,4 +1,4 @@
-"""Poolings over windows and over everything."""
+"""Poolings over windows, and global poolings."""
 
 import math
 
@@ -18,24 +18,24 @@ onnx_op("GlobalAveragePool", batch=0)(global_average_pool)
 
 @onnx_op("GlobalMaxPool", batch=0, moves=(0,))
 def global_max_pool(im: ImportContext, x: Tensor) -> Tensor:
-    """Pooling max over everything."""
+    """Pooling max over each channel."""
     return global_pool(im, x, 0)
 
 
 @onnx_op("LpPool", since=2, batch=0)
-def lp_pool(im: ImportContext, x: Tensor, *, given: PoolAttributes, dilations: Ints = (), p: int = 2) -> Value:
+def lp_pool(im: ImportContext, x: Tensor, *, attrs: PoolAttributes, dilations: Ints = (), p: int = 2) -> Value:
     """Pooling avg of powers, times the size of the window."""
-    if given.ceil_mode:
-        # Its last windows have as many zeros as any other, but ncnn would divide by fewer.
+    if attrs.ceil_mode:
+        # ncnn divides the sums of the last windows by fewer elements.
         reason = "ceil_mode: the last windows divide by another number than in ncnn"
         raise im.refuse(reason, "export it with ceil_mode = 0")
-    pooled = average_pool(im, _power(im, x, p), given=given, count_include_pad=1, dilations=dilations)
-    return _root(im, binary(im, BinaryOp.MUL, pooled, number(math.prod(given.kernel_shape))), p)
+    pooled = average_pool(im, _power(im, x, p), attrs=attrs, count_include_pad=1, dilations=dilations)
+    return _root(im, binary(im, BinaryOp.MUL, pooled, number(math.prod(attrs.kernel_shape))), p)
 
 
 @onnx_op("GlobalLpPool", since=2, batch=0)
 def global_lp_pool(im: ImportContext, x: Tensor, *, p: int = 2) -> Value:
-    """Reduce powers."""
+    """Reduction of powers."""
     axes = tuple(range(2, x.rank))
     if p in (1, 2):
         return reduce(im, x, f"ReduceL{p}", axes, 1)

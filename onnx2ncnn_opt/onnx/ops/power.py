@@ -10,10 +10,10 @@ from onnx2ncnn_opt.onnx.lower.functional.division import applied, infinite_at_ze
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, is_float
 
-_FURTHEST = 104.0  # no logarithm of a float32 is further from 0, and exp(-104) is 0
-_BEYOND = 30000.0  # stands for the logarithm of 0 and of infinity; fp16 holds it
+_LARGEST_LOG = 104.0  # bound of the logarithms of float32 numbers; exp(-104) is 0
+_INFINITE_LOG = 30000.0  # replaces the infinite logarithm of 0 and of infinity; fits into fp16
 
-# Exponents that UnaryOp has, exactly.
+# Exponents with an exact UnaryOp.
 _POWERS = {2.0: UnaryOp.SQUARE, 0.5: UnaryOp.SQRT, -0.5: UnaryOp.RSQRT}
 _LARGEST_PRODUCT = 4
 
@@ -22,8 +22,8 @@ _LARGEST_PRODUCT = 4
 def pow_(im: ImportContext, a: Value, b: Value) -> Value:
     """UnaryOp for squares and roots, products for small whole exponents, else Power; BinaryOp for a positive base.
 
-    ncnn's vectorised pow is exp(b * log(a)): garbage for a base of zero or below, where ONNX multiplies or gives NaN.
-    The layer Power takes its time, but is exact. Of two tensors the sign is put together with the power of the size.
+    ncnn's vectorised pow is exp(b * log(a)), which is wrong for a <= 0. The layer Power is slow, but exact. For two
+    tensors, the sign is computed separately, and multiplied with |a| ** b.
     """
     exponent = b.scalar if isinstance(b, Constant) and b.rank <= a.rank else None
     if not is_float(a.dtype):
@@ -43,40 +43,40 @@ def pow_(im: ImportContext, a: Value, b: Value) -> Value:
 def _signed_power(im: ImportContext, a: Value, b: Value) -> Value:
     """Compute a ** b for any base. For a negative base it is negative for odd exponents, NaN for fractional ones."""
     power: Value = im.unary(_logarithm(im, a, b), "Exp")
-    below = _is_positive(im, applied(im, a, UnaryOp.NEG, np.negative))
+    is_negative = _is_positive(im, applied(im, a, UnaryOp.NEG, np.negative))
     half = applied(im, arithmetic(im, BinaryOp.MUL, b, number(0.5)), UnaryOp.FLOOR, np.floor)
     odd = arithmetic(im, BinaryOp.SUB, b, arithmetic(im, BinaryOp.MUL, half, number(2)))
     if not isinstance(odd, Constant) or odd.array.any():
-        power = binary(im, BinaryOp.MUL, power, _turned(im, arithmetic(im, BinaryOp.MUL, odd, below)))
-    broken = arithmetic(im, BinaryOp.SUB, b, applied(im, b, UnaryOp.FLOOR, np.floor))
-    if isinstance(broken, Constant) and not broken.array.any():
+        power = binary(im, BinaryOp.MUL, power, _sign(im, arithmetic(im, BinaryOp.MUL, odd, is_negative)))
+    fraction = arithmetic(im, BinaryOp.SUB, b, applied(im, b, UnaryOp.FLOOR, np.floor))
+    if isinstance(fraction, Constant) and not fraction.array.any():
         return power
-    wrong = _turned(im, arithmetic(im, BinaryOp.MUL, _is_positive(im, broken), below))
-    return binary(im, BinaryOp.ADD, power, im.unary(wrong, "Log"))
+    invalid = _sign(im, arithmetic(im, BinaryOp.MUL, _is_positive(im, fraction), is_negative))
+    return binary(im, BinaryOp.ADD, power, im.unary(invalid, "Log"))  # log(-1) is NaN
 
 
 def _logarithm(im: ImportContext, a: Value, b: Value) -> Value:
-    """b * log(abs(a)): 0 for an exponent of 0; below or above all that exp tells apart for a base of 0 or infinity."""
+    """Compute b * log(abs(a)): 0 if b is 0; else, for a base of 0 or infinity, large enough for exp to saturate."""
     if isinstance(a, Constant) and a.array.all() and np.isfinite(a.array).all():
         return binary(im, BinaryOp.MUL, Constant(np.log(np.abs(a.array.astype(np.float64)))), b)
     log = im.unary(im.apply(im.tensor(a), UnaryOp.ABS), "Log")
-    least = _FURTHEST / _BEYOND  # of exponents that make enough of the stand-in
+    least = _LARGEST_LOG / _INFINITE_LOG  # smaller exponents do not saturate exp
     if isinstance(b, Constant) and not (np.abs(b.array[b.array != 0]) < least).any():
-        return binary(im, BinaryOp.MUL, im.unary(log, "Clip", min=-_BEYOND, max=_BEYOND), b)
-    cut = im.unary(log, "Clip", min=-_FURTHEST, max=_FURTHEST)
-    side = im.apply(binary(im, BinaryOp.SUB, log, cut), UnaryOp.SIGN)
+        return binary(im, BinaryOp.MUL, im.unary(log, "Clip", min=-_INFINITE_LOG, max=_INFINITE_LOG), b)
+    finite = im.unary(log, "Clip", min=-_LARGEST_LOG, max=_LARGEST_LOG)
+    side = im.apply(binary(im, BinaryOp.SUB, log, finite), UnaryOp.SIGN)
     sign = applied(im, b, UnaryOp.SIGN, np.sign)
-    far = binary(im, BinaryOp.MUL, side, arithmetic(im, BinaryOp.MUL, sign, number(_BEYOND)))
-    return binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, cut, b), far)
+    infinite = binary(im, BinaryOp.MUL, side, arithmetic(im, BinaryOp.MUL, sign, number(_INFINITE_LOG)))
+    return binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, finite, b), infinite)
 
 
-def _turned(im: ImportContext, x: Value) -> Value:
-    """1 for 0, -1 for 1."""
+def _sign(im: ImportContext, x: Value) -> Value:
+    """Return 1 for 0, -1 for 1."""
     return arithmetic(im, BinaryOp.SUB, number(1), arithmetic(im, BinaryOp.MUL, x, number(2)))
 
 
 def _is_positive(im: ImportContext, x: Value) -> Value:
-    """1 for numbers above 0, else 0."""
+    """Return 1 for positive numbers, else 0."""
     if isinstance(x, Constant):
         return Constant((x.array > 0).astype(np.float32))
     return im.unary(x, "Threshold", threshold=0.0)
@@ -101,7 +101,7 @@ def _power(im: ImportContext, x: Tensor, exponent: float) -> Tensor:
 
 
 def _whole_power(im: ImportContext, x: Tensor, exponent: int) -> Tensor:
-    """x to a whole power by squaring."""
+    """Compute x to a whole power by squaring."""
     if exponent == 1:
         return x
     square = im.apply(_whole_power(im, x, exponent // 2), UnaryOp.SQUARE)

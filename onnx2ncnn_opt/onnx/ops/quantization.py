@@ -1,4 +1,4 @@
-"""Operators of quantised tensors: ONNX's, and those of com.microsoft that ONNX Runtime's quantiser writes."""
+"""Operators of quantised tensors, of ONNX and of com.microsoft, which ONNX Runtime's quantiser writes."""
 
 from typing import NamedTuple, TypeAlias
 
@@ -17,15 +17,15 @@ from onnx2ncnn_opt.onnx.lower.functional.gather import gather
 from onnx2ncnn_opt.onnx.lower.functional.matmul import BLOCK_SIZES, linear, linear_of_blocks, matmul
 from onnx2ncnn_opt.onnx.lower.functional.pool import average_pool, global_average_pool
 from onnx2ncnn_opt.onnx.lower.functional.quantize import (
-    beside,
+    broadcastable,
     centred,
     dequantize_linear,
     dynamic_quantize_linear,
+    int_matmul,
     per_row,
     quantize_linear,
     quantized,
     scaling,
-    sums_of,
     type_of,
 )
 from onnx2ncnn_opt.onnx.lower.functional.views import transposed
@@ -34,11 +34,11 @@ from onnx2ncnn_opt.onnx.registry import INT8_ACCURACY, MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float
 
 Zero: TypeAlias = Value | None
-"""A zero point; 0 where it is left out."""
+"""A zero point; None is 0."""
 
 
 class _Quantised(NamedTuple):
-    """The inputs that are one quantised tensor."""
+    """The three inputs of a quantised tensor."""
 
     numbers: Value
     scale: Value
@@ -46,7 +46,7 @@ class _Quantised(NamedTuple):
 
 
 class _Loose(NamedTuple):
-    """The same, of operators that need no zero point."""
+    """The inputs of a quantised tensor with an optional zero point."""
 
     numbers: Value
     scale: Value
@@ -64,8 +64,8 @@ onnx_op("DynamicQuantizeLinear", since=11, quantises=True)(dynamic_quantize_line
 def matmul_integer(
     im: ImportContext, a: Value, b: Value, a_zero_point: Zero = None, b_zero_point: Zero = None
 ) -> Value:
-    """MatMul of whole numbers; sums beyond 2**24 are rounded."""
-    return _whole(sums_of(im, a, a_zero_point, b, b_zero_point))
+    """MatMul of integers as floats; sums beyond 2**24 are rounded."""
+    return _whole(int_matmul(im, a, a_zero_point, b, b_zero_point))
 
 
 @onnx_op("ConvInteger", since=10, batch=0, integers=True)
@@ -76,10 +76,10 @@ def conv_integer(
     x_zero_point: Zero = None,
     w_zero_point: Zero = None,
     *,
-    given: ConvAttributes,
+    attrs: ConvAttributes,
 ) -> Value:
-    """Convolution of whole numbers; sums beyond 2**24 are rounded."""
-    return _whole(conv(im, im.tensor(centred(im, x, x_zero_point)), _kernel(im, w, w_zero_point), given=given))
+    """Convolution of integers as floats; sums beyond 2**24 are rounded."""
+    return _whole(conv(im, im.tensor(centred(im, x, x_zero_point)), _kernel(im, w, w_zero_point), attrs=attrs))
 
 
 @onnx_op("QLinearConv", since=10, batch=0, integers=True, quantises=True)
@@ -91,20 +91,20 @@ def qlinear_conv(
     y_zero_point: Value,
     b: Array | None = None,
     *,
-    given: ConvAttributes,
+    attrs: ConvAttributes,
 ) -> Value:
-    """Convolution of whole numbers, and as QuantizeLinear of the sums."""
+    """Convolution of integers as floats, and the layers of QuantizeLinear."""
     bias = None if b is None else Constant(b.astype(np.float32))
     kernel = _kernel(im, w.numbers, w.zero_point)
-    sums = conv(im, im.tensor(centred(im, x.numbers, x.zero_point)), kernel, bias, given=given)
-    factor = scaling(im, BinaryOp.DIV, scaling(im, BinaryOp.MUL, x.scale, beside(im, sums, w.scale, 1)), y_scale)
+    sums = conv(im, im.tensor(centred(im, x.numbers, x.zero_point)), kernel, bias, attrs=attrs)
+    factor = scaling(im, BinaryOp.DIV, scaling(im, BinaryOp.MUL, x.scale, broadcastable(im, sums, w.scale, 1)), y_scale)
     return quantized(im, binary(im, BinaryOp.MUL, sums, factor), y_zero_point, type_of(y_zero_point))
 
 
 @onnx_op("QLinearMatMul", since=10, integers=True, quantises=True, items=items.product_of(0, 3))
 def qlinear_matmul(im: ImportContext, a: _Quantised, b: _Quantised, y_scale: Value, y_zero_point: Value) -> Value:
-    """MatMul of whole numbers, and as QuantizeLinear of the sums."""
-    sums = sums_of(im, a.numbers, a.zero_point, b.numbers, b.zero_point)
+    """MatMul of integers as floats, and the layers of QuantizeLinear."""
+    sums = int_matmul(im, a.numbers, a.zero_point, b.numbers, b.zero_point)
     scale = scaling(im, BinaryOp.MUL, per_row(im, a.numbers, a.scale), b.scale)
     factor = scaling(im, BinaryOp.DIV, scale, per_row(im, a.numbers, y_scale))
     zero = per_row(im, a.numbers, y_zero_point)
@@ -112,12 +112,12 @@ def qlinear_matmul(im: ImportContext, a: _Quantised, b: _Quantised, y_scale: Val
 
 
 def _kernel(im: ImportContext, w: Value, zero_point: Zero) -> Value:
-    """Return the weight of a convolution minus its zero point, which there may be for each kernel."""
-    return centred(im, w, None if zero_point is None else beside(im, w, zero_point, 0))
+    """Return the weight of a convolution minus its zero point, which may be per kernel."""
+    return centred(im, w, None if zero_point is None else broadcastable(im, w, zero_point, 0))
 
 
 def _whole(x: Value) -> Value:
-    """Return a result of whole numbers, as integers."""
+    """Return a result as an integer tensor."""
     return Tensor(x.blob, x.view, held_as_float(np.dtype(np.int32))) if isinstance(x, Tensor) else x
 
 
@@ -130,7 +130,7 @@ def qlinear_add(im: ImportContext, a: _Loose, b: _Loose, c_scale: Value, c_zero_
 
 @onnx_op("QLinearMul", domain=MICROSOFT, integers=True, quantises=True)
 def qlinear_mul(im: ImportContext, a: _Loose, b: _Loose, c_scale: Value, c_zero_point: Zero = None) -> Value:
-    """BinaryOp mul of whole numbers, and as QuantizeLinear."""
+    """BinaryOp mul of integers as floats, and the layers of QuantizeLinear."""
     products = binary(im, BinaryOp.MUL, centred(im, a.numbers, a.zero_point), centred(im, b.numbers, b.zero_point))
     factor = scaling(im, BinaryOp.DIV, scaling(im, BinaryOp.MUL, a.scale, b.scale), c_scale)
     return quantized(im, binary(im, BinaryOp.MUL, products, factor), c_zero_point, type_of(c_zero_point))
@@ -182,14 +182,14 @@ def qlinear_average_pool(
     y_scale: Value,
     y_zero_point: Zero = None,
     *,
-    given: PoolAttributes,
+    attrs: PoolAttributes,
     channels_last: int = 0,
     count_include_pad: int = 0,
 ) -> Value:
     """AveragePool between DequantizeLinear and QuantizeLinear."""
     if channels_last:
         raise im.refuse("channels_last is 1: ncnn has channels first", "quantise the model with channels first")
-    y = average_pool(im, _floats(im, x), given=given, count_include_pad=count_include_pad)
+    y = average_pool(im, _floats(im, x), attrs=attrs, count_include_pad=count_include_pad)
     return quantize_linear(im, y, y_scale, y_zero_point)
 
 
@@ -213,7 +213,7 @@ def qgemm(
     transA: int = 0,
     transB: int = 0,
 ) -> Value:
-    """Gemm of whole numbers; as QuantizeLinear of the sums where it has a scale for them."""
+    """Gemm of integers as floats, and the layers of QuantizeLinear if the result has a scale."""
     left = centred(im, transposed(a.numbers) if transA else a.numbers, a.zero_point)
     right = centred(im, transposed(b.numbers) if transB else b.numbers, b.zero_point)
     sums: Value = matmul(im, left, right)
@@ -237,8 +237,8 @@ def matmul_integer_to_float(
     b_zero_point: Zero = None,
     bias: Value | None = None,
 ) -> Value:
-    """MatMul of whole numbers, times the scales."""
-    sums = sums_of(im, a, a_zero_point, b, b_zero_point)
+    """MatMul of integers as floats, times the scales."""
+    sums = int_matmul(im, a, a_zero_point, b, b_zero_point)
     result = binary(im, BinaryOp.MUL, sums, scaling(im, BinaryOp.MUL, per_row(im, a, a_scale), b_scale))
     return result if bias is None else binary(im, BinaryOp.ADD, result, bias)
 
@@ -269,7 +269,7 @@ def matmul_nbits(
     block_size: int,
     weight_prepacked: int = 0,
 ) -> Value:
-    """Gemm of 8-bit blocks where the model allows int8 arithmetic; InnerProduct or Gemm of the weight as floats."""
+    """Gemm of 8-bit blocks if the model allows int8 arithmetic; else InnerProduct or Gemm of the dequantised weight."""
     if g_idx is not None or weight_prepacked or bits not in (2, 4, 8):
         raise im.refuse(f"{bits} bits: only 2, 4 and 8, without g_idx and weight_prepacked", "quantise it without them")
     blocks = -(-K // block_size)
@@ -315,7 +315,7 @@ def gather_block_quantized(
     gather_axis: int = 0,
     quantize_axis: int = 1,
 ) -> Value:
-    """Gather from the table as floats."""
+    """Gather from the dequantised table."""
     if data.dtype.name.startswith("float"):
         raise im.refuse(f"a table of {data.dtype.name}", "quantise it to 4 or 8 bits")
     zeros: Array = np.zeros(()) if zero_points is None else zero_points.astype(np.float32)
@@ -331,6 +331,6 @@ def gather_block_quantized(
 
 
 def _unpacked(packed: Array, bits: int) -> Array:
-    """Return the numbers packed in each byte along the last axis, the lowest bits first."""
+    """Unpack the numbers in each byte along the last axis, the lowest bits first."""
     parts = (packed[..., None] >> np.arange(0, 8, bits, dtype=np.uint8)) & np.uint8(2**bits - 1)
     return parts.reshape(*packed.shape[:-1], -1).astype(np.float32)

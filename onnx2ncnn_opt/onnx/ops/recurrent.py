@@ -1,7 +1,7 @@
-"""LSTM, GRU and RNN: each direction's weights in ncnn's order, every item of the batch on its own.
+"""LSTM, GRU and RNN: each direction's weights in ncnn's order, each item of the batch on its own.
 
-ncnn's layers take a Mat of (steps, inputs) and give (steps, directions * hidden size), aligned in time also where they
-run backwards; the last states are (directions, hidden size).
+ncnn's layers read a Mat of (steps, inputs), and output (steps, directions * hidden size), aligned in time for both
+directions; the last states are (directions, hidden size).
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ _DIRECTIONS = {direction.name.lower(): direction for direction in Direction}
 
 
 class _Kind(NamedTuple):
-    """An operator: its gates in ncnn's order, by their index in ONNX's, and its default activations."""
+    """An operator: ncnn's layer, ONNX's index of each of its gates, and the default activations."""
 
     layer: str
     gates: tuple[int, ...]
@@ -49,7 +49,7 @@ _RNN = _Kind("RNN", (0,), ("tanh",))
 
 
 def _states(seen: NodeView) -> tuple[int, ...]:
-    """Return the batch axis of the operand and the initial states, then that of the results."""
+    """Apply the rule of recurrent operators: the operand and the initial states have a batch axis, as have results."""
     outer, outputs = (0, (0, 0, 0)) if seen.number("layout", 0) else (1, (2, 1, 1))
     initial = [i for i in (5, 6) if i < len(seen.operands)]
     seen.only(0, *initial)
@@ -72,13 +72,13 @@ def lstm(
     p: Value | None = None,
     *,
     activations: tuple[str, ...] = (),
-    given: _Attributes,
+    attrs: _Attributes,
     input_forget: int = 0,
 ) -> tuple[Value, ...]:
-    """LSTM; step by step with peepholes, other activations, and other forms that ncnn's lacks."""
+    """LSTM; unrolled steps for peepholes, other activations, and other forms that ncnn lacks."""
     if input_forget:
         raise im.refuse("input_forget is 1: ncnn's LSTM has no coupled gates", "export it with input_forget = 0")
-    node = _Node(im, _LSTM, x, w, r, b, sequence_lens, activations, given)
+    node = _Node(im, _LSTM, x, w, r, b, sequence_lens, activations, attrs)
     if p is not None and p.shape != (node.count, 3 * r.shape[-1]):
         raise im.invalid(f"input P has shape {list(p.shape)}, not {[node.count, 3 * r.shape[-1]]}")
     states = [initial_h, initial_c]
@@ -105,19 +105,19 @@ def dynamic_quantize_lstm(
     r_zero_point: Array,
     *,
     activations: tuple[str, ...] = (),
-    given: _Attributes,
+    attrs: _Attributes,
     input_forget: int = 0,
 ) -> tuple[Value, ...]:
-    """LSTM of dequantised weights and a rounded operand; the states stay floats, which ONNX Runtime rounds, too."""
+    """LSTM of dequantised weights and a rounded operand; the states are not rounded, as they are in ONNX Runtime."""
 
     def floats(matrix: Array, scale: Array, zero: Array) -> Constant:
-        # [directions, inputs, 4 * hidden]; a scale is one for each direction, or for each column.
+        # [directions, inputs, 4 * hidden]; scales are per direction, or per column.
         scale, zero = (array.reshape(len(matrix), 1, -1).astype(np.float32) for array in (scale, zero))
         return Constant(((matrix.astype(np.float32) - zero) * scale).transpose(0, 2, 1))
 
     rounded = im.tensor(dequantize_linear(im, *dynamic_quantize_linear(im, x)))
     weights = floats(w, w_scale, w_zero_point), floats(r, r_scale, r_zero_point), b
-    attributes: Any = {"activations": activations, "given": given, "input_forget": input_forget}
+    attributes: Any = {"activations": activations, "attrs": attrs, "input_forget": input_forget}
     return lstm(im, rounded, *weights, sequence_lens, initial_h, initial_c, p, **attributes)
 
 
@@ -132,11 +132,11 @@ def gru(
     initial_h: Operand | None = None,
     *,
     activations: tuple[str, ...] = (),
-    given: _Attributes,
+    attrs: _Attributes,
     linear_before_reset: int = 0,
 ) -> tuple[Value, ...]:
-    """GRU, with linear_before_reset; step by step without, and with other activations."""
-    node = _Node(im, _GRU, x, w, r, b, sequence_lens, activations, given)
+    """GRU; unrolled steps without linear_before_reset, and for other activations."""
+    node = _Node(im, _GRU, x, w, r, b, sequence_lens, activations, attrs)
     if linear_before_reset and node.fits:
         return node.layer([initial_h])
     return node.arranged(node.unrolled.gru(node.steps_first, node.directions_first([initial_h]), linear_before_reset))
@@ -153,10 +153,10 @@ def rnn(
     initial_h: Operand | None = None,
     *,
     activations: tuple[str, ...] = ("Tanh", "Tanh"),
-    given: _Attributes,
+    attrs: _Attributes,
 ) -> tuple[Value, ...]:
-    """RNN with tanh; step by step with other activations."""
-    node = _Node(im, _RNN, x, w, r, b, sequence_lens, activations, given)
+    """RNN with tanh; unrolled steps for other activations."""
+    node = _Node(im, _RNN, x, w, r, b, sequence_lens, activations, attrs)
     if node.fits:
         return node.layer([initial_h])
     return node.arranged(node.unrolled.rnn(node.steps_first, node.directions_first([initial_h])))
@@ -164,7 +164,7 @@ def rnn(
 
 @dataclass(frozen=True, eq=False)
 class _Node:
-    """A node of any of the three, and the two ways to compute it."""
+    """A node of one of the three operators, and both methods to compute it."""
 
     im: ImportContext
     kind: _Kind
@@ -174,13 +174,13 @@ class _Node:
     b: Value | None
     lengths: Array | None
     activations: tuple[str, ...]
-    given: _Attributes
+    attrs: _Attributes
 
     def __post_init__(self) -> None:
         if self.x.rank != 3:
             raise self.im.invalid(f"the operand has rank {self.x.rank}, not 3")
-        if self.given.direction not in _DIRECTIONS:
-            raise self.im.invalid(f"direction {self.given.direction} is not known")
+        if self.attrs.direction not in _DIRECTIONS:
+            raise self.im.invalid(f"direction {self.attrs.direction} is not known")
         items = self.steps_first.shape[1:2]
         if self.lengths is not None and self.lengths.shape != items:
             reason = f"sequence_lens has shape {list(self.lengths.shape)}, not {shape_text(items)}"
@@ -197,22 +197,22 @@ class _Node:
     @property
     def count(self) -> int:
         """The number of directions."""
-        return 2 if self.given.direction == "bidirectional" else 1
+        return 2 if self.attrs.direction == "bidirectional" else 1
 
     @property
     def fits(self) -> bool:
-        """True if ncnn's layer supports all that the node requests."""
+        """True if ncnn's layer supports all inputs and attributes of the node."""
         defaults = self.kind.activations * self.count
         return (
             all(value is None or isinstance(value, Constant) for value in (self.w, self.r, self.b))
             and tuple(name.lower() for name in self.activations) in ((), defaults, self.kind.activations * 2)
-            and self.given.clip is None
+            and self.attrs.clip is None
             and self.uneven_lengths is None
         )
 
     @property
     def uneven_lengths(self) -> Array | None:
-        """The lengths of the sequences; None if all are the whole axis."""
+        """The lengths of the sequences; None if all are as long as the axis."""
         steps = self.steps_first.shape[0]
         return None if self.lengths is None or (self.lengths == steps).all() else self.lengths
 
@@ -228,15 +228,15 @@ class _Node:
             outputs=1 + len(states) if any(im.is_used(1 + i) for i in range(len(states))) else 1,
             num_output=hidden,
             weight_data_size=weights["weight_xc_data"].size,
-            direction=_DIRECTIONS[self.given.direction],
+            direction=_DIRECTIONS[self.attrs.direction],
         )
         steps, items, _ = x.shape
-        every = im.wrap(y, (steps, self.count, items, hidden), [[0], [1, 3]], [2], x.dtype)
+        all_steps = im.wrap(y, (steps, self.count, items, hidden), [[0], [1, 3]], [2], x.dtype)
         ends = (im.wrap(blob, (self.count, items, hidden), [[0], [2]], [1], x.dtype) for blob in last)
-        return self.arranged([every, *ends])
+        return self.arranged([all_steps, *ends])
 
     def _weights(self) -> dict[str, Array]:
-        """Rows of all matrices by gates in ncnn's order; the two biases added where they are alike."""
+        """Return the matrices with gates in ncnn's order, and the sum of both biases, except for GRU's hidden gate."""
         w, r, *b = (self.im.f32(x.array) for x in (self.w, self.r, self.b) if isinstance(x, Constant))
         shape, order = (self.count, len(self.kind.gates), r.shape[-1]), list(self.kind.gates)
         biases = np.zeros((shape[0], 2, *shape[1:]), np.float32)
@@ -244,24 +244,24 @@ class _Node:
             biases = b[0].reshape(biases.shape)[:, :, order]
         bias = biases.sum(axis=1)
         if self.kind is _GRU:
-            # The reset gate works between the hidden gate's two biases.
+            # The reset gate applies between the hidden gate's two biases.
             bias = np.concatenate([bias[:, :2], biases[:, :, 2]], axis=1)
         rows = (array.reshape(*shape, -1)[:, order] for array in (w, r))
         return dict(zip(("weight_xc_data", "weight_hc_data", "bias_c_data"), (*rows, bias), strict=True))
 
     def _states(self, states: Sequence[Operand | None]) -> list[Blob]:
-        """Return the initial states as Mats (directions, hidden size); none if all of them are 0."""
+        """Return the initial states as Mats (directions, hidden size); empty if all of them are 0."""
         im, kept = self.im, self._nonzero(states)
         if all(state is None for state in kept):
             return []
         zeros = np.zeros(known((self.count, self.r.shape[-1])), np.float32)
-        turned = (None if state is None else self._turned(im.tensor(state), (1, 0, 2)) for state in kept)
-        return [im.memory(zeros) if state is None else im.mat(state, [[0], [2]], [1]) for state in turned]
+        first = (None if state is None else self._transposed(im.tensor(state), (1, 0, 2)) for state in kept)
+        return [im.memory(zeros) if state is None else im.mat(state, [[0], [2]], [1]) for state in first]
 
     def _nonzero(self, states: Sequence[Operand | None]) -> list[Value | None]:
-        """Return the initial states that are not all 0; refused if one has another shape."""
+        """Return the initial states, None for zeros; raise Refusal if one has a wrong shape."""
         expected: Shape = (self.count, self.steps_first.shape[1], self.r.shape[-1])
-        if self.given.layout:
+        if self.attrs.layout:
             expected = (expected[1], expected[0], expected[2])
         for state in states:
             if state is not None and state.shape != expected:
@@ -272,31 +272,31 @@ class _Node:
 
     @property
     def unrolled(self) -> Unrolled:
-        """The node with its steps written out."""
-        given = self.given
+        """The node with unrolled steps."""
+        attrs = self.attrs
         names = self.activations or self.kind.activations * self.count
         if len(names) < len(self.kind.activations) * self.count:
             raise self.im.invalid(f"activations {', '.join(names)} for {self.count} directions")
-        backwards = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[given.direction]
-        numbers = given.activation_alpha, given.activation_beta, given.clip
+        backwards = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[attrs.direction]
+        numbers = attrs.activation_alpha, attrs.activation_beta, attrs.clip
         return Unrolled(self.im, self.w, self.r, self.b, self.uneven_lengths, backwards, names, *numbers)
 
     @property
     def steps_first(self) -> Tensor:
-        """The operand as in layout 0."""
-        return self.x.transpose((1, 0, 2)) if self.given.layout else self.x
+        """The operand in layout 0."""
+        return self.x.transpose((1, 0, 2)) if self.attrs.layout else self.x
 
     def directions_first(self, states: Sequence[Operand | None]) -> list[Value | None]:
-        """Return the states as in layout 0; None for one of zeros."""
-        return [None if state is None else self._turned(state, (1, 0, 2)) for state in self._nonzero(states)]
+        """Return the states in layout 0; None for zeros."""
+        return [None if state is None else self._transposed(state, (1, 0, 2)) for state in self._nonzero(states)]
 
     def arranged(self, results: Sequence[Value]) -> tuple[Value, ...]:
         """Return outputs in the node's layout."""
         y, *states = results
-        return self._turned(y, (2, 0, 1, 3)), *(self._turned(state, (1, 0, 2)) for state in states)
+        return self._transposed(y, (2, 0, 1, 3)), *(self._transposed(state, (1, 0, 2)) for state in states)
 
-    def _turned(self, x: Value, order: tuple[int, ...]) -> Value:
-        return x.transpose(order) if self.given.layout else x
+    def _transposed(self, x: Value, order: tuple[int, ...]) -> Value:
+        return x.transpose(order) if self.attrs.layout else x
 
 
 def _is_zero(state: Operand | None) -> bool:

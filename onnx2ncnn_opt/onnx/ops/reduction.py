@@ -1,4 +1,4 @@
-"""Reductions over axes, and Softmax along one."""
+"""Reductions over axes, and Softmax along an axis."""
 
 from functools import partial
 
@@ -7,7 +7,7 @@ from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import flattened, log_softmax, softmax
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers
-from onnx2ncnn_opt.onnx.lower.functional.reduce import OPERATIONS, reduce, reduced_alone
+from onnx2ncnn_opt.onnx.lower.functional.reduce import OPERATIONS, reduce, reduced_element
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Ints, Tensor
 
@@ -21,7 +21,7 @@ def _register(name: str, operation: Reduction, axes_input: int) -> None:
         im: ImportContext, x: Tensor, axes: Ints | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
     ) -> Tensor:
         if not axes and noop_with_empty_axes:
-            return reduced_alone(im, as_numbers(im, x), name)
+            return reduced_element(im, as_numbers(im, x), name)
         return reduce(im, x, name, axes or None, keepdims)
 
     reduction.__doc__ = f"Reduction {operation.name.lower()}; constant axes."

@@ -1,9 +1,9 @@
 """Resize and Upsample.
 
-ncnn's Interp knows three samplings: nearest by ``floor(x * in / out)``, bilinear and bicubic with half-pixel or aligned
-corners. Whether ONNX's many modes mean one of them for the sizes at hand is decided by comparing what each output
-element reads. GridSample copies other nearest elements. Everything else is linear in its operand, so it becomes a
-product with a constant matrix, one axis at a time.
+ncnn's Interp has three samplings: nearest by ``floor(x * in / out)``, bilinear and bicubic with half-pixel or aligned
+corners. To decide whether a mode of ONNX equals one of them for the given sizes, compare the index that each output
+element reads. GridSample does other nearest modes. All other modes are linear in the operand, so they become products
+with a constant matrix, one axis at a time.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,12 +28,12 @@ from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value, held_as_float, is_float, is_held_as_float
 
 _LONGEST = 1 << 20  # elements of an axis: beyond any image
-_FINEST = 64  # parts of a scale that dynamic sizes are multiplied by
-_SIMPLE = "simple"  # how ONNX Runtime rounds before opset 11, where nearest_mode came
+_LARGEST_DENOMINATOR = 64  # of a scale of dynamic sizes
+_SIMPLE = "simple"  # ONNX Runtime's rounding before opset 11, which introduced nearest_mode
 
 
 class _Sampling(NamedTuple):
-    """The attributes of Resize that say how it samples an axis; names and values are ONNX's (opset 19)."""
+    """The attributes of Resize for the sampling of an axis; names and values are ONNX's (opset 19)."""
 
     mode: str = "nearest"
     coordinate_transformation_mode: str = "half_pixel"
@@ -46,19 +46,19 @@ class _Sampling(NamedTuple):
 
     @property
     def coordinates(self) -> str:
-        """The mode of coordinates."""
+        """Short for `coordinate_transformation_mode`."""
         return self.coordinate_transformation_mode
 
     @property
     def crops(self) -> bool:
-        """True if Resize samples a region only."""
+        """True if Resize samples only a region."""
         return self.coordinates == "tf_crop_and_resize"
 
 
 class _Axis(NamedTuple):
-    """One axis that changes: its size before and after, and the scale that coordinates are computed with.
+    """One axis, its size before and after, and the scale of the coordinates.
 
-    The scale is None if it follows from sizes that are not fixed.
+    The scale is None if it is the ratio of dynamic sizes.
     """
 
     axis: int
@@ -66,11 +66,11 @@ class _Axis(NamedTuple):
     out: Dim
     scale: float | None
     region: tuple[float, float] = (0.0, 1.0)
-    """For tf_crop_and_resize: where it begins and ends, as shares of the axis."""
+    """For tf_crop_and_resize: its begin and end, relative to the axis."""
 
 
 def _resized(seen: NodeView) -> int:
-    """Items along an axis that keeps its size: Resize works axis by axis."""
+    """Apply the rule of Resize, which works axis by axis: items are on an axis that keeps its size."""
     axis = items.kept(seen, (), sizes=(1, 2, 3))
     if seen.result[axis] != seen.shape(0)[axis] or seen.text("coordinate_transformation_mode") == "tf_crop_and_resize":
         raise ItemsMixed
@@ -80,14 +80,14 @@ def _resized(seen: NodeView) -> int:
 
 @onnx_op("Upsample", since=7, batch=0, integers=True, items=_resized)
 def upsample7(im: ImportContext, x: Tensor, *, scales: tuple[float, ...], mode: str = "nearest") -> Value:
-    """Interp, as Resize of opset 10."""
+    """Interp; see Resize of opset 10."""
     return resize10(im, x, np.array(scales), mode=mode)
 
 
 @onnx_op("Upsample", since=9, batch=0, integers=True, items=_resized)
 @onnx_op("Resize", since=10, batch=0, integers=True, items=_resized)
 def resize10(im: ImportContext, x: Tensor, scales: Array, *, mode: str = "nearest") -> Value:
-    """Interp; coordinates are asymmetric, nearest rounds down, or up where an axis shrinks."""
+    """Interp; coordinates are asymmetric, nearest rounds down, or up if an axis shrinks."""
     sampling = _Sampling(mode, "asymmetric", _SIMPLE)
     return _resize(im, *_scaled(im, x, scales, sampling), sampling)
 
@@ -105,46 +105,46 @@ def resize11(
     sampling: _Sampling,
 ) -> Value:
     """Interp, or products with constant matrices."""
-    which = im.axes(range(x.rank) if axes is None else axes, x.rank)
+    targets = im.axes(range(x.rank) if axes is None else axes, x.rank)
     regions: dict[int, tuple[float, float]] = {}
     if sampling.crops:
         if keep_aspect_ratio_policy != "stretch" or (scales is not None and (scales != 1).any()):
-            # ONNX takes them as those of the region, ONNX Runtime as those of the whole axis.
+            # ONNX scales the region, ONNX Runtime the whole axis.
             raise im.refuse("scales with coordinate_transformation_mode tf_crop_and_resize", "export it with sizes")
-        if roi is None or roi.size != 2 * len(which):
-            raise im.invalid(f"a region of {0 if roi is None else roi.size} numbers for {len(which)} axes")
+        if roi is None or roi.size != 2 * len(targets):
+            raise im.invalid(f"a region of {0 if roi is None else roi.size} numbers for {len(targets)} axes")
         ends = roi.astype(np.float64).reshape(2, -1).tolist()
-        regions = {axis: (begin, end) for axis, begin, end in zip(which, *ends, strict=True)}
+        regions = {axis: (begin, end) for axis, begin, end in zip(targets, *ends, strict=True)}
     if scales is not None and scales.ndim != 1:
         raise im.invalid("its scales are not a list")
-    given = sizes or scales
-    if given is not None and len(given) not in (0, len(which)):
-        raise im.invalid(f"{len(given)} sizes or scales for {len(which)} axes")
+    numbers = sizes or scales
+    if numbers is not None and len(numbers) not in (0, len(targets)):
+        raise im.invalid(f"{len(numbers)} sizes or scales for {len(targets)} axes")
     if sizes and keep_aspect_ratio_policy != "stretch":
-        changes = _in_proportion(im, x, which, sizes, keep_aspect_ratio_policy)
+        changes = _in_proportion(im, x, targets, sizes, keep_aspect_ratio_policy)
     elif sizes:
-        outs = dict(zip(which, sizes, strict=True))
+        outs = dict(zip(targets, sizes, strict=True))
         changes = [_sized(axis, n, outs.get(axis, n)) for axis, n in enumerate(x.shape)]
     elif scales is None or not scales.size:
         raise im.invalid("it has neither sizes nor scales")
     else:
         factors = np.ones(x.rank, np.float32)
-        factors[which] = scales
+        factors[targets] = scales
         x, changes = _scaled(im, x, factors, sampling)
     return _resize(im, x, [a._replace(region=regions.get(a.axis, a.region)) for a in changes], sampling)
 
 
-def _in_proportion(im: ImportContext, x: Tensor, which: Sequence[int], sizes: Sizes, policy: str) -> list[_Axis]:
-    """Return all axes by one scale, at which none gets larger (or none smaller) than its size."""
+def _in_proportion(im: ImportContext, x: Tensor, targets: Sequence[int], sizes: Sizes, policy: str) -> list[_Axis]:
+    """Return all axes with one common scale, so that none gets larger (or smaller) than its size."""
     limit = {"not_larger": min, "not_smaller": max}.get(policy)
     if limit is None:
         raise im.invalid(f"keep_aspect_ratio_policy {policy} is not known")
     if any(isinstance(size, Sym) for size in (*sizes, *x.shape)):
         raise im.refuse("keep_aspect_ratio_policy with dynamic dimensions", "bind them with --shape")
     shape = known(x.shape)
-    scale = limit(out / shape[axis] for axis, out in zip(which, known(sizes), strict=True))
+    scale = limit(out / shape[axis] for axis, out in zip(targets, known(sizes), strict=True))
     return [
-        _Axis(axis, size, int(np.floor(size * scale + 0.5)), scale) if axis in which else _Axis(axis, size, size, 1.0)
+        _Axis(axis, size, int(np.floor(size * scale + 0.5)), scale) if axis in targets else _Axis(axis, size, size, 1.0)
         for axis, size in enumerate(shape)
     ]
 
@@ -157,7 +157,7 @@ def _sized(axis: int, size: Dim, out: Dim) -> _Axis:
 
 
 def _scaled(im: ImportContext, x: Tensor, scales: Array, sampling: _Sampling) -> tuple[Tensor, list[_Axis]]:
-    """Return the operand, whose dynamic sizes may become smaller, and all axes by their scales."""
+    """Return all axes with their scales, and the operand, perhaps cropped along dynamic axes."""
     if scales.ndim != 1:
         raise im.invalid("its scales are not a list")
     if len(scales) != x.rank:
@@ -171,10 +171,10 @@ def _scaled(im: ImportContext, x: Tensor, scales: Array, sampling: _Sampling) ->
             axes.append(_Axis(axis, size, int(np.floor(np.float32(size) * factor)), float(factor)))
             continue
         ratio = Fraction(float(factor))
-        if ratio.denominator > _FINEST:
+        if ratio.denominator > _LARGEST_DENOMINATOR:
             raise im.refuse(f"scale {factor} of a dynamic dimension", "bind it with --shape")
         if ratio.numerator == 1 and sampling.mode == "linear" and sampling.coordinates == "half_pixel":
-            # Every pixel is made of whole groups of so many; the rest at the end is in none.
+            # Each pixel reads a whole group of pixels; the remaining pixels at the end are not read.
             size = size // ratio.denominator * ratio.denominator
             x = x if size == x.shape[axis] else crop(im, x, axis, 0, size)
         axes.append(_Axis(axis, size, size * ratio.numerator // ratio.denominator, float(factor)))
@@ -198,7 +198,7 @@ def _resize(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _Sampling
 
 
 def _resize_floats(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _Sampling) -> Tensor:
-    # As ONNX Runtime does: a scale that changes no size moves nothing where no other size changes, nor with antialias.
+    # ONNX Runtime ignores a scale that does not change the size if no other size changes, or with antialias.
     changed = [a for a in axes if a.out != a.size or (a.scale != 1 and not sampling.antialias)]
     _check(im, changed, sampling)
     if all(a.axis >= 2 for a in changed) and x.rank in (3, 4):
@@ -236,14 +236,14 @@ def _check(im: ImportContext, changed: list[_Axis], sampling: _Sampling) -> None
 
 
 def _interp(changed: list[_Axis], sampling: _Sampling) -> dict[str, int] | None:
-    """Interp's parameters where it samples the axes as ONNX does, else None."""
+    """Return Interp's parameters if it samples the axes as ONNX does, else None."""
     if sampling.crops:
         return None
     if sampling.mode == "nearest":
         return {"resize_type": Interp.NEAREST} if all(_is_floor(a, sampling) for a in changed) else None
     if sampling.antialias or sampling.exclude_outside or (sampling.mode == "cubic" and sampling.cubic_coeff_a != -0.75):
         return None
-    # Interp treats both image axes alike, also the one that keeps its size: that is an identity in every mode.
+    # Interp samples both image axes in one mode; an axis that keeps its size does not change in any mode.
     aligned = sampling.coordinates == "align_corners"
     half = sampling.coordinates == "half_pixel" or (
         sampling.coordinates == "pytorch_half_pixel"
@@ -252,13 +252,13 @@ def _interp(changed: list[_Axis], sampling: _Sampling) -> dict[str, int] | None:
     if not (aligned or half) or (aligned and not all(at_least(a.out, 2) for a in changed)):
         return None
     if not all(_leads_to_size(a) for a in changed):
-        return None  # ONNX computes with a scale that does not quite lead to the size
+        return None  # ONNX's scale is not exactly the ratio of the sizes
     kind = Interp.BILINEAR if sampling.mode == "linear" else Interp.BICUBIC
     return {"resize_type": kind, "align_corner": int(aligned)}
 
 
 def _is_floor(axis: _Axis, sampling: _Sampling) -> bool:
-    """Return True if ONNX's nearest reads the element of ``floor(i * in / out)`` in ncnn's float32."""
+    """Return True if ONNX's nearest reads element ``floor(i * in / out)``, computed in ncnn's float32."""
     if isinstance(axis.size, Sym) or isinstance(axis.out, Sym):
         if axis.size == 1:
             return True
@@ -269,7 +269,7 @@ def _is_floor(axis: _Axis, sampling: _Sampling) -> bool:
             sampling.coordinates == "tf_half_pixel_for_nn" and rounds_down
         )
         if axis.scale is None:
-            # For n and 2n - 1 or 2n + 1 only the first quotient is whole, so rounding moves none across.
+            # From n to 2n - 1 or 2n + 1 only the first quotient is whole, so float32's rounding changes no floor.
             return plain and axis.size in (axis.out // 2, (axis.out + 1) // 2)
         return (plain or (halves and axis.scale == int(axis.scale))) and _is_stable(axis.scale)
     ratio = np.float32(axis.size) / np.float32(axis.out)
@@ -278,14 +278,14 @@ def _is_floor(axis: _Axis, sampling: _Sampling) -> bool:
 
 
 def _is_stable(scale: float) -> bool:
-    """Return True if ``floor(i * (1 / scale))`` equals that of ``i / scale`` in float32, on the longest axis."""
+    """Return True if ``floor(i * (1 / scale))`` in float32 equals ``floor(i / scale)`` for all indices i of an axis."""
     ratio, index = Fraction(scale), np.arange(_LONGEST)
     product = index.astype(np.float32) * (np.float32(1) / np.float32(scale))
     return bool(np.array_equal(np.floor(product), index * ratio.denominator // ratio.numerator))
 
 
 def _leads_to_size(axis: _Axis) -> bool:
-    """Return True if the scale of the coordinates is the ratio of the sizes."""
+    """Return True if the scale of the coordinates equals the ratio of the sizes."""
     if axis.scale is None:
         return True
     if isinstance(axis.size, int) and isinstance(axis.out, int):
@@ -296,7 +296,7 @@ def _leads_to_size(axis: _Axis) -> bool:
 
 def _interp_layer(im: ImportContext, x: Tensor, axes: list[_Axis], params: dict[str, Any]) -> Tensor:
     dims = [[1], [2], [3]] if x.rank == 4 else [[1], [], [2]]
-    # A row is spread out over the image: one number for each channel, as after a global pooling.
+    # A row has one number per channel, as after a global pooling: Interp expands it to the image.
     blob = im.mat(x, dims if len(im.channel_dims(x)) > 1 else [[1]], [0])
     height, width = (axes[2], axes[3]) if x.rank == 4 else (_Axis(-1, 1, 1, 1.0), axes[2])
     if isinstance(height.out, int) and isinstance(width.out, int):
@@ -304,7 +304,7 @@ def _interp_layer(im: ImportContext, x: Tensor, axes: list[_Axis], params: dict[
     elif height.scale is not None and width.scale is not None:
         blob = im.layer("Interp", blob, height_scale=height.scale, width_scale=width.scale, **params)
     else:
-        [size], others = im.stated([(width.out, height.out)], blob)
+        [size], others = im.size_expressions([(width.out, height.out)], blob)
         blob = im.layer("Interp", blob, *others, size_expr=size, **params)
     return im.wrap(blob, tuple(a.out for a in axes), dims, [0])
 
@@ -323,24 +323,23 @@ def _copied(im: ImportContext, x: Tensor, axes: Sequence[_Axis], sampling: _Samp
 
 
 def _places(axis: _Axis, sampling: _Sampling) -> Array:
-    """Return the places of the nearest elements, from -1 to 1 between the outer borders, and -3 for those outside."""
+    """Return the coordinates of the nearest elements, -1 and 1 at the outer borders, and -3 outside of the operand."""
     middles = (2 * _nearest_index(axis, sampling) + 1) / axis.size - 1
     return np.where(_inside(axis, sampling), middles, -3) if sampling.crops else middles
 
 
 def _product(im: ImportContext, x: Tensor, axis: _Axis, sampling: _Sampling) -> Tensor:
-    """Return the axis resized by a constant matrix [out, in]."""
+    """Resize an axis by a product with a constant matrix [out, in]."""
     perm = [a for a in range(x.rank) if a != axis.axis] + [axis.axis]
-    made = linear(im, x.transpose(perm), _matrix(axis, sampling))
-    return made.transpose([perm.index(a) for a in range(x.rank)])
+    resized = linear(im, x.transpose(perm), _matrix(axis, sampling))
+    return resized.transpose([perm.index(a) for a in range(x.rank)])
 
 
 # ---- ONNX's sampling, after the operator's specification (Resize, opset 19)
 
 _f32 = np.float32
-# index, size before, size after, scale: all in float32, each step rounded as ONNX Runtime does
-# (who adds to the offset of half_pixel_symmetric in float64). At ties the last bit
-# decides which element is nearest.
+# Functions of index, size before, size after and scale, in float32 and with ONNX Runtime's order of operations (it adds
+# to the offset of half_pixel_symmetric in float64): at ties the last bit decides which element is nearest.
 _COORDINATES: dict[str, Callable[[Array, Any, Any, Any], Array]] = {
     "half_pixel": lambda i, size, out, scale: (i + _f32(0.5)) / scale - _f32(0.5),
     "half_pixel_symmetric": lambda i, size, out, scale: (
@@ -352,9 +351,9 @@ _COORDINATES: dict[str, Callable[[Array, Any, Any, Any], Array]] = {
     "asymmetric": lambda i, size, out, scale: i / scale,
 }
 
-# Closer to the middle between two elements than this is a tie for ONNX Runtime.
+# Largest distance from the middle between two elements that ONNX Runtime treats as a tie.
 _TIE = 1e-6
-# The position, and whether the axis shrinks.
+# Functions of the position, and whether the axis shrinks.
 _ROUNDING: dict[str, Callable[[Array, bool], Array]] = {
     "round_prefer_floor": lambda x, shrinks: np.ceil(x - (0.5 + _TIE)),
     "round_prefer_ceil": lambda x, shrinks: np.floor(x + (0.5 + _TIE)),
@@ -365,7 +364,7 @@ _ROUNDING: dict[str, Callable[[Array, bool], Array]] = {
 
 
 def _positions(axis: _Axis, sampling: _Sampling) -> Array:
-    """Return the position of each element of the result on the operand's axis, both of known sizes, in float32."""
+    """Return the position of each element of the result on the operand's axis, in float32. Both have fixed sizes."""
     assert axis.scale is not None
     size, out = map(_f32, known((axis.size, axis.out)))
     index = np.arange(out, dtype=np.float32)
@@ -378,7 +377,7 @@ def _positions(axis: _Axis, sampling: _Sampling) -> Array:
 
 
 def _inside(axis: _Axis, sampling: _Sampling) -> Array:
-    """Return True for each element of the result between the first and the last element of the operand."""
+    """Return for each element of the result whether it is between the first and the last element of the operand."""
     assert isinstance(axis.size, int)
     positions = _positions(axis, sampling)
     return (positions >= 0) & (positions <= axis.size - 1)
@@ -393,7 +392,7 @@ def _nearest_index(axis: _Axis, sampling: _Sampling) -> Array:
 
 
 def _matrix(axis: _Axis, sampling: _Sampling) -> Array:
-    """Return the weight of each of the operand's elements in each element of the result."""
+    """Return the matrix [out, in] of weights from the operand's elements to the result's elements."""
     assert axis.scale is not None
     size, out = known((axis.size, axis.out))
     require_room(size * out, "a matrix")

@@ -1,4 +1,4 @@
-"""Operators that read an image at computed positions, and their inverse."""
+"""Operators that read an image at computed positions, and Col2Im."""
 
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 _SAMPLE_TYPES = {mode.name.lower(): mode for mode in Sample} | {"linear": Sample.BILINEAR, "cubic": Sample.BICUBIC}
 _PADDINGS = {mode.name.lower(): mode for mode in SamplePadding}
 _MOST_REGIONS = 256
-_MOST_PIXELS = 2**20  # that are looked up for the maxima in regions
+_MOST_PIXELS = 2**20  # lookups for the maxima in regions
 
 
 class _GridAttributes(NamedTuple):
@@ -42,16 +42,16 @@ class _RoiAttributes(NamedTuple):
 
 @onnx_op("GridSample", since=16, batch=0, items=items.batch(0, 1))
 def grid_sample16(
-    im: ImportContext, x: Tensor, grid: Value, *, mode: str = "bilinear", given: _GridAttributes
+    im: ImportContext, x: Tensor, grid: Value, *, mode: str = "bilinear", attrs: _GridAttributes
 ) -> Tensor:
     """GridSample."""
-    return grid_sample20(im, x, grid, mode=mode, given=given)
+    return grid_sample20(im, x, grid, mode=mode, attrs=attrs)
 
 
 @onnx_op("GridSample", since=20, batch=0, items=items.batch(0, 1))
-def grid_sample20(im: ImportContext, x: Tensor, grid: Value, *, mode: str = "linear", given: _GridAttributes) -> Tensor:
-    """GridSample, of images and volumes."""
-    align_corners, padding_mode = given
+def grid_sample20(im: ImportContext, x: Tensor, grid: Value, *, mode: str = "linear", attrs: _GridAttributes) -> Tensor:
+    """GridSample of images and volumes."""
+    align_corners, padding_mode = attrs
     n = x.rank - 2
     if n not in (2, 3) or grid.rank != x.rank or grid.shape[-1] != n:
         raise im.invalid(f"a grid of shape {list(grid.shape)} for an operand of rank {x.rank}")
@@ -74,9 +74,9 @@ def grid_sample20(im: ImportContext, x: Tensor, grid: Value, *, mode: str = "lin
 
 
 def _rounded(im: ImportContext, grid: Value, sizes: Shape, align_corners: int) -> Value:
-    """Return the grid moved to whole pixels, halves to even ones as in ONNX: ncnn rounds them up.
+    """Round the grid to whole pixels, halves to even pixels as in ONNX: ncnn rounds them up.
 
-    `sizes` are those of the axes that the coordinates x, y(, z) go along.
+    `sizes` are the sizes of the axes of the coordinates x, y(, z).
     """
     if not is_fixed(sizes) or (align_corners and 1 in sizes):
         reason = f"mode nearest in an image whose sizes are {', '.join(map(str, reversed(sizes)))}"
@@ -84,7 +84,7 @@ def _rounded(im: ImportContext, grid: Value, sizes: Shape, align_corners: int) -
     size = np.array(sizes, np.float32)
     if isinstance(grid, Constant):
         grid = Constant(im.f32(grid.array))
-    # In ONNX Runtime's order of operations, that the same positions are halves.
+    # With ONNX Runtime's order of operations, so the same positions are halves.
     position = arithmetic(im, BinaryOp.ADD, grid, number(1))
     if align_corners:
         pixel = arithmetic(im, BinaryOp.MUL, arithmetic(im, BinaryOp.MUL, position, number(0.5)), Constant(size - 1))
@@ -96,11 +96,11 @@ def _rounded(im: ImportContext, grid: Value, sizes: Shape, align_corners: int) -
 
 
 def _folded(im: ImportContext, grid: Value) -> Value:
-    """Return the grid between -1 and 1, reflected as often as it takes: ncnn reflects once."""
+    """Reflect the grid into -1 to 1 repeatedly: ncnn reflects only once."""
     position = arithmetic(im, BinaryOp.ADD, grid, number(1))
-    turns = arithmetic(im, BinaryOp.MUL, arithmetic(im, BinaryOp.FLOOR_DIVIDE, position, number(4)), number(4))
-    apart = arithmetic(im, BinaryOp.SUB, arithmetic(im, BinaryOp.SUB, position, turns), number(2))
-    return arithmetic(im, BinaryOp.SUB, number(1), applied(im, apart, UnaryOp.ABS, np.abs))
+    periods = arithmetic(im, BinaryOp.MUL, arithmetic(im, BinaryOp.FLOOR_DIVIDE, position, number(4)), number(4))
+    distance = arithmetic(im, BinaryOp.SUB, arithmetic(im, BinaryOp.SUB, position, periods), number(2))
+    return arithmetic(im, BinaryOp.SUB, number(1), applied(im, distance, UnaryOp.ABS, np.abs))
 
 
 @onnx_op("AffineGrid", since=20)
@@ -175,19 +175,19 @@ def deform_conv(
     return concat(im, *parts, axis=1)
 
 
-def _part(im: ImportContext, x: Tensor, which: int, count: int) -> Tensor:
-    """Return one of equal groups of channels."""
+def _part(im: ImportContext, x: Tensor, index: int, count: int) -> Tensor:
+    """Return one of `count` equal groups of channels."""
     if count == 1:
         return x
     (channels,) = fixed(im, x.shape[1:2])
     size = channels // count
-    return crop(im, x, 1, which * size, (which + 1) * size)
+    return crop(im, x, 1, index * size, (index + 1) * size)
 
 
 @onnx_op("RoiAlign", since=10, integers=True)
-def roi_align10(im: ImportContext, x: Tensor, rois: Value, batch_indices: Value, *, given: _RoiAttributes) -> Tensor:
+def roi_align10(im: ImportContext, x: Tensor, rois: Value, batch_indices: Value, *, attrs: _RoiAttributes) -> Tensor:
     """One ROIAlign for each region, and Concat."""
-    return roi_align16(im, x, rois, batch_indices, given=given, coordinate_transformation_mode="output_half_pixel")
+    return roi_align16(im, x, rois, batch_indices, attrs=attrs, coordinate_transformation_mode="output_half_pixel")
 
 
 @onnx_op("RoiAlign", since=16, integers=True)
@@ -197,11 +197,11 @@ def roi_align16(
     rois: Value,
     batch_indices: Value,
     *,
-    given: _RoiAttributes,
+    attrs: _RoiAttributes,
     coordinate_transformation_mode: str = "half_pixel",
 ) -> Tensor:
-    """One ROIAlign for each region, and Concat; maxima in constant regions are those of constant pixels."""
-    mode = given.mode
+    """One ROIAlign for each region, and Concat; in mode max, lookups of constant pixels and a Reduction."""
+    mode = attrs.mode
     if mode not in ("avg", "max"):
         raise im.invalid(f"mode {mode} is not known")
     if mode == "max" and not isinstance(rois, Constant):
@@ -213,14 +213,14 @@ def roi_align16(
     if not isinstance(count, int) or not 1 <= count <= _MOST_REGIONS:
         reason = f"{count} regions: their number must be known, and at most {_MOST_REGIONS}"
         raise im.refuse(reason, "convert it for fewer regions")
-    which = batch_indices.array.reshape(-1) if isinstance(batch_indices, Constant) else np.zeros(count, int)
-    if which.shape != (count,) or which.min() < 0 or (isinstance(x.shape[0], int) and which.max() >= x.shape[0]):
-        raise im.invalid(f"regions in images {which.tolist()} for {count} regions of {x.shape[0]} images")
+    images = batch_indices.array.reshape(-1) if isinstance(batch_indices, Constant) else np.zeros(count, int)
+    if images.shape != (count,) or images.min() < 0 or (isinstance(x.shape[0], int) and images.max() >= x.shape[0]):
+        raise im.invalid(f"regions in images {images.tolist()} for {count} regions of {x.shape[0]} images")
     is_centred = coordinate_transformation_mode == "half_pixel"
     if mode == "max" and isinstance(rois, Constant):
-        ends = rois.array.astype(np.float32) * np.float32(given.spatial_scale) - np.float32(0.5 if is_centred else 0)
-        return _largest(im, x, which, ends, given, is_centred=is_centred)
-    image = {i: im.channels(x if x.shape[0] == 1 else crop(im, x, 0, i, i + 1)) for i in sorted(set(which.tolist()))}
+        ends = rois.array.astype(np.float32) * np.float32(attrs.spatial_scale) - np.float32(0.5 if is_centred else 0)
+        return _largest(im, x, images, ends, attrs, is_centred=is_centred)
+    image = {i: im.channels(x if x.shape[0] == 1 else crop(im, x, 0, i, i + 1)) for i in sorted(set(images.tolist()))}
     regions = im.mat(rois, [[0], [1]])
     rows = [regions] if count == 1 else im.layers("Slice", regions, outputs=count, slices=(1,) * count, axis=0)
     parts = [
@@ -228,28 +228,28 @@ def roi_align16(
             "ROIAlign",
             image[i],
             row,
-            pooled_width=given.output_width,
-            pooled_height=given.output_height,
-            spatial_scale=given.spatial_scale,
-            sampling_ratio=given.sampling_ratio,
+            pooled_width=attrs.output_width,
+            pooled_height=attrs.output_height,
+            spatial_scale=attrs.spatial_scale,
+            sampling_ratio=attrs.sampling_ratio,
             aligned=int(is_centred),
             version=1,
         )
-        for i, row in zip(which.tolist(), rows, strict=True)
+        for i, row in zip(images.tolist(), rows, strict=True)
     ]
-    shape = (count, x.shape[1], given.output_height, given.output_width)
+    shape = (count, x.shape[1], attrs.output_height, attrs.output_width)
     if count == 1:
         return im.wrap(parts[0], shape, [[1], [2], [3]], dtype=x.dtype)
     return im.wrap(im.layer("Concat", *parts, axis=0), shape, [[0, 1], [2], [3]], dtype=x.dtype)
 
 
 def _largest(
-    im: ImportContext, x: Tensor, images: Array, ends: Array, given: _RoiAttributes, *, is_centred: bool
+    im: ImportContext, x: Tensor, images: Array, ends: Array, attrs: _RoiAttributes, *, is_centred: bool
 ) -> Tensor:
-    """Return the largest in each cell of each region, as ONNX Runtime has it: of weighted pixels, not of samples."""
+    """Return the maximum in each cell of each region, as in ONNX Runtime: of weighted pixels, not of samples."""
     reason = "mode max in an image of dynamic size"
     batch, channels, height, width = im.fixed(x.shape, reason, "bind them with --shape")
-    size, ratio = (given.output_height, given.output_width), given.sampling_ratio
+    size, ratio = (attrs.output_height, attrs.output_width), attrs.sampling_ratio
     positions, weights = [], []
     for image, (left, top, right, bottom) in zip(images.tolist(), ends, strict=True):
         rows, of_rows = _around(top, bottom, height, size[0], ratio, is_centred=is_centred)
@@ -261,7 +261,7 @@ def _largest(
     if len(positions) * size[0] * size[1] * most > _MOST_PIXELS:
         reason = f"mode max of {most} pixels in each of {size[0] * size[1]} cells of {len(positions)} regions"
         raise im.refuse(reason, "use fewer or smaller regions, or sampling_ratio 1")
-    # Cells of fewer pixels look at the first one again, without weight where they have none at all.
+    # Cells with fewer pixels repeat the last one; cells without pixels read pixel 0 with weight 0.
     position = np.concatenate([_widened(position, most) for position in positions])
     weight = np.concatenate([_widened(weight, most) for weight in weights])
     flat = im.reshape(x.transpose((0, 2, 3, 1)), (batch * height * width, channels))
@@ -279,8 +279,8 @@ def _widened(x: Array, width: int) -> Array:
 def _around(
     begin: np.float32, end: np.float32, length: int, cells: int, ratio: int, *, is_centred: bool
 ) -> tuple[Array, Array]:
-    """Return the pixels around the samples of each cell along an axis, and their weights: [cells, 2 * samples]."""
-    # In float32, and in ONNX Runtime's order of operations, that the same samples are outside.
+    """Return the neighbours of the samples of each cell along an axis, and their weights: [cells, 2 * samples]."""
+    # In float32 and with ONNX Runtime's order of operations, so the same samples are outside.
     extent = end - begin if is_centred else max(end - begin, np.float32(1))
     cell = extent / np.float32(cells)
     samples = ratio if ratio > 0 else max(int(np.ceil(cell)), 0)
@@ -305,7 +305,7 @@ def col2im(
     pads: Ints = (),
     strides: Ints = (),
 ) -> Tensor:
-    """Fold, of rows too."""
+    """Fold, also of rows."""
     n = len(image_shape)
     if n > 2:
         raise im.refuse(f"an image of {n} dimensions: ncnn folds two", "fold it in two dimensions")

@@ -1,4 +1,4 @@
-"""Values placed by indices, triangles, running sums, and one-hot vectors."""
+"""Scatter operators, Trilu, CumSum, CumProd and OneHot."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ from onnx2ncnn_opt.onnx.lower.functional.where import where
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Operand, Sizes, SymbolicTensor, Tensor, Value, is_float
 
-_MOST_PIECES, _MOST_TURNS = 256, 32
+_MOST_PIECES, _MOST_ROUNDS = 256, 32
 _MOST_PAIRS = 2**22  # comparisons of an element with an update
 _REDUCTIONS: Mapping[str, Callable[..., Value]] = {"add": add, "mul": mul, "max": maximum, "min": minimum}
 _NEUTRAL = {"add": 0.0, "mul": 1.0, "max": -np.inf, "min": np.inf}
@@ -54,7 +54,7 @@ def scatter_nd(im: ImportContext, data: Value, indices: Operand, updates: Value,
 
 
 def _is_everywhere(indices: Operand, sizes: Shape) -> bool:
-    """Return True if indices name each element of axes of these sizes in its own place, as of ``mask[...] = x``."""
+    """Return True if the indices enumerate all elements in order, as for ``mask[...] = x``."""
     if not isinstance(indices, SymbolicTensor) or indices.shape != (*sizes, len(sizes)):
         return False
     cells = np.broadcast_to(indices.cells, (*indices.cells.shape[:-1], len(sizes)))
@@ -127,7 +127,7 @@ def _check_reduction(im: ImportContext, reduction: str) -> None:
 def _scatter(
     im: ImportContext, data: Value, targets: Array, updates: Value, rest: int, reduction: str = "none"
 ) -> Value:
-    """Return ``data[targets] = updates`` over all axes except the last `rest`, or the reduction of old and new."""
+    """Return the data after ``data[targets] = updates`` over all axes except the last `rest`, or after a reduction."""
     sizes = fixed(im, data.shape[: data.rank - rest])
     for index, size in zip(targets, sizes, strict=True):
         if index.size and (index.min() < -size or index.max() >= size):
@@ -150,7 +150,7 @@ def _scatter(
 
 
 def _scatter_rows(im: ImportContext, data: Value, targets: Tensor, updates: Value, depth: int, reduction: str) -> Value:
-    """Rows of data and updates, whose `targets` are in the first axes as one."""
+    """Scatter rows of updates to `targets`, indices into the merged first `depth` axes."""
     sizes, inner, count = fixed(im, data.shape[:depth]), fixed(im, data.shape[depth:]), fixed(im, targets.shape)
     if updates.shape != (*count, *inner):
         raise im.invalid(f"updates of shape {list(updates.shape)}, not {[*count, *inner]}")
@@ -166,12 +166,12 @@ def _scatter_rows(im: ImportContext, data: Value, targets: Tensor, updates: Valu
 
 
 def _scatter_cells(im: ImportContext, data: Value, indices: Tensor, updates: Value, axis: int, reduction: str) -> Value:
-    """Elements of data and updates, whose positions along the axis are the indices."""
-    shape, taken = fixed(im, data.shape), fixed(im, indices.shape)
+    """Scatter single elements to computed indices along an axis."""
+    shape, index_shape = fixed(im, data.shape), fixed(im, indices.shape)
     others = [a for a in range(data.rank) if a != axis]
-    if updates.shape != taken or any(taken[a] != shape[a] for a in others):
+    if updates.shape != index_shape or any(index_shape[a] != shape[a] for a in others):
         raise im.refuse(
-            f"indices of shape {list(taken)} computed at run time, and updates of shape {list(updates.shape)}, "
+            f"indices of shape {list(index_shape)} computed at run time, and updates of shape {list(updates.shape)}, "
             f"for {list(shape)}",
             f"such indices must cover the other axes than {axis}",
         )
@@ -181,20 +181,20 @@ def _scatter_cells(im: ImportContext, data: Value, indices: Tensor, updates: Val
     old, targets, new = (im.reshape(x.transpose(order), (count, x.shape[axis])) for x in (data, indices, updates))
     row = im.tensor(targets)
     if reduction == "none":
-        found = gather_elements(im, concat(im, old, new, axis=1), _sources(im, row, shape[axis]), axis=1)
+        result = gather_elements(im, concat(im, old, new, axis=1), _sources(im, row, shape[axis]), axis=1)
     else:
         old, new = (im.reshape(x, (*x.shape, 1)) for x in (old, new))
-        found = _combined(im, old, new, _hits(im, row, shape[axis], 1), reduction)
-    return im.reshape(found, tuple(shape[a] for a in order)).transpose([order.index(a) for a in range(data.rank)])
+        result = _combined(im, old, new, _hits(im, row, shape[axis], 1), reduction)
+    return im.reshape(result, tuple(shape[a] for a in order)).transpose([order.index(a) for a in range(data.rank)])
 
 
 def _combined(im: ImportContext, data: Value, updates: Value, hits: Tensor, reduction: str) -> Value:
-    """Return the reduction of data [rows, elements, size] and of the updates [rows, count, size] for each element."""
+    """Reduce data [rows, elements, size] with the updates [rows, count, size] that `hits` assigns to each element."""
     combine = _REDUCTIONS[reduction]
     count = _size(im, updates, 1)
     new = im.reshape(updates, (*updates.shape[:2], 1, *updates.shape[2:]))
     x = im.tensor(where(im, im.tensor(im.reshape(hits, (*hits.shape, 1))), new, number(_NEUTRAL[reduction])))
-    # In pairs: ncnn's Reduction begins with the largest finite number.
+    # In pairs, because ncnn's Reduction starts from the largest finite number.
     while count > 1:
         half = count // 2
         pairs = combine(im, crop(im, x, 1, 0, half), crop(im, x, 1, half, 2 * half))
@@ -204,9 +204,9 @@ def _combined(im: ImportContext, data: Value, updates: Value, hits: Tensor, redu
 
 
 def _sources(im: ImportContext, targets: Tensor, size: int) -> Tensor:
-    """Return the source of each of `size` elements: itself, or, numbered after all elements, the last update for it.
+    """Return the source index of each of `size` elements in the concatenation of elements and updates.
 
-    There is a row of targets for each row of elements.
+    It is the last update of the element, or the element itself. Each row of elements has a row of targets.
     """
     hits = _hits(im, targets, size, 1)
     numbers = size + np.arange(fixed(im, targets.shape)[1], dtype=np.float32).reshape(-1, 1)
@@ -215,7 +215,7 @@ def _sources(im: ImportContext, targets: Tensor, size: int) -> Tensor:
 
 
 def _hits(im: ImportContext, targets: Tensor, size: int, elements: int) -> Tensor:
-    """1 where a target of [rows, count] is one of `size`, else 0; refused if this, times elements, is too much."""
+    """Compare targets [rows, count] with each of `size` indices: 1 if equal, else 0; refused if that is too much."""
     rows, count = fixed(im, targets.shape)
     if rows * count * size * elements > _MOST_PAIRS:
         raise im.refuse(
@@ -228,29 +228,29 @@ def _hits(im: ImportContext, targets: Tensor, size: int, elements: int) -> Tenso
 
 
 def _equal(im: ImportContext, x: Tensor, numbers: Array) -> Tensor:
-    """1 where the distance to a number is 0, else 0."""
+    """Return 1 where the distance to a number is 0, else 0."""
     return between(im, im.tensor(binary(im, BinaryOp.SUB, x, Constant(numbers))), -FLT_MIN, 0.0)
 
 
 def _reduced(im: ImportContext, data: Value, targets: Array, updates: Value, inner: Shape, reduction: str) -> Value:
-    """Return the reduction of rows and updates, several updates for one row one after the other."""
+    """Reduce rows with updates at constant targets; several updates of one row are applied in successive rounds."""
     order = np.argsort(targets, kind="stable")
-    turn = np.empty_like(targets)
-    turn[order] = np.arange(targets.size) - np.searchsorted(targets[order], targets[order])
-    if turn.max() >= _MOST_TURNS:
-        reason = f"its constant indices name one element {turn.max() + 1} times"
+    rounds = np.empty_like(targets)
+    rounds[order] = np.arange(targets.size) - np.searchsorted(targets[order], targets[order])
+    if rounds.max() >= _MOST_ROUNDS:
+        reason = f"its constant indices name one element {rounds.max() + 1} times"
         raise im.refuse(reason, "add up the updates of an element before")
     rows = im.reshape(data, (product(data.shape[: data.rank - len(inner)]), *inner))
     new = im.reshape(updates, (targets.size, *inner))
-    for k in range(turn.max() + 1):
-        which = order[turn[order] == k]
-        result = _REDUCTIONS[reduction](im, _rows(im, rows, targets[which], 0), _rows(im, new, which, 0))
-        rows = _place_along(im, rows, result, targets[which], 0)
+    for k in range(rounds.max() + 1):
+        chosen = order[rounds[order] == k]
+        result = _REDUCTIONS[reduction](im, _rows(im, rows, targets[chosen], 0), _rows(im, new, chosen, 0))
+        rows = _place_along(im, rows, result, targets[chosen], 0)
     return im.reshape(rows, data.shape)
 
 
 def _place(im: ImportContext, data: Value, updates: Value, box: list[Array], axis: int) -> Value:
-    """Return ``data[box] = updates`` from `axis` on; the box has the indices for each axis, in order."""
+    """Return the data after ``data[box] = updates``; the box has sorted indices for each axis from `axis` on."""
     partial = [a for a in range(axis, len(box)) if len(box[a]) < _size(im, data, a)]
     if not partial:
         return updates
@@ -261,10 +261,10 @@ def _place(im: ImportContext, data: Value, updates: Value, box: list[Array], axi
 
 
 def _place_along(im: ImportContext, data: Value, updates: Value, rows: Array, axis: int) -> Value:
-    """Concat of the rows of an axis that stay and of those that are new, each row of `updates` in one of `rows`."""
+    """Replace `rows` of an axis by the rows of `updates`: Concat of runs of old and new rows."""
     size = _size(im, data, axis)
     source = np.arange(size)
-    source[rows] = size + np.arange(rows.size)  # of two values for one element the later one stays
+    source[rows] = size + np.arange(rows.size)  # the last of several updates of an element counts
     runs = np.split(source, np.flatnonzero(np.diff(source) != 1) + 1)
     if len(runs) > _MOST_PIECES:
         reason = f"its constant indices cut the operand into more than {_MOST_PIECES} pieces"
@@ -284,7 +284,7 @@ def _size(im: ImportContext, x: Value, axis: int) -> int:
 
 @onnx_op("Trilu", since=14, integers=True, axes="same", items=items.along((-2, -1)), folds=True)
 def trilu(im: ImportContext, x: Tensor, k: Sizes | None = None, *, upper: int = 1) -> Value:
-    """Clip to 0 outside the triangle, for any number there."""
+    """Where with a mask of the triangle, which drops any number outside."""
     shape, offset = x.shape[-2:], k[0] if k else 0
     if len(shape) < 2:
         raise im.invalid(f"a triangle of a tensor of rank {x.rank}")
@@ -301,7 +301,7 @@ def trilu(im: ImportContext, x: Tensor, k: Sizes | None = None, *, upper: int = 
 
 @onnx_op("CumSum", since=11, integers=True, axes="same", items=items.along(None, index=1), folds=True)
 def cumsum(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
-    """CumulativeSum, between two Flips from the end; exclusive sums are those of the shifted operand."""
+    """CumulativeSum, between two Flips if reverse; exclusive sums use the shifted operand."""
     along, x = im.axis(axis[0], x.rank), as_numbers(im, x)
     if not x.view.axes[along]:
         return im.tensor(binary(im, BinaryOp.SUB, x, x)) if exclusive else x
@@ -320,7 +320,7 @@ def cumsum(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, reve
 
 @onnx_op("CumProd", since=26, integers=True, axes="same", items=items.along(None, index=1))
 def cumprod(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
-    """BinaryOp mul of the operand and itself shifted by 1, of that and itself shifted by 2, by 4, and so on."""
+    """BinaryOp mul of the operand with itself shifted by 1, of the product with itself shifted by 2, 4, and so on."""
     along, x = im.axis(axis[0], x.rank), as_numbers(im, x)
     (size,) = im.fixed((x.shape[along],), "the axis is dynamic")
     if reverse:
@@ -335,7 +335,7 @@ def cumprod(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, rev
 
 
 def _shifted(im: ImportContext, x: Tensor, axis: int, shift: int, *, fill: float) -> Tensor:
-    """Return the elements of an axis moved towards its end, after as many of `fill`."""
+    """Shift the elements of an axis towards its end, and fill the begin."""
     pads = [0] * 2 * x.rank
     pads[axis] = shift
     return crop(im, im.tensor(pad(im, x, pads=tuple(pads), value=fill)), axis, 0, -shift)
@@ -343,9 +343,9 @@ def _shifted(im: ImportContext, x: Tensor, axis: int, shift: int, *, fill: float
 
 @onnx_op("OneHot", since=9, integers=True, folds=True)
 def one_hot(im: ImportContext, indices: Tensor, depth: Array, values: Array, *, axis: int = -1) -> Value:
-    """1 where the distance to a number of the row is 0; numbers between whole ones are cut off first.
+    """Thresholds of the distance to each class; fractions are truncated first.
 
-    As ONNX Runtime does from 1.32 on; before, such a number was nowhere.
+    ONNX Runtime truncates from 1.32 on; before, a fraction matched no class.
     """
     if indices.dtype == np.bool_:
         raise im.invalid("indices of type bool")
@@ -357,9 +357,9 @@ def one_hot(im: ImportContext, indices: Tensor, depth: Array, values: Array, *, 
     if is_float(indices.dtype):
         numbers = im.apply(numbers, UnaryOp.TRUNC)
     if not np.issubdtype(indices.dtype, np.unsignedinteger):
-        # Sums are rounded to whole numbers where ONNX Runtime's are.
-        below = im.unary(im.apply(numbers, UnaryOp.NEG), "Threshold", threshold=0.0)
-        numbers = im.tensor(binary(im, BinaryOp.ADD, numbers, binary(im, BinaryOp.MUL, below, number(count))))
+        # float32 rounds large sums as ONNX Runtime does.
+        is_negative = im.unary(im.apply(numbers, UnaryOp.NEG), "Threshold", threshold=0.0)
+        numbers = im.tensor(binary(im, BinaryOp.ADD, numbers, binary(im, BinaryOp.MUL, is_negative, number(count))))
     column = numbers.viewed(numbers.view.with_axes((*numbers.view.axes[:axis], (), *numbers.view.axes[axis:])))
     targets = np.arange(count, dtype=np.float32).reshape(-1, *(1,) * (rank - axis - 1))
     hot = _equal(im, column, targets)

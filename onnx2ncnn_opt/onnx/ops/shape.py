@@ -1,6 +1,6 @@
 """Operators that move elements without computing: most of them only change the view.
 
-And those whose results fold if they are known up to dynamic dimensions, and are refused otherwise.
+Also operators that fold if their results depend only on dynamic sizes, and are refused otherwise.
 """
 
 from collections.abc import Iterator
@@ -25,23 +25,23 @@ from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value
 
 @onnx_op("Reshape", since=5, integers=True, moves=(0,), items=items.in_order, folds=True)
 def reshape(im: ImportContext, x: Tensor, shape: Sizes, *, allowzero: int = 0) -> Value:
-    """Regroup axes; Reshape where their factors do not fit."""
+    """Regroup axes; Reshape if their factors do not fit."""
     if not allowzero and 0 in shape[x.rank :]:
         raise im.invalid(f"{shape_text(shape)} copies sizes that {shape_text(x.shape)} does not have")
-    wanted: list[Dim] = [x.shape[i] if size == 0 and not allowzero else size for i, size in enumerate(shape)]
-    if -1 in wanted:
-        whole, others = product(x.shape), product(size for size in wanted if size != -1)
+    target: list[Dim] = [x.shape[i] if size == 0 and not allowzero else size for i, size in enumerate(shape)]
+    if -1 in target:
+        whole, others = product(x.shape), product(size for size in target if size != -1)
         rest = exact_div(whole, others)
         if rest is None and isinstance(whole, Sym) and others != 0:
-            rest = whole // others  # which ONNX demands to be even
+            rest = whole // others  # ONNX demands that the quotient is whole
         if rest is None:
             reason = f"{shape_text(x.shape)} cannot be reshaped to {shape_text(shape)}"
             raise im.refuse(reason, "bind sizes with --shape")
-        wanted[wanted.index(-1)] = rest
-    size, total = product(x.shape), product(wanted)
+        target[target.index(-1)] = rest
+    size, total = product(x.shape), product(target)
     if isinstance(size, int) and isinstance(total, int) and size != total:
-        raise im.misfit(f"{shape_text(x.shape)} cannot be reshaped to {shape_text(tuple(wanted))}", [(size, total)])
-    return im.reshape(x, tuple(wanted))
+        raise im.misfit(f"{shape_text(x.shape)} cannot be reshaped to {shape_text(tuple(target))}", [(size, total)])
+    return im.reshape(x, tuple(target))
 
 
 @onnx_op("Flatten", integers=True, moves=(0,), items=items.in_order, folds=True)
@@ -66,7 +66,7 @@ def _permuted(seen: NodeView) -> int:
 
 @onnx_op("Transpose", integers=True, moves=(0,), items=_permuted, folds=True)
 def transpose(im: ImportContext, x: Tensor, *, perm: Ints = ()) -> Value:
-    """Another order of axes; Permute when somebody needs it."""
+    """Reorder axes; Permute only if a consumer needs the layout."""
     order = perm or tuple(reversed(range(x.rank)))
     if sorted(order) != list(range(x.rank)):
         raise im.invalid(f"perm {perm} does not fit rank {x.rank}")
@@ -99,28 +99,28 @@ def split(
         is_whole, count = num_outputs is None, num_outputs or len(im.node.outputs)
         if not isinstance(size, int):
             return tuple(_equal_parts(im, x, axis, size, count, is_whole=is_whole))
-        each = -(-size // count)
-        split = tuple(min(each, size - each * i) for i in range(count))
+        part = -(-size // count)
+        split = tuple(min(part, size - part * i) for i in range(count))
     return parts_of(im, x, axis, split)
 
 
 def _equal_parts(im: ImportContext, x: Tensor, axis: int, size: Dim, count: int, *, is_whole: bool) -> Iterator[Tensor]:
-    """Parts of a dynamic axis, all of one size where it is a whole one, else the last one smaller."""
-    each = exact_div(size, count) or (size if is_whole else size + count - 1) // count
+    """Yield parts of a dynamic axis of one size; unless `is_whole`, the last part may be smaller."""
+    part = exact_div(size, count) or (size if is_whole else size + count - 1) // count
     for i in range(count):
-        end = each * (i + 1) if is_whole or i < count - 1 else size
-        yield crop(im, x, axis, each * i, end)
+        end = part * (i + 1) if is_whole or i < count - 1 else size
+        yield crop(im, x, axis, part * i, end)
 
 
 def _grown(seen: NodeView) -> int:
-    """Items that are there already, or copies of one array for all of them."""
+    """Apply the rule of Expand and Tile: keep the items, or copy one array for each item."""
     before, after = seen.shape(0), seen.result
-    at = seen.grown() - len(after)  # counted from the last axis, as operands may get more in front
+    at = seen.grown() - len(after)  # from the last axis, because Expand prepends axes
     size = before[at] if len(before) >= -at else 1
-    given = seen.axis(0)
-    if given is None and size != 1:
+    axis = seen.axis(0)
+    if axis is None and size != 1:
         raise ItemsMixed
-    if given is not None and (given - len(before) != at or size != after[at]):
+    if axis is not None and (axis - len(before) != at or size != after[at]):
         raise ItemsMixed
     return len(after) + at
 
@@ -138,11 +138,11 @@ def tile(im: ImportContext, x: Tensor, repeats: Sizes) -> Value:
     grown = [axis for axis, n in enumerate(repeats) if isinstance(n, Sym)]
     x = repeated(im, x, [1 if isinstance(n, Sym) else n for n in repeats])
     for axis in grown:
-        # An axis before it is repeated as one of size 1.
+        # Insert an axis of size 1 before it, broadcast that, and merge both.
         count, size = repeats[axis], x.shape[axis]
-        apart = im.tensor(im.reshape(x, (*x.shape[:axis], 1, *x.shape[axis:])))
-        more = im.tensor(spread(im, apart, (*x.shape[:axis], count, *x.shape[axis:])))
-        x = im.tensor(im.reshape(more, (*x.shape[:axis], count * size, *x.shape[axis + 1 :])))
+        inserted = im.tensor(im.reshape(x, (*x.shape[:axis], 1, *x.shape[axis:])))
+        copies = im.tensor(spread(im, inserted, (*x.shape[:axis], count, *x.shape[axis:])))
+        x = im.tensor(im.reshape(copies, (*x.shape[:axis], count * size, *x.shape[axis + 1 :])))
     return x
 
 
@@ -157,7 +157,7 @@ def eye_like(im: ImportContext, x: Value, *, dtype: int | None = None, k: int = 
 
 @onnx_op("DepthToSpace", batch=0, folds=True)
 def depth_to_space(im: ImportContext, x: Tensor, *, blocksize: int, mode: str = "DCR") -> Value:
-    """Regroup axes, PixelShuffle when somebody needs it."""
+    """Regroup axes; PixelShuffle only if a consumer needs the layout."""
     n, c, h, w = _image(im, x)
     b = blocksize
     depth = exact_div(c, b * b)
@@ -170,7 +170,7 @@ def depth_to_space(im: ImportContext, x: Tensor, *, blocksize: int, mode: str = 
 
 @onnx_op("SpaceToDepth", batch=0, folds=True)
 def space_to_depth(im: ImportContext, x: Tensor, *, blocksize: int, mode: str = "DCR") -> Value:
-    """Regroup axes, Reorg when somebody needs it."""
+    """Regroup axes; Reorg only if a consumer needs the layout."""
     n, c, h, w = _image(im, x)
     b = blocksize
     rows, columns = exact_div(h, b), exact_div(w, b)
@@ -188,12 +188,12 @@ def _image(im: ImportContext, x: Tensor) -> Shape:
 
 @onnx_op("Range", since=11, integers=True, folds=True)
 def range_(im: ImportContext, start: Value, limit: Value, delta: Value, *, stash_type: int = 1) -> Value:
-    """Sum ones, in sizes only."""
+    """CumulativeSum of ones; the bounds must depend on sizes only."""
     reason = "its length depends on values that are computed at run time, or on a step that is not an integer"
     raise im.refuse(reason, "make it depend on the shapes of inputs only, with an integer step")
 
 
 @onnx_op("ConstantOfShape", since=9, integers=True, folds=True)
 def constant_of_shape(im: ImportContext, shape: Value, *, value: Array | None = None) -> Value:
-    """Ones of dynamic sizes, times a constant."""
+    """Ones of dynamic sizes times a constant."""
     raise im.refuse("its shape is computed at run time", "make it depend on the shapes of inputs only")

@@ -1,4 +1,4 @@
-"""Fourier transforms of a known length as products with a constant matrix, and the windows that go with them."""
+"""Fourier transforms of a known length as products with a constant matrix, and window functions."""
 
 import math
 
@@ -44,7 +44,7 @@ def dft20(
     count = length[0] if length else 2 * (size - 1) if to_real else size
     if count < 1:
         raise im.invalid(f"a length of {count}")
-    # [results, re and im, operands, re and im]; operands after the length do not count.
+    # [results, re and im, operands, re and im]; operands beyond the length have weight 0.
     if to_real:
         if parts != 2 or size != count // 2 + 1:
             reason = f"{count} real numbers from a spectrum of shape {list(x.shape)}, which is not padded or cut"
@@ -59,8 +59,8 @@ def dft20(
     shape = tuple(x.shape[a] for a in outer)
     rows = im.reshape(x.transpose(order), (product(shape), size * parts))
     spectrum = linear(im, im.tensor(rows), weight.reshape(-1, size * parts).astype(np.float32))
-    apart = im.tensor(im.reshape(spectrum, (*shape, *weight.shape[:2])))
-    return apart.transpose([order.index(a) for a in range(x.rank)])
+    split = im.tensor(im.reshape(spectrum, (*shape, *weight.shape[:2])))
+    return split.transpose([order.index(a) for a in range(x.rank)])
 
 
 def _fourier(im: ImportContext, count: int, samples: int, onesided: int, sign: int) -> Array:
@@ -69,7 +69,7 @@ def _fourier(im: ImportContext, count: int, samples: int, onesided: int, sign: i
     if frequencies * samples * 4 > _MOST_NUMBERS:
         reason = f"a transform of length {count} would be a matrix of {frequencies * samples * 4} numbers"
         raise im.refuse(reason, "transform shorter signals")
-    # Whole turns are taken off before the angle is a float.
+    # Reduce whole turns in integers, because large angles lose precision.
     turns = np.outer(np.arange(frequencies), np.arange(samples)) % count
     angle = 2 * np.pi * turns / count
     cos, sin = np.cos(angle), sign * np.sin(angle)
@@ -94,7 +94,7 @@ def stft(
     *,
     onesided: int = 1,
 ) -> Value:
-    """Convolution1D with sines and cosines under the window."""
+    """Convolution1D with sines and cosines times the window."""
     if window is None and frame_length is None:
         raise im.refuse("neither a window nor a frame_length", "give it a frame_length")
     count = frame_length[0] if frame_length else len(window) if window is not None else 0
@@ -113,7 +113,7 @@ def stft(
     return im.wrap(blob, shape, [[1, 2], [3]], [0], signal.dtype).transpose((0, 3, 1, 2))
 
 
-# The terms of each window: a sum of cosines of whole multiples of the turn.
+# The coefficients of each window, a sum of cosines of whole multiples of the angle.
 _WINDOWS = {"HannWindow": (0.5, -0.5), "HammingWindow": (25 / 46, -21 / 46), "BlackmanWindow": (0.42, -0.5, 0.08)}
 
 

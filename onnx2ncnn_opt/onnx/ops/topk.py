@@ -1,11 +1,11 @@
 """TopK: the largest or smallest elements, in order.
 
-ncnn does not sort. A few numbers are found in rounds: each round takes the first of the largest and removes it. For
-more of them, an element's rank is the number of elements that come before it: all larger ones, and equal ones to its
-left. For an axis of n elements that is n * n comparisons.
+ncnn does not sort. For a small k, layers find the numbers in rounds: each round picks the first of the largest numbers
+and removes it. For a larger k, they compute each element's rank: the number of larger elements, and of equal elements
+to its left. For an axis of n elements that is n * n comparisons.
 
 The rank of NaN is undefined, as in ONNX Runtime: it may be among the largest or the smallest numbers. In a row with
-NaN an index may come twice, but every index is one of the axis.
+NaN an index may occur twice, but every index is valid.
 """
 
 import numpy as np
@@ -24,15 +24,15 @@ from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value, held_as_float
 
 _MOST_COMPARISONS = 2**24
-_MOST_ROUNDS = 128  # each is nine layers
-_ROOM = 4
+_MOST_ROUNDS = 128  # nine layers each
+_SCALE = 4  # dividing by it makes room for infinite and removed numbers
 _UNSIGNED = held_as_float(np.dtype(np.uint32))
 _INDEX = held_as_float(np.dtype(np.int64))
 
 
 @onnx_op("TopK", jumps=True, items=items.along(-1), folds=True)
 def top_k1(im: ImportContext, x: Tensor, *, k: int, axis: int = -1) -> tuple[Value, ...]:
-    """For one number ReduceMax and ArgMax; for few of many such rounds, else comparisons of all with all."""
+    """ReduceMax and ArgMax for k = 1; rounds of these for a small k, else comparisons of all pairs."""
     return top_k10(im, x, (k,), axis=axis)
 
 
@@ -41,7 +41,7 @@ def top_k1(im: ImportContext, x: Tensor, *, k: int, axis: int = -1) -> tuple[Val
 def top_k10(
     im: ImportContext, x: Tensor, k: Ints, *, axis: int = -1, largest: int = 1, sorted: int = 1
 ) -> tuple[Value, ...]:
-    """For one number ReduceMax and ArgMax; for few of many such rounds, else comparisons of all with all."""
+    """ReduceMax and ArgMax for k = 1; rounds of these for a small k, else comparisons of all pairs."""
     axis, x, count = im.axis(axis, x.rank), as_numbers(im, x), k[0]
     size = x.shape[axis]
     if isinstance(size, int) and count > size:
@@ -64,15 +64,15 @@ def top_k10(
     flat, ordered = (im.reshape(y.transpose(perm), (rows, size)) for y in (x, order))
     indices = _of_rank(im, _ranks(im, im.tensor(ordered), size), size, count)
     shape, back = (*(x.shape[a] for a in perm[:-1]), count), [perm.index(a) for a in range(x.rank)]
-    taken = gather_elements(im, flat, indices, axis=1)
-    values, places = (im.tensor(im.reshape(y, shape)).transpose(back) for y in (taken, indices))
+    numbers = gather_elements(im, flat, indices, axis=1)
+    values, places = (im.tensor(im.reshape(y, shape)).transpose(back) for y in (numbers, indices))
     return values, Tensor(places.blob, places.view, _INDEX)
 
 
 def _are_rounds_better(rows: Dim | None, size: int, count: int) -> bool:
-    """Return True if rounds take less than half the time of all pairwise comparisons, or if only rounds are possible.
+    """Return True if rounds take less than half the time of all comparisons, or if only rounds are possible.
 
-    The times are measured nanoseconds. Rounds must take less than half, because they are more layers.
+    The times are measured nanoseconds. Less than half, because rounds are more layers.
     """
     if not isinstance(rows, int) or rows * size * size > _MOST_COMPARISONS:
         return count <= _MOST_ROUNDS
@@ -80,45 +80,45 @@ def _are_rounds_better(rows: Dim | None, size: int, count: int) -> bool:
 
 
 def _in_rounds(im: ImportContext, x: Tensor, order: Tensor, axis: int, size: int, count: int) -> tuple[Value, ...]:
-    """Return the first of the largest numbers, then the first of the largest that are left, and so on.
+    """Return the first of the largest numbers, then the first of the largest remaining numbers, and so on.
 
-    Infinite numbers are made finite, as their difference is NaN: a quarter of each number is exact, leaves room for
-    them above the others, and below them for those that were taken.
+    Infinite numbers become finite, because their difference is NaN. A quarter of each number is exact; it leaves room
+    for infinity above the others, and for removed numbers below them.
     """
-    quarter = im.apply(order, BinaryOp.MUL, 1 / _ROOM)
-    left = im.unary(quarter, "Clip", min=-1.5 / _ROOM * FLT_MAX, max=1.5 / _ROOM * FLT_MAX)
+    quarter = im.apply(order, BinaryOp.MUL, 1 / _SCALE)
+    remaining = im.unary(quarter, "Clip", min=-1.5 / _SCALE * FLT_MAX, max=1.5 / _SCALE * FLT_MAX)
     from_end = Constant(np.arange(size, 0, -1, dtype=np.float32).reshape(-1, *(1,) * (x.rank - axis - 1)))
-    found, from_ends = [], []
-    for turn in range(count):
-        largest = reduce(im, left, "ReduceMax", (axis,), 1)
-        reached = im.unary(binary(im, BinaryOp.SUB, left, largest), "Threshold", threshold=-FLT_MIN)
-        marked = im.tensor(binary(im, BinaryOp.MUL, reached, from_end))
+    numbers, from_ends = [], []
+    for step in range(count):
+        largest = reduce(im, remaining, "ReduceMax", (axis,), 1)
+        is_largest = im.unary(binary(im, BinaryOp.SUB, remaining, largest), "Threshold", threshold=-FLT_MIN)
+        marked = im.tensor(binary(im, BinaryOp.MUL, is_largest, from_end))
         first = reduce(im, marked, "ReduceMax", (axis,), 1)
-        found.append(largest)
+        numbers.append(largest)
         from_ends.append(first)
-        if turn < count - 1:
-            # 0 where the number is that is found, at least 1 below that elsewhere.
+        if step < count - 1:
+            # 0 at the first largest number, -1 or less elsewhere.
             others = binary(im, BinaryOp.SUB, marked, first)
-            taken = im.apply(binary(im, BinaryOp.ADD, others, number(0.5)), BinaryOp.MUL, -FLT_MAX)
-            left = im.tensor(binary(im, BinaryOp.MIN, left, taken))
+            limit = im.apply(binary(im, BinaryOp.ADD, others, number(0.5)), BinaryOp.MUL, -FLT_MAX)
+            remaining = im.tensor(binary(im, BinaryOp.MIN, remaining, limit))
     sign = 1 if order is x else -1
-    values = im.apply(concat(im, *found, axis=axis), BinaryOp.MUL, sign * _ROOM)
-    # No number equals NaN: where a row has one, `first` may be 0.
-    counted = im.apply(concat(im, *from_ends, axis=axis), BinaryOp.MAX, 1.0)
-    indices = im.apply(counted, BinaryOp.RSUB, float(size))
+    values = im.apply(concat(im, *numbers, axis=axis), BinaryOp.MUL, sign * _SCALE)
+    # No number equals NaN, so `first` may be 0 in a row with NaN.
+    places = im.apply(concat(im, *from_ends, axis=axis), BinaryOp.MAX, 1.0)
+    indices = im.apply(places, BinaryOp.RSUB, float(size))
     return Tensor(values.blob, values.view, x.dtype), Tensor(indices.blob, indices.view, _INDEX)
 
 
 def _ranks(im: ImportContext, x: Tensor, size: int) -> Tensor:
-    """Return how many numbers of its row come before each number."""
+    """Return the rank of each number in its row."""
     rows, numbers = x.view.axes
     row, column = (x.viewed(x.view.with_axes(axes)) for axes in ((rows, (), numbers), (rows, numbers, ())))
-    ahead = im.tensor(binary(im, BinaryOp.SUB, row, column))
-    # To the right a larger number comes before; to the left all do but the smaller ones.
+    difference = im.tensor(binary(im, BinaryOp.SUB, row, column))
+    # The rank is the index, plus the larger numbers to the right, minus the smaller numbers to the left.
     side = Constant(np.sign(np.arange(size) - np.arange(size)[:, None]).astype(np.float32))
-    counted = im.unary(binary(im, BinaryOp.MUL, ahead, side), "Threshold", threshold=0.0)
-    moved = reduce(im, im.tensor(binary(im, BinaryOp.MUL, counted, side)), "ReduceSum", (2,), 0)
-    return im.tensor(binary(im, BinaryOp.ADD, moved, Constant(np.arange(size, dtype=np.float32))))
+    is_misplaced = im.unary(binary(im, BinaryOp.MUL, difference, side), "Threshold", threshold=0.0)
+    correction = reduce(im, im.tensor(binary(im, BinaryOp.MUL, is_misplaced, side)), "ReduceSum", (2,), 0)
+    return im.tensor(binary(im, BinaryOp.ADD, correction, Constant(np.arange(size, dtype=np.float32))))
 
 
 def _of_rank(im: ImportContext, ranks: Tensor, size: int, count: int) -> Tensor:
@@ -127,5 +127,5 @@ def _of_rank(im: ImportContext, ranks: Tensor, size: int, count: int) -> Tensor:
     distance = im.tensor(binary(im, BinaryOp.SUB, row, Constant(np.arange(count, dtype=np.float32)[:, None])))
     own = Constant(np.arange(size, dtype=np.float32))
     index = im.tensor(binary(im, BinaryOp.MUL, between(im, distance, -0.5, 0.5), own))
-    indices = reduce(im, index, "ReduceMax", (2,), 0)  # in a row with NaN two elements may have one rank
+    indices = reduce(im, index, "ReduceMax", (2,), 0)  # in a row with NaN, two elements may have the same rank
     return Tensor(indices.blob, indices.view, _UNSIGNED)

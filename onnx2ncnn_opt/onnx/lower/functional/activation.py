@@ -1,4 +1,4 @@
-"""Activations that are several layers, and Softmax along an axis."""
+"""Activations that need several layers, and Softmax along an axis."""
 
 from collections.abc import Callable
 
@@ -22,13 +22,13 @@ def softsign(im: ImportContext, x: Tensor) -> Tensor:
 
 def softplus(im: ImportContext, x: Tensor) -> Tensor:
     """max(x, Softplus(min(x, 40))): Softplus alone overflows from 89 on."""
-    low = im.apply(x, BinaryOp.MIN, 40.0)  # from 40 on, softplus(x) is x in float32
+    low = im.apply(x, BinaryOp.MIN, 40.0)  # for x >= 40, softplus(x) is x in float32
     return im.like(x, im.layer("BinaryOp", x.blob, im.unary(low, "Softplus").blob, op_type=BinaryOp.MAX))
 
 
 def clip(im: ImportContext, x: Tensor, low: float = -FLT_MAX, high: float = FLT_MAX) -> Tensor:
     """Clip, or ReLU for its bounds; for a quotient that may be 0 / 0, max and min, which keep NaN."""
-    # An infinite bound bounds nothing, and .param files cannot say it.
+    # .param files cannot express infinite bounds.
     low, high = np.clip((low, high), -FLT_MAX, FLT_MAX).tolist()
     if _may_be_0_by_0(x.blob.producer):
         above = im.apply(x, BinaryOp.MAX, low) if low > -FLT_MAX else x
@@ -39,8 +39,8 @@ def clip(im: ImportContext, x: Tensor, low: float = -FLT_MAX, high: float = FLT_
 def _may_be_0_by_0(layer: Layer | None) -> bool:
     if layer is None or not layer.computes(BinaryOp.DIV, scalar=False):
         return False
-    makers = [blob.producer for blob in layer.inputs]
-    is_constant = any(maker is not None and maker.type == "MemoryData" for maker in makers)
+    producers = [blob.producer for blob in layer.inputs]
+    is_constant = any(producer is not None and producer.type == "MemoryData" for producer in producers)
     return not is_constant and all(Ranges().of(blob).has(0) for blob in layer.inputs)
 
 
@@ -48,7 +48,7 @@ def softmax(im: ImportContext, x: Tensor, axis: int) -> Tensor:
     """Softmax along one axis."""
     axis = im.axis(axis, x.rank)
     if not x.view.axes[axis]:
-        # The softmax of one element is 1; this form keeps NaN, and makes NaN of infinity, as ONNX does.
+        # The softmax of one element is 1. This form returns NaN for NaN and infinity, as ONNX does.
         return im.apply(log_softmax(im, x, axis), BinaryOp.ADD, 1.0)
     laid_out = im.along(x, [axis])
     return im.like(laid_out, im.layer("Softmax", laid_out.blob, axis=laid_out.view.dim_of(axis), fixbug0=1))
@@ -57,7 +57,7 @@ def softmax(im: ImportContext, x: Tensor, axis: int) -> Tensor:
 def flattened(
     im: ImportContext, x: Tensor, axis: int, function: Callable[[ImportContext, Tensor, int], Tensor]
 ) -> Tensor:
-    """Apply a function along one axis, which all axes from `axis` on become for it, as before opset 13."""
+    """Apply a function along one axis, after merging all axes from `axis` on, as before opset 13."""
     axis = im.axis(axis, x.rank)
     rows = im.tensor(im.reshape(x, (product(x.shape[:axis]), product(x.shape[axis:]))))
     return im.tensor(im.reshape(function(im, rows, 1), x.shape))

@@ -30,17 +30,17 @@ _HIDDEN = -5e7  # far below any score, and above -99999999, where Vulkan's Softm
 
 
 class Sight(NamedTuple):
-    """The keys that a query sees, by their distance to it; -1 is not a bound."""
+    """The window of keys that a query sees: at most `left` before and `right` after it; -1 is no bound."""
 
     causal: bool = False
     left: int = -1
     right: int = -1
 
     def bias(self, im: ImportContext, heads: Sequence[Tensor], keys: Dim | Value) -> Value | None:
-        """Return 0 for keys that are seen and -inf for others; None if all are seen.
+        """Return 0 for visible keys and -inf for others; None if all are visible.
 
-        `keys` is the number of keys before the first query; or, as a tensor, the number of keys that are not padding,
-        for each item of the batch. The last of these are the queries' own.
+        `keys` is the number of keys before the first query; or a tensor, the number of keys without padding for each
+        item of the batch. The last of these keys are the queries' own.
         """
         if isinstance(keys, int | Sym) and not (self.causal or self.left >= 0 or self.right >= 0):
             return None
@@ -50,7 +50,7 @@ class Sight(NamedTuple):
         rows, columns = im.fixed([x.shape[2] for x in heads[:2]], "a mask of keys of dynamic length")
         require_room(rows * columns, "a mask")
         distance = np.arange(columns) - np.arange(rows)[:, None]
-        # A key is seen where low <= keys before the first query <= high.
+        # A key is visible if low <= keys before the first query <= high.
         right = min([bound for bound, used in ((0, self.causal), (self.right, self.right >= 0)) if used], default=None)
         low = np.full(distance.shape, -rows) if right is None else distance - right
         high = distance + (self.left if self.left >= 0 else np.inf)
@@ -67,7 +67,7 @@ class Sight(NamedTuple):
         return bias(im, bounds)
 
     def _of_dynamic_lengths(self, im: ImportContext, heads: Sequence[Tensor], before: Dim) -> Value:
-        """Compare the positions of queries and keys, which are counted at run time."""
+        """Compare the positions of queries and keys, which layers count at run time."""
         query, key = positions(im, before, heads[0].shape[2], 1), positions(im, 0, heads[1].shape[2], 0)
         bounds = [greater_or_equal(im, query, key)] if self.causal else []
         if self.left >= 0:
@@ -76,12 +76,12 @@ class Sight(NamedTuple):
         if self.right >= 0 and not self.causal:
             last = binary(im, BinaryOp.ADD, query, number(self.right))
             bounds.append(greater_or_equal(im, last, key))
-        seen = functools.reduce(functools.partial(and_, im), bounds)
-        return where(im, seen, number(0), number(-np.inf))
+        visible = functools.reduce(functools.partial(and_, im), bounds)
+        return where(im, visible, number(0), number(-np.inf))
 
 
 def positions(im: ImportContext, first: Dim, count: Dim, axes: int) -> Tensor:
-    """Return the numbers from `first` on, so many along an axis that has so many `axes` of size 1 behind it."""
+    """Return `count` numbers from `first` on along an axis that is followed by `axes` axes of size 1."""
     cells = np.full((1,) * (axes + 1), axis_index(axes) + first, dtype=object)
     return im.tensor(SymbolicTensor(cells, (count, *(1,) * axes), np.dtype(np.int64)))
 
@@ -89,7 +89,7 @@ def positions(im: ImportContext, first: Dim, count: Dim, axes: int) -> Tensor:
 def with_past(
     im: ImportContext, heads: Sequence[Tensor], past_key: Tensor | None, past_value: Tensor | None
 ) -> tuple[list[Tensor], Dim]:
-    """Return queries, keys and values, the latter two after those of the past, and the length of the past."""
+    """Return queries, keys and values, with past keys and values prepended, and the length of the past."""
     q, k, v = heads
     if past_key is None or past_value is None:
         return [*heads], 0
@@ -98,7 +98,7 @@ def with_past(
 
 
 def lengthened(im: ImportContext, mask: Value | None, length: Dim) -> Value | None:
-    """Return a mask that is shorter than the keys hides the last of them."""
+    """Return a mask extended to the length of the keys: it hides the last keys."""
     if mask is None or mask.rank == 0 or not isinstance(length, int) or not isinstance(mask.shape[-1], int):
         return mask
     missing = length - mask.shape[-1]
@@ -108,7 +108,7 @@ def lengthened(im: ImportContext, mask: Value | None, length: Dim) -> Value | No
 
 
 def split_heads(im: ImportContext, x: Value, count: int | None) -> Tensor:
-    """[batch, length, heads * size] as [batch, heads, length, size]; four axes are so already."""
+    """Return [batch, length, heads * size] as [batch, heads, length, size]; keep a tensor of four axes."""
     x = im.tensor(x)
     if x.rank == 4:
         return x
@@ -125,7 +125,7 @@ def merge_heads(im: ImportContext, x: Tensor) -> Value:
 
 
 def bias(im: ImportContext, mask: Value | None) -> Value | None:
-    """Return a mask as a summand of the scores: 0 and -inf for a bool."""
+    """Return a mask as a bias of the scores; a bool becomes 0 and -inf."""
     if mask is None or mask.dtype != np.bool_:
         return mask
     if isinstance(mask, Constant):
@@ -152,7 +152,7 @@ def attend(im: ImportContext, heads: Sequence[Tensor], mask: Value | None, scale
 def capped(
     im: ImportContext, heads: Sequence[Tensor], mask: Value | None, scale: float | None, cap: float, mode: int
 ) -> tuple[Tensor, Value]:
-    """Attention step by step, and its scores: as they are, capped, with the mask, or as probabilities."""
+    """Attention in several layers, and the scores that ONNX's `mode` selects: raw, capped, masked, or probabilities."""
     q, k, v = heads
     _check_heads(im, heads)
     if scale is None:
@@ -165,28 +165,28 @@ def capped(
     scores = binary(im, BinaryOp.MUL, im.reshape(products, (*q.shape[:3], k.shape[2])), number(scale))
     steps: list[Value] = [scores]
     if cap:
-        bent = im.unary(binary(im, BinaryOp.MUL, scores, number(1 / cap)), "TanH")
-        scores = binary(im, BinaryOp.MUL, bent, number(cap))
+        tanh = im.unary(binary(im, BinaryOp.MUL, scores, number(1 / cap)), "TanH")
+        scores = binary(im, BinaryOp.MUL, tanh, number(cap))
     steps += [scores, scores if mask is None else binary(im, BinaryOp.ADD, scores, mask)]
     if mask is not None:
         scores = binary(im, BinaryOp.ADD, scores, finite(im, mask))
-    chances = softmax(im, scores, -1)
+    probabilities = softmax(im, scores, -1)
     if mask is not None:
-        chances = binary(im, BinaryOp.MUL, chances, any_key(im, mask))
-    steps.append(chances)
-    y = matmul(im, im.reshape(chances, (*matrices, k.shape[2])), v)
+        probabilities = binary(im, BinaryOp.MUL, probabilities, any_key(im, mask))
+    steps.append(probabilities)
+    y = matmul(im, im.reshape(probabilities, (*matrices, k.shape[2])), v)
     return im.tensor(im.reshape(y, (*q.shape[:3], v.shape[3]))), steps[mode]
 
 
 def finite(im: ImportContext, mask: Value) -> Value:
-    """Return the mask without -inf: Softmax makes NaN of rows of nothing but -inf, on Vulkan of -1e8 as well."""
+    """Return the mask with `_HIDDEN` instead of -inf: Softmax of a row of -inf, on Vulkan also of -1e8, is NaN."""
     if isinstance(mask, Constant):
         return Constant(np.maximum(mask.array, np.float32(_HIDDEN)))
     return binary(im, BinaryOp.MAX, mask, number(_HIDDEN))
 
 
 def any_key(im: ImportContext, mask: Value) -> Value:
-    """1 for rows of a mask that show any key, 0 for others."""
+    """Return 1 for rows of a mask with a visible key, 0 for others."""
     if isinstance(mask, Constant):
         return Constant((mask.array.max(-1, keepdims=True) > -np.inf).astype(np.float32))
     return im.unary(reduce(im, mask, "ReduceMax", (-1,), 1), "Threshold", threshold=-FLT_MAX)
@@ -203,7 +203,7 @@ def _check_heads(im: ImportContext, heads: Sequence[Tensor]) -> None:
 
 
 def _mask_blob(im: ImportContext, mask: Value, q: Tensor, k: Tensor) -> Blob:
-    """Return the mask with its rows and columns in full, for each head and each item where it has them."""
+    """Return the mask as a Mat with all rows and columns; heads and batch only if the mask differs between them."""
     full = (*q.shape[:3], k.shape[2])
     if mask.rank < 4:
         mask = im.reshape(mask, (1,) * (4 - mask.rank) + mask.shape)

@@ -1,7 +1,7 @@
-"""Arithmetic of two values with ONNX's (numpy's) broadcasting; integers are float32, which holds them up to 2**24.
+"""Arithmetic of two values with ONNX's (numpy's) broadcasting; integers are float32, which is exact up to 2**24.
 
 ncnn broadcasts like numpy between Mats of equal rank, but aligns a Mat of lower rank to the outer axes. So both
-operands are brought to one layout with the dims that are missing as size 1; trailing dims of size 1 may be left out.
+operands get one layout, in which missing dims have size 1; trailing dims of size 1 may be omitted.
 """
 
 import math
@@ -18,7 +18,7 @@ from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import Regroup, View, sizes
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, number_value, turned_over
+from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, number_value, wrapped_around
 from onnx2ncnn_opt.onnx.lower.functional.views import ranked, repeated
 from onnx2ncnn_opt.onnx.lower.layout import Layout, align, combined, common_layout, meeting
 from onnx2ncnn_opt.onnx.value import Constant, Operand, SymbolicTensor, Tensor, Value
@@ -35,7 +35,7 @@ _NUMPY: Mapping[BinaryOp, Callable[[Array, Array], Array]] = {
 def binary(im: ImportContext, op_type: BinaryOp, a: Operand, b: Operand) -> Tensor:
     """BinaryOp on two values that ONNX broadcasts; a finite constant of one element becomes its scalar."""
     shape = broadcast_shape(im, a.shape, b.shape)
-    a, b = _beside(im, a, b.shape), _beside(im, b, a.shape)
+    a, b = _computed(im, a, b.shape), _computed(im, b, a.shape)
     a, b = _without_batch(a, b), _without_batch(b, a)
     a, b = number_value(im, a), number_value(im, b)
     if isinstance(a, Constant) and isinstance(b, Constant):
@@ -49,12 +49,12 @@ def binary(im: ImportContext, op_type: BinaryOp, a: Operand, b: Operand) -> Tens
     own = [x.view if isinstance(x, Tensor) else View.of(x.shape, [range(x.rank)]) for x in (a, b)]
     aligned = align([view.with_axes(((),) * (rank - len(view.axes)) + view.axes) for view in own])
     if aligned is None:
-        return binary(im, op_type, im.settled(a), im.settled(b) if isinstance(b, Tensor) else b)
+        return binary(im, op_type, im.with_plain_axes(a), im.with_plain_axes(b) if isinstance(b, Tensor) else b)
     fine, origin = aligned
     pairs = zip((a, b), fine, strict=True)
     costs = [partial(im.cost, x.viewed(view)) if isinstance(x, Tensor) else None for x, view in pairs]
     layout = common_layout(fine, origin, costs)
-    if layout is None:  # broadcasting takes more than four dims: without it they can be merged
+    if layout is None:  # broadcasting needs more than four dims; operands of equal shape can merge theirs
         return binary(im, op_type, spread(im, a, shape), spread(im, b, shape))
     left, laid_out_a = _operand(im, a, fine[0], layout)
     right, laid_out_b = _operand(im, b, fine[1], layout, left)
@@ -73,19 +73,19 @@ def number(value: float) -> Constant:
 
 
 def arithmetic(im: ImportContext, op_type: BinaryOp, a: Value, b: Value) -> Value:
-    """BinaryOp; of two constants a constant."""
+    """Compute a BinaryOp; return a constant for two constants."""
     if isinstance(a, Constant) and isinstance(b, Constant):
         return Constant(np.asarray(_NUMPY[op_type](a.array, b.array)))
     return binary(im, op_type, a, b)
 
 
 def added(im: ImportContext, a: Value | None, b: Value | None) -> Value | None:
-    """Return a + b, or the one that is not None; a constant for two constants."""
+    """Return a + b, or the operand that is not None; a constant for two constants."""
     return arithmetic(im, BinaryOp.ADD, a, b) if a is not None and b is not None else b if a is None else a
 
 
-def _beside(im: ImportContext, x: Operand, other: Shape) -> Value:
-    """Return a symbolic tensor, computed; not repeated along constant axes on which the other has the same size."""
+def _computed(im: ImportContext, x: Operand, other: Shape) -> Value:
+    """Compute a symbolic tensor at run time, without repeating it along axes that broadcasting with `other` expands."""
     if not isinstance(x, SymbolicTensor):
         return x
     shape = list(x.shape)
@@ -96,7 +96,7 @@ def _beside(im: ImportContext, x: Operand, other: Shape) -> Value:
 
 
 def _without_batch(x: Value, other: Value) -> Value:
-    """Return a constant that is the same for each item of the other operand's batch for one item only."""
+    """Return one item of a constant that is the same for each item of the other operand's batch."""
     if isinstance(x, Constant) and isinstance(other, Tensor) and other.batch_axis is not None:
         axis = other.batch_axis - other.rank
         if -axis <= x.rank and x.shape[axis] == other.shape[axis]:
@@ -106,7 +106,7 @@ def _without_batch(x: Value, other: Value) -> Value:
 
 
 def spread(im: ImportContext, x: Value, shape: Shape) -> Value:
-    """Return the value repeated to a shape that it broadcasts to; along dynamic axes as a product with ones."""
+    """Return the value broadcast to a shape; along dynamic axes, multiply by ones."""
     if isinstance(x, Constant):
         x = Constant(np.broadcast_to(x.array, [1 if isinstance(size, Sym) else size for size in shape]))
         return x if x.shape == shape else spread(im, im.tensor(x), shape)
@@ -116,7 +116,7 @@ def spread(im: ImportContext, x: Value, shape: Shape) -> Value:
     for axis, (have, want) in enumerate(pairs):
         if isinstance(have, int) and isinstance(want, int):
             continue
-        if fitting(have, want) is None:  # one is 1, or may be
+        if fitting(have, want) is None:  # one is 1, or may be at run time
             row = im.tensor(Constant(np.ones(want, np.float32))) if isinstance(want, int) else im.ones(want)
             along = row.viewed(row.view.with_axes((*row.view.axes, *((),) * (len(shape) - 1 - axis))))
             x = binary(im, BinaryOp.MUL, as_numbers(im, x), along)
@@ -124,17 +124,17 @@ def spread(im: ImportContext, x: Value, shape: Shape) -> Value:
 
 
 def _operand(im: ImportContext, x: Value, view: View, layout: Layout, other: Blob | None = None) -> tuple[Blob, View]:
-    """Return an operand in the common layout, without inner dims of size 1 that `other` broadcasts anyway."""
+    """Return an operand in the common layout, without inner dims of size 1 if ncnn broadcasts it to `other` anyway."""
     dims, batch = layout.atoms(view)
     if isinstance(x, Tensor):
         trimmed = dims
         while len(trimmed) > 1 and not trimmed[-1]:
             trimmed = trimmed[:-1]
-        # A Mat of fewer dims is aligned to the outer axes, so missing inner dims of size 1 cost nothing.
+        # ncnn aligns a Mat of fewer dims to the outer axes, so it needs no inner dims of size 1.
         if view.batch == batch and view.dims != dims and view.dims == trimmed:
             return x.blob, view
-        made = im.in_layout(Tensor(x.blob, view, x.dtype), layout)
-        return made.blob, made.view
+        laid_out = im.in_layout(Tensor(x.blob, view, x.dtype), layout)
+        return laid_out.blob, laid_out.view
     array = x.array.reshape(known(view.shape))
     order = [axis for group in layout.dims for axis in group]
     rest = [axis for axis in range(array.ndim) if axis not in order]
@@ -147,21 +147,21 @@ def _operand(im: ImportContext, x: Value, view: View, layout: Layout, other: Blo
 
 
 def _fit(im: ImportContext, x: Blob, other: Blob, layout: Layout) -> Blob:
-    """Return a blob for use with `other`; ncnn takes a 1-D Mat along w unless it is as long as the outermost dim."""
-    mine, others = x.known_shape, other.known_shape
-    ambiguous = len(mine) == 1 < len(others) and mine != others[:1] and mine != (1,)
-    is_misread = ambiguous or _needs_rank(mine, others)
-    return im.taken(x, Regroup(mine + (1,) * (len(layout.dims) - len(mine)))) if is_misread else x
+    """Reshape a blob if ncnn would broadcast it wrongly: a 1-D Mat is along w unless it is as long as the outer dim."""
+    shape, others = x.known_shape, other.known_shape
+    is_ambiguous = len(shape) == 1 < len(others) and shape != others[:1] and shape != (1,)
+    is_misread = is_ambiguous or _needs_rank(shape, others)
+    return im.apply_step(x, Regroup(shape + (1,) * (len(layout.dims) - len(shape)))) if is_misread else x
 
 
 def _needs_rank(shape: Shape, other: Shape) -> bool:
-    """Return True if a Mat of two or more dims needs the other's rank: its sizes are not those of the outer dims."""
+    """Return True if a Mat of two or more dims needs the other's rank: its sizes differ from the outer dims."""
     # Sizes of 1 broadcast on Vulkan only between Mats of equal rank (binaryop_broadcast.comp, "implicit broadcast").
     return 1 < len(shape) < len(other) and shape != other[: len(shape)]
 
 
 def broadcast_shape(im: ImportContext, *shapes: Shape) -> Shape:
-    """Return the shape that shapes broadcast to; refused if they do not."""
+    """Return the shape that shapes broadcast to; raise Refusal if they do not broadcast."""
     result = dim.broadcast_shape(shapes)
     if result is None:
         columns = zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
@@ -169,33 +169,33 @@ def broadcast_shape(im: ImportContext, *shapes: Shape) -> Shape:
         raise im.misfit(f"shapes {' and '.join(map(shape_text, shapes))} do not broadcast", apart)
     for column in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1):
         for a, b in permutations(column, 2):
-            for size in dim.limits(a, b):  # ONNX Runtime refuses others
+            for size in dim.limits(a, b):  # ONNX Runtime refuses smaller ones
                 im.demand(size, 0)
     return result
 
 
 def expand(im: ImportContext, x: Tensor, shape: Shape) -> Value:
-    """Tile of the axes that grow."""
-    wanted = dim.broadcast_shape((x.shape, shape))
-    if wanted is None:
+    """Tile along the axes that grow."""
+    target = dim.broadcast_shape((x.shape, shape))
+    if target is None:
         raise im.refuse(f"{shape_text(x.shape)} cannot be expanded to {shape_text(shape)}", "bind sizes with --shape")
-    return spread(im, x, wanted)
+    return spread(im, x, target)
 
 
 def add(im: ImportContext, a: Operand, b: Operand) -> Value:
     """BinaryOp add."""
-    return turned_over(im, binary(im, BinaryOp.ADD, a, b))
+    return wrapped_around(im, binary(im, BinaryOp.ADD, a, b))
 
 
 def mul(im: ImportContext, a: Operand, b: Operand) -> Value:
     """BinaryOp mul."""
     if a.dtype.kind in "iu" and a.dtype.itemsize == 2:
         raise im.refuse(f"a product of {a.dtype}, which overflows where float32 is not exact", "cast to int64 before")
-    return turned_over(im, binary(im, BinaryOp.MUL, a, b))
+    return wrapped_around(im, binary(im, BinaryOp.MUL, a, b))
 
 
 def maximum(im: ImportContext, *xs: Value) -> Value:
-    """Chain BinaryOp max; jax's softmax has a maximum with -inf, which changes nothing."""
+    """Chain BinaryOp max, without -inf, which jax's softmax contains."""
     return reduce(lambda a, b: binary(im, BinaryOp.MAX, a, b), _without(-np.inf, xs))
 
 
@@ -205,6 +205,6 @@ def minimum(im: ImportContext, *xs: Value) -> Value:
 
 
 def _without(neutral: float, xs: Sequence[Value]) -> Sequence[Value]:
-    """Return the operands other than neutral numbers, if there are any."""
+    """Return the operands except constants `neutral`; all operands if the rank of the result would change."""
     others = [x for x in xs if not (isinstance(x, Constant) and x.scalar == neutral)]
     return others if max((x.rank for x in others), default=-1) == max(x.rank for x in xs) else xs

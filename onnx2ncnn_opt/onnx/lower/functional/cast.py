@@ -1,7 +1,7 @@
-"""Integers and bools read as floats, and floats as integers.
+"""Casts between integers, bools and floats.
 
-Floats of any width are float32 in ncnn. Integers and bools that are fed to the net are int32; those that the net itself
-computes are held as float32, under a type that says so.
+Floats of any width are float32 in ncnn. Integers and bools are int32 as inputs of the net; layers compute them as
+float32, with a dtype that records this (`held_as_float`).
 """
 
 import numpy as np
@@ -13,42 +13,42 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.value import BOOL, Constant, Tensor, Value, held_as_float, is_float, is_held_as_float
 
 FLT_MIN, FLT_MAX = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
-# No fp16 arithmetic, no fp16 or bf16 storage, which would take the bits for floats; and no Vulkan, which in fp16 takes
-# them for floats on their way to the GPU, with any mask of the layer.
+# Without fp16 arithmetic, and fp16 or bf16 storage, which would read the bits as floats. Without Vulkan, which in fp16
+# reads them as floats on their way to the GPU, whatever the layer's mask is.
 _ON_CPU = int(FP32 | Feature.NO_BF16_STORAGE)
 _FLOAT = np.dtype(np.float32)
-_NARROW = 4  # bytes: integers of fewer wrap around within float32's integers
+_NARROW = 4  # bytes: smaller integers wrap around at numbers that float32 represents exactly
 LARGEST_EXACT = 2**24
 
 
 def cast_to(im: ImportContext, x: Tensor, target: np.dtype[np.generic]) -> Tensor:
-    """Return the tensor as one of another type, with ONNX's rounding; refused if float32 would lose numbers."""
+    """Cast a tensor with ONNX's rounding; raise Refusal if float32 cannot represent the numbers."""
     if target == np.bool_:
         return x if x.dtype == np.bool_ else Tensor(nonzero(im, x).blob, x.view, BOOL)
     if is_float(target) and target.itemsize >= 2:
         return Tensor(as_float(im, x).blob, x.view, target)
     if target.kind in "iu" and is_float(x.dtype):
         whole = im.layer("UnaryOp", x.blob, op_type=UnaryOp.TRUNC)
-        return turned_over(im, Tensor(whole, x.view, held_as_float(target)))
-    # From below 0 to a wide unsigned type, numbers become such that float32 cannot hold.
+        return wrapped_around(im, Tensor(whole, x.view, held_as_float(target)))
+    # A negative number in a wide unsigned type is too large for float32.
     is_lost = x.dtype.kind == "i" and target.kind == "u" and target.itemsize >= _NARROW
     if target.kind in "iu" and x.dtype.kind in "iub" and not is_lost:
         if x.dtype == np.bool_ or np.can_cast(x.dtype, target) or target.itemsize >= _NARROW:
             return Tensor(x.blob, x.view, held_as_float(target) if is_held_as_float(x.dtype) else target)
-        return turned_over(im, Tensor(as_float(im, x).blob, x.view, held_as_float(target)))
+        return wrapped_around(im, Tensor(as_float(im, x).blob, x.view, held_as_float(target)))
     raise im.refuse(f"ncnn cannot cast {x.dtype} to {target} at run time", "cast to float32, int32 or bool instead")
 
 
-def turned_over(im: ImportContext, x: Tensor) -> Tensor:
-    """Return whole numbers as their integer type has them: 8 and 16 bits wrap around at its bounds."""
+def wrapped_around(im: ImportContext, x: Tensor) -> Tensor:
+    """Wrap numbers of 8 and 16 bits around at the bounds of their type: 300 becomes 44 in uint8."""
     if x.dtype.itemsize >= _NARROW or x.dtype.kind not in "iu":
         return x
     span = 2.0 ** (8 * x.dtype.itemsize)
     low = -span / 2 if x.dtype.kind == "i" else 0.0
     above = im.apply(x, BinaryOp.SUB, low) if low else x
-    turns = im.apply(im.apply(above, BinaryOp.MUL, 1 / span), UnaryOp.FLOOR)
-    turns = im.apply(turns, BinaryOp.MUL, span)
-    return im.like(x, im.layer("BinaryOp", x.blob, turns.blob, op_type=BinaryOp.SUB))
+    overflows = im.apply(im.apply(above, BinaryOp.MUL, 1 / span), UnaryOp.FLOOR)
+    excess = im.apply(overflows, BinaryOp.MUL, span)
+    return im.like(x, im.layer("BinaryOp", x.blob, excess.blob, op_type=BinaryOp.SUB))
 
 
 def as_float(im: ImportContext, x: Tensor) -> Tensor:
@@ -64,19 +64,19 @@ def as_float(im: ImportContext, x: Tensor) -> Tensor:
 
 
 def as_numbers(im: ImportContext, x: Tensor) -> Tensor:
-    """Return the tensor with numbers that ncnn can compare: integers that were fed become float32."""
+    """Return the tensor with elements that ncnn can compare: int32 inputs become float32."""
     if is_float(x.dtype) or is_held_as_float(x.dtype):
         return x
     return Tensor(as_float(im, x).blob, x.view, held_as_float(x.dtype))
 
 
 def number_value(im: ImportContext, x: Value) -> Value:
-    """Return an operand of any type with numbers that ncnn can compute with; see `as_numbers` and `float_value`."""
+    """Return an operand of any type as float32, without changing its ONNX type; see `as_numbers` and `float_value`."""
     return as_numbers(im, x) if isinstance(x, Tensor) else float_value(im, x)
 
 
 def float_value(im: ImportContext, x: Value) -> Value:
-    """Return an operand of any type as floats that are equal if and only if the operand's numbers are."""
+    """Return an operand of any type as floats. Different numbers stay different."""
     return as_float(im, x) if isinstance(x, Tensor) else Constant(float_array(im, x.array))
 
 
@@ -91,12 +91,12 @@ def float_array(im: ImportContext, array: Array) -> Array:
 
 
 def nonzero(im: ImportContext, x: Tensor) -> Tensor:
-    """1 where the number is not 0, else 0."""
+    """Return 1 where the number is not 0, else 0."""
     if is_float(x.dtype):
         return im.apply(is_zero(im, x), BinaryOp.RSUB, 1.0)
     return im.unary(im.apply(as_float(im, x), UnaryOp.ABS), "Threshold", threshold=0.5)
 
 
 def is_zero(im: ImportContext, x: Tensor) -> Tensor:
-    """1 where a number is 0 (NaN is not), else 0."""
+    """Return 1 where a number is 0, else 0, also for NaN."""
     return im.unary(im.apply(im.apply(x, UnaryOp.ABS), UnaryOp.NEG), "Threshold", threshold=-FLT_MIN)

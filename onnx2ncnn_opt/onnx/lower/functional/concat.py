@@ -1,4 +1,4 @@
-"""Joining tensors along an axis, and taking them apart."""
+"""Concatenation and splitting of tensors along an axis."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -17,7 +17,7 @@ from onnx2ncnn_opt.onnx.value import Constant, SymbolicTensor, Tensor, Value, is
 
 
 def concat(im: ImportContext, *operands: Value | SymbolicTensor, axis: int) -> Value:
-    """Concat along one dim of a layout that all operands share."""
+    """Concat along one dim of a common layout of all operands."""
     rank = operands[0].rank
     axis = im.axis(axis, rank)
     if any(x.rank != rank for x in operands):
@@ -27,8 +27,8 @@ def concat(im: ImportContext, *operands: Value | SymbolicTensor, axis: int) -> V
         if other != axis and len(fixed) > 1:
             reason = f"sizes of axis {other} differ: {', '.join(shape_text(x.shape) for x in operands)}"
             raise im.misfit(reason, [(a.shape[other], b.shape[other]) for a, b in combinations(operands, 2)])
-    left = [x for x in operands if x.shape[axis] != 0] or operands[:1]
-    xs = tuple(im.tensor(x) if isinstance(x, SymbolicTensor) else x for x in left)
+    nonempty = [x for x in operands if x.shape[axis] != 0] or operands[:1]
+    xs = tuple(im.tensor(x) if isinstance(x, SymbolicTensor) else x for x in nonempty)
     if len(xs) == 1:
         return xs[0]
     if any(is_float(x.dtype) or is_held_as_float(x.dtype) for x in xs):
@@ -37,23 +37,23 @@ def concat(im: ImportContext, *operands: Value | SymbolicTensor, axis: int) -> V
     tensors = [im.tensor(x) for x in xs]
     aligned = align([x.view for x in tensors], (axis,))
     if aligned is None:
-        return concat(im, *(im.settled(x) for x in tensors), axis=axis)
+        return concat(im, *(im.with_plain_axes(x) for x in tensors), axis=axis)
     views, origin = aligned
     whole = origin.index(axis)
     tensors = [x.viewed(view) for x, view in zip(tensors, views, strict=True)]
     layout = common_layout(views, origin, [partial(im.cost, x) for x in tensors], whole)
     if layout is None:
         raise im.refuse("the operands have no common layout of at most four dims", "reshape the operands in the model")
-    made = [im.in_layout(x, layout) for x in tensors]
+    laid_out = [im.in_layout(x, layout) for x in tensors]
     dim = layout.dims.index((whole,))
-    blob = im.layer("Concat", *(x.blob for x in made), axis=dim)
+    blob = im.layer("Concat", *(x.blob for x in laid_out), axis=dim)
     axes = [next(filter(None, groups), ()) for groups in zip(*(view.axes for view in views), strict=True)]
     axes[whole] = View.of((blob.known_shape[dim],), [[0]]).axes[0]
     return Tensor(blob, combined(axes, origin, rank, layout), dtype)
 
 
 def parts(im: ImportContext, x: Value, axis: int, sizes: Sequence[int]) -> tuple[Value, ...]:
-    """Return the pieces of a tensor along an axis."""
+    """Split a tensor along an axis into parts of these sizes."""
     if isinstance(x, Tensor):
         return split(im, x, axis, tuple(sizes))
     if sum(sizes) != x.shape[axis] or min(sizes, default=0) < 0:
@@ -62,7 +62,7 @@ def parts(im: ImportContext, x: Value, axis: int, sizes: Sequence[int]) -> tuple
 
 
 def unstacked(im: ImportContext, x: Value, axis: int) -> tuple[Value, ...]:
-    """Return the slices of a tensor along an axis whose size is fixed, without the axis."""
+    """Return the slices of a tensor along an axis of fixed size, without the axis."""
     if isinstance(x, Constant):
         return tuple(Constant(x.array.take(i, axis)) for i in range(x.array.shape[axis]))
     [size] = known([x.shape[axis]])
@@ -70,7 +70,7 @@ def unstacked(im: ImportContext, x: Value, axis: int) -> tuple[Value, ...]:
 
 
 def joined(im: ImportContext, xs: Sequence[Value], axis: int) -> Value:
-    """Return the tensors one after the other along an axis."""
+    """Concatenate tensors along an axis; return a constant for constants."""
     if not xs:
         raise im.refuse("the sequence is empty, and ncnn has no empty tensors", "remove the node")
     constants = [x.array for x in xs if isinstance(x, Constant)]
@@ -80,12 +80,12 @@ def joined(im: ImportContext, xs: Sequence[Value], axis: int) -> Value:
 
 
 def stacked(im: ImportContext, xs: Sequence[Value], axis: int) -> Value:
-    """Return the tensors one after the other along a new axis."""
+    """Stack tensors along a new axis."""
     if not xs:
         raise im.refuse("the sequence is empty, and ncnn has no empty tensors", "remove the node")
     shape = xs[0].shape
     axis = im.axis(axis, len(shape) + 1)
     if axis == len(shape) or any(isinstance(x, Tensor) and x.batch_axis == axis for x in xs):
         return joined(im, [im.reshape(x, (*x.shape[:axis], 1, *x.shape[axis:])) for x in xs], axis)
-    # One after the other along an axis that is there is the same, and takes no layer for each.
+    # Concatenating along an existing axis gives the same elements, without a Reshape of each tensor.
     return im.reshape(joined(im, xs, axis), (*shape[:axis], len(xs), *shape[axis:]))

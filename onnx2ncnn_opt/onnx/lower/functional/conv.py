@@ -1,4 +1,4 @@
-"""Convolutions, of constant weights and of such that are computed at run time."""
+"""Convolutions with constant weights and with weights that are computed at run time."""
 
 from typing import Any
 
@@ -15,20 +15,20 @@ from onnx2ncnn_opt.onnx.value import Ints, Tensor, Value
 _PLAIN = ConvAttributes()
 
 
-def conv(im: ImportContext, x: Tensor, w: Value, b: Value | None = None, *, given: ConvAttributes = _PLAIN) -> Value:
-    """Convolution[DepthWise][1D|3D], also of weights that are computed; InnerProduct where the image is one pixel."""
-    kernel, group = _check(im, x, w, given), given.group
+def conv(im: ImportContext, x: Tensor, w: Value, b: Value | None = None, *, attrs: ConvAttributes = _PLAIN) -> Value:
+    """Convolution[DepthWise][1D|3D], also with computed weights; InnerProduct for images of one pixel."""
+    kernel, group = _check(im, x, w, attrs), attrs.group
     n = len(kernel)
-    stride = given.strides or (1,) * n
-    # One tap has no dilation; ncnn crashes on one that is larger than the image, where packing is off.
-    dilation = tuple(1 if k == 1 else d for k, d in zip(kernel, given.dilations or (1,) * n, strict=True))
-    begins_ends = same_pads(im, x.shape[2:], given.auto_pad, given.pads, kernel, dilation, stride)
+    stride = attrs.strides or (1,) * n
+    # A kernel of one tap needs no dilation; without packing, ncnn crashes on a dilation larger than the image.
+    dilation = tuple(1 if k == 1 else d for k, d in zip(kernel, attrs.dilations or (1,) * n, strict=True))
+    begins_ends = same_pads(im, x.shape[2:], attrs.auto_pad, attrs.pads, kernel, dilation, stride)
     params = window_params(kernel, stride, begins_ends, dilation) | ({} if group == 1 else {"group": group})
     kind = ("Convolution" if group == 1 else "ConvolutionDepthWise") + SUFFIX[n]
     if isinstance(w, Tensor):
         return _of_computed_weights(im, kind, x, w, b, w.shape[0], params)
     if isinstance(b, Tensor):
-        return _biased(im, conv(im, x, w, given=given._replace(auto_pad="NOTSET", pads=begins_ends)), b)
+        return _biased(im, conv(im, x, w, attrs=attrs._replace(auto_pad="NOTSET", pads=begins_ends)), b)
     weights = {"weight_data": w.array} | ({} if b is None else {"bias_data": b.array})
     params |= {"num_output": w.array.shape[0], "bias_term": int(b is not None), "weight_data_size": w.array.size}
     if group == 1 and set(kernel) == {1} and set(x.shape[2:]) == {1} and not any(begins_ends):
@@ -36,7 +36,7 @@ def conv(im: ImportContext, x: Tensor, w: Value, b: Value | None = None, *, give
         blob = im.layer("InnerProduct", im.mat(x, [[1]], [0]), weights=weights, **plain)
         return im.wrap(blob, (x.shape[0], w.shape[0], *x.shape[2:]), [[1]], [0])
     count, rest = x.shape[0], [[axis] for axis in range(3, x.rank)]
-    # Where items come of other axes, Reshape to a Mat's batch would move them element by element.
+    # If the items are not a Mat's batch yet, Reshape to a batch would move them element by element.
     if isinstance(count, int) and count > 1 and not x.view.batch:
         if group == x.shape[1]:
             weights = {name: np.concatenate([array] * count) for name, array in weights.items()}
@@ -58,23 +58,23 @@ def conv_transpose(
     w: Value,
     b: Value | None = None,
     *,
-    given: ConvAttributes = _PLAIN,
+    attrs: ConvAttributes = _PLAIN,
     output_padding: Ints = (),
     output_shape: Ints = (),
 ) -> Value:
     """Deconvolution[DepthWise][1D|3D]; Padding after it for negative pads."""
-    kernel, group, pads = _check(im, x, w, given, is_transposed=True), given.group, given.pads
+    kernel, group, pads = _check(im, x, w, attrs, is_transposed=True), attrs.group, attrs.pads
     n = len(kernel)
-    dilation, stride = given.dilations or (1,) * n, given.strides or (1,) * n
+    dilation, stride = attrs.dilations or (1,) * n, attrs.strides or (1,) * n
     extra = output_padding or (0,) * n
     if any(p < 0 for p in pads):
         raise im.refuse(f"pads {pads} are negative", "crop the operand before")
-    if output_shape or given.auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        pads = _transposed_pads(im, x, kernel, dilation, stride, extra, given.auto_pad, output_shape[-n:])
+    if output_shape or attrs.auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        pads = _transposed_pads(im, x, kernel, dilation, stride, extra, attrs.auto_pad, output_shape[-n:])
     pads = pads or (0,) * 2 * n
-    given = given._replace(auto_pad="NOTSET", pads=tuple(max(p, 0) for p in pads))
+    attrs = attrs._replace(auto_pad="NOTSET", pads=tuple(max(p, 0) for p in pads))
     if any(p < 0 for p in pads):
-        narrow = im.tensor(conv_transpose(im, x, w, given=given, output_padding=output_padding))
+        narrow = im.tensor(conv_transpose(im, x, w, attrs=attrs, output_padding=output_padding))
         wide = pad(im, narrow, tuple(max(-p, 0) for p in pads), axes=tuple(range(2, x.rank)))
         return wide if b is None else _biased(im, wide, b)
     params = window_params(kernel, stride, pads, dilation) | ({} if group == 1 else {"group": group})
@@ -84,7 +84,7 @@ def conv_transpose(
     if isinstance(w, Tensor):
         return _of_computed_weights(im, kind, x, w, b, w.shape[1] * group, params)
     if isinstance(b, Tensor):
-        return _biased(im, conv_transpose(im, x, w, given=given, output_padding=output_padding), b)
+        return _biased(im, conv_transpose(im, x, w, attrs=attrs, output_padding=output_padding), b)
     # ONNX has [I, O/g, ...], ncnn [g, O/g, I/g, ...].
     weight = w.array.reshape(group, w.array.shape[0] // group, w.array.shape[1], *kernel).swapaxes(1, 2)
     weights = {"weight_data": weight} | ({} if b is None else {"bias_data": b.array})
@@ -108,14 +108,14 @@ def _of_computed_weights(
 
 
 def _biased(im: ImportContext, y: Value, b: Value) -> Value:
-    """Return a number for each channel."""
+    """Add one number per channel."""
     return binary(im, BinaryOp.ADD, y, im.reshape(b, (*b.shape, *(1,) * (y.rank - 2))))
 
 
 def _check(
-    im: ImportContext, x: Tensor, w: Value, given: ConvAttributes, *, is_transposed: bool = False
+    im: ImportContext, x: Tensor, w: Value, attrs: ConvAttributes, *, is_transposed: bool = False
 ) -> tuple[int, ...]:
-    """Return the kernel's sizes; refused if operands and attributes do not fit together."""
+    """Return the kernel's sizes; raise Refusal if operands and attributes do not match."""
     n = w.rank - 2
     if n not in SUFFIX:
         hint = "write it as several convolutions of at most three dimensions"
@@ -123,10 +123,10 @@ def _check(
     if x.rank != w.rank:
         raise im.invalid(f"the operand has rank {x.rank}, the weight rank {w.rank}")
     kernel = im.fixed(w.shape[2:], "a kernel of dynamic size")
-    if given.kernel_shape and tuple(given.kernel_shape) != kernel:
-        raise im.invalid(f"kernel_shape {given.kernel_shape} is not the weight's {kernel}")
-    per_axis, group = (given.strides, given.dilations), given.group
-    if any(each and (len(each) != n or min(each) < 1) for each in per_axis) or len(given.pads) not in (0, 2 * n):
+    if attrs.kernel_shape and tuple(attrs.kernel_shape) != kernel:
+        raise im.invalid(f"kernel_shape {attrs.kernel_shape} is not the weight's {kernel}")
+    per_axis, group = (attrs.strides, attrs.dilations), attrs.group
+    if any(sizes and (len(sizes) != n or min(sizes) < 1) for sizes in per_axis) or len(attrs.pads) not in (0, 2 * n):
         raise im.invalid(f"its attributes do not give one positive number for each of {n} dimensions")
     if group < 1 or (isinstance(w.shape[0], int) and w.shape[0] % group):
         raise im.invalid(f"{w.shape[0]} kernels do not divide into {group} groups")
@@ -140,13 +140,13 @@ def _check(
 def _transposed_pads(
     im: ImportContext, x: Tensor, kernel: Ints, dilation: Ints, stride: Ints, extra: Ints, auto_pad: str, sizes: Ints
 ) -> Ints:
-    """Compute the pads from the wanted size as ONNX ConvTranspose does; SAME_* wants the input's size times stride."""
-    totals = []  # below 0 the end pad is negative, as in ONNX Runtime
+    """Compute the pads from the result's size as ONNX ConvTranspose does; with SAME_* that is input times stride."""
+    totals = []  # if negative, the end pad is negative, as in ONNX Runtime
     for i, size in enumerate(im.fixed(x.shape[2:], "the pads depend on a dynamic dimension")):
-        wanted = sizes[i] if sizes else size * stride[i]
-        total = stride[i] * (size - 1) + extra[i] + (kernel[i] - 1) * dilation[i] + 1 - wanted
+        result = sizes[i] if sizes else size * stride[i]
+        total = stride[i] * (size - 1) + extra[i] + (kernel[i] - 1) * dilation[i] + 1 - result
         if total < 0 and (not sizes or total <= -stride[i]):
-            reason = f"an axis of {wanted} elements, {-total} more than its windows reach"
+            reason = f"an axis of {result} elements, {-total} more than its windows reach"
             raise im.refuse(reason, "pad the result in the model")
         totals.append(total)
     return halves(totals, auto_pad)

@@ -1,4 +1,4 @@
-"""Elements of an axis: runs and steps of them as Crop, parts as Slice, any others as Crops and Concat."""
+"""Selection of elements along an axis: Crop for a slice, Slice for a split, Crops and Concat for other indices."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -18,12 +18,12 @@ from onnx2ncnn_opt.onnx.lower.functional.views import repeated, unsqueeze
 from onnx2ncnn_opt.onnx.value import Tensor, Value
 
 TO_END = -233  # Crop: to the end
-MOST_RUNS = 256  # runs of constant indices that are layers of their own
-Lookup = Callable[[Tensor, int, Array], Tensor]  # takes indices along an axis in another way than by Crops
+MOST_RUNS = 256  # runs of constant indices that become one Crop each
+Lookup = Callable[[Tensor, int, Array], Tensor]  # picks indices along an axis without Crops
 
 
 def sliced(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: int) -> Tensor:
-    """ONNX's slice [start:end:step] of an axis, which is not empty; steps as Pooling of one element, or Flip."""
+    """ONNX's slice [start:end:step] of an axis, which must not be empty: Crop, Pooling for steps, Flip."""
     size = x.shape[axis]
     if isinstance(start, Sym) or isinstance(end, Sym):
         bounds = cut(size, start, end, im.becomes) if step > 0 else None
@@ -34,14 +34,14 @@ def sliced(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: 
     elif isinstance(size, Sym):
         if step < 0:
             first: Dim = 0 if start >= 2**31 - 1 else -1 - start
-            if start < 0 and not at_least(size + start, 0):  # at least the first element is taken
+            if start < 0 and not at_least(size + start, 0):  # ONNX clamps the start to the axis
                 first = smaller(first, size - 1)
             last = -1 - end if end > -(2**31) + 1 else 2**31 - 1
             return sliced(im, flip(im, x, axis), axis, first, last, -step)
-        if end == 0:  # the whole axis to ncnn
+        if end == 0:  # in ncnn, 0 is the end of the axis
             raise im.refuse(f"[{start}:0] is empty, and ncnn has no empty tensors", "slice one element at least")
         bounds = cut(size, start, end) if start < 0 and not at_least(size + start, 0) else None
-        if bounds is not None:  # ncnn would take elements before the axis
+        if bounds is not None:  # ncnn would read before the axis
             x = crop(im, x, axis, *bounds)
         elif start != 0 or end < ENDLESS:
             x = crop(im, x, axis, start, end if end < ENDLESS else TO_END)
@@ -57,7 +57,7 @@ def sliced(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: 
 
 
 def slice_count(size: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
-    """Return how many elements a slice of an axis has; None if that is not fixed."""
+    """Return the number of elements of a slice of an axis; None if it is dynamic."""
     if isinstance(size, Sym) or isinstance(start, Sym) or isinstance(end, Sym):
         return None
     return len(taken(size, start, end, step))
@@ -66,7 +66,7 @@ def slice_count(size: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
 def crop(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim) -> Tensor:
     """Return the elements from `start` to before `end` (negative: from the end, -233: to the end) of an axis."""
     if not x.view.axes[axis]:
-        return x  # a size of 1: all there is
+        return x  # size 1
     if isinstance(start, int) and isinstance(end, int):
         is_single = end == start + 1 > 0 and isinstance(x.shape[axis], int)
         laid_out, dim, inner = sliceable(im, x, axis, is_single)
@@ -74,20 +74,20 @@ def crop(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim) -> Tenso
         blob = im.layer("Crop", laid_out.blob, starts=(start * inner,), ends=(last,), axes=(dim,))
         return Tensor(blob, resized(laid_out.view, axis, blob.known_shape[dim] if inner == 1 else 1), x.dtype)
     laid_out, dim, _ = sliceable(im, x, axis)
-    [starts, ends], others = im.stated([(start,), (end,)], laid_out.blob)
+    [starts, ends], others = im.size_expressions([(start,), (end,)], laid_out.blob)
     blob = im.layer("Crop", laid_out.blob, *others, starts_expr=starts, ends_expr=ends, axes_expr=str(dim))
     return Tensor(blob, resized(laid_out.view, axis, end - start), x.dtype)
 
 
 def flip(im: ImportContext, x: Tensor, axis: int) -> Tensor:
-    """Return the axis backwards."""
+    """Reverse an axis."""
     laid_out = im.along(x, [axis])
     dim = laid_out.view.dim_of(axis)
     return x if dim is None else im.like(laid_out, im.layer("Flip", laid_out.blob, axes=(dim,)))
 
 
 def _every(im: ImportContext, x: Tensor, axis: int, step: int) -> Tensor:
-    """Return every `step`-th element, the first included: a max pooling over windows of one element."""
+    """Return every `step`-th element from the first on, by max pooling over windows of one element."""
     x = as_numbers(im, x)
     held = [a for a in range(x.rank) if x.view.axes[a]]
     batch = held[:1] if held[0] == x.batch_axis != axis else []
@@ -99,10 +99,10 @@ def _every(im: ImportContext, x: Tensor, axis: int, step: int) -> Tensor:
 
 
 def sliceable(im: ImportContext, x: Tensor, axis: int, is_single: bool = False) -> tuple[Tensor, int, int]:
-    """Return a layout in which an axis is a Mat dim; that dim, and how many of its elements are one of the axis.
+    """Return a layout in which an axis is a Mat dim, the dim, and the number of its elements per element of the axis.
 
-    To take `is_single` elements, after which the axis is gone, it may also be the outer part of a dim: each of its
-    elements is a run there, and no Reshape is needed.
+    To take single elements (`is_single`), the axis may also be the outer part of a dim, because each of its elements is
+    a run of the dim. That saves a Reshape.
     """
     atoms = x.view.axes[axis]
     for dim, group in enumerate(x.view.dims if is_single else ()):
@@ -116,14 +116,14 @@ def sliceable(im: ImportContext, x: Tensor, axis: int, is_single: bool = False) 
 
 
 def resized(view: View, axis: int, size: Dim) -> View:
-    """Return the view after a layer has changed the size of an axis that is a Mat dim, or the outer part of one."""
+    """Return the view after a layer has changed the size of an axis that is a Mat dim, or the outer part of a dim."""
     old, new = view.axes[axis], View.of((size,), [[0]]).axes[0]
     dims = (new + group[len(old) :] if group[: len(old)] == old else group for group in view.dims)
     return View(view.batch, tuple(dims), tuple(new if i == axis else group for i, group in enumerate(view.axes)))
 
 
 def pick(im: ImportContext, x: Tensor, axis: int, indices: Array, lookup: Lookup | None = None) -> Tensor:
-    """ONNX Gather with constant indices: Crop for each run of neighbours, and Concat; `lookup` of very many runs."""
+    """ONNX Gather with constant indices: Crop for each run of consecutive indices, and Concat; `lookup` if too many."""
     size = x.shape[axis]
     flat = indices.reshape(-1)
     if isinstance(size, int):
@@ -138,7 +138,7 @@ def pick(im: ImportContext, x: Tensor, axis: int, indices: Array, lookup: Lookup
 
 
 def from_front(im: ImportContext, indices: Array, size: int) -> Array:
-    """Return indices into an axis counted from its front; refused if the axis does not have all of them."""
+    """Return indices into an axis counted from its front; raise Refusal if one is out of range."""
     if indices.size and (indices.min() < -size or indices.max() >= size):
         raise im.invalid(f"indices {indices.min()} to {indices.max()} are not all in an axis of size {size}")
     return np.where(indices < 0, indices + size, indices)
@@ -153,7 +153,7 @@ def _picked(im: ImportContext, x: Tensor, axis: int, indices: list[int], lookup:
         return sliced(im, x, axis, indices[0], stop if stop >= 0 else -(2**31), step)
     rows, count, step = _rows(indices)
     if 1 < rows <= step and isinstance(size, int) and 0 <= indices[0] <= size - step * count:
-        # Every step-th element of so many neighbours each, as torch's unfold has them: patches, transposed.
+        # Strided rows with consecutive starts, as in torch's unfold: [0, 2, 4, 1, 3, 5] is a transposed [3, 2].
         laid_out = sliced(im, x, axis, indices[0], indices[0] + step * count, 1)
         patches = im.tensor(im.reshape(laid_out, (*x.shape[:axis], count, step, *x.shape[axis + 1 :])))
         few = sliced(im, patches, axis + 1, 0, rows, 1)
@@ -164,7 +164,7 @@ def _picked(im: ImportContext, x: Tensor, axis: int, indices: list[int], lookup:
         apart = unsqueeze(im, _picked(im, x, axis, indices[::times], lookup), (axis + 1,))
         grown = repeated(im, apart, [times if a == axis + 1 else 1 for a in range(apart.rank)])
         return im.tensor(im.reshape(grown, shape))
-    runs: list[tuple[int, int]] = []  # first index, and how many
+    runs: list[tuple[int, int]] = []  # first index and count
     for index in indices:
         if runs and index == sum(runs[-1]) != 0:
             runs[-1] = runs[-1][0], runs[-1][1] + 1
@@ -174,15 +174,15 @@ def _picked(im: ImportContext, x: Tensor, axis: int, indices: list[int], lookup:
         return lookup(x, axis, np.array(indices))
     laid_out = im.along(x, [axis])
     dim = laid_out.view.dim_of(axis)
-    if dim is None:  # size 1: the same element again and again
+    if dim is None:  # size 1: all indices are 0
         return repeated(im, laid_out, [len(indices) if a == axis else 1 for a in range(x.rank)])
-    made = {run: _run(im, laid_out.blob, dim, size, *run) for run in dict.fromkeys(runs)}
-    blob = im.layer("Concat", *(made[run] for run in runs), axis=dim) if len(runs) > 1 else made[runs[0]]
+    crops = {run: _run(im, laid_out.blob, dim, size, *run) for run in dict.fromkeys(runs)}
+    blob = im.layer("Concat", *(crops[run] for run in runs), axis=dim) if len(runs) > 1 else crops[runs[0]]
     return Tensor(blob, resized(laid_out.view, axis, len(indices)), x.dtype)
 
 
 def _run(im: ImportContext, blob: Blob, dim: int, size: Dim, start: int, count: int) -> Blob:
-    """So many elements of an axis from an index on, which are there even if its size is dynamic."""
+    """Return `count` elements of an axis from `start` on, which must exist, even if the size is dynamic."""
     if start < 0 or at_least(size, start + count):
         return im.layer("Crop", blob, starts=(start,), ends=(start + count or TO_END,), axes=(dim,))
     names = AXES[len(blob.known_shape)]
@@ -191,7 +191,7 @@ def _run(im: ImportContext, blob: Blob, dim: int, size: Dim, start: int, count: 
 
 
 def _rows(indices: list[int]) -> tuple[int, int, int]:
-    """Return how many rows of how many indices in which steps there are, where rows begin one after the other."""
+    """Return the number of rows, indices per row and step, for strided rows that begin at consecutive indices."""
     step = indices[1] - indices[0] if len(indices) > 1 else 1
     count = next((i for i, (a, b) in enumerate(pairwise(indices), 1) if b - a != step), len(indices))
     rows = len(indices) // count
@@ -200,7 +200,7 @@ def _rows(indices: list[int]) -> tuple[int, int, int]:
 
 
 def split(im: ImportContext, x: Tensor, axis: int, sizes: Sequence[int]) -> tuple[Value, ...]:
-    """Parts of these sizes, as one Slice."""
+    """Split an axis into parts of these sizes, by one Slice."""
     axis = im.axis(axis, x.rank)
     size = x.shape[axis]
     if isinstance(size, int) and sum(sizes) != size:

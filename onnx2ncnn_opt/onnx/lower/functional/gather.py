@@ -1,7 +1,7 @@
-"""Picking elements by indices: constant ones as Crops and Concats, unless they are very many.
+"""Gather operators: Crops and Concats for constant indices, unless there are very many.
 
-Indices that are fed look up a constant table as Embed. All else is GridSample, which in mode nearest copies the pixel
-at an index; the indices are exact as long as the image is not larger than `_LARGEST_IMAGE`.
+Embed looks up int32 inputs in a constant table. GridSample does everything else: in mode nearest it copies the pixel at
+an index. The indices are exact if the image is not larger than `_LARGEST_IMAGE`.
 """
 
 import math
@@ -33,18 +33,18 @@ from onnx2ncnn_opt.onnx.value import (
     is_held_as_float,
 )
 
-# Pieces of indices into several axes that are layers of their own; MOST_RUNS where an image would be too large.
+# Most runs of indices into several axes that become one Crop each; MOST_RUNS if an image would be too large.
 _FEW_RUNS = 16
 _LARGEST_IMAGE = 2**20
 
 
 def gather(im: ImportContext, data: Value, indices: Operand, *, axis: int = 0) -> Value:
-    """Crop for constant indices; Embed in a constant table for indices that are fed, else GridSample."""
+    """Crop for constant indices; Embed for inputs as indices into a constant table, else GridSample."""
     axis = im.axis(axis, data.rank)
     if isinstance(indices, SymbolicTensor):
-        run = _picked(im, data, axis, indices)
-        if run is not None:
-            return run
+        consecutive = _picked(im, data, axis, indices)
+        if consecutive is not None:
+            return consecutive
         indices = im.tensor(indices)
     if isinstance(indices, Constant):
         size = data.shape[axis]
@@ -52,8 +52,8 @@ def gather(im: ImportContext, data: Value, indices: Operand, *, axis: int = 0) -
         return pick(im, im.tensor(data), axis, indices.array, partial(_looked_up, im) if is_image else None)
     check_indices(im, indices)
     others, size = [a for a in range(data.rank) if a != axis], data.shape[axis]
-    are_fed = not is_held_as_float(indices.dtype) and indices.blob.batch == 1
-    if isinstance(data, Constant) and isinstance(size, int) and are_fed:
+    are_int32 = not is_held_as_float(indices.dtype) and indices.blob.batch == 1
+    if isinstance(data, Constant) and isinstance(size, int) and are_int32:
         table = float_array(im, data.array.transpose(axis, *others).reshape(size, -1))
         params = {"num_output": table.shape[1], "input_dim": size, "weight_data_size": table.size}
         blob = im.layer("Embed", im.mat(indices, [range(indices.rank)]), weights={"weight_data": table}, **params)
@@ -63,21 +63,21 @@ def gather(im: ImportContext, data: Value, indices: Operand, *, axis: int = 0) -
 
 
 def _replaced(im: ImportContext, blob: Blob, data: Value, axis: int, shape: Shape, *, is_table: bool = False) -> Tensor:
-    """Return what was looked up, the axes of the indices, of this shape, in the place of the axis of the data."""
+    """Return the result of a lookup: the axes of the indices, with this shape, replace the axis of the data."""
     kept = range(data.rank - 1)
     new = range(len(kept), len(kept) + len(shape))
     sizes = (*data.shape[:axis], *data.shape[axis + 1 :], *shape)
-    found = im.wrap(blob, sizes, [new, kept] if is_table else [kept, [], new], dtype=_type(data))
-    return found.transpose([*kept[:axis], *new, *kept[axis:]])
+    result = im.wrap(blob, sizes, [new, kept] if is_table else [kept, [], new], dtype=_type(data))
+    return result.transpose([*kept[:axis], *new, *kept[axis:]])
 
 
 def _sampled(
     im: ImportContext, image: Blob, indices: Tensor, dims: Sequence[Sequence[int]], size: Dim, rows: int
 ) -> Blob:
-    """From each row of an image, whose width is `size`, the pixels at the indices of a row, in the layout of `dims`."""
+    """Pick the pixels at `indices` from each row of an image of width `size`; `dims` is the layout of the indices."""
     targets = counted(im, indices, size)
     scale, shift = _coordinates(im, 1 if isinstance(size, Sym) else size, rows)
-    if isinstance(size, Sym):  # the middle of the pixel as a share of the row
+    if isinstance(size, Sym):  # the middle of the pixel, relative to the row
         targets = binary(im, BinaryOp.DIV, im.apply(targets, BinaryOp.ADD, 0.5), _sizes(im, size))
         shift[0] = -1
     grid = im.layer("BinaryOp", im.mat(targets, dims), im.memory(scale.astype(np.float32)), op_type=BinaryOp.MUL)
@@ -86,7 +86,7 @@ def _sampled(
 
 
 def _sizes(im: ImportContext, *sizes: Dim) -> Value:
-    """Sizes as numbers, one of them as a scalar; open ones are computed."""
+    """Return sizes as a row of numbers, or one as a scalar; dynamic sizes are computed at run time."""
     shape = () if len(sizes) == 1 else (len(sizes),)
     if not any(isinstance(size, Sym) for size in sizes):
         return Constant(np.array(sizes, np.float32).reshape(shape))
@@ -94,7 +94,7 @@ def _sizes(im: ImportContext, *sizes: Dim) -> Value:
 
 
 def _coordinates(im: ImportContext, size: int, rows: int) -> tuple[Array, Array]:
-    """Return factor and summand that turn indices in a row into x and y, from -1 to 1 between the outer borders."""
+    """Return scale and offset from indices in a row to x and y, which are -1 and 1 at the outer borders."""
     if size * rows > _LARGEST_IMAGE:
         reason = f"a lookup in {rows} times {size} elements, whose indices float32 cannot tell apart"
         raise im.refuse(reason, "look up in a smaller table")
@@ -103,17 +103,17 @@ def _coordinates(im: ImportContext, size: int, rows: int) -> tuple[Array, Array]
 
 
 def middles(size: int) -> Array:
-    """Return the middles of so many pixels between -1 and 1."""
+    """Return the middles of `size` pixels between -1 and 1."""
     return np.asarray((2 * np.arange(size) + 1) / size - 1)
 
 
 def pixels(im: ImportContext, image: Blob, grid: Blob, padding: SamplePadding = SamplePadding.BORDER) -> Blob:
-    """Return the pixels of an image of three dims at the x and y of a grid, from -1 to 1 between the outer borders."""
+    """Return the pixels of an image of three dims at the x and y of a grid; -1 and 1 are the outer borders."""
     return im.layer("GridSample", image, grid, sample_type=Sample.NEAREST, padding_mode=padding, permute_fusion=1)
 
 
 def _image(im: ImportContext, data: Value, *dims: list[int]) -> Blob:
-    """Return the operand as a Mat of three dims, as numbers."""
+    """Return the operand as a float32 Mat of three dims."""
     if isinstance(data, Tensor):
         return im.mat(as_numbers(im, data), dims)
     sizes = [math.prod(data.array.shape[axis] for axis in group) for group in dims]
@@ -121,7 +121,7 @@ def _image(im: ImportContext, data: Value, *dims: list[int]) -> Blob:
 
 
 def counted(im: ImportContext, indices: Tensor, *sizes: Dim) -> Tensor:
-    """Return the indices as floats, negative ones counted from the front of axes of these sizes."""
+    """Return the indices as floats, with the axes' sizes added to negative ones."""
     indices = as_numbers(im, indices)
     if not np.issubdtype(indices.dtype, np.signedinteger):
         return indices
@@ -149,16 +149,16 @@ def gather_elements(im: ImportContext, data: Value, indices: Value, *, axis: int
         return _constant_elements(im, data, indices.array, axis)
     check_indices(im, indices)
     others = [a for a in range(data.rank) if a != axis]
-    wanted = fixed(im, indices.shape)
+    shape = fixed(im, indices.shape)
     if isinstance(data, Constant):
-        data = Constant(data.array[tuple(slice(None if a == axis else n) for a, n in enumerate(wanted))])
+        data = Constant(data.array[tuple(slice(None if a == axis else n) for a, n in enumerate(shape))])
     for a in others:
-        if isinstance(data, Tensor) and wanted[a] != data.shape[a]:
-            data = crop(im, data, a, 0, wanted[a])
-    rows = math.prod(wanted[a] for a in others)
+        if isinstance(data, Tensor) and shape[a] != data.shape[a]:
+            data = crop(im, data, a, 0, shape[a])
+    rows = math.prod(shape[a] for a in others)
     dims: list[list[int]] = [[], others, [axis]]
     blob = _sampled(im, _image(im, data, *dims), indices, dims, data.shape[axis], rows)
-    return im.wrap(blob, wanted, dims, dtype=_type(data))
+    return im.wrap(blob, shape, dims, dtype=_type(data))
 
 
 def _constant_elements(im: ImportContext, data: Value, indices: Array, axis: int) -> Value:
@@ -173,7 +173,7 @@ def _constant_elements(im: ImportContext, data: Value, indices: Array, axis: int
     for other in range(data.rank):
         if other != axis and indices.shape[other] < shape[other]:
             data = crop(im, data, other, 0, indices.shape[other])
-    # Axes along which the indices are the same stand after the picked ones, and go along with them.
+    # Move the axes along which the indices are constant behind the others: whole slices are picked there.
     first = [a for a in range(data.rank) if a == axis or (indices != indices.take([0], a)).any()]
     order = [*first, *(a for a in range(data.rank) if a not in first)]
     moved = data.transpose(order)
@@ -184,11 +184,11 @@ def _constant_elements(im: ImportContext, data: Value, indices: Array, axis: int
 
 
 def gather_nd(im: ImportContext, data: Value, indices: Operand, *, batch_dims: int = 0) -> Value:
-    """Crop and Concat of constant indices; else Gather by their places in the flat tensor."""
+    """Crop and Concat of constant indices; else Gather from the flat tensor."""
     if isinstance(indices, SymbolicTensor):
-        runs = None if batch_dims else _picked_together(im, data, indices)
-        if runs is not None:
-            return runs
+        consecutive = None if batch_dims else _picked_together(im, data, indices)
+        if consecutive is not None:
+            return consecutive
         indices = im.tensor(indices)
     depth = indices.shape[-1] if indices.rank else None
     if not isinstance(depth, int) or depth + batch_dims > data.rank:
@@ -208,7 +208,7 @@ def gather_nd(im: ImportContext, data: Value, indices: Operand, *, batch_dims: i
 
 
 def flat_indices(im: ImportContext, indices: Tensor, sizes: Shape, batch_dims: int) -> Tensor:
-    """Return indices into axes of these sizes, listed by the last axis of `indices`, as indices into one axis."""
+    """Return multi-dimensional indices, given by the last axis of `indices`, as indices into the flattened axes."""
     check_indices(im, indices)
     strides = [product(sizes[axis + 1 :]) for axis in range(len(sizes))]
     numbers = counted(im, indices, *sizes[batch_dims:])
@@ -221,18 +221,18 @@ def flat_indices(im: ImportContext, indices: Tensor, sizes: Shape, batch_dims: i
 
 
 def as_indices(im: ImportContext, x: Value) -> Tensor:
-    """Return whole numbers that the net computed as unsigned indices: they count from the front already."""
+    """Return computed indices that are not negative, as unsigned numbers."""
     return Tensor(im.tensor(x).blob, im.tensor(x).view, held_as_float(np.dtype(np.uint32)))
 
 
 def _take(im: ImportContext, data: Tensor, indices: list[Array], shape: Shape) -> Tensor:
-    """``data[indices]``, an array of indices for each of the first axes, whose sizes are `shape`."""
+    """Compute ``data[indices]``, with an array of indices for each of the first axes, whose sizes are `shape`."""
     targets = np.zeros((), np.int64)
     for index, size in zip(indices, known(shape), strict=True):
         targets = targets * size + index
     rest, count = data.shape[len(shape) :], math.prod(known(shape))
     flat = im.tensor(im.reshape(data, (count, *rest)))
-    # Axes along which nothing changes are repeated at the end.
+    # Axes along which the indices are constant are expanded at the end.
     changes = [(targets != targets.take([0], axis)).any() for axis in range(targets.ndim)]
     few = targets[tuple(slice(None if change else 1) for change in changes)]
     runs, lines = _runs(few), _lines(indices)
@@ -246,12 +246,12 @@ def _take(im: ImportContext, data: Tensor, indices: list[Array], shape: Shape) -
 
 
 def _runs(indices: Array) -> int:
-    """Return how many runs of neighbours the indices pick."""
+    """Return the number of runs of consecutive indices."""
     return 1 + int((np.diff(indices.reshape(-1)) != 1).sum())
 
 
 def _lines(indices: Sequence[Array]) -> list[Array] | None:
-    """Return the indices of each axis, where the k-th ones change along axis k only: a grid of rows and columns."""
+    """Return one vector of indices per axis if they form a grid: those of axis k change only along axis k."""
     grid = np.broadcast_arrays(*indices)
     if grid[0].ndim != len(grid):
         return None
@@ -260,7 +260,7 @@ def _lines(indices: Sequence[Array]) -> list[Array] | None:
 
 
 def _looked_up(im: ImportContext, data: Tensor, axis: int, targets: Array) -> Tensor:
-    """Constant indices along an axis, one by one."""
+    """Pick constant indices along an axis with GridSample."""
     [count] = known([data.shape[axis]])
     scale, shift = _coordinates(im, count, 1)
     grid = im.memory((targets.reshape(1, 1, -1) * scale + shift).astype(np.float32))
@@ -269,19 +269,19 @@ def _looked_up(im: ImportContext, data: Tensor, axis: int, targets: Array) -> Te
 
 
 def fixed(im: ImportContext, shape: Shape) -> tuple[int, ...]:
-    """Return the shape of an operand, none of whose sizes is dynamic."""
+    """Return the shape of an operand; raise Refusal if a size is dynamic."""
     return im.fixed(shape, "the operand has dynamic dimensions", "bind them with --shape")
 
 
 class _Consecutive(NamedTuple):
-    """Indices from `start` on, one more for each element along an axis of theirs; the same everywhere without one."""
+    """Indices `start`, `start` + 1, ... along an axis of the index tensor; without an axis, `start` everywhere."""
 
     start: Dim
     axis: int | None
 
 
 def _picked(im: ImportContext, data: Operand, axis: int, indices: SymbolicTensor) -> Value | None:
-    """ONNX Gather by a symbolic tensor; None if its elements are not a run of neighbours."""
+    """ONNX Gather by a symbolic tensor; None if its elements are not consecutive."""
     if indices.cells.size != 1:
         return None
     data, cell = _rolled(im, data, axis, indices)
@@ -290,20 +290,20 @@ def _picked(im: ImportContext, data: Operand, axis: int, indices: SymbolicTensor
 
 
 def _picked_together(im: ImportContext, data: Operand, indices: SymbolicTensor) -> Value | None:
-    """ONNX GatherND by a symbolic tensor, without a batch; None if its elements are not runs along their axes."""
-    listed = materialised_or_none(indices, indices.rank - 1)
-    if listed is None or listed.cells.size != listed.cells.shape[-1]:
+    """ONNX GatherND by a symbolic tensor, without a batch; None if the indices of an axis are not consecutive."""
+    expanded = materialised_or_none(indices, indices.rank - 1)
+    if expanded is None or expanded.cells.size != expanded.cells.shape[-1]:
         return None
-    runs = [_run(cell, indices.rank) for cell in listed.cells.reshape(-1)]
-    found = [run for run in runs if run is not None]
-    along = [run.axis for run in found if run.axis is not None]
-    if len(found) < len(runs) or len(set(along)) < len(along) or indices.rank - 1 in along:
+    cells = expanded.cells.reshape(-1)
+    runs = [run for cell in cells if (run := _run(cell, indices.rank)) is not None]
+    along = [run.axis for run in runs if run.axis is not None]
+    if len(runs) < len(cells) or len(set(along)) < len(along) or indices.rank - 1 in along:
         return None
-    return _runs_picked(im, im.tensor(data), 0, found, indices.shape[:-1])
+    return _runs_picked(im, im.tensor(data), 0, runs, indices.shape[:-1])
 
 
 def _runs_picked(im: ImportContext, x: Tensor, first: int, runs: Sequence[_Consecutive], shape: Shape) -> Value:
-    """Return the elements of a run for each axis from `first` on, as axes of the indices, which have this shape."""
+    """Crop each axis from `first` on to its run, and give the result the axes of the indices, which have this shape."""
     for axis, run in enumerate(runs, first):
         x = _cropped(im, x, axis, run, shape)
     groups = x.view.axes
@@ -314,7 +314,7 @@ def _runs_picked(im: ImportContext, x: Tensor, first: int, runs: Sequence[_Conse
 
 
 def _rolled(im: ImportContext, data: Operand, axis: int, indices: SymbolicTensor) -> tuple[Operand, Any]:
-    """Return the axis from element k on, the first k behind it, and index #0, for n indices (#0 + k) % n."""
+    """For n indices (#0 + k) % n, as of torch.roll, return the data rolled by k along the axis, and the index #0."""
     size, cell = data.shape[axis], indices.cells.reshape(-1)[0]
     names = [name for name in cell.names() if name.startswith("#")] if isinstance(cell, Sym) else []
     if isinstance(size, Sym) and len(names) == 1 and indices.shape[-1 - int(names[0][1:])] == size:
@@ -340,7 +340,7 @@ def _run(cell: object, rank: int) -> _Consecutive | None:
 
 
 def _cropped(im: ImportContext, x: Tensor, axis: int, run: _Consecutive, shape: Shape) -> Tensor:
-    """Return the elements of a run; ONNX demands that the axis has them."""
+    """Crop an axis to a run, and demand that the axis contains it, as ONNX does."""
     size, count = x.shape[axis], 1 if run.axis is None else shape[run.axis]
     start = run.start
     if not at_least(start, 0):

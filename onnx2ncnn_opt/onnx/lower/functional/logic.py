@@ -1,8 +1,8 @@
-"""Comparisons and logic: bools are 0 and 1, everything else is arithmetic that keeps them so.
+"""Comparisons and logic: bools are 0 and 1, and logic is arithmetic on these.
 
-A comparison is Threshold (x > t), which is false for NaN as ONNX has it. The difference of two infinities is NaN, so
-where both operands may be infinite, equality is the Threshold that is not reached. What is not as ONNX: numbers closer
-to each other than the smallest normal float32 are equal.
+A comparison is Threshold (x > t), which is false for NaN, as in ONNX. The difference of two infinities is NaN, so if
+both operands may be infinite, equality is a Threshold of the distance that is not exceeded. One difference to ONNX:
+numbers closer to each other than the smallest normal float32 are equal.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from onnx2ncnn_opt.onnx.value import BOOL, Constant, Tensor, Value
 
 
 def threshold(im: ImportContext, x: Value, limit: float) -> Tensor:
-    """1 where x > limit, else 0; for NaN 0."""
+    """Return 1 where x > limit, else 0, also for NaN."""
     return im.unary(x, "Threshold", threshold=limit)
 
 
@@ -31,12 +31,12 @@ def rest(im: ImportContext, x: Value) -> Tensor:
 
 
 def bools(im: ImportContext, x: Tensor) -> Tensor:
-    """Numbers that are 0 and 1 as bools."""
+    """Return a tensor of 0 and 1 as bools."""
     return Tensor(x.blob, x.view, BOOL)
 
 
 def _below(limit: float) -> float:
-    """Return the next smaller float32; ncnn takes denormal numbers for 0."""
+    """Return the next smaller float32 that is not denormal: ncnn flushes these to 0."""
     below = float(np.nextafter(np.float32(limit), np.float32(-np.inf)))
     return -FLT_MIN if limit == 0 else 0.0 if abs(below) < FLT_MIN else below
 
@@ -50,17 +50,17 @@ def _compare(im: ImportContext, a: Value, b: Value, *, equal: bool) -> Tensor:
     if isinstance(a, Constant) and a.scalar is not None and np.isfinite(a.scalar) and isinstance(b, Tensor):
         return ranked(threshold(im, negative(im, b), _below(-a.scalar) if equal else -a.scalar), len(shape))
     if equal and im.range_of(a).may_be_inf and im.range_of(b).may_be_inf:  # their difference may be NaN
-        return _unless(im, threshold(im, binary(im, BinaryOp.SUB, b, a), 0.0), a, b)
+        return _not(im, threshold(im, binary(im, BinaryOp.SUB, b, a), 0.0), a, b)
     return threshold(im, binary(im, BinaryOp.SUB, a, b), -FLT_MIN if equal else 0.0)
 
 
-def _unless(im: ImportContext, apart: Tensor, *operands: Value) -> Tensor:
-    """Return ``1 - apart``, and 0 where an operand is NaN; the Threshold `apart` is 0 there, and of two infinities."""
-    sizes = [im.apply(im.tensor(x), UnaryOp.ABS) for x in operands if im.range_of(x).may_be_nan]
-    if not sizes:
-        return rest(im, apart)
-    size = sizes[0] if len(sizes) == 1 else binary(im, BinaryOp.ADD, *sizes)
-    return binary(im, BinaryOp.SUB, threshold(im, size, -1.0), apart)
+def _not(im: ImportContext, differs: Tensor, *operands: Value) -> Tensor:
+    """Return ``1 - differs``, but 0 where an operand is NaN: the Threshold `differs` is 0 there, too."""
+    magnitudes = [im.apply(im.tensor(x), UnaryOp.ABS) for x in operands if im.range_of(x).may_be_nan]
+    if not magnitudes:
+        return rest(im, differs)
+    magnitude = magnitudes[0] if len(magnitudes) == 1 else binary(im, BinaryOp.ADD, *magnitudes)
+    return binary(im, BinaryOp.SUB, threshold(im, magnitude, -1.0), differs)
 
 
 def greater(im: ImportContext, a: Value, b: Value) -> Tensor:
@@ -74,7 +74,7 @@ def greater_or_equal(im: ImportContext, a: Value, b: Value) -> Tensor:
 
 
 def equal(im: ImportContext, a: Value, b: Value) -> Tensor:
-    """Two Thresholds: not less and not greater; one of the distance where both may be infinite."""
+    """Two Thresholds: not less and not greater; one Threshold of the distance if both operands may be infinite."""
     shape = broadcast_shape(im, a.shape, b.shape)
     a, b = float_value(im, a), float_value(im, b)
     if isinstance(a, Constant):
@@ -86,12 +86,12 @@ def equal(im: ImportContext, a: Value, b: Value) -> Tensor:
             return bools(im, ranked(between(im, a, _below(b.scalar), b.scalar), len(shape)))
     distance = binary(im, BinaryOp.SUB, a, b)
     if im.range_of(a).may_be_inf and im.range_of(b).may_be_inf:
-        return bools(im, _unless(im, threshold(im, im.apply(distance, UnaryOp.ABS), 0.0), a, b))
+        return bools(im, _not(im, threshold(im, im.apply(distance, UnaryOp.ABS), 0.0), a, b))
     return bools(im, between(im, distance, -FLT_MIN, 0.0))
 
 
 def between(im: ImportContext, x: Tensor, low: float, high: float) -> Tensor:
-    """1 where low < x <= high, else 0."""
+    """Return 1 where low < x <= high, else 0."""
     inside = im.layer("BinaryOp", threshold(im, x, low).blob, threshold(im, x, high).blob, op_type=BinaryOp.SUB)
     return im.like(x, inside)
 

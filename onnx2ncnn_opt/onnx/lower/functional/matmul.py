@@ -1,4 +1,4 @@
-"""Matrix products: MatMul of two tensors, InnerProduct or Gemm by a constant matrix."""
+"""Matrix products: MatMul of two tensors, InnerProduct or Gemm with a constant matrix."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -19,7 +19,7 @@ from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 
 def matmul(im: ImportContext, a: Value, b: Value) -> Tensor:
-    """MatMul; with a constant matrix on the right InnerProduct or Gemm."""
+    """MatMul; InnerProduct or Gemm if the right matrix is constant."""
     if a.rank == 0 or b.rank == 0:
         raise im.invalid("an operand is a scalar")
     inner = a.shape[-1], b.shape[-2 if b.rank > 1 else 0]
@@ -41,15 +41,15 @@ def _matmul(im: ImportContext, x: Tensor, y: Tensor) -> Tensor:
     rank = max(x.rank, y.rank)
     aligned = align([ranked(v, rank).view for v in (x, y)], (rank - 2, rank - 1))
     if aligned is None:
-        return _matmul(im, im.settled(x), im.settled(y))
+        return _matmul(im, im.with_plain_axes(x), im.with_plain_axes(y))
     (left, right), origin = aligned
     row, column = len(origin) - 2, len(origin) - 1
     shared = bool(row and left.batch) and [left.batch, right.batch] == [v.axes[0] for v in (left, right)]
     batch = (0,) if shared else ()
-    # The outer axes become few dims: neighbours that the same operands have go together.
+    # Merge neighbouring outer axes of equal presence into one dim.
     held = [axis for axis in range(row) if axis not in batch and (left.axes[axis] or right.axes[axis])]
     groups = [tuple(group) for _, group in groupby(held, lambda axis: presence((left, right), axis))]
-    if len(groups) + 2 > MAX_DIMS:  # without broadcasting they can be merged
+    if len(groups) + 2 > MAX_DIMS:  # operands of equal shape can merge theirs
         outer_shape = broadcast_shape(im, x.shape[:-2], y.shape[:-2])
         spread_x, spread_y = (im.tensor(spread(im, v, (*outer_shape, *v.shape[-2:]))) for v in (x, y))
         return _matmul(im, spread_x, spread_y)
@@ -68,7 +68,7 @@ def _matmul(im: ImportContext, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _price(im: ImportContext, operands: Sequence[Tensor], layouts: Sequence[Layout]) -> tuple[int, int]:
-    """Return the layers that lead to the layouts, then the pieces that they move: fewer merge with other moves."""
+    """Return the number of layout layers, then of moved pieces: passes merge moves of few pieces with others."""
     layers = pieces = 0
     for x, layout in zip(operands, layouts, strict=True):
         dims, batch = layout.atoms(x.view)
@@ -78,7 +78,7 @@ def _price(im: ImportContext, operands: Sequence[Tensor], layouts: Sequence[Layo
 
 
 def _orders(groups: list[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
-    """Yield orders of the matrices in a Mat: as the axes, then with the last axes outermost, as heads of windows."""
+    """Yield orders of the outer dims: as the axes, then with the last axes of a group first, as heads of windows."""
     yield groups
     for i, group in enumerate(groups):
         for cut in range(len(group) - 1, 0, -1):
@@ -99,7 +99,7 @@ def linear(im: ImportContext, x: Tensor, weight: Array, bias: Array | None = Non
     if outer in (set(), set(batch)):
         if outer != set(batch):
             x = im.in_mat(x, (last,), ())  # one row, whose elements are the batch of a Mat
-        # InnerProduct flattens its input: only the order counts, and the weight can follow it.
+        # InnerProduct flattens its input, so only the order of elements matters, and the weight can follow it.
         columns = _columns(weight, last, flat(x.view.dims))
         weights = {"weight_data": columns} | ({} if bias is None else {"bias_data": bias})
         params = {"num_output": outputs, "bias_term": int(bias is not None), "weight_data_size": weight.size}
@@ -117,7 +117,7 @@ def linear(im: ImportContext, x: Tensor, weight: Array, bias: Array | None = Non
 
 
 def linear_of_blocks(im: ImportContext, x: Tensor, integers: Array, scales: Array, size: int) -> Tensor:
-    """``x @ weight.T`` for a weight of 8-bit `integers` [outputs, inputs], with a scale for each block of `size`."""
+    """Compute ``x @ weight.T`` for 8-bit `integers` [outputs, inputs] with a scale for each block of `size`."""
     outputs, inputs = integers.shape
     outer, last = flat(x.view.axes[:-1]), x.view.axes[-1]
     batch = () if set(last) & set(x.view.batch) else x.view.batch
@@ -130,14 +130,14 @@ def linear_of_blocks(im: ImportContext, x: Tensor, integers: Array, scales: Arra
 
 
 def _in_order(im: ImportContext, x: Tensor, inputs: int, outputs: int) -> Tensor:
-    """Return x with its rows in the order of its axes, if the product is wider: moving it later would cost more."""
+    """Return x with its rows in the order of its axes, if the product is wider, because moving that costs more."""
     last, batch = x.view.axes[-1], x.view.batch
     axes = [tuple(atom for atom in axis if atom not in batch) for axis in x.view.axes[:-1]]
     atoms = tuple(atom for atom in flat(x.view.dims) if atom not in last)
-    # Windows of an image have axes made of pieces that are apart; others may be transposed back.
-    is_apart = any(len(runs(atoms, axis)) > 1 for axis in axes)
+    # In windows of an image, an axis consists of separate pieces; other orders may be transposed back later.
+    is_scattered = any(len(runs(atoms, axis)) > 1 for axis in axes)
     is_fixed = all(isinstance(atom.size, int) for atom in atoms)
-    return im.in_mat(x, (flat(axes), last), batch) if outputs > inputs and is_apart and is_fixed else x
+    return im.in_mat(x, (flat(axes), last), batch) if outputs > inputs and is_scattered and is_fixed else x
 
 
 def _columns(weight: Array, logical: Atoms, memory: Atoms) -> Array:
@@ -150,8 +150,8 @@ def _columns(weight: Array, logical: Atoms, memory: Atoms) -> Array:
 
 def _with_last(x: Tensor, blob: Blob, outer: Dims, size: int) -> Tensor:
     """Return the layer's result: the operand's view with a last axis, and last dim, of another size."""
-    made = View.of((size,), [[0]]).axes[0]
-    return Tensor(blob, View(x.view.batch, (*outer, made), (*x.view.axes[:-1], made)), x.dtype)
+    new = View.of((size,), [[0]]).axes[0]
+    return Tensor(blob, View(x.view.batch, (*outer, new), (*x.view.axes[:-1], new)), x.dtype)
 
 
 def gemm(
@@ -165,13 +165,13 @@ def gemm(
     transA: int = 0,
     transB: int = 0,
 ) -> Value:
-    """InnerProduct or Gemm for a constant B, else MatMul, with BinaryOps for alpha, beta and C."""
+    """InnerProduct or Gemm for a constant B, else MatMul and BinaryOps for alpha, beta and C."""
     if a.rank != 2 or b.rank != 2:
         raise im.invalid(f"its operands have ranks {a.rank} and {b.rank}, not 2")
     a, b = transposed(a) if transA else a, transposed(b) if transB else b
     if isinstance(a, Tensor) and isinstance(b, Constant):
         weight = im.f32(b.array).T
-        if alpha != 1:  # a copy of a weight that may be most of the model
+        if alpha != 1:  # avoid a copy of a large weight
             weight = weight * np.float32(alpha)
         bias = _row_bias(im, c, weight.shape[0], beta)
         product: Value = linear(im, a, weight, bias)
@@ -188,7 +188,7 @@ def gemm(
 
 
 def _row_bias(im: ImportContext, c: Value | None, size: int, beta: float) -> Array | None:
-    """C as one number per column; None if it is not constant, or differs from row to row."""
+    """Return C as one number per column; None if it is not constant, or has several rows."""
     if not isinstance(c, Constant) or (c.rank > 1 and c.array.shape[-2] != 1):
         return None
     return im.spread(im.f32(c.array).reshape(-1) * np.float32(beta), (size,))

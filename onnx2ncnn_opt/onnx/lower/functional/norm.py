@@ -28,20 +28,20 @@ def layer_norm(
     epsilon: float = 1e-5,
     stash_type: int = 1,
 ) -> tuple[Value | None, ...]:
-    """LayerNorm over the axes from `axis` on, as the innermost dim; BinaryOps for a scale that is not a constant."""
+    """LayerNorm over the axes from `axis` on, as the innermost dim; BinaryOps for a computed scale."""
     axis = im.axis(axis, x.rank)
     y, axes = _normal(im, "LayerNorm", x, scale, bias, axis, epsilon), tuple(range(axis, x.rank))
     if not im.is_used(1) and not im.is_used(2):  # the mean, and the reciprocal of the deviation
         return y, None, None
     mean = reduce(im, x, "ReduceMean", axes, 1)
-    apart = im.apply(binary(im, BinaryOp.SUB, x, mean), UnaryOp.SQUARE)
-    return y, mean, im.apply(deviation(im, reduce(im, apart, "ReduceMean", axes, 1), epsilon), UnaryOp.RECIPROCAL)
+    squares = im.apply(binary(im, BinaryOp.SUB, x, mean), UnaryOp.SQUARE)
+    return y, mean, im.apply(deviation(im, reduce(im, squares, "ReduceMean", axes, 1), epsilon), UnaryOp.RECIPROCAL)
 
 
 def rms_norm(
     im: ImportContext, x: Tensor, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Value:
-    """RMSNorm over the axes from `axis` on, as the innermost dim; BinaryOp mul for a scale that is not a constant."""
+    """RMSNorm over the axes from `axis` on, as the innermost dim; BinaryOp mul for a computed scale."""
     return _normal(im, "RMSNorm", x, scale, None, im.axis(axis, x.rank), epsilon)
 
 
@@ -66,7 +66,7 @@ def _normal(
 
 
 def _of_row(im: ImportContext, param: Value | None, shape: tuple[int, ...]) -> Array | None:
-    """Return a constant as one row for the last axes, of sizes `shape`; None if it is no constant, or not one row."""
+    """Return a constant as one row of `shape`; None if it is not constant, or has different rows."""
     if not isinstance(param, Constant):
         return None
     outer = param.array.reshape(-1, *param.shape[max(0, param.rank - len(shape)) :])

@@ -21,7 +21,7 @@ _MODES = {"constant": Padding.CONSTANT, "edge": Padding.REPLICATE, "reflect": Pa
 def pad(
     im: ImportContext, x: Tensor, pads: Sizes, mode: str = "constant", value: float = 0.0, axes: Ints | None = None
 ) -> Tensor:
-    """ONNX's Pad by the amounts before, then after the axes (all by default); negative ones are cropped."""
+    """ONNX's Pad: `pads` are the amounts before, then after the axes (by default all); negative amounts crop."""
     if mode == "constant" and math.isinf(value) and (im.node.outputs[0].is_graph_output() or are_infinities_tested(im)):
         return in_quarters(im, x, lambda y: pad(im, y, pads, mode, math.copysign(FLT_MAX, value), axes))
     if mode not in _MODES and mode != "wrap":
@@ -43,8 +43,8 @@ def _pad_fixed(
 ) -> Tensor:
     """Crop by the negative amounts before and after axes, and pad by the others; `pads` are for errors."""
     grown = {a: (max(b, 0), max(e, 0)) for a, (b, e) in amounts.items() if b > 0 or e > 0}
-    shrinks_openly = any(min(sides) < 0 and isinstance(x.shape[axis], Sym) for axis, sides in amounts.items())
-    if mode == "constant" and grown and shrinks_openly:  # first, because a part must not be empty in between
+    crops_dynamic = any(min(sides) < 0 and isinstance(x.shape[axis], Sym) for axis, sides in amounts.items())
+    if mode == "constant" and grown and crops_dynamic:  # pad first, because the cropped tensor must not be empty
         x, grown = _padding(im, x, grown, mode, value), {}
     for axis, (begin, end) in amounts.items():
         if begin < 0 or end < 0:
@@ -81,7 +81,7 @@ def _pad_openly(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim, m
 def _reflected(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim) -> Tensor:
     """Concatenate the axis and its longest possible reflections at both ends, and crop the excess."""
     laid_out, size = im.along(x, [axis]), x.shape[axis]
-    if size == 1:  # there is nothing to reflect
+    if size == 1:  # dynamic pads of one element are 0
         return x
     mirrored, first = flip(im, laid_out, axis), larger(size - 1, 1) if begin != 0 else 0
     before = [crop(im, mirrored, axis, 0, first)] if begin != 0 else []
@@ -91,9 +91,9 @@ def _reflected(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim) ->
 
 
 def _wrapped(im: ImportContext, x: Tensor, axis: int, begin: int, end: int) -> Tensor:
-    """Return the last elements of an axis before it, and the first ones after it."""
+    """Prepend the last elements of an axis, and append the first ones."""
     laid_out, size = im.along(x, [axis]), x.shape[axis]
-    if size == 1:  # the same element again and again
+    if size == 1:  # repeat the element
         return repeated(im, laid_out, [1 + begin + end if a == axis else 1 for a in range(x.rank)])
     if not isinstance(size, int) or max(begin, end) > size:
         reason = f"{max(begin, end)} elements wrapped around an axis of size {size}"
@@ -104,19 +104,19 @@ def _wrapped(im: ImportContext, x: Tensor, axis: int, begin: int, end: int) -> T
 
 
 def _padding(im: ImportContext, x: Tensor, amounts: dict[int, tuple[int, int]], mode: str, value: float) -> Tensor:
-    """Return one Padding layer if the axes fit into a Mat in which ncnn pads up to three dims (of four: all but c)."""
+    """Append one Padding layer if possible: ncnn pads up to three dims, of four all except c; else one per axis."""
     dims, batch = dims_around(x, amounts)
     if len(amounts) > 3 or len(dims) > MAX_DIMS or (len(dims) == MAX_DIMS and dims[0][0] in amounts):
         if len(amounts) > 1:
-            for axis, both in amounts.items():
-                x = _padding(im, x, {axis: both}, mode, value)
+            for axis, sides in amounts.items():
+                x = _padding(im, x, {axis: sides}, mode, value)
             return x
         [axis] = amounts
         before, after = (tuple(a for a in side if a not in batch) for side in (range(axis), range(axis + 1, x.rank)))
         dims = [group for group in (before, (axis,), after) if group]
     params: dict[str, Any] = {}
-    for axis, both in amounts.items():
-        params |= zip(SIDES[AXES[len(dims)][dims.index((axis,))]], both, strict=True)
+    for axis, sides in amounts.items():
+        params |= zip(SIDES[AXES[len(dims)][dims.index((axis,))]], sides, strict=True)
     blob = im.layer("Padding", im.mat(x, dims, batch), type=_MODES[mode], value=value, **params)
     shape = tuple(n + sum(amounts.get(axis, (0, 0))) for axis, n in enumerate(x.shape))
     return im.wrap(blob, shape, dims, batch, x.dtype)

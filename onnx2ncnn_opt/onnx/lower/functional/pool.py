@@ -1,4 +1,4 @@
-"""Poolings over windows and over everything."""
+"""Poolings over windows, and global poolings."""
 
 import math
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ _MOST_TAPS = 32
 
 
 def max_pool(
-    im: ImportContext, x: Tensor, *, given: PoolAttributes, dilations: Ints = (), storage_order: int = 0
+    im: ImportContext, x: Tensor, *, attrs: PoolAttributes, dilations: Ints = (), storage_order: int = 0
 ) -> Tensor:
-    """Pooling[1D|3D] max; along an axis with dilation BinaryOp max of Crops before it."""
+    """Pooling[1D|3D] max; for each dilated axis, BinaryOp max of Crops before it."""
     x = as_numbers(im, x)
-    window = _window(im, x, given, dilations)
+    window = _window(im, x, attrs, dilations)
 
     def largest(x: Tensor) -> Tensor:
         return _dilated_max(im, x, window) if window.has_gaps else _pool(im, x, 0, window, count_include_pad=True)
@@ -33,24 +33,24 @@ def max_pool(
 
 
 def average_pool(
-    im: ImportContext, x: Tensor, *, given: PoolAttributes, count_include_pad: int = 0, dilations: Ints = ()
+    im: ImportContext, x: Tensor, *, attrs: PoolAttributes, count_include_pad: int = 0, dilations: Ints = ()
 ) -> Tensor:
-    """Pooling[1D|3D] avg; with dilation ConvolutionDepthWise, and BinaryOp mul by how many are in a window."""
-    window = _window(im, x, given, dilations)
+    """Pooling[1D|3D] avg; with dilation, ConvolutionDepthWise, and BinaryOp mul if the windows' counts differ."""
+    window = _window(im, x, attrs, dilations)
     if window.has_gaps:
         return _dilated_average(im, x, window, bool(count_include_pad))
     return _pool(im, x, 1, window, count_include_pad=bool(count_include_pad))
 
 
 class _PoolWindow(NamedTuple):
-    """The movement of a window."""
+    """The size and the movement of a window."""
 
     kernel: Ints
     dilations: Ints
     strides: Ints
     pads: Ints
     tail: Ints  # the extra padding of `ceil_mode` at the ends of the axes
-    mode: PadMode = PadMode.VALID  # with FULL ncnn adds the tail itself, as the sizes are dynamic
+    mode: PadMode = PadMode.VALID  # FULL: ncnn adds the tail itself, for dynamic sizes
 
     @property
     def has_gaps(self) -> bool:
@@ -63,21 +63,21 @@ class _PoolWindow(NamedTuple):
         return (*self.pads[:n], *(end + more for end, more in zip(self.pads[n:], self.tail, strict=True)))
 
 
-def _window(im: ImportContext, x: Tensor, given: PoolAttributes, dilations: Ints) -> _PoolWindow:
-    kernel, auto_pad = given.kernel_shape, given.auto_pad
+def _window(im: ImportContext, x: Tensor, attrs: PoolAttributes, dilations: Ints) -> _PoolWindow:
+    kernel, auto_pad = attrs.kernel_shape, attrs.auto_pad
     n = len(kernel)
-    dilations, strides = dilations or (1,) * n, given.strides or (1,) * n
+    dilations, strides = dilations or (1,) * n, attrs.strides or (1,) * n
     if n not in SUFFIX or x.rank != n + 2:
         raise im.invalid(f"a window of {n} dimensions over a tensor of rank {x.rank}: ncnn pools 1 to 3 dimensions")
     for values in (kernel, dilations, strides):
         if len(values) != n or min(values) < 1:
             raise im.invalid(f"its attributes do not give one positive number for each of {n} dimensions")
     if auto_pad.startswith("SAME") and any(d != 1 for d in dilations):
-        # ONNX Runtime pads as if there were no dilations.
+        # ONNX Runtime ignores the dilations when it computes the pads.
         raise im.refuse(f"auto_pad {auto_pad} with dilations {dilations}", "export it with explicit pads")
-    explicit = same_pads(im, x.shape[2:], auto_pad, given.pads, kernel, dilations, strides)
+    explicit = same_pads(im, x.shape[2:], auto_pad, attrs.pads, kernel, dilations, strides)
     window = _PoolWindow(kernel, dilations, strides, explicit, (0,) * n)
-    if not given.ceil_mode or auto_pad not in ("NOTSET", ""):
+    if not attrs.ceil_mode or auto_pad not in ("NOTSET", ""):
         return window
     sizes = [size for size in x.shape[2:] if isinstance(size, int)]
     return _rounded_up(im, x, window) if len(sizes) < n else window._replace(tail=_ceil_tail(sizes, window))
@@ -86,7 +86,7 @@ def _window(im: ImportContext, x: Tensor, given: PoolAttributes, dilations: Ints
 def _pool(im: ImportContext, x: Tensor, kind: int, window: _PoolWindow, *, count_include_pad: bool) -> Tensor:
     blob, around = im.channels(x), window.around
     if kind == 1 and count_include_pad and (any(window.tail) or window.mode == PadMode.FULL):
-        # ncnn would count the tail with the pads. Zeros that are there before are counted, the tail is not.
+        # Pad with zeros before the layer, because ncnn would count the tail with its own pads.
         if any(window.pads):
             zeros: dict[str, Any] = {name.removeprefix("pad_"): size for name, size in pad_params(window.pads).items()}
             blob = im.layer("Padding", blob, **zeros)
@@ -98,7 +98,7 @@ def _pool(im: ImportContext, x: Tensor, kind: int, window: _PoolWindow, *, count
 
 
 def _dilated_max(im: ImportContext, x: Tensor, window: _PoolWindow) -> Tensor:
-    """Return the largest of windows without gaps, of the largest of shifted Crops along each axis with gaps."""
+    """Take the maximum of shifted Crops along each dilated axis, then pool the other axes."""
     n = len(window.kernel)
     kernel, around = list(window.kernel), list(window.around)
     for i, dilation in enumerate(window.dilations):
@@ -125,7 +125,7 @@ def _largest(im: ImportContext, x: Tensor, axis: int, taps: int, dilation: int, 
 
 
 def _dilated_average(im: ImportContext, x: Tensor, window: _PoolWindow, include: bool) -> Tensor:
-    """Sum over windows, and divide by the number of elements in each that count."""
+    """Sum over windows, and divide by the number of counted elements in each."""
     kernel, pads, n = window.kernel, window.pads, len(window.kernel)
     [channels] = im.fixed(x.shape[1:2], "dilations over a dynamic number of channels")
     even = not any(window.tail) and (include or not any(pads))
@@ -146,12 +146,12 @@ def _dilated_average(im: ImportContext, x: Tensor, window: _PoolWindow, include:
 
 
 def _rounded_up(im: ImportContext, x: Tensor, window: _PoolWindow) -> _PoolWindow:
-    """Let ncnn round up the number of windows; refused if it has windows that `ceil_mode` drops."""
+    """Let ncnn round up the number of windows; raise Refusal if it keeps windows that `ceil_mode` drops."""
     n = len(window.kernel)
     if window.has_gaps:
         raise im.refuse("ceil_mode and dilations over a dynamic dimension", "bind it with --shape")
     for i, (kernel, stride) in enumerate(zip(window.kernel, window.strides, strict=True)):
-        if stride > kernel - window.pads[n + i]:  # a window may start in the end padding, as 2 by 2 with pads of 1
+        if stride > kernel - window.pads[n + i]:  # a window may start in the end padding: 2 by 2 with pads of 1
             reason = f"ceil_mode over a dynamic dimension, for windows of {kernel} with strides of {stride}"
             raise im.refuse(reason, "bind it with --shape")
         im.demand(x.shape[i + 2], kernel - window.pads[i] - window.pads[n + i])
@@ -159,24 +159,24 @@ def _rounded_up(im: ImportContext, x: Tensor, window: _PoolWindow) -> _PoolWindo
 
 
 def _ceil_tail(sizes: Sequence[int], window: _PoolWindow) -> Ints:
-    """Return the extra end pads with which rounding down gives the result of ceil_mode."""
+    """Return the extra end pads for which rounding down gives the result of ceil_mode."""
     tail = []
     for i, (size, stride, begin) in enumerate(zip(sizes, window.strides, window.pads, strict=False)):
         span = size + begin + window.pads[len(sizes) + i] - (window.kernel[i] - 1) * window.dilations[i] - 1
         last = -(-span // stride) * stride
-        if last >= size + begin:  # in the end padding: dropped by ONNX since opset 19, and PyTorch always
+        if last >= size + begin:  # in the end padding: ONNX since opset 19, and PyTorch, drop it
             last -= stride
         tail.append(max(0, last - span))
     return tuple(tail)
 
 
 def global_average_pool(im: ImportContext, x: Tensor) -> Tensor:
-    """Pooling avg over everything: a 1-D Mat, one number per channel."""
+    """Pooling avg over each channel: a 1-D Mat, one number per channel."""
     return global_pool(im, x, 1)
 
 
 def global_pool(im: ImportContext, x: Tensor, kind: int) -> Tensor:
-    """Pooling over all of each channel; `kind` as in ncnn's pooling_type."""
+    """Pooling over each channel; `kind` is ncnn's pooling_type."""
     n = x.rank - 2
     if n not in SUFFIX:
         hint = "reshape it in the model: ncnn takes images and, for some layers, rows and volumes"

@@ -1,7 +1,7 @@
-"""Quantised tensors, held as float32 numbers of the same values, and arithmetic on them.
+"""Quantised tensors, stored as float32 numbers of the same values, and arithmetic on them.
 
-A net is no faster for its quantisation, but gives the quantised model's results. Whole numbers below 2**24 are exact in
-float32, and so are their sums and products; larger ones are rounded.
+Quantisation does not make this net faster, but the net computes the quantised model's results. Integers up to 2**24,
+their sums and products are exact in float32; larger ones are rounded.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_float, float_value
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
-from onnx2ncnn_opt.onnx.lower.functional.division import by_whole, divided
+from onnx2ncnn_opt.onnx.lower.functional.division import divide_by_whole, divided
 from onnx2ncnn_opt.onnx.lower.functional.matmul import matmul
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.lower.functional.views import repeated
@@ -38,8 +38,8 @@ def quantize_linear(
 ) -> Tensor:
     """BinaryOp mul, Clip and UnaryOp round; BinaryOp add for the zero point."""
     dtype = onnx_ir.DataType(output_dtype).numpy() if output_dtype else type_of(y_zero_point)
-    scale = beside(im, x, y_scale, axis, block_size)
-    zero = None if y_zero_point is None else beside(im, x, y_zero_point, axis, block_size)
+    scale = broadcastable(im, x, y_scale, axis, block_size)
+    zero = None if y_zero_point is None else broadcastable(im, x, y_zero_point, axis, block_size)
     return quantized(im, _divided(im, as_float(im, im.tensor(x)), scale), zero, dtype)
 
 
@@ -54,26 +54,26 @@ def dequantize_linear(
     output_dtype: int = 0,
 ) -> Value:
     """BinaryOp sub for the zero point, and mul."""
-    scale = beside(im, x, x_scale, axis, block_size)
-    zero = None if x_zero_point is None else beside(im, x, x_zero_point, axis, block_size)
+    scale = broadcastable(im, x, x_scale, axis, block_size)
+    zero = None if x_zero_point is None else broadcastable(im, x, x_zero_point, axis, block_size)
     return scaling(im, BinaryOp.MUL, centred(im, x, zero), scale)
 
 
 def dynamic_quantize_linear(im: ImportContext, x: Tensor) -> tuple[Value, ...]:
-    """Reductions for the range, then as QuantizeLinear to uint8."""
+    """Reductions for the range, then the layers of QuantizeLinear to uint8."""
     low = binary(im, BinaryOp.MIN, reduce(im, x, "ReduceMin", None, 0), number(0))
     high = binary(im, BinaryOp.MAX, reduce(im, x, "ReduceMax", None, 0), number(0))
-    width = im.tensor(by_whole(im, binary(im, BinaryOp.SUB, high, low), number(255)))
+    width = im.tensor(divide_by_whole(im, binary(im, BinaryOp.SUB, high, low), number(255)))
     empty = binary(im, BinaryOp.SUB, number(1), im.unary(width, "Threshold", threshold=0.0))
-    scale = binary(im, BinaryOp.ADD, width, empty)  # a range of nothing but zeros has the scale 1
+    scale = binary(im, BinaryOp.ADD, width, empty)  # a tensor of zeros has the scale 1
     lowest = binary(im, BinaryOp.SUB, number(0), binary(im, BinaryOp.DIV, low, scale))
     zero = im.apply(im.unary(lowest, "Clip", min=0.0, max=255.0), UnaryOp.ROUND)
     zero = Tensor(zero.blob, zero.view, held_as_float(_UINT8))
     return quantized(im, divided(im, x, scale), zero, _UINT8), scale, zero
 
 
-def beside(im: ImportContext, x: Value, param: Value, axis: int, block: int = 0) -> Value:
-    """Return a scale or zero point that broadcasts with x: one for all, each index of an axis, or each block."""
+def broadcastable(im: ImportContext, x: Value, param: Value, axis: int, block: int = 0) -> Value:
+    """Return a scale or zero point, which is per tensor, per axis or per block, in a shape that broadcasts with x."""
     if all(size == 1 for size in param.shape):
         return im.reshape(param, ())
     axis = im.axis(axis, x.rank)
@@ -85,25 +85,25 @@ def beside(im: ImportContext, x: Value, param: Value, axis: int, block: int = 0)
     if isinstance(param, Constant):
         return Constant(np.repeat(param.array, block, axis).take(range(size), axis))
     before, after = param.shape[: axis + 1], param.shape[axis + 1 :]
-    each = im.tensor(im.reshape(param, (*before, 1, *after)))
-    blocks = repeated(im, each, [block if i == axis + 1 else 1 for i in range(each.rank)])
+    column = im.tensor(im.reshape(param, (*before, 1, *after)))
+    blocks = repeated(im, column, [block if i == axis + 1 else 1 for i in range(column.rank)])
     return crop(im, im.tensor(im.reshape(blocks, (*before[:-1], before[-1] * block, *after))), axis, 0, size)
 
 
 def type_of(zero_point: Value | None) -> np.dtype[np.generic]:
-    """Return the type that a tensor is quantised to: that of its zero point."""
+    """Return the type of a quantised tensor, which is the type of its zero point."""
     return _UINT8 if zero_point is None else zero_point.dtype
 
 
 def quantized(im: ImportContext, x: Value, zero_point: Value | None, dtype: np.dtype[np.generic]) -> Tensor:
-    """Return numbers in units of the scale, rounded, moved by the zero point, and clipped to the type's range."""
+    """Round numbers in units of the scale, add the zero point, and clip to the type's range."""
     if dtype.name not in _RANGES:
         reason = f"quantised to {dtype.name}: ncnn computes in integers and floats only"
         raise im.refuse(reason, "quantise to int8 or uint8")
     low, high = _RANGES[dtype.name]
     x, zero = im.tensor(x), number(0) if zero_point is None else float_value(im, zero_point)
     if isinstance(zero, Constant) and (zero.array == zero.array.flat[0]).all():
-        # Cut off first, the number that is added here and subtracted at the end of a chain falls away between.
+        # Clip first: then a pass cancels the zero point added here with the one that DequantizeLinear subtracts.
         shift = float(zero.array.flat[0])
         x = im.apply(im.unary(x, "Clip", min=low - shift, max=high - shift), UnaryOp.ROUND)
         if shift:
@@ -115,7 +115,7 @@ def quantized(im: ImportContext, x: Value, zero_point: Value | None, dtype: np.d
 
 
 def _divided(im: ImportContext, x: Tensor, scale: Value) -> Value:
-    """x / scale. ncnn's division is off by the last bit on some machines, even that of halves by 1."""
+    """Compute x / scale. On some machines, ncnn's division is wrong in the last bit, even for 0.5 / 1."""
     if isinstance(scale, Constant):
         with np.errstate(divide="ignore", over="ignore"):
             factor = 1 / im.f32(scale.array)
@@ -126,7 +126,7 @@ def _divided(im: ImportContext, x: Tensor, scale: Value) -> Value:
 
 
 def centred(im: ImportContext, x: Value, zero_point: Value | None) -> Value:
-    """Return whole numbers as floats, minus their zero point."""
+    """Return integers minus their zero point, as floats."""
     x = float_value(im, x)
     zero = number(0) if zero_point is None else float_value(im, zero_point)
     if isinstance(zero, Constant) and not zero.array.any():
@@ -135,16 +135,16 @@ def centred(im: ImportContext, x: Value, zero_point: Value | None) -> Value:
 
 
 def scaling(im: ImportContext, op_type: BinaryOp, a: Value, b: Value) -> Value:
-    """Compute a * b or a / b; for two constants of any type, the result is a constant of 32 bits."""
+    """Compute a * b or a / b; for two constants of any type, the result is a float32 constant."""
     return arithmetic(im, op_type, *(Constant(im.f32(x.array)) if isinstance(x, Constant) else x for x in (a, b)))
 
 
-def sums_of(im: ImportContext, a: Value, a_zero_point: Value | None, b: Value, b_zero_point: Value | None) -> Tensor:
+def int_matmul(im: ImportContext, a: Value, a_zero_point: Value | None, b: Value, b_zero_point: Value | None) -> Tensor:
     """MatMul of quantised tensors, in units of their scales."""
     rows = None if a_zero_point is None else per_row(im, a, a_zero_point)
     return matmul(im, centred(im, a, rows), centred(im, b, b_zero_point))
 
 
 def per_row(im: ImportContext, a: Value, param: Value) -> Value:
-    """Return a scale or zero point of the left matrix: one for all, or for each row."""
+    """Return the left matrix's scale or zero point, which is per tensor or per row, in a shape that broadcasts."""
     return im.reshape(param, (*param.shape, 1)) if param.rank == 1 < a.rank else param

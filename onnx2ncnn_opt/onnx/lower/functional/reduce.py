@@ -1,4 +1,4 @@
-"""Reductions over axes, and the index of the largest elements along one."""
+"""Reductions over axes, and the index of the largest element along an axis."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ from onnx2ncnn_opt.onnx.lower.functional.views import squeeze
 from onnx2ncnn_opt.onnx.lower.layout import Layout
 from onnx2ncnn_opt.onnx.value import Ints, Tensor, held_as_float
 
-# ONNX operator -> Reduction operation, and the opset from which its axes are an input.
+# ONNX operator -> Reduction operation, and the first opset in which its axes are an input.
 OPERATIONS = {
     "ReduceSum": (Reduction.SUM, 13),
     "ReduceSumSquare": (Reduction.SUMSQ, 18),
@@ -31,19 +31,19 @@ OPERATIONS = {
     "ReduceLogSumExp": (Reduction.LOGSUMEXP, 18),
 }
 
-_LONGEST = 2**23  # longer than any dynamic axis; float32 holds indices in it, and these plus it
-# The effect of a reduction over axes of size 1, or over no axes.
-_ALONE = {"ReduceSumSquare": UnaryOp.SQUARE, "ReduceL1": UnaryOp.ABS, "ReduceL2": UnaryOp.ABS}
+_LONGEST = 2**23  # bound of dynamic axes; float32 represents indices below it, and their sums with it
+# Reductions of one element, except identities and the logarithm.
+_OF_ONE = {"ReduceSumSquare": UnaryOp.SQUARE, "ReduceL1": UnaryOp.ABS, "ReduceL2": UnaryOp.ABS}
 
 
 def reduce(im: ImportContext, x: Tensor, name: str, axes: Ints | None, keepdims: int) -> Tensor:
-    """Reduction over the axes (all, for None), each of them a dim or a run of dims of the Mat."""
+    """Reduction over the axes (None: all), each of which is a dim or a run of dims of the Mat."""
     x = as_numbers(im, x)
     reduced = sorted(im.axes(axes, x.rank)) if axes is not None else list(range(x.rank))
     atoms = [axis for axis in reduced if x.view.axes[axis]]
 
     def result(x: Tensor) -> Tensor:
-        y = _reduced(im, x, name, atoms, keepdims=bool(keepdims)) if atoms else reduced_alone(im, x, name)
+        y = _reduced(im, x, name, atoms, keepdims=bool(keepdims)) if atoms else reduced_element(im, x, name)
         return y if keepdims else squeeze(im, y, tuple(reduced))
 
     is_extreme = name in ("ReduceMax", "ReduceMin") and im.range_of(x).may_be_inf
@@ -51,9 +51,9 @@ def reduce(im: ImportContext, x: Tensor, name: str, axes: Ints | None, keepdims:
 
 
 def _reduced(im: ImportContext, x: Tensor, name: str, axes: list[int], *, keepdims: bool) -> Tensor:
-    """Return the tensor with these axes, which are not of size 1, reduced to size 1."""
+    """Reduce axes, which must not have size 1, to size 1."""
     laid_out = im.separated(x, axes)
-    if laid_out is None:  # they are in too many dims: all of them as one
+    if laid_out is None:  # more than four dims: merge the reduced axes
         kept = tuple(axis for axis in range(x.rank) if axis not in axes)
         laid_out = im.in_layout(x, Layout((kept, tuple(axes))))
         dims = [1]
@@ -61,7 +61,7 @@ def _reduced(im: ImportContext, x: Tensor, name: str, axes: list[int], *, keepdi
         dims = sorted(d for d in (laid_out.view.dim_of(axis) for axis in axes) if d is not None)
     groups = laid_out.view.dims
     kept_dims = [i for i in range(len(groups)) if i not in dims]
-    # After the kept dims a size of 1 says nothing; before them it keeps later broadcasts aligned.
+    # A size of 1 after the kept dims is redundant; before them it keeps later broadcasts aligned.
     trailing = dims == list(range(len(kept_dims), len(groups)))
     operation = OPERATIONS[name][0]
     if operation == Reduction.LOGSUMEXP:
@@ -85,37 +85,37 @@ def reduction(
 
 
 def _log_sum_exp(im: ImportContext, x: Tensor, dims: Sequence[int]) -> Blob:
-    """m + log(sum(exp(x - m))) with the largest finite number m: without it exp overflows from 89 on."""
+    """Compute m + log(sum(exp(x - m))) with the largest finite number m: exp alone overflows from 89 on."""
     largest = im.layer("Clip", reduction(im, x.blob, dims, Reduction.MAX), min=-FLT_MAX, max=FLT_MAX)
     low = im.layer("BinaryOp", x.blob, largest, op_type=BinaryOp.SUB)
     return im.layer("BinaryOp", reduction(im, low, dims, Reduction.LOGSUMEXP), largest, op_type=BinaryOp.ADD)
 
 
-def reduced_alone(im: ImportContext, x: Tensor, name: str) -> Tensor:
-    """Apply the part of a reduction that remains over axes of size 1, or over none."""
+def reduced_element(im: ImportContext, x: Tensor, name: str) -> Tensor:
+    """Reduce each element on its own, for axes of size 1 or no axes: ReduceL1 is Abs."""
     if name == "ReduceLogSum":
         return im.unary(x, "Log")
-    return im.apply(x, _ALONE[name]) if name in _ALONE else x
+    return im.apply(x, _OF_ONE[name]) if name in _OF_ONE else x
 
 
 def arg_max(im: ImportContext, x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
-    """Threshold of the distance to the largest number, and Reduction of the indices if there is none."""
+    """Threshold of the distance to the largest number, and Reduction of the indices where the distance is 0."""
     marked = mark_largest(im, as_numbers(im, x), axis, last=bool(select_last_index))
-    found = reduce(im, marked, "ReduceMax" if select_last_index else "ReduceMin", (axis,), keepdims)
-    return Tensor(found.blob, found.view, held_as_float(np.dtype(np.int64)))
+    index = reduce(im, marked, "ReduceMax" if select_last_index else "ReduceMin", (axis,), keepdims)
+    return Tensor(index.blob, index.view, held_as_float(np.dtype(np.int64)))
 
 
 def mark_largest(im: ImportContext, x: Tensor, axis: int, *, last: bool) -> Tensor:
-    """Return ``i`` where the largest number of an axis is and ``i + n`` elsewhere, or ``i - n`` with `last`.
+    """Return the index i at the largest numbers of an axis and ``i + n`` elsewhere; ``i - n`` with `last`.
 
-    n is the size of the axis, or more where that is dynamic. NaN counts as the largest, so every row has one: the
-    distance to NaN is NaN, and Threshold gives 0 for it.
+    n is the size of the axis, or more if that is dynamic. NaN counts as the largest number, so every row has one: the
+    distance to NaN is NaN, and Threshold returns 0 for it.
     """
     axis = im.axis(axis, x.rank)
     size = x.shape[axis]
     finite = im.unary(x, "Clip", min=-FLT_MAX, max=FLT_MAX)  # the difference of two infinities is NaN
-    below = binary(im, BinaryOp.SUB, reduce(im, finite, "ReduceMax", (axis,), 1), finite)
-    others = im.unary(below, "Threshold", threshold=0.0)
+    distance = binary(im, BinaryOp.SUB, reduce(im, finite, "ReduceMax", (axis,), 1), finite)
+    others = im.unary(distance, "Threshold", threshold=0.0)
     index, span = counting(im, size, 0, x.rank - axis), _LONGEST if isinstance(size, Sym) else size
-    far = binary(im, BinaryOp.MUL, others, number(-span if last else span))
-    return binary(im, BinaryOp.ADD, far, index)
+    offset = binary(im, BinaryOp.MUL, others, number(-span if last else span))
+    return binary(im, BinaryOp.ADD, offset, index)

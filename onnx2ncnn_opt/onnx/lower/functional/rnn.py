@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN step by step, up to a limit: for computed weights, peepholes and all that ncnn's layers lack."""
+"""LSTM, GRU and RNN with unrolled steps, up to a limit: for computed weights, peepholes and other forms ncnn lacks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ _Step = Callable[
     [int, list[Value], list[Value]], list[Value]
 ]  # takes a direction, the input's products, and the states
 
-# The function of a tensor and parameters, and the defaults of the parameters.
+# The function of a tensor and parameters, and the parameters' defaults.
 _ACTIVATIONS: dict[str, tuple[_Function, tuple[float, ...]]] = {
     "relu": (lambda im, x: im.unary(x, "ReLU"), ()),
     "tanh": (lambda im, x: im.unary(x, "TanH"), ()),
@@ -44,7 +44,7 @@ _ACTIVATIONS: dict[str, tuple[_Function, tuple[float, ...]]] = {
 
 @dataclass(frozen=True, eq=False)
 class Unrolled:
-    """A node whose steps are written out: its weights, and how it computes."""
+    """The weights and attributes of a node with unrolled steps."""
 
     im: ImportContext
     w: Value  # [directions, gates * hidden, inputs]
@@ -69,9 +69,9 @@ class Unrolled:
         def step(direction: int, products: list[Value], before: list[Value]) -> list[Value]:
             h, c = before
             f, g, out = self._functions[3 * direction : 3 * direction + 3]
-            held = self._products(h, direction)
+            recurrent = self._products(h, direction)
             peep = [None] * 3 if p is None else self._parts(_part(im, p, direction))
-            sums = [_total(im, *pair) for pair in zip(products, held, strict=True)]
+            sums = [_total(im, *pair) for pair in zip(products, recurrent, strict=True)]
             i = self._gate(f, sums[0], _times(im, peep[0], c))
             forget = self._gate(f, sums[2], _times(im, peep[2], c))
             new = _total(im, _times(im, forget, c), binary(im, BinaryOp.MUL, i, self._gate(g, sums[3])))
@@ -92,10 +92,10 @@ class Unrolled:
             reset = self._gate(f, products[1], _product(im, h, r[1]))
             if linear_before_reset:
                 inner = self._parts(_part(im, self.b, direction))[5] if self.b is not None else None
-                held = _times(im, reset, added(im, _product(im, h, r[2]), inner))
+                recurrent = _times(im, reset, added(im, _product(im, h, r[2]), inner))
             else:
-                held = _product(im, _times(im, reset, h), r[2])
-            new = self._gate(g, products[2], held)
+                recurrent = _product(im, _times(im, reset, h), r[2])
+            new = self._gate(g, products[2], recurrent)
             kept = binary(im, BinaryOp.RSUB, z, number(1))
             return [_total(im, binary(im, BinaryOp.MUL, kept, new), _times(im, z, h))]
 
@@ -111,7 +111,7 @@ class Unrolled:
 
     @cached_property
     def _functions(self) -> list[Callable[[Tensor], Value]]:
-        """The activations; each one with an alpha or beta takes the next of the list."""
+        """The activation functions; each one with an alpha or beta uses the next value of the list."""
         lists = iter(self.alpha), iter(self.beta)
         return [self._function(name.lower(), lists) for name in self.activations]
 
@@ -123,12 +123,12 @@ class Unrolled:
         return lambda x: function(self.im, x, *params)
 
     def _gate(self, function: Callable[[Tensor], Value], *terms: Value | None) -> Value:
-        """Return an activation of the clipped sum."""
+        """Apply an activation to the clipped sum of the terms."""
         x = self.im.tensor(_total(self.im, *terms))
         return function(x if self.clip is None else self.im.unary(x, "Clip", min=-self.clip, max=self.clip))
 
     def _bias(self, inner: int | None = None) -> Value | None:
-        """Return the biases of W, [directions, gates * hidden], with those of R for the first `inner` gates."""
+        """Return the biases of W, [directions, gates * hidden], plus those of R for the first `inner` gates."""
         if self.b is None:
             return None
         pieces = self._parts(self.b)
@@ -142,12 +142,12 @@ class Unrolled:
         return [None] * (known(self.r.shape[1:])[0] // self.hidden) if product is None else [*self._parts(product)]
 
     def _parts(self, x: Value, axis: int = -1) -> list[Value]:
-        """Return an axis in parts of the size of a state."""
+        """Split an axis into parts of the size of a state."""
         [length] = known([x.shape[axis]])
         return list(parts(self.im, x, axis, (self.hidden,) * (length // self.hidden)))
 
     def _run(self, x: Tensor, states: Sequence[Value | None], b: Value | None, step: _Step) -> tuple[Value, ...]:
-        """Y and the last states: [steps, directions, batch, hidden] and [directions, batch, hidden]."""
+        """Return Y [steps, directions, batch, hidden] and the last states [directions, batch, hidden]."""
         im = self.im
         count, items = im.fixed(x.shape[:2], "a dynamic number of steps, or a dynamic batch")
         if (steps := count * len(self.backwards)) > MOST_STEPS:
@@ -159,30 +159,30 @@ class Unrolled:
             products: Value = matmul(im, x, transposed(_part(im, self.w, direction)))
             if b is not None:
                 products = binary(im, BinaryOp.ADD, products, _part(im, b, direction))
-            each = [im.reshape(t, (items, t.shape[-1])) for t in split(im, im.tensor(products), 0, (1,) * count)]
-            now = [zeros if state is None else _part(im, state, direction) for state in states]
-            seen: list[Value] = []
+            rows = [im.reshape(t, (items, t.shape[-1])) for t in split(im, im.tensor(products), 0, (1,) * count)]
+            current = [zeros if state is None else _part(im, state, direction) for state in states]
+            results: list[Value] = []
             for t in reversed(range(count)) if backward else range(count):
-                alive = None if self.lengths is None else (self.lengths > t).astype(np.float32).reshape(items, 1)
-                new = step(direction, self._parts(each[t]), now)
-                now = [_kept(im, alive, a, b) for a, b in zip(new, now, strict=True)]
-                seen.append(im.reshape(_kept(im, alive, new[0], zeros), (1, 1, items, self.hidden)))
-            outputs.append(concat(im, *(reversed(seen) if backward else seen), axis=0))
-            ends.append([im.reshape(state, (1, items, self.hidden)) for state in now])
+                active = None if self.lengths is None else (self.lengths > t).astype(np.float32).reshape(items, 1)
+                new = step(direction, self._parts(rows[t]), current)
+                current = [_kept(im, active, a, b) for a, b in zip(new, current, strict=True)]
+                results.append(im.reshape(_kept(im, active, new[0], zeros), (1, 1, items, self.hidden)))
+            outputs.append(concat(im, *(reversed(results) if backward else results), axis=0))
+            ends.append([im.reshape(state, (1, items, self.hidden)) for state in current])
         return concat(im, *outputs, axis=1), *(concat(im, *states, axis=0) for states in zip(*ends, strict=True))
 
 
-def _kept(im: ImportContext, alive: Array | None, new: Value, old: Value) -> Value:
-    """Return the new state of the items that still have steps, and the old of the others."""
-    if alive is None or alive.all():
+def _kept(im: ImportContext, active: Array | None, new: Value, old: Value) -> Value:
+    """Return the new state of items whose sequence has this step, and the old state of the others."""
+    if active is None or active.all():
         return new
-    if not alive.any():
+    if not active.any():
         return old
-    return _total(im, binary(im, BinaryOp.MUL, new, Constant(alive)), _times(im, Constant(1 - alive), old))
+    return _total(im, binary(im, BinaryOp.MUL, new, Constant(active)), _times(im, Constant(1 - active), old))
 
 
 def _part(im: ImportContext, x: Value, direction: int) -> Value:
-    """Return the part of a direction, which is the first axis."""
+    """Return the part of a direction; directions are the first axis."""
     return Constant(x.array[direction]) if isinstance(x, Constant) else gather(im, x, Constant(np.array(direction)))
 
 
@@ -191,7 +191,7 @@ def _is_zero(x: Value | None) -> bool:
 
 
 def _total(im: ImportContext, *terms: Value | None) -> Value:
-    """Return the sum of the values that exist."""
+    """Return the sum of the terms that are not None."""
     total = reduce(partial(added, im), terms)
     assert total is not None
     return total

@@ -1,4 +1,4 @@
-"""Symbolic tensors computed at run time: Interp makes rows of ones, and all else is arithmetic."""
+"""Symbolic tensors computed at run time: Interp creates rows of ones, the rest is arithmetic."""
 
 from functools import partial, reduce
 
@@ -62,7 +62,7 @@ def _factor(im: ImportContext, x: SymbolicTensor, factor: str | Call) -> Value:
 
 
 def counting(im: ImportContext, size: Dim, axis: int, rank: int) -> Value:
-    """0, 1, 2, ... along an axis: the sums of ones, less 1."""
+    """Return 0, 1, 2, ... along an axis: the cumulative sum of ones, minus 1."""
     if isinstance(size, int):
         return Constant(np.arange(size, dtype=np.float32).reshape(-1, *(1,) * (rank - 1 - axis)))
     ones = im.ones(size)
@@ -71,7 +71,7 @@ def counting(im: ImportContext, size: Dim, axis: int, rank: int) -> Value:
 
 
 def _number(im: ImportContext, size: Sym) -> Tensor:
-    """Return a dynamic size as the one element of a tensor: so many ones added up."""
+    """Return a dynamic size as a scalar tensor: the sum of a row of ones of this length."""
     if not at_least(size, 0):
         raise im.refuse(f"it computes with {size}, which may be below 0", "bind sizes with --shape")
     more = 0 if at_least(size, 1) else 1

@@ -1,4 +1,4 @@
-"""Tensors under other axes, which costs no layer alone, and repeated along their axes."""
+"""Tensors with other axes, which needs no layer by itself, and repetition along axes."""
 
 from collections.abc import Collection, Sequence
 
@@ -22,29 +22,29 @@ def rows(im: ImportContext, x: Tensor, axis: int) -> Tensor:
 
 
 def ranked(x: Tensor, rank: int) -> Tensor:
-    """Return the tensor with leading axes of size 1."""
+    """Prepend axes of size 1 up to a rank."""
     return x.viewed(x.view.with_axes(((),) * (rank - x.rank) + x.view.axes))
 
 
 def transposed(x: Value) -> Value:
-    """Return the last two axes exchanged."""
+    """Swap the last two axes."""
     return x if x.rank < 2 else x.transpose((*range(x.rank - 2), x.rank - 1, x.rank - 2))
 
 
 def squeeze(im: ImportContext, x: Tensor, axes: Ints | None = None) -> Tensor:
-    """Axes of size 1 go; where none are named, dynamic dimensions stay, and must not be 1."""
+    """Drop axes of size 1; by default all, and dynamic dimensions stay and must not be 1."""
     if axes is None:
         axes = tuple(i for i, size in enumerate(x.shape) if size == 1)
         for size in x.shape:
             im.demand(size, 2)
-    gone = set(im.axes(axes, x.rank))
-    if any(x.shape[axis] != 1 for axis in gone):
-        raise im.invalid(f"axes {sorted(gone)} of {shape_text(x.shape)} are not all of size 1")
-    return x.viewed(x.view.with_axes(group for axis, group in enumerate(x.view.axes) if axis not in gone))
+    dropped = set(im.axes(axes, x.rank))
+    if any(x.shape[axis] != 1 for axis in dropped):
+        raise im.invalid(f"axes {sorted(dropped)} of {shape_text(x.shape)} are not all of size 1")
+    return x.viewed(x.view.with_axes(group for axis, group in enumerate(x.view.axes) if axis not in dropped))
 
 
 def unsqueeze(im: ImportContext, x: Tensor, axes: Ints) -> Tensor:
-    """Axes of size 1 come."""
+    """Insert axes of size 1."""
     rank = x.rank + len(axes)
     new = im.axes(axes, rank)
     groups = iter(x.view.axes)
@@ -52,13 +52,13 @@ def unsqueeze(im: ImportContext, x: Tensor, axes: Ints) -> Tensor:
 
 
 def repeated(im: ImportContext, x: Tensor, repeats: Sequence[int]) -> Tensor:
-    """numpy.tile by one number per axis, as one Tile; one for each axis where that needs more than four dims."""
+    """Repeat as numpy.tile does, by one Tile, or by one for each axis if that needs more than four dims."""
     grown = [axis for axis, n in enumerate(repeats) if n != 1]
     if not grown:
         return x
     dims, batch = dims_around(x, grown)
-    is_easy = len(dims) <= MAX_DIMS and im.cost(x, Layout(tuple(dims), tuple(batch))) < 2 * len(grown)
-    if not is_easy and all(x.shape[axis] == 1 for axis in grown):
+    is_cheap = len(dims) <= MAX_DIMS and im.cost(x, Layout(tuple(dims), tuple(batch))) < 2 * len(grown)
+    if not is_cheap and all(x.shape[axis] == 1 for axis in grown):
         for axis in grown:
             x = _spread(im, x, axis, repeats[axis])
         return x
@@ -72,7 +72,7 @@ def repeated(im: ImportContext, x: Tensor, repeats: Sequence[int]) -> Tensor:
 
 
 def _spread(im: ImportContext, x: Tensor, axis: int, count: int) -> Tensor:
-    """Return an axis of size 1 repeated, as a dim of a Mat in which all else stays in order."""
+    """Repeat an axis of size 1, as a new dim of the Mat between the dims before and after it."""
     before = set(flat(x.view.axes[:axis]))
     atoms = flat(x.view.dims)
     cut = next((i for i, atom in enumerate(atoms) if atom not in before), len(atoms))
@@ -87,7 +87,7 @@ def _spread(im: ImportContext, x: Tensor, axis: int, count: int) -> Tensor:
 
 
 def dims_around(x: Tensor, axes: Collection[int]) -> tuple[list[tuple[int, ...]], list[int]]:
-    """Return dims and batch for a layer on `axes`: each a dim of its own, others merged if they are more than four."""
+    """Return dims and batch for a layer on `axes`, each of which is a dim; merge other axes if there are too many."""
     batch = [] if x.batch_axis is None or x.batch_axis in axes else [x.batch_axis]
     dims: list[tuple[int, ...]] = [(a,) for a in range(x.rank) if a not in batch and (x.shape[a] != 1 or a in axes)]
     if len(dims) <= MAX_DIMS:

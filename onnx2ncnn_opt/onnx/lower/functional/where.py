@@ -1,12 +1,12 @@
-"""The operator Where: a choice between two numbers that is right for any value of the other one.
+"""The operator Where: a choice between two sides that is right even if the other side is infinite or NaN.
 
-A product with 0 is 0 only for ordinary numbers; the results of min and max of NaN depend on the machine. So there are
-three ways, and the first safe one is taken (docs/special-values.md):
+A product with 0 is 0 only for finite numbers; the results of min and max of NaN depend on the machine. So there are
+three methods, and the first safe one is used (docs/special-values.md):
 
-- Arithmetic, where both sides are ordinary numbers (ir/ranges.py): each times 1 where it is chosen, else 0.
-- A function that leaves its domain is computed anew, of operands that are harmless where it is not chosen:
+- Arithmetic if both sides are finite (ir/ranges.py): multiply each side by 1 where it is chosen, by 0 elsewhere.
+- If a side is a function that leaves its domain, recompute it with operands that are safe where it is not chosen:
   ``where(x > 0, log(x), 0)`` is the logarithm of x where x > 0, and of 1 elsewhere.
-- GridSample, which copies any numbers: the mask says from which of both sides, stored one after the other.
+- GridSample, which copies any number: the mask selects one of both sides, which are concatenated.
 """
 
 import itertools
@@ -29,17 +29,17 @@ from onnx2ncnn_opt.onnx.value import Constant, SymbolicTensor, Tensor, Value, he
 
 Mask: TypeAlias = Tensor | Constant  # 1 where a side is chosen, 0 elsewhere
 _LARGEST_HALF = float(np.finfo(np.float16).max)
-_LOWEST = -1e30  # no score comes near; added to one, it swallows it
+_LOWEST = -1e30  # far below every score: their sum is this number
 _PLANE = ((), (), (0,), (1,))
-_LARGEST_SIDE, _LARGEST_HALF_SIDE = 2**20, 1024  # pixels whose coordinates float32 and fp16 tell apart
-_HARMLESS = (0.0, 1.0, 0.5)  # one of these is in the domain of every function
-_DEEPEST = 16  # functions of functions
-_STRAIGHT = 16.0  # from here on, x and Softplus(x) are the same in float32
-_MASKED_AS_A_WHOLE = -30000.0
+_LARGEST_SIDE, _LARGEST_HALF_SIDE = 2**20, 1024  # pixels whose coordinates float32 and fp16 distinguish
+_SAFE_OPERANDS = (0.0, 1.0, 0.5)  # one of these is in the domain of every function
+_DEEPEST = 16  # nested functions
+_SOFTPLUS_IS_X = 16.0  # from here on, x and Softplus(x) are equal in float32
+_MASKED_SCORE = -30000.0  # a row of smaller scores is masked completely
 
 
 def where(im: ImportContext, condition: Value, a: Value, b: Value) -> Value:
-    """Products with 1 and 0 of ordinary numbers; functions of operands in their domain; else GridSample."""
+    """Products with 1 and 0 of finite numbers; functions of operands in their domain; else GridSample."""
     shape = broadcast_shape(im, condition.shape, a.shape, b.shape)
     if isinstance(condition, Constant) and (condition.array.all() or not condition.array.any()):
         return spread(im, a if condition.array.all() else b, shape)
@@ -60,15 +60,15 @@ def _where(im: ImportContext, condition: Value, a: Value, b: Value) -> Value:
         return _of_constants(im, first, a, b)
     if isinstance(a, Constant):
         a, b, first = b, a, _rest(im, first)
-    left = _harmless(im, a, first)
+    left = _finite_elsewhere(im, a, first)
     if isinstance(b, Constant):
         if left is None and b.scalar is not None and abs(b.scalar) > _LARGEST_HALF:
-            # limit_mask_fill finds the number where it is added.
+            # The pass limit_mask_fill looks for the number in an addition.
             return _or_constant(im, first, _moved(im, first, a, number(0)), b)
         return _moved(im, first, a, b) if left is None else _or_constant(im, first, left[0], b)
     if left is not None:
         second = _rest(im, first)
-        right = _harmless(im, b, second)
+        right = _finite_elsewhere(im, b, second)
         if right is not None:
             a, b = binary(im, BinaryOp.MUL, left[0], first), binary(im, BinaryOp.MUL, right[0], second)
             return binary(im, BinaryOp.ADD, a, b)
@@ -76,7 +76,7 @@ def _where(im: ImportContext, condition: Value, a: Value, b: Value) -> Value:
 
 
 def _rest(im: ImportContext, mask: Mask) -> Mask:
-    """1 - mask; the mask that it was made of, where it is one already."""
+    """Return 1 - mask; if the mask is such a difference, its operand."""
     if isinstance(mask, Constant):
         return Constant(1 - mask.array)
     layer = mask.blob.producer
@@ -86,7 +86,7 @@ def _rest(im: ImportContext, mask: Mask) -> Mask:
 
 
 def _of_constants(im: ImportContext, first: Mask, a: Constant, b: Constant) -> Value:
-    """Choose between two constants: by products with the mask, or sums with its logarithm."""
+    """Choose between two constants by products with the mask, or by its logarithm for large ones."""
     for x, other, swapped in ((a, b, False), (b, a, True)):
         if x.scalar == 0 and other.scalar is not None and abs(other.scalar) > _LARGEST_HALF:
             return _beyond_half(im, _rest(im, first) if swapped else first, other)
@@ -94,12 +94,12 @@ def _of_constants(im: ImportContext, first: Mask, a: Constant, b: Constant) -> V
         return _moved(im, first, a, b)
     if b.scalar == 0:
         return binary(im, BinaryOp.MUL, first, a)
-    beside = binary(im, BinaryOp.MUL, _rest(im, first), b)
-    return beside if a.scalar == 0 else binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, first, a), beside)
+    second = binary(im, BinaryOp.MUL, _rest(im, first), b)
+    return second if a.scalar == 0 else binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, first, a), second)
 
 
 def _or_constant(im: ImportContext, first: Mask, x: Value, other: Constant) -> Value:
-    """Return an ordinary x where `first` is 1, a constant elsewhere."""
+    """Return a finite x where `first` is 1, a constant elsewhere."""
     if isinstance(first, Constant):
         chosen = binary(im, BinaryOp.MUL, x, first)
         added = np.where(first.array != 0, np.float32(0), other.array.astype(np.float32))
@@ -117,36 +117,36 @@ def _or_constant(im: ImportContext, first: Mask, x: Value, other: Constant) -> V
 
 
 def _beyond_half(im: ImportContext, mask: Mask, x: Constant) -> Value:
-    """Return 0 where the mask is 1, else a number beyond fp16: the mask's bounded logarithm, as inf * 0 is NaN."""
+    """Return 0 where the mask is 1, else a number beyond fp16: the clipped logarithm of the mask, as inf * 0 is NaN."""
     assert x.scalar is not None
-    wall = im.unary(mask, "Log")
-    wall = wall if x.scalar < 0 else negative(im, wall)
-    return wall if math.isinf(x.scalar) else binary(im, BinaryOp.MAX if x.scalar < 0 else BinaryOp.MIN, wall, x)
+    log = im.unary(mask, "Log")
+    log = log if x.scalar < 0 else negative(im, log)
+    return log if math.isinf(x.scalar) else binary(im, BinaryOp.MAX if x.scalar < 0 else BinaryOp.MIN, log, x)
 
 
-def _harmless(im: ImportContext, x: Value, chosen: Mask, depth: int = _DEEPEST) -> tuple[Value, Range] | None:
-    """Return x where it is chosen, ordinary numbers elsewhere, and their range; None if no way to do so is known."""
-    here = im.range_of(x)
-    if here.is_finite:
-        return x, here
+def _finite_elsewhere(im: ImportContext, x: Value, chosen: Mask, depth: int = _DEEPEST) -> tuple[Value, Range] | None:
+    """Return x where it is chosen and finite numbers elsewhere, and their range; None if that is impossible."""
+    own_range = im.range_of(x)
+    if own_range.is_finite:
+        return x, own_range
     if not isinstance(x, Tensor) or not depth:
         return None
     layer, operands = x.blob.producer, im.operands_of(x)
     if layer is None or operands is None:
         return None
-    parts = [_harmless(im, each, chosen, depth - 1) for each in operands]
-    found = [part for part in parts if part is not None]
-    if len(found) < len(parts):
+    optional = [_finite_elsewhere(im, operand, chosen, depth - 1) for operand in operands]
+    finite = [pair for pair in optional if pair is not None]
+    if len(finite) < len(operands):
         return None
     # The operands to replace, the cheapest first: none, the second (a divisor), the first, both.
-    some = [(1,), (0,), (0, 1)] if len(found) == 2 else [(0,)]
-    for which, harmless in [((), 0.0), *itertools.product(some, _HARMLESS)]:
-        point = of_numbers(np.array([harmless], np.float32))
-        result = through(layer, [point if i in which else known for i, (_, known) in enumerate(found)])
+    subsets = [(1,), (0,), (0, 1)] if len(finite) == 2 else [(0,)]
+    for replaced, value in [((), 0.0), *itertools.product(subsets, _SAFE_OPERANDS)]:
+        point = of_numbers(np.array([value], np.float32))
+        result = through(layer, [point if i in replaced else range_ for i, (_, range_) in enumerate(finite)])
         if result.is_finite:
             safe = [
-                _or_constant(im, chosen, each, number(harmless)) if i in which else each
-                for i, (each, _) in enumerate(found)
+                _or_constant(im, chosen, operand, number(value)) if i in replaced else operand
+                for i, (operand, _) in enumerate(finite)
             ]
             if len(safe) == 2:
                 return binary(im, layer["op_type"], *safe), result
@@ -162,7 +162,7 @@ def _activation(im: ImportContext, mask: Tensor, a: Value, b: Value) -> Tensor |
     x, limit, other = a.blob, float(compared["threshold"]), b.blob.producer
     if other is None or compared.input is not x or a.view != b.view or a.view != mask.view:
         return None
-    if limit >= _STRAIGHT and other.computes(BinaryOp.MAX, scalar=False):
+    if limit >= _SOFTPLUS_IS_X and other.computes(BinaryOp.MAX, scalar=False):
         softplus = next((blob.producer for blob in other.inputs if blob is not x), None)
         return b if x in other.inputs and softplus is not None and softplus.type == "Softplus" else None
     if abs(limit) > np.finfo(np.float32).tiny:
@@ -187,7 +187,7 @@ def _is_expm1(blob: Blob, x: Blob) -> bool:
 
 
 def _without_nan(im: ImportContext, mask: Tensor, a: Value, b: Value) -> Tensor | None:
-    """x itself for ``where(isnan(x), n, x)`` where x is never NaN; for 0 a Softmax that is 0 in rows of -infinity."""
+    """Simplify ``where(isnan(x), n, x)``: to x if it is never NaN, to a Softmax with 0 for rows of -inf if n is 0."""
     blob = _checked_for_nan(mask)
     if blob is None or not isinstance(b, Tensor) or b.blob is not blob or b.view != mask.view:
         return None
@@ -197,13 +197,13 @@ def _without_nan(im: ImportContext, mask: Tensor, a: Value, b: Value) -> Tensor 
     if softmax is None or softmax.type != "Softmax" or not isinstance(a, Constant) or a.scalar != 0:
         return None
     scores, axis = softmax.input, softmax["axis"]
-    chances = im.layer("Softmax", im.layer("Clip", scores, min=_MASKED_AS_A_WHOLE), axis=axis, fixbug0=1)
-    open_rows = im.layer("Threshold", reduction(im, scores, [axis], Reduction.MAX), threshold=_MASKED_AS_A_WHOLE)
-    return im.like(b, im.layer("BinaryOp", chances, open_rows, op_type=BinaryOp.MUL))
+    probabilities = im.layer("Softmax", im.layer("Clip", scores, min=_MASKED_SCORE), axis=axis, fixbug0=1)
+    visible = im.layer("Threshold", reduction(im, scores, [axis], Reduction.MAX), threshold=_MASKED_SCORE)
+    return im.like(b, im.layer("BinaryOp", probabilities, visible, op_type=BinaryOp.MUL))
 
 
 def _checked_for_nan(mask: Tensor) -> Blob | None:
-    """Return the blob whose NaN elements a mask marks; see IsNaN."""
+    """Return the blob whose NaN elements a mask marks, if it has the layers of IsNaN."""
     rest_of_one = mask.blob.producer
     if rest_of_one is None or not rest_of_one.computes(BinaryOp.RSUB, scalar=True) or rest_of_one["b"] != 1:
         return None
@@ -215,20 +215,20 @@ def _checked_for_nan(mask: Tensor) -> Blob | None:
 
 
 def _moved(im: ImportContext, first: Mask, a: Value, b: Value) -> Value:
-    """Copy a where `first` is 1, and b elsewhere, as pixels of one image; any numbers, NaN included."""
+    """Copy a where `first` is 1, and b elsewhere, as pixels of one image; any number is possible, even NaN."""
     shape = broadcast_shape(im, first.shape, a.shape, b.shape)
     sides = _sides(shape)
     for size in sides:
         if isinstance(size, int) and size > _LARGEST_SIDE:
             reason = f"a choice among {size} numbers in a row, whose indices float32 cannot tell apart"
             raise im.refuse(reason, "choose among fewer numbers")
-    halves = [_plane(im, x, shape, sides) for x in (a, b)]
-    blob = pixels(im, im.layer("Concat", *halves, axis=1), _grid(im, first, shape, sides))
+    planes = [_plane(im, x, shape, sides) for x in (a, b)]
+    blob = pixels(im, im.layer("Concat", *planes, axis=1), _grid(im, first, shape, sides))
     return im.reshape(im.wrap(blob, sides, _PLANE), shape)
 
 
 def _sides(shape: Shape) -> tuple[Dim, Dim]:
-    """Rows and columns: the last axis and all others, or others of that product whose coordinates fp16 resolves."""
+    """Return rows and columns: the last axis is the columns, unless fp16 needs another division of the elements."""
     rows, columns = product(shape[:-1]), shape[-1] if shape else 1
     if isinstance(rows, int) and isinstance(columns, int) and max(rows, columns) > _LARGEST_HALF_SIDE:
         for size in range(_LARGEST_HALF_SIDE, 0, -1):
@@ -238,12 +238,12 @@ def _sides(shape: Shape) -> tuple[Dim, Dim]:
 
 
 def _plane(im: ImportContext, x: Value, shape: Shape, sides: Shape) -> Blob:
-    """Return the operand broadcast, in rows and columns, as a Mat of four dims."""
+    """Return the operand broadcast to rows and columns, as a Mat of four dims."""
     return im.mat(im.reshape(spread(im, x, shape), sides), _PLANE)
 
 
 def _grid(im: ImportContext, first: Mask, shape: Shape, sides: tuple[Dim, Dim]) -> Blob:
-    """Return each number's place: its column, its row, and one of two sides, from -1 to 1 between the outer borders."""
+    """Return the coordinates (column, row, side) of each result; -1 and 1 are the outer borders."""
     rows, columns = sides
     if isinstance(rows, int) and isinstance(columns, int):
         along = np.broadcast_to(middles(columns), (1, rows, columns))
@@ -259,7 +259,7 @@ def _grid(im: ImportContext, first: Mask, shape: Shape, sides: tuple[Dim, Dim]) 
 
 
 def _running(im: ImportContext, size: Dim, axis: int, shape: Shape) -> Blob:
-    """Return the middles of pixels along one of two axes, if a size is dynamic."""
+    """Return the middles of pixels along one of two axes if a size is dynamic."""
     if isinstance(size, Sym):
         cells = np.array([[axis_index(1 - axis)]], dtype=object)
     else:

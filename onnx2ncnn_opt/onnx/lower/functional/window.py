@@ -1,4 +1,4 @@
-"""The common parts of convolutions and poolings: per-axis parameters, pads, and ONNX's auto_pad."""
+"""Common parts of convolutions and poolings: parameters per axis, pads, and ONNX's auto_pad."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -7,15 +7,15 @@ from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.value import Ints
 
-# By their number: spatial axes outermost first, as ONNX orders them, and the end of the type of ncnn's layers.
+# By number of spatial axes: their names, outermost first as in ONNX, and the suffix of ncnn's layer types.
 AXES = {1: ("w",), 2: ("h", "w"), 3: ("d", "h", "w")}
 SUFFIX = {1: "1D", 2: "", 3: "3D"}
-# ncnn's names of the beginning and the end of an axis.
+# ncnn's names of the begin and the end of an axis.
 SIDES = {"w": ("left", "right"), "h": ("top", "bottom"), "c": ("front", "behind"), "d": ("front", "behind")}
 
 
 class ConvAttributes(NamedTuple):
-    """The attributes of ONNX's convolutions; () stands for zeros or ones along each axis."""
+    """The attributes of ONNX's convolutions; () means zeros or ones for each axis."""
 
     auto_pad: str = "NOTSET"
     dilations: Ints = ()
@@ -36,7 +36,7 @@ class PoolAttributes(NamedTuple):
 
 
 def spatial(name: str, values: Sequence[int]) -> dict[str, int]:
-    """Values per spatial axis as ncnn's parameters, ``kernel_w`` and so on."""
+    """Return values per spatial axis as ncnn's parameters such as ``kernel_w``."""
     return {f"{name}_{axis}": int(value) for axis, value in zip(AXES[len(values)], values, strict=True)}
 
 
@@ -47,7 +47,7 @@ def window_params(kernel: Ints, strides: Ints, pads: Ints, dilations: Ints = ())
 
 
 def pad_params(pads: Sequence[int]) -> dict[str, int]:
-    """ONNX pads (all begins, then all ends) as ncnn's parameters."""
+    """Return ONNX pads (all begins, then all ends) as ncnn's parameters."""
     names = [f"pad_{SIDES[axis][end]}" for end in (0, 1) for axis in AXES[len(pads) // 2]]
     return {name: int(pad) for name, pad in zip(names, pads, strict=True)}
 
@@ -55,7 +55,7 @@ def pad_params(pads: Sequence[int]) -> dict[str, int]:
 def same_pads(
     im: ImportContext, shape: Shape, auto_pad: str, pads: Ints, kernel: Ints, dilation: Ints, stride: Ints
 ) -> Ints:
-    """Return the explicit pads that `auto_pad` stands for, for an operand of spatial `shape` (ONNX Conv, opset 11)."""
+    """Return the explicit pads of `auto_pad` for an operand of spatial `shape` (ONNX Conv, opset 11)."""
     n = len(kernel)
     if auto_pad in ("NOTSET", ""):
         if any(p < 0 for p in pads):
@@ -76,6 +76,6 @@ def same_pads(
 
 
 def halves(totals: Sequence[int], auto_pad: str) -> Ints:
-    """Return pads of all begins, then all ends, of these sums; an odd one is larger at the end with SAME_UPPER."""
+    """Return pads (all begins, then all ends) with these sums; SAME_UPPER makes the end pad of an odd sum larger."""
     begins = [(max(total, 0) + (auto_pad != "SAME_UPPER")) // 2 for total in totals]
     return (*begins, *(total - begin for total, begin in zip(totals, begins, strict=True)))
