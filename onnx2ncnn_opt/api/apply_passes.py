@@ -1,4 +1,4 @@
-"""An existing net of any converter after the passes, in memory."""
+"""Running the passes on an existing net of any converter, in memory."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.verification.nets import NetPair
     from onnx2ncnn_opt.verification.search_masks import Precision
 
-# The features that masks of this package switch off; a net that has one keeps its masks.
+# The features that this package's masks switch off; a net with such a mask keeps its masks.
 _PRECISION = Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE | Feature.NO_WINOGRAD
 
 PathLike = str | os.PathLike[str]
@@ -64,13 +64,12 @@ PathLike = str | os.PathLike[str]
 class Optimized(Rewritten):
     """An optimised net, in memory.
 
-    `events` are the changes of the passes and the near misses, `layers` and `memory` are before and after. `storage` is
-    the decision about 16 bit weights, `exchanged` counts the layers whose operands were exchanged to save memory, and
-    `dropped_splits` are useless Split layers. `misfit` names the layer of the original that does not take its inputs at
-    these shapes, if there is one. `masks` are the layers for which fp16 is not enough, and `precision` is the effect of
-    fp16 on the net, if that was estimated. `notes` are facts for the user. `report` is the verification, None if there
-    was none, and `latency` the time of a run, if it was measured. `renamed` are the names of inputs and outputs that
-    the files had to change, and `sizes` the bytes of weights before and after.
+    `events` are the rewrites and near misses of the passes; `layers`, `memory` and `sizes` (bytes of weights) are
+    before and after. `storage` is the plan for 16-bit weights, `exchanged` the number of layers whose operands were
+    exchanged to save memory, `dropped_splits` the needless Splits. `misfit` names the layer of the original net that
+    cannot take its inputs at these shapes. `masks` are the layers that need more than fp16, `precision` is the
+    estimated effect of fp16. `notes` are for the user. `report` is the verification, `latency` the time of a run, both
+    None if not requested. `renamed` are names of inputs and outputs that differ in the files.
     """
 
     source: NetFiles
@@ -87,9 +86,9 @@ class Optimized(Rewritten):
     is_binary: bool
     shapes: Mapping[str, tuple[int, ...]]
     _blobs: Mapping[str, str] = field(repr=False)  # names of inputs and outputs in the original file
-    _boxes: Mapping[Layer, tuple[str, ...]] = field(repr=False)  # its names of the inputs of detection layers
+    _boxes: Mapping[Layer, tuple[str, ...]] = field(repr=False)  # names of detection layers' inputs in that file
     _is_cut: bool = field(repr=False)
-    _is_masked: bool = field(repr=False)  # the original has masks of its own against errors of fp16
+    _is_masked: bool = field(repr=False)  # the original has masks against errors of fp16
     masks: tuple[Mask, ...] = ()
     precision: Precision | None = None
     notes: tuple[str, ...] = ()
@@ -104,12 +103,12 @@ class Optimized(Rewritten):
 
     @property
     def caches(self) -> list[str]:
-        """Outputs that only ncnn can read: the keys and values that attention keeps for the next run."""
-        found = caches(self.graph)
-        return [blob.name for blob in self.graph.outputs if blob in found]
+        """The outputs that are attention's keys and values for the next run; only ncnn can read them."""
+        cache_blobs = caches(self.graph)
+        return [blob.name for blob in self.graph.outputs if blob in cache_blobs]
 
     def _examples(self) -> dict[str, str]:
-        """Return possible shapes of inputs by name, if the manifest next to the original states their rank."""
+        """Return example shapes of inputs by name, for the ranks in the manifest next to the original net."""
         manifest = manifest_of(self.source.param, self.graph)
         least = manifest.minimum if manifest else {}
         return {
@@ -139,9 +138,9 @@ class Optimized(Rewritten):
 
     @contextmanager
     def staged_in_temporary_folder(self) -> Iterator[tuple[NetFiles, Mapping[Blob, str]]]:
-        """Write the files to a folder that exists as long as the block runs."""
-        with temporary_folder() as folder, self.staged(Path(folder) / "net") as made:
-            yield made
+        """Write the files to a folder that exists during the block."""
+        with temporary_folder() as folder, self.staged(Path(folder) / "net") as staged:
+            yield staged
 
     def save(self, prefix: PathLike, *, binary: bool | None = None) -> NetFiles:
         """Write PREFIX.param (PREFIX.param.bin for `binary`) and PREFIX.bin: both, or none.
@@ -156,10 +155,10 @@ class Optimized(Rewritten):
             return NetFiles.at(prefix, binary=as_binary)
 
     def estimated(self, verification: Verification = Verification(), *, masks: MasksFor = True) -> Optimized:
-        """Run the net in ncnn as if in fp16; return the result with the `masks` that it needs, and `precision`.
+        """Simulate fp16 in ncnn, on inputs like data; return the net with the masks that it needs, and `precision`.
 
-        The inputs are like data. A net that has such masks already keeps them. Raises UsageError if an input's shape is
-        unknown, and RunError if ncnn cannot run the net.
+        `masks` says whether to set masks, or for which device; a net that already has such masks keeps them. Raises
+        UsageError if an input's shape is unknown, and RunError if ncnn cannot run the net.
         """
         from onnx2ncnn_opt.runtime.base import Feed  # only where something runs
         from onnx2ncnn_opt.verification.search_masks import masks_for_data
@@ -170,14 +169,14 @@ class Optimized(Rewritten):
             return {blob: Feed(array) for _, feeds in self.pair.draws(seed, [draw]) for blob, array in feeds.items()}
 
         options: dict[str, Any] = {"budget": verification.budget, "effort": verification.effort}
-        found, precision = masks_for_data(self.graph, drawn, seed, masks=wanted, **options)
-        put_masks(self.graph, ((layer, mask.features) for layer, mask in found.items()))
+        new_masks, precision = masks_for_data(self.graph, drawn, seed, masks=wanted, **options)
+        put_masks(self.graph, ((layer, mask.features) for layer, mask in new_masks.items()))
         layers = (self.layers[0], count_layers(self.graph))
-        return replace(self, masks=(*self.masks, *found.values()), precision=precision, layers=layers)
+        return replace(self, masks=(*self.masks, *new_masks.values()), precision=precision, layers=layers)
 
     @property
     def pair(self) -> NetPair:
-        """The net before and after, for verification."""
+        """The net before and after the passes, for verification."""
         from onnx2ncnn_opt.verification.nets import NetPair
 
         return NetPair(
@@ -192,13 +191,13 @@ class Optimized(Rewritten):
         names: Mapping[Blob, str] | None = None,
         worker: NcnnWorker | None = None,
     ) -> VerifyReport:
-        """Run the net before and after in ncnn, and compare every output except `caches`.
+        """Run the net before and after the passes in ncnn, and compare every output except `caches`.
 
-        `files` are those of the graph, with the `names` in them, as `staged` gives them; by default the graph is
-        written to temporary ones. `worker` is a process to use again.
+        `files` and `names` are the results of `staged`; without them the graph is written to temporary files. `worker`
+        is an ncnn process to reuse.
 
         Raises VerificationError or RunError if ncnn cannot run the original net. Raises UsageError if an input has no
-        shape, or one does not suit the net: ncnn would compute with memory outside its blobs.
+        shape, or a shape that the net cannot take: ncnn would access memory outside its blobs.
         """
         if self.misfit:
             raise UsageError(
@@ -217,10 +216,10 @@ class Optimized(Rewritten):
         verification: Verification = Verification(),
         seconds: float = 2.0,
     ) -> Latency:
-        """Time the net after and before, alternating: one thread each, in fp32, for some `seconds`.
+        """Time the net after and before the passes, alternating, for `seconds`: in fp32, with one thread each.
 
-        The arguments are as for `verify`. Raises UsageError for a net that was cut, and if an input's shape is unknown,
-        and RunError if ncnn cannot run a net.
+        The other arguments are as for `verify`. Raises UsageError for a net that was cut, or if an input's shape is
+        unknown, and RunError if ncnn cannot run a net.
         """
         from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
         from onnx2ncnn_opt.runtime.targets import find_target
@@ -229,8 +228,8 @@ class Optimized(Rewritten):
         if self._is_cut or self.misfit:
             raise UsageError("only a whole net, at shapes that it takes, can be timed before and after")
         if files is None or names is None:
-            with self.staged_in_temporary_folder() as (staged, known):
-                return self.benchmark(staged, known, verification=verification, seconds=seconds)
+            with self.staged_in_temporary_folder() as (staged, staged_names):
+                return self.benchmark(staged, staged_names, verification=verification, seconds=seconds)
         _, drawn = next(self.pair.draws(verification.seed))
         outputs = [blob for blob in self.graph.outputs if not blob.is_input]
         target = find_target(verification.on)
@@ -265,21 +264,21 @@ def apply_passes(  # noqa: PLR0913
     release: int = NEWEST,
     masks: MasksFor = True,
 ) -> Optimized:
-    """Read a net, text or binary, and run the passes on it. Nothing is run or written.
+    """Read a net, text or binary, and run the passes on it; run no net and write no file.
 
-    `shapes` are the sizes of inputs by blob name, outermost first, perhaps after a batch of 1; by default those in the
-    Input layers, or those that pnnx has written into NAME_ncnn.py or NAME.pnnx.param next to NAME.ncnn.param. Only with
-    `fixed_shapes` may passes rely on all of them; otherwise the net also takes others. `only` and `skip` choose passes,
-    `limit` is the most rewrites. `start` and `end` are blobs between which to cut a subnet out. `storage` "fp16" or
-    "bf16" stores weights in 16 bits if they survive it; without it only weights computed from 16-bit weights get 16
-    bits. `shape_hints` writes the shapes into the layers (parameter 30), which then hold for no others on a GPU.
-    `custom` declares layers that ncnn does not have (`ir.custom.custom_layer`). `release` (YYYYMMDD) is the oldest ncnn
-    that runs the result. `masks` gives feature masks to layers that fp16 certainly breaks; `Optimized.estimated` finds
-    the others.
+    `shapes` are the sizes of inputs by blob name, outermost first; a leading 1 may be the batch. The default is the
+    shapes in the Input layers, or those of pnnx in NAME_ncnn.py or NAME.pnnx.param next to NAME.ncnn.param. Passes may
+    rely on all shapes only with `fixed_shapes`; without it the net also takes other shapes. `only` and `skip` choose
+    passes, `limit` is the largest number of rewrites. `start` and `end` are blobs: the layers between them become the
+    net. `storage` "fp16" or "bf16" stores weights in 16 bits if they lose little; without it, only weights computed
+    from 16-bit weights get 16 bits. `shape_hints` writes the shapes into the layers (parameter 30); on a GPU the net
+    then takes no others. `custom` declares layers that ncnn lacks (`ir.custom.custom_layer`). `release` (YYYYMMDD) is
+    the oldest ncnn that has to run the result. `masks` gives feature masks to layers that fp16 certainly breaks;
+    `Optimized.estimated` finds the others.
 
     Raises:
         ParamError, BinError: the files are broken, or have weights of undeclared custom layers.
-        UsageError: a name, shape or option does not fit.
+        UsageError: a name, shape or option is invalid.
     """
     check_options(param=param, shapes=shapes, only=only, skip=skip, limit=limit, start=start, end=end, custom=custom)
     check_option("path", "bin", bin)
@@ -309,18 +308,18 @@ def apply_passes(  # noqa: PLR0913
 def _with_shapes(
     net: ParsedNet, files: NetFiles, shapes: Mapping[str, Sequence[int]], start: Sequence[str], end: Sequence[str]
 ) -> Optimized:
-    """Give a net its shapes, cut it, and return it as if no pass had anything to do."""
+    """Give a net its shapes and cut it; return it before any pass."""
     graph, is_cut = net.graph, bool(start or end)
     producers = {blob: name for name, blob in reversed(list(net.names.items()))}
     boxes = {layer: tuple(producers[blob] for blob in layer.inputs) for layer in graph if layer.type in DETECTORS}
-    beside = {} if is_cut else shapes_of_pnnx(files.param, graph, shapes)
-    given = {**beside, **shapes}
-    sizes = bound_shapes(graph, given, partial=bool(start))
-    batched = [] if is_cut else without_batches(graph, sizes, given)
+    pnnx_shapes = {} if is_cut else shapes_of_pnnx(files.param, graph, shapes)
+    all_shapes = {**pnnx_shapes, **shapes}
+    sizes = bound_shapes(graph, all_shapes, partial=bool(start))
+    batched = [] if is_cut else without_batches(graph, sizes, all_shapes)
     names = {blob.name: blob.name for blob in (*graph.inputs, *graph.outputs)}
     if is_cut:
         starts, ends = (_find(net, *wanted) for wanted in ((start, "--start"), (end, "--end")))
-        # A start replaces the tensor for all its users: the original is fed the tensor, not one Split's top.
+        # A start replaces the tensor for all its users: so the original net gets the tensor, not a Split's top.
         names |= {name: name for name in ends} | {name: producers[blob] for name, blob in starts.items()}
         sizes = _cut_out(graph, starts, ends, sizes, shapes)
     count = count_layers(graph)
@@ -340,7 +339,7 @@ def _with_shapes(
         misfit=misfit,
         is_binary=net.is_binary,
         shapes=sizes,
-        notes=(*shape_notes(graph, sizes, beside, batched, files.param),),
+        notes=(*shape_notes(graph, sizes, pnnx_shapes, batched, files.param),),
         _blobs=names,
         _boxes=boxes,
         _is_cut=is_cut,
@@ -362,16 +361,16 @@ def _cut_out(
     sizes: Mapping[str, tuple[int, ...]],
     shapes: Mapping[str, Sequence[int]],
 ) -> dict[str, tuple[int, ...]]:
-    """Cut a subnet out of a graph, and return the sizes of its inputs; `shapes` are the given ones."""
+    """Cut a subnet out of a graph, and return the sizes of its inputs; `shapes` are the caller's."""
     infer_shapes(graph, sizes)
     for name, blob in starts.items():
         if name in shapes:
             blob.shape = tuple(shapes[name])
     inputs = {name: blob.shape for name, blob in starts.items()}
     cut(graph, starts, ends)
-    known = {**sizes, **{name: numbers(shape) for name, shape in inputs.items() if is_fixed(shape)}}
+    fixed = {**sizes, **{name: numbers(shape) for name, shape in inputs.items() if is_fixed(shape)}}
     check_known(graph, shapes)
-    return {blob.name: known[blob.name] for blob in graph.inputs if blob.name in known}
+    return {blob.name: fixed[blob.name] for blob in graph.inputs if blob.name in fixed}
 
 
 def _run_passes(
@@ -381,7 +380,7 @@ def _run_passes(
     limit: int | None,
     release: int,
 ) -> list[Event]:
-    """Run the passes again and again, with the shapes of the layers that they make, until nothing changes."""
+    """Infer shapes and run the passes until no pass changes the graph."""
     applied: list[Event] = []
     failed: list[Event] = []
     while True:

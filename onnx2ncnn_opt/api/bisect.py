@@ -1,4 +1,4 @@
-"""Search for the fault of a wrong net: the first layer whose output leaves the budget, or the rewrite that broke it."""
+"""Search for the fault of a wrong net: the first layer that exceeds the tolerance, or the rewrite that broke it."""
 
 import os
 from collections.abc import Collection
@@ -37,11 +37,11 @@ from onnx2ncnn_opt.verification.verify_net import verify_net
 
 @dataclass(frozen=True)
 class Bisection:
-    """The result of `bisect`: `report` is that of `verify`, `located` the layer, None if the net is right.
+    """The result of `bisect`: `report` is the result of `verify`, `located` the first wrong layer.
 
-    `located` is also None if a wrong net has no first wrong layer, because it does not load. `difference` says how the
-    net differs from a new conversion by this version, if this package made it. `pair` are the files for `write`, None
-    if there is no layer, or no part of the net is wrong on its own.
+    `located` is None if the net is right or ncnn cannot load it. `difference` has the differences from a new conversion
+    with this version, for a net of this package. `pair` are the files in `write`, None without a wrong layer, or if no
+    part of the net is wrong on its own.
     """
 
     report: VerifyReport
@@ -59,15 +59,15 @@ def bisect(
     manifest: Manifest | PathLike | None = None,
     write: Path | None = None,
 ) -> Bisection:
-    """Verify a net as `verify` does, and find the first wrong layer of a wrong net; with the same arguments.
+    """Verify a net with the arguments of `verify`; if it is wrong, find its first wrong layer.
 
-    1. A net of this package has a manifest. Its layers are compared with those of a new conversion with the same
-       options, if that is right.
-    2. The blobs of any other net are compared with the values inside the model: with those of the same name, or those
-       with the same numbers in any order of axes.
+    1. If the net has a manifest of this package, compare its layers with a new conversion with the same options, if
+       the new conversion is right.
+    2. Otherwise compare its blobs with values inside the model: with the value of the same name, or any value with the
+       same numbers in another order of axes.
 
-    The first wrong layer is the first one from which a path of wrong blobs leads to a wrong output. `write` is a folder
-    for the smallest part of the model and the net that is wrong on its own, see `bisection.minimal_pair`.
+    A path of wrong blobs leads from the first wrong layer to a wrong output. `write` is a folder for the smallest part
+    of the model and the net that is wrong on its own, see `bisection.minimal_pair`.
     """
     check_options(param=param, bin=bin)
     param, bin = Path(param), Path(bin or bin_beside(param))
@@ -89,7 +89,7 @@ def bisect(
             fresh = convert_anew(source, known, Path(folder)) if known else None
             difference = None
             if fresh:
-                # Masks follow from a run, not from passes.
+                # A run sets masks, not the passes, so they are not compared.
                 for ours, theirs in corresponding(net.graph, fresh.graph).items():
                     theirs.params["featmask"] = ours["featmask"]
                 difference = diff_graphs(fresh.graph, net.graph, names=("a new conversion", os.fspath(param)))
@@ -98,15 +98,15 @@ def bisect(
             loaded = load_converted(source, known, shapes=verification.shapes, values=verification.values)
             wrong = WrongNet(source, loaded, param, bin, net.graph, known, report, verification, worker, here)
             located = find_unsplit(wrong, net.unsplit)
-            found = None if located else find_first_wrong(wrong, fresh)
+            first = None if located else find_first_wrong(wrong, fresh)
             if located is None:
-                located = found.located if found else find_missing(wrong, fresh)
-            pair = write_smallest_part(wrong, found, write) if found and write else None
+                located = first.located if first else find_missing(wrong, fresh)
+            pair = write_smallest_part(wrong, first, write) if first and write else None
     return Bisection(report, _only_changed(located, difference), difference, pair)
 
 
 def _only_changed(located: Located | None, difference: NetDiff | None) -> Located | None:
-    """Leave only the suspects that differ from the new conversion, if any does."""
+    """Keep only the suspects that differ from the new conversion, if there are any."""
     if located is None or difference is None:
         return located
     changed = {*difference.added, *(change.after for change in difference.changed)}
@@ -117,10 +117,10 @@ def _only_changed(located: Located | None, difference: NetDiff | None) -> Locate
 def _not_fed(message: str, manifest: Manifest | None, param: Path, bin: Path) -> Bisection:
     """Report a net with an input that the model does not have, and locate its Input layer."""
     graph = read_net(param, bin, entry_points.layer_types()).graph
-    known = {entry.blob for entry in manifest.inputs} if manifest else set()
+    declared = {entry.blob for entry in manifest.inputs} if manifest else set()
     names = [entry.name for entry in manifest.outputs] if manifest else [blob.name for blob in graph.outputs]
     report = VerifyReport(tuple(OutputReport(name, None, "refused", message) for name in names), None)
-    unknown = next((blob for blob in graph.inputs if blob.name not in known and blob.producer), None)
+    unknown = next((blob for blob in graph.inputs if blob.name not in declared and blob.producer), None)
     located = None if unknown is None else without_numbers(unknown, "fp32", message)
     return Bisection(report, located, None)
 
@@ -129,9 +129,9 @@ def _not_fed(message: str, manifest: Manifest | None, param: Path, bin: Path) ->
 class PassBisection:
     """The result of `bisect_passes`.
 
-    `rewrites` is the number of rewrites. `number` is that of the first one that breaks the net: None if the net is
-    right with all of them, 0 if it is wrong without any. `event` is that rewrite, and `report` the verification of the
-    net after it, or of the whole net if that is right.
+    `rewrites` counts all rewrites. `number`, from 1, is the first rewrite that breaks the net: None if the net is
+    right after all of them, 0 if it is wrong without any. `event` is this rewrite, and `report` the verification of the
+    net after it, or after all rewrites if the net is right.
     """
 
     rewrites: int
@@ -143,7 +143,7 @@ class PassBisection:
 def bisect_passes(
     model: Any, verification: Verification = Verification(), *, skip: Collection[str] = ()
 ) -> PassBisection:
-    """Convert a model, and find the rewrite that breaks the net; `verification` binds shapes and values, too.
+    """Convert a model, with the shapes and values of `verification`, and find the rewrite that breaks the net.
 
     Raises the errors of `lower` and `verify_net`.
     """
@@ -151,13 +151,13 @@ def bisect_passes(
     if not isinstance(source, (str, os.PathLike)):
         source = reference(source)
     shapes, values = verification.shapes, verification.values
-    how = replace(verification, shapes=None, values=None)
+    unbound = replace(verification, shapes=None, values=None)
     failed: set[str] = set()
 
     def verified(limit: int | None) -> tuple[tuple[Applied, ...], VerifyReport]:
         conversion = lower(source, shapes=shapes, values=values, skip={*skip, *failed}, limit=limit)
         failed.update(event.pass_name for event in conversion.failed)
-        return conversion.applied, conversion.verify(how)
+        return conversion.applied, conversion.verify(unbound)
 
     announce("verifying the net with all rewrites")
     applied, report = verified(None)
@@ -171,9 +171,9 @@ def bisect_passes(
     while wrong - right > 1:
         middle = (right + wrong) // 2
         announce(f"verifying the net after {middle} of {len(applied)} rewrites")
-        _, found = verified(middle)
-        if found.ok:
+        _, middle_report = verified(middle)
+        if middle_report.ok:
             right = middle
         else:
-            wrong, report = middle, found
+            wrong, report = middle, middle_report
     return PassBisection(len(applied), wrong, applied[wrong - 1], report)

@@ -1,4 +1,4 @@
-"""The main job: a model to a verified ncnn net, for files, bytes and modules, in Python and on the command line."""
+"""The main job: convert a model (file, bytes or module) to a verified ncnn net, for Python and the command line."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ def convert(  # noqa: PLR0913
 ) -> Conversion:
     """Convert an ONNX model to an ncnn net, and verify that both compute the same.
 
-    1. Tie dynamic dimensions that have to be equal. 2. Lower the model, see `lower` for the options, and run the
-    passes. 3. Write PREFIX.ncnn.param, .bin and .json, to a temporary folder if there is no `prefix`. 4. Estimate fp16,
-    set the masks that it needs, and verify the files. A net that fails verification is not written, unless
-    `keep_failed`: `report` of the result says why, and `save` raises. 5. Find the cost of dynamic dimensions, and with
-    `benchmark` the latency.
+    1. Give dynamic dimensions that have to be equal one name. 2. Lower the model (`lower` explains the options), and
+    run the passes. 3. Write PREFIX.ncnn.param, .bin and .json, or temporary files without a `prefix`. 4. Estimate fp16,
+    set the masks that the net needs, and verify the files. If this fails, the files are removed unless `keep_failed`;
+    `report` of the result says why, and `save` raises. 5. Compute the cost of dynamic dimensions, and with `benchmark`
+    measure the latency.
 
-    Without a `verification` nothing runs: steps 1 and 4 are left out. `worker` is an ncnn process
-    to use again. Raises the errors of `lower`, RunError if ONNX Runtime does not take the model or the inputs, and
-    VerificationError if there is nothing to compare the net with.
+    Without a `verification`, nothing runs: steps 1 and 4 are skipped. `worker` is an ncnn process to reuse. Raises the
+    errors of `lower`, RunError if ONNX Runtime refuses the model or the inputs, and VerificationError if there is
+    nothing to compare the net with.
     """
     options: dict[str, Any] = {
         "values": values,
@@ -106,7 +106,7 @@ def _tied(
     outputs: Sequence[str],
     append: str | None,
 ) -> EqualSizes:
-    """Return the shapes with one name for dimensions that have to be equal, and the names that were several."""
+    """Find dynamic dimensions that have to be equal; return the shapes with one name for them, and their old names."""
     from onnx2ncnn_opt.runtime.ahead import begin
     from onnx2ncnn_opt.runtime.ort import OrtRunner
     from onnx2ncnn_opt.verification.equal_sizes import equal_sizes
@@ -114,7 +114,7 @@ def _tied(
     announce("looking for equal sizes")
     source = reference(model) if append is None else append_decoding(model, append, shapes).model
     tied = equal_sizes(source, shapes=shapes, values=values, outputs=outputs)
-    if isinstance(source, Path) and not outputs:  # as verification takes it if the net gets no tail
+    if isinstance(source, Path) and not outputs:  # the session that verification needs if the net gets no tail
         begin(partial(OrtRunner, threads=None), source)
     return tied
 
@@ -128,14 +128,14 @@ def _verified(
     keep_failed: bool,
     worker: NcnnWorker | None,
 ) -> Conversion:
-    """Write the files, estimate fp16 and verify them, and remove them again if they are wrong."""
+    """Write the files, estimate fp16, and verify the net; remove the files if it is wrong."""
     files = Files.of(conversion.model.name if prefix is None else prefix)
     staging = conversion.staged_in_temporary_folder() if prefix is None else conversion.staged(prefix)
     try:
         with staging as staged:
             runs = conversion.begin_runs(verification)
             announce("estimating what fp16 does to the net")
-            with up_to(_ESTIMATED), suppress(RunError):  # verification will say why
+            with up_to(_ESTIMATED), suppress(RunError):  # verification reports the reason
                 conversion = conversion.estimated(verification, masks=masks, bin=staged.bin, worker=worker)
                 conversion.describe(staged)
             announce("verifying the net against ONNX Runtime")
@@ -148,6 +148,6 @@ def _verified(
             if not keep_failed:
                 report.check()
     except VerificationError:
-        if conversion.report is None:  # there is nothing to compare with
+        if conversion.report is None:  # nothing was compared
             raise
     return conversion

@@ -1,4 +1,4 @@
-"""The differences of two nets: layers, parameters, weights and connections. Names do not count, and nothing is run."""
+"""The differences of two nets in layers, parameters, weights and connections, without names. No net is run."""
 
 import os
 from collections.abc import Collection, Iterator, Mapping
@@ -21,7 +21,7 @@ from onnx2ncnn_opt.rewrite.events import LayerRef, refs
 
 @dataclass(frozen=True)
 class ParamChange:
-    """A parameter of a layer, by ncnn's name (its number if the type is unknown); None if the layer lacks it."""
+    """A changed parameter, by ncnn's name (its number if the type is unknown); None if the layer lacks it."""
 
     name: str
     before: Any
@@ -30,7 +30,7 @@ class ParamChange:
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """A weight as a .bin has it: its number of elements, how they are stored, and the SHA-256 of that."""
+    """A weight in a .bin: its number of elements, its encoding, and the SHA-256 of the stored data."""
 
     elements: int
     encoding: str
@@ -39,11 +39,11 @@ class StoredWeight:
 
 @dataclass(frozen=True)
 class WeightChange:
-    """A weight of a layer, None if the layer has none of that name.
+    """A changed weight of a layer; None if the layer lacks it.
 
     `max_abs` is the largest difference of two elements, `largest` the largest absolute value before; both are None
-    if the numbers of elements differ, or no element is finite on both sides. `not_finite` counts the
-    elements that are NaN or infinite on one side, and something else on the other.
+    if the numbers of elements differ, or no element is finite in both nets. `not_finite` counts elements that are NaN
+    or infinite in one net, and have another value in the other.
     """
 
     name: str
@@ -56,7 +56,7 @@ class WeightChange:
 
 @dataclass(frozen=True)
 class InputChange:
-    """An input that other layers give in the two nets; None for no layer. `output` is the index among its outputs."""
+    """An input with other producers in the two nets, None without one; `..._output` is the producer's output index."""
 
     index: int
     before: LayerRef | None
@@ -67,7 +67,7 @@ class InputChange:
 
 @dataclass(frozen=True)
 class OutputChange:
-    """An output of a layer that is an output of only one of the nets; None in the other."""
+    """An output of a layer that is an output of only one net; its name there, and None for the other net."""
 
     index: int
     before: str | None
@@ -76,7 +76,7 @@ class OutputChange:
 
 @dataclass(frozen=True)
 class LayerChange:
-    """A layer of both nets, and its differences."""
+    """A layer that both nets have, and its differences."""
 
     before: LayerRef
     after: LayerRef
@@ -99,8 +99,8 @@ class Renamed:
 class NetDiff:
     """The differences of net `b` from net `a`.
 
-    `layers` are counts, without Splits. `gone` are layers of `a` alone, `added` of `b` alone, `changed` those of both
-    that differ. `renamed` are inputs and outputs with other names, which do not count as a difference.
+    `layers` are counts, without Splits. `gone` are layers of only `a`, `added` of only `b`, `changed` are layers of
+    both that differ. `renamed` are inputs and outputs with other names, which do not count as a difference.
     """
 
     a: str
@@ -113,7 +113,7 @@ class NetDiff:
 
     @property
     def equal(self) -> bool:
-        """True if both nets are the same, apart from names."""
+        """True if both nets are equal except for names."""
         return not (self.gone or self.added or self.changed)
 
 
@@ -122,8 +122,8 @@ def diff(
 ) -> NetDiff:
     """Compare two nets, whose .param files may be text or binary.
 
-    `bins` are their weights, by default NET.bin next to NET.param. `custom` declares layers that ncnn does not have,
-    see `ir.custom.custom_layer`.
+    `bins` are their weights, by default NET.bin next to NET.param. `custom` declares layers that ncnn lacks, see
+    `ir.custom.custom_layer`.
 
     Raises ParamError, BinError and UsageError for files that are broken or missing.
     """
@@ -144,15 +144,15 @@ def _graph(param: PathLike, bin: PathLike, types: Mapping[str, LayerSpec]) -> Gr
 
 
 def diff_graphs(a: Graph, b: Graph, *, names: tuple[str, str] = ("", "")) -> NetDiff:
-    """Compare two nets in memory, as `diff` does; `names` are their names in the result."""
+    """Compare two nets in memory, like `diff`; `names` are their names in the result."""
     pairs = corresponding(a, b)
-    found = set(pairs.values())
+    matched = set(pairs.values())
     changes = (_change(x, pairs[x], pairs) for x in a if x in pairs)
     return NetDiff(
         *names,
         layers=(len(a), len(b)),
         gone=refs(tuple(layer for layer in a if layer not in pairs)),
-        added=refs(tuple(layer for layer in b if layer not in found)),
+        added=refs(tuple(layer for layer in b if layer not in matched)),
         changed=tuple(c for c in changes if c.params or c.weights or c.inputs or c.outputs),
         renamed=tuple(_renamed(pairs)),
     )
@@ -173,7 +173,7 @@ def _params(x: Layer, y: Layer) -> Iterator[ParamChange]:
 
 
 def _param(layer: Layer, name: str) -> Any:
-    """Return the value as ncnn takes it, with the default if the type is known."""
+    """Return the value that ncnn uses: the default if the layer has none, for a known type."""
     if layer.spec is not None and name in layer.spec.by_name:
         return plain_value(layer, name, layer[name])
     return parameters(layer).get(name)

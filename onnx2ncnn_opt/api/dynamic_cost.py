@@ -11,10 +11,10 @@ from onnx2ncnn_opt.param.splits import count_layers
 
 
 def cost_of_dynamic(conversion: Conversion, *, ran_at: Mapping[str, int] | None = None, **options: Any) -> list[str]:
-    """Return the costs of dynamic dimensions, and how to fix them: a line for the batch, and one for the others.
+    """Return a line for the batch and one for the other dynamic dimensions: their cost, and the option to fix them.
 
-    Dimensions that cost no layer get no line, nor does a batch that the net leaves out. To count, the model is lowered
-    with a batch of one, and again with the other sizes that it `ran_at` too. `options` are those of `lower`.
+    Dimensions without a cost get no line, nor does a batch that the net does not have. To count layers, the model is
+    lowered with a batch of one, and then also with the other sizes that it `ran_at`. `options` are for `lower`.
     """
     fixed: dict[str, Dim] = {}
     free = {p.free_batch for p in conversion.inputs}
@@ -26,7 +26,7 @@ def cost_of_dynamic(conversion: Conversion, *, ran_at: Mapping[str, int] | None 
     if not batch and not others:
         return []
     lines, layers = [], count_layers(conversion.graph)
-    for sizes in [each for each in (batch, others) if each]:
+    for sizes in filter(None, (batch, others)):
         fixed |= sizes
         shapes = {
             port.name: [size.subs(fixed) if isinstance(size, Sym) else size for size in port.shape]
@@ -43,15 +43,15 @@ def cost_of_dynamic(conversion: Conversion, *, ran_at: Mapping[str, int] | None 
             more = "1 layer" if cost == 1 else f"{cost} layers"
             verb, them = ("is", "it") if len(sizes) == 1 else ("are", "them")
             ports = [port for port in conversion.inputs if port.name in shapes]
-            known = conversion.model.given
-            given = " ".join(_shape_option(p, shapes[p.name], is_given=p.name in known) for p in ports)
-            how = given if sizes is batch else f"your sizes, as in {given}"
+            given = conversion.model.given
+            arguments = " ".join(_shape_option(p, shapes[p.name], is_given=p.name in given) for p in ports)
+            how = arguments if sizes is batch else f"your sizes, as in {arguments}"
             lines.append(f"{', '.join(sizes)} {verb} dynamic, which costs {more}; fix {them} with {how}")
     return lines
 
 
 def _shape_option(port: Port, sizes: Sequence[Dim], *, is_given: bool) -> str:
-    """Return the option that fixes an input to these sizes: ``?`` for unchanged ones, unless the shape `is_given`."""
-    known = zip(sizes, port.shape, strict=True)
-    texts = ("?" if size == before and not is_given else str(size).replace(" ", "") for size, before in known)
+    """Return the option that gives an input these sizes; unchanged sizes are ``?``, unless the shape `is_given`."""
+    pairs = zip(sizes, port.shape, strict=True)
+    texts = ("?" if size == before and not is_given else str(size).replace(" ", "") for size, before in pairs)
     return f"--shape {port.name}:{','.join(texts)}"

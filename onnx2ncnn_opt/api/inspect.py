@@ -1,4 +1,4 @@
-"""The description of a model or a net: read, not written, and without either runtime."""
+"""A description of a model or a net; this writes no files and runs neither runtime."""
 
 import os
 from collections import Counter
@@ -26,7 +26,7 @@ from onnx2ncnn_opt.param.splits import count_layers, list_layers
 
 @dataclass(frozen=True)
 class Binding:
-    """An input or output: its name, its type (numpy's name) and shape, those of the model if NET.json has them.
+    """An input or output: its name, type (numpy's name) and shape; for a net with NET.json, the model's.
 
     A dynamic dimension is a string; type and shape are None if unknown.
     """
@@ -41,11 +41,11 @@ class Inspection:
     """The facts about a file.
 
     `format` is "onnx", "pt2" or "param". `operators` counts the model's operators, or the net's layers. `refused` are
-    the nodes that ncnn cannot compute, `advice` says how to go on without them. `parameters` are elements and `weights`
-    bytes of the file's constants (None if the net's .bin is missing). The rest is about the net, and None if there is
-    none: its `layers`, and `tail`, the operators that follow it; the multiplications with additions of a run (`macs`)
-    and `peak_memory`, bytes for blobs at once, both None while a size that they depend on is dynamic; and
-    `least_ncnn`, the oldest release that runs it.
+    nodes that ncnn cannot compute, `advice` says how to convert without them. `parameters` counts elements and
+    `weights` bytes of the constants (None if the net's .bin is missing). The other fields describe the net, and are
+    None without one: its number of `layers`, the operators of its `tail`, the multiply-adds of a run (`macs`), the
+    bytes of blobs in memory at once (`peak_memory`), and the oldest release that runs it (`least_ncnn`). `macs` and
+    `peak_memory` are None if they depend on a dynamic size.
     """
 
     file: str
@@ -74,9 +74,9 @@ class Inspection:
 def inspect(
     path: str | os.PathLike[str], *, shapes: GivenShapes | None = None, values: Mapping[str, Any] | None = None
 ) -> Inspection:
-    """Look at an .onnx, .pt2 or .param file; `shapes` and `values` bind inputs, as `convert` takes them.
+    """Describe an .onnx, .pt2 or .param file; `shapes` and `values` bind inputs, as for `convert`.
 
-    Raises ModelError, ParamError and UsageError as `convert` and `optimize` do; refused nodes are not an error.
+    Raises ModelError, ParamError and UsageError like `convert` and `optimize`; refused nodes are no error.
     """
     check_options(path=path, shapes=shapes, values=values)
     file = Path(path)
@@ -173,7 +173,7 @@ def _costs(graph: Graph | None) -> dict[str, int | None]:
 
 
 def _declared(model: LoadedModel) -> tuple[Binding, ...]:
-    """Return the outputs as the exporter wrote them, if there is no net to give better ones."""
+    """Return the outputs that the model declares, for a model without a net."""
     return tuple(
         Binding(info.name, info.dtype.name.lower(), None if info.shape is None else texts(info.shape))
         for info in model.outputs

@@ -1,4 +1,4 @@
-"""A model as an ncnn graph in memory: lower it, look at the graph, verify it, save it."""
+"""Lowering a model to an ncnn graph in memory, and verifying and saving the graph."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ NOT_RUN = "what custom operators compute is not known here"
 
 @dataclass(frozen=True)
 class Files(NetFiles):
-    """The files of a net, its manifest, and its tail, which most nets do not have."""
+    """The files of a net, its manifest, and its tail; most nets have no tail."""
 
     manifest: Path
     tail: Path
@@ -96,15 +96,14 @@ class Conversion(Rewritten):
     """A converted model, in memory.
 
     `graph` is the ncnn graph after the passes, `inputs` and `outputs` say how the model's arrays go in and out,
-    `events` are the changes of the passes and the near misses. `layers_before` counts the layers of the net without
-    passes. `custom` names the operators that became layers of their own, and their parameters. `minimum` are dynamic
-    dimensions that must not be smaller. `masks` are the layers for which fp16 is not enough, and `precision` is the
-    effect of fp16 on the net, if that was estimated. `images` are the inputs that take pixels. `appended` is the model
-    with a decoding behind it, if one was asked for; it is the `source`, too. `equal` are names of
-    dynamic dimensions that have to be equal, `cost` describes the costs of dynamic dimensions. `report` is the
-    verification, None if there was none, and `latency` the time of a run, if it was measured. `tail` are the nodes
-    after the net; `model` and `cut` then end where it begins. `kept` are the layers of quantised products, and the
-    reason why one is in float (empty: it is int8), unless `quantized` is "float".
+    `events` are the rewrites and near misses of the passes. `layers_before` counts layers before the passes. `custom`
+    are the operators that became custom layers. `minimum` has the least sizes of dynamic dimensions. `masks` are the
+    layers that need more than fp16, and `precision` is the estimated effect of fp16. `images` are the inputs that take
+    pixels. `appended` is the model with the decoding of the option `append`; it is also the `source`. `equal` are names
+    of dynamic dimensions that have to be equal, `cost` describes the cost of dynamic dimensions. `report` is the
+    verification, `latency` the time of a run, both None if not requested. `tail` are the nodes after the net; then
+    `model` and `cut` end where the tail begins. If `quantized` is not "float", `kept` has, for each layer of a
+    quantised product, the reason why it is float (empty: it is int8).
     """
 
     model: LoadedModel
@@ -137,12 +136,12 @@ class Conversion(Rewritten):
 
     @property
     def fed_masks(self) -> list[str]:
-        """The inputs that are added to scores, by name."""
+        """The names of the inputs that are added to attention's scores."""
         added = added_inputs(self.graph)
         return [port.name for port in self.inputs if port.blob in added]
 
     def manifest(self, listing: Listing | None = None) -> Manifest:
-        """Return the content of PREFIX.ncnn.json; `listing` are the lines of the .param file, if they are known."""
+        """Return the content of PREFIX.ncnn.json; `listing` has the lines of the .param, if they are known already."""
         listing = listing or list_layers(self.graph)
         caches = _caches(self.graph, (*self.inputs, *self.outputs))
         images, rows = self.images, tables(self.graph)
@@ -176,10 +175,10 @@ class Conversion(Rewritten):
             self.describe(staged)
             yield staged
         if self.tail is None:
-            files.tail.unlink(missing_ok=True)  # that of an earlier net
+            files.tail.unlink(missing_ok=True)  # the tail of an earlier net
 
     def describe(self, files: Files) -> None:
-        """Write the .param and the manifest: masks change these alone."""
+        """Write the .param and the manifest, the only files that masks change."""
         listing = write_param(self.graph, files.param)
         files.manifest.write_bytes(self.manifest(listing).to_json().encode())
 
@@ -203,11 +202,11 @@ class Conversion(Rewritten):
         bin: Path | None = None,
         worker: NcnnWorker | None = None,
     ) -> Conversion:
-        """Run the net as if in fp16; return the conversion with the `masks` that it needs, and `precision`.
+        """Simulate fp16 in ncnn; return the conversion with the masks that the net needs, and `precision`.
 
-        The inputs are the feeds of the verification, or else like data. `bin` are the weights, if they are written;
-        `worker` is a process to use again. Raises RunError if ncnn cannot run the net, and VerificationError for
-        `custom` operators.
+        The inputs are the feeds of the verification, by default inputs like data. `masks` says whether to set masks, or
+        for which device. `bin` are the weights, if they are written; `worker` is an ncnn process to reuse. Raises
+        RunError if ncnn cannot run the net, and VerificationError for `custom` operators.
         """
         from onnx2ncnn_opt.runtime.slots import Slot, model_feeds  # both runtimes
         from onnx2ncnn_opt.verification.estimate import Estimator
@@ -219,8 +218,8 @@ class Conversion(Rewritten):
             raise VerificationError(f"nothing can be estimated: {NOT_RUN}")
         source, manifest, seed = reference(self.source), self.manifest(), verification.seed
 
-        def by_blob(given: Mapping[str, Array]) -> dict[Blob, Feed]:
-            feeds = model_feeds([Slot.of(entry) for entry in manifest.inputs], given)
+        def by_blob(arrays: Mapping[str, Array]) -> dict[Blob, Feed]:
+            feeds = model_feeds([Slot.of(entry) for entry in manifest.inputs], arrays)
             return {port.blob: feeds[entry.blob] for port, entry in zip(self.inputs, manifest.inputs, strict=True)}
 
         options: dict[str, Any] = {"budget": verification.budget, "masks": masks, "effort": verification.effort}
@@ -232,13 +231,13 @@ class Conversion(Rewritten):
             def drawn(draw: Draw) -> dict[Blob, Feed]:
                 return by_blob(draw_inputs(self.model, sizes, draw=draw))
 
-            found, precision = masks_for_data(self.graph, drawn, seed, net, **options)
+            new_masks, precision = masks_for_data(self.graph, drawn, seed, net, **options)
         else:
-            given = any_feeds(source, self.model, manifest, outputs=self.cut, feeds=verification.feeds)
-            with Estimator(self.graph, by_blob(given), **net) as estimator:
-                found, precision = find_masks([estimator], **options)
-        put_masks(self.graph, ((layer, mask.features) for layer, mask in found.items()))
-        return replace(self, masks=(*self.masks, *found.values()), precision=precision)
+            arrays = any_feeds(source, self.model, manifest, outputs=self.cut, feeds=verification.feeds)
+            with Estimator(self.graph, by_blob(arrays), **net) as estimator:
+                new_masks, precision = find_masks([estimator], **options)
+        put_masks(self.graph, ((layer, mask.features) for layer, mask in new_masks.items()))
+        return replace(self, masks=(*self.masks, *new_masks.values()), precision=precision)
 
     def verify(
         self,
@@ -248,10 +247,10 @@ class Conversion(Rewritten):
         worker: NcnnWorker | None = None,
         runs: Future[ModelRuns] | None = None,
     ) -> VerifyReport:
-        """Compare the net with ONNX Runtime on the original model; `files` are those of the net, if they exist.
+        """Compare the net with ONNX Runtime on the original model; `files` are the net's, if they are written.
 
-        `runs` are those of the model, if they were begun before (`begin_runs`).
-        Raises VerificationError if there is nothing to compare with: nobody here can run `custom` operators.
+        `runs` are the model's, if `begin_runs` has started them. Raises VerificationError for `custom` operators,
+        because ONNX Runtime cannot run them.
         """
         from onnx2ncnn_opt.verification.verify_net import verify_net  # both runtimes
 
@@ -266,7 +265,7 @@ class Conversion(Rewritten):
         return verify_net(model.source, files.param, files.bin, model.how, **fixed)
 
     def begin_runs(self, verification: Verification) -> Future[ModelRuns]:
-        """Let ONNX Runtime load the model and begin to run it for `verify`, in a thread."""
+        """Start ONNX Runtime's runs of the model for `verify`, in a thread."""
         from onnx2ncnn_opt.runtime.ahead import begin
         from onnx2ncnn_opt.verification.rounding import tolerance_within
         from onnx2ncnn_opt.verification.tolerance import with_rounding
@@ -281,17 +280,17 @@ class Conversion(Rewritten):
 
     @contextmanager
     def staged_in_temporary_folder(self) -> Iterator[Files]:
-        """Write the files to a folder that exists as long as the block runs."""
+        """Write the files to a folder that exists during the block."""
         with temporary_folder() as folder, self.staged(Path(folder) / "net") as files:
             yield files
 
     def benchmark(
         self, verification: Verification = Verification(), *, files: Files | None = None, seconds: float = 2.0
     ) -> Latency:
-        """Time the net and ONNX Runtime, alternating: one thread of this machine each, in fp32, for some `seconds`.
+        """Time the net and ONNX Runtime, alternating, for `seconds`: in fp32, with one thread of this machine each.
 
-        `files` are those of the net, if they exist; the inputs are those of the verification. Raises RunError if either
-        cannot run it, and VerificationError for `custom` operators.
+        `files` are the net's, if they are written; `verification` has the inputs. Raises RunError if a runtime fails,
+        and VerificationError for `custom` operators.
         """
         from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
         from onnx2ncnn_opt.runtime.ort import OrtRunner, OrtWorker
@@ -307,14 +306,14 @@ class Conversion(Rewritten):
                 return self.benchmark(verification, files=staged, seconds=seconds)
         model, manifest = reference(self.source), self.manifest()
         feeds, seed = verification.feeds, verification.seed
-        given = any_feeds(model, self.model, manifest, outputs=self.cut, feeds=feeds, seed=seed)
-        blobs = model_feeds([Slot.of(entry) for entry in manifest.inputs], given)
+        arrays = any_feeds(model, self.model, manifest, outputs=self.cut, feeds=feeds, seed=seed)
+        blobs = model_feeds([Slot.of(entry) for entry in manifest.inputs], arrays)
         outputs = [entry.blob for entry in manifest.outputs]
         worker = OrtWorker()
         try:
             other = OrtRunner(model, outputs=self.cut, values=self.model.values, fast=True, worker=worker)
             with NcnnRunner(files.param, files.bin) as net:
-                return in_turns(partial(net.time, blobs, outputs), partial(other.time, given), seconds)
+                return in_turns(partial(net.time, blobs, outputs), partial(other.time, arrays), seconds)
         finally:
             worker.close()
 
@@ -341,30 +340,30 @@ def lower(  # noqa: PLR0913
     quantized: str = "float",
     loaded: LoadedModel | None = None,
 ) -> Conversion:
-    """Lower an ONNX model to an ncnn graph, and run the passes; neither the model nor the net runs.
+    """Lower an ONNX model to an ncnn graph, and run the passes; run neither the model nor the net.
 
-    `model` is a path, bytes, onnx.ModelProto, onnx_ir.Model or torch.onnx.ONNXProgram. Where torch is installed, it may
-    also be a path of a .pt2 file, an ExportedProgram, or a torch.nn.Module with example `inputs` (in order or by name)
-    and perhaps `dynamic_shapes`, as torch.export.export takes them.
+    `model` is a path, bytes, onnx.ModelProto, onnx_ir.Model or torch.onnx.ONNXProgram. With torch, it may also be a
+    path of a .pt2 file, an ExportedProgram, or a torch.nn.Module with example `inputs` (in order or by name) and
+    optional `dynamic_shapes`, as for torch.export.export.
 
     `shapes` binds the sizes of inputs by name: a number, a name (equal names are equal sizes), a sum of names such as
-    "P+S", or None for the model's own. `values` binds whole inputs to constants: {"sr": 16000}. `outputs` are values to
-    convert up to. `batch_axes` is the axis of each input that becomes the Mat's batch count, None for none. `skip`
-    names passes to leave out; `limit` is the most rewrites. `release` (YYYYMMDD) is the oldest ncnn that runs the net.
-    `storage` "fp16" or "bf16" stores weights in 16 bits where they survive it. `custom` operators become layers, like
-    "my.domain::MyOp=MyLayer:alpha,beta" (docs/plugins.md). `masks` gives feature masks to layers that fp16 certainly
-    breaks; `Conversion.estimated` finds others. `images` are inputs that take pixels of 0..255, each with the model's
-    arithmetic: an `Image`, or text such as "mean=123.7,116.3,103.5:std=58.4,57.1,57.4:bgr". `tail` is one of TAILS:
-    whether nodes at the model's end may follow the net instead of being in it, "only-needed" those that ncnn cannot
-    express, "auto" also those that would be many layers. `append` puts the decoding of a detector's raw output behind
-    the model: "nms:output0:conf=0.25:iou=0.45:max=300" (docs/deploy.md). `quantized` is one of QUANTIZED: whether the
-    products of a quantised model are int8 layers, or floats that are rounded where the model rounds. `loaded` is the
-    model, if the caller has loaded it with the same bindings; its graph changes.
+    "P+S", or None for the model's own. `values` binds whole inputs to constants: {"sr": 16000}. `outputs` are values at
+    which to cut the model. `batch_axes` is the axis of each input that becomes the Mat's batch count, or None. `skip`
+    names passes to skip; `limit` is the largest number of rewrites. `release` (YYYYMMDD) is the oldest ncnn that has to
+    run the net. `storage` "fp16" or "bf16" stores weights in 16 bits if they lose little. `custom` operators become
+    layers, such as "my.domain::MyOp=MyLayer:alpha,beta" (docs/plugins.md). `masks` gives feature masks to layers that
+    fp16 certainly breaks; `Conversion.estimated` finds others. `images` are inputs that take pixels of 0..255: each has
+    an `Image`, or text such as "mean=123.7,116.3,103.5:std=58.4,57.1,57.4:bgr". `tail` is one of TAILS: "only-needed"
+    moves nodes at the model's end that ncnn cannot express to a tail after the net, "auto" also nodes that would be
+    many layers. `append` appends the decoding of a detector's raw output to the model:
+    "nms:output0:conf=0.25:iou=0.45:max=300" (docs/deploy.md). `quantized` is one of QUANTIZED: "keep" makes the
+    products of a quantised model int8 layers, "float" makes them float layers, with the model's roundings. `loaded` is
+    the model, if the caller has loaded it with the same bindings; its graph changes.
 
     Raises:
         ModelError: the model is broken or unsafe to open.
         UnsupportedError: ncnn cannot express some nodes; it names all of them.
-        UsageError: an option does not fit.
+        UsageError: an option is invalid.
     """
     check_options(shapes=shapes, values=values, outputs=outputs, batch_axes=batch_axes, skip=skip, limit=limit)
     check_options(images=images)
@@ -384,23 +383,23 @@ def lower(  # noqa: PLR0913
     source = appended.model if appended else source
     bindings: dict[str, Any] = {"shapes": shapes, "values": values, "outputs": outputs}
     for stepwise in (True, False):
-        known = loaded if stepwise else None
-        imported = _imported(model, source, known, batch_axes, custom, tail, quantized, stepwise=stepwise, **bindings)
-        loaded, found = imported.model, imported.tail
-        cut = found.cut if found else tuple(outputs)
+        first = loaded if stepwise else None
+        imported = _imported(model, source, first, batch_axes, custom, tail, quantized, stepwise=stepwise, **bindings)
+        loaded, net_tail = imported.model, imported.tail
+        cut = net_tail.cut if net_tail else tuple(outputs)
         conversion = Conversion(
-            loaded, source, imported.graph, imported.inputs, imported.outputs, (), 0, cut, tail=found
+            loaded, source, imported.graph, imported.inputs, imported.outputs, (), 0, cut, tail=net_tail
         )
         conversion = replace(
             conversion, release=release, custom=imported.custom, minimum=imported.minimum, images=wanted
         )
         conversion = replace(conversion, appended=appended, quantized=quantized, kept=imported.kept)
         take_pixels(imported, wanted)
-        grows = any(isinstance(size, Sym) for port in imported.inputs for size in port.shape)  # else a cache cannot
-        fitting = [each for each in chosen if optimize and (grows or each.name != "fuse_kv_cache")]
-        conversion = _optimised(conversion, fitting, limit, encoding, masks)
+        is_dynamic = any(isinstance(size, Sym) for port in imported.inputs for size in port.shape)  # a cache grows
+        usable = [p for p in chosen if optimize and (is_dynamic or p.name != "fuse_kv_cache")]
+        conversion = _optimised(conversion, usable, limit, encoding, masks)
         if loaded.length is None or not optimize or any(cache_pairs(conversion.graph)):
-            break  # else the input of its own is good for nothing
+            break  # otherwise no cache needs the input `length`: import again without it
     return conversion
 
 
@@ -414,7 +413,7 @@ def _imported(
     quantized: str,
     **bindings: Any,
 ) -> Imported:
-    """Return the net of a model, which is loaded from its ONNX source."""
+    """Import a model; load it from its ONNX source unless it is `loaded`."""
     entry_points.installed_ops()
     operators = parse_custom(custom)
     if loaded is None:
@@ -426,22 +425,22 @@ def _imported(
     is_kept = quantized == "keep" and without_rounding(loaded.graph)
     announce("making layers of the operators")
     types = entry_points.layer_types()
-    found = import_model(loaded, batch_axes=batch_axes, types=types, custom=operators, tail=tail)
-    if not is_kept or is_at_run_time or "" in found.kept.values():
-        return found
+    imported = import_model(loaded, batch_axes=batch_axes, types=types, custom=operators, tail=tail)
+    if not is_kept or is_at_run_time or "" in imported.kept.values():
+        return imported
     return _imported(model, source, None, batch_axes, custom, tail, "float", **bindings)
 
 
 def _optimised(
     conversion: Conversion, chosen: Sequence[Pass], limit: int | None, encoding: Encoding | None, masks: MasksFor
 ) -> Conversion:
-    """Run passes on an imported graph, and finish it."""
+    """Run passes on an imported graph, and `finish` it."""
     graph, before = conversion.graph, count_layers(conversion.graph)
     events = passes.run(graph, chosen, limit=limit, release=conversion.release)
     flush_subnormal_operands(graph, conversion.release)
     require_release(graph, conversion.release)
     join_cache_inputs(graph)
-    # A pass may put another blob in an output's place, but keeps their order.
+    # A pass may replace an output's blob, but keeps the order of outputs.
     outputs = tuple(port._replace(blob=blob) for port, blob in zip(conversion.outputs, graph.outputs, strict=True))
     integers = {port.blob for port in (*conversion.inputs, *outputs) if not is_float(port.dtype)}
     if conversion.quantized == "keep":
@@ -466,7 +465,7 @@ def _check_inputs(shapes: GivenShapes, batch_axes: Mapping[str, int | None]) -> 
 
 
 def reconverted(model: Path | bytes, manifest: Manifest) -> Conversion | None:
-    """Convert the model anew with the passes that the manifest names; return None if the net would differ."""
+    """Convert the model again with the passes in the manifest; return None if the net would differ."""
     named = {entry.name: entry for entry in manifest.inputs if not entry.length}
     try:
         conversion = lower(
@@ -479,13 +478,13 @@ def reconverted(model: Path | bytes, manifest: Manifest) -> Conversion | None:
             release=int(manifest.ncnn),
             tail="auto" if manifest.tail else "never",
         )
-    except (ConversionError, UsageError, ValueError):  # another version's manifest may ask for what this one has not
+    except (ConversionError, UsageError, ValueError):  # another version's manifest may need features that this lacks
         return None
     return conversion if conversion.manifest().layers == manifest.layers else None
 
 
 def unoptimised(conversion: Conversion) -> Conversion:
-    """Return the model's conversion without passes and without 16 bit weights."""
+    """Return the model's conversion without passes, masks and 16-bit weights."""
     return lower(
         conversion.source,
         shapes=conversion.model.given,
@@ -509,11 +508,11 @@ def _entry(port: Port, names: Mapping[Blob, str], caches: Mapping[Blob, Cache]) 
 def _caches(graph: Graph, ports: Sequence[Port]) -> dict[Blob, Cache]:
     """Return the caches among the net's inputs and outputs."""
     names = {port.blob: port.name for port in ports}
-    found: dict[Blob, Cache] = {}
+    caches: dict[Blob, Cache] = {}
     for layer, role, past, present in cache_pairs(graph):
         if past in names and present in names:
-            found |= dict.fromkeys((past, present), Cache(clean_name(layer.name), role, names[past], names[present]))
-    return found
+            caches |= dict.fromkeys((past, present), Cache(clean_name(layer.name), role, names[past], names[present]))
+    return caches
 
 
 def _tail_file(tail: Tail, ports: Iterable[Port]) -> TailFile:
@@ -523,10 +522,10 @@ def _tail_file(tail: Tail, ports: Iterable[Port]) -> TailFile:
         shape = shapes.get(info.name, ()) if info.shape is None else texts(info.shape)
         return Entry(info.name, "", shape, info.dtype.numpy().name, None)
 
-    given = {value.name for value in tail.model.graph.input}
+    tail_inputs = {value.name for value in tail.model.graph.input}
     return TailFile(
         sha256=hashlib.sha256(tail.data).hexdigest(),
-        inputs=tuple(name for name in tail.cut if name in given),
+        inputs=tuple(name for name in tail.cut if name in tail_inputs),
         arrays=tuple(map(entry, tail.arrays)),
         sizes=tail.sizes,
         outputs=tuple(map(entry, tail.outputs)),

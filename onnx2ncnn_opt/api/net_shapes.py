@@ -1,4 +1,4 @@
-"""The shapes of a net's blobs: those that its files state or imply, and those that passes may rely on."""
+"""The shapes of a net's blobs: from its files, by inference, and as far as passes may rely on them."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,10 +14,10 @@ from onnx2ncnn_opt.param.pnnx import shapes_beside
 
 
 def manifest_of(path: Path, graph: Graph) -> Manifest | None:
-    """Return NET.json next to NET.param, if it is a manifest with the net's inputs and outputs."""
+    """Return the manifest NET.json next to NET.param, None unless it has exactly the net's inputs and outputs."""
     try:
         manifest = read_manifest(path.with_suffix(".json"))
-    except UsageError:  # there is none, or it is something else
+    except UsageError:  # the file is missing, or not a manifest
         return None
     blobs = [{blob.name for blob in graph.inputs}, {blob.name for blob in graph.outputs}]
     named = [{entry.blob for entry in entries} for entries in (manifest.inputs, manifest.outputs)]
@@ -25,14 +25,14 @@ def manifest_of(path: Path, graph: Graph) -> Manifest | None:
 
 
 def shapes_of_pnnx(param: Path, graph: Graph, given: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
-    """Return pnnx's shapes of inputs whose shape nothing else states."""
+    """Return pnnx's shapes of inputs without a shape in the net or in `given`."""
     _, shapes = shapes_beside(param)
     open_inputs = {blob.name for blob in graph.inputs if not is_fixed(blob.shape)} - set(given)
     return {name: numbers(shape) for name, shape in shapes.items() if name in open_inputs and 1 <= len(shape) <= 5}
 
 
 def without_batches(graph: Graph, sizes: dict[str, tuple[int, ...]], given: Mapping[str, Sequence[int]]) -> list[str]:
-    """Take a leading 1 of given shapes for the batch, if the net does not take them otherwise; return these inputs."""
+    """Remove a leading 1, the batch, from given shapes that the net cannot take with it; return these inputs."""
     batched = [name for name, shape in given.items() if len(shape) > 1 and shape[0] == 1 and name in sizes]
     whole = [name for name in batched if len(sizes[name]) > 4]
     if not whole and not infer_shapes(graph, sizes):
@@ -48,16 +48,16 @@ def without_batches(graph: Graph, sizes: dict[str, tuple[int, ...]], given: Mapp
 def shape_notes(
     graph: Graph,
     sizes: Mapping[str, Sequence[int]],
-    beside: Mapping[str, Sequence[int]],
+    pnnx_shapes: Mapping[str, Sequence[int]],
     batched: Sequence[str],
     param: Path,
 ) -> Iterator[str]:
     """Yield notes on the shapes and the layers."""
-    path, _ = shapes_beside(param) if beside else (None, {})
+    path, _ = shapes_beside(param) if pnnx_shapes else (None, {})
     if path is not None:
-        yield f"from {path.name}: {', '.join(f'{name}:{_text(sizes[name])}' for name in beside if name in sizes)}"
+        yield f"from {path.name}: {', '.join(f'{name}:{_text(sizes[name])}' for name in pnnx_shapes if name in sizes)}"
     for name in batched:
-        if name not in beside:
+        if name not in pnnx_shapes:
             yield f"{name}:{_text((1, *sizes[name]))} is a batch of one, {name}:{_text(sizes[name])}"
     unknown = Counter(layer.type for layer in graph if layer.spec is None)
     for kind, count in unknown.items():
@@ -70,7 +70,7 @@ def _text(shape: Sequence[int]) -> str:
 
 
 def bound_shapes(graph: Graph, given: Mapping[str, Sequence[int]], *, partial: bool) -> dict[str, tuple[int, ...]]:
-    """Return the known shapes of inputs; the given ones replace the stated ones."""
+    """Return the known shapes of inputs: the given ones, else those in the Input layers."""
     if not partial:
         check_known(graph, given)
     sizes = {blob.name: numbers(blob.shape) for blob in graph.inputs if is_fixed(blob.shape)}
@@ -78,7 +78,7 @@ def bound_shapes(graph: Graph, given: Mapping[str, Sequence[int]], *, partial: b
 
 
 def check_known(graph: Graph, given: Mapping[str, Sequence[int]]) -> None:
-    """Raise UsageError for a shape of an unknown input, or one that no blob can have."""
+    """Raise UsageError for an unknown input, or for a shape that no blob can have."""
     names = [blob.name for blob in graph.inputs]
     for name, shape in given.items():
         if name not in names:
@@ -91,9 +91,9 @@ def check_known(graph: Graph, given: Mapping[str, Sequence[int]]) -> None:
 
 
 def infer_net(graph: Graph, shapes: Mapping[str, Sequence[int]], batches: Mapping[str, int] | None = None) -> None:
-    """Give all blobs of a net their shapes, from those of its inputs: `shapes` by name, else the stated ones.
+    """Infer the shapes of all blobs from those of the inputs: `shapes` by name, else those in the Input layers.
 
-    `batches` are the inputs' batch counts that are not 1; without them a leading 1 may be a batch of one. Raises
+    `batches` are the inputs' batch counts other than 1; without them, a leading 1 in `shapes` may be the batch. Raises
     UsageError if `shapes` do not fit the net's inputs.
     """
     sizes = bound_shapes(graph, shapes, partial=False)
@@ -103,9 +103,9 @@ def infer_net(graph: Graph, shapes: Mapping[str, Sequence[int]], batches: Mappin
 
 
 def infer_shapes(graph: Graph, sizes: Mapping[str, Sequence[Dim]], batches: Mapping[str, Dim] | None = None) -> str:
-    """Infer the shapes of all blobs from those of the inputs. A shape that cannot be inferred is unknown, not an error.
+    """Infer the shapes of all blobs from `sizes`, those of the inputs; shapes that depend on others are unknown.
 
-    Returns the problem of the first layer that cannot have such inputs.
+    Returns the problem of the first layer that cannot take its inputs, or "".
     """
     problems = [_infer_layer(layer, sizes, batches or {}) for layer in graph]
     return next(filter(None, problems), "")
@@ -114,8 +114,8 @@ def infer_shapes(graph: Graph, sizes: Mapping[str, Sequence[Dim]], batches: Mapp
 def _infer_layer(layer: Layer, sizes: Mapping[str, Sequence[Dim]], batches: Mapping[str, Dim]) -> str:
     if layer.type == "Input":
         for blob in layer.outputs:
-            known = sizes.get(blob.name)
-            blob.shape, blob.batch = tuple(known) if known else None, batches.get(blob.name, 1)
+            shape = sizes.get(blob.name)
+            blob.shape, blob.batch = tuple(shape) if shape else None, batches.get(blob.name, 1)
         return ""
     try:
         assign_shapes(layer)
@@ -127,12 +127,11 @@ def _infer_layer(layer: Layer, sizes: Mapping[str, Sequence[Dim]], batches: Mapp
 
 
 def open_shapes(graph: Graph, sizes: Mapping[str, Sequence[int]]) -> None:
-    """Leave in the graph only shapes that passes may rely on: an Input hints at its sizes, programs feed others too.
+    """Replace sizes by symbols, because programs may feed other sizes than those in the Input layers.
 
-    The channels of images and volumes stay, because convolutions fix them anyway, and so do sizes of 1; the others
-    become symbols. ncnn decides some things by whether a size is 1, and a symbol is assumed not to be. If that is false
-    at the stated sizes (an image of 32 rows that is halved five times), the shape becomes unknown. If a Reshape makes
-    the batch an axis, its count is such a size.
+    Channels of images and volumes stay, because convolutions fix them, and sizes of 1 stay, because ncnn treats these
+    differently. So a symbol is assumed not to be 1. If it is 1 at the stated sizes (an image of 32 rows that is halved
+    five times), the shape becomes unknown. If a Reshape makes the batch an axis, the batch count becomes a symbol.
     """
     stated = {blob: blob.shape for layer in graph for blob in layer.outputs}
     symbols = {
@@ -152,8 +151,8 @@ def open_shapes(graph: Graph, sizes: Mapping[str, Sequence[int]]) -> None:
         if len(shape) != len(expected):
             return False
         return all(
-            size == known if isinstance(size, int) else size.subs(values) == known != 1
-            for size, known in zip(shape, expected, strict=True)
+            size == number if isinstance(size, int) else size.subs(values) == number != 1
+            for size, number in zip(shape, expected, strict=True)
         )
 
     for layer in graph:
@@ -164,7 +163,7 @@ def open_shapes(graph: Graph, sizes: Mapping[str, Sequence[int]]) -> None:
 
 
 def add_hints(graph: Graph) -> None:
-    """Set parameter 30 for all layers with known output shapes; the writer fills it in from them."""
+    """Add parameter 30 to all layers with known output shapes; the writer fills in the shapes."""
     for layer in graph:
         if layer.outputs and layer.type != "Split" and all(is_fixed(blob.shape) for blob in layer.outputs):
             layer.params["shape_hints" if layer.spec else SHAPE_HINTS_ID] = ()

@@ -39,14 +39,14 @@ def optimize(  # noqa: PLR0913
 ) -> Optimized:
     """Optimise a net, and verify that it computes the same.
 
-    1. Read the net and run the passes, see `apply_passes` for the options. 2. Estimate fp16, and set the masks that the
-    net needs. 3. Write PREFIX.param (PREFIX.param.bin for `binary`) and PREFIX.bin, if there is a `prefix`, and run the
-    net before and after. A net that differs is not written: `report` of the result says why, and `save` raises. 4. With
-    `benchmark`, time both. Without a `verification` nothing is run. `bin` is NET.bin by default.
+    1. Read the net and run the passes (`apply_passes` explains the options). 2. Estimate fp16, and set the masks that
+    the net needs. 3. Write PREFIX.param (PREFIX.param.bin for `binary`) and PREFIX.bin, if there is a `prefix`, and run
+    the net before and after the passes. If they differ, the files are removed: `report` of the result says why, and
+    `save` raises. 4. With `benchmark`, time both. Without a `verification`, nothing runs. `bin` is NET.bin by default.
 
     Raises:
         ParamError, BinError: the files are broken, or have weights of undeclared custom layers.
-        UsageError: a name, shape or option does not fit.
+        UsageError: a name, shape or option is invalid.
         RunError, VerificationError: ncnn cannot run the original net.
     """
     options: dict[str, Any] = {
@@ -66,7 +66,7 @@ def optimize(  # noqa: PLR0913
     result = apply_passes(param, bin_beside(Path(param)) if bin is None else bin, **options)
     if verification is not None and not result.misfit:
         announce("estimating what fp16 does to the net")
-        with suppress(RunError):  # verification will say why
+        with suppress(RunError):  # verification reports the reason
             result = result.estimated(verification, masks=masks)
     return _verified(result, prefix, binary, verification, benchmark)
 
@@ -74,7 +74,7 @@ def optimize(  # noqa: PLR0913
 def _verified(
     result: Optimized, prefix: PathLike | None, binary: bool | None, verification: Verification | None, benchmark: bool
 ) -> Optimized:
-    """Write the files, verify them, and remove them again if they are wrong."""
+    """Write the files and verify the net; remove the files if it is wrong."""
     as_binary = result.is_binary if binary is None else binary
     files = NetFiles.at(result.source.param.stem if prefix is None else prefix, binary=as_binary)
     staging = result.staged_in_temporary_folder() if prefix is None else result.staged(prefix, binary=as_binary)
@@ -93,6 +93,6 @@ def _verified(
                 announce("timing the net before and after")
                 result = replace(result, latency=result.benchmark(staged, names, verification=verification))
     except VerificationError:
-        if result.report is None:  # there is nothing to compare with
+        if result.report is None:  # nothing was compared
             raise
     return result

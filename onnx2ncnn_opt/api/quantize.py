@@ -1,4 +1,4 @@
-"""A model or net with int8 layers: from data, or with the scales that a quantised model has."""
+"""Converting a model or net to int8 layers, with scales from data or from a quantised model."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
@@ -31,14 +31,14 @@ from onnx2ncnn_opt.system import temporary_folder
 from onnx2ncnn_opt.verification.agreement import Agreement
 from onnx2ncnn_opt.verification.inputs import Draw, draw_inputs
 
-_CONVERTED = 0.3  # of the work
+_CONVERTED = 0.3  # the share of the work that is done after the conversion
 _DRAWS = 8
-_ROOM = 0.5  # decibels
+_TOLERANCE = 0.5  # decibels that the int8 net may be worse than ONNX Runtime's int8
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """An int8 net in memory. `result` has its layers and numbers; the others are those of the float net."""
+    """An int8 net in memory. `result` has its graph and measurements; the other fields describe the float net."""
 
     result: Quantized
     manifest: Manifest | None = None
@@ -52,11 +52,11 @@ class Quantization:
 
     @property
     def layers(self) -> tuple[Row, ...]:
-        """The layers that could be int8, and those that stay float, with the reason."""
+        """The layers that could be int8; those that stay float have the reason."""
         return self.result.layers
 
     def save(self, prefix: PathLike, *, keep_failed: bool = False) -> NetFiles | Files:
-        """Write PREFIX.ncnn.param, .bin and .json of a model, or PREFIX.param and .bin of a net: all files or none.
+        """Write PREFIX.ncnn.param, .bin and .json for a model, or PREFIX.param and .bin for a net: all files or none.
 
         Raises VerificationError for a net that misses its budget, unless `keep_failed`.
         """
@@ -76,7 +76,7 @@ class Quantization:
 
 
 class _Feeds(Sequence[dict[str, Feed]]):
-    """Samples as feeds of a net, each read when it is asked for."""
+    """Samples as feeds of a net, each read at access."""
 
     def __init__(self, samples: Samples, slots: Sequence[Slot]) -> None:
         self._samples, self._slots = samples, slots
@@ -109,17 +109,17 @@ def quantize(  # noqa: PLR0913
     """Quantise an ONNX model, or an ncnn net NET.param with its weights `bin`.
 
     `data` is an .npz, a folder of arrays or pictures, ``module:function``, a mapping of arrays whose first axis counts
-    samples, or an iterable of samples. A model is converted and verified first, with the options of `convert`, as
-    `shapes` or `images`. Layers become int8 that are faster so on this machine, or `every` layer; `keep` names layers
-    that stay float. With a `budget`, ``40dB`` or ``top1=0.99``, layers stay float until the outputs agree so far with
-    the float net. `weights` "int8" gives a Gemm and attention one scale, "block8" one for each 64 numbers of a row; by
-    default blocks, and one scale where only that is faster. A `table` of ncnn2table gives the scales of the layers that
-    are in it. `like` is the .param of an earlier int8 net: its layers become int8, in its forms, and no time decides.
-    Times are measured `on` a target of `Verification.on`; for an emulated one a table of kernels decides.
+    samples, or an iterable of samples. A model is first converted and verified with the options of `convert`, such as
+    `shapes` or `images`. Layers that are faster in int8 on this machine become int8, or `every` layer; `keep` names
+    layers that stay float. A `budget`, ``40dB`` or ``top1=0.99``, is the required agreement with the float net: layers
+    become float again until it is met. `weights` "int8" gives a Gemm and attention one scale, "block8" one for each 64
+    numbers of a row; the default is blocks, or one scale if only that is faster. A `table` of ncnn2table gives scales
+    of layers. `like` is the .param of an earlier int8 net: the same layers get the same forms, without measuring times.
+    Times are measured `on` a target (`Verification.on`); for an emulated target a table of kernels decides.
 
-    A model that is quantised already (QDQ, QOperator) keeps its scales and needs no data, unless it finds them at run
-    time. The float net is that of the model without its roundings, and the int8 net has to be as near to it as the
-    model is in ONNX Runtime, less half a decibel.
+    A model that is quantised already (QDQ, QOperator) keeps its scales and needs no data, unless it computes scales at
+    run time. The float net is the model without its roundings. The int8 net may be half a decibel farther from it than
+    the model in ONNX Runtime is.
 
     Raises the errors of `convert`, UsageError for data that does not fit, and RunError if ncnn cannot run the net.
     """
@@ -135,34 +135,35 @@ def quantize(  # noqa: PLR0913
             if given := [name for name, value in conversion.items() if value and name != "verification"]:
                 raise UsageError(f"{', '.join(given)} of a conversion: there is none of a net")
             return _of_net(Path(net), bin_beside(Path(net)) if bin is None else Path(bin), data, options)
-        known = _with_scales(net)
-        has_scales = known is not None and any(product.input_scale for product in known.scales.values())
+        quantised = _quantised_model(net)
+        has_scales = quantised is not None and any(product.input_scale for product in quantised.scales.values())
         if data is None and not has_scales:
             raise UsageError("quantize needs samples: give an .npz or a folder as data (--data)")
         with up_to(_CONVERTED):
-            source = net if known is None else known.model
-            made = convert(source, **conversion)
-        if made.report is None:
+            source = net if quantised is None else quantised.model
+            float_net = convert(source, **conversion)
+        if float_net.report is None:
             raise UsageError("quantize needs a verification of the float net")
-        made.report.check()
-        files, manifest = made.save(Path(folder) / "float"), made.manifest()
-        samples = Samples(_drawn(made) if data is None else data, manifest.model_inputs)
+        float_net.report.check()
+        files, manifest = float_net.save(Path(folder) / "float"), float_net.manifest()
+        samples = Samples(_drawn(float_net) if data is None else data, manifest.model_inputs)
         feeds = _Feeds(samples, [Slot.of(entry) for entry in manifest.inputs])
         announce("quantising")
-        options["release"] = made.release
-        if known is None or not has_scales:
+        options["release"] = float_net.release
+        if quantised is None or not has_scales:
             result = quantize_net(files.param, files.bin, feeds, **options)
         else:
-            theirs, (scales, reasons) = _of_runtime(net, made, samples), _given(made.graph, known.scales)
+            decibels = _runtime_decibels(net, float_net, samples)
+            scales, reasons = _model_scales(float_net.graph, quantised.scales)
             options |= {"given": scales, "every": True}
             if wanted == Budget():
-                options["budget"] = Budget(decibels=theirs - _ROOM, other_data=False)
+                options["budget"] = Budget(decibels=decibels - _TOLERANCE, other_data=False)
             result = quantize_net(files.param, files.bin, feeds, **options)
             layers = (replace(row, reason=reasons.get(row.layer, row.reason)) for row in result.layers)
-            note = f"ONNX Runtime's own int8 is {theirs:.1f} dB from the float model"
+            note = f"ONNX Runtime's own int8 is {decibels:.1f} dB from the float model"
             result = replace(result, layers=tuple(layers), notes=(*result.notes, note))
         manifest = read_manifest(files.manifest)
-        if known is not None:
+        if quantised is not None:
             manifest = replace(manifest, source=replace(manifest.source, sha256=load_model(net).digest()))
         return Quantization(
             result,
@@ -172,82 +173,82 @@ def quantize(  # noqa: PLR0913
                 least_ncnn=max(manifest.least_ncnn, str(least_release(result.graph))),
                 int8=_recorded(result),
             ),
-            b"" if made.tail is None else made.tail.data,
-            made,
+            b"" if float_net.tail is None else float_net.tail.data,
+            float_net,
         )
 
 
 def _recorded(result: Quantized) -> Int8:
-    """Return what was measured as the manifest has it."""
+    """Return the measurements as fields of the manifest."""
     layers = []
     for row in result.layers:
-        numbers = {name: _known(getattr(row, name)) for name in ("largest", "cut", "noise", "seconds")}
+        numbers = {name: _finite(getattr(row, name)) for name in ("largest", "cut", "noise", "seconds")}
         layers.append(Int8Layer(row.layer, row.type, row.form, row.bits, **numbers, reason=row.reason))
-    decibels, seconds = _known(result.decibels), _known(result.seconds)
+    decibels, seconds = _finite(result.decibels), _finite(result.seconds)
     return Int8(tuple(layers), decibels, result.top1, result.samples, seconds, result.times)
 
 
-def _known(value: Any) -> Any:
-    """Return None for a number, or a pair of them, that is not finite."""
+def _finite(value: Any) -> Any:
+    """Return a number or a pair of numbers; None if it is not finite."""
     return value if np.isfinite(value).all() else None
 
 
 @dataclass(frozen=True)
-class _Known:
-    """The float model of a quantised one, and the scales of its products by node name."""
+class _QuantisedModel:
+    """The float model of a quantised model, and the scales of its products by node name."""
 
     model: bytes
     scales: Mapping[str, Int8Product]
 
 
-def _with_scales(net: Any) -> _Known | None:
-    """Return the float model of a quantised one with its scales; None for a float model."""
+def _quantised_model(net: Any) -> _QuantisedModel | None:
+    """Return the float model and the scales of a quantised model; None for a float model."""
     if not isinstance(net, (str, Path, bytes)):
         return None
     graph = load_model(net).graph
     model = float_model(graph)
-    return None if model is None else _Known(model, scales_of_products(graph))
+    return None if model is None else _QuantisedModel(model, scales_of_products(graph))
 
 
-def _drawn(made: Conversion) -> list[dict[str, Any]]:
-    """Return made-up inputs, as verification draws them."""
-    return [draw_inputs(made.model, draw=Draw(seed, plain=True)) for seed in range(_DRAWS)]
+def _drawn(float_net: Conversion) -> list[dict[str, Any]]:
+    """Return random inputs, as verification draws them."""
+    return [draw_inputs(float_net.model, draw=Draw(seed, plain=True)) for seed in range(_DRAWS)]
 
 
-def _given(graph: Graph, products: Mapping[str, Int8Product]) -> tuple[dict[str, Scales], dict[str, str]]:
-    """Return the scales of layers, and why others have none, by layer name."""
+def _model_scales(graph: Graph, products: Mapping[str, Int8Product]) -> tuple[dict[str, Scales], dict[str, str]]:
+    """Return the model's scales of layers, and the reasons why other layers have none, by layer name."""
     scales: dict[str, Scales] = {}
     reasons: dict[str, str] = {}
     for layer in graph:
-        known = next((products[name] for name in layer.origin if name in products), None)
-        if known is not None and (known.reason or not known.input_scale):
-            reasons[layer.name] = known.reason or NO_SCALE
-        elif known is not None and not obstacle(layer):
-            rows, by_row = rows_of(layer), known.scales
+        item = next((products[name] for name in layer.origin if name in products), None)
+        if item is not None and (item.reason or not item.input_scale):
+            reasons[layer.name] = item.reason or NO_SCALE
+        elif item is not None and not obstacle(layer):
+            rows, by_row = rows_of(layer), item.scales
             fits = by_row.size in (1, len(rows))  # a pass may have scaled the weights
             exact = fits and is_exact(rows, np.broadcast_to(by_row, len(rows)))
-            scales[layer.name] = Scales(known.input_scale, rows=np.broadcast_to(by_row, len(rows)) if exact else None)
+            scales[layer.name] = Scales(item.input_scale, rows=np.broadcast_to(by_row, len(rows)) if exact else None)
     return scales, reasons
 
 
-def _of_runtime(net: Any, made: Conversion, samples: Samples) -> float:
-    """Return how far a quantised model in ONNX Runtime is from the float model, in decibels, at its worst output."""
-    outputs = [info.name for info in made.model.outputs]
-    with_scales, without = (OrtRunner(source, once=True) for source in (net, made.source))
-    found = Agreement()
+def _runtime_decibels(net: Any, float_net: Conversion, samples: Samples) -> float:
+    """Return the decibels from the float model to the quantised model, both in ONNX Runtime, at the worst output."""
+    outputs = [info.name for info in float_net.model.outputs]
+    with_scales, without = (OrtRunner(source, once=True) for source in (net, float_net.source))
+    agreement = Agreement()
     for arrays in samples:
         a, b = without.run_any(arrays), with_scales.run_any(arrays)
-        found.add({name: a[name] for name in outputs}, b)
+        agreement.add({name: a[name] for name in outputs}, b)
     for session in (with_scales, without):
         session.close()
-    return found.decibels
+    return agreement.decibels
 
 
 def _of_net(param: Path, bin: Path, data: Any, options: Mapping[str, Any]) -> Quantization:
-    """Quantise a net of any converter; its manifest, or the data, says which shapes its inputs have."""
-    beside = param.with_name(param.name.removesuffix(".bin").removesuffix(".param") + ".json")
-    if beside.is_file():
-        manifest = read_manifest(beside)
+    """Quantise a net of any converter; the shapes of its inputs come from its manifest or from the data."""
+    json = param.with_name(param.name.removesuffix(".bin").removesuffix(".param") + ".json")
+    if json.is_file():
+        manifest = read_manifest(json)
         samples = Samples(data, manifest.model_inputs)
         feeds = _Feeds(samples, [Slot.of(entry) for entry in manifest.inputs])
         return Quantization(quantize_net(param, bin, feeds, **options))

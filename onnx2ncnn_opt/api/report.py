@@ -1,4 +1,4 @@
-"""The job of `report`: gather the facts about a net and its model, for one HTML file."""
+"""Gathering the facts about a net and its model for the HTML file of `report`."""
 
 import os
 from collections import Counter
@@ -46,15 +46,15 @@ from onnx2ncnn_opt.verification.runs import any_feeds, load_converted
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, Tolerance
 from onnx2ncnn_opt.version import __version__
 
-# All blobs of a net, and all values of its model, are in memory at once to be compared.
-_MOST_BYTES = 2**31
+# All blobs of a net and all values of its model are in memory at once for the comparison.
+_MAX_BYTES = 2**31
 
 
 @dataclass(frozen=True)
 class Report:
     """The facts about one or more nets; `records` are plain data (see `report.record`).
 
-    `verified` is the verification that a report was made with, None if there was none, or several.
+    `verified` is the verification of the report, None if there were none or several.
     """
 
     records: tuple[NetRecord, ...]
@@ -64,12 +64,12 @@ class Report:
         return f"Report({', '.join(record.title for record in self.records)})"
 
     def html(self) -> str:
-        """Return the text of the page."""
+        """Return the HTML of the page."""
         title = self.records[0].title if len(self.records) == 1 else f"{len(self.records)} nets"
         return page(self.records, title=title, tool=f"onnx2ncnn-opt {__version__}")
 
     def save(self, path: PathLike) -> Path:
-        """Write the page, whole or not at all. Raises UsageError if it cannot be written."""
+        """Write the page; UsageError, and no partial file, if it cannot be written."""
         check_options(path=path)
         target = Path(path)
         with all_or_nothing(target) as (staged,):
@@ -85,11 +85,10 @@ def make_report(
     *,
     manifest: Manifest | PathLike | None = None,
 ) -> Report:
-    """Verify a net, and report on it and its model: the net `param` of any converter, or else a new conversion.
+    """Verify a net, and report on it and its model: the net `param` of any converter, by default a new conversion.
 
-    `model`, `bin` and `manifest` are as for `verify`. A wrong net is not an error here.
-
-    Raises the errors of `lower` and `verify`.
+    `model`, `bin` and `manifest` are as for `verify`. A wrong net is no error. Raises the errors of `lower` and
+    `verify`.
     """
     verification = replace(verification, explain=True)
     if param is None:
@@ -105,7 +104,7 @@ def make_report(
 def report_conversion(
     conversion: Conversion, verified: VerifyReport | None = None, verification: Verification = Verification()
 ) -> NetRecord:
-    """Return the record of a conversion and its report; without a report nothing is run.
+    """Return the record of a conversion and its report; without a report, nothing runs.
 
     The model is lowered once more, without passes.
     """
@@ -153,7 +152,7 @@ def report_conversion(
 def report_optimized(
     optimized: Optimized, verified: VerifyReport | None = None, verification: Verification = Verification()
 ) -> NetRecord:
-    """Return the record of an optimised net and its report; without a report nothing is run."""
+    """Return the record of an optimised net and its report; without a report, nothing runs."""
     source = optimized.source
     before = read_net(source.param, source.bin, optimized.graph.types).graph
     run = LayerRun({})
@@ -186,8 +185,8 @@ def report_net(
 ) -> NetRecord:
     """Return the record of a net of any converter, and its report; `verify` had the same arguments.
 
-    A net of this package, which its manifest tells, is shown next to the net before the passes. Any other is shown next
-    to the model's nodes whose values are found in it.
+    A net with a manifest of this package is shown next to the net before the passes. Any other net is shown next to the
+    model's nodes: each node next to the layer that computes its value.
     """
     name = Path(model).name if isinstance(model, (str, os.PathLike)) else "the model"
     manifest = verified.manifest
@@ -222,14 +221,14 @@ def report_net(
         except Error as error:
             notes.append(f"there is no conversion by this tool to compare the net with: {error}")
     if fresh is not None:
-        found = diff_graphs(fresh.graph, after)
-        sides["comparison"] = _comparison("a new conversion by this tool, and this net", found)
+        difference = diff_graphs(fresh.graph, after)
+        sides["comparison"] = _comparison("a new conversion by this tool, and this net", difference)
     return replace(_record(title, verified, run, sides, facts, notes), int8=None if manifest is None else manifest.int8)
 
 
 @dataclass(frozen=True)
 class _NetOnDevice:
-    """A net in files, as it is read from them, and where it runs."""
+    """The files of a net, its graph as read from them, and the verification with the device."""
 
     param: Path
     bin: Path
@@ -244,39 +243,39 @@ class _NetOnDevice:
         verified: VerifyReport,
         names: Mapping[str, str],
     ) -> LayerRun:
-        """Compare every blob with the model's value; `names` are the model's names of blobs that have another name.
+        """Compare every blob with the model's value; `names` maps blobs to values with other names.
 
-        The inputs are those on which the net was found wrong, or the first ones of its verification.
+        The inputs are those on which verification failed, or the first ones of verification.
         """
         try:
             if verified.wrong is not None:
-                given = verified.wrong[1]
+                arrays = verified.wrong[1]
             else:
                 how = self.verification
-                given = any_feeds(model, loaded, manifest, feeds=how.feeds, seed=how.seed)
-            slots = input_slots(manifest, given, [blob.name for blob in self.graph.inputs])
+                arrays = any_feeds(model, loaded, manifest, feeds=how.feeds, seed=how.seed)
+            slots = input_slots(manifest, arrays, [blob.name for blob in self.graph.inputs])
         except Error as error:
             return LayerRun({}, problem=str(error))
         names = {**names, **{output.blob: output.name for output in verified.outputs if output.blob}}
 
         def values() -> Mapping[str, Array]:
             announce("ONNX Runtime computes all values of the model")
-            return model_values(model, given, loaded.values, self.verification.timeout)
+            return model_values(model, arrays, loaded.values, self.verification.timeout)
 
-        ways = [feeds_of(way, given) for way in slots]
+        ways = [feeds_of(way, arrays) for way in slots]
         return self.run(ways, values, tolerance_within(loaded), names, verified.outputs)
 
     def against_net(self, before: Graph, optimized: Optimized, verified: VerifyReport) -> LayerRun:
-        """Compare every blob with the blob of that name in the original net."""
+        """Compare every blob with the blob of the same name in the original net."""
         drawn = next(optimized.pair.draws(self.verification.seed))[1]
         source = optimized.source
 
         def values() -> Mapping[str, Array]:
             announce("ncnn computes all blobs of the net as it was")
-            given = {optimized.name_before(blob): Feed(array) for blob, array in drawn.items()}
+            feeds = {optimized.name_before(blob): Feed(array) for blob, array in drawn.items()}
             with NcnnRunner(source.param, source.bin, timeout=self.verification.timeout, threads=None) as runner:
-                found = extract_all(runner, before, given)
-            return {name: array for name, array in found.items() if not isinstance(array, Failure)}
+                blobs = extract_all(runner, before, feeds)
+            return {name: array for name, array in blobs.items() if not isinstance(array, Failure)}
 
         feeds = {clean_name(blob.name): Feed(array) for blob, array in drawn.items()}
         names = {clean_name(blob.name): optimized.name_before(blob) for blob in optimized.graph.outputs}
@@ -292,19 +291,19 @@ class _NetOnDevice:
     ) -> LayerRun:
         infer_net(self.graph, *_sizes(ways[0]))
         total = sum(bytes_of(blob) or 0 for layer in self.graph for blob in layer.outputs)
-        if total > _MOST_BYTES:
+        if total > _MAX_BYTES:
             return LayerRun(ways[0], problem=f"its blobs have {file_size(total)}, too much to compare at once")
         try:
-            known = Reference(values(), tolerance, names)
+            reference_values = Reference(values(), tolerance, names)
         except RunError as error:
             return LayerRun(ways[0], problem=str(error))
         modes = tuple(dict.fromkeys(output.mode for output in outputs)) or ("fp32",)
         options: dict[str, Any] = {"target": find_target(self.verification.on), "timeout": self.verification.timeout}
-        return run_layers(self.param, self.bin, self.graph, ways, known, modes=modes, **options)
+        return run_layers(self.param, self.bin, self.graph, ways, reference_values, modes=modes, **options)
 
 
 def _sizes(feeds: Mapping[str, Feed]) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
-    """Return the shapes of blobs as ncnn has them, and their batch counts."""
+    """Return the shapes of Mats, and their batch counts."""
     mats = {name: feed.mat for name, feed in feeds.items()}
     return {name: shape for name, (shape, _) in mats.items()}, {name: batch for name, (_, batch) in mats.items()}
 
@@ -322,8 +321,8 @@ def _sides(
 ) -> dict[str, Any]:
     """Return the two nets side by side, as fields of a NetRecord.
 
-    `shapes` and `batches` are those of the inputs, if nothing was run. `twins` are the layers of the events, by the
-    names of the layers after; `masks` are the reasons for feature masks by these names.
+    `shapes` and `batches` are the inputs', for a net that did not run. `twins` maps the names of layers of `after` to
+    the layers of the events; `masks` maps them to the reasons for feature masks.
     """
     sizes, counts = _sizes(run.feeds) if run.feeds else (shapes, batches)
     for graph in (before, after):
@@ -331,10 +330,10 @@ def _sides(
         infer_net(graph, {name: shape for name, shape in sizes.items() if name in inputs}, counts)
     names = [twins[layer.name].name if layer.name in twins else "" for layer in after]
     applied = [event for event in events if isinstance(event, Applied)]
-    found = groups([layer.name for layer in before], names, applied)
+    layer_groups = groups([layer.name for layer in before], names, applied)
     first = {layer.name: number for number, layer in enumerate(before)}
     partners = {number: first[name] for number, name in enumerate(names) if name in first}
-    for group in found:
+    for group in layer_groups:
         partners |= dict(zip(reversed(group.after), reversed(group.before), strict=False))
     numbers = {name: number for number, name in enumerate(names)}
     origins = [twins[layer.name].origin if layer.name in twins else () for layer in after]
@@ -342,7 +341,7 @@ def _sides(
         "before": layer_rows(before, [layer.origin for layer in before]),
         "after": with_measurements(after, layer_rows(after, origins), run, masks),
         "rows": side_by_side(len(before), len(after), partners),
-        "groups": tuple(LayerGroup(group.before, group.after, group.passes) for group in found),
+        "groups": tuple(LayerGroup(group.before, group.after, group.passes) for group in layer_groups),
         "rewrites": tuple(Counter(event.pass_name for event in applied).items()),
         "near_misses": tuple(_near_miss(event, numbers) for event in events if isinstance(event, NearMiss)),
         "memory": (memory_course(before), memory_course(after)),
@@ -358,13 +357,13 @@ def _beside_model(model: Path | bytes, after: Graph, run: LayerRun) -> dict[str,
     """Return the model's nodes and a net side by side, as fields of a NetRecord."""
     infer_net(after, *_sizes(run.feeds))
     proto = read_model(model)
-    makers = {name: number for number, node in enumerate(proto.graph.node) for name in node.output if name}
+    producers = {name: number for number, node in enumerate(proto.graph.node) for name in node.output if name}
     nodes = tuple(
         LayerRow(
             type=node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}",
             name=node.name or next(iter(node.output), ""),
             params="",
-            reads=tuple(dict.fromkeys(makers[name] for name in node.input if name in makers)),
+            reads=tuple(dict.fromkeys(producers[name] for name in node.input if name in producers)),
             blobs=tuple(node.output),
         )
         for node in proto.graph.node
@@ -372,9 +371,9 @@ def _beside_model(model: Path | bytes, after: Graph, run: LayerRun) -> dict[str,
     rows = with_measurements(after, layer_rows(after, [()] * len(after)), run, {})
     partners: dict[int, int] = {}
     for number, row in enumerate(rows):
-        found = [error.value for error in row.errors.values() if error.value in makers]
-        if found:
-            partners[number] = makers[found[0]]
+        values = [error.value for error in row.errors.values() if error.value in producers]
+        if values:
+            partners[number] = producers[values[0]]
             rows[number] = replace(row, origin=(nodes[partners[number]].name,))
     return {
         "names": ("model", "net"),
@@ -385,10 +384,10 @@ def _beside_model(model: Path | bytes, after: Graph, run: LayerRun) -> dict[str,
     }
 
 
-def _comparison(about: str, found: NetDiff) -> Comparison:
-    rows: list[tuple[str, ...]] = [(layer_text(asdict(ref)), "layer", "there", "gone", "") for ref in found.gone]
-    rows += [(layer_text(asdict(ref)), "layer", "not there", "added", "") for ref in found.added]
-    rows += [row for change in found.changed for row in change_rows(asdict(change))]
+def _comparison(about: str, difference: NetDiff) -> Comparison:
+    rows: list[tuple[str, ...]] = [(layer_text(asdict(ref)), "layer", "there", "gone", "") for ref in difference.gone]
+    rows += [(layer_text(asdict(ref)), "layer", "not there", "added", "") for ref in difference.added]
+    rows += [row for change in difference.changed for row in change_rows(asdict(change))]
     return Comparison(about, tuple(rows))
 
 
@@ -431,7 +430,7 @@ def _record(
 
 
 def _timing(run: LayerRun) -> str:
-    """Return the way in which the seconds were measured, in words."""
+    """Describe how the times were measured."""
     times = run.times
     if times is None:
         return ""

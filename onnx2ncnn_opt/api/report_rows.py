@@ -11,11 +11,11 @@ from onnx2ncnn_opt.ir.memory import blob_bytes, most_items, peak_memory
 from onnx2ncnn_opt.report.record import LayerError, LayerRow, MemoryCourse
 from onnx2ncnn_opt.verification.blobs import LayerRun, Verdict
 
-_MOST_PARAMS = 300  # characters of a layer's parameters, and elements of an array
+_MAX_PARAMS = 300  # characters of a layer's parameters, and elements of an array
 
 
 def layer_rows(graph: Graph, origins: Sequence[tuple[str, ...]]) -> list[LayerRow]:
-    """Return a row for each layer; `origins` has the ONNX nodes of each layer."""
+    """Return a row for each layer; `origins` are the ONNX nodes of each layer."""
     numbers = {layer: number for number, layer in enumerate(graph)}
     return [_row(layer, origin, numbers) for layer, origin in zip(graph, origins, strict=True)]
 
@@ -25,24 +25,24 @@ def _row(layer: Layer, origin: tuple[str, ...], numbers: Mapping[Layer, int]) ->
     blocks = [weight for _, weight in layer.weights.stored_items()]
     macs = multiplications_of(layer)
     moved = [bytes_of(blob) for blob in dict.fromkeys((*layer.inputs, *layer.outputs))]
-    known = [size for size in moved if size is not None]
+    sizes = [size for size in moved if size is not None]
     return LayerRow(
         type=layer.type,
         name=layer.name,
-        params=params if len(params) <= _MOST_PARAMS else f"{params[:_MOST_PARAMS]}\u2026",
+        params=params if len(params) <= _MAX_PARAMS else f"{params[:_MAX_PARAMS]}\u2026",
         reads=tuple(dict.fromkeys(numbers[blob.producer] for blob in layer.inputs if blob.producer)),
         blobs=tuple(_blob_text(blob) for blob in layer.outputs),
         origin=origin,
         macs=macs if isinstance(macs, int) else None,
         weights=sum(block.data.size for block in blocks),
         weight_bytes=sum(b.data.nbytes + (0 if b.table is None else b.table.nbytes) for b in blocks),
-        blob_bytes=sum(known) if len(known) == len(moved) else None,
+        blob_bytes=sum(sizes) if len(sizes) == len(moved) else None,
     )
 
 
 def _text(value: Any) -> str:
     if isinstance(value, tuple):
-        return ",".join(map(_text, value[:_MOST_PARAMS]))
+        return ",".join(map(_text, value[:_MAX_PARAMS]))
     return f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
@@ -74,7 +74,7 @@ def with_measurements(
     graph: Graph, rows: Sequence[LayerRow], run: LayerRun, masks: Mapping[str, str]
 ) -> list[LayerRow]:
     """Return the rows with the times, errors and masks of a run."""
-    found = []
+    measured = []
     for layer, row in zip(graph, rows, strict=True):
         names = [blob.name for blob in layer.outputs]
         timed = [run.seconds[name] for name in names if name in run.seconds]
@@ -83,8 +83,9 @@ def with_measurements(
             for mode, verdicts in run.verdicts.items()
             if any(name in verdicts for name in names)
         }
-        found.append(replace(row, seconds=sum(timed) if timed else None, errors=errors, mask=masks.get(layer.name, "")))
-    return found
+        seconds = sum(timed) if timed else None
+        measured.append(replace(row, seconds=seconds, errors=errors, mask=masks.get(layer.name, "")))
+    return measured
 
 
 def _worst(verdicts: Sequence[Verdict]) -> LayerError:

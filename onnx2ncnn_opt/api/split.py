@@ -1,6 +1,6 @@
 """`--split llm`: a language model as the three nets that ncnn_llm runs: embeddings, decoder and head.
 
-Its runner makes the mask and the rotary tables and hands the caches on, so they are inputs of the decoder.
+ncnn_llm's runner provides the mask, the rotary tables and the caches, so they are inputs of the decoder.
 """
 
 import json
@@ -20,10 +20,10 @@ from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.param.files import NetFiles, all_or_nothing, read_net, write_staged
 
-_NETS = {"embed_token": "embed", "decoder": "decoder", "proj_out": "lm_head"}  # model.json's words for them
+_NETS = {"embed_token": "embed", "decoder": "decoder", "proj_out": "lm_head"}  # names in model.json, and of files
 _TOKENIZER = {"type": "bbpe", "vocab_file": "vocab.txt", "merges_file": "merges.txt", "bos": "", "eos": ""}
-_FILL = 1e6  # a larger number hides scores
-_LAW = 1e-4  # of a frequency, relative
+_FILL = 1e6  # numbers of this size and larger hide scores
+_FREQUENCY_TOLERANCE = 1e-4  # relative
 
 T = TypeVar("T")
 
@@ -57,10 +57,10 @@ class _Parts(NamedTuple):
 def split_llm(files: NetFiles, folder: Path) -> list[Path]:
     """Write the three nets of a language model, and model.json, into a folder; return their paths.
 
-    The tokenizer in model.json is to be filled in. Raises UsageError for a net that has not one table of embeddings,
-    one mask, one pair of rotary tables and caches in all attention layers, or whose tables the runner cannot make.
+    The user has to fill in the tokenizer in model.json. Raises UsageError unless the net has one table of embeddings,
+    one mask, one pair of rotary tables that the runner can make, and caches in all attention layers.
     """
-    made: dict[str, Graph] = {}
+    graphs: dict[str, Graph] = {}
     setting: dict[str, Any] = {}
     for net in _NETS.values():
         graph = read_net(files.param, files.bin).graph
@@ -73,13 +73,13 @@ def split_llm(files: NetFiles, folder: Path) -> list[Path]:
             "rope": {"type": "RoPE", "rope_head_dim": 2 * half, "rope_theta": theta},
         }
         _cut(graph, *parts.ends(net))
-        made[net] = graph
+        graphs[net] = graph
     names = {f"{word}_{kind}": f"{net}.ncnn.{kind}" for word, net in _NETS.items() for kind in ("param", "bin")}
     tokenizer = {**_TOKENIZER, "additional_special_tokens": []}
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / name for name in (*names.values(), "model.json")]
     with all_or_nothing(*paths) as (*nets, config):
-        for graph, param, bin in zip(made.values(), nets[::2], nets[1::2], strict=True):
+        for graph, param, bin in zip(graphs.values(), nets[::2], nets[1::2], strict=True):
             write_staged(graph, param, bin)
         config.write_text(json.dumps({"params": names, "tokenizer": tokenizer, "setting": setting}, indent=2) + "\n")
     return paths
@@ -89,7 +89,7 @@ def _parts(graph: Graph) -> _Parts:
     for layer in graph.layers:
         if layer.computes(BinaryOp.MUL, scalar=False):
             for rows, other in (layer.inputs, layer.inputs[::-1]):
-                if _are_open(rows):
+                if _sees_keys(rows):
                     graph.redirect(layer.output, other)
     attention = tuple(layer for layer in graph if layer.type in ("SDPA", "MultiHeadAttention"))
     for layer in attention:
@@ -118,43 +118,43 @@ def _parts(graph: Graph) -> _Parts:
     return _Parts(ids, embed.output, mask, cos, sin, attention, last, logits)
 
 
-def _are_open(blob: Blob) -> bool:
-    """Return True if a blob is 1 in rows of the mask that see a key: the runner's mask lets each see its own."""
+def _sees_keys(blob: Blob) -> bool:
+    """Return True if a blob is 1 in rows of the mask that see a key; with the runner's mask, each row sees one."""
     layer = blob.producer
     while layer is not None and layer.has(Trait.MOVES) and len(layer.inputs) == 1:
         layer = layer.input.producer
-    made = layer.input.producer if layer is not None and layer.type == "Threshold" else None
-    is_largest = made is not None and made.type == "Reduction" and made["operation"] == Reduction.MAX
-    return is_largest and all(each.type != "Embed" for each in _before(blob))
+    reduction = layer.input.producer if layer is not None and layer.type == "Threshold" else None
+    is_max = reduction is not None and reduction.type == "Reduction" and reduction["operation"] == Reduction.MAX
+    return is_max and all(ancestor.type != "Embed" for ancestor in _before(blob))
 
 
 def _added(layer: Layer) -> Iterable[float]:
-    """Return the constants that a layer adds, or that it is."""
+    """Return the constants that a layer adds, or that a MemoryData holds."""
     if layer.type == "MemoryData":
         return layer.weights["data"].reshape(-1).tolist()
     is_sum = any(layer.computes(op, scalar=True) for op in (BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB))
     return [layer["b"]] if is_sum else []
 
 
-def _only(found: Iterable[T], what: str) -> T:
-    listed = list(found)
+def _only(items: Iterable[T], what: str) -> T:
+    listed = list(items)
     if len(listed) != 1:
         raise UsageError(f"--split llm: the net has {len(listed)} {what}, and ncnn_llm has one")
     return listed[0]
 
 
 def _before(*blobs: Blob) -> set[Layer]:
-    """Return the layers that blobs are computed by."""
+    """Return the layers that blobs depend on."""
     before = reached(blobs, lambda blob: blob.producer.inputs if blob.producer is not None else ())
     return {blob.producer for blob in before if blob.producer is not None}
 
 
 def _cut(graph: Graph, starts: Mapping[str, Blob], ends: Mapping[str, Blob]) -> None:
-    """Leave the layers between blobs, which get these names."""
-    wanted = {**starts, **ends}
-    for blob in (blob for layer in graph for blob in layer.outputs if blob.name in wanted):
+    """Cut a graph to the layers between blobs, and give these blobs their new names."""
+    renamed = {**starts, **ends}
+    for blob in (blob for layer in graph for blob in layer.outputs if blob.name in renamed):
         blob.name += "_"
-    for name, blob in wanted.items():
+    for name, blob in renamed.items():
         if name in ends or blob.is_input:
             blob.name = name
         if blob.is_input and blob.producer is not None:
@@ -166,21 +166,21 @@ def _cut(graph: Graph, starts: Mapping[str, Blob], ends: Mapping[str, Blob]) -> 
 
 
 def _rope(parts: _Parts) -> tuple[int, float]:
-    """Return the width of the rotary tables, and the number whose powers are their frequencies."""
+    """Return the width n of the rotary tables, and theta: frequency i is theta ** (-i / n)."""
     layers = [_before(blob) for blob in (parts.cos, parts.sin)]
-    tables = [[layer.weights["data"] for layer in each if layer.type == "MemoryData"] for each in layers]
+    tables = [[layer.weights["data"] for layer in ancestors if layer.type == "MemoryData"] for ancestors in layers]
     frequencies: list[Array] = []
-    if all(len(each) == 1 and each[0].size == tables[0][0].size for each in tables) and parts.cos.producer:
-        rows = [each[0].astype(np.float64) for each in tables]
+    if all(len(arrays) == 1 and arrays[0].size == tables[0][0].size for arrays in tables) and parts.cos.producer:
+        rows = [arrays[0].astype(np.float64) for arrays in tables]
         source = next(layer for layer in layers[0] if layer.type == "MemoryData")
         if source["h"] > 1:
             cos, sin = (row.reshape(-1, source["w"])[1] for row in rows)
-            frequencies = [np.arctan2(sin, cos)] if np.allclose(cos**2 + sin**2, 1, atol=_LAW) else []
-    frequencies = frequencies or [each.reshape(-1).astype(np.float64) for each in tables[0] if each.size > 1]
-    for each in frequencies:
-        half = each.size
-        theta = float(each[1] ** -half) if half > 1 and each[1] > 0 else 0.0
-        if theta and np.allclose(theta ** (-np.arange(half) / half), each, rtol=_LAW):
+            frequencies = [np.arctan2(sin, cos)] if np.allclose(cos**2 + sin**2, 1, atol=_FREQUENCY_TOLERANCE) else []
+    frequencies = frequencies or [array.reshape(-1).astype(np.float64) for array in tables[0] if array.size > 1]
+    for values in frequencies:
+        half = values.size
+        theta = float(values[1] ** -half) if half > 1 and values[1] > 0 else 0.0
+        if theta and np.allclose(theta ** (-np.arange(half) / half), values, rtol=_FREQUENCY_TOLERANCE):
             return half, float(f"{theta:.6g}")
     reason = "its rotary tables have other frequencies than the powers of one number, and ncnn_llm's runner makes these"
     raise UsageError(f"--split llm: {reason}")

@@ -1,4 +1,4 @@
-"""The Python interface for verification: compare any net with the model that it was made of."""
+"""The Python interface for verification: compare any net with its ONNX model."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def verify(
     """Compare a net of any converter with its model in ONNX Runtime.
 
     `model` is as for `convert`, without `inputs`. `bin` is NET.bin by default. `manifest` says how arrays go in and
-    out, by default NET.json, if it fits both files; without one, blobs are matched by name or order. `worker` is a
-    process to use again.
+    out; the default is NET.json, if it belongs to the model and the net. Without one, blobs are matched by name or
+    order. `worker` is an ncnn process to reuse.
 
-    Raises UsageError, ModelError, RunError and VerificationError as `verify_net` does.
+    Raises UsageError, ModelError, RunError and VerificationError like `verify_net`.
     """
     check_options(param=param, bin=bin)
     known, note = manifest_for(model, param, manifest)
@@ -47,7 +47,7 @@ def verify(
 
 
 def manifest_for(model: Any, param: PathLike, manifest: Manifest | PathLike | None) -> tuple[Manifest | None, str]:
-    """Return the given manifest, or the one next to the net; and why the latter is not used, if so.
+    """Return the given manifest or the one next to the net, and the reason why the latter is not used, else "".
 
     Raises UsageError if the given one is broken.
     """

@@ -1,4 +1,4 @@
-"""Options with which a model converts that is refused or fails without them, found by trying."""
+"""A search for options with which a refused or wrong model converts."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.runtime.ort import OrtRunner
 
 _SECONDS = 15.0
-# The sizes that models are exported at: of images, and of sequences and sounds.
+# Usual sizes of exported models: sides of images, and lengths of sequences and sounds.
 _SIDES = (640, 224, 320, 416, 512, 256, 384, 128, 112, 96, 64, 299, 300, 192, 160, 480, 800, 1024, 32, 28, 48, 448)
 _LENGTHS = (512, 128, 256, 64, 16, 32, 1, 160, 320, 480, 1024, 77, 384, 80, 100, 1000, 16000, 8, 4, 2)
-_MOST_DIMS, _MOST_SIZES, _MOST_BATCHES = 8, 8, 3  # of shapes, and of sizes in them
-_STRIDE = 32  # of nets for images, whose sides are mostly multiples of it
+_MAX_DIMS, _MAX_SIZES, _MAX_BATCHES = 8, 8, 3  # of constant shapes; of sizes and batches to try
+_STRIDE = 32  # the sides of images are mostly multiples of it
 _ASPECT = 4 / 3
-_RATES = (16000, 8000)  # of samples, which few models leave open
+_RATES = (16000, 8000)  # usual sample rates
 
 
 def working_options(
     model: Any, error: Error, options: Mapping[str, Any], verification: Verification | None
 ) -> dict[str, Any] | None:
-    """Return further options for `lower`, shapes and values or else outputs, with which the model converts.
+    """Return further options for `lower` (shapes and values, outputs, or custom) with which the model converts.
 
-    With a `verification` the net also agrees with ONNX Runtime. Return None if none are found within some seconds.
-    After a UsageError they replace the given shapes, and may be empty.
+    With a `verification`, the net also agrees with ONNX Runtime. Return None if no attempt succeeds within 15 seconds.
+    After a UsageError, the options replace the given shapes, and may be empty.
     """
     given = options["shapes"] or {}
     if isinstance(error, UsageError):
@@ -54,7 +54,7 @@ def working_options(
         return None
     end = time.monotonic() + _SECONDS
     runner = None if verification is None else _runner(model, loaded)
-    attempts = _attempts(loaded, runner, end - _SECONDS / 3)  # which leaves some for other attempts
+    attempts = _attempts(loaded, runner, end - _SECONDS / 3)  # the last third is for other attempts
     if isinstance(error, UsageError):
         sides = {name: (*shape[:2], *map(_rounded_up, shape[2:])) for name, shape in given.items() if len(shape) == 4}
         attempts = chain([{"shapes": {**given, **sides}}, {}], attempts)
@@ -74,7 +74,7 @@ def working_options(
             if verification is None or conversion.custom or conversion.verify(verification).ok:
                 return more
         except Error as again:
-            if not more and str(again) == str(error):  # so the shapes are not the cause
+            if not more and str(again) == str(error):  # the shapes are not the cause
                 break
             attempts = chain(_without_refused(loaded, again, more, options), attempts)
     return None
@@ -83,7 +83,7 @@ def working_options(
 def _without_refused(
     model: LoadedModel, error: Error, tried: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the tried options, without the outputs that are all that is refused with them."""
+    """Yield the tried options without the refused outputs, if only outputs are refused."""
     nodes = error.nodes if isinstance(error, UnsupportedError) else ()
     refused = {node.node for node in nodes if node.operator == "graph output"}
     outputs = [value.name for value in model.graph.outputs if value.name not in refused]
@@ -92,7 +92,7 @@ def _without_refused(
 
 
 def _is_own(operator: str) -> bool:
-    """Return True for an operator of a user's own domain, not of one of ONNX's."""
+    """Return True for an operator of a user's domain, False for one of ONNX's domains."""
     return "::" in operator and not operator.startswith("ai.onnx.ml::")
 
 
@@ -115,13 +115,13 @@ def as_arguments(options: Mapping[str, Any]) -> list[str]:
 
 
 def without(arguments: Sequence[str], *options: str) -> list[str]:
-    """Return the arguments of a command without those of some options."""
+    """Return the arguments of a command without some options and their values."""
     pairs = zip(["", *arguments], arguments, strict=False)
-    return [each for before, each in pairs if before not in options and each.split("=")[0] not in options]
+    return [word for before, word in pairs if before not in options and word.split("=")[0] not in options]
 
 
 def _runner(model: Any, loaded: LoadedModel) -> OrtRunner | None:
-    """Return the model in ONNX Runtime, which takes a part of the time of a conversion; None if it refuses it."""
+    """Return the model in ONNX Runtime, whose runs are faster than conversions; None if it refuses the model."""
     from onnx2ncnn_opt.runtime.ort import OrtRunner
 
     try:
@@ -131,7 +131,7 @@ def _runner(model: Any, loaded: LoadedModel) -> OrtRunner | None:
 
 
 def _problem(runner: OrtRunner, model: LoadedModel, values: Mapping[str, Any], sizes: Mapping[str, int]) -> str:
-    """Return ONNX Runtime's error with these values and sizes; it is empty if the model runs."""
+    """Return ONNX Runtime's error with these values and sizes, or "" if the model runs."""
     from onnx2ncnn_opt.verification.inputs import draw_inputs
 
     try:
@@ -143,10 +143,10 @@ def _problem(runner: OrtRunner, model: LoadedModel, values: Mapping[str, Any], s
 
 
 def _attempts(model: LoadedModel, runner: OrtRunner | None, end: float) -> Iterator[dict[str, Any]]:
-    """Yield values for flags together with sizes for dynamic dimensions that the model runs with.
+    """Yield values of flags, with sizes of dynamic dimensions with which the model runs.
 
-    All but batches have one size; if the model runs with none, two dimensions have two, as the sides of images. A batch
-    is 1, or of a size that torch froze.
+    All dimensions except batches get the same size. If the model runs with no size, two dimensions get different ones,
+    such as the sides of an image. A batch is 1, or a size that torch froze in a constant.
     """
     flags = {info.name: _values_of(info) for info in model.inputs if _is_flag(info)}
     shaped = [info for info in model.inputs if info.name not in flags and any(isinstance(d, Sym) for d in info.shape)]
@@ -160,7 +160,7 @@ def _attempts(model: LoadedModel, runner: OrtRunner | None, end: float) -> Itera
     sizes = dict.fromkeys((*frozen, *usual)) if names - batches else (1,)
     counts = (1, *_frozen_batches(model)) if batches else (1,)
     sides = [name for info in shaped if len(info.shape) == 4 for dim in info.shape[2:] for name in _of(dim)]
-    apart = list(dict.fromkeys(sides or sorted(names - batches)))
+    sized = list(dict.fromkeys(sides or sorted(names - batches)))
     for values in product(*flags.values()):
         bound = {"values": dict(zip(flags, values, strict=True))} if flags else {}
         if bound:
@@ -168,24 +168,24 @@ def _attempts(model: LoadedModel, runner: OrtRunner | None, end: float) -> Itera
         untried, runs = [(size, size, count) for count in counts for size in sizes if names], False
         while untried and time.monotonic() < end:
             height, width, count = untried.pop(0)
-            known = dict.fromkeys(names, height) | dict.fromkeys(apart[1:], width) | dict.fromkeys(batches, count)
-            problem = "" if runner is None else _problem(runner, model, bound.get("values", {}), known)
+            bindings = dict.fromkeys(names, height) | dict.fromkeys(sized[1:], width) | dict.fromkeys(batches, count)
+            problem = "" if runner is None else _problem(runner, model, bound.get("values", {}), bindings)
             runs = runs or not problem
-            if problem and not untried and not runs and height == width and len(apart) == 2:
+            if problem and not untried and not runs and height == width and len(sized) == 2:
                 pairs = _sides(problem, height) if sides else permutations(frozen, 2)
                 untried = [(*pair, count) for pair in pairs]
             if not problem:
                 shapes = {
-                    info.name: tuple(dim.subs(known) if isinstance(dim, Sym) else dim for dim in info.shape)
+                    info.name: tuple(dim.subs(bindings) if isinstance(dim, Sym) else dim for dim in info.shape)
                     for info in shaped
                 }
                 yield {**bound, "shapes": shapes}
 
 
 def _sides(problem: str, side: int) -> list[tuple[int, int]]:
-    """Return heights and widths for a model that takes no square images, by ONNX Runtime's error for one of a side.
+    """Return heights and widths for a model that fails on square images of this `side` with ONNX Runtime's `problem`.
 
-    A Reshape to a size that torch froze tells the number of pixels; the likeliest is the one nearest to 4:3.
+    A Reshape to a frozen size gives the number of pixels. Aspect ratios near 4:3 come first.
     """
     pairs = [(a, b) for a, b in product(_SIDES, repeat=2) if a != b]
     if reshaped := re.search(r"Input shape:\{([\d,]+)\}, requested shape:\{([\d,]+)\}", problem):
@@ -196,21 +196,21 @@ def _sides(problem: str, side: int) -> list[tuple[int, int]]:
 
 
 def _frozen_sizes(model: LoadedModel) -> list[int]:
-    """Return the numbers in constant shapes, then the sizes of tables, each the most frequent first."""
+    """Return the sizes in constant shapes, then the sizes of tables; in both, frequent ones come first."""
     tables = [tensor.shape.numpy() for tensor in _constants(model) if len(tensor.shape) > 1]
     counts = [Counter(int(size) for shape in kind for size in shape if size > 1) for kind in (_shapes(model), tables)]
-    return [size for count in counts for size, _ in count.most_common(_MOST_SIZES)]
+    return [size for count in counts for size, _ in count.most_common(_MAX_SIZES)]
 
 
 def _frozen_batches(model: LoadedModel) -> list[int]:
-    """Return the first numbers of constant shapes, the most frequent first."""
+    """Return the first sizes of constant shapes; frequent ones come first."""
     counts = Counter(int(first) for first, *others in _shapes(model) if others and first > 1)
-    return [size for size, _ in counts.most_common(_MOST_BATCHES)]
+    return [size for size, _ in counts.most_common(_MAX_BATCHES)]
 
 
 def _shapes(model: LoadedModel) -> list[Array]:
-    """Return the constants that may be shapes: a size that torch froze is often in one."""
-    arrays = [each.numpy() for each in _constants(model) if len(each.shape) == 1 and each.size <= _MOST_DIMS]
+    """Return the constants that may be shapes: they often contain the sizes that torch froze."""
+    arrays = [tensor.numpy() for tensor in _constants(model) if len(tensor.shape) == 1 and tensor.size <= _MAX_DIMS]
     return [array for array in arrays if array.dtype == np.int64]
 
 
@@ -224,7 +224,7 @@ def _of(dim: object) -> frozenset[str]:
 
 
 def _is_batch(info: InputInfo, axis: int) -> bool:
-    """Return True for an outermost axis, and for the second one of an RNN's state."""
+    """Return True for the outermost axis, the second axis of an RNN's state, and an axis that is called batch."""
     rank = len(info.shape)
     is_state = axis == 1 and rank == 3 and isinstance(info.shape[0], int)
     return rank > 1 and (axis == 0 or is_state or any("batch" in name.lower() for name in _of(info.shape[axis])))

@@ -45,9 +45,9 @@ def bisect(
     write: Path | None,
     verification: Verification,
 ) -> None:
-    """Find the first layer of a net that is wrong, or with --passes the rewrite that makes it wrong.
+    """Find the first wrong layer of a net, or with --passes the rewrite that makes the net wrong.
 
-    The net is verified as `verify` does. Exit codes: 0 it is right, 3 it is wrong.
+    The net is first verified, as by `verify`. Exit codes: 0 the net is right, 3 it is wrong.
     """
     if passes and (param or manifest_path or write):
         raise click.UsageError("--passes converts MODEL itself: give no net, --manifest or --write with it")
@@ -78,29 +78,30 @@ def _bisect_net(
     from onnx2ncnn_opt.report.results import difference_blocks, located_blocks, pair_lines
 
     with output.working(f"bisecting {param}"):
-        found = api.bisect(model, param, bin, verification, manifest=manifest_path, write=write)
+        result = api.bisect(model, param, bin, verification, manifest=manifest_path, write=write)
+    report = result.report
     located = None
-    if found.located is not None:
-        located = asdict(replace(found.located, arrays={}))
+    if result.located is not None:
+        located = asdict(replace(result.located, arrays={}))
         del located["arrays"]
     pair = None
-    if found.pair is not None:
-        paths = {f.name: str(getattr(found.pair.files, f.name)) for f in fields(found.pair.files)}
-        pair = {**paths, "nodes": found.pair.nodes, "layers": found.pair.layers}
-    difference = asdict(found.difference) if found.difference else None
-    output.fields |= {**report_fields(found.report), "located": located, "difference": difference, "pair": pair}
-    blocks = report_blocks(found.report, param, model)
+    if result.pair is not None:
+        paths = {f.name: str(getattr(result.pair.files, f.name)) for f in fields(result.pair.files)}
+        pair = {**paths, "nodes": result.pair.nodes, "layers": result.pair.layers}
+    difference = asdict(result.difference) if result.difference else None
+    output.fields |= {**report_fields(report), "located": located, "difference": difference, "pair": pair}
+    blocks = report_blocks(report, param, model)
     if located is not None:
         blocks += located_blocks(located)
-    elif not found.report.ok:
+    elif not report.ok:
         blocks.append("first wrong layer: none was found; the outputs' lines say what is wrong")
-    if write and not found.report.ok:
+    if write and not report.ok:
         blocks += pair_lines(pair)
-    if found.difference is not None and not found.report.ok:
-        blocks += difference_blocks(asdict(found.difference), equal=found.difference.equal)
+    if result.difference is not None and not report.ok:
+        blocks += difference_blocks(asdict(result.difference), equal=result.difference.equal)
     output.show(blocks)
-    if not found.report.ok:
-        raise failure(found.report)
+    if not report.ok:
+        raise failure(report)
 
 
 def _bisect_passes(output: Output, model: Path, skip: tuple[str, ...], verification: Verification) -> None:
@@ -108,11 +109,10 @@ def _bisect_passes(output: Output, model: Path, skip: tuple[str, ...], verificat
     from onnx2ncnn_opt.report.results import pass_lines
 
     with output.working(f"bisecting the passes on {model}"):
-        found = bisect_passes(model, verification, skip=skip)
-    event = asdict(found.event) if found.event else None
-    output.fields |= {**report_fields(found.report), "rewrites": found.rewrites, "number": found.number, "event": event}
-    output.show(
-        [*report_blocks(found.report, "the net", model), *pass_lines(found.rewrites, found.number, str(found.event))]
-    )
-    if not found.report.ok:
-        raise failure(found.report)
+        result = bisect_passes(model, verification, skip=skip)
+    report, rewrites, number = result.report, result.rewrites, result.number
+    event = asdict(result.event) if result.event else None
+    output.fields |= {**report_fields(report), "rewrites": rewrites, "number": number, "event": event}
+    output.show([*report_blocks(report, "the net", model), *pass_lines(rewrites, number, str(result.event))])
+    if not report.ok:
+        raise failure(report)

@@ -11,14 +11,14 @@ from onnx2ncnn_opt.report.record import NetRecord
 _NOTHING, _SAME = "-", "="
 
 
-def check_blocks(found: CheckResult) -> list[Block]:
-    """Return a CheckResult as a table, and lines about failures and changes."""
-    columns, rows = _rows(found.models, _short)
+def check_blocks(result: CheckResult) -> list[Block]:
+    """Return the result as a table, and lines about failures and changes."""
+    columns, rows = _rows(result.models, _short)
     blocks: list[Block] = [Table(columns, rows, "model", tuple(range(2, len(columns))))] if rows else []
-    for model in found.models:
+    for model in result.models:
         blocks += [f"{kind}: {model.name}: {text}" for kind, text in details(model)]
-    blocks += [f"note: {name} is in the baseline, but no model is called so" for name in found.missing]
-    return [*blocks, *_summary(found)]
+    blocks += [f"note: {name} is in the baseline, but no model is called so" for name in result.missing]
+    return [*blocks, *_summary(result)]
 
 
 def model_line(model: ModelResult) -> str:
@@ -34,8 +34,8 @@ def _rows(models: Sequence[ModelResult], form: Form) -> tuple[tuple[str, ...], t
     modes = dict.fromkeys(m.mode for model in models for m in model.measurements if m.what == "accuracy")
     least = dict.fromkeys((m.what, m.mode) for model in models for m in model.measurements if m.what in _LEAST)
     keys = [*(("accuracy", mode) for mode in modes), *least, *((what, "") for what in _COSTS)]
-    words = (f"error {mode}".rstrip() for mode in modes), (f"{what} {mode}" for what, mode in least)
-    columns = ("model", "result", *words[0], *words[1], *_COSTS)
+    error_columns = (f"error {mode}".rstrip() for mode in modes)
+    columns = ("model", "result", *error_columns, *(f"{what} {mode}" for what, mode in least), *_COSTS)
     rows = []
     for model in models:
         measured = {(m.what, m.mode): m for m in model.measurements}
@@ -59,7 +59,7 @@ def _full(what: str, measured: float, baseline: float | None) -> str:
 
 
 def _short(what: str, measured: float, baseline: float | None) -> str:
-    """Return the new fact: a number, or how it changed. So all columns fit into a terminal."""
+    """Return only the change of a cost, else the number, so that all columns fit into a terminal."""
     if what not in _COSTS or not baseline:
         return _full(what, measured, baseline)
     if what == "layers":
@@ -72,7 +72,7 @@ def _change(measured: float, baseline: float) -> str:
 
 
 def details(model: ModelResult) -> Iterator[tuple[str, str]]:
-    """Yield the other facts about a model, each as a word ("failed", "changed", "note") and a text."""
+    """Yield failures, changes and notes of a model: a word ("failed", "changed", "note") and a text."""
     for measurement in model.failures:
         yield "failed", failure_text(measurement)
     changes = model.changes
@@ -94,36 +94,36 @@ def failure_text(measurement: Measurement) -> str:
 
 
 def _numbers(measurement: Measurement, **words: str) -> str:
-    """Return the numbers that a measurement has, each in its words, in the order of these."""
+    """Return the numbers of a measurement as text; `words` are the fields to show, with a template for each."""
     form = _FORMS.get(measurement.what, _exponent)
     numbers = ((text, getattr(measurement, key)) for key, text in words.items())
     return ", ".join(text.format(form(number)) for text, number in numbers if number is not None)
 
 
-def check_markdown(found: CheckResult) -> str:
+def check_markdown(result: CheckResult) -> str:
     """Return the table and the lines in the Markdown of GitHub's step summaries."""
-    columns, rows = _rows(found.models, _full)
+    columns, rows = _rows(result.models, _full)
     lines = ["## ncnn nets", ""]
     lines += [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"] if rows else []
     lines += [f"| {' | '.join(map(_markdown, row))} |" for row in rows]
     lines.append("")
-    for model in found.models:
+    for model in result.models:
         for kind, text in details(model):
             lines.append(f"- **{_markdown(model.name)}** {kind}: {_markdown(text)}")
-    lines += [f"- {_markdown(line)}" for line in _summary(found)]
+    lines += [f"- {_markdown(line)}" for line in _summary(result)]
     return "\n".join(lines) + "\n"
 
 
-def check_junit(found: CheckResult) -> str:
-    """Return a test suite with a case for each model; one that cannot be judged is an error, a wrong one a failure.
+def check_junit(result: CheckResult) -> str:
+    """Return a test suite with a case for each model: a wrong net is a failure, an unconverted model an error.
 
-    `printable` takes out the characters that XML forbids.
+    `printable` removes the characters that XML forbids.
     """
-    models = found.models
+    models = result.models
     codes = [model.exit_code for model in models]
     suite = ElementTree.Element(
         "testsuite",
-        name=printable(found.file),
+        name=printable(result.file),
         tests=str(len(models)),
         failures=str(sum(code == 3 for code in codes)),
         errors=str(sum(code in (1, 2) for code in codes)),
@@ -131,7 +131,7 @@ def check_junit(found: CheckResult) -> str:
     )
     for model in models:
         name, seconds = printable(model.name), f"{model.seconds:.3f}"
-        case = ElementTree.SubElement(suite, "testcase", classname=printable(found.file), name=name, time=seconds)
+        case = ElementTree.SubElement(suite, "testcase", classname=printable(result.file), name=name, time=seconds)
         properties = ElementTree.SubElement(case, "properties")
         for measurement in model.measurements:
             if measurement.measured is not None:
@@ -152,7 +152,7 @@ def check_junit(found: CheckResult) -> str:
 
 
 def check_record(model: ModelResult, record: NetRecord | None) -> NetRecord:
-    """Return a model's record for a page: its result, with the facts about its net."""
+    """Return a model's record for a page: its result, and the facts about its net."""
     reason = failure_text(model.failures[0]) if model.failures else "it keeps all limits."
     measured = [
         (m.name, _numbers(m, measured="{}", baseline="baseline {}", limit="limit {}"))
@@ -170,12 +170,12 @@ def check_record(model: ModelResult, record: NetRecord | None) -> NetRecord:
     )
 
 
-def _summary(found: CheckResult) -> Iterator[str]:
-    models = found.models
+def _summary(result: CheckResult) -> Iterator[str]:
+    models = result.models
     for checked in dict.fromkeys(model.checked for model in models if model.checked):
         yield f"checked: {checked}"
     if recorded := sum(model.recorded for model in models):
-        yield f"recorded: {recorded} of {len(models)} models in {found.baseline}"
+        yield f"recorded: {recorded} of {len(models)} models in {result.baseline}"
     passed = sum(model.exit_code == 0 for model in models)
     yield f"passed: {passed} of {len(models)} models"
 
@@ -210,6 +210,6 @@ _COSTS = tuple(what for what in _FORMS if what not in _LEAST)
 
 
 def _markdown(text: str) -> str:
-    """Return a text without markup, because names come from models."""
+    """Escape markup in a text, because names from models may contain it."""
     escaped = "".join(f"\\{char}" if char in "\\`*_[]<>|#~&" else char for char in printable(text))
     return escaped.replace("\n", "<br>")

@@ -1,4 +1,4 @@
-"""The report of `convert`: its results as JSON, lines and tables."""
+"""The results of `convert` as JSON, lines and tables."""
 
 from __future__ import annotations
 
@@ -25,40 +25,40 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.api.lower import Conversion
 
 
-def conversion_fields(made: Conversion, manifest: Manifest, files: Written, seconds: float) -> dict[str, Any]:
-    """Return a finished conversion as the fields of a JSON object."""
+def conversion_fields(result: Conversion, manifest: Manifest, files: Written, seconds: float) -> dict[str, Any]:
+    """Return a conversion as the fields of a JSON object."""
     entries = asdict(manifest)
     return {
-        "producer": made.model.producer,
+        "producer": result.model.producer,
         "manifest": entries,
         "layers": entries["layers"],
-        **summary_fields(made, files, seconds),
-        "custom": [str(op) for op in made.custom],
-        "notes": _notes(made, manifest, verbose=True),
+        **summary_fields(result, files, seconds),
+        "custom": [str(op) for op in result.custom],
+        "notes": _notes(result, manifest, verbose=True),
     }
 
 
 def conversion_blocks(
-    made: Conversion, manifest: Manifest, model: Path, prefix: Path, files: Written, seconds: float, *, verbose: bool
+    result: Conversion, manifest: Manifest, model: Path, prefix: Path, files: Written, seconds: float, *, verbose: bool
 ) -> list[Block]:
-    """Return it as lines and tables, the verdict first; `verbose` adds all details."""
-    found, net = made.report, files[0]["path"] if files else f"{prefix}.ncnn.param"
-    notes = [*_notes(made, manifest, verbose=verbose), *(found.notes if found else ())]
-    blocks = start_blocks(made, net, str(model), notes, verbose=verbose)
+    """Return a conversion as lines and tables, the verdict first; `verbose` adds all details."""
+    report, net = result.report, files[0]["path"] if files else f"{prefix}.ncnn.param"
+    notes = [*_notes(result, manifest, verbose=verbose), *(report.notes if report else ())]
+    blocks = start_blocks(result, net, str(model), notes, verbose=verbose)
     if verbose:
-        blocks.append(f"model: {model} (opset {manifest.source.opset}, {made.model.producer})")
+        blocks.append(f"model: {model} (opset {manifest.source.opset}, {result.model.producer})")
         blocks += [_port("input", tensor) for tensor in manifest.inputs]
         blocks += [_port("output", tensor) for tensor in manifest.outputs]
     blocks += [f"bound: {bound.name} = {_value(bound.value)}" for bound in manifest.values]
     layers, release = manifest.layers, f"; ncnn {manifest.least_ncnn} or newer runs them"
-    blocks += layers_blocks(made, layers.before, layers.after, verbose=verbose, note=release)
-    blocks += [f"custom: {op}" for op in made.custom]
-    blocks += _tail_lines(made, verbose=verbose)
-    blocks += storage_lines(made)
-    blocks += shapes_lines(found.shapes, others_refused=found.ok) if found else []
-    blocks += output_blocks(found, verbose=verbose)
-    blocks += end_lines(made, files, seconds, "ONNX Runtime", verbose=verbose)
-    if found and found.checked and made.precision is None and "fp16" not in found.checked:
+    blocks += layers_blocks(result, layers.before, layers.after, verbose=verbose, note=release)
+    blocks += [f"custom: {op}" for op in result.custom]
+    blocks += _tail_lines(result, verbose=verbose)
+    blocks += storage_lines(result)
+    blocks += shapes_lines(report.shapes, others_refused=report.ok) if report else []
+    blocks += output_blocks(report, verbose=verbose)
+    blocks += end_lines(result, files, seconds, "ONNX Runtime", verbose=verbose)
+    if report and report.checked and result.precision is None and "fp16" not in report.checked:
         blocks.append("note: ARM and GPUs compute in fp16 by default; --on or --modes fp16 checks that")
     if files:
         example = command_line("example", str(prefix))
@@ -66,16 +66,16 @@ def conversion_blocks(
     return blocks
 
 
-def _notes(made: Conversion, manifest: Manifest, *, verbose: bool) -> list[str]:
+def _notes(result: Conversion, manifest: Manifest, *, verbose: bool) -> list[str]:
     """Return the notes on dynamic sizes, lost outputs and masks."""
     notes = [
-        f"{' = '.join(names)} in this net: ONNX Runtime runs the model only with equal sizes" for names in made.equal
+        f"{' = '.join(names)} in this net: ONNX Runtime runs the model only with equal sizes" for names in result.equal
     ]
-    notes += [made.appended.note] if made.appended else []
-    notes += _quantized_notes(made, verbose=verbose)
-    notes += made.cost
-    if made.model.lost:
-        notes.append(f"nothing leads to {', '.join(made.model.lost)} of the model: add what they need to --outputs")
+    notes += [result.appended.note] if result.appended else []
+    notes += _quantized_notes(result, verbose=verbose)
+    notes += result.cost
+    if result.model.lost:
+        notes.append(f"nothing leads to {', '.join(result.model.lost)} of the model: add what they need to --outputs")
     for size, least in manifest.minimum.items():
         name, limit = limit_of(size, least)
         hint = (
@@ -86,24 +86,24 @@ def _notes(made: Conversion, manifest: Manifest, *, verbose: bool) -> list[str]:
         if entry.length:
             past = f"no input says how long {entry.length[1]} is, and unset caches do not tell"
             notes.append(f"{past}: the net takes {entry.name}, a row as long as past and new tokens together")
-    for name in made.fed_masks:
+    for name in result.fed_masks:
         notes.append(f"{name} is added to scores: -1e9 in a whole row gives NaN on ARM and GPUs, -1000 does not")
     return notes
 
 
-def _quantized_notes(made: Conversion, *, verbose: bool) -> list[str]:
-    """Return what became of a quantised model, what differs from it, and the layers that stay float."""
-    at_run_time = {node.name for node in made.model.graph if node.op_type == "DynamicQuantizeLinear"}
-    if made.quantized == "float" and at_run_time:
-        layers = sum(not at_run_time.isdisjoint(layer.origin) for layer in made.graph)
+def _quantized_notes(result: Conversion, *, verbose: bool) -> list[str]:
+    """Return notes on a quantised model: its int8 layers, their differences from it, and its float layers."""
+    at_run_time = {node.name for node in result.model.graph if node.op_type == "DynamicQuantizeLinear"}
+    if result.quantized == "float" and at_run_time:
+        layers = sum(not at_run_time.isdisjoint(layer.origin) for layer in result.graph)
         what = f"the model rounds to 8 bits at run time, which takes {layers} layers"
         return [f"{what}; --quantized keep leaves it out: smaller, faster, nearer to the float model"]
-    floats = {name: reason for name, reason in made.kept.items() if reason}
-    count = len(made.kept) - len(floats)
+    floats = {name: reason for name, reason in result.kept.items() if reason}
+    count = len(result.kept) - len(floats)
     notes = []
     if count:
         notes = [
-            f"{count} of {number_of(len(made.kept), 'quantised product')} in int8; ncnn rounds half away from 0 to "
+            f"{count} of {number_of(len(result.kept), 'quantised product')} in int8; ncnn rounds half away from 0 to "
             "-127..127; unsigned and shifted inputs have 127 / largest as their scale, up to twice the model's step; "
             "the model's other roundings are left out; --quantized float keeps them"
         ]
@@ -113,11 +113,11 @@ def _quantized_notes(made: Conversion, *, verbose: bool) -> list[str]:
     return notes + [f"{some_of(names, every=verbose)} in float: {reason}" for reason, names in by_reason.items()]
 
 
-def _tail_lines(made: Conversion, *, verbose: bool) -> list[Block]:
-    """Return what follows the net, and why."""
-    if made.tail is None:
+def _tail_lines(result: Conversion, *, verbose: bool) -> list[Block]:
+    """Return lines on the nodes in the tail, and the reasons."""
+    if result.tail is None:
         return []
-    count, reasons = number_of(len(made.tail.model.graph.node), "node"), made.tail.reasons
+    count, reasons = number_of(len(result.tail.model.graph.node), "node"), result.tail.reasons
     if verbose:
         return [f"tail: {count} after the net", *(f"tail: {reason}" for reason in reasons)]
     more = f" and {number_of(len(reasons) - 1, 'other reason')}; -v lists them" if len(reasons) > 1 else ""

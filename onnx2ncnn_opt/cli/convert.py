@@ -146,7 +146,7 @@ def convert(
         raise click.UsageError(
             "--benchmark times the net beside ONNX Runtime, which runs on this machine: not with --on"
         )
-    with nullcontext() if no_verify else _ncnn_process(verification.on) as worker:  # on another core, from now on
+    with nullcontext() if no_verify else _ncnn_process(verification.on) as worker:  # starts on another core
         from onnx2ncnn_opt.api.lower import Files
 
         prefixes = targets(models, lambda model: _prefix(model, prefix), prefix)
@@ -168,7 +168,7 @@ def convert(
 
 
 def _ncnn_process(on: str | None) -> AbstractContextManager[NcnnWorker | None]:
-    """Start the runtimes, which takes a part of a second on another core; the ncnn process serves all models."""
+    """Start the runtimes on another core, because that takes time; one ncnn process serves all models."""
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
     from onnx2ncnn_opt.runtime.ort import SHARED
 
@@ -199,14 +199,15 @@ def _convert(
 
     start = time.perf_counter()
     if quantization is not None:
-        own: dict[str, Any] = {}
+        int8_fields: dict[str, Any] = {}
         with _working_command(output, model, options):
-            made = quantize_to(output, model, prefix, quantization, options, own, verbose=verbose)
-        assert made.conversion is not None
-        assert made.manifest is not None
-        fields |= conversion_fields(made.conversion, made.manifest, own.pop("files"), time.perf_counter() - start)
-        fields["quantization"] = own
-        _add_page(output, page, made.conversion, options, made.manifest.int8)
+            int8 = quantize_to(output, model, prefix, quantization, options, int8_fields, verbose=verbose)
+        assert int8.conversion is not None
+        assert int8.manifest is not None
+        seconds = time.perf_counter() - start
+        fields |= conversion_fields(int8.conversion, int8.manifest, int8_fields.pop("files"), seconds)
+        fields["quantization"] = int8_fields
+        _add_page(output, page, int8.conversion, options, int8.manifest.int8)
         return
     with (
         output.working(f"converting {model}"),
@@ -214,12 +215,12 @@ def _convert(
         hint_at_no_verify("converts without running the model"),
     ):
         if options["custom"] and options["verification"] is not None:
-            lower(model, **_of_lower(options))  # raises what else is wrong
+            lower(model, **_lower_options(options))  # raises errors of other options and of the model first
             reason = f"--custom needs --no-verify: {NOT_RUN}, so that the net cannot be verified"
             raise UsageError(f"{reason}\nthis works: {command_line(*output.arguments, '--no-verify')}")
         conversion = convert(model, prefix, **options)
-    found = conversion.report
-    has_files = found is None or found.ok or options["keep_failed"]
+    verified = conversion.report
+    has_files = verified is None or verified.ok or options["keep_failed"]
     files = written(Files.of(prefix)) if has_files else []
     if split and has_files:
         from onnx2ncnn_opt.api.split import split_llm
@@ -230,34 +231,34 @@ def _convert(
     _add_page(output, page, conversion, options)
     seconds = fields["seconds"]
     output.show(conversion_blocks(conversion, manifest, model, prefix, files, seconds, verbose=verbose))
-    if found is not None and not found.ok:
+    if verified is not None and not verified.ok:
         names, feeds = Files.of(prefix), options["verification"].feeds
         inputs = ("--inputs", feeds) if isinstance(feeds, str | Path) else ()
         words = ("bisect", model, names.param, names.bin, *inputs) if files else (*output.arguments, "--keep-failed")
         end = "the files are kept" if files else "no files are written"
-        raise failure(found, end, command_line(*map(str, words)))
+        raise failure(verified, end, command_line(*map(str, words)))
 
 
 def _add_page(
-    output: Output, page: ReportFile, made: Conversion, options: Mapping[str, Any], int8: Int8 | None = None
+    output: Output, page: ReportFile, conversion: Conversion, options: Mapping[str, Any], int8: Int8 | None = None
 ) -> None:
-    """Add the record of a conversion to the page, if there is one."""
+    """Add the record of a conversion to the page of --report."""
     if page.path is not None:
         from onnx2ncnn_opt.api.report import report_conversion
 
         with output.working("gathering what the report shows"):
-            record = report_conversion(made, made.report, options["verification"])
+            record = report_conversion(conversion, conversion.report, options["verification"])
         page.records.append(replace(record, int8=int8))
 
 
-def _of_lower(options: Mapping[str, Any]) -> dict[str, Any]:
-    own = ("verification", "benchmark", "keep_failed", "worker")
-    return {key: value for key, value in options.items() if key not in own}
+def _lower_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    others = ("verification", "benchmark", "keep_failed", "worker")
+    return {key: value for key, value in options.items() if key not in others}
 
 
 @contextmanager
 def _working_command(output: Output, model: Path, options: Mapping[str, Any]) -> Iterator[None]:
-    """Add to an error that an option may mend the command that works, if trying finds one."""
+    """Search for options without an error of the block, and add the command with these options to the error."""
     try:
         yield
     except (RunError, UnsupportedError, UsageError) as error:
@@ -265,17 +266,17 @@ def _working_command(output: Output, model: Path, options: Mapping[str, Any]) ->
             raise
         from onnx2ncnn_opt.api.working_options import as_arguments, without, working_options
 
-        found = working_options(model, error, _of_lower(options), options["verification"])
-        if found is not None:
-            kept = without(output.arguments, "--outputs") if "outputs" in found else output.arguments
+        more = working_options(model, error, _lower_options(options), options["verification"])
+        if more is not None:
+            kept = without(output.arguments, "--outputs") if "outputs" in more else output.arguments
             kept = without(kept, "--shape") if isinstance(error, UsageError) else kept
-            kept = [each for each in kept if each != "--no-verify" or "custom" not in found]
-            command = command_line(*kept, *as_arguments(found))
+            kept = [word for word in kept if word != "--no-verify" or "custom" not in more]
+            command = command_line(*kept, *as_arguments(more))
             text = str(error)
-            if error.advice and found.keys() <= {"shapes", "values"}:
+            if error.advice and more.keys() <= {"shapes", "values"}:
                 text = text.partition(error.advice)[0].rstrip()
-            if isinstance(error, UnsupportedError) and error.plan and tuple(found.get("outputs", ())) != error.cuts[0]:
-                text = text.replace(f"\n{error.plan}", "")  # its first net was tried before, and failed
+            if isinstance(error, UnsupportedError) and error.plan and tuple(more.get("outputs", ())) != error.cuts[0]:
+                text = text.replace(f"\n{error.plan}", "")  # the plan's first net was tried, and failed
             error.args = (f"{text}\nthis works: {command}",)
         raise
 

@@ -27,14 +27,14 @@ def diff(output: Output, a: Path, b: Path, bins: tuple[Path, Path] | None, custo
     Layers are matched by type, parameters and place in the data flow, not by name. Exit codes: 0 the nets are
     equal, 1 they differ, 2 trouble.
     """
-    from onnx2ncnn_opt.api import diff as difference
+    from onnx2ncnn_opt.api import diff as api
     from onnx2ncnn_opt.report.results import difference_blocks
 
     try:
-        found = difference.diff(a, b, bins, custom=custom)
-    except ConversionError as error:  # whose exit code would say that the nets differ
+        difference = api.diff(a, b, bins, custom=custom)
+    except ConversionError as error:  # its exit code 1 would mean that the nets differ
         raise UsageError(str(error)) from error
-    output.fields |= {"equal": found.equal, **asdict(found)}
-    output.show(difference_blocks(output.fields, equal=found.equal))
-    if not found.equal:
+    output.fields |= {"equal": difference.equal, **asdict(difference)}
+    output.show(difference_blocks(output.fields, equal=difference.equal))
+    if not difference.equal:
         raise click.exceptions.Exit(1)

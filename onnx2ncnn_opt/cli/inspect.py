@@ -19,11 +19,11 @@ def inspect(output: Output, file: Path, shapes: dict[str, list[int | str]], valu
 
     Nodes that ncnn cannot compute are listed; they are not an error.
     """
-    from onnx2ncnn_opt.api import inspect as inspection
+    from onnx2ncnn_opt.api import inspect as api
     from onnx2ncnn_opt.errors import lines_by_reason
     from onnx2ncnn_opt.report.results import inspection_blocks
 
     with output.working(f"looking at {file}"):
-        found = inspection.inspect(file, shapes=shapes, values=values)
-    output.fields |= asdict(found)
-    output.show(inspection_blocks(output.fields, lines_by_reason(found.refused)))
+        inspection = api.inspect(file, shapes=shapes, values=values)
+    output.fields |= asdict(inspection)
+    output.show(inspection_blocks(output.fields, lines_by_reason(inspection.refused)))

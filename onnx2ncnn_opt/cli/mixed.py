@@ -79,7 +79,7 @@ def mixed(
 
 
 def _lines(result: Mixed, files: NetFiles) -> list[str]:
-    """Return the verdict, the masks with their costs, and the time."""
+    """Return lines with the verdict, the masks and their costs, and the time."""
     error = "NaN or infinity" if math.isnan(result.before) else f"{result.before:.1e}"
     before = f", {error} without these masks" if result.chosen else ""
     off = f"off by {result.after:.1e} of an output's largest value{before}; {result.budget:.1e} is allowed"

@@ -14,7 +14,7 @@ def ops(output: Output) -> None:
     from onnx2ncnn_opt.report.console import Table
 
     installed_ops()
-    found = list(all_ops())
-    rows = tuple((op.qualified_name, str(op.since), op.summary) for op in found)
+    listed = list(all_ops())
+    rows = tuple((op.qualified_name, str(op.since), op.summary) for op in listed)
     output.show([Table(("operator", "opset", "in ncnn"), rows, named=(1,))])
-    output.fields["operators"] = [{"name": op.qualified_name, "opset": op.since, "summary": op.summary} for op in found]
+    output.fields["operators"] = [{"name": p.qualified_name, "opset": p.since, "summary": p.summary} for p in listed]

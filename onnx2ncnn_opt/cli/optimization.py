@@ -1,4 +1,4 @@
-"""The report of `optimize` on its work."""
+"""The results of `optimize` as JSON, lines and tables."""
 
 from __future__ import annotations
 
@@ -21,49 +21,49 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.api.apply_passes import Optimized
 
 
-def optimization_fields(made: Optimized, files: Written, seconds: float) -> dict[str, Any]:
-    """Return a finished optimisation as JSON has it."""
-    before, after = made.layers
-    peak, lower = made.memory
-    small, large = made.sizes
+def optimization_fields(result: Optimized, files: Written, seconds: float) -> dict[str, Any]:
+    """Return an optimised net as the fields of a JSON object."""
+    before, after = result.layers
+    old, new = result.memory
+    old_size, new_size = result.sizes
     return {
         "layers": {"before": before, "after": after},
-        **summary_fields(made, files, seconds),
-        "memory": None if peak.unknown or lower.unknown else {"before": peak.peak, "after": lower.peak},
-        "weights": {"before": small, "after": large},
-        "renamed": dict(made.renamed),
-        "caches": made.caches,
-        "notes": list(made.notes),
+        **summary_fields(result, files, seconds),
+        "memory": None if old.unknown or new.unknown else {"before": old.peak, "after": new.peak},
+        "weights": {"before": old_size, "after": new_size},
+        "renamed": dict(result.renamed),
+        "caches": result.caches,
+        "notes": list(result.notes),
     }
 
 
 def optimization_blocks(
-    made: Optimized, source: Path, target: Path, files: Written, seconds: float, *, verbose: bool
+    result: Optimized, source: Path, target: Path, files: Written, seconds: float, *, verbose: bool
 ) -> list[Block]:
-    """Return it as lines and tables, the verdict first; `verbose` adds every rewrite, and every near miss."""
-    notes = list(made.notes)
-    if made.unread_layers:
-        notes.append(f"layers after those that the header counts are left out: {made.unread_layers}")
-    if made.trailing_bytes:
-        notes.append(f"{made.trailing_bytes} bytes after the last weight are left out")
-    if made.report and made.caches:
-        notes.append(f"caches are not compared, as only ncnn can read them: {', '.join(made.caches)}")
-    blocks = start_blocks(made, str(target), str(source), notes, verbose=verbose)
+    """Return an optimised net as lines and tables, the verdict first; `verbose` adds rewrites and near misses."""
+    notes = list(result.notes)
+    if result.unread_layers:
+        notes.append(f"layers after those that the header counts are left out: {result.unread_layers}")
+    if result.trailing_bytes:
+        notes.append(f"{result.trailing_bytes} bytes after the last weight are left out")
+    if result.report and result.caches:
+        notes.append(f"caches are not compared, as only ncnn can read them: {', '.join(result.caches)}")
+    blocks = start_blocks(result, str(target), str(source), notes, verbose=verbose)
     if verbose:
-        blocks += [f"dropped: Split '{split.layer}': {split.reason}" for split in made.dropped_splits]
-    blocks += layers_blocks(made, *made.layers, verbose=verbose)
-    peak, lower = made.memory
-    if peak.peak and not (peak.unknown or lower.unknown):
-        count = "1 layer" if made.exchanged == 1 else f"{made.exchanged} layers"
-        exchanged = f", with the operands of {count} exchanged" if made.exchanged else ""
-        sizes = f"{file_size(peak.peak)} -> {file_size(lower.peak)}"
+        blocks += [f"dropped: Split '{split.layer}': {split.reason}" for split in result.dropped_splits]
+    blocks += layers_blocks(result, *result.layers, verbose=verbose)
+    old, new = result.memory
+    if old.peak and not (old.unknown or new.unknown):
+        count = "1 layer" if result.exchanged == 1 else f"{result.exchanged} layers"
+        exchanged = f", with the operands of {count} exchanged" if result.exchanged else ""
+        sizes = f"{file_size(old.peak)} -> {file_size(new.peak)}"
         blocks.append(f"memory: {sizes} for blobs at their peak (estimate){exchanged}")
     else:
         blocks.append("memory: not known, as the sizes of blobs are not (see --shape)")
-    small, large = made.sizes
-    if large > small:
-        blocks.append(f"weights: {file_size(small)} -> {file_size(large)}")
-    blocks += storage_lines(made)
-    blocks += [f"blob: {blob} is {name}" for blob, name in made.renamed.items()]
-    blocks += output_blocks(made.report, verbose=verbose)
-    return blocks + end_lines(made, files, seconds, "before", verbose=verbose)
+    old_size, new_size = result.sizes
+    if new_size > old_size:
+        blocks.append(f"weights: {file_size(old_size)} -> {file_size(new_size)}")
+    blocks += storage_lines(result)
+    blocks += [f"blob: {blob} is {name}" for blob, name in result.renamed.items()]
+    blocks += output_blocks(result.report, verbose=verbose)
+    return blocks + end_lines(result, files, seconds, "before", verbose=verbose)

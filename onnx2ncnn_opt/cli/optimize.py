@@ -141,16 +141,16 @@ def _optimize(
     clock = time.perf_counter()
     with output.working(f"optimising {param}"), hint_at_no_verify("optimises without running the net"):
         result = optimize(param, bins[param], prefix, **options)
-    found = result.report
+    verified = result.report
     as_binary = result.is_binary if options["binary"] is None else options["binary"]
-    files = written(NetFiles.at(prefix, binary=as_binary)) if found is None or found.ok else []
+    files = written(NetFiles.at(prefix, binary=as_binary)) if verified is None or verified.ok else []
     fields |= optimization_fields(result, files, time.perf_counter() - clock)
     if page.path is not None:
         from onnx2ncnn_opt.api.report import report_optimized
 
         with output.working("gathering what the report shows"):
-            page.records.append(report_optimized(result, found, options["verification"]))
+            page.records.append(report_optimized(result, verified, options["verification"]))
     target = NetFiles.at(prefix, binary=as_binary).param
     output.show(optimization_blocks(result, param, target, files, fields["seconds"], verbose=verbose))
-    if found is not None and not found.ok:
-        raise failure(found, "no files are written")
+    if verified is not None and not verified.ok:
+        raise failure(verified, "no files are written")

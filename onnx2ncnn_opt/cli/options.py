@@ -1,6 +1,6 @@
-"""The options that several commands have, each spelled once.
+"""The options that several commands share.
 
-`verification_option` hands those of a verification to the command as one `Verification`.
+`verification_option` passes the options for verification to the command as one `Verification`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 def _shapes(
     ctx: click.Context, param: click.Parameter, values: tuple[str, ...], *, size: str, form: str
 ) -> dict[str, list[Any]]:
-    """Return sizes by input name, from ``name:1,3,224,224``; the name may have colons in it.
+    """Return sizes by input name, from ``name:1,3,224,224``; the name may contain colons.
 
-    A `size` has this pattern, and one that is no number stays text.
+    `size` is the pattern of a size; a size that is not a number stays text.
     """
     shapes: dict[str, list[Any]] = {}
     for value in values:
@@ -41,7 +41,7 @@ def _shapes(
 
 
 def _values(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
-    """Return values by input name, from ``name=16000``, ``name=true`` or ``name=0.5,0.25``; it may have "=" in it."""
+    """Return values by input name, from ``name=16000``, ``name=true`` or ``name=0.5,0.25``; a name may contain "="."""
     bound: dict[str, Any] = {}
     for text in values:
         name, _, value = text.rpartition("=")
@@ -69,12 +69,12 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def all_of(*options: Decorator) -> Decorator:
-    """Return several options, in this order, as one decorator."""
+    """Return one decorator that adds several options in this order."""
     return lambda command: functools.reduce(lambda inner, option: option(inner), reversed(options), command)
 
 
 def changing(change: Callable[[dict[str, Any]], None]) -> Decorator:
-    """Return a decorator that changes the options before the command gets them."""
+    """Return a decorator that changes the values of options before the command gets them."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
@@ -87,7 +87,7 @@ def changing(change: Callable[[dict[str, Any]], None]) -> Decorator:
     return decorate
 
 
-# The fields of a `Verification`, by the options that fill them.
+# The fields of a `Verification` by option.
 _FIELDS = {
     "inputs": "feeds",
     **{name: name for name in ("shapes", "values", "seed", "on", "modes", "rtol", "atol", "budget", "effort")},
@@ -108,22 +108,22 @@ def _verify(options: dict[str, Any]) -> None:
     options["verification"] = Verification(**checks)
 
 
-# Those of a command's options that say how to verify, as `verification`.
+# Replaces a command's options for verification by one `verification`.
 verification_option = changing(_verify)
 
 
 def _images(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
-    """Return the arithmetic on pixels by the inputs' names, which may have colons in them."""
-    found = {}
+    """Return the arithmetic on pixels by input name; names may contain colons."""
+    images = {}
     for text in texts:
         match = re.fullmatch(r"(.+?)((:mean=[^:]*|:std=[^:]*|:bgr|:letterbox(?:=[^:]*)?)+)", text)
-        if match is None or match[1] in found:
+        if match is None or match[1] in images:
             raise UsageError(
                 "--image takes NAME:mean=123.7,116.3,103.5:std=58.4,57.1,57.4[:bgr][:letterbox=114] for each input, "
                 f"not '{text}'"
             )
-        found[match[1]] = match[2][1:]
-    return found
+        images[match[1]] = match[2][1:]
+    return images
 
 
 image_option = click.option(
@@ -144,7 +144,7 @@ def shape_option(metavar: str, help: str, *, size: str = r"\d+", form: str = "na
 
 
 def _inputs(value: str) -> Feeds:
-    """Return a file, or an image and the arithmetic on its pixels."""
+    """Return the path of a file, or an image with the arithmetic on its pixels."""
     match = re.fullmatch(r"(.+?)((:mean=[^:]*|:std=[^:]*|:letterbox(=\d+)?|:bgr)*)", value, re.DOTALL)
     assert match is not None
     path: Path = EXISTING_FILE.convert(match[1], None, None)
@@ -157,8 +157,8 @@ def _inputs(value: str) -> Feeds:
         mean, std = (tuple(map(float, parts[key].split(","))) if key in parts else () for key in ("mean", "std"))
     except ValueError:
         raise click.BadParameter(f"'{value}' is not of the form photo.png:mean=1,2,3:std=1,2,3") from None
-    around = min(int(parts["letterbox"] or 114), 255) if "letterbox" in parts else None  # YOLO's grey
-    return Image(path, mean, std, "bgr" in parts, around)
+    border = min(int(parts["letterbox"] or 114), 255) if "letterbox" in parts else None  # YOLO's grey
+    return Image(path, mean, std, "bgr" in parts, border)
 
 
 def _range(value: str) -> tuple[float, float]:
@@ -174,7 +174,7 @@ def _sizes(value: str) -> dict[str, int]:
     return {name: int(size) for name, size in (part.split("=") for part in value.split(","))}
 
 
-# --shape and --value, as `shapes` and `values`; sizes may be names, sums of them, and ``?``.
+# --shape and --value, as `shapes` and `values`; sizes may be names, sums of names, and ``?``.
 binding_options = all_of(
     shape_option(
         "NAME:SIZES",
@@ -253,7 +253,7 @@ target_options = all_of(
         help="Verify in these modes: fp32, fp16, bf16.  [default: fp32; with --on also fp16, ncnn's default there]",
     ),
 )
-# --seed, --on and --modes; and those of a command that runs the net in modes of its own.
+# --seed, --on and --modes; `place_options` are for a command that chooses the modes itself.
 run_options = all_of(_seed, target_options)
 place_options = all_of(_seed, on_option)
 effort_option = click.option(
@@ -335,7 +335,7 @@ manifest_option = click.option(
 
 
 def negative_option(name: str, keyword: str, help: str) -> Decorator:
-    """Return a flag that turns off what is on without it."""
+    """Return a flag that makes `keyword` False; it is True without the flag."""
     return click.option(name, keyword, is_flag=True, callback=lambda ctx, param, value: not value, help=help)
 
 
@@ -345,7 +345,7 @@ def _masks(options: dict[str, Any]) -> None:
 
 
 def _budget(ctx: click.Context, param: click.Parameter, text: str | None) -> float | str | None:
-    """Return the error that masks keep, or for `convert --quantize` the text of an agreement."""
+    """Return the budget of masks as a number; for `convert --quantize`, text such as 40dB stays text."""
     try:
         return None if text is None else float(text)
     except ValueError:
@@ -375,7 +375,7 @@ masks_option = all_of(
 verbose_option = click.option(
     "-v", "--verbose", is_flag=True, help="List every rewrite, and every near miss with the reason."
 )
-# --custom for layers of nets.
+# --custom for layer types of nets.
 layers_option = click.option(
     "--custom", multiple=True, metavar="TYPE:COUNTS", help="Declare the weights of a custom layer type."
 )

@@ -1,4 +1,4 @@
-"""The messages of a command: lines for people, one JSON object for programs, or nothing but errors."""
+"""The output of a command: lines for users, one JSON object for programs, or only errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORMAT_VERSION = 1
 class Output:
     """The destination of a command's results; `main` ends it.
 
-    `fields` are the fields of --json in addition to those of every command; see docs/json.md.
+    `fields` are the command's own fields of --json; see docs/json.md.
     """
 
     def __init__(self) -> None:
@@ -35,20 +35,20 @@ class Output:
         self.fields: dict[str, Any] = {}
 
     def show(self, blocks: Sequence[Block]) -> None:
-        """Print lines and tables, for people."""
+        """Print lines and tables for users."""
         from onnx2ncnn_opt.report.console import show
 
         if not (self.as_json or self.quiet):
             show(blocks, sys.stdout)
 
     def working(self, what: str) -> AbstractContextManager[None]:
-        """Show a long operation, see `report.console.working`."""
+        """Show the progress of the block, see `report.console.working`."""
         from onnx2ncnn_opt.report.console import working
 
         return nullcontext() if self.quiet else working(what, sys.stderr)
 
     def end(self, exit_code: int, error: BaseException | None = None) -> None:
-        """Print the JSON object of a command that has begun."""
+        """Print the JSON object, if the command line was parsed as far as the command."""
         if self.as_json and self.command is not None:
             ended = {"exit_code": exit_code, "error": None if error is None else error_fields(error)}
             data = {"format_version": FORMAT_VERSION, "command": self.command, **ended, **self.fields}
@@ -56,14 +56,14 @@ class Output:
 
 
 def error_fields(error: BaseException) -> dict[str, Any]:
-    """Return the fields of an error in JSON; `nodes` are those that ncnn cannot compute."""
+    """Return an error as the fields of a JSON object; `nodes` are those that ncnn cannot compute."""
     nodes = [vars(node) for node in error.nodes] if isinstance(error, UnsupportedError) else []
     kind = UsageError if isinstance(error, click.ClickException) else type(error)
     return {"type": kind.__name__, "message": message_of(error), "nodes": nodes}
 
 
 def message_of(error: BaseException) -> str:
-    """Return the text of an error for people."""
+    """Return the text of an error for users."""
     if isinstance(error, click.ClickException):
         return error.format_message()
     if isinstance(error, OSError) and error.strerror:
@@ -71,7 +71,7 @@ def message_of(error: BaseException) -> str:
     return str(error) or ("out of memory" if isinstance(error, MemoryError) else type(error).__name__)
 
 
-def _noted(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+def _set_flag(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
         output = ctx.ensure_object(Output)
         setattr(output, str(param.name), True)
@@ -89,9 +89,9 @@ def output_options(*, quiet: bool = True) -> Callable[[Callable[..., Any]], Call
             output.command = context.info_name
             return command(output, *args, **options)
 
-        noted: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _noted}
-        as_json = click.option("--json", "as_json", help="Print one JSON object (docs/json.md).", **noted)
-        as_nothing = click.option("-q", "--quiet", "quiet", help="Print nothing but errors.", **noted)
-        return as_json(as_nothing(with_output) if quiet else with_output)
+        flag: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _set_flag}
+        as_json = click.option("--json", "as_json", help="Print one JSON object (docs/json.md).", **flag)
+        be_quiet = click.option("-q", "--quiet", "quiet", help="Print nothing but errors.", **flag)
+        return as_json(be_quiet(with_output) if quiet else with_output)
 
     return decorate

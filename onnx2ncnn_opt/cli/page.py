@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ReportFile:
-    """The file of --report, None without the option, and the records that it will show."""
+    """The path of --report, None without the option, and the records for the page."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -26,10 +26,10 @@ class ReportFile:
 
     @contextmanager
     def written(self, output: Output, sources: Mapping[str, Path]) -> Iterator[None]:
-        """Write the page after the block, and say so; also if the block ends with an error, when it is needed most.
+        """Write the page after the block and print its name, also after an error, when users need the page most.
 
-        Nothing is written if no net was made, or the command was stopped. Raises UsageError before the block if the
-        file cannot be written, or is one of the `sources`, by their roles.
+        Write nothing if there is no record, or if the command was stopped. Raises UsageError before the block if the
+        file cannot be written, or is one of the `sources` (roles and paths).
         """
         if self.path is not None:
             check_targets([self.path], sources)

@@ -12,7 +12,7 @@ def passes(output: Output) -> None:
     from onnx2ncnn_opt.entry_points import pipeline
     from onnx2ncnn_opt.report.console import Table
 
-    found = pipeline()
-    rows = tuple((p.name, "yes" if p.exact else "no", p.summary) for p in found)
+    all_passes = pipeline()
+    rows = tuple((p.name, "yes" if p.exact else "no", p.summary) for p in all_passes)
     output.show([Table(("pass", "bit-equal", "what it does"), rows, named=(1,))])
-    output.fields["passes"] = [{"name": p.name, "exact": p.exact, "summary": p.summary} for p in found]
+    output.fields["passes"] = [{"name": p.name, "exact": p.exact, "summary": p.summary} for p in all_passes]

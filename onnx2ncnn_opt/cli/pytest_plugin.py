@@ -1,6 +1,6 @@
-"""pytest takes a list of models as a file of tests: ``pytest ncnn-check.toml -n 4``.
+"""A pytest plug-in that runs a list of models as tests: ``pytest ncnn-check.toml -n 4``.
 
-It is found by its entry point. Only a .toml file that is named as an argument is collected.
+pytest finds it by its entry point. It collects only a .toml file that is an argument of pytest.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ModelItem(pytest.Item):
         self.checked, self.model = checked, model
 
     def runtest(self) -> None:
-        """Convert it and judge the net."""
+        """Convert the model, and fail if its net does not pass."""
         from onnx2ncnn_opt.cli.check_report import details
         from onnx2ncnn_opt.regression.run import check_model
 

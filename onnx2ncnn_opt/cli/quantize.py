@@ -22,16 +22,15 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.api.quantize import Quantization
 
 
-# The values without any of these options.
+# The values of the options if none is given.
 NO_QUANTIZATION: dict[str, Any] = dict.fromkeys(("data", "budget", "weights", "table", "like"))
 NO_QUANTIZATION |= {"method": "mse", "keep": (), "every": False}
 
 
 def _as_quantization(options: dict[str, Any]) -> None:
-    """Gather the options; a budget that is a number belongs to the masks of `convert`."""
-    of_masks = options.pop("budget") if isinstance(options["budget"], float) else None
-    found = {name: options.pop(name, None) for name in NO_QUANTIZATION}
-    options |= {"quantization": found} if of_masks is None else {"quantization": found, "budget": of_masks}
+    """Collect the options as `quantization`; a budget that is a number belongs to the masks of `convert`."""
+    masks_budget = {"budget": options.pop("budget")} if isinstance(options["budget"], float) else {}
+    options |= {"quantization": {name: options.pop(name, None) for name in NO_QUANTIZATION}, **masks_budget}
 
 
 # The options of `quantize` and of `convert --quantize`, as one dict.
@@ -129,41 +128,41 @@ def quantize_to(
     on = options["verification"].on if "verification" in options else options["on"]
     require_runtimes(on, *([] if is_net else ["onnxruntime"]))
     keep = [name for text in quantization["keep"] for name in text.split(",")]
-    given = {**quantization, "keep": keep, "table": table if is_read else None}
+    quantization = {**quantization, "keep": keep, "table": table if is_read else None}
     conversion = {name: value for name, value in options.items() if name not in ("keep_failed", "on")}
     with output.working(f"quantising {net}"):
-        made = make(net, bin=bin, on=on, **given, **conversion)
-    if not made.result.missed or options["keep_failed"]:
-        made.save(prefix, keep_failed=True)
+        int8 = make(net, bin=bin, on=on, **quantization, **conversion)
+    if not int8.result.missed or options["keep_failed"]:
+        int8.save(prefix, keep_failed=True)
         if table is not None and not is_read:
-            table.write_text(format_table(made.graph), encoding="utf-8")
-    output.show(_lines(made, net, files, verbose=verbose))
-    found = asdict(replace(made.result, graph=Graph()), dict_factory=_finite)  # a copy of the graph goes too deep
-    fields |= {**{key: value for key, value in found.items() if key != "graph"}, "files": written(files)}
-    if made.result.missed:
-        raise VerificationError(made.result.missed)
-    return made
+            table.write_text(format_table(int8.graph), encoding="utf-8")
+    output.show(_lines(int8, net, files, verbose=verbose))
+    record = asdict(replace(int8.result, graph=Graph()), dict_factory=_finite)  # asdict would recurse into the graph
+    fields |= {**{key: value for key, value in record.items() if key != "graph"}, "files": written(files)}
+    if int8.result.missed:
+        raise VerificationError(int8.result.missed)
+    return int8
 
 
 def _finite(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a record without its graph, and with None for numbers that are not finite."""
+    """Return the fields of a record without its graph, with None for numbers that are not finite."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in pairs if k != "graph"}
 
 
-def _lines(made: Quantization, net: Path, files: Any, *, verbose: bool) -> list[str]:
-    """Return the verdict, the layers, what they cost and save, and the files."""
-    found, layers = made.result, made.layers
+def _lines(quantization: Quantization, net: Path, files: Any, *, verbose: bool) -> list[str]:
+    """Return lines with the verdict, the layers, their errors and times, and the files."""
+    result, layers = quantization.result, quantization.layers
     int8 = [row for row in layers if row.is_int8]
-    before, after = found.seconds
-    top1 = "" if found.top1 is None else f", {found.top1:.1%} of rows have the same largest entry"
-    word = "missed" if found.missed else "ok"
-    rows = "" if found.top1_at_least is None else f" and {found.top1_at_least:.1%} of rows,"
+    before, after = result.seconds
+    top1 = "" if result.top1 is None else f", {result.top1:.1%} of rows have the same largest entry"
+    word = "missed" if result.missed else "ok"
+    rows = "" if result.top1_at_least is None else f" and {result.top1_at_least:.1%} of rows,"
     int8_net = [
-        f"{word}: {files.param} is {found.decibels:.1f} dB from {net} in float{top1} ({found.samples} samples)",
-        f"other data: {found.at_least:.1f} dB{rows} or more (95 %, by the samples' number and spread)",
+        f"{word}: {files.param} is {result.decibels:.1f} dB from {net} in float{top1} ({result.samples} samples)",
+        f"other data: {result.at_least:.1f} dB{rows} or more (95 %, by the samples' number and spread)",
         f"layers: {len(int8)} of {len(layers)} are int8",
-        f"time: {'unknown' if math.isnan(after) else f'{before * 1e3:.2f} ms -> {after * 1e3:.2f} ms'} {found.times}",
-        f"weights: {found.bytes[0] / 1e6:.2f} MB -> {found.bytes[1] / 1e6:.2f} MB",
+        f"time: {'unknown' if math.isnan(after) else f'{before * 1e3:.2f} ms -> {after * 1e3:.2f} ms'} {result.times}",
+        f"weights: {result.bytes[0] / 1e6:.2f} MB -> {result.bytes[1] / 1e6:.2f} MB",
     ]
     lines = int8_net if int8 else [f"missed: {files.param} would be {net} in float"]
     floats: dict[str, list[str]] = {}
@@ -178,7 +177,7 @@ def _lines(made: Quantization, net: Path, files: Any, *, verbose: bool) -> list[
         elif not row.is_int8:
             floats.setdefault(row.reason if verbose else row.reason.partition(":")[0], []).append(row.layer)
     lines += [f"float: {some_of(names, every=verbose)}: {reason}" for reason, names in floats.items()]
-    lines += [f"note: {note}" for note in found.notes]
-    if not found.missed:
+    lines += [f"note: {note}" for note in result.notes]
+    if not result.missed:
         lines.append("wrote: " + ", ".join(str(path) for path in astuple(files) if path.is_file()))
     return lines

@@ -40,7 +40,7 @@ def report(
     """Write an HTML page about a net of MODEL (.onnx or .pt2), from any converter. Without a net, convert MODEL first.
 
     The page shows the errors of outputs and layers, the cost of each layer, the memory of a run, and the edits of the
-    passes. The net is verified as by `verify`. Exit codes: 0 it is right, 3 it is wrong; both write the file.
+    passes. The net is verified as by `verify`. Exit codes: 0 the net is right, 3 it is wrong; both write the file.
     """
     if manifest_path and not param:
         raise click.UsageError("--manifest describes a net, and there is none: give NET.param")
@@ -51,9 +51,9 @@ def report(
     from onnx2ncnn_opt.report.words import file_size
 
     with output.working(f"looking into {param or model}"):
-        found = make_report(model, param, bin, verification, manifest=manifest_path)
-    found.save(path)
-    verified = found.verified
+        page = make_report(model, param, bin, verification, manifest=manifest_path)
+    page.save(path)
+    verified = page.verified
     assert verified is not None
     output.fields |= {**report_fields(verified), "files": [{"path": str(path), "bytes": path.stat().st_size}]}
     output.show(

@@ -1,4 +1,4 @@
-"""Commands that take several models, one after the other; an error of one does not stop the others."""
+"""Running a command for several models; an error of one does not stop the others."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,10 +13,10 @@ _RESULTS = {1: "not converted", 2: "wrong usage", 3: "wrong"}
 
 
 def run_each(output: Output, prefixes: Mapping[Path, Path], job: Callable[[Path, Path, dict[str, Any]], None]) -> None:
-    """Run a job for each model and the prefix of its files; it fills in its fields of the JSON.
+    """Run a job for each model, with the prefix of its files and its fields of the JSON, which the job fills in.
 
-    A single job raises its errors. Of several, each error is printed at once, a table comes last, and the exit code is
-    the largest of all.
+    A single job raises its errors. Errors of several jobs are printed at once; at the end comes a table, and the exit
+    code is the largest of all.
     """
     from onnx2ncnn_opt.report.console import Table, printable
 
@@ -27,7 +27,7 @@ def run_each(output: Output, prefixes: Mapping[Path, Path], job: Callable[[Path,
         results.append(fields)
         try:
             job(path, prefix, fields)
-        except BrokenPipeError:  # the reader of the output has closed it
+        except BrokenPipeError:  # the reader has closed the pipe
             raise
         except (Error, OSError, MemoryError) as error:
             code = error.exit_code if isinstance(error, Error) else 1

@@ -1,4 +1,4 @@
-"""The common report of `convert` and `optimize` on their work; `files` of it are as JSON has them."""
+"""The common results of `convert` and `optimize`: JSON, lines and tables; `files` are entries of the JSON."""
 
 from __future__ import annotations
 
@@ -20,55 +20,55 @@ if TYPE_CHECKING:
 Written = Sequence[Mapping[str, Any]]
 
 
-def summary_fields(made: Conversion | Optimized, files: Written, seconds: float) -> dict[str, Any]:
-    """Return the summary as JSON has it."""
-    storage = made.storage
+def summary_fields(result: Conversion | Optimized, files: Written, seconds: float) -> dict[str, Any]:
+    """Return the summary as the fields of a JSON object."""
+    storage = result.storage
     return {
-        "rewrites": [asdict(event) for event in made.applied],
-        "near_misses": [asdict(event) for event in made.near_misses],
-        "failed_passes": [asdict(event) for event in made.failed],
+        "rewrites": [asdict(event) for event in result.applied],
+        "near_misses": [asdict(event) for event in result.near_misses],
+        "failed_passes": [asdict(event) for event in result.failed],
         "storage": {
             "encoding": storage.encoding.value if storage else None,
             "count": storage.count if storage else 0,
             "kept": [str(kept) for kept in storage.kept] if storage else [],
         },
-        "masks": [str(mask) for mask in made.masks],
-        "estimated": None if made.precision is None else str(made.precision),
-        "price": None if made.precision is None else made.precision.price,
+        "masks": [str(mask) for mask in result.masks],
+        "estimated": None if result.precision is None else str(result.precision),
+        "price": None if result.precision is None else result.precision.price,
         "files": files,
-        "latency": None if made.latency is None else asdict(made.latency),
+        "latency": None if result.latency is None else asdict(result.latency),
         "seconds": seconds,
-        "verification": report_fields(made.report) if made.report else None,
+        "verification": report_fields(result.report) if result.report else None,
     }
 
 
 def start_blocks(
-    made: Conversion | Optimized, net: str, other: str, notes: Sequence[str], *, verbose: bool
+    result: Conversion | Optimized, net: str, other: str, notes: Sequence[str], *, verbose: bool
 ) -> list[Block]:
-    """Return the verdict on a net made of the `other` one, notes, and if `verbose` all rewrites and near misses."""
-    blocks: list[Block] = [verdict(made.report, net, other, is_estimated=made.precision is not None)]
+    """Return the verdict on a net against the `other` one, notes, and if `verbose` all rewrites and near misses."""
+    blocks: list[Block] = [verdict(result.report, net, other, is_estimated=result.precision is not None)]
     blocks += [f"note: {text}" for text in notes]
     if verbose:
-        blocks += [f"rewrite: {event}" for event in made.applied]
-        blocks += [f"near miss: {event}" for event in made.near_misses]
+        blocks += [f"rewrite: {event}" for event in result.applied]
+        blocks += [f"near miss: {event}" for event in result.near_misses]
     return blocks
 
 
 def layers_blocks(
-    made: Conversion | Optimized, before: int, after: int, *, verbose: bool, note: str = ""
+    result: Conversion | Optimized, before: int, after: int, *, verbose: bool, note: str = ""
 ) -> list[Block]:
     """Return the numbers of layers before and after, and if `verbose` the passes that changed them."""
-    warnings = [f"warning: {event}" for event in made.failed]
-    found = {"rewrite": made.applied, "near miss": made.near_misses}
-    said = ", ".join(number_of(len(events), noun) for noun, events in found.items() if events)
-    layers = f"layers: {before} -> {after}" + (f" ({said}; -v lists them)" if said and not verbose else "") + note
-    passes = Counter(event.pass_name for event in made.applied)
+    warnings = [f"warning: {event}" for event in result.failed]
+    all_events = {"rewrite": result.applied, "near miss": result.near_misses}
+    counts = ", ".join(number_of(len(events), noun) for noun, events in all_events.items() if events)
+    layers = f"layers: {before} -> {after}" + (f" ({counts}; -v lists them)" if counts and not verbose else "") + note
+    passes = Counter(event.pass_name for event in result.applied)
     rows = tuple((name, str(count)) for name, count in passes.items())
     return [*warnings, layers, *([Table(("pass", "rewrites"), rows, "pass")] if rows and verbose else [])]
 
 
 def output_blocks(report: VerifyReport | None, *, verbose: bool) -> list[Block]:
-    """Return the outputs as tables, if `verbose` or if one does not agree; else what there is to say about them."""
+    """Return the outputs as tables if `verbose` or if one does not agree, else notes on them."""
     if report is None:
         return []
     if report.ok and not verbose:
@@ -77,31 +77,31 @@ def output_blocks(report: VerifyReport | None, *, verbose: bool) -> list[Block]:
     return [output_table(rows, label) for label, rows in tables if rows]
 
 
-def storage_lines(made: Conversion | Optimized) -> list[Block]:
-    """Return the storage of weights if it changed, and a line for each weight that could not be stored so."""
-    storage = made.storage
+def storage_lines(result: Conversion | Optimized) -> list[Block]:
+    """Return a line on weights in 16 bits, and a line for each weight that keeps 32 bits."""
+    storage = result.storage
     if storage is None:
         return []
     name, kept = storage.encoding.value, storage.kept
-    again = f"folded weights as {name} again, {len(kept)} have 32 bits now"
-    which = again if storage.is_own else f"weights as {name}, {len(kept)} stay as they are"
-    return [f"storage: {storage.count} {which}", *(f"not {name}: {line}" for line in kept)]
+    own = f"folded weights as {name} again, {len(kept)} have 32 bits now"
+    text = own if storage.is_own else f"weights as {name}, {len(kept)} stay as they are"
+    return [f"storage: {storage.count} {text}", *(f"not {name}: {line}" for line in kept)]
 
 
 def end_lines(
-    made: Conversion | Optimized, files: Written, seconds: float, other: str, *, verbose: bool
+    result: Conversion | Optimized, files: Written, seconds: float, other: str, *, verbose: bool
 ) -> list[Block]:
-    """Return the masks, the times of the net and of the `other` one, the files, and the time."""
-    masks = [str(mask) for mask in made.masks]
+    """Return lines with the masks, the times of the net and the `other` one, the files, and the command's time."""
+    masks = [str(mask) for mask in result.masks]
     estimated, price = "", 0.0
-    if (precision := made.precision) is not None:
-        brief = precision.summary + ("; -v says more" if precision.details else "")
-        estimated, price = str(precision) if verbose else brief, precision.price
+    if (precision := result.precision) is not None:
+        summary = precision.summary + ("; -v says more" if precision.details else "")
+        estimated, price = str(precision) if verbose else summary, precision.price
     written = ", ".join(f"{file['path']} ({file_size(file['bytes'])})" for file in files)
     return [
         *mask_lines(masks, estimated, price, verbose=verbose),
-        *latency_lines(made.latency, other),
+        *latency_lines(result.latency, other),
         *([f"wrote: {written}"] if written else []),
         f"time: {seconds:.1f} s",
-        *stored_note(made.report),
+        *stored_note(result.report),
     ]

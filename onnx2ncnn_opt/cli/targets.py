@@ -13,12 +13,12 @@ from onnx2ncnn_opt.errors import UsageError
 
 
 def is_folder(prefix: str) -> bool:
-    """Return True if -o means a folder: it exists, or is written as one."""
+    """Return True if -o is a folder: an existing one, or a path that ends with a separator."""
     return prefix.endswith(os.sep) or Path(prefix).is_dir()
 
 
 def make_folder(prefix: str) -> None:
-    """Make the folder that -o is written as, for the current command: it goes again if nothing is written into it."""
+    """Make the folder of -o if it ends with a separator; the end of the command removes it if it is empty."""
     folder = Path(prefix)
     if prefix.endswith(os.sep) and not folder.exists() and folder.parent.is_dir():
         try:
@@ -34,7 +34,7 @@ def _remove_empty(folder: Path) -> None:
 
 
 def check_prefix(prefix: str, endings: tuple[str, ...]) -> None:
-    """Raise UsageError if -o names a file, with one of these endings, or no file at all."""
+    """Raise UsageError if -o is the name of a file with one of these endings, or -."""
     if prefix.endswith(endings):
         raise UsageError(f"-o takes a prefix, not '{prefix}': '-o net' writes net{endings[0]} and its companions")
     if prefix == "-":
@@ -42,23 +42,23 @@ def check_prefix(prefix: str, endings: tuple[str, ...]) -> None:
 
 
 def targets(sources: Iterable[Path], prefix_of: Callable[[Path], Path], option: str | None) -> dict[Path, Path]:
-    """Return the prefix of each source; raises UsageError if two have the same, for the `option` -o."""
-    found: dict[Path, Path] = {}
+    """Return the prefix of each source; UsageError if two have the same. `option` is the value of -o."""
+    prefixes: dict[Path, Path] = {}
     for source in sources:
-        if source in found:
+        if source in prefixes:
             raise UsageError(f"{source} is given twice")
         path = prefix_of(source)
-        others = [other for other, its in found.items() if its == path]
+        others = [other for other, other_path in prefixes.items() if other_path == path]
         if others and option is not None and not is_folder(option):
             raise UsageError(f"-o {option} is one prefix for several nets; give a folder that is there")
         if others:
             raise UsageError(f"{others[0]} and {source} would both be written to {path}")
-        found[source] = path
-    return found
+        prefixes[source] = path
+    return prefixes
 
 
 def check_targets(paths: Iterable[Path], sources: Mapping[str, Path]) -> None:
-    """Check before the work that its result can be written, and does not overwrite its source."""
+    """Raise UsageError before the work if a result cannot be written, or would overwrite a source."""
     for path in paths:
         folder = path.parent
         if not folder.is_dir():
@@ -73,5 +73,5 @@ def check_targets(paths: Iterable[Path], sources: Mapping[str, Path]) -> None:
 
 
 def written(files: Any) -> list[dict[str, Any]]:
-    """Return the files of a record of paths, those that exist, as JSON has them."""
+    """Return the existing files of a record of paths, as entries of the JSON."""
     return [{"path": str(path), "bytes": path.stat().st_size} for path in astuple(files) if path.is_file()]

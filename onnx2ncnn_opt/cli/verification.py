@@ -1,4 +1,4 @@
-"""The common parts of commands that verify: their requirements, the output of a result, and the end."""
+"""The common parts of commands that verify: requirements, output, and the error of a failed verification."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def needs_verification(verification: Verification) -> bool:
-    """Return True if options say how to verify; --no-verify would ignore them."""
-    how = verification
-    return any(value not in (None, ()) for value in (how.feeds, how.on, how.modes, how.rtol, how.atol))
+    """Return True if there are options for verification, which --no-verify would ignore."""
+    v = verification
+    return any(value not in (None, ()) for value in (v.feeds, v.on, v.modes, v.rtol, v.atol))
 
 
 @contextmanager
 def hint_at_no_verify(how: str) -> Iterator[None]:
-    """Add to an error that leaves nothing to compare with `how` --no-verify works."""
+    """Add to a VerificationError of the block that --no-verify works, and `how`."""
     try:
         yield
     except VerificationError as error:
@@ -32,7 +32,7 @@ def hint_at_no_verify(how: str) -> Iterator[None]:
 
 
 def require_runtimes(on: str | None, *packages: str) -> None:
-    """Raise UsageError before the work where it is clear that a verification could not run."""
+    """Raise UsageError before the work if verification certainly cannot run."""
     from onnx2ncnn_opt.runtime.base import require
     from onnx2ncnn_opt.runtime.targets import find_target
 
@@ -42,7 +42,7 @@ def require_runtimes(on: str | None, *packages: str) -> None:
 
 
 def report_fields(report: VerifyReport) -> dict[str, Any]:
-    """Return the fields of a verification in JSON."""
+    """Return a verification as the fields of a JSON object."""
     return {
         "ok": report.ok,
         "outputs": [asdict(output) for output in report.outputs],
@@ -55,7 +55,7 @@ def report_fields(report: VerifyReport) -> dict[str, Any]:
 
 
 def verdict(report: VerifyReport | None, net: str, other: str, *, is_estimated: bool = False) -> str:
-    """Return whether a net agrees with the other, the largest error of its outputs, and where it ran."""
+    """Return a line: whether a net agrees with the other one, its largest error, and the devices and modes."""
     if report is None:
         return f"done: {net}, not verified"
     rows, checked = report.rows, report.checked
@@ -81,13 +81,13 @@ def _stores_only(checked: str) -> bool:
 
 
 def stored_note(report: VerifyReport | None) -> list[str]:
-    """Return a note on fp16 if a net ran in it on an x86 CPU."""
+    """Return a note if a net ran in fp16 on an x86 CPU."""
     note = "note: in fp16 an x86 CPU stores some weights in 16 bits, and computes in fp32; --on takes other devices"
     return [note] if report and _stores_only(report.checked) else []
 
 
 def report_blocks(report: VerifyReport, net: object, model: object) -> list[Block]:
-    """Return the verification of a net against its model for people: the verdict, notes, shapes, and outputs."""
+    """Return a verification as lines and tables: the verdict, notes, shapes, and outputs."""
     from onnx2ncnn_opt.report.verification import output_table, shapes_lines
 
     return [
@@ -100,7 +100,7 @@ def report_blocks(report: VerifyReport, net: object, model: object) -> list[Bloc
 
 
 def failure(report: VerifyReport, consequence: str = "", after: str = "") -> VerificationError:
-    """Return the error that ends a command if outputs differ; they have already been shown. `after` is the next one."""
+    """Return the error that ends a command after it has shown wrong outputs; `after` is the command to run next."""
     wrong = len({(output.name, output.mode) for output in report.rows if output.status != "ok"})
     is_unproven = all(output.status in ("ok", "unproven") for output in report.rows)
     what = "are missing" if _is_dead(report) else f"differ from {report.against}"

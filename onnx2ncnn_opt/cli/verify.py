@@ -47,18 +47,18 @@ def verify(
     SHARED.warm_up()
     with report.written(output, {"the model": model, "the net": param, "the net's weights": bin}):
         with output.working(f"running {param} against {model}"):
-            how = replace(verification, explain=True)
-            found = api.verify(model, param, bin, how, manifest=manifest_path)
+            explained = replace(verification, explain=True)
+            result = api.verify(model, param, bin, explained, manifest=manifest_path)
         if report.path is not None:
             from onnx2ncnn_opt.api.report import report_net
 
             with output.working("gathering what the report shows"):
-                record = report_net(model, param, bin, found, verification)
+                record = report_net(model, param, bin, result, verification)
             report.records.append(record)
-    output.fields |= report_fields(found)
-    output.show(report_blocks(found, param, model))
-    if not found.ok:
+    output.fields |= report_fields(result)
+    output.show(report_blocks(result, param, model))
+    if not result.ok:
         from onnx2ncnn_opt.api.working_options import without
 
         shared = without(output.arguments[1:], "--effort", "--rtol", "--atol", "--report")
-        raise failure(found, after=command_line("bisect", *shared))
+        raise failure(result, after=command_line("bisect", *shared))

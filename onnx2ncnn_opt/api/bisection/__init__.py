@@ -1,1 +1,1 @@
-"""The parts of `bisect`: the blobs of a wrong net, the search for its first wrong layer, and the part to write."""
+"""The parts of `bisect`: blobs of a wrong net, the search for its first wrong layer, and the smallest wrong part."""

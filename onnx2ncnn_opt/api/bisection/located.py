@@ -1,4 +1,4 @@
-"""A layer that is to blame, and its inputs: plain records."""
+"""Records of a faulty layer and its inputs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,11 +24,11 @@ class LayerInput:
 
 @dataclass(frozen=True)
 class Located:
-    """The first layer whose output leaves the budget, on the inputs and in the mode in which verification failed.
+    """The first layer whose output exceeds the tolerance, on the inputs and in the mode in which verification failed.
 
-    `blob` is that output, and `message` describes its error. `origin` names the ONNX nodes of the layer, if they are
-    known; `value` is the model's name of the output. `suspects` are the layers that may be to blame, in the order of
-    the net: several if the model has no value for the blobs between them. `arrays` are the layer's inputs, by blob.
+    `blob` is this output, `message` describes its error, and `value` is the model's name for it. `origin` names the
+    ONNX nodes of the layer, if known. `suspects` are the layers that may have the fault, in the order of the net:
+    several if the model has no value for the blobs between them. `arrays` are the layer's inputs by blob.
     """
 
     layer: LayerRef
@@ -45,7 +45,7 @@ class Located:
 def without_numbers(
     blob: Blob, mode: str, message: str, value: str | None = None, origin: tuple[str, ...] = ()
 ) -> Located:
-    """Return the layer of a blob whose numbers are unknown."""
+    """Return the record for the producer of a blob, without numbers."""
     assert blob.producer is not None
     layer = refs((blob.producer,))[0]
     inputs = tuple(

@@ -1,4 +1,4 @@
-"""The smallest part of a model and the same part of its net that show the fault of the net, as files."""
+"""Files of the smallest part of a model, and of the same part of its net, that show the net's fault."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from onnx2ncnn_opt.version import __version__
 
 @dataclass(frozen=True)
 class Counterpart:
-    """The place of a blob's numbers in the model: a value, whose axes without those of size 1 are in order `axes`.
+    """The value of the model that has a blob's numbers, with its axes (without sizes of 1) in the order `axes`.
 
-    `shape` is the blob's, with the batch in front. `integer` says that its elements are int32.
+    `shape` is the blob's, batch first. `integer` says that the blob's elements are int32.
     """
 
     value: str
@@ -46,8 +46,8 @@ class Counterpart:
 class PairFiles:
     """The files of a pair, which `verify` takes.
 
-    `inputs` has the model's values at the beginning of the part, in the layout of the net's blobs: so the model begins
-    and ends with nodes that change the layout where the net has another one than the model.
+    `inputs` has the model's values at the start of the part, in the layout of the net's blobs. If the net has another
+    layout than the model, the model starts and ends with nodes that change it.
     """
 
     model: Path
@@ -64,7 +64,7 @@ class PairFiles:
 
 @dataclass(frozen=True)
 class Pair:
-    """A written pair, its numbers of nodes and layers, and its verification by `verify_net`."""
+    """A written pair, the numbers of its nodes and layers, and its verification by `verify_net`."""
 
     files: PairFiles
     nodes: int
@@ -74,7 +74,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a net, between blobs of it (by name) whose places in the model are known."""
+    """A part of a net between blobs (by name) with known counterparts in the model."""
 
     starts: Mapping[str, Counterpart]
     end: str
@@ -86,8 +86,8 @@ def write_pair(
 ) -> tuple[Manifest, dict[str, Array], int, int]:
     """Write the files, all or none; return the manifest, the inputs, and the counts of nodes and layers.
 
-    `values` are those of the model at these inputs. Values that do not depend on the beginning of the part become
-    constants. Raises UsageError if the files cannot be written.
+    `values` are the model's values for the inputs that failed. Values that do not depend on the start of the part
+    become constants. Raises UsageError if the files cannot be written.
     """
     piece = _ModelPart(model, part, values)
     graph = read_net(param, bin, entry_points.layer_types()).graph
@@ -129,7 +129,7 @@ def _entry(blob: str, name: str, counterpart: Counterpart, array: Array) -> Entr
 
 
 class _ModelPart:
-    """The part of the model; `inputs` are its inputs (name, place, array) by the net's blobs, `output` its output."""
+    """The part of the model; `inputs` are its inputs (name, counterpart, array) by blob, `output` is its output."""
 
     def __init__(self, model: Path | bytes, part: Part, values: Mapping[str, Array]) -> None:
         folder = None if isinstance(model, bytes) else model.absolute().parent
@@ -145,11 +145,11 @@ class _ModelPart:
         frozen = self._constant(part.counterpart.value, starts, values)
         cut_model(proto, [part.counterpart.value], folder, {*starts, *frozen})
         self.nodes = len(graph.node)
-        made: set[str] = set()
+        produced: set[str] = set()
         for blob, counterpart in part.starts.items():
-            name = self._start(counterpart, values[counterpart.value], made)
+            name = self._start(counterpart, values[counterpart.value], produced)
             self.inputs[blob] = (name, counterpart, self._fed(counterpart, values[counterpart.value]))
-            made.add(counterpart.value)
+            produced.add(counterpart.value)
         self.output = self._end(part.counterpart, values[part.counterpart.value], starts)
         read = {name for node in graph.node for name in reads(node)}
         kept = [tensor for tensor in graph.initializer if tensor.name in read and tensor.name not in starts]
@@ -158,10 +158,9 @@ class _ModelPart:
                 load_external_data_for_tensor(tensor, os.fspath(folder or ""))
                 tensor.data_location = TensorProto.DEFAULT
         del graph.initializer[:], graph.input[:], graph.output[:], graph.value_info[:]
-        known = {tensor.name for tensor in kept}
-        wanted = (read | {part.counterpart.value}) - known
+        missing = (read | {part.counterpart.value}) - {tensor.name for tensor in kept}
         graph.initializer.extend(kept)
-        graph.initializer.extend(_tensor(name, values[name]) for name in sorted(frozen & wanted))
+        graph.initializer.extend(_tensor(name, values[name]) for name in sorted(frozen & missing))
         graph.initializer.extend(self.constants)
         graph.input.extend(_info(name, array) for name, _, array in self.inputs.values())
         result = values[part.counterpart.value]
@@ -172,30 +171,30 @@ class _ModelPart:
         graph.node.extend(nodes)
 
     def _constant(self, end: str, starts: set[str], values: Mapping[str, Array]) -> set[str]:
-        """Return the values that do not depend on the starts, but that values between the starts and the end need."""
+        """Return the values that nodes between the starts and the end read and that do not depend on the starts."""
         nodes = self.proto.graph.node
-        moving = set(starts)
+        dependent = set(starts)
         for node in nodes:
-            if any(name in moving for name in reads(node)):
-                moving.update(name for name in node.output if name)
+            if any(name in dependent for name in reads(node)):
+                dependent.update(name for name in node.output if name)
         needed, frozen = {end}, set[str]()
         for node in reversed(nodes):
             if not needed & set(node.output) - starts:
                 continue
-            if moving.isdisjoint(node.output) and all(name in values for name in node.output if name):
+            if dependent.isdisjoint(node.output) and all(name in values for name in node.output if name):
                 frozen.update(name for name in node.output if name)
             else:
                 needed.update(reads(node))
         inputs = {value.name for value in self.proto.graph.input} - starts
         return frozen | {name for name in inputs & needed if name in values}
 
-    def _start(self, counterpart: Counterpart, array: Array, made: set[str]) -> str:
-        """Return the name of an input with a blob's numbers, from which the value is made if nothing else makes it."""
+    def _start(self, counterpart: Counterpart, array: Array, produced: set[str]) -> str:
+        """Return the name of an input with a blob's numbers; add nodes that compute the value from it, once."""
         is_float = array.dtype.kind in "iub" and not counterpart.integer
-        if counterpart.value not in made and not is_float and _is_direct(counterpart, array):
+        if counterpart.value not in produced and not is_float and _is_direct(counterpart, array):
             return counterpart.value
         name = self._names.take(f"{counterpart.value}.in")
-        if counterpart.value not in made:
+        if counterpart.value not in produced:
             read = name
             if is_float:
                 read = self._add(self.before, "Cast", [read], to=_type(array))
@@ -211,7 +210,7 @@ class _ModelPart:
         return fed.astype(np.float32) if array.dtype.kind in "iub" and not counterpart.integer else fed
 
     def _end(self, counterpart: Counterpart, array: Array, starts: set[str]) -> str:
-        """Return the name of the output, which has the layout of the net's blob."""
+        """Return the name of the output in the layout of the net's blob; add nodes that change the layout."""
         if _is_direct(counterpart, array) and counterpart.value not in starts:
             return counterpart.value
         read = counterpart.value

@@ -1,4 +1,4 @@
-"""Layers to blame for an output that the net does not have."""
+"""The search for the layer at fault if the net lacks an output."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -16,7 +16,8 @@ from onnx2ncnn_opt.verification.blobs import aligned
 def find_unsplit(net: WrongNet, blobs: Sequence[Blob]) -> Located | None:
     """Return the second reader of a blob without Split, if outputs are missing."""
     failed = any(output.status in ("missing", "crashed", "refused") for output in net.report.outputs)
-    blob = next((b for b in blobs if b.producer and b.producer.type != "MemoryData"), None)  # which runs again
+    # ncnn runs a MemoryData again for each reader.
+    blob = next((b for b in blobs if b.producer and b.producer.type != "MemoryData"), None)
     if blob is None or not failed:
         return None
     first, last = blob.users[0], blob.users[-1]
@@ -50,16 +51,16 @@ def find_missing(net: WrongNet, fresh: Fresh | None) -> Located | None:
 
 def _ancestors(model: LoadedModel, name: str) -> Iterator[str]:
     """Yield a value of the model and the values that it is computed from, the nearest first."""
-    makers = {value.name: node for node in model.graph for value in node.outputs}
+    producers = {value.name: node for node in model.graph for value in node.outputs}
     names = [name]
     for ancestor in names:
         yield ancestor
-        inputs = makers[ancestor].inputs if ancestor in makers else ()
+        inputs = producers[ancestor].inputs if ancestor in producers else ()
         names += [v.name for v in inputs if v is not None and v.name and v.name not in names]
 
 
 def _producer_in(net: WrongNet, fresh: Fresh, output: OutputReport) -> Located | None:
-    """Return the layer of an output in a new conversion."""
+    """Return the layer that produces the output in a new conversion, or its counterpart in the net."""
     blob = next((blob for blob in fresh.graph.outputs if blob.name == output.blob), None)
     if blob is None or blob.producer is None:
         return None

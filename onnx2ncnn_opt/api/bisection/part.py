@@ -21,21 +21,21 @@ from onnx2ncnn_opt.verification.tolerance import Tolerance
 from onnx2ncnn_opt.verification.verify_net import verify_net
 
 
-def write_smallest_part(net: WrongNet, found: FirstWrong, folder: Path) -> Pair | None:
+def write_smallest_part(net: WrongNet, first: FirstWrong, folder: Path) -> Pair | None:
     """Write the smallest part of the net that is wrong on its own to a folder; return None if there is none."""
     announce("looking for the smallest part that is wrong")
     tolerance = replace(net.tolerance(exact=False), slices=False)
-    ends = (blob for layer in (found.end.producer, *found.path) if layer for blob in layer.outputs)
+    ends = (blob for layer in (first.end.producer, *first.path) if layer for blob in layer.outputs)
     order = {layer: number for number, layer in enumerate(net.graph)}
     for end in ends:
-        if found.run.verdicts[end].status == "right" or end.producer is None or found.end.producer is None:
+        if first.run.verdicts[end].status == "right" or end.producer is None or first.end.producer is None:
             continue
-        counterpart = _counterpart(net, end, found, tolerance)
-        if counterpart is None or order[end.producer] < order[found.end.producer]:
+        counterpart = _counterpart(net, end, first, tolerance)
+        if counterpart is None or order[end.producer] < order[first.end.producer]:
             continue
         for is_whole in (False, True):
-            starts = _starts(net, end, found, tolerance, is_whole=is_whole)
-            pair = _written(net, folder, Part(starts, end.name, counterpart), found)
+            starts = _starts(net, end, first, tolerance, is_whole=is_whole)
+            pair = _written(net, folder, Part(starts, end.name, counterpart), first)
             if pair is not None:
                 return pair
         return None
@@ -43,26 +43,26 @@ def write_smallest_part(net: WrongNet, found: FirstWrong, folder: Path) -> Pair 
 
 
 def _starts(
-    net: WrongNet, end: Blob, found: FirstWrong, tolerance: Tolerance, *, is_whole: bool
+    net: WrongNet, end: Blob, first: FirstWrong, tolerance: Tolerance, *, is_whole: bool
 ) -> dict[str, Counterpart]:
-    """Return the blobs where a part starts: the nearest right ones before `end`, or the net's inputs if `is_whole`."""
+    """Return the blobs where a part starts: the nearest right blobs before `end`, or with `is_whole` the inputs."""
     starts: dict[str, Counterpart] = {}
-    left, seen = [end], {end}
-    verdicts = found.run.verdicts
-    while left:
-        blob = left.pop()
+    pending, seen = [end], {end}
+    verdicts = first.run.verdicts
+    while pending:
+        blob = pending.pop()
         is_start = blob.is_input or (blob is not end and not is_whole and verdicts[blob].status == "right")
-        if is_start and (counterpart := _counterpart(net, blob, found, tolerance)):
+        if is_start and (counterpart := _counterpart(net, blob, first, tolerance)):
             starts[blob.name] = counterpart
         elif blob.producer is not None:
-            left += [before for before in blob.producer.inputs if before not in seen]
+            pending += [before for before in blob.producer.inputs if before not in seen]
             seen.update(blob.producer.inputs)
     return starts
 
 
-def _counterpart(net: WrongNet, blob: Blob, found: FirstWrong, tolerance: Tolerance) -> Counterpart | None:
-    """Return the model's value whose numbers a blob should have; None if it is unknown."""
-    run = found.run
+def _counterpart(net: WrongNet, blob: Blob, first: FirstWrong, tolerance: Tolerance) -> Counterpart | None:
+    """Return the model's value that a blob should equal; None if it is unknown."""
+    run = first.run
     if blob.is_input:
         slot = next((slot for slot in run.way if slot.blob == blob.name), None)
         return None if slot is None else _fed_counterpart(slot, net.feeds[slot.name])
@@ -91,8 +91,8 @@ def _of_right_numbers(net: WrongNet, right: Array, name: str, tolerance: Toleran
         difference, axes = aligned(numbers, value, tolerance)
         if difference.ok:
             return Counterpart(name, axes, right.shape, numbers.dtype == np.int32)
-    known = same_numbers(numbers, net.values, net.sizes, tolerance)
-    return Counterpart(known[0], known[1], right.shape, numbers.dtype == np.int32) if known else None
+    match = same_numbers(numbers, net.values, net.sizes, tolerance)
+    return Counterpart(match[0], match[1], right.shape, numbers.dtype == np.int32) if match else None
 
 
 def _output_counterpart(net: WrongNet, blob: Blob, value: Array, result: Array | Failure | None) -> Counterpart:
@@ -107,8 +107,8 @@ def _output_counterpart(net: WrongNet, blob: Blob, value: Array, result: Array |
     return Counterpart(name, natural(value), _unbatched(value), False)
 
 
-def _written(net: WrongNet, folder: Path, part: Part, found: FirstWrong) -> Pair | None:
-    """Write the files of a part; return None if the part is right, or wrong in another way than the net."""
+def _written(net: WrongNet, folder: Path, part: Part, first: FirstWrong) -> Pair | None:
+    """Write the files of a part; return None if the part is right, or has another fault than the net."""
     with temporary_folder() as name:
         staged = PairFiles.at(Path(name))
         try:
@@ -120,7 +120,7 @@ def _written(net: WrongNet, folder: Path, part: Part, found: FirstWrong) -> Pair
             report = verify_net(*files, how, manifest=manifest, worker=net.worker)
         except (ModelError, RunError, UsageError, VerificationError):
             return None
-    result = found.run.results.get(part.end)
+    result = first.run.results.get(part.end)
     kinds: tuple[Status, ...] = ("mismatch", "nan") if isinstance(result, np.ndarray) else ("missing", "crashed")
     if isinstance(result, np.ndarray) and result.shape != part.counterpart.shape:
         kinds = ("shape",)
@@ -132,7 +132,7 @@ def _written(net: WrongNet, folder: Path, part: Part, found: FirstWrong) -> Pair
 
 
 def _fed_counterpart(slot: Slot, array: Array) -> Counterpart:
-    """Return the model's value, `array`, of an input or output of the net; the slot says its batch axis."""
+    """Return the counterpart of an input or output of the net; `array` is the model's value."""
     order = list(range(array.ndim))
     if slot.batch_axis is not None:
         order.insert(0, order.pop(slot.batch_axis))

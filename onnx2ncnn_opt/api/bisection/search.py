@@ -1,4 +1,4 @@
-"""The first wrong layer: the first from which a path of wrong blobs leads to a wrong output."""
+"""The search for the first wrong layer: the first layer from which a path of wrong blobs leads to a wrong output."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,10 +18,10 @@ from onnx2ncnn_opt.verification.blobs import UNKNOWN, BlobRun, Verdict, as_verdi
 from onnx2ncnn_opt.verification.rounding import tolerance_within
 from onnx2ncnn_opt.verification.tolerance import Tolerance, compare
 
-# Equal layers give equal bits in ncnn's plain kernels; another version may have folded weights in another order.
+# Equal layers give equal bits in ncnn's plain kernels, but another version may have folded weights in another order.
 _SAME_KERNELS = Tolerance(relative=1e-5, absolute=1e-7)
 
-# Operators that converters fuse into the layer before, and the layers that they become otherwise.
+# Operators that converters may fuse into the layer before, and the layers that they become without fusion.
 _ACTIVATIONS = frozenset(
     ("Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "Relu", "Sigmoid", "Tanh")
 )
@@ -33,8 +33,8 @@ _RIGHT = Verdict("right")
 class BlobVerdicts:
     """The verdicts of all blobs in one run.
 
-    `way` says how the net was fed. `expected` and `origins` come from a new conversion: the right arrays, and the ONNX
-    nodes of layers.
+    `way` says how the net was fed. From a new conversion, `expected` has the right arrays, and `origins` the ONNX nodes
+    of layers.
     """
 
     verdicts: Mapping[Blob, Verdict]
@@ -46,9 +46,9 @@ class BlobVerdicts:
 
 @dataclass(frozen=True)
 class FirstWrong:
-    """The layer that was located, and the verdicts that led to it.
+    """The first wrong layer (`located`), and the verdicts of the blobs.
 
-    `end` is the first blob that is surely wrong; `path` are the layers that lead from the first wrong one to an output.
+    `end` is the first blob that is certainly wrong; `path` are the layers from the first wrong one to an output.
     """
 
     located: Located
@@ -62,16 +62,16 @@ def find_first_wrong(net: WrongNet, fresh: Fresh | None) -> FirstWrong | None:
     kernels = (True, False) if net.mode == "fp32" else (False,)
     for exact in kernels if fresh else ():
         assert fresh is not None
-        if (run := _against_fresh(net, fresh, exact=exact)) and (found := _first_wrong(net, run)):
-            return found
+        if (run := _against_fresh(net, fresh, exact=exact)) and (first := _first_wrong(net, run)):
+            return first
     for exact in kernels:
-        if (run := _against_values(net, exact=exact)) and (found := _first_wrong(net, run)):
-            return found
+        if (run := _against_values(net, exact=exact)) and (first := _first_wrong(net, run)):
+            return first
     return None
 
 
 def _against_fresh(net: WrongNet, fresh: Fresh, *, exact: bool) -> BlobVerdicts | None:
-    """Judge the blobs by those of the new conversion, in fp32 on this machine's CPU."""
+    """Compare the blobs with the new conversion, which runs in fp32 on this machine's CPU."""
     announce("ncnn computes all blobs of the net, and of a new conversion")
     computed = net.fresh_blobs(fresh, exact=exact)
     if computed is None:
@@ -118,15 +118,15 @@ def _against_twin(
 
 
 def _against_values(net: WrongNet, *, exact: bool) -> BlobVerdicts | None:
-    """Judge the blobs by the model's values, fed in the way that leaves the most of them right."""
+    """Compare the blobs with the model's values; feed the net in the way that gives the most right blobs."""
     announce("ncnn and ONNX Runtime compute all blobs and values")
     tolerance = net.tolerance(exact=exact)
 
     def verdict(blob: str, result: Array | Failure) -> Verdict:
-        found = net.judge(blob, result, tolerance)
-        if found.status == "right" and found.value == net.names.get(blob, blob) and blob in net.wrong:
-            return Verdict("wrong", net.wrong[blob], found.value)  # an output must have the model's order of axes
-        return found
+        judged = net.judge(blob, result, tolerance)
+        if judged.status == "right" and judged.value == net.names.get(blob, blob) and blob in net.wrong:
+            return Verdict("wrong", net.wrong[blob], judged.value)  # an output must have the model's order of axes
+        return judged
 
     run = net.run(verdict, exact=exact)
     return BlobVerdicts(_by_blob(net, run), run.way, run.results, {}, {}) if run else None
@@ -141,12 +141,12 @@ def _first_wrong(net: WrongNet, run: BlobVerdicts) -> FirstWrong | None:
     if not path:
         return None
     if not run.expected and (before := _without_function(net.loaded, path[0], verdicts)):
-        maker, message = before
-        path.insert(0, maker)
-        verdicts[maker.outputs[0]] = replace(verdicts[maker.outputs[0]], status="unknown", message=message)
+        producer, message = before
+        path.insert(0, producer)
+        verdicts[producer.outputs[0]] = replace(verdicts[producer.outputs[0]], status="unknown", message=message)
     run = replace(run, verdicts=verdicts)
     first = path[0]
-    # Without a twin, a blob in another order of axes is as right as its value.
+    # Compared with values, a blob counts as right in any order of axes: so a Permute before the layer is suspect too.
     suspects = [] if run.expected else [b.producer for b in first.inputs if b.producer and b.producer.type == "Permute"]
     for layer in path:
         if layer is first or _depends(layer, suspects):
@@ -163,7 +163,7 @@ def _first_wrong(net: WrongNet, run: BlobVerdicts) -> FirstWrong | None:
 
 
 def _paths_to_outputs(net: WrongNet, verdicts: Mapping[Blob, Verdict]) -> list[Layer]:
-    """Return the layers from which blobs that are not right lead to a wrong output, in the order of the net."""
+    """Return, in the net's order, the layers from which paths of blobs that are not right lead to wrong outputs."""
     leading: set[Layer] = set()
     for layer in reversed(net.graph):
         for blob in layer.outputs:
@@ -202,26 +202,26 @@ def _located(net: WrongNet, run: BlobVerdicts, blob: Blob, message: str, suspect
 
 
 def _without_function(model: LoadedModel, layer: Layer, verdicts: Mapping[Blob, Verdict]) -> tuple[Layer, str] | None:
-    """Return the layer that passes on a function's argument instead of its result: a lost activation.
+    """Return the layer before `layer` that lost its activation: its output is the function's argument.
 
-    The argument is a value of the model, and so it looks right; but no blob is the result. A layer with one input may
-    be the function itself, and is to blame first.
+    The argument is a value of the model, so the blob looks right, but no blob has the function's result. If `layer` may
+    be the function itself, return None.
     """
     functions = _functions(model)
     right = {verdict.value for verdict in verdicts.values() if verdict.status == "right"}
     for blob in layer.inputs:
-        verdict, maker = verdicts[blob], blob.producer
-        if verdict.status != "right" or maker is None or blob.is_input or len(maker.outputs) > 1:
+        verdict, producer = verdicts[blob], blob.producer
+        if verdict.status != "right" or producer is None or blob.is_input or len(producer.outputs) > 1:
             continue
         results = functions.get(verdict.value or "", [])
         if results and layer.type not in _FUNCTIONS and right.isdisjoint(results):
             message = f"it is '{verdict.value}' of the model, and no blob is '{results[0]}', which follows from that"
-            return maker, message
+            return producer, message
     return None
 
 
 def _functions(model: LoadedModel) -> dict[str, list[str]]:
-    """Return the results of unary functions by their argument, if nothing else reads the argument."""
+    """Return the results of unary functions by their argument, for arguments without other readers."""
     results: dict[str, list[str]] = {}
     others: set[str] = set()
     for node in model.graph:
@@ -239,6 +239,6 @@ def _depends(layer: Layer, suspects: Collection[Layer]) -> bool:
 
 
 def _only_special(verdict: Verdict) -> Verdict:
-    """Return "right" for a blob whose errors are finite."""
+    """Return the verdict, but "right" for a wrong blob whose errors are finite."""
     is_finite = verdict.difference is not None and not verdict.difference.special
     return replace(verdict, status="right") if verdict.status == "wrong" and is_finite else verdict

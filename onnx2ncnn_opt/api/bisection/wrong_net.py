@@ -1,4 +1,4 @@
-"""A wrong net, its model, and a new conversion of the model, with the values that each computes, blob by blob."""
+"""A wrong net, its model, and a new conversion of the model, with the values of their blobs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,7 +42,7 @@ Results = Mapping[str, Array | Failure]
 
 @dataclass(frozen=True)
 class Fresh:
-    """The model converted anew: the files, their graph, and the ONNX nodes that its layers come from."""
+    """A new conversion of the model: its files, their graph, and the ONNX nodes of its layers."""
 
     files: Files
     graph: Graph
@@ -51,7 +51,7 @@ class Fresh:
 
 
 def convert_anew(model: Path | bytes, manifest: Manifest, folder: Path) -> Fresh | None:
-    """Convert with the passes that the manifest names; return None if that would not give the same net."""
+    """Convert the model with the passes in the manifest; return None if the net would differ."""
     conversion = reconverted(model, manifest)
     if conversion is None:
         return None
@@ -63,9 +63,9 @@ def convert_anew(model: Path | bytes, manifest: Manifest, folder: Path) -> Fresh
 
 @dataclass
 class WrongNet:
-    """A net that is wrong, on the inputs and in the mode in which verification found that.
+    """A wrong net, with the inputs and the mode in which verification failed.
 
-    `worker` runs it where it was verified, `here` on this machine's CPU.
+    `worker` runs it on the device of verification, `here` runs a new conversion on this machine's CPU.
     """
 
     model: Path | bytes
@@ -85,14 +85,14 @@ class WrongNet:
         wrong = [o for o in self.report.outputs if o.mode == self.mode and o.status not in ("ok", "unproven")]
         self.wrong = {output.blob: output.message for output in wrong if output.blob}
         self.names = {output.blob: output.name for output in self.report.outputs if output.blob}
-        # In 16 bits blobs may be off by more than outputs may be; infinity has another origin.
+        # In 16 bits, blobs may have larger errors than outputs. If outputs are NaN, only special values count.
         self.is_special = self.mode != "fp32" and all(output.status == "nan" for output in wrong)
-        # If the net dies as a whole, no single output is to blame.
+        # If ncnn crashes on the whole net, every output counts as wrong.
         if any(output.blob is None and output.status != "missing" for output in wrong):
             self.wrong = {blob.name: "" for blob in self.graph.outputs} | self.wrong
 
     def run(self, verdict: Callable[[str, Array | Failure], Verdict], *, exact: bool) -> BlobRun[Sequence[Slot]] | None:
-        """Return the run that leaves the most blobs right, of all ways to feed the net; None if it does not run."""
+        """Feed the net in all ways; return the run with the most right blobs, None if ncnn refuses the net."""
         runner = NcnnRunner(
             self.param,
             self.bin,
@@ -110,15 +110,15 @@ class WrongNet:
             return None
 
     def fresh_blobs(self, fresh: Fresh, *, exact: bool) -> Results | None:
-        """Return all blobs of the new conversion here; None if that differs from the model, too."""
+        """Return all blobs of the new conversion; None if it differs from the model, too."""
         files = fresh.files
         runner = NcnnRunner(
             files.param, files.bin, worker=self.here, exact=exact, timeout=self.verification.timeout, threads=None
         )
         way = input_slots(fresh.manifest, self.feeds, runner.input_names())[0]
         results = extract_all(runner, fresh.graph, model_feeds(way, self.feeds))
-        given, timeout = self.loaded.values, self.verification.timeout
-        expected = OrtRunner(self.model, values=given, outputs=self.loaded.cut, timeout=timeout).run_any(self.feeds)
+        bound, timeout = self.loaded.values, self.verification.timeout
+        expected = OrtRunner(self.model, values=bound, outputs=self.loaded.cut, timeout=timeout).run_any(self.feeds)
         for entry in fresh.manifest.read:
             result, array = results.get(entry.blob), expected[entry.name]
             if not isinstance(result, np.ndarray) or result.size != array.size:
@@ -140,33 +140,33 @@ class WrongNet:
         return by_size(self.values)
 
     def judge(self, blob: str, result: Array | Failure, tolerance: Tolerance) -> Verdict:
-        """Compare a blob with the model's value of its name, or with any that has the same numbers."""
+        """Compare a blob with the model's value of its name, or with any value that has the same numbers."""
         return judge(result, value_name(blob, self.names), self.values, self.sizes, tolerance)
 
     def tolerance(self, *, exact: bool) -> Tolerance:
-        """Return the tolerance for a blob against the model's value; `exact` kernels only round."""
+        """Return the tolerance for a blob against the model's value; it is tighter for `exact` kernels."""
         usual = tolerance_within(self.loaded)
-        closer = replace(usual, relative=min(usual.relative, UNKNOWN_ROUNDING), slices=False) if exact else usual
-        return self.in_mode(closer)
+        tighter = replace(usual, relative=min(usual.relative, UNKNOWN_ROUNDING), slices=False) if exact else usual
+        return self.in_mode(tighter)
 
     def in_mode(self, tolerance: Tolerance) -> Tolerance:
         """Widen a tolerance for the mode, and for weights in 16 or 8 bits."""
-        weights = [{w.encoding for _, w in layer.weights.stored_items()} for layer in self.graph if layer.weights]
+        used = [{w.encoding for _, w in layer.weights.stored_items()} for layer in self.graph if layer.weights]
         for encoding in (Encoding.INT8, Encoding.BF16, Encoding.FP16):
-            if count := sum(encoding in found for found in weights):
+            if count := sum(encoding in encodings for encodings in used):
                 tolerance = with_rounding(ROUNDING.get(encoding, 0.5 / 127), count, tolerance)
                 break
         return in_mode(self.mode, tolerance)
 
     def array(self, blob: Blob, way: Sequence[Slot], results: Results) -> Array | Failure | None:
-        """Return a blob's numbers; of an input those that were fed."""
+        """Return a blob's numbers; for an input, the array that was fed."""
         if not blob.is_input:
             return results.get(blob.name)
         return next((self.feeds[slot.name] for slot in way if slot.blob == blob.name), None)
 
 
 def as_integers(array: Array) -> Array:
-    """View an array as int32 if it holds integers in the bits of float32: as floats all are subnormal, zero or NaN."""
+    """View a float32 array as int32 if its bits are integers: as floats, these are subnormal, zero or NaN."""
     if array.dtype == np.float32 and array.any() and (~(np.abs(array) >= np.finfo(np.float32).tiny)).all():
         return array.view(np.int32)
     return array
