@@ -427,6 +427,10 @@ def _call_above(call: Call) -> Iterator[_Bound]:
         yield from (_times(bound, -1) for size in (a, b) for bound in _below(size * -1))
     elif call.operator == "//" and isinstance(b, int) and b > 0:
         yield from (_times(bound, Fraction(-1, b)) for bound in _below(a * -1))
+    elif call.operator == "max":
+        bounds = [bound for size in (a, b) if (bound := at_most(size)) is not None]
+        if len(bounds) == 2:
+            yield {(): Fraction(max(bounds))}
 
 
 def _times(bound: _Bound, k: Fraction | int) -> _Bound:

@@ -88,7 +88,9 @@ def test_bounds_are_found() -> None:
         assert not at_least(size, bound + 1), size
     assert at_most(missing) == 7
     assert at_most(smaller(n, 512)) == 512
+    assert at_most(larger(256 - n, 0)) == 255
     assert at_most(n) is None
+    assert at_most(larger(n, 3)) is None
 
 
 def test_what_broadcasts_only_when_it_is_equal() -> None:

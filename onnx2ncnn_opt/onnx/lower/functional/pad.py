@@ -65,16 +65,21 @@ def _pad_fixed(
 
 
 def _pad_openly(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim, mode: str, value: float) -> Tensor:
-    """Pad by the largest possible amounts, and crop the excess."""
+    """Pad by the largest possible amounts, and crop the excess.
+
+    Example: n elements up to a length of 80 have the pad 80 - n. They are padded by 80, and cropped to 80.
+    """
     if mode == "wrap":
         raise im.refuse(f"mode {mode} with dynamic pads of {begin} and {end}", "bind sizes with --shape")
-    before, after = at_most(begin), at_most(end)
-    positive = at_least(begin, 0) and at_least(end, 0)
-    if mode == "reflect" and positive:
-        return _reflected(im, x, axis, begin, end)
-    if not positive or before is None or after is None:
-        raise im.refuse(f"pads of {begin} and {end}, which may be below 0, or any number", "bind sizes with --shape")
+    if mode == "reflect":
+        if at_least(begin, 0) and at_least(end, 0):
+            return _reflected(im, x, axis, begin, end)
+        raise im.refuse(f"reflecting pads of {begin} and {end}, which may be below 0", "bind sizes with --shape")
+    before, after = (at_most(larger(pad, 0)) for pad in (begin, end))
+    if before is None or after is None:
+        raise im.refuse(f"pads of {begin} and {end}, which may be any number", "bind sizes with --shape")
     wide = _padding(im, x, {axis: (before, after)}, mode, value) if before or after else x
+    im.demand(x.shape[axis] + begin + end, 1)
     return crop(im, wide, axis, before - begin, before + x.shape[axis] + end)
 
 
