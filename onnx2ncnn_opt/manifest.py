@@ -364,17 +364,17 @@ def _converted(value: Any, kind: Any, where: str) -> Any:
     Unknown fields of an object are ignored: a newer version may write them.
     """
     kinds = get_args(kind) if get_origin(kind) is UnionType else (kind,)
-    for each in kinds:
-        origin, (item, *others) = get_origin(each) or each, get_args(each) or (Any,)
-        if each is Any or type(value) is each or (each is float and type(value) is int):
-            return float(value) if each is float else value
+    for option in kinds:
+        origin, (item, *others) = get_origin(option) or option, get_args(option) or (Any,)
+        if option is Any or type(value) is option or (option is float and type(value) is int):
+            return float(value) if option is float else value
         if origin is tuple and isinstance(value, list):
             return tuple(_converted(part, item, f"{where}[{i}]") for i, part in enumerate(value))
         if origin is Mapping and isinstance(value, dict):
             return {name: _converted(part, others[0], f"{where}.{name}") for name, part in value.items()}
-        if is_dataclass(each) and isinstance(value, dict):
-            return _object(value, each, where)
-    names = " | ".join(_JSON_NAMES.get(get_origin(each) or each, "object") for each in kinds)
+        if is_dataclass(option) and isinstance(value, dict):
+            return _object(value, option, where)
+    names = " | ".join(_JSON_NAMES.get(get_origin(option) or option, "object") for option in kinds)
     raise ValueError(f"Expected `{names}`, got `{_JSON_NAMES.get(type(value), 'object')}` - at `{where}`")
 
 

@@ -387,13 +387,13 @@ def _run_passes(
         if open_sizes is not None:
             infer_shapes(graph, open_sizes)
             open_shapes(graph, open_sizes)
-        left = None if limit is None else limit - len(applied)
-        events = passes.run(graph, chosen, limit=left, release=release)
+        remaining = None if limit is None else limit - len(applied)
+        events = passes.run(graph, chosen, limit=remaining, release=release)
         new = [event for event in events if isinstance(event, Applied)]
         applied += new
         failed += (event for event in events if isinstance(event, Failed))
         chosen = [p for p in chosen if p.name not in {event.pass_name for event in failed}]
-        if not new or left == len(new):
+        if not new or remaining == len(new):
             return [*applied, *(event for event in events if isinstance(event, NearMiss)), *failed]
 
 

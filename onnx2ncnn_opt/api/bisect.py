@@ -71,14 +71,14 @@ def bisect(
     """
     check_options(param=param, bin=bin)
     param, bin = Path(param), Path(bin or bin_beside(param))
-    known, note = manifest_for(model, param, manifest)
-    source = converted_model(model, known)
+    net_manifest, note = manifest_for(model, param, manifest)
+    source = converted_model(model, net_manifest)
     target = find_target(verification.on)
-    with NcnnWorker(target) as worker, nullcontext(worker) if target == LOCAL else NcnnWorker() as here:
+    with NcnnWorker(target) as worker, nullcontext(worker) if target == LOCAL else NcnnWorker() as local:
         try:
-            report = verify_net(source, param, bin, verification, manifest=known, worker=worker)
+            report = verify_net(source, param, bin, verification, manifest=net_manifest, worker=worker)
         except VerificationError as error:
-            return _not_fed(str(error), known, param, bin)
+            return _not_fed(str(error), net_manifest, param, bin)
         if note:
             report = replace(report, notes=(note, *report.notes))
         if report.ok:
@@ -86,7 +86,7 @@ def bisect(
         net = read_net(param, bin, entry_points.layer_types())
         with temporary_folder() as folder:
             announce("converting the model anew")
-            fresh = convert_anew(source, known, Path(folder)) if known else None
+            fresh = convert_anew(source, net_manifest, Path(folder)) if net_manifest else None
             difference = None
             if fresh:
                 # A run sets masks, not the passes, so they are not compared.
@@ -95,8 +95,8 @@ def bisect(
                 difference = diff_graphs(fresh.graph, net.graph, names=("a new conversion", os.fspath(param)))
             if report.wrong is None:
                 return Bisection(report, None, difference)
-            loaded = load_converted(source, known, shapes=verification.shapes, values=verification.values)
-            wrong = WrongNet(source, loaded, param, bin, net.graph, known, report, verification, worker, here)
+            loaded = load_converted(source, net_manifest, shapes=verification.shapes, values=verification.values)
+            wrong = WrongNet(source, loaded, param, bin, net.graph, net_manifest, report, verification, worker, local)
             located = find_unsplit(wrong, net.unsplit)
             first = None if located else find_first_wrong(wrong, fresh)
             if located is None:

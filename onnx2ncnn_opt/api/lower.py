@@ -165,8 +165,8 @@ class Conversion(Rewritten):
     def staged(self, prefix: str | os.PathLike[str]) -> Iterator[Files]:
         """Write the files under temporary names, and rename them when the block ends without an error."""
         files = Files.of(prefix)
-        wanted = astuple(files) if self.tail else astuple(files)[:-1]
-        with all_or_nothing(*wanted) as (param, bin, manifest, *tail):
+        paths = astuple(files) if self.tail else astuple(files)[:-1]
+        with all_or_nothing(*paths) as (param, bin, manifest, *tail):
             with bin.open("wb") as stream:
                 write_weights(self.graph, stream)
             if self.tail:
@@ -376,7 +376,7 @@ def lower(  # noqa: PLR0913
     chosen = entry_points.select(skip=skip)
     check_release(release)
     encoding = encoding_of(storage, release)
-    wanted = {name: parse_image(name, image) for name, image in (images or {}).items()}
+    pixels = {name: parse_image(name, image) for name, image in (images or {}).items()}
     announce("reading the model")
     source = exported(model, inputs, dynamic_shapes)
     appended = append_decoding(source, append, shapes) if append is not None else None
@@ -391,10 +391,10 @@ def lower(  # noqa: PLR0913
             loaded, source, imported.graph, imported.inputs, imported.outputs, (), 0, cut, tail=net_tail
         )
         conversion = replace(
-            conversion, release=release, custom=imported.custom, minimum=imported.minimum, images=wanted
+            conversion, release=release, custom=imported.custom, minimum=imported.minimum, images=pixels
         )
         conversion = replace(conversion, appended=appended, quantized=quantized, kept=imported.kept)
-        take_pixels(imported, wanted)
+        take_pixels(imported, pixels)
         is_dynamic = any(isinstance(size, Sym) for port in imported.inputs for size in port.shape)  # a cache grows
         usable = [p for p in chosen if optimize and (is_dynamic or p.name != "fuse_kv_cache")]
         conversion = _optimised(conversion, usable, limit, encoding, masks)

@@ -127,8 +127,8 @@ def quantize(  # noqa: PLR0913
         raise UsageError(f"method is {', '.join(METHODS)}, not {method!r:.40}")
     if weights not in (None, *WEIGHTS):
         raise UsageError(f"weights are {' or '.join(WEIGHTS)}, not {weights!r:.40}: ncnn has no fast kernels of others")
-    wanted = Budget.parse(budget) if isinstance(budget, str) else budget or Budget()
-    options: dict[str, Any] = {"method": method, "keep": keep, "budget": wanted, "every": every}
+    limit = Budget.parse(budget) if isinstance(budget, str) else budget or Budget()
+    options: dict[str, Any] = {"method": method, "keep": keep, "budget": limit, "every": every}
     options |= {"table": table, "like": like, "weights": weights, "on": on}
     with temporary_folder() as folder:
         if isinstance(net, (str, Path)) and str(net).endswith((".param", ".param.bin")):
@@ -156,7 +156,7 @@ def quantize(  # noqa: PLR0913
             decibels = _runtime_decibels(net, float_net, samples)
             scales, reasons = _model_scales(float_net.graph, quantised.scales)
             options |= {"given": scales, "every": True}
-            if wanted == Budget():
+            if limit == Budget():
                 options["budget"] = Budget(decibels=decibels - _TOLERANCE, other_data=False)
             result = quantize_net(files.param, files.bin, feeds, **options)
             layers = (replace(row, reason=reasons.get(row.layer, row.reason)) for row in result.layers)

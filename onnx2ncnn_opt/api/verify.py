@@ -40,9 +40,9 @@ def verify(
     Raises UsageError, ModelError, RunError and VerificationError like `verify_net`.
     """
     check_options(param=param, bin=bin)
-    known, note = manifest_for(model, param, manifest)
-    source, files = converted_model(model, known), (Path(param), Path(bin or bin_beside(param)))
-    report = verify_net(source, *files, verification, manifest=known, worker=worker)
+    net_manifest, note = manifest_for(model, param, manifest)
+    source, files = converted_model(model, net_manifest), (Path(param), Path(bin or bin_beside(param)))
+    report = verify_net(source, *files, verification, manifest=net_manifest, worker=worker)
     return replace(report, notes=(note, *report.notes)) if note else report
 
 

@@ -91,7 +91,7 @@ def quantize(
     verbose: bool,
     **options: Any,
 ) -> None:
-    """Make layers int8 that are faster so on this machine, with scales from data, and measure what it costs.
+    """Make the layers int8 that are faster in int8 on this machine, with scales from data, and measure the loss.
 
     The files appear only after all steps have succeeded.
     """

@@ -141,9 +141,9 @@ class _WeightReader:
         return Weight(data, encoding, table, tag if encoding is Encoding.TABLE else 1)
 
     def _take(self, size: int, where: str) -> Bytes:
-        left = len(self.data) - self.offset
-        if size > left:
-            raise BinError(f"{where} needs {size} bytes, but the file ends after {left}")
+        remaining = len(self.data) - self.offset
+        if size > remaining:
+            raise BinError(f"{where} needs {size} bytes, but the file ends after {remaining}")
         self.offset += size
         return self.data[self.offset - size : self.offset]
 

@@ -72,9 +72,9 @@ def connect(entries: Sequence[LayerLine], types: Mapping[str, LayerSpec]) -> Par
         tops = [Blob(name) for name in entry.tops]
         for blob in tops:
             blobs[blob.name] = blob
-            left = aliases.get(blob.name, [])
-            if left and entry.type != "Input":
-                blob.name = left.pop(0)
+            new_names = aliases.get(blob.name, [])
+            if new_names and entry.type != "Input":
+                blob.name = new_names.pop(0)
             public[blob.name] = blob
         graph.add(_layer(entry, [blobs[roots[name]] for name in entry.bottoms], tops, types.get(entry.type)))
     graph.outputs = [public[name] for entry in entries for name in entry.tops if name not in consumed]

@@ -332,5 +332,5 @@ def _message_end(printed: bytes) -> str:
 def _is_kind(value: Any, kind: Any) -> bool:
     """Return True if a value from JSON is of a kind: a type, or [kind] for a list of any length."""
     if isinstance(kind, list):
-        return isinstance(value, list) and all(_is_kind(each, kind[0]) for each in value)
+        return isinstance(value, list) and all(_is_kind(item, kind[0]) for item in value)
     return isinstance(value, kind)

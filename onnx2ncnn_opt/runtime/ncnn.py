@@ -207,15 +207,15 @@ class NcnnRunner:
         Failures too. Raises RunError if ncnn refuses the net or the feeds.
         """
         outputs = self.output_names() if outputs is None else outputs
-        wanted = dict.fromkeys(Fetch(output) if isinstance(output, str) else output for output in outputs)
-        described = [{"blob": fetch.blob, "batch_axis": fetch.batch_axis} for fetch in wanted]
+        fetches = dict.fromkeys(Fetch(output) if isinstance(output, str) else output for output in outputs)
+        described = [{"blob": fetch.blob, "batch_axis": fetch.batch_axis} for fetch in fetches]
         results: dict[str, Array | Failure] = {}
         is_fed = False
         try:
             with self._requested(feeds, do="run", outputs=described) as child:
                 self._receive(child)
                 is_fed = True
-                for fetch in wanted:
+                for fetch in fetches:
                     answer = child.receive(**ARRAY)
                     if "error" in answer:
                         results[fetch.blob] = Failure(answer["error"] + child.printed(answer["mark"]))
@@ -227,7 +227,7 @@ class NcnnRunner:
         except CrashError as death:
             if not is_fed:
                 raise
-            first, *others = [fetch.blob for fetch in wanted if fetch.blob not in results] or ["caches"]
+            first, *others = [fetch.blob for fetch in fetches if fetch.blob not in results] or ["caches"]
             results[first] = Failure(str(death), crashed=True)
             results.update(dict.fromkeys(others, Failure(f"not reached: ncnn died on '{first}'", crashed=True)))
         return results

@@ -167,14 +167,14 @@ class Net:
             if name not in names:
                 raise UsageError(f"the model has no output '{name}'; its outputs are {', '.join(names)}")
         names = names if outputs is None else list(outputs)
-        wanted = {entry.name: entry for entry in manifest.read if self._tail or entry.name in names}
+        entries = {entry.name: entry for entry in manifest.read if self._tail or entry.name in names}
         blobs = self._runner.input_names()
         fed = [slot for slot in map(Slot.of, manifest.fed) if slot.blob in blobs]
-        slots = [Slot.of(entry) for entry in wanted.values()]
+        slots = [Slot.of(entry) for entry in entries.values()]
         step = Step(feeds_of(fed, arrays), manifest.caches, self.past)
         results = all_there(self._runner.extract(step, [slot.fetch for slot in slots]), self.param)
         sizes = sizes_of(manifest.inputs, arrays)
-        values = {slot.name: as_output(wanted[slot.name], slot, results[slot.blob], sizes) for slot in slots}
+        values = {slot.name: as_output(entries[slot.name], slot, results[slot.blob], sizes) for slot in slots}
         values = self._tail.run(arrays, values) if self._tail else values
         return {name: values[name] for name in names}
 
@@ -183,8 +183,8 @@ class Net:
         if set(inputs) != set(names):
             raise UsageError(f"the net has the inputs {', '.join(names)}; given are {', '.join(inputs) or 'none'}")
         feeds = {name: Feed(np.asarray(array)) for name, array in inputs.items()}
-        wanted = self._runner.output_names() if outputs is None else outputs
-        return all_there(self._runner.extract(feeds, [Fetch(blob) for blob in wanted]), self.param)
+        blobs = self._runner.output_names() if outputs is None else outputs
+        return all_there(self._runner.extract(feeds, [Fetch(blob) for blob in blobs]), self.param)
 
     def _check_blobs(self) -> None:
         """Raise UsageError if the manifest belongs to another net."""

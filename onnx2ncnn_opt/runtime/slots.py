@@ -44,9 +44,9 @@ class Slot:
         if 1 <= dims <= 4:
             fits = array.ndim == len(shape) and all(w in (None, n) for n, w in zip(array.shape, shape, strict=True))
             return array if fits else None
-        known = [size for size in shape if size is not None]
-        if len(known) == len(shape):
-            return array.reshape(known) if alike(array.shape, known) else None
+        sizes = [size for size in shape if size is not None]
+        if len(sizes) == len(shape):
+            return array.reshape(sizes) if alike(array.shape, sizes) else None
         return array.reshape(-1) if len(shape) == 1 and alike(array.shape, [array.size]) else None
 
 

@@ -87,7 +87,7 @@ def _most(manifest: Manifest, ids: Entry, positions: Entry | None) -> int | None
     pasts = {size for entry in manifest.inputs if entry.cache for size in entry.shape if isinstance(size, str)}
     limits = [positions.table] if positions is not None and positions.table else []
     for text, least in manifest.minimum.items():
-        left = parsed_size(text, {**dict.fromkeys(pasts, 0), **dict.fromkeys(new, least)})
-        if limit_of(text, least)[0] != text and isinstance(left, int):
-            limits.append(left)
+        limit = parsed_size(text, {**dict.fromkeys(pasts, 0), **dict.fromkeys(new, least)})
+        if limit_of(text, least)[0] != text and isinstance(limit, int):
+            limits.append(limit)
     return min(limits, default=None)

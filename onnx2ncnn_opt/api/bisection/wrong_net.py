@@ -65,7 +65,7 @@ def convert_anew(model: Path | bytes, manifest: Manifest, folder: Path) -> Fresh
 class WrongNet:
     """A wrong net, with the inputs and the mode in which verification failed.
 
-    `worker` runs it on the device of verification, `here` runs a new conversion on this machine's CPU.
+    `worker` runs it on the device of verification, `local` runs a new conversion on this machine's CPU.
     """
 
     model: Path | bytes
@@ -77,7 +77,7 @@ class WrongNet:
     report: VerifyReport
     verification: Verification
     worker: NcnnWorker
-    here: NcnnWorker
+    local: NcnnWorker
 
     def __post_init__(self) -> None:
         assert self.report.wrong is not None
@@ -113,7 +113,7 @@ class WrongNet:
         """Return all blobs of the new conversion; None if it differs from the model, too."""
         files = fresh.files
         runner = NcnnRunner(
-            files.param, files.bin, worker=self.here, exact=exact, timeout=self.verification.timeout, threads=None
+            files.param, files.bin, worker=self.local, exact=exact, timeout=self.verification.timeout, threads=None
         )
         way = input_slots(fresh.manifest, self.feeds, runner.input_names())[0]
         results = extract_all(runner, fresh.graph, model_feeds(way, self.feeds))
