@@ -74,8 +74,8 @@ def optimize(
 ) -> None:
     """Optimise any ncnn net, and verify that it computes the same.
 
-    IN.bin is the file beside IN.param where none is given. The files of a net appear only after all steps have
-    succeeded. Options are for all nets. The exit code is the largest of all nets'.
+    The default IN.bin is the file next to IN.param. The files of a net appear only after all steps have succeeded.
+    Options are for all nets. The exit code is the largest of all nets'.
     """
     benchmark, binary = options["benchmark"], options["binary"]
     if no_verify and (benchmark or needs_verification(verification)):
@@ -83,11 +83,12 @@ def optimize(
         raise click.UsageError(message)
     if benchmark and (options["start"] or options["end"]):
         raise click.UsageError("--benchmark times whole nets, which --start and --end do not leave")
-    from onnx2ncnn_opt.param.files import NetFiles
+    from onnx2ncnn_opt.param.files import NetFiles, bin_beside
 
     check_prefix(prefix, _ENDINGS)
     nets = _nets(files)
-    prefixes = targets(nets, lambda param: Path(prefix) / _stem(param) if is_folder(prefix) else Path(prefix), prefix)
+    folder = Path(prefix) if is_folder(prefix) else None
+    prefixes = targets(nets, lambda param: folder / bin_beside(param).stem if folder else Path(prefix), prefix)
     make_folder(prefix)
     for param, path in prefixes.items():
         sources = {"the input": param, "the input's weights": nets[param]}
@@ -103,6 +104,8 @@ def optimize(
 
 def _nets(files: Sequence[Path]) -> dict[Path, Path]:
     """Return the .bin of each .param: the file after it, or NAME.bin in its folder."""
+    from onnx2ncnn_opt.param.files import bin_beside
+
     nets: dict[Path, Path] = {}
     rest = list(files)
     while rest:
@@ -113,14 +116,10 @@ def _nets(files: Sequence[Path]) -> dict[Path, Path]:
         if rest and not is_next:
             nets[param] = rest.pop(0)
             continue
-        nets[param] = param.with_name(_stem(param) + ".bin")
+        nets[param] = bin_beside(param)
         if not nets[param].is_file():
             raise UsageError(f"{param} has no {nets[param].name} beside it: name its .bin after it")
     return nets
-
-
-def _stem(param: Path) -> str:
-    return param.name.removesuffix(".bin").removesuffix(".param")
 
 
 def _optimize(
