@@ -1,4 +1,4 @@
-"""Output of a report: tables and a progress bar on a terminal, plain lines elsewhere."""
+"""Output of the command: tables and a progress bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 class Table(NamedTuple):
     """Rows under a header.
 
-    Plain lines have no header: `label` starts every line for searches, and the cells of the `named` columns come with
-    their column's name.
+    Plain lines have no header: each starts with `label`, and cells of the `named` columns follow the column's name.
     """
 
     columns: tuple[str, ...]
@@ -41,12 +40,12 @@ class Table(NamedTuple):
 
 
 Block = str | Table
-_SOON = 2.0  # seconds
-_WIDTH = 24  # characters
+_SOON = 2.0  # seconds before the first reminder
+_BAR_WIDTH = 24  # characters
 
 
 def show(blocks: Sequence[Block], stream: TextIO) -> None:
-    """Write lines and tables to a stream: with rich if it is a terminal, without a single escape code if it is not."""
+    """Write lines and tables to a stream: with rich to a terminal, else without escape codes."""
     if stream.isatty():
         _show_rich(blocks, stream)
         return
@@ -56,7 +55,7 @@ def show(blocks: Sequence[Block], stream: TextIO) -> None:
 
 
 def _show_rich(blocks: Sequence[Block], stream: TextIO) -> None:
-    from rich import box  # only a terminal needs it
+    from rich import box  # slow to import, and only a terminal needs it
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -76,9 +75,9 @@ def _show_rich(blocks: Sequence[Block], stream: TextIO) -> None:
 
 @contextmanager
 def working(what: str, stream: TextIO) -> Iterator[None]:
-    """Show a long operation and its progress: with a bar on a terminal, else in a line after 2 s, 4 s, 8 s, ..."""
-    line = _Operation(what)
-    with listening(line.tell), _bar(line, stream) if stream.isatty() else _reminding(line, stream):
+    """Show the progress of a long operation: a bar on a terminal, else a line after 2 s, 4 s, 8 s, ..."""
+    operation = _Operation(what)
+    with listening(operation.report), _bar(operation, stream) if stream.isatty() else _reminders(operation, stream):
         yield
 
 
@@ -88,14 +87,14 @@ class _Operation:
     def __init__(self, what: str) -> None:
         self.what, self.step, self.share, self.start = what, "", 0.0, time.monotonic()
 
-    def tell(self, step: str) -> None:
+    def report(self, step: str) -> None:
         self.step, self.share = step, share_done()
 
     def __str__(self) -> str:
         seconds = time.monotonic() - self.start
         share = f"{self.share:.0%} in " if self.share else ""
-        since = f" ({share}{seconds:.0f} s)" if seconds >= _SOON else ""
-        return printable(f"{self.what}: {self.step}{since}" if self.step else f"{self.what}{since}")
+        age = f" ({share}{seconds:.0f} s)" if seconds >= _SOON else ""
+        return printable(f"{self.what}: {self.step}{age}" if self.step else f"{self.what}{age}")
 
     def __rich__(self) -> RichTable:
         from rich.progress_bar import ProgressBar
@@ -103,25 +102,25 @@ class _Operation:
         from rich.text import Text
 
         grid = RichTable.grid(padding=(0, 1))
-        grid.add_row(ProgressBar(total=1.0, completed=self.share, width=_WIDTH), Text(str(self), no_wrap=True))
+        grid.add_row(ProgressBar(total=1.0, completed=self.share, width=_BAR_WIDTH), Text(str(self), no_wrap=True))
         return grid
 
 
-def _bar(line: _Operation, stream: TextIO) -> AbstractContextManager[object]:
+def _bar(operation: _Operation, stream: TextIO) -> AbstractContextManager[object]:
     from rich.console import Console
     from rich.live import Live
 
-    return Live(line, console=Console(file=stream), transient=True)
+    return Live(operation, console=Console(file=stream), transient=True)
 
 
 @contextmanager
-def _reminding(line: _Operation, stream: TextIO) -> Iterator[None]:
+def _reminders(operation: _Operation, stream: TextIO) -> Iterator[None]:
     done = threading.Event()
 
     def remind() -> None:
         seconds = _SOON
-        while not done.wait(seconds - (time.monotonic() - line.start)):
-            stream.write(f"{line}\n")
+        while not done.wait(seconds - (time.monotonic() - operation.start)):
+            stream.write(f"{operation}\n")
             stream.flush()
             seconds *= 2
 
@@ -135,5 +134,5 @@ def _reminding(line: _Operation, stream: TextIO) -> Iterator[None]:
 
 
 def printable(text: str) -> str:
-    """Return the text with every character escaped with which a name from a model could control a terminal."""
+    """Escape characters with which a name in a model could control a terminal."""
     return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)

@@ -1,6 +1,6 @@
-"""A net as C++ headers, for apps without files; ncnn reads layers and weights where they lie in memory.
+"""A net as C++ headers, for apps without files; ncnn reads layers and weights from memory without a copy.
 
-ncnn2mem, ncnn's own tool, loses the types of custom layers and the feature masks. These headers have both.
+ncnn's own tool, ncnn2mem, loses the types of custom layers and the feature masks. These headers keep both.
 """
 
 import re
@@ -15,7 +15,7 @@ from onnx2ncnn_opt.param.param_bin import blob_indexes, format_param_bin
 from onnx2ncnn_opt.param.splits import list_layers
 
 _FIRST_CUSTOM = 256  # LayerType::CustomBit
-_BYTES_OF_A_LINE = 32
+_BYTES_PER_LINE = 32
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,15 @@ def _comment(path: Path) -> str:
 
 
 def _array(name: str, data: bytes) -> str:
-    """Return the bytes as an array, aligned as ncnn reads it; C++ has no array of 0 bytes."""
-    rows = (data[start : start + _BYTES_OF_A_LINE] for start in range(0, len(data), _BYTES_OF_A_LINE))
+    """Return the bytes as an array with the alignment that ncnn needs; C++ has no array of 0 bytes."""
+    rows = (data[start : start + _BYTES_PER_LINE] for start in range(0, len(data), _BYTES_PER_LINE))
     text = ",\n".join(",".join(map(str, row)) for row in rows) or "0"
     size = f"static const int {name}_size = {len(data)};"
     return f"{size}\nalignas(4) static const unsigned char {name}[] = {{\n{text}\n}};\n"
 
 
 def _identifiers(names: Iterable[str], prefix: str = "") -> Iterator[str]:
-    """Yield an identifier of C++ for each name, a different one for each."""
+    """Yield a unique C++ identifier for each name."""
     taken: set[str] = set()
     for name in names:
         base = prefix + re.sub(r"\W", "_", name, flags=re.ASCII)

@@ -1,4 +1,4 @@
-"""A small program that runs one net in ncnn: in C++, or in Python with nothing but numpy and ncnn."""
+"""A small program that runs one net in ncnn: in C++, or in Python with only numpy and ncnn."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,13 +24,13 @@ from onnx2ncnn_opt.runtime.steps import StepInputs
 # Default sizes of dynamic dimensions: of images, and of all others.
 _IMAGE, _LENGTH = 224, 16
 
-# Options with which a program computes as nets are verified; ARM and Vulkan would compute in fp16.
+# Options to turn off, because nets are verified in fp32, and ARM and Vulkan compute in fp16 by default.
 _FP32 = ("use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic", "use_bf16_packed", "use_bf16_storage")
 
 
 @dataclass(frozen=True)
 class _Mat:
-    """An input or output with numbers for all sizes; `dims` are the Mat's, outermost first, `batch` its count."""
+    """An input or output with numbers for all sizes; `dims` are the Mat's sizes, outermost first, without `batch`."""
 
     entry: Entry
     shape: tuple[int, ...]
@@ -71,17 +71,17 @@ def example(
 ) -> str:
     """Return the program in "cpp" or "python" for a net and its manifest.
 
-    `shapes` are sizes for inputs that have dynamic dimensions; others are made up. A C++ program loads the `embedded`
-    net instead of the files, and calls the `tail` from NAME.tail.h. Raises UsageError if the shapes do not fit.
+    `shapes` has shapes of inputs with dynamic dimensions; other sizes are made up. A C++ program loads the `embedded`
+    net instead of the files, and calls the `tail` in NAME.tail.h. Raises UsageError if the shapes do not fit.
     """
     for entry in (*manifest.inputs, *manifest.outputs):
         if np_dtype(entry).name != entry.dtype or len(entry.shape) - (entry.batch_axis is not None) > max(_DIMS):
             raise UsageError(f"no Mat can hold {_Mat(entry, ()).text}, as the manifest has it")
     loop = StepInputs.of(manifest) if manifest.caches else None
-    if loop is not None and loop.mask is None:  # the program fills in the number of all tokens like a mask
+    if loop is not None and loop.mask is None:  # the program fills an input of all tokens with ones, like a mask
         loop = replace(loop, mask=next((entry for entry in manifest.inputs if entry.length), None))
     inputs = _inputs(manifest, shapes or {})
-    # The shapes alone matter: these arrays take no memory.
+    # These arrays take no memory; only their shapes matter.
     if small := too_small(manifest, {mat.entry.name: np.broadcast_to(0, mat.shape) for mat in inputs}):
         raise UsageError(small)
     files = (param.as_posix(), bin.as_posix())
@@ -103,16 +103,16 @@ def _inputs(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> list[_Ma
             raise UsageError(f"the net has no input '{name}'; its inputs are {', '.join(names)}")
     sizes: dict[str, int] = {}
     for entry in (entry for entry in entries if entry.name in shapes):
-        given = shapes[entry.name]
-        fits = len(given) == len(entry.shape) and all(
+        requested = shapes[entry.name]
+        fits = len(requested) == len(entry.shape) and all(
             dim is None or size == (sizes.setdefault(dim, size) if isinstance(dim, str) else dim)
-            for size, dim in zip(given, entry.shape, strict=True)
+            for size, dim in zip(requested, entry.shape, strict=True)
         )
         if not fits:
-            wrong = f"{entry.name}:{','.join(map(str, given))}"
+            wrong = f"{entry.name}:{','.join(map(str, requested))}"
             raise UsageError(f"--shape {wrong} is not a shape of {_Mat(entry, ()).text}")
-    # Plain names first: other sizes may be sums of them.
-    found: dict[str, _Mat] = {}
+    # Plain names come first, because other sizes may be sums of them.
+    mats: dict[str, _Mat] = {}
     sums = {dim for entry in entries for dim in entry.shape if isinstance(dim, str) and not dim.isidentifier()}
     for entry in sorted(entries, key=lambda entry: not sums.isdisjoint(entry.shape)):
         is_image = len(entry.shape) == 4 and entry.shape[1] in (1, 3)
@@ -124,16 +124,16 @@ def _inputs(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> list[_Ma
             elif entry.name in shapes:
                 size = shapes[entry.name][axis]
             elif dim is not None:
-                meant = parsed_size(dim, sizes)
-                least = max(size, manifest.minimum.get(dim, 1))
-                size = sizes.setdefault(dim, meant if isinstance(meant, int) else least)
+                computed = parsed_size(dim, sizes)
+                default = max(size, manifest.minimum.get(dim, 1))
+                size = sizes.setdefault(dim, computed if isinstance(computed, int) else default)
             shape.append(size)
-        found[entry.name] = _Mat(entry, tuple(shape))
-    return [found[name] for name in names]
+        mats[entry.name] = _Mat(entry, tuple(shape))
+    return [mats[name] for name in names]
 
 
 def _plain(text: object) -> str:
-    """Return a name from a model in a form that cannot end a comment."""
+    """Escape characters with which a name in a model could end a comment."""
     return "".join(char if char.isprintable() and char != "\\" else ascii(char)[1:-1] for char in str(text))
 
 
@@ -157,7 +157,7 @@ def _python(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: str, ta
     }
     blocks = {
         "options": (f"    net.opt.{option} = False" for option in _FP32),
-        "checks": (f"    if {bad}:\n        raise SystemExit({why!a})" for bad, why in _too_small(manifest, codes)),
+        "checks": (f"    if {bad}:\n        raise SystemExit({text!a})" for bad, text in _too_small(manifest, codes)),
         "feeds": (_python_feed(mat) for mat in inputs if mat.entry.blob),
         "call": python_call(manifest, tail, codes) if tail else (),
         "fetches": map(_python_fetch, manifest.outputs),
@@ -204,7 +204,7 @@ def _python_loop(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: st
         if others
         else (),
         "checks": [
-            f"        if length + len(ids) > {loop.most}:  # the model knows no more positions",
+            f"        if length + len(ids) > {loop.most}:  # the model has no more positions",
             "            break",
         ]
         if loop.most
@@ -225,7 +225,7 @@ def _python_loop(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: st
 
 
 def _letterbox(mat: _Mat) -> Image | None:
-    """Return the image of an input into which a whole picture is fitted."""
+    """Return the image options of an input with a letterbox, else None."""
     image = mat.entry.image
     return image if image is not None and image.letterbox is not None and mat.is_image else None
 
@@ -249,9 +249,9 @@ def _axis(entry: Entry) -> str:
 
 def _python_feed(mat: _Mat) -> str:
     name, kind = ascii(mat.entry.name), "int32" if mat.is_integer else "float32"
-    why = f"  # {mat.entry.dtype} goes in as int32" if mat.is_integer else ""
+    comment = f"  # {mat.entry.dtype} goes in as int32" if mat.is_integer else ""
     call = f"feed(extractor, {mat.entry.blob!a}, np.asarray(arrays[{name}]).astype(np.{kind}){_axis(mat.entry)})"
-    return f"    {call}{why}"
+    return f"    {call}{comment}"
 
 
 def _python_fetch(entry: Entry) -> str:
@@ -259,21 +259,21 @@ def _python_fetch(entry: Entry) -> str:
     rank = len(entry.shape)
     if rank - (entry.batch_axis is not None) == 0:  # no Mat has the rank of a scalar
         value += ".reshape(-1)" if rank else ".reshape(())"
-    why = ""
+    comment = ""
     if entry.element == "int32":
-        value, why = f"{value}.view(np.int32).astype({entry.dtype!a})", "  # its Mat holds int32"
+        value, comment = f"{value}.view(np.int32).astype({entry.dtype!a})", "  # its Mat holds int32"
     elif entry.dtype == "bool":
-        value, why = f"{value} != 0", "  # its Mat holds 0.0 and 1.0"
+        value, comment = f"{value} != 0", "  # its Mat holds 0.0 and 1.0"
     elif entry.dtype.startswith(("int", "uint")):
-        value, why = f"np.rint({value}).astype({entry.dtype!a})", f"  # {entry.dtype}, its Mat holds floats"
-    return f"    results[{entry.name!a}] = {value}{why}"
+        value, comment = f"np.rint({value}).astype({entry.dtype!a})", f"  # {entry.dtype}, its Mat holds floats"
+    return f"    results[{entry.name!a}] = {value}{comment}"
 
 
 # C++ -------------------------------------------------------------------------------------------------------------
 
 
 def _cpp(
-    every: Sequence[_Mat],
+    mats: Sequence[_Mat],
     manifest: Manifest,
     param: str,
     bin: str,
@@ -282,7 +282,7 @@ def _cpp(
     name: str,
     loop: StepInputs | None,
 ) -> str:
-    inputs, entries = [mat for mat in every if mat.entry.blob], (*manifest.inputs, *manifest.outputs)
+    inputs, entries = [mat for mat in mats if mat.entry.blob], (*manifest.inputs, *manifest.outputs)
     blobs = net.blobs if net else {entry.blob: _c(entry.blob) for entry in entries}
     feeds = {mat.entry: _cpp_feed(f"in{i}", mat, blobs[mat.entry.blob]) for i, mat in enumerate(inputs)}
     body = [_EXTRACTOR, *(line for lines in feeds.values() for line in ("", *lines))]
@@ -293,8 +293,8 @@ def _cpp(
         is_read = manifest.tail is not None and entry.name in manifest.tail.inputs
         body += ["", *_cpp_fetch(f"out{number}", entry, blobs[entry.blob], is_read=is_read)]
     if tail:
-        mats = {entry.name: f"out{number}" for number, entry in enumerate(manifest.outputs)}
-        body += ["", *cpp_call(manifest, tail, name, mats, codes)]
+        variables = {entry.name: f"out{number}" for number, entry in enumerate(manifest.outputs)}
+        body += ["", *cpp_call(manifest, tail, name, variables, codes)]
     if loop:
         body = list(_cpp_loop(loop, feeds, blobs, [(blobs[a], blobs[b]) for a, b in manifest.caches]))
     blocks = {"options": [f"    net.opt.{option} = false;" for option in _FP32], "body": body}
@@ -312,7 +312,7 @@ def _cpp(
             ]
             register = f"net.register_custom_layer({net.name}_id::TYPE_{type}, {type}_layer_creator);"
             blocks["options"] += [f"    {register}"]
-        # ncnn returns how many bytes it has read.
+        # ncnn returns the number of bytes that it has read.
         loads = ((load, f"{net.name}_{array}") for load, array in (("load_param", "param_bin"), ("load_model", "bin")))
         fails = " || ".join(f"net.{load}({array}) != {array}_size" for load, array in loads)
     lines = {name: "".join(f"{line}\n" for line in block) for name, block in blocks.items()}
@@ -329,22 +329,22 @@ def _prompt(loop: StepInputs) -> str:
 def _cpp_loop(
     loop: StepInputs, feeds: Mapping[Entry, list[str]], blobs: Mapping[str, str], caches: Sequence[tuple[str, str]]
 ) -> Iterator[str]:
-    """Yield the lines of a greedy loop; `feeds` are the lines that make and feed each input, two for the latter."""
+    """Yield the lines of a greedy loop; `feeds` has the lines that make each input, and two lines that feed it."""
     assert loop.scores is not None
     for entry in loop.others:
         yield from ("", *feeds[entry][:-2])
     yield ""
     kind = "const char*" if blobs[loop.scores.blob].startswith('"') else "const int"
-    for name, each in zip(("past", "present"), zip(*caches, strict=True), strict=True):
-        yield f"    {kind} {name}[] = {{{', '.join(each)}}};"
+    for name, names in zip(("past", "present"), zip(*caches, strict=True), strict=True):
+        yield f"    {kind} {name}[] = {{{', '.join(names)}}};"
     yield f"    std::vector<ncnn::Mat> caches({len(caches)}); // unset at first"
     yield f"    std::vector<int> ids = {{{_prompt(loop)}}}; // your prompt, from your tokenizer"
     yield "    int length = 0; // of the caches"
-    yield "    for (int n = 0; n < 32; n++) // tokens; break at that of your tokenizer which ends a text"
+    yield "    for (int n = 0; n < 32; n++) // tokens; break at your tokenizer's end token"
     yield "    {"
     yield "        const int count = (int)ids.size();"
     if loop.most:
-        yield f"        if (length + count > {loop.most}) // the model knows no more positions"
+        yield f"        if (length + count > {loop.most}) // the model has no more positions"
         yield "            break;"
     yield f"    {_EXTRACTOR}"
     for number, (entry, lines) in enumerate(feeds.items()):
@@ -363,7 +363,7 @@ def _cpp_loop(
     yield "        ncnn::Mat scores;"
     yield f"        if (ex.extract({blobs[loop.scores.blob]}, scores) != 0)"
     yield "            return 1;"
-    yield "        // Type 1 leaves them in ncnn's own layout: with the usual 0 the next step is wrong, without a word."
+    yield "        // Type 1 keeps ncnn's own layout: with the usual 0 the next step is wrong, without an error."
     yield f"        for (int i = 0; i < {len(caches)}; i++)"
     yield "            if (ex.extract(present[i], caches[i], 1) != 0)"
     yield "                return 1;"
@@ -384,7 +384,7 @@ _DIMS = {1: ("w",), 2: ("h", "w"), 3: ("c", "h", "w"), 4: ("c", "d", "h", "w")}
 
 
 def _cpp_sizes(mat: _Mat, name: str) -> Iterator[tuple[str, str]]:
-    """Yield each dynamic size of an input and the Mat's member of this size."""
+    """Yield each dynamic size of an input, and the Mat's member that has it."""
     axes = iter(_DIMS[len(mat.dims)])
     for axis, dim in enumerate(mat.entry.shape):
         member = "n" if axis == mat.entry.batch_axis else next(axes)
@@ -393,10 +393,10 @@ def _cpp_sizes(mat: _Mat, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _cpp_feed(name: str, mat: _Mat, blob: str) -> list[str]:
-    said = ", ".join(f"{dim} = {size}" for dim, size in zip(_DIMS[len(mat.dims)], mat.dims, strict=True))
+    sizes = ", ".join(f"{dim} = {size}" for dim, size in zip(_DIMS[len(mat.dims)], mat.dims, strict=True))
     if mat.entry.batch_axis is not None:
-        said += f", n = {mat.batch} (axis {mat.entry.batch_axis})"
-    lines = [f"// {mat.text}", f"// Mat: {said}"]
+        sizes += f", n = {mat.batch} (axis {mat.entry.batch_axis})"
+    lines = [f"// {mat.text}", f"// Mat: {sizes}"]
     dims = zip(mat.entry.shape, mat.shape, strict=True)
     if dynamic := [f"{'?' if dim is None else _plain(dim)} = {size}" for dim, size in dims if not isinstance(dim, int)]:
         lines.append(f"// dynamic, other sizes will do: {', '.join(dynamic)}")
@@ -450,42 +450,42 @@ def _cpp_fill(name: str, mat: _Mat) -> list[str]:
     batch = f", (size_t)4u, 1, {mat.batch}" if mat.batch > 1 else ""
     order = "the model's order" if mat.entry.batch_axis in (None, 0) else f"axis {mat.entry.batch_axis} outermost"
     value = "1" if mat.entry.dtype == "bool" else "0" if mat.is_integer else "0.5f"
-    why = f", {_plain(mat.entry.dtype)} as int" if mat.is_integer else ""
+    dtype = f", {_plain(mat.entry.dtype)} as int" if mat.is_integer else ""
     planes = mat.dims[0] if len(mat.dims) > 2 else 1
-    part = math.prod(mat.dims) // planes
-    whole = f"{name}.batch(b)" if mat.batch > 1 else name
+    plane_size = math.prod(mat.dims) // planes
+    image = f"{name}.batch(b)" if mat.batch > 1 else name
     lines = [
-        f"std::vector<{kind}> {name}_data({math.prod(mat.shape)}, {value}); // yours, in {order}{why}",
+        f"std::vector<{kind}> {name}_data({math.prod(mat.shape)}, {value}); // yours, in {order}{dtype}",
         f"ncnn::Mat {name}({sizes}{batch});",
         f"const {kind}* {name}_from = {name}_data.data();",
     ]
-    # A Mat's channels and images begin at multiples of 16 bytes and more: they are copied one by one.
+    # Channels and images of a Mat are aligned to 16 bytes or more, so there may be gaps: copy them one by one.
     loops = [(index, count) for index, count in (("b", mat.batch), ("q", planes)) if count > 1]
     for depth, (index, count) in enumerate(loops):
         lines.append("    " * depth + f"for (int {index} = 0; {index} < {count}; {index}++)")
     indent = "    " * (len(loops) - 1)
-    target = f"{whole}.channel(q)" if planes > 1 else whole
+    target = f"{image}.channel(q)" if planes > 1 else image
     return [
         *lines,
         f"{indent}{{",
         f"{indent}    {kind}* to = {target};",
-        f"{indent}    for (int i = 0; i < {part}; i++)",
+        f"{indent}    for (int i = 0; i < {plane_size}; i++)",
         f"{indent}        to[i] = *{name}_from++;",
         f"{indent}}}",
     ]
 
 
 def _cpp_fetch(name: str, entry: Entry, blob: str, *, is_read: bool = False) -> list[str]:
-    """Return the lines that extract an output and print it, unless the tail is to read it."""
+    """Return the lines that extract an output and print it, unless the tail reads it."""
     mat = _Mat(entry, ())
     dims = len(entry.shape) - (entry.batch_axis is not None)
     batch = "" if entry.batch_axis is None else f", n is axis {entry.batch_axis}"
-    kind, holds, value, read = "float", "floats", "%g", "p[i]"
+    kind, content, value, element = "float", "floats", "%g", "p[i]"
     if entry.element == "int32":
-        kind, holds, value = "int", "int32", "%d"
+        kind, content, value = "int", "int32", "%d"
     elif mat.is_integer:
-        holds, value, read = f"floats of the values of {_plain(entry.dtype)}", "%ld", "std::lround(p[i])"
-    # ncnn knows batches from 2026 on; programs with one image do without.
+        content, value, element = f"floats of the values of {_plain(entry.dtype)}", "%ld", "std::lround(p[i])"
+    # ncnn has batches since 2026; programs with one image work in older releases too.
     is_batched = entry.batch_axis is not None and entry.shape[entry.batch_axis] != 1
     loops = [
         f"    for (int q = 0; q < {name}.c; q++)",
@@ -493,14 +493,14 @@ def _cpp_fetch(name: str, entry: Entry, blob: str, *, is_read: bool = False) -> 
         f"        const ncnn::Mat plane = {name}{'.batch(b)' if is_batched else ''}.channel(q);",
         f"        const {kind}* p = plane;",
         f"        for (int i = 0; i < {name}.w * {name}.h * {name}.d; i++)",
-        f'            printf("{value} ", {read});',
+        f'            printf("{value} ", {element});',
         "    }",
     ]
     if is_batched:
         loops = [f"    for (int b = 0; b < {name}.n; b++)", *(f"    {line}" for line in loops)]
     return [
         f"    // {mat.text}",
-        f"    // Mat: {', '.join(_DIMS[dims or 1])}{batch}; it holds {holds}",
+        f"    // Mat: {', '.join(_DIMS[dims or 1])}{batch}; it holds {content}",
         f"    ncnn::Mat {name};",
         f"    if (ex.extract({blob}, {name}) != 0)",
         "        return 1;",

@@ -1,6 +1,6 @@
 
 "use strict";
-// Names come from other people's models: they reach the page as text nodes and attributes alone, never as markup.
+// Names come from untrusted models: they reach the page only as text nodes and attributes, never as markup.
 const data = JSON.parse(document.getElementById("data").textContent);
 const main = document.getElementById("main"), panel = document.getElementById("panel");
 const said = document.getElementById("said");
@@ -19,7 +19,7 @@ const s = (tag, attributes, ...children) =>
   fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 const name = text => h("span", {class: "name"}, text);
 
-// Numbers as people read them.
+// Number formats.
 const scaled = (units, base) => value => {
   if (value === null || value === undefined) return "–";
   let unit = 0;
@@ -35,14 +35,14 @@ const error = value => value === null || value === undefined ? "–" : typeof va
 const times = (number, one, many) => `${number} ${number === 1 ? one : many}`;
 const sum = values => values.some(value => value === null) ? null : values.reduce((a, b) => a + b, 0);
 const narrow = matchMedia("(max-width: 40rem)");
-// The end of a long name, which tells it from others.
+// The end of a long name, because names of one model often start alike.
 const lastOf = text => (most => text.length > most ? "…" + text.slice(1 - most) : text)(narrow.matches ? 21 : 46);
 
 const STATUS = {
   right: "as in the reference", reordered: "the same numbers in another order", wrong: "differs from the reference",
   unknown: "the reference has no such value",
 };
-// What each chart and column shows of a layer.
+// The charts and columns of costs: label, field, format, and title.
 const COSTS = [
   ["time", "seconds", time, "measured time"],
   ["MACs", "macs", count, "multiply-adds"],
@@ -53,7 +53,7 @@ const errorOf = (layer, mode) => layer.errors[mode] || null;
 const largest = layer => Object.values(layer.errors).reduce((most, found) =>
   typeof found.max_rel === "number" ? Math.max(most, found.max_rel) : found.max_rel === null ? most : Infinity, -1);
 
-// A list that has elements only for the rows in sight, and is one stop of the Tab key.
+// A list with elements only for the visible rows; it is one stop of the Tab key.
 class List {
   constructor(label, height, render, choose) {
     this.height = height; this.render = render; this.choose = choose; this.at = -1; this.count = 0;
@@ -76,7 +76,7 @@ class List {
     this.element.scrollTop = 0;
     this.later();
   }
-  // Draw with the next frame; the rows that are there `stay` where nothing but their place has changed.
+  // Draw with the next frame; existing rows `stay` if only their place has changed.
   later(stay) {
     if (!stay) this.rows.clear();
     if (this.waits) return;
@@ -131,7 +131,7 @@ class List {
   }
 }
 
-// One net on the page, with the layer that is chosen: on the side "before" or "after", by number.
+// One net on the page, with the chosen layer: its side ("before" or "after") and number.
 class View {
   constructor(net) {
     this.net = net; this.chosen = null; this.listeners = [];
@@ -161,7 +161,7 @@ class View {
     document.body.classList.remove("with-panel");
     for (const listener of this.listeners) listener(null, null, null);
   }
-  // The layers of the other side that belong to this one.
+  // The corresponding layers of the other side.
   mates(side, at) {
     const other = side === "before" ? "after" : "before", group = this.groupOf[side].get(at);
     if (group !== undefined) return this.net.groups[group][other];
@@ -274,7 +274,7 @@ function outputs(net) {
         h("td", {class: "number"}, typeof output.cosine === "number" ? output.cosine.toFixed(6) : "–"), h("td", {}, output.message, output.cause ? h("div", {class: "quiet"}, output.cause) : null)))))));
 }
 
-// A mark of a mode: each has its own form, so that nobody needs to tell colours apart.
+// The mark of a mode: each has its own form, for readers who cannot distinguish colours.
 const SHAPES = [
   (x, y, r = 3) => `M${x - r} ${y}a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0`,
   (x, y, r = 3) => `M${x - r} ${y - r}h${2 * r}v${2 * r}h${-2 * r}z`,
@@ -342,7 +342,7 @@ class Strips {
     this.point(Math.min(this.count - 1, Math.max(0, to)), true);
   }
 }
-// Points [x, value], of which only the largest is left in each column of pixels.
+// Points [x, value]: only the largest in each column of pixels.
 function points(values, x) {
   const found = new Map();
   values.forEach((value, at) => {
@@ -454,8 +454,7 @@ function memoryOver(view) {
     widget.element, widget.readout);
 }
 
-// What the margin of a column draws in each row: the line to the next layer, and lanes beside it for edges that go
-// further, at most `limit` of them.
+// The edges in a column's margin, for each row: the line to the next layer, and at most `limit` lanes for longer edges.
 function margins(layers, readers, rowOf, count, limit) {
   const rows = Array.from({length: count}, () => ({up: false, down: false, lanes: []})), free = [], ends = layers.map(() => []);
   let made = 0, wide = 0;
@@ -493,7 +492,7 @@ function graph(view) {
   if (!net.rows.length) return null;
   const margin = Object.fromEntries(sides.map(side =>
     [side, margins(net[side], view.readers[side], view.rowOf[side], net.rows.length, 5)]));
-  // Groups next to each other have different colours; the number of a group says which, for those who see none.
+  // Adjacent groups have different colours, and each group has a number for readers who cannot distinguish colours.
   let shown = net.rows.map((_, row) => row), side = "after";
   const bandOf = row => {
     const numbers = net.rows[row].map((at, which) => at === null ? undefined : view.groupOf[sides[which]].get(at));
@@ -584,7 +583,7 @@ function graph(view) {
   return element;
 }
 
-// Noise against time: a point for the first layers by noise for the time that they save, and the net as it was chosen.
+// Noise over time: points for layers in the order of their noise per saved time, and the chosen net.
 function int8(net) {
   const found = net.int8;
   if (!found) return null;

@@ -1,4 +1,4 @@
-"""The content of a report page as plain records: everything in them is a number, a text, or a list of these."""
+"""The content of a report page as plain records of numbers, texts, and lists."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ class LayerError:
     """The error of a layer's worst output, relative to the largest value of the reference.
 
     `status` is "right", "reordered" (the reference's numbers in another order), "wrong", or "unknown" if the reference
-    has no such value; `max_rel` is None if there is no number. `value` is the reference's name of the output.
+    does not have the output; `max_rel` is None if there is no number. `value` is the reference's name of the output.
     """
 
     status: str
@@ -27,10 +27,9 @@ class LayerError:
 class LayerRow:
     """A layer of a net, or a node of a model.
 
-    `reads` are the numbers of the layers that it reads, in their list. `blobs` are its outputs with their shapes.
-    `origin` are the nodes that it comes from. `macs` are multiplications with an addition, `weights` elements,
-    `weight_bytes` their bytes in the file, `blob_bytes` the bytes that the layer reads and writes. Unknown fields are
-    None.
+    `reads` are the indexes of its producers in the list of layers. `blobs` are its outputs with shapes, `origin` the
+    nodes that it was made from. `macs` is the number of multiply-adds, `weights` the number of elements, `weight_bytes`
+    their size in the file, `blob_bytes` the size of inputs and outputs. Unknown fields are None.
     """
 
     type: str
@@ -50,7 +49,7 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Layers before and after that belong together, by number, and the passes that have made them so."""
+    """Corresponding layers before and after, by index, and the passes that changed them."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -59,7 +58,7 @@ class LayerGroup:
 
 @dataclass(frozen=True)
 class NearMissRow:
-    """A pattern that was found but could not be rewritten; `layers` are those of the net after, where they are left."""
+    """A pattern that matched but could not be rewritten; `layers` are its remaining layers in the net after."""
 
     pass_name: str
     text: str
@@ -69,7 +68,7 @@ class NearMissRow:
 
 @dataclass(frozen=True)
 class MemoryCourse:
-    """The bytes of all blobs while each layer runs, in the order in which ncnn runs them; `layers` are numbers."""
+    """The bytes of all blobs while each layer runs, in ncnn's order; `layers` are indexes."""
 
     layers: tuple[int, ...]
     bytes: tuple[int, ...]
@@ -77,7 +76,7 @@ class MemoryCourse:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The differences of two nets: each line is about a layer (what, before, after, difference)."""
+    """The differences of two nets; a row is: layer, subject, before, after, difference."""
 
     about: str
     rows: tuple[tuple[str, ...], ...]
@@ -85,13 +84,13 @@ class Comparison:
 
 @dataclass(frozen=True)
 class NetRecord:
-    """One net with the facts about it.
+    """One net and its report.
 
-    `verdict` is "ok", "wrong", or "unverified", `headline` says it in a sentence. `facts` are labels and texts. `names`
-    are the titles of the lists `before` and `after`. `rows` show the two side by side, see
-    `rewrite.lineage.side_by_side`. `memory` is before and after, None if sizes are unknown. `timing` says how `seconds`
-    were measured, and is empty if nothing was; `errors` says the same about the layers' errors. `int8` is what
-    `quantize` measured.
+    `verdict` is "ok", "wrong", or "unverified", `headline` is a sentence about it. `facts` are labels and texts.
+    `names` are the titles of the lists `before` and `after`. `rows` pair their layers, see
+    `rewrite.lineage.side_by_side`. `memory` is before and after, None if sizes are unknown. `timing` describes the
+    measurement of `seconds`, `errors` that of the layers' errors; they are empty without one. `int8` has the
+    measurements of `quantize`.
     """
 
     title: str

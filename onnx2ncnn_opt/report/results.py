@@ -1,4 +1,4 @@
-"""The results of `inspect`, `diff` and `bisect`, for people."""
+"""The results of `inspect`, `diff` and `bisect` as lines and tables."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

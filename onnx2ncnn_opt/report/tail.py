@@ -1,4 +1,4 @@
-"""A tail as plain NumPy, made from the table of tail operators."""
+"""A tail as plain NumPy, generated from the table of tail operators."""
 
 import ast
 import base64
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from onnx2ncnn_opt.onnx.tail.program import Program
 
-# Names that the module of `numpy_program` may have itself.
-_TAKEN = ("np", "base64", "tail", "_", "ncnn", "load", "feed", "fetch", "run", "PARAM", "BIN")
-_SMALL = 64  # elements of a constant that NumPy programs spell out
+# Other names in the module of `numpy_program`.
+_RESERVED = ("np", "base64", "tail", "_", "ncnn", "load", "feed", "fetch", "run", "PARAM", "BIN")
+_MAX_LITERAL = 64  # elements; larger constants are stored in base64
 
 
 def numpy_program(program: Program) -> str:
@@ -30,7 +30,7 @@ def numpy_program(program: Program) -> str:
         _add_source(sources, node.op.function, node.op.source)
     names: dict[str, str] = {}
     for value in program.types:
-        names[value] = _identifier(value, {*sources, *names.values(), *_TAKEN})
+        names[value] = _identifier(value, {*sources, *names.values(), *_RESERVED})
     lines = []
     for node in program.nodes:
         arguments = []
@@ -41,10 +41,10 @@ def numpy_program(program: Program) -> str:
         arguments += [f"{key}={value!r}" for key, value in node.attributes.items()]
         results = [names.get(value, "_") for value in node.outputs]
         results += ["_"] * (0 if node.op.makes_list else len(node.op.results) - len(results))
-        is_one = len(results) == 1 and not node.op.makes_list
-        target = results[0] if is_one else f"[{', '.join(results)}]"
+        is_single = len(results) == 1 and not node.op.makes_list
+        target = results[0] if is_single else f"[{', '.join(results)}]"
         guards = " and ".join(f"{'' if is_true else 'not '}{names[name]}.all()" for name, is_true in node.guards)
-        otherwise = f" if {guards} else {'None' if is_one else f'[None] * {len(results)}'}" if guards else ""
+        otherwise = f" if {guards} else {'None' if is_single else f'[None] * {len(results)}'}" if guards else ""
         lines.append(f"{target} = {node.op.function.__name__}({', '.join(arguments)}){otherwise}")
     used = {word for line in lines for word in re.findall(r"\w+", line)} | {names[x.name] for x in program.outputs}
     constants = [f"{names[x]} = {_array(array)}" for x, array in program.constants.items() if names[x] in used]
@@ -55,8 +55,8 @@ def numpy_program(program: Program) -> str:
     return "\n\n\n".join(["\n".join(constants), *sources.values(), tail]).lstrip() + "\n"
 
 
-class _Plain(ast.NodeTransformer):
-    """The removal of annotations and decorators."""
+class _Undecorated(ast.NodeTransformer):
+    """A transformer that removes annotations and decorators."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         node.decorator_list, node.returns = [], None
@@ -72,10 +72,10 @@ class _Plain(ast.NodeTransformer):
 
 
 def _add_source(sources: dict[str, str], function: Callable[..., Any], source: str = "") -> None:
-    """Add the source of a function, and before it those of the functions that it calls."""
+    """Add the source of a function, after the sources of the functions that it calls."""
     if function.__name__ in sources:
         return
-    tree = _Plain().visit(ast.parse(source or inspect.getsource(function)))
+    tree = _Undecorated().visit(ast.parse(source or inspect.getsource(function)))
     for item in ast.walk(tree):
         called = function.__globals__.get(item.id) if isinstance(item, ast.Name) else None
         if isinstance(called, FunctionType) and called is not function:
@@ -92,7 +92,7 @@ def _identifier(value: str, taken: Collection[str]) -> str:
 
 
 def _array(array: NDArray[Any]) -> str:
-    if array.size <= _SMALL and (array.dtype.kind != "f" or np.isfinite(array).all()):
+    if array.size <= _MAX_LITERAL and (array.dtype.kind != "f" or np.isfinite(array).all()):
         return f"np.array({array.tolist()}, np.{array.dtype.name}).reshape({list(array.shape)})"
     data = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
     return f'np.frombuffer(base64.b64decode("{data}"), np.{array.dtype.name}).reshape({list(array.shape)})'

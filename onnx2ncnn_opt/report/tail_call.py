@@ -10,7 +10,7 @@ from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.onnx.tail.header import comment
 from onnx2ncnn_opt.onnx.tail.program import Port, Program
 
-# A Mat's channels and images begin at multiples of 16 bytes and more; a tail takes arrays without gaps.
+# Channels and images of a Mat are aligned to 16 bytes or more, so there may be gaps; a tail takes arrays without gaps.
 DENSE = """
 template <typename T>
 static void append(std::vector<T>& array, const ncnn::Mat& mat, bool is_int)
@@ -28,17 +28,17 @@ static void append(std::vector<T>& array, const ncnn::Mat& mat, bool is_int)
 }
 
 """
-_PRINTED = {"float32": ("float", "%g", ""), "float64": ("double", "%g", ""), "bool": ("unsigned char", "%d", "")}
+_PRINTF = {"float32": ("float", "%g", ""), "float64": ("double", "%g", ""), "bool": ("unsigned char", "%d", "")}
 
 
 def python_call(manifest: Manifest, program: Program, codes: Mapping[str, str]) -> Iterator[str]:
-    """Yield the lines after `results` has the net's outputs; `codes` are expressions of dynamic sizes by name."""
+    """Yield the lines that call the tail on the net's outputs in `results`; `codes` has code for dynamic sizes."""
     assert manifest.tail is not None
     sizes = _sizes(manifest, codes)
-    own = {entry.name for entry in manifest.outputs}
+    outputs = {entry.name for entry in manifest.outputs}
     arguments = []
     for port in program.inputs:
-        array = sizes.get(port.name) or f"{'results' if port.name in own else 'arrays'}[{port.name!a}]"
+        array = sizes.get(port.name) or f"{'results' if port.name in outputs else 'arrays'}[{port.name!a}]"
         arguments.append(f"np.asarray({f'[{array}]' if port.name in sizes else array}, np.{port.dtype})")
     names = [entry.name for entry in manifest.model_outputs]
     yield f"    results = {{**arrays, **results, **tail({', '.join(arguments)})}}"
@@ -50,7 +50,7 @@ def cpp_call(
 ) -> Iterator[str]:
     """Yield the lines that call `NAME_tail`, and print its outputs.
 
-    `mats` are the variables of the net's outputs by ONNX name, and `codes` the expressions of dynamic sizes.
+    `mats` are the variables of the net's outputs by ONNX name; `codes` has code for dynamic sizes.
     """
     sizes, entries = _sizes(manifest, codes), {entry.name: entry for entry in manifest.outputs}
     count = f"{name.upper()}_TAIL_"
@@ -86,7 +86,7 @@ def cpp_call(
     yield "    if (failed)"
     yield '        return fprintf(stderr, "the tail: error %d\\n", failed), 1;'
     for number, port in enumerate(program.outputs):
-        kind, form, cast = _PRINTED.get(port.dtype, (_c_type(port), "%lld", "(long long)"))
+        kind, form, cast = _PRINTF.get(port.dtype, (_c_type(port), "%lld", "(long long)"))
         yield f"    // {comment(port)}"
         yield f"    int64_t count{number} = 1;"
         yield f"    for (int64_t axis = 0; axis < tail_out[{number}].rank; axis++)"
@@ -98,7 +98,7 @@ def cpp_call(
 
 
 def cpp_size(text: str) -> str:
-    """Return an expression of sizes in C++."""
+    """Translate an expression of sizes to C++."""
     return re.sub(r"\b(?=(min|max)\()", "std::", text.replace("//", "/"))
 
 
@@ -109,18 +109,18 @@ def _mat_shape(entry: Entry, mat: str) -> Iterator[str]:
 
 
 def _sizes(manifest: Manifest, codes: Mapping[str, str]) -> dict[str, str]:
-    """Return the expression of each size that the tail reads, by the name of the input."""
+    """Return code for each size that the tail reads, by the name of the tail's input."""
     assert manifest.tail is not None
-    found = {}
+    result = {}
     for text in manifest.tail.sizes:
         size = parsed_size(text, {name: symbol(code) for name, code in codes.items()})
         if size is None:
             raise UsageError(f"the tail needs the size {text}, which no input has")
-        found[size_input(text)] = str(size)
-    return found
+        result[size_input(text)] = str(size)
+    return result
 
 
 def _c_type(port: Port) -> str:
-    # A float16 has no type in C++11: its bits.
+    # C++11 has no float16, so uint16_t holds the bits.
     plain = {"float32": "float", "float64": "double", "bool": "unsigned char", "float16": "uint16_t"}
     return plain.get(port.dtype, f"{port.dtype}_t")

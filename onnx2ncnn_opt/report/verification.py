@@ -13,21 +13,20 @@ if TYPE_CHECKING:
 
 
 def latency_lines(latency: Latency | None, other: str) -> list[str]:
-    """Return the times of a net and of the one that it is compared with; none if nothing was timed."""
+    """Return a line with the times of a net and of its reference, `other`; no lines if nothing was timed."""
     if latency is None:
         return []
     times = f"{latency.net:.3g} ms, {other} {latency.other:.3g} ms, ratio {latency.ratio:.2f}"
     return [f"latency: {times} (one thread, fp32, fastest of {latency.turns} turns)"]
 
 
-_MOST_INPUTS = 4  # whose shapes are shown
+_MAX_INPUTS = 4  # with their shapes in a line
 
 
 def shapes_lines(shapes: Sequence[Mapping[str, tuple[int, ...]]], *, others_refused: bool = True) -> list[str]:
-    """Return the shapes of dynamic inputs at which the net was run, if it has any.
+    """Return a line with the shapes of dynamic inputs at which the net ran, if it has any.
 
-    `others_refused` says that a single run is one of several that ONNX Runtime did not take. A wrong net does not run
-    at further shapes.
+    With `others_refused` a single run means that ONNX Runtime refused other sizes; a wrong net also runs only once.
     """
     if not any(shapes):
         return []
@@ -35,7 +34,7 @@ def shapes_lines(shapes: Sequence[Mapping[str, tuple[int, ...]]], *, others_refu
     if len(names) == 1:
         text = f"{names[0]} {' and '.join(str(list(run[names[0]])) for run in shapes)}"
     else:
-        shown = names[:_MOST_INPUTS]
+        shown = names[:_MAX_INPUTS]
         runs = (", ".join(f"{name} {list(run[name])}" for name in shown) for run in shapes)
         rest = len(names) - len(shown)
         more = f"; and {rest} more input{'s' if rest > 1 else ''}" if rest else ""
@@ -45,7 +44,7 @@ def shapes_lines(shapes: Sequence[Mapping[str, tuple[int, ...]]], *, others_refu
 
 
 def mask_lines(masks: Sequence[str], estimated: str, price: float, *, verbose: bool = False) -> list[str]:
-    """Return the number of layers for which fp16 is not enough, their price, and the effect of fp16 on the outputs.
+    """Return lines with the number and cost of layers that need masks, and the effect of fp16 on the outputs.
 
     `verbose` adds the masks.
     """
@@ -60,7 +59,7 @@ def mask_lines(masks: Sequence[str], estimated: str, price: float, *, verbose: b
 
 
 def output_table(rows: Sequence[OutputReport], label: str = "output") -> Table:
-    """Return the outputs as a table, with columns of modes if there are others than fp32, and of known causes."""
+    """Return the outputs as a table, with columns for modes other than fp32 and for causes if there are any."""
     modes = any(row.mode != "fp32" for row in rows)
     causes = any(row.cause for row in rows)
     first = ("output", "mode", "result") if modes else ("output", "result")

@@ -1,11 +1,11 @@
-"""Records in words, for terminals and pages alike."""
+"""Text forms of records, for terminals and pages."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-_HASH = 12  # digits of a hash that people compare
+_HASH_DIGITS = 12
 
 
 def data_file(name: str) -> str:
@@ -14,7 +14,7 @@ def data_file(name: str) -> str:
 
 
 def file_size(size: int) -> str:
-    """Return a size in bytes in units that people read."""
+    """Return a number of bytes with a unit, such as "1.5 MB"."""
     value, unit = float(size), "B"
     for larger in ("kB", "MB", "GB"):
         if value >= 1000:
@@ -28,13 +28,13 @@ def number_of(count: int, noun: str) -> str:
 
 
 def some_of(names: Sequence[str], *, every: bool) -> str:
-    """Return `every` name, or the first one and the number of the others."""
+    """Return `every` name, or the first name and the number of others."""
     shown = ", ".join(f"'{name}'" for name in (names if every else names[:1]))
     return shown if every or len(names) == 1 else f"{shown} and {len(names) - 1} more"
 
 
 def json_value(value: Any, not_finite: Callable[[float], Any]) -> Any:
-    """Return a value for JSON, which has neither NaN nor infinity: `not_finite` gives what stands for them."""
+    """Return a value for JSON; `not_finite` replaces NaN and infinity, which JSON does not have."""
     if isinstance(value, Mapping):
         return {str(key): json_value(item, not_finite) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -72,7 +72,7 @@ def _value(value: Any) -> str:
 
 
 def _weight(weight: Mapping[str, Any] | None) -> str:
-    return f"{weight['elements']} {weight['encoding']} {weight['sha256'][:_HASH]}" if weight else "none"
+    return f"{weight['elements']} {weight['encoding']} {weight['sha256'][:_HASH_DIGITS]}" if weight else "none"
 
 
 def _distance(weight: Mapping[str, Any]) -> str:
