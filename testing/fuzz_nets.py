@@ -90,8 +90,8 @@ def packing(result: Optimized, files: NetFiles, names: Mapping[Blob, str], worke
     for draw, drawn in draw_runs(result.graph, result.shapes):
         feeds = {blob.name: array for blob, array in drawn.items()}
         try:
-            reference = run_reference(before, feeds, list(wanted), apart=False)
-            unpacked = run_reference(plain, feeds, list(wanted), apart=False)
+            reference = run_reference(before, feeds, list(wanted), one_by_one=False)
+            unpacked = run_reference(plain, feeds, list(wanted), one_by_one=False)
         except RunError:  # which is the original's fault
             return ""
         renamed = {names[blob]: array for blob, array in drawn.items()}

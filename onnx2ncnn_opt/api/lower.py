@@ -262,7 +262,7 @@ class Conversion(Rewritten):
         model = (runs or self.begin_runs(verification)).result()
         tail = None if self.tail is None else self.tail.data
         fixed: dict[str, Any] = {"manifest": self.manifest(), "tail": tail, "worker": worker, "runs": model}
-        return verify_net(model.source, files.param, files.bin, model.how, **fixed)
+        return verify_net(model.source, files.param, files.bin, model.options, **fixed)
 
     def begin_runs(self, verification: Verification) -> Future[ModelRuns]:
         """Start ONNX Runtime's runs of the model for `verify`, in a thread."""

@@ -1,4 +1,4 @@
-"""The blobs of a net against the values inside its model, in any order of axes, and the time that each takes."""
+"""Comparison of a net's blobs with the model's inner values, in any order of axes, and the time of each blob."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -22,14 +22,13 @@ from onnx2ncnn_opt.verification.tolerance import Difference, Tolerance, compare,
 Feeds = Mapping[str, Feed]
 Way = TypeVar("Way")
 
-# A blob that is off by no more, relative to a value's largest element, is taken for that value.
-_ALIKE = 3e-2
-_MOST_AXES = 5  # values with more axes are not permuted
+_SIMILAR = 3e-2  # a wrong blob within this error, relative to a value's largest element, still belongs to the value
+_MAX_AXES = 5  # values with more axes are not permuted
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on a blob; "reordered" is one of the value's numbers that no permutation of its axes gives."""
+    """The verdict on a blob; "reordered": it has the value's numbers, in an order that no permutation of axes gives."""
 
     status: Literal["right", "reordered", "wrong", "unknown"]
     message: str = ""
@@ -43,11 +42,11 @@ UNKNOWN = Verdict("unknown", "the model has no such value")
 def model_values(
     model: Path | bytes, feeds: Mapping[str, Array], values: Mapping[str, Array], timeout: float
 ) -> dict[str, Array]:
-    """Return ONNX Runtime's value of every node of the model's graph, and its inputs; `values` are bound inputs."""
+    """Return the model's inputs, and ONNX Runtime's outputs of every node; `values` are bound inputs."""
     proto = read_model(model)
 
     def computed(names: Sequence[str]) -> dict[str, Array]:
-        """Return the values of these names, without values that cannot be an output, such as a sequence."""
+        """Return the values of these names; skip values that cannot be outputs, such as sequences."""
         try:
             with closing(OrtRunner(model, outputs=names, values=values, timeout=timeout)) as runner:
                 return runner.run_any(feeds)
@@ -65,41 +64,41 @@ def model_values(
 
 def by_size(values: Mapping[str, Array]) -> dict[int, list[str]]:
     """Return the names of values by their number of elements."""
-    found: dict[int, list[str]] = {}
+    names: dict[int, list[str]] = {}
     for name, array in values.items():
-        found.setdefault(array.size, []).append(name)
-    return found
+        names.setdefault(array.size, []).append(name)
+    return names
 
 
 def value_name(blob: str, names: Mapping[str, str]) -> str | None:
-    """Return the model's name of a blob, from `names` or the same; None for a number, which is no name in a model."""
+    """Return the model's name of a blob, from `names` or unchanged; None for an unlisted number such as "12"."""
     name = names.get(blob, blob)
     return name if blob in names or not name.isdigit() else None
 
 
 def judge(
     result: Array | Failure,
-    named: str | None,
+    name: str | None,
     values: Mapping[str, Array],
     sizes: Mapping[int, Sequence[str]],
     tolerance: Tolerance,
 ) -> Verdict:
-    """Compare a blob with the model's value of that name, or else with any of its numbers; `sizes` are `by_size`."""
-    value = None if named is None else values.get(named)
+    """Compare a blob with the model's value `name`, or without one with all values; `sizes` are `by_size`."""
+    value = None if name is None else values.get(name)
     if isinstance(result, Failure):
-        return Verdict("wrong", result.reason, None if value is None else named)
+        return Verdict("wrong", result.reason, None if value is None else name)
     if value is not None:
         if value.size != result.size:
-            return Verdict("wrong", f"its shape is {list(result.shape[1:])}, the model's {list(value.shape)}", named)
-        return as_verdict(aligned(result, value, tolerance)[0], named)
-    found = same_numbers(result, values, sizes, tolerance)
-    return as_verdict(found[2], found[0]) if found else UNKNOWN
+            return Verdict("wrong", f"its shape is {list(result.shape[1:])}, the model's {list(value.shape)}", name)
+        return as_verdict(aligned(result, value, tolerance)[0], name)
+    match = same_numbers(result, values, sizes, tolerance)
+    return as_verdict(match[2], match[0]) if match else UNKNOWN
 
 
 def same_numbers(
     array: Array, values: Mapping[str, Array], sizes: Mapping[int, Sequence[str]], tolerance: Tolerance
 ) -> tuple[str, tuple[int, ...], Difference] | None:
-    """Return the first value with an array's numbers, the order of its axes, and its distance from the array."""
+    """Return the first value with an array's numbers, the order of its axes, and its difference from the array."""
     for name in sizes.get(array.size, ()):
         if same_range(array, values[name], tolerance):
             difference, axes = aligned(array, values[name], tolerance)
@@ -120,19 +119,19 @@ def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def in_order(value: Array, axes: tuple[int, ...]) -> Array:
-    """Return the elements of a value as a flat array, without axes of size 1, the others permuted."""
+    """Drop a value's axes of size 1, permute the others, and return the elements as a flat array."""
     return value.reshape(squeezed(value.shape)).transpose(axes).reshape(-1)
 
 
 def natural(value: Array) -> tuple[int, ...]:
-    """Return the order of a value's axes without a permutation, e.g. (0, 1, 2); axes of size 1 do not count."""
+    """Return the identity permutation of a value's axes, e.g. (0, 1, 2); axes of size 1 do not count."""
     return tuple(range(len(squeezed(value.shape))))
 
 
 def aligned(result: Array, value: Array, tolerance: Tolerance) -> tuple[Difference, tuple[int, ...]]:
-    """Compare a blob with a value of as many elements; return the difference, and the order of the value's axes.
+    """Compare a blob with a value of the same size; return the difference, and the order of the value's axes.
 
-    It is the first order that is within the tolerance (see `in_order`). If none is, it is the value's own order.
+    The order is the first within the tolerance (see `in_order`), or the value's own if there is none.
     """
     flat, order = result.reshape(-1), natural(value)
     plain = compare(flat, value.reshape(-1), tolerance)
@@ -145,7 +144,7 @@ def aligned(result: Array, value: Array, tolerance: Tolerance) -> tuple[Differen
 
 
 def nearest(result: Array, value: Array) -> tuple[int, ...]:
-    """Return the order of a value's axes with the smallest difference from a blob with as many elements."""
+    """Return the order of a value's axes with the smallest difference from a blob of the same size."""
     order = natural(value)
 
     def distance(axes: tuple[int, ...]) -> float:
@@ -156,7 +155,7 @@ def nearest(result: Array, value: Array) -> tuple[int, ...]:
 
 
 def in_axes_of(value: Array, result: Array) -> Array:
-    """Return a blob with as many elements as a value, its axes in the order that is nearest to the value's."""
+    """Return a blob in the shape of a value of the same size, its axes in the order with the smallest difference."""
     axes = nearest(result, value)
     sizes = squeezed(value.shape)
     permuted = result.reshape([sizes[axis] for axis in axes])
@@ -164,7 +163,7 @@ def in_axes_of(value: Array, result: Array) -> Array:
 
 
 def same_range(a: Array, b: Array, tolerance: Tolerance) -> bool:
-    """Return True if the smallest and largest numbers agree; no permutation of axes changes them."""
+    """Return True if minima and maxima agree, which no permutation of axes changes."""
     if a.dtype.kind != "f" or b.dtype.kind != "f":
         return True
     ends = [(float(np.nanmin(x)), float(np.nanmax(x))) if not np.isnan(x).all() else (0.0, 0.0) for x in (a, b)]
@@ -173,8 +172,8 @@ def same_range(a: Array, b: Array, tolerance: Tolerance) -> bool:
 
 
 def _others(order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield all other orders of axes; none if there are more than `_MOST_AXES`."""
-    if 1 < len(order) <= _MOST_AXES:
+    """Yield all other orders of axes; none if there are more than `_MAX_AXES`."""
+    if 1 < len(order) <= _MAX_AXES:
         yield from (axes for axes in permutations(order) if axes != order)
 
 
@@ -182,17 +181,17 @@ def _others(order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 class LayerRun:
     """Verdicts on a net's blobs by mode and blob name, and seconds by blob name."""
 
-    feeds: Feeds  # that the net took
+    feeds: Feeds  # of the run
     verdicts: Mapping[str, Mapping[str, Verdict]] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     times: Times | None = None  # None if nothing was timed
-    checked: str = ""  # where and how ncnn ran
-    problem: str = ""  # the reason if something is missing
+    checked: str = ""  # ncnn's device and modes
+    problem: str = ""  # the error that ended the run, if any
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Values to hold blobs against, by name; `names` are those of blobs that are called otherwise."""
+    """The model's values by name; `names` maps blobs to values with other names."""
 
     values: Mapping[str, Array]
     tolerance: Tolerance
@@ -200,19 +199,19 @@ class Reference:
 
 
 def inner_blobs(graph: Graph) -> list[str]:
-    """Return the blobs that layers compute, in an order in which ncnn still has each when it is extracted."""
+    """Return the blobs that layers compute, in the layers' order, because ncnn frees blobs after their use."""
     inputs = {blob.name for blob in graph.inputs}
     return [blob.name for layer in graph for blob in layer.outputs if blob.name not in inputs]
 
 
 def extract_all(runner: NcnnRunner, graph: Graph, feeds: Feeds) -> dict[str, Array | Failure]:
-    """Return every blob that a layer computes, with its batch in front. Raises the errors of `NcnnRunner.extract`."""
+    """Return all blobs that layers compute, with the batch as first axis. Raises the errors of `NcnnRunner.extract`."""
     return runner.extract(feeds, [Fetch(name, 0) for name in inner_blobs(graph)])
 
 
 @dataclass(frozen=True)
 class BlobRun(Generic[Way]):
-    """The blobs of a run by name, the verdict on each, and the way in which the net was fed."""
+    """The blobs of a run by name, the verdict on each, and the way to feed the net."""
 
     way: Way
     results: Mapping[str, Array | Failure]
@@ -225,7 +224,7 @@ def likeliest_run(
     ways: Iterable[tuple[Way, Feeds]],
     verdict: Callable[[str, Array | Failure], Verdict],
 ) -> BlobRun[Way]:
-    """Feed a net in each way, and return the run that leaves the most blobs right; RunError if there is none."""
+    """Feed a net in each way, and return the run with the most right blobs; RunError if no way works."""
     best: BlobRun[Way] | None = None
     most = -1
     for way, feeds in ways:
@@ -234,7 +233,7 @@ def likeliest_run(
         except UsageError:  # an array that no Mat can hold
             continue
         verdicts = {name: verdict(name, result) for name, result in results.items()}
-        right = sum(each.status == "right" for each in verdicts.values())
+        right = sum(one.status == "right" for one in verdicts.values())
         if right > most:
             best, most = BlobRun(way, results, verdicts), right
     if best is None:
@@ -253,7 +252,7 @@ def run_layers(
     target: Target,
     timeout: float,
 ) -> LayerRun:
-    """Run a net in each mode, fed in the way that leaves the most blobs right, and time it in the first mode."""
+    """Run a net in each mode, fed in the way with the most right blobs, and time it in the first mode."""
     verdicts: dict[str, Mapping[str, Verdict]] = {}
     feeds, sizes = ways[0], by_size(reference.values)
     with NcnnWorker(target) as worker:
@@ -265,8 +264,8 @@ def run_layers(
                 verdict = partial(_verdict, reference=reference, sizes=sizes, tolerance=tolerance)
                 run = likeliest_run(runner, graph, [(way, way) for way in ways], verdict)
                 feeds, verdicts[mode], ways = run.way, run.verdicts, [run.way]
-                known = {name: verdict.value for name, verdict in run.verdicts.items() if verdict.value is not None}
-                reference = replace(reference, names={**known, **reference.names})
+                matches = {name: verdict.value for name, verdict in run.verdicts.items() if verdict.value is not None}
+                reference = replace(reference, names={**matches, **reference.names})
             announce("ncnn computes the net blob by blob, to time it")
             names = inner_blobs(graph)
             times = NcnnRunner(param, bin, worker=worker, mode=modes[0], timeout=timeout).time_blobs(feeds, names)
@@ -279,16 +278,16 @@ def run_layers(
 def _verdict(
     blob: str, result: Array | Failure, reference: Reference, sizes: Mapping[int, Sequence[str]], tolerance: Tolerance
 ) -> Verdict:
-    """Compare a blob with its value, or with the value most like it if that one is off by more than the tolerance."""
-    named = value_name(blob, reference.names)
-    verdict = judge(result, named, reference.values, sizes, tolerance)
+    """Compare a blob with its value; if the error exceeds the tolerance, compare it with similar values too."""
+    name = value_name(blob, reference.names)
+    verdict = judge(result, name, reference.values, sizes, tolerance)
     if verdict.status == "right" or isinstance(result, Failure):
         return verdict
-    wide = replace(tolerance, relative=max(tolerance.relative, _ALIKE), slices=False)
-    alike = judge(result, named, reference.values, sizes, wide)
-    if alike.status == "right" and alike.difference is not None:
-        message = verdict.message or f"off by up to {alike.difference.max_abs:.3g}"
-        return Verdict("wrong", message, alike.value, alike.difference)
+    wide = replace(tolerance, relative=max(tolerance.relative, _SIMILAR), slices=False)
+    similar = judge(result, name, reference.values, sizes, wide)
+    if similar.status == "right" and similar.difference is not None:
+        message = verdict.message or f"off by up to {similar.difference.max_abs:.3g}"
+        return Verdict("wrong", message, similar.value, similar.difference)
     value = reference.values[verdict.value] if verdict.status == "wrong" and verdict.value is not None else None
     if value is None or value.size != result.size or value.dtype.kind != "f":
         return verdict

@@ -1,6 +1,6 @@
 """The runs of a decoder: prompts of several lengths, whole and in chunks, and greedy tokens after each.
 
-ONNX Runtime chooses the tokens. Both get the same ones, and each hands on its own caches from step to step.
+ONNX Runtime chooses the tokens, and ncnn gets the same. Each keeps its own caches from step to step.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from onnx2ncnn_opt.verification.runs import Run
 
 TOKENS = 16  # after each prompt
 PROMPT = 64  # tokens, to measure times
-ROW = "greedy token"  # the report's name for what is no output of the model
+ROW = "greedy token"  # a row of the report that is no output of the model
 
 
 class Plan(NamedTuple):
-    """A prompt in chunks. With `hides` the mask hides its second token: a mask of ones cannot show that it is read."""
+    """A prompt in chunks. With `hides` the mask hides its second token, because a net may ignore a mask of ones."""
 
     chunks: tuple[int, ...]
     hides: bool = False
 
 
-# The longest steps first: the time may be over before the last ones.
+# The longest steps come first, because the time may be over before the last ones.
 _PLANS = (Plan((7,)), Plan((16, 1, 16)), Plan((1,)), Plan((33,)), Plan((3, 4)), Plan((7,), hides=True))
-_CHUNKS = 4  # of a fixed number of tokens
+_FIXED_CHUNKS = 4  # for models with a fixed number of tokens
 LEAST_RUNS = sum(len(plan.chunks) + TOKENS for plan in _PLANS[:2])
 
 
 class Decoder:
-    """A model with caches; `runner` is that in ONNX Runtime. Raises UsageError if it cannot run step by step."""
+    """A model with caches, and its `runner` in ONNX Runtime. Raises UsageError if it cannot run step by step."""
 
     def __init__(self, model: LoadedModel, manifest: Manifest, seed: int, runner: OrtRunner | None = None) -> None:
         self._manifest, self._seed, self._runner = manifest, seed, runner
@@ -49,26 +49,23 @@ class Decoder:
         drawn = draw_inputs(model, draw=Draw(seed, plain=True))
         self._others = {entry.name: drawn[entry.name] for entry in self._inputs.others}
         self._sizes = dynamic_sizes(model)
-        # With such a node the mask says how many tokens there are, and hides none.
+        # The mask of GroupQueryAttention is the number of tokens, and hides none.
         self._counts = any(node.op_type == "GroupQueryAttention" for node in model.graph)
         self.tokens = None if self._inputs.scores is None else self._inputs.scores.name
 
     def steps(self) -> tuple[Step, Step]:
         """Return the net's feeds of a prompt, and of a token after it."""
         random, count = np.random.default_rng(self._seed), self._inputs.fixed or min(PROMPT, self._longest - 1)
-        prompt = self._feeds(self._drawn(random, count), self._unset(), 0, None)
-        token = self._feeds(self._drawn(random, self._inputs.fixed or 1), prompt.pasts, count, prompt)
+        prompt = self._feeds(self._draw_ids(random, count), self._empty_caches(), 0, None)
+        token = self._feeds(self._draw_ids(random, self._inputs.fixed or 1), prompt.pasts, count, prompt)
         slots = [Slot.of(entry) for entry in self._manifest.fed]
         return prompt.step(slots), token.step(slots)
 
     def runs(self) -> Iterator[Run]:
-        """Yield all steps; of prompts that ONNX Runtime does not take, those before its error.
-
-        Raises its error if it takes none.
-        """
+        """Yield all steps; an error of ONNX Runtime ends a prompt early. Raises the error of the first prompt."""
         fixed = self._inputs.fixed
         most = TOKENS if fixed in (None, 1) else 0
-        for number, plan in enumerate(_PLANS if fixed is None else [Plan((fixed,) * _CHUNKS)]):
+        for number, plan in enumerate(_PLANS if fixed is None else [Plan((fixed,) * _FIXED_CHUNKS)]):
             count = sum(plan.chunks)
             if count >= self._longest or (plan.hides and (self._counts or self._inputs.mask is None)):
                 continue
@@ -87,20 +84,20 @@ class Decoder:
     def _session(self, number: int, plan: Plan, tokens: int) -> Iterator[Run]:
         assert self._runner is not None
         random = np.random.default_rng([self._seed, number])
-        after = {e.cache.in_: e.name for e in self._manifest.outputs if e.cache}
-        pasts, past, before = self._unset(), 0, None
+        presents = {e.cache.in_: e.name for e in self._manifest.outputs if e.cache}
+        pasts, past, before = self._empty_caches(), 0, None
         prompt = f"prompt of {sum(plan.chunks)}" + (" with its second token hidden" if plan.hides else "")
         for step, count in enumerate((*plan.chunks, *[1] * tokens)):
             token = step + 1 - len(plan.chunks)
             if token <= 0 or self.tokens is None:
-                ids = self._drawn(random, count)
+                ids = self._draw_ids(random, count)
             feeds = self._feeds(ids, pasts, past, before, hides=plan.hides)
             part = f"chunk {step + 1} of a " if len(plan.chunks) > 1 else ""
             label = f"token {token} after a {prompt}" if token > 0 else part + prompt
             announce(f"ONNX Runtime runs the model, {label}")
             results = self._runner.run(feeds)
-            pasts.update({name: (results[out], pasts[name][1]) for name, out in after.items()})
-            yield Run({}, None, feeds, {n: a for n, a in results.items() if n not in after.values()}, label)
+            pasts.update({name: (results[out], pasts[name][1]) for name, out in presents.items()})
+            yield Run({}, None, feeds, {n: a for n, a in results.items() if n not in presents.values()}, label)
             if self.tokens is not None:
                 ids = results[self.tokens].reshape(-1, results[self.tokens].shape[-1])[-1:].argmax(-1)
             before, past = feeds, past + count
@@ -119,17 +116,17 @@ class Decoder:
             arrays[self._inputs.mask.name][..., 1] = 0
         return StepFeeds({**self._others, **arrays}, pasts, past, self._manifest.caches, before)
 
-    def _unset(self) -> dict[str, tuple[Array, int]]:
-        """Return empty caches with their axis of tokens."""
-        found = {}
+    def _empty_caches(self) -> dict[str, tuple[Array, int]]:
+        """Return empty caches, each with its token axis."""
+        caches = {}
         for entry in (e for e in self._manifest.inputs if e.cache):
             axis = next((i for i, size in enumerate(entry.shape) if not isinstance(size, int)), len(entry.shape) - 2)
             shape = [size if isinstance(size, int) else self._sizes.get(str(size), 1) for size in entry.shape]
             shape[axis] = 0
-            found[entry.name] = np.zeros(shape, np_dtype(entry)), axis
-        return found
+            caches[entry.name] = np.zeros(shape, np_dtype(entry)), axis
+        return caches
 
-    def _drawn(self, random: np.random.Generator, count: int) -> Array:
+    def _draw_ids(self, random: np.random.Generator, count: int) -> Array:
         entry = self._inputs.ids
         if entry.element == "int32":
             return random.integers(0, entry.table or 2, count)
@@ -145,13 +142,13 @@ def judge_token(
     relative: float,
     values: Mapping[str, Any],
 ) -> list[OutputReport]:
-    """Return the report of the next token: the model's, or one whose scores differ by no more than scores may."""
+    """Return the report of the next token: ok if it is the model's, or if its score is within the tolerance."""
     actual, expected = (arrays[tokens].reshape(-1, arrays[tokens].shape[-1])[-1] for arrays in (values, reference))
-    ours, theirs = int(actual.argmax()), int(expected.argmax())
-    if ours == theirs:
+    token, right = int(actual.argmax()), int(expected.argmax())
+    if token == right:
         return [OutputReport(ROW, None, "ok", "")]
-    margin = float(expected[theirs]) - float(expected[ours])
-    text = f"it is {ours}, the model's {theirs} by a margin of {margin:.2g}"
+    margin = float(expected[right]) - float(expected[token])
+    text = f"it is {token}, the model's {right} by a margin of {margin:.2g}"
     allowed = relative * float(np.abs(reference[tokens]).max())
     if margin > allowed:
         return [OutputReport(ROW, None, "mismatch", f"{text}, of which errors may decide {allowed:.2g}")]

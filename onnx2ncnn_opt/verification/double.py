@@ -1,4 +1,4 @@
-"""A model whose numbers are float64: its results if rounding errors did not count."""
+"""A model in float64, whose results have practically no rounding errors."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from onnx2ncnn_opt.runtime.ort import read_model
 
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
-# ONNX's operators for which ONNX Runtime 1.32 has float64 on the CPU; tests/verification/test_double.py tries them.
+# Operators that ONNX Runtime 1.32 has in float64 on the CPU; tests/verification/test_double.py tries them.
 _DOUBLE_NAMES = """
     Abs Add ArgMax ArgMin BatchNormalization Cast Ceil Celu Clip Concat Cos CumSum DFT DepthToSpace Div Dropout Einsum
     Equal Exp Expand EyeLike Flatten Floor Gather GatherElements GatherND Gemm Greater GreaterOrEqual GridSample
@@ -28,17 +28,17 @@ _DOUBLE_NAMES = """
 """
 DOUBLE = frozenset(_DOUBLE_NAMES.split())
 _SINCE = {"GridSample": 20}  # the opset of the first version with float64
-_GATES = {"GRU": 3, "LSTM": 4, "RNN": 1}  # which ONNX Runtime has in float32 only
+_GATES = {"GRU": 3, "LSTM": 4, "RNN": 1}  # ONNX Runtime has these in float32 only
 _STATE, _CELL = "onnx2ncnn_opt.state", "onnx2ncnn_opt.cell"  # inputs of a step
-_PRODUCTS = "onnx2ncnn_opt.products"  # with the weights
-_OLDEST_OPSET = 11  # Slice and Pad have their numbers as inputs, and there is Range
+_PRODUCTS = "onnx2ncnn_opt.products"  # inputs times weights
+_OLDEST_OPSET = 11  # Range exists, and Slice and Pad have their numbers as inputs
 _WANTED_OPSET = 13  # Clip has float64
 _END = np.iinfo(np.int64).max
-_MOST_PRODUCTS = 32  # of a convolution; each takes the memory of some columns, and ONNX Runtime long for many nodes
+_MAX_PRODUCTS = 32  # of a convolution: fewer products need more memory, and ONNX Runtime is slow with many nodes
 
 
 class NodeWriter:
-    """The nodes of a rewritten model, in order, and its new `constants`, each once: ONNX Runtime loads them sooner."""
+    """The nodes of a rewritten model, and its new `constants` without duplicates, which load faster."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -47,13 +47,13 @@ class NodeWriter:
 
     def node(self, operator: str, *inputs: str | list[int] | Array, out: str = "", **attributes: Any) -> str:
         """Add a node with one output, and return the output's name; integers and arrays become constants."""
-        names = [each if isinstance(each, str) else self.constant(each) for each in inputs]
+        names = [value if isinstance(value, str) else self.constant(value) for value in inputs]
         name = out or f"onnx2ncnn_opt.{next(self._numbers)}"
         self.nodes.append(helper.make_node(operator, names, [name], **attributes))
         return name
 
     def constant(self, value: list[int] | Array) -> str:
-        """Add a constant, and return its name; a list gets 64 bits."""
+        """Add a constant, and return its name; a list becomes int64."""
         array = np.array(value, np.int64) if isinstance(value, list) else value
         key = array.dtype, array.shape, array.tobytes()
         if key not in self.constants:
@@ -62,11 +62,11 @@ class NodeWriter:
 
 
 class InDouble(NodeWriter):
-    """The model in float64, of `outputs` if there are any: `data`, with so many `weights`.
+    """The model in float64 as `data`, cut at `outputs` if given; `weights` is their number.
 
-    Its inputs have the types that they had, its outputs are float64 where they were floats. Convolutions and average
-    pooling, which ONNX Runtime does not have in float64, become products of slices. Other operators that it does not
-    have are computed in float32. Raises RunError for a model that cannot be rewritten, with the reason.
+    Inputs keep their types; float outputs become float64. Convolutions and average pooling, which ONNX Runtime does not
+    have in float64, become products and sums of slices. Other operators without float64 run in float32. Raises RunError
+    with the reason for a model that cannot be rewritten.
     """
 
     def __init__(self, model: Path | bytes, outputs: Sequence[str] = ()) -> None:
@@ -101,7 +101,7 @@ class InDouble(NodeWriter):
         self.data = bytes(proto.SerializeToString())
 
     def _add(self, node: onnx.NodeProto) -> None:
-        """Add a node of the model, in float64 if there is such an operator."""
+        """Add a node of the model, in float64 if ONNX Runtime has the operator in float64."""
         inputs = [self._double.get(name, name) for name in node.input]
         attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
         kind = "" if node.domain else node.op_type
@@ -112,44 +112,44 @@ class InDouble(NodeWriter):
         if kind == "Sigmoid":
             self._sigmoid(inputs[0], node.output[0])
             return
-        floats = any(self._types.get(name) in FLOATS for name in (*node.input, *node.output))
-        made = onnx.NodeProto()
-        made.CopyFrom(node)
-        if not floats or (kind in DOUBLE and self._opset >= _SINCE.get(kind, 0)):
-            made.input[:] = inputs
-            for attribute in made.attribute:
+        has_floats = any(self._types.get(name) in FLOATS for name in (*node.input, *node.output))
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        if not has_floats or (kind in DOUBLE and self._opset >= _SINCE.get(kind, 0)):
+            copy.input[:] = inputs
+            for attribute in copy.attribute:
                 if attribute.name in ("to", "dtype", "stash_type") and attribute.i in FLOATS:
                     attribute.i = TensorProto.DOUBLE
             if node.op_type == "GroupNormalization" and self._opset >= 21 and "stash_type" not in attributes:
-                made.attribute.append(helper.make_attribute("stash_type", TensorProto.DOUBLE))  # it is 1 by default
-            self.nodes.append(made)
+                copy.attribute.append(helper.make_attribute("stash_type", TensorProto.DOUBLE))  # the default is 1
+            self.nodes.append(copy)
             return
-        made.input[:] = [
-            self.node("Cast", read, to=self._types[name]) if self._types.get(name) in FLOATS else read
-            for name, read in zip(node.input, inputs, strict=True)
+        copy.input[:] = [
+            self.node("Cast", double, to=self._types[name]) if self._types.get(name) in FLOATS else double
+            for name, double in zip(node.input, inputs, strict=True)
         ]
-        floating = [name for name in node.output if self._types.get(name) in FLOATS]
-        made.output[:] = [f"{name}.single" if name in floating else name for name in node.output]
-        self.nodes.append(made)
-        for name in floating:
+        floats = [name for name in node.output if self._types.get(name) in FLOATS]
+        copy.output[:] = [f"{name}.single" if name in floats else name for name in node.output]
+        self.nodes.append(copy)
+        for name in floats:
             self.node("Cast", f"{name}.single", out=name, to=TensorProto.DOUBLE)
 
     def _convolution(self, node: onnx.NodeProto, inputs: list[str], attributes: dict[str, Any]) -> bool:
-        """Add a convolution as products, one for a few columns of its kernel; return False for unknown padding."""
+        """Add a convolution as products of a few kernel columns each; return False for unknown padding."""
         shape = self._shapes.get(node.input[1])
         if not shape or not _has_pads(attributes):
             return False
         groups, last = attributes.get("group", 1), len(shape) - 1
         kernel = self.node("Reshape", inputs[1], [groups, shape[0] // groups, shape[1], *shape[2:]])
         name = self._padded(inputs[0], last - 1, attributes)
-        width, total = -(-math.prod(shape[2:]) // _MOST_PRODUCTS), ""
-        for start, end, taken in self._columns(name, shape[2:], width, attributes):
+        width, total = -(-math.prod(shape[2:]) // _MAX_PRODUCTS), ""
+        for start, end, columns in self._columns(name, shape[2:], width, attributes):
             rows = shape[1] * math.prod(np.subtract(end, start))
             weight = self.node("Slice", kernel, start, end, [*range(3, last + 2)])
             matrix = self.node("Reshape", weight, [groups, shape[0] // groups, rows])
-            part = self.node("MatMul", matrix, self.node("Reshape", taken, [0, groups, rows, -1]))
+            part = self.node("MatMul", matrix, self.node("Reshape", columns, [0, groups, rows, -1]))
             total = self.node("Add", total, part) if total else part
-        sizes = self.node("Slice", self.node("Shape", taken), [1 - last], [_END])
+        sizes = self.node("Slice", self.node("Shape", columns), [1 - last], [_END])
         sizes = self.node("Concat", [0, shape[0]], sizes, axis=0)
         has_bias = len(inputs) > 2 and bool(inputs[2])
         result = self.node("Reshape", total, sizes, out="" if has_bias else node.output[0])
@@ -159,7 +159,7 @@ class InDouble(NodeWriter):
         return True
 
     def _average(self, node: onnx.NodeProto, inputs: list[str], attributes: dict[str, Any]) -> bool:
-        """Add an average pooling as a sum of slices; return False if not all windows count as many numbers."""
+        """Add an average pooling as a sum of slices; return False if windows have different divisors."""
         counts_pads = attributes.get("count_include_pad") or not any(attributes.get("pads", ()))
         if attributes.get("ceil_mode") or not counts_pads or not _has_pads(attributes):
             return False
@@ -170,74 +170,76 @@ class InDouble(NodeWriter):
         return True
 
     def _recurrent(self, node: onnx.NodeProto, inputs: list[str], attributes: dict[str, Any]) -> bool:
-        """Add a GRU, LSTM or RNN as Scans, one for each direction; return False for options that few models have."""
-        gates, size, way = _GATES[node.op_type], attributes.get("hidden_size"), attributes.get("direction", b"forward")
+        """Add a GRU, LSTM or RNN as a Scan for each direction; return False for rare options."""
+        gates, size = _GATES[node.op_type], attributes.get("hidden_size")
+        direction = attributes.get("direction", b"forward")
         data, weights, recurrent, bias, lengths, state, cell, peephole = (*inputs, *[""] * 8)[:8]
         rare = {"activations", "input_forget", "layout"}
         if size is None or lengths or peephole or attributes.keys() & rare:
             return False
-        ways, rows, bound = 1 + (way == b"bidirectional"), gates * size, attributes.get("clip", 0.0)
+        count, rows, bound = 1 + (direction == b"bidirectional"), gates * size, attributes.get("clip", 0.0)
         if not bias:
-            bias = self.constant(np.zeros((ways, 2 * rows)))
+            bias = self.constant(np.zeros((count, 2 * rows)))
         initials = [state, cell][: 1 + (gates == _GATES["LSTM"])]
         if not all(initials):
             batch = self.node("Slice", self.node("Shape", data), [1], [2])
-            sizes = self.node("Concat", [ways], batch, [size], axis=0)
+            sizes = self.node("Concat", [count], batch, [size], axis=0)
             zeros = self.node("Expand", np.zeros(1), sizes)
             initials = [initial or zeros for initial in initials]
         results: list[list[str]] = [[] for _ in range(1 + len(initials))]  # the sequence, and the last states
-        for number in range(ways):
-            own = [self.node("Gather", each, np.array(number)) for each in (weights, recurrent, bias)]
-            matrix, own_recurrent = (self.node("Transpose", each, perm=[1, 0]) for each in own[:2])
+        for number in range(count):
+            own = [self.node("Gather", name, np.array(number)) for name in (weights, recurrent, bias)]
+            matrix, own_recurrent = (self.node("Transpose", name, perm=[1, 0]) for name in own[:2])
             products = self.node("Add", self.node("MatMul", data, matrix), self._part(own[2], 0, rows))
             first = [self.node("Gather", initial, np.array(number)) for initial in initials]
             outer, self.nodes = self.nodes, []
             is_linear = bool(attributes.get("linear_before_reset"))
             recurrent_bias = self._part(own[2], rows, 2 * rows)
-            after = self._step(gates, size, own_recurrent, recurrent_bias, bound, is_linear=is_linear)
-            copy = self.node("Identity", after[0])
-            taken = [*(_STATE, _CELL)[: len(first)], _PRODUCTS], [*after, copy]
-            starts, ends = ([onnx.ValueInfoProto(name=name) for name in names] for names in taken)
+            states = self._step(gates, size, own_recurrent, recurrent_bias, bound, is_linear=is_linear)
+            copy = self.node("Identity", states[0])
+            ports = [*(_STATE, _CELL)[: len(first)], _PRODUCTS], [*states, copy]
+            starts, ends = ([onnx.ValueInfoProto(name=name) for name in names] for names in ports)
             body, self.nodes = helper.make_graph(self.nodes, "step", starts, ends), outer
-            back = [int(way == b"reverse" or number == 1)]
-            *last, sequence = [f"{name}.{number}" for name in (*after, copy)]
-            directions: dict[str, Any] = dict.fromkeys(("scan_input_directions", "scan_output_directions"), back)
+            is_reversed = [int(direction == b"reverse" or number == 1)]
+            *last, sequence = [f"{name}.{number}" for name in (*states, copy)]
+            directions: dict[str, Any] = dict.fromkeys(("scan_input_directions", "scan_output_directions"), is_reversed)
             scan = helper.make_node(
                 "Scan", [*first, products], [*last, sequence], body=body, num_scan_inputs=1, **directions
             )
             self.nodes.append(scan)
             results[0].append(self.node("Reshape", sequence, [0, 1, -1, size]))
-            for each, name in zip(results[1:], last, strict=True):
-                each.append(self.node("Reshape", name, [1, -1, size]))
+            for parts, name in zip(results[1:], last, strict=True):
+                parts.append(self.node("Reshape", name, [1, -1, size]))
         for parts, axis, out in zip(results, (1, 0, 0), node.output, strict=False):
             if out:
                 self.node("Concat", *parts, axis=axis, out=out)
         return True
 
     def _step(self, gates: int, size: int, recurrent: str, bias: str, bound: float, *, is_linear: bool) -> list[str]:
-        """Add one step of a GRU, LSTM or RNN; return the new states. Sums are clipped to a `bound` that is not 0."""
+        """Add one step of a GRU, LSTM or RNN; return the new states. A `bound` other than 0 clips the sums."""
 
-        def added(a: str, b: str) -> str:
+        def clipped_sum(a: str, b: str) -> str:
             total = self.node("Add", a, b)
             return self.node("Clip", total, np.array(-bound), np.array(bound)) if bound else total
 
         product = self.node("Add", self.node("MatMul", _STATE, recurrent), bias)
         if gates == _GATES["RNN"]:
-            return [self.node("Tanh", added(_PRODUCTS, product))]
+            return [self.node("Tanh", clipped_sum(_PRODUCTS, product))]
         if gates == _GATES["LSTM"]:
-            sums = added(_PRODUCTS, product)
-            enter, leave, keep = (self._sigmoid(self._part(sums, k * size, (k + 1) * size)) for k in range(3))
-            new = self.node("Mul", enter, self.node("Tanh", self._part(sums, 3 * size, 4 * size)))
-            cell = self.node("Add", self.node("Mul", keep, _CELL), new)
-            return [self.node("Mul", leave, self.node("Tanh", cell)), cell]
-        both = self._sigmoid(added(*(self._part(each, 0, 2 * size) for each in (_PRODUCTS, product))))
+            sums = clipped_sum(_PRODUCTS, product)
+            input, output, forget = (self._sigmoid(self._part(sums, k * size, (k + 1) * size)) for k in range(3))
+            new = self.node("Mul", input, self.node("Tanh", self._part(sums, 3 * size, 4 * size)))
+            cell = self.node("Add", self.node("Mul", forget, _CELL), new)
+            return [self.node("Mul", output, self.node("Tanh", cell)), cell]
+        gate_sums = clipped_sum(*(self._part(name, 0, 2 * size) for name in (_PRODUCTS, product)))
+        both = self._sigmoid(gate_sums)
         update, reset = self._part(both, 0, size), self._part(both, size, 2 * size)
         if is_linear:
             inner = self.node("Mul", reset, self._part(product, 2 * size, 3 * size))
         else:
             kept = self.node("MatMul", self.node("Mul", reset, _STATE), self._part(recurrent, 2 * size, 3 * size))
             inner = self.node("Add", kept, self._part(bias, 2 * size, 3 * size))
-        new = self.node("Tanh", added(self._part(_PRODUCTS, 2 * size, 3 * size), inner))
+        new = self.node("Tanh", clipped_sum(self._part(_PRODUCTS, 2 * size, 3 * size), inner))
         return [self.node("Add", new, self.node("Mul", update, self.node("Sub", _STATE, new)))]
 
     def _part(self, name: str, start: int, end: int) -> str:
@@ -245,12 +247,12 @@ class InDouble(NodeWriter):
         return self.node("Slice", name, [start], [end], [-1])
 
     def _sigmoid(self, name: str, out: str = "") -> str:
-        """Add a sigmoid; ONNX Runtime's own takes a difference of numbers near 1, and is 0 for -37."""
+        """Add a sigmoid; ONNX Runtime's own cancels digits near 1, and is 0 for -37."""
         shifted = self.node("Add", self.node("Exp", self.node("Neg", name)), np.array(1.0))
         return self.node("Reciprocal", shifted, out=out)
 
     def _mean(self, node: onnx.NodeProto, inputs: list[str], attributes: dict[str, Any]) -> bool:
-        """Add the mean over all axes except the first two; return False if their number is unknown."""
+        """Add the mean over all axes except the first two; return False if the rank is unknown."""
         axes = list(range(2, self._ranks.get(node.input[0], 0)))
         if axes and self._opset < 18:
             self.node("ReduceMean", inputs[0], out=node.output[0], axes=axes)
@@ -259,51 +261,51 @@ class InDouble(NodeWriter):
         return bool(axes)
 
     def _padded(self, name: str, rank: int, attributes: dict[str, Any]) -> str:
-        """Add the zeros around the last `rank` axes."""
+        """Add zero padding of the last `rank` axes."""
         pads = list(attributes.get("pads", ()))
         return self.node("Pad", name, [0, 0, *pads[:rank], 0, 0, *pads[rank:]]) if any(pads) else name
 
     def _columns(
         self, name: str, kernel: Sequence[int], width: int, attributes: dict[str, Any]
     ) -> Iterator[tuple[list[int], list[int], str]]:
-        """Add the inputs of each `width` columns of a kernel, at all positions; yield their start, end and inputs."""
+        """Add im2col for each `width` kernel columns; yield their start, their end, and their inputs."""
         if width == 1:
             for offset, tap in self._taps(name, kernel, attributes):
                 yield [*offset], [index + 1 for index in offset], tap
             return
         rank, last = len(kernel), len(kernel) + 1
-        stride, apart = (attributes.get(key, [1] * rank)[-1] for key in ("strides", "dilations"))
+        stride, dilation = (attributes.get(key, [1] * rank)[-1] for key in ("strides", "dilations"))
         size = self.node("Reshape", self.node("Slice", self.node("Shape", name), [last], [last + 1]), [])
-        end = self.node("Sub", size, np.array((kernel[-1] - 1) * apart))
+        end = self.node("Sub", size, np.array((kernel[-1] - 1) * dilation))
         positions = self.node("Range", np.array(0), end, np.array(stride))
         for offset, rows in self._taps(name, kernel[:-1], attributes):
             for start in range(0, kernel[-1], width):
                 columns = np.arange(start, min(start + width, kernel[-1]))
-                indices = self.node("Add", columns[:, None] * apart, positions)
-                taken = self.node("Gather", rows, indices, axis=last)
-                moved = self.node("Transpose", taken, perm=[0, 1, last, *range(2, last), last + 1])
-                yield [*offset, start], [*(index + 1 for index in offset), start + len(columns)], moved
+                indices = self.node("Add", columns[:, None] * dilation, positions)
+                gathered = self.node("Gather", rows, indices, axis=last)
+                permuted = self.node("Transpose", gathered, perm=[0, 1, last, *range(2, last), last + 1])
+                yield [*offset, start], [*(index + 1 for index in offset), start + len(columns)], permuted
 
     def _taps(
         self, name: str, kernel: Sequence[int], attributes: dict[str, Any]
     ) -> Iterator[tuple[tuple[int, ...], str]]:
-        """Add a Slice for each element of a kernel of these axes: its inputs at all positions; yield both."""
-        rank = len(kernel)
-        steps, apart = (np.array(attributes.get(key, [1] * rank)[:rank], np.int64) for key in ("strides", "dilations"))
+        """Add a Slice for each kernel element, with its inputs at all positions; yield both."""
+        rank, keys = len(kernel), ("strides", "dilations")
+        steps, dilations = (np.array(attributes.get(key, [1] * rank)[:rank], np.int64) for key in keys)
         for offset in product(*map(range, kernel)):
-            starts = np.array(offset, np.int64) * apart
-            lasts = starts + (1 - np.array(kernel, np.int64)) * apart
+            starts = np.array(offset, np.int64) * dilations
+            lasts = starts + (1 - np.array(kernel, np.int64)) * dilations
             ends = np.where(lasts == 0, _END, lasts)
             yield offset, self.node("Slice", name, starts, ends, [*range(2, 2 + rank)], steps) if kernel else name
 
 
 def _has_pads(attributes: dict[str, Any]) -> bool:
-    """Return True if a node's padding does not depend on its input's size."""
+    """Return True if a node's padding does not depend on the input's size."""
     return attributes.get("auto_pad", b"NOTSET") in (b"NOTSET", b"VALID")
 
 
 def upgraded(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model in an opset with the operators of a rewritten one; RunError if ONNX cannot convert it."""
+    """Return the model in an opset that rewritten models can use; RunError if ONNX cannot convert it."""
     opset = _opset(proto)
     if opset >= _WANTED_OPSET:
         return proto
@@ -314,11 +316,11 @@ def upgraded(proto: onnx.ModelProto) -> onnx.ModelProto:
             return proto
         raise RunError(f"opset {opset} cannot be converted to {_WANTED_OPSET}: {error}") from error
     for node in proto.graph.node:
-        if node.op_type == "Resize" and opset < 11:  # which ONNX turns into one of other coordinates
+        if node.op_type == "Resize" and opset < 11:  # ONNX's conversion changes its coordinates
             modes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-            kept = [attribute for attribute in node.attribute if attribute.name not in modes]
+            others = [attribute for attribute in node.attribute if attribute.name not in modes]
             del node.attribute[:]
-            node.attribute.extend((*kept, *(helper.make_attribute(name, mode) for name, mode in modes.items())))
+            node.attribute.extend((*others, *(helper.make_attribute(name, mode) for name, mode in modes.items())))
     return proto
 
 
@@ -330,7 +332,7 @@ def inferred_values(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     """Return the types and shapes that ONNX infers for the values of a model's graph."""
     inferred = onnx.ModelProto()
     inferred.CopyFrom(proto)
-    for tensor in inferred.graph.initializer:  # which would be copied once more
+    for tensor in inferred.graph.initializer:  # to avoid another copy of the weights
         if len(tensor.raw_data) > 1024:
             tensor.ClearField("raw_data")
             tensor.data_location = TensorProto.EXTERNAL
@@ -340,6 +342,6 @@ def inferred_values(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
 
 
 def element_types(proto: onnx.ModelProto, inferred: Sequence[onnx.ValueInfoProto]) -> dict[str, int]:
-    """Return the element types of a model's values, if ONNX can infer them."""
+    """Return the element types of a model's values that are inferred or initializers."""
     types = {value.name: value.type.tensor_type.elem_type for value in inferred}
     return types | {tensor.name: tensor.data_type for tensor in proto.graph.initializer}

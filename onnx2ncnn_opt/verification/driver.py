@@ -1,4 +1,4 @@
-"""The one loop of verification: a net in each mode, on each set of inputs, against its reference."""
+"""The loop of verification: run a net in each mode, on each set of inputs, and compare it with its reference."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _COMPARED = ("ok", "mismatch", "nan")
 class VerifyReport:
     """The result of a verification: all outputs in each mode, with the largest errors and the worst status of all runs.
 
-    If `optimize` stores weights in 16 bits, `folded` has the outputs of the same net with 32-bit weights, which have
-    to agree more closely.
+    If `optimize` stores weights in 16 bits, `folded` has the outputs of the same net with 32-bit weights, for which the
+    tolerance is smaller.
     """
 
     outputs: tuple[OutputReport, ...]
-    seed: int | None  # the first of the inputs, None if they were given
+    seed: int | None  # the first seed of the inputs, None if the user gave inputs
     sizes: tuple[Mapping[str, int], ...] = ({},)  # dynamic sizes of the runs
     shapes: tuple[Mapping[str, tuple[int, ...]], ...] = ({},)  # the shapes of inputs with dynamic sizes
-    checked: str = ""  # where ncnn ran and in which modes
-    draws: tuple[Draw, ...] = ()  # the inputs at these sizes
-    notes: tuple[str, ...] = ()  # facts about the model for the reader
+    checked: str = ""  # ncnn's device and modes
+    draws: tuple[Draw, ...] = ()  # the inputs at each size
+    notes: tuple[str, ...] = ()  # for users
     against: str = MODEL  # the reference
     folded: tuple[OutputReport, ...] = ()
-    wrong: WrongRun | None = field(default=None, repr=False, compare=False)  # the first that gave a wrong output
-    manifest: Manifest | None = field(default=None, repr=False, compare=False)  # the description of the arrays
+    wrong: WrongRun | None = field(default=None, repr=False, compare=False)  # the first run with a wrong output
+    manifest: Manifest | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
         return f"VerifyReport({', '.join(map(str, self.rows))}; {self.checked})"
@@ -54,7 +54,7 @@ class VerifyReport:
         return all(output.status == "ok" for output in self.rows)
 
     def renamed(self, staged: Sequence[Path], files: Sequence[Path]) -> VerifyReport:
-        """Return the report with the final names of files in its messages."""
+        """Return the report with the final names of staged files in its messages."""
 
         def named(row: OutputReport) -> OutputReport:
             for part, path in zip(staged, files, strict=True):
@@ -70,7 +70,7 @@ class VerifyReport:
 
 
 def check_outputs(outputs: Sequence[OutputReport], what: str) -> None:
-    """Raise VerificationError with a line for each output that differs, or UnprovenError; `what` ends "differ ..."."""
+    """Raise VerificationError with a line for each output that differs, or UnprovenError; `what` follows "differ"."""
     wrong = [
         f"  {output.name}{'' if output.mode == 'fp32' else f' in {output.mode}'}: {output.message}"
         for output in outputs
@@ -97,25 +97,25 @@ class Judge(Protocol):
 
 
 def judge_modes(judge: Judge, modes: Sequence[str]) -> tuple[tuple[OutputReport, ...], WrongRun | None]:
-    """Run a net in each mode, up to the first inputs that give a wrong output; return the reports and these inputs."""
+    """Run a net in each mode until inputs give a wrong output; return the reports, and the first wrong run."""
     rows: list[OutputReport] = []
     wrong: WrongRun | None = None
     for mode in modes:
         reports: list[list[OutputReport]] = []
         for run in judge.runs(mode):
             announce(f"ncnn runs the net in {mode}, {run or 'on the inputs'}")
-            found = judge.compare(run, mode)
+            outputs = judge.compare(run, mode)
             at = f"at {run}: " if str(run) else ""
-            reports.append([replace(o, message=f"{at}{o.message}") if o.message else o for o in found])
-            if is_wrong(found):
+            reports.append([replace(o, message=f"{at}{o.message}") if o.message else o for o in outputs])
+            if is_wrong(outputs):
                 wrong = wrong or (mode, run.feeds)
                 break
-        rows += judge.explain([replace(merged(each), mode=mode) for each in zip(*reports, strict=True)], mode)
+        rows += judge.explain([replace(merged(runs), mode=mode) for runs in zip(*reports, strict=True)], mode)
     return tuple(rows), wrong
 
 
 def failed(names: Iterable[str], error: Error) -> tuple[OutputReport, ...]:
-    """Return the reports of outputs if a net fails as a whole."""
+    """Return the reports of all outputs of a net that does not run."""
     status: Status = "crashed" if isinstance(error, CrashError) else "refused"
     return tuple(OutputReport(name, None, status, str(error)) for name in names)
 
@@ -126,13 +126,12 @@ def missing(name: str, blob: str, failure: Failure) -> OutputReport:
 
 
 def is_wrong(outputs: Sequence[OutputReport]) -> bool:
-    """Return True if an output is wrong; one that proves nothing is not."""
+    """Return True if an output is wrong; "unproven" is not wrong."""
     return any(output.status not in ("ok", "unproven") for output in outputs)
 
 
 def merged(reports: Sequence[OutputReport]) -> OutputReport:
-    """Merge the reports of an output in all runs: the worst status, the largest errors."""
-    # "unproven" at some inputs is no failure.
+    """Merge the reports of an output in all runs: the worst status (except "unproven"), the largest errors."""
     proven = [output for output in reports if output.status != "unproven"] or reports
     worst = max(proven, key=lambda output: get_args(Status).index(output.status))
 

@@ -1,6 +1,6 @@
-"""Dynamic dimensions of different names that are one: found by running the model, where its exporter did not tell.
+"""Dynamic dimensions with different names that must be equal, found by running the model.
 
-torch names the lengths of a cache anew for every layer, though a model runs only where all of them are equal.
+For example torch gives the cache's length another name in every layer, though a model runs only if all are equal.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,9 @@ from onnx2ncnn_opt.verification.inputs import LENGTHS, Total, Uses, draw_inputs,
 
 @dataclass(frozen=True)
 class EqualSizes:
-    """`names` of dynamic dimensions that have to be equal, each tuple one size; `shapes` of inputs that say so.
+    """Groups of `names` of dynamic dimensions that must be equal; `shapes` of inputs with one name for each group.
 
-    `model` is the model as it was loaded, if there are none.
+    `model` is the loaded model if there are no groups.
     """
 
     names: tuple[tuple[str, ...], ...]
@@ -36,51 +36,51 @@ def equal_sizes(
     values: Mapping[str, Any] | None = None,
     outputs: Sequence[str] = (),
 ) -> EqualSizes:
-    """Return the dynamic dimensions that must be equal, or ONNX Runtime refuses the model.
+    """Return the dynamic dimensions that must be equal, because ONNX Runtime refuses other sizes.
 
-    Candidates stand on the same axis of inputs of one type and rank, whose other sizes are the same. One is tied if the
-    model does not run with it alone changed, but does with all of them changed.
+    Candidates are on the same axis of inputs with equal types, ranks and other sizes. They must be equal if the model
+    does not run after a change of one of them, but runs after the same change of all.
     """
     loaded = load_model(model, shapes=shapes, values=values, outputs=outputs)
     groups = _candidates(loaded)
     if not groups:
         return EqualSizes((), shapes or {}, loaded)
     try:
-        runner = OrtRunner(model, outputs=outputs, values=loaded.values, threads=None)  # as those of the verification
-    except RunError:  # why will be told when it is converted or verified
+        runner = OrtRunner(model, outputs=outputs, values=loaded.values, threads=None)  # verification has one like it
+    except RunError:  # conversion or verification will report it
         return EqualSizes((), shapes or {}, loaded)
     trial = _Trial(loaded, runner)
-    found = trial.base()
-    tied = [] if found is None else [names for group in groups if (names := trial.tied(group, *found))]
-    one: dict[str, Dim] = {name: symbol(names[0]) for names in tied for name in names[1:]}
-    named: dict[str, Sequence[Any]] = dict(shapes or {})
+    base = trial.base()
+    equal = [] if base is None else [names for group in groups if (names := trial.equal(group, *base))]
+    first: dict[str, Dim] = {name: symbol(names[0]) for names in equal for name in names[1:]}
+    renamed: dict[str, Sequence[Any]] = dict(shapes or {})
     for info in loaded.inputs:
-        if any(isinstance(dim, Sym) and not dim.names().isdisjoint(one) for dim in info.shape):
-            named[info.name] = [dim.subs(one) if isinstance(dim, Sym) else dim for dim in info.shape]
-    return EqualSizes(tuple(tied), named, None if tied else loaded)
+        if any(isinstance(dim, Sym) and not dim.names().isdisjoint(first) for dim in info.shape):
+            renamed[info.name] = [dim.subs(first) if isinstance(dim, Sym) else dim for dim in info.shape]
+    return EqualSizes(tuple(equal), renamed, None if equal else loaded)
 
 
 def _candidates(model: LoadedModel) -> list[list[str]]:
-    alike: dict[tuple[object, ...], dict[str, None]] = {}
+    groups: dict[tuple[object, ...], dict[str, None]] = {}
     for value, info in zip(model.graph.inputs, model.inputs, strict=True):
-        if Uses.of(value, model).is_counted:  # the importer tells, and a cache that is a buffer would take other sizes
+        if Uses.of(value, model).is_counted:  # the importer knows its length, and a cache in a buffer takes any
             continue
         for axis, dim in enumerate(info.shape):
             if isinstance(dim, Sym) and dim == symbol(str(dim)):
                 others = tuple(size if isinstance(size, int) else None for size in info.shape)
-                alike.setdefault((info.dtype, axis, others), {})[str(dim)] = None
-    return [list(names) for names in alike.values() if len(names) > 1]
+                groups.setdefault((info.dtype, axis, others), {})[str(dim)] = None
+    return [list(names) for names in groups.values() if len(names) > 1]
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """A model that is run at many sizes."""
+    """Runs of a model at many sizes."""
 
     _model: LoadedModel
     _runner: OrtRunner
 
     def base(self) -> tuple[dict[str, int], Total | None] | None:
-        """Return sizes at which the model runs, and which of them is the sum of two others; None if none were found."""
+        """Return sizes at which the model runs, and the size that is a sum of two others; None if no run succeeds."""
         names = list(dynamic_sizes(self._model))
         for total, lengths in product(totals(names), LENGTHS[1:3]):
             sizes = dynamic_sizes(self._model, lengths, total=total)
@@ -88,15 +88,15 @@ class _Trial:
                 return sizes, total
         return None
 
-    def tied(self, group: Sequence[str], sizes: Mapping[str, int], total: Total | None) -> tuple[str, ...]:
-        """Return the names of a group that have to be equal; none if fewer than two have to."""
-        alone = [name for name in group if not self._runs_longer(sizes, [name], total)]
-        if len(alone) < 2 or len({sizes[name] for name in alone}) > 1:
+    def equal(self, group: Sequence[str], sizes: Mapping[str, int], total: Total | None) -> tuple[str, ...]:
+        """Return the names of a group that must be equal, or no names."""
+        fixed = [name for name in group if not self._runs_longer(sizes, [name], total)]
+        if len(fixed) < 2 or len({sizes[name] for name in fixed}) > 1:
             return ()
-        return tuple(alone) if self._runs_longer(sizes, alone, total) else ()
+        return tuple(fixed) if self._runs_longer(sizes, fixed, total) else ()
 
     def _runs_longer(self, sizes: Mapping[str, int], names: Sequence[str], total: Total | None) -> bool:
-        """Return True if the model runs with these sizes larger by one; one that may be their sum may grow, too."""
+        """Return True if the model runs with these sizes larger by one; try also with a larger total."""
         options = [names] if total is None or total.name in names else [names, [*names, total.name]]
         return any(self._runs({name: size + (name in option) for name, size in sizes.items()}) for option in options)
 

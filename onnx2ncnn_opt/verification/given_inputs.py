@@ -1,4 +1,4 @@
-"""Inputs that a user gives: arrays by name, a file of arrays, or an image."""
+"""Inputs of a user: arrays by name, a file of arrays, or an image."""
 
 import os
 import zipfile
@@ -21,13 +21,13 @@ from onnx2ncnn_opt.runtime.slots import check_arrays
 
 @dataclass(frozen=True)
 class Image:
-    """An image for a model's only input: a path, and the arithmetic on its pixels, ``(pixel - mean) / std``."""
+    """An image for a model's only input: a path, and the normalisation ``(pixel - mean) / std``."""
 
     path: Path
     mean: tuple[float, ...] = ()  # one number, or one for each channel
     std: tuple[float, ...] = ()
     bgr: bool = False  # the channels are blue, green, red
-    letterbox: int | None = None  # keep the aspect; pixels of this value lie around the picture
+    letterbox: int | None = None  # keep the aspect, and pad with this value
 
 
 Feeds = Mapping[str, Array] | str | os.PathLike[str] | Image
@@ -45,7 +45,7 @@ def given_inputs(feeds: Feeds, model: LoadedModel) -> dict[str, Array]:
 
 
 def load_image(image: Image, model: LoadedModel) -> dict[str, Array]:
-    """Return an image in the size of the model's input, or its own if that is dynamic; UsageError if that fails."""
+    """Return an image, resized unless the model's input is dynamic. Raises UsageError if the image does not fit."""
     try:
         from PIL import Image as pillow
         from PIL import ImageOps
@@ -55,18 +55,18 @@ def load_image(image: Image, model: LoadedModel) -> dict[str, Array]:
     shape = info.shape
     channels = next((axis for axis in (1, 3) if len(shape) == 4 and shape[axis] in (1, 3)), None)
     if others or channels is None or shape[0] not in (1, shape[0] if isinstance(shape[0], Sym) else 1):
-        found = ", ".join(map(str, model.inputs))
-        raise UsageError(f"{path}: an image is for a model of one input [1, 3, H, W] or [1, H, W, 3], not {found}")
-    high, wide = (shape[axis] for axis in ((2, 3) if channels == 1 else (1, 2)))
+        inputs = ", ".join(map(str, model.inputs))
+        raise UsageError(f"{path}: an image is for a model of one input [1, 3, H, W] or [1, H, W, 3], not {inputs}")
+    height, width = (shape[axis] for axis in ((2, 3) if channels == 1 else (1, 2)))
     try:
         with pillow.open(path) as file:
             picture = file.convert("RGB" if shape[channels] == 3 else "L")
-            size = (wide if isinstance(wide, int) else file.width, high if isinstance(high, int) else file.height)
-            way = pillow.Resampling.BILINEAR
+            size = width if isinstance(width, int) else file.width, height if isinstance(height, int) else file.height
+            filter = pillow.Resampling.BILINEAR
             if image.letterbox is None:
-                picture = picture.resize(size, way)
+                picture = picture.resize(size, filter)
             else:
-                picture = ImageOps.pad(picture, size, way, color=(image.letterbox,) * len(picture.getbands()))
+                picture = ImageOps.pad(picture, size, filter, color=(image.letterbox,) * len(picture.getbands()))
             pixels = np.asarray(picture)
     except (OSError, ValueError, pillow.DecompressionBombError) as error:
         raise UsageError(f"{path}: no image can be read from it: {error}") from error
@@ -83,7 +83,7 @@ def load_image(image: Image, model: LoadedModel) -> dict[str, Array]:
 
 
 def load_inputs(path: Path, model: LoadedModel) -> dict[str, Array]:
-    """Load inputs from an .npz file: by name, or in the file's order if no name in it is an input's; or from an .npy.
+    """Load inputs from an .npy, or from an .npz: by name, or in the file's order if no names match.
 
     Raises UsageError if the file cannot be read or does not fit the model.
     """
@@ -97,7 +97,7 @@ def load_inputs(path: Path, model: LoadedModel) -> dict[str, Array]:
             else:
                 count = len(model.inputs)
                 raise UsageError(f"{path} is one array for {count} inputs; use numpy.savez(path, name=array, ...)")
-    # MemoryError: an array that says that it is larger than any memory.
+    # MemoryError: a broken header may claim any size.
     except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         raise UsageError(f"{path}: no inputs can be read from it: {error}") from error
     names = [info.name for info in model.inputs]
@@ -110,7 +110,7 @@ def load_inputs(path: Path, model: LoadedModel) -> dict[str, Array]:
 
 
 def check_inputs(arrays: Mapping[str, Array], model: LoadedModel) -> dict[str, Array]:
-    """Return arrays in the model's order and types; UsageError if they do not fit. Bound ones need their value."""
+    """Return arrays in the model's order and types. Raises UsageError if shapes, or values of bound inputs, differ."""
     shapes = [tuple(dim if isinstance(dim, int) else str(dim) for dim in info.shape) for info in model.inputs]
     infos = zip(model.inputs, shapes, strict=True)
     entries = [Entry(info.name, info.name, shape, dtype_of(info).name, None) for info, shape in infos]

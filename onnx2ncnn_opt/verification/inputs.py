@@ -1,4 +1,4 @@
-"""Inputs to verify with, drawn from a seed so that they mean something to the model."""
+"""Random inputs for verification, in ranges that suit the model's operators."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ T = TypeVar("T")
 
 
 class Total(NamedTuple):
-    """A dynamic size that is the sum of others."""
+    """A dynamic size that is the sum of two others."""
 
     name: str
     parts: tuple[str, str]
 
 
 class Lengths(NamedTuple):
-    """Sizes for the model's dynamic axes, by the kind of input; never square, so that a mix-up shows."""
+    """Sizes for the model's dynamic axes, by the kind of axis; never square, so that swapped axes show."""
 
     outer: int
     batch: int
@@ -43,15 +43,15 @@ class Lengths(NamedTuple):
     tokens: int
 
 
-# First such that suit most models: one image or sentence, long enough for a network that halves five times, short
-# enough for the tables of small language models. Then odd ones, and others for models that do not take these.
+# The first suit most models: one image or sentence, long enough for a network that halves five times, short enough for
+# the tables of small language models. Then come odd sizes, and others for models that refuse these.
 LENGTHS = (
     Lengths(1, 2, 64, 96, 16),
     Lengths(3, 3, 45, 77, 11),
     Lengths(2, 1, 96, 64, 8),
     Lengths(4, 3, 128, 160, 32),
     Lengths(2, 2, 224, 256, 24),
-    # For models that take none of these: a table of eight positions, an STFT of 1024, a network that halves ten times.
+    # For models that refuse all of these: a table of eight positions, an STFT of 1024, a network that halves ten times.
     Lengths(2, 2, 5, 7, 4),
     Lengths(3, 1, 3, 2, 2),
     Lengths(1, 1, 2048, 512, 64),
@@ -59,56 +59,55 @@ LENGTHS = (
     Lengths(1, 1, 16000, 1024, 128),
     Lengths(1, 1, 48000, 1024, 256),
 )
-_TALLEST = 1024  # an image or a volume
-_MOST_TOTALS = 30  # sums, such as n = a + b, to try if the model rejects independent sizes
+_MAX_HEIGHT = 1024  # of an image or a volume
+_MAX_TOTALS = 30  # sums, such as n = a + b, to try if the model rejects independent sizes
 
 LARGEST_INPUT = 2**30
 
-# The scale at which branches act that seldom do, such as a clip at 6 or a Softplus beyond 20.
-LARGE = 8.0
-_FAR = 32.0  # and at which the largest ones are about as large as an exp can take
-_FARTHEST = 8.0  # times more are the largest numbers among large ones
-_FAR_IN, _ZEROS_IN = 8, 16  # one number of so many is far out, one is a zero
-_HIGHEST = 80.0  # the exp of larger ones is infinite, or what ncnn takes for it
-_NEARLY = 0.95  # of the largest number in a row: what is a little wrong takes it for that
-_MOST_SWEEPS = 60  # further runs that take indexes through a table
-_SHORT = 4  # rows of so few numbers keep their last one
-_ZERO_LEVELS_IN = 4  # one level of flat inputs is 0
-_HIDING = -1e4  # beside a score: exp gives 0
-_CONTRAST = 0.01  # of flat inputs, in units of the scale
+LARGE = 8.0  # the scale at which rare branches act, such as a clip at 6 or a Softplus beyond 20
+_HUGE = 32.0  # the scale at which outliers reach the limit of exp
+_OUTLIER = 8.0  # the largest factor of outliers among large numbers
+_OUTLIERS_IN, _ZEROS_IN = 8, 16  # one number of 8 is an outlier, one of 16 is a zero
+_MAX_NUMBER = 80.0  # the exp of larger numbers is infinite, or counts as infinite in ncnn
+_CLOSE_SECOND = 0.95  # of the largest number in a row, so that a slightly wrong layer may choose it
+_MAX_SWEEPS = 60  # further runs whose indexes sweep a table
+_SHORT = 4  # shorter rows keep their last number
+_ZERO_LEVELS_IN = 4  # one level of 4 in flat inputs is 0
+_HIDING = -1e4  # added to a score: its exp is 0
+_CONTRAST = 0.01  # of flat inputs, relative to the scale
 
 _COLOURS, _SHORTEST_SIDE = (1, 3, 4), 16  # of a picture
-_COLOUR = 0.3  # the difference of channels, in units of their contrast
+_COLOUR = 0.3  # the difference of channels, relative to their contrast
 _STEREO, _SHORTEST_SOUND = 2, 400
-_SILENCE = 0.01  # is never complete, in units of what is loud
+_SILENCE = 0.01  # the amplitude of pauses, relative to loud parts
 
-# A net of so few weights, numbers and layers takes no longer for many sets of inputs than to load the runtimes.
+# Nets up to these numbers of weights, input elements and layers run on many inputs faster than the runtimes load.
 _TINY_WEIGHTS, _TINY_INPUTS, _TINY_LAYERS = 2**17, 2**14, 2**10
 _MORE_SEEDS = 4
 
 
 class Data(NamedTuple):
-    """The sizes of numbers in data: the range of pixels, the amplitude of sounds, and the scale of everything else."""
+    """The ranges of natural data: the range of pixels, the amplitude of sounds, and the scale of other numbers."""
 
     pixels: tuple[float, float]
     sound: float
     scale: float
 
 
-# What exporters' models take: bytes, numbers divided by 255, or normalised ones.
+# Exported models take pixels divided by 255, normalised numbers, or bytes.
 DATA = (Data((0, 1), 0.3, 1.0), Data((-2.1, 2.6), 0.03, 0.1), Data((0, 255), 3e3, 10.0))
 
 
 class Draw(NamedTuple):
     """One set of inputs, drawn from a seed at a scale.
 
-    Plain inputs have no zeros, and all keep within the domains of the functions at their end. In other draws, inputs
-    that the model compares or selects as well have no bounds, because a guard is there to act. Their rows end with the
-    largest numbers, which are `below` zero or above it, or with zeros if the scale is 1. Rows that are `spiked` have
-    one number far above the others: a normalised row reaches its limit there, and a softmax is 0 elsewhere. Floats are
-    uniform `between` two values, if given. Inputs like `data` are smooth pictures and sounds where shapes allow it.
-    Flat inputs differ along axis `flat` modulo the rank, and hardly along others: images without contrast that have a
-    whole channel below zero, or sequences whose mean is as large as they are.
+    `plain` inputs have no zeros, and stay in the domains of functions such as Sqrt. In other draws, inputs that the
+    model also compares or selects leave the domains, because guards have to act. Their rows end with the largest
+    numbers, negative ones if `below`, or with zeros if the scale is 1. `spiked`: one number of each row is far above
+    the others, so that normalised rows reach their limit and softmax gives 0 elsewhere. `between`: floats are uniform
+    between two values. `data`: smooth pictures and sounds where shapes allow it. `flat`: inputs differ along this axis
+    (modulo the rank), and hardly along others. Examples: images with little contrast and one negative channel, or
+    sequences whose mean is as large as their numbers.
     """
 
     seed: int
@@ -129,35 +128,35 @@ class Draw(NamedTuple):
 
 
 def draws(seed: int, *, is_small: bool, is_tiny: bool = False) -> list[Draw]:
-    """Return the inputs to verify with: plain and large ones; for a small net also flat ones, for a tiny one more."""
-    found = [Draw(seed, plain=True), Draw(seed, LARGE)]
+    """Return the draws of a verification: plain and large; for a small net also flat, for a tiny one many more."""
+    result = [Draw(seed, plain=True), Draw(seed, LARGE)]
     if is_small:
-        found += [Draw(seed + 1), Draw(seed + 1, LARGE, below=True)]
-        found += [Draw(seed + 2), Draw(seed + 2, flat=1), Draw(seed + 2, LARGE, flat=1)]
+        result += [Draw(seed + 1), Draw(seed + 1, LARGE, below=True)]
+        result += [Draw(seed + 2), Draw(seed + 2, flat=1), Draw(seed + 2, LARGE, flat=1)]
     if is_small and is_tiny:
-        found.append(Draw(seed + 2, _FAR))  # whose errors would be too large in large networks
-        found.append(Draw(seed + 2, LARGE, spiked=True))
+        result.append(Draw(seed + 2, _HUGE))  # errors would be too large in large networks
+        result.append(Draw(seed + 2, LARGE, spiked=True))
         for axis in range(_MORE_SEEDS):
-            turn = seed + 3 + axis
-            found += [Draw(turn), Draw(turn, LARGE), Draw(turn, flat=axis), Draw(turn, LARGE, flat=axis)]
-    return found
+            more = seed + 3 + axis
+            result += [Draw(more), Draw(more, LARGE), Draw(more, flat=axis), Draw(more, LARGE, flat=axis)]
+    return result
 
 
 def is_tiny(weights: int, inputs: int, layers: int) -> bool:
-    """Return True if a net with so many weights, for so many numbers, may run on many inputs."""
+    """Return True if a net with these numbers of weights, input elements and layers may run on many inputs."""
     return weights <= _TINY_WEIGHTS and inputs <= _TINY_INPUTS and layers <= _TINY_LAYERS
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Draws that replace the usual ones: so many `seeds`, floats uniform in each of `ranges`, at `sizes` by name."""
+    """Draws that replace the usual ones: the number of `seeds`, `ranges` of uniform floats, and dynamic `sizes`."""
 
     seeds: int = 1
     ranges: tuple[tuple[float, float], ...] = ()
     sizes: tuple[Mapping[str, int], ...] = ()
 
     def draws(self, seed: int) -> list[Draw]:
-        """Return the inputs of so many seeds, from `seed` on; without ranges ordinary and large ones of each."""
+        """Return draws for all seeds, from `seed` on; without ranges an ordinary and a large draw for each."""
         seeds = range(seed, seed + self.seeds)
         if self.ranges:
             return [Draw(number, plain=True, between=ends) for number in seeds for ends in self.ranges]
@@ -165,8 +164,8 @@ class Wanted:
 
 
 def sweeps(seed: int, entries: Mapping[T, int], swept: Mapping[T, int]) -> Iterator[Draw]:
-    """Yield further inputs, until so many indexes were `swept` that each table of so many entries has been read."""
-    for number in range(_MOST_SWEEPS):
+    """Yield further draws until the `swept` indexes have read all `entries` of each table."""
+    for number in range(_MAX_SWEEPS):
         if all(swept[name] >= size for name, size in entries.items()):
             break
         yield Draw(seed + 3 + number)
@@ -181,32 +180,32 @@ def draw_inputs(
 ) -> dict[str, Array]:
     """Return an array for every input of the model, the same for the same `draw`.
 
-    1. Indexes into a table are within the table; 0 if the table's size is unknown. Indexes sweep it: they are a part
-       of a shuffled list of all, from number `swept` of the input on.
-    2. Arguments of a function with a bounded domain (Sqrt, Log, ...) are inside it, and divisors are not near 0, unless
-       the model compares or selects them as well and `draw` is not plain.
-    3. Other floats are N(0,1), or large ones. If `draw` is not plain some are 0.0 and -0.0, and rows end with these,
-       with numbers below zero or nearly as large as others, or with the largest of all.
-    4. 8 bit integers, which are mostly images, fill their range. If `draw` is not plain some are 0.
-    5. Other integers and bools, and floats that say where scores are hidden, are taken for masks: 0 or 1. Each row
-       starts with 1, 0: a row without a 1 has no softmax, and one without a 0 cannot show that the net ignores the
-       mask. One whose sum has to be its length is all 1.
+    1. Indexes are inside their table; 0 if the table's size is unknown. Over several draws they sweep the table: they
+       are a part of a shuffled list of all entries, from number `swept` on.
+    2. Arguments of functions with a bounded domain (Sqrt, Log, ...) are inside it, and divisors are not near 0. This
+       does not hold for guarded inputs (compared or selected as well) of draws that are not plain.
+    3. Other floats are N(0,1), or large. If `draw` is not plain, some are 0.0 and -0.0, and rows end with zeros, with
+       negative numbers, with a number slightly below the row's largest, or with the largest.
+    4. 8-bit integers are mostly images, and fill their range. If `draw` is not plain, some are 0.
+    5. Other integers and bools, and floats that hide scores, are masks of 0 and 1. Each row starts with 1, 0: a row
+       without a 1 has no softmax, and a row without a 0 cannot show that the net ignores the mask. Masks whose sum
+       must be their length are all 1.
 
     `sizes` gives values to the model's symbolic sizes; the others are `dynamic_sizes`. Raises UsageError for an input
-    of a type that cannot be drawn, or an absurdly large one.
+    with an unsupported type or an absurd size.
     """
-    known, swept = dynamic_sizes(model) | dict(sizes or {}), swept or {}
+    sizes, swept = dynamic_sizes(model) | dict(sizes or {}), swept or {}
     uses = {value.name: Uses.of(value, model) for value in model.graph.inputs}
     return {
         info.name: draw_array(
-            dtype_of(info), uses[info.name], _shape(info, known), draw, position, swept.get(info.name, 0)
+            dtype_of(info), uses[info.name], _shape(info, sizes), draw, position, swept.get(info.name, 0)
         )
         for position, info in enumerate(model.inputs)
     }
 
 
 def tables(model: LoadedModel) -> dict[str, int]:
-    """Return the number of entries of the tables that inputs are indexes into, by the inputs' names."""
+    """Return the number of table entries for each input that indexes a table."""
     uses = {value.name: Uses.of(value, model) for value in model.graph.inputs}
     return {info.name: limit for info in model.inputs if (limit := uses[info.name].table) is not None}
 
@@ -216,9 +215,9 @@ def dynamic_sizes(
 ) -> dict[str, int]:
     """Return a value for every dynamic size of the model.
 
-    It is the batch of `lengths` for names of `batches`, its outer on an outermost axis, else its tokens if an integer
-    input has them, its width on the last of four axes, and its length elsewhere. A size that its name computes from
-    others (``past + n``) gets that value; `total` is a sum that only the model knows.
+    The value is a field of `lengths`: `batch` for names in `batches`, `outer` on first axes, `tokens` in integer
+    inputs, `width` on the last of four axes, else `length`. A name that is an expression of others (``past + n``) gets
+    the expression's value; `total` is a sum that the names do not show.
     """
     sizes: dict[str, int] = {}
     for info in sorted(model.inputs, key=lambda info: info.dtype.is_floating_point()):
@@ -226,7 +225,7 @@ def dynamic_sizes(
         for axis, dim in enumerate(info.shape):
             length = lengths.tokens if not is_float else lengths.width if axis == 3 else lengths.length
             if len(info.shape) > 3:
-                length = min(length, _TALLEST)
+                length = min(length, _MAX_HEIGHT)
             for name in sorted(dim.names()) if isinstance(dim, Sym) else ():
                 sizes.setdefault(name, lengths.batch if name in batches else length if axis else lengths.outer)
     for name in sizes:
@@ -239,10 +238,10 @@ def dynamic_sizes(
 
 
 def totals(sizes: Collection[str]) -> Iterator[Total | None]:
-    """Yield None, then sizes that may be the sum of two others: a mask's length is that of new and previous tokens."""
+    """Yield None, then possible sums of two sizes: a mask's length is the sum of new and previous tokens."""
     pairs = ((name, parts) for name in reversed(list(sizes)) for parts in combinations(sizes, 2) if name not in parts)
     yield None
-    yield from (Total(*pair) for pair in islice(pairs, _MOST_TOTALS))
+    yield from (Total(*pair) for pair in islice(pairs, _MAX_TOTALS))
 
 
 def _shape(info: InputInfo, sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -255,14 +254,14 @@ def _shape(info: InputInfo, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Uses:
-    """The uses of an input's values in the model, whether or not layers move them."""
+    """The uses of an input's values in the model, also after nodes that only move them."""
 
-    table: int | None  # the size of the smallest table that they are indexes into
-    domain: tuple[float, float] | None  # the range in which the functions at their end are real numbers
+    table: int | None  # the size of the smallest table that they index
+    domain: tuple[float, float] | None  # the common domain of the functions that take them
     divides: bool  # they are divisors, or a divisor is 0 if they are
     is_guarded: bool  # they are compared or selected
-    is_mask: bool = False  # they, or 1 minus them, multiply a number that hides
-    is_counted: bool = False  # they are a mask whose sum has to be its length
+    is_mask: bool = False  # they, or 1 minus them, multiply a number that hides scores
+    is_counted: bool = False  # they are a mask whose sum must be its length
 
     @classmethod
     def of(cls, value: onnx_ir.Value, model: LoadedModel) -> Uses:
@@ -270,14 +269,14 @@ class Uses:
         uses = [(node, index, _traits(node, model)) for node, index in _uses(value, model)]
         divisions = [node for node, index in _uses(value, model, zeros=True) if _traits(node, model).divisor == index]
         quotients = [node for by in divisions for node, _ in _uses(by.outputs[0], model)]
-        rests = [node.outputs[0] for node, index, _ in uses if node.op_type == "Sub" and index == 1]
+        inverses = [node.outputs[0] for node, index, _ in uses if node.op_type == "Sub" and index == 1]
         domains = [traits.domains[index] for _, index, traits in uses if traits.domains and index in traits.domains]
         return cls(
             table=min((_size_of_axis(node) for node, index, traits in uses if traits.indexes == index), default=None),
             domain=(max(low for low, _ in domains), min(high for _, high in domains)) if domains else None,
             divides=bool(divisions),
             is_guarded=any(_traits(node, model).selects for node in (*quotients, *(node for node, _, _ in uses))),
-            is_mask=any(_fills(node) for each in (value, *rests) for node, _ in _uses(each, model)),
+            is_mask=any(_hides(node) for mask in (value, *inverses) for node, _ in _uses(mask, model)),
             is_counted=any(_traits(user, model).counts == index for user, index in _uses_of_sums(uses, model)),
         )
 
@@ -286,15 +285,14 @@ def draw_array(
     dtype: np.dtype[Any], uses: Uses, shape: tuple[int, ...], draw: Draw, position: int, swept: int
 ) -> Array:
     """Draw the array of the input at a position, see `draw_inputs`."""
-    # The scale takes part, so that the numbers are others and not larger ones only.
-    seeds = draw.seed, position, int(draw.scale)
+    seeds = draw.seed, position, int(draw.scale)  # so that another scale gives other numbers, not only larger ones
     rng = np.random.default_rng(seeds)
     if uses.table is not None:
         order = np.random.default_rng(position).permutation(uses.table)  # the same for each draw
         array: Any = order[(swept + np.arange(math.prod(shape))) % uses.table].reshape(shape)
     elif dtype.kind in "fV" and not uses.is_mask:
-        found = _draw_data(shape, draw.data, seeds) if draw.data and not uses.domain else None
-        array = _floats(uses, shape, draw, rng) if found is None else found
+        natural = _draw_data(shape, draw.data, seeds) if draw.data and not uses.domain else None
+        array = _floats(uses, shape, draw, rng) if natural is None else natural
     elif dtype.kind in "iu" and uses.divides:
         array = rng.integers(1, 8, shape)
     elif dtype.kind in "iu" and dtype.itemsize == 1:
@@ -333,26 +331,26 @@ def _floats(uses: Uses, shape: tuple[int, ...], draw: Draw, rng: np.random.Gener
     if draw.plain:
         return array
     if draw.scale > 1:
-        array *= np.where(rng.random(shape) < 1 / _FAR_IN, rng.uniform(1, _FARTHEST, shape), 1.0)
+        array *= np.where(rng.random(shape) < 1 / _OUTLIERS_IN, rng.uniform(1, _OUTLIER, shape), 1.0)
     array[rng.random(shape) < 1 / _ZEROS_IN] = 0.0
     array[rng.random(shape) < 1 / _ZEROS_IN] *= -0.0
     if array.size > _SHORT:
         ends = array[..., -1:] if shape[-1] > _SHORT else array.reshape(-1)[-1:]
-        turn = np.arange(ends.size)[::-1]  # the last of all is the first in turn
+        rows = np.arange(ends.size)[::-1]  # from the last row on, to alternate the kinds of ends
         if draw.scale > 1:
-            kinds = [_FARTHEST * draw.scale * rng.uniform(0.5, 1, ends.size) * (-1) ** (turn + draw.below)]
+            kinds = [_OUTLIER * draw.scale * rng.uniform(0.5, 1, ends.size) * (-1) ** (rows + draw.below)]
         else:
-            nearly = _NEARLY * (array.max(axis=-1) if shape[-1] > _SHORT else array.max()).reshape(-1)
+            second = _CLOSE_SECOND * (array.max(axis=-1) if shape[-1] > _SHORT else array.max()).reshape(-1)
             below = -np.abs(rng.standard_normal(ends.size))
-            kinds = [np.full(ends.size, -0.0), nearly, np.zeros(ends.size), below]
-        ends[...] = np.choose((turn + draw.seed) % len(kinds), kinds).reshape(ends.shape)
-    return np.clip(array, -_HIGHEST, _HIGHEST)
+            kinds = [np.full(ends.size, -0.0), second, np.zeros(ends.size), below]
+        ends[...] = np.choose((rows + draw.seed) % len(kinds), kinds).reshape(ends.shape)
+    return np.clip(array, -_MAX_NUMBER, _MAX_NUMBER)
 
 
 def _flat(uses: Uses, shape: tuple[int, ...], draw: Draw, rng: np.random.Generator) -> Array:
     """Draw numbers that differ along one axis, and hardly along others."""
     levels = _floats(uses, _levels(shape, draw), draw._replace(plain=True, flat=None), rng)
-    low, high = uses.domain or (-_HIGHEST, _HIGHEST)
+    low, high = uses.domain or (-_MAX_NUMBER, _MAX_NUMBER)
     if uses.divides and low == 0:
         low = _CONTRAST
     elif low <= 0 <= high and not uses.divides:
@@ -364,25 +362,25 @@ def _spiked(array: Array, uses: Uses, rng: np.random.Generator) -> Array:
     """Put a number far above the others into each row, unless a function bounds them."""
     if uses.domain is None and array.ndim and array.shape[-1] > _SHORT:
         rows = array.reshape(-1, array.shape[-1])
-        rows[np.arange(len(rows)), rng.integers(rows.shape[1], size=len(rows))] = _HIGHEST
-    return np.clip(array, -_HIGHEST, _HIGHEST)
+        rows[np.arange(len(rows)), rng.integers(rows.shape[1], size=len(rows))] = _MAX_NUMBER
+    return np.clip(array, -_MAX_NUMBER, _MAX_NUMBER)
 
 
 def _draw_data(shape: tuple[int, ...], data: Data, seeds: tuple[int, ...]) -> Array | None:
-    """Draw smooth pictures, or a sound with pauses; None for a shape of neither."""
+    """Draw smooth pictures, or a sound with pauses; return None for other shapes."""
     if (picture := _picture(shape, seeds)) is not None:
         low, high = data.pixels
         return np.asarray(low + (high - low) * picture)
     if shape and shape[-1] >= _SHORTEST_SOUND and math.prod(shape[:-1]) <= _STEREO:
         rng = np.random.default_rng(seeds)
-        loud = np.maximum(_smooth(shape, (-1,), rng), _SILENCE)
-        return np.asarray(data.sound * loud * rng.standard_normal(shape))
+        loudness = np.maximum(_smooth(shape, (-1,), rng), _SILENCE)
+        return np.asarray(data.sound * loudness * rng.standard_normal(shape))
     return None
 
 
-@lru_cache(maxsize=2)  # the same picture is wanted with several ranges of pixels
+@lru_cache(maxsize=2)  # draws with other ranges of pixels reuse the picture
 def _picture(shape: tuple[int, ...], seeds: tuple[int, ...]) -> Array | None:
-    """Draw a smooth picture of pixels in 0..1; None for a shape of none."""
+    """Draw a smooth picture of pixels in 0..1; return None for shapes of no picture."""
     rng = np.random.default_rng(seeds)
     for channels, sides in ((-3, (-2, -1)), (-1, (-3, -2))):
         if len(shape) > 2 and shape[channels] in _COLOURS and min(shape[side] for side in sides) >= _SHORTEST_SIDE:
@@ -394,7 +392,7 @@ def _picture(shape: tuple[int, ...], seeds: tuple[int, ...]) -> Array | None:
 
 
 def _smooth(shape: Sequence[int], axes: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Draw numbers of variance 1 whose spectrum along axes falls as that of photographs: the amplitude with 1/f."""
+    """Draw numbers of variance 1 with the 1/f spectrum of photographs along axes."""
     spectrum = np.fft.rfftn(rng.standard_normal(shape), axes=axes)
     squares: Any = 0
     for axis in axes:
@@ -407,7 +405,7 @@ def _smooth(shape: Sequence[int], axes: tuple[int, ...], rng: np.random.Generato
 
 
 def _levels(shape: tuple[int, ...], draw: Draw) -> tuple[int, ...]:
-    """Return the shape of the drawn numbers, which are repeated along the other axes if the draw is flat."""
+    """Return the shape of the numbers to draw; a flat draw repeats them along the other axes."""
     if draw.flat is None or not shape:
         return shape
     return tuple(size if axis == draw.flat % len(shape) else 1 for axis, size in enumerate(shape))
@@ -418,9 +416,9 @@ def _traits(node: onnx_ir.Node, model: LoadedModel) -> Traits:
 
 
 def _uses(value: onnx_ir.Value, model: LoadedModel, *, zeros: bool = False) -> Iterator[tuple[onnx_ir.Node, int]]:
-    """Yield every node that takes the values of `value`, perhaps moved about, and the index of that input.
+    """Yield every node that takes the elements of `value`, moved or not, and the index of that input.
 
-    With `zeros` also nodes that take other values, which are 0 if these are.
+    With `zeros` yield also nodes that take values which are 0 if these are, such as multiples.
     """
 
     def copies(value: onnx_ir.Value) -> Iterator[onnx_ir.Value]:
@@ -429,13 +427,13 @@ def _uses(value: onnx_ir.Value, model: LoadedModel, *, zeros: bool = False) -> I
             if traits.moves_input(index) or (zeros and traits.keeps_zeros):
                 yield from node.outputs
 
-    yield from (use for each in reached([value], copies) for use in each.uses())
+    yield from (use for copy in reached([value], copies) for use in copy.uses())
 
 
 def _uses_of_sums(
     uses: Iterable[tuple[onnx_ir.Node, int, Traits]], model: LoadedModel
 ) -> Iterator[tuple[onnx_ir.Node, int]]:
-    """Yield the uses of sums, and of numbers that are less by a constant."""
+    """Yield the uses of sums, and of sums minus a constant."""
     for total in (node.outputs[0] for node, _, _ in uses if node.op_type == "ReduceSum"):
         for node, index in _uses(total, model):
             yield node, index
@@ -443,20 +441,20 @@ def _uses_of_sums(
                 yield from _uses(node.outputs[0], model)
 
 
-def _fills(node: onnx_ir.Node) -> bool:
-    """Return True if a node multiplies by the number that hides scores behind a mask."""
-    tensors = [each.const_value for each in node.inputs if each is not None] if node.op_type == "Mul" else []
-    return any(each is not None and each.size == 1 and each.numpy().item() <= _HIDING for each in tensors)
+def _hides(node: onnx_ir.Node) -> bool:
+    """Return True if a node multiplies a mask by a number such as -1e4, which hides scores."""
+    tensors = [value.const_value for value in node.inputs if value is not None] if node.op_type == "Mul" else []
+    return any(t is not None and t.size == 1 and t.numpy().item() <= _HIDING for t in tensors)
 
 
 def _size_of_axis(node: onnx_ir.Node) -> int:
-    """Return the number of entries that a Gather chooses from; 1 if unknown."""
+    """Return the number of entries of a Gather's table; 1 if unknown."""
     table, axis = node.inputs[0], node.attributes.get_int("axis", 0)
-    # Exporters leave out the shapes between a table and its Gather where the table is quantised.
-    while table is not None and table.shape is None and (made_by := table.producer()) is not None:
-        if made_by.op_type not in ("Cast", "DequantizeLinear", "Identity"):
+    # Exporters leave out the shapes between a quantised table and its Gather.
+    while table is not None and table.shape is None and (producer := table.producer()) is not None:
+        if producer.op_type not in ("Cast", "DequantizeLinear", "Identity"):
             break
-        table = made_by.inputs[0]
+        table = producer.inputs[0]
     shape = (table.shape if table is not None else None) or ()
     size = shape[axis] if -len(shape) <= axis < len(shape) else 1
     return size if isinstance(size, int) and size > 0 else 1

@@ -1,4 +1,4 @@
-"""The cheapest feature masks with which any net stays within a budget in fp16, on a device or not."""
+"""The cheapest feature masks that keep a net within an error budget in fp16, measured on a device or estimated."""
 
 import math
 from contextlib import ExitStack
@@ -28,8 +28,8 @@ from onnx2ncnn_opt.verification.search_masks import find_masks
 from onnx2ncnn_opt.verification.verify_net import net_feeds
 
 _ATTEMPTS = 10
-_LEAST = 1e-7  # seconds
-# Layers that compute nothing, as those that move their input: they need no mask.
+_MIN_SECONDS = 1e-7
+# Layers that compute nothing need no mask; layers with Trait.MOVES are others.
 _IDLE = SOURCES | {"Dropout", "Padding"}
 
 
@@ -38,61 +38,61 @@ class Chosen:
     """A chosen mask."""
 
     mask: Mask
-    alone: float  # the error of the net if only this layer computes in fp16, NaN if that is not known
-    seconds: float | None = None  # the time that the layer takes longer in fp32, if it can be measured
+    alone: float  # the error of the net if only this layer computes in fp16, NaN if unknown
+    seconds: float | None = None  # the additional time of the layer in fp32, if it can be measured
 
 
 @dataclass(frozen=True)
 class Mixed:
-    """A net with masks for a budget: its errors `before` and `after`, in units of an output's largest value."""
+    """A net with masks for a budget; `before` and `after` are its errors, relative to an output's largest value."""
 
     graph: Graph
     budget: float
     chosen: tuple[Chosen, ...]
     before: float
     after: float
-    checked: str  # where they were measured
-    seconds: float | None = None  # the time of a run with the masks, if it can be measured
+    checked: str  # the device and mode of the measurement
+    seconds: float | None = None  # of a run with the masks, if it can be measured
 
 
 class DeviceJudge(MaskJudge):
-    """A net in fp16 on a device; the estimator and the worker have to be open. `folder` is for its files."""
+    """A net in fp16 on a device; the estimator and the worker must be open. `folder` is for the net's files."""
 
     def __init__(self, estimator: Estimator, source: tuple[Path, Path], worker: NcnnWorker, folder: Path) -> None:
         super().__init__(estimator)
         self._source, self._worker, self._folder, self._count = source, worker, folder, 0
-        self._known: dict[frozenset[tuple[Layer, Feature]], Measured] = {}
+        self._cache: dict[frozenset[tuple[Layer, Feature]], Measured] = {}
         self._names = write_net(self.graph, folder / "net.param", folder / "net.bin")
         self.checked = worker.checked(["fp16"])
 
     def _runner(self, masks: Masks) -> NcnnRunner:
-        """Return the net with masks, as files; the casts to 32 bits have no weights."""
+        """Write the net with masks, and return its runner; the weights stay, because added casts have none."""
         copy = read_net(*self._source).graph
-        positions = {position: masks[layer] for position, layer in enumerate(self.graph) if layer in masks}
-        put_masks(copy, [(layer, positions[at]) for at, layer in enumerate(copy.layers) if at in positions])
+        pairs = list(zip(self.graph, copy.layers, strict=True))
+        put_masks(copy, [(twin, masks[layer]) for layer, twin in pairs if layer in masks])
         self._count += 1
         param, bin, timeout = self._folder / f"net{self._count}.param", self._folder / "net.bin", self.estimator.timeout
         param.write_bytes(format_param(copy).encode())
         return NcnnRunner(param, bin, mode="fp16", worker=self._worker, threads=None, timeout=timeout)
 
     def errors(self, masks: Masks = MappingProxyType({})) -> Measured:
-        """Return the errors as the estimate does, but measured."""
+        """Return the errors, measured instead of estimated."""
         features = self._with_fixed(masks)
         key = frozenset(features.items())
-        if key not in self._known:
+        if key not in self._cache:
             fetches = {blob: self.estimator.fetch(blob) for blob in self.estimator.compared}
             feeds = {self._names[blob]: feed for blob, feed in self.estimator.feeds.items()}
             results = self._runner(features).run(feeds, list(fetches.values()))
             walk = Walk({blob: results[fetch.blob] for blob, fetch in fetches.items()})
-            self._known[key] = errors_of(walk, self.reference)
-        return self._known[key]
+            self._cache[key] = errors_of(walk, self.reference)
+        return self._cache[key]
 
     def layers(self) -> list[Layer]:
         """Return the layers that compute something."""
         return [layer for layer in self.graph if not layer.has(Trait.MOVES) and layer.type not in _IDLE]
 
     def cost(self, layer: Layer) -> float:
-        """Return the seconds that a mask of a layer takes, if the device tells times."""
+        """Return the additional seconds of a layer with a mask; the estimate's cost if the device has no times."""
         return self._seconds.get(layer) or super().cost(layer)
 
     @cached_property
@@ -101,7 +101,7 @@ class DeviceJudge(MaskJudge):
         half, full = self.times(self.fixed), self.times(dict.fromkeys(layers, FULL))
         if half is None or full is None:
             return {}
-        return {layer: max(b - a, _LEAST) for layer, a, b in zip(layers, half.blobs, full.blobs, strict=True)}
+        return {layer: max(b - a, _MIN_SECONDS) for layer, a, b in zip(layers, half.blobs, full.blobs, strict=True)}
 
     def times(self, masks: Masks) -> Times | None:
         """Return the times of the `layers` and of the whole net with masks; None on an emulator."""
@@ -114,7 +114,7 @@ class DeviceJudge(MaskJudge):
 
 
 def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:
-    """Put the masks on a net that its graph proves, and the cheapest that keep it within a budget.
+    """Set the masks that the net's graph proves, and the cheapest others that keep the net within a budget.
 
     Raises VerificationError if no masks are enough.
     """
@@ -134,9 +134,9 @@ def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:
         alone = {layer: plan.alone(layer) for layer in plan.masks}
         after = judge.error({layer: mask.features for layer, mask in masks.items()})
     if not after <= budget:
-        what = "NaN or infinite" if math.isnan(after) else f"off by {after:.1e} of the largest value"
+        error = "NaN or infinite" if math.isnan(after) else f"off by {after:.1e} of the largest value"
         raise VerificationError(
-            f"no masks keep the net within {budget:.1e}: with all of them an output is {what}; "
+            f"no masks keep the net within {budget:.1e}: with all of them an output is {error}; "
             "compute it in fp32 on devices, or give a larger --budget"
         )
     features = {layer: mask.features for layer, mask in masks.items()}
@@ -158,21 +158,21 @@ def mixed(
 ) -> Mixed:
     """Return the net with the cheapest masks that keep every output within the budget of the verification in fp16.
 
-    Masks that the net has stay. Without a device to run `on` fp16 is estimated. Nothing is written.
+    Existing masks stay. Without a device (`on`) the errors are estimated. No file is written.
 
     Raises VerificationError if fp32 is wrong or no masks are enough, and the errors of `verify_net` and `optimize`.
     """
     target = find_target(verification.on)
     target.require()
     announce("the net against ONNX Runtime in fp32")
-    given = net_feeds(model, param, bin, verification, manifest=manifest)
+    feeds_by_name = net_feeds(model, param, bin, verification, manifest=manifest)
     net = read_net(param, bin)
-    arrays = {net.names[blob]: feed for blob, feed in given.items()}
-    for blob, feed in arrays.items():
+    feeds = {net.names[name]: feed for name, feed in feeds_by_name.items()}
+    for blob, feed in feeds.items():
         blob.shape, blob.batch = feed.mat
     infer_graph(net.graph)
     with ExitStack() as stack:
-        estimator = stack.enter_context(Estimator(net.graph, arrays, timeout=verification.timeout))
+        estimator = stack.enter_context(Estimator(net.graph, feeds, timeout=verification.timeout))
         announce("the net in fp32")
         if verification.on is None:
             return choose_masks(MaskJudge(estimator), budget=verification.budget or BUDGET)

@@ -1,4 +1,4 @@
-"""Inputs to compare a net with itself, before and after the passes."""
+"""Inputs to compare a net before and after the passes."""
 
 import math
 from collections import Counter
@@ -15,10 +15,9 @@ from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.verification.inputs import LARGEST_INPUT, Draw, Uses, draw_array, draws, is_tiny, sweeps
 
-# Layers that compare their inputs, or select one of them.
-_SELECTS = frozenset({"Clip", "Threshold"})
+# Layers, and operations, that compare their inputs or select one of them.
+_SELECTING_LAYERS, _SELECTING_OPERATIONS = frozenset({"Clip", "Threshold"}), frozenset({"max", "min", "sign"})
 _OPERATIONS: Mapping[str, type[IntEnum]] = {"BinaryOp": BinaryOp, "UnaryOp": UnaryOp}
-_SELECTING = frozenset({"max", "min", "sign"})  # operations that do the same
 _DIVISORS = {"div": 1, "rdiv": 0, "reciprocal": 0}
 _BELOW_ONE, _POSITIVE = (-0.9, 0.9), (0.1, 4.0)
 _DOMAINS = {
@@ -28,8 +27,8 @@ _DOMAINS = {
     "sqrt": (0.0, 4.0),
 }
 
-# Nets up to these numbers of weights, input elements and layers run on more inputs. The limits are lower than for
-# verification against ONNX Runtime, because ncnn's plain kernels take ten times as long as others.
+# Nets up to these numbers of weights, input elements and layers run on more inputs. Verification against ONNX Runtime
+# has higher limits, because ncnn's plain kernels take ten times as long as others.
 _SMALL_WEIGHTS, _SMALL_INPUTS, _SMALL_LAYERS = 2**22, 2**14, 2**14
 
 
@@ -41,10 +40,10 @@ def draw_runs(
     examples: Mapping[str, str] | None = None,
     wanted: Sequence[Draw] = (),
 ) -> Iterator[tuple[Draw, dict[Blob, Array]]]:
-    """Yield the sets of inputs to compare a net with, see `draws`, or the `wanted` ones; a seed gives the same inputs.
+    """Yield the `wanted` sets of inputs, or the usual ones (see `draws`); a seed always gives the same inputs.
 
-    Caches stay unset, as they are before a first run. `shapes` maps names of inputs to shapes. Raises UsageError for an
-    input without a shape, or with an impossible one; it proposes a shape, from `examples` if they have the input.
+    Caches stay unset, as in a first run. `shapes` maps names of inputs to shapes. Raises UsageError for an input with
+    no shape or an impossible one; the error proposes a shape, from `examples` if they have the input.
     """
     unset = caches(graph)
     inputs = {blob: n for n, blob in enumerate(graph.inputs) if blob.users and blob not in unset}
@@ -86,9 +85,9 @@ def draw_runs(
 
 
 def _example(blob: Blob) -> str:
-    """Return an example of an input's shape; the first suitable consumer decides its rank and channels."""
-    rest = {"Convolution": ",224,224", "Deconvolution": ",224,224", "ConvolutionDepthWise": ",224,224"}
-    rest |= {"Convolution1D": ",224", "Convolution3D": ",16,112,112", "InnerProduct": ""}
+    """Return an example of an input's shape, with the rank and the channels of its first suitable consumer."""
+    sides = {"Convolution": ",224,224", "Deconvolution": ",224,224", "ConvolutionDepthWise": ",224,224"}
+    sides |= {"Convolution1D": ",224", "Convolution3D": ",16,112,112", "InnerProduct": ""}
     gates = {"LSTM": 4, "GRU": 3, "RNN": 1}
     for layer in blob.users:
         if layer.type == "Embed":
@@ -97,40 +96,40 @@ def _example(blob: Blob) -> str:
             hidden = layer["hidden_size"] if layer.type == "LSTM" else layer["num_output"]
             rows = gates[layer.type] * hidden * (2 if layer["direction"] == Direction.BIDIRECTIONAL else 1)
             return f"16,{max(layer['weight_data_size'] // max(rows, 1), 1)}"
-        if layer.type in rest and layer.spec is not None and layer["num_output"]:
-            known = [name for name in ("kernel_w", "kernel_h", "kernel_d") if name in layer.spec.by_name]
+        if layer.type in sides and layer.spec is not None and layer["num_output"]:
+            kernel = [int(layer[name]) for name in ("kernel_w", "kernel_h", "kernel_d") if name in layer.spec.by_name]
             group = layer["group"] if "group" in layer.spec.by_name else 1
-            window = math.prod(int(layer[name]) for name in known) * layer["num_output"]
-            return f"{max(layer['weight_data_size'] * group // max(window, 1), 1)}{rest[layer.type]}"
+            window = math.prod(kernel) * layer["num_output"]
+            return f"{max(layer['weight_data_size'] * group // max(window, 1), 1)}{sides[layer.type]}"
     return "3,224,224"
 
 
 def _uses(blob: Blob) -> Uses:
-    """Return the uses of an input's values in the net; follow them through layers that move them."""
-    seen, left = {blob}, [blob]
+    """Return the uses of an input's values in the net, also after layers that only move them."""
+    visited, queue = {blob}, [blob]
     tables: list[int] = []
     domains: list[tuple[float, float]] = []
     divides = is_guarded = False
-    while left:
-        read = left.pop()
-        for layer in read.users:
+    while queue:
+        copy = queue.pop()
+        for layer in copy.users:
             operation = _operation(layer)
             if operation in _DOMAINS:
                 domains.append(_DOMAINS[operation])
-            divides |= read in layer.inputs[_DIVISORS.get(operation, len(layer.inputs)) :][:1]
-            is_guarded |= layer.type in _SELECTS or operation in _SELECTING
+            divides |= copy in layer.inputs[_DIVISORS.get(operation, len(layer.inputs)) :][:1]
+            is_guarded |= layer.type in _SELECTING_LAYERS or operation in _SELECTING_OPERATIONS
             is_idle = layer.type == "Padding" or (layer.type == "Dropout" and layer["scale"] == 1.0)
             if layer.type == "Embed":
                 tables.append(int(layer["input_dim"]))
             elif is_idle or layer.has(Trait.MOVES):
-                left += [output for output in layer.outputs if output not in seen]
-                seen.update(layer.outputs)
+                queue += [output for output in layer.outputs if output not in visited]
+                visited.update(layer.outputs)
     domain = (max(low for low, _ in domains), min(high for _, high in domains)) if domains else None
     return Uses(min(tables, default=None), domain, divides, is_guarded)
 
 
 def _operation(layer: Layer) -> str:
-    """Return the function of a layer with one or two operands, in ncnn's word; empty for other layers."""
+    """Return ncnn's name for the operation of a unary or binary layer; empty for other layers."""
     if layer.type not in _OPERATIONS:
         return "log" if layer.type == "Log" else ""
     return _OPERATIONS[layer.type](layer["op_type"]).name.lower()

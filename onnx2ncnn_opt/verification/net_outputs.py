@@ -1,4 +1,4 @@
-"""The outputs of a net against those of its model: how they are paired, and the error that each may have."""
+"""Comparison of a net's outputs with its model's: pairing, and the allowed error of each output."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -27,14 +27,14 @@ from onnx2ncnn_opt.verification.rounding_budget import (
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, MOST_BUDGET, SLICE, Tolerance, compare
 
 _NUMBERED = re.compile(r"(?:in|out)(\d+)")
-_FEW = 1000
-_GIVE = "give inputs that suit the model with --inputs or --value"
-UNPROVEN = f"there is no number in it on either side, which proves nothing; {_GIVE}"
+_RARE = 1000  # one element of 1000 may have `rare_error`
+_ADVICE = "give inputs that suit the model with --inputs or --value"
+UNPROVEN = f"there is no number in it on either side, which proves nothing; {_ADVICE}"
 
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """A net and the reference that it has to agree with."""
+    """A net and its reference."""
 
     runner: NcnnRunner
     feeds: Mapping[str, Array]
@@ -42,63 +42,64 @@ class OutputComparison:
     manifest: Manifest | None
     tolerance: Tolerance
     rounding: Rounding
-    is_fixed: bool = False  # the tolerance is the user's
-    least: float = LEAST_BUDGET  # that needs no run in float64
-    behind: Callable[[Mapping[str, Array]], list[OutputReport]] | None = None  # judges the tail on the net's outputs
-    few: float = 0.0  # the error that one of `_FEW` elements may have: a step of quantisation, and others that follow
-    is_close: bool = False  # the runner has ncnn's plain kernels, which make rounding errors only: `budget` holds
+    is_fixed: bool = False  # the user chose the tolerance
+    least: float = LEAST_BUDGET  # smaller errors need no run in float64
+    judge_tail: Callable[[Mapping[str, Array]], list[OutputReport]] | None = None  # takes the net's outputs
+    rare_error: float = 0.0  # of one element in `_RARE`: another step of quantisation, and its effects
+    is_plain: bool = False  # the runner uses ncnn's plain kernels, which make rounding errors only: `budget` holds
 
     @cached_property
     def budget(self) -> Mapping[str, float]:
-        """The error that each output may have in float32; the model runs in float64 for it."""
+        """The allowed float32 error of each output, from a run of the model in float64."""
         measured = self.rounding.measured(self.feeds, self.reference)
         return {name: float32_budget(measured.get(name), self.least) for name in self.reference}
 
-    def allowed(self, name: str, *, close: bool) -> float:
-        """Return the error allowed for an output, in units of its largest value; `close` with ncnn's plain kernels."""
+    def allowed(self, name: str, *, plain: bool) -> float:
+        """Return the allowed error of an output, relative to its largest value; smaller for ncnn's `plain` kernels."""
         if self.is_fixed:
             return self.tolerance.relative
-        usual = self.budget[name] if close else max(self.tolerance.relative, min(self.budget[name], MOST_BUDGET))
-        return max(usual, BITS_MARGIN * self.by_weights.get(name, 0.0))
+        usual = self.budget[name] if plain else max(self.tolerance.relative, min(self.budget[name], MOST_BUDGET))
+        return max(usual, BITS_MARGIN * self.weight_errors.get(name, 0.0))
 
     def leaves_budget(self, outputs: Sequence[OutputReport]) -> bool:
-        """Return True if outputs are right, but less accurate than rounding alone would leave them."""
+        """Return True if outputs are right, but have larger errors than rounding explains."""
         if is_wrong(outputs):
             return False
-        # A tail's outputs have none: the budget is for the numbers at the cut.
+        # A tail's outputs have no budget, only the values at the cut.
         errors = {output.name: output.max_rel or 0.0 for output in outputs if output.name in self.reference}
         return any(error > self.least and error > self.budget[name] for name, error in errors.items())
 
     @cached_property
     def spread(self) -> Mapping[str, Array]:
-        """The distance that rounding errors move each element of the reference; computed only if a net differs."""
+        """The effect of rounding errors on each element of the reference; computed only if a net differs."""
         return self.rounding.spread(self.feeds, self.reference)
 
-    def spread_with_lone(self, name: str, actual: Array, reference: Array) -> Array:
-        """Return the spread; without bounds for as many elements as one run may move alone, those that differ most.
+    def spread_with_outliers(self, name: str, actual: Array, reference: Array) -> Array:
+        """Return the spread, larger for the elements that differ most.
 
-        Of the others `few` differ more than the runs show: each run rounds some numbers to another step than a net.
+        It is infinite for twice as many elements as a single run moves (`Rounding.lone`), and at least `rare_error` for
+        one in `_RARE` others: each run rounds some numbers to another quantisation step than a net.
         """
-        spread, count = self.spread[name], self.rounding.lone.get(name, 0)
+        spread, count = self.spread[name].copy(), self.rounding.lone.get(name, 0)
         with np.errstate(invalid="ignore"):
             excess = np.abs(actual.astype(np.float64) - reference) - spread
         excess = np.nan_to_num(excess, nan=0.0, posinf=0.0, neginf=0.0)
         order = np.argsort(excess, axis=None)[::-1]
-        spread, most = spread.copy(), order[: 2 * count]
-        spread.reshape(-1)[most[excess.reshape(-1)[most] > 0]] = np.inf
-        rest = order[2 * count :][: excess.size // _FEW + (excess.size >= SLICE)]
-        bound = self.few * float(np.abs(reference[np.isfinite(reference)]).max(initial=0.0))
-        spread.reshape(-1)[rest] = np.maximum(spread.reshape(-1)[rest], bound)
+        largest, rest = order[: 2 * count], order[2 * count :]
+        spread.reshape(-1)[largest[excess.reshape(-1)[largest] > 0]] = np.inf
+        rare = rest[: excess.size // _RARE + (excess.size >= SLICE)]
+        bound = self.rare_error * float(np.abs(reference[np.isfinite(reference)]).max(initial=0.0))
+        spread.reshape(-1)[rare] = np.maximum(spread.reshape(-1)[rare], bound)
         return spread
 
     @cached_property
-    def by_weights(self) -> Mapping[str, float]:
-        """The distance that the reference moves if weights are rounded as the net's are."""
+    def weight_errors(self) -> Mapping[str, float]:
+        """The errors of the model's outputs if its weights are rounded like the net's."""
         encoding = weights_encoding(self.runner.param, self.runner.bin)
         return {} if encoding is None else self.rounding.stored(encoding, self.feeds, self.reference)
 
     def best(self) -> tuple[Sequence[Slot], Sequence[OutputReport]]:
-        """Return the likeliest way to feed the net that works best, and its reports."""
+        """Feed the net in all likely ways; return the best way, and its reports."""
         try:
             ways, blobs = input_slots(self.manifest, self.feeds, self.runner.input_names()), self.runner.output_names()
         except RunError as error:
@@ -121,26 +122,26 @@ class OutputComparison:
         if self.manifest is not None:
             slots = manifest_slots("output", list(self.reference), self.manifest.read)
             results = self.runner.extract(arrays, [slot.fetch for slot in slots])
-            judged = [self.judge(slot, results[slot.blob]) for slot in slots]
-            if self.behind is None or is_wrong(judged):
-                return judged
-            return judged + self.behind(self._values(slots, results))
-        # A name of the model's that is not an output of the net may still be a blob inside it. They are read first:
-        # once a consumer has run, a blob is gone.
+            reports = [self.judge(slot, results[slot.blob]) for slot in slots]
+            if self.judge_tail is None or is_wrong(reports):
+                return reports
+            return reports + self.judge_tail(self._values(slots, results))
+        # An output of the model may be a blob inside the net. Inner blobs are extracted first, because ncnn frees them
+        # after their consumers.
         inner = [name for name in self.reference if name not in blobs] if len(blobs) < len(self.reference) else []
         results = self.runner.extract(arrays, [Fetch(blob, 0) for blob in (*inner, *blobs)])
-        found = [*(blob for blob in inner if not isinstance(results[blob], Failure)), *blobs]
-        pairs = pair(list(self.reference), found, lambda name, blob: _alike(results[blob], self.reference[name]))
-        nothing = f"the net has no blob for it; its outputs are {', '.join(blobs)}"
-        reports = {name: OutputReport(name, None, "missing", nothing) for name in self.reference}
+        extracted = [*(blob for blob in inner if not isinstance(results[blob], Failure)), *blobs]
+        pairs = pair(list(self.reference), extracted, lambda name, blob: _alike(results[blob], self.reference[name]))
+        missing_blob = f"the net has no blob for it; its outputs are {', '.join(blobs)}"
+        by_name = {name: OutputReport(name, None, "missing", missing_blob) for name in self.reference}
         for name, blob in pairs.items():
-            reports[name] = self.judge(Slot(name, blob, 0), results[blob])
-        return list(reports.values())
+            by_name[name] = self.judge(Slot(name, blob, 0), results[blob])
+        return list(by_name.values())
 
     def with_scores(self, way: Sequence[Slot], outputs: Sequence[OutputReport]) -> Sequence[OutputReport]:
-        """Return the reports; integers are wrong if the net decides them by wrong floats, where it has blobs of these.
+        """Mark integer outputs as wrong if the floats that decide them are wrong, and the net has blobs for the floats.
 
-        A fault that changes scores may change no index on these inputs.
+        For example wrong scores may leave the index of the largest unchanged on these inputs.
         """
         if is_wrong(outputs) or not any(map(_is_whole, self.reference.values())):
             return outputs
@@ -151,9 +152,9 @@ class OutputComparison:
             values = self.rounding.on_scores.run_any(self.feeds)
         except RunError:
             return outputs
-        # The numbers that other converters call blobs by are not those of the model.
-        names = [Fetch(name, 0) for name in values if self.manifest or not name.isdigit()]
-        results = self.runner.extract(model_feeds(way, self.feeds), names)
+        # Other converters number their blobs, so a name such as "12" is another value.
+        fetches = [Fetch(name, 0) for name in values if self.manifest or not name.isdigit()]
+        results = self.runner.extract(model_feeds(way, self.feeds), fetches)
         inner, wrong = replace(self, reference=values, manifest=None, rounding=self.rounding.of_scores), {}
         for name, result in results.items():
             if not isinstance(result, Failure) and result.size == values[name].size:
@@ -167,7 +168,7 @@ class OutputComparison:
         ]
 
     def _values(self, slots: Sequence[Slot], results: Mapping[str, Array | Failure]) -> dict[str, Array]:
-        """Return right results in the types of the model."""
+        """Return right results in the model's types."""
         values = {}
         for slot in slots:
             result, reference = results[slot.blob], self.reference[slot.name]
@@ -188,26 +189,26 @@ class OutputComparison:
         if array is None:
             message = f"its shape is {list(result.shape)}, the model's {list(reference.shape)}"
             return OutputReport(slot.name, slot.blob, "shape", message)
-        # A manifest says what the elements are, and is not to be helped where it is wrong.
+        # The manifest states the element type, so `compare` must not try another.
         result = array.astype(np.float64) if self.manifest and reference.dtype.kind in "iub" else array
-        allowed = self.tolerance
-        if self.is_close:
-            allowed = replace(allowed, relative=self.budget[slot.name], slices=False)
-            if slot.name in self.rounding.exact(self.feeds):  # it is known what is left of terms that cancel
-                allowed = replace(allowed, absolute=float(np.finfo(np.float32).tiny))
-        difference, spread = compare(result, reference, allowed), None
-        is_literal = self.is_fixed and self.tolerance.relative < DEFAULT.relative  # rounding is no excuse then
-        if not difference.ok and not is_literal:
+        tolerance = self.tolerance
+        if self.is_plain:
+            tolerance = replace(tolerance, relative=self.budget[slot.name], slices=False)
+            if slot.name in self.rounding.exact(self.feeds):  # float64 shows the error of terms that cancel
+                tolerance = replace(tolerance, absolute=float(np.finfo(np.float32).tiny))
+        difference, spread = compare(result, reference, tolerance), None
+        is_strict = self.is_fixed and self.tolerance.relative < DEFAULT.relative  # no allowance for rounding then
+        if not difference.ok and not is_strict:
             reference = self.rounding.resolved(slot.name, self.feeds, reference, result)
             if not self.is_fixed:
-                slices = allowed.slices and not self.by_weights
-                allowed = replace(allowed, relative=self.allowed(slot.name, close=self.is_close), slices=slices)
-            difference = compare(result, reference, allowed)
-        # A budget above this is that of decisions: only the spread shows which elements they are.
-        if (not difference.ok or (difference.max_rel or 0.0) > MOST_BUDGET) and not is_literal:
+                slices = tolerance.slices and not self.weight_errors
+                tolerance = replace(tolerance, relative=self.allowed(slot.name, plain=self.is_plain), slices=slices)
+            difference = compare(result, reference, tolerance)
+        # Errors above this come from decisions: only the spread shows the elements.
+        if (not difference.ok or (difference.max_rel or 0.0) > MOST_BUDGET) and not is_strict:
             reference = self.rounding.chosen(slot.name, self.feeds, reference, result)
-            spread = self.spread_with_lone(slot.name, result, reference)
-            difference = compare(result, reference, allowed, spread)
+            spread = self.spread_with_outliers(slot.name, result, reference)
+            difference = compare(result, reference, tolerance, spread)
         report = difference.report(slot.name, slot.blob)
         if report.status == "mismatch" and not self.is_fixed and self._is_as_good(slot.name, result):
             return replace(report, status="ok", message="")
@@ -215,7 +216,7 @@ class OutputComparison:
             return replace(report, status="unproven", message=UNPROVEN)
         moved = 0 if spread is None else int((np.isinf(spread) & (result != reference)).sum())
         if difference.ok and moved > result.size / 2:
-            message = f"rounding errors decide {moved} of {result.size} elements; {_GIVE}"
+            message = f"rounding errors decide {moved} of {result.size} elements; {_ADVICE}"
             return replace(report, status="unproven", message=message)
         return report
 
@@ -226,24 +227,24 @@ class OutputComparison:
 
 
 def manifest_slots(kind: str, names: Sequence[str], entries: Sequence[Entry]) -> list[Slot]:
-    """Return the manifest's inputs or outputs (`kind`) in the model's order; UsageError if it is another model's."""
-    known = {entry.name: Slot.of(entry) for entry in entries}
-    if set(known) != set(names):
+    """Return the manifest's inputs or outputs (`kind`) in the model's order; UsageError if names differ."""
+    slots = {entry.name: Slot.of(entry) for entry in entries}
+    if set(slots) != set(names):
         raise UsageError(
-            f"the manifest is that of another model: its {kind}s are {', '.join(known) or 'none'}, "
+            f"the manifest is that of another model: its {kind}s are {', '.join(slots) or 'none'}, "
             f"those of the model {', '.join(names) or 'none'}"
         )
-    return [known[name] for name in names]
+    return [slots[name] for name in names]
 
 
 def input_slots(manifest: Manifest | None, feeds: Mapping[str, Array], blobs: Sequence[str]) -> list[list[Slot]]:
     """Return the ways to feed the arrays to the net with these input blobs, the likeliest first.
 
-    A manifest leaves one, in which empty caches stay unset. Without it blobs are matched by `pair`, and the batch is
-    tried in three ways: its axis is 1 and dropped in most nets, kept in a few, and in new ones the Mat's batch.
+    With a manifest there is one way; empty caches stay unset. Without a manifest, `pair` finds the blobs, and there are
+    three ways for the batch axis: most nets drop a batch of 1, a few keep it, and new nets have it as the Mat's batch.
 
-    Raises UsageError if the manifest is that of another model, and VerificationError if a blob of the net would be left
-    without a value, on which ncnn crashes.
+    Raises UsageError if the manifest is another model's, and VerificationError if an input blob of the net would get no
+    array, because ncnn crashes then.
     """
     if manifest is not None:
         others = {entry.name for entry in manifest.model_inputs} - {entry.name for entry in manifest.inputs}
@@ -270,11 +271,11 @@ def input_slots(manifest: Manifest | None, feeds: Mapping[str, Array], blobs: Se
 
 
 def pair(names: Sequence[str], blobs: Sequence[str], fits: Callable[[str, str], bool]) -> dict[str, str]:
-    """Return a blob for every name, while there are enough of them.
+    """Return a blob for each name, as long as blobs are left.
 
-    1. Equal names belong together.
-    2. The others by number, if the blobs are in0, in1, ... or out0, out1, ... .
-    3. The others in order, if they fit so; else as they fit, if there is just one way; else in order all the same.
+    1. Equal names are a pair.
+    2. Other names are paired by number if the blobs are in0, in1, ... or out0, out1, ... .
+    3. Else they are paired in order, unless that does not fit and there is exactly one other way that fits.
     """
     pairs = {name: name for name in names if name in blobs}
     left, free = [name for name in names if name not in pairs], [blob for blob in blobs if blob not in pairs]
@@ -283,9 +284,9 @@ def pair(names: Sequence[str], blobs: Sequence[str], fits: Callable[[str, str], 
         return pairs | {name: numbers[i] for i, name in enumerate(names) if name in left and i in numbers}
     in_order = dict(zip(left, free, strict=False))
     choices = {name: [blob for blob in free if fits(name, blob)] for name in left}
-    only = {name: found[0] for name, found in choices.items() if len(found) == 1}
-    if not all(fits(*both) for both in in_order.items()) and len(set(only.values())) == len(left):
-        return pairs | only
+    unique = {name: fitting[0] for name, fitting in choices.items() if len(fitting) == 1}
+    if not all(fits(*names) for names in in_order.items()) and len(set(unique.values())) == len(left):
+        return pairs | unique
     return pairs | in_order
 
 
@@ -298,5 +299,5 @@ def _alike(result: Array | Failure, reference: Array) -> bool:
 
 
 def _severity(outputs: Sequence[OutputReport]) -> list[int]:
-    """Return the severities of all outputs, the worst first, to compare two attempts."""
+    """Return the severities of all outputs, worst first, to compare two attempts."""
     return sorted((get_args(Status).index(output.status) for output in outputs), reverse=True)

@@ -1,4 +1,4 @@
-"""Two nets against each other in ncnn, output by output: an optimised one, and the net that it was made of."""
+"""Comparison of an optimised net with the original net in ncnn, output by output."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.runs import Run
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, Tolerance, compare, in_mode, with_rounding
 
-# Both nets run in ncnn's plain kernels, so they differ by nothing but the rounding of folded weights and another order
-# of sums: half a unit of the last place for each, 6e-8, which grows with the square root of the number of layers and
-# with what cancels. The largest measured on 102 real nets is 4e-7 (docs/measurements.md).
+# Both nets run with ncnn's plain kernels, so they differ only by the rounding of folded weights and the order of sums:
+# half a unit of the last place for each, 6e-8. The errors grow with the square root of the number of layers, and with
+# cancellation. The largest measured on 102 real nets is 4e-7 (docs/measurements.md).
 FOLDING = Tolerance(relative=1e-4, absolute=1e-6)
 
 UNPROVEN_NET = (
@@ -40,7 +40,7 @@ UNPROVEN_NET = (
     "(another --seed or --shape may, --no-verify does without)"
 )
 NO_BOXES = "no boxes before and after, which are chosen by the same numbers"
-# NaN as it is computed; as bits of integers these are two numbers of -2**31 and below 2**31.
+# The bits of computed NaNs, positive and negative.
 _NAN = np.array([0x7FC00000, 0xFFC00000], np.uint32).view(np.int32)
 
 
@@ -50,16 +50,16 @@ class NetPair:
 
     source: NetFiles
     graph: Graph
-    names: Mapping[str, str]  # of the graph's inputs and outputs in the files
+    names: Mapping[str, str]  # in the files, of the graph's inputs and outputs
     shapes: Mapping[str, Sequence[int]]  # of the inputs, by the graph's names
-    examples: Mapping[str, str]  # shapes to propose for inputs that have none
-    storage: Storage | None  # which weights of the graph get 16 bits
-    detectors: Mapping[Layer, tuple[str, ...]]  # the inputs of detection layers, by their names in the files
+    examples: Mapping[str, str]  # shapes that errors propose for inputs without shapes
+    storage: Storage | None  # the weights that get 16 bits
+    detectors: Mapping[Layer, tuple[str, ...]]  # the names in the files of the inputs of detection layers
     is_cut: bool  # the outputs are blobs inside the net
 
     @property
     def outputs(self) -> list[Blob]:
-        """The outputs to compare: all but inputs and caches, which only ncnn can read."""
+        """The outputs to compare, without inputs and caches; only ncnn can read caches."""
         opaque = caches(self.graph)
         return [blob for blob in self.graph.outputs if not blob.is_input and blob not in opaque]
 
@@ -76,10 +76,10 @@ def verify_pair(
     names: Mapping[Blob, str] | None = None,
     worker: NcnnWorker | None = None,
 ) -> VerifyReport:
-    """Run a net before and after in ncnn, on inputs drawn from a seed, and compare every output.
+    """Run the original and the new net in ncnn, on inputs drawn from a seed, and compare every output.
 
-    `files` are those of the graph, with the `names` in them; by default the graph is written to temporary ones. The
-    original runs on the same device, in fp32.
+    `files` contain the graph, with its blobs' `names`; by default the graph is written to temporary files. The original
+    runs on the same device, in fp32.
 
     Raises VerificationError or RunError if ncnn cannot run the original, and UsageError if an input has no shape.
     """
@@ -88,7 +88,7 @@ def verify_pair(
     with (
         temporary_folder() as folder,
         nullcontext(worker) if worker else NcnnWorker(target) as process,
-        NcnnWorker(target) as second,  # which keeps the original loaded, and starts when that is needed
+        NcnnWorker(target) as second,  # keeps the original loaded; starts on first use
     ):
         judge = _NetJudge(pair, verification, process, second)
         if files is None or names is None or judge.boxes:  # a binary .param has no names of inner blobs
@@ -116,38 +116,38 @@ def _written(graph: Graph, prefix: Path) -> tuple[NetFiles, Mapping[Blob, str]]:
 
 
 class _NetJudge(Judge):
-    """An optimised net and the original, whose outputs in fp32 are in `all_runs`; `drawn` are the inputs.
+    """An optimised net and the original; `drawn` are the inputs, `all_runs` have the original's fp32 outputs.
 
-    `boxes` are the outputs that depend on boxes of detection layers. Which boxes there are, and in which order, hangs
-    on the last bits of scores. So both nets have to agree about the blobs by which boxes are chosen. Then the original
-    chooses boxes by the net's own numbers, and `boxes` have to be equal.
+    `boxes` are the outputs that depend on detection layers. The number and order of boxes depend on the last bits of
+    scores. So the comparison has two steps: the inputs of detection layers must agree, then the original runs from the
+    new net's inputs of detection layers, and `boxes` must be equal.
     """
 
     _files: NetFiles
     _names: Mapping[str, str]
 
     def __init__(self, pair: NetPair, verification: Verification, worker: NcnnWorker, second: NcnnWorker) -> None:
-        self.pair, self.how, self._worker, self._second = pair, verification, worker, second
+        self.pair, self.options, self._worker, self._second = pair, verification, worker, second
         self.drawn = list(pair.draws(verification.seed))
         after = after_boxes(pair.graph)
-        read = {b: n for layer, names in pair.detectors.items() for b, n in zip(layer.inputs, names, strict=True)}
-        origins = {blob: read[blob] for blob in before_boxes(pair.graph) if blob in read}
-        # Names in the graph, with those in the original file.
-        self._deciding = {blob.name: name for blob, name in origins.items()}
+        inputs = {b: n for layer, names in pair.detectors.items() for b, n in zip(layer.inputs, names, strict=True)}
+        origins = {blob: inputs[blob] for blob in before_boxes(pair.graph) if blob in inputs}
+        # Names in the original file by names in the graph.
+        self._detector_inputs = {blob.name: name for blob, name in origins.items()}
         self.boxes = {blob.name: pair.names[blob.name] for blob in pair.outputs if blob in after}
         origins |= {blob: pair.names[blob.name] for blob in pair.outputs if blob not in after}
-        self._wanted = [*origins, *pair.outputs]
-        self._asked = {name: blob.name for blob, name in origins.items()}
+        self._compared = [*origins, *pair.outputs]
+        self._graph_names = {name: blob.name for blob, name in origins.items()}
         self._exact, self._usual = True, FOLDING
         try:
             self.all_runs = self._original_runs()
-        except RunError:  # some nets run with ncnn's usual kernels only
+        except RunError:  # some nets run only with ncnn's usual kernels
             self._exact, self._usual = False, DEFAULT
             self.all_runs = self._original_runs()
         self._allowed = self._usual
 
     def of(self, files: NetFiles, names: Mapping[Blob, str], *, rounding: Storage | None = None) -> _NetJudge:
-        """Return the judge of a net in files; with a larger tolerance if its weights are rounded."""
+        """Return the judge of a net in files, with a larger tolerance if its weights are rounded."""
         judge = copy(self)
         judge._files = files
         judge._names = {blob.name: name for blob, name in {**list_layers(self.pair.graph).inner_names, **names}.items()}
@@ -155,47 +155,50 @@ class _NetJudge(Judge):
             judge._allowed = with_rounding(ROUNDING[rounding.encoding], rounding.depth, self._usual)
         return judge
 
-    def _started(
+    def _load(
         self, files: NetFiles, *, exact: bool, mode: str = "fp32", worker: NcnnWorker | None = None
     ) -> NcnnRunner:
-        worker, timeout = worker or self._worker, self.how.timeout
+        worker, timeout = worker or self._worker, self.options.timeout
         return NcnnRunner(files.param, files.bin, worker=worker, exact=exact, mode=mode, timeout=timeout, threads=None)
 
-    def _fed(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Return inputs by the names of the original."""
+    def _original_feeds(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Return inputs by their names in the original."""
         return {self.pair.names[name]: array for name, array in feeds.items()}
 
     def _original_runs(self) -> list[Run]:
-        net = self._started(self.pair.source, exact=self._exact)
+        net = self._load(self.pair.source, exact=self._exact)
         runs = []
-        for draw, drawn in counted(self.drawn, "ncnn runs the net as it was", "runs"):
-            feeds = {blob.name: array for blob, array in drawn.items()}
-            results = run_reference(net, self._fed(feeds), list(self._asked), apart=self.pair.is_cut)
-            runs.append(Run({}, draw, feeds, {self._asked[name]: array for name, array in results.items()}))
+        for draw, arrays in counted(self.drawn, "ncnn runs the net as it was", "runs"):
+            feeds = {blob.name: array for blob, array in arrays.items()}
+            results = run_reference(
+                net, self._original_feeds(feeds), list(self._graph_names), one_by_one=self.pair.is_cut
+            )
+            runs.append(Run({}, draw, feeds, {self._graph_names[name]: array for name, array in results.items()}))
         return runs
 
     def runs(self, mode: str) -> Iterable[Run]:
-        """Return all runs; rounded weights are judged on ordinary inputs, the net in 32 bits on all."""
-        self._runner = self._started(self._files, exact=self._exact and mode == "fp32", mode=mode)
+        """Return all runs, or only runs on ordinary inputs if weights are rounded."""
+        self._runner = self._load(self._files, exact=self._exact and mode == "fp32", mode=mode)
         self._tolerance = in_mode(mode, self._allowed)
         if self._tolerance.relative <= self._usual.relative:
             return self.all_runs
         return [run for run in self.all_runs if run.draw is None or run.draw.scale <= 1]
 
     def compare(self, run: Run, mode: str) -> Sequence[OutputReport]:
-        """Run the net, in 16 bits with the kernels that ncnn would choose, and the original too if it is wrong."""
+        """Run the net; if it is wrong in 16 bits, run the original in the same mode too."""
         feeds = {self._names[name]: array for name, array in run.feeds.items()}
-        wanted = {blob.name: self._names[blob.name] for blob in self._wanted}
-        tolerance = self.how.allowed(self._tolerance)
-        fed = self._fed(run.feeds)
-        reports = compare_outputs(self._runner, feeds, run.reference, wanted, tolerance)
+        names = {blob.name: self._names[blob.name] for blob in self._compared}
+        tolerance = self.options.allowed(self._tolerance)
+        original_feeds = self._original_feeds(run.feeds)
+        reports = compare_outputs(self._runner, feeds, run.reference, names, tolerance)
         if self.boxes:
-            reports = self._with_boxes(reports, feeds, wanted, fed, tolerance)
+            reports = self._with_boxes(reports, feeds, names, original_feeds, tolerance)
         if mode == "fp32" or self.pair.is_cut or all(report.status == "ok" for report in reports):
             return reports
-        own = {name: blob for blob, name in self._asked.items()}
-        net = self._started(self.pair.source, exact=False, mode=mode)
-        before = {r.name: r.message for r in compare_outputs(net, fed, run.reference, own, tolerance)}
+        original_names = {name: blob for blob, name in self._graph_names.items()}
+        original = self._load(self.pair.source, exact=False, mode=mode)
+        before_reports = compare_outputs(original, original_feeds, run.reference, original_names, tolerance)
+        before = {report.name: report.message for report in before_reports}
         return [
             replace(report, message=f"{report.message} (before it was optimised: {before[report.name]})")
             if report.status != "ok" and before.get(report.name)
@@ -208,34 +211,34 @@ class _NetJudge(Judge):
         reports: Sequence[OutputReport],
         feeds: Mapping[str, Array],
         names: Mapping[str, str],
-        given: Mapping[str, Array],
+        original_feeds: Mapping[str, Array],
         tolerance: Tolerance,
     ) -> tuple[OutputReport, ...]:
-        """Return the reports of all outputs; `feeds` and `names` are the net's, `given` the original's inputs."""
-        inputs = [report for report in reports if report.name in self._deciding]
+        """Return the reports of all outputs; `feeds` and `names` belong to the new net."""
+        inputs = [report for report in reports if report.name in self._detector_inputs]
         wrong = [replace(r, message=f"'{r.name}', by which boxes are chosen: {r.message}") for r in inputs if r.message]
         if wrong:
-            found = [replace(wrong[0], name=name, blob=names[name]) for name in self.boxes]
+            boxes = [replace(wrong[0], name=name, blob=names[name]) for name in self.boxes]
         else:
-            results = self._runner.extract(feeds, [names[name] for name in (*self._deciding, *self.boxes)])
-            own = {origin: results[names[name]] for name, origin in self._deciding.items()}
-            fed = {origin: array for origin, array in own.items() if not isinstance(array, Failure)}
-            original = self._started(self.pair.source, exact=self._exact, worker=self._second)
-            before = original.extract({**given, **fed}, list(self.boxes.values()))
-            found = [
+            results = self._runner.extract(feeds, [names[name] for name in (*self._detector_inputs, *self.boxes)])
+            blobs = {origin: results[names[name]] for name, origin in self._detector_inputs.items()}
+            arrays = {origin: array for origin, array in blobs.items() if not isinstance(array, Failure)}
+            original = self._load(self.pair.source, exact=self._exact, worker=self._second)
+            before = original.extract({**original_feeds, **arrays}, list(self.boxes.values()))
+            boxes = [
                 _judge(name, names[name], results[names[name]], before[origin], tolerance)
                 for name, origin in self.boxes.items()
             ]
-        judged = [replace(merged([report, *inputs]), name=report.name, blob=report.blob) for report in found]
-        return (*(report for report in reports if report not in inputs), *judged)
+        boxes = [replace(merged([report, *inputs]), name=report.name, blob=report.blob) for report in boxes]
+        return (*(report for report in reports if report not in inputs), *boxes)
 
 
 def run_reference(
-    runner: NcnnRunner, feeds: Mapping[str, Array], outputs: Sequence[str], *, apart: bool
+    runner: NcnnRunner, feeds: Mapping[str, Array], outputs: Sequence[str], *, one_by_one: bool
 ) -> dict[str, Array]:
-    """Return the original net's outputs, or raise RunError; `apart` runs it anew for each, as blobs inside it need."""
+    """Return the original net's outputs, or raise RunError; inner blobs need a run for each (`one_by_one`)."""
     try:
-        if apart:
+        if one_by_one:
             return {name: runner.run(feeds, [name])[name] for name in outputs}
         results = runner.extract(feeds, outputs)
     except CrashError as error:
@@ -256,7 +259,7 @@ def compare_outputs(
     names: Mapping[str, str],
     tolerance: Tolerance,
 ) -> tuple[OutputReport, ...]:
-    """Compare all outputs of a net with those of its reference; `names` are the net's own names for them."""
+    """Compare a net's outputs with its reference; `names` has the net's names of the outputs."""
     try:
         results = runner.extract(feeds, [names[name] for name in reference])
     except RunError as error:
@@ -269,7 +272,7 @@ def compare_outputs(
 def _judge(
     name: str, blob: str, result: Array | Failure, reference: Array | Failure, tolerance: Tolerance
 ) -> OutputReport:
-    if isinstance(reference, Failure):  # only boxes may be missing before as well
+    if isinstance(reference, Failure):  # only boxes may be missing in the original
         if isinstance(result, Failure) and result.is_empty and reference.is_empty:
             return OutputReport(name, blob, "ok", NO_BOXES)
         return OutputReport(name, blob, "missing", f"the original net does not give it: {reference.reason}")
@@ -279,6 +282,6 @@ def _judge(
         return OutputReport(name, blob, "shape", f"its shape is {list(result.shape)}, before {list(reference.shape)}")
     if reference.size and np.isin(reference.view(np.int32), _NAN).all() and np.isnan(result).all():
         return OutputReport(name, blob, "unproven", UNPROVEN_NET)
-    if result.tobytes() == reference.tobytes():  # integers in the bits of floats as well
+    if result.tobytes() == reference.tobytes():  # also for integers in the bits of floats
         return OutputReport(name, blob, "ok", "", 0.0, 0.0, 1.0)
     return compare(result, reference, tolerance).report(name, blob)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 Effort: TypeAlias = Literal["quick", "normal", "thorough"]
-# The seconds after which inputs that tell less are left out, and the runs to find masks, in units of the usual number.
+# The seconds after which less useful inputs are left out, and a factor for the number of runs to find masks.
 EFFORTS: dict[Effort, tuple[float, float]] = {"quick": (0.0, 0.0), "normal": (10.0, 1.0), "thorough": (math.inf, 4.0)}
 
 
@@ -26,27 +26,26 @@ EFFORTS: dict[Effort, tuple[float, float]] = {"quick": (0.0, 0.0), "normal": (10
 class Verification:
     """The options of every verification.
 
-    Inputs: `feeds` are arrays by ONNX name, a file of them (.npz, .npy), or an image. Without them inputs are drawn
-    from `seed`: a large net gets ordinary and large numbers, a small one many more draws; or the `wanted` draws.
-    `shapes` are the sizes of inputs to draw, `values` the inputs that the net has constants for; both default to those
-    of the manifest. Dynamic dimensions run at two sizes each. `outputs` are values to compare instead of the model's
-    outputs.
+    Inputs: `feeds` are arrays by ONNX name, a file of arrays (.npz, .npy), or an image. By default inputs are drawn
+    from `seed`: ordinary and large numbers, many more draws for a small net, or the `wanted` draws. `shapes` has sizes
+    of inputs to draw, `values` the inputs that are constants in the net; both default to the manifest's. Each dynamic
+    dimension runs at two sizes. `outputs` are values to compare instead of the model's outputs.
 
-    Tolerance: `tolerance` replaces the usual one of the model; `rtol` and `atol` replace its `relative` and `absolute`
-    in every mode. `exact` takes ncnn's plain kernels instead of those that it would choose.
+    Tolerance: `tolerance` replaces the model's usual tolerance; `rtol` and `atol` replace its `relative` and `absolute`
+    in every mode. `exact` selects ncnn's plain kernels instead of its faster ones.
 
     Place: `on` is "vulkan", "qemu-aarch64", "qemu-x86_64:CPU", "ssh:user@host", or a command that starts a Python with
-    numpy and ncnn; this machine's CPU by default. `modes` are of "fp32", "fp16" and "bf16"; by default fp32, and with
-    `on` also fp16, the default of ncnn on phones and GPUs. Each run may take `timeout` seconds, ten times as many on an
-    emulated CPU.
+    numpy and ncnn; this machine's CPU by default. `modes` are "fp32", "fp16" or "bf16"; by default fp32, and with `on`
+    also fp16, ncnn's default on phones and GPUs. `timeout` is in seconds for each run, ten times as long on an emulated
+    CPU.
 
-    `budget` is the error of an output in fp16 that feature masks keep at any price, in units of its largest value. By
-    default it is 2e-2; less if that takes few multiplications, and more if 2e-2 would take many.
+    `budget` is the fp16 error of an output, relative to its largest value, that feature masks keep at any cost. The
+    default is 2e-2; less if few more multiplications in fp32 achieve it, and more if 2e-2 needs many.
 
     `effort` limits the optional work of a large model: "quick", "normal", or "thorough". The first inputs of each size
     run always; `VerifyReport.notes` says if others were left out.
 
-    `explain` finds the causes of errors, on the inputs on which a net is wrong, or on those of the largest error.
+    `explain` finds the causes of errors, on inputs for which a net is wrong, or on the inputs with the largest error.
 
     Raises UsageError for an option of the wrong type.
     """
@@ -98,7 +97,7 @@ class Verification:
         return (self.rtol, self.atol) != (None, None)
 
     def allowed(self, tolerance: Tolerance) -> Tolerance:
-        """Return a tolerance with the user's numbers."""
+        """Return the tolerance, with `rtol` and `atol` if the user chose them."""
         numbers = {"relative": self.rtol, "absolute": self.atol}
-        given: dict[str, Any] = {name: float(number) for name, number in numbers.items() if number is not None}
-        return replace(tolerance, **given)
+        chosen: dict[str, Any] = {name: float(number) for name, number in numbers.items() if number is not None}
+        return replace(tolerance, **chosen)

@@ -1,15 +1,14 @@
-"""Changes of a model's results by the rounding errors of any implementation.
+"""The effect of rounding errors on a model's results.
 
-Two right implementations add up their sums in different orders, so their numbers differ in the last bits, and zeros in
-their sign. But a model may compare numbers, round to whole ones, look for the largest, or take the difference of equal
-ones: then the last bit may decide. A wider tolerance would hide faults there. So ONNX Runtime runs the model with
-errors of that size put into it.
+Two right implementations add up sums in different orders, so their numbers differ in the last bits, and zeros in their
+sign. If a model compares numbers, rounds to integers, searches the largest, or subtracts equal numbers, the last bit
+may decide its result. A wider tolerance would hide faults there. So ONNX Runtime runs the model with inserted errors.
 
-The model in float64 gives the size of ONNX Runtime's own errors. The model with rounded weights gives the part of a
-difference that comes from a net's weights in 16 bits.
+The model in float64 gives the size of ONNX Runtime's own errors. The model with rounded weights gives the errors from
+weights in 16 bits.
 
-Right implementations also choose different elements (TopK, ArgMax, ArgMin) where scores are as good as equal. So an
-index agrees if its score is that of the model's index, up to the error of the scores.
+Right implementations also choose different elements (TopK, ArgMax, ArgMin) where scores are nearly equal. So an index
+agrees if its score equals the score of the model's index, up to the error of the scores.
 """
 
 import math
@@ -51,33 +50,33 @@ from onnx2ncnn_opt.verification.tolerance import (
     with_rounding,
 )
 
-# The relative error of each number that a node computes: some 16 units of the last place, as sums of many terms have.
-_EACH = 2.0**-20
-# The same of inputs whose differences are taken: their sums have hundreds of terms, which ncnn adds up one by one.
-_CANCELLED = 2.0**-18
-# The same for one that adds numbers to 1: two units of its last place.
-_BESIDE_ONE = 2.0**-22
-# The error of numbers that decide something, in units of the largest one beside them: of a convolution by winograd.
-_DECIDING = DEFAULT.relative / 5
-_PHASE = math.sqrt(2) / 2  # in turns: no whole number makes it a whole one
-# All numbers too large, all too small, signs that alternate, as for x and y of a place, and five times others.
+# The relative error of each number that a node computes: 16 units of the last place, as in sums of many terms.
+_ERROR = 2.0**-20
+# The relative error of inputs that a node subtracts: sums of hundreds of terms, which ncnn adds up one by one.
+_CANCELLED_ERROR = 2.0**-18
+# The relative error of a node that adds numbers to 1: two units of the last place.
+_ERROR_OF_ONE = 2.0**-22
+# The error of numbers that decide something, relative to the tensor's largest: the error of convolution by winograd.
+_DECISION_ERROR = DEFAULT.relative / 5
+_PHASE = math.sqrt(2) / 2  # of a period; irrational, so that the signs of errors do not repeat
+# Each run has a number for own errors, and an error that all elements share: all numbers too large, all too small,
+# alternating signs (for pairs of x and y), and five other patterns of signs.
 _ALTERNATING = 0.5 / _PHASE
-_RUNS = (
+_ERROR_RUNS = (
     *((0.0, 1.0), (0.0, -1.0), (_ALTERNATING, 0.0), (-_ALTERNATING, 0.0)),
     *((float(number), 0.0) for number in range(1, 6)),
 )
-_ROOM = 2.0
+_SAFETY = 2.0
 _FLOAT32 = np.finfo(np.float32)
-# For a model in float64, which takes some ten to a hundred times as long as in float32.
-_SECONDS = 120.0
+_TIMEOUT = 120.0  # seconds; float64 takes ten to a hundred times as long as float32
 _MANY_WEIGHTS = 2**25
 
-_OF_INTEGERS = re.compile("Integer|^Q[A-Z]|DynamicQuantize")
+_INTEGER_OPS = re.compile("Integer|^Q[A-Z]|DynamicQuantize")
 _WEIGHTS = "weights"  # a file's name
-_WHOLE = Tolerance(slices=False)
-_OWN, _SHARED = "onnx2ncnn_opt.own_errors", "onnx2ncnn_opt.shared_error"
+_NO_SLICES = Tolerance(slices=False)
+_OWN, _SHARED = "onnx2ncnn_opt.own_errors", "onnx2ncnn_opt.shared_error"  # inputs of the model with errors
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
-_WHOLE_RESULTS = ("Ceil", "Constant", "Floor", "Round")  # exact for their inputs
+_INTEGER_RESULTS = ("Ceil", "Constant", "Floor", "Round")  # without errors of their own
 _INTEGERS = (TensorProto.INT64, TensorProto.INT32, TensorProto.UINT8, TensorProto.INT8)
 _INDICES = {"TopK": (1, -1), "ArgMax": (0, 0), "ArgMin": (0, 0)}  # the output of indices, and the default axis
 _SAME_ORDER = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
@@ -86,23 +85,22 @@ _SIZES = ("Shape", "Size")
 
 
 class Choice(NamedTuple):
-    """The value of the scores that indices choose from, and their axis."""
+    """The name of the scores whose elements an output's indices choose, and the axis."""
 
     scores: str
     axis: int
 
 
-# dB that a net with int8 layers may be further from the float model than the quantised model is: outputs have few
-# numbers. Coarser steps add to that: numbers on one side of 0 lose up to one of the 8 bits, 6 dB.
+# The dB that a net with int8 layers may lose against the quantised model, because outputs have few numbers. Coarser
+# steps add to the loss: one-sided numbers lose up to one of the 8 bits, 6 dB.
 LOSS = 1.0
 
 
 def tolerance_of(model: LoadedModel) -> Tolerance:
     """Return the tolerance for a float32 net of the model: a whole step of its coarsest quantisation, if it has any.
 
-    A number near the middle of two steps is rounded up or down by the last bit of a sum, and so by its order. The
-    effect of such a step on later layers is that of other errors: see `Rounding.spread`. Nets may lack the roundings
-    whose scales the model finds at run time.
+    The last bit of a sum decides whether a number halfway between two steps is rounded up or down. `Rounding.spread`
+    has the effect of a step on later layers. Nets may lack quantisation whose scales the model computes at run time.
     """
     if any(node.op_type.startswith("DynamicQuantize") for node in model.graph):
         return tolerance_within(model)
@@ -111,17 +109,17 @@ def tolerance_of(model: LoadedModel) -> Tolerance:
 
 
 def tolerance_within(model: LoadedModel) -> Tolerance:
-    """Return the tolerance for inner blobs, and for nets of 8 or 16 bits, in which other steps are decided.
+    """Return the tolerance for inner blobs, and for nets of 8 or 16 bits, where numbers fall into other steps.
 
-    Example: ONNX Runtime's plain and optimised forms of one quantised U-Net differ from each other by 3.6e-2, as much
-    as ncnn's differs from either.
+    Example: ONNX Runtime's plain and optimised forms of a quantised U-Net differ by 3.6e-2, as much as ncnn's net
+    differs from each.
     """
     bits = _quantised_bits(model)
     return with_rounding(max(0.5 / (2**count - 1) for count in bits), len(bits)) if bits else DEFAULT
 
 
 def _quantised_bits(model: LoadedModel) -> list[int]:
-    """Return the bits to which each node of the model quantises: 8, unless a zero point differs."""
+    """Return the bits of each quantising node of the model: 8, unless a zero point has another type."""
     bits = []
     for node in model.graph:
         level = node.attributes.get_int("accuracy_level", INT8_ACCURACY)
@@ -132,42 +130,42 @@ def _quantised_bits(model: LoadedModel) -> list[int]:
 
 
 class Rounding:
-    """A model with rounding errors, made when it is first needed; arguments are as `OrtRunner` takes them."""
+    """The rounding errors of a model, computed on first use; the arguments are the same as for `OrtRunner`."""
 
     def __init__(self, model: Path | bytes, outputs: Collection[str], values: Mapping[str, Array]) -> None:
         self._model, self._outputs, self._values = model, outputs, values
         self._runner: OrtRunner | None = None
         self._double: OrtRunner | None = None
-        self._is_large = False  # it keeps no memory between two runs
+        self._is_large = False  # the float64 model frees its memory between runs
         self._exact: tuple[Mapping[str, Array], Mapping[str, Array]] | None = None
-        self.problem = ""  # why there are no outputs in float64, once they were asked for
-        self.unmoved = ""  # why no errors move the model, once it was asked how far they do
-        self.overflown: set[str] = set()  # outputs that were `resolved`
-        self.lone: dict[str, int] = {}  # the most elements of an output that only one run of the last `spread` moves
+        self.problem = ""  # the error of `exact`, if any
+        self.unmoved = ""  # the error of `spread`, if any
+        self.overflown: set[str] = set()  # outputs that `resolved` has corrected
+        self.lone: dict[str, int] = {}  # of the last `spread`: how many elements of an output a single run moves
 
     def exact(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Return the outputs in float64; none if that fails, and `problem` gives the reason."""
+        """Return the outputs in float64; if that fails, return none, and set `problem`."""
         if self._exact is None or self._exact[0] is not feeds:
             try:
                 if self._double is None:
                     double = InDouble(self._model, tuple(self._outputs))
                     self._double, self._is_large = self._rewritten(double.data), double.weights > _MANY_WEIGHTS
-                found = self._double.run_any(feeds)
+                outputs = self._double.run_any(feeds)
                 if self._is_large:
                     self._double.close()
             except (RunError, EncodeError, InferenceError) as error:
-                found, self.problem = {}, str(error)
-            self._exact = feeds, found
+                outputs, self.problem = {}, str(error)
+            self._exact = feeds, outputs
         return self._exact[1]
 
     def is_as_good(
         self, name: str, feeds: Mapping[str, Array], reference: Array, actual: Array, *, is_int8: bool
     ) -> bool:
-        """Return True if an output of a net errs no more than the model's own quantisation.
+        """Return True if an output of a net has no larger error than the model's own quantisation.
 
-        A net without the roundings that the model makes at run time is as near to the model without quantisation as the
-        model's own output is; an int8 net is, up to LOSS and to its coarser steps. Or it is as near to the model's as a
-        whole step allows where `tolerance_within` has half of one: ncnn has no -128.
+        The reference is the model without quantisation. A net without the model's dynamic quantisation must be as near
+        to it as the model; an int8 net may lose LOSS and the effect of its coarser steps. Or an int8 net may differ
+        from the model by twice `tolerance_within`, because ncnn has no -128.
         """
         if (
             not (is_int8 or "DynamicQuantizeLinear" in self._op_types)
@@ -175,42 +173,41 @@ class Rounding:
             or actual.shape != reference.shape
         ):
             return False
-        floats, within, coarser = self._floats
+        float_runner, within, coarser = self._floats
         wider = replace(within, relative=2 * within.relative, slices=False)
         try:
-            right = floats.run_any(feeds)[name].astype(np.float64)
+            floats = float_runner.run_any(feeds)[name].astype(np.float64)
         except RunError:
             return False
-        numbers = reference.astype(np.float64)  # integers count as numbers
-        allowed, noise = (float(np.square(array - right).sum()) for array in (numbers, actual))
+        numbers = reference.astype(np.float64)
+        allowed, noise = (float(np.square(array - floats).sum()) for array in (numbers, actual))
         if not is_int8:
             return noise <= allowed
         return noise <= allowed * coarser**2 * 10 ** (LOSS / 10) or compare(actual, numbers, wider).ok
 
     @cached_property
     def _floats(self) -> tuple[OrtRunner, Tolerance, float] | None:
-        """The model without quantisation, `tolerance_within`, and how much coarser the steps of int8 layers may be."""
+        """The model without quantisation, `tolerance_within`, and the factor between steps of int8 layers and model."""
         loaded = load_model(self._model, values=self._values, outputs=tuple(self._outputs))
         within = tolerance_within(loaded)
         try:
             data = float_model(loaded.graph)
             fixed: dict[str, Any] = {"folder": self._folder, "values": self._values, "threads": None, "once": True}
-            coarser = max((1.0, *(each.coarser for each in scales_of_products(loaded.graph).values())))
+            coarser = max((1.0, *(scales.coarser for scales in scales_of_products(loaded.graph).values())))
             return None if data is None else (OrtRunner(data, **fixed), within, coarser)
         except (RunError, EncodeError):
             return None
 
     def measured(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, float]:
-        """Return the distance of the reference from float64, in units of an output's largest value, if it is known."""
+        """Return the error of the reference against float64, relative to an output's largest value, where known."""
         return {name: _relative(reference[name], array) for name, array in self.exact(feeds).items()}
 
     def resolved(self, name: str, feeds: Mapping[str, Array], reference: Array, actual: Array) -> Array:
-        """Return the reference of an output, corrected where ONNX Runtime's float32 has left its range.
+        """Return the reference of an output, corrected where ONNX Runtime's float32 overflows or underflows.
 
-        If it is not finite but float64 is, a finite number has to agree with float64. Example: ONNX Runtime makes
-        -infinity of log(sigmoid(-20)), which others need not. Another number that is not finite passes. If the float64
-        number is outside float32's range, 0 and numbers that are not finite pass too: the order of a product decides
-        which of them comes out.
+        Where the reference is not finite but float64 is, a finite number must agree with float64, and any non-finite
+        number passes. Example: ONNX Runtime's log(sigmoid(-20)) is -infinity. Where the float64 number is outside
+        float32's range, 0 and non-finite numbers pass too, because the order of a product decides between them.
         """
         exact = self.exact(feeds).get(name)
         if exact is None or exact.shape != reference.shape or reference.dtype.kind != "f":
@@ -225,7 +222,7 @@ class Rounding:
         return np.where(is_any, actual, np.where(is_lost, exact, reference))
 
     def chosen(self, name: str, feeds: Mapping[str, Array], reference: Array, actual: Array) -> Array:
-        """Return the reference with an actual output's indices, if their scores are as good (`as_good`)."""
+        """Return the reference, with the actual indices where their scores are as good (`as_good`)."""
         choice = self._choices.get(name)
         if choice is None or actual.shape != reference.shape or not reference.size:
             return reference
@@ -243,7 +240,7 @@ class Rounding:
 
     @cached_property
     def scores(self) -> Mapping[str, Collection[str]]:
-        """The values that outputs of integers are decided by, by output; see `scores`. None if ONNX cannot tell."""
+        """The floats that decide each integer output, see `scores`; empty if ONNX cannot infer the types."""
         try:
             return scores(read_model(self._model, self._outputs))
         except (EncodeError, InferenceError):
@@ -251,12 +248,12 @@ class Rounding:
 
     @cached_property
     def on_scores(self) -> OrtRunner:
-        """The model up to all of these values, and those of choices; RunError if ONNX Runtime refuses it."""
+        """The model cut at all scores, of integer outputs and of choices; RunError if ONNX Runtime refuses it."""
         return OrtRunner(self._model, outputs=self._scores, values=self._values, threads=None)
 
     @cached_property
     def of_scores(self) -> "Rounding":
-        """The same with rounding errors."""
+        """The rounding errors of `on_scores`."""
         return Rounding(self._model, self._scores, self._values)
 
     @property
@@ -266,7 +263,7 @@ class Rounding:
     def stored(
         self, encoding: Encoding, feeds: Mapping[str, Array], reference: Mapping[str, Array]
     ) -> dict[str, float]:
-        """Return the distance that outputs move if the model's weights are rounded to an encoding, as `measured`."""
+        """Return the errors of outputs if the model's weights are rounded to an encoding, in units of `measured`."""
         try:
             with temporary_folder() as folder:
                 model = with_rounded_weights(self._model, self._outputs, encoding, Path(folder))
@@ -278,7 +275,7 @@ class Rounding:
 
     @property
     def _folder(self) -> Path | None:
-        """The folder of the weights that are not in the message."""
+        """The folder of external weights."""
         return self._model.absolute().parent if isinstance(self._model, Path) else None
 
     @cached_property
@@ -287,68 +284,68 @@ class Rounding:
         return frozenset(node.op_type for node in read_model(self._model).graph.node)
 
     def _rewritten(self, model: bytes, folder: Path | None = None) -> OrtRunner:
-        """Load a rewritten model; its weights are in the model's own folder, or in another."""
-        options: dict[str, Any] = {"values": self._values, "threads": None, "timeout": _SECONDS, "once": True}
-        plain = not any(map(_OF_INTEGERS.search, self._op_types))  # such as QLinearConv and DynamicQuantizeMatMul
+        """Load a rewritten model; its external weights are in `folder`, or in the model's own."""
+        options: dict[str, Any] = {"values": self._values, "threads": None, "timeout": _TIMEOUT, "once": True}
+        plain = not any(map(_INTEGER_OPS.search, self._op_types))  # such as QLinearConv and DynamicQuantizeMatMul
         return OrtRunner(model, folder=folder or self._folder, plain=plain, **options)
 
     def spread(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the distance that errors move each element of the reference; infinite if it becomes infinite or NaN.
+        """Return the effect of errors on each element of the reference; infinite if it becomes infinite or NaN.
 
-        If its distance from float64 is finite, it moves at least that far. If it moves by more than `MOST_BUDGET` of
-        the largest element, or an integer moves at all, errors decide it, and the distance is infinite as well. Errors
-        move no model that ONNX Runtime refuses with them; `unmoved` then gives the reason.
+        The effect is at least the distance from float64, if that is finite. It is infinite for elements that errors
+        decide: integers that change, and floats that move by more than `MOST_BUDGET` of the largest element. If ONNX
+        Runtime refuses the model with errors, the effect is 0, and `unmoved` gives the reason.
         """
-        moved = {name: _Moved(array) for name, array in reference.items()}
+        distances = {name: _Distances(array) for name, array in reference.items()}
         try:
             if self._runner is None:
                 self._runner = self._rewritten(with_errors(self._model, self._outputs))
             unsigned = {name: array + 0 if array.dtype.kind == "f" else array for name, array in feeds.items()}
-            for own, shared in counted(_RUNS, "ONNX Runtime runs the model with rounding errors", "runs"):
+            for own, shared in counted(_ERROR_RUNS, "ONNX Runtime runs the model with rounding errors", "runs"):
                 errors = {_OWN: np.array(own, np.float32), _SHARED: np.array(shared, np.float32)}
                 for name, array in self._runner.run_any({**(unsigned if own else feeds), **errors}).items():
-                    moved[name].add(_distance(array, reference[name]))
+                    distances[name].add(_distance(array, reference[name]))
         except (RunError, EncodeError) as error:
             self.unmoved = str(error)
-            moved = {name: _Moved(array) for name, array in reference.items()}
+            distances = {name: _Distances(array) for name, array in reference.items()}
         for name, array in self.exact(feeds).items():
             distance = _distance(array, reference[name])
-            moved[name].add(np.where(np.isfinite(distance), distance, 0.0))
-        self.lone = {name: each.lone for name, each in moved.items()}
-        return {name: each.spread for name, each in moved.items()}
+            distances[name].add(np.where(np.isfinite(distance), distance, 0.0))
+        self.lone = {name: output.lone for name, output in distances.items()}
+        return {name: output.spread for name, output in distances.items()}
 
 
-class _Moved:
+class _Distances:
     """The largest distances of an output's elements from the reference, over several runs."""
 
     def __init__(self, reference: Array) -> None:
         finite = np.abs(reference[np.abs(reference) < INFINITE]) if reference.dtype.kind == "f" else np.zeros(0)
-        self._largest = float(finite.max(initial=0.0))
-        self._most, self._second = np.zeros(reference.shape), np.zeros(reference.shape)
-        self._run = np.zeros(reference.shape, np.int8)  # the one that moves an element most
+        self._scale = float(finite.max(initial=0.0))
+        self._largest, self._second = np.zeros(reference.shape), np.zeros(reference.shape)
+        self._run = np.zeros(reference.shape, np.int8)  # the run with the largest distance
         self._runs = 0
 
     def add(self, distance: Array) -> None:
-        """Take in a run."""
-        self._second = np.maximum(self._second, np.minimum(self._most, distance))
-        self._run[distance > self._most] = self._runs
-        self._most = np.maximum(self._most, distance)
+        """Add a run."""
+        self._second = np.maximum(self._second, np.minimum(self._largest, distance))
+        self._run[distance > self._largest] = self._runs
+        self._largest = np.maximum(self._largest, distance)
         self._runs += 1
 
     @property
     def spread(self) -> Array:
-        """The error that a right net may have."""
-        return np.where(self._most > MOST_BUDGET * self._largest, np.inf, _ROOM * self._most)
+        """The allowed error of each element."""
+        return np.where(self._largest > MOST_BUDGET * self._scale, np.inf, _SAFETY * self._largest)
 
     @property
     def lone(self) -> int:
-        """The number of elements that one run moves, and all others do not: a net may be another such run."""
-        lone = self._most > _ROOM * self._second + DEFAULT.relative * self._largest
+        """The largest number of elements that a single run moves and no other run does; a net may do the same."""
+        lone = self._largest > _SAFETY * self._second + DEFAULT.relative * self._scale
         return int(np.bincount(self._run[lone], minlength=1).max())
 
 
 def _distance(a: Array, b: Array) -> Array:
-    """Return the distance of numbers; infinite if one is infinite or NaN and the other is not the same."""
+    """Return the distance of numbers; infinite if one is infinite or NaN and the other is different."""
     if a.shape != b.shape:
         return np.full(b.shape, np.inf)
     distance = np.empty(b.shape)
@@ -362,37 +359,37 @@ def _distance(a: Array, b: Array) -> Array:
 
 
 def _relative(a: Array, b: Array) -> float:
-    """Return the largest distance of numbers that are finite, in units of the largest of `b`."""
-    return (compare(a, b, _WHOLE).max_rel or 0.0) if a.shape == b.shape else 0.0
+    """Return the largest distance of finite numbers, relative to the largest of `b`."""
+    return (compare(a, b, _NO_SLICES).max_rel or 0.0) if a.shape == b.shape else 0.0
 
 
 def choices(model: onnx.ModelProto) -> dict[str, Choice]:
-    """Return the choices behind the model's outputs, by output; without those among its inputs, which are exact."""
+    """Return the choice that makes each output of indices, unless the scores are exact, because they are an input."""
     producers = _producers(model)
-    found = {}
+    result = {}
     for value in model.graph.output:
-        name = _moved(value.name, producers)
+        name = _origin(value.name, producers)
         node = producers.get(name)
         if node is None or node.domain or node.op_type not in _INDICES:
             continue
         output, axis = _INDICES[node.op_type]
         if node.output[output] == name and node.input[0] in producers:
             axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), axis)
-            found[value.name] = Choice(node.input[0], axis)
-    return found
+            result[value.name] = Choice(node.input[0], axis)
+    return result
 
 
 def scores(model: onnx.ModelProto) -> dict[str, set[str]]:
-    """Return the floats that a model decides its outputs of integers by, with those that it only moves, by output.
+    """Return the floats that decide each integer output, also before nodes that only move them.
 
-    Example: the input of an ArgMax, and what a Reshape made that input of. Outputs without any are left out. Values of
+    Example: the inputs of an ArgMax and of the Reshape before it. Outputs without such floats are left out. Values of
     unknown types count as floats.
     """
     producers, types = _producers(model), element_types(model, inferred_values(model))
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     for value in model.graph.output:
-        first = _moved(value.name, producers)
-        names, seen = [] if types.get(first, TensorProto.FLOAT) in FLOATS else [first], {first}
+        first = _origin(value.name, producers)
+        names, visited = [] if types.get(first, TensorProto.FLOAT) in FLOATS else [first], {first}
         while names:
             name = names.pop()
             node = producers.get(name)
@@ -400,55 +397,55 @@ def scores(model: onnx.ModelProto) -> dict[str, set[str]]:
                 continue
             is_float = types.get(name, TensorProto.FLOAT) in FLOATS
             if is_float:
-                found.setdefault(value.name, set()).add(name)
+                result.setdefault(value.name, set()).add(name)
             if node.op_type not in _SIZES and (not is_float or node.op_type in _MOVES):
-                read = node.input[:1] if is_float else node.input
-                names += [each for each in read if each not in seen]
-                seen.update(read)
-    return found
+                inputs = node.input[:1] if is_float else node.input
+                names += [operand for operand in inputs if operand not in visited]
+                visited.update(inputs)
+    return result
 
 
 def _producers(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
     return {name: node for node in model.graph.node for name in node.output if name}
 
 
-def _moved(name: str, producers: Mapping[str, onnx.NodeProto]) -> str:
-    """Return the value whose numbers another one has, in the same order."""
+def _origin(name: str, producers: Mapping[str, onnx.NodeProto]) -> str:
+    """Return the value before all nodes that keep the order of its elements, such as Reshape."""
     while name in producers and producers[name].op_type in _SAME_ORDER:
         name = producers[name].input[0]
     return name
 
 
 def as_good(indices: Array, reference: Array, scores: Array, spread: Array, axis: int) -> Array:
-    """Return where indices choose scores that are as good as the reference's, in the reference's shape.
+    """Return a mask of indices whose scores are as good as the reference's, in the reference's shape.
 
-    `spread` is how far each score moves with rounding errors. Indices that a row has twice are not as good, nor are
-    others among zeros: these choices are meant, as those behind a ReLU.
+    `spread` is the effect of rounding errors on each score. Indices that occur twice in a row do not pass. Nor do other
+    indices among zeros, because models rely on the order of equal zeros, for example behind a ReLU.
     """
     axis %= scores.ndim
     shape = [*scores.shape]
     shape[axis] = -1
-    known = (indices == np.rint(indices)) & (indices >= 0) & (indices < scores.shape[axis])
-    mine, wanted = (np.where(known, each, 0).astype(np.int64).reshape(shape) for each in (indices, reference))
-    chosen, best = (np.take_along_axis(scores, each, axis).astype(np.float64) for each in (mine, wanted))
+    valid = (indices == np.rint(indices)) & (indices >= 0) & (indices < scores.shape[axis])
+    actual, expected = (np.where(valid, array, 0).astype(np.int64).reshape(shape) for array in (indices, reference))
+    chosen, best = (np.take_along_axis(scores, array, axis).astype(np.float64) for array in (actual, expected))
     finite = np.abs(scores) < INFINITE
     error = DEFAULT.relative * np.abs(scores[finite]).max(initial=0.0)
-    error = error + sum(np.take_along_axis(spread, each, axis) for each in (mine, wanted))
-    once = (mine.swapaxes(axis, -1)[..., None] == mine.swapaxes(axis, -1)[..., None, :]).sum(-1) == 1
+    error = error + sum(np.take_along_axis(spread, array, axis) for array in (actual, expected))
+    unique = (actual.swapaxes(axis, -1)[..., None] == actual.swapaxes(axis, -1)[..., None, :]).sum(-1) == 1
     with np.errstate(invalid="ignore"):
         near = np.abs(chosen - best) <= error
-    result = near & once.swapaxes(axis, -1) & ((chosen != 0) | (best != 0))
-    return np.asarray(result.reshape(reference.shape) & known)
+    result = near & unique.swapaxes(axis, -1) & ((chosen != 0) | (best != 0))
+    return np.asarray(result.reshape(reference.shape) & valid)
 
 
 def with_rounded_weights(model: Path | bytes, outputs: Collection[str], encoding: Encoding, folder: Path) -> bytes:
-    """Return the model with its weights of two or more dims rounded as converters store them, in a file of a folder."""
-    own = model.absolute().parent if isinstance(model, Path) else Path()
+    """Return the model with rounded weights of two or more dimensions, stored in a file of a folder."""
+    source = model.absolute().parent if isinstance(model, Path) else Path()
     proto = read_model(model, outputs)
     with (folder / _WEIGHTS).open("wb") as file:
         for tensor in proto.graph.initializer:
             if tensor.data_location == TensorProto.EXTERNAL:
-                load_external_data_for_tensor(tensor, os.fspath(own))
+                load_external_data_for_tensor(tensor, os.fspath(source))
                 tensor.data_location = TensorProto.DEFAULT
             if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) > 1:
                 array = numpy_helper.to_array(tensor)
@@ -461,67 +458,67 @@ def with_rounded_weights(model: Path | bytes, outputs: Collection[str], encoding
 
 
 def _in_8_bits(array: Array) -> Array:
-    """Return each row as multiples of a 127th of its largest number, as ncnn's int8 layers have their weights."""
+    """Return each row rounded to 127ths of its largest number, like weights of ncnn's int8 layers."""
     rows = array.reshape(len(array), -1)
     steps = np.abs(rows).max(axis=1, keepdims=True, initial=0.0) / np.float32(127)
-    whole = np.round(np.divide(rows, steps, out=np.zeros_like(rows), where=steps > 0))
-    return np.asarray((whole * steps).reshape(array.shape), array.dtype)
+    integers = np.round(np.divide(rows, steps, out=np.zeros_like(rows), where=steps > 0))
+    return np.asarray((integers * steps).reshape(array.shape), array.dtype)
 
 
 def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:
-    """Return the model with rounding errors, and two more inputs: the number of a run with own errors, and one for all.
+    """Return the model with rounding errors and two more inputs, which select the errors as in `_ERROR_RUNS`.
 
-    Every number that a node computes gets an error, except numbers that are only moved, and zeros. Raises EncodeError
-    for a model that does not fit into a message.
+    Every number that a node computes gets an error, except moved numbers and zeros. Raises EncodeError for a model that
+    does not fit into a message.
     """
     proto = upgraded(read_model(model, outputs))
     types = element_types(proto, inferred_values(proto))
     opsets = {entry.domain: entry.version for entry in proto.opset_import}
     exact = {value.name for value in (*proto.graph.input, *proto.graph.initializer)}
-    written = _ErrorWriter()
-    whole = {value.name for value in proto.graph.initializer}  # constants, and floats that are whole numbers
-    # Numbers computed of these alone: their names before the error. A quotient of integers is the same everywhere.
-    plain: dict[str, str] = {}
+    writer = _ErrorWriter()
+    integral = {value.name for value in proto.graph.initializer}  # constants, and floats with integer values
+    # Names before the error of numbers computed from these alone: a quotient of integers is the same everywhere.
+    unperturbed: dict[str, str] = {}
     for node in proto.graph.node:
         traits = traits_of(node.domain, node.op_type, opsets.get(node.domain, 1))
         is_exact = traits.errors == "none" or node.op_type in ("Constant", "ConstantOfShape")
         to_float = node.op_type == "Cast" and types.get(node.output[0], TensorProto.FLOAT) in FLOATS
         level = next((entry.i for entry in node.attribute if entry.name == "accuracy_level"), INT8_ACCURACY)
-        for index in _deciding(node, jumps=traits.jumps and not to_float and level == INT8_ACCURACY):
+        for index in _decision_inputs(node, jumps=traits.jumps and not to_float and level == INT8_ACCURACY):
             name = node.input[index]
-            node.input[index] = plain.get(name, name)
-            if types.get(name) in _FLOATS and not (name in exact or name in whole or name in plain):
-                node.input[index] = written.decided(name, types[name])
+            node.input[index] = unperturbed.get(name, name)
+            if types.get(name) in _FLOATS and not (name in exact or name in integral or name in unperturbed):
+                node.input[index] = writer.perturb_decision(name, types[name])
                 if node.op_type == "Equal" and index == 1:
-                    node.input[1] = written.near(node.input[1], node.input[0], types[name])
+                    node.input[1] = writer.equal_if_near(node.input[1], node.input[0], types[name])
         if traits.errors in ("input", "gates") and types.get(node.input[0]) in _FLOATS:
-            node.input[0] = written.inexact(node.input[0], types[node.input[0]], _CANCELLED)
-        written.nodes.append(node)
+            node.input[0] = writer.perturb(node.input[0], types[node.input[0]], _CANCELLED_ERROR)
+        writer.nodes.append(node)
         moved = [name for index, name in enumerate(node.input) if traits.moves_input(index)]
-        is_whole = all(name in whole or types.get(name) in _INTEGERS for name in moved)
-        if node.op_type in _WHOLE_RESULTS or (moved and is_whole):
-            whole.update(node.output)
+        is_integral = all(name in integral or types.get(name) in _INTEGERS for name in moved)
+        if node.op_type in _INTEGER_RESULTS or (moved and is_integral):
+            integral.update(node.output)
         if all(name in exact for name in node.input) and (traits.moves != () or is_exact):
             exact.update(node.output)
             continue
-        if traits.moves != () or node.op_type in _WHOLE_RESULTS:
+        if traits.moves != () or node.op_type in _INTEGER_RESULTS:
             continue
         for index, name in enumerate(node.output):
             if name and types.get(name) in _FLOATS:
-                beside = {"one": node.input[0], "gates": ""}.get(traits.errors)
-                node.output[index] = written.computed(name, types[name], beside)
-                if traits.axes == "each" and whole.issuperset(node.input):
-                    plain[name] = node.output[index]
+                addend = {"one": node.input[0], "gates": ""}.get(traits.errors)
+                node.output[index] = writer.perturb_output(name, types[name], addend)
+                if traits.axes == "each" and integral.issuperset(node.input):
+                    unperturbed[name] = node.output[index]
     del proto.graph.node[:]
-    proto.graph.node.extend(written.nodes)
-    proto.graph.initializer.extend(written.constants.values())
+    proto.graph.node.extend(writer.nodes)
+    proto.graph.initializer.extend(writer.constants.values())
     proto.graph.input.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, []) for name in (_OWN, _SHARED))
     del proto.graph.value_info[:]
     return bytes(proto.SerializeToString())
 
 
-def _deciding(node: onnx.NodeProto, *, jumps: bool) -> Iterable[int]:
-    """Yield the inputs of a node whose last bit may decide its result."""
+def _decision_inputs(node: onnx.NodeProto, *, jumps: bool) -> Iterable[int]:
+    """Return the inputs of a node whose last bit may decide its result."""
     if node.op_type == "GridSample":
         mode = next((attribute.s for attribute in node.attribute if attribute.name == "mode"), b"")
         return (1,) if mode == b"nearest" else ()
@@ -529,65 +526,65 @@ def _deciding(node: onnx.NodeProto, *, jumps: bool) -> Iterable[int]:
 
 
 class _ErrorWriter(NodeWriter):
-    """The nodes of a model with errors."""
+    """A writer of nodes that add errors to tensors."""
 
     def number(self, value: float, dtype: int = TensorProto.INT64) -> str:
         return self.constant(np.array(value, helper.tensor_dtype_to_np_dtype(dtype)))
 
     def errors(self, name: str, dtype: int) -> str:
-        """Add numbers from -1 to 1, one for each number of a tensor.
+        """Add numbers from -1 to 1, one for each element of a tensor.
 
-        Their signs are those of sin(a * i * i + b) at index i, with each run's own a: opset 22 has no random numbers.
-        ONNX Runtime takes five times as long for a sine as for the part of a turn, which has the same sign.
+        Element i has the sign of sin(a * i * i + b), where a depends on the run, because opset 22 has no random
+        numbers. The sign of 0.5 minus the fraction of the period is the same, and five times as fast in ONNX Runtime.
         """
         count = self.node("Cast", self.node("Size", name), to=TensorProto.DOUBLE)
-        zero, one, phase = (self.number(each, TensorProto.DOUBLE) for each in (0.0, 1.0, _PHASE))
+        zero, one, phase = (self.number(value, TensorProto.DOUBLE) for value in (0.0, 1.0, _PHASE))
         indexes = self.node("Range", zero, count, one)
         speed = self.node("Mul", self.node("Cast", _OWN, to=TensorProto.DOUBLE), phase)
-        turned = self.node("Mul", self.node("Mul", indexes, indexes), speed)
-        shifted = self.node("Add", turned, self.number(len(self.nodes) / math.tau, TensorProto.DOUBLE))
-        part = self.node("Cast", self.node("Sub", shifted, self.node("Floor", shifted)), to=dtype)
-        sines = self.node("Sign", self.node("Sub", self.number(0.5, dtype), part))
-        signs = self.node("Reshape", sines, self.node("Shape", name))
+        periods = self.node("Mul", self.node("Mul", indexes, indexes), speed)
+        shifted = self.node("Add", periods, self.number(len(self.nodes) / math.tau, TensorProto.DOUBLE))
+        fraction = self.node("Cast", self.node("Sub", shifted, self.node("Floor", shifted)), to=dtype)
+        flat_signs = self.node("Sign", self.node("Sub", self.number(0.5, dtype), fraction))
+        signs = self.node("Reshape", flat_signs, self.node("Shape", name))
         scales = [self.node("Cast", scale, to=dtype) for scale in (self.node("Sign", _OWN), _SHARED)]
         return self.node("Add", self.node("Mul", signs, scales[0]), scales[1])
 
-    def computed(self, name: str, dtype: int, beside: str | None = None) -> str:
+    def perturb_output(self, name: str, dtype: int, addend: str | None = None) -> str:
         """Insert an error after a node, and return its new output name.
 
-        With `beside` there is also one relative to 1 and that number; "" is the output itself.
+        With an `addend` insert also the error of 1 + addend; "" means the output itself.
         """
         inner = f"onnx2ncnn_opt.inner.{name}"
-        inexact = self.inexact(inner, dtype)
-        if beside is not None:
-            size = self.node("Add", self.node("Abs", beside or inner), self.number(1, dtype))
-            error = self.node("Mul", self.errors(inner, dtype), self.number(_BESIDE_ONE, dtype))
-            inexact = self.node("Add", inexact, self.node("Mul", size, error))
-        self.nodes.append(helper.make_node("Identity", [inexact], [name]))
+        perturbed = self.perturb(inner, dtype)
+        if addend is not None:
+            size = self.node("Add", self.node("Abs", addend or inner), self.number(1, dtype))
+            error = self.node("Mul", self.errors(inner, dtype), self.number(_ERROR_OF_ONE, dtype))
+            perturbed = self.node("Add", perturbed, self.node("Mul", size, error))
+        self.nodes.append(helper.make_node("Identity", [perturbed], [name]))
         return inner
 
-    def inexact(self, name: str, dtype: int, each: float = _EACH) -> str:
-        """Add a relative error to each number of a tensor, or flush subnormal ones to 0; zeros stay."""
+    def perturb(self, name: str, dtype: int, error: float = _ERROR) -> str:
+        """Add a relative error to each number of a tensor, or flush subnormal numbers to 0; zeros stay."""
         errors = self.errors(name, dtype)
-        relative = self.node("Mul", errors, self.number(each, dtype))
+        relative = self.node("Mul", errors, self.number(error, dtype))
         scaled = self.node("Mul", name, self.node("Add", relative, self.number(1, dtype)))
         least = self.node("Mul", errors, self.number(float(_FLOAT32.tiny), dtype))
         return self.node("Add", scaled, self.node("Mul", least, self.node("Abs", self.node("Sign", name))))
 
-    def decided(self, name: str, dtype: int) -> str:
+    def perturb_decision(self, name: str, dtype: int) -> str:
         """Perturb the input of a comparison or rounding; zeros stay exact, because models mostly mean them."""
-        error = self.node("Mul", self.errors(name, dtype), self.deciding(name, dtype))
+        error = self.node("Mul", self.errors(name, dtype), self.decision_error(name, dtype))
         return self.node("Add", name, self.node("Mul", error, self.node("Abs", self.node("Sign", name))))
 
-    def deciding(self, name: str, dtype: int) -> str:
-        """Add the error of a tensor that decides something."""
+    def decision_error(self, name: str, dtype: int) -> str:
+        """Add the size of the error of a tensor that decides something."""
         size = self.node("Abs", name)
         finite = self.node("Less", size, self.number(INFINITE, dtype))
         largest = self.node("ReduceMax", self.node("Where", finite, size, self.number(0, dtype)), keepdims=0)
-        return self.node("Mul", largest, self.number(_DECIDING, dtype))
+        return self.node("Mul", largest, self.number(_DECISION_ERROR, dtype))
 
-    def near(self, name: str, other: str, dtype: int) -> str:
-        """Add a tensor that, in the run with one error for all, is equal to another where it is nearly so."""
-        bound = self.node("Mul", self.deciding(name, dtype), self.node("Cast", _SHARED, to=dtype))
+    def equal_if_near(self, name: str, other: str, dtype: int) -> str:
+        """Replace nearly equal elements by those of `other`, in the run with a positive shared error."""
+        bound = self.node("Mul", self.decision_error(name, dtype), self.node("Cast", _SHARED, to=dtype))
         is_near = self.node("Less", self.node("Abs", self.node("Sub", name, other)), bound)
         return self.node("Where", is_near, other, name)

@@ -19,27 +19,27 @@ from onnx2ncnn_opt.runtime.targets import LOCAL
 from onnx2ncnn_opt.verification.estimate import Estimator
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, INFINITE, UNKNOWN_ROUNDING
 
-# Another order of a sum errs about as much as ONNX Runtime's: right nets of the zoo, with ncnn's plain kernels, were up
-# to 8 times as far from ONNX Runtime as that is from float64. The minimum is for sums that ONNX Runtime gets right by
-# chance: for one output, and for many (`float32_budget`).
-_ROUNDING_MARGIN, _LEAST, LEAST_BUDGET = 16.0, 2.0**-21, 2.0**-15
-# Rounding weights after folding, and a device's own order of sums, cause errors of the same size.
+# Another order of a sum has an error of similar size. Right nets of the zoo, with ncnn's plain kernels, differed from
+# ONNX Runtime by up to 8 times its distance from float64. The minima are for sums that ONNX Runtime gets right by
+# chance: in one output, and in many (`float32_budget`).
+_ROUNDING_MARGIN, _MIN_ROUNDING, LEAST_BUDGET = 16.0, 2.0**-21, 2.0**-15
+# The margin is for weights that are rounded after folding, and for a device's own order of sums.
 BITS_MARGIN = 4.0
 
 
 def cause_of(
     error: float | None, mode: str, *, ok: bool, rounding: float | None, bits: float | None, kind: str = ""
 ) -> str:
-    """Return the cause of an error: "rounding", `kind`, "kernels" for ncnn's faster ones, or "conversion".
+    """Return the cause of an error: "rounding", `kind`, "kernels" (ncnn's faster kernels), or "conversion".
 
-    `rounding` is the distance of ONNX Runtime's float32 from float64, `bits` the error that the `kind` of 16 or 8 bits
-    explains, None if unknown. All are in units of the output's largest value.
+    `rounding` is the distance of ONNX Runtime's float32 from float64, `bits` the error from the `kind` of 16 or 8 bits;
+    None if unknown. All are relative to the output's largest value.
     """
     if error is None:
         return "" if ok else kind if bits == math.inf else "conversion"
     if error == 0:
         return ""
-    if rounding is not None and error <= max(_ROUNDING_MARGIN * rounding, _LEAST):
+    if rounding is not None and error <= max(_ROUNDING_MARGIN * rounding, _MIN_ROUNDING):
         return "rounding"
     if bits is not None and error <= BITS_MARGIN * bits:
         return kind
@@ -49,18 +49,18 @@ def cause_of(
 
 
 def float32_budget(rounding: float | None, least: float) -> float:
-    """Return the float32 error that rounding explains, in units of an output's largest value.
+    """Return the float32 error that rounding explains with ncnn's plain kernels, relative to the largest value.
 
-    That holds for ncnn's plain kernels. The faster ones have larger errors, up to the limits of `Tolerance`.
+    The faster kernels have larger errors, up to the limits of `Tolerance`.
     """
     return UNKNOWN_ROUNDING if rounding is None else max(_ROUNDING_MARGIN * rounding, least)
 
 
 def least_budget(param: Path, bin: Path, *, vulkan: bool) -> float:
-    """Return the float32 error allowed for any model, in units of an output's largest value.
+    """Return the float32 error allowed for any model, relative to an output's largest value.
 
-    A GPU's exp and similar functions are nearly as exact as a CPU's, and it has no plain kernels. But its GELU is
-    always the one with tanh (`gelu.comp`), which is off by up to 5e-4.
+    A GPU has no plain kernels, but its exp is nearly as exact as a CPU's. Its GELU is always the approximation by tanh
+    (`gelu.comp`), with an error up to 5e-4.
     """
     if not vulkan:
         return LEAST_BUDGET
@@ -75,13 +75,13 @@ def holds_integers(param: Path, bin: Path) -> bool:
 
 
 def weights_encoding(param: Path, bin: Path) -> Encoding | None:
-    """Return the encoding that rounds a net's weights most; None if they have 32 bits, or it cannot be read."""
-    found = {weight.encoding for layer in _layers(param, bin) for _, weight in layer.weights.stored_items()}
-    return next((encoding for encoding in (Encoding.INT8, Encoding.BF16, Encoding.FP16) if encoding in found), None)
+    """Return the coarsest encoding of a net's weights; None if weights have 32 bits, or the net cannot be read."""
+    used = {weight.encoding for layer in _layers(param, bin) for _, weight in layer.weights.stored_items()}
+    return next((encoding for encoding in (Encoding.INT8, Encoding.BF16, Encoding.FP16) if encoding in used), None)
 
 
 def _layers(param: Path, bin: Path) -> list[Layer]:
-    """Return the layers of a net; none if it cannot be read: ncnn's own error will say more."""
+    """Return the layers of a net; none if it cannot be read, because ncnn's own error says more."""
     try:
         return list(read_net(param, bin, entry_points.layer_types()).graph)
     except (ParamError, BinError, GraphError, UsageError):
@@ -91,40 +91,40 @@ def _layers(param: Path, bin: Path) -> list[Layer]:
 def estimated(
     runner: NcnnRunner, feeds: Mapping[str, Array], way: Sequence[Slot], blobs: Mapping[str, str | None], mode: str
 ) -> tuple[dict[str, float], str]:
-    """Return the outputs' errors from blobs in 16 bits, or in fp32 from int8 layers; else nothing, and the reason."""
+    """Return the outputs' errors from 16-bit blobs, or in fp32 from int8 layers; and the error if that fails."""
     try:
-        right, rounded = _walks(runner, feeds_of(way, feeds), mode)
+        exact, rounded = _walks(runner, feeds_of(way, feeds), mode)
     except (ParamError, BinError, GraphError, UsageError, RunError) as error:
         return {}, str(error)
     distances = {}
     for name, blob in blobs.items():
-        if blob in right:
-            a, b = (walk[blob].astype(np.float64) for walk in (rounded, right))
-            known = np.abs(b) < INFINITE
-            largest = float(np.abs(b[known]).max(initial=0.0)) or 1.0
-            distance = np.abs(a - b)[known].max(initial=0.0)
+        if blob in exact:
+            a, b = (outputs[blob].astype(np.float64) for outputs in (rounded, exact))
+            finite = np.abs(b) < INFINITE
+            largest = float(np.abs(b[finite]).max(initial=0.0)) or 1.0
+            distance = np.abs(a - b)[finite].max(initial=0.0)
             distances[name] = float(distance) / largest if np.isfinite(distance) else math.inf
     return distances, ""
 
 
 def _walks(runner: NcnnRunner, feeds: Mapping[str, Feed], mode: str) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Return a net's exact outputs by name, and those with every blob in 16 bits, or in fp32 with int8 layers."""
+    """Return a net's outputs without rounding, and with 16-bit blobs, or in fp32 with int8 layers."""
     graph = read_net(runner.param, runner.bin, entry_points.layer_types()).graph
-    given = {blob: feeds[blob.name] for blob in graph.inputs if blob.name in feeds}
+    by_blob = {blob: feeds[blob.name] for blob in graph.inputs if blob.name in feeds}
     with nullcontext(runner.worker) if runner.worker.target == LOCAL else NcnnWorker() as worker:
-        with Estimator(graph, given, worker=worker) as estimator:
+        with Estimator(graph, by_blob, worker=worker) as estimator:
             walks = [estimator.run()] if mode == "fp32" else [estimator.run(mode), estimator.run()]
         if mode == "fp32":
             for layer in graph:
                 _to_floats(layer)
-            with Estimator(graph, given, worker=worker) as estimator:
+            with Estimator(graph, by_blob, worker=worker) as estimator:
                 walks.append(estimator.run())
-    rounded, right = ({blob.name: array for blob, array in walk.outputs.items()} for walk in walks)
-    return right, rounded
+    rounded, exact = ({blob.name: array for blob, array in walk.outputs.items()} for walk in walks)
+    return exact, rounded
 
 
 def _to_floats(layer: Layer) -> None:
-    """Replace an int8 layer's integers by their floats; raise GraphError if their scales are unknown."""
+    """Replace an int8 layer's integers by floats; raise GraphError if the scales are unknown."""
     weights = dict(layer.weights.stored_items())
     if all(weight.encoding is not Encoding.INT8 for weight in weights.values()):
         return

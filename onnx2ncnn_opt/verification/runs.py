@@ -22,18 +22,17 @@ from onnx2ncnn_opt.verification import inputs
 from onnx2ncnn_opt.verification.given_inputs import Feeds, given_inputs
 from onnx2ncnn_opt.verification.inputs import Draw, Wanted, draw_inputs, dynamic_sizes
 
-# A net with dynamic sizes runs at two values of each.
-_SIZES_EACH = 2
-# Input ranges for models without finite results so far, e.g. with a least and a largest frequency; seeds of each.
-_RANGES, _SEEDS_EACH = ((0.0, 1.0), (1.0, 1.0), (0.0, 100.0), (1.0, 10000.0)), 4
-# Nets up to these numbers of weights and input elements run on more inputs: that takes no longer than loading them.
+_MAX_SIZES = 2  # at which each dynamic dimension runs
+# Input ranges, and seeds for each, for outputs without finite numbers so far, e.g. if inputs are frequencies.
+_RANGES, _SEEDS_PER_RANGE = ((0.0, 1.0), (1.0, 1.0), (0.0, 100.0), (1.0, 10000.0)), 4
+# Nets up to these numbers of weights and input elements run on more inputs, because runs take less time than loading.
 _SMALL_WEIGHTS, _SMALL_INPUTS = 2**25, 2**18
 _SHORTEST = 8  # elements; real images, sentences and sounds are longer
 
 
 @dataclass(frozen=True)
 class Run:
-    """The inputs of a model at some dynamic sizes, and its results; `label` says in words what they are."""
+    """The inputs of a model at some dynamic sizes, and its results; `label` describes the run."""
 
     sizes: Mapping[str, int]
     draw: Draw | None
@@ -47,10 +46,10 @@ class Run:
 
 
 def manifest_beside(param: Path, model: Path) -> tuple[Manifest | None, str]:
-    """Return NET.json for NET.param, and why it exists but is not used (empty if it is used, or does not exist).
+    """Return the manifest NET.json of NET.param, and a note if the file exists but is not used.
 
-    Another converter may have written the net later under the same name, or the model was exported again. So the
-    manifest is about these two only if it has the model's hash and the net has its blobs.
+    A manifest must have the model's hash, and the net must have its blobs: another converter may have replaced the net,
+    or the model was exported again.
     """
     path = param.with_suffix(".json")
     if path == param or not path.is_file() or not model.is_file():
@@ -61,8 +60,7 @@ def manifest_beside(param: Path, model: Path) -> tuple[Manifest | None, str]:
         return None, f"not used: {error}"
     if manifest.source.sha256 != file_hash(model):
         return None, f"{path} is not used: it was written for another model"
-    # Enough to tell nets apart, and works for one that no parser would take.
-    words = set(param.read_text(encoding="utf-8", errors="replace").split())
+    words = set(param.read_text(encoding="utf-8", errors="replace").split())  # no parser, because the net may be broken
     missing = [t.blob for t in (*manifest.inputs, *manifest.outputs) if t.blob not in words]
     if missing:
         return None, f"{path} is not used: {param} has no blob '{missing[0]}'"
@@ -77,7 +75,7 @@ def load_converted(
     values: Mapping[str, Any] | None = None,
     outputs: Sequence[str] = (),
 ) -> LoadedModel:
-    """Load a model like `load_model`, with the manifest's sizes, values and cut where the arguments have none."""
+    """Load a model like `load_model`; sizes, values and the cut default to the manifest's."""
     if manifest is None:
         return load_model(model, shapes=shapes, values=values, outputs=outputs)
     bound = {value.name: value.array() for value in manifest.values} | dict(values or {})
@@ -100,7 +98,7 @@ def any_feeds(
     feeds: Feeds | None = None,
     seed: int = 0,
 ) -> Mapping[str, Array]:
-    """Return inputs that a converted model takes: the user's, or those that `verify_net` draws first."""
+    """Return inputs of a converted model: the user's, or the first that `verify_net` draws."""
     if feeds is not None:
         return given_inputs(feeds, loaded)
     draw = Draw(seed, plain=True)
@@ -120,7 +118,7 @@ def first_sizes(
 def wanted_runs(
     model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, seed: int, wanted: Wanted
 ) -> Iterator[Run]:
-    """Yield a run for each wanted draw at each wanted choice of sizes; by default at the sizes of `drawn_runs`."""
+    """Yield a run for each wanted draw at each wanted set of sizes, or at the sizes of `drawn_runs`."""
     names = list(dynamic_sizes(model))
     for sizes in wanted.sizes:
         if set(sizes) != set(names):
@@ -135,10 +133,10 @@ def wanted_runs(
 
 
 def drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, seed: int) -> Iterator[Run]:
-    """Yield runs at two values of every dynamic size of the net, or at one if ONNX Runtime accepts no second one.
+    """Yield runs at two values of every dynamic size, or at one if ONNX Runtime accepts no second value.
 
-    If it accepts none, one size is the sum of two others. Raise its error if it rejects these too. Further inputs that
-    it rejects are left out: detectors may fail where nothing is found.
+    If ONNX Runtime rejects independent sizes, one size becomes the sum of two others. Raise its error if it rejects
+    these too. Later inputs that it rejects are left out: for example detectors may fail without detections.
     """
     announce("ONNX Runtime runs the model")
     settings = _settings(model, runner, manifest, inputs.draws(seed, is_small=False)[0])
@@ -152,8 +150,8 @@ def drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None,
         return run
 
     def drawn(number: int, draw: Draw) -> Iterator[Run]:
-        at = settings[number % len(settings)].sizes
-        feeds = draw_inputs(model, at, draw=draw, swept=swept)
+        sizes = settings[number % len(settings)].sizes
+        feeds = draw_inputs(model, sizes, draw=draw, swept=swept)
         announce(f"ONNX Runtime runs the model, {draw}")
         try:
             reference = runner.run(feeds)
@@ -161,7 +159,7 @@ def drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None,
             raise
         except RunError:
             return
-        yield Run(at, draw, feeds, reference)
+        yield Run(sizes, draw, feeds, reference)
 
     yield count(settings[0])
     initializers = [value.const_value for value in model.graph.initializers.values()]
@@ -175,32 +173,32 @@ def drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None,
         yield from map(count, drawn(number + 1, draw))
     for draw in inputs.sweeps(seed, entries, swept) if is_small else ():
         yield from map(count, drawn(0, draw))
-    for draw in (Draw(seed + number, between=between) for between in _RANGES for number in range(_SEEDS_EACH)):
+    for draw in (Draw(seed + number, between=between) for between in _RANGES for number in range(_SEEDS_PER_RANGE)):
         if len(proven) == len(settings[0].reference):
             return
         yield from (count(run) for run in drawn(0, draw) if _with_numbers(run.reference) - proven)
 
 
 def _with_numbers(reference: Mapping[str, Array]) -> set[str]:
-    """Return the names of outputs that have a finite number, or no element at all."""
+    """Return the names of outputs with a finite number or without elements."""
     return {name for name, array in reference.items() if not array.size or np.isfinite(array).any()}
 
 
 def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, draw: Draw) -> list[Run]:
-    """Return a run for each accepted choice of dynamic sizes, see `drawn_runs`."""
+    """Return a run for each set of dynamic sizes that ONNX Runtime accepts, see `drawn_runs`."""
     axes = _batch_axes(manifest)
     batches = {str(dim) for info in model.inputs for axis, dim in enumerate(info.shape) if axis == axes.get(info.name)}
-    open_names = list(dynamic_sizes(model))
-    most = _SIZES_EACH if open_names and manifest is not None else 1
+    names = list(dynamic_sizes(model))
+    most = _MAX_SIZES if names and manifest is not None else 1
     least = Counter(manifest.minimum if manifest else {})
     problem: RunError | None = None
     empty: list[Run] = []
     small = ""
-    for total in inputs.totals(open_names):
+    for total in inputs.totals(names):
         runs: list[Run] = []
-        for lengths in inputs.LENGTHS if open_names else inputs.LENGTHS[:1]:
-            known = dynamic_sizes(model, lengths, batches, total)
-            sizes = {name: known[name] + (known[name] < least[name]) * least[name] for name in open_names}
+        for lengths in inputs.LENGTHS if names else inputs.LENGTHS[:1]:
+            sizes = dynamic_sizes(model, lengths, batches, total)
+            sizes = {name: sizes[name] + (sizes[name] < least[name]) * least[name] for name in names}
             feeds = draw_inputs(model, sizes, draw=draw)
             if below := too_small(manifest, feeds):
                 small = below
@@ -225,7 +223,7 @@ def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, 
             return runs or empty
     if problem is None:
         raise UsageError(small)
-    hint = f", and --shape says how long {', '.join(open_names)} may be" if open_names else ""
+    hint = f", and --shape says how long {', '.join(names)} may be" if names else ""
     advice = f"; the inputs were random; --inputs gives others{hint}"
     refused = RunError(f"{problem}{advice}")
     refused.advice = advice
@@ -233,7 +231,7 @@ def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, 
 
 
 def small_runs(model: LoadedModel, manifest: Manifest | None, runs: Sequence[Run]) -> str:
-    """Return a note on the inputs that ran at tiny sizes only, because the model accepts or names no others."""
+    """Return a note about inputs that ran at tiny sizes only, because the model accepts no others."""
     batches = _batch_axes(manifest)
     small = [
         info.name

@@ -1,8 +1,8 @@
-"""The tail of a net against the model: alone on the model's own numbers, and behind the net.
+"""Comparison of a net's tail with the model: alone on the model's own values, and behind the net.
 
-On the numbers that ONNX Runtime computes for the cut, the tail has to give what the model gives, and on numbers with
-many equal ones what ONNX Runtime gives for the tail. Behind the net, whose numbers have rounding errors, rows may swap
-places, and a box may come or go whose score is nearly the threshold. Such rows are undecided; at most 1 % may be.
+On ONNX Runtime's values for the cut, the tail must give the model's outputs. On values with many ties it must give the
+outputs of the tail in ONNX Runtime. The net's values have rounding errors. So rows may swap places behind the net, and
+boxes with scores near the threshold may come or go. Such rows are undecided; at most 1 % may be.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.tail import TailRunner
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, Tolerance, compare
 
-# The tail and ONNX Runtime compute the same, except for the last bits of exp and of sums.
-_OWN = Tolerance(relative=2e-6, absolute=1e-6, slices=False)
-_MOST_UNDECIDED = 0.01  # of the rows
-_NOISES, _ROOM = 4, 2  # sets of errors as large as the net's, and how many times the rows that these decide are left
+# The tail alone differs from ONNX Runtime only in the last bits of exp and of sums.
+_TAIL_TOLERANCE = Tolerance(relative=2e-6, absolute=1e-6, slices=False)
+_MAX_UNDECIDED = 0.01  # of the rows
+_NOISES = 4  # sets of random errors as large as the net's
+_MARGIN = 2  # the net may change twice as many rows as these errors
 _LAST_BIT = 2.0**-23
-_LEVELS = 16  # of numbers of which many are equal
-_MOST_ROWS = 2048  # that are compared with each other
+_LEVELS = 16  # of values with many ties
+_MAX_ROWS = 2048  # more rows are not compared in another order
 
 
 class TailJudge:
-    """The tail of a net; `names` are the outputs of the model that it computes."""
+    """The tail of a net; `names` are the model's outputs that it computes."""
 
     def __init__(self, runner: TailRunner) -> None:
         self._runner = runner
@@ -47,9 +48,9 @@ class TailJudge:
     def judge(
         self, arrays: Mapping[str, Array], reference: Mapping[str, Array], values: Mapping[str, Array]
     ) -> list[OutputReport]:
-        """Return the reports of the outputs behind a net that gives these `values` for the cut.
+        """Return the reports of the tail's outputs for the net's `values` at the cut.
 
-        `arrays` are the model's inputs, `reference` are ONNX Runtime's numbers for the cut and all outputs.
+        `arrays` are the model's inputs, `reference` are ONNX Runtime's values for the cut and all outputs.
         """
         try:
             own, behind = self._runner.run(arrays, reference), self._runner.run(arrays, values)
@@ -70,8 +71,8 @@ class TailJudge:
     ) -> OutputReport:
         expected = reference[name]
         problem = _difference(own, expected)
-        if problem and own.shape == expected.shape:  # the last bits of exp may decide as well
-            moved = self._moved(name, arrays, reference, own, {})
+        if problem and own.shape == expected.shape:  # the last bits of exp may decide rows
+            moved = self._count_moved(name, arrays, reference, own, {})
             problem = "" if undecided(own, expected)[0] <= moved else problem
         if problem := problem or ties.get(name, ""):
             where = self._first_wrong(arrays, reference)
@@ -79,9 +80,9 @@ class TailJudge:
         count, total = undecided(behind, expected)
         if count:
             moved = 0
-            if count > _MOST_UNDECIDED * total:
-                moved = self._moved(name, arrays, reference, own, values)
-                if count > _ROOM * moved:
+            if count > _MAX_UNDECIDED * total:
+                moved = self._count_moved(name, arrays, reference, own, values)
+                if count > _MARGIN * moved:
                     text = f"{count} of {total} rows differ; errors as large as the net's move {moved}"
                     return OutputReport(name, None, "mismatch", text)
             text = f"{count} of {total} rows are undecided: rounding errors of the net decide them"
@@ -90,18 +91,18 @@ class TailJudge:
         return OutputReport(name, None, "ok", "", difference.max_abs, difference.max_rel, difference.cosine)
 
     def _first_wrong(self, arrays: Mapping[str, Array], reference: Mapping[str, Array]) -> str:
-        """Return in words the first node that does not give what ONNX Runtime gives; empty if all of them do."""
+        """Return text with the first node whose outputs differ from ONNX Runtime's, or that there is none."""
         program, feeds = self._runner.program, self._runner.feeds(arrays, reference)
         names = [name for node in program.nodes for name in node.outputs if name and not node.guards]
         ports = tuple(Port(name, program.types[name], ()) for name in names)
         session = OrtRunner(self._runner.data, outputs=names, threads=None, once=True)
-        ours, theirs = replace(program, outputs=ports).run(feeds), session.run_any(feeds)
+        actual, expected = replace(program, outputs=ports).run(feeds), session.run_any(feeds)
         session.close()
-        pairs = ((node, name) for node in program.nodes for name in node.outputs if name in ours)
-        wrong = next((node for node, name in pairs if _difference(ours[name], theirs[name])), None)
+        pairs = ((node, name) for node in program.nodes for name in node.outputs if name in actual)
+        wrong = next((node for node, name in pairs if _difference(actual[name], expected[name])), None)
         return f"; the first node that is wrong is {wrong}" if wrong else "; its nodes are right, so it is another tail"
 
-    def _moved(
+    def _count_moved(
         self,
         name: str,
         arrays: Mapping[str, Array],
@@ -109,11 +110,11 @@ class TailJudge:
         own: Array,
         values: Mapping[str, Array] | None,
     ) -> int:
-        """Return how many rows of `own` move if numbers of the cut are off by as much as these `values`; None: by none.
+        """Return how many rows of `own` move if the cut has random errors as large as those of `values`.
 
-        `own` is what the tail gives for the reference. Numbers that are not among the values are off by a bit of
-        float32, as are results of functions, because sigmoids of large numbers differ in nothing else. To compare with
-        ONNX Runtime's output here would excuse every wrong tail.
+        `own` is the tail's output for the reference; ONNX Runtime's output here would excuse every wrong tail. Cut
+        tensors without `values`, and results of functions, get errors of one bit of float32, because sigmoids of large
+        numbers differ only in that bit. If `values` is None, the cut is exact.
         """
         moved = 0
         for seed in range(_NOISES):
@@ -123,36 +124,36 @@ class TailJudge:
                 array = reference[cut].astype(np.float64)
                 if reference[cut].dtype.kind != "f" or not array.size:
                     continue
-                most: Any = np.abs(array) * _LAST_BIT
+                bound: Any = np.abs(array) * _LAST_BIT
                 if values and cut in values:
                     error = np.abs(values[cut] - array)
-                    most = error.max(initial=0.0, where=np.isfinite(error))
-                # Two nets differ as well in which small numbers are 0.
-                errors = draw.uniform(-1, 1, array.shape) * most if seed else -np.clip(array, -most, most)
+                    bound = error.max(initial=0.0, where=np.isfinite(error))
+                # The first set makes small numbers 0, because nets differ in their zeros too.
+                errors = draw.uniform(-1, 1, array.shape) * bound if seed else -np.clip(array, -bound, bound)
                 noisy[cut] = (array + errors).astype(reference[cut].dtype)
-            results = self._runner.program.run(self._runner.feeds(arrays, noisy), partial(_off_by_bits, draw))
+            results = self._runner.program.run(self._runner.feeds(arrays, noisy), partial(_with_bit_errors, draw))
             moved = max(moved, undecided(results[name], own)[0])
         return moved
 
     def _on_ties(self, arrays: Mapping[str, Array], reference: Mapping[str, Array]) -> Mapping[str, str]:
-        """Return what is wrong on numbers of which many are equal, by output; asked once."""
+        """Return the error of each wrong output on values with many ties, computed once."""
         if self._ties is None:
             coarse = {**reference, **{cut: _coarse(reference[cut]) for cut in self._runner.tail.inputs}}
-            found = self._runner.run(arrays, coarse)
+            actual = self._runner.run(arrays, coarse)
             session = OrtRunner(self._runner.data, threads=None, once=True)
             expected = session.run_any(self._runner.feeds(arrays, coarse))
             session.close()
             self._ties = {}
             for name in self.names:
-                text = _difference(found[name], expected[name])
-                count = undecided(found[name], expected[name])[0]
-                if text and count > self._moved(name, arrays, coarse, found[name], None):
+                text = _difference(actual[name], expected[name])
+                count = undecided(actual[name], expected[name])[0]
+                if text and count > self._count_moved(name, arrays, coarse, actual[name], None):
                     self._ties[name] = f"where numbers are equal, {text}"
             self._feeds = [self._runner.feeds(arrays, values) for values in (reference, coarse)]
         return self._ties
 
     def in_cpp(self, compiled: CompiledTail | None) -> tuple[str, list[str]]:
-        """Return how the C++ header differs from NumPy on the numbers of the first run, and a note about it."""
+        """Run the C++ header on the first run's values; return its difference from NumPy, and notes."""
         if not self._feeds:
             return "", []
         try:
@@ -160,9 +161,9 @@ class TailJudge:
                 raise OSError("there is no C++ compiler")
             compiled.finish()
             for feeds in self._feeds:
-                found, expected = compiled.run(feeds), self._runner.program.run(feeds)
+                actual, expected = compiled.run(feeds), self._runner.program.run(feeds)
                 for name in self.names:
-                    if problem := _difference(found[name], expected[name]):
+                    if problem := _difference(actual[name], expected[name]):
                         return f"{name}: {problem}".replace("ONNX Runtime", "NumPy"), []
         except RunError as error:
             return str(error), []
@@ -171,18 +172,18 @@ class TailJudge:
         return "", [f"the tail's C++ header, compiled by {compiled.compiler}, gives the same numbers"]
 
 
-def _off_by_bits(draw: np.random.Generator, array: Array, given: Array | None) -> Array:
-    """Return results that are off by up to a bit of float32, those of equal inputs by the same; integers stay."""
+def _with_bit_errors(draw: np.random.Generator, array: Array, inputs: Array | None) -> Array:
+    """Add errors up to a bit of float32 to results, the same for equal inputs; integers stay."""
     if array.dtype.kind != "f":
         return array
     errors = draw.uniform(-1, 1, array.shape)
-    if given is not None and given.shape == array.shape:
-        errors = np.sin(given.astype(np.float32).view(np.int32) * draw.uniform(1, 2))
+    if inputs is not None and inputs.shape == array.shape:
+        errors = np.sin(inputs.astype(np.float32).view(np.int32) * draw.uniform(1, 2))
     return np.asarray(array + errors * array * _LAST_BIT, array.dtype)
 
 
 def _coarse(array: Array) -> Array:
-    """Return an array with numbers of a few levels; those from 0 to 1, which may be scores, go up to 1."""
+    """Round an array to a few levels; numbers in 0..1, which may be scores, are scaled so that the largest is 1."""
     if array.dtype.kind != "f" or not np.isfinite(array).all():
         return array
     is_score = (array >= 0) & (array <= 1)
@@ -193,7 +194,7 @@ def _coarse(array: Array) -> Array:
 
 
 def _difference(actual: Array, expected: Array) -> str:
-    """Return in words how an output differs from what ONNX Runtime makes of the same numbers; empty if it does not."""
+    """Return text with the difference of an output from ONNX Runtime's; empty if there is none."""
     if actual.dtype != expected.dtype:
         return f"its type is {actual.dtype}, ONNX Runtime's {expected.dtype}"
     if actual.shape != expected.shape:
@@ -201,33 +202,33 @@ def _difference(actual: Array, expected: Array) -> str:
     if actual.dtype.kind in "iub":
         wrong = int((actual != expected).sum())
         return f"{wrong} of {actual.size} integers differ" if wrong else ""
-    difference = compare(actual.astype(np.float32), expected, _OWN)
+    difference = compare(actual.astype(np.float32), expected, _TAIL_TOLERANCE)
     return difference.special or difference.excess
 
 
 def undecided(actual: Array, expected: Array) -> tuple[int, int]:
-    """Return how many rows of an output are not where they are expected, and of how many.
+    """Return the number of rows of an output that are not at their expected place, and the number of all rows.
 
-    Rows are those along the axis in which the shapes differ; else the last axis holds the columns of a row, of an
-    output of three axes or more; else each number is a row. Rows agree that are equal up to the usual tolerance for
-    each column. Example: of the rows a b c d, the rows b a c d have one, a x b c d one, and a b c one that is not.
+    If the shapes differ in an axis, rows lie along it. Otherwise the last axis has the columns of a row if there are
+    three axes or more, and each number is a row if there are fewer. Rows are equal within the usual tolerance for each
+    column. Example: compared with rows a b c d, each of b a c d, a x b c d, and a b c has one such row.
     """
     if actual.ndim != expected.ndim or actual.dtype != expected.dtype:
         return 1, 1
     axes = [axis for axis, sizes in enumerate(zip(actual.shape, expected.shape, strict=True)) if sizes[0] != sizes[1]]
     if len(axes) > 1:
         return 1, 1
-    ours, theirs = (_rows(array, axes[0] if axes else None) for array in (actual, expected))
-    total = max(len(ours), len(theirs))
-    allowed = _allowed(theirs)
-    size = min(len(ours), len(theirs))
-    places = np.full(len(ours), -1)
-    same = _agree(ours[:size], theirs[:size], allowed)
+    rows, right = (_rows(array, axes[0] if axes else None) for array in (actual, expected))
+    total = max(len(rows), len(right))
+    allowed = _allowed(right)
+    size = min(len(rows), len(right))
+    places = np.full(len(rows), -1)
+    same = _agree(rows[:size], right[:size], allowed)
     places[:size][same] = np.flatnonzero(same)
-    left, free = np.flatnonzero(places < 0), np.setdiff1d(np.arange(len(theirs)), places)
-    if len(left) <= _MOST_ROWS >= len(free):
+    left, free = np.flatnonzero(places < 0), np.setdiff1d(np.arange(len(right)), places)
+    if len(left) <= _MAX_ROWS >= len(free):
         for row in left:
-            fits = np.flatnonzero(_agree(ours[row], theirs[free], allowed))
+            fits = np.flatnonzero(_agree(rows[row], right[free], allowed))
             if fits.size:
                 places[row] = free[fits[0]]
                 free = np.delete(free, fits[0])
@@ -243,7 +244,7 @@ def _rows(array: Array, axis: int | None) -> Array:
 
 
 def _allowed(rows: Array) -> Array:
-    """Return the error that each column may have."""
+    """Return the allowed error of each column."""
     if rows.dtype.kind != "f":
         return np.zeros(rows.shape[1])
     size = np.abs(rows.astype(np.float64))
@@ -251,20 +252,20 @@ def _allowed(rows: Array) -> Array:
     return np.asarray(np.maximum(DEFAULT.relative * largest, DEFAULT.absolute))
 
 
-def _agree(ours: Array, theirs: Array, allowed: Array) -> Array:
+def _agree(rows: Array, right: Array, allowed: Array) -> Array:
     """Return which rows agree in all columns."""
-    if theirs.dtype.kind != "f":
-        return np.asarray((ours == theirs).all(axis=-1))
-    a, b = ours.astype(np.float64), theirs.astype(np.float64)
+    if right.dtype.kind != "f":
+        return np.asarray((rows == right).all(axis=-1))
+    a, b = rows.astype(np.float64), right.astype(np.float64)
     with np.errstate(invalid="ignore"):
         close = (np.abs(a - b) <= allowed) | (a == b) | (np.isnan(a) & np.isnan(b))
     return np.asarray(close.all(axis=-1))
 
 
 def _longest_rise(places: list[int]) -> int:
-    """Return the length of the longest rising part of a sequence, with gaps."""
+    """Return the length of the longest increasing subsequence."""
     ends: list[int] = []
     for place in places:
-        at = bisect_left(ends, place)
-        ends[at : at + 1] = [place]
+        index = bisect_left(ends, place)
+        ends[index : index + 1] = [place]
     return len(ends)

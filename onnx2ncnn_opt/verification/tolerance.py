@@ -1,4 +1,4 @@
-"""The distance of an array from its reference, and the tolerance for it."""
+"""The difference of an array from its reference, and the tolerance for it."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -10,8 +10,8 @@ import numpy as np
 from onnx2ncnn_opt.outputs import OutputReport, Status
 from onnx2ncnn_opt.runtime.base import Array
 
-# ncnn has no infinity in its weights and masks, the largest float32 stands for it; and its vectorised exp stops at
-# exp(88.376), which is 2.406e38. From here on a number counts as infinite, on either side.
+# Larger numbers count as infinite, in the net and in the reference: ncnn's weights and masks have the largest float32
+# instead of infinity, and its vectorised exp stops at exp(88.376), which is 2.406e38.
 INFINITE = 2.4e38
 
 LAST_BIT = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -21,16 +21,15 @@ LAST_BIT = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 class Tolerance:
     """The rule for an output: ``max|a-b| <= relative * max|b|``, with the reference b.
 
-    The rule is about the whole output, because the rounding errors of a sum are as large as its largest terms, even if
-    little is left of them. But outputs often join unlike things, such as boxes in pixels and scores up to 1. So with
-    `slices` the rule also holds for every slice of `SLICE` elements or more along any axis; a slice may always have a
-    tenth of the error that the whole may have.
+    The rule uses the largest value of the whole output, because rounding errors of a sum are relative to its largest
+    terms, even if they cancel. But outputs often join different things, such as boxes in pixels and scores up to 1. So
+    with `slices` the rule also holds for every slice of `SLICE` elements or more along any axis; a tenth of the error
+    allowed for the whole output always passes.
 
-    Of eighty real networks (classification, segmentation, detection, audio, transformers) that other converters got
-    right, none was off by more than 2.4e-5, winograd included. Those that they got wrong were off by 1e-1 and more.
-    `relative` is between, with room for other processors. `absolute` passes in any case, for outputs whose terms have
-    cancelled and left nothing but rounding. A reference in 16 bits has rounding errors of its own, in each of its
-    layers: the output may be `steps` of its last bit away.
+    Other converters' right nets of eighty real networks (classification, segmentation, detection, audio, transformers)
+    had errors up to 2.4e-5, winograd included. Wrong nets had errors of 1e-1 and more. `relative` is between, with a
+    margin for other processors. `absolute` always passes, for outputs whose terms have cancelled. A reference in 16
+    bits has rounding errors in each of its layers: the output may differ by `steps` units of its last place.
     """
 
     relative: float = 1e-3
@@ -42,11 +41,10 @@ class Tolerance:
 DEFAULT = Tolerance()
 # The float32 error allowed to ncnn's plain kernels if the effect of rounding on the model is unknown; 2e-5 is usual.
 UNKNOWN_ROUNDING = 1e-4
-# If rounding alone explains more, the whole output proves nothing: each element gets a limit of its own (`spread`).
+# If rounding alone explains larger errors, each element gets its own limit (`spread`).
 MOST_BUDGET = 5e-2
 SLICE = 64
-# An element that rounding alone moves by this part of the largest one shows nothing about a net.
-_DECIDED = 0.1
+_DECIDED = 0.1  # if rounding moves an element by this share of the largest, the element shows nothing about a net
 _PART = 2**18  # numbers that are compared at once
 _SPECIAL: Mapping[str, Callable[[Array], Array]] = {
     "NaN": np.isnan,
@@ -56,19 +54,18 @@ _SPECIAL: Mapping[str, Callable[[Array], Array]] = {
 
 
 def with_rounding(rounding: float, layers: int, tolerance: Tolerance = DEFAULT) -> Tolerance:
-    """Return the tolerance for a net with so many layers whose weights are rounded by up to `rounding` of themselves.
+    """Return the tolerance for a net with a number of `layers` whose weights have relative errors up to `rounding`.
 
-    The roundings of a layer are independent of each other and of those of other layers. So errors add like random
-    steps: with the square root of the number of layers. The factor eight is four standard deviations, for the largest
-    of many elements, times two, for terms of a layer that cancel.
+    The errors are independent, so their sum grows with the square root of the number of layers. The factor eight is
+    four standard deviations, for the largest of many elements, times two, for cancellation in a layer.
     """
     return replace(tolerance, relative=max(tolerance.relative, 8 * rounding * math.sqrt(max(layers, 1))))
 
 
-# The errors of 16 bits in addition to `Tolerance`: relative to the largest value, and absolute. In fp16 a rounding
-# moves a number by up to 2^-11 of itself: 2e-2 is forty of these in the same direction. Below 2^-14 fp16 has fewer
-# bits, and on some devices none. The steps of bf16 are eight times as coarse, and its range is that of float32. Slices
-# are not compared with their own largest values: their terms may be rounded as coarsely as the largest value of all.
+# The minimum tolerance of 16 bits: relative to the largest value, and absolute. In fp16 a relative rounding error is up
+# to 2^-11: 2e-2 is forty of these in the same direction. Below 2^-14 fp16 has fewer bits, and on some devices none.
+# bf16 has steps eight times as coarse, and float32's range. Slices are not compared with their own largest values,
+# because their terms may have the rounding errors of the output's largest value.
 _IN_MODE = {"fp32": (0.0, 0.0), "fp16": (2e-2, 2.0**-14), "bf16": (1.6e-1, 0.0)}
 
 
@@ -85,16 +82,16 @@ def in_mode(mode: str, tolerance: Tolerance = DEFAULT) -> Tolerance:
 
 @dataclass(frozen=True)
 class Difference:
-    """One output against its reference: numbers over the elements that are finite on both sides, None without any.
+    """The difference of an output from its reference, over elements that are finite in both; None if there are none.
 
     `max_abs` and `max_rel` leave out elements that rounding errors decide.
     """
 
     max_abs: float | None
-    max_rel: float | None  # `max_abs` in units of the reference's largest element
+    max_rel: float | None  # `max_abs` relative to the reference's largest element
     cosine: float | None
-    special: str = ""  # where NaN or infinity is on one side only
-    excess: str = ""  # where the tolerance is exceeded, and by how much
+    special: str = ""  # describes NaN or infinity in only one of the two
+    excess: str = ""  # describes the place and size of an error above the tolerance
 
     @property
     def ok(self) -> bool:
@@ -102,7 +99,7 @@ class Difference:
         return not self.special and not self.excess
 
     def report(self, name: str, blob: str | None) -> OutputReport:
-        """Return the report of an output with this difference, which is a blob of the net."""
+        """Return the report of an output and its blob with this difference."""
         status: Status = "nan" if self.special else "mismatch" if self.excess else "ok"
         numbers = (self.max_abs, self.max_rel, self.cosine)
         return OutputReport(name, blob, status, self.special or self.excess, *numbers)
@@ -111,26 +108,27 @@ class Difference:
 def compare(actual: Array, reference: Array, tolerance: Tolerance = DEFAULT, spread: Array | None = None) -> Difference:
     """Compare arrays of one shape; `actual` is ncnn's float32.
 
-    ncnn has no integers that its tools agree on. An integer or bool reference agrees with the float32 of exactly that
-    value, or with the int32 of it in the bits of the float32.
+    ncnn's tools disagree about integers. So an integer or bool reference may be a float32 of the same value, or an
+    int32 in the bits of the float32.
 
-    `spread` is the distance that the rounding errors of the model's numbers move each element of the reference itself
-    (see `verify.rounding`), infinite if the element may be anything. The tolerance grows by this distance.
+    `spread` is the effect of rounding errors on each element of the reference (see `Rounding.spread`), infinite if any
+    value is right. The tolerance grows by the spread.
     """
-    given = _numbers(actual, reference) if reference.dtype.kind in "iub" else actual
-    if spread is not None and reference.dtype.kind in "iub":  # no rounding makes a number that the type does not have
+    is_integer = reference.dtype.kind in "iub"
+    numbers = _numbers(actual, reference) if is_integer else actual
+    if spread is not None and is_integer:  # rounding cannot leave the type's range
         low, high = (
             (0, 1) if reference.dtype.kind == "b" else (np.iinfo(reference.dtype).min, np.iinfo(reference.dtype).max)
         )
-        spread = np.where((given >= low) & (given <= high), spread, 0.0)
+        spread = np.where((numbers >= low) & (numbers <= high), spread, 0.0)
     sums = _ErrorSums(reference.shape, reference.dtype, tolerance)
     for part in parts(reference.shape):
-        sums.add(part, given[part], reference[part], None if spread is None else spread[part])
+        sums.add(part, numbers[part], reference[part], None if spread is None else spread[part])
     return sums.difference()
 
 
 def parts(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """Yield the indexes of an array's parts. Each part has so few numbers that a copy of it is small."""
+    """Yield the indexes of an array's parts, which have at most `_PART` numbers to save memory."""
     if not shape:
         yield ()
         return
@@ -143,18 +141,18 @@ def parts(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
 
 
 class _ErrorSums:
-    """The errors of an array, taken in part by part."""
+    """The errors of an array, accumulated part by part."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], tolerance: Tolerance) -> None:
         self.tolerance, self.total = tolerance, math.prod(shape)
-        self.is_integer = dtype.kind in "iub"  # right or wrong, however large
+        self.is_integer = dtype.kind in "iub"  # integers must be equal, whatever their size
         self.relative = max(tolerance.relative, tolerance.steps * LAST_BIT.get(dtype.name, 0.0))
         self.any_finite, self.is_zero = False, True
         self.error = self.counted = self.size = 0.0
         self.squares, self.product = [0.0, 0.0], 0.0
         self.specials = {name: [0, 0] for name in _SPECIAL}
-        self.unlike: set[str] = set()
-        # The largest of each slice along an axis, where slices are held against their own.
+        self.different: set[str] = set()
+        # The largest error and the largest value of each slice along an axis.
         is_sliced = tolerance.slices and not self.is_integer
         axes = [axis for axis, count in enumerate(shape) if is_sliced and self.total >= SLICE * count]
         self.slices = {axis: (np.zeros(shape[axis]), np.zeros(shape[axis])) for axis in axes}
@@ -163,11 +161,11 @@ class _ErrorSums:
         a, b = actual.astype(np.float64), reference.astype(np.float64)
         steady = np.ones(b.shape, bool) if spread is None else np.isfinite(spread)
         for name, is_special in _SPECIAL.items():
-            here, there = is_special(a) & steady, is_special(b) & steady
-            self.specials[name][0] += int(here.sum())
-            self.specials[name][1] += int(there.sum())
-            if not np.array_equal(here, there):
-                self.unlike.add(name)
+            in_actual, in_reference = is_special(a) & steady, is_special(b) & steady
+            self.specials[name][0] += int(in_actual.sum())
+            self.specials[name][1] += int(in_reference.sum())
+            if not np.array_equal(in_actual, in_reference):
+                self.different.add(name)
         finite = (np.abs(a) < INFINITE) & (np.abs(b) < INFINITE)
         if not finite.any():
             return
@@ -175,25 +173,25 @@ class _ErrorSums:
         a, b = np.where(finite, a, 0.0), np.where(finite, b, 0.0)
         error, size = np.abs(a - b), np.abs(b)
         counted = error if spread is None else np.maximum(error - np.where(finite, spread, 0.0), 0.0)
-        told = spread is None or spread < _DECIDED * size.max()
-        self.error = max(self.error, float(error.max(initial=0.0, where=told)))
+        is_meaningful = spread is None or spread < _DECIDED * size.max()
+        self.error = max(self.error, float(error.max(initial=0.0, where=is_meaningful)))
         self.counted, self.size = max(self.counted, float(counted.max())), max(self.size, float(size.max()))
-        # Not by BLAS, whose threads wait for each other on a busy machine: a hundred times as long as the sums.
+        # No BLAS: its threads wait for each other on a busy machine, a hundred times as long as the sums take.
         self.squares[0] += float(np.square(a).sum())
         self.squares[1] += float(np.square(b).sum())
         self.product += float((a * b).sum())
         self.is_zero = self.is_zero and not a.any() and not b.any()
         for axis, (errors, sizes) in self.slices.items():
             others = tuple(i for i in range(a.ndim) if i != axis)
-            at = part[axis]
-            errors[at] = np.maximum(errors[at], counted.max(axis=others))
-            sizes[at] = np.maximum(sizes[at], size.max(axis=others))
+            slices = part[axis]
+            errors[slices] = np.maximum(errors[slices], counted.max(axis=others))
+            sizes[slices] = np.maximum(sizes[slices], size.max(axis=others))
 
     def difference(self) -> Difference:
         special = ""
-        if unlike := next((name for name in _SPECIAL if name in self.unlike), None):
-            here, there = self.specials[unlike]
-            special = f"{unlike} in {here} of {self.total} elements, in the reference in {there}"
+        if name := next((name for name in _SPECIAL if name in self.different), None):
+            in_actual, in_reference = self.specials[name]
+            special = f"{name} in {in_actual} of {self.total} elements, in the reference in {in_reference}"
         if not self.any_finite:
             return Difference(None, None, None, special)
         max_rel = self.error / self.size if self.size else self.error
@@ -201,34 +199,34 @@ class _ErrorSums:
 
     @property
     def excess(self) -> str:
-        """Places where the errors exceed the tolerance for values of this size, in words; empty if there are none."""
+        """Text with the place where errors exceed the tolerance; empty if there is none."""
         relative, absolute = self.relative, self.tolerance.absolute
         allowed = relative if self.is_integer else max(relative * self.size, absolute)
         if self.counted > allowed:
             return f"off by up to {self.counted:.3g}, {allowed:.3g} is allowed"
         for axis, (errors, sizes) in self.slices.items():
-            each = np.maximum(relative * sizes, max(allowed / 10, absolute))
-            at = int(np.argmax(errors - each))
-            if errors[at] > each[at]:
+            limits = np.maximum(relative * sizes, max(allowed / 10, absolute))
+            index = int(np.argmax(errors - limits))
+            if errors[index] > limits[index]:
                 return (
-                    f"off by up to {errors[at]:.3g} at index {at} of axis {axis}, {each[at]:.3g} is allowed "
-                    f"where the model's largest value is {sizes[at]:.3g}"
+                    f"off by up to {errors[index]:.3g} at index {index} of axis {axis}, {limits[index]:.3g} is allowed "
+                    f"where the model's largest value is {sizes[index]:.3g}"
                 )
         return ""
 
     @property
     def cosine(self) -> float:
-        """The cosine of the angle between two vectors; two zero vectors have the same direction, 0 has none."""
+        """The cosine between the arrays; 1 for two zero arrays, 0 for a zero array and another."""
         norms = math.sqrt(self.squares[0]) * math.sqrt(self.squares[1])
         return float(np.clip(self.product / norms, -1.0, 1.0)) if norms else float(self.is_zero)
 
 
 def _numbers(actual: Array, reference: Array) -> Array:
-    """Return ncnn's array for an integer reference, as int32 if its bits are those of integers."""
+    """Return ncnn's array for an integer reference, as int32 if its bits are integers."""
     if actual.dtype == np.float32:
         bits = actual.view(np.int32)
-        # As floats, int32s below 2**23 are subnormal, and negative ones are NaN. Zeros are none, though -0.0 has a bit.
-        unlikely = ~(np.abs(actual) >= np.finfo(np.float32).tiny)
-        if np.array_equal(bits, reference) or (unlikely.all() and actual.any()):
+        # As floats, int32s below 2**23 are subnormal, and negative int32s are NaN. Zeros prove nothing; -0.0 has a bit.
+        no_floats = ~(np.abs(actual) >= np.finfo(np.float32).tiny)
+        if np.array_equal(bits, reference) or (no_floats.all() and actual.any()):
             return bits
     return actual

@@ -1,4 +1,4 @@
-"""A net in ncnn against its model in ONNX Runtime, output by output."""
+"""Comparison of a net in ncnn with its model in ONNX Runtime, output by output."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ from onnx2ncnn_opt.verification.runs import Run, any_feeds, drawn_runs, load_con
 from onnx2ncnn_opt.verification.tail import TailJudge
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, UNKNOWN_ROUNDING, in_mode
 
-_LONGEST_PROBLEM = 100  # characters of a note
-_LEAST_RUNS = 2  # on ordinary and large inputs
+_MAX_PROBLEM = 100  # characters of an error in a note
+_MIN_RUNS = 2  # on ordinary and large inputs
 
 
 def verify_net(
@@ -66,19 +66,19 @@ def verify_net(
 ) -> VerifyReport:
     """Run the original model and the net on the same inputs and compare every output.
 
-    The net of a manifest with a tail is compared at the cut, in each mode, and in fp32 with its tail at the outputs.
-    `tail` is the content of the tail's file, which is next to the net by default.
+    If the manifest has a tail, the net is compared at the cut in each mode, and in fp32 also behind the tail. `tail` is
+    the content of the tail's file, by default the file next to the net.
 
-    With a manifest arrays must have exactly the model's shapes; without one sizes of 1 do not count, because other
-    converters drop them freely. Faults of the net are reported, not raised. `worker` is a process to use again, and
-    `runs` those of the model, if they were begun before.
+    With a manifest arrays must have exactly the model's shapes. Without a manifest sizes of 1 do not count, because
+    other converters drop them freely. Faults of the net are reported, not raised. `worker` is a running process to use,
+    and `runs` are the model's runs, if they have begun before.
 
-    A net whose weights have 16 or 8 bits may be off by `rounding_budget.BITS_MARGIN` times the error of rounding the
-    model's own weights.
+    If weights have 16 or 8 bits, the allowed error is `rounding_budget.BITS_MARGIN` times the error of the model with
+    rounded weights.
 
-    Raises ModelError or UsageError if the model, the inputs or the manifest are broken or do not belong together, or
-    there is no ncnn to run `on`; VerificationError if the net has inputs that the model does not have; and RunError if
-    ONNX Runtime does not take the model or the inputs.
+    Raises ModelError or UsageError if the model, the inputs or the manifest are broken or do not fit together, or `on`
+    has no ncnn; VerificationError if the net has inputs that the model does not have; and RunError if ONNX Runtime
+    refuses the model or the inputs.
     """
     target = find_target(verification.on)
     target.require()
@@ -100,7 +100,7 @@ def verify_net(
                 )
         checked = process.checked(modes)
     loaded, done = judge.model, judge.done
-    of_sizes = {tuple(run.sizes.items()): run for run in done if not run.label}.values()
+    runs_by_size = {tuple(run.sizes.items()): run for run in done if not run.label}.values()
     is_drawn = verification.feeds is None
     small = small_runs(loaded, manifest, done) if is_drawn and verification.wanted is None else ""
     dynamic = [info.name for info in loaded.inputs if any(isinstance(size, Sym) for size in info.shape)]
@@ -110,8 +110,8 @@ def verify_net(
     return VerifyReport(
         outputs=rows,
         seed=verification.seed if is_drawn else None,
-        sizes=tuple(run.sizes for run in of_sizes) or ({},),
-        shapes=tuple({name: run.feeds[name].shape for name in dynamic} for run in of_sizes) or ({},),
+        sizes=tuple(run.sizes for run in runs_by_size) or ({},),
+        shapes=tuple({name: run.feeds[name].shape for name in dynamic} for run in runs_by_size) or ({},),
         checked=checked,
         draws=tuple(run.draw for run in done if run.draw is not None),
         notes=(*remarks, *judge.notes, *([small] if small else [])),
@@ -121,15 +121,15 @@ def verify_net(
 
 
 class ModelRuns:
-    """A model in ONNX Runtime, and the runs to compare a net with; a thread computes each ahead of its use.
+    """The runs of a model in ONNX Runtime; a thread computes each run ahead of its use.
 
-    `notes` are facts for the reader. Raises the errors of `verify_net` that concern the model.
+    `notes` are for users. Raises the errors of `verify_net` that concern the model.
     """
 
     def __init__(
         self, source: Path | bytes, verification: Verification, manifest: Manifest | None, *, has_tail: bool
     ) -> None:
-        self.source, self.how, self.manifest, self.start = source, verification, manifest, time.monotonic()
+        self.source, self.options, self.manifest, self.start = source, verification, manifest, time.monotonic()
         values, outputs, self.cut = verification.values, verification.outputs, verification.outputs
         if manifest is not None and has_tail:
             outputs, self.cut = manifest.compared, manifest.cut
@@ -144,11 +144,11 @@ class ModelRuns:
                 self.decoder = Decoder(self.model, manifest, verification.seed, self._runner)
             except UsageError as error:
                 self.notes.append(f"no tokens were decoded, only single steps run: {error}")
-        self._inputs = self._drawn()
+        self._inputs = self._all_runs()
         self._next = begin(next, self._inputs)
 
     def runs(self) -> Iterator[Run]:
-        """Yield the inputs, with the model's outputs."""
+        """Yield the runs, each with inputs and the model's outputs."""
         while True:
             if not self._next.done():
                 announce("ONNX Runtime runs the model")
@@ -159,38 +159,38 @@ class ModelRuns:
             self._next = begin(next, self._inputs)
             yield run
 
-    def _drawn(self) -> Iterator[Run]:
-        how, fixed = self.how, (self.model, self._runner, self.manifest, self.how.seed)
+    def _all_runs(self) -> Iterator[Run]:
+        options, fixed = self.options, (self.model, self._runner, self.manifest, self.options.seed)
         if self.decoder is not None:
             yield from self.decoder.runs()
-        elif how.feeds is None:
-            yield from wanted_runs(*fixed, how.wanted) if how.wanted else drawn_runs(*fixed)
+        elif options.feeds is None:
+            yield from wanted_runs(*fixed, options.wanted) if options.wanted else drawn_runs(*fixed)
         else:
-            given = given_inputs(how.feeds, self.model)
-            if small := too_small(self.manifest, given):
+            feeds = given_inputs(options.feeds, self.model)
+            if small := too_small(self.manifest, feeds):
                 raise UsageError(small)
-            yield Run({}, None, given, self._runner.run(given))
+            yield Run({}, None, feeds, self._runner.run(feeds))
 
 
 class _ModelJudge:
-    """A net and its model in ONNX Runtime; `done` are the runs so far, `notes` facts for the reader."""
+    """A net and its model in ONNX Runtime; `done` are the runs so far, `notes` are for users."""
 
     def __init__(self, model: ModelRuns, net: tuple[Path, Path], runner: TailRunner | None, worker: NcnnWorker) -> None:
-        self.how, self.manifest, self.model = model.how, model.manifest, model.model
+        self.options, self.manifest, self.model = model.options, model.manifest, model.model
         self.notes, self._runs, self._net, self._worker = model.notes, model, net, worker
         self.tail = TailJudge(runner) if self.manifest is not None and runner is not None else None
         self.done: list[Run] = []
         self._decoder = model.decoder
-        self.rounding = Rounding(model.source, model.cut or _arrays(self.manifest), self.model.values)
-        self._tolerance = self.how.tolerance or tolerance_within(self.model)
-        is_usual = self.how.tolerance is None and not self.how.is_user_tolerance
+        self.rounding = Rounding(model.source, model.cut or _computed_outputs(self.manifest), self.model.values)
+        self._tolerance = self.options.tolerance or tolerance_within(self.model)
+        is_usual = self.options.tolerance is None and not self.options.is_user_tolerance
         self._is_default = is_usual and self._tolerance == DEFAULT
-        # Rounding to 16 or 8 bits decides more steps of a quantised model than rounding to float32.
-        self._in_fp32, self._few = self._tolerance, 0.0
-        is_quantised = self.how.tolerance is None and self._tolerance != DEFAULT
+        # 16 or 8 bits change more quantisation steps of a model than float32 does.
+        self._fp32_tolerance, self._rare_error = self._tolerance, 0.0
+        is_quantised = self.options.tolerance is None and self._tolerance != DEFAULT
         if is_quantised and weights_encoding(*net) is None and not holds_integers(*net):
-            self._in_fp32, self._few = tolerance_of(self.model), self._tolerance.relative
-        # By Vulkan, int8 convolutions without packing are wrong.
+            self._fp32_tolerance, self._rare_error = tolerance_of(self.model), self._tolerance.relative
+        # Vulkan's int8 convolutions are wrong without packing.
         self._has_plain = self._is_default and not (worker.target.vulkan and holds_integers(*net))
         self._least = least_budget(*net, vulkan=worker.target.vulkan)
         self._worst: tuple[float, OutputComparison, Sequence[Slot]] | None = None
@@ -198,87 +198,90 @@ class _ModelJudge:
     def runs(self, mode: str) -> Iterator[Run]:
         """Yield the runs of the first mode again for every other mode."""
         self._worst = None
-        self._runner = self._started(mode, exact=self.how.exact)
+        self._runner = self._load(mode, exact=self.options.exact)
         if self.done:
             yield from self.done
             return
-        end = self._runs.start + EFFORTS[self.how.effort][0]
-        least = _LEAST_RUNS + bool(dynamic_sizes(self.model))  # which get a second choice of sizes
-        least = DECODER_RUNS if self._decoder else least
+        end = self._runs.start + EFFORTS[self.options.effort][0]
+        # Dynamic sizes add a run at other sizes.
+        least = DECODER_RUNS if self._decoder else _MIN_RUNS + bool(dynamic_sizes(self.model))
         for run in self._runs.runs():
-            if self.how.wanted is None and len(self.done) >= least and time.monotonic() > end:
-                left = "inputs that tell less than these were left out; --effort thorough runs them"
-                self.notes.append(f"the net ran on {len(self.done)} sets of inputs; {left}")
+            if self.options.wanted is None and len(self.done) >= least and time.monotonic() > end:
+                skipped = "inputs that tell less than these were left out; --effort thorough runs them"
+                self.notes.append(f"the net ran on {len(self.done)} sets of inputs; {skipped}")
                 break
             self.done.append(run)
             yield run
 
     def compare(self, run: Run, mode: str) -> Sequence[OutputReport]:
-        """Run the net, with ncnn's plain kernels as well if its outputs leave the rounding budget in fp32."""
-        usual = self._in_fp32 if mode == "fp32" else self._tolerance
-        how, tolerance = self.how, self.how.allowed(in_mode(mode, usual))
-        fixed = self.manifest, tolerance, self.rounding, how.is_user_tolerance, self._least
+        """Run the net; in fp32 run it also with ncnn's plain kernels if outputs leave the rounding budget."""
+        usual = self._fp32_tolerance if mode == "fp32" else self._tolerance
+        options, tolerance = self.options, self.options.allowed(in_mode(mode, usual))
+        fixed = self.manifest, tolerance, self.rounding, options.is_user_tolerance, self._least
         tail, reference = self.tail if mode == "fp32" else None, run.reference
         if self.manifest is not None:  # ncnn chooses the layout of a cache
-            opaque = {entry.name for entry in self.manifest.outputs if entry.cache}
-            reference = {name: array for name, array in reference.items() if name not in opaque}
+            caches = {entry.name for entry in self.manifest.outputs if entry.cache}
+            reference = {name: array for name, array in reference.items() if name not in caches}
         if self.tail is not None:
             reference = {name: array for name, array in reference.items() if name not in self.tail.names}
-        behind = None if tail is None else partial(tail.judge, run.feeds, run.reference)
+        judge_tail = None if tail is None else partial(tail.judge, run.feeds, run.reference)
         token = self._decoder.tokens if self._decoder and tail is None else None
         if token is not None:
-            behind = partial(judge_token, token, run.reference, self.notes, f"{run} in {mode}", tolerance.relative)
-        few = self._few if mode == "fp32" else 0.0
-        comparison = OutputComparison(self._runner, run.feeds, reference, *fixed, few=few, behind=behind)
-        way, found = comparison.best()
-        error = max((output.max_rel or 0.0 for output in found), default=0.0)
+            judge_tail = partial(judge_token, token, run.reference, self.notes, f"{run} in {mode}", tolerance.relative)
+        rare_error = self._rare_error if mode == "fp32" else 0.0
+        comparison = OutputComparison(
+            self._runner, run.feeds, reference, *fixed, rare_error=rare_error, judge_tail=judge_tail
+        )
+        way, outputs = comparison.best()
+        error = max((output.max_rel or 0.0 for output in outputs), default=0.0)
         if self._worst is None or error > self._worst[0]:
             self._worst = error, comparison, way
-        is_undecided = tail is not None and any(row.name in tail.names and row.message for row in found)
-        if self._has_plain and mode == "fp32" and (is_undecided or comparison.leaves_budget(found)):
-            _, found = replace(comparison, runner=self._started("fp32", exact=True), is_close=True).best()
+        is_undecided = tail is not None and any(row.name in tail.names and row.message for row in outputs)
+        if self._has_plain and mode == "fp32" and (is_undecided or comparison.leaves_budget(outputs)):
+            _, outputs = replace(comparison, runner=self._load("fp32", exact=True), is_plain=True).best()
         if mode == "fp32":
-            found = comparison.with_scores(way, found)
-        if is_wrong(found):
+            outputs = comparison.with_scores(way, outputs)
+        if is_wrong(outputs):
             self._worst = math.inf, comparison, way
-        if tail is not None and not {row.name for row in found}.issuperset(tail.names):
-            why = "the net is wrong at the cut already"
-            found = [*found, *(OutputReport(name, None, "unproven", why) for name in tail.names)]
-        if token is not None and found[-1].name != TOKEN_ROW:
-            found = [*found, OutputReport(TOKEN_ROW, None, "unproven", "the scores are wrong already")]
-        return found
+        if tail is not None and not {row.name for row in outputs}.issuperset(tail.names):
+            reason = "the net is wrong at the cut already"
+            outputs = [*outputs, *(OutputReport(name, None, "unproven", reason) for name in tail.names)]
+        if token is not None and outputs[-1].name != TOKEN_ROW:
+            outputs = [*outputs, OutputReport(TOKEN_ROW, None, "unproven", "the scores are wrong already")]
+        return outputs
 
-    def _started(self, mode: str, *, exact: bool) -> NcnnRunner:
-        how = self.how
-        return NcnnRunner(*self._net, mode=mode, exact=exact, timeout=how.timeout, threads=None, worker=self._worker)
+    def _load(self, mode: str, *, exact: bool) -> NcnnRunner:
+        timeout, worker = self.options.timeout, self._worker
+        return NcnnRunner(*self._net, mode=mode, exact=exact, timeout=timeout, threads=None, worker=worker)
 
     def explain(self, rows: list[OutputReport], mode: str) -> list[OutputReport]:
-        """Find the causes of errors, on the inputs on which the net is wrong, or on those of the largest error."""
+        """Find the causes of errors, on inputs for which the net is wrong, or on the inputs with the largest error."""
         if self._worst is None:
             return rows
         _, comparison, way = self._worst
-        if self.how.explain:
+        if self.options.explain:
             announce("ONNX Runtime runs the model in float64")
-            rows, problem = _explained(rows, comparison, way, mode, is_close=self._is_default)
+            rows, problem = _explained(rows, comparison, way, mode, plain=self._is_default and mode == "fp32")
             self.notes += [f"what {mode} explains is not known: {problem}"] if problem else []
         if mode != "fp32" and is_wrong(rows):
-            runner, tolerance = self._started("fp32", exact=self.how.exact), in_mode("fp32", self._tolerance)
-            rows = _blamed(rows, replace(comparison, runner=runner, tolerance=self.how.allowed(tolerance)), mode)
+            runner, tolerance = self._load("fp32", exact=self.options.exact), in_mode("fp32", self._tolerance)
+            in_fp32 = replace(comparison, runner=runner, tolerance=self.options.allowed(tolerance))
+            rows = _with_mode_as_cause(rows, in_fp32, mode)
         return rows
 
 
-def _arrays(manifest: Manifest | None) -> Sequence[str]:
-    """Return the outputs to compute if a model has others as well: those of the net that are no caches."""
+def _computed_outputs(manifest: Manifest | None) -> Sequence[str]:
+    """Return the model's outputs to compute: without caches, and only up to the cut; none means all."""
     return [entry.name for entry in manifest.read] if manifest and (manifest.tail or manifest.caches) else ()
 
 
 def _explained(
-    rows: Sequence[OutputReport], comparison: OutputComparison, way: Sequence[Slot], mode: str, *, is_close: bool
+    rows: Sequence[OutputReport], comparison: OutputComparison, way: Sequence[Slot], mode: str, *, plain: bool
 ) -> tuple[list[OutputReport], str]:
-    """Return the reports with the causes of their errors, and why the effect of 16 or 8 bits is unknown, if it is."""
+    """Return the reports with the causes of their errors, and an error if the effect of 16 or 8 bits is unknown."""
     net = comparison.runner.param, comparison.runner.bin
     measured = comparison.rounding.measured(comparison.feeds, comparison.reference)
-    encoding, by_weights = weights_encoding(*net), comparison.by_weights
+    encoding, by_weights = weights_encoding(*net), comparison.weight_errors
     by_bits: Mapping[str, float] = {}
     kind = problem = ""
     if mode != "fp32" or encoding is Encoding.INT8:
@@ -290,7 +293,7 @@ def _explained(
         kind, by_bits = f"weights in {encoding.value}", by_weights
 
     def explained(row: OutputReport) -> OutputReport:
-        if row.name not in comparison.reference:  # the tail makes it
+        if row.name not in comparison.reference:  # an output of the tail
             return row
         rounding, bits = measured.get(row.name), by_bits.get(row.name)
         # A wide tolerance of the user does not explain an error.
@@ -299,54 +302,54 @@ def _explained(
         cause = cause_of(row.max_rel, mode, ok=ok, rounding=rounding, bits=bits, kind=kind)
         if cause == "kernels" and (row.max_abs or 0.0) <= comparison.spread[row.name].max(initial=0.0):
             cause = "rounding"  # within the model's rounding spread
-        allowed = comparison.allowed(row.name, close=is_close and mode == "fp32")
+        allowed = comparison.allowed(row.name, plain=plain)
         finite_bits = bits if bits is None or math.isfinite(bits) else None
         return replace(row, rounding=rounding, bits=finite_bits, allowed=allowed, cause=cause)
 
     return [explained(row) for row in rows], problem
 
 
-def _blamed(rows: Sequence[OutputReport], in_fp32: OutputComparison, mode: str) -> list[OutputReport]:
-    """Return the reports; errors that the net does not have in fp32 on the same inputs get the mode as their cause."""
+def _with_mode_as_cause(rows: Sequence[OutputReport], in_fp32: OutputComparison, mode: str) -> list[OutputReport]:
+    """Return the reports; if an output is right in fp32 on the same inputs, the mode is the cause of its error."""
     wrong = {row.name for row in rows if row.status in ("mismatch", "nan")}
-    blamed = {row.name for row in in_fp32.best()[1] if row.status == "ok"} & wrong if wrong else set()
+    by_mode = {row.name for row in in_fp32.best()[1] if row.status == "ok"} & wrong if wrong else set()
     text = f"; the net is right in fp32, so the cause is {mode}"
-    return [replace(row, cause=mode, message=row.message + text) if row.name in blamed else row for row in rows]
+    return [replace(row, cause=mode, message=row.message + text) if row.name in by_mode else row for row in rows]
 
 
 def net_feeds(
     model: Path | bytes, param: Path, bin: Path, verification: Verification, *, manifest: Manifest | None = None
 ) -> dict[str, Feed]:
     """Return feeds by blob with which the net is right in fp32 on this machine; raises the errors of `verify_net`."""
-    how = verification
-    wanted = manifest.compared if manifest else ()
-    loaded = load_converted(model, manifest, shapes=how.shapes, values=how.values, outputs=wanted)
-    given = any_feeds(model, loaded, manifest, feeds=how.feeds, seed=how.seed)
-    fixed: dict[str, Any] = {"values": loaded.values, "outputs": _arrays(manifest)}
-    reference = OrtRunner(model, threads=None, timeout=how.timeout, **fixed).run_any(given)
+    options = verification
+    compared = manifest.compared if manifest else ()
+    loaded = load_converted(model, manifest, shapes=options.shapes, values=options.values, outputs=compared)
+    feeds = any_feeds(model, loaded, manifest, feeds=options.feeds, seed=options.seed)
+    fixed: dict[str, Any] = {"values": loaded.values, "outputs": _computed_outputs(manifest)}
+    reference = OrtRunner(model, threads=None, timeout=options.timeout, **fixed).run_any(feeds)
     rounding = Rounding(model, **fixed)
     with NcnnWorker() as worker:
-        runner = NcnnRunner(param, bin, timeout=how.timeout, threads=None, worker=worker)
-        tolerance = how.tolerance or tolerance_within(loaded)
-        way, outputs = OutputComparison(runner, given, reference, manifest, tolerance, rounding).best()
+        runner = NcnnRunner(param, bin, timeout=options.timeout, threads=None, worker=worker)
+        tolerance = options.tolerance or tolerance_within(loaded)
+        way, outputs = OutputComparison(runner, feeds, reference, manifest, tolerance, rounding).best()
     check_outputs(outputs, "from ONNX Runtime's in fp32 already, which masks do not change")
-    return model_feeds(way, given)
+    return model_feeds(way, feeds)
 
 
 def _notes(model: LoadedModel, runs: Sequence[Run], rounding: Rounding, is_fixed: bool) -> Iterator[str]:
-    """Yield notes on outputs that are not all numbers, or no float64; `is_fixed`: the user chose the tolerance."""
+    """Yield notes on missing float64 results and on NaN and infinity; `is_fixed`: the user chose the tolerance."""
     if rounding.problem and not is_fixed:
-        problem = shorten(rounding.problem, _LONGEST_PROBLEM, placeholder=" ...")
+        problem = shorten(rounding.problem, _MAX_PROBLEM, placeholder=" ...")
         yield f"errors up to {UNKNOWN_ROUNDING:g} count as rounding, as the model does not run in float64: {problem}"
     if rounding.unmoved:
-        problem = shorten(rounding.unmoved, _LONGEST_PROBLEM, placeholder=" ...")
+        problem = shorten(rounding.unmoved, _MAX_PROBLEM, placeholder=" ...")
         yield f"how far rounding errors move the model is not known: {problem}"
     if rounding.overflown:
         names = ", ".join(sorted(rounding.overflown))
         yield f"ONNX Runtime's float32 overflows or underflows on the way to {names}; float64 was asked there"
     for value in model.graph.initializers.values():
         tensor = value.const_value
-        # One number is what a mask fills in.
+        # A single infinity is a mask's fill value.
         if tensor is not None and tensor.dtype.is_floating_point() and tensor.size > 1:
             array = np.asarray(tensor.numpy())
             if not np.isfinite(array.astype(np.float32) if array.dtype.kind == "V" else array).all():
@@ -365,7 +368,7 @@ def _notes(model: LoadedModel, runs: Sequence[Run], rounding: Rounding, is_fixed
 
 
 def _special_counts(array: Array) -> str:
-    """Return the numbers of NaN and of infinities in an array, in words."""
+    """Return text with the numbers of NaN and of infinities in an array."""
     numbers = array.astype(np.float64)
     counts = {"NaN": np.isnan(numbers).sum(), "+inf": np.isposinf(numbers).sum(), "-inf": np.isneginf(numbers).sum()}
     return ", ".join(f"{count} {name}" for name, count in counts.items() if count) + f" of {array.size}"
