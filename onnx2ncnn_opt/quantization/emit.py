@@ -1,6 +1,6 @@
 """The int8 forms of float layers, for known scales.
 
-ncnn stores round(x * scale), from -127 to 127; it rounds half away from zero.
+ncnn quantises x to round(x * scale), from -127 to 127. It rounds half away from zero.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,7 +1,6 @@
-"""The int8 form of a float net: layers are chosen by their noise at the outputs and the time that they save.
+"""The int8 form of a float net: the choice of layers by their noise at the outputs and the time that they save.
 
-Noise powers add up. So the noise of each layer alone in int8 is measured once, and the sum predicts the noise of any
-set of layers.
+Noise powers add up. So the noise of each layer alone in int8 is measured once, and sums predict the noise of several.
 """
 
 import math

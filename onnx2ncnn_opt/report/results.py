@@ -7,34 +7,34 @@ from onnx2ncnn_opt.report.console import Block, Table
 from onnx2ncnn_opt.report.words import change_rows, file_size, layer_text
 
 
-def inspection_blocks(found: Mapping[str, Any], refused: Sequence[str]) -> list[Block]:
-    """Return the fields of an inspection as lines; `refused` are the lines of the nodes that ncnn cannot compute."""
-    blocks: list[Block] = [f"file: {found['file']} ({_origin(found)})"]
-    blocks += [_binding("input", entry) for entry in found["inputs"]]
-    blocks += [_binding("output", entry) for entry in found["outputs"]]
-    if found["dynamic"]:
-        blocks.append(f"dynamic: {', '.join(found['dynamic'])} (bind with --shape)")
-    what = "layer" if found["format"] == "param" else "operator"
-    rows = tuple((name, str(count)) for name, count in found["operators"].items())
+def inspection_blocks(fields: Mapping[str, Any], refused: Sequence[str]) -> list[Block]:
+    """Return the fields of an inspection as lines; `refused` are lines about nodes that ncnn cannot compute."""
+    blocks: list[Block] = [f"file: {fields['file']} ({_origin(fields)})"]
+    blocks += [_binding("input", entry) for entry in fields["inputs"]]
+    blocks += [_binding("output", entry) for entry in fields["outputs"]]
+    if fields["dynamic"]:
+        blocks.append(f"dynamic: {', '.join(fields['dynamic'])} (bind with --shape)")
+    what = "layer" if fields["format"] == "param" else "operator"
+    rows = tuple((name, str(count)) for name, count in fields["operators"].items())
     blocks.append(Table((what, "count"), rows, what))
-    weights = "not known, without its .bin" if found["weights"] is None else file_size(found["weights"])
-    blocks.append(f"parameters: {found['parameters']:,}")
+    weights = "not known, without its .bin" if fields["weights"] is None else file_size(fields["weights"])
+    blocks.append(f"parameters: {fields['parameters']:,}")
     blocks.append(f"weights: {weights}")
     if refused:
-        hint = [f"hint: {found['advice']}"] if found["advice"] else []
+        hint = [f"hint: {fields['advice']}"] if fields["advice"] else []
         return [*blocks, *(f"refused: {line}" for line in refused), *hint]
     depends = "depends on sizes that are not known (see --shape)"
-    tail = f", then a tail of {', '.join(found['tail'])}" if found["tail"] else ""
-    blocks.append(f"layers: {found['layers']} in ncnn{tail}")
-    blocks.append(f"multiply-adds: {depends if found['macs'] is None else format(found['macs'], ',')}")
-    memory = depends if found["peak_memory"] is None else file_size(found["peak_memory"])
+    tail = f", then a tail of {', '.join(fields['tail'])}" if fields["tail"] else ""
+    blocks.append(f"layers: {fields['layers']} in ncnn{tail}")
+    blocks.append(f"multiply-adds: {depends if fields['macs'] is None else format(fields['macs'], ',')}")
+    memory = depends if fields["peak_memory"] is None else file_size(fields["peak_memory"])
     blocks.append(f"peak memory of blobs: {memory}")
-    blocks.append(f"ncnn: {found['least_ncnn']} or newer runs it")
+    blocks.append(f"ncnn: {fields['least_ncnn']} or newer runs it")
     return blocks
 
 
-def _origin(found: Mapping[str, Any]) -> str:
-    return "ncnn net" if found["format"] == "param" else f"opset {found['opset']}, {found['producer']}"
+def _origin(fields: Mapping[str, Any]) -> str:
+    return "ncnn net" if fields["format"] == "param" else f"opset {fields['opset']}, {fields['producer']}"
 
 
 def _binding(kind: str, entry: Mapping[str, Any]) -> str:
@@ -42,38 +42,38 @@ def _binding(kind: str, entry: Mapping[str, Any]) -> str:
     return f"{kind}: {entry['name']} {entry['dtype'] or ''}{shape}"
 
 
-def difference_blocks(found: Mapping[str, Any], *, equal: bool) -> list[Block]:
+def difference_blocks(fields: Mapping[str, Any], *, equal: bool) -> list[Block]:
     """Return the fields of a NetDiff as lines and a table."""
-    before, after = found["layers"]
-    blocks: list[Block] = [f"nets: {found['a']} ({before} layers), {found['b']} ({after} layers)"]
-    blocks += [f"gone: {layer_text(ref)}" for ref in found["gone"]]
-    blocks += [f"added: {layer_text(ref)}" for ref in found["added"]]
-    rows = tuple(row for change in found["changed"] for row in change_rows(change))
+    before, after = fields["layers"]
+    blocks: list[Block] = [f"nets: {fields['a']} ({before} layers), {fields['b']} ({after} layers)"]
+    blocks += [f"gone: {layer_text(ref)}" for ref in fields["gone"]]
+    blocks += [f"added: {layer_text(ref)}" for ref in fields["added"]]
+    rows = tuple(row for change in fields["changed"] for row in change_rows(change))
     if rows:
         blocks.append(Table(("layer", "what", "before", "after", "difference"), rows, "changed"))
-    blocks += [f"renamed: {r['kind']} {r['before']} is {r['after']}" for r in found["renamed"]]
+    blocks += [f"renamed: {r['kind']} {r['before']} is {r['after']}" for r in fields["renamed"]]
     if equal:
         return [*blocks, "equal: names aside, both nets are the same"]
-    counts = (("gone", found["gone"]), ("added", found["added"]), ("changed", found["changed"]))
+    counts = (("gone", fields["gone"]), ("added", fields["added"]), ("changed", fields["changed"]))
     return [*blocks, f"different: {', '.join(f'{len(layers)} layers {what}' for what, layers in counts)}"]
 
 
-def located_blocks(found: Mapping[str, Any]) -> list[Block]:
+def located_blocks(fields: Mapping[str, Any]) -> list[Block]:
     """Return the fields of a `Located` as lines."""
-    layer = found["layer"]
-    blocks: list[Block] = [f"first wrong layer: {layer_text(layer)}, its output '{found['blob']}' in {found['mode']}"]
-    blocks.append(f"reason: {found['message']}")
-    if found["value"]:
-        blocks.append(f"value of the model: {found['value']}")
-    if found["origin"]:
-        blocks.append(f"made from: {', '.join(found['origin'])}")
+    layer = fields["layer"]
+    blocks: list[Block] = [f"first wrong layer: {layer_text(layer)}, its output '{fields['blob']}' in {fields['mode']}"]
+    blocks.append(f"reason: {fields['message']}")
+    if fields["value"]:
+        blocks.append(f"value of the model: {fields['value']}")
+    if fields["origin"]:
+        blocks.append(f"made from: {', '.join(fields['origin'])}")
     rows = tuple(
-        (read["blob"], read["status"], str(list(read["shape"])), layer_text(read["layer"])) for read in found["inputs"]
+        (read["blob"], read["status"], str(list(read["shape"])), layer_text(read["layer"])) for read in fields["inputs"]
     )
     if rows:
         blocks.append(Table(("input", "", "shape", "from"), rows, "input"))
-    if list(found["suspects"]) != [layer]:
-        blocks.append(f"to blame is one of: {', '.join(map(layer_text, found['suspects']))}")
+    if list(fields["suspects"]) != [layer]:
+        blocks.append(f"to blame is one of: {', '.join(map(layer_text, fields['suspects']))}")
     return blocks
 
 

@@ -83,7 +83,7 @@ def judge(
     sizes: Mapping[int, Sequence[str]],
     tolerance: Tolerance,
 ) -> Verdict:
-    """Compare a blob with the model's value `name`, or without one with all values; `sizes` are `by_size`."""
+    """Compare a blob with the model's value `name`, or with all values if there is none; `sizes` are `by_size`."""
     value = None if name is None else values.get(name)
     if isinstance(result, Failure):
         return Verdict("wrong", result.reason, None if value is None else name)

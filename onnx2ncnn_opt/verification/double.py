@@ -1,4 +1,4 @@
-"""A model in float64, whose results have practically no rounding errors."""
+"""A model in float64, whose rounding errors are negligible."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -342,6 +342,6 @@ def inferred_values(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
 
 
 def element_types(proto: onnx.ModelProto, inferred: Sequence[onnx.ValueInfoProto]) -> dict[str, int]:
-    """Return the element types of a model's values that are inferred or initializers."""
+    """Return the element types of initializers, and of other values if ONNX can infer them."""
     types = {value.name: value.type.tensor_type.elem_type for value in inferred}
     return types | {tensor.name: tensor.data_type for tensor in proto.graph.initializer}

@@ -38,8 +38,8 @@ def equal_sizes(
 ) -> EqualSizes:
     """Return the dynamic dimensions that must be equal, because ONNX Runtime refuses other sizes.
 
-    Candidates are on the same axis of inputs with equal types, ranks and other sizes. They must be equal if the model
-    does not run after a change of one of them, but runs after the same change of all.
+    Candidates are on the same axis of inputs with equal types, ranks and other sizes. They must be equal if a change of
+    one candidate makes the model fail, and the same change of all does not.
     """
     loaded = load_model(model, shapes=shapes, values=values, outputs=outputs)
     groups = _candidates(loaded)

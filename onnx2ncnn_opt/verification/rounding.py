@@ -466,7 +466,7 @@ def _in_8_bits(array: Array) -> Array:
 
 
 def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:
-    """Return the model with rounding errors and two more inputs, which select the errors as in `_ERROR_RUNS`.
+    """Return the model with rounding errors, and two more inputs that select the errors of a run (`_ERROR_RUNS`).
 
     Every number that a node computes gets an error, except moved numbers and zeros. Raises EncodeError for a model that
     does not fit into a message.
