@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from onnx2ncnn_opt.errors import UsageError, plugged
 from onnx2ncnn_opt.manifest import Entry
 from onnx2ncnn_opt.runtime.slots import check_arrays
+from onnx2ncnn_opt.verification.given_inputs import IMAGES, read_pixels
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Any]
-_PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 
 
 class Samples(Sequence[dict[str, Array]]):
@@ -57,7 +57,7 @@ class Samples(Sequence[dict[str, Array]]):
     def _read(self, source: str) -> Sequence[Any]:
         path = Path(source)
         if path.is_dir():
-            files = sorted(p for p in path.iterdir() if p.suffix.lower() in (".npz", ".npy", *_PICTURES))
+            files = sorted(p for p in path.iterdir() if p.suffix.lower() in (".npz", ".npy", *IMAGES))
             if not files:
                 raise UsageError(f"{path} has no .npz, .npy or picture")
             return files
@@ -86,7 +86,7 @@ class Samples(Sequence[dict[str, Array]]):
         return {entry.name: array for entry, array in zip(self.entries, arrays, strict=True)}
 
     def _load(self, path: Path) -> Arrays:
-        if path.suffix.lower() in _PICTURES:
+        if path.suffix.lower() in IMAGES:
             return _picture(path, self.entries)
         return _arrays(path, self.entries)
 
@@ -151,25 +151,11 @@ def _with_batch_axes(arrays: Arrays, entries: Sequence[Entry]) -> Arrays:
 
 def _picture(path: Path, entries: Sequence[Entry]) -> Arrays:
     """Return a picture resized for the model's only input, which must be an image."""
-    from PIL import Image as pillow
-    from PIL import ImageOps
-
     [entry, *others] = entries
     image = entry.image
     if others or image is None:
         raise UsageError(f"{path}: say what the model does to pixels with --image NAME:mean=...:std=...")
     channels, height, width = entry.shape[-3:]
-    try:
-        with pillow.open(path) as file:
-            picture = file.convert("L" if channels == 1 else "RGB")
-    except (OSError, ValueError, pillow.DecompressionBombError) as error:
-        raise UsageError(f"{path}: no picture can be read from it: {error}") from error
-    size = (width if isinstance(width, int) else picture.width, height if isinstance(height, int) else picture.height)
-    filter = pillow.Resampling.BILINEAR
-    if image.letterbox is None:
-        picture = picture.resize(size, filter)
-    else:
-        picture = ImageOps.pad(picture, size, filter, color=(int(image.letterbox),) * len(picture.getbands()))
-    pixels = np.asarray(picture, np.float32).reshape(size[1], size[0], -1)
-    pixels = pixels[..., :: -1 if image.bgr else 1].transpose(2, 0, 1)
+    pixels = read_pixels(path, height, width, grey=channels == 1, bgr=image.bgr, letterbox=image.letterbox)
+    pixels = pixels.astype(np.float32).transpose(2, 0, 1)
     return {entry.name: pixels.reshape((1,) * (len(entry.shape) - 3) + pixels.shape)}

@@ -46,11 +46,6 @@ def given_inputs(feeds: Feeds, model: LoadedModel) -> dict[str, Array]:
 
 def load_image(image: Image, model: LoadedModel) -> dict[str, Array]:
     """Return an image, resized unless the model's input is dynamic. Raises UsageError if the image does not fit."""
-    try:
-        from PIL import Image as pillow
-        from PIL import ImageOps
-    except ImportError:
-        raise UsageError(f"{image.path}: images need the package Pillow: `pip install pillow`") from None
     (info, *others), path = model.inputs, image.path
     shape = info.shape
     channels = next((axis for axis in (1, 3) if len(shape) == 4 and shape[axis] in (1, 3)), None)
@@ -58,19 +53,7 @@ def load_image(image: Image, model: LoadedModel) -> dict[str, Array]:
         inputs = ", ".join(map(str, model.inputs))
         raise UsageError(f"{path}: an image is for a model of one input [1, 3, H, W] or [1, H, W, 3], not {inputs}")
     height, width = (shape[axis] for axis in ((2, 3) if channels == 1 else (1, 2)))
-    try:
-        with pillow.open(path) as file:
-            picture = file.convert("RGB" if shape[channels] == 3 else "L")
-            size = width if isinstance(width, int) else file.width, height if isinstance(height, int) else file.height
-            filter = pillow.Resampling.BILINEAR
-            if image.letterbox is None:
-                picture = picture.resize(size, filter)
-            else:
-                picture = ImageOps.pad(picture, size, filter, color=(image.letterbox,) * len(picture.getbands()))
-            pixels = np.asarray(picture)
-    except (OSError, ValueError, pillow.DecompressionBombError) as error:
-        raise UsageError(f"{path}: no image can be read from it: {error}") from error
-    pixels = pixels.reshape(*pixels.shape[:2], -1)[..., :: -1 if image.bgr else 1]
+    pixels = read_pixels(path, height, width, grey=shape[channels] == 1, bgr=image.bgr, letterbox=image.letterbox)
     is_float = info.dtype.is_floating_point()
     for what, numbers in (("mean", image.mean), ("std", image.std)):
         fits = len(numbers) in (0, 1, pixels.shape[2]) and not (what == "std" and 0 in numbers)
@@ -80,6 +63,30 @@ def load_image(image: Image, model: LoadedModel) -> dict[str, Array]:
         pixels = (pixels - np.array(image.mean or 0.0)) / np.array(image.std or 1.0)
     array = (pixels if channels == 3 else pixels.transpose(2, 0, 1))[None]
     return check_inputs({info.name: array.astype(dtype_of(info))}, model)
+
+
+def read_pixels(path: Path, height: Any, width: Any, *, grey: bool, bgr: bool, letterbox: float | None) -> Array:
+    """Return the pixels [h, w, channels] of an image; `height` and `width` resize it if they are integers.
+
+    Raises UsageError if there is no image, or no Pillow.
+    """
+    try:
+        from PIL import Image as pillow
+        from PIL import ImageOps
+    except ImportError:
+        raise UsageError(f"{path}: images need the package Pillow: `pip install pillow`") from None
+    try:
+        with pillow.open(path) as file:
+            picture = file.convert("L" if grey else "RGB")
+    except (OSError, ValueError, pillow.DecompressionBombError) as error:
+        raise UsageError(f"{path}: no image can be read from it: {error}") from error
+    size = (width if isinstance(width, int) else picture.width, height if isinstance(height, int) else picture.height)
+    filter = pillow.Resampling.BILINEAR
+    if letterbox is None:
+        picture = picture.resize(size, filter)
+    else:
+        picture = ImageOps.pad(picture, size, filter, color=(int(letterbox),) * len(picture.getbands()))
+    return np.asarray(picture).reshape(size[1], size[0], -1)[..., :: -1 if bgr else 1]
 
 
 def load_inputs(path: Path, model: LoadedModel) -> dict[str, Array]:
