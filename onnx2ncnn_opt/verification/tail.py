@@ -53,16 +53,16 @@ class TailJudge:
         `arrays` are the model's inputs, `reference` are ONNX Runtime's values for the cut and all outputs.
         """
         try:
-            own, behind = self._runner.run(arrays, reference), self._runner.run(arrays, values)
+            alone, behind = self._runner.run(arrays, reference), self._runner.run(arrays, values)
             ties = self._on_ties(arrays, reference)
         except Error as error:
             return [OutputReport(name, None, "refused", str(error)) for name in self.names]
-        return [self._report(name, own[name], behind[name], ties, arrays, reference, values) for name in self.names]
+        return [self._report(name, alone[name], behind[name], ties, arrays, reference, values) for name in self.names]
 
     def _report(
         self,
         name: str,
-        own: Array,
+        alone: Array,
         behind: Array,
         ties: Mapping[str, str],
         arrays: Mapping[str, Array],
@@ -70,10 +70,10 @@ class TailJudge:
         values: Mapping[str, Array],
     ) -> OutputReport:
         expected = reference[name]
-        problem = _difference(own, expected)
-        if problem and own.shape == expected.shape:  # the last bits of exp may decide rows
-            moved = self._count_moved(name, arrays, reference, own, {})
-            problem = "" if undecided(own, expected)[0] <= moved else problem
+        problem = _difference(alone, expected)
+        if problem and alone.shape == expected.shape:  # the last bits of exp may decide rows
+            moved = self._count_moved(name, arrays, reference, alone, {})
+            problem = "" if undecided(alone, expected)[0] <= moved else problem
         if problem := problem or ties.get(name, ""):
             where = self._first_wrong(arrays, reference)
             return OutputReport(name, None, "mismatch", f"the tail itself is wrong: {problem}{where}")
@@ -81,7 +81,7 @@ class TailJudge:
         if count:
             moved = 0
             if count > _MAX_UNDECIDED * total:
-                moved = self._count_moved(name, arrays, reference, own, values)
+                moved = self._count_moved(name, arrays, reference, alone, values)
                 if count > _MARGIN * moved:
                     text = f"{count} of {total} rows differ; errors as large as the net's move {moved}"
                     return OutputReport(name, None, "mismatch", text)
@@ -107,12 +107,12 @@ class TailJudge:
         name: str,
         arrays: Mapping[str, Array],
         reference: Mapping[str, Array],
-        own: Array,
+        alone: Array,
         values: Mapping[str, Array] | None,
     ) -> int:
-        """Return how many rows of `own` move if the cut has random errors as large as those of `values`.
+        """Return how many rows of `alone` move if the cut has random errors as large as those of `values`.
 
-        `own` is the tail's output for the reference; ONNX Runtime's output here would excuse every wrong tail. Cut
+        `alone` is the tail's output for the reference; ONNX Runtime's output here would excuse every wrong tail. Cut
         tensors without `values`, and results of functions, get errors of one bit of float32, because sigmoids of large
         numbers differ only in that bit. If `values` is None, the cut is exact.
         """
@@ -132,7 +132,7 @@ class TailJudge:
                 errors = draw.uniform(-1, 1, array.shape) * bound if seed else -np.clip(array, -bound, bound)
                 noisy[cut] = (array + errors).astype(reference[cut].dtype)
             results = self._runner.program.run(self._runner.feeds(arrays, noisy), partial(_with_bit_errors, draw))
-            moved = max(moved, undecided(results[name], own)[0])
+            moved = max(moved, undecided(results[name], alone)[0])
         return moved
 
     def _on_ties(self, arrays: Mapping[str, Array], reference: Mapping[str, Array]) -> Mapping[str, str]:

@@ -14,7 +14,7 @@ from onnx2ncnn_opt.report.console import working
 
 
 def test_long_work_is_told_with_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_EACH", 0)
+    monkeypatch.setattr(progress, "_INTERVAL", 0)
     monkeypatch.setattr(console, "_SOON", 0.1)
     stream, start = io.StringIO(), time.monotonic()
     with working("converting", stream):
