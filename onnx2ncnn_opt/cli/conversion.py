@@ -15,6 +15,7 @@ from onnx2ncnn_opt.cli.summary import (
     storage_lines,
     summary_fields,
 )
+from onnx2ncnn_opt.ir.cost import parameters
 from onnx2ncnn_opt.manifest import Entry, Manifest, limit_of
 from onnx2ncnn_opt.report.console import Block
 from onnx2ncnn_opt.report.verification import shapes_lines
@@ -23,6 +24,8 @@ from onnx2ncnn_opt.system import command_line
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.api.lower import Conversion
+
+_MANY_COPIES = 2**24  # numbers, 64 MB
 
 
 def conversion_fields(result: Conversion, manifest: Manifest, files: Written, seconds: float) -> dict[str, Any]:
@@ -82,6 +85,11 @@ def _notes(result: Conversion, manifest: Manifest, *, verbose: bool) -> list[str
             "; for smaller sizes, fix it with --shape" if name == size else ", as the model has a table of that length"
         )
         notes.append(f"{name} must be {limit} in this net{hint}")
+    tensors = (value.const_value for value in result.model.graph.initializers.values())
+    own, stored = sum(tensor.size for tensor in tensors if tensor is not None), parameters(result.graph)
+    if stored > 4 * own + _MANY_COPIES:  # weights of 2 bits are four to a number
+        copies = "ncnn's layers cannot share weights, so each has a copy, and computed tables are weights"
+        notes.append(f"the net stores {stored:,} numbers, the model {own:,}: {copies}")
     for entry in manifest.inputs:
         if entry.length:
             past = f"no input says how long {entry.length[1]} is, and unset caches do not tell"

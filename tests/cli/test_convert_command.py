@@ -55,6 +55,17 @@ def test_large_inputs_that_overflow_in_fp16_are_details(tmp_path: Path) -> None:
     assert "with inputs 8 times as large" in run_well(tmp_path, "convert", "model.onnx", "-v").out
 
 
+def test_copies_of_shared_weights_are_noted(tmp_path: Path) -> None:
+    """Layers of a model share a weight of 4 MB, as the steps of a loop do; 21 copies are 88 MB."""
+    products = " ".join(f"x{step + 1} = MatMul(x{step}, w)" for step in range(21))
+    write_model(
+        tmp_path, f"(float[1, 1024] x0) => (float[1, 1024] x21) {{ {products} }}", w=np.eye(1024, dtype=np.float32)
+    )
+    ended = run(tmp_path, "convert", "model.onnx", "--no-verify")
+    assert ended.code == 0
+    assert "note: the net stores 22,020,096 numbers, the model 1,048,576: ncnn's layers cannot share" in ended.out
+
+
 def test_the_summary_is_plain_lines(small: Path) -> None:
     ended = run_well(small, "convert", "model.onnx", "-o", "net")
     assert names(small) == {"model.onnx"} | net_files("net")
