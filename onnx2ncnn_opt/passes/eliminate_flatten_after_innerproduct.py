@@ -7,7 +7,7 @@ from onnx2ncnn_opt.rewrite.rule import known_shape, rewrite
 def eliminate_flatten_after_innerproduct(ip: Layer) -> Blob:
     """x ── InnerProduct ── Flatten ──   ⇒   x ── InnerProduct ──
 
-    Only where x is not a matrix with one row per token, whose result is a matrix that Flatten makes a vector of.
+    Only if x is not a matrix with one row per token: then the result is a matrix, and Flatten has an effect.
     """
     known_shape(ip.output, 1)
     return ip.output

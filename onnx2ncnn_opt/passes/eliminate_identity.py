@@ -6,13 +6,13 @@ from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
-# The scalar with which an operator changes nothing; ncnn's power of 1 changes numbers that are not positive.
+# The neutral scalar of each operator; ncnn's power of 1 changes numbers that are not positive.
 _NEUTRAL = {BinaryOp.ADD: 0.0, BinaryOp.SUB: 0.0, BinaryOp.MUL: 1.0, BinaryOp.DIV: 1.0}
 _SIDES = ("top", "bottom", "left", "right", "front", "behind")
 
 
 def _keeps_shape(layer: Layer) -> bool:
-    """Return True if the shape stays: a layer that only removes, adds or resizes then did nothing."""
+    """Return True if the shape stays: then a layer that only crops, joins or resizes has no effect."""
     before, after = layer.inputs[0].shape, layer.output.shape
     return before is not None and before == after
 
@@ -22,7 +22,7 @@ def _is_neutral(binary: Layer) -> bool:
 
 
 def _reduces_nothing(reduction: Layer) -> bool:
-    """Return a plain reduction over axes of one element, which stay."""
+    """Return True for a plain reduction that keeps its axes, all of one element."""
     shape = reduction.input.shape
     if (
         reduction["operation"] not in (Reduction.SUM, Reduction.MEAN, Reduction.MAX, Reduction.MIN, Reduction.PROD)
@@ -55,7 +55,7 @@ def _does_nothing(layer: Layer) -> bool:
     return len(layer.outputs) == 1 and _IDENTITIES[layer.type](layer)
 
 
-# Not exact: x / 1 is x times an estimate of 1 / 1.
+# Not exact: ncnn computes x / 1 as x times an estimate of 1 / 1.
 @rewrite(
     op(_IDENTITIES, "layer", _does_nothing), exact=False, purpose="layers that an export leaves though they do nothing"
 )

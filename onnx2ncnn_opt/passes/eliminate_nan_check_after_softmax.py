@@ -10,7 +10,7 @@ from onnx2ncnn_opt.passes.fuse_sdpa import scaling_of
 from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, kept, op
 from onnx2ncnn_opt.rewrite.rule import known_shape, needed, require, rewrite
 
-# Below this, the importer takes scores for masked.
+# The importer treats scores below this as masked.
 _LEAST = -30000.0
 
 
@@ -19,17 +19,17 @@ def _keeps_rows(reduction: Layer) -> bool:
 
 
 def _is_product(layer: Layer) -> bool:
-    """Return True if a layer makes scores that nothing has masked."""
+    """Return True if a layer computes scores that are not masked yet."""
     while layer.type == "BinaryOp" and layer["with_scalar"] and layer.input.producer is not None:
         layer = layer.input.producer
     return layer.type in ("MatMul", "Gemm")
 
 
 def _checked(x: Pattern) -> Op:
-    """Return Softmax(x), times 0 in rows that are masked as a whole."""
-    chances = op("Softmax", "softmax")(op("Clip", "", lambda clip: clip["max"] > 1e38, min=_LEAST)(x))
+    """Return Softmax(x), times 0 in fully masked rows."""
+    weights = op("Softmax", "softmax")(op("Clip", "", lambda clip: clip["max"] > 1e38, min=_LEAST)(x))
     open_rows = op("Threshold", threshold=_LEAST)(op("Reduction", "largest", _keeps_rows)(x))
-    return op("BinaryOp", op_type=BinaryOp.MUL, with_scalar=0)(chances, open_rows)
+    return op("BinaryOp", op_type=BinaryOp.MUL, with_scalar=0)(weights, open_rows)
 
 
 @rewrite(
@@ -40,16 +40,16 @@ def _checked(x: Pattern) -> Op:
 def eliminate_nan_check_after_softmax(x: Blob, softmax: Layer, largest: Layer) -> Layer:
     """Softmax(x) with 0 in rows that are -infinity   ⇒   x ── Softmax ──
 
-    A Softmax is NaN where all of a row is masked with -infinity. So this is for masks that are constants and leave
-    something of every row, and for scores that are not masked.
+    A Softmax is NaN in rows that are masked completely with -infinity. So the scores must not be masked, or the mask
+    must be a constant with an unmasked element in every row.
     """
     require(tuple(largest["axes"]) == (softmax["axis"],), f"'{largest.name}' looks at another axis")
     scores = needed(x.producer, f"'{x.name}' may be -infinity")
     if not _is_product(scores):
         require(_is_sum(scores), f"'{x.name}' may be -infinity")
-        makers = [blob.producer for blob in scores.inputs]
-        masks = [maker for maker in makers if maker is not None and maker.type == "MemoryData"]
-        others = [maker for maker in makers if maker is None or maker.type != "MemoryData"]
+        producers = [blob.producer for blob in scores.inputs]
+        masks = [producer for producer in producers if producer is not None and producer.type == "MemoryData"]
+        others = [producer for producer in producers if producer is None or producer.type != "MemoryData"]
         require(len(masks) == len(others) == 1, f"the mask of '{scores.name}' is not a constant")
         require(others[0] is not None and _is_product(others[0]), f"'{scores.name}' masks what may be masked already")
         _require_open_rows(masks[0], x, softmax["axis"])
@@ -83,8 +83,8 @@ def move_nan_check_after_attention(
 ) -> list[Layer]:
     """(open * Softmax(scores + mask)) @ v   ⇒   open * (Softmax(scores + Clip(mask)) @ v)
 
-    `open` is 0 in rows where all is masked. The mask alone says which, and is finite afterwards: its floor is as far
-    below the scores as fp16 allows where SDPA divides it by the scale.
+    `open` is 0 in fully masked rows, and depends only on the mask. The Clip makes the mask finite. Its lower bound is
+    the lowest that stays finite in fp16 after SDPA divides it by the scale.
     """
     shape = known_shape(root.output)
     sizes = known_shape(mask)
@@ -97,23 +97,23 @@ def move_nan_check_after_attention(
     rows = tuple(Blob(f"{mask.name}_{name}", (*sizes[:-1], 1), mask.batch) for name in ("largest", "open"))
     weights = Blob(f"{softmax.name}_masked", sum.output.shape, sum.output.batch)
     plain = Blob(f"{root.output.name}_plain", shape, root.output.batch)
-    chances = Blob(f"{softmax.name}_weights", sum.output.shape, sum.output.batch)
+    probabilities = Blob(f"{softmax.name}_weights", sum.output.shape, sum.output.batch)
     made = [
         Layer("Clip", finite.name, [mask], [finite], {"min": floor}),
         largest.having(inputs=[finite]),
         Layer("Threshold", rows[1].name, [rows[0]], [rows[1]], {"threshold": floor / 2}),
         sum.having(inputs=[finite if blob is mask else blob for blob in sum.inputs]),
         softmax.having(inputs=[weights]),
-        root.having(inputs=[chances, root.inputs[1]]),
+        root.having(inputs=[probabilities, root.inputs[1]]),
         Layer("BinaryOp", f"{root.name}_open", [plain, rows[1]], (), {"op_type": BinaryOp.MUL}),
     ]
-    for layer, blob in zip((made[1], *made[3:6]), (rows[0], weights, chances, plain), strict=True):
+    for layer, blob in zip((made[1], *made[3:6]), (rows[0], weights, probabilities, plain), strict=True):
         layer.outputs = (blob,)
     return made
 
 
 def _scale(scores: Layer) -> float:
-    """Return the factor of the scores, with those that `fuse_sdpa_scale` takes out of queries and keys."""
+    """Return the factor of the scores, including the factors of queries and keys that `fuse_sdpa_scale` moves."""
     scale = 1.0
     while scores.type == "BinaryOp" and scores.input.producer is not None:
         scale *= factor(scores)

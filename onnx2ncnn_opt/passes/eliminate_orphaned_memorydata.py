@@ -8,7 +8,7 @@ from onnx2ncnn_opt.rewrite.rule import Replacement, graph_pass
 def eliminate_orphaned_memorydata(graph: Graph) -> Iterator[Replacement]:
     """MemoryData, or any other layer, that no output of the net needs   ⇒   nothing
 
-    Input layers stay: they are the net's promise to its caller. So do layers with one used output.
+    Input layers stay, because callers feed them. So do layers with at least one used output.
     """
     for layer in reversed(graph):
         if layer.type != "Input" and not any(blob.uses for blob in layer.outputs):

@@ -12,7 +12,7 @@ from onnx2ncnn_opt.rewrite.rule import known_shape, rewrite
 def eliminate_pooling1x1(pool: Layer, x: Blob) -> Blob:
     """x ── Pooling (kernel 1, stride 1, no padding) ──   ⇒   x ──
 
-    Pooling takes blobs of any rank and makes 3-D blobs of them, so the rank of x must be the layer's own.
+    Pooling accepts blobs of any rank and returns 3-D blobs, so x must have the layer's own rank.
     """
     known_shape(x, len(axes_of(pool)) + 1)
     return x

@@ -10,7 +10,7 @@ _INFERRED, _SAME = -1, 0
 @rewrite(
     op("Reshape", "reshape", h=_UNSET, d=_UNSET, c=_UNSET, shape_expr="")(GLOBAL_POOLING),
     exact=True,
-    purpose="nets of other converters; the importer knows what ncnn makes of a global pool",
+    purpose="nets of other converters; the importer knows the shape after ncnn's global pooling",
 )
 def eliminate_reshape_after_global_pooling(reshape: Layer, pool: Layer) -> Blob:
     """x ── Pooling (global) ── Reshape (1-D) ──   ⇒   x ── Pooling (global) ──"""

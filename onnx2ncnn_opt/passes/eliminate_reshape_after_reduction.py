@@ -11,18 +11,18 @@ def _elementwise(capture: str, x: Op) -> Op:
 
 
 def _leaves_inner_axes(reduction: Layer) -> bool:
-    """Return True if the result needs another layout. Outer axes alone need none: they broadcast along inner ones."""
+    """Return True if inner axes remain behind a reduced one: without them, ncnn broadcasts the result correctly."""
     rank = len(reduction.input.shape or ())
     return rank > 0 and max(-axis if axis < 0 else rank - axis for axis in reduction["axes"]) > len(reduction["axes"])
 
 
 def kept_shape(reduction: Layer, shape: Shape) -> Shape:
-    """Return the shape of a Reduction's result if the axes of its operand are kept, with a size of 1."""
+    """Return the shape of a Reduction's result with keepdims."""
     axes = {axis % len(shape) for axis in reduction["axes"]}
     return tuple(1 if axis in axes else size for axis, size in enumerate(shape))
 
 
-# A Reduction with a Reshape behind it that keepdims makes needless.
+# A Reduction before a Reshape that keepdims makes unnecessary.
 SHORT = op("Reduction", "reduction", _leaves_inner_axes, reduce_all=0, keepdims=0)
 _REDUCTION = SHORT("x")
 _ONE = _elementwise("first", _REDUCTION)
@@ -32,7 +32,7 @@ _THREE = _elementwise("third", _TWO)
 
 @rewrite(
     *(op(VIEWS, "view")(inner) for inner in (_REDUCTION, _ONE, _TWO, _THREE)),
-    exact=False,  # rows end elsewhere, and ncnn computes functions in another way at the end of a row
+    exact=False,  # rows have other ends, where ncnn computes functions in another way
     purpose="means and maxima over the channels, as torch.export writes them",
 )
 def eliminate_reshape_after_reduction(
@@ -45,8 +45,8 @@ def eliminate_reshape_after_reduction(
 ) -> list[Layer]:
     """x ── Reduction ── elementwise ── Reshape ──   ⇒   x ── Reduction (keepdims) ── elementwise ──
 
-    Where the Reshape gives the axes back that the Reduction took away; without any elementwise layers, or with up to
-    three of them. Not where those axes are the innermost, which a result broadcasts along anyway.
+    The Reshape must restore the axes that the Reduction removed; up to three elementwise layers may be between them.
+    Not for innermost axes, along which the result broadcasts anyway.
     """
     kept = kept_shape(reduction, known_shape(x))
     same = isinstance(step_of(view), Regroup) and view.output.shape == kept

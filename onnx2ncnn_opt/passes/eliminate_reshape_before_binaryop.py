@@ -17,7 +17,7 @@ _BINARY = op("BinaryOp", "binary", with_scalar=0)
 def eliminate_reshape_before_binaryop(x: Blob, other: Blob, view: Layer, binary: Layer) -> Layer:
     """x, a ── Reshape (c, 1, 1) ── BinaryOp ──   ⇒   x, a ── BinaryOp ──
 
-    ncnn lays a blob of fewer dims along the outer axes; a vector along the outermost one if it has that size.
+    ncnn aligns a blob of fewer dims with the outer axes; a vector with the outermost axis if it has that size.
     """
     require(isinstance(step_of(view), Regroup), f"{view.type} '{view.name}' is not a mere reshape")
     small, shape = known_shape(x), known_shape(other)

@@ -4,11 +4,11 @@ from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, known_shape, require
 
 
-@graph_pass(exact=True, purpose="what other passes leave between a Slice and a Concat")
+@graph_pass(exact=True, purpose="pairs of Slice and Concat after other passes")
 def eliminate_slice_concat(graph: Graph) -> Iterator[Replacement | Miss]:
     """a, b ── Concat ── Slice ── c, d   ⇒   a, b; and x ── Slice ── Concat ──   ⇒   x ──
 
-    Where the parts are the same in number, order and size, along the same axis.
+    The parts must have the same number, order and sizes, along the same axis.
     """
     for layer in graph.layers:
         other = layer.inputs[0].producer if layer.graph is graph and layer.inputs else None
@@ -19,7 +19,7 @@ def eliminate_slice_concat(graph: Graph) -> Iterator[Replacement | Miss]:
 
 
 def _eliminate(other: Layer, layer: Layer) -> Replacement:
-    """Use the blob before the first of both layers in place of the second one's output."""
+    """Return the edit that replaces the outputs of the second layer by the inputs of the first one."""
     whole = layer.inputs[0] if layer.type == "Slice" else other.inputs[0]
     rank = len(known_shape(whole))
     require(other["axis"] % rank == layer["axis"] % rank, "the axes differ")

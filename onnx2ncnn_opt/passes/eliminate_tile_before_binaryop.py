@@ -5,12 +5,12 @@ from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 _BINARY = op("BinaryOp", "binary", with_scalar=0)
 
 
-# Not exact: ncnn broadcasts row by row, and divides and raises to powers in another way at the end of a row.
+# Not exact: ncnn broadcasts row by row, and computes quotients and powers in another way at the end of a row.
 @rewrite(_BINARY(op("Tile", "tile")("small"), "other"), _BINARY("other", op("Tile", "tile")("small")), exact=False)
 def eliminate_tile_before_binaryop(small: Blob, other: Blob, tile: Layer, binary: Layer) -> Layer:
     """a, b ── Tile ── BinaryOp ──   ⇒   a, b ── BinaryOp ──
 
-    Where the BinaryOp broadcasts b to the same shape.
+    If the BinaryOp broadcasts b to the same shape.
     """
     shape, rank = known_shape(small), len(known_shape(other))
     require(other is not tile.output and tile.output.uses == 1, f"'{tile.output.name}' is used twice")

@@ -17,7 +17,7 @@ _SDPA = op("SDPA", kv_cache=0, int8_scale_term=0)
 def eliminate_tile_before_sdpa(graph: Graph) -> Iterator[Replacement]:
     """q, k ── Tile, v ── Tile ── SDPA ──   ⇒   q, k, v ── SDPA ──
 
-    Where each head of keys and values is repeated for several heads of queries: SDPA does that itself.
+    If each head of keys and values is repeated for several heads of queries: SDPA repeats them itself.
     """
     for sdpa in graph.layers:
         edit = _without_tiles(sdpa) if _SDPA.fits(sdpa) else None
@@ -29,12 +29,12 @@ def _without_tiles(sdpa: Layer) -> Replacement | None:
     """Return the SDPA that reads keys and values before they are repeated; None if they are not repeated."""
     q, keys, values, *rest = sdpa.inputs
     chains = [_chain(keys), _chain(values)]
-    ways = [way for chain in chains if (way := _way(chain)) is not None]
-    if len(ways) != 2 or ways[0][0] != ways[1][0]:
+    repeats = [repeat for chain in chains if (repeat := _repeat(chain)) is not None]
+    if len(repeats) != 2 or repeats[0][0] != repeats[1][0]:
         return None
     added: list[tuple[Layer, Layer | None]] = []
     blobs: list[Blob] = []
-    for chain, (_, steps) in zip(chains, ways, strict=True):
+    for chain, (_, steps) in zip(chains, repeats, strict=True):
         layers = view_layers(chain[0].input, steps, like=[chain[-1]])
         added += ((layer, sdpa) for layer in layers)
         blobs.append(end_of(chain[0].input, layers))
@@ -44,7 +44,7 @@ def _without_tiles(sdpa: Layer) -> Replacement | None:
 
 
 def _of_any_length(tile: Layer, *views: Layer) -> tuple[int, Steps] | None:
-    """Return the way of heads (G, 1, ...) that become (G, n, ...) and (G * n, ...), whatever their length is."""
+    """Return the `_repeat` of heads (G, 1, ...) to (G, n, ...) and (G * n, ...), for any length; None for others."""
     source, repeated = tile.input.shape, tile.output.shape
     if source is not None and repeated is not None and not views and source[0] == 1 and source[1:] == repeated[1:]:
         return (repeated[0], ()) if isinstance(repeated[0], int) and len(source) == 3 else None
@@ -64,21 +64,21 @@ def _of_any_length(tile: Layer, *views: Layer) -> tuple[int, Steps] | None:
 
 def _chain(blob: Blob) -> tuple[Layer, ...]:
     """Return the Tiles and views above a blob, from the first Tile on."""
-    found: list[Layer] = []
+    chain: list[Layer] = []
     layer = blob.producer
     while layer is not None and (layer.type == "Tile" or step_of(layer) is not None):
-        found.insert(0, layer)
+        chain.insert(0, layer)
         layer = layer.input.producer
-    while found and found[0].type != "Tile":
-        found.pop(0)
-    return tuple(found)
+    while chain and chain[0].type != "Tile":
+        chain.pop(0)
+    return tuple(chain)
 
 
-def _way(chain: tuple[Layer, ...]) -> tuple[int, Steps] | None:
-    """Return how often a chain repeats each head, and equal views without repeats; None for other chains."""
+def _repeat(chain: tuple[Layer, ...]) -> tuple[int, Steps] | None:
+    """Return the number of repeats of each head in a chain, and its views without repeats; None for other chains."""
     blobs = [layer.output for layer in chain]
-    if chain and (repeats := _of_any_length(*chain)) is not None:
-        return repeats
+    if chain and (repeat := _of_any_length(*chain)) is not None:
+        return repeat
     if not chain or not all(isinstance(n, int) for b in (chain[0].input, *blobs) for n in b.shape or (None,)):
         return None
     shapes = [known(blob.shape or ()) for blob in (chain[0].input, *blobs)]

@@ -32,9 +32,9 @@ def fold_views(graph: Graph) -> Iterator[Replacement | Miss]:
 
 def _fold(layer: Layer) -> Replacement | None:
     chain = chain_above(layer.output)
-    found = _better(chain)
-    if found is not None:
-        chain, steps = found
+    shorter = _shorter(chain)
+    if shorter is not None:
+        chain, steps = shorter
         source, end = chain[0].input, chain[-1]
         layers = view_layers(source, steps, like=private(chain))
         reads = {end.output: end_of(source, layers)}
@@ -47,8 +47,8 @@ def _fold(layer: Layer) -> Replacement | None:
     return None
 
 
-def _better(chain: tuple[Layer, ...]) -> tuple[tuple[Layer, ...], Steps] | None:
-    """Return the end of a chain that gains most by a shorter form, and the form; layers that others need stay."""
+def _shorter(chain: tuple[Layer, ...]) -> tuple[tuple[Layer, ...], Steps] | None:
+    """Return the part at the end of a chain with the largest gain, and its shortest steps; used layers stay."""
     best = None
     for start in reversed(range(len(chain))):
         steps = shortest(chain[start].input.known_shape, steps_of(chain[start:]))

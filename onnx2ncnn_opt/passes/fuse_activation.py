@@ -8,7 +8,7 @@ from onnx2ncnn_opt.passes._fold import require_no_activation, require_static_wei
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import rewrite
 
-# The activation layer, and the activation_type and activation_params that mean the same.
+# The activation_type and activation_params of each activation layer.
 _FUSED: Mapping[str, Callable[[Layer], tuple[Activation, tuple[float, ...]]]] = {
     "ReLU": lambda act: (Activation.LEAKYRELU, (act["slope"],)) if act["slope"] else (Activation.RELU, ()),
     "Clip": lambda act: (Activation.CLIP, (act["min"], act["max"])),
@@ -16,7 +16,7 @@ _FUSED: Mapping[str, Callable[[Layer], tuple[Activation, tuple[float, ...]]]] = 
     "Mish": lambda act: (Activation.MISH, ()),
     "HardSwish": lambda act: (Activation.HARDSWISH, (act["alpha"], act["beta"])),
 }
-# The other way round: the activation layer by the activation_type, and its parameters.
+# The inverse: the type and parameters of the layer for each activation_type.
 _SEPARATE: Mapping[int, Callable[[Sequence[float]], tuple[str, dict[str, Any]]]] = {
     Activation.RELU: lambda values: ("ReLU", {}),
     Activation.LEAKYRELU: lambda values: ("ReLU", {"slope": values[0]}),
@@ -28,7 +28,7 @@ _SEPARATE: Mapping[int, Callable[[Sequence[float]], tuple[str, dict[str, Any]]]]
 
 
 def separate_activation(layer: Layer) -> tuple[str, dict[str, Any]] | None:
-    """Return type and parameters of a layer for the built-in activation of another one; None without one."""
+    """Return type and parameters of an activation layer that equals a layer's activation; None if it has none."""
     kind = layer["activation_type"]
     return _SEPARATE[kind](layer["activation_params"]) if kind else None
 
@@ -42,7 +42,7 @@ def separate_activation(layer: Layer) -> tuple[str, dict[str, Any]] | None:
 def fuse_activation(layer: Layer, activation: Layer) -> Layer:
     """x ── Convolution ── ReLU, Clip, Sigmoid, Mish or HardSwish ──   ⇒   x ── Convolution ──
 
-    Into every layer with a built-in activation, if ncnn's layer knows this one.
+    For every layer with an `activation_type` that includes this activation.
     """
     require_static_weights(layer)
     require_no_activation(layer)

@@ -29,8 +29,7 @@ def fuse_affine(
 ) -> Layer:
     """x ── Convolution ── BatchNorm, Scale, BinaryOp (constant) ──   ⇒   x ── Convolution ──
 
-    Factors and offsets per channel go into the convolution, deconvolution, InnerProduct, BatchNorm or Scale before
-    them.
+    Folds factors and offsets per channel into a convolution, deconvolution, InnerProduct, BatchNorm or Scale.
     """
     require_own_weights(layer)
     if layer.type not in ("BatchNorm", "Scale"):

@@ -36,9 +36,9 @@ _ROUNDING = 2.0**-21
 def fuse_affine_before(affine: Layer, layer: Layer, relu: Layer | None = None) -> Layer | list[Layer]:
     """x ── BatchNorm, Scale, BinaryOp (scalar) ── Convolution ──   ⇒   x ── Convolution ──
 
-    Factors and offsets per input channel go into the weights of the layer after them. If a convolution pads with zeros,
-    its pad value becomes the number that the affine layer maps to 0. All channels must have the same number, because a
-    convolution has one pad value. A positive factor commutes with a ReLU.
+    Folds factors and offsets per input channel into the weights of the next layer. If a convolution pads with zeros,
+    its pad value becomes the number that the affine layer maps to 0. This number must be the same for all channels,
+    because a convolution has one pad value. A positive factor commutes with a ReLU.
     """
     require_own_weights(layer)
     require_outermost_channels(layer, layer.input)
@@ -50,17 +50,17 @@ def fuse_affine_before(affine: Layer, layer: Layer, relu: Layer | None = None) -
         require(not shift.any(), f"not all of what {layer.type} '{layer.name}' gives has as many taps")
     pads = layer.type != "InnerProduct" and any(pads_of(layer))
     require("pad_value" not in layer.params or not pads, f"'{layer.name}' pads with a number of its own")
-    pad_value = _before(scale, shift, layer) if shift.any() and pads else 0.0
+    pad_value = _preimage_of_zero(scale, shift, layer) if shift.any() and pads else 0.0
     weight = layer.weights["weight_data"].astype(np.float64).reshape(layer["num_output"], -1)
     group = groups_of(layer)
     # Axes: group, output channel in the group, input channel in the group, tap.
-    each = inputs // group
-    by_group = weight.reshape(group, layer["num_output"] // group, each, -1)
-    scaled = by_group * scale.reshape(group, 1, each, 1)
+    size = inputs // group
+    by_group = weight.reshape(group, layer["num_output"] // group, size, -1)
+    scaled = by_group * scale.reshape(group, 1, size, 1)
     weights = {"weight_data": stored(layer, "weight_data", scaled).reshape(-1)}
     if shift.any():
         bias = bias_of(layer, layer["num_output"])
-        added = (by_group * shift.reshape(group, 1, each, 1)).reshape(len(bias), -1)
+        added = (by_group * shift.reshape(group, 1, size, 1)).reshape(len(bias), -1)
         terms = np.concatenate([added, bias[:, None]], axis=1)
         gains, losses = (select(terms, 0).sum(axis=1) for select in (np.maximum, np.minimum))
         require_offsets_fold(gains, losses, lambda: np.abs(scaled).reshape(len(bias), -1).sum(axis=1))
@@ -74,7 +74,7 @@ def fuse_affine_before(affine: Layer, layer: Layer, relu: Layer | None = None) -
     return result.having(pad_value=pad_value) if pad_value else result
 
 
-def _before(scale: Array, shift: Array, layer: Layer) -> float:
+def _preimage_of_zero(scale: Array, shift: Array, layer: Layer) -> float:
     """Return the number that the affine layer maps to 0 in every channel; refused if channels differ."""
     reason = f"{layer.type} '{layer.name}' pads its input with zeros"
     require(bool(scale.all()) and layer.spec is not None and "pad_value" in layer.spec.by_name, reason)

@@ -29,7 +29,7 @@ def fuse_binaryop_binaryop(
 ) -> Layer | list[Layer]:
     """x ── BinaryOp (constant) ── BinaryOp (constant) ──   ⇒   x ── BinaryOp (constant) ──
 
-    Two factors, or two offsets, unless they are there to round.
+    For two factors or two offsets, unless they may be a rounding trick.
     """
     is_factor = outer["op_type"] in _FACTORS
     if first is None or second is None:

@@ -20,7 +20,7 @@ _ADD = op("BinaryOp", "add", op_type=BinaryOp.ADD, with_scalar=0)
 def fuse_binaryop_eltwise(a: Blob, b: Blob, add: Layer, first: Layer, second: Layer | None = None) -> Layer:
     """a * c0, b * c1 ── BinaryOp add ──   ⇒   a, b ── Eltwise sum (c0, c1) ──
 
-    One of the factors may be missing. Eltwise does not broadcast, so both blobs must be known to be of one shape.
+    One of the factors may be missing. Eltwise does not broadcast, so both blobs must have the same known shape.
     """
     require(a.shape is not None and b.shape is not None, f"the shapes of '{a.name}' and '{b.name}' are not known")
     same = a.shape == b.shape and a.batch == b.batch

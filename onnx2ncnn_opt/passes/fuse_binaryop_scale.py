@@ -12,7 +12,7 @@ _ONE_SIDED = ARITHMETIC - {BinaryOp.MUL, BinaryOp.ADD}
 
 
 def _has_channel_count(binary: Layer) -> bool:
-    """Return True if one operand is as large as the other one has channels, if that is known."""
+    """Return True if the constant has one element for each channel of the other operand, or channels are unknown."""
     sizes = [element_count(blob.producer) for blob in binary.inputs if blob.producer and is_constant(blob)]
     channels = [blob.shape[0] for blob in binary.inputs if blob.shape and not is_constant(blob)]
     return bool(sizes) and sizes[0] > 1 and (not channels or sizes[0] == channels[0])

@@ -18,7 +18,7 @@ def fuse_concat_concat(graph: Graph) -> Iterator[Replacement | Miss]:
 
 
 def _merge(inner: Layer, outer: Layer) -> Replacement:
-    """Let `outer` read the inputs of `inner`."""
+    """Return the edit that makes `outer` read the inputs of `inner`."""
     blob = inner.output
     require(blob.uses == 1, f"'{blob.name}' is also used elsewhere")
     rank = len(known_shape(blob))

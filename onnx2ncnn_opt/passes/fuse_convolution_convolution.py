@@ -11,7 +11,7 @@ from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
 
 def _gains(second: Layer) -> bool:
-    """Return True if a 1x1 convolution and the layer before have no fewer weights than their product."""
+    """Return True if the product of a 1x1 convolution and the layer before has no more weights than both."""
     first = second.inputs[0].producer
     if first is not None and first.type == "Reshape":
         first = first.inputs[0].producer
@@ -35,7 +35,7 @@ _SECOND = op("Convolution", "second", _gains)
 def fuse_convolution_convolution(first: Layer, second: Layer, view: Layer | None = None) -> Layer | list[Layer]:
     """x ── Convolution, Gemm ── Convolution 1x1 ──   ⇒   x ── Convolution, Gemm ──
 
-    Where the product of their matrices has no more numbers than both together.
+    If the product of their matrices has no more elements than both together.
     """
     before = matrix_of(first) if view is None else _matrix_of(first, view)
     after = matrix_of(second)
@@ -59,7 +59,7 @@ def fuse_convolution_convolution(first: Layer, second: Layer, view: Layer | None
 
 
 def _matrix_of(gemm: Layer, view: Layer) -> Linear:
-    """Return the effect of a Gemm on each pixel of the image that its result is viewed as."""
+    """Return the effect of a Gemm on each pixel if its result is reshaped to an image."""
     require_constant_b(gemm)
     rows, image = known_shape(gemm.output, 2), known_shape(view.output, 3)
     require(rows[0] == image[0], f"'{view.output.name}' has other channels than '{gemm.output.name}' has rows")

@@ -8,7 +8,7 @@ from onnx2ncnn_opt.rewrite.rule import needed, rewrite
 def fuse_crop_crop(outer: Layer, inner: Layer) -> Layer:
     """x ── Crop ── Crop ──   ⇒   x ── Crop ──
 
-    Of one axis the ranges add up, others stand side by side.
+    Ranges of the same axis are combined; ranges of different axes are joined.
     """
     reason = "what a Crop keeps is not known"
     both = dict(needed(ranges(inner), reason))

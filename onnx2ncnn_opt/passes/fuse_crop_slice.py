@@ -18,12 +18,12 @@ class _Kept(NamedTuple):
 def fuse_crop_slice(graph: Graph) -> Iterator[Miss | Replacement]:
     """x ── Crop ── a, x ── Crop ── b   ⇒   x ── Slice ── a, b
 
-    Crops of one blob that share it out along one axis without a gap or an overlap.
+    For Crops that divide a blob along one axis, without gaps and overlaps.
     """
     crops: dict[tuple[Blob, int], list[_Kept]] = {}
     for layer in graph:
-        if layer.type == "Crop" and (found := part_of(layer)) is not None:
-            axis, start, end = found
+        if layer.type == "Crop" and (part := part_of(layer)) is not None:
+            axis, start, end = part
             crops.setdefault((layer.input, axis), []).append(_Kept(start, end, layer))
     for (blob, axis), parts in crops.items():
         if len(parts) > 1:
@@ -31,7 +31,7 @@ def fuse_crop_slice(graph: Graph) -> Iterator[Miss | Replacement]:
 
 
 def _merge(blob: Blob, axis: int, parts: list[_Kept]) -> Replacement:
-    """Return one Slice before the first of the Crops that makes all of their blobs."""
+    """Return the edit that replaces the Crops by one Slice, before the first of them."""
     first, ordered = parts[0].crop, sorted(parts, key=lambda part: part.start)
     start = 0
     for part in ordered:
@@ -42,7 +42,7 @@ def _merge(blob: Blob, axis: int, parts: list[_Kept]) -> Replacement:
     crops = tuple(part.crop for part in ordered)
     params = {"slices": tuple(part.end - part.start for part in ordered), "axis": axis}
     tops = [Blob(crop.output.name, crop.output.shape, crop.output.batch) for crop in crops]
-    # Asked now: it may be a part of a blob whose Crops have just become a Slice.
+    # Read the input now, because an earlier edit may have replaced it by an output of a Slice.
     new = Layer("Slice", first.name, [first.input], tops, params)
     reads = {crop.output: top for crop, top in zip(crops, tops, strict=True)}
     return Replacement(crops, added=[(new, first)], reads=reads)

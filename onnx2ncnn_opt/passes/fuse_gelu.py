@@ -9,7 +9,7 @@ from onnx2ncnn_opt.rewrite.rule import rewrite
 
 
 def _gated(gate: Op) -> Iterator[Op]:
-    """x * 0.5 * (1 + gate), in every order, with the half inside, and as a sum."""
+    """Yield x * 0.5 * (1 + gate), in every order, with the half inside, and as a sum."""
     whole = plus(gate, "root", 1.0)
     yield from _halved(whole)
     yield mul("x", plus(times(gate, by=0.5), "root", 0.5))
@@ -18,23 +18,23 @@ def _gated(gate: Op) -> Iterator[Op]:
 
 
 def _halved(gate: Op) -> Iterator[Op]:
-    """x * 0.5 * gate, in every order."""
+    """Yield x * 0.5 * gate, in every order."""
     yield times(mul("x", gate), by=0.5)
     yield mul(times("x", by=0.5), gate)
     yield mul("x", times(gate, by=0.5))
 
 
 def _mirrored() -> Iterator[Op]:
-    """x * 0.5 * (1 - Erf(-x / sqrt(2))), in every order: the complementary error function."""
+    """Yield x * 0.5 * (1 - Erf(-x / sqrt(2))), in every order: the complementary error function."""
     arguments = (times("x", by=-sqrt(0.5)), *(times(minus, by=sqrt(0.5)) for minus in negated("x")))
     for argument in arguments:
         yield from _halved(op("BinaryOp", "root", op_type=BinaryOp.RSUB, with_scalar=1, b=1.0)(op("Erf")(argument)))
 
 
 def _cubes() -> Iterator[Op]:
-    """0.044715 * x * x * x, in every order.
+    """Yield 0.044715 * x * x * x, in every order.
 
-    The power operator is left out: ncnn's is wrong for negative numbers, so a net with it computes something else.
+    Without the power operator: ncnn's is wrong for negative numbers, so a net with it computes something else.
     """
     square = (op("UnaryOp", op_type=UnaryOp.SQUARE)("x"), mul("x", "x"))
     yield from (times(mul("x", s), by=0.044715) for s in square)
@@ -44,7 +44,7 @@ def _cubes() -> Iterator[Op]:
 
 
 def _arguments() -> Iterator[Op]:
-    """sqrt(2 / pi) * (x + 0.044715 * x * x * x), and with x factored out, as Megatron and BLOOM have it."""
+    """Yield sqrt(2 / pi) * (x + 0.044715 * x * x * x), also with x factored out, as in Megatron and BLOOM."""
     c = sqrt(2 / pi)
     yield from (times(add("x", cube), by=c) for cube in _cubes())
     for square in (op("UnaryOp", op_type=UnaryOp.SQUARE)("x"), mul("x", "x")):

@@ -1,4 +1,4 @@
-"""`fuse_gemm_mul`, `fuse_gemm_add`, `fuse_mul_gemm`: factors and offsets, computed into the weights of a Gemm."""
+"""`fuse_gemm_mul`, `fuse_gemm_add`, `fuse_mul_gemm`: fold factors and offsets into the weights of a Gemm."""
 
 from functools import partial
 
@@ -50,7 +50,7 @@ def _fuse(name: str, kinds: frozenset[int]) -> Rewrite:
 
 
 def _with_offset(gemm: Layer, scale: Array, shift: Array) -> Layer:
-    """Return a product with blocks of integers, to which an offset is added."""
+    """Return a block-quantised Gemm with the offset as its C."""
     require((scale == 1).all(), f"Gemm '{gemm.name}' is quantised")
     require(len(gemm.inputs) == 1 and not has_c(gemm) and gemm["alpha"] == 1, f"Gemm '{gemm.name}' adds C already")
     return with_c(gemm, shift)
@@ -66,7 +66,7 @@ def _per_column(gemm: Layer, binary: Layer, constant: Layer | None) -> Array:
 
 
 def _reach(gemm: Layer, scale: Array) -> Array:
-    """Return the largest magnitude of each column, times `scale`, for numbers up to 1, without its offset."""
+    """Return the largest output of each column for inputs up to 1, without C, times `scale`."""
     return np.asarray(np.abs(columns_of_b(gemm)).sum(axis=1) * np.abs(gemm["alpha"] * scale))
 
 

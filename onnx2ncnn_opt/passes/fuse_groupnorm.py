@@ -7,7 +7,7 @@ from onnx2ncnn_opt.passes._views import VIEWS, step_of
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import fixed_shape, fixed_size, known_shape, require, rewrite
 
-# The layers that normalise each group for itself, and which axis of their blob is that of the groups.
+# The layers that normalise each group separately.
 _INSTANCES = op("InstanceNorm", "norm")
 _ROWS = op("LayerNorm", "norm", lambda norm: len(norm.input.shape or ()) == 2, affine=0)
 
@@ -20,21 +20,21 @@ _ROWS = op("LayerNorm", "norm", lambda norm: len(norm.input.shape or ()) == 2, a
 def fuse_groupnorm(x: Blob, groups: Layer, norm: Layer, back: Layer) -> Layer | list[Layer]:
     """x ── Reshape (channels to groups) ── InstanceNorm ── Reshape (back) ──   ⇒   x ── GroupNorm ──
 
-    Also for a LayerNorm of one row for each group, and if a consumer reads the groups in another shape.
+    Also for a LayerNorm with one row for each group, and if a consumer reads the groups in another shape.
     """
     for view in (groups, back):
         require(isinstance(step_of(view), Regroup), f"{view.type} '{view.name}' is not a mere reshape")
     rows, channels = known_shape(norm.input), fixed_size(x, 0)
     require(norm.type == "InstanceNorm" or norm["affine_size"] == rows[-1], "the rows are not whole groups")
-    each = exact_div(channels, rows[0])
-    require(each is not None, f"{channels} channels do not make {rows[0]} groups")
-    assert isinstance(each, int)
+    size = exact_div(channels, rows[0])
+    require(size is not None, f"{channels} channels do not make {rows[0]} groups")
+    assert isinstance(size, int)
     params = {"group": rows[0], "channels": channels, "eps": norm["eps"]}
     weights = {}
     if norm.type == "LayerNorm" or not norm["affine"]:
         params["affine"] = 0
     else:
-        weights = {name: np.repeat(norm.weights[name], each) for name in ("gamma_data", "beta_data")}
+        weights = {name: np.repeat(norm.weights[name], size) for name in ("gamma_data", "beta_data")}
     new = Layer("GroupNorm", norm.name, [x], (), params, weights)
     if back.output.shape == x.shape:
         return new

@@ -18,7 +18,7 @@ _ADD_ALONE = plus("x", "add")
     _CLIP(_ADD_ALONE),
     _CLIP(times(_ADD_ALONE, "divided")),
     exact=False,
-    purpose="models that write it out, as exports before opset 14 do",
+    purpose="models with the expanded form, such as exports before opset 14",
 )
 def fuse_hardsigmoid(
     x: Blob, clip: Layer, add: Layer, mul: Layer | None = None, scale: Layer | None = None, divided: Layer | None = None

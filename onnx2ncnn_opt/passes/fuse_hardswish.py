@@ -12,14 +12,14 @@ _CLIP = op("Clip", "clip", min=0.0)(plus("x", "add"))
     mul(times("x", "scale"), _CLIP),
     mul("x", times(_CLIP, "scale")),
     exact=False,
-    purpose="models that write it out, as exports before opset 14 do",
+    purpose="models with the expanded form, such as exports before opset 14",
 )
 def fuse_hardswish(
     x: Blob, gate: Layer | None = None, clip: Layer | None = None, add: Layer | None = None, scale: Layer | None = None
 ) -> Layer:
     """x * HardSigmoid(x), or x * Clip(x + 3, 0, 6) / 6   ⇒   HardSwish(x)
 
-    The division by 6 may come anywhere.
+    The division by 6 may be anywhere.
     """
     if gate:
         alpha, beta, name = gate["alpha"], gate["beta"], gate.name

@@ -13,7 +13,7 @@ from onnx2ncnn_opt.rewrite.rule import require, rewrite
 def fuse_innerproduct_dropout(ip: Layer, dropout: Layer) -> Layer:
     """x ── InnerProduct ── Dropout (scale) ──   ⇒   x ── InnerProduct ──
 
-    ReLU and LeakyReLU may stand between, as a factor that is not negative goes through them.
+    The InnerProduct may have a fused ReLU or LeakyReLU, which commutes with a factor of 0 or more.
     """
     require_own_weights(ip)
     scale, activation = dropout["scale"], ip["activation_type"]

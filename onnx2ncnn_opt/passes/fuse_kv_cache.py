@@ -16,33 +16,33 @@ _SDPA = op("SDPA", kv_cache=0, int8_scale_term=0)
 def fuse_kv_cache(graph: Graph) -> Iterator[Replacement | Miss]:
     """SDPA(q, Concat(past, k), Concat(past, v))   ⇒   SDPA(q, k, v, past, past) with kv_cache
 
-    For pasts that are inputs of the net, and joined keys and values that are its outputs. They are opaque from then on.
+    The pasts must be inputs of the net, and the joined keys and values outputs. Both become opaque.
     """
     sdpas = [layer for layer in graph if _SDPA.fits(layer) and any(map(_join, layer.inputs[1:3]))]
     edits = [edit for sdpa in sdpas for edit in attempt(sdpa, _with_cache, sdpa)]
     for join in graph:
-        reader = _next(join, "Tile") if join.outputs and _is_kept_past(join) else None
+        reader = _next(join, "Tile") if join.outputs and _joins_past(join) else None
         if reader is not None and reader.type != "SDPA":
-            edits.append(Miss((join,), _why_not(join, reader)))
+            edits.append(Miss((join,), _reason(join, reader)))
     cached = {layer for edit in edits if isinstance(edit, Replacement) for layer in edit.layers}
     # A net starts without a past only if all of its pasts may be unset.
-    left = next((layer for layer in graph if layer not in cached and layer.outputs and _is_kept_past(layer)), None)
+    rest = next((layer for layer in graph if layer not in cached and layer.outputs and _joins_past(layer)), None)
     for edit in edits:
-        if left is None or isinstance(edit, Miss):
+        if rest is None or isinstance(edit, Miss):
             yield edit
         else:
             yield Miss(
-                edit.layers[-1:], f"'{left.outputs[0].name}' cannot be a cache, and a net has to start with all unset"
+                edit.layers[-1:], f"'{rest.outputs[0].name}' cannot be a cache, and a net has to start with all unset"
             )
 
 
-def _is_kept_past(layer: Layer) -> bool:
+def _joins_past(layer: Layer) -> bool:
     """Return True if a layer joins a past for the next run."""
     return layer.outputs[0].is_output and _join(layer.outputs[0]) is not None
 
 
-def _why_not(join: Layer, reader: Layer) -> str:
-    """Say why a past that is not read by SDPA is not."""
+def _reason(join: Layer, reader: Layer) -> str:
+    """Return the reason why SDPA does not read a past."""
     past, after = _start(join.inputs[0]), _next(reader, "BinaryOp")
     if past.batch != 1 or len(past.shape or ()) > _DIMS:
         return f"'{past.name}' is a batch, and caches have none"
@@ -51,7 +51,7 @@ def _why_not(join: Layer, reader: Layer) -> str:
 
 
 def _next(layer: Layer, kind: str) -> Layer | None:
-    """Return a layer that reads another one's result, apart from views and layers of a kind."""
+    """Return the first consumer of a layer's result, after views and layers of type `kind`."""
     user = next(iter(layer.outputs[0].users), None)
     while user is not None and user.outputs and (step_of(user) is not None or user.type == kind):
         user = next(iter(user.outputs[0].users), None)
@@ -59,7 +59,7 @@ def _next(layer: Layer, kind: str) -> Layer | None:
 
 
 def _join(blob: Blob) -> Layer | None:
-    """Return the Concat that a blob is, apart from views, if it begins with an input of the net."""
+    """Return the Concat that computes a blob, before views, if its first part is an input of the net."""
     while blob.producer is not None and step_of(blob.producer) is not None:
         blob = blob.producer.input
     layer = blob.producer
@@ -67,13 +67,13 @@ def _join(blob: Blob) -> Layer | None:
 
 
 def _start(blob: Blob) -> Blob:
-    """Return the blob that views made a blob of."""
+    """Return the source of the views above a blob."""
     chain = chain_above(blob)
     return chain[0].input if chain else blob
 
 
 def _with_cache(sdpa: Layer) -> Replacement:
-    """Return the SDPA that keeps its keys and values itself."""
+    """Return the edit to an SDPA that keeps its keys and values itself."""
     added: list[Layer] = []
     layers: list[Layer] = []
     inputs: list[Blob] = []
@@ -99,7 +99,7 @@ def _with_cache(sdpa: Layer) -> Replacement:
 
 
 def _check(blob: Blob, join: Layer, past: Blob, layers: list[Layer]) -> None:
-    """Refuse a Concat that does not join a past with new rows, and one if anything else needs it or its past."""
+    """Refuse a Concat that does not join a past with new rows, or if other layers read it or its past."""
     shape, heads = known_shape(blob, 3), len(known_shape(join.output)) == 3
     is_whole = join.output.shape == (shape if heads else shape[1:])
     is_rows = join["axis"] in (-2, len(join.output.known_shape) - 2) and len(join.inputs) == 2

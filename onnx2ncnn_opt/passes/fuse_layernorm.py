@@ -35,7 +35,7 @@ def _variants() -> Iterator[Op]:
 def fuse_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, root: Layer) -> Layer:
     """(x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps)   ⇒   LayerNorm(x)
 
-    For means over vectors, and the innermost axis of matrices and stacks of them.
+    For means over a vector, or the innermost axis of a 2-D or 3-D blob.
     """
     shape = known_shape(x, 1, 2, 3)
     inner = (len(shape) - 1,)
@@ -50,8 +50,8 @@ def fuse_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, root: Laye
 def fuse_channel_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, root: Layer) -> list[Layer]:
     """(x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps)   ⇒   x ── Permute ── LayerNorm ── Permute ──
 
-    For means over the channels of each pixel, or another axis that is not the innermost. Measured on x86, for
-    16 x 96 x 128 to 768 x 7 x 7: two thirds of the time.
+    For means over the channels of each pixel, or another axis except the innermost. Measured on x86, for 16 x 96 x 128
+    to 768 x 7 x 7: two thirds of the time.
     """
     shape = known_shape(x)
     rank = len(shape)
@@ -59,10 +59,10 @@ def fuse_channel_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, ro
     axes = axes_of(mean, rank)
     require(len(axes) == 1 and axes[0] < rank - 1, f"'{mean.name}' is not over one axis before the innermost")
     require(axes_of(variance, rank) == axes, f"'{variance.name}' is not over the axis of '{mean.name}'")
-    there = (*(axis for axis in range(rank) if axis not in axes), *axes)
-    back = tuple(there.index(axis) for axis in range(rank))
-    last = Blob(f"{x.name}_last", tuple(shape[axis] for axis in there), x.batch)
-    permute = Layer("Permute", f"{root.name}_last", [x], [last], {"order_type": order_type(there)})
+    perm = (*(axis for axis in range(rank) if axis not in axes), *axes)
+    back = tuple(perm.index(axis) for axis in range(rank))
+    last = Blob(f"{x.name}_last", tuple(shape[axis] for axis in perm), x.batch)
+    permute = Layer("Permute", f"{root.name}_last", [x], [last], {"order_type": order_type(perm)})
     normal = Blob(f"{root.output.name}_last", last.shape, x.batch)
     params = {"affine_size": fixed_size(x, axes[0]), "eps": offset(eps), "affine": 0}
     norm = Layer("LayerNorm", root.name, [last], [normal], params)
@@ -73,7 +73,7 @@ def fuse_channel_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, ro
 def fuse_whole_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, root: Layer) -> Layer:
     """(x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps)   ⇒   GroupNorm(x)
 
-    For means over everything: a GroupNorm of one group.
+    For means over all axes: a GroupNorm of one group.
     """
     shape = known_shape(x)
     for reduction in (mean, variance):

@@ -13,12 +13,12 @@ def _is_whole(inner: Layer) -> bool:
 @rewrite(
     op("Softmax", "softmax")(add(add("x", "a")._replace(where=_is_whole), "b")),
     exact=False,
-    purpose="attention with two masks: their sum is made once for all layers and heads",
+    purpose="attention with two masks: their sum is computed once for all layers and heads",
 )
 def fuse_masks(x: Blob, a: Blob, b: Blob, softmax: Layer) -> list[Layer]:
     """Softmax(scores + mask + mask)   ⇒   Softmax(scores + (mask + mask))
 
-    For masks that are the same for all heads.
+    For masks that all heads share.
     """
     scores, *masks = sorted((x, a, b), key=lambda blob: blob.shape != softmax.input.shape)
     require(scores is not b, "the last addend is as large as the scores")
@@ -26,9 +26,9 @@ def fuse_masks(x: Blob, a: Blob, b: Blob, softmax: Layer) -> list[Layer]:
     for mask in masks:
         require(len(known_shape(mask)) == len(whole), f"'{mask.name}' has another rank")
         require(mask.batch == scores.batch, f"'{mask.name}' has another batch")
-    # Both are added to the scores, so a size that is not 1 is theirs.
+    # A mask broadcasts to the scores, so each of its sizes is 1 or that of the scores.
     sizes = zip(whole, *(mask.known_shape for mask in masks), strict=True)
-    shape = tuple(1 if set(own) == {1} else size for size, *own in sizes)
+    shape = tuple(1 if set(of_masks) == {1} else size for size, *of_masks in sizes)
     require(shape != whole, "the masks together are as large as the scores")
     both = Layer("BinaryOp", f"{softmax.name}_mask", masks, [Blob(f"{softmax.name}_mask", shape, scores.batch)])
     masked = Blob(f"{softmax.input.name}_masked", softmax.input.shape, scores.batch)

@@ -10,13 +10,13 @@ _ORDERED = frozenset(code for code in BinaryOp if not code.commutes)
 @rewrite(
     op("BinaryOp", "binary", with_scalar=0)("x", const("constant", is_uniform)),
     op("BinaryOp", "binary", with_scalar=0, op_type=_ORDERED)(const("constant", is_uniform), "x"),
-    exact=False,  # ncnn divides by a scalar otherwise than by a blob
-    purpose="numbers that other converters keep as blobs, masks that mask nothing; other passes look for numbers",
+    exact=False,  # ncnn rounds a quotient by a scalar in another way than one by a blob
+    purpose="numbers that other converters keep as blobs, masks that mask nothing; other passes match numbers",
 )
 def fuse_memorydata_binaryop(x: Blob, constant: Layer, binary: Layer) -> Layer:
     """x, MemoryData (one value) ── BinaryOp ──   ⇒   x ── BinaryOp (scalar) ──
 
-    Or many that are the same, where they are inside x.
+    Also for many equal values, if they do not extend the shape of x.
     """
     shape = binary.output.shape
     within = element_count(constant) == 1 or (shape is not None and shape == x.shape)

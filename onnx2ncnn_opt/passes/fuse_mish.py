@@ -4,7 +4,7 @@ from onnx2ncnn_opt.passes._linear import mul
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import rewrite
 
-# From here on, TanH(Softplus(x)) is 1 in float32.
+# From this x on, TanH(Softplus(x)) is 1 in float32.
 _FLAT = 10.0
 
 
@@ -17,7 +17,7 @@ def _leaves_small_numbers(limit: Layer) -> bool:
 _TANHS = op("TanH", "tanh"), op("UnaryOp", "tanh", op_type=UnaryOp.TANH)
 _SOFTPLUSES = (
     op("Softplus")("x"),
-    # As the importer writes it, since Softplus alone overflows.
+    # The importer's form, because Softplus alone overflows.
     op("BinaryOp", op_type=BinaryOp.MAX, with_scalar=0)(
         "x", op("Softplus")(op(("BinaryOp", "Clip"), "", _leaves_small_numbers)("x"))
     ),
@@ -27,7 +27,7 @@ _SOFTPLUSES = (
 @rewrite(
     *(mul("x", tanh(softplus)) for tanh in _TANHS for softplus in _SOFTPLUSES),
     exact=False,
-    purpose="models that write it out, as exports before opset 18 do",
+    purpose="models with the expanded form, such as exports before opset 18",
 )
 def fuse_mish(x: Blob, tanh: Layer) -> Layer:
     """x * TanH(Softplus(x))   ⇒   Mish(x)"""

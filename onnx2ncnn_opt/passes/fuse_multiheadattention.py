@@ -27,7 +27,7 @@ _PRODUCTS = tuple(attention())
 
 
 class _Core(NamedTuple):
-    """Attention without its projections: blobs (heads, length, size) or, for one head, (length, size)."""
+    """Attention without projections: its blobs are (heads, length, size) or, for one head, (length, size)."""
 
     q: Blob
     k: Blob
@@ -40,7 +40,7 @@ class _Core(NamedTuple):
 
 @dataclass
 class _Trace:
-    """The origin of a blob's elements: `index` numbers those of `source`, which all pass through `layers`."""
+    """The origin of a blob's elements: `index` has their indices in `source`; `layers` are the layers between."""
 
     source: Blob
     index: Array
@@ -48,7 +48,7 @@ class _Trace:
     layers: list[Layer] = field(default_factory=list)
 
     @property
-    def maker(self) -> Layer:
+    def producer(self) -> Layer:
         """The layer that computed the elements."""
         assert self.source.producer is not None
         return self.source.producer
@@ -70,11 +70,11 @@ class _Trace:
 def fuse_multiheadattention(graph: Graph) -> Iterator[Replacement | Miss]:
     """x ── Gemm, split heads ── SDPA ── merge heads ── Gemm ──   ⇒   x ── MultiHeadAttention ──
 
-    For every way to split and merge heads: only the column of the Gemm that every element comes from counts. Queries,
-    keys and values may be parts of one Gemm. Where all queries are multiplied by one number, as by 0 where all keys are
-    masked (limit_mask_fill), what the keys are calculated of is multiplied instead. The scores then differ by what the
-    queries make of the keys' bias, which is the same for all keys, and nothing to a Softmax. Where there are so many
-    queries and keys that SDPA is faster, views included, it stays.
+    For every way to split and merge heads: the pass only traces each element to a column of the Gemm. Queries, keys and
+    values may be parts of one Gemm. If one number multiplies all queries (0 for fully masked keys, by limit_mask_fill),
+    the pass multiplies the keys' operand instead. The scores then differ by the product of queries and the keys' bias,
+    which is equal for all keys, so Softmax ignores it. With so many queries and keys that SDPA is faster, views
+    included, it stays.
     """
     for root in graph.layers:
         if root.graph is graph and root.type == "Gemm" and len(root.inputs) == 1:
@@ -82,14 +82,14 @@ def fuse_multiheadattention(graph: Graph) -> Iterator[Replacement | Miss]:
 
 
 def _match(root: Layer) -> Replacement | None:
-    """Return the MultiHeadAttention that ends in a Gemm, and replaces the layers that it makes unnecessary."""
+    """Return the edit that replaces the attention which ends in a Gemm; None if there is none."""
     merged = _trace(root.input, ("SDPA", "MatMul"))
-    core = _core(merged.maker) if merged is not None else None
+    core = _core(merged.producer) if merged is not None else None
     if merged is None or core is None:
         return None
     require(merged.factor == 1, "the result of the attention is multiplied by a number")
     q, k, v = (_projection(blob) for blob in (core.q, core.k, core.v))
-    gemms = [trace.maker for trace in (q, k, v)]
+    gemms = [trace.producer for trace in (q, k, v)]
     layers = dict.fromkeys([*merged.layers, *core.layers, *q.layers, *k.layers, *v.layers, *gemms, root])
     require_private(tuple(layers), root.outputs)
     if _SDPA.fits(core.layers[0]):
@@ -123,7 +123,7 @@ def _attention(root: Layer, core: _Core, merged: _Trace, qkv: tuple[_Trace, ...]
     require(last.weight.shape[1] == heads * size, "the last Gemm reads only a part of the attention")
     out = np.empty_like(last.weight)
     out[:, columns] = last.weight
-    inputs = [trace.maker.input for trace in qkv]
+    inputs = [trace.producer.input for trace in qkv]
     widths = [linear.weight.shape[1] for linear in linears]
     require(last.weight.shape[0] == widths[0], "the result does not have the width of the queries")
     weights: dict[str, Array] = {}
@@ -143,8 +143,8 @@ def _attention(root: Layer, core: _Core, merged: _Trace, qkv: tuple[_Trace, ...]
     }
     count = 1 if len(set(inputs)) == 1 else 2 if inputs[1] is inputs[2] else 3
     blobs = [*inputs[:count], *([core.mask] if core.mask is not None else [])]
-    stated = {name: value for name, value in params.items() if value is not None}
-    new = Layer("MultiHeadAttention", root.name, blobs, (), stated)
+    params = {name: value for name, value in params.items() if value is not None}
+    new = Layer("MultiHeadAttention", root.name, blobs, (), params)
     for name, values in weights.items():
         new.weights[name] = stored(new, name, values).reshape(-1)
     return new
@@ -173,7 +173,7 @@ def _core(layer: Layer) -> _Core | None:
 
 
 def _without_gate(core: _Core) -> _Core:
-    """Return the attention with its plain queries, where these are multiplied by a column of equal numbers."""
+    """Return the attention before a column of equal numbers multiplies its queries, and the column as gate."""
     product = core.q.producer
     if product is None or not product.computes(BinaryOp.MUL, scalar=False):
         return core
@@ -185,7 +185,7 @@ def _without_gate(core: _Core) -> _Core:
 
 
 def _has_equal_rows(blob: Blob, depth: int = 12) -> bool:
-    """Return True if all rows of a matrix are certainly the same."""
+    """Return True if all rows of a matrix are proven equal."""
     layer, shape = blob.producer, blob.shape
     if layer is None or shape is None or len(shape) < 2 or any(size != 1 for size in shape[:-2]) or not depth:
         return False
@@ -202,7 +202,7 @@ def _has_equal_rows(blob: Blob, depth: int = 12) -> bool:
             return False
     elif layer.type != "BinaryOp" and not layer.has(Trait.ELEMENTWISE):
         return False
-    return all(_has_equal_rows(each, depth - 1) for each in layer.inputs)
+    return all(_has_equal_rows(operand, depth - 1) for operand in layer.inputs)
 
 
 # ---- between attention and projections
@@ -233,8 +233,8 @@ def _trace(blob: Blob, types: tuple[str, ...], depth: int = 12) -> _Trace | None
 
 
 def _selected(trace: _Trace) -> Linear:
-    """Return the rows of a Gemm's weights that make one head after the other."""
-    weight, bias = linear_of(trace.maker)
+    """Return the rows of a Gemm's weights that compute the traced elements, head by head."""
+    weight, bias = linear_of(trace.producer)
     index = trace.by_head
     columns = index[:, 0] % len(weight)
     length = index.shape[1]
@@ -242,12 +242,11 @@ def _selected(trace: _Trace) -> Linear:
     require(fixed_size(trace.source, 0) == length, "not all rows go into the attention")
     expected = rows * len(weight) + columns[:, None, :]
     require(np.array_equal(index, expected), "rows and columns are mixed before the attention")
-    chosen = columns.reshape(-1)
-    return Linear(weight[chosen], bias[chosen])
+    return Linear(weight[columns.reshape(-1)], bias[columns.reshape(-1)])
 
 
 def _merged_columns(merged: _Trace, heads: int, size: int) -> Array:
-    """For each column that the last Gemm reads, the head and element of the attention's result it is."""
+    """Return the position (head, element) in the attention's result for each column that the last Gemm reads."""
     index = merged.index
     require(index.ndim == 2, "the last Gemm does not read a matrix")
     length = index.shape[0]

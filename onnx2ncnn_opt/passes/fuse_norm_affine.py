@@ -17,27 +17,27 @@ _NO_OFFSETS = ("RMSNorm", "add")
 
 
 def _fold(norm: Layer, affine: Affine) -> Layer:
-    """Return the normalisation with ``y * scale + shift`` computed into its factors and offsets."""
+    """Return the normalisation with ``y * scale + shift`` folded into its factors and offsets."""
     size = _size(norm)
-    has = norm["affine"]
-    gamma = norm.weights["gamma_data"].astype(np.float64) if has else np.ones(size)
+    is_affine = norm["affine"]
+    gamma = norm.weights["gamma_data"].astype(np.float64) if is_affine else np.ones(size)
     weights = {"gamma_data": stored(norm, "gamma_data", gamma * affine.scale)}
     if norm.type != "RMSNorm":
-        beta = norm.weights["beta_data"].astype(np.float64) if has else np.zeros(size)
-        moved = beta * affine.scale
-        require_offsets_fold(moved, affine.shift, lambda: np.abs(gamma * affine.scale))
-        weights["beta_data"] = stored(norm, "beta_data", moved + affine.shift)
-    stated: dict[str, Any] = {_SIZE[norm.type]: size}
-    return norm.having(affine=None, weights=weights, **stated)
+        beta = norm.weights["beta_data"].astype(np.float64) if is_affine else np.zeros(size)
+        scaled = beta * affine.scale
+        require_offsets_fold(scaled, affine.shift, lambda: np.abs(gamma * affine.scale))
+        weights["beta_data"] = stored(norm, "beta_data", scaled + affine.shift)
+    params: dict[str, Any] = {_SIZE[norm.type]: size}
+    return norm.having(affine=None, weights=weights, **params)
 
 
 def _size(norm: Layer) -> int:
-    """Return the number of factors that the normalisation takes; an InstanceNorm without any need not state it."""
+    """Return the number of factors of the normalisation; an InstanceNorm without factors may omit the parameter."""
     return int(norm[_SIZE[norm.type]]) or fixed_shape(norm.output, 3, 4)[0]
 
 
 def _values(norm: Layer, binary: Layer, constant: Layer | None) -> Array:
-    """Return the constant operand as one number for each factor that the normalisation has."""
+    """Return the constant operand as one number for each factor of the normalisation."""
     size = _size(norm)
     if constant is None:
         return np.full(size, binary["b"], np.float64)
@@ -46,7 +46,7 @@ def _values(norm: Layer, binary: Layer, constant: Layer | None) -> Array:
     data, shape = constant_array(constant), known_shape(norm.output)
     if data.size == 1 and data.ndim <= len(shape):
         return np.full(size, data.reshape(()))
-    # Where ranks differ, ncnn may lay the constant along another axis.
+    # If ranks differ, ncnn may align the constant with another axis.
     inner = data.shape[-1] == size == shape[-1] == data.size
     require(inner and (data.ndim == len(shape)), f"'{constant.name}' is not one value for each of {size} columns")
     return data.reshape(size)
@@ -61,15 +61,15 @@ def _values(norm: Layer, binary: Layer, constant: Layer | None) -> Array:
         *(f"fuse_{type.lower()}_scale" for type in sorted(_PER_CHANNEL)),
         *(f"fuse_{type.lower()}_{kind}" for type in _SIZE for kind in ("mul", "add") if (type, kind) != _NO_OFFSETS),
     ],
-    purpose="what remains of a normalisation that was written out",
+    purpose="factors and offsets of expanded normalisations",
 )
 def fuse_norm_affine(
     norm: Layer, scale: Layer | None = None, binary: Layer | None = None, constant: Layer | None = None
 ) -> Layer:
     """x ── InstanceNorm, GroupNorm, LayerNorm, RMSNorm ── Scale, BinaryOp (constant) ──   ⇒   x ── the same norm ──
 
-    InstanceNorm and GroupNorm have a factor and an offset per channel (the outermost axis), LayerNorm per element of
-    what it normalises, RMSNorm a factor only.
+    InstanceNorm and GroupNorm have a factor and an offset per channel (the outermost axis), LayerNorm per normalised
+    element. RMSNorm has only factors.
     """
     if binary is not None:
         return _fold(norm, linear(binary, _values(norm, binary, constant), constant))

@@ -1,4 +1,4 @@
-"""`fuse_normalize` and others: lengths that are not below a bound, and factors after a Normalize."""
+"""`fuse_normalize`, `fuse_normalize_mul`: quotients by an L2 norm, and factors after a Normalize."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from onnx2ncnn_opt.passes.fuse_rmsnorm import normalized
 from onnx2ncnn_opt.rewrite.pattern import Op, const, op
 from onnx2ncnn_opt.rewrite.rule import Rewrite, known_shape, require, rewrite
 
-# A squared length below that of every row except zeros; and the smallest mean of squares that is kept.
+# A squared norm below that of every row except zeros, and the lower limit of an RMSNorm's eps.
 _TINY, _LEAST = 1e-20, 1e-36
 
 
@@ -36,8 +36,8 @@ def _variants() -> Iterator[Op]:
 def fuse_normalize(x: Blob, norm: Layer, least: Layer, root: Layer, square: Layer | None = None) -> Layer:
     """x / max(L2 norm of x, eps)   ⇒   Normalize(x)
 
-    For the norm of a vector, and that over the channels of each pixel. For that of rows it is an RMSNorm,
-    where eps is there for rows of zeros only; the square may be limited, too.
+    For the norm of a vector, or over the channels of each pixel. The norm of rows becomes an RMSNorm if eps is so small
+    that it only affects rows of zeros. The maximum may also be taken of the squared norm.
     """
     shape = known_shape(x)
     axes = axes_of(norm, len(shape))
@@ -75,7 +75,7 @@ _NORMALIZE = op("Normalize", "norm")
 def fuse_normalize_mul(norm: Layer, scale: Layer, constant: Layer | None = None) -> Layer:
     """x ── Normalize ── BinaryOp mul, Scale ──   ⇒   x ── Normalize ──
 
-    By one number, or one for each channel of an image.
+    For one factor, or one for each channel of an image.
     """
     own = norm.weights["scale_data"].astype(np.float64)
     if scale.type == "BinaryOp" and constant is None:

@@ -1,4 +1,4 @@
-"""`fuse_padding_*`: Paddings that become pads of the layer after them."""
+"""`fuse_padding_*`: merge a Padding into the pads of the next layer."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 PADDING = op("Padding", "padding", type=Padding.CONSTANT, per_channel_pad_data_size=0)
 _MERGED = frozenset({Padding.CONSTANT, Padding.REPLICATE})
 _POOLINGS = ("Pooling", "Pooling1D", "Pooling3D")
-# The number with which models pad when they mean minus infinity.
+# Models pad with this number instead of minus infinity.
 _LOWEST = -3.4e38
 
 
@@ -28,12 +28,12 @@ def require_no_cropping(padding: Layer) -> None:
 
 
 def _widened(layer: Layer, padding: Layer) -> dict[str, Any]:
-    """Return the pads of a convolution or pooling plus those of the Padding before it."""
+    """Return the pads of a convolution or pooling plus the sizes of the Padding before it."""
     sides = _sides(axes_of(layer))
     known_shape(padding.input, len(axes_of(layer)) + 1)
     require_no_cropping(padding)
-    beside = any(padding[side] for side in _sides("hwd") if side not in sides)
-    require(not beside, f"'{padding.name}' pads the channels")
+    pads_channels = any(padding[side] for side in _sides("hwd") if side not in sides)
+    require(not pads_channels, f"'{padding.name}' pads the channels")
     own = {side: layer[f"pad_{side}"] for side in sides}
     require(min(own.values()) >= 0, f"the padding of '{layer.name}' depends on its input's size")
     return {f"pad_{side}": own[side] + padding[side] for side in sides}
@@ -62,7 +62,7 @@ def fuse_padding_convolution(x: Blob, layer: Layer, padding: Layer) -> Layer:
 def fuse_padding_pooling(x: Blob, pool: Layer, padding: Layer) -> Layer:
     """x ── Padding (constant) ── Pooling ──   ⇒   x ── Pooling ──
 
-    For averages that count padded zeros, and for maxima if the padded value is never above the numbers of x.
+    For averages that count padded zeros, and for maxima if x has no number below the padded value.
     """
     require(
         pool["pad_mode"] in (PadMode.FULL, PadMode.VALID), f"the padding of '{pool.name}' depends on its input's size"
@@ -84,7 +84,7 @@ def fuse_padding_pooling(x: Blob, pool: Layer, padding: Layer) -> Layer:
 
 
 def _tail(pool: Layer, axis: str) -> int:
-    """Return the elements that ncnn pads after an axis to complete its last window; at most, if it is dynamic."""
+    """Return the elements that ncnn pads after an axis to complete its last window; an upper bound if it is dynamic."""
     stride: int = pool[f"stride_{axis}"]
     if pool["pad_mode"] == PadMode.VALID or stride == 1:
         return 0
@@ -106,7 +106,7 @@ def _tail(pool: Layer, axis: str) -> int:
 def fuse_padding_padding(x: Blob, outer: Layer, inner: Layer) -> Layer:
     """x ── Padding ── Padding ──   ⇒   x ── Padding ──
 
-    For two that pad with the same constant, or two that replicate the edge.
+    Both must pad with the same constant, or replicate the edge.
     """
     same = outer["type"] == inner["type"] and (outer["type"] == Padding.REPLICATE or outer["value"] == inner["value"])
     require(same, f"'{outer.name}' and '{inner.name}' pad with different numbers")

@@ -23,7 +23,7 @@ _DEPTHWISE = CONVOLUTIONS[1].types
 
 
 class _Branch(NamedTuple):
-    """A convolution, or a blob as one with a single tap (then `layer` is None), with its sign in the sum.
+    """A convolution, or a blob as a kernel of one tap (then `layer` is None), with its sign in the sum.
 
     The weight is (outputs, inputs of a group, kernel sizes), the bias (outputs), both in float64.
     """
@@ -35,7 +35,7 @@ class _Branch(NamedTuple):
 
 
 def _sums(types: tuple[str, ...], other: Pattern) -> list[Op]:
-    """Return sums and differences of a convolution and another branch of one blob, in both orders."""
+    """Return patterns of sums and differences of a convolution and another branch of x, in both orders."""
     conv, total = op(types, "conv")("x"), op("BinaryOp", "total", op_type=frozenset(SIGNS), with_scalar=0)
     return [total(conv, other), total(other, conv)]
 
@@ -51,9 +51,9 @@ def _sums(types: tuple[str, ...], other: Pattern) -> list[Op]:
 def fuse_parallel_convolutions(x: Blob, conv: Layer, total: Layer) -> Layer:
     """x ── Convolution 3x3, Convolution 1x1, BatchNorm ── BinaryOp (add) ──   ⇒   x ── Convolution 3x3 ──
 
-    The taps of the smaller kernel are added to those of the larger one that read the same elements. A BatchNorm, a
-    Scale, a scalar and the blob itself are kernels of one tap; the latter two only beside a depthwise convolution,
-    since winograd in fp16 would round the blob.
+    The pass adds each tap of the smaller kernel to the tap of the larger one that reads the same element. A BatchNorm,
+    a Scale, a scalar and the blob itself are kernels of one tap; the latter two only with a depthwise convolution,
+    because winograd in fp16 would round the blob.
     """
     signs = SIGNS[total["op_type"]]
     branches = [_branch(blob, x, conv, sign) for blob, sign in zip(total.inputs, signs, strict=True)]
@@ -73,7 +73,7 @@ def fuse_parallel_convolutions(x: Blob, conv: Layer, total: Layer) -> Layer:
 
 
 def _branch(blob: Blob, x: Blob, conv: Layer, sign: float) -> _Branch:
-    """Return one operand of the sum; one that is not a convolution becomes a kernel of one tap, grouped like `conv`."""
+    """Return one operand of the sum; other layers than convolutions become kernels of one tap, grouped like `conv`."""
     layer = blob.producer
     if blob is x or layer is None or layer.type not in _TYPES:
         return _one_tap(None if blob is x else layer, conv, sign)
@@ -88,24 +88,24 @@ def _branch(blob: Blob, x: Blob, conv: Layer, sign: float) -> _Branch:
 
 def _one_tap(layer: Layer | None, conv: Layer, sign: float) -> _Branch:
     """Return a BatchNorm, a Scale, a scalar or (None) the blob itself as the kernel of a convolution."""
-    count, each = int(conv["num_output"]), weight_of(conv).shape[1]
-    require(count == each * groups_of(conv), f"'{conv.name}' has more or fewer outputs than inputs")
+    count, size = int(conv["num_output"]), weight_of(conv).shape[1]
+    require(count == size * groups_of(conv), f"'{conv.name}' has more or fewer outputs than inputs")
     scale, shift = slice_affine(layer, count) if layer is not None else (np.ones(count), np.zeros(count))
-    weight = np.zeros((count, each))
-    weight[np.arange(count), np.arange(count) % each] = scale * sign
+    weight = np.zeros((count, size))
+    weight[np.arange(count), np.arange(count) % size] = scale * sign
     axes = axes_of(conv)
     return _Branch(
         None,
         tuple(Slide(axis, 1, 1, 1, 0, 0) for axis in axes),
-        weight.reshape(count, each, *(1 for _ in axes)),
+        weight.reshape(count, size, *(1 for _ in axes)),
         shift * sign,
     )
 
 
 def _taps(large: Slide, small: Slide) -> list[int]:
-    """Return the taps of the larger kernel that read the same elements as the smaller one's, for every output."""
-    moved = [large.before - small.before + tap * small.dilation for tap in range(small.kernel)]
-    taps, rests = zip(*(divmod(offset, large.dilation) for offset in moved), strict=True)
+    """Return the taps of the larger kernel that read the same elements as the taps of the smaller one."""
+    offsets = [large.before - small.before + tap * small.dilation for tap in range(small.kernel)]
+    taps, rests = zip(*(divmod(offset, large.dilation) for offset in offsets), strict=True)
     covers = not any(rests) and all(0 <= tap < large.kernel for tap in taps)
     same_ends = large.before + large.after - large.extent == small.before + small.after - small.extent
     require(covers and same_ends and large.stride == small.stride, "neither kernel reads all that the other one reads")

@@ -1,4 +1,4 @@
-"""`fuse_permute_*`, `fuse_gemm_permute`: matrix products read and write either way round."""
+"""`fuse_permute_*`, `fuse_gemm_permute`: fold transpositions into the flags of matrix products."""
 
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.view import Reorder
@@ -7,7 +7,7 @@ from onnx2ncnn_opt.passes._views import end_of, shortest, steps_of, view_layers
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Rewrite, known_shape, require, rewrite
 
-# Swaps the last two axes at any rank, and changes no vector.
+# order_type 1 swaps the last two axes for any rank, and does not change a vector.
 _SWAP = op("Permute", "permute", order_type=1)
 GEMM = op("Gemm", "gemm", output_N1M=0, output_elempack=0)
 
@@ -19,16 +19,16 @@ GEMM = op("Gemm", "gemm", output_N1M=0, output_elempack=0)
     GEMM(_SWAP("x"), "other", "c"),
     GEMM("other", _SWAP("x"), "c"),
     exact=False,
-    purpose="one blob less; Gemm reads either way at the same cost",
+    purpose="one blob less; Gemm reads transposed operands at the same cost",
 )
 def fuse_permute_gemm(x: Blob, permute: Layer, gemm: Layer) -> Layer:
     """x ── Permute ── Gemm ──   ⇒   x ── Gemm (transA or transB) ──"""
     known_shape(x, 2)
-    at = gemm.inputs.index(permute.output)
+    position = gemm.inputs.index(permute.output)
     dynamic = [name for name in "AB" if not gemm[f"constant{name}"]]
-    require(at < len(dynamic), f"'{permute.output.name}' is added, not multiplied")
+    require(position < len(dynamic), f"'{permute.output.name}' is added, not multiplied")
     require(gemm["quantize_term"] == 0, f"Gemm '{gemm.name}' is quantised")
-    flag = f"trans{dynamic[at]}"
+    flag = f"trans{dynamic[position]}"
     inputs = [x if blob is permute.output else blob for blob in gemm.inputs]
     require(gemm.inputs.count(permute.output) == 1, f"'{permute.output.name}' is used twice")
     new = gemm.having(inputs=inputs)

@@ -14,13 +14,13 @@ _SUM = op("BinaryOp", "root", op_type=frozenset({BinaryOp.ADD, BinaryOp.SUB}), w
 
 
 def _scaled(x: Pattern) -> Iterator[Op]:
-    """x times a constant for each channel."""
+    """Yield x times a constant for each channel."""
     yield op("BinaryOp", "scale", op_type=BinaryOp.MUL, with_scalar=0)(x, const("slopes"))
     yield op("Scale", "scale", bias_term=0)(x)
 
 
 def _negative_parts() -> Iterator[Op]:
-    """Yield patterns of the part of x below 0: -relu(-x) without its sign, or min(x, 0)."""
+    """Yield patterns of the negative part of x: relu(-x), which lacks the sign, or min(x, 0)."""
     for minus in negated("x"):
         yield op("ReLU", "mirrored", slope=0.0)(minus)
     yield op("Clip", "", lambda clip: clip["min"] < -1e38, max=0.0)("x")

@@ -4,7 +4,7 @@ from onnx2ncnn_opt.passes._linear import factor, mul, times
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
-# Beyond, the product of a number and the factor may be too small or too large for 16 bits.
+# With a larger or smaller factor, the product may be too large or too small for 16 bits.
 _LARGEST = 16.0
 
 
@@ -12,14 +12,14 @@ _LARGEST = 16.0
 def fuse_quickgelu(x: Blob, scaled: Layer, sigmoid: Layer) -> list[Layer]:
     """x * Sigmoid(c * x)   ⇒   Swish(c * x) * (1 / c)
 
-    As in CLIP, with c = 1.702. The factors go into the layers before and after, where these have weights.
+    As in CLIP, with c = 1.702. Other passes fold the factors into layers with weights before and after.
     """
-    by = factor(scaled)
-    require(1 / _LARGEST <= abs(by) <= _LARGEST, f"'{scaled.name}' multiplies by {by:.3g}")
+    c = factor(scaled)
+    require(1 / _LARGEST <= abs(c) <= _LARGEST, f"'{scaled.name}' multiplies by {c:.3g}")
     large, swish = Blob(scaled.output.name, x.shape, x.batch), Blob(sigmoid.output.name, x.shape, x.batch)
     times_number = {"op_type": BinaryOp.MUL, "with_scalar": 1}
     return [
-        Layer("BinaryOp", scaled.name, [x], [large], {**times_number, "b": by}),
+        Layer("BinaryOp", scaled.name, [x], [large], {**times_number, "b": c}),
         Layer("Swish", sigmoid.name, [large], [swish]),
-        Layer("BinaryOp", f"{sigmoid.name}_scale", [swish], (), {**times_number, "b": 1 / by}),
+        Layer("BinaryOp", f"{sigmoid.name}_scale", [swish], (), {**times_number, "b": 1 / c}),
     ]

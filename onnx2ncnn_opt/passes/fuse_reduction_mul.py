@@ -12,13 +12,13 @@ from onnx2ncnn_opt.rewrite.rule import require, rewrite
 _REDUCTION = op("Reduction", "reduction", operation=frozenset({Reduction.SUM, Reduction.SUMSQ, Reduction.MEAN}))
 
 
-@rewrite(times(_REDUCTION("x"), "by"), exact=False, purpose="hand-written means, for what recognises normalisations")
-def fuse_reduction_mul(x: Blob, reduction: Layer, by: Layer) -> Layer:
+@rewrite(times(_REDUCTION("x"), "scaling"), exact=False, purpose="hand-written means, for passes that fuse norms")
+def fuse_reduction_mul(x: Blob, reduction: Layer, scaling: Layer) -> Layer:
     """x ── Reduction (sum, mean) ── BinaryOp mul (number) ──   ⇒   x ── Reduction (coeff) ──
 
     A sum divided by the number of its elements is a mean.
     """
-    coeff = one_factor(reduction["coeff"], factor(by))
+    coeff = one_factor(reduction["coeff"], factor(scaling))
     require(finite_float32(coeff), "the factors together are too large")
     if reduction["operation"] == Reduction.SUM and x.shape is not None:
         axes = range(len(x.shape)) if reduction["reduce_all"] else reduction["axes"]

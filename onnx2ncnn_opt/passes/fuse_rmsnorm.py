@@ -15,7 +15,7 @@ _VARIANTS = [variant for squares in square("x", "x") for variant in over_root("x
 def fuse_rmsnorm(x: Blob, mean: Layer, eps: Layer, root: Layer) -> Layer:
     """x / sqrt(mean(x * x) + eps)   ⇒   RMSNorm(x)
 
-    For means over the innermost axis of matrices and stacks of them; over the channels of images it is a Normalize.
+    For means over the innermost axis of 2-D and 3-D blobs. A mean over the channels of an image becomes a Normalize.
     """
     shape = known_shape(x)
     axes = axes_of(mean, len(shape))
@@ -24,7 +24,7 @@ def fuse_rmsnorm(x: Blob, mean: Layer, eps: Layer, root: Layer) -> Layer:
 
 
 def normalized(x: Blob, root: Layer, axis: int, reduction: Layer, eps: float, factor: float) -> Layer:
-    """x / sqrt(factor * sum(x * x) + eps), with the sum along an axis."""
+    """Return the layer for x / sqrt(factor * sum(x * x) + eps), with the sum along an axis."""
     shape = known_shape(x)
     require(eps >= 0, "what is added under the root is negative")
     if len(shape) in (2, 3) and axis == len(shape) - 1:

@@ -32,7 +32,7 @@ _SCALING = times("x")
 _PRODUCT = op("BinaryOp", op_type=BinaryOp.MUL, with_scalar=0)
 _SUM = op("BinaryOp", op_type=frozenset({BinaryOp.ADD, BinaryOp.SUB}), with_scalar=0)
 _WINDOW = ("pad_left", "pad_right", "pad_top", "pad_bottom", "global_pooling", "adaptive_pooling")
-# Every n-th row and column: how a slice with a step is written.
+# A slice with steps: every n-th row and column.
 _STRIDED = op(
     "Pooling",
     where=lambda pool: not any(pool[name] for name in _WINDOW),
@@ -44,34 +44,34 @@ _PARTS = {"Concat": {"axis"}, "Slice": {"slices", "axis"}, "Crop": {"starts", "e
 # The longest spelling that exporters write has 22 layers.
 _MOST_LAYERS = 32
 _ANGLE = op("UnaryOp", op_type=frozenset({UnaryOp.COS, UnaryOp.SIN}))
-_MOST_STEPS = 8  # from a factor up to its cosine
+_MOST_STEPS = 8  # layers from a factor up to its cosine
 _PRIMES = (11, 13, 17, 19)
 
 
 class _Term(NamedTuple):
-    """One addend of every element of a blob: the number of an element of the source, and its factor."""
+    """One addend of every element of a blob: the index of an element of the source, and its factor."""
 
     elements: Array
-    by: Array
+    factors: Array
 
 
 class _Rotation(NamedTuple):
-    """RotaryEmbed's tables, the shape that it works on, and the views before and after it."""
+    """RotaryEmbed's tables, the shape of its operand, and the views before and after it."""
 
     cos: Array
     sin: Array
     interleaved: bool
     shape: Shape
-    way_in: Steps
-    way_out: Steps
+    before: Steps
+    after: Steps
 
 
 @graph_pass(exact=False, purpose="language models")
 def fuse_rotaryembed(graph: Graph) -> Iterator[Replacement | Miss]:
     """x * cos + concat(-x2, x1) * sin   ⇒   RotaryEmbed(x, cos, sin)
 
-    In every spelling, with the halves of a row or its neighbours as pairs: only the elements count that every
-    element of the result is made of, and the factors. These are constants, or cosines and sines that the net computes.
+    In every spelling, with pairs of row halves or of neighbours: the pass only compares each result element's source
+    elements and factors. The factors are constants, or cosines and sines that the net computes.
     """
     order = {layer: i for i, layer in enumerate(graph)}
     for root in graph.layers:
@@ -89,16 +89,16 @@ def _fuse(root: Layer, order: dict[Layer, int]) -> Replacement | None:
     source, layers = region
     sample = _Sample(root, source, layers) if _is_computed(root, source, layers) else None
     rotation = sample.rotation() if sample else _rotation(root.output, source)
-    if rotation is None or len(rotation.way_in) + len(rotation.way_out) + 1 >= len(layers):
+    if rotation is None or len(rotation.before) + len(rotation.after) + 1 >= len(layers):
         return None
     named = (("cos", rotation.cos), ("sin", rotation.sin))
-    tables = [table for each in named for table in ([_table(root, *each)] if not sample else sample.table(root, *each))]
+    tables = [layer for pair in named for layer in ([_table(root, *pair)] if not sample else sample.table(root, *pair))]
     ends = [table.output for table in tables] if not sample else [sample.end(numbers) for _, numbers in named]
-    before = view_layers(source, rotation.way_in, like=[root])
+    before = view_layers(source, rotation.before, like=[root])
     inputs = [end_of(source, before), *ends]
     new = Layer("RotaryEmbed", root.name, inputs, (), {"interleaved": 1} if rotation.interleaved else {})
     new.outputs = (Blob(root.output.name, rotation.shape, root.output.batch),)
-    made = [*tables, *before, new, *view_layers(new.output, rotation.way_out, like=[root])]
+    made = [*tables, *before, new, *view_layers(new.output, rotation.after, like=[root])]
     reads = {root.output: made[-1].output}
     return Replacement(tuple(reversed(layers)), added=[(layer, root) for layer in made], reads=reads)
 
@@ -113,14 +113,15 @@ def _table(root: Layer, name: str, data: Array) -> Layer:
 
 
 def _region(root: Layer, order: dict[Layer, int]) -> tuple[Blob, list[Layer]] | None:
-    """Return the nearest blob that all of `root` is made of, and the layers from there on, the last one first.
+    """Return the nearest blob from which `root` is computed, and the layers from there on, the last one first.
 
-    Return None if one of them does anything else than move, multiply and add, or has a result that others need.
+    None if one of them does not only move, multiply and add, or if other layers read its result.
     """
     layers: list[Layer] = []
     front = {root.output}
     while len(front) > 1 or not any(map(_PRODUCT.fits, layers)):
-        layer = max((b.producer for b in front if b.producer is not None), key=lambda maker: order.get(maker, -1))
+        producers = (blob.producer for blob in front if blob.producer is not None)
+        layer = max(producers, key=lambda producer: order.get(producer, -1))
         if len(layers) == _MOST_LAYERS or not _is_linear(layer):
             return None
         for blob in layer.outputs:
@@ -129,28 +130,28 @@ def _region(root: Layer, order: dict[Layer, int]) -> tuple[Blob, list[Layer]] | 
                 return None
         layers.append(layer)
         front.difference_update(layer.outputs)
-        by = _by(layer)
-        front.update(blob for blob in layer.inputs if blob is not by)
+        table = _factor_of(layer)
+        front.update(blob for blob in layer.inputs if blob is not table)
     return front.pop(), layers
 
 
-def _by(layer: Layer) -> Blob | None:
-    """Return the operand of a product that is a factor: the only constant, or else the only table."""
+def _factor_of(layer: Layer) -> Blob | None:
+    """Return the factor of a product: its only constant operand, or else its only table."""
     if not _PRODUCT.fits(layer):
         return None
     for is_factor in (is_constant, lambda blob: _angles(blob) is not None):
-        found = [blob for blob in layer.inputs if is_factor(blob)]
-        if found:
-            return found[0] if len(found) == 1 else None
+        factors = [blob for blob in layer.inputs if is_factor(blob)]
+        if factors:
+            return factors[0] if len(factors) == 1 else None
     return None
 
 
 def _is_linear(layer: Layer) -> bool:
-    """Return True if a layer makes its elements from others in a way that `_terms` knows."""
+    """Return True if `_terms` can express the elements of a layer's result."""
     if not layer.inputs:
         return False
     if _PRODUCT.fits(layer):
-        return _by(layer) is not None
+        return _factor_of(layer) is not None
     if any(map(is_constant, layer.inputs)):
         return False
     if layer.type in _PARTS:
@@ -159,13 +160,13 @@ def _is_linear(layer: Layer) -> bool:
     return step_of(layer) is not None or any(other.fits(layer) for other in others)
 
 
-# ---- tables that the net computes, and sizes that are not known
+# ---- tables that the net computes, and dynamic sizes
 
 
 class _Angles(NamedTuple):
-    """A table of cosines or sines before the views to a product, and the axis along which both halves are equal.
+    """A computed table of cosines or sines, the axis along which its halves are equal, and the views to a product.
 
-    `chain` are the layers from the Tile that makes them equal to the table, if one does: interleaved tables have it.
+    `chain` has the layers from the Tile that repeats each angle to the table; only interleaved tables have a Tile.
     """
 
     base: Blob
@@ -174,7 +175,7 @@ class _Angles(NamedTuple):
     chain: tuple[Layer, ...] = ()
 
     def once(self) -> list[Layer]:
-        """Return the functions after the Tile, on its input."""
+        """Return copies of the functions after the Tile that read the Tile's input, so each angle is there once."""
         source, made = self.chain[0].input, list[Layer]()
         for layer in (layer for layer in self.chain[1:] if step_of(layer) is None):
             made.append(layer.having(inputs=[source]))
@@ -185,13 +186,13 @@ class _Angles(NamedTuple):
 
 
 def _angles(blob: Blob) -> _Angles | None:
-    """Return the table that a factor is; None if neither a cosine or sine nor a Tile of two makes it."""
+    """Return the table of a factor; None if neither a cosine or sine nor a Tile of two computes it."""
     views: list[Layer] = []
     while blob.producer is not None and step_of(blob.producer) is not None:
         views.append(blob.producer)
         blob = blob.producer.input
     layer, axis, is_angle, chain = blob.producer, None, False, list[Layer]()
-    is_viewed = False  # beyond a view only a Tile counts
+    is_viewed = False  # before a view, only a Tile is accepted
     for _ in range(_MOST_STEPS):
         if layer is None or not layer.inputs:
             break
@@ -211,7 +212,7 @@ def _angles(blob: Blob) -> _Angles | None:
 
 
 def _pair(layer: Layer) -> int | None:
-    """Return the axis along which a Tile repeats one number; None if it is another layer."""
+    """Return the axis along which a Tile repeats a single number; None for other layers."""
     if layer.type != "Tile" or len(layer.input.shape or ()) != len(layer.output.shape or ()):
         return None
     sizes = zip(layer.input.known_shape, layer.output.known_shape, strict=True)
@@ -223,19 +224,20 @@ def _is_computed(root: Layer, source: Blob, layers: Sequence[Layer]) -> bool:
     """Return True if a table is computed, or a size is dynamic."""
     blobs = (source, *(blob for layer in layers for blob in layer.outputs))
     dynamic = any(not isinstance(size, int) for blob in blobs for size in blob.shape or ())
-    return dynamic or any((by := _by(layer)) is not None and not is_constant(by) for layer in layers)
+    return dynamic or any((table := _factor_of(layer)) is not None and not is_constant(table) for layer in layers)
 
 
 class _Sample:
-    """The layers of a rotation with numbers in place of names of sizes, and random tables.
+    """A copy of the layers of a rotation, with numbers for dynamic sizes and random numbers for computed tables.
 
-    Which views lead to the rotation, and which rows of a table belong to which row of it, is then found as for
-    constants. A size is a prime that no other size is a multiple of, so that it is found again in the result.
+    `_rotation` then finds the views and the rows of the tables as for constants. Each dynamic size is a prime that
+    divides no other size, so the result shows where it occurs.
     """
 
     def __init__(self, root: Layer, source: Blob, layers: Sequence[Layer]) -> None:
         self._root, self._source, self._layers = root, source, layers
-        tables = [angles for layer in layers if (by := _by(layer)) is not None and (angles := _angles(by)) is not None]
+        factors = [table for layer in layers if (table := _factor_of(layer)) is not None]
+        tables = [angles for angles in map(_angles, factors) if angles is not None]
         blobs = [source, *(blob for layer in layers for blob in layer.outputs), *(table.base for table in tables)]
         dims = [size for blob in blobs for size in known_shape(blob)]
         names = sorted({name for size in dims if not isinstance(size, int) for name in size.names()})
@@ -248,7 +250,7 @@ class _Sample:
         random = np.random.default_rng(0)
         self.numbers: dict[Blob, Array] = {}
         self._tables = {table.base: table for table in tables}
-        self._once: dict[Blob, Array] = {}  # numbers for the input of a Tile, whose output has each of them twice
+        self._once: dict[Blob, Array] = {}  # the numbers before a Tile, which repeats each of them
         for base, axis, _, chain in tables:
             start = chain[0].output if chain else base
             array = random.standard_normal([self._number(size) for size in start.known_shape]).astype(np.float32)
@@ -260,13 +262,13 @@ class _Sample:
         self._ends: dict[int, Blob] = {}
 
     def _number(self, size: Dim) -> int:
-        found = size if isinstance(size, int) else size.subs(self._sizes)
-        require(isinstance(found, int) and found > 0, "a size is not known")
-        assert isinstance(found, int)
-        return found
+        number = size if isinstance(size, int) else size.subs(self._sizes)
+        require(isinstance(number, int) and number > 0, "a size is not known")
+        assert isinstance(number, int)
+        return number
 
     def _size(self, number: Dim) -> Dim:
-        """Return the size that a number stands for."""
+        """Return the size for a number of the sample."""
         assert isinstance(number, int)
         if number in self._dims:
             return self._dims[number]
@@ -279,7 +281,7 @@ class _Sample:
         return tuple(Regroup(tuple(map(self._size, s.dims))) if isinstance(s, Regroup) else s for s in steps)
 
     def rotation(self) -> _Rotation | None:
-        """Return the rotation, whose shapes have the names of sizes and whose tables are random numbers."""
+        """Return the rotation with dynamic sizes in its shapes, and the random numbers of its tables."""
         graph, copies = Graph(), dict[Blob, Blob]()
 
         def copy(blob: Blob) -> Blob:
@@ -288,19 +290,19 @@ class _Sample:
 
         graph.add(Layer("Input", "source", (), [copy(self._source)]))
         for layer in reversed(self._layers):
-            by = _by(layer)
-            if by is not None and by not in copies:
-                data = constant_array(by.producer) if by.producer and is_constant(by) else self._table(by)
+            blob = _factor_of(layer)
+            if blob is not None and blob not in copies:
+                data = constant_array(blob.producer) if blob.producer and is_constant(blob) else self._table(blob)
                 sizes = by_axis(data.shape)
-                graph.add(Layer("MemoryData", by.name, (), [copy(by)], sizes, {"data": data.reshape(-1)}))
+                graph.add(Layer("MemoryData", blob.name, (), [copy(blob)], sizes, {"data": data.reshape(-1)}))
             new = layer.having(inputs=[copies[blob] for blob in layer.inputs])
             new.outputs = tuple(copy(blob) for blob in layer.outputs)
             graph.add(new)
-        found = _rotation(copies[self._root.output], copies[self._source])
-        if found is None:
+        rotation = _rotation(copies[self._root.output], copies[self._source])
+        if rotation is None:
             return None
-        way_in, way_out = self._steps(found.way_in), self._steps(found.way_out)
-        return found._replace(shape=tuple(map(self._size, found.shape)), way_in=way_in, way_out=way_out)
+        before, after = self._steps(rotation.before), self._steps(rotation.after)
+        return rotation._replace(shape=tuple(map(self._size, rotation.shape)), before=before, after=after)
 
     def _table(self, blob: Blob) -> Array:
         angles = _angles(blob)
@@ -308,7 +310,7 @@ class _Sample:
         return self._viewed(self.numbers[angles.base], angles.views)
 
     def _viewed(self, data: Array, layers: Sequence[Layer]) -> Array:
-        """Return numbers after the views among some layers."""
+        """Return numbers after those of the layers that are views."""
         for layer in layers:
             step, shape = step_of(layer), [self._number(size) for size in known_shape(layer.output)]
             if step is not None:
@@ -316,7 +318,7 @@ class _Sample:
         return data
 
     def table(self, root: Layer, name: str, numbers: Array) -> list[Layer]:
-        """Return the layers from the computed table to one whose rows begin with these numbers; `end` is the blob."""
+        """Return the layers from a computed table to one whose rows start with these numbers; `end` is its blob."""
         length = self._size(len(numbers))
         for base, data in self.numbers.items():
             table, once, source = self._tables[base], list[Layer](), base
@@ -324,11 +326,12 @@ class _Sample:
                 once, data = table.once(), self._once[base]
                 source = end_of(table.chain[0].input, once)
             width, rest = divmod(data.size, len(numbers))
-            for turned in (False, True) if not rest else ():
-                rows = data.reshape(width, -1).T if turned else data.reshape(-1, width)
+            for is_transposed in (False, True) if not rest else ():
+                rows = data.reshape(width, -1).T if is_transposed else data.reshape(-1, width)
                 if np.array_equal(rows[:, : numbers.shape[1]], numbers):
-                    shape = (width, length) if turned else (length, width)
-                    steps: Steps = (() if shape == source.shape else (Regroup(shape),)) + ((Reorder((1, 0)),) * turned)
+                    shape = (width, length) if is_transposed else (length, width)
+                    steps: Steps = () if shape == source.shape else (Regroup(shape),)
+                    steps += (Reorder((1, 0)),) * is_transposed
                     layers = view_layers(source, steps, like=[root])
                     for number, layer in enumerate(layers):
                         layer.name, layer.output.name = (
@@ -340,27 +343,27 @@ class _Sample:
         raise Refused(f"the table of '{name}' has its rows in another order")
 
     def end(self, numbers: Array) -> Blob:
-        """Return the table for these numbers, which `table` has made."""
+        """Return the blob of the table for these numbers, after `table`."""
         return self._ends[id(numbers)]
 
 
 # ---- the terms of every element
 
 
-def _terms(blob: Blob, source: Blob, found: dict[Blob, list[_Term]]) -> list[_Term]:
+def _terms(blob: Blob, source: Blob, known: dict[Blob, list[_Term]]) -> list[_Term]:
     """Return the terms, elements of `source`, that add up to each element of a blob."""
-    if blob in found:
-        return found[blob]
+    if blob in known:
+        return known[blob]
     if blob is source:
         sizes = fixed_shape(source)
         terms = [_Term(np.arange(prod(sizes), dtype=np.int32).reshape(sizes), np.ones(sizes, np.float32))]
     else:
         layer = blob.producer
         assert layer is not None
-        operands = [_terms(b, source, found) for b in layer.inputs if not is_constant(b)]
+        operands = [_terms(b, source, known) for b in layer.inputs if not is_constant(b)]
         terms = _of_layer(layer, blob, operands)
     require(len(terms) <= 2, f"'{blob.name}' is made of more than two parts")
-    found[blob] = terms
+    known[blob] = terms
     return terms
 
 
@@ -374,7 +377,7 @@ def _of_layer(layer: Layer, blob: Blob, operands: list[list[_Term]]) -> list[_Te
         return _times(first, -1.0)
     if _PRODUCT.fits(layer):
         constant = next(b.producer for b in layer.inputs if b.producer is not None and is_constant(b))
-        return _times(first, _beside(constant, fixed_shape(blob)))
+        return _times(first, _broadcastable(constant, fixed_shape(blob)))
     if _SCALING.fits(layer):
         return _times(first, factor(layer))
     if layer.type == "Concat":
@@ -386,23 +389,23 @@ def _of_layer(layer: Layer, blob: Blob, operands: list[list[_Term]]) -> list[_Te
     return [_Term(*(_moved(layer, blob, values) for values in term)) for term in first]
 
 
-def _times(terms: list[_Term], by: Array | float) -> list[_Term]:
+def _times(terms: list[_Term], factors: Array | float) -> list[_Term]:
     with np.errstate(over="ignore"):
-        found = [_Term(term.elements, (term.by * by).astype(np.float32)) for term in terms]
-    require(all(term.by.shape == term.elements.shape for term in found), "a factor broadcasts")
-    require(all(np.isfinite(term.by).all() for term in found), "a factor would overflow")
-    return found
+        scaled = [_Term(term.elements, (term.factors * factors).astype(np.float32)) for term in terms]
+    require(all(term.factors.shape == term.elements.shape for term in scaled), "a factor broadcasts")
+    require(all(np.isfinite(term.factors).all() for term in scaled), "a factor would overflow")
+    return scaled
 
 
-def _beside(constant: Layer, sizes: tuple[int, ...]) -> Array:
-    """Return a constant operand, broadcast along the axes of the other one as ncnn does it: from the outermost on."""
+def _broadcastable(constant: Layer, sizes: tuple[int, ...]) -> Array:
+    """Return a constant operand aligned with the outermost axes of the other operand, as ncnn does."""
     data = constant_array(constant)
     require(data.ndim == len(sizes) or 1 < data.ndim < len(sizes), f"'{constant.name}' may belong to several axes")
     return data.reshape(*data.shape, *(1,) * (len(sizes) - data.ndim))
 
 
 def _moved(layer: Layer, blob: Blob, values: Array) -> Array:
-    """Return the values of a layer's input as its output `blob` has them."""
+    """Return the values of a layer's output `blob`, from those of its input."""
     if layer.type == "Pooling":
         require(values.ndim == 3, f"'{layer.name}' takes no image")
         return values[:, :: layer["stride_h"], :: layer["stride_w"]]
@@ -416,11 +419,11 @@ def _moved(layer: Layer, blob: Blob, values: Array) -> Array:
     return values[tuple(slice(starts.get(a, 0), starts.get(a, 0) + size) for a, size in enumerate(sizes))]
 
 
-# ---- whether that is a rotation
+# ---- the test for a rotation
 
 
 def _rotation(blob: Blob, source: Blob) -> _Rotation | None:
-    """Return the rotation of `source` that a blob is; None if it is none, refused if RotaryEmbed cannot do it."""
+    """Return the rotation of `source` if a blob is one, else None; refused if RotaryEmbed cannot compute it."""
     try:
         terms = _terms(blob, source, {})
     except Refused:
@@ -431,12 +434,13 @@ def _rotation(blob: Blob, source: Blob) -> _Rotation | None:
         for a, b in product(*((side, side[::-1]) for side in sides)):
             if len(terms) == 2 and _is_rotated(a, b):
                 elements = np.stack((a[0].elements, b[0].elements), pair)
-                return _arranged(elements, a[0].by, -a[1].by, interleaved, fixed_shape(source), fixed_shape(blob))
+                cos, sin = a[0].factors, -a[1].factors
+                return _arranged(elements, cos, sin, interleaved, fixed_shape(source), fixed_shape(blob))
     return None
 
 
 def _layouts(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int, bool]]:
-    """Yield possible places of pairs: the axes before, the number of pairs of a row, and whether in neighbours."""
+    """Yield possible layouts of pairs: the axes before, the pairs of a row, and whether neighbours are pairs."""
     *lead, width = shape
     if lead and lead[-1] == 2:
         yield (*lead[:-1],), width, False
@@ -452,13 +456,13 @@ def _is_rotated(a: Sequence[_Term], b: Sequence[_Term]) -> bool:
     (x, cos), (y, minus_sin) = a
     (y2, cos2), (x2, sin) = b
     pairs = ((x, x2), (y, y2), (cos, cos2), (minus_sin, -sin))
-    return all(np.array_equal(one, other) for one, other in pairs)
+    return all(np.array_equal(left, right) for left, right in pairs)
 
 
 def _arranged(
     elements: Array, cos: Array, sin: Array, interleaved: bool, source: tuple[int, ...], result: tuple[int, ...]
 ) -> _Rotation:
-    """Return the rotation with its rows after the heads: those axes along which the tables do not change."""
+    """Return the rotation with its rows after the heads, the axes along which the tables are constant."""
     lead = cos.shape[:-1]
     varying = [a for a in range(len(lead)) if any((t != t.take([0], a)).any() for t in (cos, sin))]
     require(len(varying) <= 1, "the heads are rotated in different ways")
@@ -471,8 +475,8 @@ def _arranged(
     tables = [t.transpose(*order, len(lead)).reshape(count, length, -1)[0] for t in (cos, sin)]
     collected = needed(steps_to(elements, source), "the rotated elements are not a view of a blob")
     scattered = "the rows cannot be stored one after the other"
-    way_in = needed(shortest(source, (*collected, Regroup(shape))), scattered)
+    before = needed(shortest(source, (*collected, Regroup(shape))), scattered)
     lead_out = (*(lead[a] for a in order), width)
     back = inverse((*lead, width), (Reorder((*order, len(lead))),)) if order != tuple(range(len(lead))) else ()
-    way_out = needed(shortest(shape, (Regroup(lead_out), *back, Regroup(result))), scattered)
-    return _Rotation(tables[0], tables[1], interleaved, shape, way_in, way_out)
+    after = needed(shortest(shape, (Regroup(lead_out), *back, Regroup(result))), scattered)
+    return _Rotation(tables[0], tables[1], interleaved, shape, before, after)
