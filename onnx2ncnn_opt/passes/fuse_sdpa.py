@@ -1,4 +1,4 @@
-"""`fuse_sdpa`, `fuse_sdpa_scale`: attention written as matrix products, and factors next to it."""
+"""`fuse_sdpa`, `fuse_sdpa_scale`: attention written as matrix products, and factors before it."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -31,7 +31,7 @@ from onnx2ncnn_opt.rewrite.rule import (
 
 _SDPA = op("SDPA", kv_cache=0, int8_scale_term=0)
 _SCALING = times("x")
-# How many times more numbers queries may have than scores: measured, SDPA outweighs 4, and is the same at 8.
+# The largest width of queries, in keys: measured, SDPA is faster at 4 and equal at 8.
 _WIDEST = 4
 _LAST_TWO = order_type((0, 2, 1))
 
@@ -42,12 +42,12 @@ def _is_over_last_axis(softmax: Layer) -> bool:
 
 
 def attention() -> Iterator[Op]:
-    """Softmax(q @ k * scale + mask) @ v, with and without factor and mask."""
+    """Yield Softmax(q @ k * scale + mask) @ v, with and without factor and mask."""
     product = op("MatMul", "product")("q", "k")
     scores = product, times(product, "scale"), op("Scale", "by_head", _is_by_head, bias_term=0)(product)
-    capped = [times(op("TanH", "cap")(each)) for each in scores]
-    capped += [add(each, "mask") for masked in capped for each in (masked, mul(masked, "rows"))]
-    for logits in (*scores, *(add(each, "mask") for each in scores), *_weighted(product, "mask"), *capped):
+    capped = [times(op("TanH", "cap")(score)) for score in scores]
+    capped += [add(score, "mask") for cap in capped for score in (cap, mul(cap, "rows"))]
+    for logits in (*scores, *(add(score, "mask") for score in scores), *_weighted(product, "mask"), *capped):
         yield op("MatMul", "root")(op("Softmax", "weights", _is_over_last_axis)(logits), "v")
 
 
@@ -57,7 +57,7 @@ def _is_by_head(scale: Layer) -> bool:
 
 
 def transposed_attention() -> Iterator[Op]:
-    """v @ Softmax(...).T: the same with columns instead of rows, as convolutions leave them."""
+    """Yield v @ Softmax(...).T: the same with columns instead of rows, as after convolutions."""
     for pattern in attention():
         weights, v = pattern.inputs or ()
         yield pattern._replace(params={"transB": 1})(v, weights)
@@ -65,12 +65,12 @@ def transposed_attention() -> Iterator[Op]:
 
 def _weighted(scores: Op, mask: str) -> Iterator[Op]:
     """Yield the scores times a number, plus the mask, in one layer."""
-    for inputs, mask_at in (((scores, mask), 1), ((mask, scores), 0)):
-        yield op("Eltwise", "weighted", partial(_adds_unchanged, at=mask_at), op_type=Eltwise.SUM)(*inputs)
+    for inputs, position in (((scores, mask), 1), ((mask, scores), 0)):
+        yield op("Eltwise", "weighted", partial(_adds_unchanged, position=position), op_type=Eltwise.SUM)(*inputs)
 
 
-def _adds_unchanged(eltwise: Layer, at: int) -> bool:
-    return len(eltwise["coeffs"]) == 2 and eltwise["coeffs"][at] == 1
+def _adds_unchanged(eltwise: Layer, position: int) -> bool:
+    return len(eltwise["coeffs"]) == 2 and eltwise["coeffs"][position] == 1
 
 
 def _factor(product: Layer, scale: Layer | None, weighted: Layer | None) -> float:
@@ -80,8 +80,8 @@ def _factor(product: Layer, scale: Layer | None, weighted: Layer | None) -> floa
     return factor(scale) if scale is not None else 1.0
 
 
-def _stated(scale: float) -> float:
-    """Return the scale as SDPA's parameter; refuse one that is 0 in float32, which stands for ncnn's default."""
+def _scale_param(scale: float) -> float:
+    """Return SDPA's parameter `scale`; refuse 0 in float32, which means ncnn's default."""
     require(np.float32(scale), "a scale of 0 is the default scale in ncnn")
     return scale
 
@@ -102,8 +102,8 @@ def fuse_sdpa(  # noqa: PLR0913
 ) -> list[Layer]:
     """Softmax(q @ k * scale + mask) @ v   ⇒   SDPA(q, k, v, mask)
 
-    Keys and values may be shared by several heads, if one of them serves all. Masks that are constants are brought to
-    their full size. A factor of its own for each head moves to the queries.
+    Heads may share keys and values, if all heads share the same. Constant masks are broadcast to their full size. A
+    separate factor for each head moves to the queries.
     """
     if cap is not None:
         raise Refused(f"TanH '{cap.name}' caps the scores, and SDPA cannot")
@@ -124,7 +124,7 @@ def fuse_sdpa(  # noqa: PLR0913
     if mask is not None:
         require(not _is_divided(mask), f"'{mask.name}' is too low for SDPA, which divides it by its scale on ARM")
         inputs.append(_mask(mask, product.output, layers))
-    params = {"scale": _stated(_factor(product, scale, weighted))} | ({"attn_mask": 1} if mask is not None else {})
+    params = {"scale": _scale_param(_factor(product, scale, weighted))} | ({"attn_mask": 1} if mask is not None else {})
     layers.append(Layer("SDPA", root.name, inputs, (), params))
     if root.inputs[1] is weights.output:
         c, h, w = root.output.known_shape
@@ -134,7 +134,7 @@ def fuse_sdpa(  # noqa: PLR0913
 
 
 def _is_divided(mask: Blob) -> bool:
-    """Return True if a mask is a product with the lowest float32, left by `limit_mask_fill`: its factor is no mask."""
+    """Return True for a product with the lowest float32 that `limit_mask_fill` keeps: its factor may be negative."""
     product = mask.producer
     if product is None or not product.computes(BinaryOp.MUL, scalar=True) or product["b"] > -INFINITE:
         return False
@@ -143,7 +143,7 @@ def _is_divided(mask: Blob) -> bool:
 
 
 def _by_head(q: Blob, scale: Layer, product: Layer) -> Layer:
-    """Return the factors of the scores, for the queries; refused if those are many more numbers than the scores."""
+    """Return the Scale of the scores, applied to the queries; refused if these are far larger than the scores."""
     width, keys = q.known_shape[-1], product.output.known_shape[-1]
     pays = isinstance(width, int) and isinstance(keys, int) and width <= _WIDEST * keys
     require(pays, f"'{scale.name}' multiplies far fewer numbers where it is")
@@ -153,49 +153,49 @@ def _by_head(q: Blob, scale: Layer, product: Layer) -> Layer:
 
 
 def _heads(blob: Blob) -> Dim:
-    """Return the number of matrices of a blob that has one for each head."""
+    """Return the number of heads of a blob: one matrix for each."""
     heads, _, _ = known_shape(blob, 3)
     return heads
 
 
 def _swapped(blob: Blob, root: Layer) -> Layer:
-    """Return a matrix for each head, with rows and columns exchanged."""
+    """Return a Permute that exchanges rows and columns of each head."""
     c, h, w = blob.known_shape
     transposed = Blob(f"{blob.name}_t", (c, w, h), blob.batch)
     return Layer("Permute", f"{root.name}_{blob.name}", [blob], [transposed], {"order_type": _LAST_TWO})
 
 
 def _mask(mask: Blob, logits: Blob, layers: list[Layer]) -> Blob:
-    """Return the mask as SDPA takes it: (queries, keys) for all heads, or (heads, queries, keys)."""
-    # With fewer dims it would broadcast along the heads.
+    """Return the mask in SDPA's shape: (queries, keys) for all heads, or (heads, queries, keys)."""
+    # A mask with fewer dims would broadcast along the heads.
     heads, *matrix = known_shape(mask, 3)
-    wanted = logits.known_shape
-    if mask.shape == wanted:
+    full = logits.known_shape
+    if mask.shape == full:
         return mask
     constant = mask.producer
     shape: Shape
-    if constant is not None and is_constant(mask) and is_fixed(wanted):
+    if constant is not None and is_constant(mask) and is_fixed(full):
         block = constant.weights.stored("data")
         require(block.encoding is Encoding.FP32, f"'{constant.name}' is not stored as it is used")
         old = known(mask.known_shape)
-        data = np.broadcast_to(block.data.reshape(old), (old[0], *wanted[1:]))
+        data = np.broadcast_to(block.data.reshape(old), (old[0], *full[1:]))
         layers.append(with_data(constant, data[0] if heads == 1 else data))
-        shape = wanted[1:] if heads == 1 else (heads, *wanted[1:])
+        shape = full[1:] if heads == 1 else (heads, *full[1:])
     else:
-        fits = heads == 1 and _fits(tuple(matrix), wanted[1:])
+        fits = heads == 1 and _fits(tuple(matrix), full[1:])
         require(fits, f"'{mask.name}' is not one value for each score")
-        shape = wanted[1:]
+        shape = full[1:]
         layers.append(Layer("Squeeze", mask.name, [mask], (), {"axes": (0,)}))
     layers[-1].outputs = (Blob(f"{mask.name}_mask", shape, mask.batch),)
     return layers[-1].outputs[0]
 
 
 def _fits(mask: Shape, scores: Shape) -> bool:
-    """Return True if a mask is as large as the scores whenever it may be added to them."""
+    """Return True if a mask has the size of the scores whenever they can be added."""
     (rows, columns), (queries, keys) = mask, scores
     if fitting(columns, keys) != keys:
         return False
-    # Where keys are as long as their own table, rows of that table are whole, too.
+    # Rows that are cut at the same end as the columns are whole wherever the columns are.
     left = left_of_table(rows, queries)
     return fitting(rows, queries) == queries or (left is not None and smaller(left + keys, keys) == columns)
 
@@ -215,9 +215,9 @@ def fuse_sdpa_scale(graph: Graph) -> Iterator[Replacement | Miss]:
                     sdpa = edit.takes[sdpa]
 
 
-def _without_factor(sdpa: Layer, at: int) -> Replacement | None:
-    """Return the SDPA with the factor of one of its inputs in its scale."""
-    blob = sdpa.inputs[at]
+def _without_factor(sdpa: Layer, position: int) -> Replacement | None:
+    """Return the SDPA with the factor of an input folded into its scale; None without a factor."""
+    blob = sdpa.inputs[position]
     scaling = scaling_of(blob)
     if scaling is None:
         return None
@@ -225,12 +225,12 @@ def _without_factor(sdpa: Layer, at: int) -> Replacement | None:
     scale = sdpa["scale"] or (width**-0.5 if isinstance(width, int) else None)
     scale = needed(scale, f"the scale depends on the width of '{blob.name}', which is dynamic")
     inputs = [scaling.input if b is scaling.output else b for b in sdpa.inputs]
-    new = sdpa.having(inputs=inputs, scale=_stated(one_factor(scale, factor(scaling))))
+    new = sdpa.having(inputs=inputs, scale=_scale_param(one_factor(scale, factor(scaling))))
     return Replacement((scaling, sdpa), takes={sdpa: new}, reads={scaling.output: scaling.input})
 
 
 def scaling_of(blob: Blob) -> Layer | None:
-    """Return the product with a number that a blob is, apart from views, if nobody else needs it."""
+    """Return the product with a number that computes a blob, before views, if nothing else reads it; else None."""
     while blob.uses == 1 and blob.producer is not None:
         layer = blob.producer
         if _SCALING.fits(layer):

@@ -4,7 +4,7 @@ from onnx2ncnn_opt.passes._linear import negated, plus
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Rewrite, rewrite
 
-# 1 + exp(-x), and its dividend.
+# 1 + exp(-x)
 _ONE_AND_EXP = tuple(plus(op("UnaryOp", op_type=UnaryOp.EXP)(minus), "sum", 1.0) for minus in negated("x"))
 
 

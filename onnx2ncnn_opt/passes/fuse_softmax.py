@@ -17,7 +17,7 @@ def _variants() -> Iterator[Op]:
 def fuse_softmax(x: Blob, most: Layer, total: Layer, root: Layer) -> Layer:
     """exp(x - max(x)) / sum(exp(x - max(x)))   ⇒   Softmax(x)
 
-    Not without the maximum: then large numbers overflow, and Softmax would give something else.
+    Not without the maximum: the net then overflows for large numbers, and Softmax does not.
     """
     rank = len(known_shape(x))
     axes = axes_of(most, rank)

@@ -5,11 +5,11 @@ from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, known_shape, require
 
 
-@graph_pass(exact=False, purpose="language models, whose tables have each angle twice")
+@graph_pass(exact=False, purpose="language models with each angle twice in their tables")
 def halve_rotary_tables(graph: Graph) -> Iterator[Replacement | Miss]:
     """Concat(x, x) ── cos, sin ── RotaryEmbed   ⇒   x ── cos, sin ── RotaryEmbed
 
-    RotaryEmbed reads the first half of a row, or the whole of one that is half as long.
+    RotaryEmbed reads only the first half of a row, so a table of half the width has the same effect.
     """
     for layer in graph.layers:
         if layer.graph is graph and layer.type == "Concat" and len(layer.inputs) == 2 and len({*layer.inputs}) == 1:
@@ -18,12 +18,12 @@ def halve_rotary_tables(graph: Graph) -> Iterator[Replacement | Miss]:
 
 def _halved(concat: Layer) -> Replacement | None:
     rank, width = len(known_shape(concat.output)), known_shape(concat.output)[concat["axis"]]
-    halves = {concat.output: (concat.inputs[0], concat["axis"] % rank)}  # blobs, those of half the size, and the axis
+    halves = {concat.output: (concat.inputs[0], concat["axis"] % rank)}  # for each blob: its half, and the axis
     added: list[tuple[Layer, Layer | None]] = []
     takes: dict[Layer, Layer] = {}
-    waiting = [concat.output]
-    while waiting:
-        blob = waiting.pop()
+    pending = [concat.output]
+    while pending:
+        blob = pending.pop()
         half, axis = halves[blob]
         require(not blob.is_output, f"'{blob.name}' is an output")
         for user in blob.users:
@@ -36,14 +36,14 @@ def _halved(concat: Layer) -> Replacement | None:
                 require(known_shape(user.output)[-1] == width, f"'{user.name}' reads more than half of a row")
                 takes[user] = user.having(inputs=[half if b is blob else b for b in takes.get(user, user).inputs])
                 continue
-            turns = user.type == "Permute" and rank == 2 and user["order_type"] == 1
-            if not turns and (user.type not in ("UnaryOp", "BinaryOp") or len(user.inputs) > 1):
+            transposes = user.type == "Permute" and rank == 2 and user["order_type"] == 1
+            if not transposes and (user.type not in ("UnaryOp", "BinaryOp") or len(user.inputs) > 1):
                 return None
             new = user.having(inputs=[half])
             new.outputs = (Blob(f"{user.output.name}_half", batch=user.output.batch),)
             assign_shapes(new)
             added.append((new, user))
-            halves[user.output] = new.output, 1 - axis if turns else axis
-            waiting.append(user.output)
-    gone = [concat, *(user for _, user in added if user)]
-    return Replacement((*gone, *takes), takes=takes, added=added) if takes else None
+            halves[user.output] = new.output, 1 - axis if transposes else axis
+            pending.append(user.output)
+    removed = [concat, *(user for _, user in added if user)]
+    return Replacement((*removed, *takes), takes=takes, added=added) if takes else None

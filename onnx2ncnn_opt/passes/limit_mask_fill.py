@@ -20,7 +20,7 @@ _LARGEST = 65504.0
 # exp of this fill is 0, and the sum of two fills is finite in fp16. Attention layers divide a mask by their scale, at
 # most 1, so they get a fill nearer to 0.
 _FILL = -30000.0
-# From this fill down, fill + score is the fill in fp32: the Softmax of a fully masked row is uniform.
+# At or below this fill, fill + score is the fill in fp32: the Softmax of a fully masked row is uniform.
 _ABSORBING = -1e8
 _SDPA_MASK = 3
 _UNKNOWN_SCALE = 1 / 16  # the scale of queries of width 256; most are narrower
@@ -30,7 +30,7 @@ _ROWS = {"reduce_all": 0, "keepdims": 1, "fixbug0": 1}
 class _Reader(NamedTuple):
     """A layer that adds a mask to scores, or attention, and the blob to multiply by 0 in fully masked rows.
 
-    `axis` is that of the Softmax, counted from the last one (-1).
+    `axis` is the axis of the Softmax, counted from the last one (-1).
     """
 
     layer: Layer
@@ -86,26 +86,27 @@ class _Limiter:
 
     def limit(self, layer: Layer) -> Replacement | None:
         """Replace the fill value by one that fp16 can represent."""
-        self.kept = {key: rows for key, rows in self.kept.items() if rows.producer is not None}  # not refused edits'
+        # Drop the rows of refused edits.
+        self.kept = {key: rows for key, rows in self.kept.items() if rows.producer is not None}
         readers = _Readers()
         if not self._collect(layer, layer.output, readers, gate=True, axis=None) or not self._masks(layer, readers):
             return None
         gate = _fill(layer) <= _ABSORBING and not _leaves_some_of_every_row(layer)
-        found = [reader for reader in readers.found if reader.layer not in self.gated] if gate else []
-        for each, *_ in found:
-            require(each.type != "MultiHeadAttention", f"the queries of {each.type} '{each.name}' are inside it")
-        for blob in (blob for each, *_ in found for blob in each.inputs):
+        to_gate = [reader for reader in readers.found if reader.layer not in self.gated] if gate else []
+        for user, *_ in to_gate:
+            require(user.type != "MultiHeadAttention", f"the queries of {user.type} '{user.name}' are inside it")
+        for blob in (blob for user, *_ in to_gate for blob in user.inputs):
             known_shape(blob)
         limited, signs = self._limited(layer, readers.fill)
         takes, added = {layer: limited}, [(sign, layer) for sign in signs]
-        order = {each: at for at, each in enumerate(layer.graph or ())} if len(found) > 1 else {}
+        order = {other: index for index, other in enumerate(layer.graph or ())} if len(to_gate) > 1 else {}
         # In the graph's order, because later consumers read the rows that the first one computes.
-        for reader in sorted(found, key=lambda reader: order.get(reader.layer, 0)):
-            each, new = reader.layer, self._gate(reader, layer, readers.fill)
-            added += ((made, each) for made in new)
-            inputs = [new[-1].output if blob is reader.plain else blob for blob in each.inputs]
-            takes[each] = each.having(inputs=inputs)
-            self.gated.add(takes[each])
+        for reader in sorted(to_gate, key=lambda reader: order.get(reader.layer, 0)):
+            user, new = reader.layer, self._gate(reader, layer, readers.fill)
+            added += ((made, user) for made in new)
+            inputs = [new[-1].output if blob is reader.plain else blob for blob in user.inputs]
+            takes[user] = user.having(inputs=inputs)
+            self.gated.add(takes[user])
         return Replacement(tuple(takes), takes=takes, added=added)
 
     def _masks(self, layer: Layer, readers: _Readers) -> bool:
@@ -114,39 +115,39 @@ class _Limiter:
             return True
         if layer.computes(BinaryOp.MUL):
             factor = self.ranges.of(layer.input)
-            above_all = bool(readers.found) and _fill(layer) <= _ABSORBING
-            require(factor.is_whole or not above_all or factor.low >= 0, f"'{layer.input.name}' may be below 0")
-            return factor.is_whole or above_all
+            absorbs = bool(readers.found) and _fill(layer) <= _ABSORBING
+            require(factor.is_whole or not absorbs or factor.low >= 0, f"'{layer.input.name}' may be below 0")
+            return factor.is_whole or absorbs
         log = layer.input.producer
         if log is not None and log.type == "Log" and self._is_whole(log.input):
             return True
         return all(user.computes(BinaryOp.MIN) for user in layer.output.users)
 
     def _is_whole(self, blob: Blob) -> bool:
-        """Return True if a blob has whole numbers only, also if Interp (nearest) repeats them to a dynamic length."""
-        made = blob.producer
-        if made is None or self.ranges.of(blob).is_whole:
-            return made is not None
-        if made.type == "Interp" and made["resize_type"] == Interp.NEAREST:
-            return self._is_whole(made.inputs[0])
-        is_kept = made.has(Trait.MOVES) or made.computes(BinaryOp.MUL, scalar=False)
-        return is_kept and all(map(self._is_whole, made.inputs))
+        """Return True if a blob has only integers, also if Interp (nearest) repeats them to a dynamic length."""
+        producer = blob.producer
+        if producer is None or self.ranges.of(blob).is_whole:
+            return producer is not None
+        if producer.type == "Interp" and producer["resize_type"] == Interp.NEAREST:
+            return self._is_whole(producer.inputs[0])
+        keeps_integers = producer.has(Trait.MOVES) or producer.computes(BinaryOp.MUL, scalar=False)
+        return keeps_integers and all(map(self._is_whole, producer.inputs))
 
     def _collect(self, fill: Layer, mask: Blob, readers: _Readers, *, gate: bool, axis: int | None) -> bool:
         """Collect the mask's consumers; return False if one leads to a layer other than Softmax or attention.
 
-        With `gate`, layers add the mask to scores and do not select between the two. `axis` is given if a layer has
-        added it already: a Softmax must be over this axis.
+        With `gate`, layers add the mask to scores and do not select between the two. `axis` is not None after such a
+        sum: a Softmax must be over this axis.
         """
         if mask.is_output or not mask.users:
             return False
         for user in mask.users:
             if user in self.made:
                 continue
-            at = [position for position, blob in enumerate(user.inputs) if blob is mask]
+            slots = [slot for slot, blob in enumerate(user.inputs) if blob is mask]
             if user.type in ("SDPA", "MultiHeadAttention"):
-                position = _SDPA_MASK if user.type == "SDPA" else len(user.inputs) - 1
-                if not user["attn_mask"] or user["kv_cache"] or at != [position]:
+                mask_slot = _SDPA_MASK if user.type == "SDPA" else len(user.inputs) - 1
+                if not user["attn_mask"] or user["kv_cache"] or slots != [mask_slot]:
                     return False
                 readers.fill = max(readers.fill, _FILL * _scale(user))
                 if gate:
@@ -156,12 +157,12 @@ class _Limiter:
             elif user.type == "Softmax":
                 if gate and axis is not None and _softmax_axis(user) not in (axis, None):
                     return False
-            elif not self._passes(fill, user, mask, at, readers, gate=gate, axis=axis):
+            elif not self._passes(fill, user, mask, slots, readers, gate=gate, axis=axis):
                 return False
         return True
 
     def _passes(
-        self, fill: Layer, user: Layer, mask: Blob, at: list[int], readers: _Readers, *, gate: bool, axis: int | None
+        self, fill: Layer, user: Layer, mask: Blob, slots: list[int], readers: _Readers, *, gate: bool, axis: int | None
     ) -> bool:
         """Return True if a layer passes a mask on, and only Softmax or attention layers read the result."""
         if user.has(Trait.MOVES) and user.type != "CopyTo":  # CopyTo overwrites a part of a row
@@ -170,19 +171,19 @@ class _Limiter:
             if gate and axis is not None and not keeps_rows:
                 return False
             return all(self._collect(fill, out, readers, gate=gate, axis=axis) for out in user.outputs)
-        if len(at) != 1 or len(user.inputs) != 2:
+        if len(slots) != 1 or len(user.inputs) != 2:
             return False
-        other = user.inputs[1 - at[0]]
+        other = user.inputs[1 - slots[0]]
         if user.computes(BinaryOp.MAX, BinaryOp.MIN):
             return self._collect(fill, user.output, readers, gate=False, axis=axis)
-        if not _adds(user, at[0]):
+        if not _adds(user, slots[0]):
             return False
-        chosen = gate and not _is_zero_where_filled(fill, other)
-        axes = [_softmax_axis(each) for each in user.output.users if each.type == "Softmax"]
-        axis = next((each for each in axes if each is not None), -1)
-        if chosen and self.ranges.of(other).high > 0:
+        needs_gate = gate and not _is_zero_where_filled(fill, other)
+        axes = [_softmax_axis(softmax) for softmax in user.output.users if softmax.type == "Softmax"]
+        axis = next((known for known in axes if known is not None), -1)
+        if needs_gate and self.ranges.of(other).high > 0:
             readers.found.append(_Reader(user, other, mask, axis))
-        return self._collect(fill, user.output, readers, gate=chosen, axis=axis)
+        return self._collect(fill, user.output, readers, gate=needs_gate, axis=axis)
 
     def _limited(self, layer: Layer, fill: float) -> tuple[Layer, list[Layer]]:
         """Return the layer with `fill` in place of lower numbers, and the new layers before it."""
@@ -240,24 +241,24 @@ def _is_difference_from_itself(layer: Layer) -> bool:
     return layer.computes(BinaryOp.SUB, scalar=False) and layer.inputs[0] is layer.inputs[1]
 
 
-def _adds(layer: Layer, at: int) -> bool:
-    """Return True if a layer adds the blob that is its input number `at` to another."""
+def _adds(layer: Layer, slot: int) -> bool:
+    """Return True if a layer adds its input number `slot` to another one, without a factor."""
     if layer.type == "Eltwise":
-        return bool(layer["op_type"] == Eltwise.SUM and (not len(layer["coeffs"]) or layer["coeffs"][at] == 1))
+        return bool(layer["op_type"] == Eltwise.SUM and (not len(layer["coeffs"]) or layer["coeffs"][slot] == 1))
     return layer.computes(BinaryOp.ADD, scalar=False)
 
 
 def _is_zero_where_filled(fill: Layer, other: Blob) -> bool:
-    """Return True if a blob is ``x * c`` and the mask is ``fill * (1 - c)``, so it is 0 where that fills."""
+    """Return True if a blob is ``x * c`` and the mask is ``fill * (1 - c)``, so masked elements are 0."""
     product = other.producer
     if product is None or not product.computes(BinaryOp.MUL) or not fill.inputs:
         return False
-    return any(_is_rest(fill.input, factor) or _is_rest(factor, fill.input) for factor in product.inputs)
+    return any(_is_complement(fill.input, factor) or _is_complement(factor, fill.input) for factor in product.inputs)
 
 
-def _is_rest(rest: Blob, blob: Blob) -> bool:
-    """Return True if one blob is 1 minus the other."""
-    layer = rest.producer
+def _is_complement(complement: Blob, blob: Blob) -> bool:
+    """Return True if the first blob is 1 minus the second one."""
+    layer = complement.producer
     return layer is not None and layer.computes(BinaryOp.RSUB, scalar=True) and layer["b"] == 1 and layer.input is blob
 
 

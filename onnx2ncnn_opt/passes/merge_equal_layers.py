@@ -9,48 +9,48 @@ from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, graph_pass
 
 # An Input is the caller's array; Noop and Split exist to give one value several public names.
 _UNIQUE = frozenset({"Input", "Noop", "Split"})
-# A Split packs rows by 4 and more where their number allows it, and these layers have each of its blobs unpacked again.
+# A Split packs rows by 4 or more if their number allows it, and ncnn unpacks each of its outputs for these layers.
 _UNPACKED = frozenset({"MatMul", "RotaryEmbed", "SDPA"})
 _FIRST = 64
-_SMALL = 2**13  # elements of a constant that is made anew in less time than that takes
+_SMALL = 2**13  # elements: a constant of this size is copied faster than packed and unpacked
 
 
-@graph_pass(exact=True, purpose="views and masks that every layer of a transformer makes anew")
+@graph_pass(exact=True, purpose="views and masks that every layer of a transformer computes again")
 def merge_equal_layers(graph: Graph) -> Iterator[Replacement | Miss]:
     """x ── Layer ── a, x ── Layer ── b   ⇒   x ── Layer ── a, a
 
-    Layers of one type with the same inputs, parameters and weights; constants too, unless they are small and made anew
-    faster than shared. Custom layers may do anything.
+    Layers of one type with the same inputs, parameters and weights; also constants, unless they are so small that a
+    copy is faster than sharing. Custom layers stay: they may have side effects.
     """
-    apart: dict[Blob, Blob] = {}  # constants that stay, and the equal ones before them
+    duplicates: dict[Blob, Blob] = {}  # constants that stay, and their equal predecessors
     first: dict[Hashable, Layer] = {}
-    weighed: dict[Hashable, dict[Hashable, Layer]] = {}
+    with_weights: dict[Hashable, dict[Hashable, Layer]] = {}
     for layer in graph.layers:
         if layer.type in _UNIQUE or layer.is_custom:
             continue
-        key = _key(layer, [apart.get(blob, blob) for blob in layer.inputs])
+        key = _key(layer, [duplicates.get(blob, blob) for blob in layer.inputs])
         other = first.setdefault(key, layer)
         if other is layer:
             continue
         if len(layer.weights):
-            # Weights are only looked at where everything else is the same.
-            known = weighed.setdefault(key, {_weights(other): other})
-            other = known.setdefault(_weights(layer), layer)
+            # Compare weights only if everything else is equal.
+            by_weights = with_weights.setdefault(key, {_weights(other): other})
+            other = by_weights.setdefault(_weights(layer), layer)
         if other is layer:
             continue
-        if _is_faster_apart(layer) and _is_faster_apart(other):
-            apart[layer.output] = other.output
+        if _is_faster_copied(layer) and _is_faster_copied(other):
+            duplicates[layer.output] = other.output
             yield Miss((other, layer), "a small constant is made anew faster than it is packed and unpacked")
             continue
         yield _merged(layer, other)
 
 
 def _merged(layer: Layer, other: Layer) -> Replacement:
-    """Return the blobs of `other` for those who read the ones of `layer`."""
+    """Return the edit that replaces a layer's outputs by those of `other`."""
     return Replacement((layer,), reads=dict(zip(layer.outputs, other.outputs, strict=True)), heirs=(other,))
 
 
-def _is_faster_apart(layer: Layer) -> bool:
+def _is_faster_copied(layer: Layer) -> bool:
     if layer.type != "MemoryData" or layer.weights["data"].size > _SMALL:
         return False
     shape, users = layer.output.shape, layer.output.users
@@ -59,19 +59,19 @@ def _is_faster_apart(layer: Layer) -> bool:
 
 
 def _key(layer: Layer, inputs: Sequence[Blob]) -> Hashable:
-    # Most weights that differ do so in their first numbers; to hash those of a large model takes seconds.
+    # Most different weights differ in their first numbers; hashing all weights of a large model takes seconds.
     starts = (weight.data.flat[:_FIRST].tobytes() for _, weight in layer.weights.stored_items())
     params = sorted((str(name), _frozen(value)) for name, value in layer.params.items() if name != "shape_hints")
     return layer.type, tuple(map(id, inputs)), tuple(params), len(layer.outputs), *starts
 
 
 def _frozen(value: Any) -> str:
-    """Return a parameter as text, floats in 32 bits as in the file: 0, 0.0 and -0.0 differ for ncnn."""
+    """Return a parameter as text, with floats in 32 bits as in the file: ncnn distinguishes 0, 0.0 and -0.0."""
     if isinstance(value, (list, tuple)):
         return ",".join(map(_frozen, value))
     return repr(float(np.float32(value))) if isinstance(value, (float, np.floating)) else repr(value)
 
 
 def _weights(layer: Layer) -> Hashable:
-    """Return a key of the weights as the file would have them."""
+    """Return a key of the weights as stored in the file."""
     return tuple((name, weight.data.size, digest(weight)) for name, weight in layer.weights.stored_items())

@@ -15,7 +15,7 @@ _CONV = op("Convolution", "conv", is_pointwise, activation_type=0)
 
 
 def _shrinks(layer: Layer) -> bool:
-    """Return True if a layer is an Interp that certainly makes an image smaller."""
+    """Return True if a layer is an Interp that is proven to shrink an image."""
     before, after = layer.inputs[0].shape or (), layer.output.shape or ()
     return is_resize(layer) and is_fixed(before) and is_fixed(after) and prod(after) < prod(before)
 
@@ -29,8 +29,8 @@ def _shrinks(layer: Layer) -> bool:
 def move_convolution_after_pooling(conv: Layer, smaller: Layer) -> list[Layer]:
     """x ── Convolution 1x1 ── Pooling (average) ──   ⇒   x ── Pooling (average) ── Convolution 1x1 ──
 
-    A mean of pixels, or an Interp of them, has the same weights in every channel; a convolution of 1x1 taps mixes the
-    channels of each pixel in the same way. So it may wait for the smaller image.
+    A mean or an Interp of pixels has the same weights in every channel; a 1x1 convolution mixes the channels of each
+    pixel in the same way. So they commute, and the convolution is faster on the smaller image.
     """
     require_own_weights(conv)
     known_shape(conv.input, 3)
@@ -42,7 +42,7 @@ def move_convolution_after_pooling(conv: Layer, smaller: Layer) -> list[Layer]:
 
 
 def _counts_zeros(smaller: Layer) -> bool:
-    """Return True if a Pooling takes zeros around the image into its means."""
+    """Return True if a Pooling includes zeros around the image in its means."""
     if smaller.type != "Pooling" or smaller["global_pooling"] or smaller["adaptive_pooling"]:
         return False
     pads = smaller["pad_mode"] != PadMode.VALID or any(pads_of(smaller))

@@ -1,7 +1,7 @@
-"""`move_convolution_before_interp`: 1x1 convolutions of the small image in place of the enlarged one.
+"""`move_convolution_before_interp`: 1x1 convolutions of the small image instead of the enlarged one.
 
-What an Interp makes is a weighted mean of pixels, with the same weights in every channel; a 1x1 convolution mixes the
-channels of each pixel in the same way. So either may come first. A Concat of channels between them is a sum after them.
+An Interp computes weighted means of pixels, with the same weights in every channel; a 1x1 convolution mixes the
+channels of each pixel in the same way. So they commute. A Concat of channels between them becomes a sum after them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,8 +19,8 @@ from onnx2ncnn_opt.passes._pointwise import is_pointwise, is_resize, matrix_of
 from onnx2ncnn_opt.passes.replace_convolution_with_innerproduct import of_vector
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, fixed_size, graph_pass, known_shape, require
 
-# The gain has to be worth the additional layers, up to four for each convolution: small images in YOLO's
-# necks come to 0.7, and the nets are no faster.
+# The gain must outweigh the additional layers, up to four for each convolution: small images in YOLO's necks have a
+# ratio of 0.7, and the nets are not faster.
 _MOST_OF_COST = 0.6
 
 
@@ -28,8 +28,8 @@ _MOST_OF_COST = 0.6
 def move_convolution_before_interp(graph: Graph) -> Iterator[Replacement | Miss]:
     """x ── Interp ── Convolution 1x1 ──   ⇒   x ── Convolution 1x1 ── Interp ──
 
-    Also where a Concat puts the enlarged image together with others: its channels of the weights go before the Interp,
-    and the results are added up.
+    Also if a Concat joins the enlarged image with others: a convolution with the weights of these channels moves before
+    the Interp, and the net adds the results.
     """
     for layer in graph.layers:
         if layer.graph is graph and (layer.type == "Concat" or is_resize(layer)):
@@ -39,13 +39,13 @@ def move_convolution_before_interp(graph: Graph) -> Iterator[Replacement | Miss]
 
 
 def _source(blob: Blob) -> Layer | None:
-    """Return the Interp that makes a blob for one layer alone."""
+    """Return the Interp that computes a blob for a single consumer; None for other blobs."""
     layer = blob.producer
     return layer if layer is not None and is_resize(layer) and blob.uses == 1 and not blob.is_output else None
 
 
 def _moved(source: Layer, convs: Sequence[Layer]) -> Replacement:
-    """Return the layers in place of an Interp, or of a Concat with some, and of all convolutions that read it."""
+    """Return the edit that replaces an Interp, or a Concat of some, and all convolutions that read it."""
     parts = source.inputs if source.type == "Concat" else source.outputs
     known_shape(source.output, 3)
     require(source.type == "Interp" or source["axis"] % 3 == 0, f"'{source.name}' does not put channels together")
@@ -77,9 +77,9 @@ def _mixed(chain: Chain, parts: Sequence[Blob], interps: Sequence[Layer], rest: 
         weight = np.hstack([columns[blob] for blob in parts if blob not in enlarged])
         results.append(_convolution(chain, "rest", rest, weight, bias))
     for k, (blob, interp) in enumerate(enlarged.items()):
-        at = f"part{k}" if len(parts) > 1 else "small"
-        small = _convolution(chain, at, interp.input, columns[blob], bias if not results else np.zeros_like(bias))
-        results.append(chain.put(interp.having(inputs=[small]), f"{at}_enlarged"))
+        suffix = f"part{k}" if len(parts) > 1 else "small"
+        small = _convolution(chain, suffix, interp.input, columns[blob], bias if not results else np.zeros_like(bias))
+        results.append(chain.put(interp.having(inputs=[small]), f"{suffix}_enlarged"))
     if len(results) > 2:
         results = [chain.add("Eltwise", "sum", *results, op_type=Eltwise.SUM)]
     elif len(results) == 2:
@@ -88,10 +88,10 @@ def _mixed(chain: Chain, parts: Sequence[Blob], interps: Sequence[Layer], rest: 
     return chain
 
 
-def _convolution(chain: Chain, what: str, x: Blob, weight: Array, bias: Array) -> Blob:
+def _convolution(chain: Chain, suffix: str, x: Blob, weight: Array, bias: Array) -> Blob:
     params: dict[str, Any] = {"num_output": len(weight), "kernel_w": 1, "weight_data_size": weight.size}
     weights = {"weight_data": stored(chain.layer, "weight_data", weight).reshape(-1)}
     if bias.any():
         params["bias_term"], weights["bias_data"] = 1, stored(chain.layer, "bias_data", bias)
     new = Layer("Convolution", "", [x], (), params, weights)
-    return chain.put(of_vector(new, x).without_defaults() if len(known_shape(x)) == 1 else new, what)
+    return chain.put(of_vector(new, x).without_defaults() if len(known_shape(x)) == 1 else new, suffix)

@@ -13,7 +13,7 @@ _CONCAT = op("Concat", "concat")
 def move_crop_before_concat(crop: Layer, concat: Layer) -> Layer | Blob:
     """a, b, c ── Concat ── Crop ──   ⇒   b ── Crop ──, or b itself, or a, b ── Concat ──
 
-    Where the Crop keeps some of the parts as a whole, or a piece of one of them.
+    If the Crop keeps some whole parts, or a piece of one part.
     """
     axis, start, end = needed(part(crop), "what the Crop keeps is not known, or it cuts several axes")
     same_axis = concat["axis"] % len(crop.input.known_shape) == axis
@@ -23,8 +23,8 @@ def move_crop_before_concat(crop: Layer, concat: Layer) -> Layer | Blob:
     require(len(ends) == len(sizes), "the size of a part is not known")
     starts = [0, *ends[:-1]]
     if start in starts and end in ends:
-        whole = concat.inputs[starts.index(start) : ends.index(end) + 1]
-        return whole[0] if len(whole) == 1 else Layer("Concat", crop.name, whole, (), {"axis": concat["axis"]})
+        parts = concat.inputs[starts.index(start) : ends.index(end) + 1]
+        return parts[0] if len(parts) == 1 else Layer("Concat", crop.name, parts, (), {"axis": concat["axis"]})
     i = bisect_right(ends, start)
     require(end <= ends[i], f"it cuts through '{concat.inputs[i].name}'")
     return cropped(crop, concat.inputs[i], {axis: (start - starts[i], end - starts[i])})

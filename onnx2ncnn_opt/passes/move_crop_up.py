@@ -20,7 +20,7 @@ from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
 _Operands = Iterator[tuple[Blob, int | None]]
-"""A layer's inputs, each with the axis to crop; None for an input that the layer reads as it is."""
+"""A layer's inputs, each with the axis to crop; None for an input that stays whole."""
 
 
 def _elementwise(layer: Layer, axis: int) -> _Operands:
@@ -42,7 +42,7 @@ def _norm(layer: Layer, axis: int) -> _Operands:
 def _product(layer: Layer, axis: int) -> _Operands:
     require(len(layer.inputs) == 1, f"'{layer.name}' has several operands")
     known_shape(layer.input, 2)
-    known_shape(layer.output, 2)  # an InnerProduct flattens a matrix whose rows are not as long as its weights
+    known_shape(layer.output, 2)  # an InnerProduct flattens a matrix if its rows have another size than the weights
     require(axis == 0, f"'{layer.name}' computes every column from all of them")
     if layer.type == "Gemm" and layer["quantize_term"] >= BLOCKS:
         require(
@@ -78,10 +78,10 @@ _OPERANDS: Mapping[str, Callable[[Layer, int], _Operands]] = {
 
 def _keeps_few(crop: Layer) -> bool:
     """Return True if a Crop keeps at most half of an axis, or the last element of a dynamic one."""
-    found = part(crop)
-    if found is None:
+    kept = part(crop)
+    if kept is None:
         return last_row(crop) is not None
-    axis, start, end = found
+    axis, start, end = kept
     size = crop.input.known_shape[axis]
     return isinstance(size, int) and 2 * (end - start) <= size
 
@@ -89,24 +89,24 @@ def _keeps_few(crop: Layer) -> bool:
 @rewrite(
     op("Crop", "crop", _keeps_few)(op(_OPERANDS, "layer")),
     exact=False,
-    purpose="transformers of which the class token or the last token is read alone",
+    purpose="transformers with an output that needs only the class token or the last token",
 )
 def move_crop_up(layer: Layer, crop: Layer) -> list[Layer]:
     """x ── Gemm, LayerNorm, BinaryOp, ... ── Crop ──   ⇒   x ── Crop ── Gemm, LayerNorm, BinaryOp, ... ──
 
     In attention, only the queries and the rows of the mask are cropped.
     """
-    found = part(crop) or last_row(crop)
-    assert found is not None
-    axis, start, end = found
+    kept = part(crop) or last_row(crop)
+    assert kept is not None
+    axis, start, end = kept
     crops: list[Layer] = []
     inputs = []
-    for blob, at in _OPERANDS[layer.type](layer, axis):
-        if at is not None:
-            new = cropped(crop, blob, {at: (start, end)})
+    for blob, cropped_axis in _OPERANDS[layer.type](layer, axis):
+        if cropped_axis is not None:
+            new = cropped(crop, blob, {cropped_axis: (start, end)})
             new.name = f"{layer.name}_crop{len(crops)}"
             new.outputs = (Blob(f"{blob.name}_crop"),)
             assign_shapes(new)
             crops.append(new)
-        inputs.append(blob if at is None else new.output)
+        inputs.append(blob if cropped_axis is None else new.output)
     return [*crops, layer.having(inputs=inputs)]

@@ -7,14 +7,14 @@ from onnx2ncnn_opt.ir.view import Regroup
 from onnx2ncnn_opt.passes._views import end_of, view_layers
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, known_shape, require
 
-_LEAST = 3  # products that two of tables replace
+_LEAST = 3  # products, which two products with the tables replace
 
 
 @graph_pass(exact=False, purpose="rows of padding in language models")
 def move_factor_before_rotaryembed(graph: Graph) -> Iterator[Replacement | Miss]:
     """RotaryEmbed(x, cos, sin) * rows   ⇒   RotaryEmbed(x, cos * rows, sin * rows)
 
-    For one factor for each row, which several rotations by the same tables have.
+    For one factor for each row, shared by several rotations with the same tables.
     """
     products = defaultdict[tuple[Blob, ...], list[Layer]](list)
     for layer in graph.layers:
@@ -23,9 +23,9 @@ def move_factor_before_rotaryembed(graph: Graph) -> Iterator[Replacement | Miss]
                 rotary = rotated.producer
                 if rotary and rotary.type == "RotaryEmbed" and rotated.is_read_only_by([layer]):
                     products[(rows, *rotary.inputs[1:])].append(layer)
-    for blobs, found in products.items():
-        if len(found) >= _LEAST:
-            yield from attempt(found[0], _moved, found, *blobs)
+    for blobs, layers in products.items():
+        if len(layers) >= _LEAST:
+            yield from attempt(layers[0], _moved, layers, *blobs)
 
 
 def _moved(products: Sequence[Layer], rows: Blob, *tables: Blob) -> Replacement:
@@ -43,5 +43,5 @@ def _moved(products: Sequence[Layer], rows: Blob, *tables: Blob) -> Replacement:
     ends = [layer.output for layer in made[-2:]]
     pairs = [(layer, rotary) for layer, rotary in zip(products, rotaries, strict=True) if rotary is not None]
     takes = {layer: rotary.having(inputs=[rotary.inputs[0], *ends]) for layer, rotary in pairs}
-    gone = [layer for pair in pairs for layer in pair]
-    return Replacement(tuple(gone), takes=takes, added=[(layer, first) for layer in made])
+    removed = [layer for pair in pairs for layer in pair]
+    return Replacement(tuple(removed), takes=takes, added=[(layer, first) for layer in made])

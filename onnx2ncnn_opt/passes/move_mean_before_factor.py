@@ -26,11 +26,11 @@ def _variants() -> Iterator[Op]:
 def move_mean_before_factor(x: Blob, mean: Layer, product: Layer, offset: Layer, total: Layer) -> list[Layer]:
     """x * f + (offset - mean(x) * f)   ⇒   (x - mean(x)) * f + offset, for f = (1 / root(y)) * factor
 
-    What is left is a normalisation, its factors and offsets.
+    The result is a normalisation with factors and offsets, which other passes fuse.
     """
     axes_of(mean, len(known_shape(x)))  # its result broadcasts to x
     require(total.output.shape == x.shape, f"'{total.name}' has another shape than '{x.name}'")
-    centred, scaled = (Blob(f"{total.name}_{what}", x.shape, x.batch) for what in ("centred", "scaled"))
+    centred, scaled = (Blob(f"{total.name}_{suffix}", x.shape, x.batch) for suffix in ("centred", "scaled"))
     return [
         Layer("BinaryOp", f"{total.name}_centred", [x, mean.output], [centred], {"op_type": BinaryOp.SUB}),
         Layer("BinaryOp", f"{total.name}_scaled", [centred, product.output], [scaled], {"op_type": BinaryOp.MUL}),

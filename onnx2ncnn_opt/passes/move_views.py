@@ -1,4 +1,4 @@
-"""`move_views`: one layout for everything that elementwise layers connect: that with the fewest views around it."""
+"""`move_views`: give blobs that elementwise layers connect the common layout that needs the fewest views."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -33,44 +33,43 @@ from onnx2ncnn_opt.passes.eliminate_reshape_after_reduction import SHORT, kept_s
 from onnx2ncnn_opt.passes.fuse_permute_matrix import GEMM
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
 
-# These work along the innermost axis; all others take any layout.
+# These work along the innermost axis; the other layers accept any layout.
 _ROWWISE = frozenset({"LayerNorm", "RMSNorm", "Softmax"})
 _TRANSPOSED = Reorder((1, 0))
-# More layouts than this are not tried; nets have two or three.
-_MOST_LAYOUTS = 12
+_MOST_LAYOUTS = 12  # to try; nets have two or three
 
 
 @dataclass
 class _ViewRegion:
-    """Layers connected through blobs of one shape, and the blobs that they make."""
+    """Layers connected through blobs of one shape, and their outputs."""
 
     layers: dict[Layer, None] = field(default_factory=dict)
     inner: set[Blob] = field(default_factory=set)
 
     @property
     def incoming(self) -> list[Blob]:
-        """The blobs that the region reads and others make, constants included."""
+        """The blobs that the region reads and other layers produce, constants included."""
         return list(dict.fromkeys(b for layer in self.layers for b in layer.inputs if b not in self.inner))
 
     @property
     def is_rowwise(self) -> bool:
-        """True if the innermost axis has to stay as it is."""
+        """True if the innermost axis has to stay innermost."""
         return any(layer.type in _ROWWISE for layer in self.layers)
 
 
 class _Edge(NamedTuple):
-    """A blob at the border of a region, and the views between it and the rest of the net that would vanish.
+    """A blob at the border of a region, and the chain of views between the region and the rest of the net.
 
     `steps` lead from the far end to the region's shape, or from the region to the far end. Two kinds of views cost
-    nothing: the step that the layer at the far end can take itself (see `_own_step`), and a view from the far end that
-    is `there` for somebody else, since equal layers are merged.
+    nothing: the step that the layer at the far end can do itself (see `_own_step`), and a step in `shared`, which
+    other consumers of the far end need anyway: equal layers are merged.
     """
 
     blob: Blob
     chain: tuple[Layer, ...]
     steps: Steps
     free: Step | None = None
-    there: frozenset[Step] = frozenset()
+    shared: frozenset[Step] = frozenset()
 
 
 class _Layout(NamedTuple):
@@ -84,30 +83,30 @@ class _Layout(NamedTuple):
         """The shape in this layout."""
         return shape_after(self.shape, self.steps)
 
-    def left_in(self, edge: _Edge) -> Steps | None:
-        """Return the steps that are left of a way in; None if they cannot be written as layers."""
+    def steps_in(self, edge: _Edge) -> Steps | None:
+        """Return the steps of an input edge to this layout; None if they cannot be written as layers."""
         return shortest(edge.blob.known_shape, (*edge.steps, *self.steps))
 
-    def left_out(self, edge: _Edge) -> Steps | None:
-        """Return the steps that are left of a way out; None if they cannot be written as layers."""
+    def steps_out(self, edge: _Edge) -> Steps | None:
+        """Return the steps of an output edge from this layout; None if they cannot be written as layers."""
         return shortest(self.start, (*inverse(self.shape, self.steps), *edge.steps))
 
-    def cost(self, ways_in: Sequence[_Edge], ways_out: Sequence[_Edge]) -> tuple[int, int] | None:
-        """Return the cost of the views that are left; None if they cannot be written as layers."""
+    def cost(self, inputs: Sequence[_Edge], outputs: Sequence[_Edge]) -> tuple[int, int] | None:
+        """Return the cost of the views on all edges; None if they cannot be written as layers."""
         costs = []
-        for edge in ways_in:
-            if (steps := self.left_in(edge)) is None:
+        for edge in inputs:
+            if (steps := self.steps_in(edge)) is None:
                 return None
             costs.append(_cost(steps, edge))
-        for edge in ways_out:
-            if (steps := self.left_out(edge)) is None:
+        for edge in outputs:
+            if (steps := self.steps_out(edge)) is None:
                 return None
             costs.append(_cost(steps[::-1], edge))
         return _total(costs)
 
     @property
     def keeps_rows(self) -> bool:
-        """True if it has the same innermost axis, and the rank that layers over rows take."""
+        """True if the innermost axis stays, and layers over rows accept the rank."""
         view = viewed(self.shape, self.steps)
         if view is None or len(view.axes) not in (2, 3) or not view.dims[-1]:
             return False
@@ -118,8 +117,8 @@ class _Layout(NamedTuple):
 def move_views(graph: Graph) -> Iterator[Replacement | Miss]:
     """x ── Permute ── elementwise, LayerNorm ── Permute ──   ⇒   x ── elementwise, LayerNorm ──
 
-    Blobs that elementwise layers connect may have any common layout. The pass chooses the one that needs the fewest
-    views on all ways in and out. Constants take it at once.
+    Blobs that elementwise layers connect may have any common layout. The pass chooses the layout that needs the fewest
+    views at all inputs and outputs of these layers. Constants are stored in this layout.
     """
     for rowwise in (_ROWWISE, frozenset[str]()):
         order = {layer: i for i, layer in enumerate(graph)}
@@ -128,7 +127,7 @@ def move_views(graph: Graph) -> Iterator[Replacement | Miss]:
 
 
 def _regions(graph: Graph, rowwise: Collection[str]) -> list[_ViewRegion]:
-    """Return the regions of elementwise layers and `rowwise` types, which bind more together, but to their rows."""
+    """Return the regions of elementwise layers and `rowwise` types; the latter join regions, but fix their rows."""
     seen: set[Layer] = set()
     regions: list[_ViewRegion] = []
     for first in graph.layers:
@@ -160,7 +159,7 @@ def _same_form(a: Layer, b: Layer) -> bool:
 
 
 def _fits(layer: Layer, rowwise: Collection[str]) -> bool:
-    """Return True if a layer does the same in every layout of its one shape."""
+    """Return True if a layer computes the same in every layout; its operands must have its shape."""
     if len(layer.outputs) != 1 or any(not isinstance(name, str) for name in layer.params):
         return False
     shape = layer.output.shape
@@ -170,7 +169,7 @@ def _fits(layer: Layer, rowwise: Collection[str]) -> bool:
         return _operands_fit(layer, shape)
     if not layer.has(Trait.ELEMENTWISE) and layer.type != "BinaryOp" and layer.type not in rowwise:
         return False
-    # A constant that is the only operand has to keep its size: nothing would broadcast it.
+    # A constant that is the only operand has to keep its size, because no other operand broadcasts it.
     if layer.input.shape != shape or _is_constant(layer.input):
         return False
     return layer.type not in _ROWWISE or _is_over_rows(layer, shape)
@@ -188,7 +187,7 @@ def _operands_fit(layer: Layer, shape: Shape) -> bool:
         if blob.shape is None:
             return False
         if _is_constant(blob):
-            # Where a constant has one dim alone, its size decides along which axis it broadcasts.
+            # The axis along which a 1-D constant broadcasts depends on its size.
             if layer.type != "BinaryOp" or len(blob.shape) not in {len(shape), *range(2, len(shape))}:
                 return False
             if not is_fixed(shape):
@@ -208,39 +207,38 @@ def _is_constant(blob: Blob) -> bool:
 def _reform(region: _ViewRegion, order: dict[Layer, int]) -> Replacement | None:
     shape = next(iter(region.layers)).output.shape
     assert shape is not None
-    entries = {blob: _way_in(region, blob) for blob in region.incoming if not _is_constant(blob)}
-    ways_in = list(entries.values())
-    ways_out = [way for blob in sorted(region.inner, key=lambda b: order[_maker(b)]) for way in _ways_out(region, blob)]
-    layouts = _layouts(shape, ways_in, ways_out)
+    entries = {blob: _input_edge(region, blob) for blob in region.incoming if not _is_constant(blob)}
+    inputs = list(entries.values())
+    inner = sorted(region.inner, key=lambda blob: order[_producer(blob)])
+    outputs = [edge for blob in inner for edge in _output_edges(region, blob)]
+    layouts = _layouts(shape, inputs, outputs)
     if not layouts:
         return None
-    own = {layer for edge in (*ways_in, *ways_out) for layer in edge.chain}
-    ways_in = [edge._replace(there=_views_of_others(edge.blob, own)) for edge in ways_in]
-    old = _total(
-        (*(_cost(edge.steps, edge) for edge in ways_in), *(_cost(edge.steps[::-1], edge) for edge in ways_out))
-    )
+    own = {layer for edge in (*inputs, *outputs) for layer in edge.chain}
+    inputs = [edge._replace(shared=_views_of_others(edge.blob, own)) for edge in inputs]
+    old = _total((*(_cost(edge.steps, edge) for edge in inputs), *(_cost(edge.steps[::-1], edge) for edge in outputs)))
     fitting = [layout for layout in layouts if not region.is_rowwise or layout.keeps_rows]
-    best = _best(fitting, old, ways_in, ways_out)
+    best = _best(fitting, old, inputs, outputs)
     if best is None:
         others = [layout for layout in layouts if layout not in fitting]
-        require(_best(others, old, ways_in, ways_out) is None, "a layer needs the innermost axis where it is")
+        require(_best(others, old, inputs, outputs) is None, "a layer needs the innermost axis where it is")
         return None
-    return _reformed(region, best, entries, ways_out, order)
+    return _reformed(region, best, entries, outputs, order)
 
 
 def _best(
-    layouts: Sequence[_Layout], old: tuple[int, int], ways_in: list[_Edge], ways_out: list[_Edge]
+    layouts: Sequence[_Layout], old: tuple[int, int], inputs: list[_Edge], outputs: list[_Edge]
 ) -> _Layout | None:
-    """Return the layout that costs least, if that is less than it was."""
+    """Return the cheapest layout; None if none is cheaper than the old one."""
     best, least = None, old
     for layout in layouts[:_MOST_LAYOUTS]:
-        new = layout.cost(ways_in, ways_out)
+        new = layout.cost(inputs, outputs)
         if new is not None and new < least:
             best, least = layout, new
     return best
 
 
-def _maker(blob: Blob) -> Layer:
+def _producer(blob: Blob) -> Layer:
     assert blob.producer is not None
     return blob.producer
 
@@ -250,14 +248,14 @@ def _total(costs: Iterable[tuple[int, int]]) -> tuple[int, int]:
     return sum(count for count, _ in counts), sum(moves for _, moves in counts)
 
 
-def _way_in(region: _ViewRegion, blob: Blob) -> _Edge:
-    """Return the views above a blob that only the region needs."""
+def _input_edge(region: _ViewRegion, blob: Blob) -> _Edge:
+    """Return the edge at a blob that the region reads, with the views that only the region needs."""
     if blob.is_output or not blob.is_read_only_by(region.layers):
         return _Edge(blob, (), ())
     chain = private(chain_above(blob))
     source = chain[0].input if chain else blob
     if source in region.inner:
-        return _Edge(blob, (), ())  # a way from the region into itself counts as a way out
+        return _Edge(blob, (), ())  # views from the region to itself are an output edge
     free = _own_step(source.producer) if source.uses == 1 else None
     return _Edge(source, chain, steps_of(chain), free)
 
@@ -267,17 +265,17 @@ def _is_gemm(layer: Layer | None) -> bool:
     return layer is not None and GEMM.fits(layer) and layer["quantize_term"] == 0
 
 
-def _own_step(maker: Layer | None) -> Step | None:
-    """Return the step that a layer can take itself: a Gemm transposes its result, a Reduction keeps its axes."""
-    if _is_gemm(maker):
+def _own_step(producer: Layer | None) -> Step | None:
+    """Return the step that a layer can do itself: a Gemm transposes its result, a Reduction keeps its axes."""
+    if _is_gemm(producer):
         return _TRANSPOSED
-    if maker is not None and SHORT.fits(maker) and maker.input.shape:
-        return Regroup(kept_shape(maker, maker.input.shape))
+    if producer is not None and SHORT.fits(producer) and producer.input.shape:
+        return Regroup(kept_shape(producer, producer.input.shape))
     return None
 
 
-def _ways_out(region: _ViewRegion, blob: Blob) -> Iterator[_Edge]:
-    """Yield the chains of views below a blob; and, once for all, the way to everybody else who reads it."""
+def _output_edges(region: _ViewRegion, blob: Blob) -> Iterator[_Edge]:
+    """Yield an edge for each chain of views below a blob, and one for all other consumers."""
     others = blob.is_output
     for user in blob.users:
         if user in region.layers:
@@ -293,39 +291,39 @@ def _ways_out(region: _ViewRegion, blob: Blob) -> Iterator[_Edge]:
         yield _Edge(blob, (), ())
 
 
-def _layouts(shape: Shape, ways_in: list[_Edge], ways_out: list[_Edge]) -> list[_Layout]:
-    """Return the layouts around a region of this shape."""
-    ways = [inverse(edge.blob.known_shape, edge.steps) for edge in ways_in] + [edge.steps for edge in ways_out]
-    starts = (way[:length] for way in ways for length in range(1, len(way) + 1))
-    found = dict.fromkeys(shortest(shape, steps) for steps in starts)
-    return [_Layout(shape, steps) for steps in found if steps and is_plain(steps)]
+def _layouts(shape: Shape, inputs: list[_Edge], outputs: list[_Edge]) -> list[_Layout]:
+    """Return the layouts on the edges of a region of this shape."""
+    chains = [inverse(edge.blob.known_shape, edge.steps) for edge in inputs] + [edge.steps for edge in outputs]
+    starts = (chain[:length] for chain in chains for length in range(1, len(chain) + 1))
+    different = dict.fromkeys(shortest(shape, steps) for steps in starts)
+    return [_Layout(shape, steps) for steps in different if steps and is_plain(steps)]
 
 
 def _cost(steps: Steps, edge: _Edge) -> tuple[int, int]:
-    """Return the cost of views, given from the far end of an edge on."""
-    if len(steps) == 1 and steps[0] in edge.there:
+    """Return the cost of an edge's views, whose first step is at its far end."""
+    if len(steps) == 1 and steps[0] in edge.shared:
         return 0, 0
     return cost(steps[1:] if steps and steps[0] == edge.free else steps)
 
 
 def _views_of_others(blob: Blob, own: Collection[Layer]) -> frozenset[Step]:
-    """Return the views through which others than one's `own` read a blob (two of those that are equal cost as one)."""
+    """Return the views through which layers other than `own` read a blob; equal views are merged, so they cost once."""
     return frozenset(step for user in blob.users if user not in own and (step := step_of(user)) is not None)
 
 
 def _reformed(
-    region: _ViewRegion, layout: _Layout, entries: dict[Blob, _Edge], ways_out: list[_Edge], order: dict[Layer, int]
+    region: _ViewRegion, layout: _Layout, entries: dict[Blob, _Edge], outputs: list[_Edge], order: dict[Layer, int]
 ) -> Replacement:
-    """Return the region in another layout, with the views that are left around it."""
+    """Return the region in another layout, with the views on its edges."""
     fresh = {blob: Blob(blob.name, layout.start, blob.batch) for blob in region.inner}
     outside: list[tuple[Layer, Layer | None]] = []
     reads: dict[Blob, Blob] = {}
-    # Those without views first: they take the names of outputs, and the others get a Noop for theirs.
-    for edge in sorted(ways_out, key=lambda edge: bool(edge.chain)):
-        steps = layout.left_out(edge)
+    # Edges without views first: their blobs get the public names, and a Noop gives the others a second name.
+    for edge in sorted(outputs, key=lambda edge: bool(edge.chain)):
+        steps = layout.steps_out(edge)
         assert steps is not None
         old, before = _exit(region, edge, order)
-        views = view_layers(fresh[edge.blob], steps, like=edge.chain or [_maker(edge.blob)])
+        views = view_layers(fresh[edge.blob], steps, like=edge.chain or [_producer(edge.blob)])
         new = end_of(fresh[edge.blob], views)
         if old.is_output and any(other.is_output and reads[other] is new for other in reads):
             views.append(Layer("Noop", edge.chain[-1].name, [new], [Blob(old.name, new.shape, new.batch)]))
@@ -340,7 +338,7 @@ def _reformed(
             source, views = blob, [_constant(blob, layout)]
         else:
             edge = entries[blob]
-            source, steps = reads.get(edge.blob, edge.blob), layout.left_in(edge)
+            source, steps = reads.get(edge.blob, edge.blob), layout.steps_in(edge)
             assert steps is not None
             views = view_layers(source, steps, like=edge.chain or [first])
         fresh[blob] = end_of(source, views)
@@ -351,12 +349,12 @@ def _reformed(
         if layer.type == "Softmax":
             new_layer.params["axis"] = -1
         within.append((new_layer, layer))
-    removed = dict.fromkeys(view for edge in (*entries.values(), *ways_out) for view in edge.chain) | inside
+    removed = dict.fromkeys(view for edge in (*entries.values(), *outputs) for view in edge.chain) | inside
     return Replacement(tuple(removed), added=[*within, *outside], reads=reads, may_stay=True)
 
 
 def _exit(region: _ViewRegion, edge: _Edge, order: dict[Layer, int]) -> tuple[Blob, Layer | None]:
-    """Return the blob that a way out leads to, and the layer before which its views have to stand."""
+    """Return the blob at the end of an output edge, and the layer before which its views are inserted."""
     if edge.chain:
         return edge.chain[-1].output, edge.chain[0]
     readers = [user for user in edge.blob.users if user not in region.layers and step_of(user) is None]
@@ -364,9 +362,9 @@ def _exit(region: _ViewRegion, edge: _Edge, order: dict[Layer, int]) -> tuple[Bl
 
 
 def _constant(blob: Blob, layout: _Layout) -> Layer:
-    """Return a constant operand in the new layout; axes along which it does not change have size 1."""
-    old, shape = _maker(blob), layout.shape
-    # Of fewer dims it belongs to the outer axes.
+    """Return a constant operand in the new layout; axes along which it is constant have size 1."""
+    old, shape = _producer(blob), layout.shape
+    # ncnn aligns fewer dims with the outer axes.
     sizes = (*known(blob.known_shape), *(1,) * (len(shape) - len(blob.known_shape)))
     data = in_layout(np.broadcast_to(old.weights["data"].reshape(sizes), known(shape)), layout.steps)
     for axis in range(data.ndim):

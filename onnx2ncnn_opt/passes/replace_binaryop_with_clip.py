@@ -10,12 +10,12 @@ _LARGEST = 3.402823466e38
 @rewrite(
     op("BinaryOp", "binary", op_type=frozenset({BinaryOp.MAX, BinaryOp.MIN}), with_scalar=1)("x"),
     exact=True,
-    purpose="clamps as torch.export writes them: a convolution before takes a Clip",
+    purpose="clamps as torch.export writes them: a convolution can fuse a Clip",
 )
 def replace_binaryop_with_clip(x: Blob, binary: Layer) -> Layer:
     """x ── BinaryOp max or min (number) ──   ⇒   x ── Clip ──
 
-    For ordinary numbers: NaN, and an infinity on the side that is not limited, come out of a Clip as a bound.
+    For finite numbers: a Clip turns NaN, and an infinity on the unlimited side, into a bound.
     """
     require(Ranges().of(x).is_finite, f"'{x.name}' may be NaN or infinite")
     low, high = (binary["b"], _LARGEST) if binary["op_type"] == BinaryOp.MAX else (-_LARGEST, binary["b"])

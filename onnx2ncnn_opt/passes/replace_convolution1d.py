@@ -1,7 +1,7 @@
 """`replace_convolution1d`: 1-D convolutions, and the layers between them, on images of one row.
 
-ncnn has better kernels for convolutions of images (c, 1, w) than of sequences (c, w), and none for some of the latter.
-A Reshape copies its input, so the pass also replaces all layers between the convolutions.
+ncnn has better kernels for 2-D convolutions (c, 1, w) than for 1-D ones (c, w), and none for some 1-D ones. A Reshape
+copies its input, so the pass also replaces all layers between the convolutions.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -101,10 +101,10 @@ def _on_images(layer: Layer) -> Layer | None:
     new.outputs = tuple(_standing(blob) for blob in layer.outputs)
     new.without_defaults()
     try:
-        found = infer_shapes(new)
+        shapes = infer_shapes(new)
     except ShapeError:
         return None
-    return new if found == [(blob.shape, blob.batch) for blob in new.outputs] else None
+    return new if shapes == [(blob.shape, blob.batch) for blob in new.outputs] else None
 
 
 def _standing(blob: Blob) -> Blob:
@@ -149,7 +149,7 @@ def _replaced(region: _SequenceRegion, order: Mapping[Layer, int]) -> Replacemen
 
 
 def _entry(blob: Blob, reader: Layer) -> Layer:
-    """Return the layer that makes a sequence an image where it enters: a Reshape, or the reshaped constant."""
+    """Return the layer that turns an entering sequence into an image: a Reshape, or the reshaped constant."""
     assert blob.producer is not None
     if is_constant(blob):
         rows, columns = blob.known_shape
@@ -172,19 +172,19 @@ def _leads_to_image(layer: Layer) -> bool:
 
 
 def _same(layer: Layer) -> Params | None:
-    """Return no change, for layers that treat all elements, or each slice of the outermost axis, alike."""
+    """Return no change, for layers that treat all elements of a slice of the outermost axis alike."""
     return {}
 
 
 def _convolution(layer: Layer) -> Params | None:
     if len(layer.inputs) > 1:  # the blob of weights computed at run time has another rank
         return None
-    # ncnn wants SAME pads on all sides or on none; along an axis of size 1 they add nothing.
+    # ncnn needs SAME pads on all sides or on none; along an axis of size 1 they add nothing.
     pad = None if min(layer["pad_left"], layer["pad_right"]) < 0 else 0
-    found: Params = {"kernel_h": 1, "dilation_h": 1, "stride_h": 1, "pad_top": pad, "pad_bottom": pad}
+    params: Params = {"kernel_h": 1, "dilation_h": 1, "stride_h": 1, "pad_top": pad, "pad_bottom": pad}
     if layer.type.startswith("Deconvolution"):
-        found |= {"output_pad_bottom": 0, "output_h": 1 if layer["output_w"] > 0 else None}
-    return found
+        params |= {"output_pad_bottom": 0, "output_h": 1 if layer["output_w"] > 0 else None}
+    return params
 
 
 def _pooling(layer: Layer) -> Params | None:

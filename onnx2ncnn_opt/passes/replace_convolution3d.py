@@ -1,12 +1,12 @@
-"""`replace_convolution3d`: 3-D convolutions, for which ncnn has only a plain loop, as 2-D ones.
+"""`replace_convolution3d`: 3-D convolutions, for which ncnn has only a plain loop, become 2-D ones.
 
-One tall image holds all depths below each other, with rows of zeros between them if the kernel pads. A dilated kernel
-may split each depth into several images, in which it has no dilation. The pass takes the cheapest of three forms:
+One tall image holds all depths, one below the other, with rows of zeros between them if the kernel pads. For a dilated
+kernel, each depth may be split into several images without dilation. The pass chooses the cheapest of three forms:
 
 - Inputs: each tap along the depth reads a part of the tall image, some rows further down. The parts become input
-  channels of one convolution: 3 taps mean 3 times the inputs.
-- Outputs: one convolution has the results of all taps as output channels: 3 times the outputs. The net adds them.
-- Weights: the depths are channels. The weights are zeros for depths that an output does not read.
+  channels of one convolution: 3 taps need 3 times the inputs.
+- Outputs: one convolution computes the results of all taps as output channels: 3 times the outputs. The net adds them.
+- Weights: the depths become channels. Weights are zero for depths that an output does not read.
 
 Depthwise layers have one convolution for each tap instead, and the net adds their results. A kernel with taps only
 along the depth may become a convolution of an image whose rows are the depths.
@@ -39,7 +39,7 @@ from onnx2ncnn_opt.passes.replace_dilated_convolution import LEAST_INPUTS
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import fixed_shape, fixed_size, require, rewrite
 
-# The file stores zeros too. So a new layer has at most so many weights, or so many times those of the old one.
+# Zeros take space in the file: limits for the new weights, as a number and relative to the old weights.
 _FEW_WEIGHTS, _MORE_WEIGHTS = 2**18, 1.5
 
 
@@ -68,16 +68,16 @@ class _Volume:
 
     @property
     def outputs(self) -> int:
-        """The channels of the result."""
+        """The number of output channels."""
         return len(self.weight)
 
     @property
     def bias(self) -> Array | None:
-        """A number for each output; None if the layer has no bias."""
+        """The bias; None if the layer has none."""
         return self.layer.weights["bias_data"] if self.layer["bias_term"] else None
 
     def stored(self, weight: Array) -> Callable[[], Weight]:
-        """Return a function that makes a block of the file from weights of the layer, given in their new order."""
+        """Return a function that returns a block for the file, from the layer's weights in a new order."""
         return partial(reordered, self.layer.weights.stored("weight_data"), weight)
 
 
@@ -86,52 +86,52 @@ def _forms(volume: _Volume) -> Iterator[Chain]:
     depth, along_depth = volume.depth, _is_one_tap(volume.height) and _is_one_tap(volume.width)
     if along_depth:
         yield _along_depth(volume)
-    for apart in (1, volume.height.dilation) if _are_apart(volume) else (1,):
+    for block in (1, volume.height.dilation) if _can_split(volume) else (1,):
         if not along_depth:
-            yield _taps_as_inputs(volume, apart)
+            yield _taps_as_inputs(volume, block)
         if depth.kernel > 1 and volume.group == 1:
             if not along_depth and depth.stride == 1:
-                yield _taps_as_outputs(volume, apart)
+                yield _taps_as_outputs(volume, block)
             classes = _classes(depth)
             growth = ceil(depth.size / classes) * ceil(depth.outputs / classes) / depth.kernel
             if growth * volume.weight.size <= max(_FEW_WEIGHTS, _MORE_WEIGHTS * volume.weight.size):
-                yield _taps_as_weights(volume, apart)
+                yield _taps_as_weights(volume, block)
 
 
 def _is_one_tap(window: Window) -> bool:
-    """Return True if output i reads input i alone: one tap, no stride, no padding."""
+    """Return True if output i reads only input i: one tap, no stride, no padding."""
     return window.kernel == window.stride == 1 and not window.before and not window.after
 
 
-def _are_apart(volume: _Volume) -> bool:
-    """Return True for dilated 3x3 taps, dilation equal in height and width, with an output for each element."""
-    depth, height, width, apart = volume.depth, volume.height, volume.width, volume.height.dilation
-    same = all((w.kernel, w.dilation, w.before, w.after) == (3, apart, apart, apart) for w in (height, width))
-    steady = depth.stride == height.stride == width.stride == volume.group == 1
-    return same and steady and apart > 1 and volume.channels * depth.kernel >= LEAST_INPUTS
+def _can_split(volume: _Volume) -> bool:
+    """Return True for a 3x3 kernel of stride 1, with equal dilation in height and width, which the pads equal."""
+    depth, height, width, dilation = volume.depth, volume.height, volume.width, volume.height.dilation
+    is_3x3 = all((w.kernel, w.dilation, w.before, w.after) == (3, *3 * (dilation,)) for w in (height, width))
+    is_plain = depth.stride == height.stride == width.stride == volume.group == 1
+    return is_3x3 and is_plain and dilation > 1 and volume.channels * depth.kernel >= LEAST_INPUTS
 
 
 def _classes(depth: Window) -> int:
-    """Return how many consecutive depths are independent: no two of them read the same depth."""
+    """Return the number of consecutive depths that read disjoint depths."""
     return depth.dilation if depth.stride == 1 and depth.before % depth.dilation == 0 else 1
 
 
 class _Images:
-    """Depths of a volume in one tall image, each of them split into `apart` x `apart` images."""
+    """Depths of a volume in one tall image, each of them split into `block` x `block` images."""
 
-    def __init__(self, volume: _Volume, depths: int, apart: int) -> None:
+    def __init__(self, volume: _Volume, depths: int, block: int) -> None:
         height, width = volume.height, volume.width
-        self.chain, self.depths, self.apart = Chain(volume.layer), depths, apart
-        self.sets = apart * apart
-        if apart == 1:
+        self.chain, self.depths, self.block = Chain(volume.layer), depths, block
+        self.sets = block * block
+        if block == 1:
             rows, top, self.rows = _rows(height, depths)
             self.columns, self.lines, self.results = width.size, rows.outputs // depths, width.outputs
             self.pads = {"top": top, "bottom": self.rows - top - height.size}
             self.sliding = rows, width
         else:
-            # A row of zeros below each image keeps it apart from the next one.
-            self.rows, self.columns = ceil(height.size / apart) + 1, ceil(width.size / apart)
-            self.lines, self.results = self.rows * apart, self.columns * apart
+            # A row of zeros below each image separates it from the next one.
+            self.rows, self.columns = ceil(height.size / block) + 1, ceil(width.size / block)
+            self.lines, self.results = self.rows * block, self.columns * block
             self.pads = {"bottom": self.lines - height.size, "right": self.results - width.size}
             tall = self.sets * depths * self.rows
             self.sliding = Window("h", 3, 1, 1, 1, 1, tall), Window("w", 3, 1, 1, 1, 1, self.columns)
@@ -144,15 +144,15 @@ class _Images:
 
     def entered(self, x: Blob, channels: int, depths: int) -> Blob:
         """Return a padded volume as images without dilation: (channels, sets, rows of all depths, columns)."""
-        if self.apart == 1:
+        if self.block == 1:
             return x
-        x = self.chain.reshape(x, (channels, depths * self.rows * self.apart, self.columns * self.apart), "depths")
-        x = self.chain.add("Reorg", "parts", x, stride=self.apart)
+        x = self.chain.reshape(x, (channels, depths * self.rows * self.block, self.columns * self.block), "depths")
+        x = self.chain.add("Reorg", "parts", x, stride=self.block)
         return self.chain.reshape(x, (channels, self.sets, depths * self.rows, self.columns), "sets")
 
     def part(self, first: int, count: int, lines: tuple[int, int]) -> dict[int, tuple[int, int]]:
-        """Return, by axis, the ranges of `count` depths from `first` on; in a volume, of `lines` of each depth too."""
-        if self.apart == 1:
+        """Return, by axis, the ranges of `count` depths from `first` on; in a volume, also of `lines` of each depth."""
+        if self.block == 1:
             return {1: (first, first + count), 2: lines}
         return {2: (first * self.rows, (first + count) * self.rows)}
 
@@ -161,17 +161,17 @@ class _Images:
         x = self.chain.reshape(x, (channels, self.sets * self.depths * self.rows, self.columns), "tall")
         return _convolution(self.chain, x, self.sliding, weight, size, **params)
 
-    def left(self, x: Blob, depths: int) -> Chain:
-        """Return the whole chain; make x, images of `depths` depths, the layer's result, unless it is that already."""
+    def finished(self, x: Blob, depths: int) -> Chain:
+        """Return the chain, with the layers that turn x, images of `depths` depths, into the layer's result."""
         outputs, whole = self.chain.layer["num_output"], fixed_shape(self.chain.layer.output)
         if x.shape == whole:
             return self.chain
-        if self.apart > 1:
+        if self.block > 1:
             channels = x.known_shape[0]
             x = self.chain.reshape(
                 x, (channels * self.sets, outputs * depths // channels * self.rows, self.columns), "results"
             )
-            x = self.chain.add("PixelShuffle", "whole", x, upscale_factor=self.apart)
+            x = self.chain.add("PixelShuffle", "whole", x, upscale_factor=self.block)
         x = self.chain.reshape(x, (outputs, depths, self.lines, self.results), "volume")
         self.chain.crop(x, {axis: (0, size) for axis, size in enumerate(whole)}, "crop")
         return self.chain
@@ -188,9 +188,9 @@ def _along_depth(volume: _Volume) -> Chain:
     return chain
 
 
-def _taps_as_inputs(volume: _Volume, apart: int) -> Chain:
+def _taps_as_inputs(volume: _Volume, block: int) -> Chain:
     depth, channels, outputs = volume.depth, volume.channels, volume.outputs
-    images = _Images(volume, depth.outputs, apart)
+    images = _Images(volume, depth.outputs, block)
     # Each step has `stride` depths, and a tap reads one of them.
     steps = ceil(max((depth.outputs - 1) * depth.stride + depth.extent, depth.before + depth.size) / depth.stride)
     x = images.padded(depth.before, steps * depth.stride - depth.before - depth.size)
@@ -205,65 +205,65 @@ def _taps_as_inputs(volume: _Volume, apart: int) -> Chain:
     if len(parts) > 1 and volume.group == channels > 1:
         for k, part in enumerate(parts):
             weight, bias = volume.weight[:, k], None if k else volume.bias
-            params: dict[str, Any] = {"outputs": outputs, "bias": bias, "is_part": True, "what": f"conv{k}"}
+            params: dict[str, Any] = {"outputs": outputs, "bias": bias, "is_part": True, "suffix": f"conv{k}"}
             parts[k] = images.convolved(part, channels, volume.stored(weight), weight.size, **params)
-        return images.left(_sum(images.chain, parts), depth.outputs)
+        return images.finished(_sum(images.chain, parts), depth.outputs)
     x, weight = gathered(images.chain, parts, volume.group), volume.weight
     channels *= len(parts)
     x = images.convolved(x, channels, volume.stored(weight), weight.size, outputs=outputs, bias=volume.bias)
-    return images.left(x, depth.outputs)
+    return images.finished(x, depth.outputs)
 
 
-def _taps_as_outputs(volume: _Volume, apart: int) -> Chain:
+def _taps_as_outputs(volume: _Volume, block: int) -> Chain:
     depth, outputs, weight = volume.depth, volume.outputs, volume.weight.swapaxes(0, 1)
     depths, all_outputs = depth.before + depth.size + depth.after, depth.kernel * outputs
-    images = _Images(volume, depths, apart)
+    images = _Images(volume, depths, block)
     x = images.entered(images.padded(depth.before, depth.after), volume.channels, depths)
     # The first tap has the bias, because every result contains this tap once.
     bias = None if volume.bias is None else np.pad(volume.bias, (0, all_outputs - outputs))
     params: dict[str, Any] = {"outputs": all_outputs, "bias": bias, "is_part": True}
     x = images.convolved(x, volume.channels, volume.stored(weight), weight.size, **params)
     _, lines, results = fixed_shape(x)
-    sets = depths if apart == 1 else images.sets
+    sets = depths if block == 1 else images.sets
     x = images.chain.reshape(x, (all_outputs, sets, lines // sets, results), "taps")
     parts = []
     for k in range(depth.kernel):
         ranges = images.part(k * depth.dilation, depth.outputs, (0, volume.height.outputs))
         parts.append(images.chain.crop(x, {0: (k * outputs, (k + 1) * outputs), **ranges}, f"tap{k}"))
-    return images.left(_sum(images.chain, parts), depth.outputs)
+    return images.finished(_sum(images.chain, parts), depth.outputs)
 
 
-def _taps_as_weights(volume: _Volume, apart: int) -> Chain:
+def _taps_as_weights(volume: _Volume, block: int) -> Chain:
     depth, classes, channels = volume.depth, _classes(volume.depth), volume.channels
-    reads, gives = ceil(depth.size / classes), ceil(depth.outputs / classes)
-    images = _Images(volume, classes, apart)
-    x = images.entered(images.padded(0, reads * classes - depth.size), channels * reads, classes)
-    bias = None if volume.bias is None else np.repeat(volume.bias, gives)
-    weight = partial(_dense_weight, volume, reads, gives)
-    size = volume.weight[:, 0].size * reads * gives
-    x = images.convolved(x, channels * reads, weight, size, outputs=volume.outputs * gives, bias=bias)
-    return images.left(x, gives * classes)
+    in_depths, out_depths = ceil(depth.size / classes), ceil(depth.outputs / classes)
+    images = _Images(volume, classes, block)
+    x = images.entered(images.padded(0, in_depths * classes - depth.size), channels * in_depths, classes)
+    bias = None if volume.bias is None else np.repeat(volume.bias, out_depths)
+    weight = partial(_dense_weight, volume, in_depths, out_depths)
+    size = volume.weight[:, 0].size * in_depths * out_depths
+    x = images.convolved(x, channels * in_depths, weight, size, outputs=volume.outputs * out_depths, bias=bias)
+    return images.finished(x, out_depths * classes)
 
 
-def _dense_weight(volume: _Volume, reads: int, gives: int) -> Weight:
-    """Return the weights from all inputs at `reads` depths to all outputs at `gives` depths of a class."""
+def _dense_weight(volume: _Volume, in_depths: int, out_depths: int) -> Weight:
+    """Return the weights from all inputs at `in_depths` depths to all outputs at `out_depths` depths of a class."""
     depth, classes = volume.depth, _classes(volume.depth)
     stored, weight = weight_with_zeros(volume.layer)
     outputs, channels, _, *kernel = weight.shape
-    found = np.zeros((outputs, gives, channels, reads, *kernel), weight.dtype)
-    for given in range(gives):
+    dense = np.zeros((outputs, out_depths, channels, in_depths, *kernel), weight.dtype)
+    for out_depth in range(out_depths):
         for tap in range(depth.kernel):
-            read = given * depth.stride + (tap * depth.dilation - depth.before) // classes
-            if 0 <= read < reads:
-                found[:, given, :, read] = weight[:, :, tap]
-    return reordered(stored, found)
+            in_depth = out_depth * depth.stride + (tap * depth.dilation - depth.before) // classes
+            if 0 <= in_depth < in_depths:
+                dense[:, out_depth, :, in_depth] = weight[:, :, tap]
+    return reordered(stored, dense)
 
 
 def _rows(height: Window, depths: int) -> tuple[Window, int, int]:
     """Return the slide over the tall image, the rows of zeros before each depth, and the pitch of depths in rows.
 
-    The zeros between two depths serve both. The convolution gives pitch / stride rows for each depth. The rows after
-    the first `height.outputs` mix two depths.
+    Two depths share the zeros between them. The convolution computes pitch / stride rows for each depth. Rows after the
+    first `height.outputs` mix two depths, and are cropped.
     """
     if depths == 1:
         return height, 0, height.size
@@ -289,7 +289,7 @@ def _convolution(
     size: int,
     outputs: int,
     bias: Array | None,
-    what: str = "conv",
+    suffix: str = "conv",
     is_part: bool = False,
 ) -> Blob:
     """Return a 2-D convolution of `size` weights, with the layer's activation unless it `is_part` of a sum."""
@@ -302,4 +302,4 @@ def _convolution(
         params["bias_term"], weights["bias_data"] = 1, bias
     if not is_part:
         params |= {name: layer[name] for name in ("activation_type", "activation_params")}
-    return chain.add(layer.type.removesuffix("3D"), what, x, weights=weights, **params, **window_params(sliding))
+    return chain.add(layer.type.removesuffix("3D"), suffix, x, weights=weights, **params, **window_params(sliding))

@@ -8,7 +8,7 @@ from onnx2ncnn_opt.rewrite.rule import Rewrite, known_shape, require, rewrite
 
 
 def of_vector(conv: Layer, x: Blob) -> Layer:
-    """Return the InnerProduct that computes a vector as a convolution computes a pixel; refused for several pixels."""
+    """Return the InnerProduct of a vector that equals a convolution of one pixel; refused for several pixels."""
     name = f"Convolution '{conv.name}'"
     require(conv["kernel_w"] == conv["kernel_h"] == 1, f"{name} has a larger kernel")
     require(not any(pads_of(conv)), f"{name} pads")
@@ -19,13 +19,13 @@ def of_vector(conv: Layer, x: Blob) -> Layer:
     return Layer("InnerProduct", conv.name, [x], (), params, conv.weights)
 
 
-def _replace(what: str, picture: str, above: Op) -> Rewrite:
+def _replace(source: str, picture: str, above: Op) -> Rewrite:
     @rewrite(
         op("Convolution", "layer")(kept(above)),
         exact=False,
-        name=f"replace_convolution_with_innerproduct_after_{what}",
+        name=f"replace_convolution_with_innerproduct_after_{source}",
         summary=f"x ── {picture} ── Convolution ──   ⇒   x ── {picture} ── InnerProduct ──",
-        purpose="squeeze-and-excitation in nets of other converters; ncnn gives up convolutions of vectors",
+        purpose="squeeze-and-excitation in nets of other converters; ncnn deprecates convolutions of vectors",
     )
     def replace(layer: Layer) -> Layer:
         require_own_weights(layer)

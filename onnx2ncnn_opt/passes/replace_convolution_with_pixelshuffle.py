@@ -1,9 +1,9 @@
-"""`replace_convolution_with_pixelshuffle`: few outputs of large kernels as more outputs of fewer positions.
+"""`replace_convolution_with_pixelshuffle`: large kernels with few outputs get more outputs at fewer positions.
 
-Such a convolution is a matrix product in ncnn, for which what each position reads is copied, tap by tap. With few
-outputs that takes most of the time. So one position computes a square of results: its kernel has some rows and columns
-more, each result has zeros for what it does not read, and PixelShuffle puts them side by side. Of an image of one row,
-a position computes several results in a row, which a Permute puts in order.
+Such a convolution is a matrix product in ncnn, which copies the inputs of each position, tap by tap. With few outputs
+the copy takes most of the time. So one position computes a square of results: its kernel has some more rows and
+columns, with zeros for elements that a result does not read, and PixelShuffle arranges the results. In an image of one
+row, a position computes several results of the row, and a Permute arranges them.
 """
 
 from math import ceil
@@ -20,15 +20,15 @@ from onnx2ncnn_opt.passes._windows import Window, reordered, weight_with_zeros, 
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import fixed_size, require, rewrite
 
-# With fewer inputs a convolution is no matrix product, and one of 3x3 taps is none either.
+# With fewer inputs, or a 3x3 kernel, ncnn does not compute a convolution as a matrix product.
 _LEAST_INPUTS, _LEAST_TAPS = 17, 4
 _SIDES, _LENGTHS = (2, 4), (4, 8)
-_WORTH = 0.8  # of the estimated time, at most
+_WORTH = 0.8  # the largest part of the estimated time that is a gain
 _KEPT = "bias_term", "activation_type", "activation_params", "pad_value"
 
 
 def _is_large(conv: Layer) -> bool:
-    """Return True if a layer has a large kernel, of one row or of several, and a result for each pixel."""
+    """Return True if a layer has a large kernel, of one row or several, without stride and dilation."""
     steps = [conv[f"{name}_{axis}"] for name in ("stride", "dilation") for axis in "hw"]
     large = conv["kernel_w"] >= _LEAST_TAPS and (conv["kernel_h"] == 1 or conv["kernel_h"] >= _LEAST_TAPS)
     return large and steps == [1, 1, 1, 1]
@@ -55,15 +55,15 @@ def replace_convolution_with_pixelshuffle(conv: Layer) -> list[Layer]:
     require(costs[shape] <= _WORTH * costs[1, 1], f"'{conv.name}' has too many outputs to gain by it")
     few = height.outputs < 2 * down - 1 or width.outputs < 2 * across
     require(not few, f"'{conv.name}' gives too few rows or columns to gain by it")
-    found = np.zeros((outputs, down, across, inputs, rows + down - 1, columns + across - 1), weight.dtype)
+    shifted = np.zeros((outputs, down, across, inputs, rows + down - 1, columns + across - 1), weight.dtype)
     for i in range(down):
         for j in range(across):
-            found[:, i, j, :, i : i + rows, j : j + columns] = weight
-    weights: dict[str, Any] = {"weight_data": reordered(stored, found)}
+            shifted[:, i, j, :, i : i + rows, j : j + columns] = weight
+    weights: dict[str, Any] = {"weight_data": reordered(stored, shifted)}
     if conv["bias_term"]:
         weights["bias_data"] = np.repeat(conv.weights["bias_data"], down * across)
     params: dict[str, Any] = {name: conv[name] for name in _KEPT}
-    params |= {"num_output": outputs * down * across, "weight_data_size": found.size}
+    params |= {"num_output": outputs * down * across, "weight_data_size": shifted.size}
     params |= window_params([_in_steps(height, down), _in_steps(width, across)])
     chain = Chain(conv)
     x = chain.add("Convolution", "squares", conv.input, weights=weights, **params)
@@ -79,7 +79,7 @@ def replace_convolution_with_pixelshuffle(conv: Layer) -> list[Layer]:
 
 
 def _in_steps(window: Window, side: int) -> Window:
-    """Return the window that gives `side` results at once, and at the end as many as are left."""
+    """Return the window that computes `side` results per position; the last position may compute unused ones."""
     kernel, steps = window.kernel + side - 1, ceil(window.outputs / side)
     after = (steps - 1) * side + kernel - window.size - window.before
     return Window(window.axis, kernel, side, 1, window.before, after, window.size)

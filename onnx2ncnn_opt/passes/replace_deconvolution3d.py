@@ -1,7 +1,8 @@
-"""`replace_deconvolution3d`: transposed convolutions of volumes, for which ncnn has a plain loop alone, as 2-D ones.
+"""`replace_deconvolution3d`: 3-D deconvolutions, for which ncnn has only a plain loop, become 2-D ones.
 
-All depths are below each other in one tall image. Output depths that are a stride apart are made in the same way: each
-of the `stride` ways has its own output channels, and what any of them reads are the input channels.
+One tall image holds all depths, one below the other. Output depths with the same remainder modulo the stride, one
+*phase*, use the same taps. So each phase gets output channels of its own, and all depths that a phase reads become
+input channels.
 """
 
 from math import ceil
@@ -34,46 +35,46 @@ def replace_deconvolution3d(layer: Layer) -> list[Layer]:
     depth, height, width = windows(layer)
     channels, (_, *sizes) = fixed_size(layer.input, 0), fixed_shape(layer.output, 4)
     group = groups_of(layer)
-    ways, single = depth.stride, group in (1, layer["num_output"])
-    require(ways == 1 or single, f"'{layer.name}' has groups of several channels")
+    phases, single = depth.stride, group in (1, layer["num_output"])
+    require(phases == 1 or single, f"'{layer.name}' has groups of several channels")
     out_depth, out_height, out_width = sizes
-    steps, taps = ceil(out_depth / ways), _taps(depth)
+    steps, taps = ceil(out_depth / phases), _taps(depth)
     pitch = height.size if steps == 1 else height.size + max(0, ceil(_overhang(layer, height) / height.stride))
     chain = Chain(layer)
     x = _image(chain, depth, steps, list(taps), pitch, channels, group, width.size)
-    x = _deconvolution(chain, x, height, _weight(layer, taps, ways, group), steps)
+    x = _deconvolution(chain, x, height, _weight(layer, taps, phases, group), steps)
     lines = out_height if steps == 1 else pitch * height.stride
-    x = chain.reshape(x, (ways * layer["num_output"], steps, lines, out_width), "volume")
+    x = chain.reshape(x, (phases * layer["num_output"], steps, lines, out_width), "volume")
     x = chain.crop(x, {2: (0, out_height)}, "rows")
-    if ways > 1:
-        outer, order = ((ways, layer["num_output"]), (1, 2, 0, 3)) if group == 1 else ((group, ways), (0, 2, 1, 3))
+    if phases > 1:
+        outer, order = ((phases, layer["num_output"]), (1, 2, 0, 3)) if group == 1 else ((group, phases), (0, 2, 1, 3))
         x = chain.reshape(x, (*outer, steps, out_height * out_width), "ways")
         x = chain.add("Permute", "interleaved", x, order_type=order_type(order))
-        x = chain.reshape(x, (layer["num_output"], steps * ways, out_height, out_width), "depths")
+        x = chain.reshape(x, (layer["num_output"], steps * phases, out_height, out_width), "depths")
     chain.crop(x, {1: (0, out_depth)}, "crop")
     return chain.finish()
 
 
 def _taps(depth: Window) -> dict[int, dict[int, int]]:
-    """Return the taps of the output depths of step j: for input depth j + key, the tap of each way that reads it."""
-    found: dict[int, dict[int, int]] = {}
-    for way in range(depth.stride):
+    """Return the taps of the output depths of step j: for input depth j + key, the tap of each phase that reads it."""
+    taps: dict[int, dict[int, int]] = {}
+    for phase in range(depth.stride):
         for tap in range(depth.kernel):
-            offset, rest = divmod(way + depth.before - tap * depth.dilation, depth.stride)
+            offset, rest = divmod(phase + depth.before - tap * depth.dilation, depth.stride)
             if not rest:
-                found.setdefault(offset, {})[way] = tap
-    return dict(sorted(found.items()))
+                taps.setdefault(offset, {})[phase] = tap
+    return dict(sorted(taps.items()))
 
 
 def _overhang(layer: Layer, height: Window) -> int:
-    """Return the rows that the last row of a depth gives beyond its stride."""
+    """Return the number of output rows of a depth's last row beyond its stride."""
     return height.extent - height.stride + int(layer["output_pad_bottom"])
 
 
 def _image(
     chain: Chain, depth: Window, steps: int, offsets: list[int], pitch: int, channels: int, group: int, width: int
 ) -> Blob:
-    """For each step all depths that it reads, as channels, below each other with rows of zeros between."""
+    """Return the tall image of all steps, with rows of zeros between; the channels are the depths that a step reads."""
     layer = chain.layer
     front = max(0, -offsets[0])
     after = max(0, steps + offsets[-1] - depth.size)
@@ -88,22 +89,22 @@ def _image(
     return chain.reshape(x, (len(offsets) * channels, steps * pitch, width), "taps_rows")
 
 
-def _weight(layer: Layer, taps: dict[int, dict[int, int]], ways: int, group: int) -> Weight:
-    """For each group, way and output the taps of all inputs, with zeros where a way does not read an offset."""
+def _weight(layer: Layer, taps: dict[int, dict[int, int]], phases: int, group: int) -> Weight:
+    """Return the taps of all inputs for each group, phase and output; zeros if a phase does not read an offset."""
     block, weight = weight_with_zeros(layer)
     outputs, inputs, _, *kernel = weight.shape
-    found = np.zeros((group, ways, outputs // group, len(taps), inputs, *kernel), weight.dtype)
+    by_phase = np.zeros((group, phases, outputs // group, len(taps), inputs, *kernel), weight.dtype)
     for i, of_offset in enumerate(taps.values()):
-        for way, tap in of_offset.items():
-            found[:, way, :, i] = weight[:, :, tap].reshape(group, outputs // group, inputs, *kernel)
-    return reordered(block, found)
+        for phase, tap in of_offset.items():
+            by_phase[:, phase, :, i] = weight[:, :, tap].reshape(group, outputs // group, inputs, *kernel)
+    return reordered(block, by_phase)
 
 
 def _deconvolution(chain: Chain, x: Blob, height: Window, weight: Weight, steps: int) -> Blob:
-    """Return the 2-D deconvolution, cut to rows for every depth: its pitch times the stride."""
-    layer, ways = chain.layer, chain.layer["stride_d"]
+    """Return the 2-D deconvolution, cropped to pitch * stride rows for each depth."""
+    layer, phases = chain.layer, chain.layer["stride_d"]
     params: dict[str, Any] = {name: layer[name] for name in _SAME}
-    params |= {"num_output": ways * layer["num_output"], "weight_data_size": weight.data.size}
+    params |= {"num_output": phases * layer["num_output"], "weight_data_size": weight.data.size}
     if steps > 1:
         spare = height.extent - height.stride - height.before
         params |= {"pad_bottom": max(0, spare), "output_pad_bottom": max(0, -spare)}
@@ -112,5 +113,5 @@ def _deconvolution(chain: Chain, x: Blob, height: Window, weight: Weight, steps:
     weights: dict[str, Array | Weight] = {"weight_data": weight}
     if layer["bias_term"]:
         bias = layer.weights["bias_data"].reshape(params.get("group", 1), 1, -1)
-        weights["bias_data"] = np.repeat(bias, ways, axis=1).reshape(-1)
+        weights["bias_data"] = np.repeat(bias, phases, axis=1).reshape(-1)
     return chain.add(layer.type.removesuffix("3D"), "deconv", x, weights=weights, **params)

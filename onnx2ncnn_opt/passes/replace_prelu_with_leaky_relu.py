@@ -4,7 +4,7 @@ from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
 
 @rewrite(
-    op("PReLU", "prelu")("x"), exact=True, purpose="the layer before may take up a ReLU as its activation, but no PReLU"
+    op("PReLU", "prelu")("x"), exact=True, purpose="the layer before can fuse a ReLU as its activation, but no PReLU"
 )
 def replace_prelu_with_leaky_relu(prelu: Layer, x: Blob) -> Layer:
     """x ── PReLU (one slope) ──   ⇒   x ── ReLU (slope) ──"""

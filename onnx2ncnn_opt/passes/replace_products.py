@@ -1,7 +1,7 @@
-"""`replace_*_with_gemm`, `replace_gemm_with_innerproduct`, `swap_gemm_operands`: products with a constant, fast.
+"""`replace_*_with_gemm`, `replace_gemm_with_innerproduct`, `swap_gemm_operands`: the fastest layer for a product.
 
-ncnn has three layers: Gemm, InnerProduct of the rows of a matrix, and MatMul with a MemoryData. Which is fastest was
-measured (docs/measurements.md); the limits here are where one wins at every measured size.
+A product with a constant may be a Gemm, an InnerProduct of the rows of a matrix, or a MatMul with a MemoryData. The
+limits come from measurements (docs/measurements.md): beyond them, one layer was fastest at every size.
 """
 
 from onnx2ncnn_opt.ir.codes import GemmC
@@ -14,28 +14,28 @@ from onnx2ncnn_opt.passes._gemm import has_c, is_shared, linear_of, require_cons
 from onnx2ncnn_opt.rewrite.pattern import const, op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
-# InnerProduct reads the weights row by row: unbeaten for a few rows.
+# InnerProduct reads the weights row by row: the fastest layer for up to 4 rows.
 _FEW_ROWS = 4
-# It works on packs of 8 rows, and is 1.3 to 3.7 times slower than Gemm where they do not come out even.
+# InnerProduct works on packs of 8 rows. It is 1.3 to 3.7 times slower than Gemm for other numbers of rows.
 _MANY_ROWS, _PACK = 16, 8
-# The offsets of a product whose operands have changed places.
+# The broadcast type of C after the operands are swapped.
 _SWAPPED_C = {GemmC.SCALAR: GemmC.SCALAR, GemmC.N: GemmC.M}
-# MatMul packs the constant anew in every run: 1 to 11 times slower than Gemm from this size on.
+# MatMul packs the constant in every run: 1 to 11 times slower than Gemm from this size on.
 _LARGE = 1 << 15
-# For each 16 rows of A, Gemm goes through all of B. A few rows and many weights are read once the other way round: 0.66
-# to 0.88 of the time on AVX-512. AVX2 has other tiles: it takes 0.76 to 1.05 of the time for these numbers of rows, and
-# up to 1.8 for others.
+# For each 16 rows of A, Gemm reads all of B. With swapped operands it reads many weights once for a few rows: 0.66 to
+# 0.88 of the time on AVX-512. AVX2 has other tiles: it takes 0.76 to 1.05 of the time for these numbers of rows, and up
+# to 1.8 for others.
 _SOME_ROWS, _LARGE_FOR_A = (8, 12), 1 << 18
 
 
 def _is_of_matrix(layer: Layer) -> bool:
-    """Return True if a layer reads one matrix, or if its shape is unknown."""
+    """Return True if a layer's input is one matrix, or has an unknown shape."""
     x = layer.inputs[0]
     return x.shape is None or (len(x.shape) == 2 and x.batch == 1)
 
 
 def _rows(layer: Layer) -> Dim | None:
-    """Return the rows of the matrix that a layer reads."""
+    """Return the number of rows of a layer's input; None if it is not one matrix."""
     shape = layer.inputs[0].shape
     return shape[0] if shape is not None and _is_of_matrix(layer) else None
 
@@ -93,9 +93,9 @@ def replace_gemm_with_innerproduct(x: Blob, gemm: Layer) -> Layer:
     linear = linear_of(gemm)
     n, k = linear.weight.shape
     require(inputs == k, f"the rows of '{x.name}' do not have {k} elements")
-    as_it_is = gemm["transB"] and gemm["alpha"] == 1
+    is_same = gemm["transB"] and gemm["alpha"] == 1
     weights: dict[str, Array | Weight] = {
-        "weight_data": gemm.weights.stored("B_data") if as_it_is else stored(gemm, "B_data", linear.weight).reshape(-1)
+        "weight_data": gemm.weights.stored("B_data") if is_same else stored(gemm, "B_data", linear.weight).reshape(-1)
     }
     has_bias = bool(linear.bias.any())
     if has_bias:
@@ -105,7 +105,7 @@ def replace_gemm_with_innerproduct(x: Blob, gemm: Layer) -> Layer:
 
 
 def _is_read_often(gemm: Layer) -> bool:
-    """Return True if a Gemm goes through many constants for some rows, again and again."""
+    """Return True if a Gemm reads a large B several times, for some numbers of rows."""
     if gemm["constantN"] * gemm["constantK"] < _LARGE_FOR_A or _rows(gemm) is None:
         return False
     return gemm.inputs[0].known_shape[gemm["transA"]] in _SOME_ROWS
@@ -139,7 +139,7 @@ def swap_gemm_operands(x: Blob, gemm: Layer) -> Layer:
 
 
 def _matrix(x: Blob) -> tuple[Dim, Dim]:
-    """Rows and columns of a blob; refused if they are unknown."""
+    """Return rows and columns of a blob; refused if they are unknown."""
     rows, columns = known_shape(x, 2)
     return rows, columns
 

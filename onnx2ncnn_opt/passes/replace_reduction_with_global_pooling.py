@@ -15,8 +15,8 @@ from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 def replace_reduction_with_global_pooling(x: Blob, last: Layer, first: Layer | None = None) -> Layer:
     """x ── Reduction (mean over an image) ──   ⇒   x ── Pooling (global average) ──
 
-    Also for a mean over the columns and one over the rows after it. Measured on CPUs it costs some microseconds; it is
-    here for GPUs, as ncnn has no Vulkan shader for Reduction.
+    Also for a mean over the columns and then over the rows. On CPUs it costs some microseconds (measured). The pass is
+    for GPUs, because ncnn has no Vulkan shader for Reduction.
     """
     known_shape(x, 3)
     if first is None:

@@ -11,7 +11,8 @@ from onnx2ncnn_opt.rewrite.rule import rewrite
 def replace_rotaryembed2d(rotary: Layer) -> list[Layer]:
     """x ── RotaryEmbed ──   ⇒   x ── ExpandDims ── RotaryEmbed ── Squeeze ──"""
     x, *tables = rotary.inputs
-    head, rotated = (Blob(f"{rotary.output.name}_{what}", (1, *x.known_shape), x.batch) for what in ("head", "rotated"))
+    names = (f"{rotary.output.name}_{suffix}" for suffix in ("head", "rotated"))
+    head, rotated = (Blob(name, (1, *x.known_shape), x.batch) for name in names)
     before = Layer("ExpandDims", f"{rotary.name}_head", [x], [head], {"axes": (0,)})
     new = rotary.having(inputs=[head, *tables])
     new.outputs = (rotated,)

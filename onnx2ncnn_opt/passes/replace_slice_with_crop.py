@@ -6,11 +6,11 @@ from onnx2ncnn_opt.passes._crops import cropped
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
 
 
-@graph_pass(exact=True, purpose="recurrent layers of which only the last step is read")
+@graph_pass(exact=True, purpose="recurrent layers with one used step, the last")
 def replace_slice_with_crop(graph: Graph) -> Iterator[Replacement | Miss]:
     """x ── Slice ── a, b, c (only b is read)   ⇒   x ── Crop ── b
 
-    A Slice copies all of its parts, and the net would have those that nobody reads as outputs.
+    A Slice copies all of its parts, and ncnn treats parts that no layer reads as outputs.
     """
     for layer in graph.layers:
         if layer.type == "Slice" and sum(blob.uses > 0 for blob in layer.outputs) == 1 and len(layer.outputs) > 1:
@@ -18,7 +18,7 @@ def replace_slice_with_crop(graph: Graph) -> Iterator[Replacement | Miss]:
 
 
 def _replace(layer: Layer) -> Replacement:
-    """Return the Crop of the one part that is read."""
+    """Return the edit to a Crop of the only used part."""
     (part,) = (blob for blob in layer.outputs if blob.uses)
     before = layer.outputs[: layer.outputs.index(part)]
     shapes = [blob.shape for blob in (*before, part)]

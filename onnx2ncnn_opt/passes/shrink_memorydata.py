@@ -6,11 +6,11 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import with_data
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
 
-_PACK = 4  # slices of the outermost axis that ncnn packs, if their number is a multiple
-_SHORT = 32  # elements of a row, from which a broadcasting BinaryOp is as fast as a plain one
+_PACK = 4  # ncnn packs this number of slices of the outermost axis, if it divides their number
+_SHORT = 32  # with rows of this size or more, a broadcasting BinaryOp is as fast as a plain one
 
 
-@graph_pass(exact=False, purpose="slopes and masks that exporters store in the full size")
+@graph_pass(exact=False, purpose="slopes and masks that exporters store in full size")
 def shrink_memorydata(graph: Graph) -> Iterator[Replacement | Miss]:
     """x, MemoryData (equal slices) ── BinaryOp (MatMul, SDPA) ──   ⇒   x, MemoryData (one slice) ── BinaryOp ──
 
@@ -40,14 +40,14 @@ def _shrink(constant: Layer) -> Replacement | None:
         if user.type == "BinaryOp":
             require(_is_fast(user, small.shape), f"rows of '{blob.name}' are short: they are faster in the full size")
     if all(user.type == "SDPA" for user in blob.users):
-        small = small[0]  # ncnn's Vulkan code reads beyond a mask of one head that has three dims
+        small = small[0]  # ncnn's Vulkan code reads beyond a 3-D mask of one head
     new = with_data(constant, small)
     new.outputs = (Blob(blob.name, small.shape),)
     return Replacement((constant,), added=[(new, constant)], reads={blob: new.output})
 
 
 def _broadcast_axes(user: Layer, blob: Blob) -> set[int]:
-    """Return the axes of a constant along which `user` needs one slice only: its other operand has all of them."""
+    """Return the axes of a constant along which `user` can broadcast one slice, because the other operand is full."""
     shape = known(blob.shape or ())
     if user.type == "SDPA":
         is_mask = user["attn_mask"] and user.inputs.index(blob) == 3 and user.inputs.count(blob) == 1
@@ -58,10 +58,10 @@ def _broadcast_axes(user: Layer, blob: Blob) -> set[int]:
     other = others[0].shape
     if other is None or len(shape) < 2 or len(other) < len(shape):
         return set()
-    found = {axis for axis, size in enumerate(shape) if size > 1 and other[axis] == size}
+    axes = {axis for axis, size in enumerate(shape) if size > 1 and other[axis] == size}
     if user.type == "MatMul":
-        return {axis for axis in found if axis < len(shape) - 2} if len(other) == len(shape) else set()
-    return found
+        return {axis for axis in axes if axis < len(shape) - 2} if len(other) == len(shape) else set()
+    return axes
 
 
 def _is_equal_along(data: Array, axis: int) -> bool:
