@@ -12,9 +12,9 @@ _WEIGHT = r"((?:p?[0-9]{1,9})(?:\*p?[0-9]{1,9})*)(@tagged)?"
 def custom_layer(text: str) -> LayerSpec:
     """Return the type that ``TYPE:COUNT[@tagged],...`` declares.
 
-    There is one COUNT for each weight, in the order of the .bin: its number of elements, a product of numbers and of
-    integer parameters (``p0*9``). ``@tagged`` stands after a weight that the layer loads with ``mb.load(n, 0)``, which
-    has a tag before it in the file; ``mb.load(n, 1)`` reads bare float32. Raises UsageError for anything else.
+    There is one COUNT for each weight, in the order of the .bin: its number of elements, as a product of numbers and
+    integer parameters (``p0*9``). ``@tagged`` marks a weight that the layer loads with ``mb.load(n, 0)``: it has a tag
+    before it in the file. ``mb.load(n, 1)`` reads bare float32. Raises UsageError for other text.
     """
     match = re.fullmatch(_DECLARATION, text)
     weights = [re.fullmatch(_WEIGHT, part) for part in match[2].split(",")] if match and match[2] else []

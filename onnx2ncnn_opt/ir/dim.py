@@ -326,7 +326,7 @@ def left_of_table(rows: Dim, whole: Dim) -> Dim | None:
 
 
 def limits(a: Dim, b: Dim) -> Iterator[Dim]:
-    """Yield sizes that are 0 or more if a equals b: n - b, if a is b rows that are cut at the end n of a table."""
+    """Yield the sizes that are 0 or more exactly if a equals b: n - b if a is ``min(n, b)``; see `left_of_table`."""
     left, call = left_of_table(a, b), _as_call(a)
     if left is not None:
         yield left
@@ -342,7 +342,7 @@ def broadcast_shape(shapes: Iterable[Shape], common: Callable[[Dim, Dim], Dim | 
     result: Shape = ()
     for shape in shapes:
         rank = max(len(shape), len(result))
-        pairs = zip(*((1,) * (rank - len(each)) + each for each in (result, shape)), strict=True)
+        pairs = zip(*((1,) * (rank - len(operand)) + operand for operand in (result, shape)), strict=True)
         sizes = tuple(size for a, b in pairs if (size := common(a, b)) is not None)
         if len(sizes) < rank:
             return None

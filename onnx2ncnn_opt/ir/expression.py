@@ -1,8 +1,8 @@
 """The size expressions of Reshape, Crop and Interp, computed with sizes that may be symbols.
 
-An expression is a list of prefix calls, ``"//(0w,2),*(0h,2),0c"``: `0w` is the width of input 0, w h d c as ncnn names
-the axes of a blob and n its batch count. ncnn splits at parentheses and commas and evaluates from right to left on a
-stack; `evaluate` does the same.
+An expression is a list of prefix calls, ``"//(0w,2),*(0h,2),0c"``: `0w` is the width of input 0. ncnn names the axes of
+a blob w, h, d and c, and its batch count n. ncnn splits at parentheses and commas, and evaluates from right to left on
+a stack. So does `evaluate`.
 """
 
 import math
@@ -35,7 +35,7 @@ def _floordiv(a: Dim, b: Dim) -> Dim:
 
 
 _ARITHMETIC: Mapping[str, Callable[[Any, Any], Any]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
-# int, int -> int; `_FLOATS_2` has the same operators for operands of which one is a float.
+# int, int -> int; if an operand is a float, `_FLOATS_2` has the same operators.
 _SIZES: Mapping[str, Callable[[Dim, Dim], Dim]] = {**_ARITHMETIC, "//": _floordiv, "max": larger, "min": smaller}
 _BITS: Mapping[str, Callable[[int, int], int]] = {
     "and": operator.and_,

@@ -13,9 +13,8 @@ class Feature(IntFlag):
 
     - NO_FP16_ARITHMETIC: blobs and weights stay in 16 bits, sums and functions are computed in 32. On ARM that also
       means packs of 4 instead of 8, and no winograd and no sgemm for 16 bit convolutions.
-    - NO_FP16_STORAGE: the layer reads and writes 32 bits, but ncnn does not convert its inputs: the layer reads
-      16-bit numbers as if they had 32 bits (wrong results on ARM, often a crash; Vulkan likewise).
-      So every input has to arrive in 32 bits: see `rewrite.prove_masks`.
+    - NO_FP16_STORAGE: the layer reads and writes 32 bits, but ncnn does not convert its inputs. So every input must
+      have 32 bits already (`rewrite.prove_masks`): with 16 bits, results are wrong on ARM and Vulkan, or ncnn crashes.
     - NO_BF16_STORAGE: the same for bf16, which is off by default.
     - NO_INT8: ncnn refuses quantised layers, unless they have float weights.
     - NO_VULKAN: the layer runs on the CPU, in 32 bits if its input is; its inputs come down from the GPU.

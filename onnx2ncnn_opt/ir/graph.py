@@ -70,8 +70,8 @@ Origin: TypeAlias = "str | tuple[Origin, ...]"
 class Layer:
     """One ncnn layer: type, name, blobs, parameters by name, weights, and the ONNX nodes it came from.
 
-    ``layer["stride_w"]`` is the parameter or its default. The key of a parameter that is not in the table is its id, an
-    int. ncnn's registry lacks the types of custom layers; the graph knows the `spec` of the declared ones. Only a graph
+    ``layer["stride_w"]`` is the parameter or its default. A parameter that is not in the table has its id, an int, as
+    key. Types that ncnn's registry lacks are custom; their `spec` is None unless they are declared. Only a graph
     changes `inputs` and `outputs`.
     """
 
@@ -309,7 +309,7 @@ class Graph:
         self._detach(layer)
 
     def replace(self, layer: Layer, new: Layer) -> Layer:
-        """Replace a layer with a new one that has no outputs yet; the new one takes over the old one's output blobs."""
+        """Replace a layer by a new one without outputs, which takes over the output blobs; return the new one."""
         if new.outputs and len(new.outputs) != len(layer.outputs):
             raise GraphError(f"'{new.name}' has {len(new.outputs)} outputs, '{layer.name}' has {len(layer.outputs)}")
         following = layer._next

@@ -29,7 +29,7 @@ Array = NDArray[Any]
 LARGEST = 65504.0  # beyond it fp16 has only infinity
 SMALLEST = 2.0**-24  # below half of it fp16 has only 0
 INFINITE = 3.4e38  # numbers from here on mean infinity, as the fill values of masks
-INPUT_MARGIN = 2.0  # numbers of other inputs may be this many times larger than those of the tried inputs
+INPUT_MARGIN = 2.0  # numbers may be this many times larger for untried inputs
 
 # Layers whose weights are fp16 if their input is.
 HALF_WEIGHTS = frozenset(
@@ -57,7 +57,7 @@ _WINOGRAD: Mapping[int, tuple[tuple[float, ...], tuple[float, ...]]] = {
 
 
 class Noise(NamedTuple):
-    """Random errors of elements: equally frequent root mean squares, and one that is relative to the element."""
+    """Random errors of elements: equally frequent root mean squares, and one error relative to the element."""
 
     sizes: tuple[float, ...] = ()
     relative: float = 0.0
@@ -66,10 +66,10 @@ class Noise(NamedTuple):
 class Inner(NamedTuple):
     """The effect of a layer's own arithmetic in fp16 on its output, estimated on a sample.
 
-    `spread` lists equally frequent root mean squares of the error, in the output's units: the error of a channel or of
-    a corner of a winograd tile may be ten times that of another. If there are as many as output elements, they are in
-    the same order. `overflows` is True if a number inside became infinite; the feature mask `remedy` prevents that.
-    `how` names the arithmetic; `device` is set if only one kind of device has it.
+    `spread` lists equally frequent root mean squares of the error, in the output's units: one channel, or one corner of
+    a winograd tile, may have ten times the error of another. With one for each output element, the order is the same.
+    `overflows` is True if a number inside became infinite; the feature mask `remedy` prevents that. `how` names the
+    arithmetic; `device` is set if only one kind of device has it.
     """
 
     how: str
@@ -200,8 +200,8 @@ def _is_strided_depthwise(layer: Layer) -> bool:
 def _permutes_odd_channels(layer: Layer) -> bool:
     """Return True if c stays the outermost axis and may be a multiple of 4, and w * h * d may be odd.
 
-    permute_pack4.comp divides an index in units of `cstep` by w * h * d. Four 16-bit numbers are 8 bytes, and ncnn
-    aligns channels to 16 bytes, so `cstep` is w * h * d + 1 if that is odd.
+    permute_pack4.comp divides an index in units of `cstep` by w * h * d. ncnn aligns channels to 16 bytes, and four
+    16-bit numbers are 8 bytes. So if w * h * d is odd, `cstep` is larger by one.
     """
     shape = layer.input.shape
     last = 5 if shape is None else {3: 1, 4: 5}.get(len(shape), 0)
@@ -512,8 +512,8 @@ _ACTIVATIONS: Mapping[int, Callable[..., Array]] = {
 }
 
 
-# Layers and activations that ncnn computes in several steps in fp16; measured on aarch64 and Vulkan, in units of the
-# result: 2.6e-4 for Sigmoid, 2.9e-4 for Swish, 4.9e-4 for Mish.
+# Layers and activations that ncnn computes in several steps in fp16. Relative errors measured on aarch64 and Vulkan:
+# 2.6e-4 for Sigmoid, 2.9e-4 for Swish, 4.9e-4 for Mish.
 _FUNCTIONS = frozenset({"GELU", "HardSwish", "Interp", "Mish", "Sigmoid", "Softmax", "Swish"})
 _FUNCTION_ERROR = 3e-4
 _TANH_ERROR = 1.5e-4  # absolute, even near 0: GPUs compute 1 - 2 / (exp(2 * x) + 1)

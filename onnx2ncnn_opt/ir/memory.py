@@ -2,7 +2,7 @@
 
 ncnn evaluates a net recursively, from an output: before a layer it computes the layer's bottoms, in their order. It
 frees a blob when the last consumer has run (Splits only share it). So the order of lines in a .param file has no
-effect, but the order of a layer's bottoms has: the first one waits in memory while ncnn computes the second.
+effect, but the order of a layer's bottoms does: the first one stays in memory while ncnn computes the second.
 """
 
 from __future__ import annotations

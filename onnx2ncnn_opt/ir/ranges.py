@@ -1,8 +1,8 @@
 """Facts about a blob's numbers, from the layers that make it: bounds, whole numbers, NaN and infinity.
 
-Elements of graph inputs are unconstrained. The analysis assumes that layers which mix elements (a convolution, a
-product, a normalisation) give finite numbers: a NaN in an operand spreads in the model too. It follows elementwise
-functions: they give NaN or infinity outside their domain, and pass them on. It ignores overflow of large results.
+Elements of graph inputs are unconstrained. Layers that mix elements (a convolution, a product, a normalisation) are
+assumed to return finite numbers, because a NaN in an operand spreads in the model too. Elementwise functions have
+rules: they return NaN or infinity outside their domain, and propagate them. Overflow of large results is ignored.
 """
 
 import math

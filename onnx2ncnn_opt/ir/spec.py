@@ -131,7 +131,7 @@ class LayerSpec:
         return "activation_type" in self.by_name
 
     def is_one_blob_only(self, params: Params) -> bool:
-        """Return whether ncnn refuses anything but one input and one output."""
+        """Return whether ncnn accepts only one input and one output."""
         return self.one_blob_only(params) if callable(self.one_blob_only) else self.one_blob_only
 
 

@@ -2,9 +2,9 @@
 
 A tensor's axes are factorised into atoms: parts of axes that have stayed together so far. The Mat holds the atoms
 in memory order, grouped into dims (and, before them, its batch count); the tensor's axes hold the same atoms in the
-tensor's order. Reshape, Squeeze, Transpose and their chains only regroup atoms, so they cost nothing until a layer
-needs the Mat in a certain layout: then `plan` returns the fewest Reshape and Permute layers that lead there. Axes of
-size 1 have no atoms, so they can be added, dropped and moved freely.
+tensor's order. Reshape, Squeeze, Transpose and their chains only regroup atoms, so they need no layers. If a layer
+needs the Mat in a certain layout, `plan` returns the fewest Reshape and Permute layers that lead there. Axes of size 1
+have no atoms, so they can be added, dropped and moved freely.
 
 Any permutation of any number of atoms is a product of permutations of at most four blocks, so `plan` reaches every
 layout, for any rank.

@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 
 
 class Encoding(enum.Enum):
-    """The format of the stored numbers; `Weight.data` has the dtype given here."""
+    """The format of the stored numbers, with the dtype of `Weight.data`."""
 
     FP32 = "fp32"  # float32, or any 32-bit pattern (int32 constants) where ncnn reads raw data
     FP32_FLAGGED = "fp32-flagged"  # float32 after the tag 0x0002C056

@@ -56,8 +56,8 @@ def require_offsets_fold(first: Array, second: Array, reach: Callable[[], Array]
     """Refuse to add two offsets, element by element, if one is far larger than the blob and folding changes results.
 
     ``x * 10 + 12582912 - 12582912`` rounds: float32 drops digits of x in the first sum. ``i + 8388608 + 0.5`` is exact
-    for an integer i near -8388608, but 8388608.5 is not a float32. `reach` returns the largest value of the blob before
-    the offsets for inputs of magnitude 1, which is typical in nets; it is called only for large offsets.
+    for an integer i near -8388608, but 8388608.5 is not a float32. `reach` returns the largest value of the blob for
+    inputs of magnitude 1, which are typical in nets. It is called only for large offsets.
     """
     both = np.asarray(first + second)
     largest = np.maximum(np.abs(first), np.abs(second))

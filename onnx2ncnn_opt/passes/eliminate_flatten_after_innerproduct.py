@@ -7,7 +7,7 @@ from onnx2ncnn_opt.rewrite.rule import known_shape, rewrite
 def eliminate_flatten_after_innerproduct(ip: Layer) -> Blob:
     """x ── InnerProduct ── Flatten ──   ⇒   x ── InnerProduct ──
 
-    Only if x is not a matrix with one row per token: then the result is a matrix, and Flatten has an effect.
+    Not if x is a matrix with one row per token: then Flatten changes the shape of the result.
     """
     known_shape(ip.output, 1)
     return ip.output

@@ -52,7 +52,7 @@ def fuse_parallel_convolutions(x: Blob, conv: Layer, total: Layer) -> Layer:
     """x ── Convolution 3x3, Convolution 1x1, BatchNorm ── BinaryOp (add) ──   ⇒   x ── Convolution 3x3 ──
 
     The pass adds each tap of the smaller kernel to the tap of the larger one that reads the same element. A BatchNorm,
-    a Scale, a scalar and the blob itself are kernels of one tap; the latter two only with a depthwise convolution,
+    a Scale, a scalar and the blob itself are kernels of one tap. A scalar and the blob need a depthwise convolution,
     because winograd in fp16 would round the blob.
     """
     signs = SIGNS[total["op_type"]]

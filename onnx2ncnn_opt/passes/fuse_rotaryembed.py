@@ -310,7 +310,7 @@ class _Sample:
         return self._viewed(self.numbers[angles.base], angles.views)
 
     def _viewed(self, data: Array, layers: Sequence[Layer]) -> Array:
-        """Return numbers after those of the layers that are views."""
+        """Return numbers after the views among the layers."""
         for layer in layers:
             step, shape = step_of(layer), [self._number(size) for size in known_shape(layer.output)]
             if step is not None:

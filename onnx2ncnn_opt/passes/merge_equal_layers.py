@@ -19,8 +19,8 @@ _SMALL = 2**13  # elements: a constant of this size is copied faster than packed
 def merge_equal_layers(graph: Graph) -> Iterator[Replacement | Miss]:
     """x ── Layer ── a, x ── Layer ── b   ⇒   x ── Layer ── a, a
 
-    Layers of one type with the same inputs, parameters and weights; also constants, unless they are so small that a
-    copy is faster than sharing. Custom layers stay: they may have side effects.
+    For layers of one type with the same inputs, parameters and weights. Small constants stay if copies are faster than
+    sharing. Custom layers stay, because they may have side effects.
     """
     duplicates: dict[Blob, Blob] = {}  # constants that stay, and their equal predecessors
     first: dict[Hashable, Layer] = {}

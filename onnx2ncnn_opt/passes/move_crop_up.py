@@ -24,7 +24,7 @@ _Operands = Iterator[tuple[Blob, int | None]]
 
 
 def _elementwise(layer: Layer, axis: int) -> _Operands:
-    """Yield the operands: crop those of the output's size along the axis, and keep those of size 1."""
+    """Yield the operands: crop operands with the output's size along the axis, and keep operands of size 1."""
     rank, size = len(layer.output.known_shape), layer.output.known_shape[axis]
     for blob in layer.inputs:
         shape = known_shape(blob, rank)

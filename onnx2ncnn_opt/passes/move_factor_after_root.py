@@ -18,8 +18,8 @@ def factored(root: Pattern) -> Op:
 def move_factor_after_root(x: Blob, root: Layer, product: Layer, factor: Layer) -> list[Layer]:
     """x * ((1 / root(y)) * factor)   ⇒   (x * (1 / root(y))) * factor
 
-    For roots with one number for each row or column, and factors along the other axis: the result is a normalisation
-    and its factors, which other passes fuse.
+    For roots with one number for each row or column, and factors along the other axis. Other passes fuse the result, a
+    normalisation and its factors.
     """
     shape, dims = known_shape(x), known_shape(root.output)
     is_part = len(dims) == len(shape) and all(size in (1, whole) for size, whole in zip(dims, shape, strict=True))

@@ -60,9 +60,9 @@ class _ViewRegion:
 class _Edge(NamedTuple):
     """A blob at the border of a region, and the chain of views between the region and the rest of the net.
 
-    `steps` lead from the far end to the region's shape, or from the region to the far end. Two kinds of views cost
-    nothing: the step that the layer at the far end can do itself (see `_own_step`), and a step in `shared`, which
-    other consumers of the far end need anyway: equal layers are merged.
+    `steps` lead from the far end to the region's shape, or from the region to the far end. Two kinds of steps cost
+    nothing. The layer at the far end can do the `free` step itself (see `_own_step`). Other consumers of the far end
+    need `shared` steps anyway, and equal layers are merged.
     """
 
     blob: Blob

@@ -1,7 +1,7 @@
 """`replace_convolution1d`: 1-D convolutions, and the layers between them, on images of one row.
 
-ncnn has better kernels for 2-D convolutions (c, 1, w) than for 1-D ones (c, w), and none for some 1-D ones. A Reshape
-copies its input, so the pass also replaces all layers between the convolutions.
+ncnn has better kernels for convolutions of (c, 1, w) than of (c, w), and lacks some kernels for 1-D. A Reshape copies
+its input, so the pass also replaces all layers between the convolutions.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,9 +1,9 @@
 """`replace_convolution_with_pixelshuffle`: large kernels with few outputs get more outputs at fewer positions.
 
 Such a convolution is a matrix product in ncnn, which copies the inputs of each position, tap by tap. With few outputs
-the copy takes most of the time. So one position computes a square of results: its kernel has some more rows and
-columns, with zeros for elements that a result does not read, and PixelShuffle arranges the results. In an image of one
-row, a position computes several results of the row, and a Permute arranges them.
+the copy takes most of the time. So one position computes a square of results, with a larger kernel. Its weights are
+zero for elements that a result does not read. PixelShuffle arranges the results. In an image of one row, a position
+computes several results of the row, and a Permute arranges them.
 """
 
 from math import ceil

@@ -1,4 +1,4 @@
-"""`replace_*_with_gemm`, `replace_gemm_with_innerproduct`, `swap_gemm_operands`: the fastest layer for a product.
+"""`replace_*_with_gemm`, `replace_gemm_with_innerproduct`, `swap_gemm_operands`: the fastest form of a product.
 
 A product with a constant may be a Gemm, an InnerProduct of the rows of a matrix, or a MatMul with a MemoryData. The
 limits come from measurements (docs/measurements.md): beyond them, one layer was fastest at every size.
@@ -24,7 +24,7 @@ _SWAPPED_C = {GemmC.SCALAR: GemmC.SCALAR, GemmC.N: GemmC.M}
 _LARGE = 1 << 15
 # For each 16 rows of A, Gemm reads all of B. With swapped operands it reads many weights once for a few rows: 0.66 to
 # 0.88 of the time on AVX-512. AVX2 has other tiles: it takes 0.76 to 1.05 of the time for these numbers of rows, and up
-# to 1.8 for others.
+# to 1.8 for other numbers.
 _SOME_ROWS, _LARGE_FOR_A = (8, 12), 1 << 18
 
 

@@ -6,7 +6,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import with_data
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
 
-_PACK = 4  # ncnn packs this number of slices of the outermost axis, if it divides their number
+_PACK = 4  # ncnn packs 4 slices of the outermost axis, if their number is a multiple of 4
 _SHORT = 32  # with rows of this size or more, a broadcasting BinaryOp is as fast as a plain one
 
 

@@ -1,10 +1,9 @@
 """Feature masks (parameter 31) that follow from the graph alone, for layers that need more than fp16.
 
 A layer without fp16 storage needs its inputs in 32 bits, and ncnn does not convert them (`ir.features`). A Dropout of
-scale 1 converts them: it has no fp16 kernel on ARM, and its own mask keeps it off the GPU, so in both cases ncnn
-converts its input to 32 bits. Everywhere else it costs nothing. But x86 has a bf16 kernel of Dropout: before layers
-without bf16 storage a DeepCopy replaces it. The writer gives Splits of such blobs the mask of their readers
-(`param.splits`).
+scale 1 is a cast: ncnn converts its input to 32 bits, because it has no fp16 kernel on ARM, and its own mask keeps it
+off the GPU. Everywhere else it costs nothing. But x86 has a bf16 kernel of Dropout: before layers without bf16 storage
+the cast is a DeepCopy. The writer gives Splits of such blobs the mask of their readers (`param.splits`).
 """
 
 from collections.abc import Collection, Iterable, Iterator

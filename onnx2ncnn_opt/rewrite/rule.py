@@ -59,13 +59,16 @@ def fixed_size(blob: Blob, axis: int) -> int:
 class Rewrite:
     """A pattern, and a function that returns its replacement; it never edits the graph.
 
-    The function's parameters are captures of the pattern; one with a default may be missing in some of `patterns`.
-    It returns a Layer without outputs, which takes over the root's output; or a Blob, which replaces the root's output
-    (a sequence of Blobs for several outputs); or a sequence of Layers. The last of these takes over the root's output,
-    the others have output blobs of their own. `exact` promises bit-equal results on every CPU, so a pass that changes a
-    division, or the rows that a function computes, is not exact. `purpose` says why the pass exists, if the models and
-    numbers of docs/passes.md do not show it. `covers` are ncnnoptimize's names for parts of the pass; ``--skip`` and
-    ``--only`` accept them for the whole pass.
+    The function's parameters are captures of the pattern; one with a default may be missing in some of `patterns`. It
+    returns one of these:
+
+    - a Layer without outputs, which takes over the root's output;
+    - a Blob, which replaces the root's output, or a sequence of Blobs for several outputs;
+    - a sequence of Layers: the last one takes over the root's output, the others have output blobs of their own.
+
+    `exact` promises bit-equal results on every CPU. So a pass that changes a division, or the rows of a function, is
+    not exact. `purpose` says why the pass exists, if docs/passes.md has no models or numbers for it. `covers` are
+    ncnnoptimize's names for parts of the pass; ``--skip`` and ``--only`` accept them for the whole pass.
     """
 
     name: str

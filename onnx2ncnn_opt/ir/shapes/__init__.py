@@ -3,8 +3,8 @@
 Sizes that are known only at run time are computed as symbols (`ir.dim`). Where ncnn decides by comparing sizes and a
 symbol leaves that open, these assumptions hold throughout:
 
-- two sizes that must be equal are equal, unless their difference is a constant other than 0; the result is the number
-  if one size is a number, else the first operand's size;
+- two sizes that must be equal are equal, unless their difference is a constant other than 0; of a number and a symbol
+  the result is the number, of two symbols the first one;
 - a symbolic size is not 1, so it does not broadcast;
 - a part that is cut out of a blob (Crop) is inside it.
 

@@ -67,11 +67,11 @@ def reshape(layer: Layer, x: Shape | None, *others: Shape | None) -> Batched:
     Unlike other layers, Reshape gets its whole batch at once. Its other inputs, read for sizes, may have another batch.
     """
     before, after = layer["input_batch_axis"], layer["output_batch_axis"]
-    wanted = _wanted(layer)
+    sizes = _sizes(layer)
     if (before, after) == (_NO_BATCH_AXIS, _NO_BATCH_AXIS):
-        return Batched(None if wanted is None else _plain_reshape(layer, x, wanted), layer.inputs[0].batch)
+        return Batched(None if sizes is None else _plain_reshape(layer, x, sizes), layer.inputs[0].batch)
     full = None if x is None else _with_batch(layer, x, before)
-    shape = None if wanted is None else _resolve(layer, full, full, wanted)
+    shape = None if sizes is None else _resolve(layer, full, full, sizes)
     if after == _NO_BATCH_AXIS:
         batch: Dim = 1
     elif shape is None:
@@ -84,14 +84,14 @@ def reshape(layer: Layer, x: Shape | None, *others: Shape | None) -> Batched:
     return Batched(shape, batch)
 
 
-def _plain_reshape(layer: Layer, x: Shape | None, wanted: Shape) -> Shape | None:
-    if len(wanted) > MAX_RANK:
-        fail(layer, f"{len(wanted)} sizes make more than {MAX_RANK} axes")
-    copies = None if x is None else tuple(named_sizes(x)[axis] for axis in AXES[len(wanted)])
-    return _resolve(layer, x, copies, wanted)
+def _plain_reshape(layer: Layer, x: Shape | None, sizes: Shape) -> Shape | None:
+    if len(sizes) > MAX_RANK:
+        fail(layer, f"{len(sizes)} sizes make more than {MAX_RANK} axes")
+    copies = None if x is None else tuple(named_sizes(x)[axis] for axis in AXES[len(sizes)])
+    return _resolve(layer, x, copies, sizes)
 
 
-def _wanted(layer: Layer) -> Shape | None:
+def _sizes(layer: Layer) -> Shape | None:
     """Return the sizes in the parameters or the expression, outermost first."""
     if layer["shape_expr"]:
         sizes = evaluated(layer, "shape_expr", whole_batch=True)
@@ -112,29 +112,29 @@ def _with_batch(layer: Layer, x: Shape, axis: int) -> Shape:
     return *x[:axis], batch, *x[axis:]
 
 
-def _resolve(layer: Layer, x: Shape | None, copies: Shape | None, wanted: Shape) -> Shape | None:
-    """Return the wanted sizes with 0 and -1 replaced; None if that needs an unknown input."""
+def _resolve(layer: Layer, x: Shape | None, copies: Shape | None, sizes: Shape) -> Shape | None:
+    """Return the sizes with 0 and -1 replaced; None if that needs an unknown input."""
     if x is None or copies is None:
-        return None if 0 in wanted or -1 in wanted else wanted
-    if wanted.count(-1) > 1:
-        fail(layer, f"{text(wanted)} leaves two sizes open")
-    if any(size == 0 and i >= len(copies) for i, size in enumerate(wanted)):
-        fail(layer, f"{text(wanted)} copies an axis that the input does not have")
-    sizes = [copies[i] if size == 0 else size for i, size in enumerate(wanted)]
+        return None if 0 in sizes or -1 in sizes else sizes
+    if sizes.count(-1) > 1:
+        fail(layer, f"{text(sizes)} leaves two sizes open")
+    if any(size == 0 and i >= len(copies) for i, size in enumerate(sizes)):
+        fail(layer, f"{text(sizes)} copies an axis that the input does not have")
+    result = [copies[i] if size == 0 else size for i, size in enumerate(sizes)]
     total = product(x)
-    if -1 in sizes:
-        known = product(size for size in sizes if size != -1)
-        rest = exact_div(total, known)
+    if -1 in result:
+        others = product(size for size in result if size != -1)
+        rest = exact_div(total, others)
         if rest is None:
             if isinstance(total, int):
-                if isinstance(known, Sym):
+                if isinstance(others, Sym):
                     return None
-                fail(layer, f"{total} elements do not fit {text(wanted)}")
-            rest = total // known
-        sizes[sizes.index(-1)] = rest
-    elif differ(product(sizes), total):
-        fail(layer, f"{total} elements do not fit {text(wanted)}")
-    return tuple(sizes)
+                fail(layer, f"{total} elements do not fit {text(sizes)}")
+            rest = total // others
+        result[result.index(-1)] = rest
+    elif differ(product(result), total):
+        fail(layer, f"{total} elements do not fit {text(sizes)}")
+    return tuple(result)
 
 
 @shape_of("Permute")
@@ -285,7 +285,7 @@ def _number(layer: Layer, value: Dim) -> int:
 
 @shape_of("Padding")
 def padding(layer: Layer, x: Shape) -> Shape:
-    """Return the shape with the borders added: front and behind go to c of a 3-D blob and to d of a 4-D one."""
+    """Return the shape with the borders added: front and behind pad c of a 3-D blob, and d of a 4-D one."""
     sides = {**_SIDES, "c" if len(x) == 3 else "d": ("front", "behind")}
     result = []
     for axis, size in by_axis(x).items():
