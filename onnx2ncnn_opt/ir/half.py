@@ -21,8 +21,8 @@ from onnx2ncnn_opt.ir.codes import Activation, GemmC, Reduction, UnaryOp
 from onnx2ncnn_opt.ir.dim import exact_div, product
 from onnx2ncnn_opt.ir.features import FP32, Device, Feature
 from onnx2ncnn_opt.ir.graph import Layer
-from onnx2ncnn_opt.ir.int8 import CRASH_OF_GPUS, crashes_gpus
-from onnx2ncnn_opt.ir.kernels import has_3x3_taps, has_kernel
+from onnx2ncnn_opt.ir.int8 import CRASH_OF_GPUS, crashes_gpus, may_use_winograd
+from onnx2ncnn_opt.ir.kernels import has_kernel
 
 Array = NDArray[Any]
 
@@ -156,9 +156,7 @@ def winograd_tile(layer: Layer) -> int:
 
     convolution_arm_asimdhp.cpp, create_pipeline_fp16s.
     """
-    if layer.type != "Convolution" or layer["featmask"] & (Feature.NO_WINOGRAD | Feature.NO_FP16_ARITHMETIC):
-        return 0
-    if not has_3x3_taps(layer) or (layer["dilation_w"], layer["dilation_h"]) != (1, 1):
+    if not may_use_winograd(layer) or layer["featmask"] & (Feature.NO_WINOGRAD | Feature.NO_FP16_ARITHMETIC):
         return 0
     outputs = layer["num_output"]
     inputs = layer["weight_data_size"] // 9 // outputs if outputs else 0

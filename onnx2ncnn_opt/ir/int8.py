@@ -11,6 +11,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.kernels import has_3x3_taps
 from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
 
 LEVELS = 127
@@ -41,9 +42,7 @@ def largest_sum(rows: Array, *, is_positive: bool = False) -> int:
 
 def may_use_winograd(layer: Layer) -> bool:
     """Return True if ncnn may compute a convolution with winograd: a 3x3 kernel, stride 1, no dilation."""
-    if layer.type != "Convolution":
-        return False
-    return [layer[f"{name}_{axis}"] for name in ("kernel", "stride", "dilation") for axis in "wh"] == [3, 3, 1, 1, 1, 1]
+    return layer.type == "Convolution" and has_3x3_taps(layer) and (layer["dilation_w"], layer["dilation_h"]) == (1, 1)
 
 
 def is_garbage_on_x86(layer: Layer) -> bool:

@@ -7,10 +7,8 @@ from onnx2ncnn_opt.ir.dim import known, product
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.view import Regroup
 from onnx2ncnn_opt.passes._views import Steps, end_of, in_layout, shortest, step_of, steps_to, view_layers
-from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.passes.fuse_sdpa import SDPA
 from onnx2ncnn_opt.rewrite.rule import Replacement, graph_pass
-
-_SDPA = op("SDPA", kv_cache=0, int8_scale_term=0)
 
 
 @graph_pass(exact=True, purpose="language models whose heads share keys and values")
@@ -20,7 +18,7 @@ def eliminate_tile_before_sdpa(graph: Graph) -> Iterator[Replacement]:
     If each head of keys and values is repeated for several heads of queries: SDPA repeats them itself.
     """
     for sdpa in graph.layers:
-        edit = _without_tiles(sdpa) if _SDPA.fits(sdpa) else None
+        edit = _without_tiles(sdpa) if SDPA.fits(sdpa) else None
         if edit is not None:
             yield edit
 

@@ -3,11 +3,10 @@ from collections.abc import Iterator
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.view import Regroup
 from onnx2ncnn_opt.passes._views import chain_above, step_of, view_layers
-from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.passes.fuse_sdpa import SDPA
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, known_shape, needed, require
 
 _DIMS = 3  # of keys and values: heads, rows and columns
-_SDPA = op("SDPA", kv_cache=0, int8_scale_term=0)
 
 
 @graph_pass(
@@ -18,7 +17,7 @@ def fuse_kv_cache(graph: Graph) -> Iterator[Replacement | Miss]:
 
     The pasts must be inputs of the net, and the joined keys and values outputs. Both become opaque.
     """
-    sdpas = [layer for layer in graph if _SDPA.fits(layer) and any(map(_join, layer.inputs[1:3]))]
+    sdpas = [layer for layer in graph if SDPA.fits(layer) and any(map(_join, layer.inputs[1:3]))]
     edits = [edit for sdpa in sdpas for edit in attempt(sdpa, _with_cache, sdpa)]
     for join in graph:
         reader = _next(join, "Tile") if join.outputs and _joins_past(join) else None

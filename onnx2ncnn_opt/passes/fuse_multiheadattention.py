@@ -16,13 +16,12 @@ from onnx2ncnn_opt.passes._fold import one_factor
 from onnx2ncnn_opt.passes._gemm import Linear, linear_of
 from onnx2ncnn_opt.passes._linear import factor, times
 from onnx2ncnn_opt.passes._views import moved, step_of
-from onnx2ncnn_opt.passes.fuse_sdpa import attention
+from onnx2ncnn_opt.passes.fuse_sdpa import SDPA, attention
 from onnx2ncnn_opt.rewrite.edit import require_private
-from onnx2ncnn_opt.rewrite.pattern import matches, op
+from onnx2ncnn_opt.rewrite.pattern import matches
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, fixed_shape, fixed_size, graph_pass, needed, require
 
 _SCALING = times("x")
-_SDPA = op("SDPA", "root", kv_cache=0, int8_scale_term=0)
 _PRODUCTS = tuple(attention())
 
 
@@ -92,7 +91,7 @@ def _match(root: Layer) -> Replacement | None:
     gemms = [trace.producer for trace in (q, k, v)]
     layers = dict.fromkeys([*merged.layers, *core.layers, *q.layers, *k.layers, *v.layers, *gemms, root])
     require_private(tuple(layers), root.outputs)
-    if _SDPA.fits(core.layers[0]):
+    if SDPA.fits(core.layers[0]):
         scores = math.prod(fixed_shape(core.q)[:-1]) * fixed_size(core.k, -2)
         views = [layer for layer in layers if layer not in core.layers and layer.type != "Gemm"]
         require(surplus_of_attention(scores) < cost(views), "SDPA is faster for so many queries and keys")
@@ -154,7 +153,7 @@ def _attention(root: Layer, core: _Core, merged: _Trace, qkv: tuple[_Trace, ...]
 
 
 def _core(layer: Layer) -> _Core | None:
-    if _SDPA.fits(layer):
+    if SDPA.fits(layer):
         q, k, v, *mask = layer.inputs
         scale = layer["scale"] or 1 / float(fixed_size(q, -1)) ** 0.5
         core = _Core(q, k, v, mask[0] if mask else None, scale, (layer,))

@@ -29,7 +29,7 @@ from onnx2ncnn_opt.rewrite.rule import (
     rewrite,
 )
 
-_SDPA = op("SDPA", kv_cache=0, int8_scale_term=0)
+SDPA = op("SDPA", kv_cache=0, int8_scale_term=0)
 _SCALING = times("x")
 # The largest width of queries, in keys: measured, SDPA is faster at 4 and equal at 8.
 _WIDEST = 4
@@ -208,7 +208,7 @@ def fuse_sdpa_scale(graph: Graph) -> Iterator[Replacement | Miss]:
     """
     for layer in graph.layers:
         sdpa = layer
-        for i in (0, 1) if _SDPA.fits(sdpa) else ():
+        for i in (0, 1) if SDPA.fits(sdpa) else ():
             for edit in attempt(sdpa, _without_factor, sdpa, i):
                 yield edit
                 if isinstance(edit, Replacement) and sdpa.graph is None:
