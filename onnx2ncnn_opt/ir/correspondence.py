@@ -109,16 +109,16 @@ class _Pairing:
 
     def pair_groups(self, key: Key) -> None:
         """Pair the remaining layers with equal keys, in order, if both graphs have equally many."""
-        mine, theirs = (_grouped(layers, key) for layers in self.unpaired())
-        for value, group in mine.items():
-            self.pair_all(group, theirs.get(value, []))
+        from_a, from_b = (_grouped(layers, key) for layers in self.unpaired())
+        for value, group in from_a.items():
+            self.pair_all(group, from_b.get(value, []))
 
     def pair_unique(self) -> None:
         """Pair layers that have weights and occur once in each graph."""
-        mine, theirs = (_grouped(layers, self.own.__getitem__) for layers in self.unpaired())
-        for value, (x, *more) in mine.items():
-            if not more and len(x.weights) and len(theirs.get(value, ())) == 1:
-                self.pair(x, theirs[value][0])
+        from_a, from_b = (_grouped(layers, self.own.__getitem__) for layers in self.unpaired())
+        for value, (x, *more) in from_a.items():
+            if not more and len(x.weights) and len(from_b.get(value, ())) == 1:
+                self.pair(x, from_b[value][0])
 
     def pair_outputs(self) -> None:
         """Pair producers of outputs: first by name, then in order."""
@@ -134,17 +134,17 @@ class _Pairing:
         self.pair(p, q)
         return [p]
 
-    def pair_all(self, mine: Sequence[Layer], theirs: Sequence[Layer]) -> list[Layer]:
+    def pair_all(self, from_a: Sequence[Layer], from_b: Sequence[Layer]) -> list[Layer]:
         """Pair two lists of layers if they are equally long: first by name, then in order."""
-        if len(mine) != len(theirs):
+        if len(from_a) != len(from_b):
             return []
-        by_name = {y.name: y for y in theirs}
-        named = [(x, by_name[x.name]) for x in mine if x.name in by_name]
+        by_name = {y.name: y for y in from_b}
+        named = [(x, by_name[x.name]) for x in from_a if x.name in by_name]
         done = {layer for pair in named for layer in pair}
-        rest = zip((x for x in mine if x not in done), (y for y in theirs if y not in done), strict=False)
+        rest = zip((x for x in from_a if x not in done), (y for y in from_b if y not in done), strict=False)
         for x, y in (*named, *rest):
             self.pair(x, y)
-        return list(mine)
+        return list(from_a)
 
     def spread(self, key: Key) -> None:
         """Pair producers and consumers of paired layers, again and again, if their keys are equal."""
@@ -152,23 +152,22 @@ class _Pairing:
         while queue:
             x = queue.popleft()
             y = self.pairs[x]
-            for mine, theirs in zip(x.inputs, y.inputs, strict=False):
-                queue.extend(self.pair_producers(mine, theirs, key))
-            for mine, theirs in zip(x.outputs, y.outputs, strict=False):
-                readers = _grouped_readers(mine, key, self.pairs)
-                others = _grouped_readers(theirs, key, self.taken)
+            for from_a, from_b in zip(x.inputs, y.inputs, strict=False):
+                queue.extend(self.pair_producers(from_a, from_b, key))
+            for from_a, from_b in zip(x.outputs, y.outputs, strict=False):
+                readers = _grouped_readers(from_a, key, self.pairs)
+                others = _grouped_readers(from_b, key, self.taken)
                 for value, group in readers.items():
                     queue.extend(self.pair_all(group, others.get(value, [])))
 
     def pair_rows(self, least: int) -> None:
         """Pair rows of at least `least` layers of equal structure among the remaining ones."""
-        mine, theirs = self.unpaired()
-        rows = SequenceMatcher(
-            None, [self.structure[layer] for layer in mine], [self.structure[layer] for layer in theirs], autojunk=False
-        )
+        from_a, from_b = self.unpaired()
+        a, b = ([self.structure[layer] for layer in layers] for layers in (from_a, from_b))
+        rows = SequenceMatcher(None, a, b, autojunk=False)
         for block in rows.get_matching_blocks():
             if block.size >= least:
-                for x, y in zip(mine[block.a : block.a + block.size], theirs[block.b :], strict=False):
+                for x, y in zip(from_a[block.a : block.a + block.size], from_b[block.b :], strict=False):
                     self.pair(x, y)
 
 
@@ -179,11 +178,11 @@ def _input_labels(a: Graph, b: Graph) -> dict[Blob, Hashable]:
     return labels
 
 
-def _public_pairs(mine: Sequence[Blob], theirs: Sequence[Blob]) -> Iterable[tuple[Blob, Blob]]:
+def _public_pairs(from_a: Sequence[Blob], from_b: Sequence[Blob]) -> Iterable[tuple[Blob, Blob]]:
     """Yield the inputs or outputs that belong together: first by name, then in order."""
-    by_name, names = {blob.name: blob for blob in theirs}, {blob.name for blob in mine}
-    yield from ((blob, by_name[blob.name]) for blob in mine if blob.name in by_name)
-    rest = [blob for blob in mine if blob.name not in by_name], [blob for blob in theirs if blob.name not in names]
+    by_name, names = {blob.name: blob for blob in from_b}, {blob.name for blob in from_a}
+    yield from ((blob, by_name[blob.name]) for blob in from_a if blob.name in by_name)
+    rest = [blob for blob in from_a if blob.name not in by_name], [blob for blob in from_b if blob.name not in names]
     yield from zip(*rest, strict=False)
 
 

@@ -182,8 +182,8 @@ def faulty_kernels(layer: Layer) -> Iterator[tuple[Feature, str, Device]]:
 def _is_strided_depthwise(layer: Layer) -> bool:
     """Return True for convolutions that ARM computes in convdw3x3s2_pack8_fp16sa_neon, with a wrong result.
 
-    Where it computes two columns at a time, it reads the last column of the second and third row from the first
-    (convolutiondepthwise_3x3_pack8_fp16s.h). If the output's width is 4n+2 or 4n+3, its last columns are wrong.
+    Its loop over two columns reads the last column of rows 2 and 3 from row 1 (convolutiondepthwise_3x3_pack8_fp16s.h).
+    If the output's width is 4n+2 or 4n+3, the last columns are wrong.
     """
     channels = layer["group"] if layer.type == "ConvolutionDepthWise" else 0
     if not channels or channels % 8 or layer["num_output"] != channels:

@@ -1,9 +1,8 @@
 """ncnn's kernels and their costs, for every choice between layers.
 
-A layer without a kernel of its own for an architecture runs ncnn's plain loop there: no SIMD, no im2col, no winograd,
-no packing. Without a Vulkan kernel its blobs go to the CPU and back. The lists are those of ncnn 1.0.20261020; the
-costs were measured with it on one thread of an x86 CPU with AVX-512 (docs/measurements.md). Plain loops are not faster
-on other CPUs.
+A layer without a kernel for an architecture runs ncnn's plain loop there: no SIMD, no im2col, no winograd, no packing.
+Without a Vulkan kernel its blobs go to the CPU and back. The lists are those of ncnn 1.0.20261020. The costs were
+measured with it on one thread of an x86 CPU with AVX-512 (docs/measurements.md). Plain loops are not faster elsewhere.
 """
 
 from collections.abc import Iterable

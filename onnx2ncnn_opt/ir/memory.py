@@ -118,7 +118,7 @@ class _Simulation:
     def __init__(self, graph: Graph, sizes: Mapping[Blob, int | None], limit: float = inf) -> None:
         self.graph, self.sizes, self.limit = graph, sizes, limit
         self.now = self.peak = 0
-        self.at: Layer | None = None
+        self.peak_layer: Layer | None = None
         self.waiting: _Pending | None = None
         self.uses: dict[Blob, int] = {}  # the remaining uses
         self.buffer: dict[Blob, list[int]] = {}  # size, and number of blobs that share it
@@ -135,11 +135,12 @@ class _Simulation:
         self.peak = self.now
         for blob in self.graph.outputs:
             self.evaluate(blob)
-        waiting = [self.at] if self.at else []
+        waiting = [self.peak_layer] if self.peak_layer else []
         while self.waiting is not None:
             waiting.append(self.waiting.layer)
             self.waiting = self.waiting.above
-        return Memory(self.peak, self.at.name if self.at else "", self.unknown, tuple(waiting), tuple(self.course))
+        name = self.peak_layer.name if self.peak_layer else ""
+        return Memory(self.peak, name, self.unknown, tuple(waiting), tuple(self.course))
 
     def evaluate(self, output: Blob) -> None:
         """Run the layers that an output needs, in ncnn's order."""
@@ -170,7 +171,7 @@ class _Simulation:
             self.allocate(layer)
         self.course.append((layer, self.now))
         if self.now > self.peak:
-            self.peak, self.at, self.waiting = self.now, layer, above
+            self.peak, self.peak_layer, self.waiting = self.now, layer, above
         for blob in dict.fromkeys(layer.inputs):
             self.uses[blob] -= 1
         for blob in dict.fromkeys((*layer.inputs, *layer.outputs)):

@@ -1,7 +1,7 @@
-"""The layout of a tensor of any rank in a Mat of at most four dims, and the layers that lead to another layout.
+"""The layout of a tensor in a Mat of at most four dims, and the layers that change the layout.
 
 A tensor's axes are factorised into atoms: parts of axes that have stayed together so far. The Mat holds the atoms
-in memory order, grouped into dims (and, before them, its batch count); the tensor's axes hold the same atoms in the
+in memory order, grouped into dims (after those of the batch count). The tensor's axes hold the same atoms in the
 tensor's order. Reshape, Squeeze, Transpose and their chains only regroup atoms, so they need no layers. If a layer
 needs the Mat in a certain layout, `plan` returns the fewest Reshape and Permute layers that lead there. Axes of size 1
 have no atoms, so they can be added, dropped and moved freely.
@@ -350,10 +350,10 @@ def _moves_greedy(order: _Order) -> tuple[tuple[_Order, _Order], ...]:
     """Move one block to its position at a time: not the fewest moves, but fast enough for any number of blocks."""
     moves = []
     for position, block in enumerate(sorted(order)):
-        at = order.index(block)
-        if at == position:
+        index = order.index(block)
+        if index == position:
             continue
-        cuts = tuple(c for c in (position, at, at + 1) if 0 < c < len(order))
+        cuts = tuple(c for c in (position, index, index + 1) if 0 < c < len(order))
         first = 1 if position else 0
         perm = list(range(len(cuts) + 1))
         perm.insert(first, perm.pop(first + 1))

@@ -1,7 +1,7 @@
 """Weights as a .bin file stores them.
 
-A weight keeps the encoding of its file: a net that is read and written again is the same to the last bit. It is
-expanded to float32 only for computations.
+A weight keeps the encoding of its file, so reading and writing a net keeps every bit. It is expanded to float32 only
+for computations.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Weight:
             return False
         if self.encoding is Encoding.TABLE and self.tag != other.tag:
             return False
-        mine, theirs = (w.table.tobytes() if w.table is not None else b"" for w in (self, other))
-        return mine == theirs and self.data.tobytes() == other.data.tobytes()
+        tables = {w.table.tobytes() if w.table is not None else b"" for w in (self, other)}
+        return len(tables) == 1 and self.data.tobytes() == other.data.tobytes()
 
 
 def digest(weight: Weight) -> str:

@@ -1,7 +1,6 @@
 """Patterns for parts of expanded normalisations: means, squares, and quotients by their roots.
 
-The power operator is not matched: ncnn's is wrong for numbers that are not positive, so a net with it computes
-something else.
+The patterns do not match the power operator, because ncnn's is wrong for numbers that are not positive.
 """
 
 from collections.abc import Iterator

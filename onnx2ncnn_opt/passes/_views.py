@@ -61,7 +61,7 @@ def chain_below(blob: Blob) -> tuple[Layer, ...]:
 
 def private(chain: tuple[Layer, ...]) -> tuple[Layer, ...]:
     """Return the last layers of a chain, whose results nothing else uses."""
-    return chain[max((at + 1 for at, layer in enumerate(chain[:-1]) if layer.output.uses > 1), default=0) :]
+    return chain[max((i + 1 for i, layer in enumerate(chain[:-1]) if layer.output.uses > 1), default=0) :]
 
 
 def steps_of(layers: Iterable[Layer]) -> Steps:

@@ -34,7 +34,7 @@ def _mirrored() -> Iterator[Op]:
 def _cubes() -> Iterator[Op]:
     """Yield 0.044715 * x * x * x, in every order.
 
-    Without the power operator: ncnn's is wrong for negative numbers, so a net with it computes something else.
+    Without the power operator, because ncnn's is wrong for negative numbers.
     """
     square = (op("UnaryOp", op_type=UnaryOp.SQUARE)("x"), mul("x", "x"))
     yield from (times(mul("x", s), by=0.044715) for s in square)

@@ -71,9 +71,8 @@ def fuse_multiheadattention(graph: Graph) -> Iterator[Replacement | Miss]:
 
     For every way to split and merge heads: the pass only traces each element to a column of the Gemm. Queries, keys and
     values may be parts of one Gemm. If one number multiplies all queries (0 for fully masked keys, by limit_mask_fill),
-    the pass multiplies the keys' operand instead. The scores then differ by the product of queries and the keys' bias,
-    which is equal for all keys, so Softmax ignores it. With so many queries and keys that SDPA is faster, views
-    included, it stays.
+    the pass multiplies the keys' operand instead. Because of the keys' bias, that changes all scores of a query by the
+    same number, which Softmax ignores. With so many queries and keys that SDPA is faster, views included, it stays.
     """
     for root in graph.layers:
         if root.graph is graph and root.type == "Gemm" and len(root.inputs) == 1:

@@ -1,8 +1,8 @@
 """`fuse_lstm`, `fuse_gru`, `fuse_rnn`: unrolled steps become one recurrent layer.
 
-Every step is traced to its arithmetic (`_pieces`), whatever layers compute it: its gates as matrices times inputs, and
-its state as products of gates. Two steps belong to one chain if the second reads the state of the first, and all of
-their weights are equal.
+The pass traces every step to its arithmetic (`_pieces`), for any layers: gates are matrices times inputs, and states
+are sums of products. Two steps belong to one chain if the second reads the state of the first, and all of their weights
+are equal.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

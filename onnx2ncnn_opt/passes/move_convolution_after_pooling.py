@@ -29,8 +29,8 @@ def _shrinks(layer: Layer) -> bool:
 def move_convolution_after_pooling(conv: Layer, smaller: Layer) -> list[Layer]:
     """x ── Convolution 1x1 ── Pooling (average) ──   ⇒   x ── Pooling (average) ── Convolution 1x1 ──
 
-    A mean or an Interp of pixels has the same weights in every channel; a 1x1 convolution mixes the channels of each
-    pixel in the same way. So they commute, and the convolution is faster on the smaller image.
+    A mean or an Interp has the same weights in every channel, and a 1x1 convolution has the same in every pixel. So
+    they commute, and the convolution is faster on the smaller image.
     """
     require_own_weights(conv)
     known_shape(conv.input, 3)

@@ -1,7 +1,7 @@
 """`move_convolution_before_interp`: 1x1 convolutions of the small image instead of the enlarged one.
 
-An Interp computes weighted means of pixels, with the same weights in every channel; a 1x1 convolution mixes the
-channels of each pixel in the same way. So they commute. A Concat of channels between them becomes a sum after them.
+An Interp computes means of pixels with the same weights in every channel. A 1x1 convolution has the same weights in
+every pixel. So they commute. A Concat of channels between them becomes a sum after them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,8 +19,8 @@ from onnx2ncnn_opt.passes._pointwise import is_pointwise, is_resize, matrix_of
 from onnx2ncnn_opt.passes.replace_convolution_with_innerproduct import of_vector
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, fixed_size, graph_pass, known_shape, require
 
-# The gain must outweigh the additional layers, up to four for each convolution: small images in YOLO's necks have a
-# ratio of 0.7, and the nets are not faster.
+# The gain must outweigh the additional layers, up to four for each convolution. The small images in YOLO's necks have a
+# ratio of 0.7, which does not make the nets faster.
 _MOST_OF_COST = 0.6
 
 
@@ -28,8 +28,8 @@ _MOST_OF_COST = 0.6
 def move_convolution_before_interp(graph: Graph) -> Iterator[Replacement | Miss]:
     """x ── Interp ── Convolution 1x1 ──   ⇒   x ── Convolution 1x1 ── Interp ──
 
-    Also if a Concat joins the enlarged image with others: a convolution with the weights of these channels moves before
-    the Interp, and the net adds the results.
+    Also if a Concat joins the enlarged image with others. Then each gets a convolution with its part of the weights,
+    and the net adds the results.
     """
     for layer in graph.layers:
         if layer.graph is graph and (layer.type == "Concat" or is_resize(layer)):

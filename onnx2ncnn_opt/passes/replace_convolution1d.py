@@ -97,8 +97,8 @@ def _on_images(layer: Layer) -> Layer | None:
     if params is None:
         return None
     kind = layer.type.removesuffix("1D")
-    new = layer.having(type=kind, inputs=[_standing(blob) for blob in layer.inputs], **params)
-    new.outputs = tuple(_standing(blob) for blob in layer.outputs)
+    new = layer.having(type=kind, inputs=[_placeholder(blob) for blob in layer.inputs], **params)
+    new.outputs = tuple(_placeholder(blob) for blob in layer.outputs)
     new.without_defaults()
     try:
         shapes = infer_shapes(new)
@@ -107,7 +107,7 @@ def _on_images(layer: Layer) -> Layer | None:
     return new if shapes == [(blob.shape, blob.batch) for blob in new.outputs] else None
 
 
-def _standing(blob: Blob) -> Blob:
+def _placeholder(blob: Blob) -> Blob:
     """Return a placeholder with the name and batch of a blob, and the shape of its image."""
     return Blob(blob.name, _image(blob.shape or ()), blob.batch)
 
@@ -121,10 +121,10 @@ def _replaced(region: _SequenceRegion, order: Mapping[Layer, int]) -> Replacemen
     for layer in inside:
         for blob in layer.inputs:
             if _is_sequence(blob) and blob not in fresh:
-                made = _entry(blob, layer)
-                fresh[blob] = made.output
-                added.append((made, layer))
-                views += [made] if made.type == "Reshape" and not _is_view_of_image(blob.producer) else []
+                entry = _entry(blob, layer)
+                fresh[blob] = entry.output
+                added.append((entry, layer))
+                views += [entry] if entry.type == "Reshape" and not _is_view_of_image(blob.producer) else []
         old = region[layer]
         new = old.having(inputs=[fresh.get(blob, blob) for blob in layer.inputs])
         new.outputs = old.outputs
@@ -153,12 +153,12 @@ def _entry(blob: Blob, reader: Layer) -> Layer:
     assert blob.producer is not None
     if is_constant(blob):
         rows, columns = blob.known_shape
-        made = blob.producer.having(w=columns, h=1, c=rows)
-        made.outputs = (_standing(blob),)
-        return made
-    (made,) = view_layers(blob, (Regroup(_image(blob.known_shape)),), like=[reader])
-    made.name, made.output.name = f"{reader.name}_image", f"{blob.name}_image"
-    return made
+        constant = blob.producer.having(w=columns, h=1, c=rows)
+        constant.outputs = (_placeholder(blob),)
+        return constant
+    (view,) = view_layers(blob, (Regroup(_image(blob.known_shape)),), like=[reader])
+    view.name, view.output.name = f"{reader.name}_image", f"{blob.name}_image"
+    return view
 
 
 def _is_view_of_image(layer: Layer | None) -> bool:

@@ -74,7 +74,7 @@ def carry_out(
 ) -> tuple[Layer, ...]:
     """Edit the graph; return the new layers and the layers that now read another blob.
 
-    Raises Refused, with the graph as it was, if the edit would lose a blob, a name or a parameter, or if `allow`
+    Raises Refused, and leaves the graph unchanged, if the edit would lose a blob, a name or a parameter, or if `allow`
     refuses a new layer.
     """
     replaced = {*edit.reads, *(blob for layer in edit.takes for blob in layer.outputs)}
@@ -138,8 +138,7 @@ def _public_names(edit: Replacement, new_layers: Collection[Layer]) -> dict[Blob
 def _inherit(edit: Replacement) -> None:
     """Copy origins, feature masks and shape hints to the new layers: an opt-out of fp16 must survive a fusion.
 
-    One layer that replaces several gets the union of theirs. If several layers are replaced one by one, each successor
-    gets those of its own.
+    One layer that replaces several gets their union. If `takes` has several layers, each new one gets those of its own.
     """
     is_single = len(edit.takes) <= 1
     sources = edit.layers if is_single else edit.removed
@@ -160,7 +159,7 @@ def _inherit(edit: Replacement) -> None:
 
 
 def _keep_storage(edit: Replacement) -> None:
-    """Give a new weight the encoding of an old one with equal numbers; else note if all old ones are FP16, or BF16.
+    """Give a new weight the encoding of an old one with equal numbers, or set `short` if all old ones have one.
 
     Only weights that ncnn reads after a tag have encodings.
     """

@@ -59,13 +59,9 @@ def fixed_size(blob: Blob, axis: int) -> int:
 class Rewrite:
     """A pattern, and a function that returns its replacement; it never edits the graph.
 
-    The function's parameters are captures of the pattern; one with a default may be missing in some of `patterns`. It
-    returns one of these:
-
-    - a Layer without outputs, which takes over the root's output;
-    - a Blob, which replaces the root's output, or a sequence of Blobs for several outputs;
-    - a sequence of Layers: the last one takes over the root's output, the others have output blobs of their own.
-
+    The function's parameters are captures of the pattern; one with a default may be missing in some of `patterns`.
+    Its result replaces the root: a Layer without outputs takes over the root's output. A Blob replaces it (a sequence
+    of Blobs if there are several). Of a sequence of Layers, the last one takes it over; the others have own outputs.
     `exact` promises bit-equal results on every CPU. So a pass that changes a division, or the rows of a function, is
     not exact. `purpose` says why the pass exists, if docs/passes.md has no models or numbers for it. `covers` are
     ncnnoptimize's names for parts of the pass; ``--skip`` and ``--only`` accept them for the whole pass.
