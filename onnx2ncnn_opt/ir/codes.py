@@ -67,7 +67,7 @@ Pooling = IntEnum("Pooling", "MAX AVG", start=0)
 
 
 class PadMode(IntEnum):
-    """`pad_mode` of Pooling: the number of windows, rounded or by padding."""
+    """`pad_mode` of Pooling: how ncnn computes the number of windows."""
 
     FULL = 0  # rounds up
     VALID = 1  # rounds down

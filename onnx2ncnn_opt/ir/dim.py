@@ -326,7 +326,7 @@ def left_of_table(rows: Dim, whole: Dim) -> Dim | None:
 
 
 def limits(a: Dim, b: Dim) -> Iterator[Dim]:
-    """Yield the sizes that are 0 or more exactly if a equals b: n - b if a is ``min(n, b)``; see `left_of_table`."""
+    """Yield sizes that are 0 or more if and only if a equals b: n - b if a is ``min(n, b)``; see `left_of_table`."""
     left, call = left_of_table(a, b), _as_call(a)
     if left is not None:
         yield left

@@ -256,7 +256,7 @@ def _pixel_shuffle(type: str, deep: Dims, wide: Dims) -> Shuffle | None:
 def _permutation(old: Atoms, new: Atoms, source: Dims | None, target: Dims | None) -> list[Step]:
     """Return the layers that lead from one order of atoms to another.
 
-    `source` and `target` are the dims before and after; None if a Reshape is there anyway. The caller adds a last one.
+    `source` and `target` are the dims before and after; None if a Reshape is there anyway. The caller adds the last.
     """
     blocks = runs(old, new)
     options: list[list[Step]] = []

@@ -41,9 +41,9 @@ class _Reader(NamedTuple):
 
 @dataclass
 class _Readers:
-    """The consumers of a mask that its fill absorbs, and the fill for them."""
+    """The consumers of a mask whose scores its fill absorbs, and the fill for them."""
 
-    found: list[_Reader] = field(default_factory=list)
+    absorbed: list[_Reader] = field(default_factory=list)
     fill: float = _FILL
 
 
@@ -89,10 +89,10 @@ class _Limiter:
         # Drop the rows of refused edits.
         self.kept = {key: rows for key, rows in self.kept.items() if rows.producer is not None}
         readers = _Readers()
-        if not self._collect(layer, layer.output, readers, gate=True, axis=None) or not self._masks(layer, readers):
+        if not self._collect(layer, layer.output, readers, gate=True, axis=None) or not self._is_mask(layer, readers):
             return None
-        gate = _fill(layer) <= _ABSORBING and not _leaves_some_of_every_row(layer)
-        to_gate = [reader for reader in readers.found if reader.layer not in self.gated] if gate else []
+        gate = _fill(layer) <= _ABSORBING and not _has_no_masked_row(layer)
+        to_gate = [reader for reader in readers.absorbed if reader.layer not in self.gated] if gate else []
         for user, *_ in to_gate:
             require(user.type != "MultiHeadAttention", f"the queries of {user.type} '{user.name}' are inside it")
         for blob in (blob for user, *_ in to_gate for blob in user.inputs):
@@ -109,13 +109,13 @@ class _Limiter:
             self.gated.add(takes[user])
         return Replacement(tuple(takes), takes=takes, added=added)
 
-    def _masks(self, layer: Layer, readers: _Readers) -> bool:
+    def _is_mask(self, layer: Layer, readers: _Readers) -> bool:
         """Return True if a layer writes its fill value somewhere, and a higher fill changes no other number."""
         if layer.type == "MemoryData":
             return True
         if layer.computes(BinaryOp.MUL):
             factor = self.ranges.of(layer.input)
-            absorbs = bool(readers.found) and _fill(layer) <= _ABSORBING
+            absorbs = bool(readers.absorbed) and _fill(layer) <= _ABSORBING
             require(factor.is_whole or not absorbs or factor.low >= 0, f"'{layer.input.name}' may be below 0")
             return factor.is_whole or absorbs
         log = layer.input.producer
@@ -151,17 +151,17 @@ class _Limiter:
                     return False
                 readers.fill = max(readers.fill, _FILL * _scale(user))
                 if gate:
-                    readers.found.append(_Reader(user, user.inputs[0], mask, -1))
+                    readers.absorbed.append(_Reader(user, user.inputs[0], mask, -1))
             elif _is_difference_from_itself(user):
                 continue  # x - x is 0 for every x: the Softmax of one element
             elif user.type == "Softmax":
                 if gate and axis is not None and _softmax_axis(user) not in (axis, None):
                     return False
-            elif not self._passes(fill, user, mask, slots, readers, gate=gate, axis=axis):
+            elif not self._passes_on(fill, user, mask, slots, readers, gate=gate, axis=axis):
                 return False
         return True
 
-    def _passes(
+    def _passes_on(
         self, fill: Layer, user: Layer, mask: Blob, slots: list[int], readers: _Readers, *, gate: bool, axis: int | None
     ) -> bool:
         """Return True if a layer passes a mask on, and only Softmax or attention layers read the result."""
@@ -182,7 +182,7 @@ class _Limiter:
         axes = [_softmax_axis(softmax) for softmax in user.output.users if softmax.type == "Softmax"]
         axis = next((known for known in axes if known is not None), -1)
         if needs_gate and self.ranges.of(other).high > 0:
-            readers.found.append(_Reader(user, other, mask, axis))
+            readers.absorbed.append(_Reader(user, other, mask, axis))
         return self._collect(fill, user.output, readers, gate=needs_gate, axis=axis)
 
     def _limited(self, layer: Layer, fill: float) -> tuple[Layer, list[Layer]]:
@@ -262,7 +262,7 @@ def _is_complement(complement: Blob, blob: Blob) -> bool:
     return layer is not None and layer.computes(BinaryOp.RSUB, scalar=True) and layer["b"] == 1 and layer.input is blob
 
 
-def _leaves_some_of_every_row(layer: Layer) -> bool:
+def _has_no_masked_row(layer: Layer) -> bool:
     """Return True if a mask is a constant with an unmasked element in every row."""
     if layer.type != "MemoryData" or layer.output.shape is None:
         return False

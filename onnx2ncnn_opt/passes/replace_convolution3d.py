@@ -104,7 +104,7 @@ def _is_one_tap(window: Window) -> bool:
 
 
 def _can_split(volume: _Volume) -> bool:
-    """Return True for a 3x3 kernel of stride 1, with equal dilation in height and width, which the pads equal."""
+    """Return True for 3x3 kernels of stride 1 with one dilation in height and width, and pads of that size."""
     depth, height, width, dilation = volume.depth, volume.height, volume.width, volume.height.dilation
     is_3x3 = all((w.kernel, w.dilation, w.before, w.after) == (3, *3 * (dilation,)) for w in (height, width))
     is_plain = depth.stride == height.stride == width.stride == volume.group == 1

@@ -159,7 +159,7 @@ def _inherit(edit: Replacement) -> None:
 
 
 def _keep_storage(edit: Replacement) -> None:
-    """Give a new weight the encoding of an old one with equal numbers, or set `short` if all old ones have one.
+    """Give a new weight the encoding of an old one with equal numbers; else its `short`, if all old ones are equal.
 
     Only weights that ncnn reads after a tag have encodings.
     """

@@ -109,7 +109,7 @@ def _large_weights(layer: Layer) -> Iterator[_Proof]:
 
 
 def _own_numbers(layer: Layer, ranges: Ranges) -> Iterator[_Proof]:
-    """Yield the layers with infinite results from a large parameter in fp16, or with a division by an eps of 0."""
+    """Yield the layers with infinite results from a large parameter, or a division by an eps that fp16 makes 0."""
     size = max((float(np.abs(numbers).max(initial=0.0)) for numbers in own_numbers(layer).values()), default=0.0)
     if size > LARGEST and not _may_be_infinite(layer, size, ranges):
         is_limit = size >= INFINITE  # bf16 does not hold it either
