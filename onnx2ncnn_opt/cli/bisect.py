@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.verification.options import Verification
 
 
-@click.command(short_help="Find the first layer that is wrong.")
+@click.command(short_help="Find the first wrong layer.")
 @click.argument("model", type=option.EXISTING_FILE, metavar="MODEL")
 @click.argument("param", type=option.EXISTING_FILE, metavar="[NET.param", required=False)
 @click.argument("bin", type=option.EXISTING_FILE, metavar="NET.bin]", required=False)

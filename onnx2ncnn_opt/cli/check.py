@@ -24,13 +24,13 @@ _FILE = click.Path(path_type=Path)
 @click.command(short_help="Check the nets of many models in CI.")
 @click.argument("file", type=_FILE, default="ncnn-check.toml", metavar="[FILE.toml]")
 @click.option("--record", is_flag=True, help="Write the baseline, for the models whose nets are right.")
-@click.option("-k", "names", multiple=True, metavar="PATTERN", help="Take only models of this name, as 'models/res*'.")
+@click.option("-k", "names", multiple=True, metavar="PATTERN", help="Take only these models, e.g. 'models/res*'.")
 @click.option("--shard", default="1/1", metavar="I/N", help="Take the I-th of N parts of the models.")
 @click.option("-j", "--jobs", type=click.IntRange(min=1), default=1, metavar="N", help="Work on N models at once.")
 @target_options
 @click.option("--keep", type=_FILE, metavar="FOLDER", help="Keep the nets of models that fail.")
 @click.option("--junit", type=_FILE, metavar="FILE.xml", help="Write the results as JUnit's XML.")
-@click.option("--markdown", type=_FILE, metavar="FILE.md", help="Append them as Markdown, as to $GITHUB_STEP_SUMMARY.")
+@click.option("--markdown", type=_FILE, metavar="FILE.md", help="Append them as Markdown ($GITHUB_STEP_SUMMARY).")
 @report_option
 @output_options()
 def check(

@@ -38,8 +38,8 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
     "-o",
     "prefix",
     metavar="PREFIX",
-    help="Write PREFIX.ncnn.param, PREFIX.ncnn.bin and PREFIX.ncnn.json. In a folder, as nets/, they get the model's "
-    "name; several models need that.  [default: the model's path without .onnx or .pt2]",
+    help="Write PREFIX.ncnn.param, PREFIX.ncnn.bin and PREFIX.ncnn.json. In a folder, such as nets/, they get the "
+    "model's name; several models need a folder.  [default: the model's path without .onnx or .pt2]",
 )
 @option.given_options
 @option.run_options
@@ -62,16 +62,16 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
     type=click.Choice(["auto", "only-needed", "never"]),
     default="auto",
     show_default=True,
-    help="What may follow the net instead of being in it, as NumPy or C++: nodes that ncnn cannot express "
-    "(only-needed), and nodes that would be many layers (auto), such as TopK and NonMaxSuppression.",
+    help="Nodes that may follow the net as NumPy or C++: those that ncnn cannot express (only-needed), and also those "
+    "that would be many layers (auto), such as TopK and NonMaxSuppression.",
 )
 @click.option(
     "--quantized",
     type=click.Choice(["float", "keep"]),
     default="float",
     show_default=True,
-    help="What products of a quantised model become: float layers between roundings, step by step as the model has "
-    "them (float), or int8 layers of its weights and scales, which are smaller and faster and differ a little (keep).",
+    help="The layers for products of a quantised model: float layers with the model's roundings (float), or int8 "
+    "layers with its weights and scales, which are smaller and faster and differ a little (keep).",
 )
 @click.option(
     "--append",
@@ -82,14 +82,14 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
 @click.option(
     "--last-row",
     metavar="OUTPUT",
-    help="Compute only the last row of an output: of logits [batch, tokens, vocabulary] those of the next token.",
+    help="Compute only the last row of an output: in logits [batch, tokens, vocabulary], the scores of the next token.",
 )
 @click.option(
     "--split",
     type=click.Choice(["llm"]),
-    help="Write a language model also as the three nets of ncnn_llm, with model.json, into the folder PREFIX.",
+    help="Also write a language model as the three nets of ncnn_llm, with model.json, into the folder PREFIX.",
 )
-@click.option("--quantize", is_flag=True, help="Make an int8 net, as the command `quantize` does, with its options:")
+@click.option("--quantize", is_flag=True, help="Make an int8 net like the command `quantize`, with its options:")
 @quantization_options
 @option.release_option
 @option.storage_options

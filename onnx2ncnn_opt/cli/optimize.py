@@ -33,7 +33,7 @@ _PARAM = (".param", ".param.bin")
     "prefix",
     metavar="PREFIX",
     required=True,
-    help="Write PREFIX.param and PREFIX.bin. In a folder, as nets/, they get the net's name; several nets need that.",
+    help="Write PREFIX.param and PREFIX.bin. In a folder, e.g. nets/, they get the net's name; several nets need one.",
 )
 @click.option(
     "--binary/--text", default=None, help="Format of the .param; PREFIX.param.bin if binary.  [default: as IN]"

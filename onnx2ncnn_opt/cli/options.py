@@ -164,7 +164,7 @@ def _inputs(value: str) -> Feeds:
 def _range(value: str) -> tuple[float, float]:
     low, high = map(_number, value.partition(",")[::2])
     if low is None or high is None or not -math.inf < low < high < math.inf:
-        raise click.BadParameter(f"'{value}' is not of the form LOW,HIGH, as -1,1")
+        raise click.BadParameter(f"'{value}' is not of the form LOW,HIGH, such as -1,1")
     return float(low), float(high)
 
 
@@ -200,7 +200,7 @@ given_options = all_of(
         type=_inputs,
         metavar="FILE",
         help="Inputs for verification: an .npz with arrays by input name, an .npy for a single input, or an image and "
-        "what is done to its pixels: photo.png[:mean=...:std=...:bgr:letterbox].",
+        "the arithmetic on its pixels: photo.png[:mean=...:std=...:bgr:letterbox].",
     ),
 )
 
@@ -214,14 +214,14 @@ draw_options = all_of(
         multiple=True,
         type=_range,
         metavar="LOW,HIGH",
-        help="Draw floats uniformly between these, as -1,1; may be given several times.",
+        help="Draw floats uniformly between two numbers, e.g. -1,1; may be given several times.",
     ),
     click.option(
         "--sizes",
         multiple=True,
         type=_sizes,
         metavar="NAME=SIZE,...",
-        help="Sizes of the dynamic dimensions, as H=64,W=96; may be given several times.",
+        help="Sizes of the dynamic dimensions, e.g. H=64,W=96; may be given several times.",
     ),
 )
 
@@ -261,7 +261,7 @@ effort_option = click.option(
     type=click.Choice(["quick", "normal", "thorough"]),
     default="normal",
     show_default=True,
-    help="Work that a large model may take: sets of inputs to verify, runs to find masks.",
+    help="The work for a large model: sets of inputs to verify, runs to find masks.",
 )
 
 
@@ -278,8 +278,8 @@ tolerance_options = all_of(
         type=float,
         callback=_not_negative,
         metavar="R",
-        help="The largest error that is allowed, relative to the largest value of the output.  [default: what rounding "
-        "may do, and more for weights and modes of 16 bits]",
+        help="The largest error that is allowed, relative to the largest value of the output.  [default: the "
+        "effect of rounding, and more for weights and modes of 16 bits]",
     ),
     click.option(
         "--atol",
@@ -358,8 +358,8 @@ budget_option = click.option(
     "--budget",
     callback=_budget,
     metavar="ERROR",
-    help="The error of an output in fp16 that masks keep at any price, in units of its largest value.  [default: 2e-2, "
-    "at a low price]  With --quantize, 40dB or top1=0.99: how far the outputs have to agree with the float net.",
+    help="The largest error of an output in fp16, in units of its largest value; masks keep it at any price.  "
+    "[default: 2e-2, at a low price]  With --quantize, 40dB or top1=0.99: the required agreement with the float net.",
 )
 masks_option = all_of(
     negative_option("--no-masks", "masks", "Do not write feature masks for layers that need more than fp16."),

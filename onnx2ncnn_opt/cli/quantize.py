@@ -39,18 +39,18 @@ quantization_options = all_of(
     click.option(
         "--data",
         metavar="FILE.npz|FOLDER|MODULE:FUNCTION",
-        help="Samples as in use: arrays by input name whose first axis counts, a folder of arrays or pictures, or a "
-        "function that yields them. A model that is quantised already needs none.",
+        help="Samples like those in use: arrays by input name whose first axis counts samples, a folder of arrays or "
+        "pictures, or a function that yields them. A model that is quantised already needs none.",
     ),
     click.option(
         "--method",
         type=click.Choice(["mse", "minmax", "percentile", "kl"]),
         default="mse",
         show_default=True,
-        help="How the largest number that int8 keeps is chosen.",
+        help="How to choose the threshold, the largest number that does not saturate.",
     ),
     click.option("--keep", multiple=True, metavar="LAYER,...", help="Layers that stay float."),
-    click.option("--all", "every", is_flag=True, help="Make layers int8 that are no faster on this machine, too."),
+    click.option("--all", "every", is_flag=True, help="Also make layers int8 that are no faster on this machine."),
     click.option(
         "--weights",
         type=click.Choice(["int8", "block8"]),
@@ -59,13 +59,13 @@ quantization_options = all_of(
     click.option(
         "--table",
         type=click.Path(dir_okay=False, path_type=Path),
-        help="Scales in the format of ncnn2table: of its layers if the file exists, else it is written.",
+        help="Scales in the format of ncnn2table: the file is read if it exists, else written.",
     ),
     click.option(
         "--like",
         type=EXISTING_FILE,
         metavar="INT8.param",
-        help="Make the layers int8 that are so in an earlier net, in its forms; times decide nothing.",
+        help="Make the same layers int8, in the same forms, as in an earlier net, without timing them.",
     ),
 )
 
@@ -77,9 +77,9 @@ quantization_options = all_of(
 @image_option
 @binding_options
 @quantization_options
-@click.option("--budget", metavar="40dB|top1=0.99", help="How far the outputs have to agree with the float net.")
+@click.option("--budget", metavar="40dB|top1=0.99", help="The required agreement with the float net.")
 @on_option
-@click.option("--keep-failed", is_flag=True, help="Keep the files of the best net if none keeps the budget.")
+@click.option("--keep-failed", is_flag=True, help="Keep the files of the best net if none meets the budget.")
 @click.option("-v", "--verbose", is_flag=True, help="List all layers.")
 @output_options()
 def quantize(
