@@ -152,7 +152,7 @@ class _Limiter:
                 readers.fill = max(readers.fill, _FILL * _scale(user))
                 if gate:
                     readers.absorbed.append(_Reader(user, user.inputs[0], mask, -1))
-            elif _is_difference_from_itself(user):
+            elif user.computes(BinaryOp.SUB, scalar=False) and user.inputs[0] is user.inputs[1]:
                 continue  # x - x is 0 for every x: the Softmax of one element
             elif user.type == "Softmax":
                 if gate and axis is not None and _softmax_axis(user) not in (axis, None):
@@ -235,10 +235,6 @@ def _softmax_axis(softmax: Layer) -> int | None:
     """Return a Softmax's axis, counted from the last one (-1); None if the rank is unknown."""
     shape, axis = softmax.input.shape, int(softmax["axis"])
     return axis if axis < 0 else None if shape is None else axis - len(shape)
-
-
-def _is_difference_from_itself(layer: Layer) -> bool:
-    return layer.computes(BinaryOp.SUB, scalar=False) and layer.inputs[0] is layer.inputs[1]
 
 
 def _adds(layer: Layer, slot: int) -> bool:

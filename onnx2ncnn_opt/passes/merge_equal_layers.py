@@ -42,12 +42,7 @@ def merge_equal_layers(graph: Graph) -> Iterator[Replacement | Miss]:
             duplicates[layer.output] = other.output
             yield Miss((other, layer), "a small constant is made anew faster than it is packed and unpacked")
             continue
-        yield _merged(layer, other)
-
-
-def _merged(layer: Layer, other: Layer) -> Replacement:
-    """Return the edit that replaces a layer's outputs by those of `other`."""
-    return Replacement((layer,), reads=dict(zip(layer.outputs, other.outputs, strict=True)), heirs=(other,))
+        yield Replacement((layer,), reads=dict(zip(layer.outputs, other.outputs, strict=True)), heirs=(other,))
 
 
 def _is_faster_copied(layer: Layer) -> bool:

@@ -39,7 +39,8 @@ def replace_deconvolution3d(layer: Layer) -> list[Layer]:
     require(phases == 1 or single, f"'{layer.name}' has groups of several channels")
     out_depth, out_height, out_width = sizes
     steps, taps = ceil(out_depth / phases), _taps(depth)
-    pitch = height.size if steps == 1 else height.size + max(0, ceil(_overhang(layer, height) / height.stride))
+    overhang = height.extent - height.stride + int(layer["output_pad_bottom"])  # output rows beyond the last stride
+    pitch = height.size if steps == 1 else height.size + max(0, ceil(overhang / height.stride))
     chain = Chain(layer)
     x = _image(chain, depth, steps, list(taps), pitch, channels, group, width.size)
     x = _deconvolution(chain, x, height, _weight(layer, taps, phases, group), steps)
@@ -64,11 +65,6 @@ def _taps(depth: Window) -> dict[int, dict[int, int]]:
             if not rest:
                 taps.setdefault(offset, {})[phase] = tap
     return dict(sorted(taps.items()))
-
-
-def _overhang(layer: Layer, height: Window) -> int:
-    """Return the number of output rows of a depth's last row beyond its stride."""
-    return height.extent - height.stride + int(layer["output_pad_bottom"])
 
 
 def _image(

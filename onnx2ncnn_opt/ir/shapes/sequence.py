@@ -46,7 +46,9 @@ def sdpa(layer: Layer, *inputs: Shape | None) -> list[Output]:
     The inputs are q, k, v, (mask), (2 of the cache).
     """
     caches = 2 if layer["kv_cache"] else 0
-    _input_count(layer, 3 + bool(layer["attn_mask"]) + caches)
+    count = 3 + bool(layer["attn_mask"]) + caches
+    if len(inputs) != count:
+        fail(layer, f"it needs {count} inputs with these parameters")
     unknown: list[Output] = [None] * len(layer.outputs)
     q, k, v = inputs[:3]
     if q is None or k is None or v is None:
@@ -90,11 +92,6 @@ def multi_head_attention(layer: Layer, *inputs: Shape | None) -> list[Output]:
     if mask is not None:
         _check_mask(layer, mask, heads, q[0], None if caches else k[0])
     return [(q[0], query_size), *unknown[1:]]
-
-
-def _input_count(layer: Layer, count: int) -> None:
-    if len(layer.inputs) != count:
-        fail(layer, f"it needs {count} inputs with these parameters")
 
 
 def _check_mask(layer: Layer, mask: Shape, heads: Dim, queries: Dim, keys: Dim | None) -> None:
