@@ -45,7 +45,7 @@ from onnx2ncnn_opt.onnx.read.schema import misfit
 from onnx2ncnn_opt.onnx.read.structure import nodes_of, read_values
 from onnx2ncnn_opt.onnx.registry import OnnxOp, qualified
 from onnx2ncnn_opt.onnx.tail.extract import Tail, label
-from onnx2ncnn_opt.onnx.tail.partition import INDICES, MANY_LAYERS, PICKS, Readers, Walk, split
+from onnx2ncnn_opt.onnx.tail.partition import INDICES, MANY_LAYERS, PICKS, ImportState, Readers, split
 from onnx2ncnn_opt.onnx.value import Constant, Item, SymbolicTensor, Tensor, TensorSequence, element_type, held_as_float
 from onnx2ncnn_opt.progress import counted
 
@@ -147,7 +147,7 @@ def import_model(
     if tail == "never" or whole.is_broken:
         raise whole.error()
     try:
-        extracted, nodes = split(model, whole.seen(single))
+        extracted, nodes = split(model, whole.state(single))
     except UnsupportedError:
         if not (single or whole).is_limited:
             raise
@@ -343,10 +343,10 @@ class _Import(_Ends):
         """Return the error with all refused nodes."""
         return UnsupportedError(self._refused, *self._cut_advice())
 
-    def seen(self, one: _Import | None) -> Walk:
+    def state(self, one: _Import | None) -> ImportState:
         """Return the result for `split`. A tail needs only nodes that the import of `one` item refuses."""
         source = one or self
-        return Walk(source._refused, self.error, self._values, source._refused_nodes, source._lost)
+        return ImportState(source._refused, self.error, self._values, source._refused_nodes, source._lost)
 
     def leave(self, nodes: Collection[onnx_ir.Node], model: LoadedModel, output_axes: Mapping[str, int | None]) -> bool:
         """Become the import of the model without these nodes; return False if other nodes' layers depend on them."""

@@ -1,4 +1,4 @@
-"""The nodes of a tail as an ONNX model of their own, and the model without them."""
+"""Extraction of a tail's nodes into a separate ONNX model, and the model without them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from onnx2ncnn_opt.onnx.read.binding import InputInfo, TensorInfo
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.onnx.value import Constant, Item, Tensor
 
-_IR_VERSION = 8  # the oldest that has all of this
+_IR_VERSION = 8  # the oldest one that suffices
 
 
 class Sizes(NamedTuple):
-    """A value that a tail reads, of integers in terms of dynamic dimensions."""
+    """A value that a tail reads: integers that depend on dynamic dimensions."""
 
     cells: Sequence[Dim]
     shape: Shape
@@ -34,9 +34,9 @@ class Sizes(NamedTuple):
 class Tail:
     """The nodes after a net.
 
-    `cut` are the values that the net gives: those that the tail reads, and outputs of the model. `arrays` are inputs of
-    the model that the tail reads. `sizes` are expressions of dynamic dimensions, each an input of one element (see
-    `manifest.size_input`). `outputs` are all outputs of the model. `reasons` name the nodes that cannot be in the net.
+    `cut` are the net's outputs: values that the tail reads, and outputs of the model. `arrays` are inputs of the model
+    that the tail reads. `sizes` are expressions of dynamic dimensions, each an input of one element (see
+    `manifest.size_input`). `outputs` are all outputs of the model. `reasons` list the nodes that cannot be in the net.
     """
 
     model: onnx.ModelProto
@@ -53,10 +53,10 @@ class Tail:
 
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int | str | None, ...]]:
-        """The shapes of outputs, as far as they can be inferred; a size that is not known is None."""
+        """The inferred shapes of outputs; an unknown size is None."""
         try:
             outputs = onnx.shape_inference.infer_shapes(self.model, data_prop=True).graph.output
-        except (onnx.shape_inference.InferenceError, RuntimeError):  # a declared shape is false
+        except (onnx.shape_inference.InferenceError, RuntimeError):  # a declared shape is wrong
             return {}
         tensors = {value.name: value.type.tensor_type for value in outputs}
         return {
@@ -70,7 +70,7 @@ class Tail:
         return tuple(dict.fromkeys(node.op_type for node in self.model.graph.node))
 
     def without(self, model: LoadedModel) -> LoadedModel:
-        """Return a model up to the tail; its graph is changed in place."""
+        """Return the model without the tail; the graph is changed in place."""
         made = {value.name: value for node in model.graph for value in node.outputs}
         declared = {info.name: info for info in model.outputs}
         structure.cut(model.graph, self.cut)
@@ -84,7 +84,7 @@ class Tail:
 
 
 def label(node: onnx_ir.Node) -> str:
-    """Return the name of a node in messages, as the importer has it."""
+    """Return the name of a node in messages."""
     return node.name or next((value.name for value in node.outputs if value.name), node.op_type)
 
 
@@ -95,9 +95,9 @@ def extracted(
     others: Mapping[str, Item | None],
     reasons: tuple[str, ...],
 ) -> Tail:
-    """Return the tail that these nodes are, in their order, of the values that they read.
+    """Return the tail of these sorted nodes and the values that they read.
 
-    `others` are outputs of the model that the net computes and no node reads.
+    `others` are outputs of the model that the net computes and these nodes do not read.
     """
     made = {value.name for node in nodes for value in node.outputs}
     arrays = tuple(info for info in read.values() if isinstance(info, InputInfo))

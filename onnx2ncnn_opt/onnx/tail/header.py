@@ -1,4 +1,4 @@
-"""A tail as a C++ header of one function, made from the table of tail operators."""
+"""Generation of a C++ header with one function for a tail, from the table of tail operators."""
 
 import math
 import re
@@ -56,7 +56,7 @@ def c_name(name: str) -> str:
 
 
 def _setup(program: Program, ids: Mapping[str, int]) -> Iterator[str]:
-    """Yield the lines that make views of constants and inputs."""
+    """Yield the lines that create views of constants and inputs."""
     for number, port in enumerate(program.inputs):
         sizes = [size if isinstance(size, int) else -1 for size in port.shape]
         yield f"static const i64 in{number}[] = {{{', '.join(map(str, sizes or [0]))}}};"
@@ -115,5 +115,5 @@ def _c_type(dtype: str) -> str:
 
 
 def comment(text: object) -> str:
-    """Return a name from a model in a form that cannot end a comment."""
+    """Return a text from a model in a form that cannot end a comment."""
     return ascii(str(text))[1:-1].replace("\\", "/")

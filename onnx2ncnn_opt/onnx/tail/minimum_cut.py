@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 
 class Network(dict[Hashable, dict[Hashable, float]]):
-    """Directed edges with capacities; ``network[a][b]`` is what still flows from a to b."""
+    """Directed edges with capacities; ``network[a][b]`` is the residual capacity from a to b."""
 
     def connect(self, start: Hashable, end: Hashable, capacity: float) -> None:
         """Add an edge."""
@@ -16,9 +16,9 @@ class Network(dict[Hashable, dict[Hashable, float]]):
         self.setdefault(end, {}).setdefault(start, 0.0)
 
     def sink_side(self, source: Hashable, sink: Hashable) -> set[Hashable] | None:
-        """Return the fewest vertices, the sink among them, that a minimum cut parts from the source.
+        """Return the smallest sink side of a minimum cut, or None if every cut has infinite cost.
 
-        None if every cut costs infinitely much. Paths are the shortest ones (Edmonds and Karp).
+        The algorithm is Edmonds-Karp: it augments the shortest paths.
         """
         while path := self._path(source, sink):
             amount = min(self[a][b] for a, b in path)
@@ -27,30 +27,30 @@ class Network(dict[Hashable, dict[Hashable, float]]):
             for a, b in path:
                 self[a][b] -= amount
                 self[b][a] += amount
-        into: dict[Hashable, list[Hashable]] = {}
+        predecessors: dict[Hashable, list[Hashable]] = {}
         for start, edges in self.items():
-            for end, left in edges.items():
-                if left > 0:
-                    into.setdefault(end, []).append(start)
-        found, pending = {sink}, [sink]
+            for end, residual in edges.items():
+                if residual > 0:
+                    predecessors.setdefault(end, []).append(start)
+        side, pending = {sink}, [sink]
         while pending:
-            new = [start for start in into.get(pending.pop(), ()) if start not in found]
-            found.update(new)
+            new = [start for start in predecessors.get(pending.pop(), ()) if start not in side]
+            side.update(new)
             pending += new
-        return found
+        return side
 
     def _path(self, source: Hashable, sink: Hashable) -> list[tuple[Hashable, Hashable]]:
-        before: dict[Hashable, Hashable] = {source: source}
+        previous: dict[Hashable, Hashable] = {source: source}
         pending = deque([source])
-        while pending and sink not in before:
+        while pending and sink not in previous:
             start = pending.popleft()
-            for end, left in self.get(start, {}).items():
-                if left > 0 and end not in before:
-                    before[end] = start
+            for end, residual in self.get(start, {}).items():
+                if residual > 0 and end not in previous:
+                    previous[end] = start
                     pending.append(end)
         path: list[tuple[Hashable, Hashable]] = []
         end = sink
-        while end in before and end != source:
-            path.append((before[end], end))
-            end = before[end]
+        while end in previous and end != source:
+            path.append((previous[end], end))
+            end = previous[end]
         return path

@@ -1,4 +1,4 @@
-"""A tail: the nodes after the net, read from an ONNX file and run in NumPy alone."""
+"""A tail, the nodes after the net: read from an ONNX file and run with NumPy only."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,10 +16,10 @@ from onnx2ncnn_opt.onnx.read.embedded import Malformed
 from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS, TailOp
 from onnx2ncnn_opt.onnx.tail.wire import Message, attribute, tensor, type_name
 
-_MOST_TOGETHER = 2**30  # elements of all results
+_MOST_ELEMENTS = 2**30  # of all results together
 _OLDEST = 7  # opset
 _DEEPEST = 8  # axes of a tensor, and If nodes around a node
-# What NumPy and the operators raise for arguments that do not fit.
+# Errors of NumPy and the operators for invalid arguments.
 _ERRORS = (ValueError, IndexError, TypeError, KeyError, OverflowError, ZeroDivisionError, MemoryError)
 
 
@@ -39,9 +39,9 @@ class Port(NamedTuple):
 
 @dataclass(frozen=True)
 class Node:
-    """One operator; an input "" is left out, an output "" is not needed.
+    """One operator; an input "" is absent, an output "" is not needed.
 
-    It runs if all `guards` hold, conditions of the If around it. The others of its values are None.
+    It runs only if the conditions of the Ifs around it have the values in `guards`.
     """
 
     operator: str
@@ -62,7 +62,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Program:
-    """Nodes in an order in which they can run, with all types known."""
+    """Topologically sorted nodes with known types."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
@@ -81,37 +81,37 @@ class Program:
 
     @cached_property
     def types(self) -> Mapping[str, str]:
-        """The element type of each value. Raises ModelError for nodes that do not fit together."""
-        found = {name: array.dtype.name for name, array in self.constants.items()}
+        """The element type of each value. Raises ModelError if nodes do not match."""
+        types = {name: array.dtype.name for name, array in self.constants.items()}
         for port in self.inputs:
-            _define(found, port.name, port.dtype, "the tail's inputs")
+            _define(types, port.name, port.dtype, "the tail's inputs")
         for node in self.nodes:
             for name in (*node.inputs, *(name for name, _ in node.guards)):
-                if name and name not in found:
+                if name and name not in types:
                     raise ModelError(f"tail: {node}: no node before it computes its input '{name}'")
-            types = self.letters(node, found)
-            for name, dtype in zip(node.outputs, node.op.result_types(types, len(node.outputs)), strict=True):
+            letters = self.letters(node, types)
+            for name, dtype in zip(node.outputs, node.op.result_types(letters, len(node.outputs)), strict=True):
                 if name:
-                    _define(found, name, dtype, str(node))
+                    _define(types, name, dtype, str(node))
         for port in self.outputs:
-            if found.get(port.name) != port.dtype:
+            if types.get(port.name) != port.dtype:
                 raise ModelError(
-                    f"tail: output '{port.name}' is {port.dtype}, and is computed as {found.get(port.name)}"
+                    f"tail: output '{port.name}' is {port.dtype}, and is computed as {types.get(port.name)}"
                 )
-        return found
+        return types
 
     def letters(self, node: Node, types: Mapping[str, str]) -> Mapping[str, str]:
         """Return the element type of each letter in the schema of a node's operator."""
-        given = [types[name] if name else None for name in node.inputs]
+        input_types = [types[name] if name else None for name in node.inputs]
         try:
-            return node.op.types(given, node.attributes, len(node.outputs))
+            return node.op.types(input_types, node.attributes, len(node.outputs))
         except ValueError as error:
             raise ModelError(f"tail: {node}: {error}") from error
 
     def run(self, arrays: Mapping[str, NDArray[Any]], inexact: Inexact | None = None) -> dict[str, NDArray[Any]]:
-        """Return the outputs by name. Raises UsageError for arrays that do not fit, RunError if a node fails.
+        """Return the outputs by name. Raises UsageError for invalid arrays, RunError if a node fails.
 
-        `inexact` adds errors to the results of functions such as exp, which it gets with the first input.
+        `inexact` is applied to results of functions such as exp, and their first input; it adds errors.
         """
         values = {**self.constants, **dict(self._checked(arrays))}
         total = 0
@@ -125,7 +125,7 @@ class Program:
                     if inexact is not None and node.op.is_inexact:
                         results = [inexact(result, inputs[0]) for result in results]
                     total += sum(result.size for result in results)
-                    if total > _MOST_TOGETHER or any(result.ndim > _DEEPEST for result in results):
+                    if total > _MOST_ELEMENTS or any(result.ndim > _DEEPEST for result in results):
                         raise ValueError(f"results of {[result.shape for result in results]}, {total} elements in all")
                 except _ERRORS as error:
                     raise RunError(f"tail: {node}: {type(error).__name__}: {error}") from error
@@ -145,8 +145,8 @@ class Program:
                 for dim, size in zip(shape, array.shape, strict=True)
             )
             if array.dtype.name != dtype or not fits:
-                given = f"{array.dtype} {list(array.shape)}"
-                raise UsageError(f"tail: input '{name}' is {dtype} {list(shape)}, and the array is {given}")
+                actual = f"{array.dtype} {list(array.shape)}"
+                raise UsageError(f"tail: input '{name}' is {dtype} {list(shape)}, and the array is {actual}")
             yield name, array
 
 
@@ -188,9 +188,9 @@ def _nodes(
     guards: tuple[tuple[str, bool], ...],
     numbers: Iterator[int],
 ) -> Iterator[Node]:
-    """Yield the nodes of a graph, those in the branches of an If before it; `names` are new ones of values in branches.
+    """Yield the nodes of a graph; the nodes in branches of an If come before it.
 
-    Constants become entries of `constants`.
+    `names` are new names of values in branches. Constants become entries of `constants`.
     """
     for item in graph.messages(5):
         try:
@@ -208,7 +208,7 @@ def _nodes(
             except (ValueError, IndexError) as error:
                 raise ModelError(f"tail: {node}: {error}") from error
         elif node.operator != "If":
-            yield _settled(node, item, opset, constants)
+            yield _upgraded(node, item, opset, constants)
         else:
             if len(guards) == _DEEPEST or len(inputs) != 1:
                 raise ModelError(f"tail: {node}: it has {len(inputs)} inputs, and {len(guards)} others around it")
@@ -239,7 +239,7 @@ def _array(value: Any) -> NDArray[Any]:
     return array if isinstance(value, np.ndarray) or array.dtype != np.float64 else array.astype(np.float32)
 
 
-def _settled(node: Node, item: Message, opset: int, constants: dict[str, NDArray[Any]]) -> Node:
+def _upgraded(node: Node, item: Message, opset: int, constants: dict[str, NDArray[Any]]) -> Node:
     """Return a node in the form of the newest opset: attributes that are inputs there become constants."""
     inputs, name, where = node.inputs, node.name, f"tail: {node}"
     if node.operator not in TAIL_OPS:
@@ -270,7 +270,7 @@ def _settled(node: Node, item: Message, opset: int, constants: dict[str, NDArray
 
 
 def _checked(op: TailOp, key: str, value: Any) -> Any:
-    """Return the value of an attribute as the operator's function takes it. Raises ValueError if it does not."""
+    """Return the value of an attribute for the operator's function. Raises ValueError if it is not supported."""
     if key not in op.attributes:
         raise ValueError("the operator has no such attribute in a tail")
     hint = op.attributes[key][0]

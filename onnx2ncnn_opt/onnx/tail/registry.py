@@ -1,13 +1,13 @@
-"""The open table of tail operators: a NumPy function whose signature is the schema, and its C++ template.
+"""The table of tail operators: NumPy functions, whose signatures are the schemas, and C++ templates.
 
 Positional parameters are the operator's inputs, keyword-only parameters its attributes with ONNX's defaults. An input
-may also be an attribute of an older opset, as Squeeze's axes: `Program.read` makes it a constant. An annotation says
-which element types an input has; inputs and results with one letter have one type:
+may be an attribute in an older opset, such as Squeeze's axes: `Program.read` makes it a constant. The annotation is the
+element type of an input; inputs and results with the same letter have the same type:
 
     x: T                  any type
     x: N, F, I, B, L      a number, a float, an int32 or int64, a bool, an int64
     axes: Ints            int32 or int64; arrives as a list
-    b: T | None = None    may be left out
+    b: T | None = None    may be absent
     *xs: T                all further inputs
     -> tuple[T, L]        two results; `-> list[T]`: one for each output of the node
 """
@@ -29,7 +29,7 @@ ALL = (*FLOATS, *INTS, "bool")
 
 
 class Kind(NamedTuple):
-    """The element types of an input or result; those with the same letter are equal."""
+    """The possible element types of an input or result; types with the same letter are equal."""
 
     letter: str
     types: tuple[str, ...]
@@ -77,9 +77,9 @@ class TailOp:
     function: Callable[..., Any]
     symbol: str  # the C++ function
     cpp: str
-    source: str = ""  # of a function that has no file
+    source: str = ""  # of a generated function
     broadcasts: bool = False  # the result has the inputs' common shape
-    is_inexact: bool = False  # other implementations differ by some last bits, as of exp
+    is_inexact: bool = False  # other implementations may differ in the last bits, for example of exp
     older: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
     @cached_property
@@ -87,8 +87,8 @@ class TailOp:
         return get_type_hints(self.function, include_extras=True)
 
     def _inputs_of(self, *kinds: Any) -> tuple[Input, ...]:
-        found = (p for p in inspect.signature(self.function).parameters.values() if p.kind in kinds)
-        return tuple(Input(p.name, _kind(self._hints[p.name]), p.default is None) for p in found)
+        chosen = (p for p in inspect.signature(self.function).parameters.values() if p.kind in kinds)
+        return tuple(Input(p.name, _kind(self._hints[p.name]), p.default is None) for p in chosen)
 
     @cached_property
     def inputs(self) -> tuple[Input, ...]:
@@ -97,12 +97,12 @@ class TailOp:
 
     @cached_property
     def variadic(self) -> Input | None:
-        """All further inputs."""
+        """The declaration of all further inputs."""
         return next(iter(self._inputs_of(inspect.Parameter.VAR_POSITIONAL)), None)
 
     @cached_property
     def attributes(self) -> Mapping[str, tuple[Any, Any]]:
-        """The annotation and default of each attribute; a default of `inspect.Parameter.empty` is none."""
+        """The annotation and default of each attribute; `inspect.Parameter.empty` means no default."""
         declared = inspect.signature(self.function).parameters.values()
         return {p.name: (self._hints[p.name], p.default) for p in declared if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
@@ -118,7 +118,7 @@ class TailOp:
         return get_origin(self._hints["return"]) is list
 
     def declared(self, count: int) -> Sequence[Input]:
-        """Return the declarations of `count` inputs. Raises ValueError if the operator takes another number."""
+        """Return the declarations of `count` inputs. Raises ValueError if the operator does not take this number."""
         extra = count - len(self.inputs)
         needed = sum(not item.optional for item in self.inputs) + (self.variadic is not None)
         if count < needed or (extra > 0 and self.variadic is None):
@@ -126,7 +126,7 @@ class TailOp:
         return (*self.inputs[:count], *([self.variadic] * extra if self.variadic else ()))
 
     def run(self, inputs: Sequence[NDArray[Any] | None], attributes: Mapping[str, Any]) -> list[NDArray[Any]]:
-        """Return the results for inputs, None for those that are left out. Raises what NumPy and the function raise."""
+        """Return the results; None is an absent input. Raises the errors of NumPy and of the function."""
         shapes = [x.shape for x in inputs if x is not None]
         if self.broadcasts and np.prod(np.broadcast_shapes(*shapes), dtype=float) > _MOST:
             raise ValueError("a result of more than 2**28 elements")
@@ -137,24 +137,24 @@ class TailOp:
         result = self.function(*arguments, **attributes)
         return [np.asarray(part) for part in (result if isinstance(result, (tuple, list)) else [result])]
 
-    def types(self, given: Sequence[str | None], attributes: Mapping[str, Any], outputs: int) -> dict[str, str]:
-        """Return the element type of each letter, from those of the inputs. Raises ValueError if they do not fit."""
+    def types(self, inputs: Sequence[str | None], attributes: Mapping[str, Any], outputs: int) -> dict[str, str]:
+        """Return the element type of each letter for the inputs' types. Raises ValueError if they are invalid."""
         if not self.makes_list and outputs > len(self.results):
             raise ValueError(f"it has {outputs} outputs, and the operator has {len(self.results)}")
         if attributes.get("num_outputs", outputs) != outputs:
             raise ValueError(f"it has {outputs} outputs, and num_outputs is {attributes['num_outputs']}")
-        found = {"to": attributes["to"]} if "to" in attributes else {}
-        for item, dtype in zip(self.declared(len(given)), given, strict=True):
+        types = {"to": attributes["to"]} if "to" in attributes else {}
+        for item, dtype in zip(self.declared(len(inputs)), inputs, strict=True):
             if dtype is None:
                 if not item.optional:
                     raise ValueError(f"it has no input {item.name}")
             elif dtype not in item.kind.types or (
-                not item.is_list and found.setdefault(item.kind.letter, dtype) != dtype
+                not item.is_list and types.setdefault(item.kind.letter, dtype) != dtype
             ):
                 raise ValueError(f"its input {item.name} is {dtype}, which the operator does not take here")
         for kind in self.results:
-            found.setdefault(kind.letter, kind.types[0])
-        return found
+            types.setdefault(kind.letter, kind.types[0])
+        return types
 
     def result_types(self, types: Mapping[str, str], outputs: int) -> list[str]:
         """Return the element type of each output."""
@@ -174,10 +174,10 @@ def tail_op(
     is_inexact: bool = False,
     older: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> Callable[[Function], Function]:
-    """Register a NumPy function and a C++ template as an operator, which has the name of the C++ function.
+    """Register a NumPy function and a C++ template as the operator that is named like the C++ function.
 
-    `names` are those of several operators, that of the C++ function first. `older` are defaults of attributes below an
-    opset: `{16: {"mode": "old"}}`.
+    `names` are several operators; the first one is the name of the C++ function. `older` are defaults of attributes
+    before an opset: `{16: {"mode": "old"}}`.
     """
     names = names or (re.findall(r"^.*?\bbool (\w+)\(Tail", cpp, re.M)[-1],)
 
@@ -190,7 +190,7 @@ def tail_op(
 
 
 def of_source(source: str, cpp: str, space: Mapping[str, Any], **facts: Any) -> None:
-    """Register the only function of a source, which may use the names of a module and of the schemas."""
+    """Register the only function of a source; it may use the names in `space` and the annotations above."""
     space = {**globals(), **space}
     exec(source, space)
     [name] = re.findall(r"^def (\w+)", source)
@@ -198,7 +198,7 @@ def of_source(source: str, cpp: str, space: Mapping[str, Any], **facts: Any) -> 
 
 
 def _kind(hint: Any) -> Kind:
-    """Return the kind in an annotation, or in a union of one and None."""
+    """Return the kind of an annotation, or of its union with None."""
     if get_origin(hint) is Annotated:
         kind = get_args(hint)[1]
         assert isinstance(kind, Kind)

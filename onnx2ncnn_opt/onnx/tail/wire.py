@@ -1,6 +1,6 @@
-"""The parts of an ONNX file that a tail has, read without onnx or protobuf: messages, tensors and attributes.
+"""Reader of a tail's ONNX file without onnx or protobuf: messages, tensors and attributes.
 
-Every size is checked against the bytes that are there. Field numbers are those of onnx.proto.
+Every size is checked against the available bytes. Field numbers are from onnx.proto.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ _TYPES = {
     12: "uint32",
     13: "uint64",
 }
-# Fields of a tensor that hold numbers, and their types: 32-bit types and smaller ones share one.
+# Fields of a tensor's numbers by type; 32-bit and smaller types share field 5.
 _TYPED = {"float32": (4, "<f4"), "float64": (10, "<f8"), "int64": (7, ""), "uint32": (11, ""), "uint64": (11, "")}
 
 
@@ -42,7 +42,7 @@ class Message:
                 self._numbers.setdefault(number, []).append(read_varint(data, body, end)[0])
 
     def all_bytes(self, number: int) -> list[bytes]:
-        """Return the values of a field that is no number."""
+        """Return the values of a field that is not a number."""
         if number in self._numbers:
             raise Malformed
         return self._bytes.get(number, [])
@@ -52,31 +52,31 @@ class Message:
         return [Message(value) for value in self.all_bytes(number)]
 
     def one(self, number: int) -> "Message":
-        """Return the last message in a field, an empty one if there is none."""
+        """Return the last message in a field, by default an empty one."""
         return Message(b"".join(self.all_bytes(number)[-1:]))
 
     def texts(self, number: int) -> tuple[str, ...]:
-        """Return the strings in a field, which have no zero bytes: `program` makes names with them."""
+        """Return the strings in a field. Zero bytes are invalid, because `program` uses them in new names."""
         values = self.all_bytes(number)
         if b"\0" in b"".join(values):
             raise Malformed
         return tuple(map(bytes.decode, values))
 
     def text(self, number: int) -> str:
-        """Return the last string in a field, "" if there is none."""
+        """Return the last string in a field, by default ""."""
         return "".join(self.texts(number)[-1:])
 
     def ints(self, number: int) -> list[int]:
         """Return the numbers in a field, packed or not, as int64."""
-        found = list(self._numbers.get(number, ()))
+        numbers = list(self._numbers.get(number, ()))
         for value in self._bytes.get(number, ()):
             if number in self._numbers:  # both forms in one field
                 raise Malformed
-            found += _varints(value)
-        return [(value & (1 << 64) - 1) - (value >> 63 & 1) * (1 << 64) for value in found]
+            numbers += _varints(value)
+        return [(value & (1 << 64) - 1) - (value >> 63 & 1) * (1 << 64) for value in numbers]
 
     def integer(self, number: int) -> int:
-        """Return the last number in a field, 0 if there is none."""
+        """Return the last number in a field, by default 0."""
         return (self.ints(number) or [0])[-1]
 
     def floats(self, number: int, kind: str) -> NDArray[Any]:
@@ -88,30 +88,30 @@ class Message:
 
 
 def type_name(number: int) -> str:
-    """Return numpy's name of an element type. Raises ValueError for one that no tail has."""
+    """Return numpy's name of an element type. Raises ValueError for types that tails lack."""
     if number not in _TYPES:
         raise ValueError(f"element type {number} is not known in a tail")
     return _TYPES[number]
 
 
-def tensor(given: Message) -> NDArray[Any]:
-    """Return a tensor. Raises ValueError if its data do not fit its shape, or are outside of the file."""
-    dtype, shape = np.dtype(type_name(given.integer(2))), given.ints(1)
-    if given.all_bytes(13) or given.integer(14):
+def tensor(message: Message) -> NDArray[Any]:
+    """Return a tensor. Raises ValueError if its data do not match its shape, or are outside of the file."""
+    dtype, shape = np.dtype(type_name(message.integer(2))), message.ints(1)
+    if message.all_bytes(13) or message.integer(14):
         raise ValueError("its data are outside of the file")
     count = 1
     for size in shape:
         count *= max(size, -1)
     field, kind = _TYPED.get(dtype.name, (5, ""))
-    if given.all_bytes(9):
-        [raw] = given.all_bytes(9)
+    if message.all_bytes(9):
+        [raw] = message.all_bytes(9)
         if len(raw) % dtype.itemsize:
             raise ValueError(f"it has {len(raw)} bytes of {dtype}")
         data: NDArray[Any] = np.frombuffer(raw, dtype.newbyteorder("<"))
     elif kind:
-        data = given.floats(field, kind)
+        data = message.floats(field, kind)
     else:
-        numbers = np.array(given.ints(field), np.int64)
+        numbers = np.array(message.ints(field), np.int64)
         data = numbers.astype(np.uint16).view(dtype) if dtype.kind == "f" else numbers
     if min(shape, default=0) < 0 or data.size != count or len(shape) > 8:
         raise ValueError(f"it has {data.size} elements for the shape {shape}")
@@ -119,22 +119,22 @@ def tensor(given: Message) -> NDArray[Any]:
     return (result.view(np.uint8) != 0) if dtype.kind == "b" else result
 
 
-def attribute(given: Message) -> Any:
-    """Return the value of an attribute. Raises ValueError for a graph and other kinds that no tail has."""
-    kind = given.integer(20)
+def attribute(message: Message) -> Any:
+    """Return the value of an attribute. Raises ValueError for graphs and other kinds that tails lack."""
+    kind = message.integer(20)
     if kind == 1:
-        [value] = given.floats(2, "<f4")[-1:].tolist()
+        [value] = message.floats(2, "<f4")[-1:].tolist()
         return value
     if kind == 2:
-        return given.integer(3)
+        return message.integer(3)
     if kind == 3:
-        return given.text(4)
+        return message.text(4)
     if kind == 4:
-        return tensor(given.one(5))
+        return tensor(message.one(5))
     if kind == 6:
-        return given.floats(7, "<f4").tolist()
+        return message.floats(7, "<f4").tolist()
     if kind == 7:
-        return given.ints(8)
+        return message.ints(8)
     raise ValueError("it is of a kind that no tail has")
 
 

@@ -1,4 +1,4 @@
-"""The families of tail operators; each registers its own when it is imported."""
+"""The families of tail operators; importing a family registers its operators."""
 
 from onnx2ncnn_opt.onnx.tail.operators import elementwise, indexing, reduction, sampling, selection, shape
 

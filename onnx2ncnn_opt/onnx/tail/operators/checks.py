@@ -1,4 +1,4 @@
-"""Checks that several families share."""
+"""Checks shared by several families."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -15,22 +15,22 @@ def axis_of(axis: int, rank: int) -> int:
 
 
 def axes_of(axes: Iterable[int], rank: int) -> list[int]:
-    """Return different axes counted from the front."""
-    found = [axis_of(axis, rank) for axis in axes]
-    if len(set(found)) < len(found):
-        raise ValueError(f"an axis twice in {found}")
-    return found
+    """Return axes counted from the front; raise ValueError if one occurs twice."""
+    result = [axis_of(axis, rank) for axis in axes]
+    if len(set(result)) < len(result):
+        raise ValueError(f"an axis twice in {result}")
+    return result
 
 
 def sized(*shape: int) -> tuple[int, ...]:
-    """Return the shape of a result that is not too large."""
+    """Return the shape of a result; raise ValueError if it is too large."""
     if min(shape, default=0) < 0 or np.prod(shape, dtype=np.float64) > 2**28:
         raise ValueError(f"a result of the shape {shape}")
     return shape
 
 
 def wrapped(indices: NDArray[Any], size: int) -> NDArray[np.int64]:
-    """Return indices with negative ones counted from the end."""
+    """Return indices counted from the front; raise ValueError if one is out of range."""
     if np.any((indices < -size) | (indices >= size)):
         raise ValueError(f"an index that is not below the size {size}")
     return np.where(indices < 0, indices + size, indices).astype(np.int64)

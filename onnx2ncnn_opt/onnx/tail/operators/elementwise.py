@@ -1,4 +1,4 @@
-"""Elementwise operators with broadcasting: most are one line of a table, NumPy and C++ side by side."""
+"""Elementwise operators with broadcasting: most are one row of a table with NumPy and C++ code."""
 
 import re
 from string import Template
@@ -7,7 +7,7 @@ import numpy as np
 
 from onnx2ncnn_opt.onnx.tail.registry import B, F, M, N, of_source, tail_op
 
-# Operator, its schema, NumPy, and C++ on elements. In C++ W is the type to compute in: float, double or uint64_t.
+# Operator, its schema, NumPy, and C++ for elements. In C++, W is the computation's type: float, double or uint64_t.
 _PLAIN = """
 Add            | N, N -> N | a + b                               | W(a) + W(b)
 Sub            | N, N -> N | a - b                               | W(a) - W(b)
@@ -31,7 +31,7 @@ Not            | P -> P    | ~a                                  | !a
 IsNaN          | F -> B    | np.isnan(a)                         | a != a
 Where          | B, T, T -> T | np.where(a, b, c)                | a ? b : c
 """
-# The same, computed in double and rounded once.
+# Operators that are computed in double and rounded once.
 _WIDE = """
 Sqrt       | np.sqrt(a)          | std::sqrt(a)
 Exp        | np.exp(a)           | std::exp(a)
@@ -121,7 +121,7 @@ template<class N> bool Clip(Tail& t, View& y, const View& x, const View& low, co
     broadcasts=True,
 )
 def clip(x: N, min: N | None = None, max: N | None = None) -> N:
-    """Limit elements; infinity becomes the largest number where there is no limit."""
+    """Limit elements; without a limit, infinity becomes the largest number."""
     limits = np.finfo(x.dtype) if x.dtype.kind == "f" else np.iinfo(x.dtype)
     low = x.dtype.type(limits.min) if min is None else min
     high = x.dtype.type(limits.max) if max is None else max
@@ -160,7 +160,7 @@ template<class T, class W> T divided_Div(T a, T b, i64, W) { return T(W(a) / W(b
     broadcasts=True,
 )
 def div(a: N, b: N) -> N:
-    """Divide; integers are cut towards 0."""
+    """Divide; integers round towards 0."""
     if a.dtype.kind == "f":
         return a / b
     if not np.all(b):
@@ -183,7 +183,7 @@ template<class T, class W> T divided_Mod(T a, T b, i64 fmod, W) {
     broadcasts=True,
 )
 def mod(a: N, b: N, *, fmod: int = 0) -> N:
-    """Return the remainder, with the sign of a if `fmod`, or of b."""
+    """Return the remainder, with the sign of a if `fmod`, else of b."""
     if a.dtype.kind != "f" and a.size and not np.all(b):
         raise ValueError("an integer divided by 0")
     return np.fmod(a, b) if fmod else np.mod(a, b)
@@ -225,5 +225,5 @@ template<class F> bool IsInf(Tail& t, View& y, const View& x, i64 negative, i64 
     broadcasts=True,
 )
 def is_inf(x: F, *, detect_negative: int = 1, detect_positive: int = 1) -> B:
-    """Return True for infinity of the signs that are looked for."""
+    """Return True for infinity with a detected sign."""
     return np.isinf(x) & (((x > 0) & bool(detect_positive)) | ((x < 0) & bool(detect_negative)))

@@ -64,7 +64,7 @@ template<class T, class I> bool GatherElements(Tail& t, View& y, const View& x, 
 }
 """)
 def gather_elements(x: T, indices: I, *, axis: int = 0) -> T:
-    """Take elements whose places differ from the indices' along one axis."""
+    """Take elements; the indices replace their positions along one axis."""
     return x[places(x, indices, axis)]
 
 
@@ -91,7 +91,7 @@ bool ScatterElements(Tail& t, View& y, const View& x, const View& indices, const
     "Scatter",
 )
 def scatter_elements(x: T, indices: I, updates: T, *, axis: int = 0, reduction: Reduction = "none") -> T:
-    """Write elements to places that differ from the indices' along one axis; the last one of a place wins."""
+    """Write elements; the indices replace their positions along one axis, and the last write of a position wins."""
     if updates.shape != indices.shape:
         raise ValueError(f"updates of the shape {updates.shape} for indices of {indices.shape}")
     return scattered(x, places(x, indices, axis), updates, reduction)
@@ -171,7 +171,7 @@ bool ScatterND(Tail& t, View& y, const View& x, const View& indices, const View&
 }
 """)
 def scatter_nd(x: T, indices: L, updates: T, *, reduction: Reduction = "none") -> T:
-    """Write slices at tuples of indices; the last one of a place wins."""
+    """Write slices at tuples of indices; the last write of a position wins."""
     count = indices.shape[-1]
     if count > x.ndim or updates.shape != indices.shape[:-1] + x.shape[count:]:
         raise ValueError(f"updates of the shape {updates.shape} at indices of {indices.shape} in {x.shape}")
@@ -220,7 +220,7 @@ def one_hot(indices: N, depth: M, values: T, *, axis: int = -1) -> T:
 
 
 def places(x: NDArray[Any], indices: NDArray[Any], axis: int) -> tuple[NDArray[np.int64], ...]:
-    """Return the places of elements as indices along all axes."""
+    """Return the positions of elements as indices along all axes."""
     axis = axis_of(axis, x.ndim)
     if indices.ndim != x.ndim or any(
         a > b for i, (a, b) in enumerate(zip(indices.shape, x.shape, strict=True)) if i != axis
@@ -232,7 +232,7 @@ def places(x: NDArray[Any], indices: NDArray[Any], axis: int) -> tuple[NDArray[n
 
 
 def scattered(x: NDArray[Any], where: tuple[Any, ...], updates: NDArray[Any], reduction: str) -> NDArray[Any]:
-    """Return a copy with updates, one after the other."""
+    """Return a copy of x with the updates in order."""
     y = x.copy()
     if reduction == "none":
         y[where] = updates

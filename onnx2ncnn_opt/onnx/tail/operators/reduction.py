@@ -1,4 +1,4 @@
-"""Reductions. Floats are added in float64, in order, and rounded once: C++ then gives the same bits."""
+"""Reductions. Floats are added in float64, in order, and rounded once, so C++ computes the same bits."""
 
 import re
 from string import Template
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx2ncnn_opt.onnx.tail.operators.checks import axes_of, axis_of
 from onnx2ncnn_opt.onnx.tail.registry import F, Ints, N, of_source, tail_op
 
-# Operator, its type, NumPy; in C++ the accumulator, its start, the step for a number v, and the result of n of them.
+# Operator, its type, NumPy; in C++ the accumulator, its start, the step for a number v, and the result for n numbers.
 _REDUCE = """
 ReduceMax  | T | reduced(np.maximum, x, end_of(x.dtype, 0), ...) | T | extreme<T>(false, false) | (v > a)|(v != v) ? v : a | a + 0
 ReduceMin  | T | reduced(np.minimum, x, end_of(x.dtype, 1), ...) | T | extreme<T>(true, false)  | (v < a)|(v != v) ? v : a | a + 0
@@ -35,7 +35,7 @@ template<class T> bool $name(Tail& t, View& y, const View& x, const Ints& axes, 
 def reduced(
     ufunc: np.ufunc, x: NDArray[Any], first: float, axes: list[int] | None, keepdims: int, noop: int
 ) -> NDArray[Any]:
-    """Return the results of a function of two numbers along axes (all if there are none), beginning with `first`."""
+    """Reduce along axes (by default all) with a function of two numbers, beginning with `first`."""
     if not axes and noop:
         return x
     chosen = tuple(sorted(axes_of(axes, x.ndim) if axes else range(x.ndim)))
@@ -58,7 +58,7 @@ def end_of(dtype: np.dtype[Any], high: int) -> float:
 
 
 def mean(x: NDArray[Any], axes: list[int] | None, keepdims: int, noop: int) -> NDArray[Any]:
-    """Return the means; those of integers are cut, those of nothing are 0."""
+    """Return the means; they are truncated for integers, and 0 for no elements."""
     if not axes and noop:
         return x
     total = reduced(np.add, x.astype(np.float64 if x.dtype.kind == "f" else x.dtype), 0, axes, keepdims, 0)
@@ -106,7 +106,7 @@ template<class F> bool Softmax(Tail& t, View& y, const View& x, i64 axis, i64 jo
     older={13: {"axis": 1, "joint": 1}},
 )
 def softmax(x: F, *, axis: int = -1, joint: int = 0) -> F:
-    """Return exp(x) over its sum along an axis; `joint`: along it and all axes after it, as before opset 13."""
+    """Return exp(x) / sum(exp(x)) along an axis; with `joint`, along it and all later axes, as before opset 13."""
     axis = axis_of(axis, x.ndim)
     size = int(np.prod(x.shape[axis:])) if joint else x.shape[axis]
     wide = x.astype(np.float64).reshape(int(np.prod(x.shape[:axis])), size, -1 if x.size else 0)

@@ -1,4 +1,4 @@
-"""RoiAlign, on small inputs."""
+"""RoiAlign of small inputs."""
 
 from typing import Literal
 
@@ -91,7 +91,7 @@ def roi_align(
     spatial_scale: float = 1.0,
     coordinate_transformation_mode: Literal["half_pixel", "output_half_pixel"] = "half_pixel",
 ) -> F:
-    """Average samples of regions, or take the largest part of one, computed in float64."""
+    """Average the samples of regions, or take the largest weighted pixel, computed in float64."""
     if x.ndim != 4 or rois.shape != (*batch_indices.shape, 4):
         raise ValueError(f"regions of the shape {rois.shape} of images {batch_indices.shape} in {x.shape}")
     if np.any((batch_indices < 0) | (batch_indices >= len(x))):

@@ -1,4 +1,4 @@
-"""Operators that choose elements: the largest, the different, those that are not zero, boxes."""
+"""Operators that select elements: TopK, ArgMax, NonZero, Unique, NonMaxSuppression, If."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ template<class T> bool If(Tail& t, View& y, const View& condition, const View& a
 }
 """)
 def if_(condition: B, then: T, other: T) -> T:
-    """Return the result of the branch whose nodes ran; `Program.read` puts them before it."""
+    """Return the result of the branch whose nodes ran; `Program.read` puts these nodes before the If."""
     if condition.size != 1:
         raise ValueError(f"a condition of the shape {condition.shape}")
     return then if condition.all() else other
@@ -86,7 +86,7 @@ def top_k(x: N, k: Ints, *, axis: int = -1, largest: int = 1, sorted: int = 1) -
 
 
 def chosen(choose: Callable[..., Any], x: NDArray[Any], axis: int, keepdims: int, last: int) -> NDArray[Any]:
-    """Return the first or last index that a function chooses."""
+    """Return the first or last index of the element that `choose` selects."""
     axis = axis_of(axis, x.ndim)
     index = choose(np.flip(x, axis) if last else x, axis, keepdims=bool(keepdims))
     return np.asarray(x.shape[axis] - 1 - index if last else index, np.int64)
@@ -294,7 +294,7 @@ def non_max_suppression(
         raise ValueError(f"boxes of the shape {boxes.shape} and scores of {scores.shape}")
     if not 0 <= overlap <= 1:
         raise ValueError(f"iou_threshold = {overlap}")
-    found: list[tuple[int, int, int]] = []
+    selected: list[tuple[int, int, int]] = []
     for batch, label in np.ndindex(scores.shape[:2]) if most > 0 else ():
         values = scores[batch, label]
         order = np.argsort(-values, kind="stable")
@@ -303,14 +303,14 @@ def non_max_suppression(
         corners = corners_of(boxes[batch], center_point_box)
         count = 0
         while len(order) and count < most:
-            found.append((batch, label, int(order[0])))
+            selected.append((batch, label, int(order[0])))
             count += 1
             order = order[1:][~overlaps(corners[:, order[0]], corners[:, order[1:]], overlap)]
-    return np.array(found, np.int64).reshape(-1, 3)
+    return np.array(selected, np.int64).reshape(-1, 3)
 
 
 def corners_of(boxes: NDArray[Any], center_point_box: int) -> NDArray[Any]:
-    """Return the rows x1, y1, x2, y2 of boxes, the lower ones first."""
+    """Return the rows x1, y1, x2, y2 of boxes, the smaller coordinates first."""
     a, b, c, d = boxes.T
     if center_point_box:
         return np.stack([a - c / 2, b - d / 2, a + c / 2, b + d / 2])
@@ -328,5 +328,5 @@ def overlaps(box: NDArray[Any], others: NDArray[Any], threshold: Any) -> NDArray
     area = (box[2] - box[0]) * (box[3] - box[1])
     areas = (others[2] - others[0]) * (others[3] - others[1])
     union = area + areas - shared
-    apart = (high <= low).any(axis=0) | (shared <= 0) | (area <= 0) | (areas <= 0) | (union <= 0)
-    return np.asarray(~apart & (shared / union > threshold))
+    disjoint = (high <= low).any(axis=0) | (shared <= 0) | (area <= 0) | (areas <= 0) | (union <= 0)
+    return np.asarray(~disjoint & (shared / union > threshold))

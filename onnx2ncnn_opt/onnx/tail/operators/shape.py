@@ -1,4 +1,4 @@
-"""Operators that make, move or cast elements and compute none."""
+"""Operators that create, move or cast elements without computing."""
 
 from typing import Literal
 
@@ -51,7 +51,7 @@ template<class T> bool Reshape(Tail& t, View& y, const View& x, const Ints& shap
 }
 """)
 def reshape(x: T, shape: Ints, *, allowzero: int = 0) -> T:
-    """Reshape; 0 keeps a size, and -1 takes the rest."""
+    """Reshape; 0 keeps a size, and -1 is inferred."""
     if min(shape, default=0) < -1:
         raise ValueError(f"the shape {shape}")
     return x.reshape(shape if allowzero else [size or x.shape[axis] for axis, size in enumerate(shape)])
@@ -68,7 +68,7 @@ template<class T> bool Flatten(Tail& t, View& y, const View& x, i64 axis) {
 }
 """)
 def flatten(x: T, *, axis: int = 1) -> T:
-    """Make a matrix of the axes before `axis` and the others."""
+    """Reshape to a matrix: merge the axes before `axis`, and the others."""
     axis = axis_of(axis, x.ndim) if axis != x.ndim else axis
     rows = int(np.prod(x.shape[:axis]))
     return x.reshape(rows, int(np.prod(x.shape[axis:])))
@@ -153,7 +153,7 @@ bool Slice(Tail&, View& y, const View& x, const Ints& starts, const Ints& ends, 
 }
 """)
 def slice_(x: T, starts: Ints, ends: Ints, axes: Ints | None = None, steps: Ints | None = None) -> T:
-    """Cut axes."""
+    """Slice axes."""
     cuts = [slice(None)] * x.ndim
     chosen = axes_of(range(len(starts)) if axes is None else axes, x.ndim)
     for start, end, axis, step in zip(starts, ends, chosen, steps or [1] * len(starts), strict=True):
@@ -179,7 +179,7 @@ template<class T> bool Split(Tail&, View* y, const View& x, const Ints& sizes, i
 }
 """)
 def split(x: T, split: Ints | None = None, *, axis: int = 0, num_outputs: int) -> list[T]:
-    """Cut an axis into parts, of equal sizes unless `split` has them."""
+    """Split an axis into parts of the sizes `split`, by default of equal sizes."""
     axis = axis_of(axis, x.ndim)
     size = x.shape[axis]
     part = -(-size // num_outputs)
@@ -212,7 +212,7 @@ template<class T> bool Concat(Tail& t, View& y, int n, const View* x, i64 axis) 
 }
 """)
 def concat(*xs: T, axis: int) -> T:
-    """Join tensors along an axis."""
+    """Concatenate tensors along an axis."""
     axis = axis_of(axis, xs[0].ndim)
     sized(*xs[0].shape[:axis], sum(x.shape[axis] for x in xs), *xs[0].shape[axis + 1 :])
     return np.concatenate(xs, axis)
@@ -282,7 +282,7 @@ bool Pad(Tail& t, View& y, const View& x, const Ints& pads, const View& value, c
 def pad(
     x: T, pads: Ints, value: T | None = None, axes: Ints | None = None, *, mode: Literal["constant"] = "constant"
 ) -> T:
-    """Add a constant around a tensor; negative pads cut."""
+    """Pad a tensor with a constant; negative pads crop."""
     chosen = axes_of(range(x.ndim) if axes is None else axes, x.ndim)
     ends = np.zeros((2, x.ndim), np.int64)
     ends[:, chosen] = np.reshape(pads, (2, len(chosen)))
@@ -357,7 +357,7 @@ template<class N> bool Range(Tail& t, View& y, const View& start, const View& li
 }
 """)
 def range_(start: N, limit: N, delta: N) -> N:
-    """Count from start to limit; floats add up as ONNX Runtime's do."""
+    """Count from start to limit; floats are added up one by one, as in ONNX Runtime."""
     first, step = start.reshape(()).item(), delta.reshape(()).item()
     if start.dtype.kind == "f":
         count = float(np.ceil(np.float64(limit.reshape(()) - start.reshape(())) / step))
@@ -377,7 +377,7 @@ template<class T, class R> bool Cast(Tail& t, View& y, const View& x) {
 }
 """)
 def cast(x: T, *, to: str, saturate: int = 1, round_mode: str = "up") -> To:
-    """Cast; floats out of an integer's range become the lowest one, as on x86."""
+    """Cast; floats outside of an integer type's range become its lowest number, as on x86."""
     if x.dtype.kind != "f" or np.dtype(to).kind not in "iu":
         return x.astype(to)
     wide = np.int64 if to in ("int64", "uint64", "uint32") else np.int32
