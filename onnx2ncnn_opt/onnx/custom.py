@@ -74,10 +74,10 @@ def numbered(ops: Sequence[CustomOp], graph: onnx_ir.Graph) -> tuple[CustomOp, .
     for op in ops:
         name = qualified(op.domain, op.name)
         if (op.domain, op.name) not in nodes:
-            every = sorted(qualified(*key) for key in nodes)
-            near = difflib.get_close_matches(name, every, 3)
-            other = near or [other for other in every if "::" in other] or every[:10]
-            raise UsageError(f"the model has no {name}; it has {', '.join(other)}")
+            names = sorted(qualified(*key) for key in nodes)
+            similar = difflib.get_close_matches(name, names, 3)
+            listed = similar or [other for other in names if "::" in other] or names[:10]
+            raise UsageError(f"the model has no {name}; it has {', '.join(listed)}")
         attributes = tuple(sorted(nodes[op.domain, op.name])) if op.attributes is None else op.attributes
         if (count := len(attributes)) > SHAPE_HINTS_ID:
             problem = f"has {count} attributes, a layer {SHAPE_HINTS_ID} parameters"
@@ -103,8 +103,8 @@ def import_custom(
     views = [_result(im, value, axis, count) if im.is_used(i) else None for i, value in enumerate(node.outputs)]
     results = [(view.mat_shape, product(atom.size for atom in view.batch)) if view else (None, 1) for view in views]
     blobs = im.custom(op.layer, *(blob for blob, _ in inputs), results=results, params=params)
-    made = zip(blobs, views, node.outputs, strict=True)
-    return tuple(Tensor(blob, view, _dtype(value)) if view else None for blob, view, value in made)
+    outputs = zip(blobs, views, node.outputs, strict=True)
+    return tuple(Tensor(blob, view, _dtype(value)) if view else None for blob, view, value in outputs)
 
 
 def _natural(im: ImportContext, operand: Item | None) -> tuple[Blob, int | None]:

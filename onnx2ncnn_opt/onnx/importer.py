@@ -27,7 +27,7 @@ from onnx2ncnn_opt.onnx.batch import batch_axes, dynamic_batches
 from onnx2ncnn_opt.onnx.custom import CustomOp, import_custom, numbered
 from onnx2ncnn_opt.onnx.fold import sizes
 from onnx2ncnn_opt.onnx.fold.evaluate import CannotFold, TooLarge, evaluate_node
-from onnx2ncnn_opt.onnx.fold.sizes.cells import each
+from onnx2ncnn_opt.onnx.fold.sizes.cells import map_cells
 from onnx2ncnn_opt.onnx.fold.stand_in import inferred_outputs
 from onnx2ncnn_opt.onnx.items import Batch, ItemRule
 from onnx2ncnn_opt.onnx.lower.builder import Builder, Invalid, Refusal, Results, ShapeMismatch
@@ -203,8 +203,8 @@ class _Ends(ImportContext):
         self._output_axes = output_axes or {}
         self._is_short = is_short
         self._most = math.inf  # limit of the graph's layers while a node is imported
-        # Arguments of `Batch.see` for each node, if a dimension is dynamic.
-        self._seen: list[tuple[onnx_ir.Node, ItemRule | None, Sequence[Item | None], Sequence[Item | None]]] = []
+        # Arguments of `Batch.add_node` for each node, if a dimension is dynamic.
+        self._records: list[tuple[onnx_ir.Node, ItemRule | None, Sequence[Item | None], Sequence[Item | None]]] = []
         self._is_dynamic = any(isinstance(size, Sym) for info in model.net_inputs for size in info.shape)
         self._custom = {(op.domain, op.name): op for op in numbered(custom, model.graph)}
         self._values: dict[str, Item | None] = {}  # None: computed by a node that was refused
@@ -351,12 +351,12 @@ class _Import(_Ends):
     def leave(self, nodes: Collection[onnx_ir.Node], model: LoadedModel, output_axes: Mapping[str, int | None]) -> bool:
         """Become the import of the model without these nodes; return False if other nodes' layers depend on them."""
         left, nodes = {info.name for info in model.net_inputs}, set(nodes)
-        gone = [port.blob.producer for port in self._ports if port.name not in left]
+        dropped = [port.blob.producer for port in self._ports if port.name not in left]
         if not self._refused_nodes <= nodes or not self._bounding.isdisjoint({None, *nodes}):
             return False
         self.graph.outputs = ()
-        made = (layer for node in reversed(self._made) if node is None or node in nodes for layer in self._made[node])
-        for layer in filter(None, (*made, *gone)):
+        layers = (layer for node in reversed(self._made) if node is None or node in nodes for layer in self._made[node])
+        for layer in filter(None, (*layers, *dropped)):
             if any(blob.uses for blob in layer.outputs):
                 return False
             self.graph.remove(layer)
@@ -375,7 +375,7 @@ class _Import(_Ends):
             if not blob.is_input:  # `_outputs` names it again
                 self._rename(blob, self._names.take(f"{blob.producer.traced[0]}_out"))
         removed = {inner for node in nodes for inner in nodes_of(node)}
-        self._seen = [seen for seen in self._seen if seen[0] not in removed]
+        self._records = [record for record in self._records if record[0] not in removed]
         self._ports = tuple(port for port in self._ports if port.name in left)
         self._open_inputs = [blob for blob in self._open_inputs if blob.producer and blob.producer.graph]
         self.requested_axes = {name: axis for name, axis in self.requested_axes.items() if name in left}
@@ -390,9 +390,9 @@ class _Import(_Ends):
             for port in self._ports:
                 x = self._values[port.name]
                 assert isinstance(x, Tensor)
-                batch.feed(x)
-            for seen in self._seen:
-                batch.see(*seen)
+                batch.add_input(x)
+            for record in self._records:
+                batch.add_node(*record)
             if batch.is_free(outputs, self._minimum):
                 return batch
         return None
@@ -437,7 +437,7 @@ class _Import(_Ends):
         is_valid = not is_refused or (not node.domain and misfit(node, self.opset) is None)
         if self._is_dynamic and is_valid and not poisoned:
             rule = traits_of(node.domain, node.op_type, self.model.opsets.get(node.domain, 1)).items
-            self._seen.append((node, rule, operands, results))
+            self._records.append((node, rule, operands, results))
         return results
 
     @cached_property
@@ -461,15 +461,15 @@ class _Import(_Ends):
             raise self.refuse(f"it would be more than {MANY_LAYERS} layers")
         return super()._append(layer, results)
 
-    def _make_int8(self, layer: Layer | None, known: Int8) -> None:
+    def _make_int8(self, layer: Layer | None, product: Int8) -> None:
         """Turn the layer of a product into int8 if ncnn has such a layer; its weights are multiples of the scales."""
         while layer is not None and layer.type not in PRODUCTS and layer.inputs and layer.traced == (self._label,):
             layer = layer.inputs[0].producer
         if layer is None or layer.traced != (self._label,) or not layer.weights:
             return
-        converted, reason = imported_int8(layer, known.scales, known.input_scale, is_positive=known.is_positive)
-        self._kept[layer.name] = known.reason or reason
-        if converted is not None and not known.reason:
+        converted, reason = imported_int8(layer, product.scales, product.input_scale, is_positive=product.is_positive)
+        self._kept[layer.name] = product.reason or reason
+        if converted is not None and not product.reason:
             layer.params, layer.weights = converted.params, converted.weights
 
     def _attempt(self, node: onnx_ir.Node, operands: list[Item | None] | None) -> Sequence[Item | None]:
@@ -481,7 +481,7 @@ class _Import(_Ends):
                 return results
             # An operand is missing because its producer was refused: unless this node would fold, it needs an importer.
             if not folds(node.domain, node.op_type, self.opset) and (node.domain, node.op_type) not in self._custom:
-                self._known(node)
+                self._importer(node)
         except MissingOperand:
             pass
         except Refusal as refusal:
@@ -524,9 +524,9 @@ class _Import(_Ends):
         """Return advice on converting the nodes before the refused ones, and where to cut; empty if each has a hint."""
         sound = [node for node in self.model.graph if self._tainted.isdisjoint(_names(node.outputs))]
         tainted = set(self.model.graph).difference(sound)
-        wanted = {info.name for info in self.model.outputs}.union(*map(_read_names, tainted)) - {""}
-        made = [(name, self._values[name]) for node in sound for name in _names(node.outputs) if name in wanted]
-        cut = [(name, x) for name, x in made if isinstance(x, Tensor)]
+        needed = {info.name for info in self.model.outputs}.union(*map(_read_names, tainted)) - {""}
+        values = [(name, self._values[name]) for node in sound for name in _names(node.outputs) if name in needed]
+        cut = [(name, x) for name, x in values if isinstance(x, Tensor)]
         if not cut or all(node.hint for node in self._refused):
             return "", ()
         try:
@@ -540,7 +540,7 @@ class _Import(_Ends):
         part = f"convert the {len(sound)} of {count} nodes before them with --outputs {','.join(names)}"
         return f"{export}{part} and do the rest outside ncnn", names
 
-    def _known(self, node: onnx_ir.Node) -> OnnxOp:
+    def _importer(self, node: onnx_ir.Node) -> OnnxOp:
         op = find(node.domain, node.op_type, self.model.opsets.get(node.domain, 1))
         if op is None:
             advice = _ADVICE.get(node.domain, ", but --custom makes it a layer of your own (docs/plugins.md)")
@@ -564,7 +564,7 @@ class _Import(_Ends):
         request = self._custom.get((node.domain, node.op_type))
         if request is not None:
             return import_custom(self, request, node, operands)
-        op = self._known(node)
+        op = self._importer(node)
         if not op.is_foreign:
             return call(self, op, node, operands)
         importer = f"the importer of {op.qualified_name} of the plug-in {op.function.__module__}"
@@ -578,15 +578,15 @@ class _Import(_Ends):
     def _fold(self, node: onnx_ir.Node, operands: list[Item | None]) -> Sequence[Item | None] | None:
         if any(isinstance(operand, (Tensor, TensorSequence)) for operand in operands):
             return None
-        known = [operand if isinstance(operand, (Constant, SymbolicTensor)) else None for operand in operands]
-        if any(isinstance(operand, SymbolicTensor) for operand in known):
-            result = None if node.domain else sizes.evaluate(node.op_type, known, attributes_of(node))
+        inputs = [operand if isinstance(operand, (Constant, SymbolicTensor)) else None for operand in operands]
+        if any(isinstance(operand, SymbolicTensor) for operand in inputs):
+            result = None if node.domain else sizes.evaluate(node.op_type, inputs, attributes_of(node))
             if isinstance(result, SymbolicTensor) and result.cells.dtype == object:
-                result = replace(result, cells=each(self.resolved, result.cells))
+                result = replace(result, cells=map_cells(self.resolved, result.cells))
             return None if result is None else [result]
         if not folds(node.domain, node.op_type, self.opset):
             return None
-        arrays = [operand.array if isinstance(operand, Constant) else None for operand in known]
+        arrays = [operand.array if isinstance(operand, Constant) else None for operand in inputs]
         try:
             results = evaluate_node(node, arrays, self.opset)
         except TooLarge as error:

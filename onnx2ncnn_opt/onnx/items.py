@@ -95,14 +95,14 @@ class NodeView:
 
     def axis(self, index: int) -> int | None:
         """Return the axis of an operand that has the items; None if it is absent or the same for each item."""
-        known = self.batch.known(self.operand(index))
-        if isinstance(known, str):
+        items = self.batch.items_of(self.operand(index))
+        if isinstance(items, str):
             raise ItemsMixed
-        if known is None:
+        if items is None:
             return None
         shape = self.shape(index)
-        axis = self.batch.place(shape)
-        outer = None if axis is None else exact_div(known.before, product(shape[:axis]))
+        axis = self.batch.axis_of(shape)
+        outer = None if axis is None else exact_div(items.before, product(shape[:axis]))
         if axis is None or outer is None or exact_div(shape[axis], self.batch.size * outer) is None:
             raise ItemsMixed
         self.outer.add(outer)
@@ -116,7 +116,7 @@ class NodeView:
     def indices(self, index: int) -> Indices:
         """Return an operand of known integers for each item; raise ItemsMixed for any other operand."""
         operand = self.operands[index]
-        axis = self.batch.place(operand.shape) if isinstance(operand, SymbolicTensor) else None
+        axis = self.batch.axis_of(operand.shape) if isinstance(operand, SymbolicTensor) else None
         if not isinstance(operand, SymbolicTensor) or axis is None or operand.shape[axis] != self.batch.size:
             raise ItemsMixed
         number = axis_index(operand.rank - 1 - axis)
@@ -158,9 +158,9 @@ class NodeView:
         """The shape of the first result."""
         return _shape_of(self.results[0])
 
-    def grown(self) -> int:
+    def result_axis(self) -> int:
         """Return the axis of the first result that has the items."""
-        axis = self.batch.place(self.result)
+        axis = self.batch.axis_of(self.result)
         if axis is None:
             raise ItemsMixed
         return axis
@@ -181,24 +181,24 @@ class Batch:
         self.inputs = inputs
         self.outputs: dict[str, Output] = {}
         self._is_known = is_known
-        self._known: dict[Item, Items | str | None] = {}
+        self._items: dict[Item, Items | str | None] = {}
 
-    def feed(self, x: Tensor) -> None:
+    def add_input(self, x: Tensor) -> None:
         """Record an input of the model."""
-        axis, has_items = self.place(x.shape), any(map(self.depends, x.shape))
-        self._known[x] = None if not has_items else _UNKNOWN if axis is None else Items(product(x.shape[:axis]), True)
+        axis, has_items = self.axis_of(x.shape), any(map(self.depends, x.shape))
+        self._items[x] = None if not has_items else _UNKNOWN if axis is None else Items(product(x.shape[:axis]), True)
 
-    def see(
+    def add_node(
         self, node: onnx_ir.Node, rule: ItemRule | None, operands: Sequence[Item | None], results: Sequence[Item | None]
     ) -> None:
         """Record a node, its operands and its results."""
-        new = [result for result in results if isinstance(result, Tensor) and result not in self._known]
+        new = [result for result in results if isinstance(result, Tensor) and result not in self._items]
         if not new:
             return
-        known = [self.known(operand) for operand in operands]
+        before = [self.items_of(operand) for operand in operands]
         is_plain = not any(a.type.name == "GRAPH" for a in node.attributes.values())
-        if is_plain and not any(known) and not any(self.depends(size) for result in new for size in result.shape):
-            self._known.update(dict.fromkeys(new))
+        if is_plain and not any(before) and not any(self.depends(size) for result in new for size in result.shape):
+            self._items.update(dict.fromkeys(new))
             return
         if rule is None:
             return
@@ -208,19 +208,19 @@ class Batch:
         except ItemsMixed:
             return
         self._is_known |= view.is_batch
-        fed = any(isinstance(items, Items) and items.fed for items in known)
+        fed = any(isinstance(items, Items) and items.fed for items in before)
         if axes is None:
-            place = known[0] if isinstance(known[0], Items) else _UNKNOWN
-            self._known.update((result, place) for result in results if isinstance(result, Tensor))
+            same = before[0] if isinstance(before[0], Items) else _UNKNOWN
+            self._items.update((result, same) for result in results if isinstance(result, Tensor))
             return
         if len(view.outer) > 1:
             return
         (outer,) = view.outer or {1}
         for result, axis in zip(results, [axes] * len(results) if isinstance(axes, int) else axes, strict=False):
-            if not isinstance(result, Tensor) or axis is None or self.place(result.shape) != axis:
+            if not isinstance(result, Tensor) or axis is None or self.axis_of(result.shape) != axis:
                 continue
             if exact_div(result.shape[axis], self.size * outer) is not None:
-                self._known[result] = Items(product(result.shape[:axis]) * outer, fed)
+                self._items[result] = Items(product(result.shape[:axis]) * outer, fed)
 
     def is_free(self, outputs: Mapping[str, Item | None], minimum: Collection[Dim]) -> bool:
         """Return True if the model computes each item on its own; then set `self.outputs`."""
@@ -234,31 +234,31 @@ class Batch:
         return any(output.axis is not None for output in self.outputs.values())
 
     def _output(self, result: Item | None) -> Output:
-        shape, known = _shape_of(result), self.known(result)
-        if known is None:
+        shape, items = _shape_of(result), self.items_of(result)
+        if items is None:
             return Output(shape, None)
-        axis = self.place(shape)
-        if isinstance(known, str) or not known.fed or axis is None:
+        axis = self.axis_of(shape)
+        if isinstance(items, str) or not items.fed or axis is None:
             raise ItemsMixed
-        if shape[axis] != self.size or product(shape[:axis]) != known.before:
+        if shape[axis] != self.size or product(shape[:axis]) != items.before:
             raise ItemsMixed
         return Output(shape, axis)
 
-    def known(self, item: Item | None) -> Items | str | None:
+    def items_of(self, item: Item | None) -> Items | str | None:
         """Return the place of a value's items; None if the value is the same for each item."""
         if item is None or isinstance(item, Constant):
             return None
         if not isinstance(item, SymbolicTensor):
-            return self._known.get(item, _UNKNOWN)
+            return self._items.get(item, _UNKNOWN)
         cells = [cell for cell in item.cells.flat if isinstance(cell, Sym)]
         if not any(map(self.depends, (*cells, *item.shape))):
             return None
-        axis = self.place(item.shape)
+        axis = self.axis_of(item.shape)
         if axis is None or any(map(self.depends, cells)) or item.varies(axis - item.rank):
             return _UNKNOWN
         return Items(product(item.shape[:axis]), False)
 
-    def place(self, shape: Shape) -> int | None:
+    def axis_of(self, shape: Shape) -> int | None:
         """Return the axis that has the items; None if there is none, or several depend on the batch."""
         dependent = [axis for axis, size in enumerate(shape) if self.depends(size)]
         if len(dependent) != 1:
@@ -271,32 +271,32 @@ class Batch:
         return isinstance(size, Sym) and self.name in size.names()
 
 
-def each(seen: NodeView) -> int:
+def elementwise(node: NodeView) -> int:
     """Apply the rule of elementwise operators, with broadcasting."""
-    at = {axis - len(seen.shape(i)) for i in range(len(seen.operands)) if (axis := seen.axis(i)) is not None}
-    shapes = [seen.shape(i) for i, operand in enumerate(seen.operands) if operand is not None]
-    if len(at) != 1 or len({shape[place] for place in at for shape in shapes if len(shape) >= -place} - {1}) != 1:
+    axes = {axis - len(node.shape(i)) for i in range(len(node.operands)) if (axis := node.axis(i)) is not None}
+    shapes = [node.shape(i) for i, operand in enumerate(node.operands) if operand is not None]
+    if len(axes) != 1 or len({shape[axis] for axis in axes for shape in shapes if len(shape) >= -axis} - {1}) != 1:
         raise ItemsMixed
-    return max(map(len, shapes)) + at.pop()
+    return max(map(len, shapes)) + axes.pop()
 
 
 def batch(*operands: int, axis: int = 0) -> ItemRule:
     """Return the rule of operators whose `operands` and first result have a batch `axis`."""
 
-    def rule(seen: NodeView) -> Sequence[int]:
-        seen.only(*operands)
-        if {seen.axis(i) for i in operands} - {axis, None} or seen.result[axis] != seen.shape(operands[0])[axis]:
+    def rule(node: NodeView) -> Sequence[int]:
+        node.only(*operands)
+        if {node.axis(i) for i in operands} - {axis, None} or node.result[axis] != node.shape(operands[0])[axis]:
             raise ItemsMixed
-        seen.is_batch = True
+        node.is_batch = True
         return (axis,)
 
     return rule
 
 
-def kept(seen: NodeView, mixed: Collection[int], sizes: Collection[int] = ()) -> int:
+def kept(node: NodeView, mixed: Collection[int], sizes: Collection[int] = ()) -> int:
     """Return the axis of operand 0's items, which is not `mixed`. Other operands have none, except the `sizes`."""
-    seen.only(0, *sizes)
-    axis, rank = seen.axis(0), len(seen.shape(0))
+    node.only(0, *sizes)
+    axis, rank = node.axis(0), len(node.shape(0))
     if axis is None or axis in {at % rank for at in mixed}:
         raise ItemsMixed
     return axis
@@ -305,42 +305,42 @@ def kept(seen: NodeView, mixed: Collection[int], sizes: Collection[int] = ()) ->
 def along(default: int | tuple[int, ...] | None, attribute: str = "axis", index: int = 0) -> Callable[[NodeView], int]:
     """Return the rule of operators that mix elements along axes: an attribute, an operand, or `default` (None: all)."""
 
-    def rule(seen: NodeView) -> int:
-        usual = range(len(seen.shape(0))) if default is None else (default,) if isinstance(default, int) else default
-        return kept(seen, seen.ints(attribute, index) or usual)
+    def rule(node: NodeView) -> int:
+        usual = range(len(node.shape(0))) if default is None else (default,) if isinstance(default, int) else default
+        return kept(node, node.ints(attribute, index) or usual)
 
     return rule
 
 
 def from_axis(default: int) -> ItemRule:
     """Return the rule of operators that combine elements along an axis and all axes after it."""
-    return lambda seen: kept(seen, range(len(seen.shape(0)))[seen.number("axis", default) :])
+    return lambda node: kept(node, range(len(node.shape(0)))[node.number("axis", default) :])
 
 
 def reduced(default: int | None, attribute: str, index: int = 0) -> ItemRule:
     """Return the rule of `along` for operators that drop these axes unless ``keepdims`` is 1."""
 
-    def rule(seen: NodeView) -> int:
-        axis, rank = along(default, attribute, index)(seen), len(seen.shape(0))
-        if seen.number("keepdims", 1):
+    def rule(node: NodeView) -> int:
+        axis, rank = along(default, attribute, index)(node), len(node.shape(0))
+        if node.number("keepdims", 1):
             return axis
-        dropped = {at % rank for at in seen.ints(attribute, index) or (default or 0,)}
+        dropped = {at % rank for at in node.ints(attribute, index) or (default or 0,)}
         return axis - sum(at < axis for at in dropped)
 
     return rule
 
 
-def in_order(seen: NodeView) -> None:
+def in_order(node: NodeView) -> None:
     """Apply the rule of operators that keep the order of the elements in another shape, such as Reshape."""
-    seen.axis(0)
+    node.axis(0)
 
 
 def product_of(first: int, second: int) -> ItemRule:
     """Return the rule of numpy.matmul of two operands; the other operands have no items."""
 
-    def rule(seen: NodeView) -> int:
-        seen.only(first, second)
-        shapes, axes = (seen.shape(first), seen.shape(second)), (seen.axis(first), seen.axis(second))
+    def rule(node: NodeView) -> int:
+        node.only(first, second)
+        shapes, axes = (node.shape(first), node.shape(second)), (node.axis(first), node.axis(second))
         rank = max(map(len, shapes))
         a, b = (None if axis is None else axis - len(shape) for axis, shape in zip(axes, shapes, strict=True))
         if min(map(len, shapes)) < 2 or a == -1 or b == -2:
@@ -348,7 +348,7 @@ def product_of(first: int, second: int) -> ItemRule:
         if a is not None and b is not None:
             if a != b or a > -3 or shapes[0][a] != shapes[1][b]:
                 raise ItemsMixed
-            seen.is_batch = True
+            node.is_batch = True
             return rank + a
         at, other = (a, shapes[1]) if a is not None else (b, shapes[0])
         if at is None or (at < -2 and len(other) >= -at and other[at] != 1):

@@ -199,7 +199,7 @@ def onnx_op(  # noqa: PLR0913
     at run time; without it they are refused before the function runs. The others are `Traits`.
     """
     if items is None:
-        items = rules.each if axes == "each" else None if batch is None else rules.batch(0, axis=batch)
+        items = rules.elementwise if axes == "each" else None if batch is None else rules.batch(0, axis=batch)
     jumps = jumps or quantises
     traits = Traits(
         moves, indexes, domains, divisor, counts, selects, jumps, quantises, keeps_zeros, axes, items, errors, folds

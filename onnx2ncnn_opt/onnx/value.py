@@ -19,7 +19,7 @@ Sizes: TypeAlias = tuple[Dim, ...]  # an operand of integers that may depend on 
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """A tensor that exists when the net runs: `view` says how `blob` holds it."""
+    """A tensor of the net; `view` maps its axes to the dims and the batch of `blob`."""
 
     blob: Blob
     view: View

@@ -239,10 +239,10 @@ class Builder(Layers):
     def separated(self, x: Value, axes: Sequence[int]) -> Tensor | None:
         """Return the result of `along`; None if it needs more than four dims."""
         x = self.tensor(x)
-        wanted = [axis for axis in axes if x.view.axes[axis]]
-        if all(x.view.dim_of(axis) is not None for axis in wanted):
+        longer = [axis for axis in axes if x.view.axes[axis]]
+        if all(x.view.dim_of(axis) is not None for axis in longer):
             return x
-        options = list(separations(x.view, wanted))
+        options = list(separations(x.view, longer))
         return self.in_mat(x, *min(options, key=lambda option: self._missing(x, *option))) if options else None
 
     def with_plain_axes(self, x: Tensor) -> Tensor:

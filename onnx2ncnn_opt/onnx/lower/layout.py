@@ -184,13 +184,13 @@ def combined(axes: Sequence[Atoms], origin: Sequence[int], rank: int, layout: La
 
 def separations(view: View, axes: Sequence[int]) -> Iterator[tuple[Dims, Atoms]]:
     """Yield dims and batch in which each of the axes is a dim: first the tensor's axes, then with the rest merged."""
-    wanted = [view.axes[axis] for axis in axes]
-    batch = view.batch if not set(view.batch) & set(flat(wanted)) else ()
+    chosen = [view.axes[axis] for axis in axes]
+    batch = view.batch if not set(view.batch) & set(flat(chosen)) else ()
     natural = tuple(group for group in view.axes if group and not set(group) <= set(batch))
     for dims in (
-        _with_fewer(natural, wanted) if flat(natural) == tuple(a for a in flat(view.axes) if a not in batch) else None,
-        _around(flat(view.dims) if batch == view.batch else view.batch + flat(view.dims), wanted),
-        _around(tuple(atom for atom in flat(view.axes) if atom not in batch), wanted),
+        _with_fewer(natural, chosen) if flat(natural) == tuple(a for a in flat(view.axes) if a not in batch) else None,
+        _around(flat(view.dims) if batch == view.batch else view.batch + flat(view.dims), chosen),
+        _around(tuple(atom for atom in flat(view.axes) if atom not in batch), chosen),
     ):
         if dims is not None and len(dims) <= MAX_DIMS:
             yield dims, batch

@@ -30,8 +30,8 @@ def folds(domain: str, name: str, opset: int) -> bool:
     """Return `Traits.folds` of an operator; plug-ins cannot change it."""
     if domain:
         return False
-    known = [op for op in _versions("", name, opset) if not op.is_foreign]
-    return known[-1].traits.folds if known else name in FOLDED_ONLY
+    versions = [op for op in _versions("", name, opset) if not op.is_foreign]
+    return versions[-1].traits.folds if versions else name in FOLDED_ONLY
 
 
 def all_ops() -> tuple[OnnxOp, ...]:

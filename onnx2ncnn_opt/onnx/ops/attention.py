@@ -25,11 +25,11 @@ from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Operand, Tensor, Value
 
 
-def _attended(seen: NodeView) -> int:
+def _attended(node: NodeView) -> int:
     """Apply the rule of Attention: all operands may have items, a mask only with four axes."""
-    if seen.axis(3) is not None and len(seen.shape(3)) != 4:
+    if node.axis(3) is not None and len(node.shape(3)) != 4:
         raise ItemsMixed
-    items.batch(*range(len(seen.operands)))(seen)
+    items.batch(*range(len(node.operands)))(node)
     return 0
 
 
@@ -73,9 +73,9 @@ def attention23(
     return sdpa.merge_heads(im, y) if q.rank == 3 else y, heads[1], heads[2]
 
 
-def _rotated(seen: NodeView) -> int:
+def _rotated(node: NodeView) -> int:
     """Apply the rule of RotaryEmbedding: the operand has items on axis 0, the tables may have them there."""
-    if {seen.axis(i) for i in range(len(seen.operands))} != {0, None} or seen.axis(0) is None:
+    if {node.axis(i) for i in range(len(node.operands))} != {0, None} or node.axis(0) is None:
         raise ItemsMixed
     return 0
 
@@ -205,9 +205,9 @@ def _causal(im: ImportContext, unidirectional: int, heads: Sequence[Tensor], pas
     return sdpa.Sight(causal=bool(unidirectional)).bias(im, heads, past)
 
 
-def _grouped(seen: NodeView) -> int:
+def _grouped(node: NodeView) -> int:
     """Apply the rule of GroupQueryAttention: queries, keys, values, the past, and the numbers of keys have items."""
-    items.batch(*(i for i in range(6) if seen.operand(i) is not None))(seen)
+    items.batch(*(i for i in range(6) if node.operand(i) is not None))(node)
     return 0
 
 

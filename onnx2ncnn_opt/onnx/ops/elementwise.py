@@ -51,8 +51,8 @@ def cast(im: ImportContext, x: Tensor, *, to: int, saturate: int = 1, round_mode
 
     Integers of 8 and 16 bits wrap around as in ONNX.
     """
-    known = {int(kind) for kind in onnx_ir.DataType} - {onnx_ir.DataType.UNDEFINED, onnx_ir.DataType.STRING}
-    if to not in known:
+    numeric = {int(kind) for kind in onnx_ir.DataType} - {onnx_ir.DataType.UNDEFINED, onnx_ir.DataType.STRING}
+    if to not in numeric:
         raise im.refuse(f"a cast to element type {to}", "cast to a type of numbers or bools")
     return cast_to(im, x, onnx_ir.DataType(to).numpy())
 

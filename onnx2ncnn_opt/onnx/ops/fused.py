@@ -42,10 +42,10 @@ def quick_gelu(im: ImportContext, x: Tensor, *, alpha: float = 1.702) -> Value:
     return binary(im, BinaryOp.MUL, x, im.unary(binary(im, BinaryOp.MUL, x, number(alpha)), "Sigmoid"))
 
 
-def _skipped(seen: NodeView) -> int:
+def _skipped(node: NodeView) -> int:
     """Apply the rule of normalised sums: elementwise, except that items must not be along the last axis."""
-    axis = items.each(seen)
-    if axis == len(seen.shape(0)) - 1:
+    axis = items.elementwise(node)
+    if axis == len(node.shape(0)) - 1:
         raise ItemsMixed
     return axis
 

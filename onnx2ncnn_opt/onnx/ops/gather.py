@@ -15,16 +15,16 @@ from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 
-def _gathered(seen: NodeView) -> int:
+def _gathered(node: NodeView) -> int:
     """Apply the rule of Gather: each item picks its own rows, or rows of a common table."""
-    axis, more = seen.number("axis", 0) % len(seen.shape(0)), len(seen.shape(1))
-    data = seen.axis(0)
+    axis, more = node.number("axis", 0) % len(node.shape(0)), len(node.shape(1))
+    data = node.axis(0)
     if data == axis:  # the axis consists of the items' rows, and each item has its own indices
-        own, size = seen.indices(1), seen.inner(0)
+        own, size = node.indices(1), node.inner(0)
         if not all(own.is_within(index, size) for index in own.own(own.cells, size)):
             raise ItemsMixed
         return axis + own.axis
-    indices = seen.axis(1)
+    indices = node.axis(1)
     if (data is None) == (indices is None):
         raise ItemsMixed
     if data is not None:
@@ -33,10 +33,10 @@ def _gathered(seen: NodeView) -> int:
     return axis + indices
 
 
-def _gathered_elements(seen: NodeView) -> int:
-    data, indices = seen.axis(0), seen.axis(1)
-    axis = seen.number("axis", 0) % len(seen.shape(0))
-    if data is None or data != indices or data == axis or seen.shape(0)[data] != seen.shape(1)[data]:
+def _gathered_elements(node: NodeView) -> int:
+    data, indices = node.axis(0), node.axis(1)
+    axis = node.number("axis", 0) % len(node.shape(0))
+    if data is None or data != indices or data == axis or node.shape(0)[data] != node.shape(1)[data]:
         raise ItemsMixed
     return data
 
@@ -47,10 +47,10 @@ onnx_op("GatherElements", since=11, integers=True, moves=(0,), indexes=1, items=
 )
 
 
-def _gathered_nd(seen: NodeView) -> int:
+def _gathered_nd(node: NodeView) -> int:
     """Apply the rule of GatherND whose first index is the item's number."""
-    own = seen.indices(1)
-    if seen.number("batch_dims", 0) or seen.axis(0) != 0 or seen.inner(0) != 1 or own.axis == len(own.shape) - 1:
+    own = node.indices(1)
+    if node.number("batch_dims", 0) or node.axis(0) != 0 or node.inner(0) != 1 or own.axis == len(own.shape) - 1:
         raise ItemsMixed
     own.own(own.cells[..., 1:], 0)
     if any(own.own(own.cells[..., :1], 1)):

@@ -22,16 +22,16 @@ from onnx2ncnn_opt.onnx.value import Tensor, Value
 _Axes = tuple[str, ...]
 
 
-def _rows(seen: NodeView) -> int:
+def _rows(node: NodeView) -> int:
     """Apply the rule of Gemm: items are rows of the first matrix."""
-    seen.only(0, 2)
-    bias_axis = seen.axis(2)
-    if seen.axis(0) != (1 if seen.number("transA", 0) else 0) or bias_axis not in (0, None):
+    node.only(0, 2)
+    bias_axis = node.axis(2)
+    if node.axis(0) != (1 if node.number("transA", 0) else 0) or bias_axis not in (0, None):
         raise ItemsMixed
-    if bias_axis is None and len(seen.operands) > 2 and seen.operands[2] is not None:
-        if seen.shape(2)[-2:-1] not in ((), (1,)):
+    if bias_axis is None and len(node.operands) > 2 and node.operands[2] is not None:
+        if node.shape(2)[-2:-1] not in ((), (1,)):
             raise ItemsMixed
-    elif bias_axis == 0 and len(seen.shape(2)) != 2:
+    elif bias_axis == 0 and len(node.shape(2)) != 2:
         raise ItemsMixed
     return 0
 
@@ -40,14 +40,14 @@ onnx_op("Gemm", since=7, items=_rows, folds=True)(gemm)
 onnx_op("MatMul", items=items.product_of(0, 1), folds=True)(matmul)
 
 
-def _letters_kept(seen: NodeView) -> int:
+def _letters_kept(node: NodeView) -> int:
     """Apply the rule of Einsum: the items' axis has the same letter in all operands and in the result."""
-    equation = seen.text("equation").replace(" ", "")
+    equation = node.text("equation").replace(" ", "")
     left, arrow, right = equation.partition("->")
     terms = left.split(",")
-    if not arrow or "." in equation or [*map(len, terms)] != [len(seen.shape(i)) for i in range(len(seen.operands))]:
+    if not arrow or "." in equation or [*map(len, terms)] != [len(node.shape(i)) for i in range(len(node.operands))]:
         raise ItemsMixed
-    axes = [seen.axis(i) for i in range(len(terms))]
+    axes = [node.axis(i) for i in range(len(terms))]
     letters = {term[axis] for term, axis in zip(terms, axes, strict=True) if axis is not None}
     if len(letters) != 1:
         raise ItemsMixed
@@ -55,10 +55,10 @@ def _letters_kept(seen: NodeView) -> int:
     counts = [term.count(letter) for term in (right, *terms)]
     if counts != [1, *(at is not None for at in axes)]:
         raise ItemsMixed
-    sizes = [seen.shape(i)[at] for i, at in enumerate(axes) if at is not None]
+    sizes = [node.shape(i)[at] for i, at in enumerate(axes) if at is not None]
     if len(set(sizes)) != 1:
         raise ItemsMixed
-    seen.is_batch = len(sizes) > 1
+    node.is_batch = len(sizes) > 1
     return right.index(letter)
 
 

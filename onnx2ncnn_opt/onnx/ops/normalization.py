@@ -24,10 +24,10 @@ def _affine(im: ImportContext, x: Value, scale: Value, bias: Value) -> Value:
     return binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, x, factor), offset)
 
 
-def _by_running_statistics(seen: NodeView) -> int:
-    if seen.number("training_mode", 0):
+def _by_running_statistics(node: NodeView) -> int:
+    if node.number("training_mode", 0):
         raise ItemsMixed
-    items.batch(0)(seen)
+    items.batch(0)(node)
     return 0
 
 

@@ -11,9 +11,9 @@ from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Ints, Sizes, Tensor, Value
 
 
-def _cut(seen: NodeView) -> int:
-    axes = seen.ints("axes", 3)
-    return items.kept(seen, range(len(seen.shape(0))) if axes is None else axes, sizes=(1, 2))
+def _cut(node: NodeView) -> int:
+    axes = node.ints("axes", 3)
+    return items.kept(node, range(len(node.shape(0))) if axes is None else axes, sizes=(1, 2))
 
 
 @onnx_op("Slice", integers=True, moves=(0,), axes="same", items=_cut, folds=True)
@@ -42,9 +42,9 @@ def slice10(
     return x
 
 
-def _padded(seen: NodeView) -> int:
-    axis, rank, pads = items.kept(seen, ()), len(seen.shape(0)), seen.ints("pads", 1) or ()
-    axes = [at % rank for at in seen.ints("axes", 3) or range(rank)]
+def _padded(node: NodeView) -> int:
+    axis, rank, pads = items.kept(node, ()), len(node.shape(0)), node.ints("pads", 1) or ()
+    axes = [at % rank for at in node.ints("axes", 3) or range(rank)]
     padded = axes.index(axis) if axis in axes else None
     if padded is not None and any(pads[padded :: len(axes)]):
         raise ItemsMixed

@@ -294,10 +294,10 @@ def matmul_nbits(
     return y if bias is None else binary(im, BinaryOp.ADD, y, bias)
 
 
-def _looked_up(seen: NodeView) -> int:
-    seen.only(1)
-    axis = seen.axis(1)
-    if axis is None or seen.number("gather_axis", 0):
+def _looked_up(node: NodeView) -> int:
+    node.only(1)
+    axis = node.axis(1)
+    if axis is None or node.number("gather_axis", 0):
         raise ItemsMixed
     return axis
 

@@ -48,14 +48,14 @@ _GRU = _Kind("GRU", (1, 0, 2), ("sigmoid", "tanh"))  # z r h -> r z h
 _RNN = _Kind("RNN", (0,), ("tanh",))
 
 
-def _states(seen: NodeView) -> tuple[int, ...]:
+def _states(node: NodeView) -> tuple[int, ...]:
     """Apply the rule of recurrent operators: the operand and the initial states have a batch axis, as have results."""
-    outer, outputs = (0, (0, 0, 0)) if seen.number("layout", 0) else (1, (2, 1, 1))
-    initial = [i for i in (5, 6) if i < len(seen.operands)]
-    seen.only(0, *initial)
-    if {seen.axis(i) for i in (0, *initial)} - {outer, None} or seen.axis(0) is None:
+    outer, outputs = (0, (0, 0, 0)) if node.number("layout", 0) else (1, (2, 1, 1))
+    initial = [i for i in (5, 6) if i < len(node.operands)]
+    node.only(0, *initial)
+    if {node.axis(i) for i in (0, *initial)} - {outer, None} or node.axis(0) is None:
         raise ItemsMixed
-    seen.is_batch = True
+    node.is_batch = True
     return outputs
 
 

@@ -69,12 +69,12 @@ class _Axis(NamedTuple):
     """For tf_crop_and_resize: its begin and end, relative to the axis."""
 
 
-def _resized(seen: NodeView) -> int:
+def _resized(node: NodeView) -> int:
     """Apply the rule of Resize, which works axis by axis: items are on an axis that keeps its size."""
-    axis = items.kept(seen, (), sizes=(1, 2, 3))
-    if seen.result[axis] != seen.shape(0)[axis] or seen.text("coordinate_transformation_mode") == "tf_crop_and_resize":
+    axis = items.kept(node, (), sizes=(1, 2, 3))
+    if node.result[axis] != node.shape(0)[axis] or node.text("coordinate_transformation_mode") == "tf_crop_and_resize":
         raise ItemsMixed
-    seen.is_batch = axis == 0
+    node.is_batch = axis == 0
     return axis
 
 

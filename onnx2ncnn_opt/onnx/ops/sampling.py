@@ -146,8 +146,8 @@ def deform_conv(
         )
     params: dict[str, Any] = spatial("kernel", w.shape[2:]) | spatial("dilation", dilations or (1, 1))
     params |= spatial("stride", strides or (1, 1)) | pad_params(pads or (0, 0, 0, 0))
-    inputs, outputs, moved = w.shape[1], w.shape[0] // group, channels // offset_group
-    edges = sorted({*range(0, channels + 1, inputs), *range(0, channels + 1, moved)})
+    inputs, outputs, per_offset = w.shape[1], w.shape[0] // group, channels // offset_group
+    edges = sorted({*range(0, channels + 1, inputs), *range(0, channels + 1, per_offset)})
     parts: list[Value] = []
     for g in range(group):
         weight = w[g * outputs : (g + 1) * outputs]
@@ -157,7 +157,7 @@ def deform_conv(
             weights = {"weight_data": piece}
             if b is not None and total is None:
                 weights["bias_data"] = b[g * outputs : (g + 1) * outputs]
-            positions = [_part(im, y, begin // moved, offset_group) for y in (offset, mask) if y is not None]
+            positions = [_part(im, y, begin // per_offset, offset_group) for y in (offset, mask) if y is not None]
             blob = im.layer(
                 "DeformableConv2D",
                 im.channels(crop(im, x, 1, begin, end) if end - begin < channels else x),

@@ -58,9 +58,9 @@ _regrouped("Squeeze", since=13)(squeeze)
 _regrouped("Unsqueeze", since=13)(unsqueeze)
 
 
-def _permuted(seen: NodeView) -> int:
-    axis, rank = items.kept(seen, ()), len(seen.shape(0))
-    order = seen.ints("perm") or tuple(reversed(range(rank)))
+def _permuted(node: NodeView) -> int:
+    axis, rank = items.kept(node, ()), len(node.shape(0))
+    order = node.ints("perm") or tuple(reversed(range(rank)))
     return order.index(axis) if axis in order else -1
 
 
@@ -73,9 +73,9 @@ def transpose(im: ImportContext, x: Tensor, *, perm: Ints = ()) -> Value:
     return x.transpose(order)
 
 
-def _joined(seen: NodeView) -> int:
-    axis, *others = {seen.axis(i) for i in range(len(seen.operands))}
-    if others or axis is None or axis == seen.number("axis", 0) % len(seen.shape(0)):
+def _joined(node: NodeView) -> int:
+    axis, *others = {node.axis(i) for i in range(len(node.operands))}
+    if others or axis is None or axis == node.number("axis", 0) % len(node.shape(0)):
         raise ItemsMixed
     return axis
 
@@ -112,12 +112,12 @@ def _equal_parts(im: ImportContext, x: Tensor, axis: int, size: Dim, count: int,
         yield crop(im, x, axis, part * i, end)
 
 
-def _grown(seen: NodeView) -> int:
+def _grown(node: NodeView) -> int:
     """Apply the rule of Expand and Tile: keep the items, or copy one array for each item."""
-    before, after = seen.shape(0), seen.result
-    at = seen.grown() - len(after)  # from the last axis, because Expand prepends axes
+    before, after = node.shape(0), node.result
+    at = node.result_axis() - len(after)  # from the last axis, because Expand prepends axes
     size = before[at] if len(before) >= -at else 1
-    axis = seen.axis(0)
+    axis = node.axis(0)
     if axis is None and size != 1:
         raise ItemsMixed
     if axis is not None and (axis - len(before) != at or size != after[at]):

@@ -62,18 +62,18 @@ def bind(
     """
     taken = {dim.value for value in (*inputs, *outputs) for dim in value.shape or () if not isinstance(dim, int)}
     declared = [_declared(value, "input", taken) for value in inputs]
-    known = {info.name: info for info in declared}
+    infos = {info.name: info for info in declared}
     for name in (*shapes, *named):
-        if name not in known:
+        if name not in infos:
             raise UsageError(f"no input is called '{name}'; {_listing(declared)}")
     for name, given in shapes.items():
-        if known[name].shape is None:
+        if infos[name].shape is None:
             names = [_fresh(f"{name}_{i}", taken) for i in range(len(given))]
-            known[name] = replace(known[name], shape=tuple(map(symbol, names)))
+            infos[name] = replace(infos[name], shape=tuple(map(symbol, names)))
     equations = Equations(sizes or {})
-    _equate(known, shapes, equations, declared)
+    _equate(infos, shapes, equations, declared)
     bound, results = [], []
-    for info in known.values():
+    for info in infos.values():
         if info.shape is None:
             raise ModelError(f"input '{info.name}' declares no shape; give one, e.g. --shape {info.name}:1,3,224,224")
         bound.append(InputInfo(info.name, info.dtype, tuple(map(equations.resolved, info.shape))))
@@ -84,14 +84,14 @@ def bind(
 
 
 def _equate(
-    known: Mapping[str, TensorInfo], shapes: GivenShapes, equations: Equations, listed: Iterable[TensorInfo]
+    infos: Mapping[str, TensorInfo], shapes: GivenShapes, equations: Equations, listed: Iterable[TensorInfo]
 ) -> None:
     """Make every given size equal to the declared one; raise UsageError for the first impossible equation."""
-    symbols = {str(dim): dim for info in known.values() for dim in info.shape or () if isinstance(dim, Sym)}
+    symbols = {str(dim): dim for info in infos.values() for dim in info.shape or () if isinstance(dim, Sym)}
     pending = []
     for name, sizes in shapes.items():
         where = f"shape {listed_sizes(sizes)} given for input '{name}'"
-        shape = known[name].shape or ()
+        shape = infos[name].shape or ()
         given = [given_size(size, symbols, where) for size in sizes]
         if len(given) != len(shape):
             raise UsageError(f"{where} has {len(given)} sizes, the model wants {len(shape)}; {_listing(listed)}")

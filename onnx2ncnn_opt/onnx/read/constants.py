@@ -57,7 +57,7 @@ def settle(graph: onnx_ir.Graph, embedded: Embedded | None = None) -> None:
 
 
 def _mapped(path: str, where: str, maps: dict[str, mmap.mmap]) -> mmap.mmap:
-    """Return the file's bytes; raise ModelError (with `where`) unless it is a plain non-empty file of one link."""
+    """Return the file's bytes; raise ModelError (with `where`) unless it is a plain, non-empty file with one link."""
     if path not in maps:
         try:
             with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NONBLOCK)) as file:

@@ -87,7 +87,7 @@ def solved(pairs: Iterable[tuple[Dim, Dim]]) -> dict[str, Dim]:
 
 
 def _solved(difference: Dim, name: str) -> Dim | None:
-    """Return the value of a name that makes a difference 0: n + 2 for a of ``a - n - 2``. None if it is no size."""
+    """Solve ``difference == 0`` for a name: ``a - n - 2`` gives n + 2 for a. Return None if that is not a size."""
     if not isinstance(difference, Sym):
         return None
     k = difference.terms.get((name,), 0)

@@ -244,10 +244,10 @@ class _FloatConversion:
     def _clipped(
         self, x: onnx_ir.Value, old: onnx_ir.Value, scale: onnx_ir.Value | None, zero: onnx_ir.Value | None
     ) -> None:
-        known = _limits(scale, zero)
-        if known is None:
+        parameters = _limits(scale, zero)
+        if parameters is None:
             return
-        quantised = _Quantised(x, *known)
+        quantised = _Quantised(x, *parameters)
         low, high = (np.float32(limit) for limit in quantised.limits)
         if self._graph.opset_imports.get("", 1) >= _OPSET_OF_CLIP:
             limits = [self._initializer(np.array(limit, np.float32)) for limit in (low, high)]
@@ -375,7 +375,7 @@ class _FloatConversion:
             if clip is None or clip.graph is None or clip.op_type != "Clip" or not quantised.is_centred:
                 continue
             uses = [(node.meta.get(INT8), index) for node, index in value.uses()]
-            if value.is_graph_output() or any(known is None or known.reason or index for known, index in uses):
+            if value.is_graph_output() or any(product is None or product.reason or index for product, index in uses):
                 continue
             if clip.inputs[0] is not None:
                 onnx_ir.convenience.replace_all_uses_with(value, clip.inputs[0])

@@ -15,7 +15,7 @@ _OPTIONAL = onnx.defs.OpSchema.FormalParameterOption.Optional
 def misfit(node: onnx_ir.Node, opset: int) -> str | None:
     """Return how a node of ONNX's own domain breaks its operator's schema; None if it is valid."""
     try:
-        schema, attributes, inputs = _known(node.op_type, opset)
+        schema, attributes, inputs = _schema(node.op_type, opset)
     except onnx.defs.SchemaError:
         return f"opset {opset} has no such operator"
     if schema.deprecated and node.op_type not in _WITHDRAWN:
@@ -25,13 +25,13 @@ def misfit(node: onnx_ir.Node, opset: int) -> str | None:
 
 def _attribute_misfit(node: onnx_ir.Node, attributes: Mapping[str, Any], opset: int) -> str | None:
     for name, attribute in node.attributes.items():
-        known = attributes.get(name)
-        if known is None:
+        declared = attributes.get(name)
+        if declared is None:
             return f"attribute {name} is not known at opset {opset}"
-        if known.type != getattr(onnx.defs.OpSchema.AttrType, attribute.type.name, None):
-            return f"attribute {name} is of type {attribute.type.name}, not {str(known.type).rpartition('.')[2]}"
-    for name, known in attributes.items():
-        if known.required and name not in node.attributes:
+        if declared.type != getattr(onnx.defs.OpSchema.AttrType, attribute.type.name, None):
+            return f"attribute {name} is of type {attribute.type.name}, not {str(declared.type).rpartition('.')[2]}"
+    for name, declared in attributes.items():
+        if declared.required and name not in node.attributes:
             return f"attribute {name} is missing"
     return None
 
@@ -55,7 +55,7 @@ def _port_misfit(
 
 
 @cache
-def _known(name: str, opset: int) -> tuple[onnx.defs.OpSchema, Mapping[str, Any], list[tuple[str, bool, bool]]]:
+def _schema(name: str, opset: int) -> tuple[onnx.defs.OpSchema, Mapping[str, Any], list[tuple[str, bool, bool]]]:
     """Return an operator's schema, its attributes, and for each input its name, whether it is required, and a bool."""
     schema = onnx.defs.get_schema(name, opset)
     inputs = [

@@ -104,21 +104,21 @@ def extracted(
     values = {name: x for name, x in read.items() if isinstance(x, Tensor)}
     constants = {name: x.array for name, x in read.items() if isinstance(x, Constant)}
     sizes, protos = dict[str, None](), []
-    for name, known in read.items():
-        if not isinstance(known, Sizes):
+    for name, value in read.items():
+        if not isinstance(value, Sizes):
             continue
-        parts = [size_input(str(cell)) for cell in known.cells]
+        parts = [size_input(str(cell)) for cell in value.cells]
         constants |= {
             part: np.array([cell], np.int64)
-            for part, cell in zip(parts, known.cells, strict=True)
+            for part, cell in zip(parts, value.cells, strict=True)
             if isinstance(cell, int)
         }
-        sizes |= dict.fromkeys(str(cell) for cell in known.cells if not isinstance(cell, int))
-        constants[f"{name}.shape"] = np.array(known.shape, np.int64)
+        sizes |= dict.fromkeys(str(cell) for cell in value.cells if not isinstance(cell, int))
+        constants[f"{name}.shape"] = np.array(value.shape, np.int64)
         protos += [
             helper.make_node("Concat", parts, [f"{name}.parts"], axis=0),
             helper.make_node("Reshape", [f"{name}.parts", f"{name}.shape"], [f"{name}.whole"]),
-            helper.make_node("Cast", [f"{name}.whole"], [name], to=helper.np_dtype_to_tensor_dtype(known.dtype)),
+            helper.make_node("Cast", [f"{name}.whole"], [name], to=helper.np_dtype_to_tensor_dtype(value.dtype)),
         ]
     inputs = [_info(info.name, int(info.dtype), info.shape) for info in arrays]
     for name, x in values.items():

@@ -74,10 +74,10 @@ def replaced(cells: Array, values: Mapping[int, Dim]) -> Array:
     if cells.dtype != object:
         return cells
     names = {str(axis_index(axis)): value for axis, value in values.items()}
-    return each(lambda cell: cell.subs(names) if isinstance(cell, Sym) else cell, cells)
+    return map_cells(lambda cell: cell.subs(names) if isinstance(cell, Sym) else cell, cells)
 
 
-def each(function: Callable[..., Any], *cells: Array) -> Array:
+def map_cells(function: Callable[..., Any], *cells: Array) -> Array:
     """Apply a function to the elements of arrays that broadcast."""
     if np.broadcast(*cells).size > MOST_CELLS:
         raise UnknownValue

@@ -16,8 +16,8 @@ from onnx2ncnn_opt.onnx.fold.sizes.cells import (
     axes_of,
     axis_of,
     broadcast,
-    each,
     is_open,
+    map_cells,
     materialised,
     moved,
     plain,
@@ -35,7 +35,7 @@ def _elementwise(function: Callable[..., Any], dtype: np.dtype[np.generic] | Non
     def operator(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
         shape = broadcast([operand.shape for operand in x])
         kind = x[source].dtype
-        cells = each(lambda *elements: function(kind, shape, *map(plain, elements)), *(o.cells for o in x))
+        cells = map_cells(lambda *elements: function(kind, shape, *map(plain, elements)), *(o.cells for o in x))
         cells = cells.reshape((1,) * (len(shape) - cells.ndim) + cells.shape)
         return SymbolicTensor(cells, shape, dtype or kind)
 
@@ -138,7 +138,7 @@ def _cast(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor
     target = np.dtype(onnx_ir.DataType(attributes["to"]).numpy())
     if target == _BOOL:
         shape = x[0].shape
-        return SymbolicTensor(each(lambda cell: not _equal(shape, plain(cell), 0), x[0].cells), shape, _BOOL)
+        return SymbolicTensor(map_cells(lambda cell: not _equal(shape, plain(cell), 0), x[0].cells), shape, _BOOL)
     if target not in (np.int64, np.int32, np.float32, np.float64):
         raise UnknownValue
     cells = x[0].cells if is_open(*x[0].cells.flat) else x[0].cells.astype(x[0].dtype).astype(target)
@@ -147,7 +147,7 @@ def _cast(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor
 
 def _rounded(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
     """Return whole numbers, which Floor, Ceil and Round do not change; raise UnknownValue for others."""
-    each(lambda cell: whole(plain(cell)), x[0].cells)
+    map_cells(lambda cell: whole(plain(cell)), x[0].cells)
     return x[0]
 
 
@@ -159,7 +159,7 @@ def _reduction(function: Callable[[Dim, Dim], Dim]) -> Any:
         for axis in along:
             data = materialised(data, axis)
             parts = [np.take(data.cells, [i], axis) for i in range(data.cells.shape[axis])]
-            cells = reduce(partial(each, lambda a, b: function(plain(a), plain(b))), parts)
+            cells = reduce(partial(map_cells, lambda a, b: function(plain(a), plain(b))), parts)
             data = SymbolicTensor(cells, with_size(data.shape, axis, 1), data.dtype)
         if attributes.get("keepdims", 1):
             return data

@@ -14,8 +14,8 @@ from onnx2ncnn_opt.onnx.fold.sizes.cells import (
     axes_of,
     axis_of,
     broadcast,
-    each,
     is_open,
+    map_cells,
     materialised,
     moved,
     numbers,
@@ -29,21 +29,21 @@ from onnx2ncnn_opt.onnx.value import SymbolicTensor
 
 def _reshape(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
     data, allowzero = x[0], attributes.get("allowzero", 0)
-    wanted = numbers(x[1])
+    target = numbers(x[1])
     if not allowzero:
-        wanted = [data.shape[i] if size == 0 and i < data.rank else size for i, size in enumerate(wanted)]
-    if -1 in wanted:
-        rest = exact_div(product(data.shape), product(size for size in wanted if size != -1))
+        target = [data.shape[i] if size == 0 and i < data.rank else size for i, size in enumerate(target)]
+    if -1 in target:
+        rest = exact_div(product(data.shape), product(size for size in target if size != -1))
         if rest is None:
             raise UnknownValue
-        wanted[wanted.index(-1)] = rest
+        target[target.index(-1)] = rest
     kept = [axis for axis, size in enumerate(data.shape) if size != 1]
-    if [data.shape[axis] for axis in kept] == [size for size in wanted if size != 1]:
+    if [data.shape[axis] for axis in kept] == [size for size in target if size != 1]:
         axes = iter(kept)
-        return moved(data, [None if size == 1 else next(axes) for size in wanted])
-    if is_open(*data.shape, *wanted) or product(data.shape) != product(wanted):
+        return moved(data, [None if size == 1 else next(axes) for size in target])
+    if is_open(*data.shape, *target) or product(data.shape) != product(target):
         raise UnknownValue
-    return SymbolicTensor(all_materialised(data).cells.reshape(known(wanted)), tuple(wanted), data.dtype)
+    return SymbolicTensor(all_materialised(data).cells.reshape(known(target)), tuple(target), data.dtype)
 
 
 def _unsqueeze(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
@@ -178,7 +178,7 @@ def _progression(cells: Array, axis: int, first: Dim) -> Array:
     if not step.any():
         return head
     index = axis_index(cells.ndim - 1 - axis) + first
-    return each(lambda a, k: int(a) + index * int(k), head, step)
+    return map_cells(lambda a, k: int(a) + index * int(k), head, step)
 
 
 # Ends from here on mean "to the end": tf2onnx writes this one if TensorFlow masks the end, others write larger ones.
@@ -210,8 +210,8 @@ def _range(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
     start, limit, step = (whole(*numbers(part))[0] for part in x)
     if not isinstance(step, int) or step == 0:
         raise UnknownValue
-    far, step_size = (limit - start, step) if step > 0 else (start - limit, -step)
-    count = larger((far + step_size - 1) // step_size, 0)
+    span, step_size = (limit - start, step) if step > 0 else (start - limit, -step)
+    count = larger((span + step_size - 1) // step_size, 0)
     return SymbolicTensor(np.array([axis_index(0) * step + start], dtype=object), (count,), x[0].dtype)
 
 

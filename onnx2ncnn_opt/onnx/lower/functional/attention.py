@@ -208,8 +208,8 @@ def _mask_blob(im: ImportContext, mask: Value, q: Tensor, k: Tensor) -> Blob:
     if mask.rank < 4:
         mask = im.reshape(mask, (1,) * (4 - mask.rank) + mask.shape)
     if mask.rank != 4 or any(n not in (1, m) for n, m in zip(mask.shape, full, strict=True)):
-        apart = [(n, m) for n, m in zip(mask.shape, full, strict=False) if n != 1]
-        raise im.invalid(f"a mask of shape {list(mask.shape)} for scores of shape {list(full)}", apart)
+        pairs = [(n, m) for n, m in zip(mask.shape, full, strict=False) if n != 1]
+        raise im.invalid(f"a mask of shape {list(mask.shape)} for scores of shape {list(full)}", pairs)
     if mask.shape[2:] != full[2:]:
         sides = im.fixed(full[2:], "a mask that broadcasts to a dynamic length")
         mask = arithmetic(im, BinaryOp.ADD, mask, Constant(np.zeros(sides, np.float32)))
@@ -233,10 +233,10 @@ def rotate(
     if not isinstance(size, int) or not 0 <= rotated <= size:
         raise im.invalid(f"{rotated} of {size} elements to rotate")
     part = heads if rotated in (0, size) else crop(im, heads, 3, 0, rotated)
-    wanted = part.shape[2], (rotated or size) // 2
-    if any(t.rank != 3 or t.shape[1:] != wanted for t in tables):
-        apart = [pair for t in tables for pair in zip(t.shape[1:], wanted, strict=False)]
-        raise im.invalid(f"tables of shapes {', '.join(str(list(t.shape)) for t in tables)}", apart)
+    expected = part.shape[2], (rotated or size) // 2
+    if any(t.rank != 3 or t.shape[1:] != expected for t in tables):
+        pairs = [pair for t in tables for pair in zip(t.shape[1:], expected, strict=False)]
+        raise im.invalid(f"tables of shapes {', '.join(str(list(t.shape)) for t in tables)}", pairs)
     caches = [im.mat(table, [[1], [2]], [] if table.shape[0] == 1 else [0]) for table in tables]
     blob = im.layer("RotaryEmbed", im.mat(part, _HEAD_DIMS, [0]), *caches, interleaved=int(bool(interleaved)))
     rotated_part: Value = im.wrap(blob, part.shape, _HEAD_DIMS, [0], x.dtype)

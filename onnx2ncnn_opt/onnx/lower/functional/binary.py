@@ -112,12 +112,12 @@ def spread(im: ImportContext, x: Value, shape: Shape) -> Value:
         return x if x.shape == shape else spread(im, im.tensor(x), shape)
     x = ranked(x, len(shape))
     pairs = list(zip(x.shape, shape, strict=True))
-    x = repeated(im, x, [want if have == 1 and isinstance(want, int) else 1 for have, want in pairs])
-    for axis, (have, want) in enumerate(pairs):
-        if isinstance(have, int) and isinstance(want, int):
+    x = repeated(im, x, [target if size == 1 and isinstance(target, int) else 1 for size, target in pairs])
+    for axis, (size, target) in enumerate(pairs):
+        if isinstance(size, int) and isinstance(target, int):
             continue
-        if fitting(have, want) is None:  # one is 1, or may be at run time
-            row = im.tensor(Constant(np.ones(want, np.float32))) if isinstance(want, int) else im.ones(want)
+        if fitting(size, target) is None:  # one is 1, or may be at run time
+            row = im.tensor(Constant(np.ones(target, np.float32))) if isinstance(target, int) else im.ones(target)
             along = row.viewed(row.view.with_axes((*row.view.axes, *((),) * (len(shape) - 1 - axis))))
             x = binary(im, BinaryOp.MUL, as_numbers(im, x), along)
     return x
@@ -165,8 +165,8 @@ def broadcast_shape(im: ImportContext, *shapes: Shape) -> Shape:
     result = dim.broadcast_shape(shapes)
     if result is None:
         columns = zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
-        apart = [pair for sizes in columns for pair in combinations(sizes, 2) if 1 not in pair]
-        raise im.misfit(f"shapes {' and '.join(map(shape_text, shapes))} do not broadcast", apart)
+        pairs = [pair for sizes in columns for pair in combinations(sizes, 2) if 1 not in pair]
+        raise im.misfit(f"shapes {' and '.join(map(shape_text, shapes))} do not broadcast", pairs)
     for column in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1):
         for a, b in permutations(column, 2):
             for size in dim.limits(a, b):  # ONNX Runtime refuses smaller ones

@@ -161,9 +161,9 @@ def _picked(im: ImportContext, x: Tensor, axis: int, indices: list[int], lookup:
         return im.tensor(im.reshape(transposed, shape))
     times = next((i for i, index in enumerate(indices) if index != indices[0]), len(indices))
     if 1 < times < len(indices) and indices == np.repeat(indices[::times], times).tolist():
-        apart = unsqueeze(im, _picked(im, x, axis, indices[::times], lookup), (axis + 1,))
-        grown = repeated(im, apart, [times if a == axis + 1 else 1 for a in range(apart.rank)])
-        return im.tensor(im.reshape(grown, shape))
+        column = unsqueeze(im, _picked(im, x, axis, indices[::times], lookup), (axis + 1,))
+        copies = repeated(im, column, [times if a == axis + 1 else 1 for a in range(column.rank)])
+        return im.tensor(im.reshape(copies, shape))
     runs: list[tuple[int, int]] = []  # first index and count
     for index in indices:
         if runs and index == sum(runs[-1]) != 0:

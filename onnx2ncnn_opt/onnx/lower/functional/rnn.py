@@ -119,7 +119,7 @@ class Unrolled:
         if name not in _ACTIVATIONS:
             raise self.im.refuse(f"activation {name}", "use one of ONNX's activations of LSTM, GRU and RNN")
         function, defaults = _ACTIVATIONS[name]
-        params = [next(given, default) for given, default in zip(lists, defaults, strict=False)]
+        params = [next(values, default) for values, default in zip(lists, defaults, strict=False)]
         return lambda x: function(self.im, x, *params)
 
     def _gate(self, function: Callable[[Tensor], Value], *terms: Value | None) -> Value:
