@@ -109,8 +109,8 @@ def import_model(
     `batch_axes` fixes for inputs by name which axis is the Mat's batch count (None: no axis); `onnx.batch` infers the
     others. `types` is the graph's table of layers. `custom` operators become layers of their own. Unless `tail` is
     "never", nodes that ncnn cannot express may move to a tail, with "auto" also nodes of many layers; the model's graph
-    then ends before them. Raises UnsupportedError with all other such nodes, and UsageError if `batch_axes` names no
-    input, or `custom` an operator that the model does not have.
+    then ends before them. Raises UnsupportedError with all other such nodes. Raises UsageError for unknown inputs in
+    `batch_axes` and unknown operators in `custom`.
     """
 
     def attempted(model: LoadedModel) -> _Import:

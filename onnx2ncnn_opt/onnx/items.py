@@ -1,8 +1,8 @@
 """Proof that the items of a batch stay apart.
 
-ncnn runs a net over a Mat's batch, item by item. If item i of the outputs depends only on item i of the inputs, a model
-with a dynamic batch becomes the net of one item, without additional layers. `Batch` proves that node by node, with the
-rules that importers register as ``items=`` (`onnx.registry`). A rule returns the axis of the items in results.
+ncnn runs a net over a Mat's batch, item by item. Suppose that item i of the outputs depends only on item i of the
+inputs. Then a model with a dynamic batch becomes the net of one item, without additional layers. `Batch` proves this
+node by node with rules, which importers register as ``items=``. A rule returns the axis of the items in results.
 A tensor is the same for each item, or has items: reshaped to ``[before, batch, after]``, its slice ``[:, i]`` is the
 value that the model computes for item i alone. The results of an operator without a rule are unknown.
 """

@@ -1,9 +1,8 @@
 """Resize and Upsample.
 
 ncnn's Interp has three samplings: nearest by ``floor(x * in / out)``, bilinear and bicubic with half-pixel or aligned
-corners. To decide whether a mode of ONNX equals one of them for the given sizes, compare the index that each output
-element reads. GridSample does other nearest modes. All other modes are linear in the operand, so they become products
-with a constant matrix, one axis at a time.
+corners. A mode of ONNX becomes Interp if each output element reads the same index. GridSample does other nearest modes.
+All other modes are linear in the operand, so they become products with a constant matrix, one axis at a time.
 """
 
 from collections.abc import Callable, Sequence

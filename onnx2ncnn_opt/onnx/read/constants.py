@@ -1,7 +1,7 @@
 """Constant tensors of a model: their dims are checked against their data, external files are mapped into memory.
 
-onnx_ir maps an external file again for each tensor, each time with its own file descriptor, so a model of a thousand
-tensors runs out of descriptors. It never compares dims, offset and length with the file. Here each file is mapped once.
+onnx_ir maps an external file for each tensor, with a new file descriptor. So a model of a thousand tensors runs out of
+descriptors. It never compares dims, offset and length with the file. Here each file is mapped once.
 """
 
 import math

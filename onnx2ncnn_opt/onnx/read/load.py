@@ -108,8 +108,8 @@ def load_model(
     replace the model's outputs: nodes and inputs that they do not depend on are removed. Calls of `opaque` operators
     (domain and name) are not inlined. With `stepwise` a net with caches may have an additional input (`bind_lengths`).
     Objects that are passed in are not changed, except that an unsorted onnx_ir.Model is sorted. Raises ModelError if
-    the model is broken, unsafe to open, or of an unknown opset, and UsageError if `source` is not a model, or one of
-    the other arguments does not fit it.
+    the model is broken, unsafe to open, or of an unknown opset. Raises UsageError if `source` is not a model, or
+    another argument does not fit the model.
     """
     opened = _open(source)
     model, given = opened.model, dict(shapes or {})

@@ -2,7 +2,7 @@
 
 torch.export.load runs code from such a file: pickles that are not plain tensors, expressions that sympy evaluates, any
 function below the module torch as an operator, compiled libraries, guards in Python. So torch gets a copy of the graph
-and the weights, and a field is only copied if its form can only be data.
+and the weights. Each field of the copy has a form that can only be data.
 """
 
 import json

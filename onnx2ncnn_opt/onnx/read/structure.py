@@ -123,8 +123,8 @@ def unname_dims(graph: onnx_ir.Graph) -> None:
     false: set[int | onnx_ir.SymbolicDim] = set()
     sizes: dict[int | onnx_ir.SymbolicDim, set[int]] = {}
     for value, shape in shapes.items():
-        # In an input [N, 3, N, N] the batch would be as large as the images, in [N, N, 3, 3] and [1, N, N, N] as the
-        # number of channels. No model means that.
+        # In an input [N, 3, N, N] the batch would be the image size, in [N, N, 3, 3] the number of channels. In
+        # [1, N, N, N] the number of channels would be the image size. No model means that.
         false |= {dim for dim in shape[:1] if dim in shape[1 if len(shape) > 3 else 2 :]}
         false |= {dim for dim in shape[1:2] if len(shape) == 4 and shape[2:] == (dim, dim)}
         for dim in shape:  # weights demand a size of one axis; other axes of the same name would be free

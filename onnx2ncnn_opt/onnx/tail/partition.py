@@ -2,7 +2,7 @@
 
 The tail contains all nodes that ncnn cannot express, or only with many layers, and all nodes that depend on them.
 Further nodes move to the tail if that reduces the numbers that cross from the net to the tail: a minimum cut. Views
-such as Reshape and Transpose cost a layer in the net and nothing in the tail, so they move if the count stays equal.
+such as Reshape cost a layer in the net and nothing in the tail. So they move even if the count stays equal.
 """
 
 from __future__ import annotations

@@ -99,10 +99,10 @@ def _every(im: ImportContext, x: Tensor, axis: int, step: int) -> Tensor:
 
 
 def sliceable(im: ImportContext, x: Tensor, axis: int, is_single: bool = False) -> tuple[Tensor, int, int]:
-    """Return a layout in which an axis is a Mat dim, the dim, and the number of its elements per element of the axis.
+    """Return a layout with an axis as a Mat dim, the dim, and the number of its elements per element of the axis.
 
-    To take single elements (`is_single`), the axis may also be the outer part of a dim, because each of its elements is
-    a run of the dim. That saves a Reshape.
+    To take single elements (`is_single`), the axis may also be the outer part of a dim. Then each of its elements is a
+    run of the dim. That saves a Reshape.
     """
     atoms = x.view.axes[axis]
     for dim, group in enumerate(x.view.dims if is_single else ()):
@@ -116,7 +116,7 @@ def sliceable(im: ImportContext, x: Tensor, axis: int, is_single: bool = False) 
 
 
 def resized(view: View, axis: int, size: Dim) -> View:
-    """Return the view after a layer has changed the size of an axis that is a Mat dim, or the outer part of a dim."""
+    """Return the view with another size of an axis, which is a Mat dim, or the outer part of a dim."""
     old, new = view.axes[axis], View.of((size,), [[0]]).axes[0]
     dims = (new + group[len(old) :] if group[: len(old)] == old else group for group in view.dims)
     return View(view.batch, tuple(dims), tuple(new if i == axis else group for i, group in enumerate(view.axes)))

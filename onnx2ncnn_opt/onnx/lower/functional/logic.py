@@ -1,8 +1,8 @@
 """Comparisons and logic: bools are 0 and 1, and logic is arithmetic on these.
 
-A comparison is Threshold (x > t), which is false for NaN, as in ONNX. The difference of two infinities is NaN, so if
-both operands may be infinite, equality is a Threshold of the distance that is not exceeded. One difference to ONNX:
-numbers closer to each other than the smallest normal float32 are equal.
+A comparison is Threshold (x > t), which is false for NaN, as in ONNX. The difference of two infinities is NaN. So for
+operands that may be infinite, equality is 1 - Threshold(distance). One difference to ONNX: numbers closer to each other
+than the smallest normal float32 are equal.
 """
 
 import numpy as np
