@@ -41,7 +41,7 @@ from onnx2ncnn_opt.onnx.read.caches import past_lengths
 from onnx2ncnn_opt.onnx.read.given import listed_sizes, solved
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.onnx.read.quantized import INT8, Int8
-from onnx2ncnn_opt.onnx.read.schema import misfit
+from onnx2ncnn_opt.onnx.read.schema import schema_error
 from onnx2ncnn_opt.onnx.read.structure import nodes_of, read_values
 from onnx2ncnn_opt.onnx.registry import OnnxOp, qualified
 from onnx2ncnn_opt.onnx.tail.extract import Tail, label
@@ -147,18 +147,18 @@ def import_model(
     if tail == "never" or whole.is_broken:
         raise whole.error()
     try:
-        extracted, nodes = split(model, whole.state(single))
+        tail_part, nodes = split(model, whole.state(single))
     except UnsupportedError:
         if not (single or whole).is_limited:
             raise
         return import_model(model, batch_axes=requested, types=types, custom=custom, tail="only-needed")
-    head = extracted.without(model)
+    head = tail_part.without(model)
     if whole.model is not model or not whole.leave(nodes, head, {}):
         whole = attempted(head)
     result, _ = imported(whole, single, nodes)
     if result is None:
         raise whole.error()
-    return result._replace(tail=extracted)
+    return result._replace(tail=tail_part)
 
 
 def _check_names(batch_axes: Mapping[str, int | None], model: LoadedModel) -> None:
@@ -182,7 +182,7 @@ def _with_batch(one: Imported, model: LoadedModel, batch: Batch) -> Imported | N
     )
 
 
-class _Ends(ImportContext):
+class _ImportBase(ImportContext):
     """The state of an import, and its inputs and outputs."""
 
     def __init__(
@@ -299,10 +299,10 @@ class _Ends(ImportContext):
         blob.name = name
 
 
-class _Import(_Ends):
+class _Import(_ImportBase):
     """The import of one model, node by node."""
 
-    _misfit = ""  # the message for the first node that does not accept the sizes given by the caller
+    _mismatch = ""  # the message for the first node that does not accept the sizes given by the caller
     _inlined = 0
     _budget: MemoryBudget
 
@@ -321,8 +321,8 @@ class _Import(_Ends):
             self._refuse_indices()
         with self._recorded(None):
             self._ends = self._outputs()
-        if self._misfit:
-            raise UsageError(self._misfit)
+        if self._mismatch:
+            raise UsageError(self._mismatch)
         return {}
 
     def imported(self) -> Imported | None:
@@ -434,7 +434,7 @@ class _Import(_Ends):
             self._tainted.update(filter(None, outputs))
         if is_refused and not poisoned:
             results = self._stand_ins(node, operands)
-        is_valid = not is_refused or (not node.domain and misfit(node, self.opset) is None)
+        is_valid = not is_refused or (not node.domain and schema_error(node, self.opset) is None)
         if self._is_dynamic and is_valid and not poisoned:
             rule = traits_of(node.domain, node.op_type, self.model.opsets.get(node.domain, 1)).items
             self._records.append((node, rule, operands, results))
@@ -492,15 +492,15 @@ class _Import(_Ends):
             is_clean = self._tainted.isdisjoint(_names(node.inputs))
             self.is_broken |= is_clean and isinstance(refusal, (Invalid, ShapeMismatch)) and not refusal.equal
             if isinstance(refusal, ShapeMismatch) and self.model.given and is_clean:
-                self._misfit = self._misfit or self._does_not_accept(node, refusal)
+                self._mismatch = self._mismatch or self._does_not_accept(node, refusal)
         except (ShapeError, GraphError) as error:
             self._refuse(node, str(error))
         except MemoryError:
             self._refuse(node, "it takes more memory than there is")
         return [None] * len(node.outputs)
 
-    def _does_not_accept(self, node: onnx_ir.Node, misfit: ShapeMismatch) -> str:
-        given, (a, b) = self.model.given.items(), misfit.sizes
+    def _does_not_accept(self, node: onnx_ir.Node, mismatch: ShapeMismatch) -> str:
+        given, (a, b) = self.model.given.items(), mismatch.sizes
         shapes = " ".join(f"{name}:{listed_sizes(sizes)}" for name, sizes in given)
         is_odd = any(isinstance(n, int) and n % 32 for _, sizes in given if len(sizes) == 4 for n in sizes[2:])
         advice = "; many nets want multiples of 32" if is_odd else ""
@@ -548,7 +548,7 @@ class _Import(_Ends):
         return op
 
     def _results(self, node: onnx_ir.Node, operands: list[Item | None]) -> Sequence[Item | None]:
-        problem = None if node.domain else misfit(node, self.opset)
+        problem = None if node.domain else schema_error(node, self.opset)
         if problem is not None:
             raise Refusal(problem)
         shaped = operands[0] if node.op_type in ("Shape", "Size") and not node.domain else None
@@ -582,7 +582,7 @@ class _Import(_Ends):
         if any(isinstance(operand, SymbolicTensor) for operand in inputs):
             result = None if node.domain else sizes.evaluate(node.op_type, inputs, attributes_of(node))
             if isinstance(result, SymbolicTensor) and result.cells.dtype == object:
-                result = replace(result, cells=map_cells(self.resolved, result.cells))
+                result = replace(result, cells=map_cells(self.without_quotients, result.cells))
             return None if result is None else [result]
         if not folds(node.domain, node.op_type, self.opset):
             return None

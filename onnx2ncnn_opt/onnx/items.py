@@ -58,10 +58,10 @@ class Indices(NamedTuple):
     shape: Shape
     cells: Array
 
-    def own(self, cells: Array, stride: Dim) -> list[Dim]:
+    def first_item(self, cells: Array, stride: Dim) -> list[Dim]:
         """Return the cells of the first item; raise ItemsMixed unless they grow by `stride` from item to item."""
         first = [cell.subs({str(self.number): 0}) if isinstance(cell, Sym) else int(cell) for cell in cells.flat]
-        if any(cell - own != self.number * stride for cell, own in zip(cells.flat, first, strict=True)):
+        if any(cell - start != self.number * stride for cell, start in zip(cells.flat, first, strict=True)):
             raise ItemsMixed
         return first
 

@@ -71,7 +71,7 @@ class Layers:
         """Return the exception for a node that breaks its operator's definition unless the pairs are equal."""
         return Invalid(reason, "check how the model was exported, and bind its dynamic dimensions with --shape", equal)
 
-    def misfit(self, reason: str, pairs: Iterable[tuple[Dim, Dim]]) -> Refusal:
+    def mismatch(self, reason: str, pairs: Iterable[tuple[Dim, Dim]]) -> Refusal:
         """Return the exception for pairs of sizes that have to be equal, or to broadcast."""
         for a, b in pairs:
             if isinstance(a, int) and isinstance(b, int) and a != b:

@@ -54,7 +54,7 @@ class ImportContext(Builder, ABC):
     def demand(self, size: Dim, least: int) -> None:
         """Record that the net is right only if a size is `least` or more, unless that is certain."""
         size = self._within_limits(size) if isinstance(size, Sym) else size
-        if isinstance(size, Sym) and not self.becomes(size, least):
+        if isinstance(size, Sym) and not self.try_demand(size, least):
             self._minimum[size] = max(least, self._minimum.get(size, least))
 
     def _within_limits(self, size: Sym) -> Dim:
@@ -64,7 +64,7 @@ class ImportContext(Builder, ABC):
         minima = {call: b for call, a, b in pairs if any(at_least(a - b - gap, 0) for gap in nonnegative)}
         return size.subs(minima) if minima else size
 
-    def becomes(self, size: Dim, least: int) -> bool:
+    def try_demand(self, size: Dim, least: int) -> bool:
         """Return True if a size is `least` or more once its only dimension is large enough, and demand that minimum."""
         size = size.subs(self._sums) if isinstance(size, Sym) else size
         if isinstance(size, int):
@@ -80,14 +80,14 @@ class ImportContext(Builder, ABC):
             self._minimum[symbol(name)] = more + 1
         return more < LARGEST_SIZE
 
-    def resolved(self, size: Dim) -> Dim:
+    def without_quotients(self, size: Dim) -> Dim:
         """Return a size without quotients such as ``3 // n``, which is 0 for the n >= 4 that is demanded then."""
         factors = [factor for term in size.terms for factor in term] if isinstance(size, Sym) else []
         divisions = [call for call in factors if isinstance(call, Call) and call.operator == "//"]
         quotients: dict[Call, Dim] = {
             call: -(call.a < 0)
             for call in divisions
-            if isinstance(call.a, int) and self.becomes(call.b, abs(call.a) + (call.a >= 0))
+            if isinstance(call.a, int) and self.try_demand(call.b, abs(call.a) + (call.a >= 0))
         }
         return size.subs(quotients) if isinstance(size, Sym) else size
 

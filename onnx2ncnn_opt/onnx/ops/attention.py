@@ -57,8 +57,8 @@ def attention23(
     """SDPA; MatMul, Softmax and MatMul if scores are capped or an output."""
     heads = [sdpa.split_heads(im, x, n) for x, n in ((q, q_num_heads), (k, kv_num_heads), (v, kv_num_heads))]
     heads, past = sdpa.with_past(im, heads, past_key, past_value)
-    sight = sdpa.Sight(bool(is_causal), left_window_size, right_window_size)
-    bias_of_keys = sight.bias(im, heads, past if nonpad_kv_seqlen is None else nonpad_kv_seqlen)
+    window = sdpa.KeyWindow(bool(is_causal), left_window_size, right_window_size)
+    bias_of_keys = window.bias(im, heads, past if nonpad_kv_seqlen is None else nonpad_kv_seqlen)
     mask = sdpa.lengthened(im, sdpa.bias(im, attn_mask), heads[1].shape[2])
     mask = added(im, mask, bias_of_keys)
     if softcap or im.is_used(3):
@@ -202,7 +202,7 @@ def _causal(im: ImportContext, unidirectional: int, heads: Sequence[Tensor], pas
     if unidirectional and heads[0].shape[2] + past != heads[1].shape[2]:
         reason = "it looks backwards at keys that are not those of its queries: ONNX Runtime hides none of the last"
         raise im.refuse(reason, "let the queries be the last of the keys")
-    return sdpa.Sight(causal=bool(unidirectional)).bias(im, heads, past)
+    return sdpa.KeyWindow(causal=bool(unidirectional)).bias(im, heads, past)
 
 
 def _grouped(node: NodeView) -> int:
@@ -266,8 +266,8 @@ def group_query_attention(
             heads[i] = im.tensor(sdpa.rotate(im, heads[i], tables, position_ids, rotary_interleaved, 0, rotated))
     heads, past = sdpa.with_past(im, heads, past_key, past_value)
     # The window counts the query's own key.
-    sight = sdpa.Sight(causal=bool(causal), left=local_window_size - 1 if local_window_size > 0 else -1)
-    options = heads, added(im, sdpa.bias(im, attention_bias), sight.bias(im, heads, past)), scale or None
+    window = sdpa.KeyWindow(causal=bool(causal), left=local_window_size - 1 if local_window_size > 0 else -1)
+    options = heads, added(im, sdpa.bias(im, attention_bias), window.bias(im, heads, past)), scale or None
     y = sdpa.capped(im, *options, softcap, 0)[0] if softcap else sdpa.attend(im, *options)
     return sdpa.merge_heads(im, y), heads[1], heads[2]
 

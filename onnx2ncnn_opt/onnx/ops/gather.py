@@ -21,7 +21,7 @@ def _gathered(node: NodeView) -> int:
     data = node.axis(0)
     if data == axis:  # the axis consists of the items' rows, and each item has its own indices
         own, size = node.indices(1), node.inner(0)
-        if not all(own.is_within(index, size) for index in own.own(own.cells, size)):
+        if not all(own.is_within(index, size) for index in own.first_item(own.cells, size)):
             raise ItemsMixed
         return axis + own.axis
     indices = node.axis(1)
@@ -52,8 +52,8 @@ def _gathered_nd(node: NodeView) -> int:
     own = node.indices(1)
     if node.number("batch_dims", 0) or node.axis(0) != 0 or node.inner(0) != 1 or own.axis == len(own.shape) - 1:
         raise ItemsMixed
-    own.own(own.cells[..., 1:], 0)
-    if any(own.own(own.cells[..., :1], 1)):
+    own.first_item(own.cells[..., 1:], 0)
+    if any(own.first_item(own.cells[..., :1], 1)):
         raise ItemsMixed
     return own.axis
 

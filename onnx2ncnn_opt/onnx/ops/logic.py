@@ -46,13 +46,13 @@ def xor(im: ImportContext, a: Value, b: Value) -> Tensor:
 @onnx_op("Not", integers=True, axes="each", folds=True)
 def not_(im: ImportContext, x: Tensor) -> Tensor:
     """1 - x."""
-    return logic.bools(im, logic.rest(im, as_float(im, x)))
+    return logic.bools(im, logic.one_minus(im, as_float(im, x)))
 
 
 @onnx_op("IsNaN", since=9, selects=True, axes="each", folds=True)
 def is_nan(im: ImportContext, x: Tensor) -> Tensor:
     """1 - Threshold(|x| > -1), which is 1 for NaN only."""
-    return logic.bools(im, logic.rest(im, logic.threshold(im, im.apply(x, UnaryOp.ABS), -1.0)))
+    return logic.bools(im, logic.one_minus(im, logic.threshold(im, im.apply(x, UnaryOp.ABS), -1.0)))
 
 
 @onnx_op("IsInf", since=10, selects=True, axes="each", folds=True)

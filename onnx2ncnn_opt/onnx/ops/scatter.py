@@ -18,11 +18,11 @@ from onnx2ncnn_opt.onnx.lower.functional.division import mod
 from onnx2ncnn_opt.onnx.lower.functional.gather import (
     as_indices,
     check_indices,
-    counted,
     fixed,
     flat_indices,
     gather,
     gather_elements,
+    nonnegative_indices,
 )
 from onnx2ncnn_opt.onnx.lower.functional.logic import between
 from onnx2ncnn_opt.onnx.lower.functional.pad import pad
@@ -177,7 +177,7 @@ def _scatter_cells(im: ImportContext, data: Value, indices: Tensor, updates: Val
         )
     order, count = [*others, axis], math.prod(shape[a] for a in others)
     check_indices(im, indices)
-    indices = as_indices(im, counted(im, indices, shape[axis]))
+    indices = as_indices(im, nonnegative_indices(im, indices, shape[axis]))
     old, targets, new = (im.reshape(x.transpose(order), (count, x.shape[axis])) for x in (data, indices, updates))
     row = im.tensor(targets)
     if reduction == "none":

@@ -40,7 +40,7 @@ def reshape(im: ImportContext, x: Tensor, shape: Sizes, *, allowzero: int = 0) -
         target[target.index(-1)] = rest
     size, total = product(x.shape), product(target)
     if isinstance(size, int) and isinstance(total, int) and size != total:
-        raise im.misfit(f"{shape_text(x.shape)} cannot be reshaped to {shape_text(tuple(target))}", [(size, total)])
+        raise im.mismatch(f"{shape_text(x.shape)} cannot be reshaped to {shape_text(tuple(target))}", [(size, total)])
     return im.reshape(x, tuple(target))
 
 

@@ -25,7 +25,7 @@ _TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint6
 LARGEST_TENSOR = 2**40  # bytes; larger dims are an error on any machine for ncnn
 
 
-def settle(graph: onnx_ir.Graph, embedded: Embedded | None = None) -> None:
+def load_constants(graph: onnx_ir.Graph, embedded: Embedded | None = None) -> None:
     """Replace every constant of the graph, attributes and subgraphs included, by a checked array.
 
     `embedded` are the weights in the model's own file, if they are not in the message. Raises ModelError if a tensor's
@@ -34,25 +34,25 @@ def settle(graph: onnx_ir.Graph, embedded: Embedded | None = None) -> None:
     maps: dict[str, mmap.mmap] = {}  # of external data files
     done: dict[int, tuple[onnx_ir.TensorProtocol, onnx_ir.TensorProtocol]] = {}
 
-    def settled(tensor: onnx_ir.TensorProtocol, where: str) -> onnx_ir.TensorProtocol:
+    def loaded(tensor: onnx_ir.TensorProtocol, where: str) -> onnx_ir.TensorProtocol:
         # Once for each object, which `done` keeps alive: copies of an inlined function share their tensors.
         if id(tensor) not in done:
-            done[id(tensor)] = tensor, _settled(tensor, where, embedded, maps)
+            done[id(tensor)] = tensor, _loaded(tensor, where, embedded, maps)
         return done[id(tensor)][1]
 
     for inner in (graph, *graph.subgraphs()):
         for value in counted(inner.initializers.values(), "checking the weights", "tensors"):
             if value.const_value is not None:
-                value.const_value = settled(value.const_value, f"tensor '{value.name}'")
+                value.const_value = loaded(value.const_value, f"tensor '{value.name}'")
     for node in graph.all_nodes():
         for name, attribute in node.attributes.items():
             where = f"attribute '{name}' of {node.op_type} '{node.name}'"
             if attribute.is_ref():
                 raise ModelError(f"{where} refers to an attribute of a function, but is outside of one")
             if attribute.type is onnx_ir.AttributeType.TENSOR:
-                node.attributes[name] = onnx_ir.AttrTensor(name, settled(attribute.value, where))
+                node.attributes[name] = onnx_ir.AttrTensor(name, loaded(attribute.value, where))
             elif attribute.type is onnx_ir.AttributeType.TENSORS:
-                tensors = [settled(tensor, where) for tensor in attribute.value]
+                tensors = [loaded(tensor, where) for tensor in attribute.value]
                 node.attributes[name] = onnx_ir.AttrTensors(name, tensors)
 
 
@@ -77,7 +77,7 @@ def _mapped(path: str, where: str, maps: dict[str, mmap.mmap]) -> mmap.mmap:
     return maps[path]
 
 
-def _settled(
+def _loaded(
     tensor: onnx_ir.TensorProtocol, where: str, embedded: Embedded | None, maps: dict[str, mmap.mmap]
 ) -> onnx_ir.TensorProtocol:
     if isinstance(tensor, onnx_ir.ExternalTensor):

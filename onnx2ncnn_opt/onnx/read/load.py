@@ -122,7 +122,7 @@ def load_model(
     lost = structure.cut(model.graph, outputs) if outputs else ()
     structure.strip(model.graph)
     structure.lift_constants(model)
-    constants.settle(model.graph, opened.embedded)
+    constants.load_constants(model.graph, opened.embedded)
     open_shapes = {name: shape for name, shape in given.items() if name not in bound}
     bound_shapes = bind(model.graph.inputs, model.graph.outputs, open_shapes, sizes)
     inputs, results, length = bind_lengths(model.graph, *bound_shapes)

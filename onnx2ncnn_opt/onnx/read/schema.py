@@ -12,7 +12,7 @@ _WITHDRAWN = ("GroupNormalization",)
 _OPTIONAL = onnx.defs.OpSchema.FormalParameterOption.Optional
 
 
-def misfit(node: onnx_ir.Node, opset: int) -> str | None:
+def schema_error(node: onnx_ir.Node, opset: int) -> str | None:
     """Return how a node of ONNX's own domain breaks its operator's schema; None if it is valid."""
     try:
         schema, attributes, inputs = _schema(node.op_type, opset)
@@ -20,10 +20,10 @@ def misfit(node: onnx_ir.Node, opset: int) -> str | None:
         return f"opset {opset} has no such operator"
     if schema.deprecated and node.op_type not in _WITHDRAWN:
         return f"the operator is gone from ONNX since opset {schema.since_version}; the model says opset {opset}"
-    return _attribute_misfit(node, attributes, opset) or _port_misfit(node, schema, inputs, opset)
+    return _attribute_error(node, attributes, opset) or _port_error(node, schema, inputs, opset)
 
 
-def _attribute_misfit(node: onnx_ir.Node, attributes: Mapping[str, Any], opset: int) -> str | None:
+def _attribute_error(node: onnx_ir.Node, attributes: Mapping[str, Any], opset: int) -> str | None:
     for name, attribute in node.attributes.items():
         declared = attributes.get(name)
         if declared is None:
@@ -36,7 +36,7 @@ def _attribute_misfit(node: onnx_ir.Node, attributes: Mapping[str, Any], opset: 
     return None
 
 
-def _port_misfit(
+def _port_error(
     node: onnx_ir.Node, schema: onnx.defs.OpSchema, inputs: Sequence[tuple[str, bool, bool]], opset: int
 ) -> str | None:
     if len(node.inputs) > schema.max_input:

@@ -88,7 +88,7 @@ def label(node: onnx_ir.Node) -> str:
     return node.name or next((value.name for value in node.outputs if value.name), node.op_type)
 
 
-def extracted(
+def extract_tail(
     model: LoadedModel,
     nodes: Sequence[onnx_ir.Node],
     read: Mapping[str, Constant | Sizes | InputInfo | Tensor],

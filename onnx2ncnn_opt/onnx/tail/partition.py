@@ -19,7 +19,7 @@ from onnx2ncnn_opt.ir.view import MAX_DIMS
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.onnx.read.structure import nodes_of, read_values
-from onnx2ncnn_opt.onnx.tail.extract import Sizes, Tail, extracted, label
+from onnx2ncnn_opt.onnx.tail.extract import Sizes, Tail, extract_tail, label
 from onnx2ncnn_opt.onnx.tail.minimum_cut import Network
 from onnx2ncnn_opt.onnx.tail.program import Program
 from onnx2ncnn_opt.onnx.tail.registry import ALL, TAIL_OPS
@@ -52,7 +52,7 @@ def split(model: LoadedModel, state: ImportState) -> tuple[Tail, Collection[onnx
 
     Raises the error of the import if a refused node, or a node that depends on it, is not a tail operator.
     """
-    parts = _Parts(model, state)
+    parts = _TailCandidates(model, state)
     needed = {*state.refused, *parts.before_lost(state.lost)}
     if not needed <= parts.movable:
         raise parts.refused(needed - parts.movable)
@@ -61,7 +61,7 @@ def split(model: LoadedModel, state: ImportState) -> tuple[Tail, Collection[onnx
     others = parts.others(nodes, read)
     problem = ""
     if nodes and (others or any(isinstance(item, Tensor) for item in read.values())):  # the net is not empty
-        tail = extracted(model, nodes, read, others, tuple(parts.reasons(needed)))
+        tail = extract_tail(model, nodes, read, others, tuple(parts.reasons(needed)))
         try:
             Program.read(tail.data)
         except ModelError as error:  # an attribute or a type that tails lack
@@ -95,7 +95,7 @@ class Readers:
         return set(reached(nodes, lambda node: self.of.get(node, ())))
 
 
-class _Parts:
+class _TailCandidates:
     """The nodes of a model that a tail may contain, `movable`, and the values between them."""
 
     def __init__(self, model: LoadedModel, state: ImportState) -> None:

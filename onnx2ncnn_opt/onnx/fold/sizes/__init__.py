@@ -17,8 +17,8 @@ from onnx2ncnn_opt.onnx.fold.sizes.cells import (
     Known,
     Operator,
     UnknownValue,
+    as_constant,
     as_symbolic,
-    decided,
     vector,
 )
 from onnx2ncnn_opt.onnx.value import SymbolicTensor
@@ -28,12 +28,12 @@ _OPERATORS: Mapping[str, Operator] = {**elementwise.OPERATORS, **movement.OPERAT
 
 def shape_of(shape: Shape, start: int = 0, end: int | None = None) -> Known:
     """Return the result of ONNX's Shape (with the `start` and `end` of opset 15)."""
-    return decided(vector(shape[start:end]))
+    return as_constant(vector(shape[start:end]))
 
 
 def size_of(shape: Shape) -> Known:
     """Return the result of ONNX's Size."""
-    return decided(SymbolicTensor(np.array(product(shape), dtype=object), (), INT))
+    return as_constant(SymbolicTensor(np.array(product(shape), dtype=object), (), INT))
 
 
 def evaluate(operator: str, inputs: Sequence[Known | None], attributes: Attributes) -> Known | None:
@@ -44,6 +44,6 @@ def evaluate(operator: str, inputs: Sequence[Known | None], attributes: Attribut
         return None
     try:
         result = function(operands, attributes)
-        return None if result.cells.size > MOST_CELLS else decided(result)
+        return None if result.cells.size > MOST_CELLS else as_constant(result)
     except UnknownValue:
         return None

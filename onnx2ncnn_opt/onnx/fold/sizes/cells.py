@@ -28,9 +28,9 @@ def as_symbolic(x: Known) -> SymbolicTensor:
     return x if isinstance(x, SymbolicTensor) else SymbolicTensor(x.array, x.shape, x.dtype)
 
 
-def decided(x: SymbolicTensor) -> Known:
+def as_constant(x: SymbolicTensor) -> Known:
     """Return a symbolic tensor as a constant if no dynamic size is left in it."""
-    if is_open(*x.shape, *x.cells.flat):
+    if is_dynamic(*x.shape, *x.cells.flat):
         return x
     shape = known(x.shape)
     return x if math.prod(shape) > _LARGEST else Constant(np.broadcast_to(x.cells.astype(x.dtype), shape))
@@ -64,7 +64,7 @@ def numbers(x: SymbolicTensor) -> list[Dim]:
 def whole_numbers(x: SymbolicTensor) -> list[int]:
     """Return the elements of a tensor that is a list of numbers."""
     elements = numbers(x)
-    if is_open(*elements):
+    if is_dynamic(*elements):
         raise UnknownValue
     return list(known(elements))
 
@@ -158,6 +158,6 @@ def whole(*cells: Any) -> tuple[Any, ...]:
     return tuple(cell if isinstance(cell, Sym) else int(cell) for cell in cells)
 
 
-def is_open(*cells: Any) -> bool:
+def is_dynamic(*cells: Any) -> bool:
     """Return True if one of the cells depends on a dynamic size."""
     return any(isinstance(cell, Sym) for cell in cells)

@@ -16,7 +16,7 @@ from onnx2ncnn_opt.onnx.fold.sizes.cells import (
     axes_of,
     axis_of,
     broadcast,
-    is_open,
+    is_dynamic,
     map_cells,
     materialised,
     moved,
@@ -42,7 +42,7 @@ def _elementwise(function: Callable[..., Any], dtype: np.dtype[np.generic] | Non
     return operator
 
 
-def _surely(size: Dim, bound: int, shape: Shape) -> bool:
+def _is_at_least(size: Dim, bound: int, shape: Shape) -> bool:
     """Return True as `at_least` does, and if the bound follows from an axis index being less than the axis's size."""
     if at_least(size, bound):
         return True
@@ -56,12 +56,12 @@ def _surely(size: Dim, bound: int, shape: Shape) -> bool:
 
 
 def _less(shape: Shape, a: Any, b: Any) -> bool:
-    if not is_open(a, b):
+    if not is_dynamic(a, b):
         return bool(a < b)
     a, b = whole(a, b)
-    if _surely(b - a, 1, shape):
+    if _is_at_least(b - a, 1, shape):
         return True
-    if _surely(a - b, 0, shape):
+    if _is_at_least(a - b, 0, shape):
         return False
     raise UnknownValue
 
@@ -69,23 +69,23 @@ def _less(shape: Shape, a: Any, b: Any) -> bool:
 def _equal(shape: Shape, a: Any, b: Any) -> bool:
     if a == b:
         return True
-    if not is_open(a, b):
+    if not is_dynamic(a, b):
         return False
     a, b = whole(a, b)
-    if _surely(a - b, 1, shape) or _surely(b - a, 1, shape):
+    if _is_at_least(a - b, 1, shape) or _is_at_least(b - a, 1, shape):
         return False
     raise UnknownValue
 
 
 def _arithmetic(function: Callable[[Any, Any], Any]) -> Any:
     def compute(kind: np.dtype[np.generic], shape: Shape, *cells: Any) -> Any:
-        return reduce(lambda a, b: function(*whole(a, b)) if is_open(a, b) else function(a, b), cells)
+        return reduce(lambda a, b: function(*whole(a, b)) if is_dynamic(a, b) else function(a, b), cells)
 
     return _elementwise(compute)
 
 
 def _divided(kind: np.dtype[np.generic], shape: Shape, a: Any, b: Any) -> Any:
-    if not is_open(a, b):
+    if not is_dynamic(a, b):
         if b == 0:
             raise UnknownValue
         if is_float(kind):
@@ -95,32 +95,32 @@ def _divided(kind: np.dtype[np.generic], shape: Shape, a: Any, b: Any) -> Any:
     even = exact_div(a, b) if b != 0 else None
     if even is not None:
         return even
-    if is_float(kind) or isinstance(a, int) or not _surely(b, 1, shape):
+    if is_float(kind) or isinstance(a, int) or not _is_at_least(b, 1, shape):
         raise UnknownValue
     # ONNX rounds towards 0.
-    if _surely(a, 0, shape):
+    if _is_at_least(a, 0, shape):
         return a // b
-    if _surely(-a, 0, shape):
+    if _is_at_least(-a, 0, shape):
         return -(-a // b)
     raise UnknownValue
 
 
 def _remainder(fmod: int, kind: np.dtype[np.generic], shape: Shape, a: Any, b: Any) -> Any:
     """Compute Mod: its sign is the divisor's, with `fmod` the operand's; both agree for positive operands."""
-    if not is_open(a, b):
+    if not is_dynamic(a, b):
         raise UnknownValue
     a, b = whole(a, b)
-    is_positive = _surely(a, 0, shape)
-    if not _surely(b, 1, shape) or (fmod and not is_positive):
+    is_positive = _is_at_least(a, 0, shape)
+    if not _is_at_least(b, 1, shape) or (fmod and not is_positive):
         raise UnknownValue
-    if is_positive and _surely(b - a, 1, shape):
+    if is_positive and _is_at_least(b - a, 1, shape):
         return a
     return a - (exact_div(a, b) or a // b) * b
 
 
 def _extreme(of_sizes: Callable[[Dim, Dim], Dim], of_numbers: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def compute(a: Any, b: Any) -> Any:
-        return of_sizes(*whole(a, b)) if is_open(a, b) else plain(of_numbers(a, b))
+        return of_sizes(*whole(a, b)) if is_dynamic(a, b) else plain(of_numbers(a, b))
 
     return compute
 
@@ -141,7 +141,7 @@ def _cast(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor
         return SymbolicTensor(map_cells(lambda cell: not _equal(shape, plain(cell), 0), x[0].cells), shape, _BOOL)
     if target not in (np.int64, np.int32, np.float32, np.float64):
         raise UnknownValue
-    cells = x[0].cells if is_open(*x[0].cells.flat) else x[0].cells.astype(x[0].dtype).astype(target)
+    cells = x[0].cells if is_dynamic(*x[0].cells.flat) else x[0].cells.astype(x[0].dtype).astype(target)
     return SymbolicTensor(cells, x[0].shape, target)
 
 

@@ -14,7 +14,7 @@ from onnx2ncnn_opt.onnx.fold.sizes.cells import (
     axes_of,
     axis_of,
     broadcast,
-    is_open,
+    is_dynamic,
     map_cells,
     materialised,
     moved,
@@ -41,7 +41,7 @@ def _reshape(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTen
     if [data.shape[axis] for axis in kept] == [size for size in target if size != 1]:
         axes = iter(kept)
         return moved(data, [None if size == 1 else next(axes) for size in target])
-    if is_open(*data.shape, *target) or product(data.shape) != product(target):
+    if is_dynamic(*data.shape, *target) or product(data.shape) != product(target):
         raise UnknownValue
     return SymbolicTensor(all_materialised(data).cells.reshape(known(target)), tuple(target), data.dtype)
 
@@ -94,7 +94,7 @@ def _concat(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTens
 def _gather(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
     data, indices = x[0], x[1]
     axis = axis_of(attributes.get("axis", 0), data.rank)
-    if is_open(*indices.cells.flat):
+    if is_dynamic(*indices.cells.flat):
         raise UnknownValue
     data = materialised(data, axis)
     taken = indices.cells.astype(np.int64)
@@ -143,11 +143,11 @@ def _slice(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTenso
 def _cut(x: SymbolicTensor, axis: int, start: Dim, end: Dim, step: int) -> SymbolicTensor:
     size = x.shape[axis]
     if isinstance(size, int) and isinstance(start, int) and isinstance(end, int):
-        indices = taken(size, start, end, step)
+        indices = slice_indices(size, start, end, step)
         first: Dim = indices.start if indices else 0
         count: Dim = len(indices)
     else:
-        bounds = cut(size, start, end) if step == 1 else None
+        bounds = slice_ends(size, start, end) if step == 1 else None
         if bounds is None:
             raise UnknownValue
         first, count = bounds[0], bounds[1] - bounds[0]
@@ -161,7 +161,7 @@ def _cut(x: SymbolicTensor, axis: int, start: Dim, end: Dim, step: int) -> Symbo
     return SymbolicTensor(cells, with_size(x.shape, axis, count), x.dtype)
 
 
-def taken(size: int, start: int, end: int, step: int) -> range:
+def slice_indices(size: int, start: int, end: int, step: int) -> range:
     """Return the indices of a slice; with a negative step, ONNX clamps a start before the axis to 0, unlike Python."""
     return range(size)[0 if step < 0 and start < -size else start : end : step]
 
@@ -185,15 +185,15 @@ def _progression(cells: Array, axis: int, first: Dim) -> Array:
 ENDLESS = 10**9
 
 
-def cut(size: Dim, start: Dim, end: Dim, surely: Callable[[Dim, int], bool] = at_least) -> tuple[Dim, Dim] | None:
+def slice_ends(size: Dim, start: Dim, end: Dim, check: Callable[[Dim, int], bool] = at_least) -> tuple[Dim, Dim] | None:
     """Return start and end of a slice of step 1, both from the front; None if a bound's sign is unknown."""
     if isinstance(end, int) and end >= ENDLESS:
         end = size
     bounds: list[Dim] = []
     for bound in (start, end):
-        if bound == size or surely(bound, 0):
+        if bound == size or check(bound, 0):
             bounds.append(smaller(bound, size))
-        elif surely(-bound, 1):
+        elif check(-bound, 1):
             bounds.append(size - smaller(size, -bound))
         else:
             return None

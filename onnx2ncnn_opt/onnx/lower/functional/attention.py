@@ -29,7 +29,7 @@ _HEAD_DIMS = ((1,), (2,), (3,))  # a Mat of [heads, length, size], whose batch i
 _HIDDEN = -5e7  # far below any score, and above -99999999, where Vulkan's Softmax begins (softmax_reduce_max.comp)
 
 
-class Sight(NamedTuple):
+class KeyWindow(NamedTuple):
     """The window of keys that a query sees: at most `left` before and `right` after it; -1 is no bound."""
 
     causal: bool = False

@@ -19,7 +19,7 @@ from onnx2ncnn_opt.ir.view import Regroup, View, sizes
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, number_value, wrapped_around
-from onnx2ncnn_opt.onnx.lower.functional.views import ranked, repeated
+from onnx2ncnn_opt.onnx.lower.functional.views import repeated, with_rank
 from onnx2ncnn_opt.onnx.lower.layout import Layout, align, combined, common_layout, meeting
 from onnx2ncnn_opt.onnx.value import Constant, Operand, SymbolicTensor, Tensor, Value
 
@@ -110,7 +110,7 @@ def spread(im: ImportContext, x: Value, shape: Shape) -> Value:
     if isinstance(x, Constant):
         x = Constant(np.broadcast_to(x.array, [1 if isinstance(size, Sym) else size for size in shape]))
         return x if x.shape == shape else spread(im, im.tensor(x), shape)
-    x = ranked(x, len(shape))
+    x = with_rank(x, len(shape))
     pairs = list(zip(x.shape, shape, strict=True))
     x = repeated(im, x, [target if size == 1 and isinstance(target, int) else 1 for size, target in pairs])
     for axis, (size, target) in enumerate(pairs):
@@ -166,7 +166,7 @@ def broadcast_shape(im: ImportContext, *shapes: Shape) -> Shape:
     if result is None:
         columns = zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
         pairs = [pair for sizes in columns for pair in combinations(sizes, 2) if 1 not in pair]
-        raise im.misfit(f"shapes {' and '.join(map(shape_text, shapes))} do not broadcast", pairs)
+        raise im.mismatch(f"shapes {' and '.join(map(shape_text, shapes))} do not broadcast", pairs)
     for column in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1):
         for a, b in permutations(column, 2):
             for size in dim.limits(a, b):  # ONNX Runtime refuses smaller ones

@@ -26,7 +26,7 @@ def concat(im: ImportContext, *operands: Value | SymbolicTensor, axis: int) -> V
         fixed = {x.shape[other] for x in operands if isinstance(x.shape[other], int)}
         if other != axis and len(fixed) > 1:
             reason = f"sizes of axis {other} differ: {', '.join(shape_text(x.shape) for x in operands)}"
-            raise im.misfit(reason, [(a.shape[other], b.shape[other]) for a, b in combinations(operands, 2)])
+            raise im.mismatch(reason, [(a.shape[other], b.shape[other]) for a, b in combinations(operands, 2)])
     nonempty = [x for x in operands if x.shape[axis] != 0] or operands[:1]
     xs = tuple(im.tensor(x) if isinstance(x, SymbolicTensor) else x for x in nonempty)
     if len(xs) == 1:

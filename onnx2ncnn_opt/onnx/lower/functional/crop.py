@@ -11,7 +11,7 @@ from onnx2ncnn_opt.ir.dim import AXES, Dim, Shape, Sym, at_least, product, small
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import View
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.fold.sizes.movement import ENDLESS, cut, taken
+from onnx2ncnn_opt.onnx.fold.sizes.movement import ENDLESS, slice_ends, slice_indices
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.views import repeated, unsqueeze
@@ -26,7 +26,7 @@ def sliced(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: 
     """ONNX's slice [start:end:step] of an axis, which must not be empty: Crop, Pooling for steps, Flip."""
     size = x.shape[axis]
     if isinstance(start, Sym) or isinstance(end, Sym):
-        bounds = cut(size, start, end, im.becomes) if step > 0 else None
+        bounds = slice_ends(size, start, end, im.try_demand) if step > 0 else None
         if bounds is None:
             reason = f"[{start}:{end}:{step}] of an axis of size {size} depends on dynamic dimensions"
             raise im.refuse(reason, "bind them with --shape")
@@ -40,27 +40,27 @@ def sliced(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: 
             return sliced(im, flip(im, x, axis), axis, first, last, -step)
         if end == 0:  # in ncnn, 0 is the end of the axis
             raise im.refuse(f"[{start}:0] is empty, and ncnn has no empty tensors", "slice one element at least")
-        bounds = cut(size, start, end) if start < 0 and not at_least(size + start, 0) else None
+        bounds = slice_ends(size, start, end) if start < 0 and not at_least(size + start, 0) else None
         if bounds is not None:  # ncnn would read before the axis
             x = crop(im, x, axis, *bounds)
         elif start != 0 or end < ENDLESS:
             x = crop(im, x, axis, start, end if end < ENDLESS else TO_END)
     else:
-        elements = taken(size, start, end, step)
+        elements = slice_indices(size, start, end, step)
         if step < 0 and len(elements) > 1:
             x = flip(im, x, axis)
             elements = range(size - 1 - elements.start, size - elements[-1], -step)
         step = elements.step if len(elements) > 1 else 1
         if elements.start > 0 or elements[-1] + 1 < size:
             x = crop(im, x, axis, elements.start, elements[-1] + 1)
-    return x if step == 1 else _every(im, x, axis, step)
+    return x if step == 1 else _strided(im, x, axis, step)
 
 
 def slice_count(size: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
     """Return the number of elements of a slice of an axis; None if it is dynamic."""
     if isinstance(size, Sym) or isinstance(start, Sym) or isinstance(end, Sym):
         return None
-    return len(taken(size, start, end, step))
+    return len(slice_indices(size, start, end, step))
 
 
 def crop(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim) -> Tensor:
@@ -86,7 +86,7 @@ def flip(im: ImportContext, x: Tensor, axis: int) -> Tensor:
     return x if dim is None else im.like(laid_out, im.layer("Flip", laid_out.blob, axes=(dim,)))
 
 
-def _every(im: ImportContext, x: Tensor, axis: int, step: int) -> Tensor:
+def _strided(im: ImportContext, x: Tensor, axis: int, step: int) -> Tensor:
     """Return every `step`-th element from the first on, by max pooling over windows of one element."""
     x = as_numbers(im, x)
     held = [a for a in range(x.rank) if x.view.axes[a]]

@@ -75,7 +75,7 @@ def _sampled(
     im: ImportContext, image: Blob, indices: Tensor, dims: Sequence[Sequence[int]], size: Dim, rows: int
 ) -> Blob:
     """Pick the pixels at `indices` from each row of an image of width `size`; `dims` is the layout of the indices."""
-    targets = counted(im, indices, size)
+    targets = nonnegative_indices(im, indices, size)
     scale, shift = _coordinates(im, 1 if isinstance(size, Sym) else size, rows)
     if isinstance(size, Sym):  # the middle of the pixel, relative to the row
         targets = binary(im, BinaryOp.DIV, im.apply(targets, BinaryOp.ADD, 0.5), _sizes(im, size))
@@ -98,11 +98,11 @@ def _coordinates(im: ImportContext, size: int, rows: int) -> tuple[Array, Array]
     if size * rows > _LARGEST_IMAGE:
         reason = f"a lookup in {rows} times {size} elements, whose indices float32 cannot tell apart"
         raise im.refuse(reason, "look up in a smaller table")
-    shift = np.stack([np.full(rows, 1 / size - 1), middles(rows)])
+    shift = np.stack([np.full(rows, 1 / size - 1), pixel_centres(rows)])
     return np.array([2 / size, 0]).reshape(2, 1, 1), shift.reshape(2, rows, 1)
 
 
-def middles(size: int) -> Array:
+def pixel_centres(size: int) -> Array:
     """Return the middles of `size` pixels between -1 and 1."""
     return np.asarray((2 * np.arange(size) + 1) / size - 1)
 
@@ -120,7 +120,7 @@ def _image(im: ImportContext, data: Value, *dims: list[int]) -> Blob:
     return im.memory(float_array(im, data.array.transpose([axis for group in dims for axis in group]).reshape(sizes)))
 
 
-def counted(im: ImportContext, indices: Tensor, *sizes: Dim) -> Tensor:
+def nonnegative_indices(im: ImportContext, indices: Tensor, *sizes: Dim) -> Tensor:
     """Return the indices as floats, with the axes' sizes added to negative ones."""
     indices = as_numbers(im, indices)
     if not np.issubdtype(indices.dtype, np.signedinteger):
@@ -186,7 +186,7 @@ def _constant_elements(im: ImportContext, data: Value, indices: Array, axis: int
 def gather_nd(im: ImportContext, data: Value, indices: Operand, *, batch_dims: int = 0) -> Value:
     """Crop and Concat of constant indices; else Gather from the flat tensor."""
     if isinstance(indices, SymbolicTensor):
-        consecutive = None if batch_dims else _picked_together(im, data, indices)
+        consecutive = None if batch_dims else _picked_nd(im, data, indices)
         if consecutive is not None:
             return consecutive
         indices = im.tensor(indices)
@@ -211,7 +211,7 @@ def flat_indices(im: ImportContext, indices: Tensor, sizes: Shape, batch_dims: i
     """Return multi-dimensional indices, given by the last axis of `indices`, as indices into the flattened axes."""
     check_indices(im, indices)
     strides = [product(sizes[axis + 1 :]) for axis in range(len(sizes))]
-    numbers = counted(im, indices, *sizes[batch_dims:])
+    numbers = nonnegative_indices(im, indices, *sizes[batch_dims:])
     weighted = binary(im, BinaryOp.MUL, numbers, _sizes(im, *strides[batch_dims:]))
     flat_index: Value = reduce(im, weighted, "ReduceSum", (indices.rank - 1,), 0)
     for axis, size in enumerate(fixed(im, sizes[:batch_dims])):
@@ -235,7 +235,7 @@ def _take(im: ImportContext, data: Tensor, indices: list[Array], shape: Shape) -
     # Axes along which the indices are constant are expanded at the end.
     changes = [(targets != targets.take([0], axis)).any() for axis in range(targets.ndim)]
     few = targets[tuple(slice(None if change else 1) for change in changes)]
-    runs, lines = _runs(few), _lines(indices)
+    runs, lines = _runs(few), _grid_indices(indices)
     if lines is not None and sum(map(_runs, lines)) < runs:
         for axis, line in enumerate(lines):
             data = pick(im, data, axis, line)
@@ -250,7 +250,7 @@ def _runs(indices: Array) -> int:
     return 1 + int((np.diff(indices.reshape(-1)) != 1).sum())
 
 
-def _lines(indices: Sequence[Array]) -> list[Array] | None:
+def _grid_indices(indices: Sequence[Array]) -> list[Array] | None:
     """Return one vector of indices per axis if they form a grid: those of axis k change only along axis k."""
     grid = np.broadcast_arrays(*indices)
     if grid[0].ndim != len(grid):
@@ -289,7 +289,7 @@ def _picked(im: ImportContext, data: Operand, axis: int, indices: SymbolicTensor
     return None if run is None else _runs_picked(im, im.tensor(data), axis, [run], indices.shape)
 
 
-def _picked_together(im: ImportContext, data: Operand, indices: SymbolicTensor) -> Value | None:
+def _picked_nd(im: ImportContext, data: Operand, indices: SymbolicTensor) -> Value | None:
     """ONNX GatherND by a symbolic tensor, without a batch; None if the indices of an axis are not consecutive."""
     expanded = materialised_or_none(indices, indices.rank - 1)
     if expanded is None or expanded.cells.size != expanded.cells.shape[-1]:

@@ -11,7 +11,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, FLT_MIN, float_value
-from onnx2ncnn_opt.onnx.lower.functional.views import ranked
+from onnx2ncnn_opt.onnx.lower.functional.views import with_rank
 from onnx2ncnn_opt.onnx.value import BOOL, Constant, Tensor, Value
 
 
@@ -25,7 +25,7 @@ def negative(im: ImportContext, x: Value) -> Tensor:
     return im.apply(x, UnaryOp.NEG)
 
 
-def rest(im: ImportContext, x: Value) -> Tensor:
+def one_minus(im: ImportContext, x: Value) -> Tensor:
     """1 - x."""
     return im.apply(x, BinaryOp.RSUB, 1.0)
 
@@ -46,9 +46,9 @@ def _compare(im: ImportContext, a: Value, b: Value, *, equal: bool) -> Tensor:
     shape = broadcast_shape(im, a.shape, b.shape)
     a, b = float_value(im, a), float_value(im, b)
     if isinstance(b, Constant) and b.scalar is not None and np.isfinite(b.scalar) and isinstance(a, Tensor):
-        return ranked(threshold(im, a, _below(b.scalar) if equal else b.scalar), len(shape))
+        return with_rank(threshold(im, a, _below(b.scalar) if equal else b.scalar), len(shape))
     if isinstance(a, Constant) and a.scalar is not None and np.isfinite(a.scalar) and isinstance(b, Tensor):
-        return ranked(threshold(im, negative(im, b), _below(-a.scalar) if equal else -a.scalar), len(shape))
+        return with_rank(threshold(im, negative(im, b), _below(-a.scalar) if equal else -a.scalar), len(shape))
     if equal and im.range_of(a).may_be_inf and im.range_of(b).may_be_inf:  # their difference may be NaN
         return _not(im, threshold(im, binary(im, BinaryOp.SUB, b, a), 0.0), a, b)
     return threshold(im, binary(im, BinaryOp.SUB, a, b), -FLT_MIN if equal else 0.0)
@@ -58,7 +58,7 @@ def _not(im: ImportContext, differs: Tensor, *operands: Value) -> Tensor:
     """Return ``1 - differs``, but 0 where an operand is NaN: the Threshold `differs` is 0 there, too."""
     magnitudes = [im.apply(im.tensor(x), UnaryOp.ABS) for x in operands if im.range_of(x).may_be_nan]
     if not magnitudes:
-        return rest(im, differs)
+        return one_minus(im, differs)
     magnitude = magnitudes[0] if len(magnitudes) == 1 else binary(im, BinaryOp.ADD, *magnitudes)
     return binary(im, BinaryOp.SUB, threshold(im, magnitude, -1.0), differs)
 
@@ -81,9 +81,9 @@ def equal(im: ImportContext, a: Value, b: Value) -> Tensor:
         a, b = b, a
     if isinstance(a, Tensor) and isinstance(b, Constant) and b.scalar is not None:
         if np.isinf(b.scalar):
-            return bools(im, ranked(threshold(im, a if b.scalar > 0 else negative(im, a), FLT_MAX), len(shape)))
+            return bools(im, with_rank(threshold(im, a if b.scalar > 0 else negative(im, a), FLT_MAX), len(shape)))
         if np.isfinite(b.scalar):
-            return bools(im, ranked(between(im, a, _below(b.scalar), b.scalar), len(shape)))
+            return bools(im, with_rank(between(im, a, _below(b.scalar), b.scalar), len(shape)))
     distance = binary(im, BinaryOp.SUB, a, b)
     if im.range_of(a).may_be_inf and im.range_of(b).may_be_inf:
         return bools(im, _not(im, threshold(im, im.apply(distance, UnaryOp.ABS), 0.0), a, b))

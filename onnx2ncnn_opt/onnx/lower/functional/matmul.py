@@ -12,7 +12,7 @@ from onnx2ncnn_opt.ir.view import MAX_DIMS, Atoms, Dims, View, flat, runs
 from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape, number, spread
-from onnx2ncnn_opt.onnx.lower.functional.views import ranked, rows, squeeze, transposed, unsqueeze
+from onnx2ncnn_opt.onnx.lower.functional.views import rows, squeeze, transposed, unsqueeze, with_rank
 from onnx2ncnn_opt.onnx.lower.layout import Layout, align, combined, meeting, presence
 from onnx2ncnn_opt.onnx.read.given import solved
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
@@ -24,7 +24,7 @@ def matmul(im: ImportContext, a: Value, b: Value) -> Tensor:
         raise im.invalid("an operand is a scalar")
     inner = a.shape[-1], b.shape[-2 if b.rank > 1 else 0]
     if all(isinstance(n, int) for n in inner) and inner[0] != inner[1]:
-        raise im.misfit(f"the inner sizes {inner[0]} and {inner[1]} differ", [inner])
+        raise im.mismatch(f"the inner sizes {inner[0]} and {inner[1]} differ", [inner])
     if isinstance(a, Tensor) and isinstance(b, Constant) and b.rank <= 2:
         result = linear(im, a, im.f32(b.array).T if b.rank == 2 else im.f32(b.array)[None])
         return result if b.rank == 2 else squeeze(im, result, (-1,))
@@ -39,7 +39,7 @@ def matmul(im: ImportContext, a: Value, b: Value) -> Tensor:
 def _matmul(im: ImportContext, x: Tensor, y: Tensor) -> Tensor:
     """MatMul of Mats whose two innermost dims are the matrices; B may be transposed."""
     rank = max(x.rank, y.rank)
-    aligned = align([ranked(v, rank).view for v in (x, y)], (rank - 2, rank - 1))
+    aligned = align([with_rank(v, rank).view for v in (x, y)], (rank - 2, rank - 1))
     if aligned is None:
         return _matmul(im, im.with_plain_axes(x), im.with_plain_axes(y))
     (left, right), origin = aligned

@@ -12,7 +12,7 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.infinity import are_infinities_tested, in_quarters
-from onnx2ncnn_opt.onnx.lower.functional.symbolic_tensor import counting
+from onnx2ncnn_opt.onnx.lower.functional.symbolic_tensor import arange
 from onnx2ncnn_opt.onnx.lower.functional.views import squeeze
 from onnx2ncnn_opt.onnx.lower.layout import Layout
 from onnx2ncnn_opt.onnx.value import Ints, Tensor, held_as_float
@@ -116,6 +116,6 @@ def mark_largest(im: ImportContext, x: Tensor, axis: int, *, last: bool) -> Tens
     finite = im.unary(x, "Clip", min=-FLT_MAX, max=FLT_MAX)  # the difference of two infinities is NaN
     distance = binary(im, BinaryOp.SUB, reduce(im, finite, "ReduceMax", (axis,), 1), finite)
     others = im.unary(distance, "Threshold", threshold=0.0)
-    index, span = counting(im, size, 0, x.rank - axis), _LONGEST if isinstance(size, Sym) else size
+    index, span = arange(im, size, 0, x.rank - axis), _LONGEST if isinstance(size, Sym) else size
     offset = binary(im, BinaryOp.MUL, others, number(-span if last else span))
     return binary(im, BinaryOp.ADD, offset, index)

@@ -51,7 +51,7 @@ def _factor(im: ImportContext, x: SymbolicTensor, factor: str | Call) -> Value:
     size = Sym({(factor,): 1})
     if isinstance(factor, str) and factor.startswith("#"):
         axis = x.rank - 1 - int(factor[1:])
-        return counting(im, x.shape[axis], axis, x.rank)
+        return arange(im, x.shape[axis], axis, x.rank)
     if isinstance(factor, Call) and any(name.startswith("#") for name in size.names()):
         cells = [np.full((1,) * x.rank, part, dtype=object) for part in (factor.a, factor.b)]
         a, b = (_sum(im, SymbolicTensor(cell, x.shape, x.dtype)) for cell in cells)
@@ -61,7 +61,7 @@ def _factor(im: ImportContext, x: SymbolicTensor, factor: str | Call) -> Value:
     return _number(im, size)
 
 
-def counting(im: ImportContext, size: Dim, axis: int, rank: int) -> Value:
+def arange(im: ImportContext, size: Dim, axis: int, rank: int) -> Value:
     """Return 0, 1, 2, ... along an axis: the cumulative sum of ones, minus 1."""
     if isinstance(size, int):
         return Constant(np.arange(size, dtype=np.float32).reshape(-1, *(1,) * (rank - 1 - axis)))

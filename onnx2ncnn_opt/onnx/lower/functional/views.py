@@ -21,7 +21,7 @@ def rows(im: ImportContext, x: Tensor, axis: int) -> Tensor:
     return im.in_layout(x, Layout((*dims, inner), tuple(batch)))
 
 
-def ranked(x: Tensor, rank: int) -> Tensor:
+def with_rank(x: Tensor, rank: int) -> Tensor:
     """Prepend axes of size 1 up to a rank."""
     return x.viewed(x.view.with_axes(((),) * (rank - x.rank) + x.view.axes))
 

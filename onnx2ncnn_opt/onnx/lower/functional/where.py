@@ -22,8 +22,8 @@ from onnx2ncnn_opt.ir.ranges import Range, of_numbers, through
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape, number, spread
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_float, float_value
-from onnx2ncnn_opt.onnx.lower.functional.gather import middles, pixels
-from onnx2ncnn_opt.onnx.lower.functional.logic import negative, rest
+from onnx2ncnn_opt.onnx.lower.functional.gather import pixel_centres, pixels
+from onnx2ncnn_opt.onnx.lower.functional.logic import negative, one_minus
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduction
 from onnx2ncnn_opt.onnx.value import Constant, SymbolicTensor, Tensor, Value, held_as_float, is_float
 
@@ -48,75 +48,75 @@ def where(im: ImportContext, condition: Value, a: Value, b: Value) -> Value:
 
 
 def _where(im: ImportContext, condition: Value, a: Value, b: Value) -> Value:
-    first: Mask
+    mask: Mask
     if isinstance(condition, Constant):
-        first = Constant(condition.array.astype(np.float32))
+        mask = Constant(condition.array.astype(np.float32))
     else:
-        first = as_float(im, condition)
-        whole = _activation(im, first, a, b) or _without_nan(im, first, a, b)
+        mask = as_float(im, condition)
+        whole = _activation(im, mask, a, b) or _without_nan(im, mask, a, b)
         if whole is not None:
             return whole
     if isinstance(a, Constant) and isinstance(b, Constant):
-        return _of_constants(im, first, a, b)
+        return _of_constants(im, mask, a, b)
     if isinstance(a, Constant):
-        a, b, first = b, a, _rest(im, first)
-    left = _finite_elsewhere(im, a, first)
+        a, b, mask = b, a, _complement(im, mask)
+    left = _finite_elsewhere(im, a, mask)
     if isinstance(b, Constant):
         if left is None and b.scalar is not None and abs(b.scalar) > _LARGEST_HALF:
             # The pass limit_mask_fill looks for the number in an addition.
-            return _or_constant(im, first, _moved(im, first, a, number(0)), b)
-        return _moved(im, first, a, b) if left is None else _or_constant(im, first, left[0], b)
+            return _or_constant(im, mask, _copied(im, mask, a, number(0)), b)
+        return _copied(im, mask, a, b) if left is None else _or_constant(im, mask, left[0], b)
     if left is not None:
-        second = _rest(im, first)
+        second = _complement(im, mask)
         right = _finite_elsewhere(im, b, second)
         if right is not None:
-            a, b = binary(im, BinaryOp.MUL, left[0], first), binary(im, BinaryOp.MUL, right[0], second)
+            a, b = binary(im, BinaryOp.MUL, left[0], mask), binary(im, BinaryOp.MUL, right[0], second)
             return binary(im, BinaryOp.ADD, a, b)
-    return _moved(im, first, a, b)
+    return _copied(im, mask, a, b)
 
 
-def _rest(im: ImportContext, mask: Mask) -> Mask:
+def _complement(im: ImportContext, mask: Mask) -> Mask:
     """Return 1 - mask; if the mask is such a difference, its operand."""
     if isinstance(mask, Constant):
         return Constant(1 - mask.array)
     layer = mask.blob.producer
     if layer is not None and layer.computes(BinaryOp.RSUB, scalar=True) and layer["b"] == 1:
         return Tensor(layer.input, mask.view, mask.dtype)
-    return rest(im, mask)
+    return one_minus(im, mask)
 
 
-def _of_constants(im: ImportContext, first: Mask, a: Constant, b: Constant) -> Value:
+def _of_constants(im: ImportContext, mask: Mask, a: Constant, b: Constant) -> Value:
     """Choose between two constants by products with the mask, or by its logarithm for large ones."""
     for x, other, swapped in ((a, b, False), (b, a, True)):
         if x.scalar == 0 and other.scalar is not None and abs(other.scalar) > _LARGEST_HALF:
-            return _beyond_half(im, _rest(im, first) if swapped else first, other)
+            return _large_constant(im, _complement(im, mask) if swapped else mask, other)
     if any(not (np.abs(x.array) <= _LARGEST_HALF).all() for x in (a, b)):
-        return _moved(im, first, a, b)
+        return _copied(im, mask, a, b)
     if b.scalar == 0:
-        return binary(im, BinaryOp.MUL, first, a)
-    second = binary(im, BinaryOp.MUL, _rest(im, first), b)
-    return second if a.scalar == 0 else binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, first, a), second)
+        return binary(im, BinaryOp.MUL, mask, a)
+    second = binary(im, BinaryOp.MUL, _complement(im, mask), b)
+    return second if a.scalar == 0 else binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, mask, a), second)
 
 
-def _or_constant(im: ImportContext, first: Mask, x: Value, other: Constant) -> Value:
-    """Return a finite x where `first` is 1, a constant elsewhere."""
-    if isinstance(first, Constant):
-        chosen = binary(im, BinaryOp.MUL, x, first)
-        added = np.where(first.array != 0, np.float32(0), other.array.astype(np.float32))
+def _or_constant(im: ImportContext, mask: Mask, x: Value, other: Constant) -> Value:
+    """Return a finite x where `mask` is 1, a constant elsewhere."""
+    if isinstance(mask, Constant):
+        chosen = binary(im, BinaryOp.MUL, x, mask)
+        added = np.where(mask.array != 0, np.float32(0), other.array.astype(np.float32))
         return binary(im, BinaryOp.ADD, chosen, Constant(added)) if added.any() else chosen
     if other.scalar is not None and other.scalar <= _LOWEST:
-        return binary(im, BinaryOp.ADD, x, _beyond_half(im, first, other))
-    chosen = binary(im, BinaryOp.MUL, x, first)
+        return binary(im, BinaryOp.ADD, x, _large_constant(im, mask, other))
+    chosen = binary(im, BinaryOp.MUL, x, mask)
     if not other.array.any():
         return chosen
     if (np.abs(other.array) <= _LARGEST_HALF).all():
-        return binary(im, BinaryOp.ADD, chosen, binary(im, BinaryOp.MUL, _rest(im, first), other))
+        return binary(im, BinaryOp.ADD, chosen, binary(im, BinaryOp.MUL, _complement(im, mask), other))
     if other.scalar is not None and not math.isnan(other.scalar):
-        return binary(im, BinaryOp.ADD, chosen, _beyond_half(im, first, other))
-    return binary(im, BinaryOp.ADD, chosen, _moved(im, first, Constant(np.zeros((), np.float32)), other))
+        return binary(im, BinaryOp.ADD, chosen, _large_constant(im, mask, other))
+    return binary(im, BinaryOp.ADD, chosen, _copied(im, mask, Constant(np.zeros((), np.float32)), other))
 
 
-def _beyond_half(im: ImportContext, mask: Mask, x: Constant) -> Value:
+def _large_constant(im: ImportContext, mask: Mask, x: Constant) -> Value:
     """Return 0 where the mask is 1, else a number beyond fp16: the clipped logarithm of the mask, as inf * 0 is NaN."""
     assert x.scalar is not None
     log = im.unary(mask, "Log")
@@ -214,16 +214,16 @@ def _checked_for_nan(mask: Tensor) -> Blob | None:
     return size.input if size is not None and size.computes(UnaryOp.ABS) else None
 
 
-def _moved(im: ImportContext, first: Mask, a: Value, b: Value) -> Value:
-    """Copy a where `first` is 1, and b elsewhere, as pixels of one image; any number is possible, even NaN."""
-    shape = broadcast_shape(im, first.shape, a.shape, b.shape)
+def _copied(im: ImportContext, mask: Mask, a: Value, b: Value) -> Value:
+    """Copy a where `mask` is 1, and b elsewhere, as pixels of one image; any number is possible, even NaN."""
+    shape = broadcast_shape(im, mask.shape, a.shape, b.shape)
     sides = _sides(shape)
     for size in sides:
         if isinstance(size, int) and size > _LARGEST_SIDE:
             reason = f"a choice among {size} numbers in a row, whose indices float32 cannot tell apart"
             raise im.refuse(reason, "choose among fewer numbers")
     planes = [_plane(im, x, shape, sides) for x in (a, b)]
-    blob = pixels(im, im.layer("Concat", *planes, axis=1), _grid(im, first, shape, sides))
+    blob = pixels(im, im.layer("Concat", *planes, axis=1), _grid(im, mask, shape, sides))
     return im.reshape(im.wrap(blob, sides, _PLANE), shape)
 
 
@@ -242,19 +242,19 @@ def _plane(im: ImportContext, x: Value, shape: Shape, sides: Shape) -> Blob:
     return im.mat(im.reshape(spread(im, x, shape), sides), _PLANE)
 
 
-def _grid(im: ImportContext, first: Mask, shape: Shape, sides: tuple[Dim, Dim]) -> Blob:
+def _grid(im: ImportContext, mask: Mask, shape: Shape, sides: tuple[Dim, Dim]) -> Blob:
     """Return the coordinates (column, row, side) of each result; -1 and 1 are the outer borders."""
     rows, columns = sides
     if isinstance(rows, int) and isinstance(columns, int):
-        along = np.broadcast_to(middles(columns), (1, rows, columns))
-        down = np.broadcast_to(middles(rows)[:, np.newaxis], (1, rows, columns))
-        if isinstance(first, Constant):
-            side = 0.5 - np.broadcast_to(first.array, known(shape)).reshape(1, rows, columns)
+        along = np.broadcast_to(pixel_centres(columns), (1, rows, columns))
+        down = np.broadcast_to(pixel_centres(rows)[:, np.newaxis], (1, rows, columns))
+        if isinstance(mask, Constant):
+            side = 0.5 - np.broadcast_to(mask.array, known(shape)).reshape(1, rows, columns)
             return im.memory(np.stack([along, down, side]).astype(np.float32))
         fixed = [im.memory(np.stack([along, down]).astype(np.float32))]
     else:
         fixed = [_running(im, size, axis, sides) for axis, size in ((1, columns), (0, rows))]
-    side_ = im.layer("BinaryOp", _plane(im, first, shape, sides), op_type=BinaryOp.RSUB, with_scalar=1, b=0.5)
+    side_ = im.layer("BinaryOp", _plane(im, mask, shape, sides), op_type=BinaryOp.RSUB, with_scalar=1, b=0.5)
     return im.layer("Concat", *fixed, side_, axis=0)
 
 
