@@ -255,8 +255,8 @@ class _Node:
         if all(state is None for state in kept):
             return []
         zeros = np.zeros(known((self.count, self.r.shape[-1])), np.float32)
-        first = (None if state is None else self._transposed(im.tensor(state), (1, 0, 2)) for state in kept)
-        return [im.memory(zeros) if state is None else im.mat(state, [[0], [2]], [1]) for state in first]
+        ordered = (None if state is None else self._transposed(im.tensor(state), (1, 0, 2)) for state in kept)
+        return [im.memory(zeros) if state is None else im.mat(state, [[0], [2]], [1]) for state in ordered]
 
     def _nonzero(self, states: Sequence[Operand | None]) -> list[Value | None]:
         """Return the initial states, None for zeros; raise Refusal if one has a wrong shape."""

@@ -51,8 +51,8 @@ def _is_at_least(size: Dim, bound: int, shape: Shape) -> bool:
     # An index counted from the other end is a valid index, too.
     axes = {name: int(name[1:]) for name in size.names() if name[0] == "#"}
     flipped = [(name, shape[-1 - axis] - 1 - axis_index(axis)) for name, axis in axes.items()]
-    subsets = (some for count in range(1, len(flipped) + 1) for some in combinations(flipped, count))
-    return any(at_least(size.subs(dict(some)), bound) for some in subsets)
+    subsets = (subset for count in range(1, len(flipped) + 1) for subset in combinations(flipped, count))
+    return any(at_least(size.subs(dict(subset)), bound) for subset in subsets)
 
 
 def _less(shape: Shape, a: Any, b: Any) -> bool:
@@ -92,9 +92,9 @@ def _divided(kind: np.dtype[np.generic], shape: Shape, a: Any, b: Any) -> Any:
             return a / b
         return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
     a, b = whole(a, b)
-    even = exact_div(a, b) if b != 0 else None
-    if even is not None:
-        return even
+    quotient = exact_div(a, b) if b != 0 else None
+    if quotient is not None:
+        return quotient
     if is_float(kind) or isinstance(a, int) or not _is_at_least(b, 1, shape):
         raise UnknownValue
     # ONNX rounds towards 0.
@@ -154,16 +154,16 @@ def _rounded(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
 def _reduction(function: Callable[[Dim, Dim], Dim]) -> Any:
     def operator(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
         data, axes = x[0], axes_of(x, attributes)
-        every = [] if attributes.get("noop_with_empty_axes") else range(data.rank)
-        along = [axis_of(axis, data.rank) for axis in axes or every]
-        for axis in along:
+        default = [] if attributes.get("noop_with_empty_axes") else range(data.rank)
+        reduced = [axis_of(axis, data.rank) for axis in axes or default]
+        for axis in reduced:
             data = materialised(data, axis)
             parts = [np.take(data.cells, [i], axis) for i in range(data.cells.shape[axis])]
             cells = reduce(partial(map_cells, lambda a, b: function(plain(a), plain(b))), parts)
             data = SymbolicTensor(cells, with_size(data.shape, axis, 1), data.dtype)
         if attributes.get("keepdims", 1):
             return data
-        return moved(data, [axis for axis in range(data.rank) if axis not in along])
+        return moved(data, [axis for axis in range(data.rank) if axis not in reduced])
 
     return operator
 

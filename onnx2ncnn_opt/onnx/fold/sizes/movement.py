@@ -97,16 +97,16 @@ def _gather(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTens
     if is_dynamic(*indices.cells.flat):
         raise UnknownValue
     data = materialised(data, axis)
-    taken = indices.cells.astype(np.int64)
+    places = indices.cells.astype(np.int64)
     count = data.cells.shape[axis]
-    if taken.size and (taken.min() < -count or taken.max() >= count):
+    if places.size and (places.min() < -count or places.max() >= count):
         raise UnknownValue
     # Axis indices count from the last axis: renumber those of the axes before the gathered one.
     grown = indices.rank - 1
     inner = data.rank - 1 - axis
     cells = replaced(data.cells, {k: axis_index(k + grown) for k in range(inner + 1, data.rank)})
     shape = (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
-    return SymbolicTensor(np.asarray(np.take(cells, taken, axis), cells.dtype), shape, data.dtype)
+    return SymbolicTensor(np.asarray(np.take(cells, places, axis), cells.dtype), shape, data.dtype)
 
 
 def _gather_elements(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:

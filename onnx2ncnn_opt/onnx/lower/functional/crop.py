@@ -89,9 +89,9 @@ def flip(im: ImportContext, x: Tensor, axis: int) -> Tensor:
 def _strided(im: ImportContext, x: Tensor, axis: int, step: int) -> Tensor:
     """Return every `step`-th element from the first on, by max pooling over windows of one element."""
     x = as_numbers(im, x)
-    held = [a for a in range(x.rank) if x.view.axes[a]]
-    batch = held[:1] if held[0] == x.batch_axis != axis else []
-    dims = [[a for a in held if a < axis and a not in batch], [axis], [a for a in held if a > axis]]
+    axes = [a for a in range(x.rank) if x.view.axes[a]]
+    batch = axes[:1] if axes[0] == x.batch_axis != axis else []
+    dims = [[a for a in axes if a < axis and a not in batch], [axis], [a for a in axes if a > axis]]
     blob = im.mat(x, dims, batch)
     blob = im.layer("Pooling", blob, kernel_w=1, stride_w=1, stride_h=step, pad_mode=PadMode.VALID)
     shape = tuple(blob.known_shape[1] if a == axis else n for a, n in enumerate(x.shape))

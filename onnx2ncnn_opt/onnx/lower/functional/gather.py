@@ -176,11 +176,12 @@ def _constant_elements(im: ImportContext, data: Value, indices: Array, axis: int
     # Move the axes along which the indices are constant behind the others: whole slices are picked there.
     first = [a for a in range(data.rank) if a == axis or (indices != indices.take([0], a)).any()]
     order = [*first, *(a for a in range(data.rank) if a not in first)]
-    moved = data.transpose(order)
-    few = indices.transpose(order).reshape(*(indices.shape[a] for a in first), -1)[..., 0]
-    targets = list(np.indices(few.shape, sparse=True))
-    targets[first.index(axis)] = few
-    return _take(im, moved, targets, moved.shape[: few.ndim]).transpose([order.index(a) for a in range(data.rank)])
+    ordered = data.transpose(order)
+    distinct = indices.transpose(order).reshape(*(indices.shape[a] for a in first), -1)[..., 0]
+    targets = list(np.indices(distinct.shape, sparse=True))
+    targets[first.index(axis)] = distinct
+    result = _take(im, ordered, targets, ordered.shape[: distinct.ndim])
+    return result.transpose([order.index(a) for a in range(data.rank)])
 
 
 def gather_nd(im: ImportContext, data: Value, indices: Operand, *, batch_dims: int = 0) -> Value:
@@ -234,14 +235,14 @@ def _take(im: ImportContext, data: Tensor, indices: list[Array], shape: Shape) -
     flat = im.tensor(im.reshape(data, (count, *rest)))
     # Axes along which the indices are constant are expanded at the end.
     changes = [(targets != targets.take([0], axis)).any() for axis in range(targets.ndim)]
-    few = targets[tuple(slice(None if change else 1) for change in changes)]
-    runs, lines = _runs(few), _grid_indices(indices)
-    if lines is not None and sum(map(_runs, lines)) < runs:
-        for axis, line in enumerate(lines):
+    distinct = targets[tuple(slice(None if change else 1) for change in changes)]
+    runs, grid = _runs(distinct), _grid_indices(indices)
+    if grid is not None and sum(map(_runs, grid)) < runs:
+        for axis, line in enumerate(grid):
             data = pick(im, data, axis, line)
         return data
-    is_cut = runs <= _FEW_RUNS or (runs <= MOST_RUNS and count > _LARGEST_IMAGE)
-    picked = pick(im, flat, 0, few) if is_cut else _looked_up(im, flat, 0, few)
+    is_cropped = runs <= _FEW_RUNS or (runs <= MOST_RUNS and count > _LARGEST_IMAGE)
+    picked = pick(im, flat, 0, distinct) if is_cropped else _looked_up(im, flat, 0, distinct)
     return im.tensor(expand(im, picked, (*targets.shape, *rest)))
 
 

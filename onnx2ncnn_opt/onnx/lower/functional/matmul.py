@@ -47,8 +47,8 @@ def _matmul(im: ImportContext, x: Tensor, y: Tensor) -> Tensor:
     shared = bool(row and left.batch) and [left.batch, right.batch] == [v.axes[0] for v in (left, right)]
     batch = (0,) if shared else ()
     # Merge neighbouring outer axes of equal presence into one dim.
-    held = [axis for axis in range(row) if axis not in batch and (left.axes[axis] or right.axes[axis])]
-    groups = [tuple(group) for _, group in groupby(held, lambda axis: presence((left, right), axis))]
+    outer = [axis for axis in range(row) if axis not in batch and (left.axes[axis] or right.axes[axis])]
+    groups = [tuple(group) for _, group in groupby(outer, lambda axis: presence((left, right), axis))]
     if len(groups) + 2 > MAX_DIMS:  # operands of equal shape can merge theirs
         outer_shape = broadcast_shape(im, x.shape[:-2], y.shape[:-2])
         spread_x, spread_y = (im.tensor(spread(im, v, (*outer_shape, *v.shape[-2:]))) for v in (x, y))

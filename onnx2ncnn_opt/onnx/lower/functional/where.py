@@ -76,7 +76,7 @@ def _where(im: ImportContext, condition: Value, a: Value, b: Value) -> Value:
 
 
 def _complement(im: ImportContext, mask: Mask) -> Mask:
-    """Return 1 - mask; if the mask is such a difference, its operand."""
+    """Return 1 - mask; if the mask is already 1 - x, return x."""
     if isinstance(mask, Constant):
         return Constant(1 - mask.array)
     layer = mask.blob.producer
