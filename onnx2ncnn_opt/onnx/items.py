@@ -28,10 +28,10 @@ class ItemsMixed(Exception):
 
 
 class Items(NamedTuple):
-    """The place of the items in a tensor; `fed` if they depend on the inputs, not only on the number of items."""
+    """The place of the items in a tensor; `from_inputs`: they depend on the inputs, not only on the number of items."""
 
     before: Dim
-    fed: bool
+    from_inputs: bool
 
 
 _UNKNOWN = "unknown"
@@ -208,7 +208,7 @@ class Batch:
         except ItemsMixed:
             return
         self._is_known |= view.is_batch
-        fed = any(isinstance(items, Items) and items.fed for items in before)
+        from_inputs = any(isinstance(items, Items) and items.from_inputs for items in before)
         if axes is None:
             same = before[0] if isinstance(before[0], Items) else _UNKNOWN
             self._items.update((result, same) for result in results if isinstance(result, Tensor))
@@ -220,7 +220,7 @@ class Batch:
             if not isinstance(result, Tensor) or axis is None or self.axis_of(result.shape) != axis:
                 continue
             if exact_div(result.shape[axis], self.size * outer) is not None:
-                self._items[result] = Items(product(result.shape[:axis]) * outer, fed)
+                self._items[result] = Items(product(result.shape[:axis]) * outer, from_inputs)
 
     def is_free(self, outputs: Mapping[str, Item | None], minimum: Collection[Dim]) -> bool:
         """Return True if the model computes each item on its own; then set `self.outputs`."""
@@ -238,7 +238,7 @@ class Batch:
         if items is None:
             return Output(shape, None)
         axis = self.axis_of(shape)
-        if isinstance(items, str) or not items.fed or axis is None:
+        if isinstance(items, str) or not items.from_inputs or axis is None:
             raise ItemsMixed
         if shape[axis] != self.size or product(shape[:axis]) != items.before:
             raise ItemsMixed

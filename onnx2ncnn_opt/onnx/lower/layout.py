@@ -84,18 +84,18 @@ def align(views: Sequence[View], whole: Collection[int] = ()) -> tuple[list[View
 def presence(views: Sequence[View], axis: int) -> tuple[bool | int, ...]:
     """Return for each of the aligned views whether it has an axis: axes of equal presence may share a dim."""
     # If one view's size may be 1 at run time and another's not, the axis has a unique presence.
-    held = {atom.size for view in views for atom in view.axes[axis]}
-    alone = any(fitting(a, b) is None for a, b in combinations(held, 2))
-    return (*(bool(view.axes[axis]) for view in views), axis if alone else -1)
+    sizes = {atom.size for view in views for atom in view.axes[axis]}
+    is_unique = any(fitting(a, b) is None for a, b in combinations(sizes, 2))
+    return (*(bool(view.axes[axis]) for view in views), axis if is_unique else -1)
 
 
-def meeting(axes: Sequence[Atoms]) -> Atoms:
+def broadcast_axis(axes: Sequence[Atoms]) -> Atoms:
     """Return the result of broadcasting axes of at most one atom each."""
-    held = [atoms for atoms in axes if atoms]
+    present = [atoms for atoms in axes if atoms]
     size: Dim = 1
-    for [atom] in held:
+    for [atom] in present:
         size = broadcast(size, atom.size) or size
-    return next((atoms for atoms in held if atoms[0].size == size), (Atom(size),) if held else ())
+    return next((atoms for atoms in present if atoms[0].size == size), (Atom(size),) if present else ())
 
 
 def common_layout(
@@ -127,9 +127,9 @@ def common_layout(
 
     def price(layout: Layout) -> tuple[int, int, int]:
         """Return the number of layers; if equal, Concat prefers fewer empty dims, because outputs have none."""
-        tidy = sum(group in parts for group in (*layout.dims, layout.batch))
+        plain = sum(group in parts for group in (*layout.dims, layout.batch))
         empty = layout.dims.count(()) if whole is not None else 0
-        return sum(cost(layout) for cost in costs if cost is not None), empty, -tidy
+        return sum(cost(layout) for cost in costs if cost is not None), empty, -plain
 
     candidates = dict.fromkeys(_candidates(views, costs, present, needed, whole))  # without duplicates
     return min(filter(fits, candidates), key=price, default=None)

@@ -61,7 +61,7 @@ class Bound(NamedTuple):
 
 
 def bind_lengths(graph: onnx_ir.Graph, inputs: Sequence[InputInfo], outputs: Sequence[TensorInfo]) -> Bound:
-    """Bind the batch of a model with caches to 1, and the mask's length to past plus new length.
+    """Bind the batch of a model with caches to 1, and the mask's length to the number of past and new tokens.
 
     A model without such a mask gets an input of that length: its net cannot read the past's length from unset caches.
     """

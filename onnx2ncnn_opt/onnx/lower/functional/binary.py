@@ -20,7 +20,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, number_value, wrapped_around
 from onnx2ncnn_opt.onnx.lower.functional.views import repeated, with_rank
-from onnx2ncnn_opt.onnx.lower.layout import Layout, align, combined, common_layout, meeting
+from onnx2ncnn_opt.onnx.lower.layout import Layout, align, broadcast_axis, combined, common_layout
 from onnx2ncnn_opt.onnx.value import Constant, Operand, SymbolicTensor, Tensor, Value
 
 _NUMPY: Mapping[BinaryOp, Callable[[Array, Array], Array]] = {
@@ -61,7 +61,7 @@ def binary(im: ImportContext, op_type: BinaryOp, a: Operand, b: Operand) -> Tens
     right = _fit(im, right, left, layout)
     left = _fit(im, left, right, layout)
     blob = im.layer("BinaryOp", left, right, op_type=op_type)
-    axes = [meeting(pair) for pair in zip(laid_out_a.axes, laid_out_b.axes, strict=True)]
+    axes = [broadcast_axis(pair) for pair in zip(laid_out_a.axes, laid_out_b.axes, strict=True)]
     result = Tensor(blob, combined(axes, origin, rank, layout), a.dtype)
     im.note_operands(result, a, b)
     return result

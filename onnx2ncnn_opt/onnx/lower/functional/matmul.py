@@ -13,7 +13,7 @@ from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape, number, spread
 from onnx2ncnn_opt.onnx.lower.functional.views import rows, squeeze, transposed, unsqueeze, with_rank
-from onnx2ncnn_opt.onnx.lower.layout import Layout, align, combined, meeting, presence
+from onnx2ncnn_opt.onnx.lower.layout import Layout, align, broadcast_axis, combined, presence
 from onnx2ncnn_opt.onnx.read.given import solved
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
@@ -62,7 +62,7 @@ def _matmul(im: ImportContext, x: Tensor, y: Tensor) -> Tensor:
     layout, other = min(layouts, key=lambda layouts: _price(im, pair, layouts))
     a, b = im.in_layout(pair[0], layout), im.in_layout(pair[1], other)
     blob = im.layer("MatMul", a.blob, b.blob, transB=int(layout != other))
-    axes = [meeting(pair) for pair in zip(a.view.axes[:row], b.view.axes[:row], strict=True)]
+    axes = [broadcast_axis(pair) for pair in zip(a.view.axes[:row], b.view.axes[:row], strict=True)]
     axes += [a.view.axes[row], b.view.axes[column]]
     return Tensor(blob, combined(axes, origin, rank, layout), x.dtype)
 
