@@ -28,7 +28,8 @@ def inferred_outputs(
     if node.domain or any(attribute.type in subgraphs for attribute in node.attributes.values()):
         return unknown
     given = [operand for operand in operands if operand is not None]
-    if not any(isinstance(operand, Tensor) for operand in given) or not all(map(_is_numeric, given)):
+    is_numeric = (not isinstance(operand, TensorSequence) and operand.dtype.kind in "biuf" for operand in given)
+    if not any(isinstance(operand, Tensor) for operand in given) or not all(is_numeric):
         return unknown
     sizes = {str(size): size for operand in given if not isinstance(operand, TensorSequence) for size in operand.shape}
     try:
@@ -36,10 +37,6 @@ def inferred_outputs(
     except onnx_ir.serde.SerdeError:  # an attribute without a type
         return unknown
     return [None if type is None else _read(type, sizes) for type in types]
-
-
-def _is_numeric(operand: Item) -> bool:
-    return not isinstance(operand, TensorSequence) and operand.dtype.kind in "biuf"
 
 
 def _read(tensor: onnx.TypeProto.Tensor, sizes: Mapping[str, Dim]) -> Inferred:

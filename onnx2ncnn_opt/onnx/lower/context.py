@@ -102,8 +102,9 @@ class ImportContext(Builder, ABC):
 
     def empty(self, shape: Sequence[Dim | None], dtype: np.dtype[np.generic]) -> Constant:
         """Return a tensor without elements. Its dynamic dimensions become 0 if only Concats, which drop it, read it."""
-        axis, readers = shape.index(0), self.readers()
-        if len(self.node.outputs) == 1 and readers and all(_joins(reader, axis, len(shape)) for reader in readers):
+        axis, rank, readers = shape.index(0), len(shape), self.readers()
+        joins = (r.op_type == "Concat" and r.attributes.get_int("axis", 0) % rank == axis for r in readers)
+        if len(self.node.outputs) == 1 and readers and all(joins):
             shape = [size if isinstance(size, int) else 0 for size in shape]
         return super().empty(shape, dtype)
 
@@ -155,10 +156,6 @@ class ImportContext(Builder, ABC):
 
         The message that refuses a long loop mentions `iterations`. Raises MissingOperand if nodes were refused.
         """
-
-
-def _joins(node: onnx_ir.Node, axis: int, rank: int) -> bool:
-    return node.op_type == "Concat" and node.attributes.get_int("axis", 0) % rank == axis
 
 
 def _is_flag(info: InputInfo) -> bool:
