@@ -282,7 +282,11 @@ def quantize_net(  # noqa: PLR0913
                 if layer.name in scales and too_new(layer, release):
                     scales[layer.name] = replace(scales[layer.name], whole=True)
         scales = dict(given) if given is not None else nets.with_sums(scales, used)
-        scales |= _in_forms(scales, earlier or {})
+        scales |= {
+            name: replace(scales[name], whole=whole, winograd=winograd)
+            for name, (whole, winograd) in (earlier or {}).items()
+            if name in scales
+        }
         for layer in nets.graph(scales):
             if layer.name in scales:
                 rows[layer.name] = replace(rows[layer.name], reason=too_new(layer, release) or "")
@@ -338,12 +342,6 @@ def _forms(graph: Graph, scales: Mapping[str, Scales], weights: str | None) -> d
     forms = {layer.name: replace(scales[layer.name], winograd=False) for layer in layers if may_use_winograd(layer)}
     blocks = [layer.name for layer in layers if layer.type in ("Gemm", "MultiHeadAttention")] if weights is None else []
     return forms | {name: replace(scales[name], whole=True) for name in blocks if not scales[name].whole}
-
-
-def _in_forms(scales: Mapping[str, Scales], forms: Mapping[str, tuple[bool, bool]]) -> dict[str, Scales]:
-    """Return scales in the forms of `forms_of`."""
-    both = ((name, *forms[name]) for name in scales if name in forms)
-    return {name: replace(scales[name], whole=whole, winograd=winograd) for name, whole, winograd in both}
 
 
 def _scales(blob: Observed | None, method: str, listed: Scales | None, whole: bool) -> Scales:

@@ -181,11 +181,11 @@ class _Judgement:
         is_same = before is not None and self.is_same(before)
         if before:
             self.changes = Changes() if is_same else self.compared(graph)
-        ran: dict[str, Any] = {}
+        costs: dict[str, Any] = {}
         if is_wrong:
             self.skip("the model fails already", "latency", "memory")
         elif self.request.record:
-            ran = self.run(examples, with_baseline=before is not None and not is_same)
+            costs = self.run(examples, with_baseline=before is not None and not is_same)
         elif before is None:
             self.skip("there is no baseline", "latency", "memory")
         elif is_same:
@@ -194,7 +194,7 @@ class _Judgement:
             self.run(examples, with_baseline=True)
         if self.request.record and not is_wrong:
             self.step = "baseline"
-            self.write({"layers": len(graph), "size": size, "accuracy": accuracy, **ran}, graph)
+            self.write({"layers": len(graph), "size": size, "accuracy": accuracy, **costs}, graph)
 
     def baseline(self) -> Record | None:
         """Return the recorded baseline, if there is one."""
@@ -242,7 +242,7 @@ class _Judgement:
         return examples
 
     def inputs(self) -> list[dict[str, Any]]:
-        """Return the inputs to verify with, as arguments."""
+        """Return the inputs of each run, as arguments of `Verification`."""
         return [{"feeds": path} for path in self.model.inputs] or [{"seed": seed} for seed in self.model.seeds]
 
     def accuracy(self, examples: Sequence[Example], before: Record | None) -> dict[str, float | None]:

@@ -94,11 +94,9 @@ def check(
     return CheckResult(os.fspath(file), os.fspath(config.baseline), results, missing)
 
 
-def check_model(
-    config: Config, model: Model, *, record: bool = False, keep: Path | None = None, processes: Processes | None = None
-) -> ModelResult:
+def check_model(config: Config, model: Model) -> ModelResult:
     """Convert one model and judge the net; a crash or a hang of either makes a failed result."""
-    return _checked(config, model, record, keep, processes or Processes(), looks=False)[0]
+    return _checked(config, model, False, None, Processes(), looks=False)[0]
 
 
 def _checked(
