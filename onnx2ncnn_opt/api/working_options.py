@@ -146,7 +146,8 @@ def _attempts(model: LoadedModel, runner: OrtRunner | None, end: float) -> Itera
     """Yield values of flags, with sizes of dynamic dimensions with which the model runs.
 
     All dimensions except batches get the same size. If the model runs with no size, two dimensions get different ones,
-    such as the sides of an image. A batch is 1, or a size that torch froze in a constant.
+    such as the sides of an image. A batch is 1, or a size that torch froze in a constant. Integers for each item of a
+    batch may be the lengths of sequences: then they are bound to the full length.
     """
     flags = {info.name: _values_of(info) for info in model.inputs if _is_flag(info)}
     shaped = [info for info in model.inputs if info.name not in flags and any(isinstance(d, Sym) for d in info.shape)]
@@ -154,10 +155,11 @@ def _attempts(model: LoadedModel, runner: OrtRunner | None, end: float) -> Itera
         name for info in shaped for axis, dim in enumerate(info.shape) if _is_batch(info, axis) for name in _of(dim)
     }
     names = {name for info in shaped for dim in info.shape for name in _of(dim)}
+    lengths = [info.name for info in shaped if len(info.shape) == 1 and not info.dtype.is_floating_point()]
     has_images = any(len(info.shape) == 4 for info in shaped)
     usual = _SIDES if has_images else _LENGTHS
     frozen = [size for size in _frozen_sizes(model) if size <= max(usual)]
-    sizes = dict.fromkeys((*frozen, *usual)) if names - batches else (1,)
+    sizes = dict.fromkeys((usual[0], *frozen, *usual)) if names - batches else (1,)
     counts = (1, *_frozen_batches(model)) if batches else (1,)
     sides = [name for info in shaped if len(info.shape) == 4 for dim in info.shape[2:] for name in _of(dim)]
     sized = list(dict.fromkeys(sides or sorted(names - batches)))
@@ -180,6 +182,10 @@ def _attempts(model: LoadedModel, runner: OrtRunner | None, end: float) -> Itera
                     for info in shaped
                 }
                 yield {**bound, "shapes": shapes}
+                if lengths:
+                    known = bound.get("values", {}) | dict.fromkeys(lengths, height)
+                    unbound = {name: shape for name, shape in shapes.items() if name not in known}
+                    yield {"values": known, "shapes": unbound}
 
 
 def _sides(problem: str, side: int) -> list[tuple[int, int]]:

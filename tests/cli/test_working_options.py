@@ -36,6 +36,11 @@ TWO_LENGTHS = (
     "(float[1, S] x, float[1, T] y) => (float[1, 23] a, float[1, 17] b) <int64[2] s = {1, 23}, int64[2] t = {1, 17}> "
     "{ c = Relu(x) a = Reshape(c, s) d = Relu(y) b = Reshape(d, t) }"
 )
+RAGGED = (
+    "(float[N, T, 4] x, int32[N] n) => (float[T, 1, N, 8] y) <int64[3] s = {1, 24, 4}, int64[3] t = {1, 24, 8}> "
+    "{ w = ConstantOfShape(s) r = ConstantOfShape(t) xt = Transpose<perm = [1, 0, 2]>(x) "
+    "y, last = GRU<hidden_size = 8, linear_before_reset = 1>(xt, w, r, , n) }"
+)
 UNKNOWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) b = made.up.Op(a) y = Sigmoid(b) }"
 OWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) y = made.up.Op(a) }"
 
@@ -51,6 +56,7 @@ OWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) y = made.up.Op(a) }"
         (TWO_LENGTHS, "--shape x:1,23 --shape y:1,17", 3),
         (RATE, "--value sr=16000 --shape x:1,128 --shape state:2,1,4", 1),
         (EMPTY, "--value more=true --outputs y", 1),
+        (RAGGED, "--value n=512 --shape x:1,512,4", 1),
         (MIDDLE, "--outputs a", 1),
         (TWO, "--outputs u", 1),
         (OWN, "--custom made.up::Op --no-verify", 1),
