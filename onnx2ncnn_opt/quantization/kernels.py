@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from onnx2ncnn_opt.ir.graph import Layer
 
-# An x86 CPU with AVX2 and no VNNI, one thread: 3x3 of 64 channels at 56x56 and of 256 at 14x14, 1x1 of 64 to 256
+# An x86 CPU with AVX2 and no VNNI, one thread: 3x3 of 64 channels at 56x56 and of 256 at 14x14, 1x1 from 64 to 256
 # channels, and a Gemm of 197 rows by 768x3072.
 _AVX2 = {"3x3": 0.89, "3x3 of stride 2": 0.70, "1x1": 0.85, "Gemm": 0.73, "Gemm of one row": 0.93}
 _AVX2 |= {"Gemm, one scale": 0.52, "Gemm of one row, one scale": 0.43}

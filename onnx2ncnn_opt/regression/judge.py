@@ -299,7 +299,7 @@ class _Judgement:
             net = self.request.param, self.request.bin
             runner = NcnnRunner(*net, mode=mode, timeout=self.model.timeout, worker=self.worker)
             result = agreement(runner, runs, self.manifest, Rounding(self.source, **self.cut))
-            decibels = min(max(result.decibels, -_MAX_DECIBELS), _MAX_DECIBELS)  # infinity is no JSON
+            decibels = min(max(result.decibels, -_MAX_DECIBELS), _MAX_DECIBELS)
             for what, measured in (("sqnr", decibels), ("top1", result.top1)):
                 limit = getattr(self.limits, what)
                 if limit is not None:

@@ -55,7 +55,7 @@ def show(blocks: Sequence[Block], stream: TextIO) -> None:
 
 
 def _show_rich(blocks: Sequence[Block], stream: TextIO) -> None:
-    from rich import box  # slow to import, and only a terminal needs it
+    from rich import box  # only a terminal needs it
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text

@@ -119,7 +119,7 @@ def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def in_order(value: Array, axes: tuple[int, ...]) -> Array:
-    """Drop a value's axes of size 1, permute the others, and return the elements as a flat array."""
+    """Permute a value's axes, without sizes of 1, and flatten it; e.g. (1, 0) makes 4x3 of 1x3x4 first."""
     return value.reshape(squeezed(value.shape)).transpose(axes).reshape(-1)
 
 

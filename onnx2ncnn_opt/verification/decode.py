@@ -28,7 +28,7 @@ ROW = "greedy token"  # a row of the report that is no output of the model
 
 
 class Plan(NamedTuple):
-    """A prompt in chunks. With `hides` the mask hides its second token, because a net may ignore a mask of ones."""
+    """A prompt in chunks. With `hides` the mask hides its second token, to show that the net reads the mask."""
 
     chunks: tuple[int, ...]
     hides: bool = False

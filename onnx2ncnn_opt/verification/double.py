@@ -62,7 +62,7 @@ class NodeWriter:
 
 
 class InDouble(NodeWriter):
-    """The model in float64 as `data`, cut at `outputs` if given; `weights` is their number.
+    """The model in float64 as `data`, cut at `outputs` if given, and the number of its `weights`.
 
     Inputs keep their types; float outputs become float64. Convolutions and average pooling, which ONNX Runtime does not
     have in float64, become products and sums of slices. Other operators without float64 run in float32. Raises RunError

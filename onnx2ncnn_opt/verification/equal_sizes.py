@@ -1,6 +1,6 @@
 """Dynamic dimensions with different names that must be equal, found by running the model.
 
-For example torch gives the cache's length another name in every layer, though a model runs only if all are equal.
+Example: torch gives the length of the cache a new name in every layer, but the model runs only if all are equal.
 """
 
 from collections.abc import Mapping, Sequence
@@ -63,7 +63,7 @@ def equal_sizes(
 def _candidates(model: LoadedModel) -> list[list[str]]:
     groups: dict[tuple[object, ...], dict[str, None]] = {}
     for value, info in zip(model.graph.inputs, model.inputs, strict=True):
-        if Uses.of(value, model).is_counted:  # the importer knows its length, and a cache in a buffer takes any
+        if Uses.of(value, model).is_counted:  # the importer knows its length; a cache in a buffer can have others
             continue
         for axis, dim in enumerate(info.shape):
             if isinstance(dim, Sym) and dim == symbol(str(dim)):

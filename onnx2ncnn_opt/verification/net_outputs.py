@@ -271,7 +271,7 @@ def input_slots(manifest: Manifest | None, feeds: Mapping[str, Array], blobs: Se
 
 
 def pair(names: Sequence[str], blobs: Sequence[str], fits: Callable[[str, str], bool]) -> dict[str, str]:
-    """Return a blob for each name, as long as blobs are left.
+    """Return a blob for each name, as long as blobs are left, e.g. {"image": "in0", "mask": "in1"}.
 
     1. Equal names are a pair.
     2. Other names are paired by number if the blobs are in0, in1, ... or out0, out1, ... .
