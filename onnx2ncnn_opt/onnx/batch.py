@@ -2,7 +2,7 @@
 
 An importer registered with ``batch=k`` states that axis k of its first input is a batch. If one matrix multiplies
 several operands, in a loop or in unrolled steps, their rows are a batch too. The result only decides how inputs enter
-the net (as dims or as batch count of the Mat): every tensor's view knows where its axes are.
+the net (as dims or as batch count of the Mat). Inside, every tensor's view knows where its axes are.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -170,7 +170,7 @@ def _axis_of_same_size(before: Iterable[Size] | None, after: Iterable[Size] | No
 
 
 def _ints(node: onnx_ir.Node, index: int) -> Sequence[int]:
-    """Return the integers of a constant operand; empty if it is not constant or absent."""
+    """Return the integers of a constant operand; empty if it is absent or not constant."""
     value = node.inputs[index] if index < len(node.inputs) else None
     tensor = None if value is None else value.const_value
     return () if tensor is None else [int(number) for number in tensor.numpy().reshape(-1)]

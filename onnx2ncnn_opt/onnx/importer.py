@@ -349,7 +349,7 @@ class _Import(_ImportBase):
         return ImportState(source._refused, self.error, self._values, source._refused_nodes, source._lost)
 
     def leave(self, nodes: Collection[onnx_ir.Node], model: LoadedModel, output_axes: Mapping[str, int | None]) -> bool:
-        """Become the import of the model without these nodes; return False if other nodes' layers depend on them."""
+        """Turn into the import of the model without these nodes; return False if other nodes' layers depend on them."""
         left, nodes = {info.name for info in model.net_inputs}, set(nodes)
         dropped = [port.blob.producer for port in self._ports if port.name not in left]
         if not self._refused_nodes <= nodes or not self._bounding.isdisjoint({None, *nodes}):

@@ -76,7 +76,7 @@ class Indices(NamedTuple):
 
 @dataclass
 class NodeView:
-    """The view of a node that its rule gets."""
+    """The argument of a rule: a node, its operands and its results."""
 
     batch: Batch
     node: onnx_ir.Node
@@ -294,7 +294,7 @@ def batch(*operands: int, axis: int = 0) -> ItemRule:
 
 
 def kept(node: NodeView, mixed: Collection[int], sizes: Collection[int] = ()) -> int:
-    """Return the axis of operand 0's items, which is not `mixed`. Other operands have none, except the `sizes`."""
+    """Return the axis of operand 0's items; raise ItemsMixed if it is `mixed`, or others except `sizes` have items."""
     node.only(0, *sizes)
     axis, rank = node.axis(0), len(node.shape(0))
     if axis is None or axis in {at % rank for at in mixed}:

@@ -92,7 +92,7 @@ def _as_in_tail(operator: str, inputs: Inputs, attributes: Mapping[str, Any]) ->
     if operator not in _EXACT:
         return None
     op, options = TAIL_OPS[operator], dict(attributes)
-    older = [options.pop(item.name) for item in op.inputs[len(inputs) :] if item.name in options]  # now inputs
+    older = [options.pop(item.name) for item in op.inputs[len(inputs) :] if item.name in options]  # inputs later
     inputs = [*inputs, *(numpy_helper.to_array(x) if isinstance(x, TensorProto) else np.array(x) for x in older)]
     types = [None if array is None else array.dtype.name for array in inputs]
     if operator == "Cast":

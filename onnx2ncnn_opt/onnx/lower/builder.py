@@ -85,7 +85,7 @@ class Layers:
     def layers(
         self, kind: str, /, *inputs: Blob, weights: Weights = None, outputs: int = 1, **params: Any
     ) -> tuple[Blob, ...]:
-        """Append a layer without default parameters, and return its output blobs with inferred shapes."""
+        """Append a layer, and return its output blobs with inferred shapes; omit parameters with default values."""
         new = self._layer(kind, inputs, params, weights).without_defaults()
         new.outputs = tuple(Blob("") for _ in range(outputs))
         return self._append(new, infer_shapes(new))

@@ -1,4 +1,4 @@
-"""Size limits of results: a model of a kilobyte can request a huge tensor, as by OneHot with a depth of a billion."""
+"""Size limits of results: a model of a kilobyte can request a huge tensor, with OneHot of a depth of a billion."""
 
 import math
 from collections.abc import Iterable, Sequence

@@ -45,7 +45,7 @@ class _Quantised(NamedTuple):
     zero_point: Value
 
 
-class _Loose(NamedTuple):
+class _Scaled(NamedTuple):
     """The inputs of a quantised tensor with an optional zero point."""
 
     numbers: Value
@@ -122,33 +122,33 @@ def _whole(x: Value) -> Value:
 
 
 @onnx_op("QLinearAdd", domain=MICROSOFT, integers=True, quantises=True)
-def qlinear_add(im: ImportContext, a: _Loose, b: _Loose, c_scale: Value, c_zero_point: Zero = None) -> Value:
+def qlinear_add(im: ImportContext, a: _Scaled, b: _Scaled, c_scale: Value, c_zero_point: Zero = None) -> Value:
     """BinaryOp add between DequantizeLinear and QuantizeLinear."""
     total = binary(im, BinaryOp.ADD, dequantize_linear(im, *a), dequantize_linear(im, *b))
     return quantize_linear(im, total, c_scale, c_zero_point)
 
 
 @onnx_op("QLinearMul", domain=MICROSOFT, integers=True, quantises=True)
-def qlinear_mul(im: ImportContext, a: _Loose, b: _Loose, c_scale: Value, c_zero_point: Zero = None) -> Value:
+def qlinear_mul(im: ImportContext, a: _Scaled, b: _Scaled, c_scale: Value, c_zero_point: Zero = None) -> Value:
     """BinaryOp mul of integers as floats, and the layers of QuantizeLinear."""
     products = binary(im, BinaryOp.MUL, centred(im, a.numbers, a.zero_point), centred(im, b.numbers, b.zero_point))
     factor = scaling(im, BinaryOp.DIV, scaling(im, BinaryOp.MUL, a.scale, b.scale), c_scale)
     return quantized(im, binary(im, BinaryOp.MUL, products, factor), c_zero_point, type_of(c_zero_point))
 
 
-def _floats(im: ImportContext, x: _Quantised | _Loose) -> Tensor:
+def _floats(im: ImportContext, x: _Quantised | _Scaled) -> Tensor:
     return im.tensor(dequantize_linear(im, *x))
 
 
 @onnx_op("QLinearSigmoid", domain=MICROSOFT, integers=True, quantises=True, axes="each")
-def qlinear_sigmoid(im: ImportContext, x: _Loose, y_scale: Value, y_zero_point: Zero = None) -> Value:
+def qlinear_sigmoid(im: ImportContext, x: _Scaled, y_scale: Value, y_zero_point: Zero = None) -> Value:
     """Sigmoid between DequantizeLinear and QuantizeLinear."""
     return quantize_linear(im, im.unary(_floats(im, x), "Sigmoid"), y_scale, y_zero_point)
 
 
 @onnx_op("QLinearLeakyRelu", domain=MICROSOFT, integers=True, quantises=True, axes="each")
 def qlinear_leaky_relu(
-    im: ImportContext, x: _Loose, y_scale: Value, y_zero_point: Zero = None, *, alpha: float = 0.01
+    im: ImportContext, x: _Scaled, y_scale: Value, y_zero_point: Zero = None, *, alpha: float = 0.01
 ) -> Value:
     """ReLU with slope between DequantizeLinear and QuantizeLinear."""
     y = im.unary(_floats(im, x), "ReLU", slope=alpha)
@@ -157,7 +157,7 @@ def qlinear_leaky_relu(
 
 @onnx_op("QLinearSoftmax", domain=MICROSOFT, integers=True, quantises=True, axes="same")
 def qlinear_softmax(
-    im: ImportContext, x: _Loose, y_scale: Value, y_zero_point: Value, *, axis: int = -1, opset: int
+    im: ImportContext, x: _Scaled, y_scale: Value, y_zero_point: Value, *, axis: int = -1, opset: int
 ) -> Value:
     """Softmax between DequantizeLinear and QuantizeLinear."""
     floats = _floats(im, x)
@@ -178,7 +178,7 @@ def qlinear_global_average_pool(
 @onnx_op("QLinearAveragePool", domain=MICROSOFT, batch=0, integers=True, quantises=True)
 def qlinear_average_pool(
     im: ImportContext,
-    x: _Loose,
+    x: _Scaled,
     y_scale: Value,
     y_zero_point: Zero = None,
     *,

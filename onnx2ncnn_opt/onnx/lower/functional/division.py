@@ -56,7 +56,7 @@ def infinite_at_zero(im: ImportContext, b: Operand, divide: Callable[[Operand], 
 
 
 def _is_any_test(tests: Sequence[onnx_ir.Node]) -> bool:
-    """Return True if the model tests for NaN or infinity: then x / 0 may be either."""
+    """Return True if one condition tests for NaN or infinity: then x / 0 may be either."""
     readers = [reader for test in tests for reader in test.outputs[0].consumers()]
     both = sorted(test.op_type for test in tests) == ["IsInf", "IsNaN"] and not any(test.attributes for test in tests)
     return both and len(readers) == 2 and readers[0] is readers[1] and readers[0].op_type == "Or"

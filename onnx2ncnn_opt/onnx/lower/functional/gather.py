@@ -39,7 +39,7 @@ _LARGEST_IMAGE = 2**20
 
 
 def gather(im: ImportContext, data: Value, indices: Operand, *, axis: int = 0) -> Value:
-    """Crop for constant indices; Embed for inputs as indices into a constant table, else GridSample."""
+    """Crop for constant indices; Embed if int32 inputs index a constant table, else GridSample."""
     axis = im.axis(axis, data.rank)
     if isinstance(indices, SymbolicTensor):
         consecutive = _picked(im, data, axis, indices)
@@ -77,7 +77,7 @@ def _sampled(
     """Pick the pixels at `indices` from each row of an image of width `size`; `dims` is the layout of the indices."""
     targets = nonnegative_indices(im, indices, size)
     scale, shift = _coordinates(im, 1 if isinstance(size, Sym) else size, rows)
-    if isinstance(size, Sym):  # the middle of the pixel, relative to the row
+    if isinstance(size, Sym):  # the centre of the pixel, relative to the row
         targets = binary(im, BinaryOp.DIV, im.apply(targets, BinaryOp.ADD, 0.5), _sizes(im, size))
         shift[0] = -1
     grid = im.layer("BinaryOp", im.mat(targets, dims), im.memory(scale.astype(np.float32)), op_type=BinaryOp.MUL)
@@ -103,7 +103,7 @@ def _coordinates(im: ImportContext, size: int, rows: int) -> tuple[Array, Array]
 
 
 def pixel_centres(size: int) -> Array:
-    """Return the middles of `size` pixels between -1 and 1."""
+    """Return the centres of `size` pixels between -1 and 1."""
     return np.asarray((2 * np.arange(size) + 1) / size - 1)
 
 

@@ -28,7 +28,7 @@ def are_infinities_tested(im: ImportContext) -> bool:
     return any(test.op_type in COMPARISONS or test.op_type == "IsInf" for test in tests_of(im.readers(), None))
 
 
-def in_quarters(im: ImportContext, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+def at_quarter_scale(im: ImportContext, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     """Return ``4 * function(x / 4)``: the largest finite number, where the function inserts it, becomes infinite."""
     return im.apply(function(im.apply(x, BinaryOp.MUL, 0.25)), BinaryOp.MUL, 4.0)
 

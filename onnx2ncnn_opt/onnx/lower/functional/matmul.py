@@ -78,7 +78,7 @@ def _price(im: ImportContext, operands: Sequence[Tensor], layouts: Sequence[Layo
 
 
 def _orders(groups: list[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
-    """Yield orders of the outer dims: as the axes, then with the last axes of a group first, as heads of windows."""
+    """Yield orders of the outer dims: first as the axes, then (for heads of windows) with a group's last axes first."""
     yield groups
     for i, group in enumerate(groups):
         for cut in range(len(group) - 1, 0, -1):

@@ -10,7 +10,7 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import TO_END, crop, flip
-from onnx2ncnn_opt.onnx.lower.functional.infinity import are_infinities_tested, in_quarters
+from onnx2ncnn_opt.onnx.lower.functional.infinity import are_infinities_tested, at_quarter_scale
 from onnx2ncnn_opt.onnx.lower.functional.views import dims_around, repeated
 from onnx2ncnn_opt.onnx.lower.functional.window import SIDES
 from onnx2ncnn_opt.onnx.value import Ints, Sizes, Tensor
@@ -23,7 +23,7 @@ def pad(
 ) -> Tensor:
     """ONNX's Pad: `pads` are the amounts before, then after the axes (by default all); negative amounts crop."""
     if mode == "constant" and math.isinf(value) and (im.node.outputs[0].is_graph_output() or are_infinities_tested(im)):
-        return in_quarters(im, x, lambda y: pad(im, y, pads, mode, math.copysign(FLT_MAX, value), axes))
+        return at_quarter_scale(im, x, lambda y: pad(im, y, pads, mode, math.copysign(FLT_MAX, value), axes))
     if mode not in _MODES and mode != "wrap":
         raise im.invalid(f"mode {mode} is not known")
     n = x.rank if axes is None else len(axes)

@@ -11,7 +11,7 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.crop import TO_END, crop
-from onnx2ncnn_opt.onnx.lower.functional.infinity import are_infinities_tested, in_quarters
+from onnx2ncnn_opt.onnx.lower.functional.infinity import are_infinities_tested, at_quarter_scale
 from onnx2ncnn_opt.onnx.lower.functional.pad import pad
 from onnx2ncnn_opt.onnx.lower.functional.window import SUFFIX, PoolAttributes, pad_params, same_pads, window_params
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor
@@ -29,7 +29,7 @@ def max_pool(
     def largest(x: Tensor) -> Tensor:
         return _dilated_max(im, x, window) if window.has_gaps else _pool(im, x, 0, window, count_include_pad=True)
 
-    return in_quarters(im, x, largest) if im.range_of(x).may_be_inf and are_infinities_tested(im) else largest(x)
+    return at_quarter_scale(im, x, largest) if im.range_of(x).may_be_inf and are_infinities_tested(im) else largest(x)
 
 
 def average_pool(

@@ -11,7 +11,7 @@ from onnx2ncnn_opt.ir.view import View
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, as_numbers
-from onnx2ncnn_opt.onnx.lower.functional.infinity import are_infinities_tested, in_quarters
+from onnx2ncnn_opt.onnx.lower.functional.infinity import are_infinities_tested, at_quarter_scale
 from onnx2ncnn_opt.onnx.lower.functional.symbolic_tensor import arange
 from onnx2ncnn_opt.onnx.lower.functional.views import squeeze
 from onnx2ncnn_opt.onnx.lower.layout import Layout
@@ -31,7 +31,7 @@ OPERATIONS = {
     "ReduceLogSumExp": (Reduction.LOGSUMEXP, 18),
 }
 
-_LONGEST = 2**23  # bound of dynamic axes; float32 represents indices below it, and their sums with it
+_LONGEST = 2**23  # larger than any dynamic axis; float32 is exact for indices i and for i + 2**23
 # Reductions of one element, except identities and the logarithm.
 _OF_ONE = {"ReduceSumSquare": UnaryOp.SQUARE, "ReduceL1": UnaryOp.ABS, "ReduceL2": UnaryOp.ABS}
 
@@ -47,7 +47,7 @@ def reduce(im: ImportContext, x: Tensor, name: str, axes: Ints | None, keepdims:
         return y if keepdims else squeeze(im, y, tuple(reduced))
 
     is_extreme = name in ("ReduceMax", "ReduceMin") and im.range_of(x).may_be_inf
-    return in_quarters(im, x, result) if is_extreme and are_infinities_tested(im) else result(x)
+    return at_quarter_scale(im, x, result) if is_extreme and are_infinities_tested(im) else result(x)
 
 
 def _reduced(im: ImportContext, x: Tensor, name: str, axes: list[int], *, keepdims: bool) -> Tensor:

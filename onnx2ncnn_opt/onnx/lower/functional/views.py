@@ -1,4 +1,4 @@
-"""Tensors with other axes, which needs no layer by itself, and repetition along axes."""
+"""Changes of a tensor's axes, most of which need no layer, and repetition along axes."""
 
 from collections.abc import Collection, Sequence
 

@@ -253,13 +253,13 @@ def _grid(im: ImportContext, mask: Mask, shape: Shape, sides: tuple[Dim, Dim]) -
             return im.memory(np.stack([along, down, side]).astype(np.float32))
         fixed = [im.memory(np.stack([along, down]).astype(np.float32))]
     else:
-        fixed = [_running(im, size, axis, sides) for axis, size in ((1, columns), (0, rows))]
+        fixed = [_dynamic_centres(im, size, axis, sides) for axis, size in ((1, columns), (0, rows))]
     side_ = im.layer("BinaryOp", _plane(im, mask, shape, sides), op_type=BinaryOp.RSUB, with_scalar=1, b=0.5)
     return im.layer("Concat", *fixed, side_, axis=0)
 
 
-def _running(im: ImportContext, size: Dim, axis: int, shape: Shape) -> Blob:
-    """Return the middles of pixels along one of two axes if a size is dynamic."""
+def _dynamic_centres(im: ImportContext, size: Dim, axis: int, shape: Shape) -> Blob:
+    """Return the centres of pixels along one of two axes if a size is dynamic."""
     if isinstance(size, Sym):
         cells = np.array([[axis_index(1 - axis)]], dtype=object)
     else:
