@@ -23,12 +23,12 @@ class EndedProcess:
 
     code: int | None
     how: str
-    said: str
+    output: str
 
     @property
     def message(self) -> str:
         """The description and the output, as the end of a sentence."""
-        return f"{self.how}; it says: {self.said}" if self.said else self.how
+        return f"{self.how}; it says: {self.output}" if self.output else self.how
 
 
 class Processes:
@@ -68,9 +68,9 @@ class Processes:
                 with self._lock:
                     self._running.discard(process)
             log.seek(max(0, log.seek(0, os.SEEK_END) - _MAX_OUTPUT))
-            said = log.read().decode(errors="replace").strip()
+            output = log.read().decode(errors="replace").strip()
         how = f"did not finish within {seconds:g} s" if code is None else describe_exit(code)
-        return EndedProcess(code, how, said)
+        return EndedProcess(code, how, output)
 
     def stop(self) -> None:
         """End all running programs; `run` starts no more."""

@@ -53,8 +53,8 @@ def check(
 
     `names` are patterns of models; `shard` "i/n" takes the i-th of n parts of these models. `on` and `modes` replace
     the file's. `jobs` models run in parallel. The nets of models that fail are copied to the folder `keep`. `done` gets
-    each result immediately. `look` gets the results in the order of the models, each with the content of a report about
-    the net (None if no net can be read).
+    each result immediately. `look` gets the results in the order of the models, and the content of a report about each
+    net; None if no net can be read.
 
     Raises UsageError for a wrong file or option; errors of a model are in its result.
     """
@@ -208,7 +208,7 @@ class _Task:
         if not self.model.version:
             return "" if self.model.convert else f"onnx2ncnn-opt {__version__}"
         ended = self.processes.run(self.model.version, seconds=self.model.timeout, folder=self.config.file.parent)
-        return " ".join(ended.said.split())[:200] if ended.code == 0 else ended.how
+        return " ".join(ended.output.split())[:200] if ended.code == 0 else ended.how
 
     def keep(self, folder: Path) -> str:
         """Copy the net to a folder; return the error, if any."""

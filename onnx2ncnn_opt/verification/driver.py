@@ -24,7 +24,7 @@ _COMPARED = ("ok", "mismatch", "nan")
 class VerifyReport:
     """The result of a verification: all outputs in each mode, with the largest errors and the worst status of all runs.
 
-    If `optimize` stores weights in 16 bits, `folded` has the outputs of the same net with 32-bit weights, for which the
+    If `optimize` stores weights in 16 bits, `folded` has the outputs of the same net with 32-bit weights. Their
     tolerance is smaller.
     """
 

@@ -104,7 +104,7 @@ class Draw(NamedTuple):
     `plain` inputs have no zeros, and stay in the domains of functions such as Sqrt. In other draws, inputs that the
     model also compares or selects leave the domains, because guards have to act. Their rows end with the largest
     numbers, negative ones if `below`, or with zeros if the scale is 1. `spiked`: one number of each row is far above
-    the others, so that normalised rows reach their limit and softmax gives 0 elsewhere. `between`: floats are uniform
+    the others. Then normalised rows reach their limit, and softmax gives 0 elsewhere. `between`: floats are uniform
     between two values. `data`: smooth pictures and sounds where shapes allow it. `flat`: inputs differ along this axis
     (modulo the rank), and hardly along others. Examples: images with little contrast and one negative channel, or
     sequences whose mean is as large as their numbers.
@@ -184,8 +184,8 @@ def draw_inputs(
        are a part of a shuffled list of all entries, from number `swept` on.
     2. Arguments of functions with a bounded domain (Sqrt, Log, ...) are inside it, and divisors are not near 0. This
        does not hold for guarded inputs (compared or selected as well) of draws that are not plain.
-    3. Other floats are N(0,1), or large. If `draw` is not plain, some are 0.0 and -0.0, and rows end with zeros, with
-       negative numbers, with a number slightly below the row's largest, or with the largest.
+    3. Other floats are N(0,1), or large. If `draw` is not plain, some are 0.0 and -0.0. Then rows end with zeros,
+       negative numbers, numbers slightly below the row's largest, or the largest.
     4. 8-bit integers are mostly images, and fill their range. If `draw` is not plain, some are 0.
     5. Other integers and bools, and floats that hide scores, are masks of 0 and 1. Each row starts with 1, 0: a row
        without a 1 has no softmax, and a row without a 0 cannot show that the net ignores the mask. Masks whose sum

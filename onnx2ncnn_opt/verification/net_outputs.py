@@ -77,8 +77,8 @@ class OutputComparison:
     def spread_with_outliers(self, name: str, actual: Array, reference: Array) -> Array:
         """Return the spread, larger for the elements that differ most.
 
-        It is infinite for twice as many elements as a single run moves (`Rounding.lone`), and at least `rare_error` for
-        one in `_RARE` others: each run rounds some numbers to another quantisation step than a net.
+        The spread is infinite for twice as many elements as a single run moves (`Rounding.lone`). It is at least
+        `rare_error` for one in `_RARE` others: each run rounds some numbers to other quantisation steps than a net.
         """
         spread, count = self.spread[name].copy(), self.rounding.lone.get(name, 0)
         with np.errstate(invalid="ignore"):
@@ -243,8 +243,8 @@ def input_slots(manifest: Manifest | None, feeds: Mapping[str, Array], blobs: Se
     With a manifest there is one way; empty caches stay unset. Without a manifest, `pair` finds the blobs, and there are
     three ways for the batch axis: most nets drop a batch of 1, a few keep it, and new nets have it as the Mat's batch.
 
-    Raises UsageError if the manifest is another model's, and VerificationError if an input blob of the net would get no
-    array, because ncnn crashes then.
+    Raises UsageError if the manifest is another model's. Raises VerificationError if an input blob would get no array;
+    ncnn crashes then.
     """
     if manifest is not None:
         others = {entry.name for entry in manifest.model_inputs} - {entry.name for entry in manifest.inputs}

@@ -119,7 +119,7 @@ class _NetJudge(Judge):
     """An optimised net and the original; `drawn` are the inputs, `all_runs` have the original's fp32 outputs.
 
     `boxes` are the outputs that depend on detection layers. The number and order of boxes depend on the last bits of
-    scores. So the comparison has two steps: the inputs of detection layers must agree, then the original runs from the
+    scores. So the comparison has two steps: the inputs of detection layers must agree. Then the original runs with the
     new net's inputs of detection layers, and `boxes` must be equal.
     """
 

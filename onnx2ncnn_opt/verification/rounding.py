@@ -1,8 +1,8 @@
 """The effect of rounding errors on a model's results.
 
-Two right implementations add up sums in different orders, so their numbers differ in the last bits, and zeros in their
-sign. If a model compares numbers, rounds to integers, searches the largest, or subtracts equal numbers, the last bit
-may decide its result. A wider tolerance would hide faults there. So ONNX Runtime runs the model with inserted errors.
+Two right implementations add up sums in different orders. Their numbers differ in the last bits, and zeros in the sign.
+The last bit may decide the result if a model compares numbers, rounds to integers, searches the largest, or subtracts
+equal numbers. A wider tolerance would hide faults there. So ONNX Runtime runs the model with inserted errors.
 
 The model in float64 gives the size of ONNX Runtime's own errors. The model with rounded weights gives the errors from
 weights in 16 bits.
@@ -206,8 +206,8 @@ class Rounding:
         """Return the reference of an output, corrected where ONNX Runtime's float32 overflows or underflows.
 
         Where the reference is not finite but float64 is, a finite number must agree with float64, and any non-finite
-        number passes. Example: ONNX Runtime's log(sigmoid(-20)) is -infinity. Where the float64 number is outside
-        float32's range, 0 and non-finite numbers pass too, because the order of a product decides between them.
+        number passes. Example: ONNX Runtime's log(sigmoid(-20)) is -infinity. Where float64 is outside float32's range,
+        0 and non-finite numbers pass too: the order of a product decides between them.
         """
         exact = self.exact(feeds).get(name)
         if exact is None or exact.shape != reference.shape or reference.dtype.kind != "f":
@@ -534,8 +534,8 @@ class _ErrorWriter(NodeWriter):
     def errors(self, name: str, dtype: int) -> str:
         """Add numbers from -1 to 1, one for each element of a tensor.
 
-        Element i has the sign of sin(a * i * i + b), where a depends on the run, because opset 22 has no random
-        numbers. The sign of 0.5 minus the fraction of the period is the same, and five times as fast in ONNX Runtime.
+        Element i has the sign of sin(a * i * i + b), and a depends on the run: opset 22 has no random numbers. The sign
+        of 0.5 minus the fraction of the period is the same, and five times as fast in ONNX Runtime.
         """
         count = self.node("Cast", self.node("Size", name), to=TensorProto.DOUBLE)
         zero, one, phase = (self.number(value, TensorProto.DOUBLE) for value in (0.0, 1.0, _PHASE))

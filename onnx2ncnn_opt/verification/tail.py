@@ -209,9 +209,9 @@ def _difference(actual: Array, expected: Array) -> str:
 def undecided(actual: Array, expected: Array) -> tuple[int, int]:
     """Return the number of rows of an output that are not at their expected place, and the number of all rows.
 
-    If the shapes differ in an axis, rows lie along it. Otherwise the last axis has the columns of a row if there are
-    three axes or more, and each number is a row if there are fewer. Rows are equal within the usual tolerance for each
-    column. Example: compared with rows a b c d, each of b a c d, a x b c d, and a b c has one such row.
+    If the shapes differ in an axis, rows lie along it. Otherwise arrays of three axes or more have the columns of a row
+    in the last axis; in other arrays each number is a row. Rows are equal within the usual tolerance for each column.
+    Example: expected are a b c d; then b a c d, a x b c d, and a b c have one such row each.
     """
     if actual.ndim != expected.ndim or actual.dtype != expected.dtype:
         return 1, 1

@@ -21,10 +21,10 @@ LAST_BIT = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 class Tolerance:
     """The rule for an output: ``max|a-b| <= relative * max|b|``, with the reference b.
 
-    The rule uses the largest value of the whole output, because rounding errors of a sum are relative to its largest
-    terms, even if they cancel. But outputs often join different things, such as boxes in pixels and scores up to 1. So
-    with `slices` the rule also holds for every slice of `SLICE` elements or more along any axis; a tenth of the error
-    allowed for the whole output always passes.
+    The rule uses the largest value of the whole output. Rounding errors of a sum are relative to its largest terms,
+    even if they cancel. But outputs often join different things, such as boxes in pixels and scores up to 1. So with
+    `slices` the rule also holds for every slice of `SLICE` elements or more along any axis. A slice may always have a
+    tenth of the error allowed for the whole output.
 
     Other converters' right nets of eighty real networks (classification, segmentation, detection, audio, transformers)
     had errors up to 2.4e-5, winograd included. Wrong nets had errors of 1e-1 and more. `relative` is between, with a
@@ -108,8 +108,8 @@ class Difference:
 def compare(actual: Array, reference: Array, tolerance: Tolerance = DEFAULT, spread: Array | None = None) -> Difference:
     """Compare arrays of one shape; `actual` is ncnn's float32.
 
-    ncnn's tools disagree about integers. So an integer or bool reference may be a float32 of the same value, or an
-    int32 in the bits of the float32.
+    ncnn's tools disagree about integers. So `actual` has the numbers of an integer or bool reference either as float32
+    values, or as the bits of int32.
 
     `spread` is the effect of rounding errors on each element of the reference (see `Rounding.spread`), infinite if any
     value is right. The tolerance grows by the spread.

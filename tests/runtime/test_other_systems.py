@@ -213,7 +213,7 @@ def test_a_converter_is_ended_with_its_children(
     with Processes() as processes:
         ended = processes.run(["sh", "-c", "sleep 60 & echo $!; wait"], seconds=0.5)
     assert ended.how == "did not finish within 0.5 s"
-    assert is_gone(int(ended.said))
+    assert is_gone(int(ended.output))
 
 
 def test_a_crash_of_windows_has_words() -> None:
