@@ -49,7 +49,7 @@ _RNN = _Kind("RNN", (0,), ("tanh",))
 
 
 def _states(node: NodeView) -> tuple[int, ...]:
-    """Apply the rule of recurrent operators: the operand and the initial states have a batch axis, as have results."""
+    """Apply the rule of recurrent operators: the operand, the initial states and the results have a batch axis."""
     outer, outputs = (0, (0, 0, 0)) if node.number("layout", 0) else (1, (2, 1, 1))
     initial = [i for i in (5, 6) if i < len(node.operands)]
     node.only(0, *initial)
@@ -108,7 +108,7 @@ def dynamic_quantize_lstm(
     attrs: _Attributes,
     input_forget: int = 0,
 ) -> tuple[Value, ...]:
-    """LSTM of dequantised weights and a rounded operand; the states are not rounded, as they are in ONNX Runtime."""
+    """LSTM of dequantised weights and a rounded operand; the states are not rounded, but ONNX Runtime rounds them."""
 
     def floats(matrix: Array, scale: Array, zero: Array) -> Constant:
         # [directions, inputs, 4 * hidden]; scales are per direction, or per column.

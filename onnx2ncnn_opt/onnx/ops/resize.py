@@ -134,7 +134,7 @@ def resize11(
 
 
 def _in_proportion(im: ImportContext, x: Tensor, targets: Sequence[int], sizes: Sizes, policy: str) -> list[_Axis]:
-    """Return all axes with one common scale, so that none gets larger (or smaller) than its size."""
+    """Return all axes with one common scale, so that none gets larger (or smaller) than its requested size."""
     limit = {"not_larger": min, "not_smaller": max}.get(policy)
     if limit is None:
         raise im.invalid(f"keep_aspect_ratio_policy {policy} is not known")
@@ -309,7 +309,7 @@ def _interp_layer(im: ImportContext, x: Tensor, axes: list[_Axis], params: dict[
 
 
 def _copied(im: ImportContext, x: Tensor, axes: Sequence[_Axis], sampling: _Sampling) -> Tensor:
-    """Return the nearest elements along one or two axes: GridSample copies, a product would make NaN of infinities."""
+    """Return the nearest elements along one or two axes by GridSample: a product would turn infinities into NaN."""
     changed, batch = [one.axis for one in axes], [] if axes[0].axis == 0 else [0]
     others = [axis for axis in range(x.rank) if axis not in (*batch, *changed)]
     dims = [others, *([] for _ in range(2 - len(axes))), *([axis] for axis in changed)]

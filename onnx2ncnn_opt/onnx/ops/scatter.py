@@ -335,7 +335,7 @@ def cumprod(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, rev
 
 
 def _shifted(im: ImportContext, x: Tensor, axis: int, shift: int, *, fill: float) -> Tensor:
-    """Shift the elements of an axis towards its end, and fill the begin."""
+    """Shift the elements of an axis towards its end, and fill the start."""
     pads = [0] * 2 * x.rank
     pads[axis] = shift
     return crop(im, im.tensor(pad(im, x, pads=tuple(pads), value=fill)), axis, 0, -shift)

@@ -56,7 +56,7 @@ def _port_error(
 
 @cache
 def _schema(name: str, opset: int) -> tuple[onnx.defs.OpSchema, Mapping[str, Any], list[tuple[str, bool, bool]]]:
-    """Return an operator's schema, its attributes, and for each input its name, whether it is required, and a bool."""
+    """Return an operator's schema, its attributes, and for each input its name, is_required and is_bool."""
     schema = onnx.defs.get_schema(name, opset)
     inputs = [
         (declared.name, i < schema.min_input and declared.option != _OPTIONAL, declared.types == {"tensor(bool)"})

@@ -10,7 +10,7 @@ from onnx2ncnn_opt.onnx.value import Ints
 # By number of spatial axes: their names, outermost first as in ONNX, and the suffix of ncnn's layer types.
 AXES = {1: ("w",), 2: ("h", "w"), 3: ("d", "h", "w")}
 SUFFIX = {1: "1D", 2: "", 3: "3D"}
-# ncnn's names of the begin and the end of an axis.
+# ncnn's names of the start and the end of an axis.
 SIDES = {"w": ("left", "right"), "h": ("top", "bottom"), "c": ("front", "behind"), "d": ("front", "behind")}
 
 
