@@ -71,7 +71,7 @@ def require_offsets_fold(first: Array, second: Array, reach: Callable[[], Array]
 
 
 def one_factor(first: float, second: float) -> float:
-    """Return the product of two factors; refused if one may overflow on purpose, or flush small numbers to zero."""
+    """Return the product of two factors; refused if one may overflow or flush on purpose: ``x * 1e30 * 1e-30``."""
     both = first * second
     for factor in (abs(first), abs(second)):
         within = _LEAST_FACTOR * min(abs(both), 1.0) <= factor <= _MOST_FACTOR * max(abs(both), 1.0)

@@ -115,7 +115,7 @@ def viewed(shape: Shape, steps: Steps) -> View | None:
 
 @lru_cache(maxsize=4096)
 def shortest(shape: Shape, steps: Steps) -> Steps | None:
-    """Return the fewest steps with the same effect; None if they are unknown, or cannot be written as layers."""
+    """Return the fewest steps with the same effect, one for two Reshapes; None if unknown or not writable as layers."""
     fewest: Steps
     if all(isinstance(step, Regroup) for step in steps):
         # Only the last one counts, even if the view algebra cannot split the axes between.

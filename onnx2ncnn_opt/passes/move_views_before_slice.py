@@ -70,8 +70,8 @@ def _move(layer: Layer) -> Replacement | None:
 def _of_all_sizes(axis: int, shapes: list[Shape], views: list[Steps]) -> tuple[Steps, int]:
     """Return the steps for all parts of different sizes together, and the axis along which the result is sliced.
 
-    A part is a number of units, the common divisor of the sizes. Steps that are the same for any number of units are
-    right for all parts together. Units must be first in the axis before and after the steps, so parts stay contiguous.
+    A part is a number of units: 1 and 2 units of 64 for sizes 64 and 128. Steps that are the same for any number of
+    units are right for all parts together. Units must be first in an axis before and after, so parts stay contiguous.
     """
     sizes = [size for shape in shapes if isinstance(size := shape[axis], int)]
     require(len(sizes) == len(shapes), "the parts have dynamic sizes")

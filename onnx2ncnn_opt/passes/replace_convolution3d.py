@@ -112,7 +112,7 @@ def _can_split(volume: _Volume) -> bool:
 
 
 def _classes(depth: Window) -> int:
-    """Return the number of consecutive depths that read disjoint depths."""
+    """Return the number of consecutive depths that read disjoint depths: 2 for a dilation of 2."""
     return depth.dilation if depth.stride == 1 and depth.before % depth.dilation == 0 else 1
 
 
