@@ -48,7 +48,7 @@ def computed_from(graph: Graph, blobs: Iterable[Blob]) -> set[Blob]:
 def _output(graph: Graph, name: str, blob: Blob) -> Blob:
     """Return the blob that has this name as an output of the subnet."""
     if blob.is_input:
-        raise UsageError(f"--end {name}: an input of the net is nothing to compute")
+        raise UsageError(f"--end {name}: this is an input of the net, so there is nothing to compute")
     if blob.name != name:  # a Split's top: the same tensor under another name
         blob = graph.add(Layer("Split", f"end_{name}", [blob], [Blob(name, blob.shape, blob.batch)])).output
     return blob

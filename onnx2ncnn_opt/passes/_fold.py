@@ -64,7 +64,7 @@ def require_offsets_fold(first: Array, second: Array, reach: Callable[[], Array]
     if (largest > _MOST_OFFSET).any():
         is_large = largest > _MOST_OFFSET * np.maximum(1.0, reach())
         rounds = is_large & (largest > _MOST_OFFSET * np.abs(both))
-        require(not rounds.any(), "offsets far larger than what they leave may be there to round")
+        require(not rounds.any(), "offsets far larger than their sum may be there to round")
         is_exact = (both.astype(np.float32) == both) & (both - first == second) & (both - second == first)
         matters = is_large & (largest <= _MOST_INTEGER)
         require((is_exact | ~matters).all(), "the sum of large offsets is not exact in float32")
@@ -75,7 +75,7 @@ def one_factor(first: float, second: float) -> float:
     both = first * second
     for factor in (abs(first), abs(second)):
         within = _LEAST_FACTOR * min(abs(both), 1.0) <= factor <= _MOST_FACTOR * max(abs(both), 1.0)
-        require(within, "factors far from what they come to may be there to overflow")
+        require(within, "factors far from their product may be there to overflow")
     return both
 
 

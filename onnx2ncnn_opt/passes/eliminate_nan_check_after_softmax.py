@@ -51,7 +51,7 @@ def eliminate_nan_check_after_softmax(x: Blob, softmax: Layer, largest: Layer) -
         masks = [producer for producer in producers if producer is not None and producer.type == "MemoryData"]
         others = [producer for producer in producers if producer is None or producer.type != "MemoryData"]
         require(len(masks) == len(others) == 1, f"the mask of '{scores.name}' is not a constant")
-        require(others[0] is not None and _is_product(others[0]), f"'{scores.name}' masks what may be masked already")
+        require(others[0] is not None and _is_product(others[0]), f"'{scores.name}' may add a second mask")
         _require_open_rows(masks[0], x, softmax["axis"])
     return softmax.having(inputs=[x])
 

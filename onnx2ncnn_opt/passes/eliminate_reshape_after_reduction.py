@@ -50,7 +50,7 @@ def eliminate_reshape_after_reduction(
     """
     kept = kept_shape(reduction, known_shape(x))
     same = isinstance(step_of(view), Regroup) and view.output.shape == kept
-    require(same, f"{view.type} '{view.name}' does more than to give the reduced axes back")
+    require(same, f"{view.type} '{view.name}' does more than restore the reduced axes")
     layers = [reduction.having(keepdims=1)]
     for layer in (first, second, third):
         if layer is not None:

@@ -25,7 +25,7 @@ def _eliminate(other: Layer, layer: Layer) -> Replacement:
     require(other["axis"] % rank == layer["axis"] % rank, "the axes differ")
     if layer.type == "Slice":
         same = [blob.shape for blob in other.inputs] == [blob.shape for blob in layer.outputs]
-        require(same and None not in {blob.shape for blob in other.inputs}, "it is not cut where it was put together")
+        require(same and None not in {blob.shape for blob in other.inputs}, "it is not cut between the joined parts")
     else:
         whole_again = layer.inputs == other.outputs and layer.output.shape == whole.shape
         require(whole_again, "not all parts are put together in their order")

@@ -43,7 +43,7 @@ def _fold(layer: Layer) -> Replacement | None:
     if above is not None and above.type in VIEWS:
         for view in (above, layer):
             require(not view["featmask"], f"{view.type} '{view.name}' has a feature mask")
-            require(step_of(view) is not None, f"what {view.type} '{view.name}' does to its sizes is not known")
+            require(step_of(view) is not None, f"the effect of {view.type} '{view.name}' on sizes is unknown")
     return None
 
 

@@ -45,9 +45,9 @@ def fuse_affine_before(affine: Layer, layer: Layer, relu: Layer | None = None) -
     inputs = fixed_size(layer.input, 0)
     scale, shift = slice_affine(affine, inputs)
     if relu is not None:
-        require(scale.min() > 0, f"'{affine.name}' turns numbers over, or makes them 0, before '{relu.name}'")
+        require(scale.min() > 0, f"'{affine.name}' changes signs, or makes numbers 0, before '{relu.name}'")
     if layer.type.startswith("Deconvolution"):
-        require(not shift.any(), f"not all of what {layer.type} '{layer.name}' gives has as many taps")
+        require(not shift.any(), f"outputs of {layer.type} '{layer.name}' differ in their number of taps")
     pads = layer.type != "InnerProduct" and any(pads_of(layer))
     require("pad_value" not in layer.params or not pads, f"'{layer.name}' pads with a number of its own")
     pad_value = _preimage_of_zero(scale, shift, layer) if shift.any() and pads else 0.0

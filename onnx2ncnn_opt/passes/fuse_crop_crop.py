@@ -10,7 +10,7 @@ def fuse_crop_crop(outer: Layer, inner: Layer) -> Layer:
 
     Ranges of the same axis are combined; ranges of different axes are joined.
     """
-    reason = "what a Crop keeps is not known"
+    reason = "the range of a Crop is unknown"
     both = dict(needed(ranges(inner), reason))
     for axis, (start, end) in needed(ranges(outer), reason).items():
         before = both[axis][0] if axis in both else 0

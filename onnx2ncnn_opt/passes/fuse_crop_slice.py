@@ -38,7 +38,7 @@ def _merge(blob: Blob, axis: int, parts: list[_Kept]) -> Replacement:
         require(part.start >= start, f"'{part.crop.output.name}' overlaps another part of '{blob.name}'")
         require(part.start == start, f"no Crop takes {start} to {part.start} of '{blob.name}'")
         start = part.end
-    require(start == blob.known_shape[axis], f"no Crop takes what comes from {start} on in '{blob.name}'")
+    require(start == blob.known_shape[axis], f"no Crop takes '{blob.name}' from {start} on")
     crops = tuple(part.crop for part in ordered)
     params = {"slices": tuple(part.end - part.start for part in ordered), "axis": axis}
     tops = [Blob(crop.output.name, crop.output.shape, crop.output.batch) for crop in crops]

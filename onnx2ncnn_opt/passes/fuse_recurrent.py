@@ -300,15 +300,15 @@ def _replaced(graph: Graph, kind: str, chain: Sequence[ChainStep]) -> Replacemen
     states = [chain[0].before] if cell is None else [chain[0].before, chain[0].step.cell_before]
     needed = [piece for link in chain for piece in link.inputs] + [state for state in states if state is not None]
     batches = {blob.batch for blob in roots} | {piece.blob.batch for piece in needed}
-    require(len(batches) == 1, "what goes into the steps is of different batches")
+    require(len(batches) == 1, "the inputs of the steps have different batches")
     order = {layer: index for index, layer in enumerate(graph)}
     after = max(order[piece.layer] for piece in needed)
     used = [_is_used(blob, dead) for blob in roots]
     is_cell_used = cell is not None and _is_used(cell, dead)
     readers = [user for blob in (*roots, *([cell] if cell else [])) for user in blob.users if user not in dead]
-    require(all(order[user] > after for user in readers), "a step is needed before all that goes in is known")
+    require(all(order[user] > after for user in readers), "a step is needed before all inputs are known")
     is_independent = not any(piece.layer in dead for piece in needed) and not _depends(needed, chain)
-    require(is_independent, "what goes into a step depends on a step before")
+    require(is_independent, "an input of a step depends on an earlier step")
 
     backwards = _is_backwards(chain)
     links = chain[::-1] if backwards else chain

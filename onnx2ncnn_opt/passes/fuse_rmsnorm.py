@@ -26,7 +26,7 @@ def fuse_rmsnorm(x: Blob, mean: Layer, eps: Layer, root: Layer) -> Layer:
 def normalized(x: Blob, root: Layer, axis: int, reduction: Layer, eps: float, factor: float) -> Layer:
     """Return the layer for x / sqrt(factor * sum(x * x) + eps), with the sum along an axis."""
     shape = known_shape(x)
-    require(eps >= 0, "what is added under the root is negative")
+    require(eps >= 0, "the number that is added under the root is negative")
     if len(shape) in (2, 3) and axis == len(shape) - 1:
         width = fixed_size(x, axis)
         scale = 1 / sqrt(factor * width)

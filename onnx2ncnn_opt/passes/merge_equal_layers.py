@@ -40,7 +40,7 @@ def merge_equal_layers(graph: Graph) -> Iterator[Replacement | Miss]:
             continue
         if _is_faster_copied(layer) and _is_faster_copied(other):
             duplicates[layer.output] = other.output
-            yield Miss((other, layer), "a small constant is made anew faster than it is packed and unpacked")
+            yield Miss((other, layer), "a small constant is copied faster than packed and unpacked")
             continue
         yield Replacement((layer,), reads=dict(zip(layer.outputs, other.outputs, strict=True)), heirs=(other,))
 

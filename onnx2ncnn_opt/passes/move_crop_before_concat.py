@@ -15,9 +15,9 @@ def move_crop_before_concat(crop: Layer, concat: Layer) -> Layer | Blob:
 
     If the Crop keeps some whole parts, or a piece of one part.
     """
-    axis, start, end = needed(part(crop), "what the Crop keeps is not known, or it cuts several axes")
+    axis, start, end = needed(part(crop), "the range of the Crop is unknown, or it cuts several axes")
     same_axis = concat["axis"] % len(crop.input.known_shape) == axis
-    require(same_axis, "it cuts another axis than the one that is put together")
+    require(same_axis, "it cuts another axis than the Concat joins")
     sizes = [blob.shape[axis] if blob.shape is not None else None for blob in concat.inputs]
     ends = list(accumulate(size for size in sizes if isinstance(size, int)))
     require(len(ends) == len(sizes), "the size of a part is not known")

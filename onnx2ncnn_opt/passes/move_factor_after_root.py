@@ -23,7 +23,8 @@ def move_factor_after_root(x: Blob, root: Layer, product: Layer, factor: Layer) 
     """
     shape, dims = known_shape(x), known_shape(root.output)
     is_part = len(dims) == len(shape) and all(size in (1, whole) for size, whole in zip(dims, shape, strict=True))
-    require(is_part or dims == shape[:-1], f"'{root.name}' has not one number for each row or column of '{x.name}'")
+    is_per_row = is_part or dims == shape[:-1]
+    require(is_per_row, f"'{root.name}' does not have one number for each row or column of '{x.name}'")
     require(dims != shape and product.output.shape == shape, f"'{product.name}' is not of rows times columns")
     whole = Blob(f"{product.name}_rows", x.shape, x.batch)
     first = Layer("BinaryOp", product.name, [x, root.output], [whole], {"op_type": BinaryOp.MUL})

@@ -31,9 +31,9 @@ def move_factor_before_rotaryembed(graph: Graph) -> Iterator[Replacement | Miss]
 def _moved(products: Sequence[Layer], rows: Blob, *tables: Blob) -> Replacement:
     rotaries = [layer.inputs[layer.inputs[0] is rows].producer for layer in products]
     length = known_shape(rows)[1] if len(known_shape(rows)) == 3 else 0
-    require(rows.shape == (1, length, 1), f"'{rows.name}' has not one number for each row")
-    require(all(known_shape(table)[:-1] == (length,) for table in tables), f"'{rows.name}' has not a table's rows")
-    require(not any(layer["featmask"] for layer in products), "its masks are for the product")
+    require(rows.shape == (1, length, 1), f"'{rows.name}' does not have one number for each row")
+    require(all(known_shape(table)[:-1] == (length,) for table in tables), f"'{rows.name}' has other rows than a table")
+    require(not any(layer["featmask"] for layer in products), "the product has a feature mask")
     first = products[0]
     made = view_layers(rows, (Regroup((length, 1)),), like=[first])
     column = end_of(rows, made)

@@ -82,7 +82,7 @@ def _proofs(graph: Graph, integers: Collection[Blob]) -> Iterator[_Proof]:
         yield _Proof(layer, FP32 | Feature.NO_BF16_STORAGE, reason)
     ranges = Ranges()
     for layer in _differences_of_limits(graph, ranges):
-        yield _Proof(layer, FP32, "it takes the largest float32 for infinity, so that a difference of two is 0")
+        yield _Proof(layer, FP32, "it replaces infinity by the largest float32, so that a difference of two is 0")
     for layer in graph:
         for features, reason, device in faulty_kernels(layer):
             yield _Proof(layer, features, reason, device)
@@ -114,7 +114,7 @@ def _own_numbers(layer: Layer, ranges: Ranges) -> Iterator[_Proof]:
     if size > LARGEST and not _may_be_infinite(layer, size, ranges):
         is_limit = size >= INFINITE  # bf16 does not hold it either
         features = FP32 | Feature.NO_BF16_STORAGE if is_limit else FP32
-        yield _Proof(layer, features, f"a number of its own is {size:.3g}, which is infinite in fp16")
+        yield _Proof(layer, features, f"one of its numbers is {size:.3g}, which is infinite in fp16")
         for reader in _readers_of_sums(layer.output) if is_limit else ():
             yield _Proof(reader, features, f"a row of nothing but {size:.3g} is NaN in fp16")
     is_eps = layer.computes(BinaryOp.ADD, BinaryOp.SUB) and 0 < size < SMALLEST

@@ -230,7 +230,7 @@ def test_a_cut_can_be_loaded(tmp_path: Path, worker: NcnnWorker) -> None:
         ([], ["nothing"], "--end nothing: the net has no blob of that name"),
         (["b"], ["b"], "'b' cannot be both start and end"),
         (["out"], ["b"], "--start out: the net does not need it to compute b"),
-        ([], ["data"], "--end data: an input of the net is nothing to compute"),
+        ([], ["data"], "--end data: this is an input of the net, so there is nothing to compute"),
     ],
 )
 def test_impossible_cuts(tmp_path: Path, start: Sequence[str], end: Sequence[str], message: str) -> None:

@@ -94,7 +94,7 @@ def test_a_mask_times_the_lowest_number() -> None:
     graph.outputs = [total, graph.add(Layer("ReLU", "relu", [weights], [Blob("r", (8,))])).output]
     found = list(prove_masks(graph).values())
     assert {mask.features for mask in found} == {FP32 | Feature.NO_BF16_STORAGE}
-    own = "a number of its own is 3.4e+38, which is infinite in fp16"
+    own = "one of its numbers is 3.4e+38, which is infinite in fp16"
     row = "a row of nothing but 3.4e+38 is NaN in fp16"
     assert [(mask.layer, mask.reason == row) for mask in found] == [
         ("low", 0),
