@@ -519,7 +519,7 @@ function graph(view) {
     }
     return element;
   };
-  const list = new List("The two nets beside each other", ROW, at => {
+  const list = new List("The two nets side by side", ROW, at => {
     const row = shown[at], number = bandOf(row), band = h("div", {class: number === undefined ? "" : "band"});
     if (number !== undefined) band.style.setProperty("--hue", `var(--hue-${number % 6})`);
     const drawn = shown.length === net.rows.length;
@@ -571,8 +571,8 @@ function graph(view) {
   });
   const element = section("net", `${net.names[0][0].toUpperCase()}${net.names[0].slice(1)} and ${net.names[1]}`,
     h("p", {class: "quiet"}, net.names[0] === "before"
-      ? "The layers without passes on the left, with them on the right. Layers of one colour belong together: the passes named there have made the right ones of the left ones. Lines at the left show which layer reads which."
-      : "The model's nodes on the left, the net's layers on the right. A layer stands beside the node whose value its output has."),
+      ? "On the left the net before the passes, on the right after them. Layers of one colour correspond: the named passes replaced the left ones by the right ones. Lines connect a layer and its consumers."
+      : "The model's nodes on the left, the net's layers on the right. A layer is next to the node that computes the same value."),
     h("div", {class: "tools"}, search, h("label", {}, changed, " only what differs"), size),
     h("div", {class: "heads", "aria-hidden": "true"}, h("span", {}, `${net.names[0]} (${net.before.length})`), h("span", {}, `${net.names[1]} (${net.after.length})`)),
     list.element);
@@ -608,7 +608,7 @@ function int8(net) {
       s("circle", {class: "peak", cx: x(chosen[0]), cy: y(decibels(chosen[1])), r: 6}, s("title", {}, `chosen: ${about(chosen[1])} dB, ${time(chosen[0])}`)),
       axis(LEFT - 6, y(high) + 4, `${high.toFixed(0)} dB`), axis(LEFT - 6, y(low) + 4, `${low.toFixed(0)} dB`),
       axis(LEFT, 226, time(left), "start"), axis(628, 226, `${time(right)} for these layers`))),
-    h("p", {class: "quiet"}, "Each small point has one more layer in int8, those first that save most time for their noise, which is summed; the large one is this net, measured."));
+    h("p", {class: "quiet"}, "Each small point adds one more layer in int8, first the layers that save most time for their noise. Their noise is the sum of single layers. The large point is the measured net."));
   }
   let summed = 0;
   const sums = new Map([...found.layers].filter(row => !row.reason && row.noise !== null).sort((a, b) => a.noise - b.noise).map(row => [row.layer, summed += row.noise]));
@@ -639,7 +639,7 @@ function rewrites(view) {
   return section("passes", "Passes",
     net.rewrites.length ? h("div", {class: "wide"}, h("table", {}, h("thead", {}, h("tr", {}, h("th", {scope: "col"}, "pass"), h("th", {scope: "col", class: "number"}, "rewrites"))),
       h("tbody", {}, net.rewrites.map(([pass, number]) => h("tr", {}, h("td", {}, pass), h("td", {class: "number"}, String(number))))))) : h("p", {}, "No pass has changed the net."),
-    misses.length ? [h("h3", {}, "Near misses"), h("p", {class: "quiet"}, "Patterns that were found, but that could not be rewritten, and why."), ...misses] : []);
+    misses.length ? [h("h3", {}, "Near misses"), h("p", {class: "quiet"}, "Patterns that matched but could not be rewritten, with the reason."), ...misses] : []);
 }
 
 function layers(view) {
@@ -678,7 +678,7 @@ function layers(view) {
   });
   falls = true;
   sort(0);
-  const element = section("layers", "Layers", h("p", {class: "quiet"}, "Press a heading to sort by it."), list.element);
+  const element = section("layers", "Layers", h("p", {class: "quiet"}, "Press a heading to sort by its column."), list.element);
   element.classList.add("layers");
   return element;
 }

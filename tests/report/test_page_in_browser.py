@@ -90,7 +90,7 @@ def test_the_keyboard_reaches_everything(shown: Page, tmp_path: Path) -> None:
         stops.append(shown.run("(e => e.getAttribute('aria-label') || e.textContent)(document.activeElement)"))
     for wanted in ("Skip to the content", "Layers by error and cost", "Memory over the evaluation order", "Layers"):
         assert wanted in stops
-    for wanted in ("The two nets beside each other", "Find layers by type, name or ONNX node", "sort by time"):
+    for wanted in ("The two nets side by side", "Find layers by type, name or ONNX node", "sort by time"):
         assert wanted in stops
 
 
