@@ -66,6 +66,9 @@ Pooling = IntEnum("Pooling", "MAX AVG", start=0)
 """`pooling_type` of Pooling."""
 
 
+SAME_UPPER, SAME_LOWER = -233, -234  # pads of a convolution that depend on the sizes of its operand
+
+
 class PadMode(IntEnum):
     """`pad_mode` of Pooling: how ncnn computes the number of windows."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import SAME_LOWER, SAME_UPPER
 from onnx2ncnn_opt.ir.dim import is_fixed
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
@@ -15,7 +16,6 @@ from onnx2ncnn_opt.rewrite.rule import fixed_size, known_shape, require
 # ncnn's names of the axes, outermost first, by the last letters of the layer's type.
 _AXES = {"1D": "w", "3D": "dhw"}
 SIDES = {"w": ("left", "right"), "h": ("top", "bottom"), "d": ("front", "behind")}
-_SAME_UPPER, _SAME_LOWER = -233, -234
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _from_params(layer: Layer) -> tuple[Slide, ...]:
 def _pad_mode(layer: Layer) -> int:
     """Return ncnn's code for SAME pads, or 0; refused for other negative pads."""
     pads = pads_of(layer)
-    mode = pads[0] if len(set(pads)) == 1 and pads[0] in (_SAME_UPPER, _SAME_LOWER) else 0
+    mode = pads[0] if len(set(pads)) == 1 and pads[0] in (SAME_UPPER, SAME_LOWER) else 0
     require(mode or min(pads) >= 0, f"'{layer.name}' has negative pads")
     return mode
 
@@ -121,8 +121,8 @@ def windows(layer: Layer) -> tuple[Window, ...]:
             total = slide.extent + (size - 1) // slide.stride * slide.stride - size
             require(total >= 0, f"'{layer.name}' skips elements of '{x.name}' at its end")
             # ncnn puts the odd pad of the depth after it in both modes.
-            before = total // 2 if mode == _SAME_UPPER or axis == "d" else total - total // 2
-            require(axis != "d" or mode == _SAME_UPPER or not total % 2, f"'{layer.name}' pads the depth unevenly")
+            before = total // 2 if mode == SAME_UPPER or axis == "d" else total - total // 2
+            require(axis != "d" or mode == SAME_UPPER or not total % 2, f"'{layer.name}' pads the depth unevenly")
             after = total - before
         result.append(Window(axis, slide.kernel, slide.stride, slide.dilation, before, after, size))
     return tuple(result)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from onnx2ncnn_opt.ir.codes import PadMode
+from onnx2ncnn_opt.ir.codes import SAME_LOWER, SAME_UPPER, PadMode
 from onnx2ncnn_opt.ir.dim import Dim, Shape, product
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.shapes.registry import equal, fail, need_rank, parts, shape_of
@@ -10,7 +10,6 @@ from onnx2ncnn_opt.ir.shapes.registry import equal, fail, need_rank, parts, shap
 # The parameters of the padding before and after each axis.
 _PADS = {"w": ("pad_left", "pad_right"), "h": ("pad_top", "pad_bottom"), "d": ("pad_front", "pad_behind")}
 _OUTPUT_PADS = {"w": "output_pad_right", "h": "output_pad_bottom", "d": "output_pad_behind"}
-_SAME_PADS = (-233, -234)
 
 
 def _axes(layer: Layer) -> str:
@@ -53,7 +52,7 @@ def _slide(layer: Layer, sizes: Shape, kernel: Sequence[Dim], axes: str) -> Shap
     """Return the output sizes of a convolution; SAME applies only if every pad is SAME."""
     padding, pads = _padding(layer, axes), _pads(layer, axes)
     strides, dilations = _positive(layer, "stride", axes), _positive(layer, "dilation", axes)
-    if pads[0] in _SAME_PADS and len(set(pads)) == 1:
+    if pads[0] in (SAME_UPPER, SAME_LOWER) and len(set(pads)) == 1:
         return tuple((size - 1) // stride + 1 for size, stride in zip(sizes, strides, strict=True))
     return tuple(
         _steps(layer, axis, size + pad, (length - 1) * dilation + 1) // stride + 1
@@ -134,7 +133,7 @@ def deconvolution(layer: Layer, x: Shape, *dynamic: Shape) -> Shape:
     wanted = [layer[f"output_{axis}"] for axis in axes]
     if any(padding) or min(wanted) <= 0:
         return channels, *(size - pad for size, pad in zip(full, padding, strict=True))
-    if not any(pad in _SAME_PADS for pad in _pads(layer, axes)):
+    if not any(pad in (SAME_UPPER, SAME_LOWER) for pad in _pads(layer, axes)):
         fail(layer, "output sizes need pads of -233 or -234")
     for size, want in zip(full, wanted, strict=True):
         if isinstance(size, int) and size < want:

@@ -28,7 +28,7 @@ def conv(im: ImportContext, x: Tensor, w: Value, b: Value | None = None, *, attr
     if isinstance(w, Tensor):
         return _of_computed_weights(im, kind, x, w, b, w.shape[0], params)
     if isinstance(b, Tensor):
-        return _biased(im, conv(im, x, w, attrs=attrs._replace(auto_pad="NOTSET", pads=begins_ends)), b)
+        return _biased(im, conv(im, x, w, attrs=attrs), b)
     weights = {"weight_data": w.array} | ({} if b is None else {"bias_data": b.array})
     params |= {"num_output": w.array.shape[0], "bias_term": int(b is not None), "weight_data_size": w.array.size}
     if group == 1 and set(kernel) == {1} and set(x.shape[2:]) == {1} and not any(begins_ends):

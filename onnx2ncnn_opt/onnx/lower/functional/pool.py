@@ -36,7 +36,8 @@ def average_pool(
     im: ImportContext, x: Tensor, *, attrs: PoolAttributes, count_include_pad: int = 0, dilations: Ints = ()
 ) -> Tensor:
     """Pooling[1D|3D] avg; with dilation, ConvolutionDepthWise, and BinaryOp mul if the windows' counts differ."""
-    window = _window(im, x, attrs, dilations)
+    # The average over SAME pads counts their zeros in ncnn.
+    window = _window(im, x, attrs, dilations, explicit=not count_include_pad)
     if window.has_gaps:
         return _dilated_average(im, x, window, bool(count_include_pad))
     return _pool(im, x, 1, window, count_include_pad=bool(count_include_pad))
@@ -50,7 +51,7 @@ class _PoolWindow(NamedTuple):
     strides: Ints
     pads: Ints
     tail: Ints  # the extra padding of `ceil_mode` at the ends of the axes
-    mode: PadMode = PadMode.VALID  # FULL: ncnn adds the tail itself, for dynamic sizes
+    mode: PadMode = PadMode.VALID  # with others ncnn adds tail or pads itself, as the sizes are dynamic
 
     @property
     def has_gaps(self) -> bool:
@@ -63,7 +64,9 @@ class _PoolWindow(NamedTuple):
         return (*self.pads[:n], *(end + more for end, more in zip(self.pads[n:], self.tail, strict=True)))
 
 
-def _window(im: ImportContext, x: Tensor, attrs: PoolAttributes, dilations: Ints) -> _PoolWindow:
+def _window(
+    im: ImportContext, x: Tensor, attrs: PoolAttributes, dilations: Ints, *, explicit: bool = False
+) -> _PoolWindow:
     kernel, auto_pad = attrs.kernel_shape, attrs.auto_pad
     n = len(kernel)
     dilations, strides = dilations or (1,) * n, attrs.strides or (1,) * n
@@ -75,8 +78,10 @@ def _window(im: ImportContext, x: Tensor, attrs: PoolAttributes, dilations: Ints
     if auto_pad.startswith("SAME") and any(d != 1 for d in dilations):
         # ONNX Runtime ignores the dilations when it computes the pads.
         raise im.refuse(f"auto_pad {auto_pad} with dilations {dilations}", "export it with explicit pads")
-    explicit = same_pads(im, x.shape[2:], auto_pad, attrs.pads, kernel, dilations, strides)
-    window = _PoolWindow(kernel, dilations, strides, explicit, (0,) * n)
+    pads = same_pads(im, x.shape[2:], auto_pad, attrs.pads, kernel, dilations, strides, explicit=explicit)
+    window = _PoolWindow(kernel, dilations, strides, pads, (0,) * n)
+    if min(pads) < 0:
+        return window._replace(pads=(0,) * 2 * n, mode=PadMode[auto_pad])
     if not attrs.ceil_mode or auto_pad not in ("NOTSET", ""):
         return window
     sizes = [size for size in x.shape[2:] if isinstance(size, int)]

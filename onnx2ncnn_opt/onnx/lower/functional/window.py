@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from onnx2ncnn_opt.ir.codes import SAME_LOWER, SAME_UPPER
 from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.value import Ints
@@ -53,9 +54,20 @@ def pad_params(pads: Sequence[int]) -> dict[str, int]:
 
 
 def same_pads(
-    im: ImportContext, shape: Shape, auto_pad: str, pads: Ints, kernel: Ints, dilation: Ints, stride: Ints
+    im: ImportContext,
+    shape: Shape,
+    auto_pad: str,
+    pads: Ints,
+    kernel: Ints,
+    dilation: Ints,
+    stride: Ints,
+    *,
+    explicit: bool = False,
 ) -> Ints:
-    """Return the explicit pads of `auto_pad` for an operand of spatial `shape` (ONNX Conv, opset 11)."""
+    """Return the pads that `auto_pad` stands for, for an operand of spatial `shape` (ONNX Conv, opset 11).
+
+    Unless they have to be `explicit`, they may all be ncnn's code for pads that depend on dynamic sizes.
+    """
     n = len(kernel)
     if auto_pad in ("NOTSET", ""):
         if any(p < 0 for p in pads):
@@ -66,9 +78,14 @@ def same_pads(
     if auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
         raise im.invalid(f"auto_pad {auto_pad} is not known")
     totals = []
-    for size, k, d, s in zip(shape, kernel, dilation, stride, strict=True):
-        total = (k - 1) * d
-        if s != 1:
+    reaches = [(k - 1) * d for k, d in zip(kernel, dilation, strict=True)]
+    depends = any(s != 1 and r and not isinstance(size, int) for size, r, s in zip(shape, reaches, stride, strict=True))
+    # ncnn cannot pad where windows skip elements, and puts the odd pad of a depth after it.
+    skips = any(r + 1 < s for r, s in zip(reaches, stride, strict=True))
+    if depends and not (explicit or skips or (n == 3 and auto_pad == "SAME_LOWER")):
+        return (SAME_UPPER if auto_pad == "SAME_UPPER" else SAME_LOWER,) * 2 * n
+    for size, total, s in zip(shape, reaches, stride, strict=True):
+        if s != 1 and total:
             [length] = im.fixed([size], f"auto_pad {auto_pad} depends on a dynamic dimension")
             total = max((-(-length // s) - 1) * s + total + 1 - length, 0)
         totals.append(total)
