@@ -62,7 +62,7 @@ LENGTHS = (
 _MAX_HEIGHT = 1024  # of an image or a volume
 _MAX_TOTALS = 30  # sums, such as n = a + b, to try if the model rejects independent sizes
 
-LARGEST_INPUT = 2**30
+LARGEST_INPUT = 2**28  # elements; drawing them takes several times their memory
 
 LARGE = 8.0  # the scale at which rare branches act, such as a clip at 6 or a Softplus beyond 20
 _HUGE = 32.0  # the scale at which outliers reach the limit of exp
@@ -418,13 +418,14 @@ def _traits(node: onnx_ir.Node, model: LoadedModel) -> Traits:
 def _uses(value: onnx_ir.Value, model: LoadedModel, *, zeros: bool = False) -> Iterator[tuple[onnx_ir.Node, int]]:
     """Yield every node that takes the elements of `value`, moved or not, and the index of that input.
 
-    With `zeros` yield also nodes that take values which are 0 if these are, such as multiples.
+    With `zeros` yield also nodes that take values which are 0 if these are, such as multiples, and sums of floats.
     """
+    sums = ("ReduceSum", "ReduceMean") if zeros and value.dtype and value.dtype.is_floating_point() else ()
 
     def copies(value: onnx_ir.Value) -> Iterator[onnx_ir.Value]:
         for node, index in value.uses():
             traits = _traits(node, model)
-            if traits.moves_input(index) or (zeros and traits.keeps_zeros):
+            if traits.moves_input(index) or (zeros and traits.keeps_zeros) or (not index and node.op_type in sums):
                 yield from node.outputs
 
     yield from (use for copy in reached([value], copies) for use in copy.uses())

@@ -200,6 +200,23 @@ def test_a_name_that_weights_contradict(
     assert found == sizes
 
 
+@pytest.mark.parametrize(
+    ("shape", "node", "weight", "sizes"),
+    [
+        ("a,b,c,d", "Conv<group = 2>(x, w)", (4, 3, 1, 1), "a,6,c,d"),
+        ("a,b,c", "ConvTranspose(x, w)", (3, 4, 1), "a,3,c"),
+        ("a,b,c", "MatMul(x, w)", (5, 2), "a,b,5"),
+        ("a,b", "Gemm<transB = 1>(x, w)", (5, 2), "a,2"),
+        ("a,b,c", "GRU<hidden_size = 2>(x, w, r)", (1, 6, 7), "a,b,7"),
+    ],
+)
+def test_a_name_for_the_size_of_weights(shape: str, node: str, weight: tuple[int, ...], sizes: str) -> None:
+    """Old exports name every axis; weights leave one of the names a single size."""
+    graph = f"(float[{shape}] x) => (float[A] y) {{ y = {node} }}"
+    model = renamed(graph, {}, w=np.ones(weight, "f4"), r=np.ones((1, 6, 2), "f4"))
+    assert ",".join(map(str, load_model(model).inputs[0].shape)) == sizes
+
+
 def test_an_unranked_input_needs_a_shape() -> None:
     model = parsed("(float[] x) => (float y) { y = Relu(x) }")
     with pytest.raises(ModelError, match=r"'x' declares no shape; give one, e\.g\. --shape x:"):

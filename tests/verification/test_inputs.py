@@ -249,7 +249,10 @@ def test_divisors_are_not_0_unless_something_guards_them() -> None:
         assert (draw_inputs(loaded(guarded), draw=Draw(1))["d"] == 0).any()
 
 
-@pytest.mark.parametrize("between", ["a = Abs(w)", "n = Neg(w) a = Identity(n)", "b = Abs(w) a = Sqrt(b)"])
+@pytest.mark.parametrize(
+    "between",
+    ["a = Abs(w)", "n = Neg(w) a = Identity(n)", "b = Abs(w) a = Sqrt(b)", "a = ReduceSum<keepdims = 1>(w)"],
+)
 def test_what_is_zero_where_an_input_is_is_a_divisor_too(between: str) -> None:
     model = loaded(f"(float[3,50] x, float[3,50] w) => (float[3,50] y) {{ {between} y = Div(x, a) }}")
     assert np.abs(draw_inputs(model, draw=Draw(3, LARGE))["w"]).min() > 1

@@ -116,7 +116,8 @@ def _check_nodes_proto(nodes: Iterable[onnx.NodeProto]) -> None:
 def unname_dims(graph: onnx_ir.Graph) -> None:
     """Clear dim_params that name no size, such as "?", and names that contradict the graph.
 
-    An input's axis without a name gets the size that the weights of a consumer demand, if there is one.
+    An axis of an input gets the size that the weights of a consumer demand, if there is one, and so do all others of
+    its name.
     """
     shapes = {value: tuple(value.shape or ()) for value in graph.inputs}
     demanded = {value: _demanded(value, len(shape)) for value, shape in shapes.items()}
@@ -138,7 +139,7 @@ def unname_dims(graph: onnx_ir.Graph) -> None:
             return dim
         name = "" if isinstance(dim, int) else dim.value or ""
         is_name = name.strip().lower() not in _NO_NAMES and name[0] != "#"  # the names of axis indices begin with #
-        return dim if is_name and dim not in false else size
+        return next(iter(sizes.get(dim) or [dim])) if is_name and dim not in false else size
 
     for value in (*graph.outputs, *(value for node in graph for value in node.outputs)):
         if value.shape is not None:
@@ -162,6 +163,8 @@ def _demanded(value: onnx_ir.Value, rank: int) -> dict[int, int]:
             sizes[1] = shape[0]
         elif node.op_type == "MatMul":
             sizes[rank - 1] = shape[-2]
+        elif node.op_type in ("LSTM", "GRU", "RNN"):
+            sizes[rank - 1] = shape[-1]
         elif node.op_type == "Gemm" and not node.attributes.get_int("transA", 0):
             sizes[1] = shape[node.attributes.get_int("transB", 0)]
     return sizes
