@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Sample, SamplePadding, UnaryOp
-from onnx2ncnn_opt.ir.dim import Shape, is_fixed
+from onnx2ncnn_opt.ir.dim import Shape, shape_text
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
@@ -14,12 +14,12 @@ from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, numbe
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
 from onnx2ncnn_opt.onnx.lower.functional.division import applied
-from onnx2ncnn_opt.onnx.lower.functional.gather import fixed, gather_nd
+from onnx2ncnn_opt.onnx.lower.functional.gather import fixed, gather_nd, numbers_of
 from onnx2ncnn_opt.onnx.lower.functional.matmul import matmul
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.lower.functional.window import pad_params, spatial
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value
 
 _SAMPLE_TYPES = {mode.name.lower(): mode for mode in Sample} | {"linear": Sample.BILINEAR, "cubic": Sample.BICUBIC}
 _PADDINGS = {mode.name.lower(): mode for mode in SamplePadding}
@@ -78,21 +78,27 @@ def _rounded(im: ImportContext, grid: Value, sizes: Shape, align_corners: int) -
 
     `sizes` are the sizes of the axes of the coordinates x, y(, z).
     """
-    if not is_fixed(sizes) or (align_corners and 1 in sizes):
+    if align_corners and 1 in sizes:
         reason = f"mode nearest in an image whose sizes are {', '.join(map(str, reversed(sizes)))}"
-        raise im.refuse(reason, "bind its sizes with --shape; with align_corners each has to be 2 or more")
-    size = np.array(sizes, np.float32)
+        raise im.refuse(reason, "with align_corners each has to be 2 or more")
+    size = numbers_of(im, *sizes)
     if isinstance(grid, Constant):
         grid = Constant(im.f32(grid.array))
     # With ONNX Runtime's order of operations, so the same positions are halves.
     position = arithmetic(im, BinaryOp.ADD, grid, number(1))
     if align_corners:
-        pixel = arithmetic(im, BinaryOp.MUL, arithmetic(im, BinaryOp.MUL, position, number(0.5)), Constant(size - 1))
+        for each in sizes:
+            im.demand(each, 2)
+        last = arithmetic(im, BinaryOp.SUB, size, number(1))
+        pixel = arithmetic(im, BinaryOp.MUL, arithmetic(im, BinaryOp.MUL, position, number(0.5)), last)
         pixel = applied(im, pixel, UnaryOp.ROUND, np.rint)
-        return arithmetic(im, BinaryOp.SUB, arithmetic(im, BinaryOp.MUL, pixel, Constant(2 / (size - 1))), number(1))
-    pixel = arithmetic(im, BinaryOp.SUB, arithmetic(im, BinaryOp.MUL, position, Constant(size)), number(1))
+        step = arithmetic(im, BinaryOp.DIV, number(2), last)
+        return arithmetic(im, BinaryOp.SUB, arithmetic(im, BinaryOp.MUL, pixel, step), number(1))
+    pixel = arithmetic(im, BinaryOp.SUB, arithmetic(im, BinaryOp.MUL, position, size), number(1))
     pixel = applied(im, arithmetic(im, BinaryOp.MUL, pixel, number(0.5)), UnaryOp.ROUND, np.rint)
-    return arithmetic(im, BinaryOp.ADD, arithmetic(im, BinaryOp.MUL, pixel, Constant(2 / size)), Constant(1 / size - 1))
+    pixel = arithmetic(im, BinaryOp.MUL, pixel, arithmetic(im, BinaryOp.DIV, number(2), size))
+    first = arithmetic(im, BinaryOp.SUB, arithmetic(im, BinaryOp.DIV, number(1), size), number(1))
+    return arithmetic(im, BinaryOp.ADD, pixel, first)
 
 
 def _folded(im: ImportContext, grid: Value) -> Value:
@@ -103,20 +109,21 @@ def _folded(im: ImportContext, grid: Value) -> Value:
     return arithmetic(im, BinaryOp.SUB, number(1), applied(im, distance, UnaryOp.ABS, np.abs))
 
 
-@onnx_op("AffineGrid", since=20)
-def affine_grid(im: ImportContext, theta: Tensor, size: Ints, *, align_corners: int = 0) -> Value:
+@onnx_op("AffineGrid", since=20, items=lambda seen: items.kept(seen, (1, 2), sizes=(1,)))
+def affine_grid(im: ImportContext, theta: Tensor, size: Sizes, *, align_corners: int = 0) -> Value:
     """Multiply a constant grid of corners by theta."""
     n = len(size) - 2
-    if n not in (2, 3) or theta.rank != 3 or theta.shape[1:] != (n, n + 1):
-        raise im.invalid(f"theta of shape {list(theta.shape)} for the size {list(size)}")
-    if align_corners and 1 in size[2:]:
+    if n not in (2, 3) or theta.rank != 3 or theta.shape[1:] != (n, n + 1) or theta.shape[0] != size[0]:
+        raise im.invalid(f"theta of shape {shape_text(theta.shape)} for the size {shape_text(size)}")
+    image = im.fixed(size[2:], "a grid of dynamic size")
+    if align_corners and 1 in image:
         reason = "align_corners of an axis with one pixel, which has no two corners"
         raise im.refuse(reason, "export it with align_corners = 0")
-    axes = [np.linspace(-1, 1, k) if align_corners else (2 * np.arange(k) + 1) / k - 1 for k in size[2:]]
+    axes = [np.linspace(-1, 1, k) if align_corners else (2 * np.arange(k) + 1) / k - 1 for k in image]
     # Coordinates are x, y(, z), then 1.
-    positions = [*reversed(np.meshgrid(*axes, indexing="ij")), np.ones(size[2:])]
+    positions = [*reversed(np.meshgrid(*axes, indexing="ij")), np.ones(image)]
     base = Constant(np.stack(positions, axis=-1).reshape(-1, n + 1).astype(np.float32))
-    return im.reshape(matmul(im, base, theta.transpose((0, 2, 1))), (size[0], *size[2:], n))
+    return im.reshape(matmul(im, base, theta.transpose((0, 2, 1))), (size[0], *image, n))
 
 
 @onnx_op("DeformConv", since=19, batch=0, items=items.batch(0, 2, 4))

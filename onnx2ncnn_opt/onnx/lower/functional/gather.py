@@ -78,14 +78,14 @@ def _sampled(
     targets = nonnegative_indices(im, indices, size)
     scale, shift = _coordinates(im, 1 if isinstance(size, Sym) else size, rows)
     if isinstance(size, Sym):  # the centre of the pixel, relative to the row
-        targets = binary(im, BinaryOp.DIV, im.apply(targets, BinaryOp.ADD, 0.5), _sizes(im, size))
+        targets = binary(im, BinaryOp.DIV, im.apply(targets, BinaryOp.ADD, 0.5), numbers_of(im, size))
         shift[0] = -1
     grid = im.layer("BinaryOp", im.mat(targets, dims), im.memory(scale.astype(np.float32)), op_type=BinaryOp.MUL)
     grid = im.layer("BinaryOp", grid, im.memory(shift.astype(np.float32)), op_type=BinaryOp.ADD)
     return pixels(im, image, grid)
 
 
-def _sizes(im: ImportContext, *sizes: Dim) -> Value:
+def numbers_of(im: ImportContext, *sizes: Dim) -> Value:
     """Return sizes as a row of numbers, or one as a scalar; dynamic sizes are computed at run time."""
     shape = () if len(sizes) == 1 else (len(sizes),)
     if not any(isinstance(size, Sym) for size in sizes):
@@ -126,7 +126,7 @@ def nonnegative_indices(im: ImportContext, indices: Tensor, *sizes: Dim) -> Tens
     if not np.issubdtype(indices.dtype, np.signedinteger):
         return indices
     negative = im.unary(im.apply(indices, UnaryOp.NEG), "Threshold", threshold=0.5)
-    return binary(im, BinaryOp.ADD, indices, binary(im, BinaryOp.MUL, negative, _sizes(im, *sizes)))
+    return binary(im, BinaryOp.ADD, indices, binary(im, BinaryOp.MUL, negative, numbers_of(im, *sizes)))
 
 
 def check_indices(im: ImportContext, indices: Tensor) -> None:
@@ -213,11 +213,12 @@ def flat_indices(im: ImportContext, indices: Tensor, sizes: Shape, batch_dims: i
     check_indices(im, indices)
     strides = [product(sizes[axis + 1 :]) for axis in range(len(sizes))]
     numbers = nonnegative_indices(im, indices, *sizes[batch_dims:])
-    weighted = binary(im, BinaryOp.MUL, numbers, _sizes(im, *strides[batch_dims:]))
+    weighted = binary(im, BinaryOp.MUL, numbers, numbers_of(im, *strides[batch_dims:]))
     flat_index: Value = reduce(im, weighted, "ReduceSum", (indices.rank - 1,), 0)
     for axis, size in enumerate(fixed(im, sizes[:batch_dims])):
         row = Constant(np.arange(size, dtype=np.float32).reshape(-1, *(1,) * (flat_index.rank - axis - 1)))
-        flat_index = binary(im, BinaryOp.ADD, flat_index, arithmetic(im, BinaryOp.MUL, row, _sizes(im, strides[axis])))
+        row_index = arithmetic(im, BinaryOp.MUL, row, numbers_of(im, strides[axis]))
+        flat_index = binary(im, BinaryOp.ADD, flat_index, row_index)
     return as_indices(im, flat_index)
 
 
