@@ -61,13 +61,14 @@ def dynamic_batches(model: LoadedModel, fixed: Mapping[str, int | None], solved:
 
 def _axes_of(name: str, model: LoadedModel) -> dict[str, int]:
     """Return the axis of each input that has this dimension; empty if it cannot be the batch of all of them."""
-    axes: dict[str, int] = {}  # of inputs with further axes: a Mat needs a dim in addition to its batch
+    axes: dict[str, int] = {}
     for info in model.inputs:
         at = [axis for axis, size in enumerate(info.shape) if isinstance(size, Sym) and name in size.names()]
-        if len(at) > 1 or (at and (info.shape[at[0]] != symbol(name) or len(info.shape) == 1)):
+        if len(at) > 1 or (at and (info.shape[at[0]] != symbol(name))):
             return {}
         axes.update((info.name, axis) for axis in at)
-    return axes
+    # An axis that is alone everywhere is rather a row.
+    return axes if any(len(info.shape) > 1 for info in model.inputs if info.name in axes) else {}
 
 
 def _known_axes(model: LoadedModel) -> Iterator[tuple[onnx_ir.Value | None, int]]:

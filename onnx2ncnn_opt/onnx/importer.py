@@ -393,7 +393,7 @@ class _Import(_ImportBase):
                 batch.add_input(x)
             for record in self._records:
                 batch.add_node(*record)
-            if batch.is_free(outputs, self._minimum):
+            if batch.is_free(outputs, self._minimum, is_refused=bool(self._refused)):
                 return batch
         return None
 

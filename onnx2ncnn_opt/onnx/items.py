@@ -222,10 +222,13 @@ class Batch:
             if exact_div(result.shape[axis], self.size * outer) is not None:
                 self._items[result] = Items(product(result.shape[:axis]) * outer, from_inputs)
 
-    def is_free(self, outputs: Mapping[str, Item | None], minimum: Collection[Dim]) -> bool:
-        """Return True if the model computes each item on its own; then set `self.outputs`."""
+    def is_free(self, outputs: Mapping[str, Item | None], minimum: Collection[Dim], *, is_refused: bool) -> bool:
+        """Return True if the model computes each item on its own; then set `self.outputs`.
+
+        A first axis that may be something else, such as a sequence, counts if the model `is_refused` otherwise.
+        """
         # Below its `minimum`, a dimension leads to another net, so a batch of one item may be special.
-        if not self._is_known or any(map(self.depends, minimum)):
+        if not (self._is_known or is_refused) or any(map(self.depends, minimum)):
             return False
         try:
             self.outputs = {name: self._output(result) for name, result in outputs.items()}
@@ -343,8 +346,13 @@ def product_of(first: int, second: int) -> ItemRule:
         shapes, axes = (node.shape(first), node.shape(second)), (node.axis(first), node.axis(second))
         rank = max(map(len, shapes))
         a, b = (None if axis is None else axis - len(shape) for axis, shape in zip(axes, shapes, strict=True))
-        if min(map(len, shapes)) < 2 or a == -1 or b == -2:
+        if a == -1 or b == -2 or (len(shapes[1]) == 1 and b is not None):
             raise ItemsMixed
+        if min(map(len, shapes)) < 2:  # the vector's axis and the other operand's go
+            place = axes[1] if axes[0] is None else axes[0]
+            if place is None:
+                raise ItemsMixed
+            return place - (b == -1)
         if a is not None and b is not None:
             if a != b or a > -3 or shapes[0][a] != shapes[1][b]:
                 raise ItemsMixed

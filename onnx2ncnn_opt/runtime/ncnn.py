@@ -329,6 +329,8 @@ def as_feed(blob: str, feed: Feed | Array) -> Feed:
     """Return a feed of float32 or int32 (ncnn's binding crashes on 64 bits); UsageError unless it has 1 to 4 dims."""
     feed = feed if isinstance(feed, Feed) else Feed(feed)
     array = as_ncnn(feed.array)
+    if array.ndim == 1 and feed.batch_axis == 0:  # a number for each item
+        array = array[:, None]
     dims = array.ndim - (feed.batch_axis is not None)
     if not 1 <= dims <= 4 or not array.size:
         raise UsageError(

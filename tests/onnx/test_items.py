@@ -110,20 +110,31 @@ def test_attention_with_a_class_token_costs_nothing_for_its_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("inputs", "body", "shapes"),
+    "body",
     [
-        ("float[batch, 3, 4] x, float[batch] t", "r = Reshape (t, ones) y = Mul (x, r)", {}),
-        (
-            "float[batch, 3, 4] x, float[both, 3, 4] z",
-            "r = Reshape (z, pairs) m = ReduceMean <axes = [1], keepdims = 0> (r) y = Add (x, m)",
-            {"x": ("batch", 3, 4), "z": ("batch+batch", 3, 4)},
-        ),
+        "r = Reshape (t, ones) y = Mul (x, r)",
+        "m = MatMul (x, four) a = Unsqueeze (m, two) y = Mul (x, a)",
+        "m = MatMul (three, x) a = Unsqueeze (m, one) y = Mul (x, a)",
     ],
-    ids=["rows of one number", "two rows for each item"],
+    ids=["a number for each item", "items times a vector", "a vector times items"],
 )
-def test_inputs_that_no_batch_of_mats_can_be(inputs: str, body: str, shapes: dict[str, tuple[str, int, int]]) -> None:
+def test_a_batch_that_costs_nothing(body: str) -> None:
     constants = (
-        "int64[3] ones = {-1, 1, 1}, int64[4] pairs = {-1, 2, 3, 4}, float[3, 3, 1] w = {1, 0, 0, 0, 1, 0, 0, 0, 1}"
+        "int64[3] ones = {-1, 1, 1}, int64[1] one = {1}, int64[1] two = {2}, float[3] three = {1, 2, 3},"
+        " float[4] four = {1, 2, 3, 4}, float[3, 3, 1] w = {1, 0, 0, 0, 1, 0, 0, 0, 1}"
     )
-    model = parsed(f"({inputs}) => (float[] o) <{constants}> {{ {body} o = Conv (y, w) }}")
-    assert lower(model, shapes=shapes).verify().ok
+    inputs = "float[batch, 3, 4] x" + ", float[batch] t" * ("(t" in body)
+    conversion = lower(parsed(f"({inputs}) => (float[] o) <{constants}> {{ {body} o = Conv (y, w) }}"))
+    assert not cost_of_dynamic(conversion)
+    assert all(port.batch_axis == 0 for port in conversion.inputs)
+    assert conversion.verify().ok
+
+
+def test_inputs_that_no_batch_of_mats_can_be() -> None:
+    """The second has two rows for each item of the first."""
+    model = parsed(
+        "(float[batch, 3, 4] x, float[both, 3, 4] z) => (float[] o)"
+        " <int64[4] pairs = {-1, 2, 3, 4}, float[3, 3, 1] w = {1, 0, 0, 0, 1, 0, 0, 0, 1}>"
+        " { r = Reshape (z, pairs) m = ReduceMean <axes = [1], keepdims = 0> (r) y = Add (x, m) o = Conv (y, w) }"
+    )
+    assert lower(model, shapes={"x": ("batch", 3, 4), "z": ("batch+batch", 3, 4)}).verify().ok
