@@ -17,6 +17,7 @@ from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import Error, RunError, UnsupportedError, UsageError
 from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.read.append import NOISE_INPUTS, RANDOM
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.exported import reference
 from onnx2ncnn_opt.onnx.read.given import GivenSize, listed_sizes
@@ -64,6 +65,8 @@ def working_options(
         if len(unknown) == len({node.operator for node in error.nodes}):
             attempts = chain([{"custom": [*options["custom"], *unknown]}], attempts)
         attempts = chain(_without_refused(loaded, error, {}, options), attempts)
+        if any(node.operator in RANDOM for node in error.nodes) and options["append"] is None:
+            attempts = chain([{"append": NOISE_INPUTS}], attempts)
     while (more := next(attempts, None)) is not None:
         if time.monotonic() > end:
             break
@@ -109,6 +112,8 @@ def as_arguments(options: Mapping[str, Any]) -> list[str]:
         arguments += ["--shape", f"{name}:{listed_sizes(shape)}"]
     if "outputs" in options:
         arguments += ["--outputs", ",".join(options["outputs"])]
+    if "append" in options:
+        arguments.append("--noise-inputs")
     for name in options.get("custom", ()):
         arguments += ["--custom", name, "--no-verify"]
     return arguments

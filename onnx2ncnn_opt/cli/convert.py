@@ -84,6 +84,7 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
     metavar="OUTPUT",
     help="Compute only the last row of an output: in logits [batch, tokens, vocabulary], the scores of the next token.",
 )
+@click.option("--noise-inputs", is_flag=True, help="Make inputs of nodes that draw random numbers.")
 @click.option(
     "--split",
     type=click.Choice(["llm"]),
@@ -116,6 +117,7 @@ def convert(
     outputs: tuple[str, ...],
     batch_axes: tuple[str, ...],
     last_row: str | None,
+    noise_inputs: bool,
     split: str | None,
     no_verify: bool,
     verbose: bool,
@@ -140,8 +142,9 @@ def convert(
         raise click.UsageError(
             "--quantize runs and changes the net: not with --no-verify, --split, --benchmark, --custom"
         )
-    if last_row is not None and options["append"]:
-        raise click.UsageError("--last-row and --append both put nodes behind an output: give one of them")
+    changes = [options["append"], None if last_row is None else f"last-row:{last_row}", noise_inputs and "noise-inputs"]
+    if sum(map(bool, changes)) > 1:
+        raise click.UsageError("--append, --last-row and --noise-inputs each change the model: give one of them")
     if options["benchmark"] and verification.on:
         raise click.UsageError(
             "--benchmark times the net beside ONNX Runtime, which runs on this machine: not with --on"
@@ -154,7 +157,7 @@ def convert(
         for model, path in prefixes.items():
             check_targets(astuple(Files.of(path)), {"the model": model})
         options |= {
-            "append": options["append"] if last_row is None else f"last-row:{last_row}",
+            "append": next(filter(None, changes), None),
             "shapes": verification.shapes,
             "values": verification.values,
             "outputs": [name for names in outputs for name in names.split(",")],

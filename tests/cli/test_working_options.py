@@ -41,6 +41,7 @@ RAGGED = (
     "{ w = ConstantOfShape(s) r = ConstantOfShape(t) xt = Transpose<perm = [1, 0, 2]>(x) "
     "y, last = GRU<hidden_size = 8, linear_before_reset = 1>(xt, w, r, , n) }"
 )
+NOISE = "(float[n, 4] x) => (float[n, 4] y) { a = Relu(x) r = RandomNormalLike(a) b = Mul(r, a) y = Sigmoid(b) }"
 UNKNOWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) b = made.up.Op(a) y = Sigmoid(b) }"
 OWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) y = made.up.Op(a) }"
 
@@ -58,6 +59,7 @@ OWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) y = made.up.Op(a) }"
         (EMPTY, "--value more=true --outputs y", 1),
         (RAGGED, "--value n=512 --shape x:1,512,4", 1),
         (MIDDLE, "--outputs a", 1),
+        (NOISE, "--noise-inputs", 1),
         (TWO, "--outputs u", 1),
         (OWN, "--custom made.up::Op --no-verify", 1),
         (UNKNOWN, "--outputs a", 1),

@@ -211,6 +211,24 @@ def test_the_last_row_of_an_output_that_others_read() -> None:
     np.testing.assert_array_equal(found["z"], -np.maximum(x, 0))
 
 
+def test_noise_is_an_input() -> None:
+    text = (
+        "(float[n,4] x) => (float[n,4] y) { a = RandomNormalLike<mean = 2.0>(x) b = RandomUniform<shape = [4]>()"
+        " c = Mul(a, x) y = Sub(c, b) }"
+    )
+    made = append_decoding(parsed(text, 17), "noise-inputs")
+    assert made.note == "random numbers are inputs: 'a' (normal, mean 2, deviation 1), 'b' (uniform, 0 to 1)"
+    conversion = lower(parsed(text, 17), append="noise-inputs")
+    assert [(entry.name, entry.shape) for entry in conversion.manifest().inputs] == [
+        ("x", ("n", 4)),
+        ("a", ("n", 4)),
+        ("b", (4,)),
+    ]
+    assert conversion.verify().ok
+    with pytest.raises(UsageError, match="no node of the model draws random numbers"):
+        append_decoding(parsed("(float[4] x) => (float[4] y) { y = Relu(x) }", 17), "noise-inputs")
+
+
 def test_lowering_sees_the_nodes() -> None:
     with pytest.raises(UnsupportedError, match="NonMaxSuppression"):
         lower(HEADS / "yolov8.ts.onnx", append="nms:output0:classes=5", tail="never")

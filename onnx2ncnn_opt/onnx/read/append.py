@@ -1,4 +1,4 @@
-"""`--append` and `--last-row`: append the decoding of a detector's raw output, or a Slice, to the ONNX model.
+"""`--append`, `--last-row`, `--noise-inputs`: decoding or a Slice behind the ONNX model, or noise as its inputs.
 
 All later steps get the extended model. So ONNX Runtime is the reference for these nodes, too.
 """
@@ -24,6 +24,8 @@ from onnx2ncnn_opt.onnx.read.load import load_model
 
 FORM = "nms:OUTPUT[:conf=0.25:iou=0.45:max=300:boxes=cxcywh|xyxy:classes=N:objectness=yes|no:layout=rows|columns]"
 LAST_ROW = "last-row:"
+NOISE_INPUTS = "noise-inputs"
+RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike")
 _SHARE = r"1(\.0*)?|0?\.\d+|0"
 _VALUES = {
     "conf": _SHARE,
@@ -73,12 +75,15 @@ def append_decoding(source: Any, text: str, shapes: GivenShapes | None = None) -
     the text does not fit, or if the columns are ambiguous; ModelError if the model is broken.
 
     If `text` is `LAST_ROW` and an output's name, the output keeps only the last element of its second last axis.
+    If it is `NOISE_INPUTS`, nodes that draw random numbers become inputs.
     """
+    is_path = isinstance(source, (str, os.PathLike))
+    proto = onnx.load(source) if is_path else onnx.ModelProto.FromString(bytes(reference(source)))
+    if text == NOISE_INPUTS:
+        return _noise_inputs(proto)
     is_row = isinstance(text, str) and text.startswith(LAST_ROW)
     name, options = (text.removeprefix(LAST_ROW), {}) if is_row else _parsed(text)
     loaded = load_model(source, shapes=shapes)
-    is_path = isinstance(source, (str, os.PathLike))
-    proto = onnx.load(source) if is_path else onnx.ModelProto.FromString(bytes(reference(source)))
     outputs = {info.name: info for info in loaded.outputs}
     if name not in outputs:
         raise UsageError(f"append '{text}': the model has no output '{name}'; its outputs are {', '.join(outputs)}")
@@ -100,6 +105,29 @@ def append_decoding(source: Any, text: str, shapes: GivenShapes | None = None) -
     columns = f"{'' if shape[0] == 1 else 'image, '}x1, y1, x2, y2, score, class{', ...' if head.extras else ''}"
     note = f"{name} is read as {head.columns} columns: {', '.join(parts)}; {result} has {columns}"
     return Appended(bytes(proto.SerializeToString()), text, note)
+
+
+def _noise_inputs(proto: onnx.ModelProto) -> Appended:
+    """Return the model with an input in the place of each node that draws random numbers."""
+    graph = proto.graph
+    inferred = shape_inference.infer_shapes(proto, data_prop=True).graph
+    known = {value.name: value for value in (*inferred.value_info, *inferred.output)}
+    nodes = [node for node in graph.node if node.op_type in RANDOM and node.output[0] in known]
+    if not nodes:
+        raise UsageError("noise inputs: no node of the model draws random numbers")
+    for node in nodes:
+        graph.input.append(known[node.output[0]])
+        graph.node.remove(node)
+    drawn = ", ".join(f"'{node.output[0]}' ({_kind(node)})" for node in nodes)
+    return Appended(bytes(proto.SerializeToString()), NOISE_INPUTS, f"random numbers are inputs: {drawn}")
+
+
+def _kind(node: onnx.NodeProto) -> str:
+    """Return the distribution that a node draws from."""
+    given = {each.name: each.f for each in node.attribute}
+    if "Normal" in node.op_type:
+        return f"normal, mean {given.get('mean', 0):g}, deviation {given.get('scale', 1):g}"
+    return f"uniform, {given.get('low', 0):g} to {given.get('high', 1):g}"
 
 
 def _last_row(proto: onnx.ModelProto, name: str, rank: int) -> bytes:
