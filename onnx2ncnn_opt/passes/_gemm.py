@@ -34,7 +34,7 @@ def require_constant_b(gemm: Layer) -> None:
     require(gemm["constantB"] and not gemm["constantA"], f"{name} does not multiply a blob by constants")
     require(gemm["quantize_term"] == 0, f"{name} is quantised")
     require(len(gemm.inputs) == 1, f"{name} gets C at run time")
-    require(not any(gemm[hint] for hint in _HINTS), f"{name} is made for one machine")
+    require(not any(gemm[hint] for hint in _HINTS), f"{name} is tuned for one machine")
     for weight in ("B_data", "C_data") if has_c(gemm) else ("B_data",):
         require(gemm.weights.stored(weight).is_float, f"{name} has no float {weight}")
 
@@ -73,7 +73,7 @@ def linear_of(gemm: Layer) -> Linear:
     """Return the effect of a Gemm on each row of its blob; refused if it transposes A or the result."""
     require_constant_b(gemm)
     plain = not any(gemm[flag] for flag in ("transA", "output_transpose", "output_N1M"))
-    require(plain, f"Gemm '{gemm.name}' turns its matrices")
+    require(plain, f"Gemm '{gemm.name}' transposes its matrices")
     return Linear(gemm["alpha"] * columns_of_b(gemm), gemm["alpha"] * offset_per_column(gemm))
 
 

@@ -68,7 +68,7 @@ def _require_open_rows(mask: Layer, x: Blob, axis: int) -> None:
     require(len(sizes) == len(shape), f"'{mask.name}' broadcasts along other axes")
     data: Array = mask.weights["data"].reshape([int(str(size)) for size in sizes])
     is_open = np.isfinite(data).any(axis=axis).all() and not (np.isnan(data) | np.isposinf(data)).any()
-    require(is_open, f"'{mask.name}' leaves nothing of some rows")
+    require(is_open, f"'{mask.name}' masks some rows completely")
 
 
 @rewrite(

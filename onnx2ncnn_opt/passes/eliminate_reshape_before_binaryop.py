@@ -22,7 +22,7 @@ def eliminate_reshape_before_binaryop(x: Blob, other: Blob, view: Layer, binary:
     require(isinstance(step_of(view), Regroup), f"{view.type} '{view.name}' is not a mere reshape")
     small, shape = known_shape(x), known_shape(other)
     inner = len(shape) - len(small)
-    require(inner > 0 and view.output.shape == (*small, *(1,) * inner), f"'{view.name}' adds no inner axes alone")
+    require(inner > 0 and view.output.shape == (*small, *(1,) * inner), f"'{view.name}' does not only add inner axes")
     require(
         is_fixed(small) and shape[: len(small)] == small, f"'{other.name}' does not have the outer axes of '{x.name}'"
     )

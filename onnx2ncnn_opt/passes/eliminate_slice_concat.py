@@ -28,6 +28,6 @@ def _eliminate(other: Layer, layer: Layer) -> Replacement:
         require(same and None not in {blob.shape for blob in other.inputs}, "it is not cut between the joined parts")
     else:
         whole_again = layer.inputs == other.outputs and layer.output.shape == whole.shape
-        require(whole_again, "not all parts are put together in their order")
+        require(whole_again, "not all parts are joined in their order")
     reads = dict(zip(layer.outputs, other.inputs, strict=True))
     return Replacement((other, layer), reads=reads, may_stay=True)

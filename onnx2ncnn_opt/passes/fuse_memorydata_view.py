@@ -12,7 +12,7 @@ def fuse_memorydata_view(constant: Layer, view: Layer) -> Layer:
     """MemoryData ── Reshape (Permute, Squeeze, ExpandDims, Flatten) ──   ⇒   MemoryData"""
     steps = steps_of([view])
     require(steps, f"{view.type} '{view.name}' is more than a view")
-    require(constant.output.uses == 1, f"'{constant.output.name}' is needed as it is, too")
+    require(constant.output.uses == 1, f"'{constant.output.name}' has other consumers")
     block = constant.weights.stored("data")
-    require(block.encoding is Encoding.FP32, f"'{constant.name}' is not stored as it is used")
+    require(block.encoding is Encoding.FP32, f"'{constant.name}' is stored in another encoding")
     return with_data(constant, in_layout(block.data.reshape(known(constant.output.known_shape)), steps))

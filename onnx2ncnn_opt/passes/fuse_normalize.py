@@ -48,7 +48,7 @@ def fuse_normalize(x: Blob, norm: Layer, least: Layer, root: Layer, square: Laye
         limit, width = eps if square else eps * eps, shape[-1]
         require(limit <= _TINY, f"rows may be shorter than '{least.name}' says")
         is_left = isinstance(width, int) and limit / width > _LEAST
-        require(is_left, f"nothing would be left of the bound of '{least.name}'")
+        require(is_left, f"the eps would be too small for '{least.name}'")
         return normalized(x, root, axes[0], norm, limit, 1.0)
     whole, across_channels = len(shape) == 1, len(shape) in (3, 4) and axes == (0,)
     require(whole or across_channels, f"'{norm.name}' is not over a vector or over channels")

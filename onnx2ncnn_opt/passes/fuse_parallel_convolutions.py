@@ -108,5 +108,5 @@ def _taps(large: Slide, small: Slide) -> list[int]:
     taps, rests = zip(*(divmod(offset, large.dilation) for offset in offsets), strict=True)
     covers = not any(rests) and all(0 <= tap < large.kernel for tap in taps)
     same_ends = large.before + large.after - large.extent == small.before + small.after - small.extent
-    require(covers and same_ends and large.stride == small.stride, "neither kernel reads all that the other one reads")
+    require(covers and same_ends and large.stride == small.stride, "neither kernel covers the elements of the other")
     return list(taps)

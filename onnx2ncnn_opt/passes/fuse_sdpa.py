@@ -146,7 +146,7 @@ def _by_head(q: Blob, scale: Layer, product: Layer) -> Layer:
     """Return the Scale of the scores, applied to the queries; refused if these are far larger than the scores."""
     width, keys = q.known_shape[-1], product.output.known_shape[-1]
     pays = isinstance(width, int) and isinstance(keys, int) and width <= _WIDEST * keys
-    require(pays, f"'{scale.name}' multiplies far fewer numbers where it is")
+    require(pays, f"'{scale.name}' would multiply far more numbers before the product")
     moved = scale.having(inputs=[q])
     moved.outputs = (Blob(f"{q.name}_scaled", q.shape, q.batch),)
     return moved
@@ -176,7 +176,7 @@ def _mask(mask: Blob, logits: Blob, layers: list[Layer]) -> Blob:
     shape: Shape
     if constant is not None and is_constant(mask) and is_fixed(full):
         block = constant.weights.stored("data")
-        require(block.encoding is Encoding.FP32, f"'{constant.name}' is not stored as it is used")
+        require(block.encoding is Encoding.FP32, f"'{constant.name}' is stored in another encoding")
         old = known(mask.known_shape)
         data = np.broadcast_to(block.data.reshape(old), (old[0], *full[1:]))
         layers.append(with_data(constant, data[0] if heads == 1 else data))

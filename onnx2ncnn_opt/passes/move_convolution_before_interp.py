@@ -48,7 +48,7 @@ def _moved(source: Layer, convs: Sequence[Layer]) -> Replacement:
     """Return the edit that replaces an Interp, or a Concat of some, and all convolutions that read it."""
     parts = source.inputs if source.type == "Concat" else source.outputs
     known_shape(source.output, 3)
-    require(source.type == "Interp" or source["axis"] % 3 == 0, f"'{source.name}' does not put channels together")
+    require(source.type == "Interp" or source["axis"] % 3 == 0, f"'{source.name}' does not join channels")
     interps = [interp for blob in parts if (interp := source if source.type == "Interp" else _source(blob))]
     replaced = dict.fromkeys([*interps, source, *convs])
     first = Chain(convs[0])
@@ -70,7 +70,7 @@ def _mixed(chain: Chain, parts: Sequence[Blob], interps: Sequence[Layer], rest: 
     ends = np.cumsum([fixed_size(blob, 0) for blob in parts])
     require(ends[-1] == weight.shape[1], f"'{conv.name}' has weights for {weight.shape[1]} channels, not {ends[-1]}")
     columns = dict(zip(parts, np.split(weight, ends[:-1], axis=1), strict=True))
-    require(len(columns) == len(parts), "a part is there twice")
+    require(len(columns) == len(parts), "a part occurs twice")
     enlarged = {interp.output: interp for interp in interps}
     results = []
     if rest is not None:

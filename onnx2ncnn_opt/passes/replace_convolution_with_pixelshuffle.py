@@ -48,7 +48,7 @@ def replace_convolution_with_pixelshuffle(conv: Layer) -> list[Layer]:
     stored, weight = weight_with_zeros(conv)
     outputs, inputs, rows, columns = weight.shape
     sequence = rows == height.size == height.outputs == 1
-    require(rows > 1 or sequence, f"'{conv.name}' has one row of taps for several of an image")
+    require(rows > 1 or sequence, f"'{conv.name}' has one row of taps for an image of several rows")
     shapes = [(1, 1), *(((1, n) for n in _LENGTHS) if sequence else ((n, n) for n in _SIDES))]
     costs = {shape: cost_of_results(shape, outputs, (rows, columns)) for shape in shapes}
     down, across = shape = min(shapes, key=costs.__getitem__)
