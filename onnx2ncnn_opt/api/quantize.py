@@ -246,9 +246,8 @@ def _runtime_decibels(net: Any, float_net: Conversion, samples: Samples) -> floa
 
 def _of_net(param: Path, bin: Path, data: Any, options: Mapping[str, Any]) -> Quantization:
     """Quantise a net of any converter; the shapes of its inputs come from its manifest or from the data."""
-    json = param.with_name(param.name.removesuffix(".bin").removesuffix(".param") + ".json")
-    if json.is_file():
-        manifest = read_manifest(json)
+    if (path := bin_beside(param).with_suffix(".json")).is_file():
+        manifest = read_manifest(path)
         samples = Samples(data, manifest.model_inputs)
         feeds = _Feeds(samples, [Slot.of(entry) for entry in manifest.inputs])
         return Quantization(quantize_net(param, bin, feeds, **options))

@@ -111,8 +111,8 @@ def plan_storage(graph: Graph, encoding: Encoding) -> Storage:
     """Plan which weights to store as FP16 or BF16; the graph stays as it is until the plan is applied.
 
     The plan covers float32 weights with a tag in the file, and those of MemoryData (by `load_type`); int8 layers and
-    compressed weights stay unchanged. A weight stays in 32 bits, listed in `kept`, if a number overflows or is not
-    finite, or if all numbers of a row (the weights of one of `num_output` outputs) are too small for the format.
+    compressed weights stay unchanged. `kept` lists the weights that stay in 32 bits: a number overflows
+    or is not finite, or all numbers of a row (the weights of one of `num_output` outputs) are too small for the format.
     """
     return _plan(_candidates(graph), encoding)
 
