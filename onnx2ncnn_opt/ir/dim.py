@@ -192,7 +192,7 @@ def known(sizes: Iterable[Dim]) -> tuple[int, ...]:
 
 
 def exact_div(size: Dim, divisor: Dim) -> Dim | None:
-    """Return `size / divisor` if it is a whole number for all values of the symbols; None if that is not known."""
+    """Return `size / divisor` if it is an integer for all values of the symbols; None if that is not known."""
     if isinstance(size, int) and isinstance(divisor, int):
         return size // divisor if divisor and size % divisor == 0 else None
     if len(_terms(divisor)) > 1:

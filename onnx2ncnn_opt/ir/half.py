@@ -459,8 +459,8 @@ def _sum_effect(layer: Layer, products: Array, channels: Array, lanes: int) -> I
     products = np.pad(products, [(0, 0), (0, -count % lanes)]).reshape(len(products), -1, lanes)
     sums, errors, peak = _rounded_sums(products, 1, _bias(layer, channels)[:, None, None] / lanes)
     sums, errors = sums.sum(-1)[_AT_LARGEST:], np.sqrt((errors**2).sum(-1))[_AT_LARGEST:]
-    is_whole = np.array_equal(channels[_AT_LARGEST:], np.arange(len(sums)))
-    errors = _activated_errors(layer, sums, errors, is_whole=is_whole)
+    is_complete = np.array_equal(channels[_AT_LARGEST:], np.arange(len(sums)))
+    errors = _activated_errors(layer, sums, errors, is_complete=is_complete)
     return Inner(f"sums of {count} products", tuple(errors.tolist()), not peak <= LARGEST / INPUT_MARGIN)
 
 
@@ -489,15 +489,15 @@ def _bias(layer: Layer, channels: Array) -> Array:
     return np.asarray(layer.weights[name], np.float32).ravel()[channels]
 
 
-def _activated_errors(layer: Layer, sums: Array, errors: Array, *, is_whole: bool = False) -> Array:
+def _activated_errors(layer: Layer, sums: Array, errors: Array, *, is_complete: bool = False) -> Array:
     """Return the finite errors after the activation, of sums that it does not map to 0.
 
-    If the sums are the whole output (`is_whole`), the errors of all others are 0.
+    If the sums are the whole output (`is_complete`), the errors of all others are 0.
     """
     high, exact, low = (_activated(layer, x) for x in (sums + errors, sums, sums - errors))
     sizes = np.abs(high - low) / 2
     counts = (exact != 0) & np.isfinite(sizes)
-    return np.where(counts, sizes, 0.0) if is_whole else np.asarray(sizes[counts])
+    return np.where(counts, sizes, 0.0) if is_complete else np.asarray(sizes[counts])
 
 
 _ACTIVATIONS: Mapping[int, Callable[..., Array]] = {

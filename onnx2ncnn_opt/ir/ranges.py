@@ -1,4 +1,4 @@
-"""Facts about a blob's numbers, from the layers that make it: bounds, whole numbers, NaN and infinity.
+"""Facts about a blob's numbers, from the layers that compute it: bounds, integers, NaN and infinity.
 
 Elements of graph inputs are unconstrained. Layers that mix elements (a convolution, a product, a normalisation) are
 assumed to return finite numbers, because a NaN in an operand spreads in the model too. Elementwise functions have
@@ -25,14 +25,14 @@ _MOST_LAYERS = 200  # per query
 class Range(NamedTuple):
     """Bounds of all elements that are numbers, and whether there may be NaN or infinity.
 
-    An infinite bound is unknown; `may_be_inf` says that an element may be infinite. `is_whole` is True for integers.
+    An infinite bound is unknown; `may_be_inf` says that an element may be infinite. `is_integer` is True for integers.
     """
 
     low: float = -_INF
     high: float = _INF
     may_be_nan: bool = True
     may_be_inf: bool = True
-    is_whole: bool = False
+    is_integer: bool = False
 
     @property
     def is_finite(self) -> bool:
@@ -60,8 +60,8 @@ def of_numbers(array: Array) -> Range:
     numbers = array[~np.isnan(array)] if nan else array
     if not numbers.size:
         return Range(may_be_nan=nan, may_be_inf=False)
-    whole = not nan and not inf and bool((numbers == np.floor(numbers)).all())
-    return Range(float(numbers.min()), float(numbers.max()), nan, inf, whole)
+    is_integer = not nan and not inf and bool((numbers == np.floor(numbers)).all())
+    return Range(float(numbers.min()), float(numbers.max()), nan, inf, is_integer)
 
 
 def _scalar(number: float) -> Range:
@@ -133,7 +133,7 @@ def union(*ranges: Range) -> Range:
         max(x.high for x in ranges),
         any(x.may_be_nan for x in ranges),
         any(x.may_be_inf for x in ranges),
-        all(x.is_whole for x in ranges),
+        all(x.is_integer for x in ranges),
     )
 
 
@@ -158,7 +158,7 @@ def _both(a: Range, b: Range, low: float, high: float, *, nan: bool = False) -> 
         _INF if math.isnan(high) else high,
         a.may_be_nan or b.may_be_nan or nan,
         a.may_be_inf or b.may_be_inf,
-        a.is_whole and b.is_whole,
+        a.is_integer and b.is_integer,
     )
 
 
@@ -171,7 +171,7 @@ def _product(a: Range, b: Range) -> Range:
 def _quotient(a: Range, b: Range) -> Range:
     if b.has(0) or b.may_be_inf:
         return Range(may_be_nan=True)
-    return _product(a, b._replace(low=1 / b.high, high=1 / b.low))._replace(is_whole=False)
+    return _product(a, b._replace(low=1 / b.high, high=1 / b.low))._replace(is_integer=False)
 
 
 def _largest(a: Range, b: Range) -> Range:
@@ -240,13 +240,13 @@ def _in_domain(low: float, high: float, result: Range) -> Callable[[Range], Rang
 
 
 def _monotonic(function: Callable[[float], float], x: Range) -> Range:
-    return x._replace(low=function(x.low), high=function(x.high), is_whole=False)
+    return x._replace(low=function(x.low), high=function(x.high), is_integer=False)
 
 
 def _rounded(function: Callable[[float], float]) -> Callable[[Range], Range]:
     def rule(x: Range) -> Range:
         low, high = (n if math.isinf(n) else float(function(n)) for n in (x.low, x.high))
-        return x._replace(low=low, high=high, is_whole=x.is_whole or x.is_finite)
+        return x._replace(low=low, high=high, is_integer=x.is_integer or x.is_finite)
 
     return rule
 
@@ -340,13 +340,13 @@ def _relu(layer: Layer, x: Range) -> Range:
     slope = layer["slope"]
     if slope == 0:
         return _positive(x)
-    return x._replace(low=min(x.low, x.low * slope), is_whole=False) if 0 < slope <= 1 else _finite_if_input_is(x)
+    return x._replace(low=min(x.low, x.low * slope), is_integer=False) if 0 < slope <= 1 else _finite_if_input_is(x)
 
 
 def clipped(x: Range, low: float, high: float) -> Range:
     """Return the range cut to these bounds; infinities become the bounds."""
     least, most = (min(max(bound, low), high) for bound in (x.low, x.high))
-    return x._replace(low=least, high=most, may_be_inf=False, is_whole=x.is_whole and low == int(low))
+    return x._replace(low=least, high=most, may_be_inf=False, is_integer=x.is_integer and low == int(low))
 
 
 def _shifted(layer: Layer, x: Range) -> Range:
@@ -363,7 +363,7 @@ def _power_layer(layer: Layer, x: Range) -> Range:
 
 def _dequantize(layer: Layer, x: Range) -> Range:
     plain = layer["scale_data_size"] == 1 and not layer["bias_data_size"] and layer.weights["scale_data"][0] == 1
-    return ORDINARY._replace(is_whole=bool(plain))
+    return ORDINARY._replace(is_integer=bool(plain))
 
 
 _NEVER_NEGATIVE = (Reduction.ASUM, Reduction.SUMSQ, Reduction.L1, Reduction.L2)

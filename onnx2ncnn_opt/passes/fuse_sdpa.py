@@ -139,7 +139,7 @@ def _is_divided(mask: Blob) -> bool:
     if product is None or not product.computes(BinaryOp.MUL, scalar=True) or product["b"] > -INFINITE:
         return False
     factor = Ranges().of(product.input)
-    return not factor.is_whole and factor.low < 0
+    return not factor.is_integer and factor.low < 0
 
 
 def _by_head(q: Blob, scale: Layer, product: Layer) -> Layer:

@@ -116,22 +116,22 @@ class _Limiter:
         if layer.computes(BinaryOp.MUL):
             factor = self.ranges.of(layer.input)
             absorbs = bool(readers.absorbed) and _fill(layer) <= _ABSORBING
-            require(factor.is_whole or not absorbs or factor.low >= 0, f"'{layer.input.name}' may be below 0")
-            return factor.is_whole or absorbs
+            require(factor.is_integer or not absorbs or factor.low >= 0, f"'{layer.input.name}' may be below 0")
+            return factor.is_integer or absorbs
         log = layer.input.producer
-        if log is not None and log.type == "Log" and self._is_whole(log.input):
+        if log is not None and log.type == "Log" and self._is_integer(log.input):
             return True
         return all(user.computes(BinaryOp.MIN) for user in layer.output.users)
 
-    def _is_whole(self, blob: Blob) -> bool:
+    def _is_integer(self, blob: Blob) -> bool:
         """Return True if a blob has only integers, also if Interp (nearest) repeats them to a dynamic length."""
         producer = blob.producer
-        if producer is None or self.ranges.of(blob).is_whole:
+        if producer is None or self.ranges.of(blob).is_integer:
             return producer is not None
         if producer.type == "Interp" and producer["resize_type"] == Interp.NEAREST:
-            return self._is_whole(producer.inputs[0])
+            return self._is_integer(producer.inputs[0])
         keeps_integers = producer.has(Trait.MOVES) or producer.computes(BinaryOp.MUL, scalar=False)
-        return keeps_integers and all(map(self._is_whole, producer.inputs))
+        return keeps_integers and all(map(self._is_integer, producer.inputs))
 
     def _collect(self, fill: Layer, mask: Blob, readers: _Readers, *, gate: bool, axis: int | None) -> bool:
         """Collect the mask's consumers; return False if one leads to a layer other than Softmax or attention.
@@ -192,7 +192,7 @@ class _Limiter:
             data = np.where(np.isfinite(block.data), np.maximum(block.data, np.float32(fill)), block.data)
             return layer.having(weights={"data": data.astype(np.float32)}), []
         new = layer.having(min=fill) if layer.type == "Clip" else layer.having(b=fill)
-        if not layer.computes(BinaryOp.MUL) or self.ranges.of(layer.input).is_whole:
+        if not layer.computes(BinaryOp.MUL) or self.ranges.of(layer.input).is_integer:
             return new, []
         sign = self._new("UnaryOp", layer, [layer.input], op_type=UnaryOp.SIGN)  # every number except 0 masks
         return new.having(inputs=[sign.output]), [sign]

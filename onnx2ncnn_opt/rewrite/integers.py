@@ -1,7 +1,7 @@
-"""Integers that fp16 changes: the bits of integer inputs, indices, and whole numbers above 2048.
+"""Integers that fp16 changes: the bits of integer inputs, indices, and integers above 2048.
 
 ncnn reads the bits of an integer as a float, and casts this float if a layer computes in fp16. Floats may also hold
-integers. fp16 holds whole numbers exactly up to 2048, and positions in an image up to a width of 1024.
+integers. fp16 holds integers exactly up to 2048, and positions in an image up to a width of 1024.
 """
 
 from collections.abc import Collection, Iterator
@@ -14,7 +14,7 @@ from onnx2ncnn_opt.ir.spec import Trait
 
 # Layers that compute integers from integers or sizes.
 _CALCULATES = frozenset({"BinaryOp", "Clip", "CumulativeSum", "Eltwise", "Interp", "Reduction", "Scale", "UnaryOp"})
-_LARGEST_WHOLE = 2048
+_LARGEST_INT = 2048
 _LARGEST_SIDE = 1024  # pixels: up to this side, fp16 distinguishes the centres of neighbours
 
 
@@ -50,7 +50,7 @@ def inexact_layers(graph: Graph, ports: Collection[Blob]) -> Iterator[tuple[Laye
     ranges = Ranges()
     cones: dict[Layer, str] = {}
     for blob in graph.outputs:
-        if blob in ports and blob not in bits and not ranges.of(blob).within(-_LARGEST_WHOLE, _LARGEST_WHOLE):
+        if blob in ports and blob not in bits and not ranges.of(blob).within(-_LARGEST_INT, _LARGEST_INT):
             _collect(blob, "it computes integers, and fp16 tells them apart up to 2048", ranges, cones)
     for layer in graph:
         if layer.type == "GridSample" and layer["sample_type"] == Sample.NEAREST:
@@ -59,7 +59,7 @@ def inexact_layers(graph: Graph, ports: Collection[Blob]) -> Iterator[tuple[Laye
                 size = f"more than {_LARGEST_SIDE} pixels a side" if width else "any size"
                 cones[layer] = f"it samples an image of {size}"
                 _collect(layer.inputs[1], cones[layer], ranges, cones)
-        elif layer.type == "Threshold" and abs(layer["threshold"]) > _LARGEST_WHOLE and ranges.of(layer.input).is_whole:
+        elif layer.type == "Threshold" and abs(layer["threshold"]) > _LARGEST_INT and ranges.of(layer.input).is_integer:
             limit = f"{layer['threshold']:.9g}"
             cones[layer] = f"it compares whole numbers with {limit}, and fp16 tells them apart up to 2048"
             _collect(layer.input, cones[layer], ranges, cones)
@@ -88,4 +88,4 @@ def _collect(blob: Blob, reason: str, ranges: Ranges, reasons: dict[Layer, str])
 
 def _is_held(ranges: Ranges, blob: Blob) -> bool:
     numbers = ranges.of(blob)
-    return numbers.is_whole and numbers.within(-_LARGEST_WHOLE, _LARGEST_WHOLE)
+    return numbers.is_integer and numbers.within(-_LARGEST_INT, _LARGEST_INT)

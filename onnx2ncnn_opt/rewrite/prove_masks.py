@@ -194,7 +194,7 @@ def _may_be_0(blob: Blob, ranges: Ranges) -> bool:
     """Return whether an element can be 0; an integer plus a fraction cannot."""
     added = blob.producer
     has_fraction = added is not None and added.computes(BinaryOp.ADD, scalar=True) and added["b"] % 1
-    if added is not None and has_fraction and ranges.of(added.input).is_whole:
+    if added is not None and has_fraction and ranges.of(added.input).is_integer:
         return False
     return ranges.of(blob).has(0)
 

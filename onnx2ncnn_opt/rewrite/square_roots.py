@@ -33,4 +33,4 @@ def flush_subnormal_operands(graph: Graph, release: int) -> None:
 
 def _may_be_subnormal(operand: Range) -> bool:
     """Return whether a number may be subnormal; False if one may be NaN, which Shrink turns into 0 on x86."""
-    return not operand.may_be_nan and not operand.is_whole and 0 <= operand.low < _SUBNORMAL
+    return not operand.may_be_nan and not operand.is_integer and 0 <= operand.low < _SUBNORMAL
