@@ -76,6 +76,10 @@ _ZERO_LEVELS_IN = 4  # one level of 4 in flat inputs is 0
 _HIDING = -1e4  # added to a score: its exp is 0
 _CONTRAST = 0.01  # of flat inputs, relative to the scale
 
+_COMPARISONS = frozenset(("Less", "LessOrEqual", "Greater", "GreaterOrEqual"))
+_MOVES = frozenset(("Cast", "Expand", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
+_ARITHMETIC = _MOVES | {"Add", "Ceil", "Div", "Floor", "Max", "Min", "Mul", "Sub"}
+
 _COLOURS, _SHORTEST_SIDE = (1, 3, 4), 16  # of a picture
 _COLOUR = 0.3  # the difference of channels, relative to their contrast
 _STEREO, _SHORTEST_SOUND = 2, 400
@@ -190,15 +194,24 @@ def draw_inputs(
     5. Other integers and bools, and floats that hide scores, are masks of 0 and 1. Each row starts with 1, 0: a row
        without a 1 has no softmax, and a row without a 0 cannot show that the net ignores the mask. Masks whose sum
        must be their length are all 1.
+    6. Integers that the model compares with positions are lengths of sequences: at least half of the longest dynamic
+       dimension, and less than that, so that something is hidden.
 
     `sizes` gives values to the model's symbolic sizes; the others are `dynamic_sizes`. Raises UsageError for an input
     with an unsupported type or an absurd size.
     """
     sizes, swept = dynamic_sizes(model) | dict(sizes or {}), swept or {}
     uses = {value.name: Uses.of(value, model) for value in model.graph.inputs}
+    shapes = {info.name: _shape(info, sizes) for info in model.inputs}
+    steps = [
+        (isinstance(dim, Sym), size)
+        for info in model.inputs
+        for dim, size in zip(info.shape[1:], shapes[info.name][1:], strict=True)
+    ]
+    _, longest = max(steps, default=(False, 1))  # a dynamic dimension if there is one
     return {
         info.name: draw_array(
-            dtype_of(info), uses[info.name], _shape(info, sizes), draw, position, swept.get(info.name, 0)
+            dtype_of(info), uses[info.name], shapes[info.name], draw, position, swept.get(info.name, 0), longest
         )
         for position, info in enumerate(model.inputs)
     }
@@ -262,6 +275,7 @@ class Uses:
     is_guarded: bool  # they are compared or selected
     is_mask: bool = False  # they, or 1 minus them, multiply a number that hides scores
     is_counted: bool = False  # they are a mask whose sum must be its length
+    are_lengths: bool = False  # numbers computed from them are compared with positions
 
     @classmethod
     def of(cls, value: onnx_ir.Value, model: LoadedModel) -> Uses:
@@ -278,11 +292,18 @@ class Uses:
             is_guarded=any(_traits(node, model).selects for node in (*quotients, *(node for node, _, _ in uses))),
             is_mask=any(_hides(node) for mask in (value, *inverses) for node, _ in _uses(mask, model)),
             is_counted=any(_traits(user, model).counts == index for user, index in _uses_of_sums(uses, model)),
+            are_lengths=len(value.shape or ()) < 2 and _meets_positions(value),
         )
 
 
 def draw_array(
-    dtype: np.dtype[Any], uses: Uses, shape: tuple[int, ...], draw: Draw, position: int, swept: int
+    dtype: np.dtype[Any],
+    uses: Uses,
+    shape: tuple[int, ...],
+    draw: Draw,
+    position: int,
+    swept: int,
+    longest: int = 1,
 ) -> Array:
     """Draw the array of the input at a position, see `draw_inputs`."""
     seeds = draw.seed, position, int(draw.scale)  # so that another scale gives other numbers, not only larger ones
@@ -293,6 +314,8 @@ def draw_array(
     elif dtype.kind in "fV" and not uses.is_mask:
         natural = _draw_data(shape, draw.data, seeds) if draw.data and not uses.domain else None
         array = _floats(uses, shape, draw, rng) if natural is None else natural
+    elif dtype.kind in "iu" and uses.are_lengths:
+        array = rng.integers(longest // 2, max(longest - 1, 1), shape, endpoint=True)
     elif dtype.kind in "iu" and uses.divides:
         array = rng.integers(1, 8, shape)
     elif dtype.kind in "iu" and dtype.itemsize == 1:
@@ -440,6 +463,26 @@ def _uses_of_sums(
             yield node, index
             if node.op_type == "Sub":
                 yield from _uses(node.outputs[0], model)
+
+
+def _meets_positions(value: onnx_ir.Value) -> bool:
+    """Return True if a node compares numbers computed from a value with positions: 0, 1, 2, ..."""
+    results = reached(
+        [value], lambda each: (out for node, _ in each.uses() if node.op_type in _ARITHMETIC for out in node.outputs)
+    )
+    compared = [node for result in results for node, _ in result.uses() if node.op_type in _COMPARISONS]
+    return any(_are_positions(operand) for node in compared for operand in node.inputs if operand is not None)
+
+
+def _are_positions(value: onnx_ir.Value) -> bool:
+    node = value.producer()
+    while node is not None and node.op_type in _MOVES and node.inputs[0] is not None:
+        value = node.inputs[0]
+        node = value.producer()
+    if node is not None:
+        return node.op_type == "Range"
+    tensor = value.const_value
+    return tensor is not None and tensor.size > 1 and bool((tensor.numpy().ravel() == np.arange(tensor.size)).all())
 
 
 def _hides(node: onnx_ir.Node) -> bool:

@@ -27,6 +27,7 @@ _MAX_SIZES = 2  # at which each dynamic dimension runs
 _RANGES, _SEEDS_PER_RANGE = ((0.0, 1.0), (1.0, 1.0), (0.0, 100.0), (1.0, 10000.0)), 4
 # Nets up to these numbers of weights and input elements run on more inputs, because runs take less time than loading.
 _SMALL_WEIGHTS, _SMALL_INPUTS = 2**25, 2**18
+_EMPTY, _DULL, _TELLING = range(3)  # outputs, from worst to best
 _SHORTEST = 8  # elements; real images, sentences and sounds are longer
 
 
@@ -179,6 +180,18 @@ def drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None,
         yield from (count(run) for run in drawn(0, draw) if _with_numbers(run.reference) - proven)
 
 
+def _quality(reference: Mapping[str, Array]) -> int:
+    """Return how much outputs show: nothing if one is empty, little if one has NaN or all are 0.
+
+    A few samples of a sound may give no feature.
+    """
+    outputs = reference.values()
+    if not all(array.size for array in outputs):
+        return _EMPTY
+    has_nan = any(np.isnan(array).any() for array in outputs)
+    return _DULL if has_nan or not any((np.isfinite(array) & (array != 0)).any() for array in outputs) else _TELLING
+
+
 def _with_numbers(reference: Mapping[str, Array]) -> set[str]:
     """Return the names of outputs with a finite number or without elements."""
     return {name for name, array in reference.items() if not array.size or np.isfinite(array).any()}
@@ -192,10 +205,9 @@ def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, 
     most = _MAX_SIZES if names and manifest is not None else 1
     least = Counter(manifest.minimum if manifest else {})
     problem: RunError | None = None
-    empty: list[Run] = []
     small = ""
     for total in inputs.totals(names):
-        runs: list[Run] = []
+        found: list[list[Run]] = [[], [], []]  # by quality
         for lengths in inputs.LENGTHS if names else inputs.LENGTHS[:1]:
             sizes = dynamic_sizes(model, lengths, batches, total)
             sizes = {name: sizes[name] + (sizes[name] < least[name]) * least[name] for name in names}
@@ -209,18 +221,17 @@ def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, 
                 raise
             except RunError as error:
                 problem = problem or error
-                if total is not None and not runs:
+                if total is not None and not any(found):
                     break  # try the next sum
                 continue
             run = Run(sizes, draw, feeds, reference)
-            if not all(array.size for array in reference.values()):
-                empty = empty or [run]
-                continue
-            runs.append(run)
-            if len(runs) == most:
+            quality = _quality(reference)
+            found[quality].append(run)
+            is_large = sum(array.size for array in feeds.values()) > _SMALL_INPUTS
+            if len(found[_TELLING]) == most or (quality != _TELLING and is_large):
                 break
-        if runs or empty:
-            return runs or empty
+        if any(found):
+            return [*found[_TELLING], *found[_DULL]][:most] or found[_EMPTY][:1]
     if problem is None:
         raise UsageError(small)
     hint = f", and --shape says how long {', '.join(names)} may be" if names else ""

@@ -90,6 +90,24 @@ def test_floats_that_hide_scores_are_masks(nodes: str) -> None:
     assert set(np.unique(mask).tolist()) == {0, 1}
 
 
+@pytest.mark.parametrize(
+    "compared",
+    [
+        "s = Shape<start = 1>(x) n = Squeeze(s) i = Range(zero, n, one) r = Unsqueeze(size, axes) m = Less(i, r)",
+        "h = Div(size, hop) r = Unsqueeze(h, axes) m = Greater(r, table)",
+    ],
+)
+def test_lengths_of_sequences_hide_some_of_their_ends(compared: str) -> None:
+    """Lengths of 0 and 1 hid all of a sound: its features were 0, whatever the net computed."""
+    constants = "int64 zero = {0}, int64 one = {1}, int64[1] axes = {1}, int64 hop = {1}, int64[4] table = {0, 1, 2, 3}"
+    model = loaded(
+        f"(float[B, N] x, int64[B] size) => (float[B, N] y) <{constants}> {{ {compared} y = Where(m, x, x) }}"
+    )
+    feeds = [draw_inputs(model, {"B": 16, "N": 40}, draw=Draw(seed)) for seed in range(4)]
+    lengths = np.concatenate([each["size"] for each in feeds])
+    assert (lengths.min(), lengths.max()) == (20, 39)
+
+
 def test_bytes_fill_their_range() -> None:
     image = drawn("(uint8[1, 3, 40, 40] x) => (float[1, 3, 40, 40] y) { y = Cast<to = 1>(x) }")["x"]
     assert image.dtype == np.uint8

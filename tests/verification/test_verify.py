@@ -235,6 +235,19 @@ def test_dynamic_sizes_are_run_at_two_values(tmp_path: Path) -> None:
     assert verify_net(model, *net, manifest=manifest, verification=Verification(shapes={"x": (1, 64, 4)})).ok
 
 
+def test_sizes_at_which_all_outputs_are_0_are_left_out(tmp_path: Path) -> None:
+    """Fewer samples of a sound than a window has give no feature."""
+    model = write_model(
+        tmp_path,
+        "(float[1, N] x) => (float[1, N] y) <int64[1] least = {100}> "
+        "{ s = Shape<start = 1>(x) c = GreaterOrEqual(s, least) f = Cast<to = 1>(c) y = Mul(x, f) }",
+    )
+    manifest = manifest_of([entry("x", 1, "N")], [entry("y", 1, "N")])
+    report = verify_net(model, *write_net(tmp_path, "Input in 0 1 x", "Dropout r 1 1 x y"), manifest=manifest)
+    assert report.ok
+    assert report.sizes == ({"N": 128}, {"N": 224})
+
+
 def test_sizes_that_onnx_runtime_does_not_take_are_left_out(tmp_path: Path) -> None:
     graph = "(float[1, N] x) => (float[1, M, 32] y) { s = Constant<value_ints = [1, -1, 32]>() y = Reshape(x, s) }"
     model = write_model(tmp_path, graph)
