@@ -65,7 +65,7 @@ class Samples(Sequence[dict[str, Array]]):
             return _split(_arrays(path, self.entries), self.entries, source)
         module, colon, name = source.rpartition(":")
         if not colon:
-            raise UsageError(f"the data {source} is no file and no folder; a function is given as module:function")
+            raise UsageError(f"the data {source} is neither a file nor a folder; give a function as module:function")
         with plugged(f"the data {source}", UsageError):
             try:
                 function = getattr(importlib.import_module(module), name)
@@ -74,7 +74,7 @@ class Samples(Sequence[dict[str, Array]]):
             samples = function() if callable(function) else None
             items = [*samples] if isinstance(samples, Iterable) else None
         if items is None:
-            raise UsageError(f"the data {source} is no function that yields or returns samples")
+            raise UsageError(f"the data {source} is not a function that yields or returns samples")
         return [self._by_name(item) for item in items]
 
     def _by_name(self, item: Any) -> Arrays:
@@ -101,7 +101,7 @@ def _arrays(path: Path, entries: Sequence[Entry]) -> Arrays:
                 return {entries[0].name: data}
             arrays = {name: data[name] for name in data.files}
     except (ValueError, EOFError, zipfile.BadZipFile) as error:  # NumPy takes other files for pickled objects
-        raise UsageError(f"{path} is no .npz or .npy file of numbers") from error
+        raise UsageError(f"{path} is not an .npz or .npy file of numbers") from error
     except (OSError, MemoryError) as error:
         raise UsageError(f"{path}: no samples can be read from it: {error}") from error
     if len(arrays) == len(entries) == 1:
@@ -113,7 +113,7 @@ def _split(arrays: Arrays, entries: Sequence[Entry], where: str) -> list[dict[st
     """Split arrays of several samples along an additional first axis, or along the batch axis."""
     if unknown := set(arrays) - {entry.name for entry in entries}:
         names = ", ".join(entry.name for entry in entries)
-        raise UsageError(f"{where}: '{sorted(unknown)[0]}' is no input; the inputs are {names}")
+        raise UsageError(f"{where}: '{sorted(unknown)[0]}' is not an input; the inputs are {names}")
     parts: dict[str, list[Any]] = {}
     for entry in entries:
         if entry.name not in arrays:

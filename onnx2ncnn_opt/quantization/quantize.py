@@ -325,7 +325,7 @@ def _rows(net: Graph, keep: Collection[str], earlier: Collection[str] | None) ->
         raise UsageError(f"there is no layer '{min(unknown)}' to keep")
     rows = {}
     for layer in net:
-        reason = "it was to stay float" if layer.name in keep else obstacle(layer)
+        reason = "it was chosen to stay float" if layer.name in keep else obstacle(layer)
         if layer.type in _PRODUCTS or not reason:
             if earlier is not None and layer.name not in earlier:
                 reason = reason or "it is float in the earlier net"
@@ -369,7 +369,7 @@ def _notes(
             "or say how with --image NAME:mean=...:std=..."
         )
     if constant := [name for name, blob in observed.items() if blob.low == blob.high]:
-        notes.append(f"the data gives '{constant[0]}' nothing but the number {observed[constant[0]].low + 0.0:g}")
+        notes.append(f"the data gives '{constant[0]}' only the number {observed[constant[0]].low + 0.0:g}")
     first = samples[0]
     if len(samples) > 1 and all(
         np.array_equal(feed.array, other[name].array) for other in samples[1:] for name, feed in first.items()
@@ -485,7 +485,7 @@ def _within_budget(
     if limit < math.inf:
         nearest = max(tried.items(), key=lambda item: (bool(item[0]), item[1].kept(budget)))[1]
         return replace(nearest, missed=f"no layer can be int8 with a budget of {budget}")
-    slow = f"no layer is faster in int8 {nets.times}; --all makes them int8 all the same"
+    slow = f"no layer is faster in int8 {nets.times}; --all makes them int8 anyway"
     return replace(result, missed="each layer that can be int8 spoils an output" if every else slow)
 
 
@@ -536,7 +536,7 @@ def _measured(
 def _reason(nets: _Nets, row: Row, every: bool) -> str:
     before, after = row.seconds
     if math.isnan(after) and not every:
-        return f"nobody has measured its int8 kernel for {nets.where}"
+        return f"its int8 kernel was not measured for {nets.where}"
     if not nets.is_faster(row) and not every:
         return f"int8 saves little time {nets.times}: {before * 1e3:.3g} ms -> {after * 1e3:.3g} ms"
     return f"the budget has no room for its noise: {decibels(row.noise):.1f} dB alone"

@@ -218,7 +218,7 @@ class _Judgement:
     def examples(self, before: Record) -> list[Example]:
         """Return the baseline's inputs and outputs; record a failure if today's ONNX Runtime differs."""
         if file_hash(self.model.path) != before.model:
-            self.fail("model", f"{self.model.path.name} is not the file that the baseline is about; {AGAIN}", 2)
+            self.fail("model", f"{self.model.path.name} is not the file of the baseline; {AGAIN}", 2)
             return []
         runner = OrtRunner(self.source, threads=None, timeout=self.model.timeout, **self.cut)
         rounding = Rounding(self.source, **self.cut)
@@ -356,7 +356,7 @@ class _Judgement:
     def run(self, examples: Sequence[Example], *, with_baseline: bool) -> dict[str, Any]:
         """Measure latency and memory of this net and the baseline's; return the numbers for a record."""
         if self.worker.target.patience > 1:
-            self.skip("an emulator tells nothing about it", "latency", "memory")
+            self.skip("an emulator cannot measure it", "latency", "memory")
             return {}
         self.step = "latency"
         net = self.timed(self.request.param, self.request.bin, examples)
@@ -381,7 +381,7 @@ class _Judgement:
         self.step = "memory"
         memory, other = self.memory(net), self.memory(old) if old else None
         if memory is None or self.worker.target.vulkan:
-            self.skip("the system does not tell", "memory")
+            self.skip("the system does not report it", "memory")
             return record
         for _ in range(_ATTEMPTS - 1):
             if other is None or memory <= self.limit("memory", other, _MEMORY_MARGIN):

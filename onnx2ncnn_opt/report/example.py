@@ -76,7 +76,7 @@ def example(
     """
     for entry in (*manifest.inputs, *manifest.outputs):
         if np_dtype(entry).name != entry.dtype or len(entry.shape) - (entry.batch_axis is not None) > max(_DIMS):
-            raise UsageError(f"no Mat can hold {_Mat(entry, ()).text}, as the manifest has it")
+            raise UsageError(f"no Mat can hold {_Mat(entry, ()).text} of the manifest")
     loop = StepInputs.of(manifest) if manifest.caches else None
     if loop is not None and loop.mask is None:  # the program fills an input of all tokens with ones, like a mask
         loop = replace(loop, mask=next((entry for entry in manifest.inputs if entry.length), None))

@@ -148,9 +148,9 @@ def judge_token(
     if token == right:
         return [OutputReport(ROW, None, "ok", "")]
     margin = float(expected[right]) - float(expected[token])
-    text = f"it is {token}, the model's {right} by a margin of {margin:.2g}"
+    text = f"it is {token}, the model's is {right}, with a margin of {margin:.2g}"
     allowed = relative * float(np.abs(reference[tokens]).max())
     if margin > allowed:
-        return [OutputReport(ROW, None, "mismatch", f"{text}, of which errors may decide {allowed:.2g}")]
+        return [OutputReport(ROW, None, "mismatch", f"{text}; the tolerance is {allowed:.2g}")]
     notes.append(f"{where}, {text}: errors within the tolerance decide")
     return [OutputReport(ROW, None, "ok", "")]

@@ -128,5 +128,5 @@ def dtype_of(info: InputInfo) -> np.dtype[Any]:
     """Return the element type of an input. Raises UsageError for types that no blob can hold."""
     dtype = np.dtype(info.dtype.numpy())
     if dtype.kind not in "biuf" and info.dtype != onnx_ir.DataType.BFLOAT16:
-        raise UsageError(f"input {info} is of a type that ncnn has nothing for")
+        raise UsageError(f"input {info} has a type that ncnn does not support")
     return dtype

@@ -51,7 +51,7 @@ def draw_runs(
         shown = {blob.name: _example(blob) for blob in missing} | dict(examples or {})
         options = " ".join(f"--shape {blob.name}:{shown[blob.name]}" for blob in missing)
         raise UsageError(
-            f"nothing tells the shape of the input {' and '.join(repr(blob.name) for blob in missing)}: give it, like "
+            f"the shape of the input {' and '.join(repr(blob.name) for blob in missing)} is unknown: give it, like "
             f"{options} (outermost size first), or leave out the verification with --no-verify"
         )
     sizes = {blob: tuple(shapes[blob.name]) for blob in inputs}

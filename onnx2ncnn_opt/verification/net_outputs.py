@@ -29,7 +29,7 @@ from onnx2ncnn_opt.verification.tolerance import DEFAULT, MOST_BUDGET, SLICE, To
 _NUMBERED = re.compile(r"(?:in|out)(\d+)")
 _RARE = 1000  # one element of 1000 may have `rare_error`
 _ADVICE = "give inputs that suit the model with --inputs or --value"
-UNPROVEN = f"there is no number in it on either side, which proves nothing; {_ADVICE}"
+UNPROVEN = f"it has no finite number on either side, which proves nothing; {_ADVICE}"
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ def manifest_slots(kind: str, names: Sequence[str], entries: Sequence[Entry]) ->
     slots = {entry.name: Slot.of(entry) for entry in entries}
     if set(slots) != set(names):
         raise UsageError(
-            f"the manifest is that of another model: its {kind}s are {', '.join(slots) or 'none'}, "
+            f"the manifest belongs to another model: its {kind}s are {', '.join(slots) or 'none'}, "
             f"those of the model {', '.join(names) or 'none'}"
         )
     return [slots[name] for name in names]

@@ -36,10 +36,10 @@ from onnx2ncnn_opt.verification.tolerance import DEFAULT, Tolerance, compare, in
 FOLDING = Tolerance(relative=1e-4, absolute=1e-6)
 
 UNPROVEN_NET = (
-    "it is NaN before as well as after, which proves nothing; broken weights, or inputs that do not suit the net? "
-    "(another --seed or --shape may, --no-verify does without)"
+    "it is NaN before as well as after, which proves nothing; are weights broken, or do inputs not suit the net? "
+    "(try another --seed or --shape, or --no-verify)"
 )
-NO_BOXES = "no boxes before and after, which are chosen by the same numbers"
+NO_BOXES = "no boxes before and after; the inputs of the detection agree"
 # The bits of computed NaNs, positive and negative.
 _NAN = np.array([0x7FC00000, 0xFFC00000], np.uint32).view(np.int32)
 
@@ -216,7 +216,7 @@ class _NetJudge(Judge):
     ) -> tuple[OutputReport, ...]:
         """Return the reports of all outputs; `feeds` and `names` belong to the new net."""
         inputs = [report for report in reports if report.name in self._detector_inputs]
-        wrong = [replace(r, message=f"'{r.name}', by which boxes are chosen: {r.message}") for r in inputs if r.message]
+        wrong = [replace(r, message=f"'{r.name}', which decides the boxes: {r.message}") for r in inputs if r.message]
         if wrong:
             boxes = [replace(wrong[0], name=name, blob=names[name]) for name in self.boxes]
         else:

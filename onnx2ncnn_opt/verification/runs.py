@@ -87,7 +87,7 @@ def load_converted(
     except UsageError as error:
         if shapes or values:
             raise
-        raise UsageError(f"the manifest is that of another model: {error}") from None
+        raise UsageError(f"the manifest belongs to another model: {error}") from None
 
 
 def any_feeds(

@@ -100,7 +100,7 @@ class TailJudge:
         session.close()
         pairs = ((node, name) for node in program.nodes for name in node.outputs if name in actual)
         wrong = next((node for node, name in pairs if _difference(actual[name], expected[name])), None)
-        return f"; the first node that is wrong is {wrong}" if wrong else "; its nodes are right, so it is another tail"
+        return f"; the first wrong node is {wrong}" if wrong else "; its nodes are right, so it is the wrong tail"
 
     def _count_moved(
         self,

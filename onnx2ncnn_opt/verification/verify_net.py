@@ -106,7 +106,7 @@ def verify_net(
     dynamic = [info.name for info in loaded.inputs if any(isinstance(size, Sym) for size in info.shape)]
     remarks = [*_notes(loaded, done, judge.rounding, is_fixed=verification.is_user_tolerance)]
     if is_drawn and is_wrong(rows) and weights_encoding(param, bin) is Encoding.INT8:
-        remarks.append("the scales of int8 layers are those of the data that gave them: verify with yours, by --inputs")
+        remarks.append("the scales of int8 layers come from calibration data: verify with such data, by --inputs")
     return VerifyReport(
         outputs=rows,
         seed=verification.seed if is_drawn else None,
@@ -207,7 +207,7 @@ class _ModelJudge:
         least = DECODER_RUNS if self._decoder else _MIN_RUNS + bool(dynamic_sizes(self.model))
         for run in self._runs.runs():
             if self.options.wanted is None and len(self.done) >= least and time.monotonic() > end:
-                skipped = "inputs that tell less than these were left out; --effort thorough runs them"
+                skipped = "less useful inputs were left out; --effort thorough runs them"
                 self.notes.append(f"the net ran on {len(self.done)} sets of inputs; {skipped}")
                 break
             self.done.append(run)
@@ -262,7 +262,7 @@ class _ModelJudge:
         if self.options.explain:
             announce("ONNX Runtime runs the model in float64")
             rows, problem = _explained(rows, comparison, way, mode, plain=self._is_default and mode == "fp32")
-            self.notes += [f"what {mode} explains is not known: {problem}"] if problem else []
+            self.notes += [f"the errors that {mode} explains are unknown: {problem}"] if problem else []
         if mode != "fp32" and is_wrong(rows):
             runner, tolerance = self._load("fp32", exact=self.options.exact), in_mode("fp32", self._tolerance)
             in_fp32 = replace(comparison, runner=runner, tolerance=self.options.allowed(tolerance))
@@ -332,7 +332,7 @@ def net_feeds(
         runner = NcnnRunner(param, bin, timeout=options.timeout, threads=None, worker=worker)
         tolerance = options.tolerance or tolerance_within(loaded)
         way, outputs = OutputComparison(runner, feeds, reference, manifest, tolerance, rounding).best()
-    check_outputs(outputs, "from ONNX Runtime's in fp32 already, which masks do not change")
+    check_outputs(outputs, "from ONNX Runtime's in fp32 already; masks cannot change that")
     return model_feeds(way, feeds)
 
 
@@ -343,10 +343,10 @@ def _notes(model: LoadedModel, runs: Sequence[Run], rounding: Rounding, is_fixed
         yield f"errors up to {UNKNOWN_ROUNDING:g} count as rounding, as the model does not run in float64: {problem}"
     if rounding.unmoved:
         problem = shorten(rounding.unmoved, _MAX_PROBLEM, placeholder=" ...")
-        yield f"how far rounding errors move the model is not known: {problem}"
+        yield f"the effect of rounding errors on the model is unknown: {problem}"
     if rounding.overflown:
         names = ", ".join(sorted(rounding.overflown))
-        yield f"ONNX Runtime's float32 overflows or underflows on the way to {names}; float64 was asked there"
+        yield f"ONNX Runtime's float32 overflows or underflows before {names}; float64 is the reference there"
     for value in model.graph.initializers.values():
         tensor = value.const_value
         # A single infinity is a mask's fill value.

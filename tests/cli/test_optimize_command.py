@@ -199,7 +199,7 @@ OUT = OPTIMIZE[1:]
         ([*OUT, "--custom", "ReLU:4"], 1, "ReLU cannot be declared as a custom layer"),
         (["in.bin", "in.param", "-o", "out"], 1, "in.bin:1: "),
         (["in.param", "in.param", "-o", "out"], 1, "in.param: at byte"),
-        (["open.param", "in.bin", "-o", "out"], 2, "nothing tells the shape of the input 'data'"),
+        (["open.param", "in.bin", "-o", "out"], 2, "the shape of the input 'data' is unknown"),
     ],
 )
 def test_wrong_usage(folder: Path, args: list[str], code: int, message: str) -> None:

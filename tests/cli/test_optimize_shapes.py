@@ -67,7 +67,7 @@ def test_files_that_tell_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "m.pnnx.param").write_text(text)
     (tmp_path / "m_ncnn.py").mkdir()
     error = refused(tmp_path, "optimize", "m.ncnn.param", "-o", "out")
-    assert "nothing tells the shape of the input 'in0' and 'in1'" in error
+    assert "the shape of the input 'in0' and 'in1' is unknown" in error
     assert "--shape in0:3,224,224 --shape in1:16 " in error
 
 

@@ -91,7 +91,7 @@ def test_inputs_and_shapes(tmp_path: Path) -> None:
         (("model.onnx", "net.param", "gone.bin"), "'gone.bin' does not exist"),
         (("model.onnx", "net.param"), "Missing argument 'NET.bin'"),
         (("model.onnx", "net.param", "net.bin", "--manifest", "model.onnx"), "model.onnx: not a manifest"),
-        (("model.onnx", "net.param", "net.bin", "--manifest", "other.json"), "the manifest is that of another model"),
+        (("model.onnx", "net.param", "net.bin", "--manifest", "other.json"), "the manifest belongs to another model"),
     ],
 )
 def test_wrong_usage(tmp_path: Path, args: tuple[str, ...], message: str) -> None:

@@ -85,7 +85,7 @@ def test_verification_on_the_data_and_beyond_it(tmp_path: Path) -> None:
     files = quantize(tmp_path / "model.onnx", data(), every=True).save(tmp_path / "net")
     beyond = verify(tmp_path / "model.onnx", files.param)
     assert not beyond.ok
-    assert any("verify with yours, by --inputs" in note for note in beyond.notes)
+    assert any("verify with such data, by --inputs" in note for note in beyond.notes)
     how = Verification(feeds={"x": data()["x"][:1]})
     report = verify(tmp_path / "model.onnx", files.param, verification=how)
     assert report.ok
@@ -237,15 +237,15 @@ GOOD = np.ones((10, 3, 4, 4), np.float32)
             "sample 2: 'x' is nan at .0, 0, 1, 0.",
         ),
         ({"x": GOOD[:0]}, "has 0 items|no samples"),
-        ({"y": GOOD}, "'y' is no input"),
+        ({"y": GOOD}, "'y' is not an input"),
         ({}, "there is no array 'x'"),
         ({"x": GOOD.transpose(0, 2, 3, 1)}, "not an array of shape"),
         ({"x": GOOD.astype(complex)}, "not an array of complex"),
         ({"x": np.ones((3, 4), np.float32)}, "not arrays of shape"),
-        ("nothing.npz", "no file and no folder"),
+        ("nothing.npz", "neither a file nor a folder"),
         ("testing.nothing:samples", "testing.nothing"),
-        ("gc:garbage", "no function that yields"),
-        ("gc:enable", "no function that yields"),
+        ("gc:garbage", "not a function that yields"),
+        ("gc:enable", "not a function that yields"),
         ([GOOD[:1], (GOOD[:1], GOOD[:1])], "2 arrays for 1 inputs"),
     ],
 )
@@ -276,10 +276,10 @@ def test_folders_of_samples(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"not an array of shape \[3, 4, 4\]"):
             list(Samples([{"x": GOOD[0]}], [entry]))
     (tmp_path / "text.npz").write_bytes(b"no arrays")
-    with pytest.raises(UsageError, match=r"text[.]npz is no [.]npz or [.]npy file of numbers"):
+    with pytest.raises(UsageError, match=r"text[.]npz is not an [.]npz or [.]npy file of numbers"):
         Samples(tmp_path / "text.npz", [ENTRY])
     np.savez(tmp_path / "b.npz", a=GOOD[:1], b=GOOD[:1])
-    with pytest.raises(UsageError, match="npz: 'a' is no input"):
+    with pytest.raises(UsageError, match="npz: 'a' is not an input"):
         Samples(tmp_path / "b.npz", [ENTRY, replace(ENTRY, name="z")])
     np.savez(tmp_path / "b.npz", x=GOOD[:1])
     (tmp_path / "d.png").write_bytes(b"no picture")
@@ -290,7 +290,7 @@ def test_folders_of_samples(tmp_path: Path) -> None:
 def test_few_equal_and_constant_samples(param: Path) -> None:
     notes = quantize(param, {"x": np.ones((3, 3, 16, 16), np.float32)}, every=True).result.notes
     assert [any(text in note for note in notes) for text in ("samples are few", "all samples are equal")] == [True] * 2
-    assert any("nothing but the number 1" in note for note in notes)
+    assert any("only the number 1" in note for note in notes)
 
 
 def test_a_budget_for_these_samples_alone(param: Path) -> None:
@@ -386,7 +386,7 @@ def test_a_table_of_kernels_decides_for_an_emulated_machine(param: Path) -> None
     rows = {row.type: row for row in found.layers}
     assert rows["Convolution"].is_int8
     assert rows["Convolution"].seconds[1] == pytest.approx(0.89 * rows["Convolution"].seconds[0])
-    assert "nobody has measured" in rows["ConvolutionDepthWise"].reason
+    assert "was not measured" in rows["ConvolutionDepthWise"].reason
 
 
 def test_pixels_for_a_model_of_normalised_numbers(param: Path) -> None:

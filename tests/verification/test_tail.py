@@ -68,7 +68,7 @@ def test_a_wrong_operator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(TAIL_OPS, "Mod", replace(op, function=mod))
     [message, *_] = [row.message for row in conversion.verify().outputs if row.status == "mismatch"]
-    assert "the first node that is wrong is Mod 'node_" in message
+    assert "the first wrong node is Mod 'node_" in message
 
 
 def test_another_order_of_ties_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -295,7 +295,7 @@ def test_a_scalar_is_a_mat_of_one(tmp_path: Path) -> None:
 
 def test_the_manifest_of_another_model(tmp_path: Path) -> None:
     manifest = manifest_of([entry("other", 1, blob="x")], [])
-    with pytest.raises(UsageError, match="the manifest is that of another model: no input is called 'other'"):
+    with pytest.raises(UsageError, match="the manifest belongs to another model: no input is called 'other'"):
         verify_net(write_model(tmp_path, BOTH), *write_net(tmp_path, *BOTH_NET), manifest=manifest)
 
 
@@ -489,9 +489,7 @@ def test_effort_decides_how_many_inputs_run(tmp_path: Path) -> None:
     quick, normal = (verify_net(model, *net, verification=Verification(effort=e)) for e in ("quick", "normal"))
     assert len(quick.draws) == 2 < len(normal.draws)
     assert quick.ok
-    note = (
-        "the net ran on 2 sets of inputs; inputs that tell less than these were left out; --effort thorough runs them"
-    )
+    note = "the net ran on 2 sets of inputs; less useful inputs were left out; --effort thorough runs them"
     assert quick.notes == (note,)
     assert normal.notes == ()
     runs = verification.ModelRuns(model, Verification(), None, has_tail=False)
