@@ -194,8 +194,8 @@ def draw_inputs(
     5. Other integers and bools, and floats that hide scores, are masks of 0 and 1. Each row starts with 1, 0: a row
        without a 1 has no softmax, and a row without a 0 cannot show that the net ignores the mask. Masks whose sum
        must be their length are all 1.
-    6. Integers that the model compares with positions are lengths of sequences: at least half of the longest dynamic
-       dimension, and less than that, so that something is hidden.
+    6. Integers that the model compares with positions are lengths of sequences: half of the longest dynamic dimension
+       or more, but not all of it, so that the mask hides something.
 
     `sizes` gives values to the model's symbolic sizes; the others are `dynamic_sizes`. Raises UsageError for an input
     with an unsupported type or an absurd size.
@@ -292,7 +292,7 @@ class Uses:
             is_guarded=any(_traits(node, model).selects for node in (*quotients, *(node for node, _, _ in uses))),
             is_mask=any(_hides(node) for mask in (value, *inverses) for node, _ in _uses(mask, model)),
             is_counted=any(_traits(user, model).counts == index for user, index in _uses_of_sums(uses, model)),
-            are_lengths=len(value.shape or ()) < 2 and _meets_positions(value),
+            are_lengths=len(value.shape or ()) < 2 and _is_compared_with_positions(value),
         )
 
 
@@ -465,10 +465,10 @@ def _uses_of_sums(
                 yield from _uses(node.outputs[0], model)
 
 
-def _meets_positions(value: onnx_ir.Value) -> bool:
+def _is_compared_with_positions(value: onnx_ir.Value) -> bool:
     """Return True if a node compares numbers computed from a value with positions: 0, 1, 2, ..."""
     results = reached(
-        [value], lambda each: (out for node, _ in each.uses() if node.op_type in _ARITHMETIC for out in node.outputs)
+        [value], lambda item: (out for node, _ in item.uses() if node.op_type in _ARITHMETIC for out in node.outputs)
     )
     compared = [node for result in results for node, _ in result.uses() if node.op_type in _COMPARISONS]
     return any(_are_positions(operand) for node in compared for operand in node.inputs if operand is not None)

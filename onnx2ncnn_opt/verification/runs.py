@@ -27,7 +27,7 @@ _MAX_SIZES = 2  # at which each dynamic dimension runs
 _RANGES, _SEEDS_PER_RANGE = ((0.0, 1.0), (1.0, 1.0), (0.0, 100.0), (1.0, 10000.0)), 4
 # Nets up to these numbers of weights and input elements run on more inputs, because runs take less time than loading.
 _SMALL_WEIGHTS, _SMALL_INPUTS = 2**25, 2**18
-_EMPTY, _DULL, _TELLING = range(3)  # outputs, from worst to best
+_EMPTY, _UNINFORMATIVE, _INFORMATIVE = range(3)  # outputs, from worst to best
 _SHORTEST = 8  # elements; real images, sentences and sounds are longer
 
 
@@ -181,15 +181,16 @@ def drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None,
 
 
 def _quality(reference: Mapping[str, Array]) -> int:
-    """Return how much outputs show: nothing if one is empty, little if one has NaN or all are 0.
+    """Return the value of outputs as a test: none if one is empty, little if one has NaN or all are 0.
 
-    A few samples of a sound may give no feature.
+    Example: a few samples of a sound may give no feature.
     """
     outputs = reference.values()
     if not all(array.size for array in outputs):
         return _EMPTY
     has_nan = any(np.isnan(array).any() for array in outputs)
-    return _DULL if has_nan or not any((np.isfinite(array) & (array != 0)).any() for array in outputs) else _TELLING
+    has_numbers = any((np.isfinite(array) & (array != 0)).any() for array in outputs)
+    return _INFORMATIVE if has_numbers and not has_nan else _UNINFORMATIVE
 
 
 def _with_numbers(reference: Mapping[str, Array]) -> set[str]:
@@ -207,7 +208,7 @@ def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, 
     problem: RunError | None = None
     small = ""
     for total in inputs.totals(names):
-        found: list[list[Run]] = [[], [], []]  # by quality
+        by_quality: list[list[Run]] = [[], [], []]
         for lengths in inputs.LENGTHS if names else inputs.LENGTHS[:1]:
             sizes = dynamic_sizes(model, lengths, batches, total)
             sizes = {name: sizes[name] + (sizes[name] < least[name]) * least[name] for name in names}
@@ -221,17 +222,17 @@ def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, 
                 raise
             except RunError as error:
                 problem = problem or error
-                if total is not None and not any(found):
+                if total is not None and not any(by_quality):
                     break  # try the next sum
                 continue
             run = Run(sizes, draw, feeds, reference)
             quality = _quality(reference)
-            found[quality].append(run)
+            by_quality[quality].append(run)
             is_large = sum(array.size for array in feeds.values()) > _SMALL_INPUTS
-            if len(found[_TELLING]) == most or (quality != _TELLING and is_large):
+            if len(by_quality[_INFORMATIVE]) == most or (quality != _INFORMATIVE and is_large):
                 break
-        if any(found):
-            return [*found[_TELLING], *found[_DULL]][:most] or found[_EMPTY][:1]
+        if any(by_quality):
+            return [*by_quality[_INFORMATIVE], *by_quality[_UNINFORMATIVE]][:most] or by_quality[_EMPTY][:1]
     if problem is None:
         raise UsageError(small)
     hint = f", and --shape says how long {', '.join(names)} may be" if names else ""
