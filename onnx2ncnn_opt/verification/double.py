@@ -11,6 +11,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from onnx2ncnn_opt.errors import RunError
+from onnx2ncnn_opt.onnx.read.early import expanded
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import read_model
 
@@ -306,6 +307,7 @@ def _has_pads(attributes: dict[str, Any]) -> bool:
 
 def upgraded(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model in an opset that rewritten models can use; RunError if ONNX cannot convert it."""
+    proto = expanded(proto)
     opset = _opset(proto)
     if opset >= _WANTED_OPSET:
         return proto

@@ -354,6 +354,12 @@ class TestStructure:
         with pytest.raises(ModelError, match=message):
             load_model(model)
 
+    def test_an_import_that_is_repeated(self) -> None:
+        """As `onnx.utils.extract_model` has written it."""
+        model = parse(SMALL)
+        model.opset_import.add(domain="", version=18)
+        assert load_model(model).opsets == {"": 18}
+
     def test_text_that_is_not_utf_8(self) -> None:
         data = parse(SMALL).SerializeToString().replace(b"Sigmoid", b"Sigm\xff\xfed")
         with pytest.raises(ModelError, match="not UTF-8"):

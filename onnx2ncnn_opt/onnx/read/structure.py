@@ -38,7 +38,8 @@ def check_proto(proto: onnx.ModelProto) -> None:
     """Raise ModelError for parts that onnx_ir cannot read, or would drop or overwrite silently."""
     _check_text(proto)
     _check_learning(proto.graph.node)
-    for domain, count in _repeated(opset.domain or "ai.onnx" for opset in proto.opset_import):
+    imports = {(opset.domain or "ai.onnx", opset.version) for opset in proto.opset_import}  # onnx.utils repeats them
+    for domain, count in _repeated(domain for domain, _ in imports):
         raise ModelError(f"the model imports the opset of domain '{domain}' {count} times")
     for (domain, name, _), count in _repeated((f.domain, f.name, f.overload) for f in proto.functions):
         raise ModelError(f"function '{domain}::{name}' is defined {count} times")
