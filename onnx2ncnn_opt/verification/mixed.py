@@ -108,9 +108,8 @@ class DeviceJudge(MaskJudge):
         if self._worker.target.patience > 1:
             return None
         feeds = {self._names[blob]: feed for blob, feed in self.estimator.feeds.items()}
-        return self._runner(masks).time_blobs(
-            feeds, [self.estimator.names[layer.outputs[0]] for layer in self.layers()]
-        )
+        names = [self.estimator.names[layer.outputs[0]] for layer in self.layers()]
+        return self._runner(masks).time_blobs(feeds, names)
 
 
 def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:

@@ -170,9 +170,8 @@ class _NetJudge(Judge):
         runs = []
         for draw, arrays in counted(self.drawn, "ncnn runs the net as it was", "runs"):
             feeds = {blob.name: array for blob, array in arrays.items()}
-            results = run_reference(
-                net, self._original_feeds(feeds), list(self._graph_names), one_by_one=self.pair.is_cut
-            )
+            original = self._original_feeds(feeds)
+            results = run_reference(net, original, list(self._graph_names), one_by_one=self.pair.is_cut)
             runs.append(Run({}, draw, feeds, {self._graph_names[name]: array for name, array in results.items()}))
         return runs
 

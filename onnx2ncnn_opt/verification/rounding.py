@@ -167,11 +167,8 @@ class Rounding:
         to it as the model; an int8 net may lose LOSS and the effect of its coarser steps. Or an int8 net may differ
         from the model by twice `tolerance_within`, because ncnn has no -128.
         """
-        if (
-            not (is_int8 or "DynamicQuantizeLinear" in self._op_types)
-            or self._floats is None
-            or actual.shape != reference.shape
-        ):
+        is_quantised = is_int8 or "DynamicQuantizeLinear" in self._op_types
+        if not is_quantised or self._floats is None or actual.shape != reference.shape:
             return False
         float_runner, within, coarser = self._floats
         wider = replace(within, relative=2 * within.relative, slices=False)
