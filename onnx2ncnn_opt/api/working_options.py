@@ -83,6 +83,15 @@ def working_options(
     return None
 
 
+def converts(model: Any, options: Mapping[str, Any]) -> bool:
+    """Return True if `lower` takes the model with these options."""
+    try:
+        lower(model, **options)
+    except Error:
+        return False
+    return True
+
+
 def _without_refused(
     model: LoadedModel, error: Error, tried: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:

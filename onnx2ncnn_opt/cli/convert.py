@@ -267,20 +267,22 @@ def _working_command(output: Output, model: Path, options: Mapping[str, Any]) ->
     except (RunError, UnsupportedError, UsageError) as error:
         if isinstance(error, CrashError) or (isinstance(error, UsageError) and not options["shapes"]):
             raise
-        from onnx2ncnn_opt.api.working_options import as_arguments, without, working_options
+        from onnx2ncnn_opt.api.working_options import as_arguments, converts, without, working_options
 
-        more = working_options(model, error, _lower_options(options), options["verification"])
+        more, text = working_options(model, error, _lower_options(options), options["verification"]), str(error)
+        if isinstance(error, UnsupportedError) and error.plan:
+            first = {"outputs": list(error.cuts[0])}
+            if more != first if more else not converts(model, {**_lower_options(options), **first}):
+                text = text.replace(f"\n{error.plan}", "")
         if more is not None:
             kept = without(output.arguments, "--outputs") if "outputs" in more else output.arguments
             kept = without(kept, "--shape") if isinstance(error, UsageError) else kept
             kept = [word for word in kept if word != "--no-verify" or "custom" not in more]
             command = command_line(*kept, *as_arguments(more))
-            text = str(error)
             if error.advice and more.keys() <= {"shapes", "values"}:
                 text = text.partition(error.advice)[0].rstrip()
-            if isinstance(error, UnsupportedError) and error.plan and tuple(more.get("outputs", ())) != error.cuts[0]:
-                text = text.replace(f"\n{error.plan}", "")  # the plan's first net was tried, and failed
-            error.args = (f"{text}\nthis works: {command}",)
+            text += f"\nthis works: {command}"
+        error.args = (text,)
         raise
 
 

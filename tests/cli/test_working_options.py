@@ -92,6 +92,20 @@ def test_a_first_net_that_fails_is_no_advice(tmp_path: Path) -> None:
     assert run(tmp_path, *shlex.split(command)).code == 0
 
 
+def test_a_first_net_without_layers_is_no_advice(tmp_path: Path) -> None:
+    """All that comes before the convolution can only be a tail, and no net is before that."""
+    graph = (
+        "(float[20] x, float[1, 1, 3] v) => (float[1, 1, 2] y) <int64[1] zero = {0}, int64[1] one = {1}, "
+        "int64[1] four = {4}, int64[3] image = {1, 1, 4}> { p = Slice(x, zero, one) i = Cast<to = 7>(p) "
+        "e = Add(i, four) s = Slice(x, i, e) r = Reshape(s, image) y = Conv(r, v) }"
+    )
+    write_model(tmp_path, graph)
+    said = run(tmp_path, "convert", "model.onnx").err
+    assert "Slice 's' can follow a net, but Conv 'y' depends on it and needs a net again" in said
+    assert "make two nets" not in said
+    assert run(tmp_path, "convert", "model.onnx", "--outputs", "r").code == 1
+
+
 STRIDE = (
     "(float[1, 3, H, W] x) => (float[1, 3, H, W] y) <float[0] roi = {}, float[4] scales = {1, 1, 32, 32}> "
     "{ a = MaxPool<kernel_shape = [32, 32], strides = [32, 32]>(x) b = Resize(a, roi, scales) y = Add(x, b) }"
