@@ -3,7 +3,7 @@ from math import pi, sqrt
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes._linear import add, mul, negated, plus, times
+from onnx2ncnn_opt.passes._linear import add, close, factor, mul, negated, plus, times
 from onnx2ncnn_opt.rewrite.pattern import Op, op
 from onnx2ncnn_opt.rewrite.rule import rewrite
 
@@ -18,8 +18,8 @@ def _gated(gate: Op) -> Iterator[Op]:
 
 
 def _halved(gate: Op) -> Iterator[Op]:
-    """Yield x * 0.5 * gate, in every order."""
-    yield times(mul("x", gate), by=0.5)
+    """Yield x * 0.5 * gate, in every order; also with another last factor."""
+    yield times(mul("x", gate), "scale")
     yield mul(times("x", by=0.5), gate)
     yield mul("x", times(gate, by=0.5))
 
@@ -67,16 +67,25 @@ _TANH_VARIANTS = tuple(
 )
 
 
+def _scaled(gelu: Layer, scale: Layer | None) -> Layer | list[Layer]:
+    """Return a GELU, times what is left of a factor that is not 0.5: NFNets have one of their own."""
+    if scale is None or close(factor(scale), 0.5):
+        return gelu
+    gelu.outputs = (Blob(f"{scale.output.name}_gelu", scale.output.shape, scale.output.batch),)
+    params = {"op_type": BinaryOp.MUL, "with_scalar": 1, "b": 2 * factor(scale)}
+    return [gelu, Layer("BinaryOp", scale.name, [gelu.output], (), params)]
+
+
 @rewrite(*_ERF, exact=False)
-def fuse_gelu(x: Blob, root: Layer) -> Layer:
+def fuse_gelu(x: Blob, root: Layer, scale: Layer | None = None) -> Layer | list[Layer]:
     """x * 0.5 * (1 + Erf(x / sqrt(2)))   ⇒   GELU(x)"""
-    return Layer("GELU", root.name, [x])
+    return _scaled(Layer("GELU", root.name, [x]), scale)
 
 
 @rewrite(*_TANH_VARIANTS, exact=False, purpose="GPT-2 and other models with the tanh form")
-def fuse_fast_gelu(x: Blob, root: Layer) -> Layer:
+def fuse_fast_gelu(x: Blob, root: Layer, scale: Layer | None = None) -> Layer | list[Layer]:
     """x * 0.5 * (1 + TanH(sqrt(2 / pi) * (x + 0.044715 * x * x * x)))   ⇒   GELU(x, fast)"""
-    return Layer("GELU", root.name, [x], (), {"fast_gelu": 1})
+    return _scaled(Layer("GELU", root.name, [x], (), {"fast_gelu": 1}), scale)
 
 
 PASSES = (fuse_gelu, fuse_fast_gelu)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
-from onnx2ncnn_opt.ir.dim import is_fixed
+from onnx2ncnn_opt.ir.dim import by_axis, is_fixed
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.kernels import cost, surplus_of_attention
 from onnx2ncnn_opt.ir.spec import Trait
@@ -45,6 +45,7 @@ class _Trace:
     index: Array
     factor: float = 1.0
     layers: list[Layer] = field(default_factory=list)
+    rows: Blob | None = None  # a factor of each row
 
     @property
     def producer(self) -> Layer:
@@ -72,7 +73,8 @@ def fuse_multiheadattention(graph: Graph) -> Iterator[Replacement | Miss]:
     For every way to split and merge heads: the pass only traces each element to a column of the Gemm. Queries, keys and
     values may be parts of one Gemm. If one number multiplies all queries (0 for fully masked keys, by limit_mask_fill),
     the pass multiplies the keys' operand instead. Because of the keys' bias, that changes all scores of a query by the
-    same number, which Softmax ignores. With so many queries and keys that SDPA is faster, views included, it stays.
+    same number, which Softmax ignores. If factors multiply the rows of the result (move_nan_check_after_attention), the
+    last Gemm's bias is added after them. With so many queries and keys that SDPA is faster, views included, it stays.
     """
     for root in graph.layers:
         if root.graph is graph and root.type == "Gemm" and len(root.inputs) == 1:
@@ -95,8 +97,12 @@ def _match(root: Layer) -> Replacement | None:
         views = [layer for layer in layers if layer not in core.layers and layer.type != "Gemm"]
         require(surplus_of_attention(scores) < cost(views), "SDPA is faster for so many queries and keys")
     new = _attention(root, core, merged, (q, k, v))
+    if merged.rows is not None and core.gate is None:
+        *made, last = _times_rows(new, root, merged.rows)
+        return Replacement(tuple(layers), takes={root: last}, added=[(each, root) for each in made])
     if core.gate is None:
         return Replacement(tuple(layers), takes={root: new})
+    require(merged.rows is None, "both the queries and the result are multiplied")
     x, gate = gemms[1].input, core.gate
     fits = x.shape is not None and (gate.shape, gate.batch) == ((x.shape[0], 1), x.batch)
     require(fits, f"'{gate.name}' does not have one number for each key")
@@ -106,9 +112,28 @@ def _match(root: Layer) -> Replacement | None:
     return Replacement(tuple(layers), takes={root: new}, added=[(gated, root)])
 
 
+def _times_rows(attention: Layer, root: Layer, rows: Blob) -> list[Layer]:
+    """Return the attention without its last bias, times a factor of each row, plus the bias."""
+    y, bias = root.output, attention.weights["out_bias_data"]
+    attention.weights["out_bias_data"] = np.zeros_like(bias)
+    plain, gated = (Blob(f"{y.name}_{name}", y.shape, y.batch) for name in ("plain", "gated"))
+    column = Blob(f"{rows.name}_rows", (fixed_size(rows, -2), 1), rows.batch)
+    added = Blob(f"{y.name}_bias", (len(bias),))
+    attention.outputs = (plain,)
+    return [
+        attention,
+        Layer("Reshape", f"{root.name}_rows", [rows], [column], by_axis(fixed_shape(column))),
+        Layer("BinaryOp", f"{root.name}_gated", [plain, column], [gated], {"op_type": BinaryOp.MUL}),
+        Layer("MemoryData", added.name, [], [added], by_axis((len(bias),)), {"data": bias}),
+        Layer("BinaryOp", f"{root.name}_bias", [gated, added], (), {"op_type": BinaryOp.ADD}),
+    ]
+
+
 def _projection(blob: Blob) -> _Trace:
     reason = f"'{blob.name}' does not consist of a Gemm's columns, moved by views of known sizes"
-    return needed(_trace(blob, ("Gemm",)), reason)
+    trace = needed(_trace(blob, ("Gemm",)), reason)
+    require(trace.rows is None, f"'{blob.name}' has a factor for each row")
+    return trace
 
 
 def _attention(root: Layer, core: _Core, merged: _Trace, qkv: tuple[_Trace, ...]) -> Layer:
@@ -214,6 +239,14 @@ def _trace(blob: Blob, types: tuple[str, ...], depth: int = 12) -> _Trace | None
     if layer.type in types and len(layer.outputs) == 1:
         sizes = fixed_shape(blob)
         return _Trace(blob, np.arange(int(np.prod(sizes)), dtype=np.int32).reshape(sizes))
+    factors = _factors_of_rows(layer)
+    if factors is not None:
+        above = _trace(layer.inputs[0], types, depth - 1)
+        if above is None or above.rows is not None:
+            return None
+        above.layers.append(layer)
+        above.rows = factors
+        return above
     if len(layer.inputs) != 1:
         return None
     is_scaling = _SCALING.fits(layer)
@@ -228,6 +261,16 @@ def _trace(blob: Blob, types: tuple[str, ...], depth: int = 12) -> _Trace | None
     else:
         above.index = moved(layer, blob, above.index)
     return above
+
+
+def _factors_of_rows(layer: Layer) -> Blob | None:
+    """Return the factor of each row that a layer multiplies by, if it is the same for all heads."""
+    if not layer.computes(BinaryOp.MUL, scalar=False) or not is_fixed(layer.output.shape):
+        return None
+    x, factors = layer.inputs
+    sizes, shape = factors.shape or (), fixed_shape(layer.output)
+    fits = x.shape == shape and len(sizes) == len(shape) == 3 and sizes in ((1, 1, 1), (1, shape[1], 1))
+    return factors if fits else None
 
 
 def _selected(trace: _Trace) -> Linear:
