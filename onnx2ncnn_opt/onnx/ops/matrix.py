@@ -62,7 +62,7 @@ def _letters_kept(node: NodeView) -> int:
     return right.index(letter)
 
 
-@onnx_op("Einsum", since=12, items=_letters_kept)
+@onnx_op("Einsum", since=12, items=_letters_kept, folds=True)
 def einsum(im: ImportContext, *xs: Value, equation: str) -> Value:
     """MatMul of regrouped operands, Reduction of axes that are in one operand only."""
     terms, result = _parse(im, equation.replace(" ", ""), xs)

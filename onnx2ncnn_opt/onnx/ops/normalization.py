@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
+from onnx2ncnn_opt.ir.dim import product
+from onnx2ncnn_opt.ir.view import flat
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
@@ -32,7 +34,7 @@ def _by_running_statistics(node: NodeView) -> int:
 
 
 @onnx_op("BatchNormalization", since=7, batch=0, items=_by_running_statistics)
-def batch_norm(
+def batch_norm7(
     im: ImportContext,
     x: Tensor,
     scale: Value,
@@ -43,6 +45,24 @@ def batch_norm(
     epsilon: float = 1e-5,
     momentum: float = 0.9,
     spatial: int = 1,
+) -> Value | tuple[Value, ...]:
+    """BatchNorm with the running statistics."""
+    if not spatial:
+        raise im.refuse("spatial is 0: ncnn has statistics per channel only", "export it with spatial = 1")
+    return batch_norm(im, x, scale, bias, mean, var, epsilon=epsilon, momentum=momentum)
+
+
+@onnx_op("BatchNormalization", since=14, batch=0, items=_by_running_statistics, folds=True)
+def batch_norm(
+    im: ImportContext,
+    x: Tensor,
+    scale: Value,
+    bias: Value,
+    mean: Value,
+    var: Value,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
     training_mode: int = 0,
 ) -> Value | tuple[Value, ...]:
     """BatchNorm with the running statistics; BinaryOp mul and add for rows of features or computed statistics.
@@ -51,8 +71,6 @@ def batch_norm(
     """
     if training_mode:
         return _in_training(im, x, scale, bias, mean, var, epsilon, momentum)
-    if not spatial:
-        raise im.refuse("spatial is 0: ncnn has statistics per channel only", "export it with spatial = 1")
     arrays = [param.array for param in (scale, bias, mean, var) if isinstance(param, Constant)]
     if len(arrays) < 4:
         slope = binary(im, BinaryOp.DIV, scale, deviation(im, var, epsilon))
@@ -88,19 +106,37 @@ def _in_training(
     return y, running(mean, own_mean), running(var, variance)
 
 
-@onnx_op("InstanceNormalization", since=6, batch=0, errors="input")
+@onnx_op("InstanceNormalization", since=6, batch=0, errors="input", folds=True)
 def instance_norm(im: ImportContext, x: Tensor, scale: Value, bias: Value, *, epsilon: float = 1e-5) -> Value:
-    """InstanceNorm per channel over all further axes, on a Mat of three dims; BinaryOps for computed scale and bias."""
+    """InstanceNorm per channel over all further axes, on a Mat of three dims; BinaryOps for computed scale and bias.
+
+    GroupNorm if each of its channels is a group of the Mat's: torch exports GroupNorm in this way before opset 18.
+    """
     if not 3 <= x.rank <= 5:
         raise im.refuse(f"the operand has rank {x.rank}", _RANKS)
-    # ncnn treats a 2-D Mat as one channel.
-    dims = [[1], [], [2]] if x.rank == 3 else [[axis] for axis in range(1, x.rank)]
     params: dict[str, Any] = {"affine": 0}
     if isinstance(scale, Constant) and isinstance(bias, Constant):
+        channels = _grouped_channels(x)
+        if channels is not None:
+            group = scale.array.size
+            gamma, beta = (np.repeat(param.array, channels // group) for param in (scale, bias))
+            params = {"weights": {"gamma_data": gamma, "beta_data": beta}, "eps": epsilon}
+            return im.like(x, im.layer("GroupNorm", x.blob, group=group, channels=channels, **params))
         params = {"channels": scale.array.size, "weights": {"gamma_data": scale.array, "beta_data": bias.array}}
+    # A 2-D Mat would be one single channel.
+    dims = [[1], [], [2]] if x.rank == 3 else [[axis] for axis in range(1, x.rank)]
     blob = im.layer("InstanceNorm", im.mat(x, dims, [0]), eps=epsilon, **params)
     normal = im.wrap(blob, x.shape, dims, [0])
     return normal if "weights" in params else _affine(im, normal, scale, bias)
+
+
+def _grouped_channels(x: Tensor) -> int | None:
+    """Return the channels of the Mat where axis 1 counts groups of them, and the other axes all that is in a group."""
+    view, groups = x.view, x.view.axes[1]
+    first = view.dims[0] if view.dims else ()
+    channels = product(atom.size for atom in first)
+    is_inner = view.batch == view.axes[0] and flat(view.dims) == flat(view.axes[1:])
+    return channels if is_inner and first[: len(groups)] == groups != first and isinstance(channels, int) else None
 
 
 @onnx_op("GroupNormalization", since=18, batch=0, errors="input")
@@ -136,8 +172,8 @@ def _of_each(im: ImportContext, param: Value, count: int) -> Value:
     return im.reshape(spread(im, im.reshape(param, (size, 1)), (size, count)), (size * count,))
 
 
-onnx_op("LayerNormalization", since=17, axes="same", items=items.from_axis(-1), errors="input")(layer_norm)
-onnx_op("RMSNormalization", since=23, axes="same", items=items.from_axis(-1))(rms_norm)
+onnx_op("LayerNormalization", since=17, axes="same", items=items.from_axis(-1), errors="input", folds=True)(layer_norm)
+onnx_op("RMSNormalization", since=23, axes="same", items=items.from_axis(-1), folds=True)(rms_norm)
 
 
 @onnx_op("LRN", batch=0)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Interp, SamplePadding
-from onnx2ncnn_opt.ir.dim import Dim, Sym, at_least, exact_div, known
+from onnx2ncnn_opt.ir.dim import Dim, Sym, at_least, exact_div, is_fixed, known
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
@@ -78,14 +78,14 @@ def _resized(node: NodeView) -> int:
 
 
 @onnx_op("Upsample", since=7, batch=0, integers=True, items=_resized)
-def upsample7(im: ImportContext, x: Tensor, *, scales: tuple[float, ...], mode: str = "nearest") -> Value:
+def upsample7(im: ImportContext, x: Value, *, scales: tuple[float, ...], mode: str = "nearest") -> Value:
     """Interp; see Resize of opset 10."""
     return resize10(im, x, np.array(scales), mode=mode)
 
 
 @onnx_op("Upsample", since=9, batch=0, integers=True, items=_resized)
 @onnx_op("Resize", since=10, batch=0, integers=True, items=_resized)
-def resize10(im: ImportContext, x: Tensor, scales: Array, *, mode: str = "nearest") -> Value:
+def resize10(im: ImportContext, x: Value, scales: Array, *, mode: str = "nearest") -> Value:
     """Interp; coordinates are asymmetric, nearest rounds down, or up if an axis shrinks."""
     sampling = _Sampling(mode, "asymmetric", _SIMPLE)
     return _resize(im, *_scaled(im, x, scales, sampling), sampling)
@@ -94,7 +94,7 @@ def resize10(im: ImportContext, x: Tensor, scales: Array, *, mode: str = "neares
 @onnx_op("Resize", since=11, batch=0, integers=True, items=_resized)
 def resize11(
     im: ImportContext,
-    x: Tensor,
+    x: Value,
     roi: Array | None = None,
     scales: Array | None = None,
     sizes: Sizes | None = None,
@@ -133,7 +133,7 @@ def resize11(
     return _resize(im, x, [a._replace(region=regions.get(a.axis, a.region)) for a in changes], sampling)
 
 
-def _in_proportion(im: ImportContext, x: Tensor, targets: Sequence[int], sizes: Sizes, policy: str) -> list[_Axis]:
+def _in_proportion(im: ImportContext, x: Value, targets: Sequence[int], sizes: Sizes, policy: str) -> list[_Axis]:
     """Return all axes with one common scale, so that none gets larger (or smaller) than its requested size."""
     limit = {"not_larger": min, "not_smaller": max}.get(policy)
     if limit is None:
@@ -155,7 +155,7 @@ def _sized(axis: int, size: Dim, out: Dim) -> _Axis:
     return _Axis(axis, size, out, float(factor) if isinstance(factor, int) else None)
 
 
-def _scaled(im: ImportContext, x: Tensor, scales: Array, sampling: _Sampling) -> tuple[Tensor, list[_Axis]]:
+def _scaled(im: ImportContext, x: Value, scales: Array, sampling: _Sampling) -> tuple[Value, list[_Axis]]:
     """Return all axes with their scales, and the operand, perhaps cropped along dynamic axes."""
     if scales.ndim != 1:
         raise im.invalid("its scales are not a list")
@@ -175,17 +175,20 @@ def _scaled(im: ImportContext, x: Tensor, scales: Array, sampling: _Sampling) ->
         if ratio.numerator == 1 and sampling.mode == "linear" and sampling.coordinates == "half_pixel":
             # Each pixel reads a whole group of pixels; the remaining pixels at the end are not read.
             size = size // ratio.denominator * ratio.denominator
-            x = x if size == x.shape[axis] else crop(im, x, axis, 0, size)
+            x = x if size == x.shape[axis] else crop(im, im.tensor(x), axis, 0, size)
         axes.append(_Axis(axis, size, size * ratio.numerator // ratio.denominator, float(factor)))
     return x, axes
 
 
-def _resize(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _Sampling) -> Tensor:
+def _resize(im: ImportContext, x: Value, axes: list[_Axis], sampling: _Sampling) -> Value:
     if any(a.out == a.size and a.region != (0.0, 1.0) for a in axes):
         reason = "a region that becomes as large as all: ONNX Runtime does not cut it out"
         raise im.refuse(reason, "resize without a region")
     if all(a.out == a.size for a in axes):
         return x
+    if isinstance(x, Constant) and not sampling.crops and is_fixed([a.out for a in axes]):  # as embeddings of positions
+        return _of_constant(im, x, axes, sampling)
+    x = im.tensor(x)
     if is_float(x.dtype):
         return _resize_floats(im, x, axes, sampling)
     if sampling.mode != "nearest" or sampling.crops:
@@ -196,12 +199,28 @@ def _resize(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _Sampling
     return Tensor(y.blob, y.view, held_as_float(x.dtype))
 
 
-def _resize_floats(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _Sampling) -> Tensor:
+def _changed(im: ImportContext, axes: list[_Axis], sampling: _Sampling) -> list[_Axis]:
+    """Return the axes that change; refuse unknown modes, and sizes out of bounds."""
     # ONNX Runtime ignores a scale that does not change the size if no other size changes, or with antialias.
     changed = [a for a in axes if a.out != a.size or (a.scale != 1 and not sampling.antialias)]
     _check(im, changed, sampling)
+    return changed
+
+
+def _of_constant(im: ImportContext, x: Constant, axes: list[_Axis], sampling: _Sampling) -> Constant:
+    array = x.array
+    for one in _changed(im, axes, sampling):
+        if sampling.mode == "nearest":
+            array = array.take(_nearest_index(one, sampling), one.axis)
+        else:
+            array = np.moveaxis(np.tensordot(_matrix(one, sampling), array, (1, one.axis)), 0, one.axis)
+    return Constant(array.astype(x.dtype))
+
+
+def _resize_floats(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _Sampling) -> Tensor:
+    changed = _changed(im, axes, sampling)
     if all(a.axis >= 2 for a in changed) and x.rank in (3, 4):
-        params = _interp(changed, sampling)
+        params = _interp(im, changed, sampling)
         if params is not None:
             return _interp_layer(im, x, axes, params)
     for one in changed:
@@ -234,8 +253,8 @@ def _check(im: ImportContext, changed: list[_Axis], sampling: _Sampling) -> None
         raise im.refuse("an axis shrinks to nothing, and ncnn has no empty tensors", "use a larger scale or size")
 
 
-def _interp(changed: list[_Axis], sampling: _Sampling) -> dict[str, int] | None:
-    """Return Interp's parameters if it samples the axes as ONNX does, else None."""
+def _interp(im: ImportContext, changed: list[_Axis], sampling: _Sampling) -> dict[str, int] | None:
+    """Return Interp's parameters if it samples the axes as ONNX does, else None; for one pixel it does not."""
     if sampling.crops:
         return None
     if sampling.mode == "nearest":
@@ -243,15 +262,14 @@ def _interp(changed: list[_Axis], sampling: _Sampling) -> dict[str, int] | None:
     if sampling.antialias or sampling.exclude_outside or (sampling.mode == "cubic" and sampling.cubic_coeff_a != -0.75):
         return None
     # Interp samples both image axes in one mode; an axis that keeps its size does not change in any mode.
-    aligned = sampling.coordinates == "align_corners"
-    half = sampling.coordinates == "half_pixel" or (
-        sampling.coordinates == "pytorch_half_pixel"
-        and all(at_least(a.out, 2) or at_least(a.out - a.size, 0) for a in changed)
-    )
-    if not (aligned or half) or (aligned and not all(at_least(a.out, 2) for a in changed)):
+    aligned, half = sampling.coordinates == "align_corners", sampling.coordinates == "pytorch_half_pixel"
+    if not (aligned or half or sampling.coordinates == "half_pixel"):
         return None
     if not all(_leads_to_size(a) for a in changed):
         return None  # ONNX's scale is not exactly the ratio of the sizes
+    shrinking = [a for a in changed if aligned or (half and not at_least(a.out - a.size, 0))]
+    if not all(im.try_demand(a.out, 2) for a in shrinking):
+        return None
     kind = Interp.BILINEAR if sampling.mode == "linear" else Interp.BICUBIC
     return {"resize_type": kind, "align_corner": int(aligned)}
 
