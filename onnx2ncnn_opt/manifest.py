@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -131,8 +132,8 @@ class TailFile:
 
 def limit_of(text: str, least: int) -> tuple[str, str]:
     """Return a size and its limit in words: ("64 + -1*n", 0) gives "n" and "64 or less"."""
-    first, *others = text.split(" + ")
-    if "(" not in text and first.isdigit() and others and all(other.startswith("-1*") for other in others):
+    first, *others = re.split(r" \+ (?![^(]*\))", text)  # not within brackets
+    if first.isdigit() and others and all(other.startswith("-1*") for other in others):
         return " + ".join(other.removeprefix("-1*") for other in others), f"{int(first) - least} or less"
     return text, f"{least} or more"
 

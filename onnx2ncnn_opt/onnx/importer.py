@@ -27,7 +27,7 @@ from onnx2ncnn_opt.onnx.batch import batch_axes, dynamic_batches
 from onnx2ncnn_opt.onnx.custom import CustomOp, import_custom, numbered
 from onnx2ncnn_opt.onnx.fold import sizes
 from onnx2ncnn_opt.onnx.fold.evaluate import CannotFold, TooLarge, evaluate_node
-from onnx2ncnn_opt.onnx.fold.sizes.cells import map_cells
+from onnx2ncnn_opt.onnx.fold.sizes.cells import Known, map_cells
 from onnx2ncnn_opt.onnx.fold.stand_in import inferred_outputs
 from onnx2ncnn_opt.onnx.items import Batch, ItemRule
 from onnx2ncnn_opt.onnx.lower.builder import Builder, Invalid, Refusal, Results, ShapeMismatch
@@ -581,6 +581,8 @@ class _Import(_ImportBase):
         inputs = [operand if isinstance(operand, (Constant, SymbolicTensor)) else None for operand in operands]
         if any(isinstance(operand, SymbolicTensor) for operand in inputs):
             result = None if node.domain else sizes.evaluate(node.op_type, inputs, attributes_of(node))
+            if result is None and (node.domain, node.op_type) == ("", "Div"):
+                result = self._quotient(*inputs)
             if isinstance(result, SymbolicTensor) and result.cells.dtype == object:
                 result = replace(result, cells=map_cells(self.without_quotients, result.cells))
             return None if result is None else [result]
@@ -595,6 +597,15 @@ class _Import(_ImportBase):
             return None
         self._budget.take(results)
         return [Constant(array) for array in results]
+
+    def _quotient(self, a: Known | None, b: Known | None) -> Known | None:
+        """Return a // b, as ONNX divides sizes from 0 on; demand that they are. None for other operands."""
+        cells = list(a.cells.flat) if isinstance(a, SymbolicTensor) and a.dtype.kind in "iu" else []
+        if not cells or not all("#" not in str(cell) and self.try_demand(cell, 0) for cell in cells):
+            return None
+        rest = sizes.evaluate("Mod", [a, b], {})
+        whole = sizes.evaluate("Sub", [a, rest], {}) if rest is not None else None
+        return None if whole is None else sizes.evaluate("Div", [whole, b], {})
 
     def inlined(self, graph: onnx_ir.Graph, *operands: Item, iterations: int | None = None) -> tuple[Item, ...]:
         """See `ImportContext`."""

@@ -109,6 +109,26 @@ def test_a_minimum_of_several_sizes(tmp_path: Path) -> None:
     conversion.verify(worker=WORKER).check()
 
 
+def test_a_table_is_cut_around_its_middle(tmp_path: Path) -> None:
+    """Relative positions, as ESPnet and NeMo slice them; they take half of 2 * m - 1 then, which has to be positive."""
+    model = parsed(
+        "(float[1, 2, n] x) => (float y) <float[1, 9] table = {1, 2, 3, 4, 5, 6, 7, 8, 9}, int64[1] five = {5},"
+        " int64[1] four = {4}, int64[1] two = {2}, int64[1] one = {1}, int64[1] zero = {0}>"
+        " { p = MaxPool<kernel_shape = [2], strides = [2]>(x) m = Shape<start = 2>(p) first = Sub(five, m)"
+        " last = Add(four, m) rows = Slice(table, first, last, one) size = Shape<start = 1>(rows) half = Div(size, two)"
+        " end = Add(half, one) some = Slice(rows, zero, end, one) y = Add(p, some) }",
+        opset=18,
+    )
+    conversion = lower(model)
+    assert conversion.manifest().minimum == {"n": 3, "5 + -1*((n)//(2))": 0}
+    with (
+        Net(conversion.save(tmp_path / "net").param) as net,
+        pytest.raises(UsageError, match=r"for \(\(n\)//\(2\)\) of 5 or less, not 6: the model's table ends there"),
+    ):
+        net.run({"x": np.ones((1, 2, 12), np.float32)})
+    conversion.verify(worker=WORKER).check()
+
+
 @pytest.mark.parametrize("kernel", [100, 3000])
 def test_a_verification_draws_sizes_from_the_minimum_on(kernel: int) -> None:
     conversion = lower(model_of("1,2,n", f"y = MaxPool<kernel_shape = [{kernel}]>(x)"))

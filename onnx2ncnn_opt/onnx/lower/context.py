@@ -53,12 +53,14 @@ class ImportContext(Builder, ABC):
 
     def demand(self, size: Dim, least: int) -> None:
         """Record that the net is right only if a size is `least` or more, unless that is certain."""
-        size = self._within_limits(size) if isinstance(size, Sym) else size
+        size = self.within_limits(size)
         if isinstance(size, Sym) and not self.try_demand(size, least):
             self._minimum[size] = max(least, self._minimum.get(size, least))
 
-    def _within_limits(self, size: Sym) -> Dim:
+    def within_limits(self, size: Dim) -> Dim:
         """Return a size with ``min(a, b)`` replaced by b if recorded demands imply ``a >= b``."""
+        if isinstance(size, int):
+            return size
         nonnegative = [demanded for demanded, bound in self._minimum.items() if bound >= 0]
         pairs = [(call, *pair) for call in calls(size) if call.operator == "min" for pair in (call[1:], call[:0:-1])]
         minima = {call: b for call, a, b in pairs if any(at_least(a - b - gap, 0) for gap in nonnegative)}
@@ -79,6 +81,16 @@ class ImportContext(Builder, ABC):
         if more < LARGEST_SIZE:
             self._minimum[symbol(name)] = more + 1
         return more < LARGEST_SIZE
+
+    def try_demand_place(self, place: Dim, least: int) -> bool:
+        """As `try_demand`; a place in a table, as ``64 - n``, that is `least` or more at first is demanded to stay."""
+        if self.try_demand(place, least):
+            return True
+        begin = place.subs(dict.fromkeys(place.names(), 1)) if isinstance(place, Sym) else place
+        if not at_least(begin, max(least, 1)):
+            return False
+        self.demand(place, least)
+        return True
 
     def without_quotients(self, size: Dim) -> Dim:
         """Return a size without quotients such as ``3 // n``, which is 0 for the n >= 4 that is demanded then."""

@@ -116,14 +116,13 @@ def instance_norm(im: ImportContext, x: Tensor, scale: Value, bias: Value, *, ep
         raise im.refuse(f"the operand has rank {x.rank}", _RANKS)
     params: dict[str, Any] = {"affine": 0}
     if isinstance(scale, Constant) and isinstance(bias, Constant):
-        channels = _grouped_channels(x)
-        if channels is not None:
-            group = scale.array.size
+        group, channels = scale.array.size, _grouped_channels(x)
+        if channels is not None and scale.shape == bias.shape == (x.shape[1],):
             gamma, beta = (np.repeat(param.array, channels // group) for param in (scale, bias))
             params = {"weights": {"gamma_data": gamma, "beta_data": beta}, "eps": epsilon}
             return im.like(x, im.layer("GroupNorm", x.blob, group=group, channels=channels, **params))
         params = {"channels": scale.array.size, "weights": {"gamma_data": scale.array, "beta_data": bias.array}}
-    # A 2-D Mat would be one single channel.
+    # ncnn treats a 2-D Mat as one channel.
     dims = [[1], [], [2]] if x.rank == 3 else [[axis] for axis in range(1, x.rank)]
     blob = im.layer("InstanceNorm", im.mat(x, dims, [0]), eps=epsilon, **params)
     normal = im.wrap(blob, x.shape, dims, [0])

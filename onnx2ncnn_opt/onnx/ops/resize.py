@@ -186,7 +186,8 @@ def _resize(im: ImportContext, x: Value, axes: list[_Axis], sampling: _Sampling)
         raise im.refuse(reason, "resize without a region")
     if all(a.out == a.size for a in axes):
         return x
-    if isinstance(x, Constant) and not sampling.crops and is_fixed([a.out for a in axes]):  # as embeddings of positions
+    is_known = is_fixed([a.out for a in axes]) and (sampling.mode == "nearest" or is_float(x.dtype))
+    if isinstance(x, Constant) and is_known and not sampling.crops:  # as embeddings of positions
         return _of_constant(im, x, axes, sampling)
     x = im.tensor(x)
     if is_float(x.dtype):

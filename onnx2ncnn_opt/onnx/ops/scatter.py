@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
-from onnx2ncnn_opt.ir.dim import Shape, axis_index, is_fixed, product
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, axis_index, is_fixed, known, product
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
+from onnx2ncnn_opt.onnx.fold.sizes.cells import Known, as_symbolic, is_dynamic, materialised_or_none
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import add, binary, maximum, minimum, mul, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MIN, as_float, as_numbers
@@ -23,6 +24,7 @@ from onnx2ncnn_opt.onnx.lower.functional.gather import (
     gather,
     gather_elements,
     nonnegative_indices,
+    run_of,
 )
 from onnx2ncnn_opt.onnx.lower.functional.logic import between
 from onnx2ncnn_opt.onnx.lower.functional.pad import pad
@@ -45,43 +47,96 @@ def scatter_nd(im: ImportContext, data: Value, indices: Operand, updates: Value,
     depth = indices.shape[-1]
     if not isinstance(depth, int) or not 1 <= depth <= data.rank:
         raise im.invalid(f"indices of {depth} axes into rank {data.rank}")
-    if reduction == "none" and updates.shape == data.shape and _is_everywhere(indices, data.shape[:depth]):
-        return updates
-    indices = im.tensor(indices) if isinstance(indices, SymbolicTensor) else indices
+    if isinstance(indices, SymbolicTensor):
+        placed = _scatter_beside(im, data, indices, updates, reduction)
+        if placed is not None:
+            return placed
+        indices = im.tensor(indices)
     if isinstance(indices, Constant):
         return _scatter(im, data, np.moveaxis(indices.array, -1, 0), updates, data.rank - depth, reduction)
     return _scatter_rows(im, data, flat_indices(im, indices, data.shape[:depth], 0), updates, depth, reduction)
 
 
-def _is_everywhere(indices: Operand, sizes: Shape) -> bool:
-    """Return True if the indices enumerate all elements in order, as for ``mask[...] = x``."""
-    if not isinstance(indices, SymbolicTensor) or indices.shape != (*sizes, len(sizes)):
-        return False
-    cells = np.broadcast_to(indices.cells, (*indices.cells.shape[:-1], len(sizes)))
-    for axis, size in enumerate(sizes):
-        count = cells.shape[axis]
-        own = np.array([*range(count)] if count > 1 or size == 1 else [axis_index(len(sizes) - axis)], dtype=object)
-        if (np.moveaxis(cells[..., axis], axis, -1) != own).any():
-            return False
-    return True
+def _scatter_beside(
+    im: ImportContext, data: Value, indices: SymbolicTensor, updates: Value, reduction: str
+) -> Value | None:
+    """Scatter to constant places beside runs of dynamic axes, as ``x[:, 2, :n] = y``; None for others."""
+    last, depth, x = indices.rank - 1, indices.cells.shape[-1], indices
+    open_axes = [k for k, size in enumerate(x.shape) if isinstance(size, Sym)]
+    kept = [k for k in range(last) if k not in open_axes]
+    for k in (*kept, last):
+        x = materialised_or_none(x, k) or x
+    cells = np.moveaxis(x.cells, -1, 0).reshape(depth, -1)
+    found = [run_of(row[0], x.rank) if (row == row[0]).all() else None for row in cells]
+    runs = {run.axis: (axis, run.start) for axis, run in enumerate(found) if run is not None and run.axis in open_axes}
+    picked = [axis for axis in range(depth) if axis not in dict(runs.values())]
+    are_rows = updates.shape == (*indices.shape[:-1], *data.shape[depth:])
+    if not are_rows or not (picked or (reduction == "none" and not kept)) or is_dynamic(*cells[picked].flat):
+        return None
+    if len(runs) < len(open_axes) or cells.shape[1] != math.prod(known(tuple(indices.shape[k] for k in kept))):
+        return None
+    levels, inside = [], data
+    for k in open_axes:
+        axis, start = runs[k]
+        levels.append((inside, axis, start))
+        if start != 0 or indices.shape[k] != data.shape[axis]:
+            inside = crop(im, im.tensor(inside), axis, start, start + indices.shape[k])
+    order = [*picked, *(runs[k][0] for k in open_axes), *range(depth, data.rank)]
+    new = updates.transpose([*kept, *open_axes, *range(last, updates.rank)])
+    if picked:
+        index = cells[picked].reshape(len(picked), *(x.cells.shape[k] for k in kept)).astype(np.int64)
+        new = _scatter(im, inside.transpose(order), index, new, data.rank - len(picked), reduction)
+    new = new.transpose([order.index(axis) for axis in range(data.rank)])
+    for outer, axis, start in reversed(levels):
+        new = _joined(im, outer, new, axis, start)
+    return new
+
+
+def _joined(im: ImportContext, data: Value, new: Value, axis: int, start: Dim) -> Value:
+    """Return the data with new elements in place of its own from `start` on along an axis."""
+    size, end = data.shape[axis], start + new.shape[axis]
+    parts: list[Value] = []
+    for first, last in ((0, start), (end, size)):
+        if first != last and not im.try_demand(last - first, 1):
+            raise im.refuse(f"it leaves {last - first} elements, which may be none", "bind sizes with --shape")
+        parts += [crop(im, im.tensor(data), axis, first, last)] if first != last else []
+        parts += [new] if first == 0 else []
+    return concat(im, *parts, axis=axis)
 
 
 @onnx_op("Scatter", since=9, later=("reduction",), integers=True)
 @onnx_op("ScatterElements", since=11, later=("reduction",), integers=True, folds=True)
 @onnx_op("ScatterElements", since=16, integers=True, folds=True)
 def scatter_elements(
-    im: ImportContext, data: Value, indices: Value, updates: Value, *, axis: int = 0, reduction: str = "none"
+    im: ImportContext, data: Value, indices: Operand, updates: Value, *, axis: int = 0, reduction: str = "none"
 ) -> Value:
     """Concat of old and new rows, or the reduction of both."""
     _check_reduction(im, reduction)
     if indices.rank != data.rank:
         raise im.invalid(f"indices of rank {indices.rank} for rank {data.rank}")
     axis = im.axis(axis, data.rank)
-    if isinstance(indices, Tensor):
-        return _scatter_cells(im, data, indices, updates, axis, reduction)
+    rows = None if isinstance(indices, Tensor) else _rows_of(indices, axis)
+    if rows is not None and updates.shape == indices.shape == (*data.shape[:axis], len(rows), *data.shape[axis + 1 :]):
+        size, first = data.shape[axis], int(rows[0])  # as of x[:, 2] = y
+        if isinstance(size, Sym) and reduction == "none" and (np.diff(rows) == 1).all():
+            return _joined(im, data, updates, axis, size + first if first < 0 else first)
+        order = [axis, *(a for a in range(data.rank) if a != axis)]
+        moved, new = data.transpose(order), updates.transpose(order)
+        return _scatter(im, moved, rows[None], new, data.rank - 1, reduction).transpose(np.argsort(order).tolist())
+    if isinstance(indices, (Tensor, SymbolicTensor)):
+        return _scatter_cells(im, data, im.tensor(indices), updates, axis, reduction)
     targets: list[Array] = list(np.indices(indices.array.shape))
     targets[axis] = indices.array
     return _scatter(im, data, np.stack(targets), updates, 0, reduction)
+
+
+def _rows_of(indices: Known, axis: int) -> Array | None:
+    """Return the indices of rows along an axis; None if they are dynamic, or are not the same for all other axes."""
+    listed = materialised_or_none(as_symbolic(indices), axis)
+    if listed is None or is_dynamic(*listed.cells.flat):
+        return None
+    rows = np.moveaxis(listed.cells, axis, 0).reshape(listed.cells.shape[axis], -1).astype(np.int64)
+    return rows[:, 0] if rows.size and (rows == rows[:, :1]).all() else None
 
 
 @onnx_op("TensorScatter", since=24, integers=True, axes="same")
@@ -181,7 +236,8 @@ def _scatter_cells(im: ImportContext, data: Value, indices: Tensor, updates: Val
     old, targets, new = (im.reshape(x.transpose(order), (count, x.shape[axis])) for x in (data, indices, updates))
     row = im.tensor(targets)
     if reduction == "none":
-        result = gather_elements(im, concat(im, old, new, axis=1), _sources(im, row, shape[axis]), axis=1)
+        both = concat(im, old, new, axis=1)
+        result: Value = im.tensor(gather_elements(im, both, _sources(im, row, shape[axis]), axis=1))
     else:
         old, new = (im.reshape(x, (*x.shape, 1)) for x in (old, new))
         result = _combined(im, old, new, _hits(im, row, shape[axis], 1), reduction)

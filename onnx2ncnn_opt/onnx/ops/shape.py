@@ -9,18 +9,20 @@ from functools import partial
 import numpy as np
 import onnx_ir
 
+from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, is_fixed, product, shape_text
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
+from onnx2ncnn_opt.onnx.fold.sizes import evaluate
 from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.binary import expand, spread
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary, expand, spread
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
 from onnx2ncnn_opt.onnx.lower.functional.crop import split as parts_of
 from onnx2ncnn_opt.onnx.lower.functional.views import repeated, squeeze, unsqueeze
 from onnx2ncnn_opt.onnx.registry import ALL, onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Operand, Sizes, SymbolicTensor, Tensor, Value
 
 
 @onnx_op("Reshape", since=5, integers=True, moves=(0,), items=items.in_order, folds=True)
@@ -187,8 +189,13 @@ def _image(im: ImportContext, x: Tensor) -> Shape:
 
 
 @onnx_op("Range", since=11, integers=True, folds=True)
-def range_(im: ImportContext, start: Value, limit: Value, delta: Value, *, stash_type: int = 1) -> Value:
-    """CumulativeSum of ones; the bounds must depend on sizes only."""
+def range_(im: ImportContext, start: Operand, limit: Operand, delta: Operand, *, stash_type: int = 1) -> Value:
+    """CumulativeSum of ones; the bounds must depend on sizes only. From 0.5 on it is a Range from 0 on, plus 0.5."""
+    if isinstance(start, Constant) and isinstance(limit, SymbolicTensor) and isinstance(delta, Constant):
+        fraction = start.array % 1
+        whole = evaluate("Range", [Constant(start.array - fraction), limit, delta], {})
+        if whole is not None and (delta.array > 0).all():
+            return binary(im, BinaryOp.ADD, im.tensor(whole), Constant(fraction))
     reason = "its length depends on values that are computed at run time, or on a step that is not an integer"
     raise im.refuse(reason, "make it depend on the shapes of inputs only, with an integer step")
 

@@ -64,7 +64,7 @@ def top_k10(
     flat, ordered = (im.reshape(y.transpose(perm), (rows, size)) for y in (x, order))
     indices = _of_rank(im, _ranks(im, im.tensor(ordered), size), size, count)
     shape, back = (*(x.shape[a] for a in perm[:-1]), count), [perm.index(a) for a in range(x.rank)]
-    numbers = gather_elements(im, flat, indices, axis=1)
+    numbers = im.tensor(gather_elements(im, flat, indices, axis=1))
     values, places = (im.tensor(im.reshape(y, shape)).transpose(back) for y in (numbers, indices))
     return values, Tensor(places.blob, places.view, _INDEX)
 

@@ -26,14 +26,17 @@ def sliced(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: 
     """ONNX's slice [start:end:step] of an axis, which must not be empty: Crop, Pooling for steps, Flip."""
     size = x.shape[axis]
     if isinstance(start, Sym) or isinstance(end, Sym):
-        bounds = slice_ends(size, start, end, im.try_demand) if step > 0 else None
+        # A table that is cut around its middle, as [64 - n:63 + n], has to be long enough.
+        demand = im.try_demand if isinstance(size, Sym) else im.try_demand_place
+        bounds = slice_ends(size, start, end, demand) if step > 0 else None
         if bounds is None:
             reason = f"[{start}:{end}:{step}] of an axis of size {size} depends on dynamic dimensions"
             raise im.refuse(reason, "bind them with --shape")
-        x = crop(im, x, axis, *bounds) if bounds != (0, size) else x
+        first, last = (im.within_limits(bound) for bound in bounds)
+        x = crop(im, x, axis, first, last) if (first, last) != (0, size) else x
     elif isinstance(size, Sym):
         if step < 0:
-            first: Dim = 0 if start >= 2**31 - 1 else -1 - start
+            first = 0 if start >= 2**31 - 1 else -1 - start
             if start < 0 and not at_least(size + start, 0):  # ONNX clamps the start to the axis
                 first = smaller(first, size - 1)
             last = -1 - end if end > -(2**31) + 1 else 2**31 - 1

@@ -15,7 +15,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, Sample, SamplePadding, UnaryOp
 from onnx2ncnn_opt.ir.dim import Call, Dim, Shape, Sym, at_least, known, product, symbol
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.fold.sizes.cells import materialised_or_none
+from onnx2ncnn_opt.onnx.fold.sizes.cells import as_constant, materialised_or_none
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, expand, spread
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, float_array
@@ -140,25 +140,26 @@ def _type(data: Value) -> np.dtype[np.generic]:
     return np.dtype(np.float32) if is_float(data.dtype) else held_as_float(data.dtype)
 
 
-def gather_elements(im: ImportContext, data: Value, indices: Value, *, axis: int = 0) -> Value:
-    """Crop and Concat for constant indices of elements or whole rows; else GridSample."""
+def gather_elements(im: ImportContext, data: Value, indices: Value, *, axis: int = 0) -> Operand:
+    """Crop and Concat for constant indices of elements or whole rows; nothing for equal elements; else GridSample."""
     axis = im.axis(axis, data.rank)
     if indices.rank != data.rank:
         raise im.invalid(f"indices of rank {indices.rank} for rank {data.rank}")
     if isinstance(indices, Constant):
         return _constant_elements(im, data, indices.array, axis)
     check_indices(im, indices)
+    if isinstance(data, Constant) and data.array.size and (data.array == data.array.flat[0]).all():  # as token types
+        return as_constant(SymbolicTensor(data.array.flat[:1].reshape((1,) * data.rank), indices.shape, data.dtype))
     others = [a for a in range(data.rank) if a != axis]
-    shape = fixed(im, indices.shape)
+    kept = dict(zip(others, fixed(im, tuple(indices.shape[a] for a in others)), strict=True))
     if isinstance(data, Constant):
-        data = Constant(data.array[tuple(slice(None if a == axis else n) for a, n in enumerate(shape))])
+        data = Constant(data.array[tuple(slice(kept.get(a)) for a in range(data.rank))])
     for a in others:
-        if isinstance(data, Tensor) and shape[a] != data.shape[a]:
-            data = crop(im, data, a, 0, shape[a])
-    rows = math.prod(shape[a] for a in others)
+        if isinstance(data, Tensor) and kept[a] != data.shape[a]:
+            data = crop(im, data, a, 0, kept[a])
     dims: list[list[int]] = [[], others, [axis]]
-    blob = _sampled(im, _image(im, data, *dims), indices, dims, data.shape[axis], rows)
-    return im.wrap(blob, shape, dims, dtype=_type(data))
+    blob = _sampled(im, _image(im, data, *dims), indices, dims, data.shape[axis], math.prod(kept.values()))
+    return im.wrap(blob, indices.shape, dims, dtype=_type(data))
 
 
 def _constant_elements(im: ImportContext, data: Value, indices: Array, axis: int) -> Value:
@@ -275,7 +276,7 @@ def fixed(im: ImportContext, shape: Shape) -> tuple[int, ...]:
     return im.fixed(shape, "the operand has dynamic dimensions", "bind them with --shape")
 
 
-class _Consecutive(NamedTuple):
+class Consecutive(NamedTuple):
     """Indices `start`, `start` + 1, ... along an axis of the index tensor; without an axis, `start` everywhere."""
 
     start: Dim
@@ -287,7 +288,7 @@ def _picked(im: ImportContext, data: Operand, axis: int, indices: SymbolicTensor
     if indices.cells.size != 1:
         return None
     data, cell = _rolled(im, data, axis, indices)
-    run = _run(cell, indices.rank)
+    run = run_of(cell, indices.rank)
     return None if run is None else _runs_picked(im, im.tensor(data), axis, [run], indices.shape)
 
 
@@ -297,14 +298,14 @@ def _picked_nd(im: ImportContext, data: Operand, indices: SymbolicTensor) -> Val
     if expanded is None or expanded.cells.size != expanded.cells.shape[-1]:
         return None
     cells = expanded.cells.reshape(-1)
-    runs = [run for cell in cells if (run := _run(cell, indices.rank)) is not None]
+    runs = [run for cell in cells if (run := run_of(cell, indices.rank)) is not None]
     along = [run.axis for run in runs if run.axis is not None]
     if len(runs) < len(cells) or len(set(along)) < len(along) or indices.rank - 1 in along:
         return None
     return _runs_picked(im, im.tensor(data), 0, runs, indices.shape[:-1])
 
 
-def _runs_picked(im: ImportContext, x: Tensor, first: int, runs: Sequence[_Consecutive], shape: Shape) -> Value:
+def _runs_picked(im: ImportContext, x: Tensor, first: int, runs: Sequence[Consecutive], shape: Shape) -> Value:
     """Crop each axis from `first` on to its run, and give the result the axes of the indices, which have this shape."""
     for axis, run in enumerate(runs, first):
         x = _cropped(im, x, axis, run, shape)
@@ -329,19 +330,21 @@ def _rolled(im: ImportContext, data: Operand, axis: int, indices: SymbolicTensor
     return data, cell
 
 
-def _run(cell: object, rank: int) -> _Consecutive | None:
+def run_of(cell: object, rank: int) -> Consecutive | None:
+    """Return the indices in a cell of a symbolic tensor of this rank; None if they are no run."""
+    """Return the run of indices in a cell of a symbolic tensor of this rank; None if they are no run."""
     if not isinstance(cell, Sym):
-        return _Consecutive(int(cell), None)  # type: ignore[call-overload]
+        return Consecutive(int(cell), None)  # type: ignore[call-overload]
     indices = [name for name in cell.names() if name.startswith("#")]
     if len(indices) > 1:
         return None
     start = cell.subs(dict.fromkeys(indices, 0))
     if indices and cell - start != Sym({(indices[0],): 1}):
         return None
-    return _Consecutive(start, rank - 1 - int(indices[0][1:]) if indices else None)
+    return Consecutive(start, rank - 1 - int(indices[0][1:]) if indices else None)
 
 
-def _cropped(im: ImportContext, x: Tensor, axis: int, run: _Consecutive, shape: Shape) -> Tensor:
+def _cropped(im: ImportContext, x: Tensor, axis: int, run: Consecutive, shape: Shape) -> Tensor:
     """Crop an axis to a run, and demand that the axis contains it, as ONNX does."""
     size, count = x.shape[axis], 1 if run.axis is None else shape[run.axis]
     start = run.start
