@@ -5,12 +5,13 @@ Also operators that fold if their results depend only on dynamic sizes, and are 
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import accumulate, pairwise
 
 import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, is_fixed, product, shape_text
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, is_fixed, known, product, shape_text
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold.sizes import evaluate
@@ -92,9 +93,9 @@ _split = partial(onnx_op, "Split", integers=True, moves=(0,), axes="same", items
 @_split(since=13, later=("num_outputs",))
 @_split(since=18)
 def split(
-    im: ImportContext, x: Tensor, split: Ints | None = None, *, axis: int = 0, num_outputs: int | None = None
+    im: ImportContext, x: Tensor, split: Sizes | None = None, *, axis: int = 0, num_outputs: int | None = None
 ) -> tuple[Value, ...]:
-    """Slice."""
+    """Slice; Crops for parts of dynamic sizes."""
     axis = im.axis(axis, x.rank)
     size = x.shape[axis]
     if not split:
@@ -103,7 +104,12 @@ def split(
             return tuple(_equal_parts(im, x, axis, size, count, is_whole=is_whole))
         part = -(-size // count)
         split = tuple(min(part, size - part * i) for i in range(count))
-    return parts_of(im, x, axis, split)
+    if is_fixed(split):
+        return parts_of(im, x, axis, known(split))
+    ends = [*accumulate(split, initial=0)]
+    if ends[-1] != size:
+        raise im.invalid(f"parts of {shape_text(split)} for an axis of size {size}", [(ends[-1], size)])
+    return tuple(crop(im, x, axis, *cut) for cut in pairwise(ends))
 
 
 def _equal_parts(im: ImportContext, x: Tensor, axis: int, size: Dim, count: int, *, is_whole: bool) -> Iterator[Tensor]:
