@@ -270,7 +270,7 @@ def _factors_of_rows(layer: Layer) -> Blob | None:
     x, factors = layer.inputs
     sizes, shape = factors.shape or (), fixed_shape(layer.output)
     fits = x.shape == shape and len(sizes) == len(shape) == 3 and sizes in ((1, 1, 1), (1, shape[1], 1))
-    return factors if fits else None
+    return factors if fits and factors.batch == layer.output.batch else None
 
 
 def _selected(trace: _Trace) -> Linear:
