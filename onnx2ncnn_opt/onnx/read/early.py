@@ -10,14 +10,13 @@ import onnx
 from onnx import helper, numpy_helper
 
 _END = 10  # the opset that ends them
-_BOTH = {"alpha": 1.0, "beta": 1.0}
-# The nodes of each, from x to y, with attributes as tensors; and its attributes.
-_NODES: dict[str, tuple[tuple[tuple[str, str, str], ...], dict[str, Any]]] = {
-    "Affine": ((("Mul", "x alpha", "a"), ("Add", "a beta", "y")), {"alpha": 1.0, "beta": 0.0}),
-    "ImageScaler": ((("Mul", "x scale", "a"), ("Add", "a bias", "y")), {"scale": 1.0, "bias": [0.0]}),
-    "ParametricSoftplus": ((("Mul", "x beta", "a"), ("Softplus", "a", "b"), ("Mul", "b alpha", "y")), _BOTH),
-    "ScaledTanh": ((("Mul", "x beta", "a"), ("Tanh", "a", "b"), ("Mul", "b alpha", "y")), _BOTH),
-    "Crop": ((("Slice", "x", "y"),), {"border": [0, 0, 0, 0], "scale": []}),
+# The nodes of each, one after the other, with the attribute that is a second operand; and the attributes.
+_NODES: dict[str, tuple[tuple[tuple[str, str], ...], dict[str, Any]]] = {
+    "Affine": ((("Mul", "alpha"), ("Add", "beta")), {"alpha": 1.0, "beta": 0.0}),
+    "Crop": ((("Slice", ""),), {"border": [0, 0, 0, 0], "scale": []}),
+    "ImageScaler": ((("Mul", "scale"), ("Add", "bias")), {"scale": 1.0, "bias": [0.0]}),
+    "ParametricSoftplus": ((("Mul", "beta"), ("Softplus", ""), ("Mul", "alpha")), {"alpha": 1.0, "beta": 1.0}),
+    "ScaledTanh": ((("Mul", "beta"), ("Tanh", ""), ("Mul", "alpha")), {"alpha": 1.0, "beta": 1.0}),
 }
 
 
@@ -35,27 +34,25 @@ def expanded(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _expanded(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Return the nodes of an operator; the last one has its name."""
+    """Return the nodes of an operator; one whose attributes do not fit stays, and is refused."""
     steps, defaults = _NODES[node.op_type]
-    attributes = defaults | {each.name: helper.get_attribute_value(each) for each in node.attribute}
-    kinds = [{key: type(value) for key, value in each.items()} for each in (attributes, defaults)]
-    sizes = [len(attributes[key]) for key in ("border", "scale") if key in attributes and node.op_type == "Crop"]
-    if kinds[0] != kinds[1] or sizes not in ([], [4, 0], [4, 2]) or (len(node.input), len(node.output)) != (1, 1):
-        return [node]  # which is refused
-    names = {"x": node.input[0], "y": node.output[0]}
-    nodes: list[onnx.NodeProto] = []
-    numbers: dict[str, Any] = {}
+    values = defaults | {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    types = [{key: type(value) for key, value in each.items()} for each in (values, defaults)]
+    if types[0] != types[1] or (len(node.input), len(node.output)) != (1, 1):
+        return [node]
+    value, result, limits, nodes = node.input[0], node.output[0], dict[str, Any](), list[onnx.NodeProto]()
     if node.op_type == "Crop":
-        (left, top, right, bottom), size = attributes["border"], attributes["scale"]
+        if len(values["border"]) != 4 or len(values["scale"]) not in (0, 2):
+            return [node]
+        (left, top, right, bottom), size = values["border"], values["scale"]
         ends = [top + size[0], left + size[1]] if size else [-bottom or 2**31 - 1, -right or 2**31 - 1]
-        numbers = {"starts": [top, left], "ends": ends, "axes": [2, 3]}
-    else:  # as nodes, because a model of old has its initializers among its inputs
-        for key, value in attributes.items():
-            array = np.array(value, np.float32).reshape((-1, 1, 1) if key == "bias" else ())
-            tensor = numpy_helper.from_array(array)
-            nodes.append(helper.make_node("Constant", [], [f"{node.output[0]}/{key}"], value=tensor))
-    for operator, *keys in steps:
-        operands, results = ([names.get(key, f"{node.output[0]}/{key}") for key in each.split()] for each in keys)
-        label = node.name if results == [node.output[0]] else results[0]
-        nodes.append(helper.make_node(operator, operands, results, label, **numbers))
+        limits = {"starts": [top, left], "ends": ends, "axes": [2, 3]}
+    for number, (operator, key) in enumerate(steps, 1):
+        operands, out = [value], result if number == len(steps) else f"{result}/{number}"
+        if key:  # as a node, because a model of old has its initializers among its inputs
+            operands.append(f"{result}/{key}")
+            array = np.array(values[key], np.float32).reshape((-1, 1, 1) if key == "bias" else ())
+            nodes.append(helper.make_node("Constant", [], operands[1:], value=numpy_helper.from_array(array)))
+        nodes.append(helper.make_node(operator, operands, [out], node.name if out == result else out, **limits))
+        value = out
     return nodes
