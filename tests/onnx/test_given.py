@@ -14,6 +14,7 @@ from onnx2ncnn_opt.errors import ModelError, UsageError
 from onnx2ncnn_opt.ir.dim import Shape, symbol
 from onnx2ncnn_opt.onnx.read.load import load_model
 from testing.onnx_text import parsed
+from testing.worker import WORKER
 
 
 def shapes_of(inputs: str, shapes: dict[str, list[Any]]) -> dict[str, str]:
@@ -222,3 +223,14 @@ def test_an_unranked_input_needs_a_shape() -> None:
     with pytest.raises(ModelError, match=r"'x' declares no shape; give one, e\.g\. --shape x:"):
         load_model(model)
     assert load_model(model, shapes={"x": (1, 3, 8, 8)}).inputs[0].shape == (1, 3, 8, 8)
+
+
+def test_a_concat_binds_the_sizes_of_a_state_to_those_of_an_image() -> None:
+    model = parsed(
+        "(float[1, 2, H, W] x, float[1, 3, h, w] state) => (float y) "
+        "{ half = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(x) y = Concat<axis = 1>(half, state) }",
+        opset=18,
+    )
+    conversion = lower(model)
+    assert conversion.manifest().inputs[1].shape == (1, 3, "((H)//(2))", "((W)//(2))")
+    conversion.verify(worker=WORKER).check()

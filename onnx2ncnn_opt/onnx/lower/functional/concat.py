@@ -13,6 +13,7 @@ from onnx2ncnn_opt.onnx.lower.functional.cast import number_value
 from onnx2ncnn_opt.onnx.lower.functional.crop import split
 from onnx2ncnn_opt.onnx.lower.functional.views import squeeze
 from onnx2ncnn_opt.onnx.lower.layout import align, combined, common_layout
+from onnx2ncnn_opt.onnx.read.given import solved
 from onnx2ncnn_opt.onnx.value import Constant, SymbolicTensor, Tensor, Value, is_float, is_held_as_float
 
 
@@ -23,10 +24,12 @@ def concat(im: ImportContext, *operands: Value | SymbolicTensor, axis: int) -> V
     if any(x.rank != rank for x in operands):
         raise im.invalid(f"ranks differ: {', '.join(shape_text(x.shape) for x in operands)}")
     for other in range(rank):
-        fixed = {x.shape[other] for x in operands if isinstance(x.shape[other], int)}
-        if other != axis and len(fixed) > 1:
-            reason = f"sizes of axis {other} differ: {', '.join(shape_text(x.shape) for x in operands)}"
-            raise im.mismatch(reason, [(a.shape[other], b.shape[other]) for a, b in combinations(operands, 2)])
+        pairs = [(a.shape[other], b.shape[other]) for a, b in combinations(operands, 2)] if other != axis else []
+        reason = f"sizes of axis {other} differ: {', '.join(shape_text(x.shape) for x in operands)}"
+        if len({x.shape[other] for x in operands if isinstance(x.shape[other], int)}) > 1 and pairs:
+            raise im.mismatch(reason, pairs)
+        if solved(pairs):  # such as (1 + h)//2 and the height of a recurrent state
+            raise im.invalid(reason, pairs)
     nonempty = [x for x in operands if x.shape[axis] != 0] or operands[:1]
     xs = tuple(im.tensor(x) if isinstance(x, SymbolicTensor) else x for x in nonempty)
     if len(xs) == 1:
