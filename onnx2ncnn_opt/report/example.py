@@ -250,7 +250,9 @@ def _axis(entry: Entry) -> str:
 def _python_feed(mat: _Mat) -> str:
     name, kind = ascii(mat.entry.name), "int32" if mat.is_integer else "float32"
     comment = f"  # {mat.entry.dtype} goes in as int32" if mat.is_integer else ""
-    call = f"feed(extractor, {mat.entry.blob!a}, np.asarray(arrays[{name}]).astype(np.{kind}){_axis(mat.entry)})"
+    number = ".reshape(-1, 1)" * (len(mat.shape) == 1 and mat.entry.batch_axis == 0)  # a Mat for each item
+    array = f"np.asarray(arrays[{name}]).astype(np.{kind}){number}"
+    call = f"feed(extractor, {mat.entry.blob!a}, {array}{_axis(mat.entry)})"
     return f"    {call}{comment}"
 
 

@@ -32,6 +32,8 @@ MODELS = {
         { y = GlobalAveragePool(image) z = Relu(gray) p = MaxPool<kernel_shape = [2, 2]>(gray) }""",
     "batch": """(float[4, 3, 7, 9] x, float[N, 2, H, W] v) => (float[4, 3, 1, 1] y, float[N, 2, 1, 1] z)
         { y = GlobalAveragePool(x) z = GlobalAveragePool(v) }""",
+    "numbers": """(float[N, 2, 7, 9] x, float[N] t) => (float[N, 2, 1, 1] y) <int64[4] shape = {-1, 1, 1, 1}>
+        { r = Reshape(t, shape) s = Mul(x, r) y = GlobalAveragePool(s) }""",
     "windows": """(float[1, 2, H, W] x, float[N, 5, 2] v, float[L, 5] l) => (float y, float z, float w)
         <int64[1] zero = {0}, int64[1] one = {1}, int64[1] end = {9999}>
         { y = MaxPool<kernel_shape = [3, 25]>(x) z = Slice(v, one, end, zero)
@@ -57,7 +59,7 @@ def drawn(manifest: Manifest) -> dict[str, Any]:
     return feeds
 
 
-@pytest.mark.parametrize("name", ["types", "image", "batch", "dims"])
+@pytest.mark.parametrize("name", ["types", "image", "batch", "numbers", "dims"])
 def test_the_python_one_gives_what_a_verified_run_gives(tmp_path: Path, name: str) -> None:
     manifest, param, bin = saved(tmp_path, name)
     program = tmp_path / "program.py"
@@ -128,7 +130,7 @@ def headers() -> Path | None:
     return next((Path(place) for place in places if (Path(place) / "net.h").is_file()), None)
 
 
-@pytest.mark.parametrize("name", ["types", "image", "batch", "dims", "windows"])
+@pytest.mark.parametrize("name", ["types", "image", "batch", "numbers", "dims", "windows"])
 def test_the_cpp_one_is_compiled_against_the_interface(tmp_path: Path, name: str) -> None:
     program = tmp_path / "program.cpp"
     shapes = {"v": (2, 5, 2), "l": (2, 5)} if name == "windows" else {}
