@@ -28,6 +28,7 @@ Array = NDArray[Any]
 
 LARGEST = 65504.0  # beyond it fp16 has only infinity
 SMALLEST = 2.0**-24  # below half of it fp16 has only 0
+COUNTED = 2048  # from here on, adding 1 changes nothing in fp16
 INFINITE = 3.4e38  # numbers from here on mean infinity, as the fill values of masks
 INPUT_MARGIN = 2.0  # numbers may be this many times larger for untried inputs
 
@@ -69,7 +70,7 @@ class Inner(NamedTuple):
     `spread` lists equally frequent root mean squares of the error, in the output's units: one channel, or one corner of
     a winograd tile, may have ten times the error of another. With one for each output element, the order is the same.
     `overflows` is True if a number inside became infinite; the feature mask `remedy` prevents that. `how` names the
-    arithmetic; `device` is set if only one kind of device has it.
+    arithmetic; `device` is set if only one kind of device has it. `relative` is an error in units of the element.
     """
 
     how: str
@@ -77,6 +78,7 @@ class Inner(NamedTuple):
     overflows: bool
     remedy: Feature = Feature.NO_FP16_ARITHMETIC
     device: Device | None = None
+    relative: float = 0.0
 
     @property
     def error(self) -> float:
@@ -177,6 +179,11 @@ def faulty_kernels(layer: Layer) -> Iterator[tuple[Feature, str, Device]]:
         yield Feature.NO_VULKAN, reason, "vulkan"
     if crashes_gpus(layer):
         yield Feature.NO_VULKAN, CRASH_OF_GPUS, "vulkan"
+    count = layer.input.shape[layer["axis"]] if layer.type == "Softmax" and layer.input.shape else 0
+    if isinstance(count, int) and count > COUNTED:
+        reason = f"it adds up {count} exponentials in fp16, which counts to {COUNTED}"
+        yield FP32, reason, "arm"
+        yield Feature.NO_FP16_ARITHMETIC, reason, "vulkan"
 
 
 def _is_strided_depthwise(layer: Layer) -> bool:
@@ -209,13 +216,19 @@ def _permutes_odd_channels(layer: Layer) -> bool:
     return not (isinstance(c, int) and c % 4) and exact_div(product(inner), 2) is None
 
 
+def computes_in_half(layer: Layer) -> bool:
+    """Return True if a layer's mask lets devices compute it in fp16: ARM's Softmax does, unless storage has 32 bits."""
+    features = Feature.NO_FP16_STORAGE | (Feature.NO_FP16_ARITHMETIC if layer.type != "Softmax" else 0)
+    return not layer["featmask"] & features
+
+
 def inner_arithmetic(layer: Layer, inputs: Sequence[Array], *, seed: int = 0) -> tuple[Inner, ...]:
     """Return the effect of a layer's fp16 arithmetic; if it uses winograd, also the effect without winograd.
 
     `inputs` are its input blobs, in float32, without a batch. The result is empty for layers that accumulate in 32
     bits, and for unknown ones.
     """
-    if layer["featmask"] & (Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE) or not inputs:
+    if not computes_in_half(layer) or not inputs:
         return ()
     rng = np.random.default_rng(seed)
     x = inputs[0]
@@ -227,6 +240,8 @@ def inner_arithmetic(layer: Layer, inputs: Sequence[Array], *, seed: int = 0) ->
             effects.append(_winograd(layer, x, weight.reshape(layer["num_output"], -1, 3, 3), tile, rng))
         if layer.type == "Reduction":
             return _reduced(layer, x)
+        if layer.type == "Softmax":
+            return (_probabilities(layer, x, rng),)
         if layer.type == "SDPA":
             return (_attention(layer, inputs, rng),) if not layer["kv_cache"] else ()
         sample = _products(layer, inputs, rng)
@@ -440,6 +455,21 @@ def _attention(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) 
     is_enough = peak * scale <= LARGEST / INPUT_MARGIN and _rms(stored - exact) <= _ERROR_LEFT * error
     remedy = Feature.NO_FP16_ARITHMETIC if is_enough else FP32
     return Inner("products of queries and keys", (error,), not peak <= LARGEST / INPUT_MARGIN, remedy)
+
+
+def _probabilities(layer: Layer, x: Array, rng: np.random.Generator) -> Inner:
+    """Return the effect of accumulating exponentials one by one in fp16, for some rows.
+
+    Of thousands, most are less than the last place of their sum, and lost: softmax_arm_asimdhp.cpp, softmax_pass3.comp.
+    """
+    rows = np.moveaxis(x, layer["axis"], -1).reshape(-1, x.shape[layer["axis"]])
+    rows = rows[_indices(len(rows), _QUERIES, rng)]
+    terms = np.exp(rows - rows.max(axis=1, keepdims=True))
+    sums = terms.sum(axis=1, dtype=np.float64)
+    halves = np.add.accumulate(terms.astype(np.float16), axis=1, dtype=np.float16)[:, -1].astype(np.float64)
+    errors = np.abs(halves / sums - 1) / sums  # of the largest probability, which is 1 / sum
+    how = f"sums of {rows.shape[1]} exponentials"
+    return Inner(how, (), overflows=False, remedy=FP32, relative=float(np.nanmax(errors) * sums.min()))
 
 
 def _softmax(scores: Array) -> Array:

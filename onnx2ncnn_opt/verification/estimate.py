@@ -36,7 +36,7 @@ from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import BlobStats, NcnnRunner, NcnnWorker, WalkStep
 from onnx2ncnn_opt.system import temporary_folder
 
-# Layers that add up in fp16, whose sums are sampled.
+# Layers that accumulate in fp16, whose sums are sampled.
 SAMPLED = frozenset(
     {
         "Convolution",
@@ -48,6 +48,7 @@ SAMPLED = frozenset(
         "MatMul",
         "Reduction",
         "SDPA",
+        "Softmax",
     }
 )
 _SAMPLE = 2**11  # numbers of each blob, to see how errors grow from layer to layer

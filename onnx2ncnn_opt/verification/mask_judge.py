@@ -15,7 +15,7 @@ from onnx2ncnn_opt.ir.cost import multiplications_of
 from onnx2ncnn_opt.ir.dim import Dim, Sym, product
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.half import Inner, Noise, function_noise
+from onnx2ncnn_opt.ir.half import Inner, Noise, computes_in_half, function_noise
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk
 from onnx2ncnn_opt.verification.noise_shares import NoiseShares, noise_shares
@@ -133,12 +133,13 @@ class MaskJudge:
         """Return the errors that the arithmetic of layers makes with their present masks."""
         found: dict[Layer, Noise] = {}
         for layer in self.graph:
-            if layer["featmask"] & (Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE):
+            if not computes_in_half(layer):
                 continue
             ways = self.inner.get(layer, ())
             noise = function_noise(layer, self.reference.largest_of(layer.inputs))
             if ways:
-                noise = noise._replace(sizes=ways[-1 if layer["featmask"] & Feature.NO_WINOGRAD else 0].spread)
+                way = ways[-1 if layer["featmask"] & Feature.NO_WINOGRAD else 0]
+                noise = Noise(way.spread, max(noise.relative, way.relative))
             if any(noise.sizes) or noise.relative:
                 found[layer] = noise
         return found

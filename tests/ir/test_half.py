@@ -61,6 +61,26 @@ def test_winograd_is_as_inexact_as_on_aarch64(inputs: int, side: int, measured: 
     assert 0.8 < winograd.error / measured < 1.2  # twelve tiles and channels, and any BLAS; 0.74 without the steps
 
 
+@pytest.mark.parametrize(
+    ("classes", "aarch64", "vulkan"), [(100, 1.8e-3, 2.7e-3), (1000, 2.2e-2, 2.3e-2), (6625, 0.12, 0.16)]
+)
+def test_a_softmax_of_many_classes_is_as_inexact_as_on_devices(classes: int, aarch64: float, vulkan: float) -> None:
+    """Most of thousands of exponentials are lost in a sum in fp16; on ARM whether or not arithmetic may use fp16."""
+    x = to_half(2 * np.random.default_rng(0).standard_normal((8, classes), np.float32))
+    for mask, exact in ((0, False), (Feature.NO_FP16_ARITHMETIC, False), (FP32, True)):
+        ways = inner_arithmetic(Layer("Softmax", "y", params={"axis": 1, "featmask": int(mask)}), [x])
+        assert exact == (not ways)
+        for way in ways:
+            assert min(aarch64, vulkan) / 2 < way.relative < 2 * max(aarch64, vulkan)
+
+
+@pytest.mark.parametrize(("classes", "faulty"), [(2048, False), (2049, True), (symbol("N"), False)])
+def test_a_softmax_of_thousands_of_classes_is_a_fault(classes: Dim, faulty: bool) -> None:
+    layer = Layer("Softmax", "y", [Blob("x", (7, classes))], [Blob("y")], {"axis": -1})
+    features = {device: feature for feature, _, device in faulty_kernels(layer)}
+    assert features == ({"arm": FP32, "vulkan": Feature.NO_FP16_ARITHMETIC} if faulty else {})
+
+
 def test_large_numbers_overflow_in_winograd_before_they_do_in_sums() -> None:
     layer = convolution(32, 32, pad_left=1)
     x = 2000 * np.random.default_rng(1).standard_normal((32, 20, 22)).astype(np.float32)
