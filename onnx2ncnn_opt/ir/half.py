@@ -450,11 +450,13 @@ def _attention(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) 
     sums = products + errors * rng.standard_normal(errors.shape, np.float32)
     scores = products * scale + mask
     exact, stored, half = (_softmax(x) @ v for x in (scores, to_half(scores), to_half(sums * scale + mask)))
-    peak, error = _peak(products), _rms(half - exact)
+    # ARM also adds up the values in fp16, one for each key.
+    _, of_values, _ = _rounded_sums(to_half(_softmax(scores))[..., None] * to_half(v)[:, None], -2)
+    peak, error = _peak(products), math.hypot(_rms(half - exact), _rms(of_values))
     # Without fp16 arithmetic the scores still have 16 bits on ARM, and on GPUs if a head's width is no multiple of 8.
     is_enough = peak * scale <= LARGEST / INPUT_MARGIN and _rms(stored - exact) <= _ERROR_LEFT * error
     remedy = Feature.NO_FP16_ARITHMETIC if is_enough else FP32
-    return Inner("products of queries and keys", (error,), not peak <= LARGEST / INPUT_MARGIN, remedy)
+    return Inner("attention's sums", (error,), not peak <= LARGEST / INPUT_MARGIN, remedy)
 
 
 def _probabilities(layer: Layer, x: Array, rng: np.random.Generator) -> Inner:

@@ -74,6 +74,17 @@ def test_a_softmax_of_many_classes_is_as_inexact_as_on_devices(classes: int, aar
             assert min(aarch64, vulkan) / 2 < way.relative < 2 * max(aarch64, vulkan)
 
 
+@pytest.mark.parametrize(("keys", "largest"), [(200, 5.4e-3), (1000, 9.7e-3), (4096, 2.7e-2)])
+def test_attention_adds_up_values_as_inexactly_as_on_aarch64(keys: int, largest: float) -> None:
+    """With weights that are nearly equal, the products of queries and keys hardly matter."""
+    rng = np.random.default_rng(0)
+    q, k, v = (to_half(rng.standard_normal((2, rows, 32), np.float32)) for rows in (8, keys, keys))
+    v = to_half(v + np.float32(0.5))
+    (way,) = inner_arithmetic(Layer("SDPA", "y", [Blob("q")], [Blob("y")]), [q / 10, k, v])
+    error = way.error / np.abs(v.mean(axis=1)).max()  # in units of the largest output, about
+    assert largest / 5 < error < largest / 1.5  # root mean square, and largest of 512 numbers
+
+
 @pytest.mark.parametrize(("classes", "faulty"), [(2048, False), (2049, True), (symbol("N"), False)])
 def test_a_softmax_of_thousands_of_classes_is_a_fault(classes: Dim, faulty: bool) -> None:
     layer = Layer("Softmax", "y", [Blob("x", (7, classes))], [Blob("y")], {"axis": -1})
