@@ -194,8 +194,8 @@ def draw_inputs(
     5. Other integers and bools, and floats that hide scores, are masks of 0 and 1. Each row starts with 1, 0: a row
        without a 1 has no softmax, and a row without a 0 cannot show that the net ignores the mask. Masks whose sum
        must be their length are all 1.
-    6. Integers that the model compares with positions are lengths of sequences: half of the longest dynamic dimension
-       or more, but not all of it, so that the mask hides something.
+    6. Integers that the model compares with positions, or computes the last position of, are lengths of sequences: half
+       of the longest dynamic dimension or more, but not all of it, so that a mask hides something.
 
     `sizes` gives values to the model's symbolic sizes; the others are `dynamic_sizes`. Raises UsageError for an input
     with an unsupported type or an absurd size.
@@ -275,7 +275,7 @@ class Uses:
     is_guarded: bool  # they are compared or selected
     is_mask: bool = False  # they, or 1 minus them, multiply a number that hides scores
     is_counted: bool = False  # they are a mask whose sum must be its length
-    are_lengths: bool = False  # numbers computed from them are compared with positions
+    are_lengths: bool = False  # numbers computed from them are compared with positions, or index a dynamic axis
 
     @classmethod
     def of(cls, value: onnx_ir.Value, model: LoadedModel) -> Uses:
@@ -292,7 +292,7 @@ class Uses:
             is_guarded=any(_traits(node, model).selects for node in (*quotients, *(node for node, _, _ in uses))),
             is_mask=any(_hides(node) for mask in (value, *inverses) for node, _ in _uses(mask, model)),
             is_counted=any(_traits(user, model).counts == index for user, index in _uses_of_sums(uses, model)),
-            are_lengths=len(value.shape or ()) < 2 and _is_compared_with_positions(value),
+            are_lengths=len(value.shape or ()) < 2 and _are_lengths(value, model),
         )
 
 
@@ -465,13 +465,18 @@ def _uses_of_sums(
                 yield from _uses(node.outputs[0], model)
 
 
-def _is_compared_with_positions(value: onnx_ir.Value) -> bool:
-    """Return True if a node compares numbers computed from a value with positions: 0, 1, 2, ..."""
+def _are_lengths(value: onnx_ir.Value, model: LoadedModel) -> bool:
+    """Return True if numbers computed from a value are compared with 0, 1, 2, ..., or index a dynamic axis."""
     results = reached(
         [value], lambda item: (out for node, _ in item.uses() if node.op_type in _ARITHMETIC for out in node.outputs)
     )
-    compared = [node for result in results for node, _ in result.uses() if node.op_type in _COMPARISONS]
-    return any(_are_positions(operand) for node in compared for operand in node.inputs if operand is not None)
+    for result in results:
+        for node, index in result.uses():
+            if node.op_type in _COMPARISONS and any(map(_are_positions, filter(None, node.inputs))):
+                return True
+            if result is not value and _traits(node, model).indexes == index and _size_of_axis(node) == 1:
+                return True
+    return False
 
 
 def _are_positions(value: onnx_ir.Value) -> bool:

@@ -95,6 +95,7 @@ def test_floats_that_hide_scores_are_masks(nodes: str) -> None:
     [
         "s = Shape<start = 1>(x) n = Squeeze(s) i = Range(zero, n, one) r = Unsqueeze(size, axes) m = Less(i, r)",
         "h = Div(size, hop) r = Unsqueeze(h, axes) m = Greater(r, table)",
+        "last = Sub(size, one) end = Gather<axis = 1>(x, last) s = Squeeze(last, axes) m = Greater(end, end)",
     ],
 )
 def test_lengths_of_sequences_hide_some_of_their_ends(compared: str) -> None:
