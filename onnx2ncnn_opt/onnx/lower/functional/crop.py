@@ -32,7 +32,7 @@ def sliced(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: 
         if bounds is None:
             reason = f"[{start}:{end}:{step}] of an axis of size {size} depends on dynamic dimensions"
             raise im.refuse(reason, "bind them with --shape")
-        first, last = bounds[0], im.within_limits(bounds[1]) if isinstance(bounds[0], Sym) else bounds[1]
+        first, last = (im.within_limits(bound) for bound in bounds)
         x = crop(im, x, axis, first, last) if (first, last) != (0, size) else x
     elif isinstance(size, Sym):
         if step < 0:
