@@ -24,12 +24,12 @@ def concat(im: ImportContext, *operands: Value | SymbolicTensor, axis: int) -> V
     if any(x.rank != rank for x in operands):
         raise im.invalid(f"ranks differ: {', '.join(shape_text(x.shape) for x in operands)}")
     for other in range(rank):
-        pairs = [(a.shape[other], b.shape[other]) for a, b in combinations(operands, 2)] if other != axis else []
-        reason = f"sizes of axis {other} differ: {', '.join(shape_text(x.shape) for x in operands)}"
-        if len({x.shape[other] for x in operands if isinstance(x.shape[other], int)}) > 1 and pairs:
-            raise im.mismatch(reason, pairs)
-        if solved(pairs):  # such as (1 + h)//2 and the height of a recurrent state
-            raise im.invalid(reason, pairs)
+        sizes = dict.fromkeys(x.shape[other] for x in operands) if other != axis else ()
+        pairs = list(combinations(sizes, 2))
+        is_fixed = sum(isinstance(size, int) for size in sizes) > 1
+        if is_fixed or solved(pairs):  # such as (1 + h)//2 and the height of a recurrent state
+            reason = f"sizes of axis {other} differ: {', '.join(shape_text(x.shape) for x in operands)}"
+            raise (im.mismatch if is_fixed else im.invalid)(reason, pairs)
     nonempty = [x for x in operands if x.shape[axis] != 0] or operands[:1]
     xs = tuple(im.tensor(x) if isinstance(x, SymbolicTensor) else x for x in nonempty)
     if len(xs) == 1:
