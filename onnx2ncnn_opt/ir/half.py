@@ -18,7 +18,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from onnx2ncnn_opt.ir.codes import Activation, GemmC, Reduction, UnaryOp
-from onnx2ncnn_opt.ir.dim import exact_div, product
+from onnx2ncnn_opt.ir.dim import Dim, Shape, exact_div, product
 from onnx2ncnn_opt.ir.features import FP32, Device, Feature
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.int8 import CRASH_OF_GPUS, crashes_gpus, may_use_winograd
@@ -179,7 +179,7 @@ def faulty_kernels(layer: Layer) -> Iterator[tuple[Feature, str, Device]]:
         yield Feature.NO_VULKAN, reason, "vulkan"
     if crashes_gpus(layer):
         yield Feature.NO_VULKAN, CRASH_OF_GPUS, "vulkan"
-    count = layer.input.shape[layer["axis"]] if layer.type == "Softmax" and layer.input.shape else 0
+    count = _softmax_size(layer, layer.input.shape or ()) if layer.type == "Softmax" else 0
     if isinstance(count, int) and count > COUNTED:
         reason = f"it adds up {count} exponentials in fp16, which counts to {COUNTED}"
         yield FP32, reason, "arm"
@@ -241,7 +241,7 @@ def inner_arithmetic(layer: Layer, inputs: Sequence[Array], *, seed: int = 0) ->
         if layer.type == "Reduction":
             return _reduced(layer, x)
         if layer.type == "Softmax":
-            return (_probabilities(layer, x, rng),)
+            return (_probabilities(layer, x, rng),) if _softmax_size(layer, x.shape) else ()
         if layer.type == "SDPA":
             return (_attention(layer, inputs, rng),) if not layer["kv_cache"] else ()
         sample = _products(layer, inputs, rng)
@@ -457,6 +457,12 @@ def _attention(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) 
     is_enough = peak * scale <= LARGEST / INPUT_MARGIN and _rms(stored - exact) <= _ERROR_LEFT * error
     remedy = Feature.NO_FP16_ARITHMETIC if is_enough else FP32
     return Inner("attention's sums", (error,), not peak <= LARGEST / INPUT_MARGIN, remedy)
+
+
+def _softmax_size(layer: Layer, shape: Shape) -> Dim:
+    """Return the number of elements in a row of a Softmax; 0 without such an axis, where ncnn changes nothing."""
+    axis = layer["axis"]
+    return shape[axis] if -len(shape) <= axis < len(shape) else 0
 
 
 def _probabilities(layer: Layer, x: Array, rng: np.random.Generator) -> Inner:

@@ -85,6 +85,12 @@ def test_attention_adds_up_values_as_inexactly_as_on_aarch64(keys: int, largest:
     assert largest / 5 < error < largest / 1.5  # root mean square, and largest of 512 numbers
 
 
+def test_a_softmax_over_an_axis_that_its_input_lacks_adds_up_nothing() -> None:
+    layer = Layer("Softmax", "y", [Blob("x", (7, 4096))], [Blob("y")], {"axis": 2})
+    assert [*faulty_kernels(layer)] == []
+    assert inner_arithmetic(layer, [np.zeros((7, 4096), np.float32)]) == ()
+
+
 @pytest.mark.parametrize(("classes", "faulty"), [(2048, False), (2049, True), (symbol("N"), False)])
 def test_a_softmax_of_thousands_of_classes_is_a_fault(classes: Dim, faulty: bool) -> None:
     layer = Layer("Softmax", "y", [Blob("x", (7, classes))], [Blob("y")], {"axis": -1})

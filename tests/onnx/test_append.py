@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from onnx2ncnn_opt.api.lower import lower
-from onnx2ncnn_opt.errors import UnsupportedError, UsageError
+from onnx2ncnn_opt.errors import ModelError, UnsupportedError, UsageError
 from onnx2ncnn_opt.manifest import LayerCount, Manifest, Source
 from onnx2ncnn_opt.onnx.read.append import append_decoding, converted_model
 from onnx2ncnn_opt.runtime.ort import OrtRunner
@@ -189,6 +189,13 @@ def test_other_outputs_and_names_stay() -> None:
 def test_refusals(model: onnx.ModelProto, text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         append_decoding(model, text)
+
+
+@pytest.mark.parametrize("text", ["nms:y", "last-row:y", "noise-inputs"])
+def test_a_file_that_is_no_model(text: str, tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"\xff" * 64)
+    with pytest.raises(ModelError, match="not an ONNX model"):
+        append_decoding(tmp_path / "model.onnx", text)
 
 
 def test_the_manifest_tells_what_was_appended(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ def batch_norm7(
     return batch_norm(im, x, scale, bias, mean, var, epsilon=epsilon, momentum=momentum)
 
 
+# onnx.reference folds the earlier versions as if they trained.
 @onnx_op("BatchNormalization", since=14, batch=0, items=_by_running_statistics, folds=True)
 def batch_norm(
     im: ImportContext,

@@ -109,7 +109,7 @@ def _folded(im: ImportContext, grid: Value) -> Value:
     return arithmetic(im, BinaryOp.SUB, number(1), applied(im, distance, UnaryOp.ABS, np.abs))
 
 
-@onnx_op("AffineGrid", since=20, items=lambda seen: items.kept(seen, (1, 2), sizes=(1,)))
+@onnx_op("AffineGrid", since=20, items=lambda node: items.kept(node, (1, 2), sizes=(1,)))
 def affine_grid(im: ImportContext, theta: Tensor, size: Sizes, *, align_corners: int = 0) -> Value:
     """Multiply a constant grid of corners by theta."""
     n = len(size) - 2

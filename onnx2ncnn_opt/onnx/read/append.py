@@ -77,13 +77,13 @@ def append_decoding(source: Any, text: str, shapes: GivenShapes | None = None) -
     If `text` is `LAST_ROW` and an output's name, the output keeps only the last element of its second last axis.
     If it is `NOISE_INPUTS`, nodes that draw random numbers become inputs.
     """
+    is_row, is_noise = isinstance(text, str) and text.startswith(LAST_ROW), text == NOISE_INPUTS
+    name, options = (text.removeprefix(LAST_ROW), {}) if is_row or is_noise else _parsed(text)
+    loaded = load_model(source, shapes=shapes)  # which checks that the file is a model, and safe to open
     is_path = isinstance(source, (str, os.PathLike))
     proto = onnx.load(source) if is_path else onnx.ModelProto.FromString(bytes(reference(source)))
-    if text == NOISE_INPUTS:
+    if is_noise:
         return _noise_inputs(proto)
-    is_row = isinstance(text, str) and text.startswith(LAST_ROW)
-    name, options = (text.removeprefix(LAST_ROW), {}) if is_row else _parsed(text)
-    loaded = load_model(source, shapes=shapes)
     outputs = {info.name: info for info in loaded.outputs}
     if name not in outputs:
         raise UsageError(f"append '{text}': the model has no output '{name}'; its outputs are {', '.join(outputs)}")

@@ -331,7 +331,6 @@ def _rolled(im: ImportContext, data: Operand, axis: int, indices: SymbolicTensor
 
 
 def run_of(cell: object, rank: int) -> Consecutive | None:
-    """Return the indices in a cell of a symbolic tensor of this rank; None if they are no run."""
     """Return the run of indices in a cell of a symbolic tensor of this rank; None if they are no run."""
     if not isinstance(cell, Sym):
         return Consecutive(int(cell), None)  # type: ignore[call-overload]
