@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import onnx_ir
@@ -27,8 +27,8 @@ from onnx2ncnn_opt.onnx.batch import batch_axes, dynamic_batches
 from onnx2ncnn_opt.onnx.custom import CustomOp, import_custom, numbered
 from onnx2ncnn_opt.onnx.fold import sizes
 from onnx2ncnn_opt.onnx.fold.evaluate import CannotFold, TooLarge, evaluate_node
+from onnx2ncnn_opt.onnx.fold.inferred import inferred_outputs
 from onnx2ncnn_opt.onnx.fold.sizes.cells import Known, map_cells
-from onnx2ncnn_opt.onnx.fold.stand_in import inferred_outputs
 from onnx2ncnn_opt.onnx.items import Batch, ItemRule
 from onnx2ncnn_opt.onnx.lower.builder import Builder, Invalid, Refusal, Results, ShapeMismatch
 from onnx2ncnn_opt.onnx.lower.context import ImportContext, MissingOperand
@@ -53,6 +53,9 @@ MOST_INLINED = 20_000  # nodes of all loops; larger nets are useless
 
 # Advice for operators that ncnn lacks, by domain.
 _ADVICE = {"": "", "ai.onnx.preview": "", "ai.onnx.ml": ": run it in ONNX Runtime, and export the neural network alone"}
+
+
+_Start: TypeAlias = "Callable[..., _Import]"  # takes the model, and the batch axes of its inputs
 
 
 @dataclass(eq=False)
@@ -113,37 +116,13 @@ def import_model(
     `batch_axes` and unknown operators in `custom`.
     """
 
-    def attempted(model: LoadedModel) -> _Import:
-        axes = {info.name: requested[info.name] for info in model.net_inputs if info.name in requested}
-        whole = _Import(model, axes, types, custom, is_short=tail == "auto")
-        demanded = whole.attempt()
-        return attempted(model.bound(demanded)) if demanded else whole
-
-    def imported(
-        whole: _Import, single: _Import | None = None, nodes: Collection[onnx_ir.Node] = ()
-    ) -> tuple[Imported | None, _Import | None]:
-        """Return the net. If the batch is free but the import of a single item refused nodes, also return that import.
-
-        The argument `single` is that import from before `nodes` moved to a tail.
-        """
-        result, batch = whole.imported(), whole.free_batch()
-        if batch is None:
-            return result, None
-        axes = {name: output.axis for name, output in batch.outputs.items()}
-        bound, inputs = whole.model.bound({batch.name: 1}), {**whole.requested_axes, **batch.inputs}
-        if single is None or not single.leave(nodes, bound, axes) or single.requested_axes != inputs:
-            single = _Import(bound, inputs, types, custom, axes, is_short=tail == "auto")
-            if single.attempt():
-                return result, None
-        net = single.imported()
-        return (net and _with_batch(net, whole.model, batch)) or result, None if net else single
-
     requested = batch_axes or {}
     _check_names(requested, model)
-    whole = attempted(model)
-    result, single = imported(whole)
-    if result is not None:
-        return result
+    start = partial(_Import, types=types, custom=custom, is_short=tail == "auto")
+    whole = _attempted(start, model, requested)
+    net, single = _net_of(start, whole)
+    if net is not None:
+        return net
     if tail == "never" or whole.is_broken:
         raise whole.error()
     try:
@@ -154,17 +133,47 @@ def import_model(
         return import_model(model, batch_axes=requested, types=types, custom=custom, tail="only-needed")
     head = tail_part.without(model)
     if whole.model is not model or not whole.leave(nodes, head, {}):
-        whole = attempted(head)
-    result, _ = imported(whole, single, nodes)
-    if result is None:
+        whole = _attempted(start, head, requested)
+    net, _ = _net_of(start, whole, single, nodes)
+    if net is None:
         raise whole.error()
-    return result._replace(tail=tail_part)
+    return net._replace(tail=tail_part)
 
 
 def _check_names(batch_axes: Mapping[str, int | None], model: LoadedModel) -> None:
     if unknown := set(batch_axes) - {info.name for info in model.net_inputs}:
         names = ", ".join(info.name for info in model.inputs)
         raise UsageError(f"no input is called '{min(unknown)}'; the inputs are {names}")
+
+
+def _attempted(start: _Start, model: LoadedModel, requested: Mapping[str, int | None]) -> _Import:
+    """Import the model, again with equal sizes as long as operators demand that dynamic dimensions are equal."""
+    axes = {info.name: requested[info.name] for info in model.net_inputs if info.name in requested}
+    whole = start(model, axes)
+    demanded = whole.attempt()
+    return _attempted(start, model.bound(demanded), requested) if demanded else whole
+
+
+def _net_of(
+    start: _Start, whole: _Import, single: _Import | None = None, nodes: Collection[onnx_ir.Node] = ()
+) -> tuple[Imported | None, _Import | None]:
+    """Return the net, of one item if the batch is free; and the import of one item if that refused nodes.
+
+    The argument `single` is the import of one item from before `nodes` moved to a tail.
+    """
+    net, batch = whole.imported(), whole.free_batch()
+    if batch is None:
+        return net, None
+    bound, inputs = whole.model.bound({batch.name: 1}), {**whole.requested_axes, **batch.inputs}
+    outputs = {name: output.axis for name, output in batch.outputs.items()}
+    if single is None or not single.leave(nodes, bound, outputs) or single.requested_axes != inputs:
+        single = start(bound, inputs, output_axes=outputs)
+        if single.attempt():
+            return net, None
+    one = single.imported()
+    if one is None:
+        return net, single
+    return _with_batch(one, whole.model, batch) or net, None
 
 
 def _with_batch(one: Imported, model: LoadedModel, batch: Batch) -> Imported | None:
@@ -182,8 +191,8 @@ def _with_batch(one: Imported, model: LoadedModel, batch: Batch) -> Imported | N
     )
 
 
-class _ImportBase(ImportContext):
-    """The state of an import, and its inputs and outputs."""
+class _Import(ImportContext):
+    """The import of one model, node by node."""
 
     def __init__(
         self,
@@ -219,6 +228,8 @@ class _ImportBase(ImportContext):
         # Symbols are 1 or more; the past may have no rows.
         self._sums = {str(lengths.total): lengths.total - 1} if lengths else {}
         self._kept: dict[str, str] = {}
+        self._mismatch = ""  # the message for the first node that does not accept the sizes given by the caller
+        self._inlined = 0  # nodes of all loops
 
     def _inputs(self) -> tuple[Port, ...]:
         self._preferred, ports = batch_axes(self.model), []
@@ -297,14 +308,6 @@ class _ImportBase(ImportContext):
         self._names.release(blob.name)
         self._names.add(name)
         blob.name = name
-
-
-class _Import(_ImportBase):
-    """The import of one model, node by node."""
-
-    _mismatch = ""  # the message for the first node that does not accept the sizes given by the caller
-    _inlined = 0
-    _budget: MemoryBudget
 
     def attempt(self) -> Mapping[str, Dim]:
         """Import every node, then the outputs; or return other sizes of dynamic dimensions that an operator demands."""
