@@ -58,23 +58,22 @@ def _axes_of(view: View, atoms: Atoms) -> tuple[int, ...] | None:
 def align(views: Sequence[View], whole: Collection[int] = ()) -> tuple[list[View], list[int]] | None:
     """Return the views over common finer axes, and for each fine axis the original axis.
 
+    Example: if one view has factors 2 and 3 on axis 0, and another 6, both get 2 and 3, of the original axes 0 and 0.
     All views must have the same number of axes; on each axis they have the same size, or size 1. The axes `whole` are
     not split, and may differ in size. None if two views' factors of an axis have no common refinement.
     """
-    views = list(views)
-    for axis in range(len(views[0].axes)):
-        if axis in whole:
-            continue
-        holders = [i for i, view in enumerate(views) if view.axes[axis]]
-        for i in [*holders[1:], *holders[1:]]:  # twice, so the first views get the cuts of later ones, too
-            if len(views[i].axes[axis]) == 1 == len(views[holders[0]].axes[axis]):
+    views, rank = list(views), len(views[0].axes)
+    for axis in range(rank):
+        first, *others = [i for i, view in enumerate(views) if view.axes[axis] and axis not in whole] or [0]
+        for i in others * 2:  # twice, so the first views get the cuts of later ones, too
+            if len(views[i].axes[axis]) == 1 == len(views[first].axes[axis]):
                 continue  # one atom each: they broadcast at run time, even if their names differ
-            pair = refine(views[holders[0]], axis, views[i], axis)
+            pair = refine(views[first], axis, views[i], axis)
             if pair is None:
                 return None
-            views[holders[0]], views[i] = pair
+            views[first], views[i] = pair
     cuts: list[tuple[int, slice]] = []  # the axis and its atoms for each fine one
-    for axis in range(len(views[0].axes)):
+    for axis in range(rank):
         pieces = max(len(view.axes[axis]) for view in views)
         cuts += [(axis, slice(None))] if axis in whole else [(axis, slice(i, i + 1)) for i in range(pieces)]
     fine = [view.with_axes(view.axes[axis][atoms] for axis, atoms in cuts) for view in views]
@@ -82,7 +81,10 @@ def align(views: Sequence[View], whole: Collection[int] = ()) -> tuple[list[View
 
 
 def presence(views: Sequence[View], axis: int) -> tuple[bool | int, ...]:
-    """Return for each of the aligned views whether it has an axis: axes of equal presence may share a dim."""
+    """Return for each of the aligned views whether it has an axis: axes of equal presence may share a dim.
+
+    Example: for shapes [2, 3, 4, 5] and [1, 3, 4, 1], the axes of sizes 3 and 4 may be one dim of 12.
+    """
     # If one view's size may be 1 at run time and another's not, the axis has a unique presence.
     sizes = {atom.size for view in views for atom in view.axes[axis]}
     is_unique = any(fitting(a, b) is None for a, b in combinations(sizes, 2))
@@ -111,36 +113,38 @@ def common_layout(
     present = [presence(views, axis) for axis in range(rank)]
     if whole is not None:  # Concat does not broadcast: the sizes of all other axes are equal
         present = [of_axis[:-1] for of_axis in present]
-    needed = {axis for axis in range(rank) if any(view.axes[axis] for view in views) or axis == whole}
+    needed = [axis for axis in range(rank) if any(view.axes[axis] for view in views) or axis == whole]
+    constants = [i for i, cost in enumerate(costs) if cost is None]
+    originals = [tuple(axis for axis in needed if origin[axis] == original) for original in set(origin)]
 
     def fits(layout: Layout) -> bool:
         groups = (*layout.dims, layout.batch)
         return (
             len(layout.dims) <= MAX_DIMS
-            and {axis for group in groups for axis in group} == needed
+            and sorted({axis for group in groups for axis in group}) == needed
             and all(len({present[axis] for axis in group}) <= 1 for group in groups)
             and (whole is None or (whole,) in layout.dims)
-            and not any(present[axis][i] for axis in layout.batch for i, cost in enumerate(costs) if cost is None)
+            and not any(present[axis][i] for axis in layout.batch for i in constants)
         )
-
-    parts = [tuple(i for i in sorted(needed) if origin[i] == axis) for axis in set(origin)]
 
     def price(layout: Layout) -> tuple[int, int, int]:
         """Return the number of layers; if equal, Concat prefers fewer empty dims, because outputs have none."""
-        plain = sum(group in parts for group in (*layout.dims, layout.batch))
+        plain = sum(group in originals for group in (*layout.dims, layout.batch))
         empty = layout.dims.count(()) if whole is not None else 0
         return sum(cost(layout) for cost in costs if cost is not None), empty, -plain
 
-    candidates = dict.fromkeys(_candidates(views, costs, present, needed, whole))  # without duplicates
+    tensors = [view for view, cost in zip(views, costs, strict=True) if cost is not None]
+    candidates = dict.fromkeys(_candidates(tensors, present, needed, whole))  # without duplicates
     return min(filter(fits, candidates), key=price, default=None)
 
 
 def _candidates(
-    views: Sequence[View], costs: Sequence[Cost | None], present: _Presence, needed: set[int], whole: int | None
+    views: Sequence[View], present: _Presence, needed: Sequence[int], whole: int | None
 ) -> Iterator[Layout]:
+    """Yield the layouts that the views have, and those of all axes in order; each also with axes merged."""
     batches: list[tuple[int, ...]] = []
-    for view, cost in zip(views, costs, strict=True):
-        batch = None if cost is None else _axes_of(view, view.batch)
+    for view in views:
+        batch = _axes_of(view, view.batch)
         if batch is None:
             continue
         batches.append(batch)
@@ -151,12 +155,12 @@ def _candidates(
         yield layout
         laid_out = [axis for group in layout.dims for axis in group]
         yield Layout(_merged(laid_out, present, whole), batch)
-        if whole in needed - {*laid_out, *batch} and not view.axes[whole]:
+        if whole is not None and whole not in (*laid_out, *batch) and not view.axes[whole]:
             yield from _with_dim(layout, whole)
-    for axes in dict.fromkeys([*batches, ()]):
-        rest = [axis for axis in sorted(needed) if axis not in axes]
-        yield Layout(tuple((axis,) for axis in rest) or ((),), axes)
-        yield Layout(_merged(rest, present, whole), axes)
+    for batch in dict.fromkeys([*batches, ()]):
+        rest = [axis for axis in needed if axis not in batch]
+        yield Layout(tuple((axis,) for axis in rest) or ((),), batch)
+        yield Layout(_merged(rest, present, whole), batch)
 
 
 def _with_dim(layout: Layout, axis: int) -> Iterator[Layout]:

@@ -63,19 +63,25 @@ def _is_any_test(tests: Sequence[onnx_ir.Node]) -> bool:
 
 
 def nonzero_divisor(im: ImportContext, a: Operand, b: Operand) -> Operand:
-    """Replace 0 in a divisor by a tiny number if all readers of the quotient are constant for large numbers."""
-    if not isinstance(b, Tensor) or not isinstance(a, (Constant, Tensor)):
+    """Replace 0 in a divisor by a tiny number if all readers of the quotient are constant for large numbers.
+
+    On x86, 1 / 0 and the atan of infinity are NaN. But atan is constant from `_LIMITS` = 1e8 on. So ``atan(a / b)``
+    becomes ``atan(a / max(b, |a| / 2e8))`` if b is never negative. -0.0 counts as 0 here, and 0 / 0 stays NaN.
+    """
+    if not isinstance(b, Tensor) or not isinstance(a, (Constant, Tensor)) or not is_float(b.dtype):
         return b
-    # On x86, 1 / 0 and the atan of infinity are NaN; -0.0 counts as 0 here. 0 / 0 stays NaN.
-    divisor, low, high = im.range_of(b), *im.range_of(a)[:2]
-    is_special = isinstance(a, Constant) and not (a.array.all() and np.isfinite(a.array).all())
-    if not divisor.has(0) or not is_float(b.dtype) or is_special:
+    if isinstance(a, Constant) and not (a.array.all() and np.isfinite(a.array).all()):
         return b
-    side = 0 if divisor.low < 0 or low < 0 < high else 1 if low >= 0 else -1
-    limits = [_limit(reader, side) for reader in im.readers()]
-    largest = max((limit for limit in limits if limit is not None), default=0.0)
-    if not largest or None in limits:
+    dividend, divisor = im.range_of(a), im.range_of(b)
+    if not divisor.has(0):
         return b
+    may_be_both = divisor.low < 0 or dividend.low < 0 < dividend.high
+    sign = 0 if may_be_both else 1 if dividend.low >= 0 else -1
+    limits = [_limit(reader, sign) for reader in im.readers()]
+    largest = max((limit for limit in limits if limit is not None), default=None)
+    if largest is None or None in limits:
+        return b
+    # The quotient by this divisor is twice the limit.
     if isinstance(a, Tensor):
         least: Value = binary(im, BinaryOp.MUL, im.apply(a, UnaryOp.ABS), number(0.5 / largest))
     else:
@@ -85,19 +91,19 @@ def nonzero_divisor(im: ImportContext, a: Operand, b: Operand) -> Operand:
     return binary(im, BinaryOp.ADD, b, binary(im, BinaryOp.MUL, is_zero(im, b), least))
 
 
-def _limit(node: onnx_ir.Node, side: int) -> float | None:
-    """Return the limit beyond which a node's result is constant for inputs of sign `side` (0: any), or None."""
+def _limit(node: onnx_ir.Node, sign: int) -> float | None:
+    """Return the magnitude from which on a node's result is constant for inputs of a sign (0: both), or None."""
     if node.op_type in _LIMITS:
         return _LIMITS[node.op_type]
-    if node.op_type == "Exp" and side < 0:
+    if node.op_type == "Exp" and sign < 0:
         return _EXP_LIMIT
-    if node.op_type == "Neg" and side > 0 and node.outputs[0].consumers():
+    if node.op_type == "Neg" and sign > 0 and node.outputs[0].consumers():
         return _EXP_LIMIT if all(reader.op_type == "Exp" for reader in node.outputs[0].consumers()) else None
-    if node.op_type in COMPARISONS or (node.op_type == "Min" and side > 0):
+    if node.op_type in COMPARISONS or (node.op_type == "Min" and sign > 0):
         bounds, least = [_scalar(value) for value in node.inputs], 1
     elif node.op_type == "Clip":
         low, high = (_bound(node, name, at) for name, at in (("min", 1), ("max", 2)))
-        bounds = [high] if side > 0 else [low] if side < 0 else [low, high]
+        bounds = [high] if sign > 0 else [low] if sign < 0 else [low, high]
         least = len(bounds)
     else:
         return None

@@ -76,13 +76,19 @@ def _sampled(
 ) -> Blob:
     """Pick the pixels at `indices` from each row of an image of width `size`; `dims` is the layout of the indices."""
     targets = nonnegative_indices(im, indices, size)
-    scale, shift = _coordinates(im, 1 if isinstance(size, Sym) else size, rows)
-    if isinstance(size, Sym):  # the centre of the pixel, relative to the row
-        targets = binary(im, BinaryOp.DIV, im.apply(targets, BinaryOp.ADD, 0.5), numbers_of(im, size))
-        shift[0] = -1
-    grid = im.layer("BinaryOp", im.mat(targets, dims), im.memory(scale.astype(np.float32)), op_type=BinaryOp.MUL)
-    grid = im.layer("BinaryOp", grid, im.memory(shift.astype(np.float32)), op_type=BinaryOp.ADD)
-    return pixels(im, image, grid)
+    _check_size(im, 1 if isinstance(size, Sym) else size, rows)
+    if isinstance(size, Sym):
+        share = binary(im, BinaryOp.DIV, im.apply(targets, BinaryOp.ADD, 0.5), numbers_of(im, size))
+        return pixels(im, image, _grid(im, im.mat(share, dims), 2.0, -1.0, rows))
+    return pixels(im, image, _grid(im, im.mat(targets, dims), 2 / size, 1 / size - 1, rows))
+
+
+def _grid(im: ImportContext, x: Blob, scale: float, shift: float, rows: int) -> Blob:
+    """Return the grid [2, rows, indices] of GridSample: x-coordinates ``x * scale + shift``, and the row's y."""
+    factors = np.array([scale, 0], np.float32).reshape(2, 1, 1)
+    offsets = np.stack([np.full(rows, shift), pixel_centres(rows)]).astype(np.float32).reshape(2, rows, 1)
+    scaled = im.layer("BinaryOp", x, im.memory(factors), op_type=BinaryOp.MUL)
+    return im.layer("BinaryOp", scaled, im.memory(offsets), op_type=BinaryOp.ADD)
 
 
 def numbers_of(im: ImportContext, *sizes: Dim) -> Value:
@@ -93,17 +99,14 @@ def numbers_of(im: ImportContext, *sizes: Dim) -> Value:
     return im.tensor(SymbolicTensor(np.array(sizes, dtype=object).reshape(shape), shape, np.dtype(np.float32)))
 
 
-def _coordinates(im: ImportContext, size: int, rows: int) -> tuple[Array, Array]:
-    """Return scale and offset from indices in a row to x and y, which are -1 and 1 at the outer borders."""
+def _check_size(im: ImportContext, size: int, rows: int) -> None:
     if size * rows > _LARGEST_IMAGE:
         reason = f"a lookup in {rows} times {size} elements, whose indices float32 cannot tell apart"
         raise im.refuse(reason, "look up in a smaller table")
-    shift = np.stack([np.full(rows, 1 / size - 1), pixel_centres(rows)])
-    return np.array([2 / size, 0]).reshape(2, 1, 1), shift.reshape(2, rows, 1)
 
 
 def pixel_centres(size: int) -> Array:
-    """Return the centres of `size` pixels between -1 and 1."""
+    """Return the centres of `size` pixels between -1 and 1: of four pixels -3/4, -1/4, 1/4 and 3/4."""
     return np.asarray((2 * np.arange(size) + 1) / size - 1)
 
 
@@ -229,8 +232,11 @@ def as_indices(im: ImportContext, x: Value) -> Tensor:
 
 
 def _take(im: ImportContext, data: Tensor, indices: list[Array], shape: Shape) -> Tensor:
-    """Compute ``data[indices]``, with an array of indices for each of the first axes, whose sizes are `shape`."""
-    targets = np.zeros((), np.int64)
+    """Compute ``data[indices]``, with an array of indices for each of the first axes, whose sizes are `shape`.
+
+    The method with the fewest layers picks along each axis if the indices form a grid, or from the flattened axes.
+    """
+    targets = np.zeros((), np.int64)  # indices into the flattened axes
     for index, size in zip(indices, known(shape), strict=True):
         targets = targets * size + index
     rest, count = data.shape[len(shape) :], math.prod(known(shape))
@@ -265,8 +271,9 @@ def _grid_indices(indices: Sequence[Array]) -> list[Array] | None:
 def _looked_up(im: ImportContext, data: Tensor, axis: int, targets: Array) -> Tensor:
     """Pick constant indices along an axis with GridSample."""
     [count] = known([data.shape[axis]])
-    scale, shift = _coordinates(im, count, 1)
-    grid = im.memory((targets.reshape(1, 1, -1) * scale + shift).astype(np.float32))
+    _check_size(im, count, 1)
+    x = targets.reshape(-1) * (2 / count) + (1 / count - 1)
+    grid = im.memory(np.stack([x, np.zeros(x.size)]).astype(np.float32)[:, None])
     blob = pixels(im, _image(im, data, [a for a in range(data.rank) if a != axis], [], [axis]), grid)
     return _replaced(im, blob, data, axis, targets.shape)
 
@@ -319,9 +326,10 @@ def _runs_picked(im: ImportContext, x: Tensor, first: int, runs: Sequence[Consec
 def _rolled(im: ImportContext, data: Operand, axis: int, indices: SymbolicTensor) -> tuple[Operand, Any]:
     """For n indices (#0 + k) % n, as of torch.roll, return the data rolled by k along the axis, and the index #0."""
     size, cell = data.shape[axis], indices.cells.reshape(-1)[0]
-    names = [name for name in cell.names() if name.startswith("#")] if isinstance(cell, Sym) else []
+    names = _index_names(cell)
     if isinstance(size, Sym) and len(names) == 1 and indices.shape[-1 - int(names[0][1:])] == size:
         index = symbol(names[0])
+        # The cell is #0 + k - (#0 + k)//n * n; without the quotient and #0 it is k.
         k = cell.subs({factor: 0 for term in cell.terms for factor in term if isinstance(factor, Call)}) - index
         if isinstance(k, int) and cell == index + k - (index + k) // size * size:
             im.demand(size, abs(k) + 1)
@@ -334,13 +342,18 @@ def run_of(cell: object, rank: int) -> Consecutive | None:
     """Return the run of indices in a cell of a symbolic tensor of this rank; None if they are no run."""
     if not isinstance(cell, Sym):
         return Consecutive(int(cell), None)  # type: ignore[call-overload]
-    indices = [name for name in cell.names() if name.startswith("#")]
-    if len(indices) > 1:
-        return None
+    indices = _index_names(cell)
+    if not indices:
+        return Consecutive(cell, None)
     start = cell.subs(dict.fromkeys(indices, 0))
-    if indices and cell - start != Sym({(indices[0],): 1}):
+    if len(indices) > 1 or cell - start != symbol(indices[0]):
         return None
-    return Consecutive(start, rank - 1 - int(indices[0][1:]) if indices else None)
+    return Consecutive(start, rank - 1 - int(indices[0][1:]))
+
+
+def _index_names(cell: object) -> list[str]:
+    """Return the axis indices in a cell; ``#k`` is the index along axis k, counted from the last one."""
+    return [name for name in cell.names() if name.startswith("#")] if isinstance(cell, Sym) else []
 
 
 def _cropped(im: ImportContext, x: Tensor, axis: int, run: Consecutive, shape: Shape) -> Tensor:
