@@ -6,10 +6,10 @@ from onnx2ncnn_opt.onnx.registry import OPS, OnnxOp, Traits
 
 # The families that most models need come first. Each has all versions of its operators.
 _FAMILIES = (
-    *("activation", "shape", "convolution", "elementwise", "matrix", "reduction", "pooling", "normalization"),
+    *("activation", "shape", "window", "elementwise", "matrix", "reduction", "normalization"),
     *("gather", "pad_slice", "division", "resize", "power", "logic", "recurrent"),
-    *("sampling", "scatter", "arg", "attention", "bitwise", "control", "linear_attention"),
-    *("lists", "quantization", "spectral", "topk", "fused"),
+    *("sampling", "scatter", "topk", "attention", "bitwise", "control"),
+    *("lists", "quantization", "spectral", "fused"),
 )
 
 FOLDED_ONLY = frozenset({"Constant", "NonZero", "Shape", "Size"})  # operators that fold, and have no importer

@@ -1,4 +1,7 @@
-"""TopK: the largest or smallest elements, in order.
+"""ArgMax, ArgMin, Hardmax, and TopK: the largest or smallest elements, in order.
+
+ncnn has none of them. The index of the first 0 in a row of 0 and 1 is the minimum of ``i + n * row[i]``. As in
+comparisons, numbers closer to each other than the smallest normal float32 are equal.
 
 ncnn does not sort. For a small k, layers find the numbers in rounds: each round picks the first of the largest numbers
 and removes it. For a larger k, they compute each element's rank: the number of larger elements, and of equal elements
@@ -14,12 +17,13 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.dim import Dim, exact_div, product
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.activation import flattened
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, FLT_MIN, as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.gather import gather_elements
 from onnx2ncnn_opt.onnx.lower.functional.logic import between
-from onnx2ncnn_opt.onnx.lower.functional.reduce import arg_max, reduce
+from onnx2ncnn_opt.onnx.lower.functional.reduce import arg_max, mark_largest, reduce
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value, held_as_float
 
@@ -28,6 +32,29 @@ _MOST_ROUNDS = 128  # nine layers each
 _SCALE = 4  # dividing by it makes room for infinite and removed numbers
 _UNSIGNED = held_as_float(np.dtype(np.uint32))
 _INDEX = held_as_float(np.dtype(np.int64))
+
+onnx_op("ArgMax", integers=True, jumps=True, items=items.reduced(0, "axis"), folds=True)(arg_max)
+
+
+@onnx_op("ArgMin", integers=True, jumps=True, items=items.reduced(0, "axis"), folds=True)
+def arg_min(im: ImportContext, x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
+    """ArgMax of the negated operand."""
+    opposite = im.apply(as_numbers(im, x), UnaryOp.NEG)
+    return arg_max(im, opposite, axis=axis, keepdims=keepdims, select_last_index=select_last_index)
+
+
+@onnx_op("Hardmax", jumps=True, axes="same", items=items.from_axis(1))
+def hardmax1(im: ImportContext, x: Tensor, *, axis: int = 1) -> Tensor:
+    """1 at the first of the largest numbers of all axes from `axis` on."""
+    return flattened(im, x, axis, lambda im, rows, axis: hardmax13(im, rows, axis=axis))
+
+
+@onnx_op("Hardmax", since=13, jumps=True, axes="same", items=items.along(-1), folds=True)
+def hardmax13(im: ImportContext, x: Tensor, *, axis: int = -1) -> Tensor:
+    """1 at the first of the largest numbers along an axis."""
+    marked = mark_largest(im, x, axis, last=False)
+    first = reduce(im, marked, "ReduceMin", (axis,), 1)
+    return im.unary(binary(im, BinaryOp.SUB, first, marked), "Threshold", threshold=-FLT_MIN)
 
 
 @onnx_op("TopK", jumps=True, items=items.along(-1), folds=True)

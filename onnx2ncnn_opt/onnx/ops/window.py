@@ -1,16 +1,19 @@
-"""Poolings over windows, and global poolings."""
+"""Convolutions, poolings over windows, and global poolings."""
 
 import math
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
+from onnx2ncnn_opt.onnx.lower.functional.conv import conv, conv_transpose
 from onnx2ncnn_opt.onnx.lower.functional.pool import average_pool, global_average_pool, global_pool, max_pool
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.lower.functional.window import PoolAttributes
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Ints, Tensor, Value
 
+onnx_op("Conv", batch=0)(conv)
+onnx_op("ConvTranspose", batch=0)(conv_transpose)
 onnx_op("MaxPool", batch=0, integers=True, moves=(0,))(max_pool)
 onnx_op("AveragePool", since=7, batch=0)(average_pool)
 onnx_op("GlobalAveragePool", batch=0)(global_average_pool)
