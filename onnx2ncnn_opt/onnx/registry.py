@@ -16,7 +16,7 @@ its annotation before the function runs:
     b: Array | None = None   may be absent
 
 An operator may have several importers, each `since` an opset; the newest one that is not newer than the model's opset
-is used. A function that is registered for an older opset lists `later` parameters: attributes that the operator does
+is used. A function that is registered for several opsets lists `later` parameters: attributes that the operator does
 not have there, and inputs that are attributes there.
 `onnx2ncnn_opt.onnx.ops` imports all importers, and finds the one for a node.
 """

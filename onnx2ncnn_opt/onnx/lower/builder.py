@@ -45,8 +45,8 @@ class ShapeMismatch(Refusal):
         self.sizes = tuple(sizes)
 
 
-class Layers:
-    """Appends layers and constants to a graph, named after the node that is being imported."""
+class Builder:
+    """Appends layers and constants, named after the node, and converts operands to the layouts that layers need."""
 
     def __init__(self, types: Mapping[str, LayerSpec], public: Sequence[str]) -> None:
         """`types` is the table of layers; the names `public` are reserved for the model's inputs and outputs."""
@@ -55,6 +55,11 @@ class Layers:
         self._names = NamePool(public)
         self._layer_names = NamePool()
         self._memory: dict[tuple[bytes, Shape], Blob] = {}
+        self._layouts: dict[tuple[Blob, Step], Blob] = {}
+        self._ones: dict[Sym, Blob] = {}
+        self._open_inputs: list[Blob] = []
+        self._ranges = Ranges()
+        self._operands: dict[Blob, tuple[View, tuple[Value, ...]]] = {}
 
     def refuse(self, reason: str, hint: str = "") -> Refusal:
         """Return the exception for a node without an exact equivalent: the reason, and advice for the user."""
@@ -110,10 +115,6 @@ class Layers:
         self.graph.add(layer)
         return layer.outputs
 
-    def empty(self, shape: Sequence[Dim | None], dtype: np.dtype[np.generic]) -> Constant:
-        """Return a tensor without elements as a constant. Concat drops it."""
-        return Constant(np.zeros(self.fixed(shape, "it is empty, and has a dynamic dimension"), dtype.type))
-
     def memory(self, array: Array) -> Blob:
         """Return a constant as a blob of the same shape (rank 1 to 4); equal constants share a blob."""
         if not array.size:
@@ -152,18 +153,6 @@ class Layers:
         if not np.array_equal(result, array):
             raise self.refuse("an integer constant does not fit into int32", "clip it in the model")
         return result
-
-
-class Builder(Layers):
-    """Appends layers, and converts their operands to the layouts that they need."""
-
-    def __init__(self, types: Mapping[str, LayerSpec], public: Sequence[str]) -> None:
-        super().__init__(types, public)
-        self._layouts: dict[tuple[Blob, Step], Blob] = {}
-        self._ones: dict[Sym, Blob] = {}
-        self._open_inputs: list[Blob] = []
-        self._ranges = Ranges()
-        self._operands: dict[Blob, tuple[View, tuple[Value, ...]]] = {}
 
     def input(self, name: str, view: View) -> Blob:
         """Append an input of the net, in the layout of its view."""

@@ -118,7 +118,7 @@ class ImportContext(Builder, ABC):
         joins = (r.op_type == "Concat" and r.attributes.get_int("axis", 0) % rank == axis for r in readers)
         if len(self.node.outputs) == 1 and readers and all(joins):
             shape = [size if isinstance(size, int) else 0 for size in shape]
-        return super().empty(shape, dtype)
+        return Constant(np.zeros(self.fixed(shape, "it is empty, and has a dynamic dimension"), dtype.type))
 
     def value_hint(self, operand: int, default: str = "") -> str:
         """Return advice for making an operand constant: bind the flags that it is computed from; else `default`."""

@@ -49,13 +49,10 @@ class MemoryBudget:
 def check_size(node: onnx_ir.Node, opset: int, operands: Sequence[Item | None]) -> None:
     """Raise Refusal if a result of the node is known to be larger than the budget."""
     if node.op_type in _SIZED and not node.domain:
-        types = inferred_types(onnx_ir.serde.serialize_node(node), opset, operands)
-        shapes = [type.shape.dim for type in types if type is not None and type.HasField("shape")]
-        fixed = [shape for shape in shapes if all(dim.HasField("dim_value") for dim in shape)]
-        largest: tuple[int, ...] = max(
-            (tuple(dim.dim_value for dim in shape) for shape in fixed), key=math.prod, default=()
-        )
-        _require_small(largest)
+        for type in inferred_types(onnx_ir.serde.serialize_node(node), opset, operands):
+            dims = [] if type is None else type.shape.dim
+            if all(dim.HasField("dim_value") for dim in dims):
+                _require_small(tuple(dim.dim_value for dim in dims))
 
 
 def check_results(node: onnx_ir.Node, results: Iterable[Item | None]) -> None:

@@ -33,27 +33,9 @@ def _by_running_statistics(node: NodeView) -> int:
     return 0
 
 
-@onnx_op("BatchNormalization", since=7, batch=0, items=_by_running_statistics)
-def batch_norm7(
-    im: ImportContext,
-    x: Tensor,
-    scale: Value,
-    bias: Value,
-    mean: Value,
-    var: Value,
-    *,
-    epsilon: float = 1e-5,
-    momentum: float = 0.9,
-    spatial: int = 1,
-) -> Value | tuple[Value, ...]:
-    """BatchNorm with the running statistics."""
-    if not spatial:
-        raise im.refuse("spatial is 0: ncnn has statistics per channel only", "export it with spatial = 1")
-    return batch_norm(im, x, scale, bias, mean, var, epsilon=epsilon, momentum=momentum)
-
-
 # onnx.reference folds the earlier versions as if they trained.
-@onnx_op("BatchNormalization", since=14, batch=0, items=_by_running_statistics, folds=True)
+@onnx_op("BatchNormalization", since=7, later=("training_mode",), batch=0, items=_by_running_statistics)
+@onnx_op("BatchNormalization", since=14, later=("spatial",), batch=0, items=_by_running_statistics, folds=True)
 def batch_norm(
     im: ImportContext,
     x: Tensor,
@@ -64,12 +46,15 @@ def batch_norm(
     *,
     epsilon: float = 1e-5,
     momentum: float = 0.9,
+    spatial: int = 1,
     training_mode: int = 0,
 ) -> Value | tuple[Value, ...]:
     """BatchNorm with the running statistics; BinaryOp mul and add for rows of features or computed statistics.
 
     In training mode, InstanceNorm for a batch of one item, Reductions for larger batches.
     """
+    if not spatial:
+        raise im.refuse("spatial is 0: ncnn has statistics per channel only", "export it with spatial = 1")
     if training_mode:
         return _in_training(im, x, scale, bias, mean, var, epsilon, momentum)
     arrays = [param.array for param in (scale, bias, mean, var) if isinstance(param, Constant)]

@@ -77,18 +77,13 @@ def _resized(node: NodeView) -> int:
     return axis
 
 
-@onnx_op("Upsample", since=7, batch=0, integers=True, items=_resized)
-def upsample7(im: ImportContext, x: Value, *, scales: tuple[float, ...], mode: str = "nearest") -> Value:
-    """Interp; see Resize of opset 10."""
-    return resize10(im, x, np.array(scales), mode=mode)
-
-
+@onnx_op("Upsample", since=7, later=("scales",), batch=0, integers=True, items=_resized)
 @onnx_op("Upsample", since=9, batch=0, integers=True, items=_resized)
 @onnx_op("Resize", since=10, batch=0, integers=True, items=_resized)
 def resize10(im: ImportContext, x: Value, scales: Array, *, mode: str = "nearest") -> Value:
     """Interp; coordinates are asymmetric, nearest rounds down, or up if an axis shrinks."""
     sampling = _Sampling(mode, "asymmetric", _SIMPLE)
-    return _resize(im, *_scaled(im, x, scales, sampling), sampling)
+    return _resize(im, *_scaled(im, x, np.asarray(scales), sampling), sampling)
 
 
 @onnx_op("Resize", since=11, batch=0, integers=True, items=_resized)
@@ -202,9 +197,17 @@ def _resize(im: ImportContext, x: Value, axes: list[_Axis], sampling: _Sampling)
 
 def _changed(im: ImportContext, axes: list[_Axis], sampling: _Sampling) -> list[_Axis]:
     """Return the axes that change; refuse unknown modes, and sizes out of bounds."""
+    if sampling.mode not in ("nearest", "linear", "cubic"):
+        raise im.invalid(f"mode {sampling.mode}")
+    if sampling.coordinates not in (*_COORDINATES, "tf_crop_and_resize") or sampling.nearest_mode not in _ROUNDING:
+        raise im.invalid(f"modes {sampling.coordinates} and {sampling.nearest_mode} are not known")
     # ONNX Runtime ignores a scale that does not change the size if no other size changes, or with antialias.
     changed = [a for a in axes if a.out != a.size or (a.scale != 1 and not sampling.antialias)]
-    _check(im, changed, sampling)
+    sizes = [a.out for a in changed if isinstance(a.out, int)]
+    if max(sizes, default=1) > _LONGEST:
+        raise im.refuse(f"an axis of more than {_LONGEST} elements", "resize to fewer elements")
+    if min(sizes, default=1) < 1:
+        raise im.refuse("an axis shrinks to nothing, and ncnn has no empty tensors", "use a larger scale or size")
     return changed
 
 
@@ -239,19 +242,6 @@ def _resize_floats(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _S
     for axis in axes:
         inside = inside[..., None] & (_inside(axis, sampling) if axis in changed else np.ones(1, bool))
     return im.tensor(binary(im, BinaryOp.ADD, x, Constant(np.where(inside, 0, sampling.extrapolation_value))))
-
-
-def _check(im: ImportContext, changed: list[_Axis], sampling: _Sampling) -> None:
-    """Refuse unknown modes, and sizes out of bounds."""
-    if sampling.mode not in ("nearest", "linear", "cubic"):
-        raise im.invalid(f"mode {sampling.mode}")
-    if sampling.coordinates not in (*_COORDINATES, "tf_crop_and_resize") or sampling.nearest_mode not in _ROUNDING:
-        raise im.invalid(f"modes {sampling.coordinates} and {sampling.nearest_mode} are not known")
-    sizes = [a.out for a in changed if isinstance(a.out, int)]
-    if max(sizes, default=1) > _LONGEST:
-        raise im.refuse(f"an axis of more than {_LONGEST} elements", "resize to fewer elements")
-    if min(sizes, default=1) < 1:
-        raise im.refuse("an axis shrinks to nothing, and ncnn has no empty tensors", "use a larger scale or size")
 
 
 def _interp(im: ImportContext, changed: list[_Axis], sampling: _Sampling) -> dict[str, int] | None:

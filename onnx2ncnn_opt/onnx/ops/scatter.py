@@ -14,7 +14,7 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import add, binary, maximum, minimum, mul, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MIN, as_float, as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
-from onnx2ncnn_opt.onnx.lower.functional.crop import crop, flip, pick
+from onnx2ncnn_opt.onnx.lower.functional.crop import crop, flip, from_front, pick
 from onnx2ncnn_opt.onnx.lower.functional.division import mod
 from onnx2ncnn_opt.onnx.lower.functional.gather import (
     as_indices,
@@ -184,15 +184,12 @@ def _scatter(
 ) -> Value:
     """Return the data after ``data[targets] = updates`` over all axes except the last `rest`, or after a reduction."""
     sizes = fixed(im, data.shape[: data.rank - rest])
-    for index, size in zip(targets, sizes, strict=True):
-        if index.size and (index.min() < -size or index.max() >= size):
-            raise im.invalid(f"indices {index.min()} to {index.max()} are not all in an axis of size {size}")
+    rows = [from_front(im, index, size).reshape(-1) for index, size in zip(targets, sizes, strict=True)]
     inner = data.shape[data.rank - rest :]
     if updates.shape != (*targets.shape[1:], *inner):
         raise im.invalid(f"updates of shape {list(updates.shape)}, not {[*targets.shape[1:], *inner]}")
     if not targets.size:
         return data
-    rows = [np.where(index < 0, index + size, index).reshape(-1) for index, size in zip(targets, sizes, strict=True)]
     if reduction != "none":
         return _reduced(im, data, np.ravel_multi_index(rows, sizes), updates, inner, reduction)
     box = [np.unique(row) for row in rows]

@@ -133,15 +133,14 @@ class _FloatConversion:
             self._product_at_run_time(node)
         elif kind in _UNARY:
             operand = self._operand(node.inputs[:3])
-            attributes = {a.name: a.value for a in node.attributes.values() if a.name not in _NOT_ONNX}
             if operand is not None and not _attribute(node, "channels_last", 0) and _attribute(node, "opset", 13) >= 13:
-                self._result(node, _UNARY[kind], [operand], node.inputs[3:5], attributes)
+                self._result(node, _UNARY[kind], [operand], node.inputs[3:5])
         elif kind in _BINARY:
             operands = [self._operand(node.inputs[:3]), self._operand(node.inputs[3:6])]
             self._result(node, _BINARY[kind], operands, node.inputs[6:8])
         elif kind == "QLinearConcat":
             operands = [self._operand(node.inputs[i : i + 3]) for i in range(2, len(node.inputs), 3)]
-            self._result(node, "Concat", operands, node.inputs[:2], {"axis": _attribute(node, "axis", 0)})
+            self._result(node, "Concat", operands, node.inputs[:2])
         elif kind in _MOVES and node.inputs and node.inputs[0] in self._floats:
             self._move(node, self._floats[node.inputs[0]])
 
@@ -167,8 +166,7 @@ class _FloatConversion:
             assert bias is not None
             step = self._known[x].scale * self._weights[w].steps
             operands.append(self._initializer((bias * step.astype(np.float64)).astype(np.float32)))
-        attributes = {a.name: a.value for a in node.attributes.values()}
-        self._result(node, "Conv", operands, node.inputs[6:8], attributes)
+        self._result(node, "Conv", operands, node.inputs[6:8])
 
     def _matmul(self, node: onnx_ir.Node) -> None:
         is_gemm = node.op_type == "QGemm"
@@ -177,7 +175,6 @@ class _FloatConversion:
         if x is None or w is None:
             return
         operands = [x, w]
-        attributes = {a.name: a.value for a in node.attributes.values()}
         scale_and_zero = node.inputs[7:9] if is_gemm else node.inputs[6:8]
         if is_gemm and node.inputs[6] is not None:
             bias, a, weight = _constant(node.inputs[6]), self._known.get(x), self._weights.get(w)
@@ -185,7 +182,7 @@ class _FloatConversion:
                 return
             step = a.scale * weight.steps.astype(np.float64) * _attribute(node, "alpha", 1.0)
             operands.append(self._initializer((bias * step).astype(np.float32)))
-        self._result(node, "Gemm" if is_gemm else "MatMul", operands, scale_and_zero, attributes)
+        self._result(node, "Gemm" if is_gemm else "MatMul", operands, scale_and_zero)
 
     def _product_at_run_time(self, node: onnx_ir.Node) -> None:
         """Replace the pattern of dynamic quantisation: integer product -> Cast -> Mul by both scales.
@@ -206,8 +203,7 @@ class _FloatConversion:
         step = factors[1 - factors.index(scale)]
         weight = None if step is None else self._weight(w, step, w_zero, 0 if node.op_type == "ConvInteger" else -1)
         if weight is not None:
-            attributes = {a.name: a.value for a in node.attributes.values()}
-            [product] = self._node(_OF_INTEGERS[node.op_type], [quantizer.inputs[0], weight], attributes)
+            [product] = self._node(_OF_INTEGERS[node.op_type], [quantizer.inputs[0], weight], _attributes(node))
             self._at_run_time.add(product)
             self._supersede(scaled.outputs[0], product)
 
@@ -216,8 +212,7 @@ class _FloatConversion:
             return
         if node.op_type == "MaxPool" and len(node.outputs) > 1:
             return
-        attributes = {a.name: a.value for a in node.attributes.values()}
-        outputs = self._node(node.op_type, [x.value, *node.inputs[1:]], attributes, len(node.outputs))
+        outputs = self._node(node.op_type, [x.value, *node.inputs[1:]], _attributes(node), len(node.outputs))
         for old, new in zip(node.outputs, outputs, strict=True):
             self._add(old, x._replace(value=new))
 
@@ -227,15 +222,14 @@ class _FloatConversion:
         kind: str,
         operands: Sequence[onnx_ir.Value | None],
         scale_and_zero: Sequence[onnx_ir.Value | None],
-        attributes: dict[str, Any] | None = None,
     ) -> None:
-        """Add a float operator; clip its result if the output has a scale, else replace the node's output by it."""
+        """Add the float operator of a node; clip its result if the output has a scale, else use it as the output."""
         if any(operand is None for operand in operands):
             return
         scale, zero = (*scale_and_zero, None, None)[:2]
         if scale is not None and _limits(scale, zero) is None:
             return
-        [result] = self._node(kind, operands, attributes or {})
+        [result] = self._node(kind, operands, _attributes(node))
         if scale is None:
             self._supersede(node.outputs[0], result)
         else:
@@ -395,6 +389,11 @@ def _only_reader(value: onnx_ir.Value, op_type: str) -> onnx_ir.Node | None:
     readers = [node for node, _ in value.uses()]
     is_only = len(readers) == 1 and readers[0].op_type == op_type and not value.is_graph_output()
     return readers[0] if is_only else None
+
+
+def _attributes(node: onnx_ir.Node) -> dict[str, Any]:
+    """Return the attributes that ONNX's own operator has, too."""
+    return {name: attribute.value for name, attribute in node.attributes.items() if name not in _NOT_ONNX}
 
 
 def _attribute(node: onnx_ir.Node, name: str, default: Any) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable
 
+from onnx2ncnn_opt.ir.reached import reached
+
 
 class Network(dict[Hashable, dict[Hashable, float]]):
     """Directed edges with capacities; ``network[a][b]`` is the residual capacity from a to b."""
@@ -32,12 +34,7 @@ class Network(dict[Hashable, dict[Hashable, float]]):
             for end, residual in edges.items():
                 if residual > 0:
                     predecessors.setdefault(end, []).append(start)
-        side, pending = {sink}, [sink]
-        while pending:
-            new = [start for start in predecessors.get(pending.pop(), ()) if start not in side]
-            side.update(new)
-            pending += new
-        return side
+        return set(reached([sink], lambda node: predecessors.get(node, ())))
 
     def _path(self, source: Hashable, sink: Hashable) -> list[tuple[Hashable, Hashable]]:
         previous: dict[Hashable, Hashable] = {source: source}

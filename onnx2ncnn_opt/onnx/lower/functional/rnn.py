@@ -21,9 +21,8 @@ from onnx2ncnn_opt.onnx.lower.memory_budget import MOST_STEPS
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 _Function = Callable[..., Value]
-_Step = Callable[
-    [int, list[Value], list[Value]], list[Value]
-]  # takes a direction, the input's products, and the states
+# Takes a direction, the input's products, and the states.
+_Step = Callable[[int, list[Value], list[Value]], list[Value]]
 
 # The function of a tensor and parameters, and the parameters' defaults.
 _ACTIVATIONS: dict[str, tuple[_Function, tuple[float, ...]]] = {
