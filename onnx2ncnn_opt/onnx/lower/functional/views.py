@@ -87,11 +87,17 @@ def _spread(im: ImportContext, x: Tensor, axis: int, count: int) -> Tensor:
 
 
 def dims_around(x: Tensor, axes: Collection[int]) -> tuple[list[tuple[int, ...]], list[int]]:
-    """Return dims and batch for a layer on `axes`, each of which is a dim; merge other axes if there are too many."""
+    """Return dims and batch for a layer on `axes`, each of which is a dim; merge other axes if there are too many.
+
+    The dims are in the order of the tensor's own Mat, if each is a dim there, and none of `axes` is the first of four.
+    """
     batch = [] if x.batch_axis is None or x.batch_axis in axes else [x.batch_axis]
     dims: list[tuple[int, ...]] = [(a,) for a in range(x.rank) if a not in batch and (x.shape[a] != 1 or a in axes)]
     if len(dims) <= MAX_DIMS:
-        return dims, batch
+        places = {dim: x.view.dim_of(dim[0]) for dim in dims}
+        here = sorted(dims, key=lambda dim: places[dim] or 0)
+        is_laid_out = None not in places.values() and not (len(dims) == MAX_DIMS and here[0][0] in axes)
+        return here if is_laid_out else dims, batch
     merged: list[tuple[int, ...]] = []
     for group in dims:
         if merged and group[0] not in axes and merged[-1][-1] not in axes:
