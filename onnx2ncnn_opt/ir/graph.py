@@ -171,10 +171,11 @@ class Layer:
         *,
         type: str | None = None,
         inputs: Iterable[Blob] | None = None,
+        outputs: Iterable[Blob] = (),
         weights: Mapping[str, Array | Weight | None] | None = None,
         **params: Any,
     ) -> Layer:
-        """Return a copy outside any graph, with these changes.
+        """Return a copy outside any graph, with these changes, and with no outputs but these.
 
         `weights` add to the existing ones or replace them, and None removes one. A parameter given as None gets its
         default.
@@ -185,6 +186,7 @@ class Layer:
             type or self.type,
             self.name,
             self.inputs if inputs is None else inputs,
+            outputs,
             params={k: v for k, v in merged.items() if v is not None},
             weights={k: v for k, v in blocks.items() if v is not None},
             origin=self.traced,

@@ -20,7 +20,7 @@ from onnx2ncnn_opt.rewrite import pipeline
 from onnx2ncnn_opt.rewrite.events import Event
 from onnx2ncnn_opt.rewrite.rule import Pass
 
-# An entry is a module with a pass of the same name or with PASSES, or one pass of a module.
+# An entry is a module, with all its passes in the order of their definitions, or one pass of a module.
 _ORDER = (
     "eliminate_split",
     "eliminate_noop",
@@ -110,10 +110,10 @@ _ORDER = (
 )
 
 
-def _load(entry: str) -> tuple[Pass, ...]:
+def _load(entry: str) -> list[Pass]:
     module, _, name = entry.partition(".")
     members = vars(import_module(f"{__name__}.{module}"))
-    return (members[name],) if name else members.get("PASSES") or (members[module],)
+    return [p for p in members.values() if isinstance(p, Pass) and name in ("", p.name)]
 
 
 PASSES: tuple[Pass, ...] = tuple(p for entry in _ORDER for p in _load(entry))

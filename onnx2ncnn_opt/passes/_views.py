@@ -163,8 +163,9 @@ def steps_to(elements: Array, source: tuple[int, ...]) -> Steps | None:
     return Regroup(sizes), Reorder(back), Regroup(elements.shape)
 
 
-def cost(steps: Steps) -> tuple[int, int]:
-    """Return the cost of steps: their number, then the number of steps that move data."""
+def cost(*chains: Steps) -> tuple[int, int]:
+    """Return the cost of chains of steps: the number of steps, then of those that move data."""
+    steps = [step for chain in chains for step in chain]
     return len(steps), sum(not isinstance(step, Regroup) for step in steps)
 
 

@@ -98,18 +98,15 @@ def move_nan_check_after_attention(
     weights = Blob(f"{softmax.name}_masked", sum.output.shape, sum.output.batch)
     plain = Blob(f"{root.output.name}_plain", shape, root.output.batch)
     probabilities = Blob(f"{softmax.name}_weights", sum.output.shape, sum.output.batch)
-    made = [
+    return [
         Layer("Clip", finite.name, [mask], [finite], {"min": floor}),
-        largest.having(inputs=[finite]),
+        largest.having(inputs=[finite], outputs=[rows[0]]),
         Layer("Threshold", rows[1].name, [rows[0]], [rows[1]], {"threshold": floor / 2}),
-        sum.having(inputs=[finite if blob is mask else blob for blob in sum.inputs]),
-        softmax.having(inputs=[weights]),
-        root.having(inputs=[probabilities, root.inputs[1]]),
+        sum.having(inputs=[finite if blob is mask else blob for blob in sum.inputs], outputs=[weights]),
+        softmax.having(inputs=[weights], outputs=[probabilities]),
+        root.having(inputs=[probabilities, root.inputs[1]], outputs=[plain]),
         Layer("BinaryOp", f"{root.name}_open", [plain, rows[1]], (), {"op_type": BinaryOp.MUL}),
     ]
-    for layer, blob in zip((made[1], *made[3:6]), (rows[0], weights, probabilities, plain), strict=True):
-        layer.outputs = (blob,)
-    return made
 
 
 def _scale(scores: Layer) -> float:
@@ -121,6 +118,3 @@ def _scale(scores: Layer) -> float:
     for scaling in map(scaling_of, scores.inputs):
         scale *= factor(scaling) if scaling is not None else 1.0
     return abs(scale)
-
-
-PASSES = (eliminate_nan_check_after_softmax, move_nan_check_after_attention)

@@ -1,25 +1,19 @@
-from collections.abc import Iterator
+from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.rewrite.rule import Replacement, known_shape, layer_pass, require
 
-from onnx2ncnn_opt.ir.graph import Graph, Layer
-from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, known_shape, require
 
-
-@graph_pass(exact=True, purpose="pairs of Slice and Concat after other passes")
-def eliminate_slice_concat(graph: Graph) -> Iterator[Replacement | Miss]:
+@layer_pass(op(("Concat", "Slice")), exact=True, purpose="pairs of Slice and Concat after other passes")
+def eliminate_slice_concat(layer: Layer) -> Replacement | None:
     """a, b ── Concat ── Slice ── c, d   ⇒   a, b; and x ── Slice ── Concat ──   ⇒   x ──
 
     The parts must have the same number, order and sizes, along the same axis.
     """
-    for layer in graph.layers:
-        other = layer.inputs[0].producer if layer.graph is graph and layer.inputs else None
-        if other is None or {other.type, layer.type} != {"Concat", "Slice"}:
-            continue
-        if all(blob.producer is other for blob in layer.inputs):
-            yield from attempt(layer, _eliminate, other, layer)
-
-
-def _eliminate(other: Layer, layer: Layer) -> Replacement:
-    """Return the edit that replaces the outputs of the second layer by the inputs of the first one."""
+    other = layer.inputs[0].producer if layer.inputs else None
+    if other is None or {other.type, layer.type} != {"Concat", "Slice"}:
+        return None
+    if any(blob.producer is not other for blob in layer.inputs):
+        return None
     whole = layer.inputs[0] if layer.type == "Slice" else other.inputs[0]
     rank = len(known_shape(whole))
     require(other["axis"] % rank == layer["axis"] % rank, "the axes differ")

@@ -1,30 +1,21 @@
-from collections.abc import Iterator
 from math import prod
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.dim import known, product
-from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.view import Regroup
 from onnx2ncnn_opt.passes._views import Steps, end_of, in_layout, shortest, step_of, steps_to, view_layers
 from onnx2ncnn_opt.passes.fuse_sdpa import SDPA
-from onnx2ncnn_opt.rewrite.rule import Replacement, graph_pass
+from onnx2ncnn_opt.rewrite.rule import Replacement, layer_pass
 
 
-@graph_pass(exact=True, purpose="language models whose heads share keys and values")
-def eliminate_tile_before_sdpa(graph: Graph) -> Iterator[Replacement]:
+@layer_pass(SDPA, exact=True, purpose="language models whose heads share keys and values")
+def eliminate_tile_before_sdpa(sdpa: Layer) -> Replacement | None:
     """q, k ── Tile, v ── Tile ── SDPA ──   ⇒   q, k, v ── SDPA ──
 
     If each head of keys and values is repeated for several heads of queries: SDPA repeats them itself.
     """
-    for sdpa in graph.layers:
-        edit = _without_tiles(sdpa) if SDPA.fits(sdpa) else None
-        if edit is not None:
-            yield edit
-
-
-def _without_tiles(sdpa: Layer) -> Replacement | None:
-    """Return the SDPA that reads keys and values before they are repeated; None if they are not repeated."""
     q, keys, values, *rest = sdpa.inputs
     chains = [_chain(keys), _chain(values)]
     repeats = [repeat for chain in chains if (repeat := _repeat(chain)) is not None]

@@ -1,6 +1,4 @@
-from collections.abc import Iterator
-
-from onnx2ncnn_opt.ir.graph import Graph, Layer
+from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.passes._views import (
     VIEWS,
     Steps,
@@ -14,23 +12,18 @@ from onnx2ncnn_opt.passes._views import (
     steps_of,
     view_layers,
 )
-from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
+from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.rewrite.rule import Replacement, layer_pass, require
+
+_LAST = op(VIEWS, where=lambda view: step_of(view) is None or not chain_below(view.output))
 
 
-@graph_pass(exact=True, purpose="attention of every exporter, and nets of other converters")
-def fold_views(graph: Graph) -> Iterator[Replacement | Miss]:
+@layer_pass(_LAST, exact=True, purpose="attention of every exporter, and nets of other converters")
+def fold_views(layer: Layer) -> Replacement | None:
     """x ── Reshape, Permute, Squeeze, ExpandDims, Flatten, ... ──   ⇒   x ── the fewest layers that do the same ──
 
     That may be none, a Reshape, a Permute between Reshapes, or a ShuffleChannel, PixelShuffle or Reorg.
     """
-    for layer in graph.layers:
-        if layer.graph is not graph or layer.type not in VIEWS:
-            continue
-        if step_of(layer) is None or not chain_below(layer.output):
-            yield from attempt(layer, _fold, layer)
-
-
-def _fold(layer: Layer) -> Replacement | None:
     chain = chain_above(layer.output)
     shorter = _shorter(chain)
     if shorter is not None:

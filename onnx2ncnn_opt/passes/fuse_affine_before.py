@@ -68,9 +68,8 @@ def fuse_affine_before(affine: Layer, layer: Layer, relu: Layer | None = None) -
     bias_term = 1 if shift.any() else layer["bias_term"]
     result = layer.having(inputs=affine.inputs, bias_term=bias_term, weights=weights)
     if relu is not None:
-        first = relu.having(inputs=affine.inputs)
-        first.outputs = (Blob(f"{relu.output.name}_unscaled", relu.output.shape, relu.output.batch),)
-        return [first, result.having(inputs=first.outputs)]
+        unscaled = Blob(f"{relu.output.name}_unscaled", relu.output.shape, relu.output.batch)
+        return [relu.having(inputs=affine.inputs, outputs=[unscaled]), result.having(inputs=[unscaled])]
     return result.having(pad_value=pad_value) if pad_value else result
 
 

@@ -86,6 +86,3 @@ def fuse_gelu(x: Blob, root: Layer, scale: Layer | None = None) -> Layer | list[
 def fuse_fast_gelu(x: Blob, root: Layer, scale: Layer | None = None) -> Layer | list[Layer]:
     """x * 0.5 * (1 + TanH(sqrt(2 / pi) * (x + 0.044715 * x * x * x)))   ⇒   GELU(x, fast)"""
     return _scaled(Layer("GELU", root.name, [x], (), {"fast_gelu": 1}), scale)
-
-
-PASSES = (fuse_gelu, fuse_fast_gelu)

@@ -32,11 +32,15 @@ def _fuse(name: str, kinds: frozenset[int]) -> Rewrite:
         purpose="LayerScale, and factors of linear layers" if name == "mul" else "linear layers of transformers",
     )
     def fuse(gemm: Layer, binary: Layer, constant: Layer | None = None) -> Layer:
-        if gemm["quantize_term"] >= BLOCKS:
-            return _with_offset(gemm, *linear(binary, _per_column(gemm, binary, constant), constant))
-        require_constant_b(gemm)
-        require(not gemm["output_N1M"], f"the rows of Gemm '{gemm.name}' are along the channels")
+        if gemm["quantize_term"] < BLOCKS:
+            require_constant_b(gemm)
+            require(not gemm["output_N1M"], f"the rows of Gemm '{gemm.name}' are along the channels")
         scale, shift = linear(binary, _per_column(gemm, binary, constant), constant)
+        if gemm["quantize_term"] >= BLOCKS:
+            require((scale == 1).all(), f"Gemm '{gemm.name}' is quantised")
+            plain = len(gemm.inputs) == 1 and not has_c(gemm) and gemm["alpha"] == 1
+            require(plain, f"Gemm '{gemm.name}' adds C already")
+            return with_c(gemm, shift)
         weights = {}
         if (scale != 1).any():
             weights["B_data"] = scaled_columns(gemm, scale)
@@ -47,13 +51,6 @@ def _fuse(name: str, kinds: frozenset[int]) -> Rewrite:
         return with_c(gemm, c + shift / gemm["alpha"] if shift.any() else c, **weights)
 
     return fuse
-
-
-def _with_offset(gemm: Layer, scale: Array, shift: Array) -> Layer:
-    """Return a block-quantised Gemm with the offset as its C."""
-    require((scale == 1).all(), f"Gemm '{gemm.name}' is quantised")
-    require(len(gemm.inputs) == 1 and not has_c(gemm) and gemm["alpha"] == 1, f"Gemm '{gemm.name}' adds C already")
-    return with_c(gemm, shift)
 
 
 def _per_column(gemm: Layer, binary: Layer, constant: Layer | None) -> Array:
@@ -80,8 +77,5 @@ def fuse_mul_gemm(gemm: Layer, scaling: Layer) -> Layer:
     return gemm.having(inputs=scaling.inputs, weights={"B_data": scaled_columns(gemm, scale)})
 
 
-PASSES = (
-    fuse_mul_gemm,
-    _fuse("mul", frozenset({BinaryOp.MUL, BinaryOp.DIV, BinaryOp.RDIV})),
-    _fuse("add", frozenset({BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB})),
-)
+fuse_gemm_mul = _fuse("mul", frozenset({BinaryOp.MUL, BinaryOp.DIV, BinaryOp.RDIV}))
+fuse_gemm_add = _fuse("add", frozenset({BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB}))

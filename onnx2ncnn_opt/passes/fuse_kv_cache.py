@@ -30,9 +30,8 @@ def fuse_kv_cache(graph: Graph) -> Iterator[Replacement | Miss]:
         if rest is None or isinstance(edit, Miss):
             yield edit
         else:
-            yield Miss(
-                edit.layers[-1:], f"'{rest.outputs[0].name}' cannot be a cache, and a net has to start with all unset"
-            )
+            reason = f"'{rest.outputs[0].name}' cannot be a cache, and a net has to start with all unset"
+            yield Miss(edit.layers[-1:], reason)
 
 
 def _joins_past(layer: Layer) -> bool:
@@ -90,10 +89,9 @@ def _with_cache(sdpa: Layer) -> Replacement:
         inputs.append(new)
         pasts.append(past)
     require(pasts[0] is not pasts[1], f"'{pasts[0].name}' is the past of keys and of values")
-    made = sdpa.having(inputs=[sdpa.inputs[0], *inputs, *sdpa.inputs[3:], *pasts], kv_cache=1)
-    old = (sdpa.output, *sdpa.inputs[1:3])
-    made.outputs = tuple(Blob(blob.name, blob.shape) for blob in old)
-    reads = dict(zip(old, made.outputs, strict=True))
+    reads = {blob: Blob(blob.name, blob.shape) for blob in (sdpa.output, *sdpa.inputs[1:3])}
+    inputs = [sdpa.inputs[0], *inputs, *sdpa.inputs[3:], *pasts]
+    made = sdpa.having(inputs=inputs, outputs=reads.values(), kv_cache=1)
     return Replacement((*layers, sdpa), added=[(layer, sdpa) for layer in (*added, made)], reads=reads)
 
 

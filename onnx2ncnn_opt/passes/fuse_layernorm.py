@@ -81,6 +81,3 @@ def fuse_whole_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, root
         require(is_whole and len(shape) > 1, f"'{reduction.name}' is not over all of several axes")
     channels = fixed_size(x, 0)
     return Layer("GroupNorm", root.name, [x], (), {"group": 1, "channels": channels, "eps": offset(eps), "affine": 0})
-
-
-PASSES = (fuse_layernorm, fuse_channel_layernorm, fuse_whole_layernorm)

@@ -1,5 +1,4 @@
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -7,7 +6,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.dim import by_axis, is_fixed
-from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.kernels import cost, surplus_of_attention
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.weight import Array
@@ -18,11 +17,12 @@ from onnx2ncnn_opt.passes._linear import factor, times
 from onnx2ncnn_opt.passes._views import moved, step_of
 from onnx2ncnn_opt.passes.fuse_sdpa import SDPA, attention
 from onnx2ncnn_opt.rewrite.edit import require_private
-from onnx2ncnn_opt.rewrite.pattern import matches
-from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, fixed_shape, fixed_size, graph_pass, needed, require
+from onnx2ncnn_opt.rewrite.pattern import matches, op
+from onnx2ncnn_opt.rewrite.rule import Replacement, fixed_shape, fixed_size, layer_pass, needed, require
 
 _SCALING = times("x")
 _PRODUCTS = tuple(attention())
+_ROOT = op("Gemm", where=lambda gemm: len(gemm.inputs) == 1)
 
 
 class _Core(NamedTuple):
@@ -66,8 +66,8 @@ class _Trace:
         return heads, size
 
 
-@graph_pass(exact=False, purpose="one layer instead of twelve, which ncnn can also quantise and run on a GPU")
-def fuse_multiheadattention(graph: Graph) -> Iterator[Replacement | Miss]:
+@layer_pass(_ROOT, exact=False, purpose="one layer instead of twelve, which ncnn can also quantise and run on a GPU")
+def fuse_multiheadattention(root: Layer) -> Replacement | None:
     """x ── Gemm, split heads ── SDPA ── merge heads ── Gemm ──   ⇒   x ── MultiHeadAttention ──
 
     For every way to split and merge heads: the pass only traces each element to a column of the Gemm. Queries, keys and
@@ -76,13 +76,6 @@ def fuse_multiheadattention(graph: Graph) -> Iterator[Replacement | Miss]:
     same number, which Softmax ignores. If factors multiply the rows of the result (move_nan_check_after_attention), the
     last Gemm's bias is added after them. With so many queries and keys that SDPA is faster, views included, it stays.
     """
-    for root in graph.layers:
-        if root.graph is graph and root.type == "Gemm" and len(root.inputs) == 1:
-            yield from attempt(root, _match, root)
-
-
-def _match(root: Layer) -> Replacement | None:
-    """Return the edit that replaces the attention which ends in a Gemm; None if there is none."""
     merged = _trace(root.input, ("SDPA", "MatMul"))
     core = _core(merged.producer) if merged is not None else None
     if merged is None or core is None:

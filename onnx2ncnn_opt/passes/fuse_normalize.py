@@ -11,7 +11,7 @@ from onnx2ncnn_opt.passes._fold import channel_factors, linear
 from onnx2ncnn_opt.passes._statistics import axes_of, over, sqrt, sum_of_squares
 from onnx2ncnn_opt.passes.fuse_rmsnorm import normalized
 from onnx2ncnn_opt.rewrite.pattern import Op, const, op
-from onnx2ncnn_opt.rewrite.rule import Rewrite, known_shape, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
 # A squared norm below that of every row except zeros, and the lower limit of an RMSNorm's eps.
 _TINY, _LEAST = 1e-20, 1e-36
@@ -85,6 +85,3 @@ def fuse_normalize_mul(norm: Layer, scale: Layer, constant: Layer | None = None)
     factors = channel_factors(scale, constant, norm.input)
     data = stored(norm, "scale_data", own * factors)
     return norm.having(channel_shared=None, scale_data_size=len(factors), weights={"scale_data": data})
-
-
-PASSES: tuple[Rewrite, ...] = (fuse_normalize, fuse_normalize_mul)

@@ -27,6 +27,26 @@ def require_no_cropping(padding: Layer) -> None:
     require(all(padding[side] >= 0 for side in _sides("hwd")), f"'{padding.name}' crops")
 
 
+@rewrite(
+    op("Padding", "outer", type=_MERGED, per_channel_pad_data_size=0)(
+        op("Padding", "inner", type=_MERGED, per_channel_pad_data_size=0)("x")
+    ),
+    exact=True,
+    purpose="models of Keras; one layer less",
+)
+def fuse_padding_padding(x: Blob, outer: Layer, inner: Layer) -> Layer:
+    """x ── Padding ── Padding ──   ⇒   x ── Padding ──
+
+    Both must pad with the same constant, or replicate the edge.
+    """
+    same = outer["type"] == inner["type"] and (outer["type"] == Padding.REPLICATE or outer["value"] == inner["value"])
+    require(same, f"'{outer.name}' and '{inner.name}' pad with different numbers")
+    for padding in (outer, inner):
+        require_no_cropping(padding)
+    sides: dict[str, Any] = {side: outer[side] + inner[side] or None for side in _sides("hwd")}
+    return outer.having(inputs=[x], **sides)
+
+
 def _widened(layer: Layer, padding: Layer) -> dict[str, Any]:
     """Return the pads of a convolution or pooling plus the sizes of the Padding before it."""
     sides = _sides(axes_of(layer))
@@ -94,26 +114,3 @@ def _tail(pool: Layer, axis: str) -> int:
         return stride - 1
     tail: int = -(size + before + after - pool[f"kernel_{axis}"]) % stride
     return tail
-
-
-@rewrite(
-    op("Padding", "outer", type=_MERGED, per_channel_pad_data_size=0)(
-        op("Padding", "inner", type=_MERGED, per_channel_pad_data_size=0)("x")
-    ),
-    exact=True,
-    purpose="models of Keras; one layer less",
-)
-def fuse_padding_padding(x: Blob, outer: Layer, inner: Layer) -> Layer:
-    """x ── Padding ── Padding ──   ⇒   x ── Padding ──
-
-    Both must pad with the same constant, or replicate the edge.
-    """
-    same = outer["type"] == inner["type"] and (outer["type"] == Padding.REPLICATE or outer["value"] == inner["value"])
-    require(same, f"'{outer.name}' and '{inner.name}' pad with different numbers")
-    for padding in (outer, inner):
-        require_no_cropping(padding)
-    sides: dict[str, Any] = {side: outer[side] + inner[side] or None for side in _sides("hwd")}
-    return outer.having(inputs=[x], **sides)
-
-
-PASSES = (fuse_padding_padding, fuse_padding_convolution, fuse_padding_pooling)

@@ -5,7 +5,7 @@ from onnx2ncnn_opt.ir.view import Reorder
 from onnx2ncnn_opt.passes._gemm import require_constant_b
 from onnx2ncnn_opt.passes._views import end_of, shortest, steps_of, view_layers
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import Rewrite, known_shape, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
 # order_type 1 swaps the last two axes for any rank, and does not change a vector.
 _SWAP = op("Permute", "permute", order_type=1)
@@ -65,6 +65,3 @@ def fuse_permute_matmul(a: Blob, b: Blob, matmul: Layer) -> Layer:
     """a, b ── Permute ── MatMul ──   ⇒   a, b ── MatMul (transB) ──"""
     known_shape(b, 2, 3, 4)
     return matmul.having(inputs=[a, b], transB=1 - matmul["transB"])
-
-
-PASSES: tuple[Rewrite, ...] = (fuse_permute_gemm, fuse_permute_reshape_gemm, fuse_gemm_permute, fuse_permute_matmul)

@@ -21,7 +21,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import stored
 from onnx2ncnn_opt.passes._pieces import Linear, NoMatch, Piece, TraceCache, Tracer, count
 from onnx2ncnn_opt.passes._views import end_of, view_layers
-from onnx2ncnn_opt.rewrite.rule import GraphPass, Miss, Replacement, attempt, fixed_size, graph_pass, require
+from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, fixed_size, graph_pass, require
 
 _T = TypeVar("_T")
 
@@ -464,6 +464,3 @@ def fuse_gru(graph: Graph) -> Iterator[Replacement | Miss]:
 def fuse_rnn(graph: Graph) -> Iterator[Replacement | Miss]:
     """x₁, h₀ ── TanH of a sum ── h₁ ── ... ── h   ⇒   x, h₀ ── RNN ── h"""
     yield from _fuse(graph, "RNN", _rnn_step)
-
-
-PASSES: tuple[GraphPass, ...] = (fuse_lstm, fuse_gru, fuse_rnn)

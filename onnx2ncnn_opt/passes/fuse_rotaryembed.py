@@ -178,10 +178,10 @@ class _Angles(NamedTuple):
         """Return copies of the functions after the Tile that read the Tile's input, so each angle is there once."""
         source, made = self.chain[0].input, list[Layer]()
         for layer in (layer for layer in self.chain[1:] if step_of(layer) is None):
-            made.append(layer.having(inputs=[source]))
-            made[-1].outputs = (Blob(f"{layer.output.name}_once", batch=layer.output.batch),)
+            once = Blob(f"{layer.output.name}_once", batch=layer.output.batch)
+            made.append(layer.having(inputs=[source], outputs=[once]))
             assign_shapes(made[-1])
-            source = made[-1].output
+            source = once
         return made
 
 
@@ -295,9 +295,8 @@ class _Sample:
                 data = constant_array(blob.producer) if blob.producer and is_constant(blob) else self._table(blob)
                 sizes = by_axis(data.shape)
                 graph.add(Layer("MemoryData", blob.name, (), [copy(blob)], sizes, {"data": data.reshape(-1)}))
-            new = layer.having(inputs=[copies[blob] for blob in layer.inputs])
-            new.outputs = tuple(copy(blob) for blob in layer.outputs)
-            graph.add(new)
+            inputs = [copies[blob] for blob in layer.inputs]
+            graph.add(layer.having(inputs=inputs, outputs=map(copy, layer.outputs)))
         rotation = _rotation(copies[self._root.output], copies[self._source])
         if rotation is None:
             return None

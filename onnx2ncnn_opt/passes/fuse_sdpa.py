@@ -147,9 +147,7 @@ def _by_head(q: Blob, scale: Layer, product: Layer) -> Layer:
     width, keys = q.known_shape[-1], product.output.known_shape[-1]
     pays = isinstance(width, int) and isinstance(keys, int) and width <= _WIDEST * keys
     require(pays, f"'{scale.name}' would multiply far more numbers before the product")
-    moved = scale.having(inputs=[q])
-    moved.outputs = (Blob(f"{q.name}_scaled", q.shape, q.batch),)
-    return moved
+    return scale.having(inputs=[q], outputs=[Blob(f"{q.name}_scaled", q.shape, q.batch)])
 
 
 def _heads(blob: Blob) -> Dim:
@@ -239,6 +237,3 @@ def scaling_of(blob: Blob) -> Layer | None:
             return None
         blob = layer.input
     return None
-
-
-PASSES = (fuse_sdpa, fuse_sdpa_scale)

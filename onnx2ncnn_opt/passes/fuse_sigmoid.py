@@ -2,7 +2,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._linear import negated, plus
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import Rewrite, rewrite
+from onnx2ncnn_opt.rewrite.rule import rewrite
 
 # 1 + exp(-x)
 _ONE_AND_EXP = tuple(plus(op("UnaryOp", op_type=UnaryOp.EXP)(minus), "sum", 1.0) for minus in negated("x"))
@@ -27,6 +27,3 @@ def fuse_sigmoid(x: Blob, sum: Layer) -> Layer:
 def fuse_swish_of_exp(x: Blob, sum: Layer) -> Layer:
     """x / (1 + exp(-x))   ⇒   Swish(x)"""
     return Layer("Swish", sum.name, [x])
-
-
-PASSES: tuple[Rewrite, ...] = (fuse_sigmoid, fuse_swish_of_exp)

@@ -11,7 +11,6 @@ from onnx2ncnn_opt.ir.dim import product
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.int8 import BLOCKS
 from onnx2ncnn_opt.ir.layers import types_with
-from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.passes._crops import cropped, last_row, part
 from onnx2ncnn_opt.passes._fold import require_own_weights
@@ -103,10 +102,9 @@ def move_crop_up(layer: Layer, crop: Layer) -> list[Layer]:
     inputs = []
     for blob, cropped_axis in _OPERANDS[layer.type](layer, axis):
         if cropped_axis is not None:
-            new = cropped(crop, blob, {cropped_axis: (start, end)})
+            new = cropped(crop, blob, {cropped_axis: (start, end)}).having(outputs=[Blob(f"{blob.name}_crop")])
             new.name = f"{layer.name}_crop{len(crops)}"
-            new.outputs = (Blob(f"{blob.name}_crop"),)
-            assign_shapes(new)
             crops.append(new)
-        inputs.append(blob if cropped_axis is None else new.output)
+            blob = new.output
+        inputs.append(blob)
     return [*crops, layer.having(inputs=inputs)]

@@ -1,6 +1,6 @@
 """`move_views`: give blobs that elementwise layers connect the common layout that needs the fewest views."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -93,16 +93,16 @@ class _Layout(NamedTuple):
 
     def cost(self, inputs: Sequence[_Edge], outputs: Sequence[_Edge]) -> tuple[int, int] | None:
         """Return the cost of the views on all edges; None if they cannot be written as layers."""
-        costs = []
+        paid = []
         for edge in inputs:
             if (steps := self.steps_in(edge)) is None:
                 return None
-            costs.append(_cost(steps, edge))
+            paid.append(_paid(steps, edge))
         for edge in outputs:
             if (steps := self.steps_out(edge)) is None:
                 return None
-            costs.append(_cost(steps[::-1], edge))
-        return _total(costs)
+            paid.append(_paid(steps[::-1], edge))
+        return cost(*paid)
 
     @property
     def keeps_rows(self) -> bool:
@@ -216,7 +216,8 @@ def _reform(region: _ViewRegion, order: dict[Layer, int]) -> Replacement | None:
         return None
     own = {layer for edge in (*inputs, *outputs) for layer in edge.chain}
     inputs = [edge._replace(shared=_views_of_others(edge.blob, own)) for edge in inputs]
-    old = _total((*(_cost(edge.steps, edge) for edge in inputs), *(_cost(edge.steps[::-1], edge) for edge in outputs)))
+    paid = [*(_paid(edge.steps, edge) for edge in inputs), *(_paid(edge.steps[::-1], edge) for edge in outputs)]
+    old = cost(*paid)
     fitting = [layout for layout in layouts if not region.is_rowwise or layout.keeps_rows]
     best = _best(fitting, old, inputs, outputs)
     if best is None:
@@ -241,11 +242,6 @@ def _best(
 def _producer(blob: Blob) -> Layer:
     assert blob.producer is not None
     return blob.producer
-
-
-def _total(costs: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    counts = list(costs)
-    return sum(count for count, _ in counts), sum(moves for _, moves in counts)
 
 
 def _input_edge(region: _ViewRegion, blob: Blob) -> _Edge:
@@ -299,11 +295,11 @@ def _layouts(shape: Shape, inputs: list[_Edge], outputs: list[_Edge]) -> list[_L
     return [_Layout(shape, steps) for steps in different if steps and is_plain(steps)]
 
 
-def _cost(steps: Steps, edge: _Edge) -> tuple[int, int]:
-    """Return the cost of an edge's views, whose first step is at its far end."""
+def _paid(steps: Steps, edge: _Edge) -> Steps:
+    """Return the steps of an edge that cost something; the first step is at its far end."""
     if len(steps) == 1 and steps[0] in edge.shared:
-        return 0, 0
-    return cost(steps[1:] if steps and steps[0] == edge.free else steps)
+        return ()
+    return steps[1:] if steps and steps[0] == edge.free else steps
 
 
 def _views_of_others(blob: Blob, own: Collection[Layer]) -> frozenset[Step]:
@@ -324,12 +320,12 @@ def _reformed(
         assert steps is not None
         old, before = _exit(region, edge, order)
         views = view_layers(fresh[edge.blob], steps, like=edge.chain or [_producer(edge.blob)])
-        new = end_of(fresh[edge.blob], views)
-        if old.is_output and any(other.is_output and reads[other] is new for other in reads):
-            views.append(Layer("Noop", edge.chain[-1].name, [new], [Blob(old.name, new.shape, new.batch)]))
-            new = views[-1].output
+        end = end_of(fresh[edge.blob], views)
+        if old.is_output and any(other.is_output and reads[other] is end for other in reads):
+            views.append(Layer("Noop", edge.chain[-1].name, [end], [Blob(old.name, end.shape, end.batch)]))
+            end = views[-1].output
         outside += ((view, before) for view in views)
-        reads[old] = new
+        reads[old] = end
     inside = region.layers
     within: list[tuple[Layer, Layer | None]] = []
     for blob in region.incoming:
@@ -344,11 +340,10 @@ def _reformed(
         fresh[blob] = end_of(source, views)
         within += ((view, first) for view in views)
     for layer in sorted(inside, key=order.__getitem__):
-        new_layer = layer.having(inputs=[fresh[blob] for blob in layer.inputs])
-        new_layer.outputs = tuple(fresh[blob] for blob in layer.outputs)
+        new = layer.having(inputs=[fresh[blob] for blob in layer.inputs], outputs=[fresh[layer.output]])
         if layer.type == "Softmax":
-            new_layer.params["axis"] = -1
-        within.append((new_layer, layer))
+            new.params["axis"] = -1
+        within.append((new, layer))
     removed = dict.fromkeys(view for edge in (*entries.values(), *outputs) for view in edge.chain) | inside
     return Replacement(tuple(removed), added=[*within, *outside], reads=reads, may_stay=True)
 
@@ -370,6 +365,4 @@ def _constant(blob: Blob, layout: _Layout) -> Layer:
     for axis in range(data.ndim):
         head = data.take([0], axis)
         data = head if np.array_equal(np.broadcast_to(head, data.shape), data, equal_nan=True) else data
-    layer = with_data(old, data)
-    layer.outputs = (Blob(blob.name, data.shape),)
-    return layer
+    return with_data(old, data).having(outputs=[Blob(blob.name, data.shape)])

@@ -1,8 +1,7 @@
 import math
-from collections.abc import Iterator
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, symbol
-from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.view import Regroup, Reorder, Step
 from onnx2ncnn_opt.passes._views import (
     Steps,
@@ -18,23 +17,18 @@ from onnx2ncnn_opt.passes._views import (
     view_layers,
     viewed,
 )
-from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, needed, require
+from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.rewrite.rule import Replacement, layer_pass, needed, require
 
 
-@graph_pass(exact=True, purpose="heads of queries, keys and values from one Gemm")
-def move_views_before_slice(graph: Graph) -> Iterator[Replacement | Miss]:
+@layer_pass(op("Slice"), exact=True, purpose="heads of queries, keys and values from one Gemm")
+def move_views_before_slice(layer: Layer) -> Replacement | None:
     """x ── Slice ── the same views after every part ──   ⇒   x ── views ── Slice ──
 
     One chain of views replaces those of all parts, and those before the Slice. If parts are equal, the number of the
     part becomes the outermost axis: the pairs of ShuffleNetV2 become ShuffleChannel and Slice. Parts of different sizes
     stay parts of one axis.
     """
-    for layer in graph.layers:
-        if layer.graph is graph and layer.type == "Slice":
-            yield from attempt(layer, _move, layer)
-
-
-def _move(layer: Layer) -> Replacement | None:
     x, parts = layer.input, len(layer.outputs)
     chains = [*map(chain_below, layer.outputs)]
     if parts < 2 or not any(chains):
@@ -54,15 +48,15 @@ def _move(layer: Layer) -> Replacement | None:
         steps, new_axis = _of_all_sizes(axis, shapes, views_of_parts)
     above = private(chain_above(x)) if x.uses == 1 else ()
     source = above[0].input if above else x
-    old = [cost(steps_of(chain)) for chain in (above, *chains)]
     no_fewer = "all parts at once need as many views"
     short = needed(shortest(source.known_shape, (*steps_of(above), *steps)), no_fewer)
-    require(cost(short) < (sum(count for count, _ in old), sum(moves for _, moves in old)), no_fewer)
+    require(cost(short) < cost(*map(steps_of, (above, *chains))), no_fewer)
     views = view_layers(source, short, like=above or chains[0])
     sizes = [size if isinstance(size := shape[new_axis], int) else -233 for shape in results]
-    new = layer.having(inputs=[end_of(source, views)], axis=new_axis, slices=tuple(sizes), indices=None)
-    new.outputs = tuple(Blob(old.name, shape, old.batch) for old, shape in zip(layer.outputs, results, strict=True))
-    reads = {chain[-1].output: blob for chain, blob in zip(chains, new.outputs, strict=True)}
+    blobs = [Blob(old.name, shape, old.batch) for old, shape in zip(layer.outputs, results, strict=True)]
+    end = end_of(source, views)
+    new = layer.having(inputs=[end], outputs=blobs, axis=new_axis, slices=tuple(sizes), indices=None)
+    reads = {chain[-1].output: blob for chain, blob in zip(chains, blobs, strict=True)}
     removed = (*above, layer, *(view for chain in chains for view in chain))
     return Replacement(removed, added=[(made, layer) for made in (*views, new)], reads=reads)
 

@@ -97,9 +97,8 @@ def _on_images(layer: Layer) -> Layer | None:
     if params is None:
         return None
     kind = layer.type.removesuffix("1D")
-    new = layer.having(type=kind, inputs=[_placeholder(blob) for blob in layer.inputs], **params)
-    new.outputs = tuple(_placeholder(blob) for blob in layer.outputs)
-    new.without_defaults()
+    inputs, outputs = (map(_placeholder, blobs) for blobs in (layer.inputs, layer.outputs))
+    new = layer.having(type=kind, inputs=inputs, outputs=outputs, **params).without_defaults()
     try:
         shapes = infer_shapes(new)
     except ShapeError:
@@ -125,11 +124,9 @@ def _replaced(region: _SequenceRegion, order: Mapping[Layer, int]) -> Replacemen
                 fresh[blob] = entry.output
                 added.append((entry, layer))
                 views += [entry] if entry.type == "Reshape" and not _is_view_of_image(blob.producer) else []
-        old = region[layer]
-        new = old.having(inputs=[fresh.get(blob, blob) for blob in layer.inputs])
-        new.outputs = old.outputs
-        fresh |= zip(layer.outputs, new.outputs, strict=True)
-        added.append((new, layer))
+        old, inputs = region[layer], [fresh.get(blob, blob) for blob in layer.inputs]
+        fresh |= zip(layer.outputs, old.outputs, strict=True)
+        added.append((old.having(inputs=inputs, outputs=old.outputs), layer))
     reads: dict[Blob, Blob] = {}
     for blob in (blob for layer in inside for blob in layer.outputs):
         outside = [user for user in blob.users if user not in region]
@@ -153,9 +150,7 @@ def _entry(blob: Blob, reader: Layer) -> Layer:
     assert blob.producer is not None
     if is_constant(blob):
         rows, columns = blob.known_shape
-        constant = blob.producer.having(w=columns, h=1, c=rows)
-        constant.outputs = (_placeholder(blob),)
-        return constant
+        return blob.producer.having(outputs=[_placeholder(blob)], w=columns, h=1, c=rows)
     (view,) = view_layers(blob, (Regroup(_image(blob.known_shape)),), like=[reader])
     view.name, view.output.name = f"{reader.name}_image", f"{blob.name}_image"
     return view

@@ -35,7 +35,5 @@ def _replace(source: str, picture: str, above: Op) -> Rewrite:
     return replace
 
 
-PASSES = (
-    _replace("global_pooling", "Pooling (global)", op("Pooling", global_pooling=1)),
-    _replace("innerproduct", "InnerProduct", op("InnerProduct")),
-)
+_after_global_pooling = _replace("global_pooling", "Pooling (global)", op("Pooling", global_pooling=1))
+_after_innerproduct = _replace("innerproduct", "InnerProduct", op("InnerProduct"))

@@ -14,6 +14,5 @@ def replace_rotaryembed2d(rotary: Layer) -> list[Layer]:
     names = (f"{rotary.output.name}_{suffix}" for suffix in ("head", "rotated"))
     head, rotated = (Blob(name, (1, *x.known_shape), x.batch) for name in names)
     before = Layer("ExpandDims", f"{rotary.name}_head", [x], [head], {"axes": (0,)})
-    new = rotary.having(inputs=[head, *tables])
-    new.outputs = (rotated,)
+    new = rotary.having(inputs=[head, *tables], outputs=[rotated])
     return [before, new, Layer("Squeeze", f"{rotary.name}_rows", [rotated], (), {"axes": (0,)})]

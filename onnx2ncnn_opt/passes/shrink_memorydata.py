@@ -1,28 +1,25 @@
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from onnx2ncnn_opt.ir.dim import known
-from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import with_data
-from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
+from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.rewrite.rule import Replacement, layer_pass, require
 
 _PACK = 4  # ncnn packs 4 slices of the outermost axis, if their number is a multiple of 4
 _SHORT = 32  # with rows of this size or more, a broadcasting BinaryOp is as fast as a plain one
 
 
-@graph_pass(exact=False, purpose="slopes and masks that exporters store in full size")
-def shrink_memorydata(graph: Graph) -> Iterator[Replacement | Miss]:
+@layer_pass(op("MemoryData"), exact=False, purpose="slopes and masks that exporters store in full size")
+def shrink_memorydata(constant: Layer) -> Replacement | None:
     """x, MemoryData (equal slices) ── BinaryOp (MatMul, SDPA) ──   ⇒   x, MemoryData (one slice) ── BinaryOp ──
 
     The layer has to broadcast the slice to the same shape. Short rows stay: broadcasting them is slower.
     """
-    for constant in graph.layers:
-        if constant.type == "MemoryData" and constant.output.users and not constant.output.is_output:
-            yield from attempt(constant, _shrink, constant)
-
-
-def _shrink(constant: Layer) -> Replacement | None:
     blob = constant.output
+    if not blob.users or blob.is_output:
+        return None
     axes = set.intersection(*(_broadcast_axes(user, blob) for user in blob.users))
     if not axes:
         return None
@@ -41,8 +38,7 @@ def _shrink(constant: Layer) -> Replacement | None:
             require(_is_fast(user, small.shape), f"rows of '{blob.name}' are short: they are faster in the full size")
     if all(user.type == "SDPA" for user in blob.users):
         small = small[0]  # ncnn's Vulkan code reads beyond a 3-D mask of one head
-    new = with_data(constant, small)
-    new.outputs = (Blob(blob.name, small.shape),)
+    new = with_data(constant, small).having(outputs=[Blob(blob.name, small.shape)])
     return Replacement((constant,), added=[(new, constant)], reads={blob: new.output})
 
 

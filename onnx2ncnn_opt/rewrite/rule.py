@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, wraps
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -208,6 +208,23 @@ def graph_pass(
 
     def decorate(function: Callable[[Graph], Iterator[Replacement | Miss]]) -> GraphPass:
         return GraphPass(function.__name__, _first_line(function), exact, function, purpose)
+
+    return decorate
+
+
+def layer_pass(
+    pattern: Op, *, exact: bool, purpose: str = ""
+) -> Callable[[Callable[[Layer], Replacement | None]], GraphPass]:
+    """Turn a function into a GraphPass that calls it for each layer that fits a pattern; it returns an edit or None."""
+
+    def decorate(function: Callable[[Layer], Replacement | None]) -> GraphPass:
+        @wraps(function)
+        def sweep(graph: Graph) -> Iterator[Replacement | Miss]:
+            for layer in graph.layers:
+                if layer.graph is graph and pattern.fits(layer):
+                    yield from attempt(layer, function, layer)
+
+        return graph_pass(exact=exact, purpose=purpose)(sweep)
 
     return decorate
 
