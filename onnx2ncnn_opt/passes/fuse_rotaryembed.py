@@ -1,4 +1,5 @@
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import product
 from math import prod
 from typing import NamedTuple
@@ -6,14 +7,24 @@ from typing import NamedTuple
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, PadMode, UnaryOp
-from onnx2ncnn_opt.ir.dim import Dim, Shape, by_axis
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, by_axis
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.view import Regroup, Reorder
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import constant_array, is_constant
 from onnx2ncnn_opt.passes._linear import factor, times
-from onnx2ncnn_opt.passes._views import Steps, end_of, inverse, moved, shortest, step_of, steps_to, view_layers
+from onnx2ncnn_opt.passes._views import (
+    Steps,
+    chain_above,
+    end_of,
+    inverse,
+    moved,
+    shortest,
+    step_of,
+    steps_to,
+    view_layers,
+)
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import (
     Miss,
@@ -91,22 +102,22 @@ def _fuse(root: Layer, order: dict[Layer, int]) -> Replacement | None:
     rotation = sample.rotation() if sample else _rotation(root.output, source)
     if rotation is None or len(rotation.before) + len(rotation.after) + 1 >= len(layers):
         return None
-    named = (("cos", rotation.cos), ("sin", rotation.sin))
-    tables = [layer for pair in named for layer in ([_table(root, *pair)] if not sample else sample.table(root, *pair))]
-    ends = [table.output for table in tables] if not sample else [sample.end(numbers) for _, numbers in named]
+    make_table = sample.table if sample else partial(_constant_table, root)
+    (to_cos, cos), (to_sin, sin) = make_table("cos", rotation.cos), make_table("sin", rotation.sin)
     before = view_layers(source, rotation.before, like=[root])
-    inputs = [end_of(source, before), *ends]
-    new = Layer("RotaryEmbed", root.name, inputs, (), {"interleaved": 1} if rotation.interleaved else {})
-    new.outputs = (Blob(root.output.name, rotation.shape, root.output.batch),)
-    made = [*tables, *before, new, *view_layers(new.output, rotation.after, like=[root])]
+    inputs = [end_of(source, before), cos, sin]
+    rotated = Blob(root.output.name, rotation.shape, root.output.batch)
+    new = Layer("RotaryEmbed", root.name, inputs, [rotated], {"interleaved": 1} if rotation.interleaved else {})
+    made = [*to_cos, *to_sin, *before, new, *view_layers(rotated, rotation.after, like=[root])]
     reads = {root.output: made[-1].output}
     return Replacement(tuple(reversed(layers)), added=[(layer, root) for layer in made], reads=reads)
 
 
-def _table(root: Layer, name: str, data: Array) -> Layer:
+def _constant_table(root: Layer, name: str, data: Array) -> tuple[list[Layer], Blob]:
+    """Return a MemoryData with a table, and its blob."""
     blob = Blob(f"{root.output.name}_{name}", data.shape)
-    params = {"h": data.shape[0], "w": data.shape[1]}
-    return Layer("MemoryData", f"{root.name}_{name}", (), [blob], params, {"data": data.reshape(-1)})
+    params = by_axis(data.shape)
+    return [Layer("MemoryData", f"{root.name}_{name}", (), [blob], params, {"data": data.reshape(-1)})], blob
 
 
 # ---- the layers between a blob and the sum or Concat that may be its rotation
@@ -187,10 +198,8 @@ class _Angles(NamedTuple):
 
 def _angles(blob: Blob) -> _Angles | None:
     """Return the table of a factor; None if neither a cosine or sine nor a Tile of two computes it."""
-    views: list[Layer] = []
-    while blob.producer is not None and step_of(blob.producer) is not None:
-        views.append(blob.producer)
-        blob = blob.producer.input
+    views = chain_above(blob)
+    blob = views[0].input if views else blob
     layer, axis, is_angle, chain = blob.producer, None, False, list[Layer]()
     is_viewed = False  # before a view, only a Tile is accepted
     for _ in range(_MOST_STEPS):
@@ -198,7 +207,7 @@ def _angles(blob: Blob) -> _Angles | None:
             break
         chain.insert(0, layer)
         if (pair := _pair(layer)) is not None and axis is None:
-            return _Angles(blob, pair, tuple(reversed(views)), tuple(chain))
+            return _Angles(blob, pair, views, tuple(chain))
         is_viewed = is_viewed or step_of(layer) is not None
         is_twice = layer.type == "Concat" and len(layer.inputs) == 2 and layer.inputs[0] is layer.inputs[1]
         if is_twice and axis is None and not is_viewed:
@@ -208,7 +217,7 @@ def _angles(blob: Blob) -> _Angles | None:
         elif not (_SCALING.fits(layer) or layer.type == "UnaryOp" or step_of(layer) is not None):
             break
         layer = layer.inputs[0].producer
-    return _Angles(blob, axis, tuple(reversed(views))) if is_angle and blob.shape is not None else None
+    return _Angles(blob, axis, views) if is_angle and blob.shape is not None else None
 
 
 def _pair(layer: Layer) -> int | None:
@@ -227,65 +236,71 @@ def _is_computed(root: Layer, source: Blob, layers: Sequence[Layer]) -> bool:
     return dynamic or any((table := _factor_of(layer)) is not None and not is_constant(table) for layer in layers)
 
 
-class _Sample:
-    """A copy of the layers of a rotation, with numbers for dynamic sizes and random numbers for computed tables.
+class _Primes:
+    """Primes in place of dynamic sizes. None divides another size, so a number shows which sizes are its factors."""
 
-    `_rotation` then finds the views and the rows of the tables as for constants. Each dynamic size is a prime that
-    divides no other size, so the result shows where it occurs.
-    """
-
-    def __init__(self, root: Layer, source: Blob, layers: Sequence[Layer]) -> None:
-        self._root, self._source, self._layers = root, source, layers
-        factors = [table for layer in layers if (table := _factor_of(layer)) is not None]
-        tables = [angles for angles in map(_angles, factors) if angles is not None]
-        blobs = [source, *(blob for layer in layers for blob in layer.outputs), *(table.base for table in tables)]
-        dims = [size for blob in blobs for size in known_shape(blob)]
-        names = sorted({name for size in dims if not isinstance(size, int) for name in size.names()})
+    def __init__(self, sizes: Sequence[Dim]) -> None:
+        dynamic = dict.fromkeys(size for size in sizes if isinstance(size, Sym))
+        names = sorted({name for size in dynamic for name in size.names()})
         require(len(names) <= len(_PRIMES), "too many sizes are dynamic")
-        fixed = [size for size in dims if isinstance(size, int)]
-        self._sizes = dict(zip(names, _PRIMES, strict=False))
-        require(not any(size % prime == 0 for size in fixed for prime in self._sizes.values()), "a size is a prime")
-        self._dims = {self._number(size): size for size in dims if not isinstance(size, int)}
-        require(len(self._dims) == len({size for size in dims if not isinstance(size, int)}), "sizes are alike")
-        random = np.random.default_rng(0)
-        self.numbers: dict[Blob, Array] = {}
-        self._tables = {table.base: table for table in tables}
-        self._once: dict[Blob, Array] = {}  # the numbers before a Tile, which repeats each of them
-        for base, axis, _, chain in tables:
-            start = chain[0].output if chain else base
-            array = random.standard_normal([self._number(size) for size in start.known_shape]).astype(np.float32)
-            if axis is not None:
-                half = array.take(range(array.shape[axis] // 2), axis)
-                array = np.concatenate([half, half], axis)
-                self._once.setdefault(base, half)
-            self.numbers.setdefault(base, self._viewed(array, chain))
-        self._ends: dict[int, Blob] = {}
+        self._primes = dict(zip(names, _PRIMES, strict=False))
+        fixed = [size for size in sizes if isinstance(size, int)]
+        require(not any(size % prime == 0 for size in fixed for prime in self._primes.values()), "a size is a prime")
+        self._sizes = {self._number(size): size for size in dynamic}
+        require(len(self._sizes) == len(dynamic), "sizes are alike")
 
     def _number(self, size: Dim) -> int:
-        number = size if isinstance(size, int) else size.subs(self._sizes)
+        number = size if isinstance(size, int) else size.subs(self._primes)
         require(isinstance(number, int) and number > 0, "a size is not known")
         assert isinstance(number, int)
         return number
 
-    def _size(self, number: Dim) -> Dim:
-        """Return the size for a number of the sample."""
-        assert isinstance(number, int)
-        if number in self._dims:
-            return self._dims[number]
-        for dim_number, dim in self._dims.items():
-            if number % dim_number == 0:
-                return dim * (number // dim_number)
-        return number
+    def shape(self, blob: Blob) -> tuple[int, ...]:
+        """Return the shape of a blob in numbers."""
+        return tuple(map(self._number, known_shape(blob)))
 
-    def _steps(self, steps: Steps) -> Steps:
-        return tuple(Regroup(tuple(map(self._size, s.dims))) if isinstance(s, Regroup) else s for s in steps)
+    def size(self, number: Dim) -> Dim:
+        """Return the size that a number stands for."""
+        assert isinstance(number, int)
+        if number in self._sizes:
+            return self._sizes[number]
+        return next((dim * (number // of_dim) for of_dim, dim in self._sizes.items() if number % of_dim == 0), number)
+
+    def steps(self, steps: Steps) -> Steps:
+        """Return steps with the sizes that their numbers stand for."""
+        return tuple(Regroup(tuple(map(self.size, s.dims))) if isinstance(s, Regroup) else s for s in steps)
+
+
+class _Sample:
+    """A copy of the layers of a rotation, with primes for dynamic sizes and random numbers for computed tables.
+
+    `_rotation` then finds the views and the rows of the tables as for constants.
+    """
+
+    def __init__(self, root: Layer, source: Blob, layers: Sequence[Layer]) -> None:
+        self._root, self._source, self._layers = root, source, layers
+        factors = (table for layer in layers if (table := _factor_of(layer)) is not None)
+        self._tables = {angles.base: angles for angles in map(_angles, factors) if angles is not None}
+        blobs = [source, *(blob for layer in layers for blob in layer.outputs), *self._tables]
+        self._primes = _Primes([size for blob in blobs for size in known_shape(blob)])
+        random = np.random.default_rng(0)
+        self._numbers = {base: self._draw(table, random) for base, table in self._tables.items()}
+
+    def _draw(self, table: _Angles, random: np.random.Generator) -> tuple[Array, Array]:
+        """Return random numbers for a table, and those from which a Tile or Concat repeats each."""
+        start = table.chain[0].output if table.chain else table.base
+        array = random.standard_normal(self._primes.shape(start)).astype(np.float32)
+        if table.axis is None:
+            return array, array
+        half = array.take(range(array.shape[table.axis] // 2), table.axis)
+        return self._viewed(np.concatenate([half, half], table.axis), table.chain), half
 
     def rotation(self) -> _Rotation | None:
         """Return the rotation with dynamic sizes in its shapes, and the random numbers of its tables."""
         graph, copies = Graph(), dict[Blob, Blob]()
 
         def copy(blob: Blob) -> Blob:
-            copies[blob] = Blob(blob.name, tuple(map(self._number, known_shape(blob))), blob.batch)
+            copies[blob] = Blob(blob.name, self._primes.shape(blob), blob.batch)
             return copies[blob]
 
         graph.add(Layer("Input", "source", (), [copy(self._source)]))
@@ -300,50 +315,51 @@ class _Sample:
         rotation = _rotation(copies[self._root.output], copies[self._source])
         if rotation is None:
             return None
-        before, after = self._steps(rotation.before), self._steps(rotation.after)
-        return rotation._replace(shape=tuple(map(self._size, rotation.shape)), before=before, after=after)
+        before, after = map(self._primes.steps, (rotation.before, rotation.after))
+        return rotation._replace(shape=tuple(map(self._primes.size, rotation.shape)), before=before, after=after)
 
     def _table(self, blob: Blob) -> Array:
         angles = _angles(blob)
         assert angles is not None
-        return self._viewed(self.numbers[angles.base], angles.views)
+        return self._viewed(self._numbers[angles.base][0], angles.views)
 
     def _viewed(self, data: Array, layers: Sequence[Layer]) -> Array:
         """Return numbers after the views among the layers."""
         for layer in layers:
-            step, shape = step_of(layer), [self._number(size) for size in known_shape(layer.output)]
+            step = step_of(layer)
             if step is not None:
+                shape = self._primes.shape(layer.output)
                 data = data.transpose(step.perm) if isinstance(step, Reorder) else data.reshape(shape)
         return data
 
-    def table(self, root: Layer, name: str, numbers: Array) -> list[Layer]:
-        """Return the layers from a computed table to one whose rows start with these numbers; `end` is its blob."""
-        length = self._size(len(numbers))
-        for base, data in self.numbers.items():
-            table, once, source = self._tables[base], list[Layer](), base
-            if table.chain:
-                once, data = table.once(), self._once[base]
-                source = end_of(table.chain[0].input, once)
-            width, rest = divmod(data.size, len(numbers))
-            for is_transposed in (False, True) if not rest else ():
-                rows = data.reshape(width, -1).T if is_transposed else data.reshape(-1, width)
-                if np.array_equal(rows[:, : numbers.shape[1]], numbers):
-                    shape = (width, length) if is_transposed else (length, width)
-                    steps: Steps = () if shape == source.shape else (Regroup(shape),)
-                    steps += (Reorder((1, 0)),) * is_transposed
-                    layers = view_layers(source, steps, like=[root])
-                    for number, layer in enumerate(layers):
-                        layer.name, layer.output.name = (
-                            f"{root.name}_{name}{number}",
-                            f"{root.output.name}_{name}{number}",
-                        )
-                    self._ends[id(numbers)] = end_of(source, layers)
-                    return [*once, *layers]
+    def table(self, name: str, rows: Array) -> tuple[list[Layer], Blob]:
+        """Return the layers from a computed table to one whose rows start with these numbers, and its blob."""
+        for base, table in self._tables.items():
+            numbers, half = self._numbers[base]
+            once = table.once() if table.chain else []
+            source = end_of(table.chain[0].input, once) if table.chain else base
+            steps = self._steps_to(rows, half if table.chain else numbers, source)
+            if steps is not None:
+                layers = view_layers(source, steps, like=[self._root])
+                for i, layer in enumerate(layers):
+                    layer.name = f"{self._root.name}_{name}{i}"
+                    layer.output.name = f"{self._root.output.name}_{name}{i}"
+                return [*once, *layers], end_of(source, layers)
         raise Refused(f"the table of '{name}' has its rows in another order")
 
-    def end(self, numbers: Array) -> Blob:
-        """Return the blob of the table for these numbers, after `table`."""
-        return self._ends[id(numbers)]
+    def _steps_to(self, rows: Array, numbers: Array, source: Blob) -> Steps | None:
+        """Return the steps from a blob with these numbers to a table whose rows start with `rows`; None without any."""
+        length, (width, rest) = self._primes.size(len(rows)), divmod(numbers.size, len(rows))
+        if rest:
+            return None
+        for shape, table in (
+            ((length, width), numbers.reshape(-1, width)),
+            ((width, length), numbers.reshape(width, -1).T),
+        ):
+            if np.array_equal(table[:, : rows.shape[1]], rows):
+                steps: Steps = () if shape == source.shape else (Regroup(shape),)
+                return steps if shape == (length, width) else (*steps, Reorder((1, 0)))
+        return None
 
 
 # ---- the terms of every element
