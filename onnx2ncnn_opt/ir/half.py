@@ -306,39 +306,56 @@ def _in_steps(matrix: Array, x: Array) -> Array:
 
 def _winograd(layer: Layer, x: Array, weight: Array, tile: int, rng: np.random.Generator) -> Inner:
     """Return the effect of winograd in fp16 on some tiles of the input."""
+    tiles, inside = _some_tiles(layer, x, tile, rng)
+    channels = _indices(len(weight), _CHANNELS, rng)
+    exact, errors, peak = _in_tiles(tiles, weight[channels], tile)
+    inside = np.broadcast_to(inside[:, None], errors[:-1].shape)
+    sums = exact[:-1] + _bias(layer, channels)[:, None, None]
+    errors = _activated_errors(layer, sums[inside], errors[:-1][inside])
+    remedy = Feature.NO_FP16_ARITHMETIC | Feature.NO_WINOGRAD  # without the latter, GPUs do winograd in fp16
+    sample = errors[_indices(len(errors), _SUMS, rng)]
+    overflows = not peak <= LARGEST / (INPUT_MARGIN * _SAMPLE_MARGIN)
+    return Inner("winograd's sums", tuple(sample.tolist()), overflows, remedy)
+
+
+def _some_tiles(layer: Layer, x: Array, tile: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Return the inputs of some tiles, (tiles, channels, side, side), and which outputs of each tile ncnn keeps.
+
+    The last tile has the largest input, and only detects overflow. The second array lacks it: (tiles - 1, tile, tile).
+    """
     pads = [layer[f"pad_{side}"] for side in ("top", "bottom", "left", "right")]
     top, bottom, left, right = pads if min(pads) >= 0 else (1, 1, 1, 1)  # negative pads: SAME
     x = np.pad(x, ((0, 0), (top, bottom), (left, right)))
-    itm, ktm, otm = _transforms(tile)
     height, width = (max(size - 2, 1) for size in x.shape[1:])
     rows, columns = -(-height // tile), -(-width // tile)
     x = np.pad(x, ((0, 0), (0, max(rows * tile + 2 - x.shape[1], 0)), (0, max(columns * tile + 2 - x.shape[2], 0))))
     _, top, left = np.unravel_index(int(np.abs(x).argmax()), x.shape)
     largest = min(int(top) // tile, rows - 1) * columns + min(int(left) // tile, columns - 1)
-    chosen = [*_indices(rows * columns, _TILES, rng).tolist(), largest]  # the last one only detects overflow
+    chosen = np.append(_indices(rows * columns, _TILES, rng), largest)
+    places = np.stack([chosen // columns, chosen % columns], axis=1)  # row and column of each tile
     windows = sliding_window_view(x, (tile + 2, tile + 2), (1, 2))[:, ::tile, ::tile]
-    tiles = np.stack([windows[:, t // columns, t % columns] for t in chosen])
-    channels = _indices(len(weight), _CHANNELS, rng)
-    rows_done = _in_steps(itm, to_half(tiles))
-    transformed = _in_steps(itm, rows_done.swapaxes(-1, -2)).swapaxes(-1, -2)
-    u = ktm @ weight[channels] @ ktm.T
-    sums, errors, peak = _rounded_sums(to_half(u)[None] * transformed[:, None], 2)  # tile, output, input, side, side
-    halfway = otm @ sums
-    powers = otm**2 @ errors**2 + (_in_steps(otm, sums) - halfway) ** 2
-    result = halfway @ otm.T
-    steps = _in_steps(otm, halfway.swapaxes(-1, -2)).swapaxes(-1, -2) - result
-    exact = otm @ np.einsum("ocij,tcij->toij", u, itm @ tiles @ itm.T, optimize=True) @ otm.T
-    errors = np.sqrt(powers @ otm.T**2 + steps**2 + (result - exact) ** 2)[:-1]
-    peak = max(peak, *(_peak(numbers) for numbers in (rows_done, transformed, halfway, result)))
-    places = np.array(chosen[:-1])[:, None] // (columns, 1) % (rows, columns) * tile
-    ends = np.clip((height, width) - places, 0, tile)  # ncnn drops results beyond the output
+    ends = np.clip((height, width) - places[:-1] * tile, 0, tile)  # ncnn drops results beyond the output
     inside = (np.arange(tile)[:, None] < ends[:, 0, None, None]) & (np.arange(tile) < ends[:, 1, None, None])
-    inside = np.broadcast_to(inside[:, None], errors.shape)
-    errors = _activated_errors(layer, (exact[:-1] + _bias(layer, channels)[:, None, None])[inside], errors[inside])
-    remedy = Feature.NO_FP16_ARITHMETIC | Feature.NO_WINOGRAD  # without the latter, GPUs do winograd in fp16
-    sample = errors[_indices(len(errors), _SUMS, rng)]
-    overflows = not peak <= LARGEST / (INPUT_MARGIN * _SAMPLE_MARGIN)
-    return Inner("winograd's sums", tuple(sample.tolist()), overflows, remedy)
+    return np.stack([windows[:, row, column] for row, column in places]), inside
+
+
+def _in_tiles(tiles: Array, weight: Array, tile: int) -> tuple[Array, Array, float]:
+    """Return the exact outputs of tiles, (tiles, outputs, tile, tile), their errors in fp16, and the largest number.
+
+    Each step in fp16 adds its own error: the sums over inputs, and the transform of their rows, then of their columns.
+    """
+    itm, ktm, otm = _transforms(tile)
+    kernels = ktm @ weight @ ktm.T
+    half_done = _in_steps(itm, to_half(tiles))
+    inputs = _in_steps(itm, half_done.swapaxes(-1, -2)).swapaxes(-1, -2)
+    sums, errors, peak = _rounded_sums(to_half(kernels)[None] * inputs[:, None], 2)  # tile, output, input, side, side
+    by_row = otm @ sums
+    squares = otm**2 @ errors**2 + (_in_steps(otm, sums) - by_row) ** 2
+    result = by_row @ otm.T
+    steps = _in_steps(otm, by_row.swapaxes(-1, -2)).swapaxes(-1, -2) - result
+    exact = otm @ np.einsum("ocij,tcij->toij", kernels, itm @ tiles @ itm.T, optimize=True) @ otm.T
+    errors = np.sqrt(squares @ otm.T**2 + steps**2 + (result - exact) ** 2)
+    return exact, errors, max(peak, *map(_peak, (half_done, inputs, by_row, result)))
 
 
 def _products(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -> tuple[Array, Array] | None:
