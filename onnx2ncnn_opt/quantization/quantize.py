@@ -445,8 +445,7 @@ def _within_budget(
 ) -> Quantized:
     """Leave out the layers with most noise for the time they save, until the measured net keeps the budget.
 
-    Noise powers add up, with a correction from the last measured net: a sum t becomes t + curvature * t * t. Loud noise
-    saturates, and layers round inputs that earlier layers have changed differently.
+    If the net misses the budget, the limit of its noise falls. If it is slow, the layer that saves least stays float.
     """
     powers = {name: min(rows[name].noise, _INFINITE_NOISE) for name in rows if name in chosen}
     saved = {name: 1.0 if every else max(rows[name].seconds[0] - rows[name].seconds[1], 1e-9) for name in chosen}
@@ -455,21 +454,17 @@ def _within_budget(
     best: frozenset[str] = frozenset()
     for _ in range(_ATTEMPTS):
         steps = [(power / saved[name], name, True, 0.0) for name, power in powers.items()]
-        sum_limit = limit if math.isinf(limit) else 2 * limit / (1 + math.sqrt(max(1 + 4 * curvature * limit, 0.0)))
-        floats = cheapest(powers, steps, lambda name, _: saved[name], sum_limit)
+        floats = cheapest(powers, steps, lambda name, _: saved[name], _sum_with_noise(limit, curvature))
         subset = frozenset(powers).difference(floats)
         if subset in tried:
             break
-        total = sum(powers[name] for name in subset)
         result = tried[subset] = _measured(nets, rows, scales, subset, notes, every)
-        noise = min(10 ** (-result.decibels / 10), _INFINITE_NOISE)
         if not subset:
             break
+        total, noise = sum(powers[name] for name in subset), _noise(result.decibels)
         curvature = (noise - total) / (total**2 or 1.0)
         if result.misses(budget):
-            margin = min(10 ** ((result.kept(budget) - result.decibels) / 10), 1.0) if noise < _INFINITE_NOISE else 1.0
-            target = noise * _TOP1_STEP if budget.top1 else margin * 10 ** (-budget.decibels / 10)
-            limit = _STEP * min(target, limit)
+            limit = _STEP * min(_allowed_noise(result, budget), limit)
         elif not every and result.seconds[1] > _MAX_SLOWDOWN * result.seconds[0]:
             least = min(subset, key=saved.__getitem__)
             del powers[least]
@@ -487,6 +482,29 @@ def _within_budget(
         return replace(nearest, missed=f"no layer can be int8 with a budget of {budget}")
     slow = f"no layer is faster in int8 {nets.times}; --all makes them int8 anyway"
     return replace(result, missed="each layer that can be int8 spoils an output" if every else slow)
+
+
+def _noise(ratio: float) -> float:
+    """Return the noise power for a signal-to-noise ratio in dB."""
+    return float(min(10 ** (-ratio / 10), _INFINITE_NOISE))
+
+
+def _sum_with_noise(noise: float, curvature: float) -> float:
+    """Return the sum t of layers' noise powers for which the net's noise, t + curvature * t * t, reaches a limit.
+
+    The second term corrects the sum after the last measured net: loud noise saturates, and layers round inputs that
+    earlier layers have changed differently.
+    """
+    return noise if math.isinf(noise) else 2 * noise / (1 + math.sqrt(max(1 + 4 * curvature * noise, 0.0)))
+
+
+def _allowed_noise(result: Quantized, budget: Budget) -> float:
+    """Return the noise power that would keep the budget which a net misses."""
+    noise = _noise(result.decibels)
+    if budget.top1:
+        return noise * _TOP1_STEP
+    margin = min(10 ** ((result.kept(budget) - result.decibels) / 10), 1.0) if noise < _INFINITE_NOISE else 1.0
+    return float(margin * 10 ** (-budget.decibels / 10))
 
 
 def _measured(
