@@ -82,24 +82,21 @@ def one_factor(first: float, second: float) -> float:
 def require_own_weights(layer: Layer) -> None:
     """Refuse layers with quantised weights, or with weights that are inputs."""
     assert layer.spec is not None
-    name = f"{layer.type} '{layer.name}'"
-    params = layer.spec.by_name
-    require("int8_scale_term" not in params or layer["int8_scale_term"] == 0, f"{name} is quantised to int8")
-    require("dynamic_weight" not in params or layer["dynamic_weight"] == 0, f"{name} gets its weights at run time")
-    require("scale_data_size" not in params or layer["scale_data_size"] > 0, f"{name} gets its factors at run time")
+    name, params = f"{layer.type} '{layer.name}'", layer.resolved
+    require(not params.get("int8_scale_term"), f"{name} is quantised to int8")
+    require(not params.get("dynamic_weight"), f"{name} gets its weights at run time")
+    require(params.get("scale_data_size", 1) > 0, f"{name} gets its factors at run time")
     for weight in layer.spec.weights:
-        if weight.present(layer.resolved):
+        if weight.present(params):
             plain = weight.name in layer.weights and layer.weights.stored(weight.name).is_float
             require(plain, f"{name} has no float {weight.name}")
 
 
 def require_static_weights(layer: Layer) -> None:
     """Refuse layers with int8 outputs or weights that are inputs: other int8 layers compute activations in float."""
-    name = f"{layer.type} '{layer.name}'"
-    params = layer.spec.by_name if layer.spec else {}
-    gives_int8 = "int8_scale_term" in params and layer["int8_scale_term"] > _GIVES_INT8
-    require(not gives_int8, f"{name} gives int8")
-    require("dynamic_weight" not in params or layer["dynamic_weight"] == 0, f"{name} gets its weights at run time")
+    name, params = f"{layer.type} '{layer.name}'", layer.resolved
+    require(params.get("int8_scale_term", 0) <= _GIVES_INT8, f"{name} gives int8")
+    require(not params.get("dynamic_weight"), f"{name} gets its weights at run time")
 
 
 def require_no_activation(layer: Layer) -> None:

@@ -12,10 +12,7 @@ from onnx2ncnn_opt.rewrite.rule import known_shape, needed, require, rewrite
 
 # The importer treats scores below this as masked.
 _LEAST = -30000.0
-
-
-def _keeps_rows(reduction: Layer) -> bool:
-    return bool(reduction["operation"] == Reduction.MAX and reduction["keepdims"] and not reduction["reduce_all"])
+_LARGEST = op("Reduction", "largest", operation=Reduction.MAX, keepdims=1, reduce_all=0)
 
 
 def _is_product(layer: Layer) -> bool:
@@ -28,7 +25,7 @@ def _is_product(layer: Layer) -> bool:
 def _checked(x: Pattern) -> Op:
     """Return Softmax(x), times 0 in fully masked rows."""
     weights = op("Softmax", "softmax")(op("Clip", "", lambda clip: clip["max"] > 1e38, min=_LEAST)(x))
-    open_rows = op("Threshold", threshold=_LEAST)(op("Reduction", "largest", _keeps_rows)(x))
+    open_rows = op("Threshold", threshold=_LEAST)(_LARGEST(x))
     return op("BinaryOp", op_type=BinaryOp.MUL, with_scalar=0)(weights, open_rows)
 
 

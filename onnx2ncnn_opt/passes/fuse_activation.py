@@ -1,4 +1,4 @@
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from onnx2ncnn_opt.ir.codes import Activation
@@ -8,33 +8,28 @@ from onnx2ncnn_opt.passes._fold import require_no_activation, require_static_wei
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import rewrite
 
-# The activation_type and activation_params of each activation layer.
-_FUSED: Mapping[str, Callable[[Layer], tuple[Activation, tuple[float, ...]]]] = {
-    "ReLU": lambda act: (Activation.LEAKYRELU, (act["slope"],)) if act["slope"] else (Activation.RELU, ()),
-    "Clip": lambda act: (Activation.CLIP, (act["min"], act["max"])),
-    "Sigmoid": lambda act: (Activation.SIGMOID, ()),
-    "Mish": lambda act: (Activation.MISH, ()),
-    "HardSwish": lambda act: (Activation.HARDSWISH, (act["alpha"], act["beta"])),
+# The layer that equals each activation_type, and its parameters in the order of activation_params.
+_LAYERS: Mapping[int, tuple[str, tuple[str, ...]]] = {
+    Activation.RELU: ("ReLU", ()),
+    Activation.LEAKYRELU: ("ReLU", ("slope",)),
+    Activation.CLIP: ("Clip", ("min", "max")),
+    Activation.SIGMOID: ("Sigmoid", ()),
+    Activation.MISH: ("Mish", ()),
+    Activation.HARDSWISH: ("HardSwish", ("alpha", "beta")),
 }
-# The inverse: the type and parameters of the layer for each activation_type.
-_SEPARATE: Mapping[int, Callable[[Sequence[float]], tuple[str, dict[str, Any]]]] = {
-    Activation.RELU: lambda values: ("ReLU", {}),
-    Activation.LEAKYRELU: lambda values: ("ReLU", {"slope": values[0]}),
-    Activation.CLIP: lambda values: ("Clip", {"min": values[0], "max": values[1]}),
-    Activation.SIGMOID: lambda values: ("Sigmoid", {}),
-    Activation.MISH: lambda values: ("Mish", {}),
-    Activation.HARDSWISH: lambda values: ("HardSwish", {"alpha": values[0], "beta": values[1]}),
-}
+_KINDS = {type: kind for kind, (type, _) in _LAYERS.items()}
 
 
 def separate_activation(layer: Layer) -> tuple[str, dict[str, Any]] | None:
     """Return type and parameters of an activation layer that equals a layer's activation; None if it has none."""
-    kind = layer["activation_type"]
-    return _SEPARATE[kind](layer["activation_params"]) if kind else None
+    if not layer["activation_type"]:
+        return None
+    type, names = _LAYERS[layer["activation_type"]]
+    return type, dict(zip(names, layer["activation_params"], strict=False))
 
 
 @rewrite(
-    op(_FUSED, "activation")(op(types_of(WEIGHTED), "layer")),
+    op(_KINDS, "activation")(op(types_of(WEIGHTED), "layer")),
     exact=False,
     covers=[f"fuse_{family.name}_activation" for family in WEIGHTED],
     purpose="one layer less",
@@ -46,5 +41,7 @@ def fuse_activation(layer: Layer, activation: Layer) -> Layer:
     """
     require_static_weights(layer)
     require_no_activation(layer)
-    kind, params = _FUSED[activation.type](activation)
+    is_relu = activation.type == "ReLU" and activation["slope"] == 0
+    kind = Activation.RELU if is_relu else _KINDS[activation.type]
+    params = tuple(activation[name] for name in _LAYERS[kind][1])
     return layer.having(activation_type=kind, activation_params=params or None)

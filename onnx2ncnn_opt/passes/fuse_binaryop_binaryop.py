@@ -12,6 +12,7 @@ from onnx2ncnn_opt.rewrite.pattern import Op, const, op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
 _FACTORS, _OFFSETS = frozenset({BinaryOp.MUL, BinaryOp.DIV}), frozenset({BinaryOp.ADD, BinaryOp.SUB})
+_ONE = partial(np.ones, ())  # the reach of the blob
 
 
 def _variants() -> Iterator[Op]:
@@ -34,7 +35,9 @@ def fuse_binaryop_binaryop(
     is_factor = outer["op_type"] in _FACTORS
     if first is None or second is None:
         require(not is_factor or (inner["b"] and outer["b"]), "a factor or divisor is 0")
-        value = one_factor(factor(inner), factor(outer)) if is_factor else _sum(offset(inner), offset(outer))
+        value = one_factor(factor(inner), factor(outer)) if is_factor else offset(inner) + offset(outer)
+        if not is_factor:
+            require_offsets_fold(np.array(offset(inner)), np.array(offset(outer)), _ONE)
         require(finite_float32(value), "the constants together are too large")
         return outer.having(inputs=[x], op_type=BinaryOp.MUL if is_factor else BinaryOp.ADD, b=value)
     a, b = constant_array(first), constant_array(second)
@@ -45,13 +48,8 @@ def fuse_binaryop_binaryop(
     both = np.asarray(a * b if is_factor else a + b)
     require(both.size <= max(a.size, b.size), "the constants together would be larger")
     if not is_factor:
-        require_offsets_fold(a, b, partial(np.ones, ()))
+        require_offsets_fold(a, b, _ONE)
     data = stored(second, "data", both)
     constant = with_data(second.having(load_type=None, weights={"data": data}), data)
     constant.outputs = (Blob(f"{second.output.name}_both", both.shape),)
     return [constant, outer.having(inputs=[x, constant.output])]
-
-
-def _sum(first: float, second: float) -> float:
-    require_offsets_fold(np.array(first), np.array(second), partial(np.ones, ()))
-    return first + second

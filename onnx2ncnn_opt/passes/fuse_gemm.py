@@ -1,7 +1,5 @@
 """`fuse_gemm_mul`, `fuse_gemm_add`, `fuse_mul_gemm`: fold factors and offsets into the weights of a Gemm."""
 
-from functools import partial
-
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
@@ -47,7 +45,8 @@ def _fuse(name: str, kinds: frozenset[int]) -> Rewrite:
         require(gemm["alpha"] or not shift.any(), f"Gemm '{gemm.name}' has alpha 0")
         c = offset_per_column(gemm) * scale
         own = gemm["alpha"] * c
-        require_offsets_fold(own, shift, partial(_reach, gemm, scale))
+        # The largest output of each column for inputs up to 1, without C.
+        require_offsets_fold(own, shift, lambda: np.abs(columns_of_b(gemm)).sum(axis=1) * np.abs(gemm["alpha"] * scale))
         return with_c(gemm, c + shift / gemm["alpha"] if shift.any() else c, **weights)
 
     return fuse
@@ -60,11 +59,6 @@ def _per_column(gemm: Layer, binary: Layer, constant: Layer | None) -> Array:
     if gemm["output_transpose"]:
         return per_channel(constant, gemm.output, columns)
     return per_column(constant, gemm.output, columns)
-
-
-def _reach(gemm: Layer, scale: Array) -> Array:
-    """Return the largest output of each column for inputs up to 1, without C, times `scale`."""
-    return np.asarray(np.abs(columns_of_b(gemm)).sum(axis=1) * np.abs(gemm["alpha"] * scale))
 
 
 @rewrite(

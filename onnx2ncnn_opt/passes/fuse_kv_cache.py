@@ -58,9 +58,7 @@ def _next(layer: Layer, kind: str) -> Layer | None:
 
 def _join(blob: Blob) -> Layer | None:
     """Return the Concat that computes a blob, before views, if its first part is an input of the net."""
-    while blob.producer is not None and step_of(blob.producer) is not None:
-        blob = blob.producer.input
-    layer = blob.producer
+    layer = _start(blob).producer
     return layer if layer is not None and layer.type == "Concat" and _start(layer.inputs[0]).is_input else None
 
 

@@ -4,14 +4,14 @@ from onnx2ncnn_opt.passes._linear import add
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
-
-def _is_whole(inner: Layer) -> bool:
-    """Return True if the first sum is as large as the second."""
-    return all(user.output.shape == inner.output.shape for user in inner.output.users)
+# The first sum is as large as the second.
+_WHOLE = add("x", "a")._replace(
+    where=lambda sum: all(user.output.shape == sum.output.shape for user in sum.output.users)
+)
 
 
 @rewrite(
-    op("Softmax", "softmax")(add(add("x", "a")._replace(where=_is_whole), "b")),
+    op("Softmax", "softmax")(add(_WHOLE, "b")),
     exact=False,
     purpose="attention with two masks: their sum is computed once for all layers and heads",
 )

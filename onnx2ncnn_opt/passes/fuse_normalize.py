@@ -9,7 +9,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._constants import stored
 from onnx2ncnn_opt.passes._fold import channel_factors, linear
 from onnx2ncnn_opt.passes._statistics import axes_of, over, sqrt, sum_of_squares
-from onnx2ncnn_opt.passes.fuse_rmsnorm import normalized
+from onnx2ncnn_opt.passes.fuse_rmsnorm import normalized, over_norm
 from onnx2ncnn_opt.rewrite.pattern import Op, const, op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
@@ -52,14 +52,7 @@ def fuse_normalize(x: Blob, norm: Layer, least: Layer, root: Layer, square: Laye
         return normalized(x, root, axes[0], norm, limit, 1.0)
     whole, across_channels = len(shape) == 1, len(shape) in (3, 4) and axes == (0,)
     require(whole or across_channels, f"'{norm.name}' is not over a vector or over channels")
-    params = {
-        "across_spatial": 1 if whole else 0,
-        "channel_shared": 1,
-        "eps": eps,
-        "scale_data_size": 1,
-        "eps_mode": EpsMode.MAX_SUM if square else EpsMode.MAX_ROOT,
-    }
-    return Layer("Normalize", root.name, [x], (), params, {"scale_data": np.ones(1, np.float32)})
+    return over_norm(x, root, eps, EpsMode.MAX_SUM if square else EpsMode.MAX_ROOT)
 
 
 _NORMALIZE = op("Normalize", "norm")

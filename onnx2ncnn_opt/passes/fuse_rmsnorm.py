@@ -37,11 +37,11 @@ def normalized(x: Blob, root: Layer, axis: int, reduction: Layer, eps: float, fa
         return Layer("RMSNorm", root.name, [x], (), params, {"gamma_data": gamma})
     whole, across_channels = len(shape) == 1, len(shape) in (3, 4) and axis == 0
     require(whole or across_channels, f"'{reduction.name}' is not over a vector, rows, or the channels of an image")
-    params = {
-        "across_spatial": int(whole),
-        "channel_shared": 1,
-        "eps": eps / factor,
-        "scale_data_size": 1,
-        "eps_mode": EpsMode.SUM_PLUS,
-    }
-    return Layer("Normalize", root.name, [x], (), params, {"scale_data": np.full(1, 1 / sqrt(factor), np.float32)})
+    return over_norm(x, root, eps / factor, EpsMode.SUM_PLUS, 1 / sqrt(factor))
+
+
+def over_norm(x: Blob, root: Layer, eps: float, mode: EpsMode, scale: float = 1.0) -> Layer:
+    """Return the Normalize for scale * x / norm, with the norm of a vector, or over the channels of each pixel."""
+    params = {"across_spatial": int(len(x.known_shape) == 1), "channel_shared": 1, "eps": eps, "scale_data_size": 1}
+    weights = {"scale_data": np.full(1, scale, np.float32)}
+    return Layer("Normalize", root.name, [x], (), params | {"eps_mode": mode}, weights)

@@ -1,13 +1,14 @@
 """`move_views`: give blobs that elementwise layers connect the common layout that needs the fewest views."""
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.dim import Shape, is_fixed, known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.view import Regroup, Reorder, Step
 from onnx2ncnn_opt.ir.weight import Encoding
@@ -43,8 +44,8 @@ _MOST_LAYOUTS = 12  # to try; nets have two or three
 class _ViewRegion:
     """Layers connected through blobs of one shape, and their outputs."""
 
-    layers: dict[Layer, None] = field(default_factory=dict)
-    inner: set[Blob] = field(default_factory=set)
+    layers: dict[Layer, None]
+    inner: set[Blob]
 
     @property
     def incoming(self) -> list[Blob]:
@@ -128,34 +129,21 @@ def move_views(graph: Graph) -> Iterator[Replacement | Miss]:
 
 def _regions(graph: Graph, rowwise: Collection[str]) -> list[_ViewRegion]:
     """Return the regions of elementwise layers and `rowwise` types; the latter join regions, but fix their rows."""
+
+    def neighbours(layer: Layer) -> Iterator[Layer]:
+        form = layer.output.shape, layer.output.batch
+        for near in (*layer.output.users, *(blob.producer for blob in layer.inputs)):
+            if near is not None and _fits(near, rowwise) and (near.output.shape, near.output.batch) == form:
+                yield near
+
     seen: set[Layer] = set()
     regions: list[_ViewRegion] = []
     for first in graph.layers:
-        if first in seen or not _fits(first, rowwise):
-            continue
-        region, front = _ViewRegion(), [first]
-        seen.add(first)
-        while front:
-            layer = front.pop()
-            region.layers[layer] = None
-            region.inner.add(layer.output)
-            for near in _neighbours(layer):
-                if near not in seen and _fits(near, rowwise) and _same_form(layer, near):
-                    seen.add(near)
-                    front.append(near)
-        regions.append(region)
+        if first not in seen and _fits(first, rowwise):
+            layers = dict.fromkeys(reached([first], neighbours))
+            regions.append(_ViewRegion(layers, {layer.output for layer in layers}))
+            seen.update(layers)
     return regions
-
-
-def _neighbours(layer: Layer) -> Iterator[Layer]:
-    yield from layer.output.users
-    for blob in layer.inputs:
-        if blob.producer is not None and blob.producer.type != "MemoryData":
-            yield blob.producer
-
-
-def _same_form(a: Layer, b: Layer) -> bool:
-    return a.output.shape == b.output.shape and a.output.batch == b.output.batch
 
 
 def _fits(layer: Layer, rowwise: Collection[str]) -> bool:

@@ -5,6 +5,7 @@ its input, so the pass also replaces all layers between the convolutions.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from onnx2ncnn_opt.errors import ShapeError
@@ -12,6 +13,7 @@ from onnx2ncnn_opt.ir.dim import Shape, Sym
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.kernels import cost
 from onnx2ncnn_opt.ir.layers import types_with
+from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.shapes import infer_shapes
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.view import Regroup
@@ -61,24 +63,20 @@ def _image(shape: Shape) -> Shape:
 def _regions(graph: Graph) -> Iterator[_SequenceRegion]:
     seen: set[Layer] = set()
     for start in graph.layers:
-        if start.graph is not graph or start in seen or start.type not in _CONVOLUTIONS:
-            continue
-        region: _SequenceRegion = {}
-        front = [start]
-        while front:
-            layer = front.pop()
-            if layer in seen:
-                continue
-            seen.add(layer)
-            new = _on_images(layer)
-            if new is None:
-                continue
-            region[layer] = new
-            for blob in (*layer.inputs, *layer.outputs):
-                if _is_sequence(blob):
-                    front += (near for near in (*blob.users, blob.producer) if near is not None and near not in seen)
-        if start in region:
-            yield region
+        if start.graph is graph and start not in seen and start.type in _CONVOLUTIONS:
+            region: _SequenceRegion = {}
+            seen.update(reached([start], partial(_join, region)))
+            if start in region:
+                yield region
+
+
+def _join(region: _SequenceRegion, layer: Layer) -> Iterator[Layer]:
+    """Add a layer to the region if it has an equivalent on images; yield the layers that sequences connect with it."""
+    new = _on_images(layer)
+    if new is not None:
+        region[layer] = new
+        for blob in filter(_is_sequence, (*layer.inputs, *layer.outputs)):
+            yield from (near for near in (*blob.users, blob.producer) if near is not None)
 
 
 def _on_images(layer: Layer) -> Layer | None:
@@ -166,11 +164,6 @@ def _leads_to_image(layer: Layer) -> bool:
     return layer.type == "Reshape" and layer.output.shape == _image(layer.inputs[0].shape or ())
 
 
-def _same(layer: Layer) -> Params | None:
-    """Return no change, for layers that treat all elements of a slice of the outermost axis alike."""
-    return {}
-
-
 def _convolution(layer: Layer) -> Params | None:
     if len(layer.inputs) > 1:  # the blob of weights computed at run time has another rank
         return None
@@ -222,10 +215,6 @@ def _sequences(layer: Layer) -> Params | None:
     return {} if all(map(_is_sequence, layer.inputs)) else None
 
 
-def _concat(layer: Layer) -> Params | None:
-    return None if _sequences(layer) is None else _axis(layer)
-
-
 def _crop(layer: Layer) -> Params | None:
     if not layer["starts"] or not layer["ends"] or layer["starts_expr"] or layer["ends_expr"] or layer["axes_expr"]:
         return None
@@ -246,13 +235,14 @@ def _reduction(layer: Layer) -> Params | None:
 
 
 _RULES: Mapping[str, Callable[[Layer], Params | None]] = {
-    **dict.fromkeys(types_with(Trait.ELEMENTWISE) | {"BatchNorm", "GroupNorm", "PReLU"}, _same),
+    # No change for layers that treat all elements of a slice of the outermost axis alike.
+    **dict.fromkeys(types_with(Trait.ELEMENTWISE) | {"BatchNorm", "GroupNorm", "PReLU"}, lambda layer: {}),
     **dict.fromkeys(_CONVOLUTIONS, _convolution),
     **dict.fromkeys(("GLU", "Slice", "Softmax"), _axis),
     **dict.fromkeys(("LayerNorm", "RMSNorm"), _rows),
     **dict.fromkeys(("Eltwise", "Scale"), _sequences),
     "BinaryOp": _binary,
-    "Concat": _concat,
+    "Concat": lambda layer: _axis(layer) if _sequences(layer) is not None else None,
     "Crop": _crop,
     "Padding": _padding,
     "Pooling1D": _pooling,

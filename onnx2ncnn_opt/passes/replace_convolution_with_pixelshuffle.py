@@ -24,7 +24,6 @@ from onnx2ncnn_opt.rewrite.rule import fixed_size, require, rewrite
 _LEAST_INPUTS, _LEAST_TAPS = 17, 4
 _SIDES, _LENGTHS = (2, 4), (4, 8)
 _WORTH = 0.8  # the largest part of the estimated time that is a gain
-_KEPT = "bias_term", "activation_type", "activation_params", "pad_value"
 
 
 def _is_large(conv: Layer) -> bool:
@@ -62,11 +61,10 @@ def replace_convolution_with_pixelshuffle(conv: Layer) -> list[Layer]:
     weights: dict[str, Any] = {"weight_data": reordered(stored, shifted)}
     if conv["bias_term"]:
         weights["bias_data"] = np.repeat(conv.weights["bias_data"], down * across)
-    params: dict[str, Any] = {name: conv[name] for name in _KEPT}
+    params = window_params([_in_steps(height, down), _in_steps(width, across)])
     params |= {"num_output": outputs * down * across, "weight_data_size": shifted.size}
-    params |= window_params([_in_steps(height, down), _in_steps(width, across)])
     chain = Chain(conv)
-    x = chain.add("Convolution", "squares", conv.input, weights=weights, **params)
+    x = chain.put(conv.having(weights=weights, **params).without_defaults(), "squares")
     if sequence:
         length = fixed_size(x, 2)
         x = chain.reshape(x, (outputs, across, length), "rows")

@@ -17,10 +17,6 @@ from onnx2ncnn_opt.rewrite.rule import fixed_size, require, rewrite
 
 # With fewer inputs, winograd's matrices are too small for a gain.
 LEAST_INPUTS = 48
-_KEPT = (
-    *("num_output", "kernel_w", "kernel_h", "bias_term", "weight_data_size"),
-    *("activation_type", "activation_params"),
-)
 _PADS = ("pad_left", "pad_right", "pad_top", "pad_bottom")
 
 
@@ -51,8 +47,8 @@ def replace_dilated_convolution(conv: Layer) -> list[Layer]:
     x = chain.add("Padding", "pad", conv.input, bottom=bottom, right=right)
     x = chain.add("Reorg", "parts", x, stride=dilation)
     x = chain.reshape(x, (channels, dilation * dilation * rows, columns), "tall")
-    params: dict[str, Any] = {name: conv[name] for name in _KEPT} | dict.fromkeys(_PADS, 1)
-    x = chain.add(conv.type, "conv", x, weights=dict(conv.weights.stored_items()), **params)
+    params: dict[str, Any] = dict.fromkeys(_PADS, 1) | dict.fromkeys(("dilation_w", "dilation_h"))
+    x = chain.put(conv.having(inputs=[x], **params).without_defaults(), "conv")
     x = chain.reshape(x, (outputs * dilation * dilation, rows, columns), "results")
     x = chain.add("PixelShuffle", "whole", x, upscale_factor=dilation)
     chain.crop(x, {1: (0, height.size), 2: (0, width.size)}, "crop")
