@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -316,7 +316,10 @@ class Manifest:
 
     def to_json(self) -> str:
         """Return the text of the file."""
-        data = {"format": FORMAT, **asdict(self, dict_factory=_json_object)}
+        data = {
+            "format": FORMAT,
+            **asdict(self, dict_factory=lambda pairs: {_json_name(name): value for name, value in pairs}),
+        }
         for entry in (*data["inputs"], *data["outputs"]):
             for name in ("image", "cache", "table", "length"):
                 if entry[name] is None:
@@ -327,10 +330,6 @@ class Manifest:
         if self.source.append is None:
             del data["source"]["append"]
         return json.dumps(data, indent=1) + "\n"
-
-
-def _json_object(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    return {_json_name(name): value for name, value in pairs}
 
 
 def _json_name(name: str) -> str:

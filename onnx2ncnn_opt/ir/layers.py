@@ -53,24 +53,12 @@ def _directions(p: Params) -> int:
     return 2 if p["direction"] == Direction.BIDIRECTIONAL else 1
 
 
-def _bits(p: Params) -> int:
-    return int(p["quantize_term"]) // 100
-
-
-def _block(p: Params) -> int:
-    return choose((32, 64, 128), p["quantize_term"] % 10, "quantize_term")
-
-
 def _is_int8(p: Params) -> bool:
     return 0 < int(p["quantize_term"]) < 400
 
 
 def _is_block_quantised(p: Params) -> bool:
     return int(p["quantize_term"]) >= 400
-
-
-def _is_not_block_quantised(p: Params) -> bool:
-    return not _is_block_quantised(p)
 
 
 def _has_input_scales(p: Params) -> bool:
@@ -151,12 +139,22 @@ def _times(a: _Count, b: _Count) -> _Count:
 
 def _packed(name: str, rows: _Count, columns: _Count, when: Predicate = _is_block_quantised) -> WeightSpec:
     """Return the integers of a block-quantised matrix; each row begins at a byte."""
-    return WeightSpec(name, lambda p: rows(p) * _ceil_div(columns(p) * _bits(p), 8), packed=True, when=when)
+
+    def count(p: Params) -> int:
+        bits = int(p["quantize_term"]) // 100
+        return rows(p) * _ceil_div(columns(p) * bits, 8)
+
+    return WeightSpec(name, count, packed=True, when=when)
 
 
 def _scales(name: str, rows: _Count, columns: _Count) -> WeightSpec:
     """Return the scales of a block-quantised matrix, one for each block of a row."""
-    return WeightSpec(name, lambda p: rows(p) * _ceil_div(columns(p), _block(p)), when=_is_block_quantised)
+
+    def count(p: Params) -> int:
+        block = choose((32, 64, 128), p["quantize_term"] % 10, "quantize_term")
+        return rows(p) * _ceil_div(columns(p), block)
+
+    return WeightSpec(name, count, when=_is_block_quantised)
 
 
 def _attention_weights() -> Iterator[WeightSpec]:
@@ -168,7 +166,9 @@ def _attention_weights() -> Iterator[WeightSpec]:
         "out": (_qdim, itemgetter("embed_dim")),
     }
     for name, (rows, columns) in sizes.items():
-        yield WeightSpec(f"{name}_weight_data", _times(rows, columns), tagged=True, when=_is_not_block_quantised)
+        yield WeightSpec(
+            f"{name}_weight_data", _times(rows, columns), tagged=True, when=lambda p: not _is_block_quantised(p)
+        )
         yield _packed(f"{name}_weight_data_packed_bytes", rows, columns)
         yield WeightSpec(f"{name}_bias_data", rows)
     for name in "qkv":

@@ -33,6 +33,12 @@ class Listing(NamedTuple):
     names: Mapping[Blob, str]
     inner_names: Mapping[Blob, str]
 
+    @property
+    def tops(self) -> dict[Blob, str]:
+        """The names under which layers of the graph write their blobs."""
+        layers = [(line.layer.outputs, line.tops) for line in self.lines if line.layer is not None]
+        return {blob: top for outputs, tops in layers for blob, top in zip(outputs, tops, strict=True)}
+
 
 @dataclass(eq=False)
 class _BlobNames:

@@ -129,7 +129,7 @@ def batchnorm_affine(bn: Layer) -> Affine:
 def slice_affine(layer: Layer, count: int) -> Affine:
     """Return the effect of a BatchNorm, Scale or scalar on `count` outermost slices; refused for another count."""
     if layer.type == "BinaryOp":
-        return linear(layer, np.full(count, layer["b"], np.float64))
+        return linear(layer, count)
     require_own_weights(layer)
     require(channels(layer) == count, "the numbers of channels differ")
     if layer.type == "BatchNorm":
@@ -156,21 +156,22 @@ def channel_factors(scale: Layer, const: Layer | None, x: Blob) -> Array:
 
 def binaryop_affine(op: Layer, layer: Layer, const: Layer | None) -> Affine:
     """Return the effect of a BinaryOp with a constant or its scalar on each output channel of a layer."""
-    count = channels(layer)
-    if const is None:
-        value = np.full(count, op["b"], np.float64)
-    elif layer.type == "InnerProduct" and len(known_shape(layer.output)) == 2:
-        value = per_column(const, layer.output, count)
-    else:
-        value = per_channel(const, layer.output, count)
-    return linear(op, value, const)
+    is_matrix = const is not None and layer.type == "InnerProduct" and len(known_shape(layer.output)) == 2
+    return linear(op, channels(layer), const, per_column if is_matrix else per_channel)
 
 
-def linear(op: Layer, value: Array, const: Layer | None = None) -> Affine:
-    """Return the effect of an add, sub, mul or div with `value`, the data of `const` or the scalar.
+def linear(
+    op: Layer, count: int, const: Layer | None = None, read: Callable[[Layer, Blob, int], Array] = per_channel
+) -> Affine:
+    """Return the effect of an add, sub, mul or div with a scalar, or with `count` numbers that `read` finds in `const`.
 
     Refused if it divides by the blob.
     """
+    if const is None:
+        value = np.full(count, op["b"], np.float64)
+    else:
+        x = next((blob for blob in op.inputs if blob.producer is not const), op.inputs[0])
+        value = read(const, x, count)
     kind = BinaryOp(op["op_type"])
     if const is not None and op.inputs[0].producer is const:
         kind = kind.exchanged

@@ -1,4 +1,7 @@
-"""Gemm layers with constant B, as ``alpha * (A @ B + beta * C)``: their weights in one layout for all flags."""
+"""The matrices of linear layers; those of a Gemm with constant B in one layout for all flags.
+
+A Gemm computes ``alpha * (A @ B + beta * C)``.
+"""
 
 from typing import NamedTuple
 
@@ -8,6 +11,7 @@ from onnx2ncnn_opt.ir.codes import GemmC
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import scaled, stored
+from onnx2ncnn_opt.passes._fold import bias_of, require_own_weights
 from onnx2ncnn_opt.rewrite.rule import require
 
 # The last three are tile sizes; a Gemm that has them is tuned for one machine.
@@ -75,6 +79,13 @@ def linear_of(gemm: Layer) -> Linear:
     plain = not any(gemm[flag] for flag in ("transA", "output_transpose", "output_N1M"))
     require(plain, f"Gemm '{gemm.name}' transposes its matrices")
     return Linear(gemm["alpha"] * columns_of_b(gemm), gemm["alpha"] * offset_per_column(gemm))
+
+
+def matrix_of(conv: Layer) -> Linear:
+    """Return the matrix from a pixel's inputs, for all taps, to its outputs; refused if it is not constant."""
+    require_own_weights(conv)
+    outputs = int(conv["num_output"])
+    return Linear(conv.weights["weight_data"].astype(np.float64).reshape(outputs, -1), bias_of(conv, outputs))
 
 
 def with_c(gemm: Layer, c: Array, **weights: Array) -> Layer:

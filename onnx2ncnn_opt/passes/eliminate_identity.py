@@ -1,13 +1,13 @@
 from collections.abc import Callable
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction
-from onnx2ncnn_opt.ir.dim import Dim
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
 # The neutral scalar of each operator; ncnn's power of 1 changes numbers that are not positive.
 _NEUTRAL = {BinaryOp.ADD: 0.0, BinaryOp.SUB: 0.0, BinaryOp.MUL: 1.0, BinaryOp.DIV: 1.0}
+_PLAIN = frozenset({Reduction.SUM, Reduction.MEAN, Reduction.MAX, Reduction.MIN, Reduction.PROD})
 _SIDES = ("top", "bottom", "left", "right", "front", "behind")
 
 
@@ -17,27 +17,17 @@ def _keeps_shape(layer: Layer) -> bool:
     return before is not None and before == after
 
 
-def _is_neutral(binary: Layer) -> bool:
-    return bool(binary["with_scalar"]) and _NEUTRAL.get(binary["op_type"]) == binary["b"]
-
-
 def _reduces_nothing(reduction: Layer) -> bool:
     """Return True for a plain reduction that keeps its axes, all of one element."""
-    shape = reduction.input.shape
-    if (
-        reduction["operation"] not in (Reduction.SUM, Reduction.MEAN, Reduction.MAX, Reduction.MIN, Reduction.PROD)
-        or reduction["coeff"] != 1
-    ):
-        return False
-    if shape is None or not _keeps_shape(reduction):
+    shape, is_plain = reduction.input.shape, reduction["operation"] in _PLAIN and reduction["coeff"] == 1
+    if shape is None or not is_plain or not _keeps_shape(reduction):
         return False
     axes = range(len(shape)) if reduction["reduce_all"] else reduction["axes"]
-    sizes: list[Dim] = [shape[axis] for axis in axes]
-    return all(isinstance(size, int) and size == 1 for size in sizes)
+    return all(shape[axis] == 1 for axis in axes)
 
 
 _IDENTITIES: dict[str, Callable[[Layer], bool]] = {
-    "BinaryOp": _is_neutral,
+    "BinaryOp": lambda layer: bool(layer["with_scalar"]) and _NEUTRAL.get(layer["op_type"]) == layer["b"],
     "Concat": lambda layer: len(layer.inputs) == 1,
     "Crop": lambda layer: len(layer.inputs) == 1 and _keeps_shape(layer),
     "Interp": lambda layer: len(layer.inputs) == 1 and _keeps_shape(layer) and len(layer.output.shape or ()) == 3,

@@ -2,7 +2,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes._constants import element_count, is_constant, per_channel
+from onnx2ncnn_opt.passes._constants import element_count, is_constant
 from onnx2ncnn_opt.passes._fold import linear
 from onnx2ncnn_opt.passes._linear import ARITHMETIC
 from onnx2ncnn_opt.rewrite.pattern import const, op
@@ -27,8 +27,7 @@ def fuse_binaryop_scale(x: Blob, constant: Layer, binary: Layer) -> Layer:
     """x, MemoryData (one value per channel) ── BinaryOp ──   ⇒   x ── Scale ──"""
     channels = element_count(constant)
     require(known_shape(x)[0] == channels, f"'{x.name}' does not have {channels} channels")
-    value = per_channel(constant, x, channels)
-    scale, shift = linear(binary, value, constant)
+    scale, shift = linear(binary, channels, constant)
     weights = {"scale_data": scale.astype(np.float32)}
     if shift.any():
         weights["bias_data"] = shift.astype(np.float32)

@@ -4,8 +4,8 @@ from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.passes._chain import Chain
 from onnx2ncnn_opt.passes._constants import stored
 from onnx2ncnn_opt.passes._fold import require_offsets_fold
-from onnx2ncnn_opt.passes._gemm import Linear, columns_of_b, offset_per_column, require_constant_b, with_c
-from onnx2ncnn_opt.passes._pointwise import is_pointwise, matrix_of
+from onnx2ncnn_opt.passes._gemm import Linear, columns_of_b, matrix_of, offset_per_column, require_constant_b, with_c
+from onnx2ncnn_opt.passes._windows import is_pointwise
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 

@@ -5,7 +5,6 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.int8 import BLOCKS
-from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import per_channel, per_column
 from onnx2ncnn_opt.passes._fold import linear, require_offsets_fold
 from onnx2ncnn_opt.passes._gemm import (
@@ -33,7 +32,8 @@ def _fuse(name: str, kinds: frozenset[int]) -> Rewrite:
         if gemm["quantize_term"] < BLOCKS:
             require_constant_b(gemm)
             require(not gemm["output_N1M"], f"the rows of Gemm '{gemm.name}' are along the channels")
-        scale, shift = linear(binary, _per_column(gemm, binary, constant), constant)
+        read = per_channel if gemm["output_transpose"] else per_column
+        scale, shift = linear(binary, gemm["constantN"], constant, read)
         if gemm["quantize_term"] >= BLOCKS:
             require((scale == 1).all(), f"Gemm '{gemm.name}' is quantised")
             plain = len(gemm.inputs) == 1 and not has_c(gemm) and gemm["alpha"] == 1
@@ -50,15 +50,6 @@ def _fuse(name: str, kinds: frozenset[int]) -> Rewrite:
         return with_c(gemm, c + shift / gemm["alpha"] if shift.any() else c, **weights)
 
     return fuse
-
-
-def _per_column(gemm: Layer, binary: Layer, constant: Layer | None) -> Array:
-    columns = gemm["constantN"]
-    if constant is None:
-        return np.full(columns, binary["b"], np.float64)
-    if gemm["output_transpose"]:
-        return per_channel(constant, gemm.output, columns)
-    return per_column(constant, gemm.output, columns)
 
 
 @rewrite(

@@ -232,24 +232,15 @@ def _trace(blob: Blob, types: tuple[str, ...], depth: int = 12) -> _Trace | None
     if layer.type in types and len(layer.outputs) == 1:
         sizes = fixed_shape(blob)
         return _Trace(blob, np.arange(int(np.prod(sizes)), dtype=np.int32).reshape(sizes))
-    factors = _factors_of_rows(layer)
-    if factors is not None:
-        above = _trace(layer.inputs[0], types, depth - 1)
-        if above is None or above.rows is not None:
-            return None
-        above.layers.append(layer)
-        above.rows = factors
-        return above
-    if len(layer.inputs) != 1:
-        return None
-    is_scaling = _SCALING.fits(layer)
-    if step_of(layer) is None and not is_scaling and layer.type != "Slice":
-        return None
-    above = _trace(layer.input, types, depth - 1)
-    if above is None:
+    factors, is_scaling = _factors_of_rows(layer), _SCALING.fits(layer)
+    is_move = len(layer.inputs) == 1 and (step_of(layer) is not None or layer.type == "Slice")
+    above = _trace(layer.inputs[0], types, depth - 1) if factors or is_scaling or is_move else None
+    if above is None or (factors and above.rows):
         return None
     above.layers.append(layer)
-    if is_scaling:
+    if factors:
+        above.rows = factors
+    elif is_scaling:
         above.factor = one_factor(above.factor, factor(layer))
     else:
         above.index = moved(layer, blob, above.index)

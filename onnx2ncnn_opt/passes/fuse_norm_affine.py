@@ -3,7 +3,7 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
-from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import constant_array, per_channel, stored
 from onnx2ncnn_opt.passes._fold import Affine, linear, require_offsets_fold, slice_affine
@@ -36,14 +36,9 @@ def _size(norm: Layer) -> int:
     return int(norm[_SIZE[norm.type]]) or fixed_shape(norm.output, 3, 4)[0]
 
 
-def _values(norm: Layer, binary: Layer, constant: Layer | None) -> Array:
-    """Return the constant operand as one number for each factor of the normalisation."""
-    size = _size(norm)
-    if constant is None:
-        return np.full(size, binary["b"], np.float64)
-    if norm.type in _PER_CHANNEL:
-        return per_channel(constant, norm.output, size)
-    data, shape = constant_array(constant), known_shape(norm.output)
+def _per_element(constant: Layer, x: Blob, size: int) -> Array:
+    """Return the constant operand of `x` as one number for each element of its rows."""
+    data, shape = constant_array(constant), known_shape(x)
     if data.size == 1 and data.ndim <= len(shape):
         return np.full(size, data.reshape(()))
     # If ranks differ, ncnn may align the constant with another axis.
@@ -72,6 +67,7 @@ def fuse_norm_affine(
     element. RMSNorm has only factors.
     """
     if binary is not None:
-        return _fold(norm, linear(binary, _values(norm, binary, constant), constant))
+        read = per_channel if norm.type in _PER_CHANNEL else _per_element
+        return _fold(norm, linear(binary, _size(norm), constant, read))
     assert scale is not None
     return _fold(norm, slice_affine(scale, _size(norm)))

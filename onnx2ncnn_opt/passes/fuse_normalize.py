@@ -72,7 +72,7 @@ def fuse_normalize_mul(norm: Layer, scale: Layer, constant: Layer | None = None)
     """
     own = norm.weights["scale_data"].astype(np.float64)
     if scale.type == "BinaryOp" and constant is None:
-        factors = linear(scale, np.full_like(own, scale["b"])).scale
+        factors = linear(scale, len(own)).scale
         return norm.having(weights={"scale_data": stored(norm, "scale_data", factors * own)})
     known_shape(norm.input, 3)
     factors = channel_factors(scale, constant, norm.input)

@@ -416,11 +416,8 @@ def _is_used(blob: Blob, dead: set[Layer]) -> bool:
 def _depends(pieces: Sequence[Piece], chain: Sequence[ChainStep]) -> bool:
     """Return True if pieces are computed from a state of the chain."""
     steps = {link.step.hidden.layer for link in chain}
-
-    def before(layer: Layer) -> list[Layer]:
-        return [blob.producer for blob in layer.inputs if blob.producer is not None]
-
-    return any(layer in steps for layer in reached([piece.layer for piece in pieces], before))
+    above = reached([piece.blob for piece in pieces], lambda blob: blob.producer.inputs if blob.producer else ())
+    return any(blob.producer in steps for blob in above)
 
 
 def _is_backwards(chain: Sequence[ChainStep]) -> bool:

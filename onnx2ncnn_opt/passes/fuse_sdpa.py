@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise
-from onnx2ncnn_opt.ir.dim import Dim, Shape, fitting, is_fixed, known, left_of_table, smaller
+from onnx2ncnn_opt.ir.dim import Shape, fitting, is_fixed, known, left_of_table, smaller
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import INFINITE
 from onnx2ncnn_opt.ir.permute import order_type
@@ -108,8 +108,8 @@ def fuse_sdpa(  # noqa: PLR0913
     if cap is not None:
         raise Refused(f"TanH '{cap.name}' caps the scores, and SDPA cannot")
     heads = root.output.shape[0] if root.output.shape else None
-    require(_heads(q) == heads, f"'{q.name}' is shared by several heads")
-    require(_heads(k) == _heads(v), f"'{k.name}' and '{v.name}' are shared in different ways")
+    require(known_shape(q, 3)[0] == heads, f"'{q.name}' is shared by several heads")
+    require(known_shape(k, 3)[0] == known_shape(v, 3)[0], f"'{k.name}' and '{v.name}' are shared in different ways")
     layers: list[Layer] = []
     if by_head is not None:
         layers.append(_by_head(q, by_head, product))
@@ -148,12 +148,6 @@ def _by_head(q: Blob, scale: Layer, product: Layer) -> Layer:
     pays = isinstance(width, int) and isinstance(keys, int) and width <= _WIDEST * keys
     require(pays, f"'{scale.name}' would multiply far more numbers before the product")
     return scale.having(inputs=[q], outputs=[Blob(f"{q.name}_scaled", q.shape, q.batch)])
-
-
-def _heads(blob: Blob) -> Dim:
-    """Return the number of heads of a blob: one matrix for each."""
-    heads, _, _ = known_shape(blob, 3)
-    return heads
 
 
 def _swapped(blob: Blob, root: Layer) -> Layer:

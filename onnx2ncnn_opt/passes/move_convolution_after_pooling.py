@@ -1,23 +1,26 @@
 from math import prod
 
-from onnx2ncnn_opt.ir.codes import PadMode, Pooling
+from onnx2ncnn_opt.ir.codes import Interp, PadMode, Pooling
 from onnx2ncnn_opt.ir.dim import is_fixed
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.passes._chain import Chain
 from onnx2ncnn_opt.passes._fold import require_own_weights
-from onnx2ncnn_opt.passes._pointwise import is_pointwise, is_resize
-from onnx2ncnn_opt.passes._windows import pads_of
+from onnx2ncnn_opt.passes._windows import is_pointwise, pads_of
 from onnx2ncnn_opt.passes.replace_convolution_with_innerproduct import of_vector
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
-_CONV = op("Convolution", "conv", is_pointwise, activation_type=0)
+# One matrix for all pixels: it commutes with weighted sums of pixels.
+POINTWISE = op("Convolution", "conv", is_pointwise)
+# An Interp of one image, to sizes that do not depend on its channels.
+RESIZE = op("Interp", "smaller", lambda layer: len(layer.inputs) == 1, resize_type=frozenset(Interp), size_expr="")
+_CONV = POINTWISE._replace(params={"activation_type": 0})
 
 
 def _shrinks(layer: Layer) -> bool:
     """Return True if a layer is an Interp that is proven to shrink an image."""
     before, after = layer.inputs[0].shape or (), layer.output.shape or ()
-    return is_resize(layer) and is_fixed(before) and is_fixed(after) and prod(after) < prod(before)
+    return RESIZE.fits(layer) and is_fixed(before) and is_fixed(after) and prod(after) < prod(before)
 
 
 @rewrite(

@@ -15,7 +15,8 @@ from onnx2ncnn_opt.ir.kernels import cost
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._chain import Chain
 from onnx2ncnn_opt.passes._constants import stored
-from onnx2ncnn_opt.passes._pointwise import is_pointwise, is_resize, matrix_of
+from onnx2ncnn_opt.passes._gemm import matrix_of
+from onnx2ncnn_opt.passes.move_convolution_after_pooling import POINTWISE, RESIZE
 from onnx2ncnn_opt.passes.replace_convolution_with_innerproduct import of_vector
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, fixed_size, graph_pass, known_shape, require
 
@@ -32,16 +33,16 @@ def move_convolution_before_interp(graph: Graph) -> Iterator[Replacement | Miss]
     and the net adds the results.
     """
     for layer in graph.layers:
-        if layer.graph is graph and (layer.type == "Concat" or is_resize(layer)):
+        if layer.graph is graph and (layer.type == "Concat" or RESIZE.fits(layer)):
             convs = layer.output.users
-            if convs and all(map(is_pointwise, convs)) and (is_resize(layer) or any(map(_source, layer.inputs))):
+            if convs and all(map(POINTWISE.fits, convs)) and (RESIZE.fits(layer) or any(map(_source, layer.inputs))):
                 yield from attempt(convs[0], _moved, layer, convs)
 
 
 def _source(blob: Blob) -> Layer | None:
     """Return the Interp that computes a blob for a single consumer; None for other blobs."""
     layer = blob.producer
-    return layer if layer is not None and is_resize(layer) and blob.uses == 1 and not blob.is_output else None
+    return layer if layer is not None and RESIZE.fits(layer) and blob.uses == 1 and not blob.is_output else None
 
 
 def _moved(source: Layer, convs: Sequence[Layer]) -> Replacement:

@@ -57,7 +57,7 @@ def _has_few_rows(layer: Layer) -> bool:
 )
 def replace_matmul_with_gemm(x: Blob, matmul: Layer, constant: Layer) -> Layer:
     """x, MemoryData ── MatMul ──   ⇒   x ── Gemm (constant B) ──"""
-    rows, inputs = _matrix(x)
+    rows, inputs = known_shape(x, 2)
     block, matrix = constant.weights.stored("data"), known(constant.output.shape or ())
     require(block.is_float, f"'{constant.name}' holds no floats")
     require(len(matrix) == 2, f"'{constant.name}' is not a matrix")
@@ -76,7 +76,7 @@ def replace_matmul_with_gemm(x: Blob, matmul: Layer, constant: Layer) -> Layer:
 )
 def replace_innerproduct_with_gemm(x: Blob, product: Layer) -> Layer:
     """x ── InnerProduct (many rows) ──   ⇒   x ── Gemm (constant B) ──"""
-    _, inputs = _matrix(x)
+    _, inputs = known_shape(x, 2)
     require_own_weights(product)
     require_no_activation(product)
     n = product["num_output"]
@@ -89,7 +89,7 @@ def replace_innerproduct_with_gemm(x: Blob, product: Layer) -> Layer:
 @rewrite(op("Gemm", "gemm", _has_few_rows)("x"), exact=False, purpose="tokens that come one by one")
 def replace_gemm_with_innerproduct(x: Blob, gemm: Layer) -> Layer:
     """x ── Gemm (constant B, up to 4 rows) ──   ⇒   x ── InnerProduct ──"""
-    _, inputs = _matrix(x)
+    _, inputs = known_shape(x, 2)
     linear = linear_of(gemm)
     n, k = linear.weight.shape
     require(inputs == k, f"the rows of '{x.name}' do not have {k} elements")
@@ -118,7 +118,7 @@ def _is_read_often(gemm: Layer) -> bool:
 )
 def swap_gemm_operands(x: Blob, gemm: Layer) -> Layer:
     """x ── Gemm (constant B, 8 or 12 rows) ──   ⇒   x ── Gemm (constant A, output_transpose) ──"""
-    require(_matrix(x)[1 - gemm["transA"]] == gemm["constantK"], f"'{x.name}' does not fit Gemm '{gemm.name}'")
+    require(known_shape(x, 2)[1 - gemm["transA"]] == gemm["constantK"], f"'{x.name}' does not fit Gemm '{gemm.name}'")
     require_constant_b(gemm)
     require(not gemm["output_N1M"], f"the rows of Gemm '{gemm.name}' are along the channels")
     new = gemm.having(
@@ -136,12 +136,6 @@ def swap_gemm_operands(x: Blob, gemm: Layer) -> Layer:
         require(kind in _SWAPPED_C, f"the C of Gemm '{gemm.name}' differs from row to row")
         new.params["constant_broadcast_type_C"] = _SWAPPED_C[kind]
     return new.without_defaults()
-
-
-def _matrix(x: Blob) -> tuple[Dim, Dim]:
-    """Return rows and columns of a blob; refused if they are unknown."""
-    rows, columns = known_shape(x, 2)
-    return rows, columns
 
 
 def _gemm(layer: Layer, x: Blob, n: int, k: int, b: Weight, c: Array | None, *, trans_b: int) -> Layer:

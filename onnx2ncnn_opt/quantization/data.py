@@ -43,7 +43,8 @@ class Samples(Sequence[dict[str, Array]]):
             return [self[i] for i in range(*index.indices(len(self)))]
         item, where = self._items[index], f"{self._where}, sample {index}"
         if isinstance(item, Path):
-            item, where = self._load(item), str(item)
+            read = _picture if item.suffix.lower() in IMAGES else _arrays
+            item, where = read(item, self.entries), str(item)
         try:
             arrays = check_arrays(_with_batch_axes(item, self.entries), self.entries)
         except UsageError as error:
@@ -85,11 +86,6 @@ class Samples(Sequence[dict[str, Array]]):
             raise UsageError(f"{self._where}: a sample has {len(arrays)} arrays for {len(self.entries)} inputs")
         return {entry.name: array for entry, array in zip(self.entries, arrays, strict=True)}
 
-    def _load(self, path: Path) -> Arrays:
-        if path.suffix.lower() in IMAGES:
-            return _picture(path, self.entries)
-        return _arrays(path, self.entries)
-
 
 def _arrays(path: Path, entries: Sequence[Entry]) -> Arrays:
     try:
@@ -105,7 +101,7 @@ def _arrays(path: Path, entries: Sequence[Entry]) -> Arrays:
     except (OSError, MemoryError) as error:
         raise UsageError(f"{path}: no samples can be read from it: {error}") from error
     if len(arrays) == len(entries) == 1:
-        return dict(zip([entries[0].name], arrays.values(), strict=True))
+        return {entries[0].name: arrays.popitem()[1]}
     return arrays
 
 

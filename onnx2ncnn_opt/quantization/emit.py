@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnx2ncnn_opt.ir.codes import Direction, GemmC
+from onnx2ncnn_opt.ir.codes import GemmC
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.int8 import (
@@ -79,9 +79,8 @@ def form_of(layer: Layer) -> tuple[str, int]:
         return "a scale for each row" + ", no winograd" * bool(no_winograd), bits
     if layer.type == "SDPA":
         return "at run time", 0
-    return (
-        "blocks of 64" if layer.params.get("quantize_term") == _BLOCK_TERM else _FORMS.get(layer.type, "one scale")
-    ), 8
+    has_blocks = layer.params.get("quantize_term") == _BLOCK_TERM
+    return "blocks of 64" if has_blocks else _FORMS.get(layer.type, "one scale"), 8
 
 
 def forms_of(graph: Graph) -> dict[str, tuple[bool, bool]]:
@@ -172,7 +171,8 @@ def _gemm(layer: Layer, scales: Scales) -> None:
         layer.weights["A_data"] = _int8(numbers.T if layer["transA"] else numbers)
         layer.weights["A_data_int8_scales"], layer.params["quantize_term"] = by_row, _SINGLE_SCALE_TERM
         return
-    if _has_blocks(layer) and not scales.whole:
+    has_blocks = not any(layer[name] for name in ("transA", "output_N1M", "output_elempack", "output_transpose"))
+    if has_blocks and not scales.whole:
         numbers, by_row = _blocks(rows)
         errors = rows - numbers / np.repeat(by_row, _BLOCK).reshape(len(rows), -1)[:, : rows.shape[1]]
         _replace(layer, "B_data", "B_data_packed_bytes", _bytes(numbers))
@@ -268,11 +268,8 @@ def _recurrent(layer: Layer, scales: Scales) -> None:
 
 def part_sizes(layer: Layer) -> tuple[int, ...]:
     """Return the number of scales for each name in STORED_SCALES."""
-    if layer.type in _GATES:
-        hidden = layer["hidden_size"] if layer.type == "LSTM" else layer["num_output"]
-        return (_GATES[layer.type] * hidden * (2 if layer["direction"] == Direction.BIDIRECTIONAL else 1),) * 2
-    embed = layer["embed_dim"] if layer.type == "MultiHeadAttention" else 0
-    return {"Embed": (1,), "MultiHeadAttention": (embed, embed, embed, 1)}.get(layer.type, ())
+    counts = {weight.name: weight.count for weight in layer.spec.weights} if layer.spec else {}
+    return tuple(counts[name](layer.resolved) for name in STORED_SCALES.get(layer.type, ()))
 
 
 def needs_sums(layer: Layer) -> bool:
@@ -300,13 +297,8 @@ def _rows_obstacle(layer: Layer) -> str:
 
 
 def _gemm_obstacle(layer: Layer) -> str:
-    if bool(layer["constantA"]) == bool(layer["constantB"]):
-        return "the net computes both matrices, or neither"
-    return ""
-
-
-def _has_blocks(layer: Layer) -> bool:
-    return not any(layer[name] for name in ("transA", "output_N1M", "output_elempack", "output_transpose"))
+    is_half = bool(layer["constantA"]) != bool(layer["constantB"])
+    return "" if is_half else "the net computes both matrices, or neither"
 
 
 @dataclass(frozen=True)
@@ -321,7 +313,7 @@ class _Kind:
 _CONVOLUTIONS = ("Convolution", "ConvolutionDepthWise")
 _STATIC = (*_CONVOLUTIONS, "InnerProduct")
 _PROJECTIONS = ("q", "k", "v", "out")
-_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+_RECURRENT = ("LSTM", "GRU", "RNN")
 # Scales of weights that ncnn2table writes for layers that compute their input's scale at run time.
 STORED_SCALES: Mapping[str, tuple[str, ...]] = {
     "Embed": ("weight_data_int8_scale",),
@@ -329,9 +321,9 @@ STORED_SCALES: Mapping[str, tuple[str, ...]] = {
         *(f"{name}_weight_data_int8_scales" for name in "qkv"),
         "out_weight_data_int8_scale",
     ),
-    **dict.fromkeys(_GATES, ("weight_xc_data_int8_scales", "weight_hc_data_int8_scales")),
+    **dict.fromkeys(_RECURRENT, ("weight_xc_data_int8_scales", "weight_hc_data_int8_scales")),
 }
-_FORMS = dict.fromkeys(_GATES, "a scale for each row")
+_FORMS = dict.fromkeys(_RECURRENT, "a scale for each row")
 _KINDS: Mapping[str, _Kind] = {
     "Convolution": _Kind(("weight_data",), _convolution, _window_obstacle),
     "ConvolutionDepthWise": _Kind(("weight_data",), _convolution, _group_obstacle),
@@ -340,5 +332,5 @@ _KINDS: Mapping[str, _Kind] = {
     "MultiHeadAttention": _Kind(tuple(f"{name}_weight_data" for name in _PROJECTIONS), _attention),
     "SDPA": _Kind((), _sdpa),
     "Embed": _Kind(("weight_data",), _embed),
-    **dict.fromkeys(_GATES, _Kind(("weight_xc_data", "weight_hc_data"), _recurrent)),
+    **dict.fromkeys(_RECURRENT, _Kind(("weight_xc_data", "weight_hc_data"), _recurrent)),
 }

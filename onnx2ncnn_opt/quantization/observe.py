@@ -93,12 +93,7 @@ def observe(
 ) -> dict[str, Observed]:
     """Return the statistics of each layer's first input, by layer name. Raises UsageError for non-finite numbers."""
     inputs = {layer: layer.inputs[0] for layer in layers}
-    names = {
-        blob: top
-        for line in list_layers(graph).lines
-        if line.layer is not None
-        for blob, top in zip(line.layer.outputs, line.tops, strict=True)
-    }
+    names = list_layers(graph).tops
     observed = {blob: Observed() for blob in inputs.values()}
     blobs = {names[blob]: blob for layer in graph for blob in layer.outputs if blob in observed}
     steps = [WalkStep(name, send=True) for name in blobs]

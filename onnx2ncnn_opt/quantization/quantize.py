@@ -394,14 +394,11 @@ def _timed(
     neighbours evicts caches. If `forms` is None, times decide nothing, and few turns are enough.
     """
     announce("timing the layers in float and in int8")
-    tops = {
-        line.layer.name: line.tops[0]
-        for line in list_layers(graph).lines
-        if line.layer is not None and line.layer.type != "Input" and line.tops
-    }
+    tops = list_layers(graph).tops
+    firsts = [tops.get(layer.outputs[0]) for layer in graph if layer.type != "Input" and layer.outputs]
+    names = list(dict.fromkeys(filter(None, firsts)))
     layers = [layer for layer in graph if layer.name in scales]
-    names = list(dict.fromkeys(tops.values()))
-    columns = [names.index(tops[layer.name]) for layer in layers]
+    columns = [names.index(tops[layer.outputs[0]]) for layer in layers]
     others = forms or {}
     variants = [scales, {**scales, **others}] if others else [scales]
     runners = [NcnnRunner(nets.param, nets.bin, worker=nets.device)] if nets.is_timed else [nets.float]

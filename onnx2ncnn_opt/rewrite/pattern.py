@@ -202,11 +202,7 @@ def _match_blob(pattern: Pattern, blob: Blob, partial: Match) -> Iterator[Match]
 
 def _orders(layer: Layer) -> Iterator[tuple[Blob, ...]]:
     yield layer.inputs
-    if len(layer.inputs) == 2 and layer.inputs[0] is not layer.inputs[1] and _commutes(layer):
-        yield layer.inputs[::-1]
-
-
-def _commutes(layer: Layer) -> bool:
-    if layer.type == "BinaryOp":
-        return layer["op_type"] in _COMMUTATIVE
-    return layer.type == "Eltwise" and not layer["coeffs"]
+    if len(layer.inputs) == 2 and layer.inputs[0] is not layer.inputs[1]:
+        is_sum = layer.type == "Eltwise" and not layer["coeffs"]
+        if is_sum or (layer.type == "BinaryOp" and layer["op_type"] in _COMMUTATIVE):
+            yield layer.inputs[::-1]
