@@ -126,9 +126,7 @@ class _Pairing:
             self.pair_producers(x, y, lambda layer: layer.type)
 
     def pair_producers(self, x: Blob, y: Blob, key: Key) -> list[Layer]:
-        p, q = x.producer, y.producer
-        assert p is not None
-        assert q is not None
+        p, q = x.known_producer, y.known_producer
         if p in self.pairs or q in self.taken or p.type != q.type or key(p) != key(q) or _position(x) != _position(y):
             return []
         self.pair(p, q)
@@ -187,8 +185,7 @@ def _public_pairs(from_a: Sequence[Blob], from_b: Sequence[Blob]) -> Iterable[tu
 
 
 def _position(blob: Blob) -> int:
-    assert blob.producer is not None
-    return blob.producer.outputs.index(blob)
+    return blob.known_producer.outputs.index(blob)
 
 
 def _readers(blob: Blob) -> Iterator[tuple[Layer, int]]:

@@ -59,6 +59,13 @@ class Blob:
         return self.shape
 
     @property
+    def known_producer(self) -> Layer:
+        """The producer; GraphError if the blob is in no graph."""
+        if self.producer is None:
+            raise GraphError(f"no layer produces '{self.name}'")
+        return self.producer
+
+    @property
     def is_input(self) -> bool:
         """True if the caller of the net feeds this blob."""
         return self.producer is not None and self.producer.type == "Input"

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
 
 from onnx2ncnn_opt.ir.codes import Activation, GemmC, Reduction, UnaryOp
 from onnx2ncnn_opt.ir.dim import Dim, Shape, exact_div, product
@@ -23,8 +22,7 @@ from onnx2ncnn_opt.ir.features import FP32, Device, Feature
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.int8 import CRASH_OF_GPUS, crashes_gpus, may_use_winograd
 from onnx2ncnn_opt.ir.kernels import has_kernel
-
-Array = NDArray[Any]
+from onnx2ncnn_opt.ir.weight import Array
 
 LARGEST = 65504.0  # beyond it fp16 has only infinity
 SMALLEST = 2.0**-24  # below half of it fp16 has only 0

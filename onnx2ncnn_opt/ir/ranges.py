@@ -255,10 +255,6 @@ def _abs(x: Range) -> Range:
     return x._replace(low=max(x.low, -x.high, 0.0), high=max(-x.low, x.high))
 
 
-def _square(x: Range) -> Range:
-    return _product(_abs(x), _abs(x))._replace(low=_abs(x).low ** 2)
-
-
 def _sqrt(x: Range) -> Range:
     if x.low < 0:
         return Range(0, _INF, True, x.may_be_inf)
@@ -293,10 +289,6 @@ def _nan_at_infinity(x: Range) -> Range:
     return Range(may_be_nan=x.may_be_nan or x.may_be_inf, may_be_inf=x.may_be_inf)
 
 
-def _sign(x: Range) -> Range:
-    return Range(float(np.sign(x.low)), float(np.sign(x.high)), x.may_be_nan, False, True)
-
-
 _HALF_PI = math.pi / 2
 _BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
 _TINY = float(np.finfo(np.float32).tiny)
@@ -305,7 +297,7 @@ _FUNCTIONS: Mapping[int, Callable[[Range], Range]] = {
     UnaryOp.NEG: _negative,
     UnaryOp.FLOOR: _rounded(math.floor),
     UnaryOp.CEIL: _rounded(math.ceil),
-    UnaryOp.SQUARE: _square,
+    UnaryOp.SQUARE: lambda x: _product(_abs(x), _abs(x))._replace(low=_abs(x).low ** 2),
     UnaryOp.SQRT: _sqrt,
     UnaryOp.RSQRT: _in_domain(_TINY, _INF, Range(0, _INF)),
     UnaryOp.EXP: _exp,
@@ -321,7 +313,7 @@ _FUNCTIONS: Mapping[int, Callable[[Range], Range]] = {
     UnaryOp.LOG10: lambda x: _log(x, 10),
     UnaryOp.ROUND: _rounded(round),
     UnaryOp.TRUNC: _rounded(math.trunc),
-    UnaryOp.SIGN: _sign,
+    UnaryOp.SIGN: lambda x: Range(float(np.sign(x.low)), float(np.sign(x.high)), x.may_be_nan, False, True),
     UnaryOp.EXPM1: lambda x: _sum(_exp(x), Range(-1, -1, False, False)),
     UnaryOp.SINH: _exponential,
     UnaryOp.ASINH: _finite_if_input_is,
@@ -396,11 +388,6 @@ def _pooling(layer: Layer, x: Range) -> Range:
     return Range(min(x.low, 0.0), max(x.high, 0.0), x.may_be_nan and not is_mixed, x.may_be_inf and not is_mixed)
 
 
-def _interp(layer: Layer, x: Range, *sizes: Range) -> Range:
-    """Return the range after resizing; a second input gives only sizes."""
-    return x if layer["resize_type"] == Interp.NEAREST else _finite_if_input_is(x)
-
-
 def _activated(layer: Layer, x: Range) -> Range:
     """Return the range after a fused activation; it is finite for finite numbers."""
     kind, params = layer["activation_type"], layer["activation_params"]
@@ -439,7 +426,8 @@ _RULES: Mapping[str, Callable[..., Range]] = {
     "Padding": _padding,
     "Pooling": _pooling,
     "GridSample": lambda layer, x, grid: union(x, _ZERO) if layer["padding_mode"] == SamplePadding.ZEROS else x,
-    "Interp": _interp,
+    # A second input of Interp gives only sizes.
+    "Interp": lambda layer, x, *sizes: x if layer["resize_type"] == Interp.NEAREST else _finite_if_input_is(x),
     **dict.fromkeys(_FINITE_IF_INPUT_IS, lambda layer, *inputs: union(*map(_finite_if_input_is, inputs))),
     **dict.fromkeys(_NAN_AT_INFINITY, _of(_nan_at_infinity)),
 }

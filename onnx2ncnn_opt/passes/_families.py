@@ -1,25 +1,21 @@
-"""Groups of layer types that passes treat alike."""
+"""Groups of layer types that passes treat alike, by the names of ncnnoptimize, which treats each group as one type."""
 
-from collections.abc import Iterable
-from typing import NamedTuple
-
-
-class Family(NamedTuple):
-    """Types that ncnnoptimize treats as one: its `name` in ncnnoptimize's passes, and ncnn's `types`."""
-
-    name: str
-    types: tuple[str, ...]
+from collections.abc import Mapping
+from itertools import chain
 
 
-_SLIDING = ("Convolution", "ConvolutionDepthWise", "Deconvolution", "DeconvolutionDepthWise")
-_BY_TYPE = tuple(Family(type.lower(), (type, f"{type}1D", f"{type}3D")) for type in _SLIDING)
-CONVOLUTIONS = _BY_TYPE[:2]
+def _of_any_rank(*types: str) -> dict[str, tuple[str, ...]]:
+    return {type.lower(): (type, f"{type}1D", f"{type}3D") for type in types}
+
+
+CONVOLUTIONS = _of_any_rank("Convolution", "ConvolutionDepthWise")
+DECONVOLUTIONS = _of_any_rank("Deconvolution", "DeconvolutionDepthWise")
 # Layers with weights per output channel and a fused activation.
-WEIGHTED = (*_BY_TYPE, Family("innerproduct", ("InnerProduct",)))
+WEIGHTED = {**CONVOLUTIONS, **DECONVOLUTIONS, "innerproduct": ("InnerProduct",)}
 # Layers into which a factor and an offset per channel can be folded.
-FOLDING = (*WEIGHTED, Family("batchnorm", ("BatchNorm",)), Family("scale", ("Scale",)))
+FOLDING = {**WEIGHTED, "batchnorm": ("BatchNorm",), "scale": ("Scale",)}
 
 
-def types_of(families: Iterable[Family]) -> tuple[str, ...]:
+def types_of(families: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     """Return all layer types of families."""
-    return tuple(type for family in families for type in family.types)
+    return tuple(chain.from_iterable(families.values()))

@@ -51,8 +51,7 @@ class Piece(NamedTuple):
     @property
     def layer(self) -> Layer:
         """The producer of the blob."""
-        assert self.blob.producer is not None
-        return self.blob.producer
+        return self.blob.known_producer
 
     def of(self, blob: Blob) -> Piece:
         """Return the same elements of another blob."""

@@ -31,7 +31,7 @@ def separate_activation(layer: Layer) -> tuple[str, dict[str, Any]] | None:
 @rewrite(
     op(_KINDS, "activation")(op(types_of(WEIGHTED), "layer")),
     exact=False,
-    covers=[f"fuse_{family.name}_activation" for family in WEIGHTED],
+    covers=[f"fuse_{family}_activation" for family in WEIGHTED],
     purpose="one layer less",
 )
 def fuse_activation(layer: Layer, activation: Layer) -> Layer:

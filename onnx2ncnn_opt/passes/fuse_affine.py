@@ -21,7 +21,7 @@ _LAYER = op(types_of(FOLDING), "layer")
     op("Scale", "norm")(_LAYER),
     *with_constant(_LAYER, ARITHMETIC),
     exact=False,
-    covers=[f"fuse_{family.name}_{kind}" for family in FOLDING for kind in ("batchnorm", "scale", "mul", "add")],
+    covers=[f"fuse_{family}_{kind}" for family in FOLDING for kind in ("batchnorm", "scale", "mul", "add")],
     purpose="nets that were written as they were trained; learned factors and ranges of outputs",
 )
 def fuse_affine(

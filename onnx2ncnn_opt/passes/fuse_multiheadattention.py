@@ -50,8 +50,7 @@ class _Trace:
     @property
     def producer(self) -> Layer:
         """The layer that computed the elements."""
-        assert self.source.producer is not None
-        return self.source.producer
+        return self.source.known_producer
 
     @property
     def by_head(self) -> Array:

@@ -62,7 +62,7 @@ def _widened(layer: Layer, padding: Layer) -> dict[str, Any]:
 @rewrite(
     op(types_of(CONVOLUTIONS), "layer")(PADDING("x")),
     exact=True,
-    covers=[f"fuse_padding_{family.name}" for family in CONVOLUTIONS[1:]],
+    covers=["fuse_padding_convolutiondepthwise"],
     purpose="models of TensorFlow, and causal convolutions; one layer less",
 )
 def fuse_padding_convolution(x: Blob, layer: Layer, padding: Layer) -> Layer:

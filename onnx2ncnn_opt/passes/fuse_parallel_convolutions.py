@@ -19,7 +19,7 @@ from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
 _TYPES = types_of(CONVOLUTIONS)
-_DEPTHWISE = CONVOLUTIONS[1].types
+_DEPTHWISE = CONVOLUTIONS["convolutiondepthwise"]
 
 
 class _Branch(NamedTuple):

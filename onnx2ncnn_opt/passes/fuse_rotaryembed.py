@@ -13,6 +13,7 @@ from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.view import Regroup, Reorder
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import constant_array, is_constant
+from onnx2ncnn_opt.passes._crops import ranges
 from onnx2ncnn_opt.passes._linear import factor, times
 from onnx2ncnn_opt.passes._views import (
     Steps,
@@ -426,12 +427,8 @@ def _moved(layer: Layer, blob: Blob, values: Array) -> Array:
         return values[:, :: layer["stride_h"], :: layer["stride_w"]]
     if layer.type != "Crop":
         return moved(layer, blob, values)
-    axes = [axis % values.ndim for axis in layer["axes"]]
-    require(len(axes) == len(layer["starts"]), f"the axes of '{layer.name}' are not all named")
-    starts = {a: s + (s < 0) * values.shape[a] for a, s in zip(axes, layer["starts"], strict=True)}
-    require(min(starts.values()) >= 0, f"'{layer.name}' starts before its input")
-    sizes = fixed_shape(blob)
-    return values[tuple(slice(starts.get(a, 0), starts.get(a, 0) + size) for a, size in enumerate(sizes))]
+    kept = needed(ranges(layer), f"the range of '{layer.name}' is unknown")
+    return values[tuple(slice(*kept.get(axis, (None,))) for axis in range(values.ndim))]
 
 
 # ---- the test for a rotation

@@ -127,8 +127,7 @@ def fuse_sdpa(  # noqa: PLR0913
     params = {"scale": _scale_param(_factor(product, scale, weighted))} | ({"attn_mask": 1} if mask is not None else {})
     layers.append(Layer("SDPA", root.name, inputs, (), params))
     if root.inputs[1] is weights.output:
-        c, h, w = root.output.known_shape
-        layers[-1].outputs = (Blob(f"{root.output.name}_t", (c, w, h), root.output.batch),)
+        layers[-1].outputs = (Blob(f"{root.output.name}_t", None, root.output.batch),)
         layers.append(Layer("Permute", f"{root.name}_t", layers[-1].outputs, (), {"order_type": _LAST_TWO}))
     return layers
 
@@ -152,8 +151,7 @@ def _by_head(q: Blob, scale: Layer, product: Layer) -> Layer:
 
 def _swapped(blob: Blob, root: Layer) -> Layer:
     """Return a Permute that exchanges rows and columns of each head."""
-    c, h, w = blob.known_shape
-    transposed = Blob(f"{blob.name}_t", (c, w, h), blob.batch)
+    transposed = Blob(f"{blob.name}_t", None, blob.batch)
     return Layer("Permute", f"{root.name}_{blob.name}", [blob], [transposed], {"order_type": _LAST_TWO})
 
 
@@ -164,22 +162,18 @@ def _mask(mask: Blob, logits: Blob, layers: list[Layer]) -> Blob:
     full = logits.known_shape
     if mask.shape == full:
         return mask
-    constant = mask.producer
-    shape: Shape
+    constant, out = mask.producer, Blob(f"{mask.name}_mask", None, mask.batch)
     if constant is not None and is_constant(mask) and is_fixed(full):
         block = constant.weights.stored("data")
         require(block.encoding is Encoding.FP32, f"'{constant.name}' is stored in another encoding")
         old = known(mask.known_shape)
         data = np.broadcast_to(block.data.reshape(old), (old[0], *full[1:]))
-        layers.append(with_data(constant, data[0] if heads == 1 else data))
-        shape = full[1:] if heads == 1 else (heads, *full[1:])
+        layers.append(with_data(constant, data[0] if heads == 1 else data).having(outputs=[out]))
     else:
         fits = heads == 1 and _fits(tuple(matrix), full[1:])
         require(fits, f"'{mask.name}' is not one value for each score")
-        shape = full[1:]
-        layers.append(Layer("Squeeze", mask.name, [mask], (), {"axes": (0,)}))
-    layers[-1].outputs = (Blob(f"{mask.name}_mask", shape, mask.batch),)
-    return layers[-1].outputs[0]
+        layers.append(Layer("Squeeze", mask.name, [mask], [out], {"axes": (0,)}))
+    return out
 
 
 def _fits(mask: Shape, scores: Shape) -> bool:

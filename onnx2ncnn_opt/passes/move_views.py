@@ -197,7 +197,7 @@ def _reform(region: _ViewRegion, order: dict[Layer, int]) -> Replacement | None:
     assert shape is not None
     entries = {blob: _input_edge(region, blob) for blob in region.incoming if not _is_constant(blob)}
     inputs = list(entries.values())
-    inner = sorted(region.inner, key=lambda blob: order[_producer(blob)])
+    inner = sorted(region.inner, key=lambda blob: order[blob.known_producer])
     outputs = [edge for blob in inner for edge in _output_edges(region, blob)]
     layouts = _layouts(shape, inputs, outputs)
     if not layouts:
@@ -225,11 +225,6 @@ def _best(
         if new is not None and new < least:
             best, least = layout, new
     return best
-
-
-def _producer(blob: Blob) -> Layer:
-    assert blob.producer is not None
-    return blob.producer
 
 
 def _input_edge(region: _ViewRegion, blob: Blob) -> _Edge:
@@ -307,7 +302,7 @@ def _reformed(
         steps = layout.steps_out(edge)
         assert steps is not None
         old, before = _exit(region, edge, order)
-        views = view_layers(fresh[edge.blob], steps, like=edge.chain or [_producer(edge.blob)])
+        views = view_layers(fresh[edge.blob], steps, like=edge.chain or [edge.blob.known_producer])
         end = end_of(fresh[edge.blob], views)
         if old.is_output and any(other.is_output and reads[other] is end for other in reads):
             views.append(Layer("Noop", edge.chain[-1].name, [end], [Blob(old.name, end.shape, end.batch)]))
@@ -346,7 +341,7 @@ def _exit(region: _ViewRegion, edge: _Edge, order: dict[Layer, int]) -> tuple[Bl
 
 def _constant(blob: Blob, layout: _Layout) -> Layer:
     """Return a constant operand in the new layout; axes along which it is constant have size 1."""
-    old, shape = _producer(blob), layout.shape
+    old, shape = blob.known_producer, layout.shape
     # ncnn aligns fewer dims with the outer axes.
     sizes = (*known(blob.known_shape), *(1,) * (len(shape) - len(blob.known_shape)))
     data = in_layout(np.broadcast_to(old.weights["data"].reshape(sizes), known(shape)), layout.steps)

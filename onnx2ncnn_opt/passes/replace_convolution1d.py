@@ -132,9 +132,8 @@ def _replaced(region: _SequenceRegion, order: Mapping[Layer, int]) -> Replacemen
             continue
         reads[blob] = fresh[blob]
         if _is_sequence(blob):
-            assert blob.producer is not None
-            (back,) = view_layers(fresh[blob], (Regroup(blob.known_shape),), like=[blob.producer])
-            back.name = f"{blob.producer.name}_sequence"
+            (back,) = view_layers(fresh[blob], (Regroup(blob.known_shape),), like=[blob.known_producer])
+            back.name = f"{blob.known_producer.name}_sequence"
             reads[blob] = back.output
             added.append((back, min(outside, key=order.__getitem__) if outside else None))
             views += [back] if blob.is_output or not all(map(_leads_to_image, outside)) else []
@@ -145,10 +144,9 @@ def _replaced(region: _SequenceRegion, order: Mapping[Layer, int]) -> Replacemen
 
 def _entry(blob: Blob, reader: Layer) -> Layer:
     """Return the layer that turns an entering sequence into an image: a Reshape, or the reshaped constant."""
-    assert blob.producer is not None
     if is_constant(blob):
         rows, columns = blob.known_shape
-        return blob.producer.having(outputs=[_placeholder(blob)], w=columns, h=1, c=rows)
+        return blob.known_producer.having(outputs=[_placeholder(blob)], w=columns, h=1, c=rows)
     (view,) = view_layers(blob, (Regroup(_image(blob.known_shape)),), like=[reader])
     view.name, view.output.name = f"{reader.name}_image", f"{blob.name}_image"
     return view

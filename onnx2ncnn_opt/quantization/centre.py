@@ -30,7 +30,7 @@ def centre(graph: Graph, *, padded: bool = True) -> None:
             if _is_one_sided(blob) and all(_takes_centred(consumer, padded) for consumer in blob.users):
                 _centre(layer, list(blob.users))
     groups = [[layer, *layer.output.users] for layer in graph if "top_blob_int8_scales" in layer.weights]
-    while mixed := [group for group in groups if 0 < sum(map(_is_off_gpu, group)) < len(group)]:
+    while mixed := [group for group in groups if len({layer["featmask"] & Feature.NO_VULKAN for layer in group}) > 1]:
         for layer in (layer for group in mixed for layer in group):
             layer.params["featmask"] = layer["featmask"] | Feature.NO_VULKAN
 
@@ -42,10 +42,6 @@ def is_centred(layer: Layer) -> bool:
         return False
     (low, high), scale = producer["activation_params"], float(layer.weights["bottom_blob_int8_scales"][0])
     return bool(low < 0 and np.isclose(high * scale, LEVELS))
-
-
-def _is_off_gpu(layer: Layer) -> bool:
-    return bool(layer["featmask"] & Feature.NO_VULKAN)
 
 
 def _is_one_sided(blob: Blob) -> bool:

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from onnx2ncnn_opt.errors import UsageError, plugged
+from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.manifest import Entry
 from onnx2ncnn_opt.runtime.slots import check_arrays
 from onnx2ncnn_opt.verification.given_inputs import IMAGES, read_pixels
 
-Array = NDArray[Any]
 Arrays = Mapping[str, Any]
 
 

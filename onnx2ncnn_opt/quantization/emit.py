@@ -5,10 +5,8 @@ ncnn quantises x to round(x * scale), from -127 to 127. It rounds half away from
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from onnx2ncnn_opt.ir.codes import GemmC
 from onnx2ncnn_opt.ir.features import Feature
@@ -22,10 +20,9 @@ from onnx2ncnn_opt.ir.int8 import (
     may_use_winograd,
     row_scales,
 )
-from onnx2ncnn_opt.ir.weight import Encoding, Weight
+from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
 from onnx2ncnn_opt.param.binary import is_quantised
 
-Array = NDArray[Any]
 _MARGIN = 4  # sums of other data may be 4 times as large as the largest of the calibration data
 _BLOCK = 64  # weights of a Gemm's row that share a scale
 _BLOCK_TERM = 801  # quantize_term: 8 bits, blocks of 64
@@ -224,45 +221,30 @@ def _replace(layer: Layer, old: str, name: str, weight: Weight) -> None:
 
 def _attention(layer: Layer, scales: Scales) -> None:
     """Store four projections with scales of blocks; if `whole`, with a scale for each row, and one for "out"."""
-    embed = layer["embed_dim"]
+    if scales.whole or scales.parts:
+        _store_parts(layer, scales)
+        layer.params["quantize_term"] = _SINGLE_SCALE_TERM
+        return
     for name in _PROJECTIONS:
-        count = layer["weight_data_size"] // embed if name == "out" else embed
-        rows = layer.weights[f"{name}_weight_data"].reshape(count, -1)
-        if scales.whole or scales.parts:
-            by_row = _part(scales, _PROJECTIONS.index(name), rows.reshape(1, -1) if name == "out" else rows)
-            layer.weights[f"{name}_weight_data"] = _int8(integers(rows, by_row[:, None]))
-            layer.weights[f"{name}_weight_data_int8_scale{'' if name == 'out' else 's'}"] = by_row
-            continue
-        numbers, by_block = _blocks(rows)
+        shape = (-1, layer["embed_dim"]) if name == "out" else (layer["embed_dim"], -1)
+        numbers, by_block = _blocks(layer.weights[f"{name}_weight_data"].reshape(shape))
         _replace(layer, f"{name}_weight_data", f"{name}_weight_data_packed_bytes", _bytes(numbers))
         layer.weights[f"{name}_quantize_scales"] = by_block
-    layer.params["quantize_term"] = _SINGLE_SCALE_TERM if scales.whole or scales.parts else _BLOCK_TERM
+    layer.params["quantize_term"] = _BLOCK_TERM
 
 
-def _part(scales: Scales, part: int, rows: Array) -> Array:
-    """Return the scales in `scales.parts` for a part of the weights, or compute them from its rows."""
-    return np.resize(scales.parts[part], len(rows)).astype(np.float32) if scales.parts else row_scales(rows)
+def _store_parts(layer: Layer, scales: Scales) -> None:
+    """Store the weights of STORED_SCALES as integers; ncnn computes the scale of the input at run time."""
+    for part, (name, count) in enumerate(zip(STORED_SCALES[layer.type], part_sizes(layer), strict=True)):
+        weight = name.removesuffix("s").removesuffix("_int8_scale")
+        rows = layer.weights[weight].reshape(count, -1)
+        by_row = np.resize(scales.parts[part], count).astype(np.float32) if scales.parts else row_scales(rows)
+        layer.weights[weight], layer.weights[name] = _int8(integers(rows, by_row[:, None])), by_row
 
 
-def _sdpa(layer: Layer, scales: Scales) -> None:
-    layer.params["int8_scale_term"] = _SINGLE_SCALE_TERM
-
-
-def _embed(layer: Layer, scales: Scales) -> None:
-    rows = layer.weights["weight_data"].reshape(1, -1)
-    by_row = _part(scales, 0, rows)
-    layer.weights["weight_data"] = _int8(integers(rows, by_row))
-    layer.weights["weight_data_int8_scale"], layer.params["int8_scale_term"] = by_row, _SINGLE_SCALE_TERM
-
-
-def _recurrent(layer: Layer, scales: Scales) -> None:
-    """Store both matrices of each direction with a scale for each row; ncnn computes input scales at run time."""
-    rows = part_sizes(layer)[0]
-    for part, name in enumerate(("weight_xc_data", "weight_hc_data")):
-        matrix = layer.weights[name].reshape(rows, -1)
-        by_row = _part(scales, part, matrix)
-        layer.weights[name] = _int8(integers(matrix, by_row[:, None]))
-        layer.weights[f"{name}_int8_scales"] = by_row
+def _at_run_time(layer: Layer, scales: Scales) -> None:
+    if layer.type in STORED_SCALES:
+        _store_parts(layer, scales)
     layer.params["int8_scale_term"] = _SINGLE_SCALE_TERM
 
 
@@ -330,7 +312,7 @@ _KINDS: Mapping[str, _Kind] = {
     "InnerProduct": _Kind(("weight_data",), _convolution, _rows_obstacle),
     "Gemm": _Kind((), _gemm, _gemm_obstacle),
     "MultiHeadAttention": _Kind(tuple(f"{name}_weight_data" for name in _PROJECTIONS), _attention),
-    "SDPA": _Kind((), _sdpa),
-    "Embed": _Kind(("weight_data",), _embed),
-    **dict.fromkeys(_RECURRENT, _Kind(("weight_xc_data", "weight_hc_data"), _recurrent)),
+    "SDPA": _Kind((), _at_run_time),
+    "Embed": _Kind(("weight_data",), _at_run_time),
+    **dict.fromkeys(_RECURRENT, _Kind(("weight_xc_data", "weight_hc_data"), _at_run_time)),
 }

@@ -3,14 +3,13 @@
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.int8 import integers, row_scales
+from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.quantization.emit import rows_of
@@ -18,7 +17,6 @@ from onnx2ncnn_opt.quantization.thresholds import METHODS
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.runtime.ncnn import BlobStats, NcnnRunner, WalkStep
 
-Array = NDArray[Any]
 _BINS = 2048
 _EXCESS, _MAX_EXCESS = 2, 0.5  # numbers of other data may be 1 + min(2 / n, 0.5) times as large as those of n samples
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.cost import multiplications
@@ -22,6 +21,7 @@ from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.int8 import CRASH_OF_GPUS, LEVELS, crashes_gpus, may_use_winograd
 from onnx2ncnn_opt.ir.releases import NEWEST, too_new
 from onnx2ncnn_opt.ir.shapes import infer_graph
+from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.param.files import read_graph, read_net, write_net
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.progress import announce, counted
@@ -38,7 +38,6 @@ from onnx2ncnn_opt.verification.agreement import Agreement, decibels
 from onnx2ncnn_opt.verification.knapsack import cheapest
 from onnx2ncnn_opt.verification.latency import in_turns
 
-Array = NDArray[Any]
 WEIGHTS = ("int8", "block8")
 _MIN_SAMPLES = 8  # fewer are not representative
 _MIN_SAMPLES_FOR_BUDGET = 50  # to keep a budget on other data, too

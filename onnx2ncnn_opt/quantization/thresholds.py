@@ -1,12 +1,11 @@
 """Saturation thresholds of blobs, from a histogram of absolute values."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from onnx2ncnn_opt.ir.weight import Array
+
 _LEVELS = 127
 _CANDIDATES = 100
 _PERCENT = 99.99

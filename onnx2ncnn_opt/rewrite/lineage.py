@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from onnx2ncnn_opt.rewrite.events import Applied
 
 Row = tuple[int | None, int | None]
+_Sequence = tuple[int, "_Sequence | None"]
 
 
 @dataclass(frozen=True)
@@ -62,27 +63,22 @@ def side_by_side(before: int, after: int, partners: Mapping[int, int]) -> tuple[
 
     `partners` maps indices after to indices before. If partners cross, the largest number of them shares rows.
     """
-    # The longest increasing sequence of partners: for each length, the smallest end of a sequence of this length.
+    # The longest increasing sequence of partners. For each length: the sequence with the smallest end, last one first.
     ends: list[int] = []
-    end_of: list[int] = []
-    previous: dict[int, int | None] = {}
+    sequences: list[_Sequence] = []
     for number in sorted(partners):
         length = bisect_left(ends, partners[number])
-        previous[number] = end_of[length - 1] if length else None
         ends[length : length + 1] = [partners[number]]
-        end_of[length : length + 1] = [number]
-    anchors: list[int] = []
-    last: int | None = end_of[-1] if end_of else None
-    while last is not None:
-        anchors.append(last)
-        last = previous[last]
+        sequences[length : length + 1] = [(number, sequences[length - 1] if length else None)]
+    shared, sequence = [(before, after)], sequences[-1] if sequences else None
+    while sequence is not None:
+        number, sequence = sequence
+        shared.insert(0, (partners[number], number))
     rows: list[Row] = []
     left = right = 0
-    for anchor in reversed(anchors):
-        rows += ((number, None) for number in range(left, partners[anchor]))
-        rows += ((None, number) for number in range(right, anchor))
-        rows.append((partners[anchor], anchor))
-        left, right = partners[anchor] + 1, anchor + 1
-    rows += ((number, None) for number in range(left, before))
-    rows += ((None, number) for number in range(right, after))
-    return tuple(rows)
+    for row in shared:
+        rows += ((number, None) for number in range(left, row[0]))
+        rows += ((None, number) for number in range(right, row[1]))
+        rows.append(row)
+        left, right = row[0] + 1, row[1] + 1
+    return tuple(rows[:-1])
