@@ -41,10 +41,6 @@ _POOLING_2D = (
 _SIZE_OF_BLOB = re.compile(r"(?<![^(),\s])(\d)[whdcn](?![^(),\s])")
 
 
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 def _elements(p: Params) -> int:
     return prod(max(p[axis], 1) for axis in "whdc")
 
@@ -142,7 +138,7 @@ def _packed(name: str, rows: _Count, columns: _Count, when: Predicate = _is_bloc
 
     def count(p: Params) -> int:
         bits = int(p["quantize_term"]) // 100
-        return rows(p) * _ceil_div(columns(p) * bits, 8)
+        return rows(p) * -(-columns(p) * bits // 8)
 
     return WeightSpec(name, count, packed=True, when=when)
 
@@ -152,7 +148,7 @@ def _scales(name: str, rows: _Count, columns: _Count) -> WeightSpec:
 
     def count(p: Params) -> int:
         block = choose((32, 64, 128), p["quantize_term"] % 10, "quantize_term")
-        return rows(p) * _ceil_div(columns(p), block)
+        return rows(p) * -(-columns(p) // block)
 
     return WeightSpec(name, count, when=_is_block_quantised)
 

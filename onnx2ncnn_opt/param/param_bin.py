@@ -197,14 +197,15 @@ def _value(layer: Layer, id: int, name: str | int, kind: Kind | None, value: Any
             return _int(_STRING - id) + _int(len(content)) + content + bytes(-len(content) % 4)
         is_array = isinstance(value, (Sequence, np.ndarray))
         is_float = (kind or kind_of(value)) == ("float[]" if is_array else "float")
-        numbers = b"".join(_number(number, is_float=is_float) for number in (value if is_array else [value]))
+        pack = _float if is_float else _int
+        numbers = b"".join(map(pack, value if is_array else [value]))
         return (_int(_ARRAY - id) + _int(len(value)) if is_array else _int(id)) + numbers
     except (ValueError, struct.error) as error:
         raise GraphError(f"{layer.type} '{layer.name}': {name}={value!r}: {error}") from None
 
 
-def _number(value: Any, *, is_float: bool) -> bytes:
-    return struct.pack("<f", stored_float(value)) if is_float else _int(value)
+def _float(value: Any) -> bytes:
+    return struct.pack("<f", stored_float(value))
 
 
 def _int(value: int) -> bytes:

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
-from onnx2ncnn_opt.ir.dim import Shape, is_fixed, known
+from onnx2ncnn_opt.ir.dim import is_fixed, known
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import is_constant
@@ -278,7 +278,7 @@ def _before_move(piece: Piece, cuts: dict[Layer, _Cut | None]) -> list[Piece] | 
     """Return the pieces that a move copies to this piece; None for other layers, and if its source is not a run."""
     layer = piece.layer
     if step_of(layer) is not None:
-        if layer.type == "Permute" and not _is_row(layer.input.shape):
+        if layer.type == "Permute" and sum(size != 1 for size in layer.input.known_shape) > 1:
             return None
         return [piece.of(layer.input)]
     if layer.type not in ("Slice", "Crop", "Concat"):
@@ -321,10 +321,6 @@ def _cut(layer: Layer) -> _Cut | None:
     axis = layer["axis"] % len(shapes[0])
     starts = tuple(accumulate((shape[axis] for shape in shapes[:-1]), initial=0))
     return _Cut(axis, starts, dict(zip(blobs, starts, strict=True)))
-
-
-def _is_row(shape: Shape | None) -> bool:
-    return shape is not None and sum(size != 1 for size in shape) <= 1
 
 
 def _operands(piece: Piece) -> list[Piece | Array]:

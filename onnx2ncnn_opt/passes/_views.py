@@ -125,11 +125,8 @@ def shortest(shape: Shape, steps: Steps) -> Steps | None:
         if view is None:
             return None
         fewest = tuple(plan(view, view.axes))
-    return fewest if all(_is_writable(step) for step in fewest) else None
-
-
-def _is_writable(step: Step) -> bool:
-    return not isinstance(step, Regroup) or sum(isinstance(size, Sym) for size in step.dims) <= 1
+    dynamic = (sum(isinstance(size, Sym) for size in step.dims) for step in fewest if isinstance(step, Regroup))
+    return fewest if max(dynamic, default=0) <= 1 else None
 
 
 def in_layout(data: Array, steps: Steps) -> Array:

@@ -1,7 +1,6 @@
 """`fuse_sdpa`, `fuse_sdpa_scale`: attention written as matrix products, and factors before it."""
 
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 
@@ -65,12 +64,8 @@ def transposed_attention() -> Iterator[Op]:
 
 def _weighted(scores: Op, mask: str) -> Iterator[Op]:
     """Yield the scores times a number, plus the mask, in one layer."""
-    for inputs, position in (((scores, mask), 1), ((mask, scores), 0)):
-        yield op("Eltwise", "weighted", partial(_adds_unchanged, position=position), op_type=Eltwise.SUM)(*inputs)
-
-
-def _adds_unchanged(eltwise: Layer, position: int) -> bool:
-    return len(eltwise["coeffs"]) == 2 and eltwise["coeffs"][position] == 1
+    yield op("Eltwise", "weighted", lambda sum: [*sum["coeffs"][1:]] == [1], op_type=Eltwise.SUM)(scores, mask)
+    yield op("Eltwise", "weighted", lambda sum: [*sum["coeffs"][:-1]] == [1], op_type=Eltwise.SUM)(mask, scores)
 
 
 def _factor(product: Layer, scale: Layer | None, weighted: Layer | None) -> float:

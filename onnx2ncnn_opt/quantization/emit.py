@@ -272,10 +272,8 @@ def _group_obstacle(layer: Layer) -> str:
 
 
 def _rows_obstacle(layer: Layer) -> str:
-    shape = layer.inputs[0].shape
-    if shape is not None and len(shape) == 2 and shape[0] != 1:
-        return "an InnerProduct of several rows is slow in int8"
-    return ""
+    shape = layer.inputs[0].shape or ()
+    return "an InnerProduct of several rows is slow in int8" if len(shape) == 2 and shape[0] != 1 else ""
 
 
 def _gemm_obstacle(layer: Layer) -> str:

@@ -70,12 +70,12 @@ def require_private(
 
 
 def carry_out(
-    graph: Graph, edit: Replacement, names: Names, allow: Callable[[Layer], None] = lambda layer: None
+    graph: Graph, edit: Replacement, names: Names, veto: Callable[[Layer], str | None] = lambda layer: None
 ) -> tuple[Layer, ...]:
     """Edit the graph; return the new layers and the layers that now read another blob.
 
-    Raises Refused, and leaves the graph unchanged, if the edit would lose a blob, a name or a parameter, or if `allow`
-    refuses a new layer.
+    Raises Refused, and leaves the graph unchanged, if the edit would lose a blob, a name or a parameter, or if `veto`
+    returns a reason against a new layer.
     """
     replaced = {*edit.reads, *(blob for layer in edit.takes for blob in layer.outputs)}
     new_layers = set(edit.made)
@@ -85,7 +85,8 @@ def carry_out(
     require_private(edit.layers, replaced, needed, edit.sources)
     public = _public_names(edit, new_layers)
     for layer in edit.made:
-        allow(layer)
+        reason = veto(layer)
+        require(reason is None, reason or "")
     _inherit(edit)
     _keep_storage(edit)
     readers = [user for blob in edit.reads for user in blob.users if user not in new_layers]

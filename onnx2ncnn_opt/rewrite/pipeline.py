@@ -19,7 +19,7 @@ from onnx2ncnn_opt.progress import Count, announce
 from onnx2ncnn_opt.rewrite.edit import Names, carry_out, require_private
 from onnx2ncnn_opt.rewrite.events import Applied, Event, Failed, NearMiss, refs
 from onnx2ncnn_opt.rewrite.pattern import Kind, Match, kinds_of
-from onnx2ncnn_opt.rewrite.rule import GraphPass, Miss, Pass, Refused, Replacement, Result, Rewrite, is_foreign, require
+from onnx2ncnn_opt.rewrite.rule import GraphPass, Miss, Pass, Refused, Replacement, Result, Rewrite, is_foreign
 
 # A blob with more uses is not an inner blob of any pattern, so a change above it cannot reach its users' matches.
 _MOST_INNER_USES = 8
@@ -54,7 +54,7 @@ def run(
 
 class _Pipeline:
     def __init__(self, graph: Graph, passes: Sequence[Pass], limit: int | None, check: bool, veto: Veto | None) -> None:
-        self.graph, self.passes, self.check, self.veto = graph, passes, check, veto
+        self.graph, self.passes, self.check, self.veto = graph, passes, check, veto or (lambda layer: None)
         self.limit = _MOST_REWRITES_PER_LAYER * (len(graph) + 1) if limit is None else limit
         self.bounded = limit is None
         self.applied: list[Event] = []
@@ -165,7 +165,7 @@ class _Pipeline:
         if self.names is None:
             self.names = Names(self.graph)
         before = refs(edit.layers)
-        changed = carry_out(self.graph, edit, self.names, self._allow)
+        changed = carry_out(self.graph, edit, self.names, self.veto)
         before = tuple(ref for ref, layer in zip(before, edit.layers, strict=True) if layer.graph is not self.graph)
         self.applied.append(Applied(p.name, before, refs(edit.made)))
         for layer in edit.made:
@@ -173,11 +173,6 @@ class _Pipeline:
         if self.check or is_foreign(p):
             self.graph.check()
         self._revisit(changed, used)
-
-    def _allow(self, layer: Layer) -> None:
-        """Refuse a layer that the veto rejects."""
-        reason = self.veto(layer) if self.veto is not None else None
-        require(reason is None, reason or "")
 
     def _revisit(self, layers: Iterable[Layer], used: Iterable[Blob]) -> None:
         """Queue every layer whose matches may differ: it follows a changed layer or blob within a pattern's depth."""

@@ -1,5 +1,6 @@
 """Layers whose output has the shape of their input, and broadcasting."""
 
+from collections.abc import Callable, Mapping
 from itertools import zip_longest
 
 from onnx2ncnn_opt.ir.detections import DETECTORS
@@ -27,9 +28,20 @@ _PER_SLICE = {
 }
 
 
-@shape_of("Cast", "Normalize", "Packing")
+# Layers whose output has the shape of their input, and a check of it; elementwise layers need no rule.
+_CHECKS: Mapping[str, Callable[[Layer, Shape], object]] = {
+    **dict.fromkeys(("Cast", "Normalize", "Packing"), lambda layer, x: None),
+    "LRN": lambda layer, x: need_rank(layer, x, 3),
+    # ncnn would leave the blob unchanged for an axis outside it.
+    **dict.fromkeys(("Softmax", "CumulativeSum"), lambda layer, x: data_axis(layer, len(x))),
+    "Flip": lambda layer, x: positions(layer, layer["axes"], len(x)),
+}
+
+
+@shape_of(*_CHECKS)
 def same(layer: Layer, x: Shape) -> Shape:
-    """Return the input's shape; elementwise layers need no rule."""
+    """Return the input's shape."""
+    _CHECKS[layer.type](layer, x)
     return x
 
 
@@ -93,27 +105,6 @@ def layer_norm(layer: Layer, x: Shape) -> Shape:
     inner = [product(x[first:]) for first in range(min(1, len(x) - 1), len(x))]
     if all(differ(layer["affine_size"], size) for size in inner):
         fail(layer, f"affine_size {layer['affine_size']} is none of the inner sizes {', '.join(map(str, inner))}")
-    return x
-
-
-@shape_of("LRN")
-def lrn(layer: Layer, x: Shape) -> Shape:
-    """Return the input's shape."""
-    need_rank(layer, x, 3)
-    return x
-
-
-@shape_of("Softmax", "CumulativeSum")
-def along_axis(layer: Layer, x: Shape) -> Shape:
-    """Return the input's shape; for an axis outside it, ncnn would leave the blob unchanged."""
-    data_axis(layer, len(x))
-    return x
-
-
-@shape_of("Flip")
-def flip(layer: Layer, x: Shape) -> Shape:
-    """Return the input's shape."""
-    positions(layer, layer["axes"], len(x))
     return x
 
 
