@@ -59,10 +59,10 @@ def plus(x: Pattern, capture: str = "", number: float | None = None) -> Op:
     return op("BinaryOp", capture, fits, op_type=frozenset({BinaryOp.ADD, BinaryOp.SUB}), with_scalar=1)(x)
 
 
-def negated(x: Pattern) -> Iterator[Op]:
+def negated() -> Iterator[Op]:
     """Yield the spellings of -x."""
-    yield op("UnaryOp", op_type=UnaryOp.NEG)(x)
-    yield times(x, by=-1.0)
+    yield op("UnaryOp", op_type=UnaryOp.NEG)("x")
+    yield times("x", by=-1.0)
 
 
 def mul(a: Pattern, b: Pattern) -> Op:

@@ -36,6 +36,12 @@ class NoMatch(Exception):
     """A piece is not computed in the expected way; the matcher tries the next layer and reports nothing."""
 
 
+def expect(condition: object) -> None:
+    """Raise NoMatch unless the condition holds."""
+    if not condition:
+        raise NoMatch
+
+
 class Piece(NamedTuple):
     """The elements from `start` to `stop` of a blob."""
 
@@ -118,16 +124,14 @@ class Tracer:
     def source(self, piece: Piece) -> Piece:
         """Return the computed piece that moves copied to this piece; NoMatch if there are several."""
         sources = self.sources(piece)
-        if len(sources) != 1:
-            raise NoMatch
+        expect(len(sources) == 1)
         return sources[0]
 
     def sources(self, piece: Piece) -> tuple[Piece, ...]:
         """Return the computed pieces that moves copied to this piece, in order."""
         layer = piece.layer
         self._budget -= 1
-        if self._budget < 0:
-            raise NoMatch
+        expect(self._budget >= 0)
         if layer["featmask"] or not layer.inputs:
             return (piece,)
         moved = _before_move(piece, self._cache.cuts)
@@ -146,15 +150,13 @@ class Tracer:
         """Return the operand of the elementwise layer (one of `types`) that computes a piece; NoMatch for others."""
         piece = self.source(piece)
         layer = piece.layer
-        if layer.type not in types or layer["featmask"]:
-            raise NoMatch
+        expect(layer.type in types and not layer["featmask"])
         self.visited.add(layer)
         return piece.of(layer.input)
 
     def linear(self, piece: Piece, depth: int = 0) -> Linear:
         """Return a piece as a sum of linear maps of other pieces, each through at most one matrix."""
-        if depth > _DEEPEST:
-            raise NoMatch
+        expect(depth <= _DEEPEST)
         piece = self.source(piece)
         layer = piece.layer
         result = None
@@ -183,8 +185,7 @@ class Tracer:
         rows, columns = weight.shape
         row, start = divmod(piece.start, rows)
         stop = start + piece.size
-        if stop > rows:
-            raise NoMatch
+        expect(stop <= rows)
         result = Linear(bias[start:stop].astype(np.float64))
         used = 0
         for source in self.sources(Piece(layer.inputs[0], row * columns, (row + 1) * columns)):
@@ -217,8 +218,7 @@ class Tracer:
 
     def products(self, piece: Piece, depth: int = 0) -> Products:
         """Return a piece as a sum of products; a blob that `is_state` is one factor, except at depth 0."""
-        if depth > _DEEPEST:
-            raise NoMatch
+        expect(depth <= _DEEPEST)
         piece = self.source(piece)
         layer = piece.layer
         whole: Products = {frozenset([piece]): 1.0}
@@ -239,10 +239,9 @@ class Tracer:
         for operand in _operands(piece):
             if isinstance(operand, Piece):
                 sides.append(self.products(operand, depth + 1))
-            elif (operand == operand[0]).all():
-                sides.append(_number(float(operand[0])))
             else:
-                raise NoMatch
+                expect((operand == operand[0]).all())
+                sides.append(_number(float(operand[0])))
         if layer["op_type"] == BinaryOp.MUL:
             return _times(*sides)
         return _sum(sides, SIGNS[layer["op_type"]])
@@ -335,23 +334,19 @@ def _operand(layer: Layer, blob: Blob, piece: Piece) -> Piece | Array:
     size = count(blob)
     if size == count(piece.blob):
         return _constant(piece.of(blob)) if is_constant(blob) else piece.of(blob)
-    if not is_constant(blob):
-        raise NoMatch
+    expect(is_constant(blob))
     shape, result = blob.shape or (), layer.output.shape or ()
     if size == 1:
         return np.full(piece.size, _constant(Piece(blob, 0, 1))[0])
     # One number for each column; ncnn would align a 1-D Mat with the rows if it had their number.
     columns = result[-1]
-    fits = size == columns == shape[-1] and (len(shape) == len(result) or (len(shape) == 1 and result[0] != size))
-    if not fits:
-        raise NoMatch
+    expect(size == columns == shape[-1] and (len(shape) == len(result) or (len(shape) == 1 and result[0] != size)))
     return _constant(Piece(blob, 0, size))[np.arange(piece.start, piece.stop) % size]
 
 
 def _constant(piece: Piece) -> Array:
     stored = piece.layer.weights.stored("data")
-    if not stored.is_float:
-        raise NoMatch
+    expect(stored.is_float)
     return piece.layer.weights["data"].reshape(-1)[piece.start : piece.stop].astype(np.float64)
 
 
@@ -389,8 +384,7 @@ def _times(a: Products, b: Products) -> Products:
     result: dict[frozenset[Piece], float] = {}
     for left, k in a.items():
         for right, m in b.items():
-            if left & right:
-                raise NoMatch  # a square
+            expect(not left & right)  # no square
             result[left | right] = result.get(left | right, 0.0) + k * m
     return _bounded(result)
 
@@ -404,6 +398,5 @@ def _sum(sides: Sequence[Products], signs: Sequence[float]) -> Products:
 
 
 def _bounded(terms: dict[frozenset[Piece], float]) -> Products:
-    if len(terms) > _MOST_TERMS:
-        raise NoMatch
+    expect(len(terms) <= _MOST_TERMS)
     return {factors: k for factors, k in terms.items() if k}

@@ -26,15 +26,11 @@ def _is_mean(layer: Layer) -> bool:
     return bool(layer["operation"] == Reduction.MEAN and layer["coeff"] == 1)
 
 
-def sum_of_squares(x: str, capture: str) -> Iterator[Op]:
-    """Yield the sum of x * x over some axes, times a positive coeff."""
-    yield op("Reduction", capture, _is_positive, operation=Reduction.SUMSQ)(x)
-    for squares in square(x, x):
-        yield op("Reduction", capture, _is_positive, operation=Reduction.SUM)(squares)
-
-
-def _is_positive(reduction: Layer) -> bool:
-    return bool(reduction["coeff"] > 0)
+def sum_of_squares() -> Iterator[Op]:
+    """Yield a "norm": the sum of x * x over some axes, times a positive coeff."""
+    norm = op("Reduction", "norm", lambda reduction: reduction["coeff"] > 0)
+    yield norm._replace(params={"operation": Reduction.SUMSQ})("x")
+    yield from (norm._replace(params={"operation": Reduction.SUM})(squares) for squares in square("x", "x"))
 
 
 def square(x: Op | str, again: Pattern) -> Iterator[Op]:
@@ -43,9 +39,9 @@ def square(x: Op | str, again: Pattern) -> Iterator[Op]:
     yield mul(x, again)
 
 
-def over_root(x: Pattern, squares: Op, eps: str = "eps") -> Iterator[Op]:
+def over_root(x: Pattern, squares: Op) -> Iterator[Op]:
     """Yield the spellings of x / sqrt(squares + eps)."""
-    total = plus(squares, eps)
+    total = plus(squares, "eps")
     yield from over(x, sqrt(total))
     yield _times_root(x, op("UnaryOp", op_type=UnaryOp.RSQRT)(total))
 

@@ -26,7 +26,7 @@ def _halved(gate: Op) -> Iterator[Op]:
 
 def _mirrored() -> Iterator[Op]:
     """Yield x * 0.5 * (1 - Erf(-x / sqrt(2))), in every order: the complementary error function."""
-    arguments = (times("x", by=-sqrt(0.5)), *(times(minus, by=sqrt(0.5)) for minus in negated("x")))
+    arguments = (times("x", by=-sqrt(0.5)), *(times(minus, by=sqrt(0.5)) for minus in negated()))
     for argument in arguments:
         yield from _halved(op("BinaryOp", "root", op_type=BinaryOp.RSUB, with_scalar=1, b=1.0)(op("Erf")(argument)))
 

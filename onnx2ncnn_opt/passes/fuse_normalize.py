@@ -23,7 +23,7 @@ def _limited(length: Op) -> Iterator[Op]:
 
 
 def _variants() -> Iterator[Op]:
-    squares = tuple(sum_of_squares("x", "norm"))
+    squares = tuple(sum_of_squares())
     for length in (op("Reduction", "norm", operation=Reduction.L2)("x"), *map(sqrt, squares)):
         for least in _limited(length):
             yield from over("x", least)

@@ -21,7 +21,7 @@ def _scaled(x: Pattern) -> Iterator[Op]:
 
 def _negative_parts() -> Iterator[Op]:
     """Yield patterns of the negative part of x: relu(-x), which lacks the sign, or min(x, 0)."""
-    for minus in negated("x"):
+    for minus in negated():
         yield op("ReLU", "mirrored", slope=0.0)(minus)
     yield op("Clip", "", lambda clip: clip["min"] < -1e38, max=0.0)("x")
 

@@ -19,7 +19,7 @@ from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.view import Regroup
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import stored
-from onnx2ncnn_opt.passes._pieces import Linear, NoMatch, Piece, TraceCache, Tracer, count
+from onnx2ncnn_opt.passes._pieces import Linear, NoMatch, Piece, TraceCache, Tracer, count, expect
 from onnx2ncnn_opt.passes._views import end_of, view_layers
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, fixed_size, graph_pass, require
 
@@ -38,9 +38,9 @@ class CellStep(NamedTuple):
 
     hidden: Piece
     gates: tuple[Linear | None, ...]
-    layers: frozenset[Layer]
     cell: Piece | None = None
     cell_before: Piece | None = None
+    layers: frozenset[Layer] = frozenset()
 
     @property
     def size(self) -> int:
@@ -61,46 +61,38 @@ class ChainStep(NamedTuple):
     before: Piece | None
 
 
-Matcher = Callable[[Layer, Tracer], CellStep]
+Matcher = Callable[[Piece, Tracer], CellStep]
 
 
-def _lstm_step(layer: Layer, tracer: Tracer) -> CellStep:
+def _lstm_step(hidden: Piece, tracer: Tracer) -> CellStep:
     """Match h = sigmoid(o) * tanh(c), c = sigmoid(f) * c' + sigmoid(i) * tanh(g)."""
-    if not layer.computes(BinaryOp.MUL, scalar=False):
-        raise NoMatch
-    hidden = Piece(layer.output, 0, count(layer.output))
+    expect(hidden.layer.computes(BinaryOp.MUL, scalar=False))
     o, c = _split_gate(_single_term(tracer.products(hidden)))
     cell = tracer.source(tracer.operand(c, "TanH"))
     sums = tracer.products(cell)
     pairs = sorted(map(_split_gate, sums), key=lambda pair: pair[1].layer.type != "TanH")
-    if not 1 <= len(pairs) <= 2 or any(factor != 1 for factor in sums.values()):
-        raise NoMatch
+    expect(1 <= len(pairs) <= 2 and all(factor == 1 for factor in sums.values()))
     (i, g), (forget, before) = pairs[0], pairs[1] if len(pairs) > 1 else (None, None)
     kinds = ((i, "Sigmoid"), (forget, "Sigmoid"), (o, "Sigmoid"), (g, "TanH"))
     gates = [None if piece is None else tracer.linear(tracer.operand(piece, kind)) for piece, kind in kinds]
-    return CellStep(hidden, tuple(map(_require_no_factors, gates)), frozenset({layer, *tracer.visited}), cell, before)
+    return CellStep(hidden, tuple(map(_require_no_factors, gates)), cell, before)
 
 
-def _gru_step(layer: Layer, tracer: Tracer) -> CellStep:
+def _gru_step(hidden: Piece, tracer: Tracer) -> CellStep:
     """Match h = (1 - z) * n + z * h' with z a sigmoid and n = tanh(x + sigmoid(r) * (U @ h' + b))."""
-    if layer.type != "BinaryOp" or layer["with_scalar"]:
-        raise NoMatch
-    hidden = Piece(layer.output, 0, count(layer.output))
+    expect(hidden.layer.type == "BinaryOp" and not hidden.layer["with_scalar"])
     terms = tracer.products(hidden)
     single = [next(iter(product)) for product in terms if len(product) == 1]
-    if len(single) != 1 or not 2 <= len(terms) <= 3:
-        raise NoMatch
+    expect(len(single) == 1 and 2 <= len(terms) <= 3)
     first = single[0]
     pairs = [product for product in terms if len(product) == 2]
     # first - first * z + second * z; first is n, or the state before if the net uses 1 - z instead of z.
     negative = [product for product in pairs if terms[product] == -1 and first in product]
     positive = [product for product in pairs if terms[product] == 1 and first not in product]
-    if terms[frozenset([first])] != 1 or len(negative) != 1 or len(negative) + len(positive) != len(pairs):
-        raise NoMatch
+    expect(terms[frozenset([first])] == 1 and len(negative) == 1 and len(negative) + len(positive) == len(pairs))
     (z,) = negative[0] - {first}
     second = next(iter(positive[0] - {z})) if positive else None
-    if positive and (z not in positive[0] or len(positive[0]) != 2):
-        raise NoMatch
+    expect(not positive or z in positive[0])
     mirrored = first.layer.type != "TanH"
     new, before = (second, first) if mirrored else (first, second)
     if new is None:
@@ -114,49 +106,41 @@ def _gru_step(layer: Layer, tracer: Tracer) -> CellStep:
         reset, inner = _reset(tracer, _single_term(whole.factors))
     outer = Linear(whole.offset, whole.matrices)
     gates = (_require_no_factors(reset), _require_no_factors(update), outer, _require_no_factors(inner))
-    return CellStep(hidden, gates, frozenset({layer, *tracer.visited}), None, before)
+    return CellStep(hidden, gates, None, before)
 
 
 def _reset(tracer: Tracer, product: Piece) -> tuple[Linear, Linear]:
     """Return the two factors of sigmoid(r) * (U @ h' + b)."""
     layer = product.layer
-    if not layer.computes(BinaryOp.MUL, scalar=False):
-        raise NoMatch
+    expect(layer.computes(BinaryOp.MUL, scalar=False))
+    expect(all(count(blob) == count(product.blob) for blob in layer.inputs))
     tracer.visited.add(layer)
     sides = [product.of(blob) for blob in layer.inputs]
-    if any(count(blob) != count(product.blob) for blob in layer.inputs):
-        raise NoMatch
     gate, other = _split_gate(frozenset(map(tracer.source, sides)))
     return tracer.linear(tracer.operand(gate, "Sigmoid")), tracer.linear(other)
 
 
-def _rnn_step(layer: Layer, tracer: Tracer) -> CellStep:
+def _rnn_step(hidden: Piece, tracer: Tracer) -> CellStep:
     """Match h = tanh(W @ x + U @ h' + b)."""
-    if layer.type != "TanH" or layer["featmask"]:
-        raise NoMatch
-    hidden = Piece(layer.output, 0, count(layer.output))
-    gate = _require_no_factors(tracer.linear(tracer.operand(hidden, "TanH")))
-    return CellStep(hidden, (gate,), frozenset({layer, *tracer.visited}))
+    expect(hidden.layer.type == "TanH")
+    return CellStep(hidden, (_require_no_factors(tracer.linear(tracer.operand(hidden, "TanH"))),))
 
 
 def _single_term(terms: Mapping[_T, float]) -> _T:
     """Return the only term of a sum; its factor must be 1."""
-    if [*terms.values()] != [1.0]:
-        raise NoMatch
+    expect([*terms.values()] == [1.0])
     return next(iter(terms))
 
 
 def _require_no_factors(gate: Linear | None) -> Linear | None:
-    if gate is not None and gate.factors:
-        raise NoMatch
+    expect(gate is None or not gate.factors)
     return gate
 
 
 def _split_gate(product: frozenset[Piece]) -> tuple[Piece, Piece]:
     """Return the sigmoid and the other factor of a product of two."""
     gates = [piece for piece in product if piece.layer.type == "Sigmoid"]
-    if len(product) != 2 or len(gates) != 1:
-        raise NoMatch
+    expect(len(product) == 2 and len(gates) == 1)
     (other,) = product - {gates[0]}
     return gates[0], other
 
@@ -280,11 +264,12 @@ def _steps(graph: Graph, matcher: Matcher, cache: TraceCache) -> dict[Piece, Cel
     for layer in graph.layers:
         if layer.type not in ("BinaryOp", "TanH") or layer["featmask"] or layer.output.shape is None:
             continue
+        tracer = Tracer(cache)
         try:
-            step = matcher(layer, Tracer(cache))
+            step = matcher(Piece(layer.output, 0, count(layer.output)), tracer)
         except NoMatch:
             continue
-        steps[step.hidden] = step
+        steps[step.hidden] = step._replace(layers=frozenset({layer, *tracer.visited}))
     return steps
 
 

@@ -5,7 +5,7 @@ from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import rewrite
 
 # 1 + exp(-x)
-_ONE_AND_EXP = tuple(plus(op("UnaryOp", op_type=UnaryOp.EXP)(minus), "sum", 1.0) for minus in negated("x"))
+_ONE_AND_EXP = tuple(plus(op("UnaryOp", op_type=UnaryOp.EXP)(minus), "sum", 1.0) for minus in negated())
 
 
 @rewrite(
