@@ -28,8 +28,13 @@ _DECONV_1D = "15 pad_right=pad_left, 18 output_pad_right, 20 output_w, 28 dynami
 _DECONV_2D = (
     "18 output_pad_right, 19 output_pad_bottom=output_pad_right, 20 output_w, 21 output_h=output_w, 28 dynamic_weight"
 )
-_DECONV_3D = "18 output_pad_right, 19 output_pad_bottom=output_pad_right, 20 output_pad_behind=output_pad_right"
-_OUTPUT_3D = "25 output_w, 26 output_h=output_w, 27 output_d=output_w"
+_DECONV_3D = (
+    f"{_WINDOW_2D}, 17 pad_behind=pad_front, 18 output_pad_right, 19 output_pad_bottom=output_pad_right, "
+    f"20 output_pad_behind=output_pad_right, {_WINDOW_3D}, 25 output_w, 26 output_h=output_w, 27 output_d=output_w"
+)
+_CONV_1D = "15 pad_right=pad_left, 18 pad_value=0.0, 19 dynamic_weight"
+_CONV_2D = f"{_WINDOW_2D}, 18 pad_value=0.0, 19 dynamic_weight"
+_CONV_3D = f"{_WINDOW_2D}, 17 pad_behind=pad_front, 18 pad_value=0.0, {_WINDOW_3D}"
 _POOLING = (
     "0 pooling_type:Pooling, 1 kernel_w, 2 stride_w=1, 3 pad_left, 4 global_pooling, 5 pad_mode:PadMode, "
     "6 avgpool_count_include_pad, 7 adaptive_pooling, 8 out_w"
@@ -85,6 +90,8 @@ _CONSTANT_WEIGHTS = "weight_data*=weight_data_size, bias_data=num_output if bias
 _DYNAMIC_WEIGHTS = (
     "weight_data*=weight_data_size if dynamic_weight==0, bias_data=num_output if bias_term and dynamic_weight==0"
 )
+_FOR_CHANNELS = "gamma_data=channels if affine, beta_data=channels if affine"
+_FOR_ELEMENTS = "gamma_data=affine_size if affine, beta_data=affine_size if affine"
 _BLOB_SCALES = "bottom_blob_int8_scales=1 if int8_scale_term, top_blob_int8_scales=1 if int8_scale_term>100"
 
 
@@ -220,8 +227,7 @@ _TABLE = (
     _layer("5 Concat", "0 axis", inputs=(1, None), traits=Trait.MOVES),
     _convolution(
         "6 Convolution",
-        f"0 num_output, {_WINDOW}, {_WEIGHTS}, 8 int8_scale_term, {_ACTIVATION}, {_WINDOW_2D}, "
-        "18 pad_value=0.0, 19 dynamic_weight",
+        f"0 num_output, {_WINDOW}, {_WEIGHTS}, 8 int8_scale_term, {_ACTIVATION}, {_CONV_2D}",
         parse_weights(f"weight_data_int8_scales=num_output if int8_scale_term, {_BLOB_SCALES}"),
     ),
     _layer(
@@ -315,8 +321,7 @@ _TABLE = (
     _layer("41 UnaryOp", "0 op_type:UnaryOp", inplace=True, traits=Trait.ELEMENTWISE),
     _convolution(
         "42 ConvolutionDepthWise",
-        f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, 8 int8_scale_term, {_ACTIVATION}, {_WINDOW_2D}, "
-        "18 pad_value=0.0, 19 dynamic_weight",
+        f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, 8 int8_scale_term, {_ACTIVATION}, {_CONV_2D}",
         (
             WeightSpec(
                 "weight_data_int8_scales", lambda p: p["group"], when=lambda p: p["int8_scale_term"] in (1, 101)
@@ -364,12 +369,7 @@ _TABLE = (
     ),
     _convolution("51 DeconvolutionDepthWise", f"{_GROUPED}, {_WINDOW_2D}, {_DECONV_2D}"),
     _layer("52 ShuffleChannel", "0 group=1, 1 reverse", traits=Trait.MOVES),
-    _layer(
-        "53 InstanceNorm",
-        "0 channels, 1 eps=0.001, 2 affine=1",
-        "gamma_data=channels if affine, beta_data=channels if affine",
-        inplace=True,
-    ),
+    _layer("53 InstanceNorm", "0 channels, 1 eps=0.001, 2 affine=1", _FOR_CHANNELS, inplace=True),
     _elementwise("54 Clip", "0 min=-3.402823466e+38, 1 max=3.402823466e+38"),
     _layer("55 Reorg", "0 stride=1, 1 mode", traits=Trait.MOVES),
     _layer(
@@ -454,18 +454,8 @@ _TABLE = (
         half=("alpha", "beta"),
         one_blob_only=lambda p: [p["constantA"], p["constantB"], p["constantC"]].count(1) == 2,
     ),
-    _layer(
-        "75 GroupNorm",
-        "0 group=1, 1 channels, 2 eps=0.001, 3 affine=1",
-        "gamma_data=channels if affine, beta_data=channels if affine",
-        inplace=True,
-    ),
-    _layer(
-        "76 LayerNorm",
-        "0 affine_size, 1 eps=0.001, 2 affine=1",
-        "gamma_data=affine_size if affine, beta_data=affine_size if affine",
-        inplace=True,
-    ),
+    _layer("75 GroupNorm", "0 group=1, 1 channels, 2 eps=0.001, 3 affine=1", _FOR_CHANNELS, inplace=True),
+    _layer("76 LayerNorm", "0 affine_size, 1 eps=0.001, 2 affine=1", _FOR_ELEMENTS, inplace=True),
     _elementwise("77 Softplus", bounds=(0, inf)),
     _recurrent("78 GRU", 3, 4),
     _layer(
@@ -478,21 +468,11 @@ _TABLE = (
         outputs=(1, 3),
     ),
     _elementwise("80 GELU", "0 fast_gelu"),
-    _convolution("81 Convolution1D", f"{_CONVOLUTION}, 15 pad_right=pad_left, 18 pad_value=0.0, 19 dynamic_weight"),
+    _convolution("81 Convolution1D", f"{_CONVOLUTION}, {_CONV_1D}"),
     _layer("82 Pooling1D", f"{_POOLING}, 14 pad_right=pad_left"),
-    _convolution(
-        "83 ConvolutionDepthWise1D", f"{_GROUPED}, 15 pad_right=pad_left, 18 pad_value=0.0, 19 dynamic_weight"
-    ),
-    _layer(
-        "84 Convolution3D",
-        f"{_CONVOLUTION}, {_WINDOW_2D}, 17 pad_behind=pad_front, 18 pad_value=0.0, {_WINDOW_3D}",
-        _CONSTANT_WEIGHTS,
-    ),
-    _layer(
-        "85 ConvolutionDepthWise3D",
-        f"{_GROUPED}, {_WINDOW_2D}, 17 pad_behind=pad_front, 18 pad_value=0.0, {_WINDOW_3D}",
-        _CONSTANT_WEIGHTS,
-    ),
+    _convolution("83 ConvolutionDepthWise1D", f"{_GROUPED}, {_CONV_1D}"),
+    _layer("84 Convolution3D", f"{_CONVOLUTION}, {_CONV_3D}", _CONSTANT_WEIGHTS),
+    _layer("85 ConvolutionDepthWise3D", f"{_GROUPED}, {_CONV_3D}", _CONSTANT_WEIGHTS),
     _layer(
         "86 Pooling3D",
         f"{_POOLING}, {_POOLING_2D}, 16 pad_behind=pad_front, 18 out_h=out_w, 21 kernel_d=kernel_w, "
@@ -501,16 +481,8 @@ _TABLE = (
     _layer("87 MatMul", "0 transB", inputs=(2, 2)),
     _convolution("88 Deconvolution1D", f"{_CONVOLUTION}, {_DECONV_1D}"),
     _convolution("89 DeconvolutionDepthWise1D", f"{_GROUPED}, {_DECONV_1D}"),
-    _layer(
-        "90 Deconvolution3D",
-        f"{_CONVOLUTION}, {_WINDOW_2D}, 17 pad_behind=pad_front, {_DECONV_3D}, {_WINDOW_3D}, {_OUTPUT_3D}",
-        _CONSTANT_WEIGHTS,
-    ),
-    _layer(
-        "91 DeconvolutionDepthWise3D",
-        f"{_GROUPED}, {_WINDOW_2D}, 17 pad_behind=pad_front, {_DECONV_3D}, {_WINDOW_3D}, {_OUTPUT_3D}",
-        _CONSTANT_WEIGHTS,
-    ),
+    _layer("90 Deconvolution3D", f"{_CONVOLUTION}, {_DECONV_3D}", _CONSTANT_WEIGHTS),
+    _layer("91 DeconvolutionDepthWise3D", f"{_GROUPED}, {_DECONV_3D}", _CONSTANT_WEIGHTS),
     _layer("92 Einsum", "0 equation:int[]", inputs=(1, None)),
     _layer("93 DeformableConv2D", f"{_CONVOLUTION}, {_WINDOW_2D}", _CONSTANT_WEIGHTS, inputs=(2, 3)),
     _layer("94 GLU", "0 axis"),
