@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 
-from onnx2ncnn_opt.ir.dim import Dim, Shape, product
+from onnx2ncnn_opt.ir.dim import Dim, Shape, product, sum_of
 from onnx2ncnn_opt.ir.graph import Graph, Layer
 
 
@@ -23,13 +23,9 @@ def multiplications(graph: Graph) -> int | None:
 
     None if the count depends on a size that is dynamic or unknown.
     """
-    total: Dim = 0
-    for layer in graph:
-        cost = multiplications_of(layer)
-        if cost is None:
-            return None
-        total = total + cost
-    return total if isinstance(total, int) else None
+    costs = [multiplications_of(layer) for layer in graph]
+    total = sum_of(cost for cost in costs if cost is not None)
+    return total if isinstance(total, int) and None not in costs else None
 
 
 def multiplications_of(layer: Layer) -> Dim | None:

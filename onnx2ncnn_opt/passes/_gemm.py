@@ -16,13 +16,6 @@ from onnx2ncnn_opt.rewrite.rule import require
 
 # The last three are tile sizes; a Gemm that has them is tuned for one machine.
 _HINTS = ("output_elempack", "output_elemtype", "constant_TILE_M", "constant_TILE_N", "constant_TILE_K")
-# This number of products shares one constant matrix if its copies would have this number of elements (4 MB).
-_SHARED_PRODUCTS, _SHARED_NUMBERS = 4, 2**20
-
-
-def is_shared(size: int, products: int) -> bool:
-    """Return True if `products` multiplications by a matrix of `size` elements should share one constant."""
-    return products >= _SHARED_PRODUCTS and (products - 1) * size >= _SHARED_NUMBERS
 
 
 class Linear(NamedTuple):

@@ -17,7 +17,7 @@ _LAYERS: Mapping[int, tuple[str, tuple[str, ...]]] = {
     Activation.MISH: ("Mish", ()),
     Activation.HARDSWISH: ("HardSwish", ("alpha", "beta")),
 }
-_KINDS = {type: kind for kind, (type, _) in _LAYERS.items()}
+_KINDS = {type: kind for kind, (type, _) in _LAYERS.items()}  # LEAKYRELU for a ReLU with any slope
 
 
 def separate_activation(layer: Layer) -> tuple[str, dict[str, Any]] | None:

@@ -26,12 +26,10 @@ def _variance() -> Iterator[Op]:
         yield op("ReLU", slope=0.0)(difference)
 
 
-def _variants() -> Iterator[Op]:
-    for variance in _variance():
-        yield from over_root(_centred(), variance)
+_VARIANTS = [variant for variance in _variance() for variant in over_root(_centred(), variance)]
 
 
-@rewrite(*_variants(), exact=False, purpose="exports of LayerNorm before opset 17")
+@rewrite(*_VARIANTS, exact=False, purpose="exports of LayerNorm before opset 17")
 def fuse_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, root: Layer) -> Layer:
     """(x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps)   ⇒   LayerNorm(x)
 
@@ -46,7 +44,7 @@ def fuse_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, root: Laye
     )
 
 
-@rewrite(*_variants(), exact=False, purpose="hand-written LayerNorm of images, as in NAFNet and ConvNeXt")
+@rewrite(*_VARIANTS, exact=False, purpose="hand-written LayerNorm of images, as in NAFNet and ConvNeXt")
 def fuse_channel_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, root: Layer) -> list[Layer]:
     """(x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps)   ⇒   x ── Permute ── LayerNorm ── Permute ──
 
@@ -69,7 +67,7 @@ def fuse_channel_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, ro
     return [permute, norm, Layer("Permute", f"{root.name}_back", [normal], (), {"order_type": order_type(back)})]
 
 
-@rewrite(*_variants(), exact=False, purpose="hand-written global LayerNorm of audio nets")
+@rewrite(*_VARIANTS, exact=False, purpose="hand-written global LayerNorm of audio nets")
 def fuse_whole_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, root: Layer) -> Layer:
     """(x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps)   ⇒   GroupNorm(x)
 

@@ -58,12 +58,6 @@ class _Trace:
         require(self.index.ndim in (2, 3), "the blobs are not one matrix for each head")
         return self.index.reshape((1,) * (3 - self.index.ndim) + self.index.shape)
 
-    @property
-    def heads(self) -> tuple[int, int]:
-        """The number of heads, and the size of each."""
-        heads, _, size = self.by_head.shape
-        return heads, size
-
 
 @layer_pass(_ROOT, exact=False, purpose="one layer instead of twelve, which ncnn can also quantise and run on a GPU")
 def fuse_multiheadattention(root: Layer) -> Replacement | None:
@@ -131,8 +125,11 @@ def _projection(blob: Blob) -> _Trace:
 def _attention(root: Layer, core: _Core, merged: _Trace, qkv: tuple[_Trace, ...]) -> Layer:
     linears = [_selected(trace) for trace in qkv]
     q, k, v = qkv
-    heads, size = q.heads
-    require(k.heads == v.heads == (heads, size), "keys or values have other heads than the queries")
+    heads, size = q.by_head.shape[::2]
+    require(
+        k.by_head.shape[::2] == v.by_head.shape[::2] == (heads, size),
+        "keys or values have other heads than the queries",
+    )
     last = linear_of(root)
     columns = _merged_columns(merged, heads, size)
     require(last.weight.shape[1] == heads * size, "the last Gemm reads only a part of the attention")

@@ -112,5 +112,4 @@ def _tail(pool: Layer, axis: str) -> int:
     before, after = (pool[f"pad_{side}"] for side in SIDES[axis])
     if not isinstance(size, int):
         return stride - 1
-    tail: int = -(size + before + after - pool[f"kernel_{axis}"]) % stride
-    return tail
+    return int(-(size + before + after - pool[f"kernel_{axis}"]) % stride)

@@ -1,19 +1,15 @@
-from collections.abc import Iterator
-
 from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction, UnaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._statistics import axes_of, over
-from onnx2ncnn_opt.rewrite.pattern import Op, op
+from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
-
-def _variants() -> Iterator[Op]:
-    most = op("Reduction", "most", operation=Reduction.MAX, coeff=1.0)("x")
-    exp = op("UnaryOp", "exp", op_type=UnaryOp.EXP)(op("BinaryOp", op_type=BinaryOp.SUB, with_scalar=0)("x", most))
-    yield from over(exp, op("Reduction", "total", operation=Reduction.SUM, coeff=1.0)(exp))
+_MOST = op("Reduction", "most", operation=Reduction.MAX, coeff=1.0)("x")
+_EXP = op("UnaryOp", "exp", op_type=UnaryOp.EXP)(op("BinaryOp", op_type=BinaryOp.SUB, with_scalar=0)("x", _MOST))
+_TOTAL = op("Reduction", "total", operation=Reduction.SUM, coeff=1.0)(_EXP)
 
 
-@rewrite(*_variants(), exact=False, purpose="models of jax")
+@rewrite(*over(_EXP, _TOTAL), exact=False, purpose="models of jax")
 def fuse_softmax(x: Blob, most: Layer, total: Layer, root: Layer) -> Layer:
     """exp(x - max(x)) / sum(exp(x - max(x)))   ⇒   Softmax(x)
 

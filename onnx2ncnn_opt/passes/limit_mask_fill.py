@@ -9,14 +9,13 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise, Interp, Reduction, UnaryOp
 from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.half import LARGEST
 from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, known_shape, require
 
-# The largest number of fp16.
-_LARGEST = 65504.0
 # exp of this fill is 0, and the sum of two fills is finite in fp16. Attention layers divide a mask by their scale, at
 # most 1, so they get a fill nearer to 0.
 _FILL = -30000.0
@@ -56,7 +55,7 @@ def limit_mask_fill(graph: Graph) -> Iterator[Replacement | Miss]:
     """
     limiter = _Limiter()
     for layer in graph.layers:
-        if layer.graph is graph and _fill(layer) < -_LARGEST:
+        if layer.graph is graph and _fill(layer) < -LARGEST:
             yield from attempt(layer, limiter.limit, layer)
 
 
@@ -263,4 +262,4 @@ def _has_no_masked_row(layer: Layer) -> bool:
     if layer.type != "MemoryData" or layer.output.shape is None:
         return False
     data = layer.weights["data"].reshape(known(layer.output.shape))
-    return bool((data > -_LARGEST).any(axis=-1).all())
+    return bool((data > -LARGEST).any(axis=-1).all())

@@ -10,7 +10,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array, Weight
 from onnx2ncnn_opt.passes._constants import stored
 from onnx2ncnn_opt.passes._fold import require_no_activation, require_own_weights
-from onnx2ncnn_opt.passes._gemm import has_c, is_shared, linear_of, require_constant_b
+from onnx2ncnn_opt.passes._gemm import has_c, linear_of, require_constant_b
 from onnx2ncnn_opt.rewrite.pattern import const, op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
@@ -20,6 +20,8 @@ _FEW_ROWS = 4
 _MANY_ROWS, _PACK = 16, 8
 # The broadcast type of C after the operands are swapped.
 _SWAPPED_C = {GemmC.SCALAR: GemmC.SCALAR, GemmC.N: GemmC.M}
+# This number of products shares one constant matrix if its copies would have this number of elements (4 MB).
+_SHARED_PRODUCTS, _SHARED_NUMBERS = 4, 2**20
 # MatMul packs the constant in every run: 1 to 11 times slower than Gemm from this size on.
 _LARGE = 1 << 15
 # For each 16 rows of A, Gemm reads all of B. With swapped operands it reads many weights once for a few rows: 0.66 to
@@ -64,7 +66,9 @@ def replace_matmul_with_gemm(x: Blob, matmul: Layer, constant: Layer) -> Layer:
     n, k = matrix if matmul["transB"] else matrix[::-1]
     require(inputs == k, f"the rows of '{x.name}' do not have {k} elements")
     few = isinstance(rows, int) and rows <= _FEW_ROWS
-    require(not is_shared(k * n, len(constant.output.users)), f"'{constant.name}' is shared by many products")
+    products = len(constant.output.users)
+    is_shared = products >= _SHARED_PRODUCTS and (products - 1) * k * n >= _SHARED_NUMBERS
+    require(not is_shared, f"'{constant.name}' is shared by many products")
     require(few or k * n >= _LARGE, f"MatMul is no slower with {k} x {n} constants")
     return _gemm(matmul, x, n, k, block, None, trans_b=matmul["transB"])
 

@@ -7,6 +7,7 @@ integers. fp16 holds integers exactly up to 2048, and positions in an image up t
 from collections.abc import Collection, Iterator
 
 from onnx2ncnn_opt.ir.codes import Sample
+from onnx2ncnn_opt.ir.dim import is_fixed
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.ir.reached import reached
@@ -68,10 +69,8 @@ def inexact_layers(graph: Graph, ports: Collection[Blob]) -> Iterator[tuple[Laye
 
 def _longest(image: Blob) -> int | None:
     """Return the longest side of an image; None if its shape is unknown or dynamic."""
-    if image.shape is None:
-        return None
-    sides = [size for size in image.shape[1:] if isinstance(size, int)]
-    return max(sides, default=1) if len(sides) == len(image.shape[1:]) else None
+    sides = None if image.shape is None else image.shape[1:]
+    return max(sides, default=1) if is_fixed(sides) else None
 
 
 def _collect(blob: Blob, reason: str, ranges: Ranges, reasons: dict[Layer, str]) -> None:
