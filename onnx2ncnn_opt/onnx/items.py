@@ -27,6 +27,12 @@ class ItemsMixed(Exception):
     """Raised by a rule: the items may not stay apart."""
 
 
+def require(is_apart: bool) -> None:
+    """Raise ItemsMixed unless a condition for separate items holds."""
+    if not is_apart:
+        raise ItemsMixed
+
+
 class Items(NamedTuple):
     """The place of the items in a tensor; `from_inputs`: they depend on the inputs, not only on the number of items."""
 
@@ -61,8 +67,7 @@ class Indices(NamedTuple):
     def first_item(self, cells: Array, stride: Dim) -> list[Dim]:
         """Return the cells of the first item; raise ItemsMixed unless they grow by `stride` from item to item."""
         first = [cell.subs({str(self.number): 0}) if isinstance(cell, Sym) else int(cell) for cell in cells.flat]
-        if any(cell - start != self.number * stride for cell, start in zip(cells.flat, first, strict=True)):
-            raise ItemsMixed
+        require(all(cell - start == self.number * stride for cell, start in zip(cells.flat, first, strict=True)))
         return first
 
     def is_within(self, index: Dim, size: Dim) -> bool:
@@ -110,8 +115,7 @@ class NodeView:
 
     def only(self, *indices: int) -> None:
         """Raise ItemsMixed if operands other than these have items."""
-        if any(self.axis(i) is not None for i in range(len(self.operands)) if i not in indices):
-            raise ItemsMixed
+        require(all(self.axis(i) is None for i in range(len(self.operands)) if i not in indices))
 
     def indices(self, index: int) -> Indices:
         """Return an operand of known integers for each item; raise ItemsMixed for any other operand."""
@@ -121,8 +125,7 @@ class NodeView:
             raise ItemsMixed
         number = axis_index(operand.rank - 1 - axis)
         cells = np.broadcast_to(operand.cells, (1,) * (operand.rank - operand.cells.ndim) + operand.cells.shape)
-        if cells.shape[axis] != 1 or any(map(self.batch.depends, cells.flat)):
-            raise ItemsMixed
+        require(cells.shape[axis] == 1 and not any(map(self.batch.depends, cells.flat)))
         return Indices(axis, number, operand.shape, cells)
 
     def inner(self, index: int) -> Dim:
@@ -243,8 +246,7 @@ class Batch:
         axis = self.axis_of(shape)
         if isinstance(items, str) or not items.from_inputs or axis is None:
             raise ItemsMixed
-        if shape[axis] != self.size or product(shape[:axis]) != items.before:
-            raise ItemsMixed
+        require(shape[axis] == self.size and product(shape[:axis]) == items.before)
         return Output(shape, axis)
 
     def items_of(self, item: Item | None) -> Items | str | None:
@@ -278,9 +280,10 @@ def elementwise(node: NodeView) -> int:
     """Apply the rule of elementwise operators, with broadcasting."""
     axes = {axis - len(node.shape(i)) for i in range(len(node.operands)) if (axis := node.axis(i)) is not None}
     shapes = [node.shape(i) for i, operand in enumerate(node.operands) if operand is not None]
-    if len(axes) != 1 or len({shape[axis] for axis in axes for shape in shapes if len(shape) >= -axis} - {1}) != 1:
-        raise ItemsMixed
-    return max(map(len, shapes)) + axes.pop()
+    require(len(axes) == 1)
+    [axis] = axes
+    require(len({shape[axis] for shape in shapes if len(shape) >= -axis} - {1}) == 1)
+    return max(map(len, shapes)) + axis
 
 
 def batch(*operands: int, axis: int = 0) -> ItemRule:
@@ -288,8 +291,8 @@ def batch(*operands: int, axis: int = 0) -> ItemRule:
 
     def rule(node: NodeView) -> Sequence[int]:
         node.only(*operands)
-        if {node.axis(i) for i in operands} - {axis, None} or node.result[axis] != node.shape(operands[0])[axis]:
-            raise ItemsMixed
+        require({node.axis(i) for i in operands} <= {axis, None})
+        require(node.result[axis] == node.shape(operands[0])[axis])
         node.is_batch = True
         return (axis,)
 
@@ -346,16 +349,14 @@ def product_of(first: int, second: int) -> ItemRule:
         shapes, axes = (node.shape(first), node.shape(second)), (node.axis(first), node.axis(second))
         rank = max(map(len, shapes))
         a, b = (None if axis is None else axis - len(shape) for axis, shape in zip(axes, shapes, strict=True))
-        if a == -1 or b == -2 or (len(shapes[1]) == 1 and b is not None):
-            raise ItemsMixed
+        require(a != -1 and b != -2 and (len(shapes[1]) != 1 or b is None))
         if min(map(len, shapes)) < 2:  # the vector's axis and the other operand's go
             place = axes[1] if axes[0] is None else axes[0]
             if place is None:
                 raise ItemsMixed
             return place - (b == -1)
         if a is not None and b is not None:
-            if a != b or a > -3 or shapes[0][a] != shapes[1][b]:
-                raise ItemsMixed
+            require(a == b and a <= -3 and shapes[0][a] == shapes[1][b])
             node.is_batch = True
             return rank + a
         at, other = (a, shapes[1]) if a is not None else (b, shapes[0])

@@ -118,11 +118,13 @@ class OnnxOp:
 
     @cached_property
     def inputs(self) -> tuple[Input, ...]:
-        """The fixed inputs, in order; those of a group `x` are named after it, as x, x_scale."""
+        """The fixed inputs, in order; those of a group `x` are named after it, as x, x_scale, unless it is `inputs`."""
         declared: dict[str, Any] = {}
         for name, hint in self._fixed.items():
-            fields = get_type_hints(hint) if _is_group(hint) else {"": hint}
-            declared |= {f"{name}_{field}" if i else name: part for i, (field, part) in enumerate(fields.items())}
+            fields = get_type_hints(hint) if _is_group(hint) else {name: hint}
+            if name != "inputs":
+                fields = {f"{name}_{field}" if i else name: part for i, (field, part) in enumerate(fields.items())}
+            declared |= fields
         return tuple(Input(name, *_optional(hint)) for name, hint in declared.items())
 
     @cached_property

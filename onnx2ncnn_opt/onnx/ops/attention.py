@@ -11,7 +11,7 @@ from onnx2ncnn_opt.ir.dim import Dim, Sym
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold.sizes.cells import as_symbolic
-from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
+from onnx2ncnn_opt.onnx.items import NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional import attention as sdpa
 from onnx2ncnn_opt.onnx.lower.functional.binary import added, binary, number
@@ -32,8 +32,7 @@ from onnx2ncnn_opt.onnx.value import Constant, Ints, Operand, Tensor, Value
 
 def _attended(node: NodeView) -> int:
     """Apply the rule of Attention: all operands may have items, a mask only with four axes."""
-    if node.axis(3) is not None and len(node.shape(3)) != 4:
-        raise ItemsMixed
+    items.require(node.axis(3) is None or len(node.shape(3)) == 4)
     items.batch(*range(len(node.operands)))(node)
     return 0
 
@@ -80,8 +79,7 @@ def attention23(
 
 def _rotated(node: NodeView) -> int:
     """Apply the rule of RotaryEmbedding: the operand has items on axis 0, the tables may have them there."""
-    if {node.axis(i) for i in range(len(node.operands))} != {0, None} or node.axis(0) is None:
-        raise ItemsMixed
+    items.require({node.axis(i) for i in range(len(node.operands))} == {0, None} and node.axis(0) == 0)
     return 0
 
 

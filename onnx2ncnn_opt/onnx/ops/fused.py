@@ -5,7 +5,7 @@ from typing import Any
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.dim import shape_text
 from onnx2ncnn_opt.onnx import items
-from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
+from onnx2ncnn_opt.onnx.items import NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import clip
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
@@ -45,8 +45,7 @@ def quick_gelu(im: ImportContext, x: Tensor, *, alpha: float = 1.702) -> Value:
 def _skipped(node: NodeView) -> int:
     """Apply the rule of normalised sums: elementwise, except that items must not be along the last axis."""
     axis = items.elementwise(node)
-    if axis == len(node.shape(0)) - 1:
-        raise ItemsMixed
+    items.require(axis != len(node.shape(0)) - 1)
     return axis
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.dim import product
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
+from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView, require
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers
@@ -21,12 +21,10 @@ def _gathered(node: NodeView) -> int:
     data = node.axis(0)
     if data == axis:  # the axis consists of the items' rows, and each item has its own indices
         own, size = node.indices(1), node.inner(0)
-        if not all(own.is_within(index, size) for index in own.first_item(own.cells, size)):
-            raise ItemsMixed
+        require(all(own.is_within(index, size) for index in own.first_item(own.cells, size)))
         return axis + own.axis
     indices = node.axis(1)
-    if (data is None) == (indices is None):
-        raise ItemsMixed
+    require((data is None) != (indices is None))
     if data is not None:
         return data if data < axis else data + more - 1
     assert indices is not None
@@ -50,11 +48,10 @@ onnx_op("GatherElements", since=11, integers=True, moves=(0,), indexes=1, items=
 def _gathered_nd(node: NodeView) -> int:
     """Apply the rule of GatherND whose first index is the item's number."""
     own = node.indices(1)
-    if node.number("batch_dims", 0) or node.axis(0) != 0 or node.inner(0) != 1 or own.axis == len(own.shape) - 1:
-        raise ItemsMixed
+    require(not node.number("batch_dims", 0) and node.axis(0) == 0)
+    require(node.inner(0) == 1 and own.axis != len(own.shape) - 1)
     own.first_item(own.cells[..., 1:], 0)
-    if any(own.first_item(own.cells[..., :1], 1)):
-        raise ItemsMixed
+    require(not any(own.first_item(own.cells[..., :1], 1)))
     return own.axis
 
 

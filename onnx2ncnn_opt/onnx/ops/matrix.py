@@ -10,7 +10,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.dim import Dim, product
 from onnx2ncnn_opt.onnx import items
-from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
+from onnx2ncnn_opt.onnx.items import NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.crop import pick
 from onnx2ncnn_opt.onnx.lower.functional.matmul import gemm, matmul
@@ -26,13 +26,9 @@ def _rows(node: NodeView) -> int:
     """Apply the rule of Gemm: items are rows of the first matrix."""
     node.only(0, 2)
     bias_axis = node.axis(2)
-    if node.axis(0) != (1 if node.number("transA", 0) else 0) or bias_axis not in (0, None):
-        raise ItemsMixed
-    if bias_axis is None and len(node.operands) > 2 and node.operands[2] is not None:
-        if node.shape(2)[-2:-1] not in ((), (1,)):
-            raise ItemsMixed
-    elif bias_axis == 0 and len(node.shape(2)) != 2:
-        raise ItemsMixed
+    items.require(node.axis(0) == (1 if node.number("transA", 0) else 0) and bias_axis in (0, None))
+    if node.operand(2) is not None:
+        items.require(node.shape(2)[-2:-1] in ((), (1,)) if bias_axis is None else len(node.shape(2)) == 2)
     return 0
 
 
@@ -45,19 +41,16 @@ def _letters_kept(node: NodeView) -> int:
     equation = node.text("equation").replace(" ", "")
     left, arrow, right = equation.partition("->")
     terms = left.split(",")
-    if not arrow or "." in equation or [*map(len, terms)] != [len(node.shape(i)) for i in range(len(node.operands))]:
-        raise ItemsMixed
+    items.require(bool(arrow) and "." not in equation)
+    items.require([*map(len, terms)] == [len(node.shape(i)) for i in range(len(node.operands))])
     axes = [node.axis(i) for i in range(len(terms))]
     letters = {term[axis] for term, axis in zip(terms, axes, strict=True) if axis is not None}
-    if len(letters) != 1:
-        raise ItemsMixed
+    items.require(len(letters) == 1)
     [letter] = letters
     counts = [term.count(letter) for term in (right, *terms)]
-    if counts != [1, *(at is not None for at in axes)]:
-        raise ItemsMixed
+    items.require(counts == [1, *(at is not None for at in axes)])
     sizes = [node.shape(i)[at] for i, at in enumerate(axes) if at is not None]
-    if len(set(sizes)) != 1:
-        raise ItemsMixed
+    items.require(len(set(sizes)) == 1)
     node.is_batch = len(sizes) > 1
     return right.index(letter)
 

@@ -8,7 +8,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.dim import product
 from onnx2ncnn_opt.ir.view import flat
 from onnx2ncnn_opt.onnx import items
-from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
+from onnx2ncnn_opt.onnx.items import NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number, spread
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MIN
@@ -27,8 +27,7 @@ def _affine(im: ImportContext, x: Value, scale: Value, bias: Value) -> Value:
 
 
 def _by_running_statistics(node: NodeView) -> int:
-    if node.number("training_mode", 0):
-        raise ItemsMixed
+    items.require(not node.number("training_mode", 0))
     items.batch(0)(node)
     return 0
 

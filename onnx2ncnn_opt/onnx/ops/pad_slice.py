@@ -2,7 +2,7 @@
 
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
-from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
+from onnx2ncnn_opt.onnx.items import NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.crop import slice_count, sliced
@@ -46,8 +46,7 @@ def _padded(node: NodeView) -> int:
     axis, rank, pads = items.kept(node, ()), len(node.shape(0)), node.ints("pads", 1) or ()
     axes = [at % rank for at in node.ints("axes", 3) or range(rank)]
     padded = axes.index(axis) if axis in axes else None
-    if padded is not None and any(pads[padded :: len(axes)]):
-        raise ItemsMixed
+    items.require(padded is None or not any(pads[padded :: len(axes)]))
     return axis
 
 

@@ -14,10 +14,10 @@ from onnx2ncnn_opt.ir.codes import Direction
 from onnx2ncnn_opt.ir.dim import Shape, known, shape_text
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
+from onnx2ncnn_opt.onnx.items import NodeView, require
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.quantize import dequantize_linear, dynamic_quantize_linear
-from onnx2ncnn_opt.onnx.lower.functional.rnn import Unrolled
+from onnx2ncnn_opt.onnx.lower.functional.rnn import Attributes, Unrolled
 from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Operand, SymbolicTensor, Tensor, Value
 
@@ -32,15 +32,15 @@ class _Kind(NamedTuple):
     activations: tuple[str, ...]
 
 
-class _Attributes(NamedTuple):
-    """The attributes that the three operators share."""
+class _Inputs(NamedTuple):
+    """The inputs that the three operators share."""
 
-    activation_alpha: tuple[float, ...] = ()
-    activation_beta: tuple[float, ...] = ()
-    clip: float | None = None
-    direction: str = "forward"
-    hidden_size: int | None = None
-    layout: int = 0
+    x: Tensor
+    w: Value
+    r: Value
+    b: Value | None = None
+    sequence_lens: Array | None = None
+    initial_h: Operand | None = None
 
 
 _LSTM = _Kind("LSTM", (0, 2, 1, 3), ("sigmoid", "tanh", "tanh"))  # i o f c -> i f o c
@@ -53,8 +53,7 @@ def _states(node: NodeView) -> tuple[int, ...]:
     outer, outputs = (0, (0, 0, 0)) if node.number("layout", 0) else (1, (2, 1, 1))
     initial = [i for i in (5, 6) if i < len(node.operands)]
     node.only(0, *initial)
-    if {node.axis(i) for i in (0, *initial)} - {outer, None} or node.axis(0) is None:
-        raise ItemsMixed
+    require({node.axis(i) for i in (0, *initial)} <= {outer, None} and node.axis(0) is not None)
     node.is_batch = True
     return outputs
 
@@ -62,26 +61,21 @@ def _states(node: NodeView) -> tuple[int, ...]:
 @onnx_op("LSTM", since=7, items=_states, errors="gates")
 def lstm(
     im: ImportContext,
-    x: Tensor,
-    w: Value,
-    r: Value,
-    b: Value | None = None,
-    sequence_lens: Array | None = None,
-    initial_h: Operand | None = None,
+    inputs: _Inputs,
     initial_c: Operand | None = None,
     p: Value | None = None,
     *,
     activations: tuple[str, ...] = (),
-    attrs: _Attributes,
+    attrs: Attributes,
     input_forget: int = 0,
 ) -> tuple[Value, ...]:
     """LSTM; unrolled steps for peepholes, other activations, and other forms that ncnn lacks."""
     if input_forget:
         raise im.refuse("input_forget is 1: ncnn's LSTM has no coupled gates", "export it with input_forget = 0")
-    node = _Node(im, _LSTM, x, w, r, b, sequence_lens, activations, attrs)
-    if p is not None and p.shape != (node.count, 3 * r.shape[-1]):
-        raise im.invalid(f"input P has shape {list(p.shape)}, not {[node.count, 3 * r.shape[-1]]}")
-    states = [initial_h, initial_c]
+    node = _Node(im, _LSTM, inputs, activations, attrs)
+    if p is not None and p.shape != (node.count, 3 * inputs.r.shape[-1]):
+        raise im.invalid(f"input P has shape {list(p.shape)}, not {[node.count, 3 * inputs.r.shape[-1]]}")
+    states = [inputs.initial_h, initial_c]
     plain = p is None or (isinstance(p, Constant) and not p.array.any())
     if plain and node.fits:
         return node.layer(states)
@@ -105,7 +99,7 @@ def dynamic_quantize_lstm(
     r_zero_point: Array,
     *,
     activations: tuple[str, ...] = (),
-    attrs: _Attributes,
+    attrs: Attributes,
     input_forget: int = 0,
 ) -> tuple[Value, ...]:
     """LSTM of dequantised weights and a rounded operand; the states are not rounded, but ONNX Runtime rounds them."""
@@ -118,48 +112,34 @@ def dynamic_quantize_lstm(
     rounded = im.tensor(dequantize_linear(im, *dynamic_quantize_linear(im, x)))
     weights = floats(w, w_scale, w_zero_point), floats(r, r_scale, r_zero_point), b
     attributes: Any = {"activations": activations, "attrs": attrs, "input_forget": input_forget}
-    return lstm(im, rounded, *weights, sequence_lens, initial_h, initial_c, p, **attributes)
+    return lstm(im, _Inputs(rounded, *weights, sequence_lens, initial_h), initial_c, p, **attributes)
 
 
 @onnx_op("GRU", since=7, items=_states, errors="gates")
 def gru(
     im: ImportContext,
-    x: Tensor,
-    w: Value,
-    r: Value,
-    b: Value | None = None,
-    sequence_lens: Array | None = None,
-    initial_h: Operand | None = None,
+    inputs: _Inputs,
     *,
     activations: tuple[str, ...] = (),
-    attrs: _Attributes,
+    attrs: Attributes,
     linear_before_reset: int = 0,
 ) -> tuple[Value, ...]:
     """GRU; unrolled steps without linear_before_reset, and for other activations."""
-    node = _Node(im, _GRU, x, w, r, b, sequence_lens, activations, attrs)
+    node, states = _Node(im, _GRU, inputs, activations, attrs), [inputs.initial_h]
     if linear_before_reset and node.fits:
-        return node.layer([initial_h])
-    return node.arranged(node.unrolled.gru(node.steps_first, node.directions_first([initial_h]), linear_before_reset))
+        return node.layer(states)
+    return node.arranged(node.unrolled.gru(node.steps_first, node.directions_first(states), linear_before_reset))
 
 
 @onnx_op("RNN", since=7, items=_states, errors="gates")
 def rnn(
-    im: ImportContext,
-    x: Tensor,
-    w: Value,
-    r: Value,
-    b: Value | None = None,
-    sequence_lens: Array | None = None,
-    initial_h: Operand | None = None,
-    *,
-    activations: tuple[str, ...] = ("Tanh", "Tanh"),
-    attrs: _Attributes,
+    im: ImportContext, inputs: _Inputs, *, activations: tuple[str, ...] = ("Tanh", "Tanh"), attrs: Attributes
 ) -> tuple[Value, ...]:
     """RNN with tanh; unrolled steps for other activations."""
-    node = _Node(im, _RNN, x, w, r, b, sequence_lens, activations, attrs)
+    node, states = _Node(im, _RNN, inputs, activations, attrs), [inputs.initial_h]
     if node.fits:
-        return node.layer([initial_h])
-    return node.arranged(node.unrolled.rnn(node.steps_first, node.directions_first([initial_h])))
+        return node.layer(states)
+    return node.arranged(node.unrolled.rnn(node.steps_first, node.directions_first(states)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,29 +148,26 @@ class _Node:
 
     im: ImportContext
     kind: _Kind
-    x: Tensor
-    w: Value
-    r: Value
-    b: Value | None
-    lengths: Array | None
+    inputs: _Inputs
     activations: tuple[str, ...]
-    attrs: _Attributes
+    attrs: Attributes
 
     def __post_init__(self) -> None:
-        if self.x.rank != 3:
-            raise self.im.invalid(f"the operand has rank {self.x.rank}, not 3")
+        x, w, r, b, lengths, _ = self.inputs
+        if x.rank != 3:
+            raise self.im.invalid(f"the operand has rank {x.rank}, not 3")
         if self.attrs.direction not in _DIRECTIONS:
             raise self.im.invalid(f"direction {self.attrs.direction} is not known")
         items = self.steps_first.shape[1:2]
-        if self.lengths is not None and self.lengths.shape != items:
-            reason = f"sequence_lens has shape {list(self.lengths.shape)}, not {shape_text(items)}"
-            raise self.im.invalid(reason, zip(self.lengths.shape, items, strict=False))
-        if self.x.shape[2] != self.w.shape[-1]:
-            reason = f"{self.w.shape[-1]} inputs for an operand of shape {shape_text(self.x.shape)}"
-            raise self.im.invalid(reason, [(self.x.shape[2], self.w.shape[-1])])
-        hidden, rows = self.r.shape[-1], self.r.shape[-1] * len(self.kind.gates)
-        expected = ((self.count, rows, self.w.shape[-1]), (self.count, rows, hidden), (self.count, 2 * rows))
-        for name, value, shape in zip("WRB", (self.w, self.r, self.b), expected, strict=True):
+        if lengths is not None and lengths.shape != items:
+            reason = f"sequence_lens has shape {list(lengths.shape)}, not {shape_text(items)}"
+            raise self.im.invalid(reason, zip(lengths.shape, items, strict=False))
+        if x.shape[2] != w.shape[-1]:
+            reason = f"{w.shape[-1]} inputs for an operand of shape {shape_text(x.shape)}"
+            raise self.im.invalid(reason, [(x.shape[2], w.shape[-1])])
+        hidden, rows = r.shape[-1], r.shape[-1] * len(self.kind.gates)
+        expected = ((self.count, rows, w.shape[-1]), (self.count, rows, hidden), (self.count, 2 * rows))
+        for name, value, shape in zip("WRB", (w, r, b), expected, strict=True):
             if value is not None and value.shape != shape:
                 raise self.im.invalid(f"input {name} has shape {list(value.shape)}, not {list(shape)}")
 
@@ -204,7 +181,7 @@ class _Node:
         """True if ncnn's layer supports all inputs and attributes of the node."""
         defaults = self.kind.activations * self.count
         return (
-            all(value is None or isinstance(value, Constant) for value in (self.w, self.r, self.b))
+            all(value is None or isinstance(value, Constant) for value in self.inputs[1:4])
             and tuple(name.lower() for name in self.activations) in ((), defaults, self.kind.activations * 2)
             and self.attrs.clip is None
             and self.uneven_lengths is None
@@ -213,12 +190,12 @@ class _Node:
     @property
     def uneven_lengths(self) -> Array | None:
         """The lengths of the sequences; None if all are as long as the axis."""
-        steps = self.steps_first.shape[0]
-        return None if self.lengths is None or (self.lengths == steps).all() else self.lengths
+        lengths, steps = self.inputs.sequence_lens, self.steps_first.shape[0]
+        return None if lengths is None or (lengths == steps).all() else lengths
 
     def layer(self, states: list[Operand | None]) -> tuple[Value, ...]:
         """Return the outputs of ncnn's layer."""
-        im, x, hidden = self.im, self.steps_first, self.r.shape[-1]
+        im, x, hidden = self.im, self.steps_first, self.inputs.r.shape[-1]
         weights = self._weights()
         y, *last = im.layers(
             self.kind.layer,
@@ -237,7 +214,7 @@ class _Node:
 
     def _weights(self) -> dict[str, Array]:
         """Return the matrices with gates in ncnn's order, and the sum of both biases, except for GRU's hidden gate."""
-        w, r, *b = (self.im.f32(x.array) for x in (self.w, self.r, self.b) if isinstance(x, Constant))
+        w, r, *b = (self.im.f32(x.array) for x in self.inputs[1:4] if isinstance(x, Constant))
         shape, order = (self.count, len(self.kind.gates), r.shape[-1]), list(self.kind.gates)
         biases = np.zeros((shape[0], 2, *shape[1:]), np.float32)
         if b:
@@ -254,13 +231,13 @@ class _Node:
         im, kept = self.im, self._nonzero(states)
         if all(state is None for state in kept):
             return []
-        zeros = np.zeros(known((self.count, self.r.shape[-1])), np.float32)
+        zeros = np.zeros(known((self.count, self.inputs.r.shape[-1])), np.float32)
         ordered = (None if state is None else self._transposed(im.tensor(state), (1, 0, 2)) for state in kept)
         return [im.memory(zeros) if state is None else im.mat(state, [[0], [2]], [1]) for state in ordered]
 
     def _nonzero(self, states: Sequence[Operand | None]) -> list[Value | None]:
         """Return the initial states, None for zeros; raise Refusal if one has a wrong shape."""
-        expected: Shape = (self.count, self.steps_first.shape[1], self.r.shape[-1])
+        expected: Shape = (self.count, self.steps_first.shape[1], self.inputs.r.shape[-1])
         if self.attrs.layout:
             expected = (expected[1], expected[0], expected[2])
         for state in states:
@@ -273,18 +250,15 @@ class _Node:
     @property
     def unrolled(self) -> Unrolled:
         """The node with unrolled steps."""
-        attrs = self.attrs
         names = self.activations or self.kind.activations * self.count
         if len(names) < len(self.kind.activations) * self.count:
             raise self.im.invalid(f"activations {', '.join(names)} for {self.count} directions")
-        backwards = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[attrs.direction]
-        numbers = attrs.activation_alpha, attrs.activation_beta, attrs.clip
-        return Unrolled(self.im, self.w, self.r, self.b, self.uneven_lengths, backwards, names, *numbers)
+        return Unrolled(self.im, *self.inputs[1:4], self.uneven_lengths, names, self.attrs)
 
     @property
     def steps_first(self) -> Tensor:
         """The operand in layout 0."""
-        return self.x.transpose((1, 0, 2)) if self.attrs.layout else self.x
+        return self.inputs.x.transpose((1, 0, 2)) if self.attrs.layout else self.inputs.x
 
     def directions_first(self, states: Sequence[Operand | None]) -> list[Value | None]:
         """Return the states in layout 0; None for zeros."""

@@ -15,7 +15,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, Interp, SamplePadding
 from onnx2ncnn_opt.ir.dim import Dim, Sym, at_least, exact_div, is_fixed, known
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
-from onnx2ncnn_opt.onnx.items import ItemsMixed, NodeView
+from onnx2ncnn_opt.onnx.items import NodeView
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_float
@@ -71,8 +71,8 @@ class _Axis(NamedTuple):
 def _resized(node: NodeView) -> int:
     """Apply the rule of Resize, which works axis by axis: items are on an axis that keeps its size."""
     axis = items.kept(node, (), sizes=(1, 2, 3))
-    if node.result[axis] != node.shape(0)[axis] or node.text("coordinate_transformation_mode") == "tf_crop_and_resize":
-        raise ItemsMixed
+    items.require(node.text("coordinate_transformation_mode") != "tf_crop_and_resize")
+    items.require(node.result[axis] == node.shape(0)[axis])
     node.is_batch = axis == 0
     return axis
 

@@ -126,10 +126,7 @@ def _grown(node: NodeView) -> int:
     at = node.result_axis() - len(after)  # from the last axis, because Expand prepends axes
     size = before[at] if len(before) >= -at else 1
     axis = node.axis(0)
-    if axis is None and size != 1:
-        raise ItemsMixed
-    if axis is not None and (axis - len(before) != at or size != after[at]):
-        raise ItemsMixed
+    items.require(size == 1 if axis is None else axis - len(before) == at and size == after[at])
     return len(after) + at
 
 

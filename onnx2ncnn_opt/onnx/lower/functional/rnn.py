@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial, reduce
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,6 +42,17 @@ _ACTIVATIONS: dict[str, tuple[_Function, tuple[float, ...]]] = {
 }
 
 
+class Attributes(NamedTuple):
+    """The attributes that LSTM, GRU and RNN share."""
+
+    activation_alpha: tuple[float, ...] = ()
+    activation_beta: tuple[float, ...] = ()
+    clip: float | None = None
+    direction: str = "forward"
+    hidden_size: int | None = None
+    layout: int = 0
+
+
 @dataclass(frozen=True, eq=False)
 class Unrolled:
     """The weights and attributes of a node with unrolled steps."""
@@ -50,11 +62,8 @@ class Unrolled:
     r: Value  # [directions, gates * hidden, hidden]
     b: Value | None  # [directions, 2 * gates * hidden]
     lengths: Array | None  # of the batch's items
-    backwards: Sequence[bool]
     activations: Sequence[str]
-    alpha: Sequence[float]
-    beta: Sequence[float]
-    clip: float | None
+    attrs: Attributes
 
     @property
     def hidden(self) -> int:
@@ -111,7 +120,7 @@ class Unrolled:
     @cached_property
     def _functions(self) -> list[Callable[[Tensor], Value]]:
         """The activation functions; each one with an alpha or beta uses the next value of the list."""
-        lists = iter(self.alpha), iter(self.beta)
+        lists = iter(self.attrs.activation_alpha), iter(self.attrs.activation_beta)
         return [self._function(name.lower(), lists) for name in self.activations]
 
     def _function(self, name: str, lists: Sequence[Iterator[float]]) -> Callable[[Tensor], Value]:
@@ -124,7 +133,8 @@ class Unrolled:
     def _gate(self, function: Callable[[Tensor], Value], *terms: Value | None) -> Value:
         """Apply an activation to the clipped sum of the terms."""
         x = self.im.tensor(_total(self.im, *terms))
-        return function(x if self.clip is None else self.im.unary(x, "Clip", min=-self.clip, max=self.clip))
+        clip = self.attrs.clip
+        return function(x if clip is None else self.im.unary(x, "Clip", min=-clip, max=clip))
 
     def _bias(self, inner: int | None = None) -> Value | None:
         """Return the biases of W, [directions, gates * hidden], plus those of R for the first `inner` gates."""
@@ -149,12 +159,13 @@ class Unrolled:
         """Return Y [steps, directions, batch, hidden] and the last states [directions, batch, hidden]."""
         im = self.im
         count, items = im.fixed(x.shape[:2], "a dynamic number of steps, or a dynamic batch")
-        if (steps := count * len(self.backwards)) > MOST_STEPS:
+        backwards = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[self.attrs.direction]
+        if (steps := count * len(backwards)) > MOST_STEPS:
             reason = f"{steps} steps one after the other, more than {MOST_STEPS}"
             raise im.refuse(reason, "feed the sequence in shorter parts")
         zeros = Constant(np.zeros((items, self.hidden), np.float32))
         outputs, ends = [], []
-        for direction, backward in enumerate(self.backwards):
+        for direction, backward in enumerate(backwards):
             products: Value = matmul(im, x, transposed(_part(im, self.w, direction)))
             if b is not None:
                 products = binary(im, BinaryOp.ADD, products, _part(im, b, direction))
