@@ -23,6 +23,12 @@ class UnknownValue(Exception):
     """Raised if sizes cannot express a result."""
 
 
+def require(is_known: bool) -> None:
+    """Raise UnknownValue unless a condition holds with which sizes can express the result."""
+    if not is_known:
+        raise UnknownValue
+
+
 def as_symbolic(x: Known) -> SymbolicTensor:
     """Return a constant as a symbolic tensor."""
     return x if isinstance(x, SymbolicTensor) else SymbolicTensor(x.array, x.shape, x.dtype)
@@ -64,8 +70,7 @@ def numbers(x: SymbolicTensor) -> list[Dim]:
 def whole_numbers(x: SymbolicTensor) -> list[int]:
     """Return the elements of a tensor that is a list of numbers."""
     elements = numbers(x)
-    if is_dynamic(*elements):
-        raise UnknownValue
+    require(not is_dynamic(*elements))
     return list(known(elements))
 
 
@@ -79,8 +84,7 @@ def replaced(cells: Array, values: Mapping[int, Dim]) -> Array:
 
 def map_cells(function: Callable[..., Any], *cells: Array) -> Array:
     """Apply a function to the elements of arrays that broadcast."""
-    if np.broadcast(*cells).size > MOST_CELLS:
-        raise UnknownValue
+    require(np.broadcast(*cells).size <= MOST_CELLS)
     result = np.frompyfunc(function, len(cells), 1)(*(x.astype(object) for x in cells))
     return np.asarray(result, dtype=object)
 
@@ -125,8 +129,7 @@ def materialised_or_none(x: SymbolicTensor, axis: int) -> SymbolicTensor | None:
 
 def axis_of(axis: int, rank: int) -> int:
     """Return an axis counted from the front."""
-    if not -rank <= axis < rank:
-        raise UnknownValue
+    require(-rank <= axis < rank)
     return axis % rank
 
 
@@ -153,8 +156,7 @@ def with_size(shape: Shape, axis: int, size: Dim) -> Shape:
 
 def whole(*cells: Any) -> tuple[Any, ...]:
     """Return whole numbers as integers; raise UnknownValue for fractions, because sizes cannot have any."""
-    if not all(isinstance(cell, (int, Sym)) or float(cell).is_integer() for cell in cells):
-        raise UnknownValue
+    require(all(isinstance(cell, (int, Sym)) or float(cell).is_integer() for cell in cells))
     return tuple(cell if isinstance(cell, Sym) else int(cell) for cell in cells)
 
 

@@ -21,6 +21,7 @@ from onnx2ncnn_opt.onnx.fold.sizes.cells import (
     materialised,
     moved,
     plain,
+    require,
     whole,
     with_size,
 )
@@ -86,8 +87,7 @@ def _arithmetic(function: Callable[[Any, Any], Any]) -> Any:
 
 def _divided(kind: np.dtype[np.generic], shape: Shape, a: Any, b: Any) -> Any:
     if not is_dynamic(a, b):
-        if b == 0:
-            raise UnknownValue
+        require(b != 0)
         if is_float(kind):
             return a / b
         return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
@@ -95,8 +95,7 @@ def _divided(kind: np.dtype[np.generic], shape: Shape, a: Any, b: Any) -> Any:
     quotient = exact_div(a, b) if b != 0 else None
     if quotient is not None:
         return quotient
-    if is_float(kind) or isinstance(a, int) or not _is_at_least(b, 1, shape):
-        raise UnknownValue
+    require(not is_float(kind) and isinstance(a, Sym) and _is_at_least(b, 1, shape))
     # ONNX rounds towards 0.
     if _is_at_least(a, 0, shape):
         return a // b
@@ -107,12 +106,10 @@ def _divided(kind: np.dtype[np.generic], shape: Shape, a: Any, b: Any) -> Any:
 
 def _remainder(fmod: int, kind: np.dtype[np.generic], shape: Shape, a: Any, b: Any) -> Any:
     """Compute Mod: its sign is the divisor's, with `fmod` the operand's; both agree for positive operands."""
-    if not is_dynamic(a, b):
-        raise UnknownValue
+    require(is_dynamic(a, b))
     a, b = whole(a, b)
     is_positive = _is_at_least(a, 0, shape)
-    if not _is_at_least(b, 1, shape) or (fmod and not is_positive):
-        raise UnknownValue
+    require(_is_at_least(b, 1, shape) and (is_positive or not fmod))
     if is_positive and _is_at_least(b - a, 1, shape):
         return a
     return a - (exact_div(a, b) or a // b) * b
@@ -139,8 +136,7 @@ def _cast(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor
     if target == _BOOL:
         shape = x[0].shape
         return SymbolicTensor(map_cells(lambda cell: not _equal(shape, plain(cell), 0), x[0].cells), shape, _BOOL)
-    if target not in (np.int64, np.int32, np.float32, np.float64):
-        raise UnknownValue
+    require(target in (np.int64, np.int32, np.float32, np.float64))
     cells = x[0].cells if is_dynamic(*x[0].cells.flat) else x[0].cells.astype(x[0].dtype).astype(target)
     return SymbolicTensor(cells, x[0].shape, target)
 

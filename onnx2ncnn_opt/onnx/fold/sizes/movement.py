@@ -20,6 +20,7 @@ from onnx2ncnn_opt.onnx.fold.sizes.cells import (
     moved,
     numbers,
     replaced,
+    require,
     whole,
     whole_numbers,
     with_size,
@@ -41,8 +42,7 @@ def _reshape(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTen
     if [data.shape[axis] for axis in kept] == [size for size in target if size != 1]:
         axes = iter(kept)
         return moved(data, [None if size == 1 else next(axes) for size in target])
-    if is_dynamic(*data.shape, *target) or product(data.shape) != product(target):
-        raise UnknownValue
+    require(not is_dynamic(*data.shape, *target) and product(data.shape) == product(target))
     return SymbolicTensor(all_materialised(data).cells.reshape(known(target)), tuple(target), data.dtype)
 
 
@@ -59,8 +59,7 @@ def _squeeze(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTen
     if axes is None:
         axes = [axis for axis, size in enumerate(x[0].shape) if size == 1]
     dropped = {axis_of(axis, x[0].rank) for axis in axes}
-    if any(x[0].shape[axis] != 1 for axis in dropped):
-        raise UnknownValue
+    require(all(x[0].shape[axis] == 1 for axis in dropped))
     return moved(x[0], [axis for axis in range(x[0].rank) if axis not in dropped])
 
 
@@ -73,16 +72,14 @@ def _expand(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
 def _tile(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
     """Compute Tile if all repeated axes have equal elements."""
     pairs = list(zip(x[0].shape, numbers(x[1]), strict=True))
-    if any(count != 1 and x[0].varies(axis - x[0].rank) for axis, (_, count) in enumerate(pairs)):
-        raise UnknownValue
+    require(not any(count != 1 and x[0].varies(axis - x[0].rank) for axis, (_, count) in enumerate(pairs)))
     return SymbolicTensor(x[0].cells, tuple(size * count for size, count in pairs), x[0].dtype)
 
 
 def _concat(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
     axis = axis_of(attributes["axis"], x[0].rank)
     others = broadcast([with_size(part.shape, axis, 1) for part in x])
-    if any(others[i] != size for part in x for i, size in enumerate(part.shape) if i != axis):
-        raise UnknownValue
+    require(all(others[i] == size for part in x for i, size in enumerate(part.shape) if i != axis))
     parts = [materialised(part, axis) for part in x]
     for i in range(x[0].rank):
         if i != axis and any(part.cells.shape[i] > 1 for part in parts):
@@ -94,13 +91,11 @@ def _concat(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTens
 def _gather(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
     data, indices = x[0], x[1]
     axis = axis_of(attributes.get("axis", 0), data.rank)
-    if is_dynamic(*indices.cells.flat):
-        raise UnknownValue
+    require(not is_dynamic(*indices.cells.flat))
     data = materialised(data, axis)
     places = indices.cells.astype(np.int64)
     count = data.cells.shape[axis]
-    if places.size and (places.min() < -count or places.max() >= count):
-        raise UnknownValue
+    require(not places.size or bool(places.min() >= -count and places.max() < count))
     # Axis indices count from the last axis: renumber those of the axes before the gathered one.
     grown = indices.rank - 1
     inner = data.rank - 1 - axis
@@ -117,12 +112,10 @@ def _gather_elements(x: Sequence[SymbolicTensor], attributes: Attributes) -> Sym
         if count == 1 or (i != axis and data.shape[i] == indices.shape[i]):
             continue
         head = np.take(data.cells, [0], i)
-        if not (data.cells == head).all():
-            raise UnknownValue
+        require(bool((data.cells == head).all()))
         data = SymbolicTensor(head, data.shape, data.dtype)
     name = str(axis_index(data.rank - 1 - axis))
-    if any(name in cell.names() for cell in data.cells.flat if isinstance(cell, Sym)):
-        raise UnknownValue
+    require(not any(name in cell.names() for cell in data.cells.flat if isinstance(cell, Sym)))
     return SymbolicTensor(data.cells, indices.shape, data.dtype)
 
 
@@ -168,13 +161,11 @@ def slice_indices(size: int, start: int, end: int, step: int) -> range:
 
 def _progression(cells: Array, axis: int, first: Dim) -> Array:
     """Return one cell for an arithmetic progression along an axis from `first` on, as in ``positions[:n]``."""
-    if cells.dtype == object or cells.dtype.kind not in "iub":
-        raise UnknownValue
+    require(cells.dtype.kind in "iub")
     head = np.take(cells, [0], axis)
     steps = np.diff(cells.astype(np.int64), axis=axis)
     step = np.take(steps, [0], axis) if steps.size else head * 0
-    if (steps != step).any() or (cells.dtype == np.bool_ and step.any()):
-        raise UnknownValue
+    require(bool((steps == step).all()) and not (cells.dtype == np.bool_ and step.any()))
     if not step.any():
         return head
     index = axis_index(cells.ndim - 1 - axis) + first
