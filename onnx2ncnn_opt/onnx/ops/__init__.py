@@ -7,8 +7,8 @@ from onnx2ncnn_opt.onnx.registry import OPS, OnnxOp, Traits
 # The families that most models need come first. Each has all versions of its operators.
 _FAMILIES = (
     *("activation", "shape", "window", "elementwise", "matrix", "reduction", "normalization"),
-    *("gather", "pad_slice", "division", "resize", "power", "logic", "recurrent"),
-    *("sampling", "scatter", "topk", "attention", "bitwise", "control"),
+    *("gather", "pad_slice", "division", "resize", "logic", "recurrent"),
+    *("sampling", "scatter", "topk", "attention", "control"),
     *("lists", "quantization", "spectral", "fused"),
 )
 

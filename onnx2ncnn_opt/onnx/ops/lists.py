@@ -4,7 +4,8 @@ import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.concat import joined, parts, stacked, unstacked
+from onnx2ncnn_opt.onnx.lower.functional.concat import joined, stacked, unstacked
+from onnx2ncnn_opt.onnx.lower.functional.crop import split as parts_of
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Item, TensorSequence, Value
 
@@ -76,7 +77,7 @@ def split_to_sequence(
         return TensorSequence(unstacked(im, x, axis))
     if is_chunk and sizes[0] > 0:
         sizes = tuple(min(sizes[0], size - start) for start in range(0, size, sizes[0]))
-    return TensorSequence(parts(im, x, axis, sizes))
+    return TensorSequence(parts_of(im, x, axis, sizes))
 
 
 @onnx_op("SequenceMap", since=17, integers=True)

@@ -1,15 +1,26 @@
-"""Comparisons, logic and Where."""
+"""Comparisons, logic, Where, and bitwise operators as arithmetic.
 
-from functools import partial
+A shift is a factor, a bit the difference of two floors: floor(5/2) - 2*floor(5/4). The floors of negative numbers have
+the bits of the two's complement.
+"""
+
+from functools import partial, reduce
+from itertools import zip_longest
+
+import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
+from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional import logic
-from onnx2ncnn_opt.onnx.lower.functional.binary import binary
-from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, as_float, float_value
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
+from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, as_float, float_value, number_value, wrapped_around
 from onnx2ncnn_opt.onnx.lower.functional.where import where
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float
+
+_MOST_BITS = 16  # if both operands are tensors; each bit costs seven layers
+_EXACT_BITS = 24
 
 _comparison = partial(onnx_op, integers=True, selects=True, jumps=True, axes="each", folds=True)
 _comparison("Greater", since=7)(logic.greater)
@@ -63,3 +74,106 @@ def is_inf(im: ImportContext, x: Tensor, *, detect_negative: int = 1, detect_pos
     if detect_negative:
         x = im.apply(x, UnaryOp.ABS if detect_positive else UnaryOp.NEG)
     return logic.bools(im, logic.threshold(im, x, FLT_MAX))
+
+
+@onnx_op("BitShift", since=11, integers=True, axes="each")
+def bit_shift(im: ImportContext, x: Value, y: Array, *, direction: str) -> Value:
+    """BinaryOp mul by a power of two; UnaryOp floor for shifts to the right."""
+    if direction not in ("LEFT", "RIGHT"):
+        raise im.invalid(f"direction {direction} is not known")
+    width = 8 * x.dtype.itemsize
+    within = (y >= 0) & (y < width)
+    bits = np.where(within, y, width).astype(np.float64)
+    moved = number_value(im, x)
+    if direction == "LEFT" and width > _MOST_BITS and (y[within] > _EXACT_BITS).any():
+        raise im.refuse(f"a shift of {x.dtype} beyond the {_EXACT_BITS} bits that float32 holds", "shift by fewer bits")
+    if direction == "LEFT":
+        return _of_type(im, binary(im, BinaryOp.MUL, moved, Constant(np.where(within, 2.0**bits, 0))), x)
+    return _of_type(im, im.apply(binary(im, BinaryOp.MUL, moved, Constant(2.0**-bits)), UnaryOp.FLOOR), x)
+
+
+@onnx_op("BitwiseAnd", since=18, integers=True, axes="each", folds=True)
+def bitwise_and(im: ImportContext, a: Value, b: Value) -> Value:
+    """Floors of quotients by powers of two."""
+    return _of_type(im, _common(im, a, b), a)
+
+
+@onnx_op("BitwiseOr", since=18, integers=True, axes="each", folds=True)
+def bitwise_or(im: ImportContext, a: Value, b: Value) -> Value:
+    """Compute a + b - (a & b)."""
+    return _of_type(im, binary(im, BinaryOp.SUB, binary(im, BinaryOp.ADD, a, b), _common(im, a, b)), a)
+
+
+@onnx_op("BitwiseXor", since=18, integers=True, axes="each", folds=True)
+def bitwise_xor(im: ImportContext, a: Value, b: Value) -> Value:
+    """Compute a + b - 2 * (a & b)."""
+    total = binary(im, BinaryOp.ADD, a, b)
+    return _of_type(im, binary(im, BinaryOp.SUB, total, binary(im, BinaryOp.MUL, _common(im, a, b), number(2))), a)
+
+
+@onnx_op("BitwiseNot", since=18, integers=True, axes="each", folds=True)
+def bitwise_not(im: ImportContext, x: Tensor) -> Value:
+    """-1 - x; for unsigned integers the largest number minus x."""
+    if x.dtype != np.int64 and x.dtype.itemsize > 2:
+        raise im.refuse(f"the bits of {x.dtype}: float32 holds 24 of them", "cast to int64 before, if 24 are enough")
+    largest = -1 if x.dtype.kind == "i" else 2 ** (8 * x.dtype.itemsize) - 1
+    return _of_type(im, binary(im, BinaryOp.SUB, number(largest), x), x)
+
+
+def _of_type(im: ImportContext, x: Value, like: Value) -> Tensor:
+    x = im.tensor(x)
+    return wrapped_around(im, Tensor(x.blob, x.view, held_as_float(like.dtype)))
+
+
+def _common(im: ImportContext, a: Value, b: Value) -> Value:
+    """Compute a & b."""
+    dtype = a.dtype
+    if isinstance(a, Constant):
+        a, b = b, a
+    if isinstance(b, Constant) and b.scalar is not None:
+        return _masked(im, number_value(im, a), int(b.array.reshape(-1)[0]))
+    width = 8 * dtype.itemsize
+    if width > _MOST_BITS:
+        reason = f"bits of {dtype} if the other operand is not one constant"
+        raise im.refuse(reason, f"cast to integers of at most {_MOST_BITS} bits before")
+    signed = dtype.kind == "i"
+    of_a, of_b = (_bits(im, number_value(im, x), width, signed=signed) for x in (a, b))
+    weights = [2.0**bit for bit in range(width)]
+    if signed:
+        weights[-1] *= -1
+    parts = [
+        binary(im, BinaryOp.MUL, binary(im, BinaryOp.MUL, p, q), number(weight))
+        for p, q, weight in zip(of_a, of_b, weights, strict=True)
+    ]
+    return reduce(lambda total, part: binary(im, BinaryOp.ADD, total, part), parts)
+
+
+def _bits(im: ImportContext, x: Value, width: int, *, signed: bool) -> list[Value]:
+    """Return the bits of a number, the lowest first; a set sign bit is -1."""
+    bits: list[Value] = []
+    while len(bits) < width - signed:
+        half = im.apply(binary(im, BinaryOp.MUL, x, number(0.5)), UnaryOp.FLOOR)
+        bits.append(binary(im, BinaryOp.SUB, x, binary(im, BinaryOp.MUL, half, number(2))))
+        x = half
+    return [*bits, x] if signed else bits
+
+
+def _masked(im: ImportContext, x: Value, mask: int) -> Value:
+    """Return x & mask: for each run of ones in the mask, add the bits of x in the run."""
+    total: Value | None = None
+    changes = mask ^ (mask << 1)  # begins and ends of runs; the last run of a negative mask has no end
+    edges = [bit for bit in range(changes.bit_length()) if changes >> bit & 1]
+    for begin, end in zip_longest(edges[::2], edges[1::2]):
+        part = _cleared(im, x, begin)
+        if end is not None:
+            part = binary(im, BinaryOp.SUB, part, _cleared(im, x, end))
+        total = part if total is None else binary(im, BinaryOp.ADD, total, part)
+    return binary(im, BinaryOp.MUL, x, number(0)) if total is None else total
+
+
+def _cleared(im: ImportContext, x: Value, bits: int) -> Value:
+    """Return the number with its lowest bits cleared."""
+    if not bits:
+        return x
+    quotient = im.apply(binary(im, BinaryOp.MUL, x, number(2.0**-bits)), UnaryOp.FLOOR)
+    return binary(im, BinaryOp.MUL, quotient, number(2.0**bits))

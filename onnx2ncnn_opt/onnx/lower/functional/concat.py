@@ -55,15 +55,6 @@ def concat(im: ImportContext, *operands: Value | SymbolicTensor, axis: int) -> V
     return Tensor(blob, combined(axes, origin, rank, layout), dtype)
 
 
-def parts(im: ImportContext, x: Value, axis: int, sizes: Sequence[int]) -> tuple[Value, ...]:
-    """Split a tensor along an axis into parts of these sizes."""
-    if isinstance(x, Tensor):
-        return split(im, x, axis, tuple(sizes))
-    if sum(sizes) != x.shape[axis] or min(sizes, default=0) < 0:
-        raise im.invalid(f"parts of {sizes} do not make up the axis of size {x.shape[axis]}")
-    return tuple(Constant(part) for part in np.split(x.array, np.cumsum(sizes)[:-1], axis))
-
-
 def unstacked(im: ImportContext, x: Value, axis: int) -> tuple[Value, ...]:
     """Return the slices of a tensor along an axis of fixed size, without the axis."""
     if isinstance(x, Constant):

@@ -15,7 +15,7 @@ from onnx2ncnn_opt.onnx.fold.sizes.movement import ENDLESS, slice_ends, slice_in
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.views import repeated, unsqueeze
-from onnx2ncnn_opt.onnx.value import Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 TO_END = -233  # Crop: to the end
 MOST_RUNS = 256  # runs of constant indices that become one Crop each
@@ -202,14 +202,16 @@ def _rows(indices: list[int]) -> tuple[int, int, int]:
     return (rows, count, step) if grid.reshape(-1).tolist() == indices else (1, len(indices), 1)
 
 
-def split(im: ImportContext, x: Tensor, axis: int, sizes: Sequence[int]) -> tuple[Value, ...]:
-    """Split an axis into parts of these sizes, by one Slice."""
+def split(im: ImportContext, x: Value, axis: int, sizes: Sequence[int]) -> tuple[Value, ...]:
+    """Split an axis into parts of these sizes, by one Slice; return constants for a constant."""
     axis = im.axis(axis, x.rank)
     size = x.shape[axis]
     if isinstance(size, int) and sum(sizes) != size:
         raise im.invalid(f"parts of {tuple(sizes)} do not make up the axis of size {size}")
     if min(sizes, default=0) < 0:
         raise im.invalid(f"parts of {tuple(sizes)}")
+    if isinstance(x, Constant):
+        return tuple(Constant(part) for part in np.split(x.array, np.cumsum(sizes)[:-1], axis))
     if 0 in sizes:
         whole = iter(split(im, x, axis, [*filter(None, sizes)]))
         empty = im.empty((*x.shape[:axis], 0, *x.shape[axis + 1 :]), x.dtype)

@@ -13,7 +13,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import softplus, softsign
 from onnx2ncnn_opt.onnx.lower.functional.binary import added, binary, number
-from onnx2ncnn_opt.onnx.lower.functional.concat import concat, joined, parts
+from onnx2ncnn_opt.onnx.lower.functional.concat import concat, joined
 from onnx2ncnn_opt.onnx.lower.functional.crop import split
 from onnx2ncnn_opt.onnx.lower.functional.gather import gather
 from onnx2ncnn_opt.onnx.lower.functional.matmul import matmul
@@ -153,7 +153,7 @@ class Unrolled:
     def _parts(self, x: Value, axis: int = -1) -> list[Value]:
         """Split an axis into parts of the size of a state."""
         [length] = known([x.shape[axis]])
-        return list(parts(self.im, x, axis, (self.hidden,) * (length // self.hidden)))
+        return list(split(self.im, x, axis, (self.hidden,) * (length // self.hidden)))
 
     def _run(self, x: Tensor, states: Sequence[Value | None], b: Value | None, step: _Step) -> tuple[Value, ...]:
         """Return Y [steps, directions, batch, hidden] and the last states [directions, batch, hidden]."""
