@@ -44,6 +44,10 @@ class Tensor:
         """Return the same blob under another view."""
         return Tensor(self.blob, view, self.dtype)
 
+    def of_type(self, dtype: np.dtype[np.generic]) -> Tensor:
+        """Return the same blob as elements of another ONNX type."""
+        return Tensor(self.blob, self.view, dtype)
+
     def transpose(self, order: Sequence[int]) -> Tensor:
         """Return the same blob with its axes in another order."""
         return self.viewed(self.view.transpose(order))

@@ -17,7 +17,7 @@ from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, as_float, float_value, number_value, wrapped_around
 from onnx2ncnn_opt.onnx.lower.functional.where import where
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float
+from onnx2ncnn_opt.onnx.value import BOOL, Constant, Tensor, Value, held_as_float
 
 _MOST_BITS = 16  # if both operands are tensors; each bit costs seven layers
 _EXACT_BITS = 24
@@ -45,35 +45,35 @@ def less_or_equal(im: ImportContext, a: Value, b: Value) -> Tensor:
 @onnx_op("Or", since=7, integers=True, axes="each", folds=True)
 def or_(im: ImportContext, a: Value, b: Value) -> Tensor:
     """BinaryOp max."""
-    return logic.bools(im, binary(im, BinaryOp.MAX, float_value(im, a), float_value(im, b)))
+    return binary(im, BinaryOp.MAX, float_value(im, a), float_value(im, b)).of_type(BOOL)
 
 
 @onnx_op("Xor", since=7, integers=True, axes="each", folds=True)
 def xor(im: ImportContext, a: Value, b: Value) -> Tensor:
     """BinaryOp sub and UnaryOp abs."""
-    return logic.bools(im, im.apply(binary(im, BinaryOp.SUB, float_value(im, a), float_value(im, b)), UnaryOp.ABS))
+    return im.apply(binary(im, BinaryOp.SUB, float_value(im, a), float_value(im, b)), UnaryOp.ABS).of_type(BOOL)
 
 
 @onnx_op("Not", integers=True, axes="each", folds=True)
 def not_(im: ImportContext, x: Tensor) -> Tensor:
     """1 - x."""
-    return logic.bools(im, logic.one_minus(im, as_float(im, x)))
+    return logic.one_minus(im, as_float(im, x)).of_type(BOOL)
 
 
 @onnx_op("IsNaN", since=9, selects=True, axes="each", folds=True)
 def is_nan(im: ImportContext, x: Tensor) -> Tensor:
     """1 - Threshold(|x| > -1), which is 1 for NaN only."""
-    return logic.bools(im, logic.one_minus(im, logic.threshold(im, im.apply(x, UnaryOp.ABS), -1.0)))
+    return logic.one_minus(im, logic.threshold(im, im.apply(x, UnaryOp.ABS), -1.0)).of_type(BOOL)
 
 
 @onnx_op("IsInf", since=10, selects=True, axes="each", folds=True)
 def is_inf(im: ImportContext, x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) -> Tensor:
     """Threshold above the largest finite number."""
     if not detect_negative and not detect_positive:
-        return logic.bools(im, logic.threshold(im, logic.negative(im, im.apply(x, UnaryOp.ABS)), 0.0))
+        return logic.threshold(im, logic.negative(im, im.apply(x, UnaryOp.ABS)), 0.0).of_type(BOOL)
     if detect_negative:
         x = im.apply(x, UnaryOp.ABS if detect_positive else UnaryOp.NEG)
-    return logic.bools(im, logic.threshold(im, x, FLT_MAX))
+    return logic.threshold(im, x, FLT_MAX).of_type(BOOL)
 
 
 @onnx_op("BitShift", since=11, integers=True, axes="each")
@@ -121,8 +121,7 @@ def bitwise_not(im: ImportContext, x: Tensor) -> Value:
 
 
 def _of_type(im: ImportContext, x: Value, like: Value) -> Tensor:
-    x = im.tensor(x)
-    return wrapped_around(im, Tensor(x.blob, x.view, held_as_float(like.dtype)))
+    return wrapped_around(im, im.tensor(x).of_type(held_as_float(like.dtype)))
 
 
 def _common(im: ImportContext, a: Value, b: Value) -> Value:

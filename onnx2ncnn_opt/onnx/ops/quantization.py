@@ -118,7 +118,7 @@ def _kernel(im: ImportContext, w: Value, zero_point: Zero) -> Value:
 
 def _whole(x: Value) -> Value:
     """Return a result as an integer tensor."""
-    return Tensor(x.blob, x.view, held_as_float(np.dtype(np.int32))) if isinstance(x, Tensor) else x
+    return x.of_type(held_as_float(np.dtype(np.int32))) if isinstance(x, Tensor) else x
 
 
 @onnx_op("QLinearAdd", domain=MICROSOFT, integers=True, quantises=True)

@@ -191,8 +191,7 @@ def _resize(im: ImportContext, x: Value, axes: list[_Axis], sampling: _Sampling)
         raise im.refuse(f"mode {sampling.mode} of {x.dtype}: ncnn's is between integers", "cast to float before")
     if x.dtype.itemsize > 2 and not is_held_as_float(x.dtype):
         raise im.refuse(f"numbers of {x.dtype}, not all of which float32 holds exactly", "cast to float before")
-    y = _resize_floats(im, as_float(im, x), axes, sampling)
-    return Tensor(y.blob, y.view, held_as_float(x.dtype))
+    return _resize_floats(im, as_float(im, x), axes, sampling).of_type(held_as_float(x.dtype))
 
 
 def _changed(im: ImportContext, axes: list[_Axis], sampling: _Sampling) -> list[_Axis]:

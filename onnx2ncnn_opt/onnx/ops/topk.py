@@ -93,7 +93,7 @@ def top_k10(
     shape, back = (*(x.shape[a] for a in perm[:-1]), count), [perm.index(a) for a in range(x.rank)]
     numbers = im.tensor(gather_elements(im, flat, indices, axis=1))
     values, places = (im.tensor(im.reshape(y, shape)).transpose(back) for y in (numbers, indices))
-    return values, Tensor(places.blob, places.view, _INDEX)
+    return values, places.of_type(_INDEX)
 
 
 def _are_rounds_better(rows: Dim | None, size: int, count: int) -> bool:
@@ -133,7 +133,7 @@ def _in_rounds(im: ImportContext, x: Tensor, order: Tensor, axis: int, size: int
     # No number equals NaN, so `first` may be 0 in a row with NaN.
     places = im.apply(concat(im, *from_ends, axis=axis), BinaryOp.MAX, 1.0)
     indices = im.apply(places, BinaryOp.RSUB, float(size))
-    return Tensor(values.blob, values.view, x.dtype), Tensor(indices.blob, indices.view, _INDEX)
+    return values.of_type(x.dtype), indices.of_type(_INDEX)
 
 
 def _ranks(im: ImportContext, x: Tensor, size: int) -> Tensor:
@@ -155,4 +155,4 @@ def _of_rank(im: ImportContext, ranks: Tensor, size: int, count: int) -> Tensor:
     own = Constant(np.arange(size, dtype=np.float32))
     index = im.tensor(binary(im, BinaryOp.MUL, between(im, distance, -0.5, 0.5), own))
     indices = reduce(im, index, "ReduceMax", (2,), 0)  # in a row with NaN, two elements may have the same rank
-    return Tensor(indices.blob, indices.view, _UNSIGNED)
+    return indices.of_type(_UNSIGNED)

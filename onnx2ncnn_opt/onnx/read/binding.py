@@ -3,17 +3,20 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.errors import ModelError, UsageError
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, shape_text, symbol
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, named, shape_text, symbol
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.read.given import Equations, GivenShapes, given_size, listed_sizes
 
 LARGEST_VALUE = 2**26  # elements; a larger array is not a flag or threshold
+
+
+Info = TypeVar("Info", bound="TensorInfo")
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,10 @@ class TensorInfo:
     name: str
     dtype: onnx_ir.DataType
     shape: Shape | None
+
+    def bound(self: Info, sizes: Mapping[str, Dim]) -> Info:
+        """Return the input or output with numbers or other names for dynamic dimensions."""
+        return self if self.shape is None else replace(self, shape=named(self.shape, sizes))
 
     def __str__(self) -> str:
         shape = "unknown shape" if self.shape is None else shape_text(self.shape)

@@ -1,12 +1,11 @@
 """Sizes of models that cache keys and values between runs: the batch is 1, and no size comes from an empty cache."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import onnx_ir
 
-from onnx2ncnn_opt.ir.dim import Dim, Sym, named, symbol, total_length
+from onnx2ncnn_opt.ir.dim import Dim, Sym, symbol, total_length
 from onnx2ncnn_opt.onnx.read.binding import InputInfo, LengthInfo, TensorInfo
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 
@@ -15,8 +14,6 @@ _SEQUENCE = 2  # the axis of [batch, heads, sequence, width]
 _ATTENTION = frozenset({"Attention", "GroupQueryAttention", "MultiHeadAttention"})
 
 _VIEWS = frozenset({"Cast", "Reshape", "Squeeze", "Unsqueeze"})
-
-_Info = TypeVar("_Info", bound=TensorInfo)
 
 
 class Lengths(NamedTuple):
@@ -52,18 +49,13 @@ def is_past(value: onnx_ir.Value) -> bool:
     )
 
 
-class Bound(NamedTuple):
-    """Inputs and outputs of a model, and an extra input of its net: a row as long as past and new tokens together."""
-
-    inputs: tuple[InputInfo, ...]
-    outputs: tuple[TensorInfo, ...]
-    length: LengthInfo | None
-
-
-def bind_lengths(graph: onnx_ir.Graph, inputs: Sequence[InputInfo], outputs: Sequence[TensorInfo]) -> Bound:
+def bind_lengths(
+    graph: onnx_ir.Graph, inputs: Sequence[InputInfo], outputs: Sequence[TensorInfo]
+) -> tuple[tuple[InputInfo, ...], tuple[TensorInfo, ...], LengthInfo | None]:
     """Bind the batch of a model with caches to 1, and the mask's length to the number of past and new tokens.
 
-    A model without such a mask gets an input of that length: its net cannot read the past's length from unset caches.
+    Return inputs and outputs; and for a model without such a mask an extra input of the net: a row as long as past and
+    new tokens together, because the net cannot read the past's length from unset caches.
     """
     pasts = [info for value, info in _pairs(graph, inputs) if is_past(value)]
     lengths = {str(info.shape[_SEQUENCE]): info.shape[_SEQUENCE] for info in pasts}
@@ -86,8 +78,7 @@ def bind_lengths(graph: onnx_ir.Graph, inputs: Sequence[InputInfo], outputs: Seq
                 shape = (1, past + new[0])
                 [(size, _)] = ids.items()
                 extra = LengthInfo(_fresh(graph), onnx_ir.DataType.INT32, shape, names[size], pasts[0].name)
-    bound = tuple(_bound(info, sizes) for info in inputs), tuple(_bound(info, sizes) for info in outputs)
-    return Bound(*bound, extra)
+    return tuple(info.bound(sizes) for info in inputs), tuple(info.bound(sizes) for info in outputs), extra
 
 
 def _fresh(graph: onnx_ir.Graph) -> str:
@@ -115,12 +106,6 @@ def _is_sum(name: str, past: Dim, others: Mapping[str, Dim]) -> bool:
     """Return True if the exporter named a size as the sum of the past's length and another one."""
     total = parsed_size(name, {str(past): past, **{other: size for other, size in others.items() if other != name}})
     return isinstance(total, Sym) and str(past) in total.names()
-
-
-def _bound(info: _Info, sizes: Mapping[str, Dim]) -> _Info:
-    if info.shape is None:
-        return info
-    return replace(info, shape=named(info.shape, sizes))
 
 
 def past_lengths(inputs: Sequence[InputInfo]) -> Lengths | None:

@@ -17,7 +17,7 @@ import onnx_ir
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
 from onnx2ncnn_opt.errors import ModelError
-from onnx2ncnn_opt.ir.dim import Dim, named
+from onnx2ncnn_opt.ir.dim import Dim
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.read import constants, structure
 from onnx2ncnn_opt.onnx.read.binding import InputInfo, LengthInfo, TensorInfo, bind, bind_values
@@ -67,11 +67,9 @@ class LoadedModel:
     def bound(self, sizes: Mapping[str, Dim]) -> LoadedModel:
         """Return the model with numbers or other names for dynamic dimensions."""
 
-        inputs = tuple(replace(info, shape=named(info.shape, sizes)) for info in self.inputs)
-        outputs = tuple(
-            info if info.shape is None else replace(info, shape=named(info.shape, sizes)) for info in self.outputs
-        )
-        length = self.length and replace(self.length, shape=named(self.length.shape, sizes))
+        inputs = tuple(info.bound(sizes) for info in self.inputs)
+        outputs = tuple(info.bound(sizes) for info in self.outputs)
+        length = self.length and self.length.bound(sizes)
         return replace(self, inputs=inputs, outputs=outputs, length=length)
 
     @property

@@ -24,9 +24,9 @@ LARGEST_EXACT = 2**24
 def cast_to(im: ImportContext, x: Tensor, target: np.dtype[np.generic]) -> Tensor:
     """Cast a tensor with ONNX's rounding; raise Refusal if float32 cannot represent the numbers."""
     if target == np.bool_:
-        return x if x.dtype == np.bool_ else Tensor(nonzero(im, x).blob, x.view, BOOL)
+        return x if x.dtype == np.bool_ else nonzero(im, x).of_type(BOOL)
     if is_float(target) and target.itemsize >= 2:
-        return Tensor(as_float(im, x).blob, x.view, target)
+        return as_float(im, x).of_type(target)
     if target.kind in "iu" and is_float(x.dtype):
         whole = im.layer("UnaryOp", x.blob, op_type=UnaryOp.TRUNC)
         return wrapped_around(im, Tensor(whole, x.view, held_as_float(target)))
@@ -34,8 +34,8 @@ def cast_to(im: ImportContext, x: Tensor, target: np.dtype[np.generic]) -> Tenso
     is_lost = x.dtype.kind == "i" and target.kind == "u" and target.itemsize >= _NARROW
     if target.kind in "iu" and x.dtype.kind in "iub" and not is_lost:
         if x.dtype == np.bool_ or np.can_cast(x.dtype, target) or target.itemsize >= _NARROW:
-            return Tensor(x.blob, x.view, held_as_float(target) if is_held_as_float(x.dtype) else target)
-        return wrapped_around(im, Tensor(as_float(im, x).blob, x.view, held_as_float(target)))
+            return x.of_type(held_as_float(target) if is_held_as_float(x.dtype) else target)
+        return wrapped_around(im, as_float(im, x).of_type(held_as_float(target)))
     raise im.refuse(f"ncnn cannot cast {x.dtype} to {target} at run time", "cast to float32, int32 or bool instead")
 
 
@@ -56,7 +56,7 @@ def as_float(im: ImportContext, x: Tensor) -> Tensor:
     if is_float(x.dtype):
         return x
     if is_held_as_float(x.dtype):
-        return Tensor(x.blob, x.view, _FLOAT)
+        return x.of_type(_FLOAT)
     if x.dtype.kind not in "iub":
         raise im.refuse(f"ncnn cannot read {x.dtype}", "cast it to float32 in the model")
     scale = {"scale_data": np.ones(1, np.float32)}
@@ -67,7 +67,7 @@ def as_numbers(im: ImportContext, x: Tensor) -> Tensor:
     """Return the tensor with elements that ncnn can compare: int32 inputs become float32."""
     if is_float(x.dtype) or is_held_as_float(x.dtype):
         return x
-    return Tensor(as_float(im, x).blob, x.view, held_as_float(x.dtype))
+    return as_float(im, x).of_type(held_as_float(x.dtype))
 
 
 def number_value(im: ImportContext, x: Value) -> Value:

@@ -228,7 +228,7 @@ def flat_indices(im: ImportContext, indices: Tensor, sizes: Shape, batch_dims: i
 
 def as_indices(im: ImportContext, x: Value) -> Tensor:
     """Return computed indices that are not negative, as unsigned numbers."""
-    return Tensor(im.tensor(x).blob, im.tensor(x).view, held_as_float(np.dtype(np.uint32)))
+    return im.tensor(x).of_type(held_as_float(np.dtype(np.uint32)))
 
 
 def _take(im: ImportContext, data: Tensor, indices: list[Array], shape: Shape) -> Tensor:

@@ -30,11 +30,6 @@ def one_minus(im: ImportContext, x: Value) -> Tensor:
     return im.apply(x, BinaryOp.RSUB, 1.0)
 
 
-def bools(im: ImportContext, x: Tensor) -> Tensor:
-    """Return a tensor of 0 and 1 as bools."""
-    return Tensor(x.blob, x.view, BOOL)
-
-
 def _below(limit: float) -> float:
     """Return the next smaller float32 that is not denormal: ncnn flushes these to 0."""
     below = float(np.nextafter(np.float32(limit), np.float32(-np.inf)))
@@ -65,12 +60,12 @@ def _not(im: ImportContext, differs: Tensor, *operands: Value) -> Tensor:
 
 def greater(im: ImportContext, a: Value, b: Value) -> Tensor:
     """Threshold of the difference."""
-    return bools(im, _compare(im, a, b, equal=False))
+    return _compare(im, a, b, equal=False).of_type(BOOL)
 
 
 def greater_or_equal(im: ImportContext, a: Value, b: Value) -> Tensor:
     """Threshold of the difference."""
-    return bools(im, _compare(im, a, b, equal=True))
+    return _compare(im, a, b, equal=True).of_type(BOOL)
 
 
 def equal(im: ImportContext, a: Value, b: Value) -> Tensor:
@@ -81,13 +76,13 @@ def equal(im: ImportContext, a: Value, b: Value) -> Tensor:
         a, b = b, a
     if isinstance(a, Tensor) and isinstance(b, Constant) and b.scalar is not None:
         if np.isinf(b.scalar):
-            return bools(im, with_rank(threshold(im, a if b.scalar > 0 else negative(im, a), FLT_MAX), len(shape)))
+            return with_rank(threshold(im, a if b.scalar > 0 else negative(im, a), FLT_MAX), len(shape)).of_type(BOOL)
         if np.isfinite(b.scalar):
-            return bools(im, with_rank(between(im, a, _below(b.scalar), b.scalar), len(shape)))
+            return with_rank(between(im, a, _below(b.scalar), b.scalar), len(shape)).of_type(BOOL)
     distance = binary(im, BinaryOp.SUB, a, b)
     if im.range_of(a).may_be_inf and im.range_of(b).may_be_inf:
-        return bools(im, _not(im, threshold(im, im.apply(distance, UnaryOp.ABS), 0.0), a, b))
-    return bools(im, between(im, distance, -FLT_MIN, 0.0))
+        return _not(im, threshold(im, im.apply(distance, UnaryOp.ABS), 0.0), a, b).of_type(BOOL)
+    return between(im, distance, -FLT_MIN, 0.0).of_type(BOOL)
 
 
 def between(im: ImportContext, x: Tensor, low: float, high: float) -> Tensor:
@@ -98,4 +93,4 @@ def between(im: ImportContext, x: Tensor, low: float, high: float) -> Tensor:
 
 def and_(im: ImportContext, a: Value, b: Value) -> Tensor:
     """BinaryOp mul."""
-    return bools(im, binary(im, BinaryOp.MUL, float_value(im, a), float_value(im, b)))
+    return binary(im, BinaryOp.MUL, float_value(im, a), float_value(im, b)).of_type(BOOL)

@@ -67,8 +67,7 @@ def dynamic_quantize_linear(im: ImportContext, x: Tensor) -> tuple[Value, ...]:
     empty = binary(im, BinaryOp.SUB, number(1), im.unary(width, "Threshold", threshold=0.0))
     scale = binary(im, BinaryOp.ADD, width, empty)  # a tensor of zeros has the scale 1
     lowest = binary(im, BinaryOp.SUB, number(0), binary(im, BinaryOp.DIV, low, scale))
-    zero = im.apply(im.unary(lowest, "Clip", min=0.0, max=255.0), UnaryOp.ROUND)
-    zero = Tensor(zero.blob, zero.view, held_as_float(_UINT8))
+    zero = im.apply(im.unary(lowest, "Clip", min=0.0, max=255.0), UnaryOp.ROUND).of_type(held_as_float(_UINT8))
     return quantized(im, divided(im, x, scale), zero, _UINT8), scale, zero
 
 
@@ -111,7 +110,7 @@ def quantized(im: ImportContext, x: Value, zero_point: Value | None, dtype: np.d
     else:
         x = binary(im, BinaryOp.ADD, im.apply(x, UnaryOp.ROUND), zero)
         x = im.unary(x, "Clip", min=float(low), max=float(high))
-    return Tensor(x.blob, x.view, held_as_float(dtype))
+    return x.of_type(held_as_float(dtype))
 
 
 def _divided(im: ImportContext, x: Tensor, scale: Value) -> Value:

@@ -102,7 +102,7 @@ def arg_max(im: ImportContext, x: Tensor, *, axis: int = 0, keepdims: int = 1, s
     """Threshold of the distance to the largest number, and Reduction of the indices where the distance is 0."""
     marked = mark_largest(im, as_numbers(im, x), axis, last=bool(select_last_index))
     index = reduce(im, marked, "ReduceMax" if select_last_index else "ReduceMin", (axis,), keepdims)
-    return Tensor(index.blob, index.view, held_as_float(np.dtype(np.int64)))
+    return index.of_type(held_as_float(np.dtype(np.int64)))
 
 
 def mark_largest(im: ImportContext, x: Tensor, axis: int, *, last: bool) -> Tensor:

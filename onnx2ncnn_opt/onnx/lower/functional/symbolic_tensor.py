@@ -16,8 +16,7 @@ from onnx2ncnn_opt.onnx.value import Constant, SymbolicTensor, Tensor, Value, he
 
 def computed(im: ImportContext, x: SymbolicTensor) -> Tensor:
     """Return the sum of the cells' terms, each a constant times a product of indices and sizes."""
-    result = im.tensor(spread(im, _sum(im, x), x.shape))
-    return Tensor(result.blob, result.view, held_as_float(x.dtype))
+    return im.tensor(spread(im, _sum(im, x), x.shape)).of_type(held_as_float(x.dtype))
 
 
 def _sum(im: ImportContext, x: SymbolicTensor) -> Value:

@@ -44,7 +44,7 @@ def where(im: ImportContext, condition: Value, a: Value, b: Value) -> Value:
     if isinstance(condition, Constant) and (condition.array.all() or not condition.array.any()):
         return spread(im, a if condition.array.all() else b, shape)
     chosen = im.tensor(spread(im, _where(im, condition, float_value(im, a), float_value(im, b)), shape))
-    return chosen if is_float(a.dtype) else Tensor(chosen.blob, chosen.view, held_as_float(a.dtype))
+    return chosen if is_float(a.dtype) else chosen.of_type(held_as_float(a.dtype))
 
 
 def _where(im: ImportContext, condition: Value, a: Value, b: Value) -> Value:
