@@ -17,7 +17,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.items import NodeView, require
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.quantize import dequantize_linear, dynamic_quantize_linear
-from onnx2ncnn_opt.onnx.lower.functional.rnn import Attributes, Unrolled
+from onnx2ncnn_opt.onnx.lower.functional.rnn import Attributes, Unrolled, is_zero
 from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Operand, SymbolicTensor, Tensor, Value
 
@@ -76,7 +76,7 @@ def lstm(
     if p is not None and p.shape != (node.count, 3 * inputs.r.shape[-1]):
         raise im.invalid(f"input P has shape {list(p.shape)}, not {[node.count, 3 * inputs.r.shape[-1]]}")
     states = [inputs.initial_h, initial_c]
-    plain = p is None or (isinstance(p, Constant) and not p.array.any())
+    plain = is_zero(p)
     if plain and node.fits:
         return node.layer(states)
     return node.arranged(node.unrolled.lstm(node.steps_first, node.directions_first(states), None if plain else p))
@@ -244,7 +244,7 @@ class _Node:
             if state is not None and state.shape != expected:
                 reason = f"an initial state has shape {shape_text(state.shape)}, not {shape_text(expected)}"
                 raise self.im.invalid(reason, zip(state.shape, expected, strict=False))
-        kept = [None if _is_zero(state) else state for state in states]
+        kept = [None if is_zero(state) else state for state in states]
         return [self.im.tensor(state) if isinstance(state, SymbolicTensor) else state for state in kept]
 
     @property
@@ -271,9 +271,3 @@ class _Node:
 
     def _transposed(self, x: Value, order: tuple[int, ...]) -> Value:
         return x.transpose(order) if self.attrs.layout else x
-
-
-def _is_zero(state: Operand | None) -> bool:
-    if isinstance(state, SymbolicTensor):
-        return state.cells.dtype != object and not state.cells.any()
-    return isinstance(state, Constant) and not state.array.any()

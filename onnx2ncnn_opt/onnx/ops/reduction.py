@@ -25,15 +25,8 @@ def _register(name: str, operation: Reduction, axes_input: int) -> None:
         return reduce(im, x, name, axes or None, keepdims)
 
     reduction.__doc__ = f"Reduction {operation.name.lower()}; constant axes."
-    domains = {0: _DOMAINS[name]} if name in _DOMAINS else None
-    register = partial(
-        onnx_op,
-        name,
-        integers=name in _OF_INTEGERS,
-        domains=domains,
-        items=items.reduced(None, "axes", 1),
-        folds=True,
-    )
+    domains, rule = {0: _DOMAINS[name]} if name in _DOMAINS else None, items.reduced(None, "axes", 1)
+    register = partial(onnx_op, name, integers=name in _OF_INTEGERS, domains=domains, items=rule, folds=True)
     register(later=("axes", "noop_with_empty_axes"))(reduction)
     register(since=axes_input)(reduction)
 

@@ -286,7 +286,7 @@ class _FloatConversion:
         value = onnx_ir.Value(
             name=name,
             shape=onnx_ir.Shape(array.shape),
-            type=onnx_ir.TensorType(onnx_ir.DataType.FLOAT),
+            type=onnx_ir.TensorType(onnx_ir.DataType.from_numpy(array.dtype)),
             const_value=onnx_ir.tensor(array, name=name),
         )
         self._graph.register_initializer(value)
@@ -331,10 +331,7 @@ class _FloatConversion:
                 continue
             self._current = old.producer()  # type: ignore[assignment]
             scale, zero = np.array(quantised.scale, np.float32), np.array(quantised.zero, quantised.dtype)
-            step, name = self._initializer(scale), self._name("zero")
-            point = onnx_ir.Value(name=name, const_value=onnx_ir.tensor(zero, name=name))
-            self._graph.register_initializer(point)
-            [new] = self._node("QuantizeLinear", [quantised.value, step, point])
+            [new] = self._node("QuantizeLinear", [quantised.value, *map(self._initializer, (scale, zero))])
             self._supersede(old, new)
         self._remove_dead()
         for node in self._graph:

@@ -217,11 +217,9 @@ class _TailCandidates:
                 continue
             if isinstance(item, SymbolicTensor):
                 read[name] = Sizes(self._cells(item) or [], item.shape, item.dtype)
-            elif isinstance(item, Constant):
-                read[name] = item
-            elif name in self._inputs:
+            elif name in self._inputs and not isinstance(item, Constant):
                 read[name] = self._inputs[name]
-            elif isinstance(item, Tensor):
+            elif isinstance(item, (Constant, Tensor)):
                 read[name] = item
         return read
 

@@ -3,6 +3,7 @@
 Every size is checked against the available bytes. Field numbers are from onnx.proto.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -99,9 +100,7 @@ def tensor(message: Message) -> NDArray[Any]:
     dtype, shape = np.dtype(type_name(message.integer(2))), message.ints(1)
     if message.all_bytes(13) or message.integer(14):
         raise ValueError("its data are outside of the file")
-    count = 1
-    for size in shape:
-        count *= max(size, -1)
+    count = math.prod(max(size, -1) for size in shape)
     field, kind = _TYPED.get(dtype.name, (5, ""))
     if message.all_bytes(9):
         [raw] = message.all_bytes(9)

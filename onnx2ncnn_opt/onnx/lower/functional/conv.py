@@ -22,7 +22,7 @@ def conv(im: ImportContext, x: Tensor, w: Value, b: Value | None = None, *, attr
     stride = attrs.strides or (1,) * n
     # A kernel of one tap needs no dilation; without packing, ncnn crashes on a dilation larger than the image.
     dilation = tuple(1 if k == 1 else d for k, d in zip(kernel, attrs.dilations or (1,) * n, strict=True))
-    begins_ends = same_pads(im, x.shape[2:], attrs.auto_pad, attrs.pads, kernel, dilation, stride)
+    begins_ends = same_pads(im, x, attrs, kernel, dilation, stride)
     params = window_params(kernel, stride, begins_ends, dilation) | ({} if group == 1 else {"group": group})
     kind = ("Convolution" if group == 1 else "ConvolutionDepthWise") + SUFFIX[n]
     if isinstance(w, Tensor):

@@ -78,7 +78,7 @@ def _window(
     if auto_pad.startswith("SAME") and any(d != 1 for d in dilations):
         # ONNX Runtime ignores the dilations when it computes the pads.
         raise im.refuse(f"auto_pad {auto_pad} with dilations {dilations}", "export it with explicit pads")
-    pads = same_pads(im, x.shape[2:], auto_pad, attrs.pads, kernel, dilations, strides, explicit=explicit)
+    pads = same_pads(im, x, attrs, kernel, dilations, strides, explicit=explicit)
     window = _PoolWindow(kernel, dilations, strides, pads, (0,) * n)
     if min(pads) < 0:
         return window._replace(pads=(0,) * 2 * n, mode=PadMode[auto_pad])

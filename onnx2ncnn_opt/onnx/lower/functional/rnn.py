@@ -19,7 +19,7 @@ from onnx2ncnn_opt.onnx.lower.functional.gather import gather
 from onnx2ncnn_opt.onnx.lower.functional.matmul import matmul
 from onnx2ncnn_opt.onnx.lower.functional.views import transposed
 from onnx2ncnn_opt.onnx.lower.memory_budget import MOST_STEPS
-from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Operand, SymbolicTensor, Tensor, Value
 
 _Function = Callable[..., Value]
 # Takes a direction, the input's products, and the states.
@@ -196,7 +196,10 @@ def _part(im: ImportContext, x: Value, direction: int) -> Value:
     return Constant(x.array[direction]) if isinstance(x, Constant) else gather(im, x, Constant(np.array(direction)))
 
 
-def _is_zero(x: Value | None) -> bool:
+def is_zero(x: Operand | None) -> bool:
+    """Return True for an operand that is absent, or has only zeros."""
+    if isinstance(x, SymbolicTensor):
+        return x.cells.dtype != object and not x.cells.any()
     return x is None or (isinstance(x, Constant) and not x.array.any())
 
 
@@ -209,9 +212,9 @@ def _total(im: ImportContext, *terms: Value | None) -> Value:
 
 def _times(im: ImportContext, a: Value | None, b: Value | None) -> Value | None:
     """Return a * b; None if one of them is 0."""
-    return None if a is None or b is None or _is_zero(a) or _is_zero(b) else binary(im, BinaryOp.MUL, a, b)
+    return None if a is None or b is None or is_zero(a) or is_zero(b) else binary(im, BinaryOp.MUL, a, b)
 
 
 def _product(im: ImportContext, state: Value | None, r: Value) -> Value | None:
     """state @ r.T; None for a state of zeros."""
-    return None if state is None or _is_zero(state) else matmul(im, im.tensor(state), transposed(r))
+    return None if state is None or is_zero(state) else matmul(im, im.tensor(state), transposed(r))

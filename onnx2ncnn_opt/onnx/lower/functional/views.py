@@ -1,6 +1,7 @@
 """Changes of a tensor's axes, most of which need no layer, and repetition along axes."""
 
 from collections.abc import Collection, Sequence
+from itertools import groupby
 
 from onnx2ncnn_opt.ir.dim import shape_text
 from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, View, flat
@@ -98,10 +99,5 @@ def dims_around(x: Tensor, axes: Collection[int]) -> tuple[list[tuple[int, ...]]
         here = sorted(dims, key=lambda dim: places[dim] or 0)
         is_laid_out = None not in places.values() and not (len(dims) == MAX_DIMS and here[0][0] in axes)
         return here if is_laid_out else dims, batch
-    merged: list[tuple[int, ...]] = []
-    for group in dims:
-        if merged and group[0] not in axes and merged[-1][-1] not in axes:
-            merged[-1] += group
-        else:
-            merged.append(group)
-    return merged, batch
+    others = groupby((axis for (axis,) in dims), lambda axis: axis if axis in axes else None)
+    return [tuple(run) for _, run in others], batch

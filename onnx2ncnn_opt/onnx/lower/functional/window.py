@@ -1,12 +1,11 @@
 """Common parts of convolutions and poolings: parameters per axis, pads, and ONNX's auto_pad."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from onnx2ncnn_opt.ir.codes import SAME_LOWER, SAME_UPPER
-from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.value import Ints
+from onnx2ncnn_opt.onnx.value import Ints, Tensor
 
 # By number of spatial axes: their names, outermost first as in ONNX, and the suffix of ncnn's layer types.
 AXES = {1: ("w",), 2: ("h", "w"), 3: ("d", "h", "w")}
@@ -36,6 +35,9 @@ class PoolAttributes(NamedTuple):
     strides: Ints = ()
 
 
+Padded: TypeAlias = ConvAttributes | PoolAttributes
+
+
 def spatial(name: str, values: Sequence[int]) -> dict[str, int]:
     """Return values per spatial axis as ncnn's parameters such as ``kernel_w``."""
     return {f"{name}_{axis}": int(value) for axis, value in zip(AXES[len(values)], values, strict=True)}
@@ -54,21 +56,13 @@ def pad_params(pads: Sequence[int]) -> dict[str, int]:
 
 
 def same_pads(
-    im: ImportContext,
-    shape: Shape,
-    auto_pad: str,
-    pads: Ints,
-    kernel: Ints,
-    dilation: Ints,
-    stride: Ints,
-    *,
-    explicit: bool = False,
+    im: ImportContext, x: Tensor, attrs: Padded, kernel: Ints, dilation: Ints, stride: Ints, *, explicit: bool = False
 ) -> Ints:
-    """Return the pads that `auto_pad` stands for, for an operand of spatial `shape` (ONNX Conv, opset 11).
+    """Return the pads that `auto_pad` stands for (ONNX Conv, opset 11).
 
     Unless they have to be `explicit`, they may all be ncnn's code for pads that depend on dynamic sizes.
     """
-    n = len(kernel)
+    n, shape, auto_pad, pads = len(kernel), x.shape[2:], attrs.auto_pad, attrs.pads
     if auto_pad in ("NOTSET", ""):
         if any(p < 0 for p in pads):
             raise im.refuse(f"pads {pads} are negative", "export it with a Slice before it")
