@@ -7,7 +7,7 @@ import onnx_ir
 
 from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.fold.sizes.cells import sizes_of
+from onnx2ncnn_opt.onnx.fold.sizes.cells import numbers, or_none
 from onnx2ncnn_opt.onnx.lower.builder import Refusal
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.registry import Input, OnnxOp
@@ -73,7 +73,7 @@ def _constant_argument(declared: Input, operand: Constant | SymbolicTensor) -> A
     """Return an operand that is known now as the type that the signature declares."""
     if declared.type in (Ints, Sizes) and operand.dtype.kind not in "iu":
         raise Refusal(f"input {declared.name} is {operand.dtype}, not of integers")
-    elements = operand.array.reshape(-1) if isinstance(operand, Constant) else sizes_of(operand)
+    elements = operand.array.reshape(-1) if isinstance(operand, Constant) else or_none(numbers, operand)
     if elements is None or (isinstance(operand, SymbolicTensor) and declared.type != Sizes):
         raise Refusal(f"input {declared.name} depends on a dynamic dimension", "bind it with --shape")
     if declared.type == Sizes:

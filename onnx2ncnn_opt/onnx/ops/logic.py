@@ -70,7 +70,7 @@ def is_nan(im: ImportContext, x: Tensor) -> Tensor:
 def is_inf(im: ImportContext, x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) -> Tensor:
     """Threshold above the largest finite number."""
     if not detect_negative and not detect_positive:
-        return logic.threshold(im, logic.negative(im, im.apply(x, UnaryOp.ABS)), 0.0).of_type(BOOL)
+        return logic.threshold(im, im.apply(im.apply(x, UnaryOp.ABS), UnaryOp.NEG), 0.0).of_type(BOOL)
     if detect_negative:
         x = im.apply(x, UnaryOp.ABS if detect_positive else UnaryOp.NEG)
     return logic.threshold(im, x, FLT_MAX).of_type(BOOL)

@@ -9,7 +9,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, axis_index, is_fixed, known, product
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
-from onnx2ncnn_opt.onnx.fold.sizes.cells import Known, as_symbolic, is_dynamic, materialised_or_none
+from onnx2ncnn_opt.onnx.fold.sizes.cells import Known, as_symbolic, is_dynamic, materialised, or_none
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import add, binary, maximum, minimum, mul, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MIN, as_float, as_numbers
@@ -65,7 +65,7 @@ def _scatter_beside(
     open_axes = [k for k, size in enumerate(x.shape) if isinstance(size, Sym)]
     kept = [k for k in range(last) if k not in open_axes]
     for k in (*kept, last):
-        x = materialised_or_none(x, k) or x
+        x = or_none(materialised, x, k) or x
     cells = np.moveaxis(x.cells, -1, 0).reshape(depth, -1)
     found = [run_of(row[0], x.rank) if (row == row[0]).all() else None for row in cells]
     runs = {run.axis: (axis, run.start) for axis, run in enumerate(found) if run is not None and run.axis in open_axes}
@@ -132,7 +132,7 @@ def scatter_elements(
 
 def _rows_of(indices: Known, axis: int) -> Array | None:
     """Return the indices of rows along an axis; None if they are dynamic, or are not the same for all other axes."""
-    listed = materialised_or_none(as_symbolic(indices), axis)
+    listed = or_none(materialised, as_symbolic(indices), axis)
     if listed is None or is_dynamic(*listed.cells.flat):
         return None
     rows = np.moveaxis(listed.cells, axis, 0).reshape(listed.cells.shape[axis], -1).astype(np.int64)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ Operator = Callable[[Sequence[SymbolicTensor], Attributes], SymbolicTensor]
 MOST_CELLS = 1 << 16
 _LARGEST = 1 << 26  # elements of a constant that was a symbolic tensor
 INT = np.dtype(np.int64)
+_T = TypeVar("_T")
 
 
 class UnknownValue(Exception):
@@ -52,14 +53,6 @@ def vector(sizes: Sequence[Dim]) -> SymbolicTensor:
 def plain(cell: Any) -> Any:
     """Return NumPy's integers as Python's."""
     return int(cell) if isinstance(cell, np.integer) else cell
-
-
-def sizes_of(x: SymbolicTensor) -> tuple[Dim, ...] | None:
-    """Return the elements of a tensor that is a list of sizes; None if its length is dynamic, or very large."""
-    try:
-        return tuple(numbers(x))
-    except UnknownValue:
-        return None
 
 
 def numbers(x: SymbolicTensor) -> list[Dim]:
@@ -119,10 +112,10 @@ def all_materialised(x: SymbolicTensor) -> SymbolicTensor:
     return x
 
 
-def materialised_or_none(x: SymbolicTensor, axis: int) -> SymbolicTensor | None:
-    """Return the result of `materialised`; None for an axis that is dynamic or very long."""
+def or_none(function: Callable[..., _T], *arguments: Any) -> _T | None:
+    """Return the result of a function such as `materialised` or `numbers`; None for dynamic or very long axes."""
     try:
-        return materialised(x, axis)
+        return function(*arguments)
     except UnknownValue:
         return None
 

@@ -114,9 +114,8 @@ def spread(im: ImportContext, x: Value, shape: Shape) -> Value:
     pairs = list(zip(x.shape, shape, strict=True))
     x = repeated(im, x, [target if size == 1 and isinstance(target, int) else 1 for size, target in pairs])
     for axis, (size, target) in enumerate(pairs):
-        if isinstance(size, int) and isinstance(target, int):
-            continue
-        if fitting(size, target) is None:  # one is 1, or may be at run time
+        is_dynamic = isinstance(size, Sym) or isinstance(target, Sym)
+        if is_dynamic and fitting(size, target) is None:  # one is 1, or may be at run time
             row = im.tensor(Constant(np.ones(target, np.float32))) if isinstance(target, int) else im.ones(target)
             along = row.viewed(row.view.with_axes((*row.view.axes, *((),) * (len(shape) - 1 - axis))))
             x = binary(im, BinaryOp.MUL, as_numbers(im, x), along)
@@ -162,12 +161,11 @@ def _needs_rank(shape: Shape, other: Shape) -> bool:
 
 def broadcast_shape(im: ImportContext, *shapes: Shape) -> Shape:
     """Return the shape that shapes broadcast to; raise Refusal if they do not broadcast."""
-    result = dim.broadcast_shape(shapes)
+    result, columns = dim.broadcast_shape(shapes), list(zip_longest(*map(reversed, shapes), fillvalue=1))
     if result is None:
-        columns = zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
         pairs = [pair for sizes in columns for pair in combinations(sizes, 2) if 1 not in pair]
         raise im.mismatch(f"shapes {' and '.join(map(shape_text, shapes))} do not broadcast", pairs)
-    for column in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1):
+    for column in columns:
         for a, b in permutations(column, 2):
             for size in dim.limits(a, b):  # ONNX Runtime refuses smaller ones
                 im.demand(size, 0)

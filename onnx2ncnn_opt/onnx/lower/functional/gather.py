@@ -15,7 +15,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, Sample, SamplePadding, UnaryOp
 from onnx2ncnn_opt.ir.dim import Call, Dim, Shape, Sym, at_least, known, product, symbol
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.fold.sizes.cells import as_constant, materialised_or_none
+from onnx2ncnn_opt.onnx.fold.sizes.cells import as_constant, materialised, or_none
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, expand, spread
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, float_array
@@ -301,7 +301,7 @@ def _picked(im: ImportContext, data: Operand, axis: int, indices: SymbolicTensor
 
 def _picked_nd(im: ImportContext, data: Operand, indices: SymbolicTensor) -> Value | None:
     """ONNX GatherND by a symbolic tensor, without a batch; None if the indices of an axis are not consecutive."""
-    expanded = materialised_or_none(indices, indices.rank - 1)
+    expanded = or_none(materialised, indices, indices.rank - 1)
     if expanded is None or expanded.cells.size != expanded.cells.shape[-1]:
         return None
     cells = expanded.cells.reshape(-1)

@@ -20,11 +20,6 @@ def threshold(im: ImportContext, x: Value, limit: float) -> Tensor:
     return im.unary(x, "Threshold", threshold=limit)
 
 
-def negative(im: ImportContext, x: Value) -> Tensor:
-    """-x."""
-    return im.apply(x, UnaryOp.NEG)
-
-
 def one_minus(im: ImportContext, x: Value) -> Tensor:
     """1 - x."""
     return im.apply(x, BinaryOp.RSUB, 1.0)
@@ -43,7 +38,7 @@ def _compare(im: ImportContext, a: Value, b: Value, *, equal: bool) -> Tensor:
     if isinstance(b, Constant) and b.scalar is not None and np.isfinite(b.scalar) and isinstance(a, Tensor):
         return with_rank(threshold(im, a, _below(b.scalar) if equal else b.scalar), len(shape))
     if isinstance(a, Constant) and a.scalar is not None and np.isfinite(a.scalar) and isinstance(b, Tensor):
-        return with_rank(threshold(im, negative(im, b), _below(-a.scalar) if equal else -a.scalar), len(shape))
+        return with_rank(threshold(im, im.apply(b, UnaryOp.NEG), _below(-a.scalar) if equal else -a.scalar), len(shape))
     if equal and im.range_of(a).may_be_inf and im.range_of(b).may_be_inf:  # their difference may be NaN
         return _not(im, threshold(im, binary(im, BinaryOp.SUB, b, a), 0.0), a, b)
     return threshold(im, binary(im, BinaryOp.SUB, a, b), -FLT_MIN if equal else 0.0)
@@ -76,7 +71,8 @@ def equal(im: ImportContext, a: Value, b: Value) -> Tensor:
         a, b = b, a
     if isinstance(a, Tensor) and isinstance(b, Constant) and b.scalar is not None:
         if np.isinf(b.scalar):
-            return with_rank(threshold(im, a if b.scalar > 0 else negative(im, a), FLT_MAX), len(shape)).of_type(BOOL)
+            side = a if b.scalar > 0 else im.apply(a, UnaryOp.NEG)
+            return with_rank(threshold(im, side, FLT_MAX), len(shape)).of_type(BOOL)
         if np.isfinite(b.scalar):
             return with_rank(between(im, a, _below(b.scalar), b.scalar), len(shape)).of_type(BOOL)
     distance = binary(im, BinaryOp.SUB, a, b)

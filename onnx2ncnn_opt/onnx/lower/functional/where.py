@@ -23,7 +23,7 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape, number, spread
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_float, float_value
 from onnx2ncnn_opt.onnx.lower.functional.gather import pixel_centres, pixels
-from onnx2ncnn_opt.onnx.lower.functional.logic import negative, one_minus
+from onnx2ncnn_opt.onnx.lower.functional.logic import one_minus
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduction
 from onnx2ncnn_opt.onnx.value import Constant, SymbolicTensor, Tensor, Value, held_as_float, is_float
 
@@ -120,7 +120,7 @@ def _large_constant(im: ImportContext, mask: Mask, x: Constant) -> Value:
     """Return 0 where the mask is 1, else a number beyond fp16: the clipped logarithm of the mask, as inf * 0 is NaN."""
     assert x.scalar is not None
     log = im.unary(mask, "Log")
-    log = log if x.scalar < 0 else negative(im, log)
+    log = log if x.scalar < 0 else im.apply(log, UnaryOp.NEG)
     return log if math.isinf(x.scalar) else binary(im, BinaryOp.MAX if x.scalar < 0 else BinaryOp.MIN, log, x)
 
 
