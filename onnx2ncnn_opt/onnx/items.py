@@ -161,13 +161,6 @@ class NodeView:
         """The shape of the first result."""
         return _shape_of(self.results[0])
 
-    def result_axis(self) -> int:
-        """Return the axis of the first result that has the items."""
-        axis = self.batch.axis_of(self.result)
-        if axis is None:
-            raise ItemsMixed
-        return axis
-
 
 # Returns the axis of the items in all results, or one axis for each of them (-1: unknown); raises ItemsMixed.
 # None: the results have the elements of the first operand in the same order.

@@ -21,6 +21,7 @@ from onnx2ncnn_opt.onnx.lower.layout import Layout, plain_dims, separations
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float, is_float
 
 _FIT = "give sizes that fit with --shape, or check how the model was exported"
+AxesOfDims: TypeAlias = Sequence[Sequence[int]]
 Weights: TypeAlias = Mapping[str, Array | Weight] | None
 Results: TypeAlias = Sequence[tuple[Shape | None, Dim]]
 
@@ -166,7 +167,7 @@ class Builder:
         """Return the known range of a value's elements."""
         return of_numbers(self.f32(x.array)) if isinstance(x, Constant) else self._ranges.of(x.blob)
 
-    def mat(self, x: Value, dims: Sequence[Sequence[int]], batch: Sequence[int] = ()) -> Blob:
+    def mat(self, x: Value, dims: AxesOfDims, batch: Sequence[int] = ()) -> Blob:
         """Return the tensor as a Mat whose dims, outermost first, and batch consist of these axes.
 
         Axes of size 1 may be omitted; an empty group is a dim of size 1.
@@ -273,12 +274,7 @@ class Builder:
         return Tensor(self.memory(x.array.reshape(known(view.mat_shape))), view, dtype)
 
     def wrap(
-        self,
-        blob: Blob,
-        shape: Shape,
-        dims: Sequence[Sequence[int]],
-        batch: Sequence[int] = (),
-        dtype: Any = np.float32,
+        self, blob: Blob, shape: Shape, dims: AxesOfDims, batch: Sequence[int] = (), dtype: Any = np.float32
     ) -> Tensor:
         """Return a layer's output as the ONNX tensor of `shape`; `dims` and `batch` list the axes in the Mat."""
         view = View.of(shape, dims, batch)

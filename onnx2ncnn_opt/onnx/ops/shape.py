@@ -123,11 +123,14 @@ def _equal_parts(im: ImportContext, x: Tensor, axis: int, size: Dim, count: int,
 def _grown(node: NodeView) -> int:
     """Apply the rule of Expand and Tile: keep the items, or copy one array for each item."""
     before, after = node.shape(0), node.result
-    at = node.result_axis() - len(after)  # from the last axis, because Expand prepends axes
+    result_axis = node.batch.axis_of(after)
+    if result_axis is None:
+        raise ItemsMixed
+    at = result_axis - len(after)  # from the last axis, because Expand prepends axes
     size = before[at] if len(before) >= -at else 1
     axis = node.axis(0)
     items.require(size == 1 if axis is None else axis - len(before) == at and size == after[at])
-    return len(after) + at
+    return result_axis
 
 
 onnx_op("Expand", since=8, integers=True, moves=(0,), items=_grown, folds=True)(expand)

@@ -5,8 +5,8 @@ operators. An operator without a float version reads a QuantizeLinear of the flo
 scales as `Int8` in their node's `meta`.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import onnx_ir
@@ -33,6 +33,7 @@ _UNARY = {
 _BINARY = {"QLinearAdd": "Add", "QLinearMul": "Mul"}
 _QUANTISE = ("QuantizeLinear", "QLinearConv", "QLinearMatMul", "QGemm", "DynamicQuantizeLinear")
 _OF_INTEGERS = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}
+_Values: TypeAlias = Sequence[onnx_ir.Value | None]
 _NOT_ONNX = ("channels_last", "opset")  # attributes that only ONNX Runtime's operators have
 _PRODUCTS = ("Conv", "Gemm", "MatMul")
 
@@ -216,13 +217,7 @@ class _FloatConversion:
         for old, new in zip(node.outputs, outputs, strict=True):
             self._add(old, x._replace(value=new))
 
-    def _result(
-        self,
-        node: onnx_ir.Node,
-        kind: str,
-        operands: Sequence[onnx_ir.Value | None],
-        scale_and_zero: Sequence[onnx_ir.Value | None],
-    ) -> None:
+    def _result(self, node: onnx_ir.Node, kind: str, operands: _Values, scale_and_zero: _Values) -> None:
         """Add the float operator of a node; clip its result if the output has a scale, else use it as the output."""
         if any(operand is None for operand in operands):
             return
@@ -253,7 +248,7 @@ class _FloatConversion:
     def _add(self, old: onnx_ir.Value, quantised: _Quantised) -> None:
         self._floats[old] = self._known[quantised.value] = quantised
 
-    def _operand(self, inputs: Sequence[onnx_ir.Value | None], axis: int = 1) -> onnx_ir.Value | None:
+    def _operand(self, inputs: _Values, axis: int = 1) -> onnx_ir.Value | None:
         """Return the float value for `inputs`, an 8-bit value with scale and zero point; a constant is dequantised."""
         value, scale, zero = (*inputs, None)[:3]
         if value is None or scale is None:
@@ -293,11 +288,7 @@ class _FloatConversion:
         return value
 
     def _node(
-        self,
-        kind: str,
-        inputs: Iterable[onnx_ir.Value | None],
-        attributes: dict[str, Any] | None = None,
-        count: int = 1,
+        self, kind: str, inputs: _Values, attributes: dict[str, Any] | None = None, count: int = 1
     ) -> Sequence[onnx_ir.Value]:
         """Insert a node of ONNX's own domain before the current one, and return its outputs."""
         name = self._name(f"{self._current.name or self._current.outputs[0].name}.{kind}")
