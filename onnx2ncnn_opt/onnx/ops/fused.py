@@ -10,9 +10,8 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import clip
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.conv import conv
-from onnx2ncnn_opt.onnx.lower.functional.matmul import gemm, matmul
+from onnx2ncnn_opt.onnx.lower.functional.matmul import ProductAttributes, gemm, matmul
 from onnx2ncnn_opt.onnx.lower.functional.norm import layer_norm, rms_norm
-from onnx2ncnn_opt.onnx.lower.functional.views import transposed
 from onnx2ncnn_opt.onnx.lower.functional.window import ConvAttributes
 from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Tensor, Value
@@ -148,22 +147,14 @@ def fused_conv(
 
 @onnx_op("FusedMatMul", "TransposeMatMul", domain=MICROSOFT)
 def fused_matmul(
-    im: ImportContext,
-    a: Value,
-    b: Value,
-    *,
-    alpha: float = 1.0,
-    transA: int = 0,
-    transB: int = 0,
-    transBatchA: int = 0,
-    transBatchB: int = 0,
+    im: ImportContext, a: Value, b: Value, *, attrs: ProductAttributes, transBatchA: int = 0, transBatchB: int = 0
 ) -> Value:
     """MatMul of transposed operands, times alpha."""
     if transBatchA or transBatchB:
         reason = "transBatchA or transBatchB is 1: only the last two axes are transposed"
         raise im.refuse(reason, "use a Transpose before it")
-    product = matmul(im, transposed(a) if transA else a, transposed(b) if transB else b)
-    return product if alpha == 1 else binary(im, BinaryOp.MUL, product, number(alpha))
+    product = matmul(im, *attrs.matrices(a, b))
+    return product if attrs.alpha == 1 else binary(im, BinaryOp.MUL, product, number(attrs.alpha))
 
 
 @onnx_op("FusedGemm", domain=MICROSOFT)
@@ -177,13 +168,11 @@ def fused_gemm(
     activation_alpha: float | None = None,
     activation_beta: float | None = None,
     activation_gamma: float | None = None,
-    alpha: float = 1.0,
+    attrs: ProductAttributes,
     beta: float = 1.0,
-    transA: int = 0,
-    transB: int = 0,
 ) -> Value:
     """Gemm and an activation."""
-    product = gemm(im, a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
+    product = gemm(im, a, b, c, attrs=attrs, beta=beta)
     params = tuple(value for value in (activation_alpha, activation_beta) if value is not None)
     if activation_gamma is not None:
         raise im.refuse(f"activation {activation} with gamma", "use an activation without gamma")

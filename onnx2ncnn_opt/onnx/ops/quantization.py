@@ -14,7 +14,7 @@ from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.conv import conv
 from onnx2ncnn_opt.onnx.lower.functional.gather import gather
-from onnx2ncnn_opt.onnx.lower.functional.matmul import BLOCK_SIZES, linear, linear_of_blocks, matmul
+from onnx2ncnn_opt.onnx.lower.functional.matmul import BLOCK_SIZES, ProductAttributes, linear, linear_of_blocks, matmul
 from onnx2ncnn_opt.onnx.lower.functional.pool import average_pool, global_average_pool
 from onnx2ncnn_opt.onnx.lower.functional.quantize import (
     broadcastable,
@@ -28,7 +28,6 @@ from onnx2ncnn_opt.onnx.lower.functional.quantize import (
     scaling,
     type_of,
 )
-from onnx2ncnn_opt.onnx.lower.functional.views import transposed
 from onnx2ncnn_opt.onnx.lower.functional.window import ConvAttributes, PoolAttributes
 from onnx2ncnn_opt.onnx.registry import INT8_ACCURACY, MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float
@@ -209,17 +208,14 @@ def qgemm(
     y_scale: Value | None = None,
     y_zero_point: Zero = None,
     *,
-    alpha: float = 1.0,
-    transA: int = 0,
-    transB: int = 0,
+    attrs: ProductAttributes,
 ) -> Value:
     """Gemm of integers as floats, and the layers of QuantizeLinear if the result has a scale."""
-    left = centred(im, transposed(a.numbers) if transA else a.numbers, a.zero_point)
-    right = centred(im, transposed(b.numbers) if transB else b.numbers, b.zero_point)
-    sums: Value = matmul(im, left, right)
+    left, right = attrs.matrices(a.numbers, b.numbers)
+    sums: Value = matmul(im, centred(im, left, a.zero_point), centred(im, right, b.zero_point))
     if c is not None:
         sums = binary(im, BinaryOp.ADD, sums, Constant(c.astype(np.float32)))
-    factor = scaling(im, BinaryOp.MUL, scaling(im, BinaryOp.MUL, number(alpha), a.scale), b.scale)
+    factor = scaling(im, BinaryOp.MUL, scaling(im, BinaryOp.MUL, number(attrs.alpha), a.scale), b.scale)
     if y_scale is None:
         return binary(im, BinaryOp.MUL, sums, factor)
     scaled = binary(im, BinaryOp.MUL, sums, scaling(im, BinaryOp.DIV, factor, y_scale))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 
@@ -154,33 +155,37 @@ def _with_last(x: Tensor, blob: Blob, outer: Dims, size: int) -> Tensor:
     return Tensor(blob, View(x.view.batch, (*outer, new), (*x.view.axes[:-1], new)), x.dtype)
 
 
+class ProductAttributes(NamedTuple):
+    """The attributes that Gemm and the matrix products of com.microsoft share."""
+
+    alpha: float = 1.0
+    transA: int = 0
+    transB: int = 0
+
+    def matrices(self, a: Value, b: Value) -> tuple[Value, Value]:
+        """Return the operands, transposed if the attributes say so."""
+        return transposed(a) if self.transA else a, transposed(b) if self.transB else b
+
+
 def gemm(
-    im: ImportContext,
-    a: Value,
-    b: Value,
-    c: Value | None = None,
-    *,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    transA: int = 0,
-    transB: int = 0,
+    im: ImportContext, a: Value, b: Value, c: Value | None = None, *, attrs: ProductAttributes, beta: float = 1.0
 ) -> Value:
     """InnerProduct or Gemm for a constant B, else MatMul and BinaryOps for alpha, beta and C."""
     if a.rank != 2 or b.rank != 2:
         raise im.invalid(f"its operands have ranks {a.rank} and {b.rank}, not 2")
-    a, b = transposed(a) if transA else a, transposed(b) if transB else b
+    a, b = attrs.matrices(a, b)
     if isinstance(a, Tensor) and isinstance(b, Constant):
         weight = im.f32(b.array).T
-        if alpha != 1:  # avoid a copy of a large weight
-            weight = weight * np.float32(alpha)
+        if attrs.alpha != 1:  # avoid a copy of a large weight
+            weight = weight * np.float32(attrs.alpha)
         bias = _row_bias(im, c, weight.shape[0], beta)
         product: Value = linear(im, a, weight, bias)
         if bias is not None or c is None:
             return product
     else:
         product = matmul(im, a, b)
-        if alpha != 1:
-            product = binary(im, BinaryOp.MUL, product, number(alpha))
+        if attrs.alpha != 1:
+            product = binary(im, BinaryOp.MUL, product, number(attrs.alpha))
     if c is None:
         return product
     scaled = c if beta == 1 else binary(im, BinaryOp.MUL, c, number(beta))
