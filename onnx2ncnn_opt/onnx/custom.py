@@ -17,7 +17,7 @@ from onnx2ncnn_opt.ir.view import MAX_DIMS, View
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.layout import Layout, first_batch
 from onnx2ncnn_opt.onnx.registry import qualified
-from onnx2ncnn_opt.onnx.value import Constant, Item, SymbolicTensor, Tensor, TensorSequence, held_as_float
+from onnx2ncnn_opt.onnx.value import Constant, Item, NodeItems, SymbolicTensor, Tensor, TensorSequence, held_as_float
 from onnx2ncnn_opt.param.values import format_value
 
 _KINDS = ("INT", "FLOAT", "INTS", "FLOATS", "STRING")
@@ -86,9 +86,7 @@ def numbered(ops: Sequence[CustomOp], graph: onnx_ir.Graph) -> tuple[CustomOp, .
     return tuple(result)
 
 
-def import_custom(
-    im: ImportContext, op: CustomOp, node: onnx_ir.Node, operands: Sequence[Item | None]
-) -> tuple[Tensor | None, ...]:
+def import_custom(im: ImportContext, op: CustomOp, node: onnx_ir.Node, operands: NodeItems) -> NodeItems:
     """Return the results of a custom layer that reads a node's operands; its outputs have the declared shapes."""
     while operands and operands[-1] is None:
         operands = operands[:-1]

@@ -17,7 +17,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, at_least, axis_index, exact_div, product
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.value import Constant, Item, SymbolicTensor, Tensor, TensorSequence
+from onnx2ncnn_opt.onnx.value import Constant, Item, NodeItems, SymbolicTensor, Tensor, TensorSequence
 
 if TYPE_CHECKING:  # `optimize` imports the registry without onnx_ir
     import onnx_ir
@@ -85,8 +85,8 @@ class NodeView:
 
     batch: Batch
     node: onnx_ir.Node
-    operands: Sequence[Item | None]
-    results: Sequence[Item | None]
+    operands: NodeItems
+    results: NodeItems
     outer: set[Dim] = field(default_factory=set)  # outer repetitions of the batch
     is_batch: bool = False  # set by rules of operators that require the axis to be a batch
 
@@ -184,9 +184,7 @@ class Batch:
         axis, has_items = self.axis_of(x.shape), any(map(self.depends, x.shape))
         self._items[x] = None if not has_items else _UNKNOWN if axis is None else Items(product(x.shape[:axis]), True)
 
-    def add_node(
-        self, node: onnx_ir.Node, rule: ItemRule | None, operands: Sequence[Item | None], results: Sequence[Item | None]
-    ) -> None:
+    def add_node(self, node: onnx_ir.Node, rule: ItemRule | None, operands: NodeItems, results: NodeItems) -> None:
         """Record a node, its operands and its results."""
         new = [result for result in results if isinstance(result, Tensor) and result not in self._items]
         if not new:

@@ -120,6 +120,7 @@ class TensorSequence:
 
 
 Item: TypeAlias = Operand | TensorSequence  # any kind of operand
+NodeItems: TypeAlias = Sequence[Item | None]  # operands or results of a node; None is absent or unknown
 
 
 def is_float(dtype: np.dtype[np.generic]) -> bool:

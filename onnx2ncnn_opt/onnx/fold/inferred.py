@@ -11,16 +11,14 @@ from onnx.checker import ValidationError
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape, texts
-from onnx2ncnn_opt.onnx.value import Constant, Item, Tensor, TensorSequence
+from onnx2ncnn_opt.onnx.value import Constant, NodeItems, Tensor, TensorSequence
 
 Inferred: TypeAlias = "tuple[Shape, np.dtype[np.generic]] | None"
 
 _MOST_VALUES = 4096  # elements of constants whose values inference gets; of larger ones (weights) it gets the shape
 
 
-def inferred_types(
-    node: onnx.NodeProto, opset: int, operands: Sequence[Item | None]
-) -> list[onnx.TypeProto.Tensor | None]:
+def inferred_types(node: onnx.NodeProto, opset: int, operands: NodeItems) -> list[onnx.TypeProto.Tensor | None]:
     """Return the type of each output; None if ONNX infers none."""
     types: dict[str, onnx.TypeProto] = {}
     numbers: dict[str, onnx.TensorProto] = {}
@@ -42,9 +40,7 @@ def inferred_types(
     return [inferred[name].tensor_type if name in inferred else None for name in node.output]
 
 
-def inferred_outputs(
-    node: onnx_ir.Node, operands: Sequence[Item | None], opsets: Mapping[str, int]
-) -> Sequence[Inferred]:
+def inferred_outputs(node: onnx_ir.Node, operands: NodeItems, opsets: Mapping[str, int]) -> Sequence[Inferred]:
     """Return the shape and type of each output; None if they are unknown, or the output may be a constant.
 
     The importer continues after a refused node with tensors of these shapes, so one error lists all refused nodes.

@@ -1,7 +1,7 @@
 """Size limits of results: a model of a kilobyte can request a huge tensor, with OneHot of a depth of a billion."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import onnx_ir
 
@@ -10,7 +10,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.fold.evaluate import LIMIT
 from onnx2ncnn_opt.onnx.fold.inferred import inferred_types
 from onnx2ncnn_opt.onnx.lower.builder import Refusal
-from onnx2ncnn_opt.onnx.value import Item, SymbolicTensor, Tensor
+from onnx2ncnn_opt.onnx.value import Item, NodeItems, SymbolicTensor, Tensor
 
 MOST_ELEMENTS = 2**28  # of one result: 1 GiB of float32
 _LEAST_FOLDED = 2**31
@@ -46,7 +46,7 @@ class MemoryBudget:
             raise Refusal("the constants that the model computes are too large in all", "export it with fewer of them")
 
 
-def check_size(node: onnx_ir.Node, opset: int, operands: Sequence[Item | None]) -> None:
+def check_size(node: onnx_ir.Node, opset: int, operands: NodeItems) -> None:
     """Raise Refusal if a result of the node is known to be larger than the budget."""
     if node.op_type in _SIZED and not node.domain:
         for type in inferred_types(onnx_ir.serde.serialize_node(node), opset, operands):

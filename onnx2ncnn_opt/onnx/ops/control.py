@@ -17,7 +17,7 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.concat import stacked, unstacked
 from onnx2ncnn_opt.onnx.lower.functional.where import where
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Ints, Item, Operand, SymbolicTensor, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Item, NodeItems, Operand, SymbolicTensor, Tensor, Value
 
 # Operators with weights, which tails lack.
 _WEIGHTED = frozenset({"Conv", "ConvTranspose", "GRU", "Gemm", "LSTM", "MatMul", "RNN"})
@@ -155,7 +155,7 @@ def _stacks(
     return results
 
 
-def _stack(im: ImportContext, column: Sequence[Item | None], axis: int) -> Value:
+def _stack(im: ImportContext, column: NodeItems, axis: int) -> Value:
     values = [im.tensor(x) if isinstance(x, SymbolicTensor) else x for x in column if isinstance(x, Operand)]
     if len(values) < len(column):
         raise im.refuse("it stacks sequences", "stack tensors instead")
