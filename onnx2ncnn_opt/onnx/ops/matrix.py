@@ -64,8 +64,7 @@ def einsum(im: ImportContext, *xs: Value, equation: str) -> Value:
     for x, axes in zip(xs, terms, strict=True):
         for axis, size in zip(axes, x.shape, strict=True):
             if size != 1 and sizes.setdefault(axis, size) != size:
-                reason = f"axis {axis} of '{equation}' is both {sizes[axis]} and {size}"
-                raise im.invalid(reason, [(size, sizes[axis])])
+                raise im.invalid(f"axis {axis} of '{equation}' is both {sizes[axis]} and {size}", [(size, sizes[axis])])
         operands.append(_without_ones(im, *_diagonal(im, x, axes)))
     value, axes = operands[0]
     for i, (other, axes_of_other) in enumerate(operands[1:], 1):

@@ -150,8 +150,7 @@ def qlinear_leaky_relu(
     im: ImportContext, x: _Scaled, y_scale: Value, y_zero_point: Zero = None, *, alpha: float = 0.01
 ) -> Value:
     """ReLU with slope between DequantizeLinear and QuantizeLinear."""
-    y = im.unary(_floats(im, x), "ReLU", slope=alpha)
-    return quantize_linear(im, y, y_scale, y_zero_point)
+    return quantize_linear(im, im.unary(_floats(im, x), "ReLU", slope=alpha), y_scale, y_zero_point)
 
 
 @onnx_op("QLinearSoftmax", domain=MICROSOFT, integers=True, quantises=True, axes="same")
