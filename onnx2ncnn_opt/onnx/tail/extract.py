@@ -1,7 +1,5 @@
 """Extraction of a tail's nodes into a separate ONNX model, and the model without them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """A minimum cut: the cheapest edges to remove so that no path leads from the source to the sink."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Hashable
 

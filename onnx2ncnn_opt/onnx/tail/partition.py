@@ -5,8 +5,6 @@ Further nodes move to the tail if that reduces the numbers that cross from the n
 such as Reshape cost a layer in the net and nothing in the tail. So they move even if the count stays equal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
