@@ -14,7 +14,8 @@ _SUM = op("BinaryOp", "root", op_type=frozenset({BinaryOp.ADD, BinaryOp.SUB}), w
 
 
 def _scaled(x: Pattern) -> Iterator[Op]:
-    """Yield x times a constant for each channel."""
+    """Yield x times a constant for each channel, or for all."""
+    yield op("BinaryOp", "scale", op_type=BinaryOp.MUL, with_scalar=1)(x)
     yield op("BinaryOp", "scale", op_type=BinaryOp.MUL, with_scalar=0)(x, const("slopes"))
     yield op("Scale", "scale", bias_term=0)(x)
 
@@ -34,9 +35,10 @@ def _negative_parts() -> Iterator[Op]:
 def fuse_prelu(x: Blob, root: Layer, scale: Layer, slopes: Layer | None = None, mirrored: Layer | None = None) -> Layer:
     """ReLU(x) - a * ReLU(-x), ReLU(x) + a * min(x, 0)   ⇒   PReLU(x)
 
-    For one slope a for each channel.
+    For one slope a, or one for each channel.
     """
     sign = (-1.0 if root["op_type"] == BinaryOp.SUB else 1.0) * (-1.0 if mirrored else 1.0)
-    values = channel_factors(scale, slopes, x)
+    is_one = scale.type == "BinaryOp" and slopes is None
+    values = np.array([scale["b"]]) if is_one else channel_factors(scale, slopes, x)
     weights = {"slope_data": (sign * values).astype(np.float32)}
     return Layer("PReLU", root.name, [x], (), {"num_slope": len(values)}, weights)
