@@ -212,7 +212,12 @@ def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, 
         for lengths in inputs.LENGTHS if names else inputs.LENGTHS[:1]:
             sizes = dynamic_sizes(model, lengths, batches, total)
             sizes = {name: sizes[name] + (sizes[name] < least[name]) * least[name] for name in names}
-            feeds = draw_inputs(model, sizes, draw=draw)
+            try:
+                feeds = draw_inputs(model, sizes, draw=draw)
+            except UsageError:
+                if problem is None:
+                    raise
+                continue  # too large, and smaller ones were refused
             if below := too_small(manifest, feeds):
                 small = below
                 continue

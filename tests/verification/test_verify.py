@@ -459,6 +459,13 @@ def test_sizes_that_nobody_finds(tmp_path: Path) -> None:
         verify_net(write_model(tmp_path, graph), *write_net(tmp_path, *BOTH_NET), manifest=manifest)
 
 
+def test_a_refusal_counts_before_sizes_that_are_too_large(tmp_path: Path) -> None:
+    graph = "(float[1, A, B, C] x) => (float[7, 1] y) { s = Constant<value_ints = [7, 1]>() y = Reshape(x, s) }"
+    manifest = manifest_of([entry("x", 1, "A", "B", "C")], [entry("y", 7, 1)])
+    with pytest.raises(RunError, match=r"cannot be reshaped to the requested shape.*--shape says how long A, B, C may"):
+        verify_net(write_model(tmp_path, graph), *write_net(tmp_path, *BOTH_NET), manifest=manifest)
+
+
 def test_a_model_that_takes_too_long(tmp_path: Path) -> None:
     graph = (
         "(float[1, 3] x) => (float[1, 3] y) <int64 n = {1000000000}, bool go = {1}> { y = Loop(n, go, x)"

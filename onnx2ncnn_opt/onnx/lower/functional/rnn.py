@@ -158,7 +158,7 @@ class Unrolled:
     def _run(self, x: Tensor, states: Sequence[Value | None], b: Value | None, step: _Step) -> tuple[Value, ...]:
         """Return Y [steps, directions, batch, hidden] and the last states [directions, batch, hidden]."""
         im = self.im
-        count, items = im.fixed(x.shape[:2], "a dynamic number of steps, or a dynamic batch")
+        count, items = im.fixed(x.shape[:2], "a cell that ncnn lacks, with a dynamic number of steps or batch")
         backwards = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[self.attrs.direction]
         if (steps := count * len(backwards)) > MOST_STEPS:
             reason = f"{steps} steps one after the other, more than {MOST_STEPS}"
