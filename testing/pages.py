@@ -5,12 +5,12 @@ from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.report.record import (
     Comparison,
     LayerError,
-    LayerGroup,
     LayerRow,
     MemoryCourse,
     NearMissRow,
     NetRecord,
 )
+from onnx2ncnn_opt.rewrite.lineage import Group
 
 # What a name in a model may do to a page that is careless.
 HOSTILE = (
@@ -63,7 +63,7 @@ def record(layers: int, *, name: str = "") -> NetRecord:
         before=before,
         after=after,
         rows=tuple(row for n in range(layers) for row in ((2 * n, None), (2 * n + 1, n))),
-        groups=tuple(LayerGroup((2 * n, 2 * n + 1), (n,), (f"{name}fuse",)) for n in range(layers)),
+        groups=tuple(Group((2 * n, 2 * n + 1), (n,), (f"{name}fuse",)) for n in range(layers)),
         rewrites=((f"{name}fuse", layers),),
         near_misses=tuple(NearMissRow(f"{name}fuse", name, f"{name} reason", (n,)) for n in range(0, layers, 5)),
         memory=(

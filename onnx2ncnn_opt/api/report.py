@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +28,31 @@ from onnx2ncnn_opt.param.files import all_or_nothing, bin_beside, read_net
 from onnx2ncnn_opt.param.names import clean_name
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.report.page import page
-from onnx2ncnn_opt.report.record import Comparison, LayerGroup, LayerRow, NearMissRow, NetRecord
+from onnx2ncnn_opt.report.record import Comparison, LayerRow, NearMissRow, NetRecord
 from onnx2ncnn_opt.report.words import change_rows, file_size, layer_text
 from onnx2ncnn_opt.rewrite.events import Applied, Event, NearMiss
 from onnx2ncnn_opt.rewrite.lineage import groups, side_by_side
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed
-from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import read_model
 from onnx2ncnn_opt.runtime.slots import feeds_of
 from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.system import temporary_folder
-from onnx2ncnn_opt.verification.blobs import LayerRun, Reference, extract_all, model_values, run_layers
+from onnx2ncnn_opt.verification.blobs import (
+    LayerRun,
+    Reference,
+    Verdict,
+    extract_all,
+    inner_blobs,
+    likeliest_run,
+    model_values,
+)
 from onnx2ncnn_opt.verification.driver import MODEL, VerifyReport
 from onnx2ncnn_opt.verification.net_outputs import input_slots
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.rounding import tolerance_within
 from onnx2ncnn_opt.verification.runs import any_feeds, load_converted
-from onnx2ncnn_opt.verification.tolerance import DEFAULT, Tolerance
+from onnx2ncnn_opt.verification.tolerance import DEFAULT, Tolerance, in_mode
 from onnx2ncnn_opt.version import __version__
 
 # All blobs of a net and all values of its model are in memory at once for the comparison.
@@ -289,17 +298,32 @@ class _NetOnDevice:
         names: Mapping[str, str],
         outputs: Sequence[OutputReport],
     ) -> LayerRun:
+        """Run the net in each mode, fed in the way with the most right blobs, and time it in the first mode."""
         infer_net(self.graph, *_sizes(ways[0]))
         total = sum(bytes_of(blob) or 0 for layer in self.graph for blob in layer.outputs)
         if total > _MAX_BYTES:
             return LayerRun(ways[0], problem=f"its blobs have {file_size(total)}, too much to compare at once")
-        try:
-            reference_values = Reference(values(), tolerance, names)
-        except RunError as error:
-            return LayerRun(ways[0], problem=str(error))
         modes = tuple(dict.fromkeys(output.mode for output in outputs)) or ("fp32",)
-        options: dict[str, Any] = {"target": find_target(self.verification.on), "timeout": self.verification.timeout}
-        return run_layers(self.param, self.bin, self.graph, ways, reference_values, modes=modes, **options)
+        verdicts: dict[str, Mapping[str, Verdict]] = {}
+        net, timeout = (self.param, self.bin), self.verification.timeout
+        with NcnnWorker(find_target(self.verification.on)) as worker:
+            try:
+                expected = Reference(values(), names)
+                for mode in modes:
+                    announce(f"ncnn computes all blobs of the net in {mode}")
+                    runner = NcnnRunner(*net, worker=worker, mode=mode, timeout=timeout, threads=None)
+                    verdict = partial(expected.judge_similar, tolerance=in_mode(mode, tolerance))
+                    run = likeliest_run(runner, self.graph, [(way, way) for way in ways], verdict)
+                    ways, verdicts[mode] = [run.way], run.verdicts
+                    matches = {blob: one.value for blob, one in run.verdicts.items() if one.value is not None}
+                    expected = replace(expected, names={**matches, **expected.names})
+                announce("ncnn computes the net blob by blob, to time it")
+                blobs = inner_blobs(self.graph)
+                times = NcnnRunner(*net, worker=worker, mode=modes[0], timeout=timeout).time_blobs(ways[0], blobs)
+            except RunError as error:
+                return LayerRun(ways[0], verdicts, problem=str(error))
+            seconds = dict(zip(blobs, times.blobs, strict=True))
+            return LayerRun(ways[0], verdicts, seconds, times, worker.checked(modes))
 
 
 def _sizes(feeds: Mapping[str, Feed]) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
@@ -341,7 +365,7 @@ def _sides(
         "before": layer_rows(before, [layer.origin for layer in before]),
         "after": with_measurements(after, layer_rows(after, origins), run, masks),
         "rows": side_by_side(len(before), len(after), partners),
-        "groups": tuple(LayerGroup(group.before, group.after, group.passes) for group in layer_groups),
+        "groups": layer_groups,
         "rewrites": tuple(Counter(event.pass_name for event in applied).items()),
         "near_misses": tuple(_near_miss(event, numbers) for event in events if isinstance(event, NearMiss)),
         "memory": (memory_course(before), memory_course(after)),
@@ -408,9 +432,13 @@ def _record(
     else:
         verdict = "ok"
         headline = f"{'All outputs agree' if len(reports) > 1 else 'The output agrees'} with {verified.against}."
-    of_model = verified is not None and verified.against == MODEL
-    value = "the model's value" if of_model else "the blob of that name in the net as it was"
-    errors = f"The largest error of each layer's output, relative to the largest element of {value}."
+    errors = ""
+    if run.problem:
+        errors = f"Errors and times are not known, or not all: {run.problem}"
+    elif run.verdicts:
+        of_model = verified is not None and verified.against == MODEL
+        value = "the model's value" if of_model else "the blob of that name in the net as it was"
+        errors = f"The largest error of each layer's output, relative to the largest element of {value}."
     return NetRecord(
         title=title,
         verdict=verdict,
@@ -420,11 +448,7 @@ def _record(
         outputs=reports,
         modes=tuple(run.verdicts),
         timing=_timing(run),
-        errors=f"Errors and times are not known, or not all: {run.problem}"
-        if run.problem
-        else errors
-        if run.verdicts
-        else "",
+        errors=errors,
         **sides,
     )
 

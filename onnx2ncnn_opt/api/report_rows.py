@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from onnx2ncnn_opt.ir.correspondence import parameters
 from onnx2ncnn_opt.ir.cost import multiplications_of
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.memory import blob_bytes, most_items, peak_memory
 from onnx2ncnn_opt.report.record import LayerError, LayerRow, MemoryCourse
+from onnx2ncnn_opt.report.words import value_text
 from onnx2ncnn_opt.verification.blobs import LayerRun, Verdict
 
-_MAX_PARAMS = 300  # characters of a layer's parameters, and elements of an array
+_MAX_PARAMS = 300  # characters of a layer's parameters
 
 
 def layer_rows(graph: Graph, origins: Sequence[tuple[str, ...]]) -> list[LayerRow]:
@@ -21,7 +21,7 @@ def layer_rows(graph: Graph, origins: Sequence[tuple[str, ...]]) -> list[LayerRo
 
 
 def _row(layer: Layer, origin: tuple[str, ...], numbers: Mapping[Layer, int]) -> LayerRow:
-    params = " ".join(f"{name}={_text(value)}" for name, value in parameters(layer).items())
+    params = " ".join(f"{name}={value_text(value)}" for name, value in parameters(layer).items())
     blocks = [weight for _, weight in layer.weights.stored_items()]
     macs = multiplications_of(layer)
     moved = [bytes_of(blob) for blob in dict.fromkeys((*layer.inputs, *layer.outputs))]
@@ -38,12 +38,6 @@ def _row(layer: Layer, origin: tuple[str, ...], numbers: Mapping[Layer, int]) ->
         weight_bytes=sum(b.data.nbytes + (0 if b.table is None else b.table.nbytes) for b in blocks),
         blob_bytes=sum(sizes) if len(sizes) == len(moved) else None,
     )
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, tuple):
-        return ",".join(map(_text, value[:_MAX_PARAMS]))
-    return f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
 def _blob_text(blob: Blob) -> str:

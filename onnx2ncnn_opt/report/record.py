@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from onnx2ncnn_opt.manifest import Int8
 from onnx2ncnn_opt.outputs import OutputReport
+from onnx2ncnn_opt.rewrite.lineage import Group
 
 Number = float | None
 
@@ -45,15 +46,6 @@ class LayerRow:
     seconds: Number = None
     mask: str = ""
     errors: Mapping[str, LayerError] = field(default_factory=dict)  # by mode
-
-
-@dataclass(frozen=True)
-class LayerGroup:
-    """Corresponding layers before and after, by index, and the passes that changed them."""
-
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-    passes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -104,7 +96,7 @@ class NetRecord:
     before: tuple[LayerRow, ...] = ()
     after: tuple[LayerRow, ...] = ()
     rows: tuple[tuple[int | None, int | None], ...] = ()
-    groups: tuple[LayerGroup, ...] = ()
+    groups: tuple[Group, ...] = ()
     rewrites: tuple[tuple[str, int], ...] = ()
     near_misses: tuple[NearMissRow, ...] = ()
     memory: tuple[MemoryCourse | None, MemoryCourse | None] = (None, None)

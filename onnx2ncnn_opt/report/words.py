@@ -52,7 +52,7 @@ def change_rows(change: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     old, new = change["before"], change["after"]
     layer = layer_text(old) if old["name"] == new["name"] else f"{layer_text(old)} ('{new['name']}')"
     for param in change["params"]:
-        yield layer, param["name"], _value(param["before"]), _value(param["after"]), ""
+        yield layer, param["name"], value_text(param["before"]), value_text(param["after"]), ""
     for weight in change["weights"]:
         yield layer, weight["name"], _weight(weight["before"]), _weight(weight["after"]), _distance(weight)
     for read in change["inputs"]:
@@ -63,9 +63,10 @@ def change_rows(change: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         yield layer, f"output {output['index']}", *sides, ""
 
 
-def _value(value: Any) -> str:
+def value_text(value: Any) -> str:
+    """Return the text of a parameter's value."""
     if isinstance(value, (tuple, list)):
-        return ",".join(map(_value, value))
+        return ",".join(map(value_text, value))
     if isinstance(value, float):
         return f"{value:.9g}"
     return "none" if value is None else str(value)

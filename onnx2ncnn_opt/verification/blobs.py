@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import permutations
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
@@ -12,12 +11,10 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
 from onnx2ncnn_opt.ir.graph import Graph
-from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
-from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker, Times
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, Times
 from onnx2ncnn_opt.runtime.ort import OrtRunner, read_model
-from onnx2ncnn_opt.runtime.targets import Target
-from onnx2ncnn_opt.verification.tolerance import Difference, Tolerance, compare, in_mode
+from onnx2ncnn_opt.verification.tolerance import Difference, Tolerance, compare
 
 Feeds = Mapping[str, Feed]
 Way = TypeVar("Way")
@@ -62,49 +59,51 @@ def model_values(
     return {**feeds, **computed(list(names))}
 
 
-def by_size(values: Mapping[str, Array]) -> dict[int, list[str]]:
-    """Return the names of values by their number of elements."""
-    names: dict[int, list[str]] = {}
-    for name, array in values.items():
-        names.setdefault(array.size, []).append(name)
-    return names
+@dataclass(frozen=True)
+class Reference:
+    """The model's values by name; `names` maps blobs to values with other names."""
 
+    values: Mapping[str, Array]
+    names: Mapping[str, str] = field(default_factory=dict)
 
-def value_name(blob: str, names: Mapping[str, str]) -> str | None:
-    """Return the model's name of a blob, from `names` or unchanged; None for an unlisted number such as "12"."""
-    name = names.get(blob, blob)
-    return name if blob in names or not name.isdigit() else None
+    def judge(self, blob: str, result: Array | Failure, tolerance: Tolerance) -> Verdict:
+        """Compare a blob with the model's value of its name, or with any value that has the same numbers."""
+        name = self.names.get(blob, blob)
+        # Other converters number their blobs, so a name such as "12" is another value.
+        value = self.values.get(name) if blob in self.names or not name.isdigit() else None
+        if isinstance(result, Failure):
+            return Verdict("wrong", result.reason, None if value is None else name)
+        if value is not None:
+            if value.size != result.size:
+                return Verdict("wrong", f"its shape is {list(result.shape[1:])}, the model's {list(value.shape)}", name)
+            return as_verdict(aligned(result, value, tolerance)[0], name)
+        match = self.same_numbers(result, tolerance)
+        return as_verdict(match[2], match[0]) if match else UNKNOWN
 
+    def same_numbers(self, array: Array, tolerance: Tolerance) -> tuple[str, tuple[int, ...], Difference] | None:
+        """Return the first value with an array's numbers, the order of its axes, and its difference from the array."""
+        for name, value in self.values.items():
+            if value.size == array.size and same_range(array, value, tolerance):
+                difference, axes = aligned(array, value, tolerance)
+                if difference.ok:
+                    return name, axes, difference
+        return None
 
-def judge(
-    result: Array | Failure,
-    name: str | None,
-    values: Mapping[str, Array],
-    sizes: Mapping[int, Sequence[str]],
-    tolerance: Tolerance,
-) -> Verdict:
-    """Compare a blob with the model's value `name`, or with all values if there is none; `sizes` are `by_size`."""
-    value = None if name is None else values.get(name)
-    if isinstance(result, Failure):
-        return Verdict("wrong", result.reason, None if value is None else name)
-    if value is not None:
-        if value.size != result.size:
-            return Verdict("wrong", f"its shape is {list(result.shape[1:])}, the model's {list(value.shape)}", name)
-        return as_verdict(aligned(result, value, tolerance)[0], name)
-    match = same_numbers(result, values, sizes, tolerance)
-    return as_verdict(match[2], match[0]) if match else UNKNOWN
-
-
-def same_numbers(
-    array: Array, values: Mapping[str, Array], sizes: Mapping[int, Sequence[str]], tolerance: Tolerance
-) -> tuple[str, tuple[int, ...], Difference] | None:
-    """Return the first value with an array's numbers, the order of its axes, and its difference from the array."""
-    for name in sizes.get(array.size, ()):
-        if same_range(array, values[name], tolerance):
-            difference, axes = aligned(array, values[name], tolerance)
-            if difference.ok:
-                return name, axes, difference
-    return None
+    def judge_similar(self, blob: str, result: Array | Failure, tolerance: Tolerance) -> Verdict:
+        """Judge a blob; if the error exceeds the tolerance, compare the blob with similar values too."""
+        verdict = self.judge(blob, result, tolerance)
+        if verdict.status == "right" or isinstance(result, Failure):
+            return verdict
+        wide = replace(tolerance, relative=max(tolerance.relative, _SIMILAR), slices=False)
+        similar = self.judge(blob, result, wide)
+        if similar.status == "right" and similar.difference is not None:
+            message = verdict.message or f"off by up to {similar.difference.max_abs:.3g}"
+            return Verdict("wrong", message, similar.value, similar.difference)
+        value = self.values[verdict.value] if verdict.status == "wrong" and verdict.value is not None else None
+        if value is None or value.size != result.size or value.dtype.kind != "f":
+            return verdict
+        difference = compare(np.sort(result, axis=None), np.sort(value, axis=None), replace(tolerance, slices=False))
+        return Verdict("reordered", "", verdict.value, difference) if difference.ok else verdict
 
 
 def as_verdict(difference: Difference, value: str | None) -> Verdict:
@@ -189,15 +188,6 @@ class LayerRun:
     problem: str = ""  # the error that ended the run, if any
 
 
-@dataclass(frozen=True)
-class Reference:
-    """The model's values by name; `names` maps blobs to values with other names."""
-
-    values: Mapping[str, Array]
-    tolerance: Tolerance
-    names: Mapping[str, str] = field(default_factory=dict)
-
-
 def inner_blobs(graph: Graph) -> list[str]:
     """Return the blobs that layers compute, in the layers' order, because ncnn frees blobs after their use."""
     inputs = {blob.name for blob in graph.inputs}
@@ -239,57 +229,3 @@ def likeliest_run(
     if best is None:
         raise RunError("no Mat can hold the inputs")
     return best
-
-
-def run_layers(
-    param: Path,
-    bin: Path,
-    graph: Graph,
-    ways: Sequence[Feeds],
-    reference: Reference,
-    *,
-    modes: Sequence[str],
-    target: Target,
-    timeout: float,
-) -> LayerRun:
-    """Run a net in each mode, fed in the way with the most right blobs, and time it in the first mode."""
-    verdicts: dict[str, Mapping[str, Verdict]] = {}
-    feeds, sizes = ways[0], by_size(reference.values)
-    with NcnnWorker(target) as worker:
-        try:
-            for mode in modes:
-                announce(f"ncnn computes all blobs of the net in {mode}")
-                runner = NcnnRunner(param, bin, worker=worker, mode=mode, timeout=timeout, threads=None)
-                tolerance = in_mode(mode, reference.tolerance)
-                verdict = partial(_verdict, reference=reference, sizes=sizes, tolerance=tolerance)
-                run = likeliest_run(runner, graph, [(way, way) for way in ways], verdict)
-                feeds, verdicts[mode], ways = run.way, run.verdicts, [run.way]
-                matches = {name: verdict.value for name, verdict in run.verdicts.items() if verdict.value is not None}
-                reference = replace(reference, names={**matches, **reference.names})
-            announce("ncnn computes the net blob by blob, to time it")
-            names = inner_blobs(graph)
-            times = NcnnRunner(param, bin, worker=worker, mode=modes[0], timeout=timeout).time_blobs(feeds, names)
-        except RunError as error:
-            return LayerRun(feeds, verdicts, problem=str(error))
-        seconds = dict(zip(names, times.blobs, strict=True))
-        return LayerRun(feeds, verdicts, seconds, times, worker.checked(modes))
-
-
-def _verdict(
-    blob: str, result: Array | Failure, reference: Reference, sizes: Mapping[int, Sequence[str]], tolerance: Tolerance
-) -> Verdict:
-    """Compare a blob with its value; if the error exceeds the tolerance, compare it with similar values too."""
-    name = value_name(blob, reference.names)
-    verdict = judge(result, name, reference.values, sizes, tolerance)
-    if verdict.status == "right" or isinstance(result, Failure):
-        return verdict
-    wide = replace(tolerance, relative=max(tolerance.relative, _SIMILAR), slices=False)
-    similar = judge(result, name, reference.values, sizes, wide)
-    if similar.status == "right" and similar.difference is not None:
-        message = verdict.message or f"off by up to {similar.difference.max_abs:.3g}"
-        return Verdict("wrong", message, similar.value, similar.difference)
-    value = reference.values[verdict.value] if verdict.status == "wrong" and verdict.value is not None else None
-    if value is None or value.size != result.size or value.dtype.kind != "f":
-        return verdict
-    difference = compare(np.sort(result, axis=None), np.sort(value, axis=None), replace(tolerance, slices=False))
-    return Verdict("reordered", "", verdict.value, difference) if difference.ok else verdict

@@ -8,8 +8,7 @@ from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.api.report import make_report, report_conversion, report_optimized
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.report.record import NetRecord
-from onnx2ncnn_opt.verification import blobs
-from onnx2ncnn_opt.verification.blobs import Reference, by_size
+from onnx2ncnn_opt.verification.blobs import Reference
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.tolerance import DEFAULT
 from testing import present
@@ -136,10 +135,10 @@ def test_a_layer_that_is_off_is_held_against_the_value_that_it_is_like(model: Pa
 def test_the_same_numbers_in_another_order() -> None:
     value = np.random.default_rng(0).standard_normal((1, 2, 3, 4, 5)).astype(np.float32)
     moved = np.ascontiguousarray(value.reshape(6, 4, 5).transpose(2, 1, 0).reshape(3, 40)[::-1])  # no order of its axes
-    reference = Reference({"v": value}, DEFAULT)
-    found = blobs._verdict("v", moved, reference, by_size(reference.values), DEFAULT)
+    reference = Reference({"v": value})
+    found = reference.judge_similar("v", moved, DEFAULT)
     assert (found.status, found.value) == ("reordered", "v")
-    other = blobs._verdict("v", moved + 1, reference, by_size(reference.values), DEFAULT)
+    other = reference.judge_similar("v", moved + 1, DEFAULT)
     assert (other.status, other.value) == ("wrong", "v")
 
 

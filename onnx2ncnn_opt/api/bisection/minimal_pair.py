@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from onnx2ncnn_opt import entry_points
+from onnx2ncnn_opt.api.bisection.wrong_net import WrongNet
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.cut import cut
 from onnx2ncnn_opt.ir.names import NamePool
@@ -81,16 +82,15 @@ class Part:
     counterpart: Counterpart
 
 
-def write_pair(
-    files: PairFiles, model: Path | bytes, param: Path, bin: Path, part: Part, values: Mapping[str, Array]
-) -> tuple[Manifest, dict[str, Array], int, int]:
+def write_pair(files: PairFiles, net: WrongNet, part: Part) -> tuple[Manifest, dict[str, Array], int, int]:
     """Write the files, all or none; return the manifest, the inputs, and the counts of nodes and layers.
 
-    `values` are the model's values for the inputs that failed. Values that do not depend on the start of the part
-    become constants. Raises UsageError if the files cannot be written.
+    Values of the model that do not depend on the start of the part become constants. Raises UsageError if the files
+    cannot be written.
     """
-    piece = _ModelPart(model, part, values)
-    graph = read_net(param, bin, entry_points.layer_types()).graph
+    values = net.reference.values
+    piece = _ModelPart(net.model, part, values)
+    graph = read_net(net.param, net.bin, entry_points.layer_types()).graph
     blobs = {blob.name: blob for layer in graph for blob in layer.outputs}
     cut(graph, {name: blobs[name] for name in part.starts}, {part.end: blobs[part.end]})
     layers = sum(layer.type not in ("Input", "Split") for layer in graph)
@@ -103,8 +103,8 @@ def write_pair(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror}") from error
-    paths = (files.model, files.param, files.bin, files.manifest, files.inputs)
-    with all_or_nothing(*paths) as (model_staged, param_staged, bin_staged, manifest_staged, inputs_staged):
+    inputs = {name: array for name, _, array in piece.inputs.values()}
+    with all_or_nothing(*astuple(files)) as (model_staged, param_staged, bin_staged, manifest_staged, inputs_staged):
         names = {blob.name: name for blob, name in write_staged(graph, param_staged, bin_staged).items()}
         manifest = Manifest(
             inputs=tuple(_entry(names[blob], *start) for blob, start in piece.inputs.items()),
@@ -118,8 +118,7 @@ def write_pair(
         model_staged.write_bytes(data)
         manifest_staged.write_bytes(manifest.to_json().encode())
         with inputs_staged.open("wb") as file:
-            np.savez(file, **{name: array for name, _, array in piece.inputs.values()})  # type: ignore[arg-type]
-    inputs = {name: array for name, _, array in piece.inputs.values()}
+            np.savez(file, **inputs)  # type: ignore[arg-type]
     return manifest, inputs, piece.nodes, layers
 
 
@@ -147,8 +146,11 @@ class _ModelPart:
         self.nodes = len(graph.node)
         produced: set[str] = set()
         for blob, counterpart in part.starts.items():
-            name = self._start(counterpart, values[counterpart.value], produced)
-            self.inputs[blob] = (name, counterpart, self._fed(counterpart, values[counterpart.value]))
+            array = values[counterpart.value]
+            name = self._start(counterpart, array, produced)
+            fed = in_order(array, counterpart.axes).reshape(counterpart.shape)
+            is_float = array.dtype.kind in "iub" and not counterpart.integer
+            self.inputs[blob] = (name, counterpart, fed.astype(np.float32) if is_float else fed)
             produced.add(counterpart.value)
         self.output = self._end(part.counterpart, values[part.counterpart.value], starts)
         read = {name for node in graph.node for name in reads(node)}
@@ -160,9 +162,11 @@ class _ModelPart:
         del graph.initializer[:], graph.input[:], graph.output[:], graph.value_info[:]
         missing = (read | {part.counterpart.value}) - {tensor.name for tensor in kept}
         graph.initializer.extend(kept)
-        graph.initializer.extend(_tensor(name, values[name]) for name in sorted(frozen & missing))
+        for name in sorted(frozen & missing):
+            graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(values[name]), name))
         graph.initializer.extend(self.constants)
-        graph.input.extend(_info(name, array) for name, _, array in self.inputs.values())
+        for name, _, array in self.inputs.values():
+            graph.input.append(helper.make_tensor_value_info(name, _type(array), array.shape))
         result = values[part.counterpart.value]
         shape = part.counterpart.shape if self.output != part.counterpart.value else result.shape
         graph.output.append(helper.make_tensor_value_info(self.output, _type(result), shape))
@@ -205,10 +209,6 @@ class _ModelPart:
             self._reshaped(self.before, read, array.shape, counterpart.value)
         return name
 
-    def _fed(self, counterpart: Counterpart, array: Array) -> Array:
-        fed = in_order(array, counterpart.axes).reshape(counterpart.shape)
-        return fed.astype(np.float32) if array.dtype.kind in "iub" and not counterpart.integer else fed
-
     def _end(self, counterpart: Counterpart, array: Array, starts: set[str]) -> str:
         """Return the name of the output in the layout of the net's blob; add nodes that change the layout."""
         if _is_direct(counterpart, array) and counterpart.value not in starts:
@@ -236,13 +236,5 @@ def _is_direct(counterpart: Counterpart, array: Array) -> bool:
     return counterpart.shape == array.shape and counterpart.axes == natural(array)
 
 
-def _tensor(name: str, array: Array) -> TensorProto:
-    return numpy_helper.from_array(np.ascontiguousarray(array), name)
-
-
 def _type(array: Array) -> int:
     return helper.np_dtype_to_tensor_dtype(array.dtype)
-
-
-def _info(name: str, array: Array) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, _type(array), array.shape)

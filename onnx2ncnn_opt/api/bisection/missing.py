@@ -34,11 +34,11 @@ def find_missing(net: WrongNet, fresh: Fresh | None) -> Located | None:
     if fresh is not None:
         return _producer_in(net, fresh, missing)
     tolerance = net.tolerance(exact=False)
-    run = net.run(partial(net.judge, tolerance=tolerance), exact=False)
+    run, values = net.run(partial(net.reference.judge, tolerance=tolerance), exact=False), net.reference.values
     for name in _ancestors(net.loaded, missing.name):
-        if name not in net.values:
+        if name not in values:
             continue
-        value = net.values[name]
+        value = values[name]
         for blob, result in run.results.items() if run else ():
             if isinstance(result, Failure) or result.size != value.size:
                 continue

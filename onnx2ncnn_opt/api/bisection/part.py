@@ -15,7 +15,7 @@ from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.slots import Slot
 from onnx2ncnn_opt.system import temporary_folder
-from onnx2ncnn_opt.verification.blobs import aligned, natural, nearest, same_numbers, squeezed
+from onnx2ncnn_opt.verification.blobs import aligned, natural, nearest, squeezed
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.tolerance import Tolerance
 from onnx2ncnn_opt.verification.verify_net import verify_net
@@ -69,7 +69,7 @@ def _counterpart(net: WrongNet, blob: Blob, first: FirstWrong, tolerance: Tolera
     verdict, result = run.verdicts[blob], run.results.get(blob.name)
     right = result if verdict.status == "right" else run.expected.get(blob)
     name = net.names.get(blob.name, verdict.value or blob.name)
-    value = net.values.get(name)
+    value = net.reference.values.get(name)
     if blob.is_output and blob.name in net.names and value is not None and value.size:
         return _output_counterpart(net, blob, value, result)
     if isinstance(right, np.ndarray):
@@ -86,12 +86,12 @@ def _of_right_numbers(net: WrongNet, right: Array, name: str, tolerance: Toleran
     if right.dtype not in (np.float32, np.int32):
         return None
     numbers = as_integers(right)
-    value = net.values.get(name)
+    value = net.reference.values.get(name)
     if value is not None and value.size == right.size:
         difference, axes = aligned(numbers, value, tolerance)
         if difference.ok:
             return Counterpart(name, axes, right.shape, numbers.dtype == np.int32)
-    match = same_numbers(numbers, net.values, net.sizes, tolerance)
+    match = net.reference.same_numbers(numbers, tolerance)
     return Counterpart(match[0], match[1], right.shape, numbers.dtype == np.int32) if match else None
 
 
@@ -112,7 +112,7 @@ def _written(net: WrongNet, folder: Path, part: Part, first: FirstWrong) -> Pair
     with temporary_folder() as name:
         staged = PairFiles.at(Path(name))
         try:
-            manifest, inputs, _, _ = write_pair(staged, net.model, net.param, net.bin, part, net.values)
+            manifest, inputs, _, _ = write_pair(staged, net, part)
             how = Verification(
                 feeds=inputs, on=net.verification.on, modes=(net.mode,), timeout=net.verification.timeout
             )
@@ -127,7 +127,7 @@ def _written(net: WrongNet, folder: Path, part: Part, first: FirstWrong) -> Pair
     if report.outputs[0].status not in kinds:
         return None
     written = PairFiles.at(folder)
-    _, _, nodes, layers = write_pair(written, net.model, net.param, net.bin, part, net.values)
+    _, _, nodes, layers = write_pair(written, net, part)
     return Pair(written, nodes, layers, report)
 
 

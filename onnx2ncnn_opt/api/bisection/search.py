@@ -1,6 +1,6 @@
 """The search for the first wrong layer: the first layer from which a path of wrong blobs leads to a wrong output."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -86,7 +86,16 @@ def _against_fresh(net: WrongNet, fresh: Fresh, *, exact: bool) -> BlobVerdicts 
 
     def verdict(blob: str, result: Array | Failure) -> Verdict:
         twin = twins.get(blob)
-        return _against_twin(result, None if twin is None else computed.get(twin), tolerance, twin)
+        expected = None if twin is None else computed.get(twin)
+        if isinstance(result, Failure):
+            return Verdict("wrong", result.reason, twin)
+        if not isinstance(expected, np.ndarray):
+            return UNKNOWN
+        if result.shape != expected.shape:
+            return Verdict("wrong", f"its shape is {list(result.shape[1:])}, not {list(expected.shape[1:])}", twin)
+        if result.tobytes() == expected.tobytes():
+            return Verdict("right", "", twin)
+        return as_verdict(compare(result, as_integers(expected), tolerance), twin)
 
     run = net.run(verdict, exact=exact)
     if run is None:
@@ -103,27 +112,13 @@ def _by_blob(net: WrongNet, run: BlobRun[Sequence[Slot]]) -> dict[Blob, Verdict]
     return {blob: run.verdicts.get(blob.name, _RIGHT) for layer in net.graph for blob in layer.outputs}
 
 
-def _against_twin(
-    result: Array | Failure, expected: Array | Failure | None, tolerance: Tolerance, value: str | None
-) -> Verdict:
-    if isinstance(result, Failure):
-        return Verdict("wrong", result.reason, value)
-    if not isinstance(expected, np.ndarray):
-        return UNKNOWN
-    if result.shape != expected.shape:
-        return Verdict("wrong", f"its shape is {list(result.shape[1:])}, not {list(expected.shape[1:])}", value)
-    if result.tobytes() == expected.tobytes():
-        return Verdict("right", "", value)
-    return as_verdict(compare(result, as_integers(expected), tolerance), value)
-
-
 def _against_values(net: WrongNet, *, exact: bool) -> BlobVerdicts | None:
     """Compare the blobs with the model's values; feed the net in the way that gives the most right blobs."""
     announce("ncnn and ONNX Runtime compute all blobs and values")
     tolerance = net.tolerance(exact=exact)
 
     def verdict(blob: str, result: Array | Failure) -> Verdict:
-        judged = net.judge(blob, result, tolerance)
+        judged = net.reference.judge(blob, result, tolerance)
         if judged.status == "right" and judged.value == net.names.get(blob, blob) and blob in net.wrong:
             return Verdict("wrong", net.wrong[blob], judged.value)  # an output must have the model's order of axes
         return judged
@@ -149,7 +144,7 @@ def _first_wrong(net: WrongNet, run: BlobVerdicts) -> FirstWrong | None:
     # Compared with values, a blob counts as right in any order of axes: so a Permute before the layer is suspect too.
     suspects = [] if run.expected else [b.producer for b in first.inputs if b.producer and b.producer.type == "Permute"]
     for layer in path:
-        if layer is first or _depends(layer, suspects):
+        if layer is first or any(blob.producer in suspects for blob in layer.inputs):
             suspects.append(layer)
         if layer in suspects and any(verdicts[blob].status == "wrong" for blob in layer.outputs):
             break
@@ -176,7 +171,9 @@ def _paths_to_outputs(net: WrongNet, verdicts: Mapping[Blob, Verdict]) -> list[L
 def _located(net: WrongNet, run: BlobVerdicts, blob: Blob, message: str, suspects: Sequence[Layer]) -> Located:
     layer, verdicts = blob.producer, run.verdicts
     assert layer is not None
-    arrays = {b.name: a for b in layer.inputs if isinstance(a := net.array(b, run.way, run.results), np.ndarray)}
+    fed = {slot.blob: net.feeds[slot.name] for slot in run.way if slot.name in net.feeds}
+    numbers = {b.name: fed.get(b.name) if b.is_input else run.results.get(b.name) for b in layer.inputs}
+    arrays = {name: array for name, array in numbers.items() if isinstance(array, np.ndarray)}
     inputs = tuple(
         LayerInput(
             b.name,
@@ -232,10 +229,6 @@ def _functions(model: LoadedModel) -> dict[str, list[str]]:
             else:
                 others.add(name)
     return {name: outputs for name, outputs in results.items() if name not in others}
-
-
-def _depends(layer: Layer, suspects: Collection[Layer]) -> bool:
-    return any(blob.producer in suspects for blob in layer.inputs)
 
 
 def _only_special(verdict: Verdict) -> Verdict:

@@ -10,7 +10,7 @@ import numpy as np
 from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.api.lower import Files, reconverted
 from onnx2ncnn_opt.errors import RunError
-from onnx2ncnn_opt.ir.graph import Blob, Graph
+from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
@@ -21,16 +21,7 @@ from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, model_feeds
-from onnx2ncnn_opt.verification.blobs import (
-    BlobRun,
-    Verdict,
-    by_size,
-    extract_all,
-    judge,
-    likeliest_run,
-    model_values,
-    value_name,
-)
+from onnx2ncnn_opt.verification.blobs import BlobRun, Reference, Verdict, extract_all, likeliest_run, model_values
 from onnx2ncnn_opt.verification.driver import VerifyReport
 from onnx2ncnn_opt.verification.net_outputs import input_slots
 from onnx2ncnn_opt.verification.options import Verification
@@ -130,18 +121,10 @@ class WrongNet:
         return results
 
     @cached_property
-    def values(self) -> dict[str, Array]:
+    def reference(self) -> Reference:
         """ONNX Runtime's value of every node of the model's graph, and its inputs."""
-        return model_values(self.model, self.feeds, self.loaded.values, self.verification.timeout)
-
-    @cached_property
-    def sizes(self) -> dict[int, list[str]]:
-        """The names of the model's values by their number of elements."""
-        return by_size(self.values)
-
-    def judge(self, blob: str, result: Array | Failure, tolerance: Tolerance) -> Verdict:
-        """Compare a blob with the model's value of its name, or with any value that has the same numbers."""
-        return judge(result, value_name(blob, self.names), self.values, self.sizes, tolerance)
+        values = model_values(self.model, self.feeds, self.loaded.values, self.verification.timeout)
+        return Reference(values, self.names)
 
     def tolerance(self, *, exact: bool) -> Tolerance:
         """Return the tolerance for a blob against the model's value; it is tighter for `exact` kernels."""
@@ -157,12 +140,6 @@ class WrongNet:
                 tolerance = with_rounding(ROUNDING.get(encoding, 0.5 / 127), count, tolerance)
                 break
         return in_mode(self.mode, tolerance)
-
-    def array(self, blob: Blob, way: Sequence[Slot], results: Results) -> Array | Failure | None:
-        """Return a blob's numbers; for an input, the array that was fed."""
-        if not blob.is_input:
-            return results.get(blob.name)
-        return next((self.feeds[slot.name] for slot in way if slot.blob == blob.name), None)
 
 
 def as_integers(array: Array) -> Array:
