@@ -10,13 +10,15 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.spec import SHAPE_HINTS_ID
 from onnx2ncnn_opt.manifest import Manifest, read_manifest
+from onnx2ncnn_opt.param.files import bin_beside
 from onnx2ncnn_opt.param.pnnx import shapes_beside
+from onnx2ncnn_opt.report.words import number_of
 
 
 def manifest_of(path: Path, graph: Graph) -> Manifest | None:
-    """Return the manifest NET.json next to NET.param, None unless it has exactly the net's inputs and outputs."""
+    """Return the manifest NET.json of NET.param or NET.param.bin, None unless it has the net's inputs and outputs."""
     try:
-        manifest = read_manifest(path.with_suffix(".json"))
+        manifest = read_manifest(bin_beside(path).with_suffix(".json"))
     except UsageError:  # the file is missing, or not a manifest
         return None
     blobs = [{blob.name for blob in graph.inputs}, {blob.name for blob in graph.outputs}]
@@ -61,7 +63,7 @@ def shape_notes(
             yield f"{name}:{_text((1, *sizes[name]))} is a batch of one, {name}:{_text(sizes[name])}"
     unknown = Counter(layer.type for layer in graph if layer.spec is None)
     for kind, count in unknown.items():
-        layers = f"{count} layers" if count > 1 else "1 layer"
+        layers = number_of(count, "layer")
         yield f"ncnn has no layer type {kind} ({layers}): the net loads only where a program registers it"
 
 

@@ -6,6 +6,7 @@ import pytest
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.ir.cost import multiplications, parameters
 from onnx2ncnn_opt.manifest import read_manifest
+from onnx2ncnn_opt.param.files import write_net
 from testing.command import names, run, run_well
 from testing.models import parsed, write_model
 from testing.op_cases import fill_weights
@@ -90,3 +91,16 @@ def test_what_a_net_costs(graph: str, macs: int | None, elements: int) -> None:
     fill_weights(model, 7)
     net = lower(model).graph
     assert (multiplications(net), parameters(net)) == (macs, elements)
+
+
+def test_a_binary_net_with_a_manifest(tmp_path: Path) -> None:
+    model = write_model(tmp_path, "(float[1, 3, 4, 8] x) => (float[1, 3, 4, 8] y) { y = Relu(x) }")
+    conversion = lower(model)
+    names = write_net(conversion.graph, tmp_path / "net.param.bin", tmp_path / "net.bin", binary=True)
+    renamed = json.loads(conversion.manifest().to_json())
+    renamed["inputs"][0]["blob"], renamed["outputs"][0]["blob"] = (
+        names[port.blob] for port in (*conversion.inputs, *conversion.outputs)
+    )
+    (tmp_path / "net.json").write_text(json.dumps(renamed))
+    data = json.loads(run(tmp_path, "inspect", "net.param.bin", "--json").out)
+    assert data["inputs"] == [{"name": "x", "dtype": "float32", "shape": [1, 3, 4, 8]}]
