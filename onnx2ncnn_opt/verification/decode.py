@@ -24,7 +24,7 @@ from onnx2ncnn_opt.verification.runs import Run
 
 TOKENS = 16  # after each prompt
 PROMPT = 64  # tokens, to measure times
-ROW = "greedy token"  # a row of the report that is no output of the model
+TOKEN_ROW = "greedy token"  # a row of the report that is no output of the model
 
 
 class Plan(NamedTuple):
@@ -37,7 +37,7 @@ class Plan(NamedTuple):
 # The longest steps come first, because the time may be over before the last ones.
 _PLANS = (Plan((7,)), Plan((16, 1, 16)), Plan((1,)), Plan((33,)), Plan((3, 4)), Plan((7,), hides=True))
 _FIXED_CHUNKS = 4  # for models with a fixed number of tokens
-LEAST_RUNS = sum(len(plan.chunks) + TOKENS for plan in _PLANS[:2])
+DECODER_RUNS = sum(len(plan.chunks) + TOKENS for plan in _PLANS[:2])
 
 
 class Decoder:
@@ -145,12 +145,11 @@ def judge_token(
     """Return the report of the next token: ok if it is the model's, or if its score is within the tolerance."""
     actual, expected = (arrays[tokens].reshape(-1, arrays[tokens].shape[-1])[-1] for arrays in (values, reference))
     token, right = int(actual.argmax()), int(expected.argmax())
-    if token == right:
-        return [OutputReport(ROW, None, "ok", "")]
-    margin = float(expected[right]) - float(expected[token])
-    text = f"it is {token}, the model's is {right}, with a margin of {margin:.2g}"
-    allowed = relative * float(np.abs(reference[tokens]).max())
-    if margin > allowed:
-        return [OutputReport(ROW, None, "mismatch", f"{text}; the tolerance is {allowed:.2g}")]
-    notes.append(f"{where}, {text}: errors within the tolerance decide")
-    return [OutputReport(ROW, None, "ok", "")]
+    if token != right:
+        margin = float(expected[right]) - float(expected[token])
+        text = f"it is {token}, the model's is {right}, with a margin of {margin:.2g}"
+        allowed = relative * float(np.abs(reference[tokens]).max())
+        if margin > allowed:
+            return [OutputReport(TOKEN_ROW, None, "mismatch", f"{text}; the tolerance is {allowed:.2g}")]
+        notes.append(f"{where}, {text}: errors within the tolerance decide")
+    return [OutputReport(TOKEN_ROW, None, "ok", "")]

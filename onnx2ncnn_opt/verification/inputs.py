@@ -103,25 +103,20 @@ DATA = (Data((0, 1), 0.3, 1.0), Data((-2.1, 2.6), 0.03, 0.1), Data((0, 255), 3e3
 
 
 class Draw(NamedTuple):
-    """One set of inputs, drawn from a seed at a scale.
-
-    `plain` inputs have no zeros, and stay in the domains of functions such as Sqrt. In other draws, inputs that the
-    model also compares or selects leave the domains, because guards have to act. Their rows end with the largest
-    numbers, negative ones if `below`, or with zeros if the scale is 1. `spiked`: one number of each row is far above
-    the others. Then normalised rows reach their limit, and softmax gives 0 elsewhere. `between`: floats are uniform
-    between two values. `data`: smooth pictures and sounds where shapes allow it. `flat`: inputs differ along this axis
-    (modulo the rank), and hardly along others. Examples: images with little contrast and one negative channel, or
-    sequences whose mean is as large as their numbers.
-    """
+    """One set of inputs, drawn from a seed at a scale."""
 
     seed: int
     scale: float = 1.0
+    # Inputs have no zeros, and stay in the domains of functions such as Sqrt. In other draws, inputs that the model
+    # also compares or selects leave the domains, because guards have to act.
     plain: bool = False
-    below: bool = False
-    between: tuple[float, float] | None = None
+    below: bool = False  # rows of a large draw that is not plain end with large negative numbers
+    between: tuple[float, float] | None = None  # floats are uniform between two values
+    # Inputs differ along this axis (modulo the rank), and hardly along others: images with little contrast and one
+    # negative channel, or sequences whose mean is as large as their numbers.
     flat: int | None = None
-    data: Data | None = None
-    spiked: bool = False
+    data: Data | None = None  # smooth pictures and sounds where shapes allow it
+    spiked: bool = False  # one number of each row is far above the others: softmax gives 0 elsewhere
 
     def __str__(self) -> str:
         if self.between is not None:
@@ -335,21 +330,21 @@ def draw_array(
 
 
 def _floats(uses: Uses, shape: tuple[int, ...], draw: Draw, rng: np.random.Generator) -> Array:
+    """Draw floats for a draw without data."""
     if draw.between is not None:
         return np.asarray(rng.uniform(*draw.between, shape))
     if draw.flat is not None:
         return _flat(uses, shape, draw, rng)
     if draw.spiked:
         return _spiked(_floats(uses, shape, draw._replace(plain=True, spiked=False), rng), uses, rng)
-    bounded = draw.plain or not uses.is_guarded
-    array: Array
-    if uses.domain and bounded:
-        array = np.asarray(rng.uniform(*uses.domain, shape))
+    is_bounded = draw.plain or not uses.is_guarded
+    if uses.domain and is_bounded:
+        array: Array = np.asarray(rng.uniform(*uses.domain, shape))
         if uses.domain[0] <= 0 <= uses.domain[1] and not draw.plain and not uses.divides:
             array[rng.random(shape) < 1 / _ZEROS_IN] = 0.0
         return array
     array = np.asarray(rng.standard_normal(shape) * (draw.data.scale if draw.data else draw.scale))
-    if uses.divides and bounded:
+    if uses.divides and is_bounded:
         return array + np.copysign(draw.scale / 4, array)
     if draw.plain:
         return array
@@ -358,16 +353,22 @@ def _floats(uses: Uses, shape: tuple[int, ...], draw: Draw, rng: np.random.Gener
     array[rng.random(shape) < 1 / _ZEROS_IN] = 0.0
     array[rng.random(shape) < 1 / _ZEROS_IN] *= -0.0
     if array.size > _SHORT:
-        ends = array[..., -1:] if shape[-1] > _SHORT else array.reshape(-1)[-1:]
-        rows = np.arange(ends.size)[::-1]  # from the last row on, to alternate the kinds of ends
-        if draw.scale > 1:
-            kinds = [_OUTLIER * draw.scale * rng.uniform(0.5, 1, ends.size) * (-1) ** (rows + draw.below)]
-        else:
-            second = _CLOSE_SECOND * (array.max(axis=-1) if shape[-1] > _SHORT else array.max()).reshape(-1)
-            below = -np.abs(rng.standard_normal(ends.size))
-            kinds = [np.full(ends.size, -0.0), second, np.zeros(ends.size), below]
-        ends[...] = np.choose((rows + draw.seed) % len(kinds), kinds).reshape(ends.shape)
+        _set_ends(array, draw, rng)
     return np.clip(array, -_MAX_NUMBER, _MAX_NUMBER)
+
+
+def _set_ends(array: Array, draw: Draw, rng: np.random.Generator) -> None:
+    """Replace the last number of each row: by the largest numbers, or zeros, a close second, and negative numbers."""
+    rows = array if array.shape[-1] > _SHORT else array.reshape(1, -1)
+    ends = rows[..., -1:]
+    numbers = np.arange(ends.size)[::-1]  # from the last row on, to alternate the kinds of ends
+    if draw.scale > 1:
+        kinds = [_OUTLIER * draw.scale * rng.uniform(0.5, 1, ends.size) * (-1) ** (numbers + draw.below)]
+    else:
+        second = _CLOSE_SECOND * rows.max(axis=-1).reshape(-1)
+        below = -np.abs(rng.standard_normal(ends.size))
+        kinds = [np.full(ends.size, -0.0), second, np.zeros(ends.size), below]
+    ends[...] = np.choose((numbers + draw.seed) % len(kinds), kinds).reshape(ends.shape)
 
 
 def _flat(uses: Uses, shape: tuple[int, ...], draw: Draw, rng: np.random.Generator) -> Array:

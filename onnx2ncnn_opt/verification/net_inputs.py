@@ -11,6 +11,7 @@ from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.caches import caches
 from onnx2ncnn_opt.ir.codes import BinaryOp, Direction, UnaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.verification.inputs import LARGEST_INPUT, Draw, Uses, draw_array, draws, is_tiny, sweeps
@@ -106,26 +107,22 @@ def _example(blob: Blob) -> str:
 
 def _uses(blob: Blob) -> Uses:
     """Return the uses of an input's values in the net, also after layers that only move them."""
-    visited, queue = {blob}, [blob]
-    tables: list[int] = []
-    domains: list[tuple[float, float]] = []
-    divides = is_guarded = False
-    while queue:
-        copy = queue.pop()
-        for layer in copy.users:
-            operation = _operation(layer)
-            if operation in _DOMAINS:
-                domains.append(_DOMAINS[operation])
-            divides |= copy in layer.inputs[_DIVISORS.get(operation, len(layer.inputs)) :][:1]
-            is_guarded |= layer.type in _SELECTING_LAYERS or operation in _SELECTING_OPERATIONS
-            is_idle = layer.type == "Padding" or (layer.type == "Dropout" and layer["scale"] == 1.0)
-            if layer.type == "Embed":
-                tables.append(int(layer["input_dim"]))
-            elif is_idle or layer.has(Trait.MOVES):
-                queue += [output for output in layer.outputs if output not in visited]
-                visited.update(layer.outputs)
-    domain = (max(low for low, _ in domains), min(high for _, high in domains)) if domains else None
-    return Uses(min(tables, default=None), domain, divides, is_guarded)
+    uses = [(copy, layer, _operation(layer)) for copy in reached([blob], _copies) for layer in copy.users]
+    domains = [_DOMAINS[operation] for _, _, operation in uses if operation in _DOMAINS]
+    return Uses(
+        table=min((int(layer["input_dim"]) for _, layer, _ in uses if layer.type == "Embed"), default=None),
+        domain=(max(low for low, _ in domains), min(high for _, high in domains)) if domains else None,
+        divides=any(op in _DIVISORS and copy in layer.inputs[_DIVISORS[op] :][:1] for copy, layer, op in uses),
+        is_guarded=any(layer.type in _SELECTING_LAYERS or op in _SELECTING_OPERATIONS for _, layer, op in uses),
+    )
+
+
+def _copies(blob: Blob) -> Iterator[Blob]:
+    """Yield the blobs with the values of a blob, moved by one layer."""
+    for layer in blob.users:
+        is_idle = layer.type == "Padding" or (layer.type == "Dropout" and layer["scale"] == 1.0)
+        if is_idle or layer.has(Trait.MOVES):
+            yield from layer.outputs
 
 
 def _operation(layer: Layer) -> str:

@@ -14,7 +14,7 @@ agrees if its score equals the score of the model's index, up to the error of th
 import math
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
@@ -29,11 +29,12 @@ from onnx.external_data_helper import load_external_data_for_tensor, set_externa
 from onnx.shape_inference import InferenceError
 
 from onnx2ncnn_opt.errors import RunError
+from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.onnx.ops import traits_of
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.onnx.read.quantized import float_model, scales_of_products
-from onnx2ncnn_opt.onnx.registry import INT8_ACCURACY
+from onnx2ncnn_opt.onnx.registry import INT8_ACCURACY, Traits
 from onnx2ncnn_opt.param.storage import rounded
 from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.runtime.base import Array
@@ -383,23 +384,23 @@ def scores(model: onnx.ModelProto) -> dict[str, set[str]]:
     unknown types count as floats.
     """
     producers, types = _producers(model), element_types(model, inferred_values(model))
+
+    def is_float(name: str) -> bool:
+        return types.get(name, TensorProto.FLOAT) in FLOATS
+
+    def operands(name: str) -> Sequence[str]:
+        """Return the computed values that decide a value."""
+        node = producers[name]
+        if node.op_type in _SIZES or (is_float(name) and node.op_type not in _MOVES):
+            return ()
+        return [operand for operand in (node.input[:1] if is_float(name) else node.input) if operand in producers]
+
     result: dict[str, set[str]] = {}
     for value in model.graph.output:
         first = _origin(value.name, producers)
-        names, visited = [] if types.get(first, TensorProto.FLOAT) in FLOATS else [first], {first}
-        while names:
-            name = names.pop()
-            node = producers.get(name)
-            if node is None:
-                continue
-            is_float = types.get(name, TensorProto.FLOAT) in FLOATS
-            if is_float:
-                result.setdefault(value.name, set()).add(name)
-            if node.op_type not in _SIZES and (not is_float or node.op_type in _MOVES):
-                inputs = node.input[:1] if is_float else node.input
-                names += [operand for operand in inputs if operand not in visited]
-                visited.update(inputs)
-    return result
+        if first in producers and not is_float(first):
+            result[value.name] = set(filter(is_float, reached([first], operands)))
+    return {name: floats for name, floats in result.items() if floats}
 
 
 def _producers(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
@@ -469,43 +470,9 @@ def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:
     does not fit into a message.
     """
     proto = upgraded(read_model(model, outputs))
-    types = element_types(proto, inferred_values(proto))
-    opsets = {entry.domain: entry.version for entry in proto.opset_import}
-    exact = {value.name for value in (*proto.graph.input, *proto.graph.initializer)}
-    writer = _ErrorWriter()
-    integral = {value.name for value in proto.graph.initializer}  # constants, and floats with integer values
-    # Names before the error of numbers computed from these alone: a quotient of integers is the same everywhere.
-    unperturbed: dict[str, str] = {}
+    writer = _ErrorWriter(proto)
     for node in proto.graph.node:
-        traits = traits_of(node.domain, node.op_type, opsets.get(node.domain, 1))
-        is_exact = traits.errors == "none" or node.op_type in ("Constant", "ConstantOfShape")
-        to_float = node.op_type == "Cast" and types.get(node.output[0], TensorProto.FLOAT) in FLOATS
-        level = next((entry.i for entry in node.attribute if entry.name == "accuracy_level"), INT8_ACCURACY)
-        for index in _decision_inputs(node, jumps=traits.jumps and not to_float and level == INT8_ACCURACY):
-            name = node.input[index]
-            node.input[index] = unperturbed.get(name, name)
-            if types.get(name) in _FLOATS and not (name in exact or name in integral or name in unperturbed):
-                node.input[index] = writer.perturb_decision(name, types[name])
-                if node.op_type == "Equal" and index == 1:
-                    node.input[1] = writer.equal_if_near(node.input[1], node.input[0], types[name])
-        if traits.errors in ("input", "gates") and types.get(node.input[0]) in _FLOATS:
-            node.input[0] = writer.perturb(node.input[0], types[node.input[0]], _CANCELLED_ERROR)
-        writer.nodes.append(node)
-        moved = [name for index, name in enumerate(node.input) if traits.moves_input(index)]
-        is_integral = all(name in integral or types.get(name) in _INTEGERS for name in moved)
-        if node.op_type in _INTEGER_RESULTS or (moved and is_integral):
-            integral.update(node.output)
-        if all(name in exact for name in node.input) and (traits.moves != () or is_exact):
-            exact.update(node.output)
-            continue
-        if traits.moves != () or node.op_type in _INTEGER_RESULTS:
-            continue
-        for index, name in enumerate(node.output):
-            if name and types.get(name) in _FLOATS:
-                addend = {"one": node.input[0], "gates": ""}.get(traits.errors)
-                node.output[index] = writer.perturb_output(name, types[name], addend)
-                if traits.axes == "each" and integral.issuperset(node.input):
-                    unperturbed[name] = node.output[index]
+        writer.add(node)
     del proto.graph.node[:]
     proto.graph.node.extend(writer.nodes)
     proto.graph.initializer.extend(writer.constants.values())
@@ -514,16 +481,60 @@ def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:
     return bytes(proto.SerializeToString())
 
 
-def _decision_inputs(node: onnx.NodeProto, *, jumps: bool) -> Iterable[int]:
-    """Return the inputs of a node whose last bit may decide its result."""
-    if node.op_type == "GridSample":
-        mode = next((attribute.s for attribute in node.attribute if attribute.name == "mode"), b"")
-        return (1,) if mode == b"nearest" else ()
-    return range(len(node.input)) if jumps else ()
-
-
 class _ErrorWriter(NodeWriter):
-    """A writer of nodes that add errors to tensors."""
+    """A writer of a model's nodes, and of nodes that add errors to their tensors."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        super().__init__()
+        self._types = element_types(proto, inferred_values(proto))
+        self._opsets = {entry.domain: entry.version for entry in proto.opset_import}
+        self._exact = {value.name for value in (*proto.graph.input, *proto.graph.initializer)}
+        self._integral = {value.name for value in proto.graph.initializer}  # constants, and floats with integer values
+        # Names before the error of numbers computed from these alone: a quotient of integers is the same everywhere.
+        self._unperturbed: dict[str, str] = {}
+
+    def add(self, node: onnx.NodeProto) -> None:
+        """Add a node of the model, with errors of its inputs and outputs."""
+        traits = traits_of(node.domain, node.op_type, self._opsets.get(node.domain, 1))
+        self._perturb_decisions(node, traits)
+        if traits.errors in ("input", "gates") and self._types.get(node.input[0]) in _FLOATS:
+            node.input[0] = self.perturb(node.input[0], self._types[node.input[0]], _CANCELLED_ERROR)
+        self.nodes.append(node)
+        moved = [name for index, name in enumerate(node.input) if traits.moves_input(index)]
+        is_integral = all(name in self._integral or self._types.get(name) in _INTEGERS for name in moved)
+        if node.op_type in _INTEGER_RESULTS or (moved and is_integral):
+            self._integral.update(node.output)
+        is_exact = traits.errors == "none" or node.op_type in ("Constant", "ConstantOfShape")
+        if self._exact.issuperset(node.input) and (traits.moves != () or is_exact):
+            self._exact.update(node.output)
+        elif traits.moves == () and node.op_type not in _INTEGER_RESULTS:
+            self._perturb_outputs(node, traits)
+
+    def _perturb_decisions(self, node: onnx.NodeProto, traits: Traits) -> None:
+        """Perturb the inputs of a node whose last bit may decide its result."""
+        to_float = node.op_type == "Cast" and self._types.get(node.output[0], TensorProto.FLOAT) in FLOATS
+        attributes = {attribute.name: attribute for attribute in node.attribute}
+        level = attributes["accuracy_level"].i if "accuracy_level" in attributes else INT8_ACCURACY
+        indexes = range(len(node.input)) if traits.jumps and not to_float and level == INT8_ACCURACY else range(0)
+        if node.op_type == "GridSample":
+            indexes = range(1, 2) if "mode" in attributes and attributes["mode"].s == b"nearest" else range(0)
+        for index in indexes:
+            name = node.input[index]
+            node.input[index] = self._unperturbed.get(name, name)
+            is_right = name in self._exact or name in self._integral or name in self._unperturbed
+            if self._types.get(name) in _FLOATS and not is_right:
+                node.input[index] = self.perturb_decision(name, self._types[name])
+                if node.op_type == "Equal" and index == 1:
+                    node.input[1] = self.equal_if_near(node.input[1], node.input[0], self._types[name])
+
+    def _perturb_outputs(self, node: onnx.NodeProto, traits: Traits) -> None:
+        """Perturb the numbers that a node computes."""
+        addend = {"one": node.input[0], "gates": ""}.get(traits.errors) if node.input else None
+        for index, name in enumerate(node.output):
+            if name and self._types.get(name) in _FLOATS:
+                node.output[index] = self.perturb_output(name, self._types[name], addend)
+                if traits.axes == "each" and self._integral.issuperset(node.input):
+                    self._unperturbed[name] = node.output[index]
 
     def number(self, value: float, dtype: int = TensorProto.INT64) -> str:
         return self.constant(np.array(value, helper.tensor_dtype_to_np_dtype(dtype)))

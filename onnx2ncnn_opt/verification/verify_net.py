@@ -29,9 +29,7 @@ from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, model_feeds, too_small
 from onnx2ncnn_opt.runtime.tail import TailRunner, tail_of
 from onnx2ncnn_opt.runtime.targets import check_modes, find_target
-from onnx2ncnn_opt.verification.decode import LEAST_RUNS as DECODER_RUNS
-from onnx2ncnn_opt.verification.decode import ROW as TOKEN_ROW
-from onnx2ncnn_opt.verification.decode import Decoder, judge_token
+from onnx2ncnn_opt.verification.decode import DECODER_RUNS, TOKEN_ROW, Decoder, judge_token
 from onnx2ncnn_opt.verification.driver import VerifyReport, check_outputs, is_wrong, judge_modes
 from onnx2ncnn_opt.verification.given_inputs import given_inputs
 from onnx2ncnn_opt.verification.inputs import dynamic_sizes
@@ -194,6 +192,9 @@ class _ModelJudge:
         self._has_plain = self._is_default and not (worker.target.vulkan and holds_integers(*net))
         self._least = least_budget(*net, vulkan=worker.target.vulkan)
         self._worst: tuple[float, OutputComparison, Sequence[Slot]] | None = None
+        # ncnn chooses the layout of a cache, and the tail's outputs are compared behind the tail.
+        caches = [entry.name for entry in self.manifest.outputs if entry.cache] if self.manifest else []
+        self._not_compared = {*caches, *(self.tail.names if self.tail else ())}
 
     def runs(self, mode: str) -> Iterator[Run]:
         """Yield the runs of the first mode again for every other mode."""
@@ -215,40 +216,48 @@ class _ModelJudge:
 
     def compare(self, run: Run, mode: str) -> Sequence[OutputReport]:
         """Run the net; in fp32 run it also with ncnn's plain kernels if outputs leave the rounding budget."""
-        usual = self._fp32_tolerance if mode == "fp32" else self._tolerance
-        options, tolerance = self.options, self.options.allowed(in_mode(mode, usual))
-        fixed = self.manifest, tolerance, self.rounding, options.is_user_tolerance, self._least
-        tail, reference = self.tail if mode == "fp32" else None, run.reference
-        if self.manifest is not None:  # ncnn chooses the layout of a cache
-            caches = {entry.name for entry in self.manifest.outputs if entry.cache}
-            reference = {name: array for name, array in reference.items() if name not in caches}
-        if self.tail is not None:
-            reference = {name: array for name, array in reference.items() if name not in self.tail.names}
-        judge_tail = None if tail is None else partial(tail.judge, run.feeds, run.reference)
-        token = self._decoder.tokens if self._decoder and tail is None else None
-        if token is not None:
-            judge_tail = partial(judge_token, token, run.reference, self.notes, f"{run} in {mode}", tolerance.relative)
-        rare_error = self._rare_error if mode == "fp32" else 0.0
-        comparison = OutputComparison(
-            self._runner, run.feeds, reference, *fixed, rare_error=rare_error, judge_tail=judge_tail
-        )
+        tail = self.tail if mode == "fp32" else None
+        tokens = self._decoder.tokens if self._decoder and tail is None else None
+        comparison = self._comparison(run, mode, tail, tokens)
         way, outputs = comparison.best()
         error = max((output.max_rel or 0.0 for output in outputs), default=0.0)
         if self._worst is None or error > self._worst[0]:
             self._worst = error, comparison, way
-        is_undecided = tail is not None and any(row.name in tail.names and row.message for row in outputs)
-        if self._has_plain and mode == "fp32" and (is_undecided or comparison.leaves_budget(outputs)):
-            _, outputs = replace(comparison, runner=self._load("fp32", exact=True), is_plain=True).best()
         if mode == "fp32":
+            is_undecided = tail is not None and any(row.name in tail.names and row.message for row in outputs)
+            if self._has_plain and (is_undecided or comparison.leaves_budget(outputs)):
+                _, outputs = replace(comparison, runner=self._load("fp32", exact=True), is_plain=True).best()
             outputs = comparison.with_scores(way, outputs)
         if is_wrong(outputs):
             self._worst = math.inf, comparison, way
-        if tail is not None and not {row.name for row in outputs}.issuperset(tail.names):
-            reason = "the net is wrong at the cut already"
-            outputs = [*outputs, *(OutputReport(name, None, "unproven", reason) for name in tail.names)]
-        if token is not None and outputs[-1].name != TOKEN_ROW:
-            outputs = [*outputs, OutputReport(TOKEN_ROW, None, "unproven", "the scores are wrong already")]
-        return outputs
+        # Without right values at the cut, or right scores, the further rows were not judged.
+        further = tail.names if tail else (TOKEN_ROW,) if tokens is not None else ()
+        reason = f"{'the net is wrong at the cut' if tail else 'the scores are wrong'} already"
+        missing = set(further) - {row.name for row in outputs}
+        return [*outputs, *(OutputReport(name, None, "unproven", reason) for name in further if name in missing)]
+
+    def _comparison(self, run: Run, mode: str, tail: TailJudge | None, tokens: str | None) -> OutputComparison:
+        """Return the comparison of the net with a run of the model, and behind it of the `tail` or the next token."""
+        is_fp32 = mode == "fp32"
+        tolerance = self.options.allowed(in_mode(mode, self._fp32_tolerance if is_fp32 else self._tolerance))
+        judge_tail = None
+        if tail is not None:
+            judge_tail = partial(tail.judge, run.feeds, run.reference)
+        elif tokens is not None:
+            where = f"{run} in {mode}"
+            judge_tail = partial(judge_token, tokens, run.reference, self.notes, where, tolerance.relative)
+        return OutputComparison(
+            self._runner,
+            run.feeds,
+            {name: array for name, array in run.reference.items() if name not in self._not_compared},
+            self.manifest,
+            tolerance,
+            self.rounding,
+            is_fixed=self.options.is_user_tolerance,
+            least=self._least,
+            judge_tail=judge_tail,
+            rare_error=self._rare_error if is_fp32 else 0.0,
+        )
 
     def _load(self, mode: str, *, exact: bool) -> NcnnRunner:
         timeout, worker = self.options.timeout, self._worker
