@@ -111,8 +111,8 @@ class Conversion(Rewritten):
     graph: Graph
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
-    events: tuple[Event, ...]
-    layers_before: int
+    events: tuple[Event, ...] = ()
+    layers_before: int = 0
     cut: tuple[str, ...] = ()
     release: int = NEWEST
     storage: Storage | None = None
@@ -309,13 +309,9 @@ class Conversion(Rewritten):
         arrays = any_feeds(model, self.model, manifest, outputs=self.cut, feeds=feeds, seed=seed)
         blobs = model_feeds([Slot.of(entry) for entry in manifest.inputs], arrays)
         outputs = [entry.blob for entry in manifest.outputs]
-        worker = OrtWorker()
-        try:
+        with OrtWorker() as worker, NcnnRunner(files.param, files.bin) as net:
             other = OrtRunner(model, outputs=self.cut, values=self.model.values, fast=True, worker=worker)
-            with NcnnRunner(files.param, files.bin) as net:
-                return in_turns(partial(net.time, blobs, outputs), partial(other.time, arrays), seconds)
-        finally:
-            worker.close()
+            return in_turns(partial(net.time, blobs, outputs), partial(other.time, arrays), seconds)
 
 
 def lower(  # noqa: PLR0913
@@ -385,15 +381,23 @@ def lower(  # noqa: PLR0913
     for stepwise in (True, False):
         first = loaded if stepwise else None
         imported = _imported(model, source, first, batch_axes, custom, tail, quantized, stepwise=stepwise, **bindings)
-        loaded, net_tail = imported.model, imported.tail
-        cut = net_tail.cut if net_tail else tuple(outputs)
+        loaded = imported.model
         conversion = Conversion(
-            loaded, source, imported.graph, imported.inputs, imported.outputs, (), 0, cut, tail=net_tail
+            loaded,
+            source,
+            imported.graph,
+            imported.inputs,
+            imported.outputs,
+            cut=imported.tail.cut if imported.tail else tuple(outputs),
+            release=release,
+            custom=imported.custom,
+            minimum=imported.minimum,
+            images=pixels,
+            appended=appended,
+            tail=imported.tail,
+            quantized=quantized,
+            kept=imported.kept,
         )
-        conversion = replace(
-            conversion, release=release, custom=imported.custom, minimum=imported.minimum, images=pixels
-        )
-        conversion = replace(conversion, appended=appended, quantized=quantized, kept=imported.kept)
         take_pixels(imported, pixels)
         is_dynamic = any(isinstance(size, Sym) for port in imported.inputs for size in port.shape)  # a cache grows
         usable = [p for p in chosen if optimize and (is_dynamic or p.name != "fuse_kv_cache")]

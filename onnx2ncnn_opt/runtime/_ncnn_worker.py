@@ -143,60 +143,37 @@ class NcnnServer(Server):
         """Compute the blobs in order, and change each before its readers are computed; send an answer for each."""
         extractor = self.fed(feeds, **caches)
         for step in steps:
-            self.attempt(self.step, extractor, seed, **step)
+            self.attempt(self.step, extractor, step, seed)
         if self.libc is not None:
             self.libc.malloc_trim(0)
 
-    def step(
-        self,
-        extractor: Any,
-        seed: int,
-        blob: str,
-        rounding: str,
-        cast: bool,
-        noise: str,
-        relative: float,
-        send: bool,
-        sample: int,
-        source: str,
-    ) -> None:
-        """Compute one blob, add errors, and round it; the fields of `WalkStep` are the arguments.
+    def step(self, extractor: Any, step: dict[str, Any], seed: int) -> None:
+        """Compute one blob, add errors, and round it; `step` has the fields of `WalkStep`.
 
         The answer has the blob (with `send`) or a sample before errors and rounding, and the mean squares of the errors
         and of the rounding of that sample.
         """
-        code, mat = extractor.extract(self.net.blob(source or blob))
+        blob, sample = step["blob"], step["sample"]
+        code, mat = extractor.extract(self.net.blob(step["source"] or blob))
         if code != 0 or mat.dims == 0:
             raise RuntimeError(f"blob '{blob}': extract returned {code or 'an empty Mat'}")
         batch = {"batch_index": 0} if mat.n > 1 else {}
         array = mat.numpy(**batch)
-        is_changed = array.dtype == np.float32 and bool(rounding or noise or relative or source)
+        changes = (step["rounding"], step["noise"], step["relative"], step["source"])
+        is_changed = array.dtype == np.float32 and any(changes)
         if is_changed:
             array = np.array(array)
             del mat
         if array.nbytes > LARGE_BLOB and self.libc is None:
             self.keep_memory()
-        least, most = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
-        largest, limits = max(-least, most), 0
-        is_ordinary, fits = largest < 3.4e38, largest < LARGEST  # False for NaN
-        if not is_ordinary:
-            sizes, is_finite = np.abs(array), np.isfinite(array)
-            largest = float(sizes.max(initial=0.0, where=is_finite))
-            limits = int(np.count_nonzero(is_finite & (sizes >= 3.4e38)))  # they stand for infinity
-            del sizes, is_finite  # a blob may be large
+        least, largest, limits, fits = extremes(array)
         sampled = slice(None, None, array.size // sample | 1) if sample else slice(0)
         samples = [array.reshape(-1)[sampled].copy()]
         if is_changed:
             parts = [array.reshape(-1)[start : start + PART] for start in range(0, array.size, PART)]
-            self.add_errors(parts, noise, relative, least, [seed, *blob.encode()])
+            self.add_errors(parts, step["noise"], step["relative"], least, [seed, *blob.encode()])
             samples.append(array.reshape(-1)[sampled].copy())
-            exact = array.copy() if cast else None
-            for part in parts if rounding else ():
-                part[:] = rounded(part, rounding, fits=fits)
-            if exact is not None and rounding == "fp16":
-                size = math.prod(array.shape[bool(batch) + (array.ndim - bool(batch) > 2) :])
-                ends = slice(size - size % 4, None)
-                array.reshape(-1, size)[:, ends] = cast_one_by_one(exact.reshape(-1, size)[:, ends])
+            round_blob(array, parts, step["rounding"], cast=step["cast"], fits=fits, is_batch=bool(batch))
             samples.append(array.reshape(-1)[sampled])
             extractor.input(self.net.blob(blob), self.ncnn.Mat(array, **batch).clone())
         special = 0
@@ -204,7 +181,7 @@ class NcnnServer(Server):
             special = max(int(array.size - np.count_nonzero(np.isfinite(array)) - limits), 0)
         errors = [mean_square(after - before) for before, after in zip(samples, samples[1:])]  # noqa: B905, RUF007 (3.8)
         answer = {"largest": largest, "special": special, "batch": bool(batch), "errors": errors}
-        self.answer(answer, array if send else samples[0] if sample else None)
+        self.answer(answer, array if step["send"] else samples[0] if sample else None)
 
     def keep_memory(self) -> None:
         """Let glibc keep freed memory until `malloc_trim`."""
@@ -268,6 +245,28 @@ class NcnnServer(Server):
                 raise RuntimeError(f"blob '{blob}': extract returned {code or 'an empty Mat'}")
             del mat
         return times[1] - times[0], times[2] - times[1]
+
+
+def extremes(array: Any) -> tuple[float, float, int, bool]:
+    """Return the least number, the largest finite size, the count of 3.4e38, and whether all stay finite in fp16."""
+    least, most = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
+    largest = max(-least, most)
+    if largest < 3.4e38:  # False for NaN
+        return least, largest, 0, largest < LARGEST
+    sizes, is_finite = np.abs(array), np.isfinite(array)
+    limits = int(np.count_nonzero(is_finite & (sizes >= 3.4e38)))  # they stand for infinity
+    return least, float(sizes.max(initial=0.0, where=is_finite)), limits, False
+
+
+def round_blob(array: Any, parts: list[Any], rounding: str, *, cast: bool, fits: bool, is_batch: bool) -> None:
+    """Round a blob, which has these parts; with `cast` the last numbers of each plane as in ncnn's casts on ARM."""
+    exact = array.copy() if cast and rounding == "fp16" else None
+    for part in parts if rounding else ():
+        part[:] = rounded(part, rounding, fits=fits)
+    if exact is not None:
+        size = math.prod(array.shape[is_batch + (array.ndim - is_batch > 2) :])
+        ends = slice(size - size % 4, None)
+        array.reshape(-1, size)[:, ends] = cast_one_by_one(exact.reshape(-1, size)[:, ends])
 
 
 def rounded(array: Any, rounding: str, *, fits: bool) -> Any:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from subprocess import PIPE, Popen, TimeoutExpired
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 
@@ -237,14 +237,26 @@ class Child:
         return describe_exit(code), printed
 
 
+_Worker = TypeVar("_Worker", bound="Worker")
+
+
 class Worker(ABC):
-    """The owner of a process: it starts the process at the first use or in `warm_up`, and again after a crash."""
+    """The owner of a process: it starts the process at the first use or in `warm_up`, and again after a crash.
+
+    `close` it, or use `with`.
+    """
 
     def __init__(self, runtime: str, command: str, hint: str = "") -> None:
         self._runtime, self._command = runtime, command  # for messages
         self._hint = hint  # the end of a timeout's message
         self._lock = threading.Lock()
         self._child: Child | None = None
+
+    def __enter__(self: _Worker) -> _Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @abstractmethod
     def _started(self) -> Child:

@@ -64,19 +64,13 @@ class Times:
 
 
 class NcnnWorker(Worker):
-    """A process that runs nets, one at a time; several `NcnnRunner`s may share it. `close` it, or use `with`."""
+    """A process that runs nets, one at a time; several `NcnnRunner`s may share it."""
 
     def __init__(self, target: Target = LOCAL) -> None:
         super().__init__("ncnn", f"`{' '.join(target.command)}`")
         self.target = target
         self._runner: NcnnRunner | None = None
         self._sent: set[str] = set()
-
-    def __enter__(self) -> NcnnWorker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def lost(self) -> None:
         """Note that the process has ended, with its net and its files."""
@@ -267,9 +261,8 @@ class NcnnRunner:
                     continue
                 array = child.receive_array(answer) if step.send or step.sample else None
                 if failure is None:
-                    visit(
-                        step, BlobStats(answer["largest"], answer["special"], answer["batch"], array, answer["errors"])
-                    )
+                    numbers = answer["largest"], answer["special"], answer["batch"]
+                    visit(step, BlobStats(*numbers, array, answer["errors"]))
             if failure is not None:
                 raise failure
 

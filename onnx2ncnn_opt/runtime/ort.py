@@ -295,9 +295,8 @@ def _add_128(nodes: list[onnx.NodeProto], name: str, result: str) -> str:
 
     number = add("Constant", [], f"{result}.128", value=onnx.numpy_helper.from_array(np.array(128, np.int32)))
     if name:
-        number = add(
-            "Add", [add("Cast", [name], f"{result}.whole", to=onnx.TensorProto.INT32), number], f"{result}.sum"
-        )
+        whole = add("Cast", [name], f"{result}.whole", to=onnx.TensorProto.INT32)
+        number = add("Add", [whole, number], f"{result}.sum")
     return add("Cast", [number], result, to=onnx.TensorProto.UINT8)
 
 
