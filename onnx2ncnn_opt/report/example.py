@@ -1,7 +1,7 @@
 """A small program that runs one net in ncnn: in C++, or in Python with only numpy and ncnn."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Template
@@ -16,9 +16,9 @@ from onnx2ncnn_opt.onnx.tail.header import c_name
 from onnx2ncnn_opt.onnx.tail.program import Program
 from onnx2ncnn_opt.report.embed import EmbeddedNet
 from onnx2ncnn_opt.report.tail import numpy_program
-from onnx2ncnn_opt.report.tail_call import DENSE, cpp_call, cpp_size, python_call
+from onnx2ncnn_opt.report.tail_call import cpp_call, cpp_size, python_call
 from onnx2ncnn_opt.report.words import data_file
-from onnx2ncnn_opt.runtime.slots import np_dtype, too_small
+from onnx2ncnn_opt.runtime.slots import fits, np_dtype, too_small
 from onnx2ncnn_opt.runtime.steps import StepInputs
 
 # Default sizes of dynamic dimensions: of images, and of all others.
@@ -104,11 +104,7 @@ def _inputs(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> list[_Ma
     sizes: dict[str, int] = {}
     for entry in (entry for entry in entries if entry.name in shapes):
         requested = shapes[entry.name]
-        fits = len(requested) == len(entry.shape) and all(
-            dim is None or size == (sizes.setdefault(dim, size) if isinstance(dim, str) else dim)
-            for size, dim in zip(requested, entry.shape, strict=True)
-        )
-        if not fits:
+        if not fits(requested, entry, sizes):
             wrong = f"{entry.name}:{','.join(map(str, requested))}"
             raise UsageError(f"--shape {wrong} is not a shape of {_Mat(entry, ()).text}")
     # Plain names come first, because other sizes may be sums of them.
@@ -135,6 +131,12 @@ def _inputs(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> list[_Ma
 def _plain(text: object) -> str:
     """Escape characters with which a name in a model could end a comment."""
     return "".join(char if char.isprintable() and char != "\\" else ascii(char)[1:-1] for char in str(text))
+
+
+def _filled(template: str, blocks: Mapping[str, Iterable[str]], **words: str) -> str:
+    """Fill blocks of lines, and words, into a template."""
+    lines = {name: "".join(f"{line}\n" for line in block) for name, block in blocks.items()}
+    return Template(template).substitute(lines, **words)
 
 
 def _too_small(manifest: Manifest, codes: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -172,11 +174,10 @@ def _python(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: str, ta
             f"        {mat.entry.name!a}: {_python_array(mat, i)},  # {mat.text}" for i, mat in enumerate(inputs)
         ),
     }
-    lines = {name: "".join(f"{line}\n" for line in block) for name, block in blocks.items()}
     source = f"{numpy_program(tail)}\n\n" if tail else ""
-    lines |= {"tail": source, "imports": "import base64\n\n" if "base64." in source else ""}
+    imports = "import base64\n\n" if "base64." in source else ""
     program = data_file("load.py.in") + data_file("program.py.in")
-    return Template(program).substitute(lines, param=ascii(param), bin=ascii(bin))
+    return _filled(program, blocks, tail=source, imports=imports, param=ascii(param), bin=ascii(bin))
 
 
 def _python_loop(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: str, loop: StepInputs) -> str:
@@ -192,36 +193,26 @@ def _python_loop(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: st
         else f"others[{mat.entry.name!a}]"
         for mat in inputs
     }
-    others = [mat for mat in inputs if mat.entry in loop.others]
+    mats = [mat for mat in inputs if mat.entry in loop.others]
+    others = [f"        {mat.entry.name!a}: {_python_array(mat, 0)},  # {mat.text}" for mat in mats]
+    draws = ["    random = np.random.default_rng(0)"] if any("random." in line for line in others) else []
+    checks = [f"        if length + len(ids) > {loop.most}:  # the model has no more positions", "            break"]
     blocks = {
         "options": (f"    net.opt.{option} = False" for option in _FP32),
         "feeds": map(_python_feed, inputs),
-        "others": [
-            "    others = {  # put yours here",
-            *(f"        {mat.entry.name!a}: {_python_array(mat, 0)},  # {mat.text}" for mat in others),
-            "    }",
-        ]
-        if others
-        else (),
-        "checks": [
-            f"        if length + len(ids) > {loop.most}:  # the model has no more positions",
-            "            break",
-        ]
-        if loop.most
-        else (),
+        "others": [*draws, "    others = {  # put yours here", *others, "    }"] if others else (),
+        "checks": checks if loop.most else (),
         "arrays": (f"            {name!a}: {code}," for name, code in arrays.items()),
     }
-    lines = {name: "".join(f"{line}\n" for line in block) for name, block in blocks.items()}
-    if any("random." in line for line in lines["others"].splitlines()):
-        lines["others"] = "    random = np.random.default_rng(0)\n" + lines["others"]
-    names = {"past": ascii([a for a, _ in manifest.caches]), "present": ascii([b for _, b in manifest.caches])}
-    names |= {
+    words = {
+        "past": ascii([a for a, _ in manifest.caches]),
+        "present": ascii([b for _, b in manifest.caches]),
         "prompt": _prompt(loop),
         "scores": f"{loop.scores.blob!a}{_axis(loop.scores)}",
         "param": ascii(param),
         "bin": ascii(bin),
     }
-    return Template(data_file("load.py.in") + data_file("loop.py.in")).substitute(lines, imports="", **names)
+    return _filled(data_file("load.py.in") + data_file("loop.py.in"), blocks, imports="", **words)
 
 
 def _letterbox(mat: _Mat) -> Image | None:
@@ -287,7 +278,9 @@ def _cpp(
     inputs, entries = [mat for mat in mats if mat.entry.blob], (*manifest.inputs, *manifest.outputs)
     blobs = net.blobs if net else {entry.blob: _c(entry.blob) for entry in entries}
     feeds = {mat.entry: _cpp_feed(f"in{i}", mat, blobs[mat.entry.blob]) for i, mat in enumerate(inputs)}
-    body = [_EXTRACTOR, *(line for lines in feeds.values() for line in ("", *lines))]
+    body = ["    ncnn::Extractor ex = net.create_extractor();"]
+    for lines in feeds.values():
+        body += ["", *lines]
     codes = {dim: axis for number, mat in enumerate(inputs) for dim, axis in _cpp_sizes(mat, f"in{number}")}
     for condition, problem in _too_small(manifest, codes):
         body += ["", f"    if ({cpp_size(condition)})", f"        return fputs({_c(problem)}, stderr), 1;"]
@@ -298,7 +291,7 @@ def _cpp(
         variables = {entry.name: f"out{number}" for number, entry in enumerate(manifest.outputs)}
         body += ["", *cpp_call(manifest, tail, name, variables, codes)]
     if loop:
-        body = list(_cpp_loop(loop, feeds, blobs, [(blobs[a], blobs[b]) for a, b in manifest.caches]))
+        body = _cpp_loop(loop, feeds, blobs, [(blobs[a], blobs[b]) for a, b in manifest.caches])
     blocks = {"options": [f"    net.opt.{option} = false;" for option in _FP32], "body": body}
     blocks["includes"] = []
     blocks["declarations"] = [data_file("letterbox.cpp.in").rstrip("\n"), ""] if any(map(_letterbox, inputs)) else []
@@ -317,11 +310,9 @@ def _cpp(
         # ncnn returns the number of bytes that it has read.
         loads = ((load, f"{net.name}_{array}") for load, array in (("load_param", "param_bin"), ("load_model", "bin")))
         fails = " || ".join(f"net.{load}({array}) != {array}_size" for load, array in loads)
-    lines = {name: "".join(f"{line}\n" for line in block) for name, block in blocks.items()}
-    return Template(data_file("program.cpp.in")).substitute(lines, fails=fails, tail=DENSE.lstrip() if tail else "")
-
-
-_EXTRACTOR = "    ncnn::Extractor ex = net.create_extractor();"
+    # A tail takes arrays without gaps; channels and images of a Mat are aligned to 16 bytes or more.
+    append = data_file("append.cpp.in") + "\n" if tail else ""
+    return _filled(data_file("program.cpp.in"), blocks, fails=fails, tail=append)
 
 
 def _prompt(loop: StepInputs) -> str:
@@ -330,56 +321,39 @@ def _prompt(loop: StepInputs) -> str:
 
 def _cpp_loop(
     loop: StepInputs, feeds: Mapping[Entry, list[str]], blobs: Mapping[str, str], caches: Sequence[tuple[str, str]]
-) -> Iterator[str]:
-    """Yield the lines of a greedy loop; `feeds` has the lines that make each input, and two lines that feed it."""
+) -> list[str]:
+    """Return the lines of a greedy loop; `feeds` has the lines that make each input, and two lines that feed it."""
     assert loop.scores is not None
-    for entry in loop.others:
-        yield from ("", *feeds[entry][:-2])
-    yield ""
-    kind = "const char*" if blobs[loop.scores.blob].startswith('"') else "const int"
-    for name, names in zip(("past", "present"), zip(*caches, strict=True), strict=True):
-        yield f"    {kind} {name}[] = {{{', '.join(names)}}};"
-    yield f"    std::vector<ncnn::Mat> caches({len(caches)}); // unset at first"
-    yield f"    std::vector<int> ids = {{{_prompt(loop)}}}; // your prompt, from your tokenizer"
-    yield "    int length = 0; // of the caches"
-    yield "    for (int n = 0; n < 32; n++) // tokens; break at your tokenizer's end token"
-    yield "    {"
-    yield "        const int count = (int)ids.size();"
-    if loop.most:
-        yield f"        if (length + count > {loop.most}) // the model has no more positions"
-        yield "            break;"
-    yield f"    {_EXTRACTOR}"
-    for number, (entry, lines) in enumerate(feeds.items()):
-        if entry not in loop.others:
-            size = "length + count" if entry == loop.mask else "count"
-            rows = ", 1" * (len(entry.shape) - (entry.batch_axis is not None) - 1)
-            yield f"        ncnn::Mat in{number}({size}{rows}); // {_plain(entry)}"
-        if entry == loop.mask:
-            yield f"        in{number}.fill({'1' if entry.element == 'int32' else '1.f'});"
-        elif entry not in loop.others:
-            yield "        for (int i = 0; i < count; i++)"
-            yield f"            ((int*)in{number})[i] = {'ids[i]' if entry == loop.ids else 'length + i'};"
-        yield from (f"    {line}" for line in lines[-2:])
-    yield f"        for (int i = 0; length > 0 && i < {len(caches)}; i++)"
-    yield "            ex.input(past[i], caches[i]);"
-    yield "        ncnn::Mat scores;"
-    yield f"        if (ex.extract({blobs[loop.scores.blob]}, scores) != 0)"
-    yield "            return 1;"
-    yield "        // Type 1 keeps ncnn's own layout: with the usual 0 the next step is wrong, without an error."
-    yield f"        for (int i = 0; i < {len(caches)}; i++)"
-    yield "            if (ex.extract(present[i], caches[i], 1) != 0)"
-    yield "                return 1;"
-    yield "        length += count;"
-    yield "        const ncnn::Mat plane = scores.channel(scores.c - 1);"
-    yield "        const float* last = plane.row(plane.h - 1);"
-    yield "        ids.assign(1, 0);"
-    yield "        for (int i = 1; i < plane.w; i++) // greedy"
-    yield "            if (last[i] > last[ids[0]])"
-    yield "                ids[0] = i;"
-    yield '        printf("%d ", ids[0]);'
-    yield "        fflush(stdout);"
-    yield "    }"
-    yield '    printf("\\n");'
+    checks = [f"        if (length + count > {loop.most}) // the model has no more positions", "            break;"]
+    blocks = {
+        "others": [line for entry in loop.others for line in ("", *feeds[entry][:-2])],
+        "checks": checks if loop.most else [],
+        "feeds": [line for i, (entry, lines) in enumerate(feeds.items()) for line in _cpp_step(loop, i, entry, lines)],
+    }
+    past, present = (", ".join(names) for names in zip(*caches, strict=True))
+    words = {
+        "kind": "const char*" if blobs[loop.scores.blob].startswith('"') else "const int",
+        "past": past,
+        "present": present,
+        "count": str(len(caches)),
+        "prompt": _prompt(loop),
+        "scores": blobs[loop.scores.blob],
+    }
+    return _filled(data_file("loop.cpp.in"), blocks, **words).splitlines()
+
+
+def _cpp_step(loop: StepInputs, number: int, entry: Entry, lines: Sequence[str]) -> Iterator[str]:
+    """Yield the lines that make an input in each step of a loop, and feed it."""
+    if entry not in loop.others:
+        size = "length + count" if entry == loop.mask else "count"
+        rows = ", 1" * (len(entry.shape) - (entry.batch_axis is not None) - 1)
+        yield f"        ncnn::Mat in{number}({size}{rows}); // {_plain(entry)}"
+    if entry == loop.mask:
+        yield f"        in{number}.fill({'1' if entry.element == 'int32' else '1.f'});"
+    elif entry not in loop.others:
+        yield "        for (int i = 0; i < count; i++)"
+        yield f"            ((int*)in{number})[i] = {'ids[i]' if entry == loop.ids else 'length + i'};"
+    yield from (f"    {line}" for line in lines[-2:])
 
 
 _DIMS = {1: ("w",), 2: ("h", "w"), 3: ("c", "h", "w"), 4: ("c", "d", "h", "w")}

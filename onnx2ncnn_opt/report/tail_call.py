@@ -10,24 +10,6 @@ from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.onnx.tail.header import comment
 from onnx2ncnn_opt.onnx.tail.program import Port, Program
 
-# Channels and images of a Mat are aligned to 16 bytes or more, so there may be gaps; a tail takes arrays without gaps.
-DENSE = """
-template <typename T>
-static void append(std::vector<T>& array, const ncnn::Mat& mat, bool is_int)
-{
-    for (int q = 0; q < mat.c; q++)
-        for (int i = 0; i < mat.w * mat.h * mat.d; i++)
-        {
-            const ncnn::Mat plane = mat.channel(q);
-            const float number = ((const float*)plane)[i];
-            if (is_int)
-                array.push_back((T)((const int*)plane)[i]);
-            else
-                array.push_back(std::is_integral<T>::value ? (T)std::lround(number) : (T)number);
-        }
-}
-
-"""
 _PRINTF = {"float32": ("float", "%g", ""), "float64": ("double", "%g", ""), "bool": ("unsigned char", "%d", "")}
 
 

@@ -20,41 +20,7 @@ _COMPILERS = ("c++", "g++", "clang++")
 _SECONDS = 20.0  # the time limit to compile, and to run
 _TENSOR = 10  # int64 numbers of a net_tensor: a pointer, the rank, eight sizes
 # A tensor in a file is a net_tensor, with the number of bytes instead of the pointer, and then its data.
-_MAIN = """#define NET_TAIL_IMPLEMENTATION
-#include "net.tail.h"
-#include <cstdio>
-#include <vector>
-int main(int, char** files) {
-    static const int64_t sizes[] = {SIZES};
-    net_tensor in[NET_TAIL_INPUTS + 1], out[NET_TAIL_OUTPUTS];
-    std::vector<std::vector<double> > data(NET_TAIL_INPUTS);
-    FILE* file = fopen(files[1], "rb");
-    for (int i = 0; i < NET_TAIL_INPUTS; i++) {
-        int64_t bytes = 0;
-        if (fread(&in[i], sizeof(in[i]), 1, file) != 1)
-            return 1;
-        memcpy(&bytes, &in[i], 8);
-        data[i].resize(bytes / 8 + 1);
-        in[i].data = data[i].data();
-        if (fread(data[i].data(), 1, bytes, file) != size_t(bytes))
-            return 1;
-    }
-    void* memory = NULL;
-    const int failed = net_tail(in, out, &memory);
-    if (failed)
-        return printf("error %d", failed), 1;
-    file = fopen(files[2], "wb");
-    for (int i = 0; i < NET_TAIL_OUTPUTS; i++) {
-        int64_t bytes = sizes[i];
-        for (int d = 0; d < out[i].rank; d++)
-            bytes *= out[i].shape[d];
-        fwrite(&bytes, 8, 1, file);
-        fwrite(&out[i].rank, 8, 9, file);
-        fwrite(out[i].data, 1, bytes, file);
-    }
-    return fclose(file) ? 1 : 0;
-}
-"""
+_MAIN = Path(__file__).with_name("tail_main.cpp.in")
 
 
 class CompiledTail:
@@ -64,7 +30,7 @@ class CompiledTail:
         self.compiler, self._program, self._folder = Path(compiler).name, program, folder
         (folder / "net.tail.h").write_text(header(program, "net"))
         sizes = ", ".join(str(np.dtype(port.dtype).itemsize) for port in program.outputs)
-        (folder / "main.cpp").write_text(_MAIN.replace("SIZES", sizes))
+        (folder / "main.cpp").write_text(_MAIN.read_text(encoding="utf-8").replace("SIZES", sizes))
         command = [compiler, "-std=c++11", "-O0", "-w", "main.cpp", "-o", "main"]
         self.process = Popen(command, cwd=folder, stdout=PIPE, stderr=STDOUT)
 

@@ -75,6 +75,7 @@ def _tokens(ids: str, past: str, arrays: Mapping[str, Array]) -> Array:
     return np.ones((1, arrays[ids].shape[-1] + arrays[past].shape[-2]), np.int32)
 
 
+@dataclass(eq=False, repr=False)
 class StepFeeds(Mapping[str, Array]):
     """The model's arrays of a decoder's step: its `own` arrays, and the first `past` rows of `pasts`.
 
@@ -82,16 +83,12 @@ class StepFeeds(Mapping[str, Array]):
     are their blobs in the net, as for `Step`.
     """
 
-    def __init__(
-        self,
-        own: Mapping[str, Array],
-        pasts: Mapping[str, tuple[Array, int]],
-        past: int,
-        caches: Sequence[tuple[str, str]],
-        before: StepFeeds | None,
-    ) -> None:
-        self.own, self.pasts, self.past, self.caches, self.before = own, pasts, past, caches, before
-        self._step: Step | None = None
+    own: Mapping[str, Array]
+    pasts: Mapping[str, tuple[Array, int]]
+    past: int
+    caches: Sequence[tuple[str, str]]
+    before: StepFeeds | None
+    _step: Step | None = None
 
     def __getitem__(self, name: str) -> Array:
         if name not in self.pasts:
@@ -149,26 +146,17 @@ def check_arrays(
             array, dtype = np.asarray(arrays[entry.name]), np_dtype(entry)
         except ValueError as error:  # rows of different lengths
             raise UsageError(f"the model takes {entry}, and what is given is not an array: {error}") from error
-        fits = len(array.shape) == len(entry.shape) and all(
-            dim is None or size == (sizes.setdefault(dim, size) if isinstance(dim, str) else dim)
-            for size, dim in zip(array.shape, entry.shape, strict=True)
-        )
-        if not fits:
+        if not fits(array.shape, entry, sizes):
             known = {size: value for size, value in sizes.items() if size in entry.shape}
             where = f" ({', '.join(f'{name} is {size}' for name, size in known.items())})" if known else ""
             raise UsageError(f"the model takes {entry}{where}, not an array of shape {list(array.shape)}")
         if not np.can_cast(array.dtype, dtype, "same_kind"):
             raise UsageError(f"the model takes {entry}, not an array of {array.dtype}")
-        is_float = dtype.kind not in "biu" and entry.image is None
-        if (
-            not cast
-            and is_float
-            and hasattr(arrays[entry.name], "dtype")
-            and array.dtype.name in _REFUSED - {dtype.name}
-        ):
-            pixels = "; pixels of 0..255 need the model's own arithmetic, see convert --image" * (
-                array.dtype == np.uint8
-            )
+        takes_any = cast or dtype.kind in "biu" or entry.image is not None
+        is_refused = hasattr(arrays[entry.name], "dtype") and array.dtype.name in _REFUSED - {dtype.name}
+        if is_refused and not takes_any:
+            is_pixels = array.dtype == np.uint8
+            pixels = "; pixels of 0..255 need the model's own arithmetic, see convert --image" if is_pixels else ""
             raise UsageError(f"the model takes {entry}, not an array of {array.dtype} (cast=True converts it){pixels}")
         if entry.table and array.size and not 0 <= array.min() <= array.max() < entry.table:
             where = f"a table of {entry.table} entries, which go from 0 to {entry.table - 1}"
@@ -179,6 +167,14 @@ def check_arrays(
         if isinstance(total, int) and total != size:
             raise UsageError(f"{text} has to be {total} beside the other sizes, but an array has {size}")
     return checked
+
+
+def fits(shape: Sequence[int], entry: Entry, sizes: dict[str, int]) -> bool:
+    """Return True if an entry can have this shape; `sizes` are known dynamic dimensions, and get the entry's."""
+    return len(shape) == len(entry.shape) and all(
+        dim is None or size == (sizes.setdefault(dim, size) if isinstance(dim, str) else dim)
+        for size, dim in zip(shape, entry.shape, strict=True)
+    )
 
 
 def np_dtype(entry: Entry) -> np.dtype[Any]:
