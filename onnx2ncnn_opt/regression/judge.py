@@ -1,7 +1,6 @@
 """The judgement of one net against its model and its baseline, in a child process: a crash does not stop the others."""
 
 import os
-import pickle
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,7 +41,6 @@ from onnx2ncnn_opt.verification.tolerance import Tolerance, compare, in_mode
 from onnx2ncnn_opt.verification.verify_net import net_feeds, verify_net
 from onnx2ncnn_opt.version import __version__
 
-REQUEST, RESULT = "request.pickle", "result.pickle"
 _MAX_DECIBELS = 200.0  # more than float32 can have
 _ATTEMPTS = 3  # to measure latency or memory below the limit: the machine may be busy
 _SECONDS = 1.0  # of each measurement
@@ -75,12 +73,6 @@ class _Timed:
     feeds: Mapping[str, Feed]
     outputs: Sequence[str]
     prompt: Step | None = None  # a decoder's step before `feeds`
-
-
-def main(folder: str) -> None:
-    """Judge the request in a folder, and write the result to the folder."""
-    request: Request = pickle.loads(Path(folder, REQUEST).read_bytes())
-    Path(folder, RESULT).write_bytes(pickle.dumps(judge(request)))
 
 
 def judge(request: Request) -> ModelResult:

@@ -1,18 +1,13 @@
 """The content of a report about one net, computed in a child process, like the net's judgement."""
 
-import pickle
-from pathlib import Path
-
 from onnx2ncnn_opt.api.report import make_report
-from onnx2ncnn_opt.regression.judge import REQUEST, Request
+from onnx2ncnn_opt.regression.judge import Request
+from onnx2ncnn_opt.report.record import NetRecord
 from onnx2ncnn_opt.verification.options import Verification
 
-RECORD = "record.pickle"
 
-
-def main(folder: str) -> None:
-    """Make a report about the net of the request in a folder, and write the record to the folder."""
-    request: Request = pickle.loads(Path(folder, REQUEST).read_bytes())
+def look(request: Request) -> NetRecord:
+    """Return the record of a report about the net of a request."""
     model = request.model
     verification = Verification(
         shapes=model.shapes,
@@ -22,5 +17,4 @@ def main(folder: str) -> None:
         on=model.on,
         modes=model.modes,
     )
-    report = make_report(model.path, request.param, request.bin, verification)
-    Path(folder, RECORD).write_bytes(pickle.dumps(report.records[0]))
+    return make_report(model.path, request.param, request.bin, verification).records[0]

@@ -56,7 +56,19 @@ class Processes:
         """Run a program until it ends or its time is over."""
         with tempfile.TemporaryFile() as log:  # no pipe, because processes that the program leaves keep it open
             try:
-                process = self._start(command, folder, environment, log.fileno())
+                with self._lock:
+                    if self._stopped:
+                        raise OSError("the check was stopped")
+                    process = subprocess.Popen(
+                        command,
+                        cwd=folder,
+                        env=environment,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,  # so that `end` reaches the children
+                    )
+                    self._running.add(process)
             except OSError as error:
                 return EndedProcess(None, f"cannot be started: {error.strerror or error}", "")
             try:
@@ -79,24 +91,6 @@ class Processes:
             running = list(self._running)
         for process in running:
             end(process)
-
-    def _start(
-        self, command: Sequence[str], folder: Path | None, environment: Mapping[str, str] | None, log: int
-    ) -> subprocess.Popen[bytes]:
-        with self._lock:
-            if self._stopped:
-                raise OSError("the check was stopped")
-            process = subprocess.Popen(
-                command,
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # so that `end` reaches the children
-            )
-            self._running.add(process)
-            return process
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

@@ -18,8 +18,7 @@ from onnx2ncnn_opt.manifest import tail_path
 from onnx2ncnn_opt.progress import Count
 from onnx2ncnn_opt.regression.baseline import BaselineFiles, recorded_names
 from onnx2ncnn_opt.regression.config import DEFAULT_FILE, Config, Model, fill, parse_shard, read_config
-from onnx2ncnn_opt.regression.judge import REQUEST, RESULT, Request
-from onnx2ncnn_opt.regression.look import RECORD
+from onnx2ncnn_opt.regression.judge import Request
 from onnx2ncnn_opt.regression.processes import EndedProcess, Processes
 from onnx2ncnn_opt.regression.result import CheckResult, ModelResult
 from onnx2ncnn_opt.report.record import NetRecord
@@ -29,11 +28,16 @@ from onnx2ncnn_opt.version import __version__
 _MAX_RUNS = 20  # a process that takes longer than 20 timeouts of a run hangs
 _CONVERT = ("-m", "onnx2ncnn_opt", "convert", "{onnx}", "-o", "{out}", "--keep-failed")
 _WRONG_NET = 3  # the exit code of our converter for a wrong net, which --keep-failed keeps
-_MAIN = (
-    "import sys; from onnx2ncnn_opt.deferred import defer_imports; defer_imports();"
-    "from onnx2ncnn_opt.regression.{} import main; main(sys.argv[1])"
-)
-_LOOK, _JUDGE = map(_MAIN.format, ("look", "judge"))
+# A child process that calls `judge` or `look` with the request in a folder; the result is a file of that name.
+_CALL = """
+import pickle, sys
+from pathlib import Path
+from onnx2ncnn_opt.deferred import defer_imports
+defer_imports()
+from onnx2ncnn_opt.regression.{0} import {0}
+result = {0}(pickle.loads(Path(sys.argv[1], "request").read_bytes()))
+Path(sys.argv[1], "{0}").write_bytes(pickle.dumps(result))
+"""
 
 
 def check(
@@ -129,11 +133,11 @@ class _Task:
         stored = BaselineFiles(self.config.baseline, self.model.name)
         assert self.net is not None
         request = Request(self.model, *self.net, stored, record, self.version(), self.next_command(keep))
-        (self.folder / REQUEST).write_bytes(pickle.dumps(request))
-        ended = self.python("-c", _JUDGE, os.fspath(self.folder), seconds=self.patience)
-        result: ModelResult | None = self.unpickled(RESULT)
+        (self.folder / "request").write_bytes(pickle.dumps(request))
+        judged: ModelResult | None
+        ended, judged = self.called("judge")
         message = bounded(f"the process that judges the net {ended.message}")
-        return result or ModelResult.failed(self.model.name, "net", message, 3)
+        return judged or ModelResult.failed(self.model.name, "net", message, 3)
 
     def next_command(self, keep: Path | None) -> tuple[str, ...]:
         """Return the command that finds the cause of a wrong net: `bisect`, or `check --keep` if it is not kept."""
@@ -146,25 +150,19 @@ class _Task:
             param, bin = kept.param, kept.bin
         return "bisect", *map(os.fspath, (self.model.path, param, bin))
 
-    @property
-    def patience(self) -> float:
-        """The timeout in seconds of a process that runs the net many times."""
-        return self.model.timeout * _MAX_RUNS * (10 if self.model.on else 1)
-
     def look(self) -> NetRecord | None:
         """Return the content of a report about the net; None if there is no net, or it cannot be read."""
-        if self.net is None:
-            return None
-        self.python("-c", _LOOK, os.fspath(self.folder), seconds=self.patience)
-        report: NetRecord | None = self.unpickled(RECORD)
+        report: NetRecord | None = None if self.net is None else self.called("look")[1]
         return report
 
-    def unpickled(self, file: str) -> Any:
-        """Return the result that a process wrote to a file; None if it died before."""
+    def called(self, function: str) -> tuple[EndedProcess, Any]:
+        """Call a function in a process, which runs the net many times; return its result, None if it died before."""
+        seconds = self.model.timeout * _MAX_RUNS * (10 if self.model.on else 1)
+        ended = self.python("-c", _CALL.format(function), os.fspath(self.folder), seconds=seconds)
         try:
-            return pickle.loads((self.folder / file).read_bytes())
+            return ended, pickle.loads((self.folder / function).read_bytes())
         except (OSError, EOFError, pickle.UnpicklingError):
-            return None
+            return ended, None
 
     def convert(self) -> str:
         """Convert the model and find the net's files; return the error, if any."""
