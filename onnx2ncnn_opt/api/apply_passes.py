@@ -60,7 +60,7 @@ _PRECISION = Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE | Feature.NO_W
 PathLike = str | os.PathLike[str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Optimized(Rewritten):
     """An optimised net, in memory.
 
@@ -74,11 +74,11 @@ class Optimized(Rewritten):
 
     source: NetFiles
     graph: Graph
-    events: tuple[Event, ...]
+    events: tuple[Event, ...] = ()
     layers: tuple[int, int]
     memory: tuple[Memory, Memory]
-    storage: Storage | None
-    exchanged: int
+    storage: Storage | None = None
+    exchanged: int = 0
     dropped_splits: tuple[DroppedSplit, ...]
     unread_layers: int
     trailing_bytes: int
@@ -88,7 +88,7 @@ class Optimized(Rewritten):
     _blobs: Mapping[str, str] = field(repr=False)  # names of inputs and outputs in the original file
     _boxes: Mapping[Layer, tuple[str, ...]] = field(repr=False)  # names of detection layers' inputs in that file
     _is_cut: bool = field(repr=False)
-    _is_masked: bool = field(repr=False)  # the original has masks against errors of fp16
+    _is_masked: bool = field(default=False, repr=False)  # the original has masks against errors of fp16
     masks: tuple[Mask, ...] = ()
     precision: Precision | None = None
     notes: tuple[str, ...] = ()
@@ -328,11 +328,8 @@ def _with_shapes(
     return Optimized(
         source=files,
         graph=graph,
-        events=(),
         layers=(count, count),
         memory=(memory, memory),
-        storage=None,
-        exchanged=0,
         dropped_splits=net.dropped_splits,
         unread_layers=net.unread_layers,
         trailing_bytes=net.trailing_bytes,
@@ -343,7 +340,6 @@ def _with_shapes(
         _blobs=names,
         _boxes=boxes,
         _is_cut=is_cut,
-        _is_masked=False,
     )
 
 

@@ -8,6 +8,7 @@ from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.ir.dim import Dim, Sym
 from onnx2ncnn_opt.onnx.importer import Port
 from onnx2ncnn_opt.param.splits import count_layers
+from onnx2ncnn_opt.report.words import number_of
 
 
 def cost_of_dynamic(conversion: Conversion, *, ran_at: Mapping[str, int] | None = None, **options: Any) -> list[str]:
@@ -40,13 +41,13 @@ def cost_of_dynamic(conversion: Conversion, *, ran_at: Mapping[str, int] | None 
             continue
         cost, layers = layers - count, count
         if cost > 0:
-            more = "1 layer" if cost == 1 else f"{cost} layers"
             verb, them = ("is", "it") if len(sizes) == 1 else ("are", "them")
             ports = [port for port in conversion.inputs if port.name in shapes]
             given = conversion.model.given
             arguments = " ".join(_shape_option(p, shapes[p.name], is_given=p.name in given) for p in ports)
             how = arguments if sizes is batch else f"your sizes, as in {arguments}"
-            lines.append(f"{', '.join(sizes)} {verb} dynamic, which costs {more}; fix {them} with {how}")
+            costs = number_of(cost, "layer")
+            lines.append(f"{', '.join(sizes)} {verb} dynamic, which costs {costs}; fix {them} with {how}")
     return lines
 
 

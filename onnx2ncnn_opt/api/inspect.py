@@ -13,7 +13,7 @@ from onnx2ncnn_opt.api.net_shapes import infer_net, manifest_of
 from onnx2ncnn_opt.errors import Unsupported, UnsupportedError, UsageError, check_options
 from onnx2ncnn_opt.ir.cost import multiplications, parameters
 from onnx2ncnn_opt.ir.dim import Sym, texts
-from onnx2ncnn_opt.ir.graph import Blob, Graph
+from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.memory import most_items, peak_memory
 from onnx2ncnn_opt.ir.releases import least_release
 from onnx2ncnn_opt.manifest import Entry
@@ -36,7 +36,7 @@ class Binding:
     shape: tuple[int | str, ...] | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Inspection:
     """The facts about a file.
 
@@ -50,21 +50,21 @@ class Inspection:
 
     file: str
     format: str
-    producer: str | None
-    opset: int | None
+    producer: str | None = None
+    opset: int | None = None
     inputs: tuple[Binding, ...]
     outputs: tuple[Binding, ...]
     dynamic: tuple[str, ...]
     operators: Mapping[str, int]
-    refused: tuple[Unsupported, ...]
-    advice: str
+    refused: tuple[Unsupported, ...] = ()
+    advice: str = ""
     parameters: int
     weights: int | None
-    layers: int | None
-    tail: tuple[str, ...]
-    macs: int | None
-    peak_memory: int | None
-    least_ncnn: int | None
+    layers: int | None = None
+    tail: tuple[str, ...] = ()
+    macs: int | None = None
+    peak_memory: int | None = None
+    least_ncnn: int | None = None
 
     def __repr__(self) -> str:
         layers = f"{len(self.refused)} nodes refused" if self.layers is None else f"{self.layers} layers"
@@ -89,18 +89,18 @@ def _model(path: Path, shapes: GivenShapes | None, values: Mapping[str, Any] | N
     source = exported(path)
     entry_points.installed_ops()
     model = load_model(source, shapes=shapes, values=values)
-    refused: tuple[Unsupported, ...] = ()
-    advice, graph, outputs, tail = "", None, _declared(model), None
+    net: dict[str, Any]
     try:
         conversion = convert(source, shapes=shapes, values=values, verification=None)
     except UnsupportedError as error:
-        refused, advice = error.nodes, error.advice
+        outputs, net = _declared(model), {"refused": error.nodes, "advice": error.advice}
     else:
-        graph, tail = conversion.graph, conversion.tail
         outputs = tuple(map(_of_entry, conversion.manifest().model_outputs))
+        net = {"tail": conversion.tail.operators if conversion.tail else (), **_costs(conversion.graph)}
     constants = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
     operators = Counter(f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in model.graph)
     inputs = tuple(Binding(info.name, info.dtype.numpy().name, texts(info.shape)) for info in model.inputs)
+    dims = (dim for info in model.inputs for dim in info.shape if isinstance(dim, Sym))
     return Inspection(
         file=os.fspath(path),
         format="onnx" if source is path else "pt2",
@@ -108,14 +108,11 @@ def _model(path: Path, shapes: GivenShapes | None, values: Mapping[str, Any] | N
         opset=model.opsets.get("", 1),
         inputs=inputs,
         outputs=outputs,
-        dynamic=_dynamic(info.shape for info in model.inputs),
+        dynamic=tuple(dict.fromkeys(name for dim in dims for name in sorted(dim.names()))),
         operators=dict(operators.most_common()),
-        refused=refused,
-        advice=advice,
         parameters=sum(tensor.size for tensor in constants),
         weights=sum(tensor.nbytes for tensor in constants),
-        tail=tail.operators if tail else (),
-        **_costs(graph),
+        **net,
     )
 
 
@@ -130,21 +127,20 @@ def _net(path: Path, shapes: GivenShapes, values: Mapping[str, Any] | None) -> I
     weights = bin_beside(path)
     manifest = None if shapes else manifest_of(path, graph)
     if manifest is None:
-        inputs, outputs = (tuple(map(_of_blob, blobs)) for blobs in (graph.inputs, graph.outputs))
+        inputs, outputs = (
+            tuple(Binding(blob.name, None, None if blob.shape is None else texts(blob.shape)) for blob in blobs)
+            for blobs in (graph.inputs, graph.outputs)
+        )
     else:
         inputs, outputs = (tuple(map(_of_entry, es)) for es in (manifest.model_inputs, manifest.model_outputs))
     open_sizes = (size for entry in inputs for size in entry.shape or () if isinstance(size, str) and size != "?")
     return Inspection(
         file=os.fspath(path),
         format="param",
-        producer=None,
-        opset=None,
         inputs=inputs,
         outputs=outputs,
         dynamic=tuple(dict.fromkeys(open_sizes)),
         operators=dict(Counter(line.type for line in list_layers(graph).lines).most_common()),
-        refused=(),
-        advice="",
         parameters=parameters(graph),
         weights=weights.stat().st_size if weights.is_file() else None,
         tail=manifest.tail.operators if manifest and manifest.tail else (),
@@ -156,13 +152,7 @@ def _of_entry(entry: Entry) -> Binding:
     return Binding(entry.name, entry.dtype, tuple("?" if size is None else size for size in entry.shape))
 
 
-def _of_blob(blob: Blob) -> Binding:
-    return Binding(blob.name, None, None if blob.shape is None else texts(blob.shape))
-
-
-def _costs(graph: Graph | None) -> dict[str, int | None]:
-    if graph is None:
-        return dict.fromkeys(("layers", "macs", "peak_memory", "least_ncnn"))
+def _costs(graph: Graph) -> dict[str, Any]:
     memory, items = peak_memory(graph), most_items(graph)
     return {
         "layers": count_layers(graph),
@@ -178,8 +168,3 @@ def _declared(model: LoadedModel) -> tuple[Binding, ...]:
         Binding(info.name, info.dtype.name.lower(), None if info.shape is None else texts(info.shape))
         for info in model.outputs
     )
-
-
-def _dynamic(shapes: Any) -> tuple[str, ...]:
-    names = [name for shape in shapes for size in shape if isinstance(size, Sym) for name in sorted(size.names())]
-    return tuple(dict.fromkeys(names))

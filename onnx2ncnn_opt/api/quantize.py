@@ -78,8 +78,8 @@ class Quantization:
 class _Feeds(Sequence[dict[str, Feed]]):
     """Samples as feeds of a net, each read at access."""
 
-    def __init__(self, samples: Samples, slots: Sequence[Slot]) -> None:
-        self._samples, self._slots = samples, slots
+    def __init__(self, samples: Samples, entries: Sequence[Entry]) -> None:
+        self._samples, self._slots = samples, [Slot.of(entry) for entry in entries]
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -135,26 +135,27 @@ def quantize(  # noqa: PLR0913
             if given := [name for name, value in conversion.items() if value and name != "verification"]:
                 raise UsageError(f"{', '.join(given)} of a conversion: there is none of a net")
             return _of_net(Path(net), bin_beside(Path(net)) if bin is None else Path(bin), data, options)
-        quantised = _quantised_model(net)
-        has_scales = quantised is not None and any(product.input_scale for product in quantised.scales.values())
+        float_source, products = _without_quantisation(net)
+        has_scales = any(product.input_scale for product in products.values())
         if data is None and not has_scales:
             raise UsageError("quantize needs samples: give an .npz or a folder as data (--data)")
         with up_to(_CONVERTED):
-            source = net if quantised is None else quantised.model
-            float_net = convert(source, **conversion)
+            float_net = convert(net if float_source is None else float_source, **conversion)
         if float_net.report is None:
             raise UsageError("quantize needs a verification of the float net")
         float_net.report.check()
         files, manifest = float_net.save(Path(folder) / "float"), float_net.manifest()
-        samples = Samples(_drawn(float_net) if data is None else data, manifest.model_inputs)
-        feeds = _Feeds(samples, [Slot.of(entry) for entry in manifest.inputs])
+        if data is None:  # random inputs, as verification draws them
+            data = [draw_inputs(float_net.model, draw=Draw(seed, plain=True)) for seed in range(_DRAWS)]
+        samples = Samples(data, manifest.model_inputs)
+        feeds = _Feeds(samples, manifest.inputs)
         announce("quantising")
         options["release"] = float_net.release
-        if quantised is None or not has_scales:
+        if not has_scales:
             result = quantize_net(files.param, files.bin, feeds, **options)
         else:
             decibels = _runtime_decibels(net, float_net, samples)
-            scales, reasons = _model_scales(float_net.graph, quantised.scales)
+            scales, reasons = _model_scales(float_net.graph, products)
             options |= {"given": scales, "every": True}
             if limit == Budget():
                 options["budget"] = Budget(decibels=decibels - _TOLERANCE, other_data=False)
@@ -163,7 +164,7 @@ def quantize(  # noqa: PLR0913
             note = f"ONNX Runtime's own int8 is {decibels:.1f} dB from the float model"
             result = replace(result, layers=tuple(layers), notes=(*result.notes, note))
         manifest = read_manifest(files.manifest)
-        if quantised is not None:
+        if float_source is not None:
             manifest = replace(manifest, source=replace(manifest.source, sha256=load_model(net).digest()))
         return Quantization(
             result,
@@ -193,26 +194,11 @@ def _finite(value: Any) -> Any:
     return value if np.isfinite(value).all() else None
 
 
-@dataclass(frozen=True)
-class _QuantisedModel:
-    """The float model of a quantised model, and the scales of its products by node name."""
-
-    model: bytes
-    scales: Mapping[str, Int8Product]
-
-
-def _quantised_model(net: Any) -> _QuantisedModel | None:
-    """Return the float model and the scales of a quantised model; None for a float model."""
-    if not isinstance(net, (str, Path, bytes)):
-        return None
-    graph = load_model(net).graph
-    model = float_model(graph)
-    return None if model is None else _QuantisedModel(model, scales_of_products(graph))
-
-
-def _drawn(float_net: Conversion) -> list[dict[str, Any]]:
-    """Return random inputs, as verification draws them."""
-    return [draw_inputs(float_net.model, draw=Draw(seed, plain=True)) for seed in range(_DRAWS)]
+def _without_quantisation(net: Any) -> tuple[bytes | None, Mapping[str, Int8Product]]:
+    """Return the float model of a quantised model, and the scales of its products by node; None for other models."""
+    graph = load_model(net).graph if isinstance(net, (str, Path, bytes)) else None
+    model = None if graph is None else float_model(graph)
+    return model, {} if graph is None or model is None else scales_of_products(graph)
 
 
 def _model_scales(graph: Graph, products: Mapping[str, Int8Product]) -> tuple[dict[str, Scales], dict[str, str]]:
@@ -248,8 +234,7 @@ def _of_net(param: Path, bin: Path, data: Any, options: Mapping[str, Any]) -> Qu
     """Quantise a net of any converter; the shapes of its inputs come from its manifest or from the data."""
     if (path := bin_beside(param).with_suffix(".json")).is_file():
         manifest = read_manifest(path)
-        samples = Samples(data, manifest.model_inputs)
-        feeds = _Feeds(samples, [Slot.of(entry) for entry in manifest.inputs])
+        feeds = _Feeds(Samples(data, manifest.model_inputs), manifest.inputs)
         return Quantization(quantize_net(param, bin, feeds, **options))
     blobs = [blob.name for blob in read_graph(param).inputs]
     source = np.load(data) if isinstance(data, (str, Path)) and str(data).endswith(".npz") else data
@@ -263,5 +248,5 @@ def _of_net(param: Path, bin: Path, data: Any, options: Mapping[str, Any]) -> Qu
     ]
     if {entry.name for entry in entries} != set(blobs):
         raise UsageError(f"the net has the inputs {', '.join(blobs)}; given are {', '.join(arrays) or 'none'}")
-    feeds = _Feeds(Samples(arrays, entries), [Slot.of(entry) for entry in entries])
+    feeds = _Feeds(Samples(arrays, entries), entries)
     return Quantization(quantize_net(param, bin, feeds, **options))

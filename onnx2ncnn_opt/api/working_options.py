@@ -251,11 +251,7 @@ def _is_batch(info: InputInfo, axis: int) -> bool:
 
 
 def _is_flag(info: InputInfo) -> bool:
-    is_single = (
-        all(isinstance(dim, int) for dim in info.shape)
-        and math.prod(dim for dim in info.shape if isinstance(dim, int)) == 1
-    )
-    return is_single and not info.dtype.is_floating_point()
+    return all(dim == 1 for dim in info.shape) and not info.dtype.is_floating_point()
 
 
 def _values_of(info: InputInfo) -> tuple[object, ...]:

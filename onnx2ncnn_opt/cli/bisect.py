@@ -13,6 +13,7 @@ from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.verification import failure, report_blocks, report_fields, require_runtimes
 
 if TYPE_CHECKING:
+    from onnx2ncnn_opt.api.bisect import Bisection
     from onnx2ncnn_opt.verification.options import Verification
 
 
@@ -57,28 +58,20 @@ def bisect(
     from onnx2ncnn_opt.runtime.ort import SHARED
 
     SHARED.warm_up()
-    if passes:
+    if passes or param is None:
         _bisect_passes(output, model, skip, verification)
-    else:
-        assert param is not None
-        assert bin is not None
-        _bisect_net(output, model, param, bin, manifest_path, write, verification)
-
-
-def _bisect_net(
-    output: Output,
-    model: Path,
-    param: Path,
-    bin: Path,
-    manifest_path: Path | None,
-    write: Path | None,
-    verification: Verification,
-) -> None:
+        return
     from onnx2ncnn_opt.api import bisect as api
-    from onnx2ncnn_opt.report.results import difference_blocks, located_blocks, pair_lines
 
     with output.working(f"bisecting {param}"):
         result = api.bisect(model, param, bin, verification, manifest=manifest_path, write=write)
+    _show(output, result, model, param, is_written=write is not None)
+
+
+def _show(output: Output, result: Bisection, model: Path, param: Path, *, is_written: bool) -> None:
+    """Show the result for a net."""
+    from onnx2ncnn_opt.report.results import difference_blocks, located_blocks, pair_lines
+
     report = result.report
     located = None
     if result.located is not None:
@@ -95,10 +88,10 @@ def _bisect_net(
         blocks += located_blocks(located)
     elif not report.ok:
         blocks.append("first wrong layer: none was found; the outputs' lines say what is wrong")
-    if write and not report.ok:
+    if is_written and not report.ok:
         blocks += pair_lines(pair)
-    if result.difference is not None and not report.ok:
-        blocks += difference_blocks(asdict(result.difference), equal=result.difference.equal)
+    if difference is not None and result.difference is not None and not report.ok:
+        blocks += difference_blocks(difference, equal=result.difference.equal)
     output.show(blocks)
     if not report.ok:
         raise failure(report)

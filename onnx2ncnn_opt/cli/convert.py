@@ -21,6 +21,7 @@ from onnx2ncnn_opt.cli.several import run_each
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, make_folder, targets, written
 from onnx2ncnn_opt.cli.verification import failure, hint_at_no_verify, needs_verification, require_runtimes
 from onnx2ncnn_opt.errors import CrashError, RunError, UnsupportedError, UsageError
+from onnx2ncnn_opt.report.words import json_value
 from onnx2ncnn_opt.system import command_line
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ def _convert(
         assert int8.manifest is not None
         seconds = time.perf_counter() - start
         fields |= conversion_fields(int8.conversion, int8.manifest, int8_fields.pop("files"), seconds)
-        fields["quantization"] = int8_fields
+        fields["quantization"] = json_value(int8_fields, lambda number: None)  # decibels may be infinite
         _add_page(output, page, int8.conversion, options, int8.manifest.int8)
         return
     with (

@@ -15,7 +15,7 @@ from onnx2ncnn_opt.cli.summary import (
     summary_fields,
 )
 from onnx2ncnn_opt.report.console import Block
-from onnx2ncnn_opt.report.words import file_size
+from onnx2ncnn_opt.report.words import file_size, number_of
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.api.apply_passes import Optimized
@@ -54,7 +54,7 @@ def optimization_blocks(
     blocks += layers_blocks(result, *result.layers, verbose=verbose)
     old, new = result.memory
     if old.peak and not (old.unknown or new.unknown):
-        count = "1 layer" if result.exchanged == 1 else f"{result.exchanged} layers"
+        count = number_of(result.exchanged, "layer")
         exchanged = f", with the operands of {count} exchanged" if result.exchanged else ""
         sizes = f"{file_size(old.peak)} -> {file_size(new.peak)}"
         blocks.append(f"memory: {sizes} for blobs at their peak (estimate){exchanged}")

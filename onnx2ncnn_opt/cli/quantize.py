@@ -137,16 +137,11 @@ def quantize_to(
         if table is not None and not is_read:
             table.write_text(format_table(int8.graph), encoding="utf-8")
     output.show(_lines(int8, net, files, verbose=verbose))
-    record = asdict(replace(int8.result, graph=Graph()), dict_factory=_finite)  # asdict would recurse into the graph
-    fields |= {**{key: value for key, value in record.items() if key != "graph"}, "files": written(files)}
+    fields |= {**asdict(replace(int8.result, graph=Graph())), "files": written(files)}  # asdict would copy the graph
+    del fields["graph"]
     if int8.result.missed:
         raise VerificationError(int8.result.missed)
     return int8
-
-
-def _finite(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the fields of a record without its graph, with None for numbers that are not finite."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in pairs if k != "graph"}
 
 
 def _lines(quantization: Quantization, net: Path, files: Any, *, verbose: bool) -> list[str]:

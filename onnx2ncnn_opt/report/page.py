@@ -33,11 +33,8 @@ def page(records: Sequence[NetRecord], *, title: str, tool: str) -> str:
         "script": script,
         "data": data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"),
     }
-    html = data_file("page.html")
-    pieces = []
-    for number, piece in enumerate(html.split("@@")):  # in one pass, because inserted text may contain @@
-        pieces.append(parts[piece] if number % 2 else piece)
-    return "".join(pieces)
+    pieces = enumerate(data_file("page.html").split("@@"))  # in one pass, because inserted text may contain @@
+    return "".join(parts[piece] if number % 2 else piece for number, piece in pieces)
 
 
 def _hash(text: str) -> str:

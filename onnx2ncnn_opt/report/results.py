@@ -9,7 +9,8 @@ from onnx2ncnn_opt.report.words import change_rows, file_size, layer_text
 
 def inspection_blocks(fields: Mapping[str, Any], refused: Sequence[str]) -> list[Block]:
     """Return the fields of an inspection as lines; `refused` are lines about nodes that ncnn cannot compute."""
-    blocks: list[Block] = [f"file: {fields['file']} ({_origin(fields)})"]
+    origin = "ncnn net" if fields["format"] == "param" else f"opset {fields['opset']}, {fields['producer']}"
+    blocks: list[Block] = [f"file: {fields['file']} ({origin})"]
     blocks += [_binding("input", entry) for entry in fields["inputs"]]
     blocks += [_binding("output", entry) for entry in fields["outputs"]]
     if fields["dynamic"]:
@@ -31,10 +32,6 @@ def inspection_blocks(fields: Mapping[str, Any], refused: Sequence[str]) -> list
     blocks.append(f"peak memory of blobs: {memory}")
     blocks.append(f"ncnn: {fields['least_ncnn']} or newer runs it")
     return blocks
-
-
-def _origin(fields: Mapping[str, Any]) -> str:
-    return "ncnn net" if fields["format"] == "param" else f"opset {fields['opset']}, {fields['producer']}"
 
 
 def _binding(kind: str, entry: Mapping[str, Any]) -> str:

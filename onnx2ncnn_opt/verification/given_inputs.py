@@ -49,7 +49,7 @@ def load_image(image: Image, model: LoadedModel) -> dict[str, Array]:
     (info, *others), path = model.inputs, image.path
     shape = info.shape
     channels = next((axis for axis in (1, 3) if len(shape) == 4 and shape[axis] in (1, 3)), None)
-    if others or channels is None or shape[0] not in (1, shape[0] if isinstance(shape[0], Sym) else 1):
+    if others or channels is None or not (shape[0] == 1 or isinstance(shape[0], Sym)):
         inputs = ", ".join(map(str, model.inputs))
         raise UsageError(f"{path}: an image is for a model of one input [1, 3, H, W] or [1, H, W, 3], not {inputs}")
     height, width = (shape[axis] for axis in ((2, 3) if channels == 1 else (1, 2)))

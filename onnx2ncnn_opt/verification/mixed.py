@@ -38,7 +38,6 @@ class Chosen:
     """A chosen mask."""
 
     mask: Mask
-    alone: float  # the error of the net if only this layer computes in fp16, NaN if unknown
     seconds: float | None = None  # the additional time of the layer in fp32, if it can be measured
 
 
@@ -63,6 +62,7 @@ class DeviceJudge(MaskJudge):
         self._source, self._worker, self._folder, self._count = source, worker, folder, 0
         self._cache: dict[frozenset[tuple[Layer, Feature]], Measured] = {}
         self._names = write_net(self.graph, folder / "net.param", folder / "net.bin")
+        self._feeds = {self._names[blob]: feed for blob, feed in estimator.feeds.items()}
         self.checked = worker.checked(["fp16"])
 
     def _runner(self, masks: Masks) -> NcnnRunner:
@@ -81,8 +81,7 @@ class DeviceJudge(MaskJudge):
         key = frozenset(features.items())
         if key not in self._cache:
             fetches = {blob: self.estimator.fetch(blob) for blob in self.estimator.compared}
-            feeds = {self._names[blob]: feed for blob, feed in self.estimator.feeds.items()}
-            results = self._runner(features).run(feeds, list(fetches.values()))
+            results = self._runner(features).run(self._feeds, list(fetches.values()))
             walk = Walk({blob: results[fetch.blob] for blob, fetch in fetches.items()})
             self._cache[key] = errors_of(walk, self.reference)
         return self._cache[key]
@@ -107,9 +106,8 @@ class DeviceJudge(MaskJudge):
         """Return the times of the `layers` and of the whole net with masks; None on an emulator."""
         if self._worker.target.patience > 1:
             return None
-        feeds = {self._names[blob]: feed for blob, feed in self.estimator.feeds.items()}
         names = [self.estimator.names[layer.outputs[0]] for layer in self.layers()]
-        return self._runner(masks).time_blobs(feeds, names)
+        return self._runner(masks).time_blobs(self._feeds, names)
 
 
 def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:
@@ -119,7 +117,6 @@ def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:
     """
     before, masks = judge.error(), prove_masks(judge.graph)
     judge.fixed = {layer: mask.features for layer, mask in masks.items()}
-    alone: dict[Layer, float] = {}
     after = judge.error()
     if not after <= budget:
         needed, _ = find_masks([judge.estimator], budget=math.inf)
@@ -130,7 +127,6 @@ def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:
             planner.measure_blocks()
             plan = planner.best(targets, _ATTEMPTS)
         masks |= {layer: mask.joined(masks.get(layer)) for layer, mask in plan.masks_of(judge)}
-        alone = {layer: plan.alone(layer) for layer in plan.masks}
         after = judge.error({layer: mask.features for layer, mask in masks.items()})
     if not after <= budget:
         error = "NaN or infinite" if math.isnan(after) else f"off by {after:.1e} of the largest value"
@@ -140,9 +136,7 @@ def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:
         )
     features = {layer: mask.features for layer, mask in masks.items()}
     timed = judge.times(features) if isinstance(judge, DeviceJudge) else None
-    chosen = tuple(
-        Chosen(mask, alone.get(layer, math.nan), judge.cost(layer) if timed else None) for layer, mask in masks.items()
-    )
+    chosen = tuple(Chosen(mask, judge.cost(layer) if timed else None) for layer, mask in masks.items())
     put_masks(judge.graph, features.items())
     return Mixed(judge.graph, budget, chosen, before, after, judge.checked, timed.whole if timed else None)
 
@@ -173,9 +167,9 @@ def mixed(
     with ExitStack() as stack:
         estimator = stack.enter_context(Estimator(net.graph, feeds, timeout=verification.timeout))
         announce("the net in fp32")
-        if verification.on is None:
-            return choose_masks(MaskJudge(estimator), budget=verification.budget or BUDGET)
-        folder = stack.enter_context(temporary_folder())
-        worker = stack.enter_context(NcnnWorker(target))
-        judge = DeviceJudge(estimator, (param, bin), worker, Path(folder))
+        judge = MaskJudge(estimator)
+        if verification.on is not None:
+            folder = stack.enter_context(temporary_folder())
+            worker = stack.enter_context(NcnnWorker(target))
+            judge = DeviceJudge(estimator, (param, bin), worker, Path(folder))
         return choose_masks(judge, budget=verification.budget or BUDGET)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from subprocess import TimeoutExpired
@@ -95,9 +96,8 @@ class TailJudge:
         program, feeds = self._runner.program, self._runner.feeds(arrays, reference)
         names = [name for node in program.nodes for name in node.outputs if name and not node.guards]
         ports = tuple(Port(name, program.types[name], ()) for name in names)
-        session = OrtRunner(self._runner.data, outputs=names, threads=None, once=True)
-        actual, expected = replace(program, outputs=ports).run(feeds), session.run_any(feeds)
-        session.close()
+        with closing(OrtRunner(self._runner.data, outputs=names, threads=None, once=True)) as session:
+            actual, expected = replace(program, outputs=ports).run(feeds), session.run_any(feeds)
         pairs = ((node, name) for node in program.nodes for name in node.outputs if name in actual)
         wrong = next((node for node, name in pairs if _difference(actual[name], expected[name])), None)
         return f"; the first wrong node is {wrong}" if wrong else "; its nodes are right, so it is the wrong tail"
@@ -140,9 +140,8 @@ class TailJudge:
         if self._ties is None:
             coarse = {**reference, **{cut: _coarse(reference[cut]) for cut in self._runner.tail.inputs}}
             actual = self._runner.run(arrays, coarse)
-            session = OrtRunner(self._runner.data, threads=None, once=True)
-            expected = session.run_any(self._runner.feeds(arrays, coarse))
-            session.close()
+            with closing(OrtRunner(self._runner.data, threads=None, once=True)) as session:
+                expected = session.run_any(self._runner.feeds(arrays, coarse))
             self._ties = {}
             for name in self.names:
                 text = _difference(actual[name], expected[name])
