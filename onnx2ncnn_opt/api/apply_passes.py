@@ -236,15 +236,12 @@ class Optimized(Rewritten):
         with NcnnWorker(target) as first, NcnnWorker(target) as second:
             after = NcnnRunner(files.param, files.bin, worker=first)
             before = NcnnRunner(self.source.param, self.source.bin, worker=second)
-            return in_turns(
-                partial(after.time, {names[b]: a for b, a in drawn.items()}, [names[b] for b in outputs]),
-                partial(
-                    before.time,
-                    {self._blobs[b.name]: a for b, a in drawn.items()},
-                    [self._blobs[b.name] for b in outputs],
-                ),
-                seconds,
+            old_names = {blob: self._blobs[blob.name] for blob in (*drawn, *outputs)}
+            time_after, time_before = (
+                partial(runner.time, {of[blob]: array for blob, array in drawn.items()}, [of[blob] for blob in outputs])
+                for runner, of in ((after, names), (before, old_names))
             )
+            return in_turns(time_after, time_before, seconds)
 
 
 def apply_passes(  # noqa: PLR0913

@@ -87,9 +87,7 @@ def check_known(graph: Graph, given: Mapping[str, Sequence[int]]) -> None:
             raise UsageError(f"no input is called '{name}'; inputs are: {', '.join(names)}")
         is_batched = len(shape) == 5 and shape[0] == 1
         if not (1 <= len(shape) <= 4 or is_batched) or not all(size > 0 for size in shape):
-            raise UsageError(
-                f"'{name}' cannot have the shape {','.join(map(str, shape))}: a blob has 1 to 4 sizes above 0"
-            )
+            raise UsageError(f"'{name}' cannot have the shape {_text(shape)}: a blob has 1 to 4 sizes above 0")
 
 
 def infer_net(graph: Graph, shapes: Mapping[str, Sequence[int]], batches: Mapping[str, int] | None = None) -> None:

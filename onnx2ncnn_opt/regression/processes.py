@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,16 +31,13 @@ class EndedProcess:
         return f"{self.how}; it says: {self.output}" if self.output else self.how
 
 
-class Processes:
+class Processes(AbstractContextManager["Processes"]):
     """The running programs of one check; `stop`, from any thread, or the end of a `with` block ends them all."""
 
     def __init__(self) -> None:
         self._running: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
         self._stopped = False
-
-    def __enter__(self) -> Processes:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,7 +141,7 @@ class NcnnWorker(Worker):
         return name
 
 
-class NcnnRunner:
+class NcnnRunner(AbstractContextManager["NcnnRunner"]):
     """One net, ready to run.
 
     `mode` is one of MODES. `exact` turns winograd, sgemm and packing off: then two nets of equal layers give equal
@@ -168,9 +168,6 @@ class NcnnRunner:
         self._owns_worker = worker is None
         self._names: dict[str, Any] = {}
         self._last_step: Step | None = None  # the process has the caches after it
-
-    def __enter__(self) -> NcnnRunner:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

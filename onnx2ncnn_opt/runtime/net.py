@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from onnx2ncnn_opt.runtime.tail import tail_of
 from onnx2ncnn_opt.runtime.targets import MODES, check_modes, find_target
 
 
-class Net:
+class Net(AbstractContextManager["Net"]):
     """A net that `convert` wrote, or any other net, ready to run.
 
     `path` is the prefix of PREFIX.ncnn.param, .bin and .json, or a .param file. Its .bin is next to it unless `bin`
@@ -83,9 +84,6 @@ class Net:
             return f"Net({self.param}, no manifest)"
         ports = (", ".join(map(str, entries)) for entries in (self.inputs, self.outputs))
         return f"Net({self.param}: {' -> '.join(ports)})"
-
-    def __enter__(self) -> Net:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
