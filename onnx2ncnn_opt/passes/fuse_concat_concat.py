@@ -11,10 +11,7 @@ def fuse_concat_concat(graph: Graph) -> Iterator[Replacement | Miss]:
         outer = layer
         for blob in layer.inputs if layer.type == "Concat" else ():
             if blob.producer is not None and blob.producer.type == "Concat":
-                for edit in attempt(outer, _merge, blob.producer, outer):
-                    yield edit
-                    if isinstance(edit, Replacement) and outer.graph is None:
-                        outer = edit.takes[outer]
+                outer = yield from attempt(outer, _merge, blob.producer, outer)
 
 
 def _merge(inner: Layer, outer: Layer) -> Replacement:

@@ -82,20 +82,18 @@ def fuse_multiheadattention(root: Layer) -> Replacement | None:
         scores = math.prod(fixed_shape(core.q)[:-1]) * fixed_size(core.k, -2)
         views = [layer for layer in layers if layer not in core.layers and layer.type != "Gemm"]
         require(surplus_of_attention(scores) < cost(views), "SDPA is faster for so many queries and keys")
-    new = _attention(root, core, merged, (q, k, v))
-    if merged.rows is not None and core.gate is None:
-        *made, last = _times_rows(new, root, merged.rows)
-        return Replacement(tuple(layers), takes={root: last}, added=[(each, root) for each in made])
-    if core.gate is None:
-        return Replacement(tuple(layers), takes={root: new})
-    require(merged.rows is None, "both the queries and the result are multiplied")
-    x, gate = gemms[1].input, core.gate
-    fits = x.shape is not None and (gate.shape, gate.batch) == ((x.shape[0], 1), x.batch)
-    require(fits, f"'{gate.name}' does not have one number for each key")
-    out = Blob(f"{x.name}_gate", x.shape, x.batch)
-    gated = Layer("BinaryOp", f"{root.name}_gate", [x, gate], [out], {"op_type": BinaryOp.MUL})
-    new = new.having(inputs=[gemms[0].input, gated.output, gemms[2].input, new.inputs[-1]])
-    return Replacement(tuple(layers), takes={root: new}, added=[(gated, root)])
+    made, new = list[Layer](), _attention(root, core, merged, (q, k, v))
+    if core.gate is not None:
+        require(merged.rows is None, "both the queries and the result are multiplied")
+        x, gate = gemms[1].input, core.gate
+        fits = x.shape is not None and (gate.shape, gate.batch) == ((x.shape[0], 1), x.batch)
+        require(fits, f"'{gate.name}' does not have one number for each key")
+        out = Blob(f"{x.name}_gate", x.shape, x.batch)
+        made = [Layer("BinaryOp", f"{root.name}_gate", [x, gate], [out], {"op_type": BinaryOp.MUL})]
+        new = new.having(inputs=[gemms[0].input, out, gemms[2].input, new.inputs[-1]])
+    elif merged.rows is not None:
+        *made, new = _times_rows(new, root, merged.rows)
+    return Replacement(tuple(layers), takes={root: new}, added=[(layer, root) for layer in made])
 
 
 def _times_rows(attention: Layer, root: Layer, rows: Blob) -> list[Layer]:

@@ -190,10 +190,7 @@ def fuse_sdpa_scale(graph: Graph) -> Iterator[Replacement | Miss]:
     for layer in graph.layers:
         sdpa = layer
         for i in (0, 1) if SDPA.fits(sdpa) else ():
-            for edit in attempt(sdpa, _without_factor, sdpa, i):
-                yield edit
-                if isinstance(edit, Replacement) and sdpa.graph is None:
-                    sdpa = edit.takes[sdpa]
+            sdpa = yield from attempt(sdpa, _without_factor, sdpa, i)
 
 
 def _without_factor(sdpa: Layer, position: int) -> Replacement | None:

@@ -1,7 +1,7 @@
 """The two kinds of passes: a `rewrite` of a pattern, or a `graph_pass` over the whole graph."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from itertools import groupby
@@ -154,8 +154,13 @@ class Miss(NamedTuple):
     reason: str
 
 
-def attempt(layer: Layer, find: Callable[..., Replacement | None], *arguments: Any) -> Iterator[Replacement | Miss]:
-    """Yield the edit that `find` returns, if any; its refusal becomes a near miss at the layer."""
+def attempt(
+    layer: Layer, find: Callable[..., Replacement | None], *arguments: Any
+) -> Generator[Replacement | Miss, None, Layer]:
+    """Yield the edit that `find` returns, if any; its refusal becomes a near miss at the layer.
+
+    Return the layer, or the one that the edit has put in its place.
+    """
     try:
         edit = find(*arguments)
     except Refused as refusal:
@@ -163,6 +168,8 @@ def attempt(layer: Layer, find: Callable[..., Replacement | None], *arguments: A
     else:
         if edit is not None:
             yield edit
+            return layer if layer.graph is not None else edit.takes.get(layer, layer)
+    return layer
 
 
 @dataclass(frozen=True, eq=False)
