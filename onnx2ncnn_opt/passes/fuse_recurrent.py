@@ -275,26 +275,11 @@ def _steps(graph: Graph, matcher: Matcher, cache: TraceCache) -> dict[Piece, Cel
 
 def _replaced(graph: Graph, kind: str, chain: Sequence[ChainStep]) -> Replacement:
     """Return the edit that replaces the chain by one recurrent layer."""
-    last = chain[-1].step
-    roots = [link.step.hidden.blob for link in chain]
+    last, dead = chain[-1].step, _dead(chain)
     cell = last.cell.blob if last.cell is not None else None
-    dead = _dead(chain)
-    for link in chain[:-1]:
-        inner = link.step.cell
-        require(inner is None or inner.layer in dead, "a cell is needed before the last step")
     states = [chain[0].before] if cell is None else [chain[0].before, chain[0].step.cell_before]
-    needed = [piece for link in chain for piece in link.inputs] + [state for state in states if state is not None]
-    batches = {blob.batch for blob in roots} | {piece.blob.batch for piece in needed}
-    require(len(batches) == 1, "the inputs of the steps have different batches")
     order = {layer: index for index, layer in enumerate(graph)}
-    after = max(order[piece.layer] for piece in needed)
-    used = [_is_used(blob, dead) for blob in roots]
-    is_cell_used = cell is not None and _is_used(cell, dead)
-    readers = [user for blob in (*roots, *([cell] if cell else [])) for user in blob.users if user not in dead]
-    require(all(order[user] > after for user in readers), "a step is needed before all inputs are known")
-    is_independent = not any(piece.layer in dead for piece in needed) and not _depends(needed, chain)
-    require(is_independent, "an input of a step depends on an earlier step")
-
+    after = _last_source(chain, states, dead, order)
     backwards = _is_backwards(chain)
     links = chain[::-1] if backwards else chain
     weights = _weights(kind, chain[-1])
@@ -305,21 +290,36 @@ def _replaced(graph: Graph, kind: str, chain: Sequence[ChainStep]) -> Replacemen
     inputs = [columns[0] if len(columns) == 1 else new.layer("Concat", columns, axis=1)]
     if any(state is not None for state in states):
         inputs += [new.zeros(last.size) if state is None else new.sequence([state]) for state in states]
-    is_last_only = used == [False] * (len(chain) - 1) + [True]
+    rows = {row: link.step.hidden.blob for row, link in enumerate(links) if _is_used(link.step.hidden.blob, dead)}
+    is_last_only = [*rows.values()] == [last.hidden.blob]
+    is_cell_used = cell is not None and _is_used(cell, dead)
     outputs = 1 + len(states) if is_cell_used or is_last_only else 1
     y, *ends = new.layers(Layer(kind, last.hidden.layer.name, inputs, (), params, weights), outputs)
-    reads: dict[Blob, Blob] = {}
-    if is_last_only:
-        reads[roots[-1]] = ends[0]
-    else:
-        rows = [link.step.hidden.blob for link in links]
-        reads |= new.rows(y, {row: blob for row, blob in enumerate(rows) if _is_used(blob, dead)})
+    reads = {last.hidden.blob: ends[0]} if is_last_only else new.rows(y, rows)
     if cell is not None and is_cell_used:
         reads[cell] = ends[1]
     reads = {old: new.view(blob, old.shape or ()) for old, blob in reads.items()}
     anchor = next((old for old, index in order.items() if index == after + 1), None)
     removed = tuple(sorted(dead, key=lambda old: order[old]))
     return Replacement(removed, added=[(layer, anchor) for layer in new.made], reads=reads)
+
+
+def _last_source(
+    chain: Sequence[ChainStep], states: Sequence[Piece | None], dead: set[Layer], order: Mapping[Layer, int]
+) -> int:
+    """Return the position of the last layer that the recurrent layer reads; refused if it cannot follow that one."""
+    cells = [link.step.cell for link in chain if link.step.cell is not None]
+    require(all(cell.layer in dead for cell in cells[:-1]), "a cell is needed before the last step")
+    results = [*(link.step.hidden.blob for link in chain), *(cell.blob for cell in cells[-1:])]
+    sources = [piece for link in chain for piece in link.inputs] + [state for state in states if state is not None]
+    batches = {blob.batch for blob in results[: len(chain)]} | {piece.blob.batch for piece in sources}
+    require(len(batches) == 1, "the inputs of the steps have different batches")
+    after = max(order[piece.layer] for piece in sources)
+    readers = [user for blob in results for user in blob.users if user not in dead]
+    require(all(order[user] > after for user in readers), "a step is needed before all inputs are known")
+    is_independent = not any(piece.layer in dead for piece in sources) and not _depends(sources, chain)
+    require(is_independent, "an input of a step depends on an earlier step")
+    return after
 
 
 class _NewLayers:
