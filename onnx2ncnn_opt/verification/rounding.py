@@ -587,7 +587,7 @@ class _ErrorWriter(NodeWriter):
     def decision_error(self, name: str, dtype: int) -> str:
         """Add the size of the error of a tensor that decides something."""
         size = self.node("Abs", name)
-        finite = self.node("Less", size, self.number(INFINITE, dtype))
+        finite = self.node("Less", size, self.number(float(INFINITE), dtype))
         largest = self.node("ReduceMax", self.node("Where", finite, size, self.number(0, dtype)), keepdims=0)
         return self.node("Mul", largest, self.number(_DECISION_ERROR, dtype))
 

@@ -11,8 +11,9 @@ from onnx2ncnn_opt.outputs import OutputReport, Status
 from onnx2ncnn_opt.runtime.base import Array
 
 # Larger numbers count as infinite, in the net and in the reference: ncnn's weights and masks have the largest float32
-# instead of infinity, and its vectorised exp stops at exp(88.376), which is 2.406e38.
-INFINITE = 2.4e38
+# instead of infinity, and its vectorised exp stops at exp(88.376), which is 2.406e38. Not a Python number: NumPy would
+# cast that to the fp16 of an output, with a warning.
+INFINITE = np.float32(2.4e38)
 
 LAST_BIT = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 

@@ -23,6 +23,11 @@ def test_sums_move_by_their_last_bits() -> None:
     assert 0 < moved.max() < 1e-4
 
 
+def test_numbers_in_16_bits_move() -> None:
+    x = np.linspace(1, 2, 50, dtype=np.float16)
+    assert 0 < spread("(float16[50] x) => (float16[50] y) { b = Exp(x) y = Log(b) }", x).max() < 1e-2
+
+
 def test_what_a_last_bit_decides_moves_by_a_step() -> None:
     graph = "(float[3] x) => (float[3] y) <float a = {3}> { b = Mul(x, a) y = Floor(b) }"
     moved = spread(graph, np.array([1 / 3, 0.5, 0.0], np.float32))
