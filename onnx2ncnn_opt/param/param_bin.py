@@ -43,7 +43,7 @@ def parse_param_bin(data: bytes, *, file: str = "<param.bin>", types: Mapping[st
 
     Layers may stand in any order. A custom layer's type is ``#`` and its number.
     """
-    return connect(_ordered(list(_LayerReader(data, file, types).entries()), file), types)
+    return connect(_ordered(list(_LayerReader(data, file, types).entries())), types)
 
 
 @dataclass
@@ -121,7 +121,7 @@ class _LayerReader:
         return tuple((floats if is_float else integers).tolist())
 
 
-def _ordered(entries: Sequence[LayerLine], file: str) -> list[LayerLine]:
+def _ordered(entries: Sequence[LayerLine]) -> list[LayerLine]:
     """Return the layers in topological order; in the file's order if that is topological."""
     producers = {top: number for number, entry in enumerate(entries) for top in entry.tops}
     order: dict[int, LayerLine] = {}

@@ -99,7 +99,7 @@ def _fuse(root: Layer, order: dict[Layer, int]) -> Replacement | None:
     if region is None:
         return None
     source, layers = region
-    sample = _Sample(root, source, layers) if _is_computed(root, source, layers) else None
+    sample = _Sample(root, source, layers) if _is_computed(source, layers) else None
     rotation = sample.rotation() if sample else _rotation(root.output, source)
     if rotation is None or len(rotation.before) + len(rotation.after) + 1 >= len(layers):
         return None
@@ -230,7 +230,7 @@ def _pair(layer: Layer) -> int | None:
     return other[0][0] if len(other) == 1 and other[0][1] == (1, 2) else None
 
 
-def _is_computed(root: Layer, source: Blob, layers: Sequence[Layer]) -> bool:
+def _is_computed(source: Blob, layers: Sequence[Layer]) -> bool:
     """Return True if a table is computed, or a size is dynamic."""
     blobs = (source, *(blob for layer in layers for blob in layer.outputs))
     dynamic = any(not isinstance(size, int) for blob in blobs for size in blob.shape or ())
