@@ -9,6 +9,7 @@ import numpy as np
 
 from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.errors import BinError, GraphError, ParamError, RunError, UsageError
+from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.param.files import read_net
@@ -59,13 +60,17 @@ def float32_budget(rounding: float | None, least: float) -> float:
 def least_budget(param: Path, bin: Path, *, vulkan: bool) -> float:
     """Return the float32 error allowed for any model, relative to an output's largest value.
 
-    A GPU has no plain kernels, but its exp is nearly as exact as a CPU's. Its GELU is always the approximation by tanh
-    (`gelu.comp`), with an error up to 5e-4.
+    A GPU has no plain kernels, but its exp is nearly as exact as a CPU's.
     """
     if not vulkan:
         return LEAST_BUDGET
-    has_gelu = any(layer.type == "GELU" and not layer["fast_gelu"] for layer in _layers(param, bin))
-    return DEFAULT.relative if has_gelu else UNKNOWN_ROUNDING
+    return DEFAULT.relative if has_inexact_gelu(param, bin) else UNKNOWN_ROUNDING
+
+
+def has_inexact_gelu(param: Path, bin: Path) -> bool:
+    """Return True if Vulkan approximates a GELU by tanh (`gelu.comp`), with an error up to 5e-4."""
+    gelus = (layer for layer in _layers(param, bin) if layer.type == "GELU")
+    return any(not layer["fast_gelu"] and not layer["featmask"] & Feature.NO_VULKAN for layer in gelus)
 
 
 def holds_integers(param: Path, bin: Path) -> bool:

@@ -1,5 +1,6 @@
 """Causes of errors: nets of a real model with weights in 16 bits, in other modes, and with a fault."""
 
+import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from onnx2ncnn_opt.ir.weight import Encoding, Weight
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed
-from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.verification.blobs import extract_all
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.rounding_budget import LEAST_BUDGET, cause_of, least_budget
@@ -186,9 +187,25 @@ def test_causes() -> None:
     [
         ("GELU g 1 1 x y", True, DEFAULT.relative),  # its shader has the one with tanh only
         ("GELU g 1 1 x y 0=1", True, UNKNOWN_ROUNDING),
+        ("GELU g 1 1 x y 31=16", True, UNKNOWN_ROUNDING),  # on the CPU
         ("Sigmoid g 1 1 x y", True, UNKNOWN_ROUNDING),
         ("GELU g 1 1 x y", False, LEAST_BUDGET),
     ],
 )
 def test_what_a_gpu_may_be_off_by(tmp_path: Path, layer: str, *, vulkan: bool, budget: float) -> None:
     assert least_budget(*handmade.write_net(tmp_path, "Input x 0 1 x 0=4", layer), vulkan=vulkan) == budget
+
+
+def test_a_gelu_on_vulkan_is_named_as_the_cause(tmp_path: Path, workers: dict[str, NcnnWorker]) -> None:
+    model = write_model(tmp_path, "(float[1,8] x) => (float[1,8] y) { y = Gelu (x) }", opset=20)
+    files = lower(model).save(tmp_path / "net")
+    masked = tmp_path / "masked.param"
+    masked.write_text(re.sub("^GELU.*", r"\g<0> 31=16", files.param.read_text(), flags=re.MULTILINE))
+    x = np.linspace(-3, -2, 8, dtype=np.float32)[None]  # where the results are small, and the error of tanh large
+    for name, worker in workers.items():
+        is_gpu = worker.target.vulkan
+        how = Verification(feeds={"x": x}, on="vulkan" if is_gpu else None, modes=["fp32"])
+        report = verify_net(model, files.param, files.bin, how, worker=worker)
+        assert report.ok != is_gpu, name
+        assert any("GELU on Vulkan" in note for note in report.notes) == is_gpu, name
+        assert verify_net(model, masked, files.bin, how, worker=worker).ok, name
