@@ -44,7 +44,7 @@ TARGETS = (
 )
 COSTLY_TARGETS = (
     Target(BUDGET / DOUBT, _HIGH_PRICE),
-    *(Target(share * BUDGET, MOST_PRICE) for share in (1 / DOUBT, 0.75, 0.85, 1)),
+    *(Target(share * BUDGET, MOST_PRICE) for share in (1 / DOUBT, 0.75, 0.85, 1, 1.25)),  # a near miss helps, too
 )
 SMALL_ERROR = TARGETS[0].error  # needs no masks
 _BLOCKS = 12  # of about equally many multiplications

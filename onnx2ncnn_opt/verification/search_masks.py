@@ -266,10 +266,12 @@ def _mask_errors(
         planner.measure_blocks()
         targets = COSTLY_TARGETS if budget is None else targets
         costly = planner.best(targets, attempts)
-        if budget is not None or costly.meets(targets):
+        is_enough = budget is not None or costly.meets(targets)
+        if is_enough:
             plan = costly
-        else:
+        if budget is None and (not is_enough or plan.error > BUDGET):
             closer = f"--budget {BUDGET:g} takes masks for more than {MOST_PRICE:.0%} of the multiplications"
+        if not is_enough:
             if plan.error > (wide := max(_WIDE * BUDGET, _ROUNDINGS_WIDE * plan.rounding)):  # which justifies any cost
                 plan = planner.best([Target(wide, 1.0)], attempts)
             elif plan.error > _WORTH * joint_error(judges):

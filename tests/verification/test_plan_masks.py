@@ -10,8 +10,9 @@ from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk
 from onnx2ncnn_opt.verification.mask_judge import MaskJudge
+from onnx2ncnn_opt.verification.noise_shares import NoiseShares
 from onnx2ncnn_opt.verification.options import Effort
-from onnx2ncnn_opt.verification.plan_masks import Planner
+from onnx2ncnn_opt.verification.plan_masks import COSTLY_TARGETS, TARGETS, Plan, Planner
 from onnx2ncnn_opt.verification.search_masks import find_masks
 from testing.param_text import bare as net
 from testing.param_text import layer
@@ -136,16 +137,8 @@ def test_a_net_that_computes_in_32_bits_already_gets_no_more_masks(runs: list[st
     assert precision.error > 2e-2
 
 
-@pytest.mark.parametrize(("effort", "times"), [("quick", 0), ("normal", 1)])
-def test_a_quick_search_leaves_costly_masks_out(effort: Effort, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every layer hands on numbers near 3000, of which the last one takes differences: all need 32 bits."""
-    calls, measure_blocks = list[None](), Planner.measure_blocks
-
-    def counted(self: Planner) -> None:
-        calls.append(None)
-        measure_blocks(self)
-
-    monkeypatch.setattr(Planner, "measure_blocks", counted)
+def differences() -> Graph:
+    """A net whose layers hand on their numbers, of which the last one takes differences: all need 32 bits, or none."""
     lines = [*pointwise(6), "Convolution y 1 1 c5 y 0=8 1=1 5=1 6=128"]
     graph = weighted(net("Input x 0 1 x 0=24 1=24 2=16", *lines))
     for each in graph:
@@ -153,6 +146,35 @@ def test_a_quick_search_leaves_costly_masks_out(effort: Effort, times: int, monk
             each.weights["weight_data"] = np.eye(16, dtype=np.float32).ravel()
             each.weights["bias_data"] = np.zeros(each["num_output"], np.float32)
     layer(graph, "y").weights["weight_data"] = np.kron(np.eye(8), [1, -1]).astype(np.float32).ravel()
+    return graph
+
+
+@pytest.mark.parametrize(("error", "meets"), [(2.4e-2, True), (2.6e-2, False)])
+def test_costly_masks_may_just_miss_the_budget(error: float, *, meets: bool) -> None:
+    plan = Plan({}, {}, NoiseShares({}, np.zeros(1)), error, 0.5)
+    assert plan.meets(COSTLY_TARGETS) == meets
+    assert not plan.meets(TARGETS)
+
+
+def test_a_net_that_just_misses_the_budget_says_that_masks_are_dear() -> None:
+    graph = differences()
+    with Estimator(graph, {graph.inputs[0]: Feed(_X + 200)}) as estimator:
+        found, precision = find_masks([estimator])
+    assert not found
+    assert 2e-2 < precision.error < 2.5e-2
+    assert precision.closer == "--budget 0.02 takes masks for more than 60% of the multiplications"
+
+
+@pytest.mark.parametrize(("effort", "times"), [("quick", 0), ("normal", 1)])
+def test_a_quick_search_leaves_costly_masks_out(effort: Effort, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, measure_blocks = list[None](), Planner.measure_blocks
+
+    def counted(self: Planner) -> None:
+        calls.append(None)
+        measure_blocks(self)
+
+    monkeypatch.setattr(Planner, "measure_blocks", counted)
+    graph = differences()
     with Estimator(graph, {graph.inputs[0]: Feed(_X + 3000)}) as estimator:
         find_masks([estimator], effort=effort)
     assert len(calls) == times
