@@ -81,7 +81,10 @@ _MOVES = frozenset(("Cast", "Expand", "Identity", "Reshape", "Squeeze", "Unsquee
 _ARITHMETIC = _MOVES | {"Add", "Ceil", "Div", "Floor", "Max", "Min", "Mul", "Sub"}
 
 _COLOURS, _SHORTEST_SIDE = (1, 3, 4), 16  # of a picture
-_COLOUR = 0.3  # the difference of channels, relative to their contrast
+# Things in a picture, the background among them: their radii relative to the longer side, the standard deviations of
+# slimness and tilt, the range of their greys, the deviation of channels, and the largest contrast of their texture.
+_THINGS, _RADII, _SHAPES = 30, (0.06, 0.5), (0.4, 0.7)
+_GREYS, _COLOUR, _TEXTURE = (0.15, 0.85), 0.1, 0.15
 _STEREO, _SHORTEST_SOUND = 2, 400
 _SILENCE = 0.01  # the amplitude of pauses, relative to loud parts
 
@@ -115,7 +118,7 @@ class Draw(NamedTuple):
     # Inputs differ along this axis (modulo the rank), and hardly along others: images with little contrast and one
     # negative channel, or sequences whose mean is as large as their numbers.
     flat: int | None = None
-    data: Data | None = None  # smooth pictures and sounds where shapes allow it
+    data: Data | None = None  # pictures and sounds where shapes allow it
     spiked: bool = False  # one number of each row is far above the others: softmax gives 0 elsewhere
 
     def __str__(self) -> str:
@@ -391,7 +394,7 @@ def _spiked(array: Array, uses: Uses, rng: np.random.Generator) -> Array:
 
 
 def _draw_data(shape: tuple[int, ...], data: Data, seeds: tuple[int, ...]) -> Array | None:
-    """Draw smooth pictures, or a sound with pauses; return None for other shapes."""
+    """Draw pictures, or a sound with pauses; return None for other shapes."""
     if (picture := _picture(shape, seeds)) is not None:
         low, high = data.pixels
         return np.asarray(low + (high - low) * picture)
@@ -404,18 +407,50 @@ def _draw_data(shape: tuple[int, ...], data: Data, seeds: tuple[int, ...]) -> Ar
 
 @lru_cache(maxsize=2)  # draws with other ranges of pixels reuse the picture
 def _picture(shape: tuple[int, ...], seeds: tuple[int, ...]) -> Array | None:
-    """Draw a smooth picture of pixels in 0..1; return None for shapes of no picture."""
+    """Draw a picture of textured things with edges, as in photographs, in 0..1; return None for shapes of no picture.
+
+    Pictures of a batch show the same things in other colours.
+    """
+    axes = picture_axes(shape)
+    if axes is None:
+        return None
     rng = np.random.default_rng(seeds)
-    for channels, sides in ((-3, (-2, -1)), (-1, (-3, -2))):
-        if len(shape) > 2 and shape[channels] in _COLOURS and min(shape[side] for side in sides) >= _SHORTEST_SIDE:
-            grey_shape = list(shape)
-            grey_shape[channels] = 1
-            picture = _smooth(grey_shape, sides, rng) + _COLOUR * _smooth(shape, sides, rng)
-            return np.asarray((picture - picture.min()) / np.ptp(picture))
+    channels, height, width = (shape[axis] for axis in axes)
+    things, texture = _things(height, width, rng), _smooth((height, width, 1), (0, 1), rng)
+    pictures = math.prod(shape) // (channels * height * width)
+    greys = rng.uniform(*_GREYS, (pictures, _THINGS, 1))
+    colours = greys + _COLOUR * rng.standard_normal((pictures, _THINGS, channels))
+    picture: Array = colours[:, things] + rng.uniform(0, _TEXTURE, (_THINGS, 1))[things] * texture
+    picture = (picture - picture.min()) / np.ptp(picture)
+    return (np.moveaxis(picture, -1, -3) if axes[0] == -3 else picture).reshape(shape)
+
+
+def _things(height: int, width: int, rng: np.random.Generator) -> Array:
+    """Draw ellipses and rhombs, small ones in front ("dead leaves"); return the number of the thing at each pixel."""
+    smallest, largest = (share * max(height, width) for share in _RADII)
+    # Radii of things at random distances have a density of r^-3, so that of r^-2 is uniform.
+    radii = rng.uniform(largest**-2, smallest**-2, _THINGS - 1) ** -0.5
+    things = np.zeros((height, width), np.intp)  # 0 is the background
+    for number, radius in enumerate(sorted(radii, reverse=True), 1):
+        y, x, slimness, tilt = rng.uniform(0, height), rng.uniform(0, width), *rng.normal(0, _SHAPES)
+        down, right = radius * math.exp(slimness), radius * math.exp(-slimness)
+        reach = right + abs(tilt) * down
+        rows, columns = (slice(max(int(at - size), 0), int(at + size) + 1) for at, size in ((y, down), (x, reach)))
+        dy = ((np.arange(height) - y) / down)[rows, None]
+        dx = ((np.arange(width) - x) / right)[columns] - tilt * down / right * dy
+        things[rows, columns][dy * dy + dx * dx < 1 if number % 2 else abs(dy) + abs(dx) < 1] = number
+    return things
+
+
+def picture_axes(shape: Sequence[int]) -> tuple[int, int, int] | None:
+    """Return the axes of a picture's channels, height and width; None for shapes of no picture."""
+    for channels, height, width in ((-3, -2, -1), (-1, -3, -2)):
+        if len(shape) > 2 and shape[channels] in _COLOURS and min(shape[height], shape[width]) >= _SHORTEST_SIDE:
+            return channels, height, width
     return None
 
 
-def _smooth(shape: Sequence[int], axes: tuple[int, ...], rng: np.random.Generator) -> Array:
+def _smooth(shape: Sequence[int], axes: Sequence[int], rng: np.random.Generator) -> Array:
     """Draw numbers of variance 1 with the 1/f spectrum of photographs along axes."""
     spectrum = np.fft.rfftn(rng.standard_normal(shape), axes=axes)
     squares: Any = 0

@@ -1,25 +1,27 @@
 """Convert trained models of public repositories, and compare the estimate for fp16 with devices.
 
-    python -m scripts.measure.trained FOLDER [-k PART] [--on qemu-aarch64 --on vulkan] [--write]
+    python -m scripts.measure.trained FOLDER [-k PART] [--on qemu-aarch64 --on vulkan] [--drawn] [--write]
 
 fixtures/trained.tsv names the models: repository, path, commit and SHA-256 of the file. FOLDER gets those that it does
-not have, as NAME.onnx, from raw.githubusercontent.com. Each is converted, and gets its masks, as by the plain command.
-Then the net runs on the devices in fp16, on inputs like data that the conversion has not seen: four if the outputs have
-few numbers, whose errors are what they are by chance, else one. The reference is ONNX Runtime. Errors are in units of
-an output's largest value; both are averaged (root mean square) over the inputs, as in the estimate. A net has the
-largest error of its outputs; `within` counts those that are off by 2e-2 at most. With --write the table goes to
-fixtures/measured.
+not have, as NAME.onnx, from raw.githubusercontent.com, and the photographs of fixtures/photographs.tsv. Each model is
+converted, and gets its masks, as by the plain command. Then the net runs on the devices in fp16, on inputs that the
+conversion has not seen: photographs in place of drawn pictures, other inputs as the conversion draws them. Nets whose
+outputs have few numbers run on four inputs, because errors of few numbers depend on chance, others on one. The
+reference is ONNX Runtime. Errors are in units of an output's largest value; both are averaged (root mean square) over
+the inputs, as in the estimate. A net has the largest error of its outputs; `within` counts those that are off by 2e-2
+at most. With --drawn no net gets photographs. With --write the table goes to fixtures/measured.
 """
 
 import argparse
 import hashlib
 import math
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+from PIL import Image, ImageOps
 
 from onnx2ncnn_opt.api.lower import Conversion, lower
 from onnx2ncnn_opt.errors import Error
@@ -27,20 +29,19 @@ from onnx2ncnn_opt.runtime.base import Array, Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.verification.estimate import Estimator, most_ordinary
-from onnx2ncnn_opt.verification.inputs import DATA, Draw, draw_inputs
+from onnx2ncnn_opt.verification.inputs import DATA, Data, Draw, draw_inputs, picture_axes
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.plan_masks import BUDGET
 from onnx2ncnn_opt.verification.runs import first_sizes
 from scripts.measure.measured import ROOT, table
 
-MODELS = ROOT / "fixtures" / "trained.tsv"
+MODELS, PHOTOGRAPHS = ROOT / "fixtures" / "trained.tsv", ROOT / "fixtures" / "photographs.tsv"
 ON = ("qemu-aarch64", "vulkan")
 _SEED, _INPUTS, _FEW_NUMBERS = 7, 4, 64  # of the inputs on devices; so many for outputs of so few numbers
 
 
-def fetched(folder: Path, name: str, repository: str, path: str, commit: str, digest: str) -> Path:
-    """Return the file of a model, downloaded if the folder does not have it."""
-    file = folder / f"{name}.onnx"
+def fetched(file: Path, repository: str, path: str, commit: str, digest: str) -> Path:
+    """Return a file of a repository, downloaded if it does not exist."""
     if not file.exists():
         url = f"https://raw.githubusercontent.com/{repository}/{commit}/{urllib.request.pathname2url(path)}"
         with urllib.request.urlopen(url, timeout=60) as answer:
@@ -50,8 +51,29 @@ def fetched(folder: Path, name: str, repository: str, path: str, commit: str, di
     return file
 
 
-def data_of(conversion: Conversion, path: Path) -> Iterator[dict[str, Array]]:
-    """Yield inputs like data, of the scale that the conversion chose, and of other seeds."""
+def photographs(folder: Path) -> list[Image.Image]:
+    """Return the photographs of fixtures/photographs.tsv."""
+    lines = (line.split("\t") for line in PHOTOGRAPHS.read_text().splitlines()[1:])
+    return [Image.open(fetched(folder / name, *source)).convert("RGB") for name, *source in lines]
+
+
+def with_photograph(arrays: dict[str, Array], data: Data, photograph: Image.Image) -> dict[str, Array]:
+    """Return inputs with a photograph, cropped and scaled, in place of each picture of floats."""
+    low, high = data.pixels
+    changed = dict(arrays)
+    for name, array in arrays.items():
+        axes = picture_axes(array.shape)
+        if axes is not None and array.dtype.kind == "f":
+            channels, height, width = (array.shape[axis] for axis in axes)
+            image = photograph.convert({1: "L", 3: "RGB", 4: "RGBA"}[channels])
+            pixels = np.asarray(ImageOps.fit(image, (width, height))).reshape(height, width, channels) / 255
+            pixels = low + (high - low) * (pixels if axes[0] == -1 else np.moveaxis(pixels, -1, 0))
+            changed[name] = np.broadcast_to(pixels, array.shape).astype(array.dtype)
+    return changed
+
+
+def data_of(conversion: Conversion, path: Path, pictures: Sequence[Image.Image] = ()) -> Iterator[dict[str, Array]]:
+    """Yield inputs of the scale that the conversion chose, and of other seeds, with `pictures` if there are any."""
     draws = [Draw(_SEED, plain=True, data=data) for data in DATA]
     sizes = first_sizes(path, conversion.model, conversion.manifest(), draws[0], outputs=conversion.cut)
     arrays = [draw_inputs(conversion.model, sizes, draw=draw) for draw in draws]
@@ -59,9 +81,9 @@ def data_of(conversion: Conversion, path: Path) -> Iterator[dict[str, Array]]:
     with Estimator(conversion.graph, blobs[0]) as estimator:
         chosen = most_ordinary([estimator.on(feeds) for feeds in blobs])
         numbers = sum(array.size for array in estimator.run().outputs.values())
-    yield arrays[chosen]
-    for more in range(1, _INPUTS if numbers <= _FEW_NUMBERS else 1):
-        yield draw_inputs(conversion.model, sizes, draw=draws[chosen]._replace(seed=_SEED + more))
+    for number in range(_INPUTS if numbers <= _FEW_NUMBERS else 1):
+        drawn = draw_inputs(conversion.model, sizes, draw=draws[chosen]._replace(seed=_SEED + number))
+        yield with_photograph(drawn, DATA[chosen], pictures[number]) if pictures else drawn
 
 
 def errors_of_outputs(conversion: Conversion, inputs: list[dict[str, Array]], worker: NcnnWorker, on: str) -> Array:
@@ -84,22 +106,24 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("-k", dest="part", default="", help="only models whose name has this part")
     parser.add_argument("--on", action="append", choices=ON, help="the devices, by default both")
+    parser.add_argument("--drawn", action="store_true", help="give no net photographs")
     parser.add_argument("--write", action="store_true", help="write the table")
     options = parser.parse_args()
     on = options.on or list(ON)
+    pictures = [] if options.drawn else photographs(options.folder)
     counts = (f"{each} within" for each in on)
     columns = ("model", "repository", "masks", "price", "estimate", *on, "outputs", *counts, "said")
     with ExitStack() as stack:
         workers = {each: stack.enter_context(NcnnWorker(find_target(each))) for each in on}
         add = stack.enter_context(table("trained", columns, write=options.write))
         for line in MODELS.read_text().splitlines()[1:]:
-            name, repository, path, commit, digest = line.split("\t")
+            name, repository, *source = line.split("\t")
             if options.part not in name:
                 continue
-            file = fetched(options.folder, name, repository, path, commit, digest)
+            file = fetched(options.folder / f"{name}.onnx", repository, *source)
             try:
                 conversion = lower(file).estimated()
-                inputs = list(data_of(conversion, file))
+                inputs = list(data_of(conversion, file, pictures))
                 errors = [errors_of_outputs(conversion, inputs, workers[each], each) for each in on]
             except Error as error:
                 add(name, repository, *[None] * (4 + 2 * len(on)), str(error).splitlines()[0])
