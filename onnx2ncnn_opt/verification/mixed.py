@@ -38,6 +38,7 @@ class Chosen:
     """A chosen mask."""
 
     mask: Mask
+    alone: float  # the error of the net if only this layer computes in fp16, NaN if unknown
     seconds: float | None = None  # the additional time of the layer in fp32, if it can be measured
 
 
@@ -117,6 +118,7 @@ def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:
     """
     before, masks = judge.error(), prove_masks(judge.graph)
     judge.fixed = {layer: mask.features for layer, mask in masks.items()}
+    alone: dict[Layer, float] = {}
     after = judge.error()
     if not after <= budget:
         needed, _ = find_masks([judge.estimator], budget=math.inf)
@@ -127,6 +129,7 @@ def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:
             planner.measure_blocks()
             plan = planner.best(targets, _ATTEMPTS)
         masks |= {layer: mask.joined(masks.get(layer)) for layer, mask in plan.masks_of(judge)}
+        alone = {layer: plan.alone(layer) for layer in plan.masks}
         after = judge.error({layer: mask.features for layer, mask in masks.items()})
     if not after <= budget:
         error = "NaN or infinite" if math.isnan(after) else f"off by {after:.1e} of the largest value"
@@ -136,7 +139,9 @@ def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:
         )
     features = {layer: mask.features for layer, mask in masks.items()}
     timed = judge.times(features) if isinstance(judge, DeviceJudge) else None
-    chosen = tuple(Chosen(mask, judge.cost(layer) if timed else None) for layer, mask in masks.items())
+    chosen = tuple(
+        Chosen(mask, alone.get(layer, math.nan), judge.cost(layer) if timed else None) for layer, mask in masks.items()
+    )
     put_masks(judge.graph, features.items())
     return Mixed(judge.graph, budget, chosen, before, after, judge.checked, timed.whole if timed else None)
 
@@ -167,9 +172,9 @@ def mixed(
     with ExitStack() as stack:
         estimator = stack.enter_context(Estimator(net.graph, feeds, timeout=verification.timeout))
         announce("the net in fp32")
-        judge = MaskJudge(estimator)
-        if verification.on is not None:
-            folder = stack.enter_context(temporary_folder())
-            worker = stack.enter_context(NcnnWorker(target))
-            judge = DeviceJudge(estimator, (param, bin), worker, Path(folder))
+        if verification.on is None:
+            return choose_masks(MaskJudge(estimator), budget=verification.budget or BUDGET)
+        folder = stack.enter_context(temporary_folder())
+        worker = stack.enter_context(NcnnWorker(target))
+        judge = DeviceJudge(estimator, (param, bin), worker, Path(folder))
         return choose_masks(judge, budget=verification.budget or BUDGET)

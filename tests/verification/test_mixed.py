@@ -43,6 +43,7 @@ def test_the_mildest_mask_on_the_layer_that_costs_most(convolutions: tuple[Path,
     result = mixed(*convolutions, verification=Verification(budget=1e-2))
     assert [(chosen.mask.layer, chosen.mask.features) for chosen in result.chosen] == [("large", Feature.NO_WINOGRAD)]
     assert result.before > 1e-2 >= result.after
+    assert result.chosen[0].alone > result.after
     assert result.checked == "estimated for fp16"
     assert {layer.name: layer["featmask"] for layer in result.graph} == {"x": 0, "small": 0, "large": 64}
 
