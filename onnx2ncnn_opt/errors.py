@@ -208,5 +208,11 @@ class RunError(VerificationError):
     """A runtime that could not load or run a net."""
 
 
+class RefusalError(RunError):
+    """ONNX Runtime refuses the model or its inputs, so there is nothing to compare a net with."""
+
+    exit_code = 2
+
+
 class CrashError(RunError):
     """A runtime that died on a net, or had to be stopped."""

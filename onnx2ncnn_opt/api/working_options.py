@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 _SECONDS = 15.0
 # Usual sizes of exported models: sides of images, and lengths of sequences and sounds.
 _SIDES = (640, 224, 320, 416, 512, 256, 384, 128, 112, 96, 64, 299, 300, 192, 160, 480, 800, 1024, 32, 28, 48, 448)
-_LENGTHS = (512, 128, 256, 64, 16, 32, 1, 160, 320, 480, 1024, 77, 384, 80, 100, 1000, 16000, 8, 4, 2)
+_LENGTHS = (512, 128, 256, 64, 16, 32, 160, 320, 480, 1024, 77, 384, 80, 100, 1000, 16000, 8, 4, 2, 1)
+_MOST = 2**22  # elements of a size tried for all dimensions
 _MAX_DIMS, _MAX_SIZES, _MAX_BATCHES = 8, 8, 3  # of constant shapes; of sizes and batches to try
+_ROWS = 32  # of a first axis that is no batch, such as the frames of a sound
 _STRIDE = 32  # the sides of images are mostly multiples of it
 _ASPECT = 4 / 3
 _RATES = (16000, 8000)  # usual sample rates
@@ -160,8 +162,8 @@ def _attempts(model: LoadedModel, runner: OrtRunner | None, end: float) -> Itera
     """Yield values of flags, with sizes of dynamic dimensions with which the model runs.
 
     All dimensions except batches get the same size. If the model runs with no size, two dimensions get different ones,
-    such as the sides of an image. A batch is 1, or a size that torch froze in a constant. Integers for each item of a
-    batch may be the lengths of sequences: then they are bound to the full length.
+    such as the sides of an image. A batch is 1, a size that torch froze in a constant, or `_ROWS`. Integers for each
+    item of a batch may be the lengths of sequences: then they are bound to the full length.
     """
     flags = {info.name: _values_of(info) for info in model.inputs if _is_flag(info)}
     shaped = [info for info in model.inputs if info.name not in flags and any(isinstance(d, Sym) for d in info.shape)]
@@ -173,23 +175,29 @@ def _attempts(model: LoadedModel, runner: OrtRunner | None, end: float) -> Itera
     has_images = any(len(info.shape) == 4 for info in shaped)
     usual = _SIDES if has_images else _LENGTHS
     frozen = [size for size in _frozen_sizes(model) if size <= max(usual)]
-    sizes = dict.fromkeys((usual[0], *frozen, *usual)) if names - batches else (1,)
-    counts = (1, *_frozen_batches(model)) if batches else (1,)
+    counts = (1, *_frozen_batches(model), *([] if has_images else [_ROWS])) if batches else (1,)
     sides = [name for info in shaped if len(info.shape) == 4 for dim in info.shape[2:] for name in _of(dim)]
     sized = list(dict.fromkeys(sides or sorted(names - batches)))
+    sizes = list(dict.fromkeys((usual[0], *frozen, *usual))) if names - batches else [1]
+    sizes = [size for size in sizes if size ** len(sized) <= _MOST]
+    last = max(sizes, key=lambda size: sizes.index(size) if size > 1 else 0)  # different sizes are better than 1
     for values in product(*flags.values()):
         bound = {"values": dict(zip(flags, values, strict=True))} if flags else {}
         if bound:
             yield bound
         untried, runs = [(size, size, count) for count in counts for size in sizes if names], False
+        fitting = set(sizes)
         while untried and time.monotonic() < end:
             height, width, count = untried.pop(0)
             bindings = dict.fromkeys(names, height) | dict.fromkeys(sized[1:], width) | dict.fromkeys(batches, count)
             problem = "" if runner is None else _problem(runner, model, bound.get("values", {}), bindings)
             runs = runs or not problem
-            if problem and not untried and not runs and height == width and len(sized) == 2:
+            new = {size for size in _fitting(problem, height) if 0 < size <= max(sizes)} - fitting
+            untried, fitting = [(size, size, count) for size in sorted(new)] + untried, fitting | new
+            was_last = height == width == last and (count == counts[-1] or not sides)
+            if problem and not runs and was_last and len(sized) == 2:
                 pairs = _sides(problem, height) if sides else permutations(frozen, 2)
-                untried = [(*pair, count) for pair in pairs]
+                untried = [(*pair, count) for pair in pairs if math.prod(pair) <= _MOST] + untried
             if not problem:
                 shapes = {
                     info.name: tuple(dim.subs(bindings) if isinstance(dim, Sym) else dim for dim in info.shape)
@@ -202,14 +210,34 @@ def _attempts(model: LoadedModel, runner: OrtRunner | None, end: float) -> Itera
                     yield {"values": known, "shapes": unbound}
 
 
+def _fitting(problem: str, size: int) -> list[int]:
+    """Return sizes that may suit a Reshape to [-1, K], if ONNX Runtime's `problem` is its failure at this `size`.
+
+    Example: [5, 90, 10] to [-1, 1060] suits 106 instead of 90, which is an input's size of 112 instead of 96.
+    """
+    before, after = _reshaped(problem)
+    if -1 not in after or 0 in before:
+        return []
+    row, old = (math.prod(dim for dim in shape if dim > 0) for shape in (after, before[1:]))
+    fits = [(dim, row // math.gcd(row, old // dim)) for dim in before[1:]]
+    return [size + (fit - dim) * max(1, round(size / dim)) for dim, fit in fits]
+
+
+def _reshaped(problem: str) -> tuple[list[int], list[int]]:
+    """Return the shapes before and after a Reshape that ONNX Runtime refuses; empty ones for another problem."""
+    found = re.search(r"Input shape:\{([\d,]+)\}, requested shape:\{([-\d,]+)\}", problem)
+    before, after = found.groups() if found else ("", "")
+    return [int(size) for size in re.findall(r"\d+", before)], [int(size) for size in re.findall(r"-?\d+", after)]
+
+
 def _sides(problem: str, side: int) -> list[tuple[int, int]]:
     """Return heights and widths for a model that fails on square images of this `side` with ONNX Runtime's `problem`.
 
     A Reshape to a frozen size gives the number of pixels. Aspect ratios near 4:3 come first.
     """
     pairs = [(a, b) for a, b in product(_SIDES, repeat=2) if a != b]
-    if reshaped := re.search(r"Input shape:\{([\d,]+)\}, requested shape:\{([\d,]+)\}", problem):
-        before, after = (math.prod(map(int, numbers.split(","))) for numbers in reshaped.groups())
+    before, after = map(math.prod, _reshaped(problem))
+    if after > 1:
         pixels = side * side * after // before
         pairs = [(height, pixels // height) for height in range(1, pixels + 1) if pixels % height == 0]
     return sorted(pairs, key=lambda pair: abs(math.log(pair[1] / pair[0] / _ASPECT)))

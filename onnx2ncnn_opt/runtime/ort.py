@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnx2ncnn_opt.errors import RunError
+from onnx2ncnn_opt.errors import RefusalError, RunError
 from onnx2ncnn_opt.runtime.base import Array, require
 from onnx2ncnn_opt.runtime.child import ARRAY, Child, Worker
 
@@ -161,7 +161,7 @@ class OrtRunner:
         described = []
         for name, array in arrays.items():
             if array.dtype.kind not in "biuf":
-                raise RunError(f"ONNX Runtime failed on {self._name}: it takes no {array.dtype} as '{name}'")
+                raise RefusalError(f"ONNX Runtime failed on {self._name}: it takes no {array.dtype} as '{name}'")
             described.append({"name": name, "dtype": array.dtype.str, "shape": array.shape})
         with self._worker.within(self._timeout, self._name) as child:
             self._worker.hold(self._number, partial(self._load, child))
@@ -194,7 +194,7 @@ class OrtRunner:
     def _receive(self, child: Child, what: str, **fields: Any) -> dict[str, Any]:
         answer = child.receive(**fields)
         if "error" in answer:
-            raise RunError(f"ONNX Runtime {what} {self._name}: {_plain(answer['error'])}")
+            raise RefusalError(f"ONNX Runtime {what} {self._name}: {_plain(answer['error'])}")
         return answer
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
+from onnx2ncnn_opt.errors import CrashError, RefusalError, RunError, UsageError
 from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.manifest import Manifest, file_hash, read_manifest
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
@@ -242,7 +242,7 @@ def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, 
         raise UsageError(small)
     hint = f", and --shape says how long {', '.join(names)} may be" if names else ""
     advice = f"; the inputs were random; --inputs gives others{hint}"
-    refused = RunError(f"{problem}{advice}")
+    refused = RefusalError(f"{problem}{advice}")
     refused.advice = advice
     raise refused
 
