@@ -17,7 +17,7 @@ from onnx2ncnn_opt.onnx.tail.program import Program
 from onnx2ncnn_opt.report.embed import EmbeddedNet
 from onnx2ncnn_opt.report.tail import numpy_program
 from onnx2ncnn_opt.report.tail_call import cpp_call, cpp_size, python_call
-from onnx2ncnn_opt.report.words import data_file
+from onnx2ncnn_opt.report.words import cpp_piece, data_file
 from onnx2ncnn_opt.runtime.slots import fits, np_dtype, too_small
 from onnx2ncnn_opt.runtime.steps import StepInputs
 
@@ -377,8 +377,7 @@ def _cpp_feed(name: str, mat: _Mat, blob: str) -> list[str]:
     if dynamic := [f"{'?' if dim is None else _plain(dim)} = {size}" for dim, size in dims if not isinstance(dim, int)]:
         lines.append(f"// dynamic, other sizes will do: {', '.join(dynamic)}")
     lines += _cpp_image(name, mat) if mat.is_image else _cpp_fill(name, mat)
-    lines += [f"if (ex.input({blob}, {name}) != 0)", "    return 1;"]
-    return [f"    {line}" for line in lines]
+    return [f"    {line}" for line in (*lines, *cpp_piece("input", blob=blob, mat=name))]
 
 
 def _cpp_image(name: str, mat: _Mat) -> list[str]:
@@ -387,101 +386,60 @@ def _cpp_image(name: str, mat: _Mat) -> list[str]:
     other = "PIXEL_BGR2RGB for OpenCV's" if channels == 3 else "PIXEL_BGR2GRAY for OpenCV's"
     if mat.entry.image is not None and mat.entry.image.bgr and channels == 3:
         kind, other = "PIXEL_BGR", "as OpenCV has them"
-    ones, means = ", ".join(["1 / 255.f"] * channels), ", ".join(["0.f"] * channels)
-    lines = [
-        f"const int {name}_w = 640, {name}_h = 480; // your image; decode it with stb_image, OpenCV, ...",
-        f"std::vector<unsigned char> {name}_pixels({name}_w * {name}_h * {channels}, 127); // {kind}, {other}",
-    ]
-    image = _letterbox(mat)
-    pixels = f"{name}_pixels.data(), ncnn::Mat::{kind}, {name}_w, {name}_h"
-    if image:
-        lines += [
-            f"const Letterbox {name}_box({name}_w, {name}_h, {width}, {height}); // {name}_box.to_picture(box)",
-            f"ncnn::Mat {name}_fit = ncnn::Mat::from_pixels_resize({pixels}, {name}_box.w, {name}_box.h);",
-            f"ncnn::Mat {name};",
-            f"const int {name}_bottom = {height} - {name}_box.top - {name}_box.h;",
-            f"const int {name}_right = {width} - {name}_box.left - {name}_box.w;",
-            f"ncnn::copy_make_border({name}_fit, {name}, {name}_box.top, {name}_bottom, {name}_box.left, {name}_right,",
-            f"    ncnn::BORDER_CONSTANT, {image.letterbox}f);",
-        ]
+    words = {"mat": name, "channels": channels, "height": height, "width": width, "kind": kind}
+    lines = cpp_piece("image", other=other, **words)
+    if image := _letterbox(mat):
+        lines += cpp_piece("letterboxed image", border=image.letterbox, **words)
     else:
-        lines += [
-            f"ncnn::Mat {name} = ncnn::Mat::from_pixels_resize(",
-            f"    {pixels}, {width}, {height});",
-        ]
+        lines += cpp_piece("resized image", **words)
     if mat.entry.image is not None:
         return [*lines, "// the net itself subtracts the mean and divides"]
-    return [
-        *lines,
-        "// (pixel - mean) * norm, of pixels 0..255; torchvision's mean and std become mean * 255, 1 / (std * 255)",
-        f"const float {name}_mean[{channels}] = {{{means}}};",
-        f"const float {name}_norm[{channels}] = {{{ones}}};",
-        f"{name}.substract_mean_normalize({name}_mean, {name}_norm);",
-    ]
+    mean, norm = ", ".join(["0.f"] * channels), ", ".join(["1 / 255.f"] * channels)
+    return lines + cpp_piece("normalized pixels", mean=mean, norm=norm, **words)
 
 
 def _cpp_fill(name: str, mat: _Mat) -> list[str]:
-    sizes = ", ".join(map(str, reversed(mat.dims)))
     kind = "int" if mat.is_integer else "float"
     batch = f", (size_t)4u, 1, {mat.batch}" if mat.batch > 1 else ""
     order = "the model's order" if mat.entry.batch_axis in (None, 0) else f"axis {mat.entry.batch_axis} outermost"
-    value = "1" if mat.entry.dtype == "bool" else "0" if mat.is_integer else "0.5f"
     dtype = f", {_plain(mat.entry.dtype)} as int" if mat.is_integer else ""
-    planes = mat.dims[0] if len(mat.dims) > 2 else 1
-    plane_size = math.prod(mat.dims) // planes
-    image = f"{name}.batch(b)" if mat.batch > 1 else name
-    lines = [
-        f"std::vector<{kind}> {name}_data({math.prod(mat.shape)}, {value}); // yours, in {order}{dtype}",
-        f"ncnn::Mat {name}({sizes}{batch});",
-        f"const {kind}* {name}_from = {name}_data.data();",
-    ]
+    lines = cpp_piece(
+        "array",
+        mat=name,
+        kind=kind,
+        count=math.prod(mat.shape),
+        value="1" if mat.entry.dtype == "bool" else "0" if mat.is_integer else "0.5f",
+        order=order + dtype,
+        sizes=", ".join(map(str, reversed(mat.dims))) + batch,
+    )
     # Channels and images of a Mat are aligned to 16 bytes or more, so there may be gaps: copy them one by one.
+    planes = mat.dims[0] if len(mat.dims) > 2 else 1
     loops = [(index, count) for index, count in (("b", mat.batch), ("q", planes)) if count > 1]
     for depth, (index, count) in enumerate(loops):
         lines.append("    " * depth + f"for (int {index} = 0; {index} < {count}; {index}++)")
-    indent = "    " * (len(loops) - 1)
-    target = f"{image}.channel(q)" if planes > 1 else image
-    return [
-        *lines,
-        f"{indent}{{",
-        f"{indent}    {kind}* to = {target};",
-        f"{indent}    for (int i = 0; i < {plane_size}; i++)",
-        f"{indent}        to[i] = *{name}_from++;",
-        f"{indent}}}",
-    ]
+    plane = name + ".batch(b)" * (mat.batch > 1) + ".channel(q)" * (planes > 1)
+    copy = cpp_piece("copy to a plane", mat=name, kind=kind, plane=plane, size=math.prod(mat.dims) // planes)
+    return lines + ["    " * (len(loops) - 1) + line for line in copy]
 
 
 def _cpp_fetch(name: str, entry: Entry, blob: str, *, is_read: bool = False) -> list[str]:
     """Return the lines that extract an output and print it, unless the tail reads it."""
     mat = _Mat(entry, ())
-    dims = len(entry.shape) - (entry.batch_axis is not None)
-    batch = "" if entry.batch_axis is None else f", n is axis {entry.batch_axis}"
-    kind, content, value, element = "float", "floats", "%g", "p[i]"
+    kind, content, form, element = "float", "floats", "%g", "p[i]"
     if entry.element == "int32":
-        kind, content, value = "int", "int32", "%d"
+        kind, content, form = "int", "int32", "%d"
     elif mat.is_integer:
-        content, value, element = f"floats of the values of {_plain(entry.dtype)}", "%ld", "std::lround(p[i])"
+        content, form, element = f"floats of the values of {_plain(entry.dtype)}", "%ld", "std::lround(p[i])"
+    dims = ", ".join(_DIMS[len(entry.shape) - (entry.batch_axis is not None) or 1])
+    dims += "" if entry.batch_axis is None else f", n is axis {entry.batch_axis}"
+    lines = cpp_piece("output", text=mat.text, dims=dims, content=content, mat=name, blob=blob)
     # ncnn has batches since 2026; programs with one image work in older releases too.
     is_batched = entry.batch_axis is not None and entry.shape[entry.batch_axis] != 1
-    loops = [
-        f"    for (int q = 0; q < {name}.c; q++)",
-        "    {",
-        f"        const ncnn::Mat plane = {name}{'.batch(b)' if is_batched else ''}.channel(q);",
-        f"        const {kind}* p = plane;",
-        f"        for (int i = 0; i < {name}.w * {name}.h * {name}.d; i++)",
-        f'            printf("{value} ", {element});',
-        "    }",
-    ]
+    batch = ".batch(b)" if is_batched else ""
+    loops = cpp_piece("print an output", mat=name, batch=batch, kind=kind, form=form, element=element)
     if is_batched:
-        loops = [f"    for (int b = 0; b < {name}.n; b++)", *(f"    {line}" for line in loops)]
-    return [
-        f"    // {mat.text}",
-        f"    // Mat: {', '.join(_DIMS[dims or 1])}{batch}; it holds {content}",
-        f"    ncnn::Mat {name};",
-        f"    if (ex.extract({blob}, {name}) != 0)",
-        "        return 1;",
-        *([] if is_read else [*loops, '    printf("\\n");']),
-    ]
+        loops = [f"for (int b = 0; b < {name}.n; b++)", *(f"    {line}" for line in loops)]
+    return [f"    {line}" for line in (*lines, *([] if is_read else [*loops, 'printf("\\n");']))]
 
 
 def _c(text: str) -> str:

@@ -9,6 +9,7 @@ from onnx2ncnn_opt.manifest import Entry, Manifest, size_input
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.onnx.tail.header import comment
 from onnx2ncnn_opt.onnx.tail.program import Port, Program
+from onnx2ncnn_opt.report.words import cpp_piece
 
 _PRINTF = {"float32": ("float", "%g", ""), "float64": ("double", "%g", ""), "bool": ("unsigned char", "%d", "")}
 
@@ -29,54 +30,48 @@ def python_call(manifest: Manifest, program: Program, codes: Mapping[str, str]) 
 
 def cpp_call(
     manifest: Manifest, program: Program, name: str, mats: Mapping[str, str], codes: Mapping[str, str]
-) -> Iterator[str]:
-    """Yield the lines that call `NAME_tail`, and print its outputs.
+) -> list[str]:
+    """Return the lines that call `NAME_tail`, and print its outputs.
 
     `mats` are the variables of the net's outputs by ONNX name; `codes` has code for dynamic sizes.
     """
-    sizes, entries = _sizes(manifest, codes), {entry.name: entry for entry in manifest.outputs}
     count = f"{name.upper()}_TAIL_"
-    yield f"    {name}_tensor tail_in[{count}INPUTS], tail_out[{count}OUTPUTS];"
+    lines = [f"{name}_tensor tail_in[{count}INPUTS], tail_out[{count}OUTPUTS];"]
     for number, port in enumerate(program.inputs):
-        kind, data, mat = _c_type(port), f"tail_data{number}", mats.get(port.name, "")
-        yield f"    // {comment(port)}"
-        if port.name in sizes:
-            yield f"    std::vector<{kind}> {data}(1, ({kind})({cpp_size(sizes[port.name])}));"
-            shape = ["1"]
-        elif mat:
-            is_int = str(entries[port.name].element == "int32").lower()
-            shape = list(_mat_shape(entries[port.name], mat))
-            yield f"    std::vector<{kind}> {data};"
-            if f"{mat}.n" in shape[1:]:
-                raise UsageError(
-                    f"the tail reads {comment(port)}, whose batch is not its first axis; use Net in Python"
-                )
-            if f"{mat}.n" in shape:
-                yield f"    for (int b = 0; b < {mat}.n; b++)"
-                yield f"        append({data}, {mat}.batch(b), {is_int});"
-            else:
-                yield f"    append({data}, {mat}, {is_int});"
-        else:
-            shape = [str(size) if isinstance(size, int) else codes.get(str(size), "1") for size in port.shape]
-            yield f"    std::vector<{kind}> {data}({' * '.join(shape) or '1'}, 1); // yours"
-        yield f"    tail_in[{number}].data = {data}.data();"
-        yield f"    tail_in[{number}].rank = {len(shape)};"
-        for axis, size in enumerate(shape):
-            yield f"    tail_in[{number}].shape[{axis}] = {size};"
-    yield "    void* memory = NULL;"
-    yield f"    const int failed = {name}_tail(tail_in, tail_out, &memory);"
-    yield "    if (failed)"
-    yield '        return fprintf(stderr, "the tail: error %d\\n", failed), 1;'
+        lines += _tail_input(manifest, port, number, mats.get(port.name, ""), codes)
+    lines += cpp_piece("call of the tail", tail=name)
     for number, port in enumerate(program.outputs):
         kind, form, cast = _PRINTF.get(port.dtype, (_c_type(port), "%lld", "(long long)"))
-        yield f"    // {comment(port)}"
-        yield f"    int64_t count{number} = 1;"
-        yield f"    for (int64_t axis = 0; axis < tail_out[{number}].rank; axis++)"
-        yield f"        count{number} *= tail_out[{number}].shape[axis];"
-        yield f"    for (int64_t i = 0; i < count{number}; i++)"
-        yield f'        printf("{form} ", {cast}((const {kind}*)tail_out[{number}].data)[i]);'
-        yield '    printf("\\n");'
-    yield "    free(memory);"
+        lines += cpp_piece("output of the tail", text=comment(port), i=number, kind=kind, form=form, cast=cast)
+    return [f"    {line}" for line in (*lines, "free(memory);")]
+
+
+def _tail_input(manifest: Manifest, port: Port, number: int, mat: str, codes: Mapping[str, str]) -> Iterator[str]:
+    """Yield the lines that make an input of the tail: of a size, of a Mat of the net, or of the caller's array."""
+    kind, sizes = _c_type(port), _sizes(manifest, codes)
+    declaration = f"std::vector<{kind}> tail_data{number}"
+    yield f"// {comment(port)}"
+    if port.name in sizes:
+        yield f"{declaration}(1, ({kind})({cpp_size(sizes[port.name])}));"
+        shape = ["1"]
+    elif mat:
+        entry = next(entry for entry in manifest.outputs if entry.name == port.name)
+        is_int = str(entry.element == "int32").lower()
+        shape = list(_mat_shape(entry, mat))
+        yield f"{declaration};"
+        if f"{mat}.n" in shape[1:]:
+            raise UsageError(f"the tail reads {comment(port)}, whose batch is not its first axis; use Net in Python")
+        if f"{mat}.n" in shape:
+            yield f"for (int b = 0; b < {mat}.n; b++)"
+            yield f"    append(tail_data{number}, {mat}.batch(b), {is_int});"
+        else:
+            yield f"append(tail_data{number}, {mat}, {is_int});"
+    else:
+        shape = [str(size) if isinstance(size, int) else codes.get(str(size), "1") for size in port.shape]
+        yield f"{declaration}({' * '.join(shape) or '1'}, 1); // yours"
+    yield from cpp_piece("input of the tail", i=number, rank=len(shape))
+    for axis, size in enumerate(shape):
+        yield f"tail_in[{number}].shape[{axis}] = {size};"
 
 
 def cpp_size(text: str) -> str:

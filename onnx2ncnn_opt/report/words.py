@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
+from string import Template
 from typing import Any
 
 _HASH_DIGITS = 12
@@ -11,6 +12,12 @@ _HASH_DIGITS = 12
 def data_file(name: str) -> str:
     """Return the text of a file next to this one."""
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def cpp_piece(name: str, **words: object) -> list[str]:
+    """Return the lines of a section of pieces.cpp.in, with words filled in."""
+    section = data_file("pieces.cpp.in").partition(f"@@ {name}\n")[2].partition("@@")[0]
+    return Template(section).substitute(words).splitlines()
 
 
 def file_size(size: int) -> str:
