@@ -1,8 +1,6 @@
 """Nets as C++ headers: the arrays hold the files, and ncnn computes the same from them."""
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import ncnn  # type: ignore[import-untyped]
@@ -18,8 +16,7 @@ from onnx2ncnn_opt.report.example import example
 from testing.command import refused, run_well
 from testing.exports import ROOT
 from testing.models import parsed
-
-HERE = Path(__file__).parent
+from testing.programs import compiles
 
 
 def array(net: EmbeddedNet, name: str) -> bytes:
@@ -33,16 +30,6 @@ def array(net: EmbeddedNet, name: str) -> bytes:
 
 def ids(net: EmbeddedNet) -> dict[str, int]:
     return {name: int(value) for name, value in re.findall(r"const int (\w+) = (\d+);", net.ids)}
-
-
-def compiles(folder: Path, file: str) -> None:
-    compiler = shutil.which("g++")
-    if compiler is None:
-        return
-    flags: list[str | Path] = ["-std=c++11", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-isystem"]
-    command = [compiler, *flags, HERE / "interface", file]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_ncnn_computes_the_same_from_the_arrays(tmp_path: Path) -> None:
@@ -95,7 +82,7 @@ def test_custom_layers_and_feature_masks_stay(tmp_path: Path) -> None:
     program = example(made.manifest(), files.param, files.bin, language="cpp", embedded=net)
     assert "net.register_custom_layer(net3net_id::TYPE_My_Layer, My_Layer_layer_creator);" in program
     (tmp_path / "main.cpp").write_text(program)
-    compiles(tmp_path, "main.cpp")
+    compiles(tmp_path / "main.cpp")
 
 
 def test_names_that_are_no_identifiers_stay_apart(tmp_path: Path) -> None:
@@ -112,7 +99,7 @@ def test_the_command_writes_three_files(tmp_path: Path) -> None:
     program = (tmp_path / "app" / "main.cpp").read_text()
     assert "net.load_param(net_param_bin) != net_param_bin_size || net.load_model(net_bin) != net_bin_size" in program
     assert "ex.input(net_id::BLOB_x, in0)" in program
-    compiles(tmp_path / "app", "main.cpp")
+    compiles(tmp_path / "app" / "main.cpp")
 
 
 @pytest.mark.parametrize("options", [["--cpp"], ["--python", "-o", "main.py"]])

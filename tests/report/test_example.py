@@ -1,10 +1,7 @@
 """Programs that `example` prints: the Python one runs and is right; the C++ one is held against ncnn's interface."""
 
-import os
 import runpy
-import shutil
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +17,9 @@ from onnx2ncnn_opt.report.embed import embed
 from onnx2ncnn_opt.report.example import example
 from testing.decoders import decoder
 from testing.models import parsed
+from testing.programs import WARNINGS, compiles, output_of
+from testing.tails import COMPILER
 
-HERE = Path(__file__).parent
 MODELS = {
     "types": """(int64[N, 5] i, float[N, 5] x, bool[N, 5] m, float s)
         => (float[N, 5] y, int64[N, 5] j, int64[N] k, bool[N, 5] b, float t, int64[N, 5] same) <int64 one = {1}>
@@ -73,9 +71,7 @@ def test_the_python_one_gives_what_a_verified_run_gives(tmp_path: Path, name: st
     for output, array in reference.items():
         assert results[output].dtype == array.dtype
         np.testing.assert_array_equal(results[output], array, output, strict=True)
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert [line.split()[0] for line in done.stdout.splitlines()] == [entry.name for entry in manifest.outputs]
+    assert [line.split()[0] for line in output_of(program).splitlines()] == [entry.name for entry in manifest.outputs]
 
 
 def test_the_loops_of_a_decoder(tmp_path: Path) -> None:
@@ -84,17 +80,14 @@ def test_the_loops_of_a_decoder(tmp_path: Path) -> None:
     manifest = read_manifest(param.with_suffix(".json"))
     program = tmp_path / "loop.py"
     program.write_text(example(manifest, param, bin, language="python"))
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    ids = [1, 2, 3]
+    tokens, ids = output_of(program).split(), [1, 2, 3]
     with Net(param) as runner:
         for _ in range(32):
             runner.reset()
             ids.append(int(runner.step(ids)["logits"][0, -1].argmax()))
-    assert done.stdout.split() == [str(token) for token in ids[3:]]
+    assert tokens == [str(token) for token in ids[3:]]
     program.write_text(example(manifest, param, bin, language="python").replace("[1, 2, 3]", "[1] * 40"))
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=False)
-    assert len(done.stdout.split()) == 64 - 40 + 1, "the table of positions has 64 rows"
+    assert len(output_of(program).split()) == 64 - 40 + 1, "the table of positions has 64 rows"
     embedded = embed(param, bin)
     for folder, net in (("plain", None), ("embedded", embedded)):
         (tmp_path / folder).mkdir()
@@ -123,34 +116,12 @@ def test_a_decoder_of_single_tokens_begins_with_one(tmp_path: Path) -> None:
         example(with_tokens(4), param, bin, language="python")
 
 
-def headers() -> Path | None:
-    """Return the folder of ncnn's headers, if they are installed."""
-    given = os.environ.get("NCNN_INCLUDE")
-    places = [given] if given else ["/usr/include/ncnn", "/usr/local/include/ncnn"]
-    return next((Path(place) for place in places if (Path(place) / "net.h").is_file()), None)
-
-
 @pytest.mark.parametrize("name", ["types", "image", "batch", "numbers", "dims", "windows"])
 def test_the_cpp_one_is_compiled_against_the_interface(tmp_path: Path, name: str) -> None:
     program = tmp_path / "program.cpp"
     shapes = {"v": (2, 5, 2), "l": (2, 5)} if name == "windows" else {}
     program.write_text(example(*saved(tmp_path, name), language="cpp", shapes=shapes))
     compiles(program)
-
-
-def compiles(program: Path) -> None:
-    compiler = shutil.which("g++")
-    found = headers()
-    if compiler is None or found is None:
-        missing = "there is no g++" if compiler is None else "ncnn's headers are not installed (NCNN_INCLUDE has them)"
-        say = f"\ntests/report/test_example.py: {program} is not compiled against ncnn's own headers: {missing}\n"
-        print(say, file=sys.__stderr__)
-    if compiler is None:
-        return
-    for folder in filter(None, (HERE / "interface", found)):
-        flags: list[str | Path] = ["-std=c++11", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-isystem", folder]
-        done = subprocess.run([compiler, *flags, program], capture_output=True, text=True, timeout=60, check=False)
-        assert (done.returncode, done.stderr) == (0, ""), folder
 
 
 def test_the_cpp_one_makes_mats_of_the_right_shape(tmp_path: Path) -> None:
@@ -246,20 +217,17 @@ def test_a_picture_keeps_its_aspect_and_boxes_find_back(
     edge = np.array([[columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]], float)
     back = parts["to_picture"](edge, picture, 24, 40)
     assert np.abs(back - [0, 0, width, height]).max() <= 1 / min(40 / width, 24 / height)
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    output_of(program)
 
 
 def test_the_letterbox_in_cpp_is_that_of_python(tmp_path: Path) -> None:
     manifest, param, bin = letterboxed(tmp_path)
     text = example(manifest, param, bin, language="cpp")
     assert "ncnn::BORDER_CONSTANT, 114.0f);" in text
-    compiler = shutil.which("g++")
-    if compiler is None:
-        return
     (tmp_path / "main.cpp").write_text(text)
-    flags = ["-std=c++11", "-Wall", "-Wextra", "-Werror", "-isystem", str(HERE / "interface")]
-    subprocess.run([compiler, *flags, "-fsyntax-only", tmp_path / "main.cpp"], timeout=60, check=True)
+    compiles(tmp_path / "main.cpp")
+    if COMPILER is None:
+        return
     struct = text[text.index("// The place of a picture") : text.index("int main()")]
     main = """int main() {
         for (int h = 1; h < 50; h += 6) for (int w = 1; w < 70; w += 3) {
@@ -267,7 +235,7 @@ def test_the_letterbox_in_cpp_is_that_of_python(tmp_path: Path) -> None:
             std::printf("%d %d %d %d %g %g %g %g\\n", box.w, box.h, box.left, box.top, b[0], b[1], b[2], b[3]); }
         return 0; }"""
     (tmp_path / "box.cpp").write_text(f"#include <cmath>\n#include <cstdio>\n{struct}{main}")
-    subprocess.run([compiler, *flags, tmp_path / "box.cpp", "-o", tmp_path / "box"], timeout=60, check=True)
+    subprocess.run([COMPILER, *WARNINGS, tmp_path / "box.cpp", "-o", tmp_path / "box"], timeout=60, check=True)
     done = subprocess.run([tmp_path / "box"], capture_output=True, text=True, timeout=60, check=True)
     (tmp_path / "program.py").write_text(example(manifest, param, bin, language="python"))
     parts = runpy.run_path(str(tmp_path / "program.py"))
