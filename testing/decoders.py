@@ -10,7 +10,7 @@ from onnx import numpy_helper
 
 from onnx2ncnn_opt.manifest import Cache, Entry, LayerCount, Manifest, Source, file_hash
 from testing.handmade import raw, tagged, write_net
-from testing.onnx_text import parsed
+from testing.models import parsed
 
 VOCABULARY, POSITIONS = 50, 64
 _SHAPES = {
@@ -112,7 +112,7 @@ def weights_of(seed: int = 0) -> dict[str, np.ndarray]:
 
 def model_of(text: str = MODEL) -> onnx.ModelProto:
     """Return a model of these lines, which may be changed, with the weights that it reads."""
-    proto = parsed(text)
+    proto = parsed(text, 17)
     read = {name for node in proto.graph.node for name in node.input}
     weights = weights_of()
     proto.graph.initializer.extend(numpy_helper.from_array(weights[name], name) for name in weights if name in read)
@@ -123,7 +123,7 @@ def decoder(folder: Path, *lines: str, seed: int = 0) -> tuple[Path, Path, Path]
     """Write the model and its net, or one of other `lines`; return the paths of model, .param and .bin."""
     random = np.random.default_rng(seed)
     weights = {name: (random.standard_normal(size) * 0.6).astype(np.float32) for name, size in _SHAPES.items()}
-    proto = parsed(MODEL)
+    proto = parsed(MODEL, 17)
     proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
     folder.mkdir(exist_ok=True)
     model = folder / "decoder.onnx"

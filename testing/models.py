@@ -6,7 +6,11 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.parser
+import pytest
 from onnx import numpy_helper
+
+from onnx2ncnn_opt.api.lower import lower
+from onnx2ncnn_opt.errors import UnsupportedError
 
 
 def parsed(graph: str, opset: int = 18, **weights: Any) -> onnx.ModelProto:
@@ -27,3 +31,15 @@ def write_model(folder: Path, graph: str, name: str = "model.onnx", opset: int =
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(parsed(graph, opset, **weights), folder / name)
     return folder / name
+
+
+def nodes(text: str) -> list[onnx.NodeProto]:
+    """Return the nodes of a graph's text: ``c = Greater(a, b)  y = Cast<to = 1>(c)``."""
+    return list(parsed(f"() => () {{ {text} }}").graph.node)
+
+
+def refusal(graph: str, opset: int = 17) -> UnsupportedError:
+    """Return the error that the importer raises for a graph, of which nothing may follow the net."""
+    with pytest.raises(UnsupportedError) as error:
+        lower(parsed(graph, opset), tail="never")
+    return error.value

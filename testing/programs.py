@@ -27,7 +27,7 @@ def compiles(program: Path) -> None:
     if COMPILER is None:
         return
     for folder in filter(None, (INTERFACE, headers)):
-        command = [COMPILER, *WARNINGS, "-fsyntax-only", "-isystem", folder, program]
+        command: list[str | Path] = [COMPILER, *WARNINGS, "-fsyntax-only", "-isystem", folder, program]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert (done.returncode, done.stderr) == (0, ""), folder
 

@@ -9,6 +9,7 @@ from onnx2ncnn_opt import Net, convert
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError, UsageError
 from onnx2ncnn_opt.runtime.ort import OrtRunner
+from testing import present
 from testing.exports import refilled
 
 MODELS = sorted((Path(__file__).parents[1] / "fixtures" / "llm").glob("*.onnx"))
@@ -20,6 +21,12 @@ REFUSED = {"merged": "If 'optimum::if': its condition is known only at run time"
 def refusal(path: Path) -> str | None:
     """Return the words in which a model is refused."""
     return next((said for part, said in REFUSED.items() if part in path.stem), None)
+
+
+def named(stem: str) -> bytes:
+    """Return the model of this name with its weights."""
+    [path] = [path for path in MODELS if path.stem == stem]
+    return model_of(path)
 
 
 def model_of(path: Path) -> bytes:
@@ -54,8 +61,7 @@ def test_ten_models_of_all_exporters() -> None:
 
 def test_a_decoder_is_right(path: Path) -> None:
     conversion = convert(model_of(path))
-    assert conversion.report is not None
-    assert conversion.report.ok, conversion.report
+    assert present(conversion.report).ok, conversion.report
 
 
 def test_what_is_refused_is_named() -> None:
@@ -72,8 +78,7 @@ def test_rotations_of_any_length_are_layers(name: str) -> None:
 
     The only head of keys is a matrix in 3-D: of 2-D blobs, Vulkan rotates each fourth row by the angles of the first.
     """
-    [path] = [path for path in MODELS if path.stem == name]
-    graph = lower(model_of(path)).graph
+    graph = lower(named(name)).graph
     types = [layer.type for layer in graph]
     assert {len(layer.inputs[0].known_shape) for layer in graph if layer.type == "RotaryEmbed"} == {3}
     assert types.count("RotaryEmbed") == 4
@@ -90,9 +95,7 @@ def test_rotations_of_any_length_are_layers(name: str) -> None:
 )
 def test_every_past_is_a_cache(name: str) -> None:
     """All inputs of the past are read by attention alone, and no size comes from them; the batch is 1."""
-    paths = [path for path in MODELS if path.stem == name]
-    assert paths
-    conversion = lower(model_of(paths[0]))
+    conversion = lower(named(name))
     manifest = conversion.manifest()
     caches = [entry for entry in manifest.inputs if entry.name.startswith("past_key_values")]
     assert len(caches) == 4
@@ -108,31 +111,25 @@ def test_every_past_is_a_cache(name: str) -> None:
 
 @pytest.mark.parametrize("count", [1, 4])
 def test_steps_of_a_fixed_number_of_tokens(count: int) -> None:
-    [model] = [model_of(path) for path in MODELS if path.stem == "qwen2.optimum"]
-    conversion = convert(model, shapes={"input_ids": (1, count)})
+    conversion = convert(named("qwen2.optimum"), shapes={"input_ids": (1, count)})
     assert conversion.manifest().caches
-    assert conversion.report is not None
-    assert conversion.report.ok, conversion.report
+    assert present(conversion.report).ok, conversion.report
 
 
 def test_a_past_of_a_fixed_length_is_no_cache() -> None:
     """A cache grows, and the mask and positions of such a net do not."""
-    [model] = [model_of(path) for path in MODELS if path.stem == "qwen2.optimum"]
     pasts = {f"past_key_values.{i}.{part}": (1, None, 9, None) for i in range(2) for part in ("key", "value")}
     own = {"input_ids": (1, 4), "attention_mask": (1, 13), "position_ids": (1, 4)}
-    conversion = convert(model, shapes={**own, **pasts})
+    conversion = convert(named("qwen2.optimum"), shapes={**own, **pasts})
     assert not conversion.manifest().caches
-    assert conversion.report is not None
-    assert conversion.report.ok, conversion.report
+    assert present(conversion.report).ok, conversion.report
 
 
 @pytest.mark.parametrize("name", ["whisper.optimum", "t5.optimum", "t5.dynamo"])
 def test_a_past_whose_length_no_input_tells(name: str, tmp_path: Path) -> None:
     """The net has an input for it. Keys and values of the encoder stay plain inputs, which hold for all steps."""
-    [path] = [path for path in MODELS if path.stem == name]
-    conversion = convert(model_of(path), tmp_path / "net")
-    assert conversion.report is not None
-    assert conversion.report.ok
+    conversion = convert(named(name), tmp_path / "net")
+    assert present(conversion.report).ok
     with Net(tmp_path / "net") as net:
         assert net.manifest is not None
         caches = {entry.name: entry.cache for entry in net.manifest.inputs if "past" in entry.name}
@@ -155,8 +152,7 @@ def test_a_past_whose_length_no_input_tells(name: str, tmp_path: Path) -> None:
 
 def test_a_table_of_positions_ends(tmp_path: Path) -> None:
     """Whisper's positions follow from the past: ncnn would take other rows, and say nothing."""
-    [path] = [path for path in MODELS if path.stem == "whisper.optimum"]
-    convert(model_of(path), tmp_path / "net", verification=None)
+    convert(named("whisper.optimum"), tmp_path / "net", verification=None)
     with Net(tmp_path / "net") as net:
         shapes = {e.name: [n if isinstance(n, int) else 12 for n in e.shape] for e in net.inputs}
         given = {name: np.ones(shape, np.float32) for name, shape in shapes.items() if name != "input_ids"}
@@ -168,8 +164,7 @@ def test_a_table_of_positions_ends(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["gpt2.optimum", "qwen2.dynamo", "mistral.optimum"])
 def test_left_padding(name: str, tmp_path: Path) -> None:
     """Rows of padding see nothing but themselves, and no other row sees them."""
-    [path] = [path for path in MODELS if path.stem == name]
-    model = model_of(path)
+    model = named(name)
     conversion = convert(model, tmp_path / "net", verification=None)
     pasts = [entry for entry in conversion.manifest().inputs if entry.cache]
     unset = {e.name: np.zeros([n if isinstance(n, int) else 0 for n in e.shape], np.float32) for e in pasts}

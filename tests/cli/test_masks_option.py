@@ -1,16 +1,15 @@
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from onnx2ncnn_opt.api.lower import lower
-from onnx2ncnn_opt.cli.main import main
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.manifest import read_manifest
 from testing import present
+from testing.command import run_well
 from testing.models import write_model
 
 
@@ -25,17 +24,12 @@ def model(tmp_path: Path) -> Path:
     return write_model(tmp_path, graph, w=np.random.default_rng(0).standard_normal((8, 1, 3, 3)).astype(np.float32))
 
 
-def run(arguments: Sequence[object], capsys: pytest.CaptureFixture[str]) -> str:
-    assert main([str(argument) for argument in arguments]) == 0
-    return capsys.readouterr().out
-
-
 def masks_of(param: Path) -> list[str]:
     return [line for line in param.read_text().splitlines() if "31=" in line]
 
 
-def test_convert_gives_masks_and_says_why(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = run(["convert", model, "-o", tmp_path / "net", "-v"], capsys)
+def test_convert_gives_masks_and_says_why(model: Path, tmp_path: Path) -> None:
+    said = run_well(tmp_path, "convert", model, "-o", "net", "-v").out
     lines = [line for line in said.splitlines() if line.startswith("mask: ")]
     assert any("ConvolutionDepthWise 'conv': no fp16 arithmetic: ncnn's fp16 kernel" in line for line in lines)
     assert any("too large for fp16" in line and "largest value seen" in line for line in lines)
@@ -52,38 +46,38 @@ def test_convert_gives_masks_and_says_why(model: Path, tmp_path: Path, capsys: p
     assert price == f"masks: {len(lines)} layers need more than fp16, 100% of the multiplications"
 
 
-def test_optimize_keeps_them(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(["convert", model, "-o", tmp_path / "net"], capsys)
+def test_optimize_keeps_them(model: Path, tmp_path: Path) -> None:
+    run_well(tmp_path, "convert", model, "-o", "net")
     paths = [tmp_path / f"net.ncnn.{suffix}" for suffix in ("param", "bin")]
-    said = run(["optimize", *paths, "-o", tmp_path / "again"], capsys)
+    said = run_well(tmp_path, "optimize", *paths, "-o", tmp_path / "again").out
     assert "mask:" not in said
     assert "fp16 (estimated): off by up to" in said
     assert (tmp_path / "again.param").read_text() == paths[0].read_text()
 
 
-def test_optimize_gives_masks_to_other_nets(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = run(["convert", model, "-o", tmp_path / "net", "--no-masks"], capsys)
+def test_optimize_gives_masks_to_other_nets(model: Path, tmp_path: Path) -> None:
+    said = run_well(tmp_path, "convert", model, "-o", "net", "--no-masks").out
     assert "fp16 (estimated): NaN or infinity in an output" in said
     paths = [tmp_path / f"net.ncnn.{suffix}" for suffix in ("param", "bin")]
     assert masks_of(paths[0]) == []
-    said = run(["optimize", *paths, "-o", tmp_path / "masked"], capsys)
+    said = run_well(tmp_path, "optimize", *paths, "-o", tmp_path / "masked").out
     assert re.search(r"^masks: \d layers need more than fp16, \d+% of the multiplications; -v lists them$", said, re.M)
     assert len(masks_of(tmp_path / "masked.param")) > 3
-    run(["optimize", *paths, "-o", tmp_path / "bare", "--no-masks"], capsys)
+    run_well(tmp_path, "optimize", *paths, "-o", tmp_path / "bare", "--no-masks")
     assert masks_of(tmp_path / "bare.param") == []
 
 
-def test_masks_for_one_kind_of_device(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_masks_for_one_kind_of_device(model: Path, tmp_path: Path) -> None:
     for device, has_mask in (("arm", True), ("vulkan", False)):
-        said = run(["convert", model, "-o", tmp_path / device, "--for", device, "-v"], capsys)
+        said = run_well(tmp_path, "convert", model, "-o", tmp_path / device, "--for", device, "-v").out
         assert ("mask: ConvolutionDepthWise 'conv'" in said) == has_mask
         assert "too large for fp16" in said
     with pytest.raises(UsageError, match="masks have to be True, False, 'arm' or 'vulkan', not 'gpu'"):
         lower(model, masks="gpu")  # type: ignore[arg-type]
 
 
-def test_what_the_graph_proves_needs_no_run(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = run(["convert", model, "-o", tmp_path / "net", "--no-verify", "-v"], capsys)
+def test_what_the_graph_proves_needs_no_run(model: Path, tmp_path: Path) -> None:
+    said = run_well(tmp_path, "convert", model, "-o", "net", "--no-verify", "-v").out
     masks = [line.split(":")[1] for line in said.splitlines() if line.startswith("mask:")]
     assert masks == [" ConvolutionDepthWise 'conv'"]
     assert "estimated" not in said

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 from onnx2ncnn_opt.manifest import read_manifest
 from onnx2ncnn_opt.param.files import read_net
 from testing.command import names, net_files, refused, run, shown_nets
-from testing.onnx_text import parsed
+from testing.models import parsed
 from tests.quantization.test_quantize import cnn, data
 
 

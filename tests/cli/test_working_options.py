@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from testing.command import run
+from testing.command import Ended, run
 from testing.models import write_model
 
 FROZEN = "(float[N, 3, H, W] x) => (float[N, K] y) <int64[2] s = {1, 3072}> { a = Relu(x) y = Reshape(a, s) }"
@@ -56,6 +56,11 @@ UNKNOWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) b = made.up.Op(a) y 
 OWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) y = made.up.Op(a) }"
 
 
+def proposed(ended: Ended) -> str:
+    """Return the arguments of the command that ends the error."""
+    return ended.err.splitlines()[-1].removeprefix("this works: onnx2ncnn-opt ")
+
+
 @pytest.mark.parametrize(
     ("graph", "options", "code"),
     [
@@ -81,7 +86,7 @@ def test_a_failure_ends_with_a_command_that_works(graph: str, options: str, code
     write_model(tmp_path, graph)
     ended = run(tmp_path, "convert", "model.onnx", "-o", "my net")
     assert ended.code == code
-    command = ended.err.splitlines()[-1].removeprefix("this works: onnx2ncnn-opt ")
+    command = proposed(ended)
     assert command == f"convert model.onnx -o 'my net' {options}"
     assert run(tmp_path, *shlex.split(command)).code == 0
 
@@ -100,8 +105,7 @@ def test_a_first_net_that_fails_is_no_advice(tmp_path: Path) -> None:
     ended = run(tmp_path, "convert", "model.onnx")
     assert "Conv 'y' depends on it and needs a net again\n" in ended.err
     assert "make two nets" not in ended.err
-    command = ended.err.splitlines()[-1].removeprefix("this works: onnx2ncnn-opt ")
-    assert run(tmp_path, *shlex.split(command)).code == 0
+    assert run(tmp_path, *shlex.split(proposed(ended))).code == 0
 
 
 def test_a_first_net_without_layers_is_no_advice(tmp_path: Path) -> None:
@@ -137,9 +141,9 @@ def test_a_wrong_shape_ends_with_one_that_works(graph: str, wrong: list[str], ri
     write_model(tmp_path, graph)
     ended = run(tmp_path, "convert", "model.onnx", *wrong, "-o", "net")
     assert ended.code == 2
-    command = ended.err.splitlines()[-1].removeprefix("this works: onnx2ncnn-opt ")
-    assert shlex.split(command) == ["convert", "model.onnx", "-o", "net", *right]
-    assert run(tmp_path, *shlex.split(command)).code == 0
+    words = shlex.split(proposed(ended))
+    assert words == ["convert", "model.onnx", "-o", "net", *right]
+    assert run(tmp_path, *words).code == 0
 
 
 def test_another_mistake_than_the_shape_gets_no_command(tmp_path: Path) -> None:
@@ -152,18 +156,16 @@ def test_another_mistake_than_the_shape_gets_no_command(tmp_path: Path) -> None:
 def test_other_outputs_replace_those_that_were_given(tmp_path: Path) -> None:
     write_model(tmp_path, MIDDLE)
     ended = run(tmp_path, "convert", "model.onnx", "--outputs", "b")
-    command = ended.err.splitlines()[-1].removeprefix("this works: onnx2ncnn-opt ")
+    command = proposed(ended)
     assert command == "convert model.onnx --outputs a"
     assert run(tmp_path, *shlex.split(command)).code == 0
 
 
 def test_a_custom_operator_needs_no_verification(tmp_path: Path) -> None:
     write_model(tmp_path, OWN)
-    ended = run(tmp_path, "convert", "model.onnx", "--custom", "made.up::Op")
-    assert ended.code == 2
-    assert ended.err.endswith("\nthis works: onnx2ncnn-opt convert model.onnx --custom made.up::Op --no-verify\n")
-    ended = run(tmp_path, "convert", "model.onnx", "--no-verify")
-    assert ended.err.endswith("\nthis works: onnx2ncnn-opt convert model.onnx --custom made.up::Op --no-verify\n")
+    for options, code in ((["--custom", "made.up::Op"], 2), (["--no-verify"], 1)):
+        ended = run(tmp_path, "convert", "model.onnx", *options)
+        assert (ended.code, proposed(ended)) == (code, "convert model.onnx --custom made.up::Op --no-verify")
 
 
 def test_a_custom_operator_without_a_shape_gets_no_command(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from onnx2ncnn_opt.ir.dim import Dim, symbol
 from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, Atoms, Dims, Regroup, Reorder, Shuffle, Step, View, flat, plan, sizes
 from onnx2ncnn_opt.ir.weight import Array
+from testing import present
 
 SETTINGS = settings(derandomize=True, deadline=None, max_examples=200)
 
@@ -115,17 +116,14 @@ def test_shuffles_are_one_layer(
     channels = {5: [[0, 1, 2], [3], [4]], 4: [[0, 1], [2], [3]]}[len(shape)]
     if isinstance(step, Shuffle) and step.type == "Reorg":
         channels = [[0], [1, 2], [3, 4]]
-    view = View.of(shape, channels).transpose(order).reshape(tuple(result))
-    assert view is not None
+    view = present(View.of(shape, channels).transpose(order).reshape(tuple(result)))
     assert plan(view, view.axes) == [step]
 
 
 def test_regroupings_and_axes_of_one_cost_nothing() -> None:
     view = View.of((1, 6, 4, 5), [[1], [2], [3]], [0])
-    again = view.reshape((6, 20)) and view.reshape((1, 2, 3, 1, 20))
-    assert again is not None
-    moved = again.transpose((3, 1, 2, 0, 4)).reshape((6, 1, 4, 5))
-    assert moved is not None
+    again = present(view.reshape((6, 20)) and view.reshape((1, 2, 3, 1, 20)))
+    moved = present(again.transpose((3, 1, 2, 0, 4)).reshape((6, 1, 4, 5)))
     assert plan(moved, (moved.axes[0], moved.axes[2], moved.axes[3])) == []
 
 
@@ -144,9 +142,7 @@ def test_reshape_refuses_what_does_not_fall_apart() -> None:
 def test_symbolic_sizes_are_split_and_merged() -> None:
     h = symbol("h")
     view = View.of((1, 6, h * 4, 5), [[1], [2], [3]], [0])
-    parts = view.reshape((6, h, 4, 5))
-    assert parts is not None
+    parts = present(view.reshape((6, h, 4, 5)))
     assert parts.shape == (6, h, 4, 5)
-    whole = parts.reshape((6, h * 20))
-    assert whole is not None
+    whole = present(parts.reshape((6, h * 20)))
     assert whole.shape == (6, h * 20)

@@ -14,7 +14,7 @@ from onnx2ncnn_opt.onnx.batch import batch_axes
 from onnx2ncnn_opt.onnx.ops import all_ops, find
 from onnx2ncnn_opt.onnx.read.load import load_model
 from onnx2ncnn_opt.onnx.registry import OnnxOp
-from testing.onnx_text import parsed
+from testing.models import parsed
 
 SHAPE = (2, 3, 4, 5)
 PLACES = ((0, 0, 0, 0), (1, 2, 3, 4), (0, 2, 1, 3))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from testing.compared import compare_nodes
-from testing.onnx_text import nodes
+from testing.models import nodes
 
 COUNT = 4096
 DIVISORS = (3.0, 0.1, 7.3, -1.5, 255.0, 1000003.0)

@@ -13,7 +13,7 @@ from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import ModelError, UsageError
 from onnx2ncnn_opt.ir.dim import Shape, symbol
 from onnx2ncnn_opt.onnx.read.load import load_model
-from testing.onnx_text import parsed
+from testing.models import parsed
 from testing.worker import WORKER
 
 

@@ -15,7 +15,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.runtime.base import Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from testing.onnx_text import parsed
+from testing.models import parsed
 
 TEXT = (Path(__file__).parents[2] / "fixtures" / "guards.md").read_text(encoding="utf-8")
 GUARDS = dict(re.findall(r"^## ([^\n]*)\n\n```onnx\n(.*?)```", TEXT, re.MULTILINE | re.DOTALL))

@@ -8,7 +8,7 @@ from onnx2ncnn_opt.api.dynamic_cost import cost_of_dynamic
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.param.splits import count_layers
 from testing.batches import ITEMS, choices, free_outputs, mixed_outputs, with_batch
-from testing.onnx_text import parsed
+from testing.models import parsed
 from testing.op_cases import Case, fill_weights, load_cases
 
 FILES: dict[str, list[Case]] = {}
@@ -99,7 +99,7 @@ ATTENTION = """
 
 
 def test_attention_with_a_class_token_costs_nothing_for_its_batch() -> None:
-    model = parsed(ATTENTION)
+    model = parsed(ATTENTION, 17)
     fill_weights(model, 0)
     conversion = lower(model)
     assert count_layers(conversion.graph) == count_layers(lower(model, shapes={"x": (1, 6, 8)}).graph)
@@ -124,7 +124,7 @@ def test_a_batch_that_costs_nothing(body: str) -> None:
         " float[4] four = {1, 2, 3, 4}, float[3, 3, 1] w = {1, 0, 0, 0, 1, 0, 0, 0, 1}"
     )
     inputs = "float[batch, 3, 4] x" + ", float[batch] t" * ("(t" in body)
-    conversion = lower(parsed(f"({inputs}) => (float[] o) <{constants}> {{ {body} o = Conv (y, w) }}"))
+    conversion = lower(parsed(f"({inputs}) => (float[] o) <{constants}> {{ {body} o = Conv (y, w) }}", 17))
     assert not cost_of_dynamic(conversion)
     assert all(port.batch_axis == 0 for port in conversion.inputs)
     assert conversion.verify().ok
@@ -135,6 +135,7 @@ def test_inputs_that_no_batch_of_mats_can_be() -> None:
     model = parsed(
         "(float[batch, 3, 4] x, float[both, 3, 4] z) => (float[] o)"
         " <int64[4] pairs = {-1, 2, 3, 4}, float[3, 3, 1] w = {1, 0, 0, 0, 1, 0, 0, 0, 1}>"
-        " { r = Reshape (z, pairs) m = ReduceMean <axes = [1], keepdims = 0> (r) y = Add (x, m) o = Conv (y, w) }"
+        " { r = Reshape (z, pairs) m = ReduceMean <axes = [1], keepdims = 0> (r) y = Add (x, m) o = Conv (y, w) }",
+        17,
     )
     assert lower(model, shapes={"x": ("batch", 3, 4), "z": ("batch+batch", 3, 4)}).verify().ok

@@ -10,7 +10,7 @@ from onnx import TensorProto
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError
 from testing.compared import compare_nodes, model_of
-from testing.onnx_text import nodes
+from testing.models import nodes
 
 COMPARISONS = ("Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Equal")
 NUMBERS = np.array([-np.inf, -3.4e38, -2, -1, -0.5, -1e-30, -0.0, 0, 1e-30, 0.5, 1, 2, 3.4e38, np.inf, np.nan], "f4")

@@ -2,11 +2,11 @@
 
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.onnx.importer import MOST_INLINED
-from testing.onnx_text import parsed, refused
+from testing.models import parsed, refusal
 
 
 def refusals(text: str) -> list[str]:
-    return [str(node) for node in refused(text).nodes]
+    return [str(node) for node in refusal(text).nodes]
 
 
 def loop(trips: str, body: str, signature: str = "(float[2, 3] x) => (float[2, 3] y)") -> str:

@@ -6,7 +6,7 @@ from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError
 from onnx2ncnn_opt.onnx import importer
 from onnx2ncnn_opt.onnx.lower.memory_budget import MemoryBudget
-from testing.onnx_text import parsed
+from testing.models import parsed
 
 
 def test_large_but_possible_at_run_time() -> None:

@@ -10,7 +10,7 @@ from onnx2ncnn_opt import Net
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from testing.onnx_text import parsed
+from testing.models import parsed
 from testing.worker import WORKER
 
 # Input, its minimum at which all other sizes may be 1, nodes.

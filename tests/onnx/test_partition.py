@@ -21,6 +21,7 @@ from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS
 from onnx2ncnn_opt.plugin import tail as plugged
 from onnx2ncnn_opt.report.tail import numpy_program
 from onnx2ncnn_opt.runtime.ort import OrtRunner
+from testing import present
 from testing.tails import COMPILER, Library, same_bits
 
 
@@ -241,8 +242,7 @@ def test_a_branch_at_the_end(tmp_path: Path) -> None:
     data = model(BRANCHES, outputs="float y, int64 i")
     conversion = converted(data)
     conversion.save(tmp_path / "net")
-    assert conversion.tail is not None
-    program, space = Program.read(conversion.tail.data), dict[str, Any](np=np)
+    program, space = Program.read(present(conversion.tail).data), dict[str, Any](np=np)
     exec("import base64\n" + numpy_program(program), space)
     library, ranks = Library(tmp_path, {"net": program}) if COMPILER else None, set()
     f = OrtRunner(data, outputs=["f"])
@@ -307,8 +307,7 @@ def test_nothing_is_found() -> None:
         "t = Constant <value_floats = [1e9]> ()  b = Greater (f, t)  n = NonZero (b)  z = Transpose <perm = [1, 0]> (n)"
     )
     conversion = converted(model(body, outputs="int64[n,4] z"))
-    assert conversion.report is not None
-    assert {row.name for row in conversion.report.outputs} >= {"z"}
+    assert {row.name for row in present(conversion.report).outputs} >= {"z"}
 
 
 @pytest.mark.parametrize("batch", ["2", "n"])
@@ -330,8 +329,7 @@ def test_sizes_of_the_input_in_the_tail(tmp_path: Path) -> None:
     body = BEST + "d = Shape <start = 2, end = 3> (x)  z = Mod (i, d)"
     data = model(body.replace("[1, -1]", "[0, -1]"), "float[1,3,h,w] x", "int64[1,4] z")
     conversion = converted(data)
-    assert conversion.tail is not None
-    assert conversion.tail.sizes == ("h",)
+    assert present(conversion.tail).sizes == ("h",)
 
 
 def test_an_input_of_the_tail_alone(tmp_path: Path) -> None:
@@ -381,8 +379,7 @@ def test_the_cut_is_a_minimum(edges: dict[tuple[int, int], int]) -> None:
     network = Network()
     for (a, b), size in edges.items():
         network.connect(a, b, size)
-    side = network.sink_side(0, 5)
-    assert side is not None
+    side = present(network.sink_side(0, 5))
     assert 5 in side
     assert 0 not in side
 

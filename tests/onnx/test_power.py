@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from testing.compared import compare_nodes
-from testing.onnx_text import nodes
+from testing.models import nodes
 
 INF = np.float32(np.inf)
 BASES = np.array([0, -0.0, 1, -1, 2, -2, 0.5, -0.5, 7.25, -7.25, 1e-20, -1e-20, 1e10, -1e10, INF, -INF, np.nan], "f4")

@@ -7,7 +7,7 @@ from onnx import TensorProto, helper
 
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import Unsupported, UnsupportedError
-from testing.onnx_text import parsed, refused
+from testing.models import parsed, refusal
 
 
 def test_nodes_after_a_refused_one_are_asked_too() -> None:
@@ -15,7 +15,7 @@ def test_nodes_after_a_refused_one_are_asked_too() -> None:
     steps = " ".join(
         f"d{i} = Dropout(x{i}, ratio, training) m{i} = MatMul(d{i}, w) x{i + 1} = Relu(m{i})" for i in range(6)
     )
-    error = refused(
+    error = refusal(
         "(float[1, N, 4] x0) => (float[1, N, 4] x6) "
         f"<float ratio = {{0.1}}, bool training = {{1}}, float[4, 4] w = {{{', '.join(['0.5'] * 16)}}}> {{ {steps} }}"
     )
@@ -28,7 +28,7 @@ def test_nodes_after_a_refused_one_are_asked_too() -> None:
 
 def test_what_comes_of_a_refused_node_has_its_shape_and_type() -> None:
     """A flattened image is refused where it is pooled, and its mask where numbers are looked for: as after any node."""
-    error = refused(
+    error = refusal(
         "(float[1, 3, 8, 8] x) => (float y, float z, int64 n) <float ratio = {0.1}, bool training = {1}> {"
         " d, m = Dropout(x, ratio, training) f = Flatten<axis = 0>(d) y = LpPool<kernel_shape = [2, 2]>(f)"
         " s = Shape(d) i = Cast<to = 7>(m) z = Erf(d) n = Unique(i) }"
@@ -37,7 +37,7 @@ def test_what_comes_of_a_refused_node_has_its_shape_and_type() -> None:
 
 
 def test_the_body_of_an_if_is_asked_to_its_end() -> None:
-    error = refused(
+    error = refusal(
         "(float[2, 3] x) => (float[2, 3] y) <float ratio = {0.1}, bool training = {1}> {"
         " y = If(training) <then_branch = a () => (float[2, 3] t)"
         " { d = Dropout(x, ratio, training) e = Dropout(d, ratio, training) t = Neg(e) },"
@@ -96,12 +96,12 @@ def test_one_cut_loses_no_branch_of_a_detector() -> None:
 
 
 def test_no_advice_where_every_node_has_its_cure() -> None:
-    error = refused("(float[1, 8] x, int64[1] k) => (float[1, n] y, int64[1, n] i) { r = Relu(x) y, i = TopK(r, k) }")
+    error = refusal("(float[1, 8] x, int64[1] k) => (float[1, n] y, int64[1, n] i) { r = Relu(x) y, i = TopK(r, k) }")
     assert error.advice == ""
 
 
 def test_nothing_is_before_the_first_node() -> None:
-    assert refused("(float[4] x) => (float[n] y) { y = Unique(x) }").advice == ""
+    assert refusal("(float[4] x) => (float[n] y) { y = Unique(x) }").advice == ""
 
 
 def test_outputs_that_a_cut_loses_are_told() -> None:

@@ -13,7 +13,7 @@ from onnx2ncnn_opt.errors import ModelError, RunError
 from onnx2ncnn_opt.onnx.tail.program import Program
 from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS
 from testing.conformance import Case, collect
-from testing.onnx_text import parsed
+from testing.models import parsed
 from testing.tails import COMPILER, Library, merged, same_bits
 
 # What a conformance case has that no tail has: text, sequences, other modes, types of fewer than 8 bits.

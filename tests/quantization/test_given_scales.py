@@ -16,7 +16,8 @@ from onnx2ncnn_opt.onnx.read.load import load_model
 from onnx2ncnn_opt.onnx.read.quantized import float_model, scales_of_products
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, Times
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from testing.onnx_text import parsed
+from testing import present
+from testing.models import parsed
 from tests.quantization.test_quantize import cnn, data
 
 FORMS = [
@@ -84,8 +85,7 @@ def test_the_float_model(tmp_path: Path, form: QuantFormat) -> None:
     """Without Q and DQ the model is nearer to the one that was quantised than with them."""
     model = onnx.load(quantised(tmp_path, form, QuantType.QUInt8, True))
     graph = load_model(model.SerializeToString()).graph
-    found = float_model(graph)
-    assert found is not None
+    found = present(float_model(graph))
     onnx.checker.check_model(found)
     assert not any("QLinear" in node.op_type or node.op_type == "QuantizeLinear" for node in graph)
     assert [known.reason for known in scales_of_products(graph).values()] == [""] * 4
@@ -102,8 +102,7 @@ def test_a_relu_that_the_quantiser_took_out() -> None:
     text = """(float[1,4] x) => (float[1,4] y) <float s = {0.1}, uint8 z = {0}, uint8 m = {128}>
        { q = QuantizeLinear(x, s, m) d = DequantizeLinear(q, s, m) n = Neg(d)
          r = QuantizeLinear(n, s, z) y = DequantizeLinear(r, s, z) }"""
-    found = float_model(load_model(serialised(parsed(text))).graph)
-    assert found is not None
+    found = present(float_model(load_model(serialised(parsed(text))).graph))
     x = np.array([[-3.0, 2.0, -100.0, 0.05]], np.float32)
     np.testing.assert_allclose(OrtRunner(found).run({"x": x})["y"], [[3, 0, 12.8, 0]], atol=1e-6)
 
