@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -35,7 +34,7 @@ from onnx2ncnn_opt.ir.memory import Memory, lower_peak, peak_memory
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release
 from onnx2ncnn_opt.ir.spec import LayerSpec
 from onnx2ncnn_opt.param.connect import DroppedSplit, ParsedNet
-from onnx2ncnn_opt.param.files import NetFiles, all_or_nothing, read_net, write_staged
+from onnx2ncnn_opt.param.files import NetFiles, PathLike, all_or_nothing, read_net, write_staged
 from onnx2ncnn_opt.param.splits import count_layers
 from onnx2ncnn_opt.param.storage import Storage, encoding_of
 from onnx2ncnn_opt.progress import announce
@@ -56,8 +55,6 @@ if TYPE_CHECKING:
 
 # The features that this package's masks switch off; a net with such a mask keeps its masks.
 _PRECISION = Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE | Feature.NO_WINOGRAD
-
-PathLike = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from onnx2ncnn_opt import entry_points
-from onnx2ncnn_opt.api.bisection.located import Located, without_numbers
+from onnx2ncnn_opt.api.bisection.located import Located, locate
 from onnx2ncnn_opt.api.bisection.minimal_pair import Pair
 from onnx2ncnn_opt.api.bisection.missing import find_missing, find_unsplit
 from onnx2ncnn_opt.api.bisection.part import write_smallest_part
@@ -16,14 +16,14 @@ from onnx2ncnn_opt.api.bisection.search import find_first_wrong
 from onnx2ncnn_opt.api.bisection.wrong_net import WrongNet, convert_anew
 from onnx2ncnn_opt.api.diff import NetDiff, diff_graphs
 from onnx2ncnn_opt.api.lower import lower
-from onnx2ncnn_opt.api.verify import PathLike, manifest_for
+from onnx2ncnn_opt.api.verify import manifest_for
 from onnx2ncnn_opt.errors import VerificationError, check_options
 from onnx2ncnn_opt.ir.correspondence import corresponding
 from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.read.append import converted_model
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
 from onnx2ncnn_opt.outputs import OutputReport
-from onnx2ncnn_opt.param.files import bin_beside, read_net
+from onnx2ncnn_opt.param.files import PathLike, bin_beside, read_net
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.rewrite.events import Applied
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
@@ -121,7 +121,7 @@ def _not_fed(message: str, manifest: Manifest | None, param: Path, bin: Path) ->
     names = [entry.name for entry in manifest.outputs] if manifest else [blob.name for blob in graph.outputs]
     report = VerifyReport(tuple(OutputReport(name, None, "refused", message) for name in names), None)
     unknown = next((blob for blob in graph.inputs if blob.name not in declared and blob.producer), None)
-    located = None if unknown is None else without_numbers(unknown, "fp32", message)
+    located = None if unknown is None else locate(unknown, "fp32", message)
     return Bisection(report, located, None)
 
 

@@ -4,14 +4,13 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, replace
 from pathlib import Path
-from typing import Any
 
-from onnx2ncnn_opt.api.apply_passes import Optimized, PathLike, apply_passes
+from onnx2ncnn_opt.api.apply_passes import Optimized, apply_passes
 from onnx2ncnn_opt.errors import RunError, VerificationError
 from onnx2ncnn_opt.ir.features import MasksFor
 from onnx2ncnn_opt.ir.releases import NEWEST
 from onnx2ncnn_opt.ir.spec import LayerSpec
-from onnx2ncnn_opt.param.files import NetFiles, bin_beside
+from onnx2ncnn_opt.param.files import NetFiles, PathLike, bin_beside
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.verification.options import Verification
 
@@ -49,21 +48,22 @@ def optimize(  # noqa: PLR0913
         UsageError: a name, shape or option is invalid.
         RunError, VerificationError: ncnn cannot run the original net.
     """
-    options: dict[str, Any] = {
-        "shapes": shapes,
-        "fixed_shapes": fixed_shapes,
-        "only": only,
-        "skip": skip,
-        "limit": limit,
-        "start": start,
-        "end": end,
-        "storage": storage,
-        "shape_hints": shape_hints,
-        "custom": custom,
-        "release": release,
-        "masks": masks,
-    }
-    result = apply_passes(param, bin_beside(Path(param)) if bin is None else bin, **options)
+    result = apply_passes(
+        param,
+        bin_beside(Path(param)) if bin is None else bin,
+        shapes=shapes,
+        fixed_shapes=fixed_shapes,
+        only=only,
+        skip=skip,
+        limit=limit,
+        start=start,
+        end=end,
+        storage=storage,
+        shape_hints=shape_hints,
+        custom=custom,
+        release=release,
+        masks=masks,
+    )
     if verification is not None and not result.misfit:
         announce("estimating what fp16 does to the net")
         with suppress(RunError):  # verification reports the reason

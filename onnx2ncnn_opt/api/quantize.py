@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from onnx2ncnn_opt.api.apply_passes import PathLike
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.api.lower import Conversion, Files
 from onnx2ncnn_opt.errors import UsageError, VerificationError
@@ -18,7 +17,15 @@ from onnx2ncnn_opt.manifest import Entry, Int8, Int8Layer, Manifest, read_manife
 from onnx2ncnn_opt.onnx.read.load import load_model
 from onnx2ncnn_opt.onnx.read.quantized import Int8 as Int8Product
 from onnx2ncnn_opt.onnx.read.quantized import float_model, scales_of_products
-from onnx2ncnn_opt.param.files import NetFiles, all_or_nothing, bin_beside, read_graph, write_net, write_staged
+from onnx2ncnn_opt.param.files import (
+    NetFiles,
+    PathLike,
+    all_or_nothing,
+    bin_beside,
+    read_graph,
+    write_net,
+    write_staged,
+)
 from onnx2ncnn_opt.progress import announce, up_to
 from onnx2ncnn_opt.quantization.data import Samples
 from onnx2ncnn_opt.quantization.emit import Scales, obstacle, rows_of

@@ -14,7 +14,7 @@ from onnx2ncnn_opt.api.diff import NetDiff, diff_graphs
 from onnx2ncnn_opt.api.lower import Conversion, lower, reconverted, unoptimised
 from onnx2ncnn_opt.api.net_shapes import infer_net
 from onnx2ncnn_opt.api.report_rows import bytes_of, layer_rows, memory_course, with_measurements
-from onnx2ncnn_opt.api.verify import PathLike, verify
+from onnx2ncnn_opt.api.verify import verify
 from onnx2ncnn_opt.errors import Error, RunError, check_options
 from onnx2ncnn_opt.ir.correspondence import corresponding
 from onnx2ncnn_opt.ir.graph import Graph, Layer
@@ -24,7 +24,7 @@ from onnx2ncnn_opt.onnx.read.append import converted_model
 from onnx2ncnn_opt.onnx.read.exported import reference
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.outputs import OutputReport
-from onnx2ncnn_opt.param.files import all_or_nothing, bin_beside, read_net
+from onnx2ncnn_opt.param.files import PathLike, all_or_nothing, bin_beside, read_net
 from onnx2ncnn_opt.param.names import clean_name
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.report.page import page

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from onnx2ncnn_opt.errors import check_options
 from onnx2ncnn_opt.manifest import Manifest, read_manifest
 from onnx2ncnn_opt.onnx.read.append import converted_model
-from onnx2ncnn_opt.param.files import bin_beside
+from onnx2ncnn_opt.param.files import PathLike, bin_beside
 from onnx2ncnn_opt.verification.driver import VerifyReport
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.runs import manifest_beside
@@ -18,8 +18,6 @@ from onnx2ncnn_opt.verification.verify_net import verify_net
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
-
-PathLike = str | os.PathLike[str]
 
 
 def verify(

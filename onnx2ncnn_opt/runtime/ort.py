@@ -118,7 +118,7 @@ class OrtRunner:
         data_folder = model.absolute().parent if isinstance(model, Path) else folder
         if outputs:
             folder, model = data_folder, bytes(read_model(model, outputs).SerializeToString())
-        if unsigned := _without_computed_int8(model):
+        if unsigned := _without_int8(model, weights=False):
             folder, model = data_folder, unsigned
         self._model, self._folder, self._number = model, folder, self._numbered(model)
         try:
@@ -126,8 +126,8 @@ class OrtRunner:
         except RunError as error:
             if not any(text in str(error) for text in _REFUSALS):
                 raise
-            self._flags["precise"] = False
-            self._model, self._folder, self._number = _unsigned(model), data_folder, next(_numbers)
+            self._flags["precise"], self._number = False, next(_numbers)
+            self._model, self._folder = _without_int8(model, weights=True) or model, data_folder
             description = self._loaded()
         self._inputs, self._outputs = description["inputs"], description["outputs"]
         names = {*self._inputs, *description["with_default"]}
@@ -227,35 +227,11 @@ def _plain(error: str) -> str:
     return f"{node[1]} '{node[2]}': {reason}" if node else reason
 
 
-def _unsigned(model: Path | bytes) -> bytes:
-    """Return the model with uint8 weights instead of int8 ones, each node with its own, and zero points 128 larger."""
-    import onnx
-    from onnx.external_data_helper import load_external_data_for_tensor
+def _without_int8(model: Path | bytes, *, weights: bool) -> bytes | None:
+    """Return the model with uint8 operands of products, 128 larger than the int8 ones; None if it has none.
 
-    proto = read_model(model)
-    signed = {tensor.name: tensor for tensor in proto.graph.initializer if tensor.data_type == onnx.TensorProto.INT8}
-    signed[""] = onnx.numpy_helper.from_array(np.zeros((), np.int8))
-    for number, node in enumerate(proto.graph.node):
-        weight, zero = _WEIGHTS.get(node.op_type, (0, 0))
-        if not zero or not node.input[weight] or (len(node.input) > 2 and node.input[2] and node.input[2] in signed):
-            continue  # products of two int8 operands do not saturate
-        node.input.extend([""] * (zero + 1 - len(node.input)))
-        if not {node.input[weight], node.input[zero]} <= signed.keys():
-            continue
-        for index in (weight, zero):
-            tensor = signed[node.input[index]]
-            if isinstance(model, Path) and tensor.data_location == onnx.TensorProto.EXTERNAL:
-                load_external_data_for_tensor(tensor, os.fspath(model.absolute().parent))
-            array = onnx.numpy_helper.to_array(tensor).view(np.uint8) ^ np.uint8(128)
-            node.input[index] = f"{tensor.name}.unsigned{number}.{index}"
-            proto.graph.initializer.append(onnx.numpy_helper.from_array(array, node.input[index]))
-    return bytes(proto.SerializeToString())
-
-
-def _without_computed_int8(model: Path | bytes) -> bytes | None:
-    """Return the model with uint8 instead of int8 operands that are computed; None if it has no such operands.
-
-    The option against saturation changes only weights.
+    Without `weights`, only computed operands change: the option against saturation changes the weights. Products of two
+    int8 operands do not saturate.
     """
     if not isinstance(model, bytes) and not model.is_file():
         return None
@@ -267,13 +243,14 @@ def _without_computed_int8(model: Path | bytes) -> bytes | None:
     proto = read_model(data)
     nodes: list[onnx.NodeProto] = []
     inferred = onnx.shape_inference.infer_shapes(proto).graph
-    types = {value.name: value.type.tensor_type.elem_type for value in (*inferred.input, *inferred.value_info)}
-    types |= {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
-    weights = {tensor.name for tensor in proto.graph.initializer}
+    stored = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
+    types = {value.name: value.type.tensor_type.elem_type for value in (*inferred.input, *inferred.value_info)} | stored
     for node in proto.graph.node:
         operand, zero = _WEIGHTS.get(node.op_type, (0, 0))
         name = node.input[operand] if zero else ""
-        if name and name not in weights and types.get(name) == onnx.TensorProto.INT8 != types.get(node.input[0]):
+        others = [types.get(other) for other in (node.input[0], *node.input[2:3])] if name else []  # its zero point
+        is_int8 = types.get(name) == onnx.TensorProto.INT8 and onnx.TensorProto.INT8 not in others
+        if is_int8 and (weights or name not in stored):
             node.input.extend([""] * (zero + 1 - len(node.input)))
             for index in (operand, zero):
                 node.input[index] = _add_128(nodes, node.input[index], f"{node.output[0]}.unsigned.{index}")

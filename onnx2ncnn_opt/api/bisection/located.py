@@ -1,11 +1,12 @@
 """Records of a faulty layer and its inputs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from onnx2ncnn_opt.ir.graph import Blob
+from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.rewrite.events import LayerRef, refs
 from onnx2ncnn_opt.runtime.base import Array
+from onnx2ncnn_opt.verification.blobs import UNKNOWN, Verdict
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,28 @@ class Located:
     arrays: Mapping[str, Array] = field(repr=False, compare=False)
 
 
-def without_numbers(
-    blob: Blob, mode: str, message: str, value: str | None = None, origin: tuple[str, ...] = ()
+def locate(
+    blob: Blob,
+    mode: str,
+    message: str,
+    value: str | None = None,
+    origin: tuple[str, ...] = (),
+    *,
+    suspects: Sequence[Layer] = (),
+    verdicts: Mapping[Blob, Verdict] | None = None,
+    arrays: Mapping[str, Array] | None = None,
 ) -> Located:
-    """Return the record for the producer of a blob, without numbers."""
+    """Return the record for the producer of a blob; the default suspect is this layer.
+
+    `verdicts` and `arrays` are those of the layer's inputs, if they were computed.
+    """
     assert blob.producer is not None
-    layer = refs((blob.producer,))[0]
-    inputs = tuple(
-        LayerInput(b.name, refs((b.producer,))[0], (), "right" if b.is_input else "unknown", None)
-        for b in blob.producer.inputs
-        if b.producer is not None
-    )
-    return Located(layer, blob.name, message, mode, value, origin, inputs, (layer,), {})
+    arrays, inputs = arrays or {}, []
+    for read in blob.producer.inputs:
+        verdict = (verdicts or {}).get(read, Verdict("right") if read.is_input else UNKNOWN)
+        shape = arrays[read.name].shape if read.name in arrays else ()
+        if read.producer is not None:
+            inputs.append(LayerInput(read.name, refs((read.producer,))[0], shape, verdict.status, verdict.value))
+    [layer] = refs((blob.producer,))
+    blamed = refs(tuple(suspects)) or (layer,)
+    return Located(layer, blob.name, message, mode, value, origin, tuple(inputs), blamed, arrays)

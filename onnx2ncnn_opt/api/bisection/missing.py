@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from onnx2ncnn_opt.api.bisection.located import Located, without_numbers
+from onnx2ncnn_opt.api.bisection.located import Located, locate
 from onnx2ncnn_opt.api.bisection.wrong_net import Fresh, WrongNet
 from onnx2ncnn_opt.ir.correspondence import corresponding
 from onnx2ncnn_opt.ir.graph import Blob
@@ -22,7 +22,7 @@ def find_unsplit(net: WrongNet, blobs: Sequence[Blob]) -> Located | None:
         return None
     first, last = blob.users[0], blob.users[-1]
     message = f"it reads '{blob.name}', which '{first.name}' reads as well, and there is no Split between"
-    return without_numbers(last.outputs[0], net.mode, message)
+    return locate(last.outputs[0], net.mode, message)
 
 
 def find_missing(net: WrongNet, fresh: Fresh | None) -> Located | None:
@@ -45,7 +45,7 @@ def find_missing(net: WrongNet, fresh: Fresh | None) -> Located | None:
             if aligned(result, value, tolerance)[0].ok:
                 what = "but its numbers here" if name == missing.name else f"which the model makes of '{name}'"
                 message = f"the net has no output '{missing.name}', {what}"
-                return without_numbers(blobs[blob], net.mode, message, name)
+                return locate(blobs[blob], net.mode, message, name)
     return None
 
 
@@ -70,7 +70,5 @@ def _producer_in(net: WrongNet, fresh: Fresh, output: OutputReport) -> Located |
     if twin is not None:
         same = twin.outputs[blob.producer.outputs.index(blob)]
         message = f"the net has no blob '{blob.name}', which this should be"
-        return without_numbers(same, net.mode, message, output.name, origin)
-    return without_numbers(
-        blob, net.mode, f"the net has no blob '{blob.name}': it lacks this layer", output.name, origin
-    )
+        return locate(same, net.mode, message, output.name, origin)
+    return locate(blob, net.mode, f"the net has no blob '{blob.name}': it lacks this layer", output.name, origin)

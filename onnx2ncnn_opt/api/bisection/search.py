@@ -5,13 +5,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from onnx2ncnn_opt.api.bisection.located import LayerInput, Located
+from onnx2ncnn_opt.api.bisection.located import Located, locate
 from onnx2ncnn_opt.api.bisection.wrong_net import Fresh, Results, WrongNet, as_integers
 from onnx2ncnn_opt.ir.correspondence import corresponding
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.progress import announce
-from onnx2ncnn_opt.rewrite.events import refs
 from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.slots import Slot
 from onnx2ncnn_opt.verification.blobs import UNKNOWN, BlobRun, Verdict, as_verdict
@@ -169,33 +168,14 @@ def _paths_to_outputs(net: WrongNet, verdicts: Mapping[Blob, Verdict]) -> list[L
 
 
 def _located(net: WrongNet, run: BlobVerdicts, blob: Blob, message: str, suspects: Sequence[Layer]) -> Located:
-    layer, verdicts = blob.producer, run.verdicts
+    layer = blob.producer
     assert layer is not None
     fed = {slot.blob: net.feeds[slot.name] for slot in run.way if slot.name in net.feeds}
     numbers = {b.name: fed.get(b.name) if b.is_input else run.results.get(b.name) for b in layer.inputs}
     arrays = {name: array for name, array in numbers.items() if isinstance(array, np.ndarray)}
-    inputs = tuple(
-        LayerInput(
-            b.name,
-            refs((b.producer,))[0],
-            tuple(arrays[b.name].shape) if b.name in arrays else (),
-            "right" if b.is_input else verdicts[b].status,
-            b.name if b.is_input else verdicts[b].value,
-        )
-        for b in layer.inputs
-        if b.producer is not None
-    )
-    return Located(
-        layer=refs((layer,))[0],
-        blob=blob.name,
-        message=message,
-        mode=net.mode,
-        value=verdicts[blob].value,
-        origin=run.origins.get(layer, ()),
-        inputs=inputs,
-        suspects=refs(tuple(suspects)),
-        arrays=arrays,
-    )
+    verdicts = {b: Verdict("right", "", b.name) if b.is_input else run.verdicts[b] for b in layer.inputs}
+    value, origin = run.verdicts[blob].value, run.origins.get(layer, ())
+    return locate(blob, net.mode, message, value, origin, suspects=suspects, verdicts=verdicts, arrays=arrays)
 
 
 def _without_function(model: LoadedModel, layer: Layer, verdicts: Mapping[Blob, Verdict]) -> tuple[Layer, str] | None:
