@@ -84,7 +84,7 @@ NO_OUTPUTS = ((", float[1, 1, T, 8] present_key, float[1, 1, T, 8] present_value
 
 
 @pytest.mark.parametrize("name", STAYS)
-def test_what_is_no_cache_stays_as_it_is(name: str, tmp_path: Path) -> None:
+def test_pasts_that_are_no_caches_are_unchanged(name: str, tmp_path: Path) -> None:
     """The net is right with the past as it is fed, says why, and does not run from an empty past."""
     pairs, reason = STAYS[name]
     conversion = convert(model_of(changed(*pairs)), tmp_path / "net")

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def test_generated_pages_are_what_the_code_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_generated_pages_are_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
     assert (generate_docs.main(["--check"]), capsys.readouterr().err) == (0, "")
     assert generate_docs.main(["--nonsense"]) == 2
 

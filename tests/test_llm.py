@@ -64,7 +64,7 @@ def test_a_decoder_is_right(path: Path) -> None:
     assert present(conversion.report).ok, conversion.report
 
 
-def test_what_is_refused_is_named() -> None:
+def test_refusals_name_the_reason() -> None:
     for path in MODELS:
         said = refusal(path)
         if said:

@@ -136,7 +136,7 @@ def test_a_batch_and_dynamic_sizes() -> None:
         lower(data, images={"x": image}).verify(worker=WORKER).check()
 
 
-def test_there_and_back() -> None:
+def test_pixels_and_normalized_arrays_are_inverse() -> None:
     image = Image((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), bgr=True)
     pixels = np.arange(2 * 3 * 2 * 2, dtype=np.float32).reshape(2, 3, 2, 2)
     assert np.allclose(image.pixels(image.normalized(pixels)), pixels, atol=1e-5)
@@ -162,7 +162,7 @@ def test_there_and_back() -> None:
         ("x", 3, "1, 3, 8, 8", "has to be an Image or text"),
     ],
 )
-def test_what_is_not_an_image(name: str, image: str, shape: str, message: str) -> None:
+def test_inputs_and_options_that_are_no_image(name: str, image: str, shape: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         lower(model("y = Relu(x)", shape=shape), images={name: image})
 

@@ -32,7 +32,7 @@ def test_a_branch_that_a_value_chooses(rate: int, operation: int) -> None:
     conversion.verify(worker=WORKER).check()
 
 
-def test_the_hint_names_what_cures_it() -> None:
+def test_the_hint_names_the_option() -> None:
     with pytest.raises(UnsupportedError) as error:
         lower(parsed(TWO_RATES.replace("Mul(x, a)", "Elu(x)")))  # no tail has an Elu
     [node] = error.value.nodes

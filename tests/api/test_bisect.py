@@ -134,7 +134,7 @@ def test_a_layer_that_kills_ncnn(tmp_path: Path) -> None:
     assert not (tmp_path / "pair").exists()
 
 
-def test_layers_between_which_the_model_has_no_value(tmp_path: Path) -> None:
+def test_layers_between_two_values_of_the_model(tmp_path: Path) -> None:
     graph = "(float[1, 2, 3] x) => (float[1, 2, 3] y) { a = Relu(x) y = Softplus(a) }"
     lines = ("ReLU r 1 1 x 1", "UnaryOp e 1 1 1 2 0=7", "UnaryOp l 1 1 2 y 0=8")
     found, located = bisected_lines(tmp_path, graph, *lines)

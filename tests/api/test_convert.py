@@ -42,7 +42,7 @@ def conversion(model: Path) -> Conversion:
     return lower(refilled(model))
 
 
-def test_the_net_computes_what_the_model_computes(model: Path, conversion: Conversion) -> None:
+def test_the_net_agrees_with_the_model(model: Path, conversion: Conversion) -> None:
     is_large = model in SKELETONS  # of full size: they run on an ordinary and a large input
     report = conversion.verify(Verification(wanted=Wanted() if is_large else None), worker=WORKER)
     report.check()
@@ -68,7 +68,7 @@ def test_a_second_run_changes_nothing(conversion: Conversion) -> None:
     assert not [event for event in passes.run(conversion.graph, check=True) if isinstance(event, Applied)]
 
 
-def test_what_was_saved_is_read_again_and_stays_the_same(model: Path, conversion: Conversion, tmp_path: Path) -> None:
+def test_saved_files_are_read_back_unchanged(model: Path, conversion: Conversion, tmp_path: Path) -> None:
     files = conversion.save(tmp_path / "net")
     types = {line.split()[0] for line in files.param.read_text().splitlines()[2:]}
     assert types <= _FOLDED.get(model.stem.split(".")[0], types)
@@ -153,7 +153,7 @@ CUT = (
 )
 
 
-def test_a_model_is_cut_before_what_ncnn_lacks() -> None:
+def test_a_model_is_cut_before_unsupported_nodes() -> None:
     with pytest.raises(UnsupportedError, match="NonZero"):
         lower(parsed(CUT), tail="never")
     converted = right(CUT, outputs=["flat", "y"])
@@ -188,7 +188,7 @@ def test_the_batch_axis_can_be_chosen(axis: int | None, expected: int | None, ra
     assert len(present(converted.graph.inputs[0].shape)) == rank
 
 
-def test_an_older_release_gets_what_it_has() -> None:
+def test_an_older_release_gets_only_its_layers() -> None:
     model = refilled(ROOT / "fixtures" / "models" / "attention.ts.onnx")
     assert {"SDPA", "MultiHeadAttention"} & types(lower(model))
     older = lower(model, release=20250503)
@@ -208,7 +208,7 @@ def test_an_older_release_gets_rotary_embeddings_in_parts() -> None:
     assert "RotaryEmbed" not in types(right(graph, release=20250503))
 
 
-def test_what_an_older_release_lacks_is_refused_by_name() -> None:
+def test_an_operation_that_an_older_release_lacks_is_refused() -> None:
     graph = "(float[1, 4] x) => (float[1, 4] y) { y = Sign(x) }"
     right(graph)
     with pytest.raises(UnsupportedError, match="operation 20 needs ncnn 20260521 or newer, not 20250503"):
@@ -262,7 +262,7 @@ def test_a_squeeze_without_axes_keeps_dynamic_dimensions(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["?", " ", "N"])
-def test_a_dim_that_names_no_size(name: str, tmp_path: Path) -> None:
+def test_dimensions_with_names_that_name_no_size(name: str, tmp_path: Path) -> None:
     """Three axes that share such a name once became one symbol; the net ran at 2x3x2x2 and at no other ratio."""
     graph = (
         "(float[D,3,D,D] x) => (float[D,D,1] y) <int64[1] two = {2}, int64[2] rest = {-1, 3}> { n = Shape<end = 1>(x)"
@@ -285,7 +285,7 @@ def test_a_dim_that_names_no_size(name: str, tmp_path: Path) -> None:
         verify_net(path, files.param, files.bin, image, manifest=read_manifest(files.manifest)).check()
 
 
-def test_a_verification_at_tiny_sizes_says_so() -> None:
+def test_a_note_says_that_verification_ran_at_tiny_sizes() -> None:
     """A name of a first axis is drawn as a batch; the model takes other sizes of a matrix, and has to run at them."""
     conversion = lower(parsed("(float[n, n] x, float[n, 20] z) => (float[n, 20] y) { y = MatMul(x, z) }", 17))
     said = "x ran at tiny sizes only, which proves little; give your sizes with --shape, or arrays with --inputs"

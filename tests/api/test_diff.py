@@ -143,7 +143,7 @@ def test_json(tmp_path: Path) -> None:
     assert (change["before"]["name"], change["inputs"][0]["after"]["name"]) == ("s", "c")
 
 
-def test_trouble_is_not_a_difference(tmp_path: Path) -> None:
+def test_broken_files_have_exit_code_2(tmp_path: Path) -> None:
     write_net(tmp_path, *LINES, weights=WEIGHTS, stem="a")
     write_net(tmp_path, *LINES, weights=WEIGHTS[:8], stem="short")
     (tmp_path / "alone.param").write_text((tmp_path / "a.param").read_text())
@@ -156,7 +156,7 @@ def test_trouble_is_not_a_difference(tmp_path: Path) -> None:
         diff(tmp_path / "a.param", tmp_path / "alone.param")
 
 
-def test_weights_stored_otherwise_and_numbers_that_are_none(tmp_path: Path) -> None:
+def test_weights_in_another_encoding_and_nan(tmp_path: Path) -> None:
     a = write_net(tmp_path, *LINES, weights=WEIGHTS, stem="a")
     half = (0x01306B47).to_bytes(4, "little") + np.array([0.5, -2.0], np.float16).tobytes() + raw([np.nan])
     b = write_net(tmp_path, *LINES, weights=half, stem="b")

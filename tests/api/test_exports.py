@@ -12,7 +12,7 @@ from testing.models import write_model
 GRAPH = "(float[1, 4] x) => (float[1, 4] y) { y = Relu(x) }"
 
 
-def test_every_name_is_there_and_is_what_it_says() -> None:
+def test_every_exported_name_exists() -> None:
     for name in onnx2ncnn_opt.__all__:
         assert getattr(onnx2ncnn_opt, name).__name__ == name if name != "__version__" else onnx2ncnn_opt.__version__
     assert set(onnx2ncnn_opt.__all__) <= set(dir(onnx2ncnn_opt))
@@ -20,7 +20,7 @@ def test_every_name_is_there_and_is_what_it_says() -> None:
         onnx2ncnn_opt.nothing  # noqa: B018
 
 
-def test_the_names_stay_functions_whatever_has_been_imported() -> None:
+def test_importing_modules_does_not_shadow_functions() -> None:
     """A room of the package of the same name would take a function's place as soon as anybody imports it."""
     names = sorted(set(onnx2ncnn_opt.__all__) - {"__version__"})
     modules = sorted(

@@ -120,7 +120,7 @@ def test_a_net_of_another_converter_is_beside_the_models_nodes(model: Path, tmp_
     assert net.after[1].origin == ("relu",)
 
 
-def test_a_layer_that_is_off_is_held_against_the_value_that_it_is_like(model: Path, tmp_path: Path) -> None:
+def test_a_wrong_layer_is_compared_with_the_nearest_value(model: Path, tmp_path: Path) -> None:
     files = onnx2ncnn_opt.convert(model, shapes={"x": [1, 3, 8, 8]}).save(tmp_path / "net")
     files.manifest.unlink()
     files.param.write_text(files.param.read_text().replace(" r", " 7").replace(" s", " 8"))
@@ -142,7 +142,7 @@ def test_the_same_numbers_in_another_order() -> None:
     assert (other.status, other.value) == ("wrong", "v")
 
 
-def test_a_net_that_is_none(model: Path, tmp_path: Path) -> None:
+def test_a_net_that_cannot_be_read(model: Path, tmp_path: Path) -> None:
     files = onnx2ncnn_opt.convert(model).save(tmp_path / "net")
     files.bin.write_bytes(b"")
     (net,) = make_report(model, files.param).records

@@ -38,7 +38,7 @@ def test_wrong_usage(tmp_path: Path) -> None:
     assert "there is no folder" in run(tmp_path, "check", "--junit", "none/out.xml").err
 
 
-def test_convert_names_it_and_what_it_prints_runs(small: Path) -> None:
+def test_the_printed_program_runs(small: Path) -> None:
     ended = run_well(small, "convert", "model.onnx", "--no-verify", "-o", "my net")
     last = ended.out.splitlines()[-1]
     assert last == "next: onnx2ncnn-opt example 'my net'  # a program that runs the net"

@@ -221,7 +221,7 @@ def test_wrong_usage(small: Path, args: list[str], message: str) -> None:
     assert message in refused(small, "convert", *args)
 
 
-def test_shapes_bind_what_the_model_leaves_open(tmp_path: Path) -> None:
+def test_shapes_bind_dynamic_dimensions(tmp_path: Path) -> None:
     model = write_model(tmp_path, "(float[n, c] a_0, float s) => (float[n, c] y) { y = Mul(a_0, s) }")
     model.write_bytes(model.read_bytes().replace(b"a_0", b"a:0"))  # TensorFlow's names have colons
     for options, shape in ((["--shape", "a:0:1,5", "--shape", "s:"], (1, 5)), ([], ("n", "c"))):
@@ -253,7 +253,7 @@ def test_a_failed_verification(tmp_path: Path, keep: bool) -> None:
     assert ("first wrong layer: " in ended.out) == keep
 
 
-def test_inputs_and_seeds_are_what_is_verified_with(tmp_path: Path) -> None:
+def test_verification_uses_the_given_inputs_and_seed(tmp_path: Path) -> None:
     write_model(tmp_path, "(float[1, 50] x) => (float[1, 50] y) { s = Sigmoid(x) y = Mul(s, x) }")  # exact of 0
     np.savez(tmp_path / "zeros.npz", x=np.zeros((1, 50), np.float32))
     results = {}

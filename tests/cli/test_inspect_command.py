@@ -55,7 +55,7 @@ def test_json_of_a_model_and_of_its_net(tmp_path: Path) -> None:
     assert manifest.least_ncnn == str(net["least_ncnn"])
 
 
-def test_what_would_be_refused(tmp_path: Path) -> None:
+def test_refused_nodes(tmp_path: Path) -> None:
     write_model(tmp_path, "(float[1, 4, 4] x) => (float[1] y, float[1, 4, 4] z) { z = Relu(x) y = Det(z) }")
     ended = run_well(tmp_path, "inspect", "model.onnx")
     assert "refused: Det 'y': ncnn has no equivalent of this operator" in ended.out
@@ -65,7 +65,7 @@ def test_what_would_be_refused(tmp_path: Path) -> None:
     assert data["layers"] is None
 
 
-def test_what_is_neither(tmp_path: Path) -> None:
+def test_files_that_are_neither_model_nor_net(tmp_path: Path) -> None:
     (tmp_path / "a.onnx").write_bytes(b"nothing")
     assert run(tmp_path, "inspect", "a.onnx").code == 1
     (tmp_path / "a.param").write_text("nothing")
@@ -86,7 +86,7 @@ def test_what_is_neither(tmp_path: Path) -> None:
         ("(float[1, n, 6] x) => (float y) <float[6, 5] w> { y = MatMul(x, w) }", None, 30),
     ],
 )
-def test_what_a_net_costs(graph: str, macs: int | None, elements: int) -> None:
+def test_costs_of_a_net(graph: str, macs: int | None, elements: int) -> None:
     model = parsed(graph, 17)
     fill_weights(model, 7)
     net = lower(model).graph

@@ -179,7 +179,7 @@ def test_several_nets(folder: Path) -> None:
         (("optimize", "lonely.param", "-o", "out"), "has no lonely.bin beside it"),
     ],
 )
-def test_targets_that_cannot_be(folder: Path, args: tuple[str, ...], message: str) -> None:
+def test_invalid_targets_of_several_files(folder: Path, args: tuple[str, ...], message: str) -> None:
     (folder / "sub").mkdir()
     for name in ("other.onnx", "sub/model.onnx", "lonely.param"):
         (folder / name).write_bytes(b"")

@@ -53,7 +53,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_what_needs_no_runtime(tmp_path: Path) -> None:
+def test_commands_that_need_no_runtime(tmp_path: Path) -> None:
     write_model(tmp_path, "(float[1, 2, h, w] x) => (float[1, n] y) { y = Flatten(x) }")
     for words in (
         "inspect model.onnx",
@@ -101,7 +101,7 @@ def test_passes_are_listed_in_order_and_ops(tmp_path: Path) -> None:
         assert [line.split(maxsplit=3) for line in ended.out.splitlines()] == expected
 
 
-def test_a_reader_that_has_enough() -> None:
+def test_a_reader_that_closes_the_pipe() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with open(writing, "wb") as out:
@@ -110,7 +110,7 @@ def test_a_reader_that_has_enough() -> None:
 
 
 @pytest.mark.parametrize(("redirection", "code", "message"), [("> /dev/full", 1, "Error: "), (">&-", 0, "")])
-def test_an_output_that_takes_nothing(redirection: str, code: int, message: str) -> None:
+def test_an_output_that_cannot_be_written(redirection: str, code: int, message: str) -> None:
     shell = f"{shlex.join(COMMAND)} passes {redirection}"
     done = subprocess.run(["bash", "-c", shell], stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == code

@@ -76,7 +76,7 @@ def test_masks_for_one_kind_of_device(model: Path, tmp_path: Path) -> None:
         lower(model, masks="gpu")  # type: ignore[arg-type]
 
 
-def test_what_the_graph_proves_needs_no_run(model: Path, tmp_path: Path) -> None:
+def test_masks_that_the_graph_proves_need_no_run(model: Path, tmp_path: Path) -> None:
     said = run_well(tmp_path, "convert", model, "-o", "net", "--no-verify", "-v").out
     masks = [line.split(":")[1] for line in said.splitlines() if line.startswith("mask:")]
     assert masks == [" ConvolutionDepthWise 'conv'"]

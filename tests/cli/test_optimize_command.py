@@ -52,7 +52,7 @@ def test_a_net_is_optimised_and_verified(folder: Path) -> None:
     assert (folder / "again.bin").read_bytes() == (folder / "out.bin").read_bytes()
 
 
-def test_layers_that_the_header_does_not_count_are_told_of(folder: Path) -> None:
+def test_a_note_counts_layers_beyond_the_header(folder: Path) -> None:
     with (folder / "in.param").open("a") as file:
         file.write("Noop end 2 1 x y z\n")
     ended = run_well(folder, *OPTIMIZE, "-v")

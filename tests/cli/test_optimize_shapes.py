@@ -49,7 +49,7 @@ def test_from_pnnx_s_program(tmp_path: Path, feed: str) -> None:
     assert [words[:2] for words in ended.lines("output")] == [["out0", "ok"], ["out1", "ok"]]
 
 
-def test_from_pnnx_s_graph_what_is_given_comes_first(tmp_path: Path) -> None:
+def test_given_shapes_precede_those_of_pnnx_s_graph(tmp_path: Path) -> None:
     net(tmp_path)
     (tmp_path / "m.pnnx.param").write_text(GRAPH)
     ended = run_well(tmp_path, "optimize", "m.ncnn.param", "-o", "out")
@@ -62,7 +62,7 @@ def test_from_pnnx_s_graph_what_is_given_comes_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "pnnx.Input in0 0 1 0 #0=(", "pnnx.Input nobody 0 1 0 #0=(1,3)f32", "\xff\x00" * 99]
 )
-def test_files_that_tell_nothing(tmp_path: Path, text: str) -> None:
+def test_files_without_shapes(tmp_path: Path, text: str) -> None:
     net(tmp_path)
     (tmp_path / "m.pnnx.param").write_text(text)
     (tmp_path / "m_ncnn.py").mkdir()

@@ -80,7 +80,7 @@ def test_no_net_no_page(tmp_path: Path) -> None:
         ("model.onnx", "cannot write model.onnx: it is the model itself"),
     ],
 )
-def test_where_nothing_can_be_written_is_told_before_the_work(small: Path, target: str, problem: str) -> None:
+def test_targets_are_checked_before_the_work(small: Path, target: str, problem: str) -> None:
     (small / "folder").mkdir()
     for command in (("report", "model.onnx", "-o", target), ("convert", "model.onnx", "--report", target)):
         ended = run(small, *command)

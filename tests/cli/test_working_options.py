@@ -153,7 +153,7 @@ def test_another_mistake_than_the_shape_gets_no_command(tmp_path: Path) -> None:
     assert "this works" not in ended.err
 
 
-def test_other_outputs_replace_those_that_were_given(tmp_path: Path) -> None:
+def test_proposed_outputs_replace_the_given_ones(tmp_path: Path) -> None:
     write_model(tmp_path, MIDDLE)
     ended = run(tmp_path, "convert", "model.onnx", "--outputs", "b")
     command = proposed(ended)
@@ -176,7 +176,7 @@ def test_a_custom_operator_without_a_shape_gets_no_command(tmp_path: Path) -> No
     assert "this works" not in ended.err
 
 
-def test_what_no_option_mends_gets_no_command(tmp_path: Path) -> None:
+def test_no_command_if_no_option_helps(tmp_path: Path) -> None:
     write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { y = Det(x) }")
     assert "this works" not in run(tmp_path, "convert", "model.onnx").err
 

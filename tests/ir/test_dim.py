@@ -93,7 +93,7 @@ def test_bounds_are_found() -> None:
     assert at_most(larger(n, 3)) is None
 
 
-def test_what_broadcasts_only_when_it_is_equal() -> None:
+def test_sizes_that_broadcast_only_if_equal() -> None:
     n, m = symbol("n"), symbol("m")
     assert fitting(n, smaller(n, 512)) == n == fitting(smaller(512, n), n)
     assert fitting(n, n) == n
@@ -165,7 +165,7 @@ def test_exact_division(formula: Formula, divisor: int, at: Values) -> None:
         assert numbers(quotient, at) == formula(lambda name: at[name]) // divisor
 
 
-def test_what_is_no_symbol_is_an_int() -> None:
+def test_expressions_without_symbols_are_ints() -> None:
     h = symbol("h")
     assert h - h == 0
     assert type(h - h + 3) is int

@@ -84,7 +84,7 @@ def test_an_unknown_shape_is_unknown() -> None:
         ("exp(1000)", "'exp'"),
     ],
 )
-def test_what_ncnn_refuses_or_dies_on(text: str, reason: str) -> None:
+def test_expressions_that_ncnn_refuses_or_crashes_on(text: str, reason: str) -> None:
     with pytest.raises(ShapeError) as raised:
         evaluate(text, BLOBS)
     assert reason in str(raised.value)

@@ -107,7 +107,7 @@ ACTIONS = ["keep", "remove", "replace", "add before", "add behind", "remove next
 
 @settings(max_examples=150, derandomize=True, deadline=None)
 @given(st.lists(st.sampled_from(ACTIONS), max_size=12))
-def test_iteration_sees_every_layer_once_whatever_happens(actions: list[str]) -> None:
+def test_iteration_sees_every_layer_once_during_edits(actions: list[str]) -> None:
     graph = chain(*["ReLU"] * len(actions))
     plan = dict(zip([f"l{i}" for i in range(len(actions))], actions, strict=True))
     seen: list[str] = []
@@ -197,7 +197,7 @@ def test_weights_in_every_encoding_give_numbers() -> None:
         (lambda graph, relu, absval: graph.set_inputs(relu, [relu.input] * 2), "ReLU 'l0' has 2 inputs, needs 1"),
     ],
 )
-def test_check_names_what_is_wrong(spoil: Callable[[Graph, Layer, Layer], None], message: str) -> None:
+def test_check_names_the_fault(spoil: Callable[[Graph, Layer, Layer], None], message: str) -> None:
     graph = chain("ReLU", "AbsVal")
     spoil(graph, *graph.layers[1:])
     with pytest.raises(GraphError, match=message):

@@ -23,7 +23,7 @@ def test_every_order_moves_the_data_as_said(tmp_path: Path, worker: NcnnWorker) 
             np.testing.assert_array_equal(runner.run({"x": x})["y"], x.transpose(perm))
 
 
-def test_a_vector_stays_as_it_is() -> None:
+def test_a_vector_is_unchanged() -> None:
     assert permutation(17, 1) == (0,)
 
 
@@ -34,6 +34,6 @@ def test_orders_that_do_not_exist(order: int, rank: int) -> None:
 
 
 @pytest.mark.parametrize("perm", [(), (0, 0), (1, 2), (0, 1, 2, 3, 4), (-1, 0)])
-def test_what_is_not_a_permutation(perm: tuple[int, ...]) -> None:
+def test_orders_that_are_no_permutation(perm: tuple[int, ...]) -> None:
     with pytest.raises(GraphError, match="not a permutation"):
         order_type(perm)

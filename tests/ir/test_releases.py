@@ -39,7 +39,7 @@ def test_a_batch_needs_a_release_that_has_batches() -> None:
     assert too_new(Layer("ReLU", "layer", [Blob("x")], [Blob("y", (4,))]), 20260616) is None
 
 
-def test_the_tables_name_what_exists() -> None:
+def test_the_tables_name_existing_layers() -> None:
     from onnx2ncnn_opt.ir import releases
 
     assert set(releases._TYPES) <= set(LAYERS)

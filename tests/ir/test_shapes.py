@@ -120,7 +120,7 @@ def test_batches_are_those_of_the_runtime(case: Case, worker: NcnnWorker, tmp_pa
 H, W, N = symbol("h"), symbol("w"), symbol("n")
 
 
-def test_the_batch_is_what_the_inputs_have_in_common() -> None:
+def test_the_batch_is_common_to_all_inputs() -> None:
     assert infer_shapes(make_layer("BinaryOp", {}, [(2,), (2,)], batches=(1, N))) == [((2,), N)]
     with pytest.raises(ShapeError, match="the batch counts of its inputs must be equal, but are 2 and 3"):
         infer_shapes(make_layer("BinaryOp", {}, [(2,), (2,)], batches=(2, 3)))
@@ -243,7 +243,7 @@ def check_like_numpy(type: str, a: Shape, b: Shape, compute: Callable[..., Any])
 
 @settings(derandomize=True, max_examples=100, deadline=None, database=None)
 @given(st.lists(sizes(1, 3), min_size=1, max_size=4), st.lists(sizes(1, 3), min_size=1, max_size=4))
-def test_matmul_takes_what_numpy_takes(a: list[int], b: list[int]) -> None:
+def test_matmul_accepts_the_same_shapes_as_numpy(a: list[int], b: list[int]) -> None:
     check_like_numpy("MatMul", tuple(a), tuple(b), np.matmul)
 
 

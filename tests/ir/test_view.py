@@ -134,7 +134,7 @@ def test_a_transpose_is_one_permute_and_a_merge_one_reshape() -> None:
     assert plan(view, (flat(view.axes),)) == [Regroup((60,))]
 
 
-def test_reshape_refuses_what_does_not_fall_apart() -> None:
+def test_reshape_refuses_sizes_that_do_not_factor() -> None:
     assert View.of((6, 4), [[0], [1]]).reshape((8, 3)) is None
     assert View.of((6, 4), [[0], [1]]).reshape((5, 5)) is None
 

@@ -198,7 +198,7 @@ def test_a_file_that_is_no_model(text: str, tmp_path: Path) -> None:
         append_decoding(tmp_path / "model.onnx", text)
 
 
-def test_the_manifest_tells_what_was_appended(tmp_path: Path) -> None:
+def test_the_manifest_has_the_option_append(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(raw("n", 84, 999), path)
     source = Source(None, 17, "nms:y")

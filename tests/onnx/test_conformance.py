@@ -58,7 +58,7 @@ def test_another_version_of_onnx_hides_no_change(tmp_path: Path, monkeypatch: py
         (np.array([1, 2], np.float32), np.array([1, 2.05], np.float16)),
     ],
 )
-def test_what_is_wrong_is_seen(actual: Any, reference: Any) -> None:
+def test_wrong_outcomes_are_detected(actual: Any, reference: Any) -> None:
     assert difference(actual, reference)
     assert not difference(actual, actual)
 

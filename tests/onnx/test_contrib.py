@@ -92,7 +92,7 @@ def feeds(model: onnx.ModelProto) -> dict[str, Any]:
         (DYNAMIC, {"DynamicQuantizeMatMul"}),
     ],
 )
-def test_what_the_optimiser_writes(text: str, operators: set[str], tmp_path: Path) -> None:
+def test_operators_of_the_optimiser(text: str, operators: set[str], tmp_path: Path) -> None:
     model, path = parsed(text), tmp_path / "optimised.onnx"
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
@@ -116,7 +116,7 @@ class Calibration:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("form", ["QDQ", "QOperator", "dynamic"])
-def test_what_the_quantiser_writes(form: str, tmp_path: Path) -> None:
+def test_operators_of_the_quantiser(form: str, tmp_path: Path) -> None:
     from onnxruntime import quantization
 
     model, made = parsed(PLAIN), tmp_path / "quantised.onnx"
@@ -138,7 +138,7 @@ def test_what_the_quantiser_writes(form: str, tmp_path: Path) -> None:
         assert types(conversion).count("BinaryOp") < 12, "a zero point that is added and subtracted falls away"
 
 
-def test_a_quantised_model_is_verified_with_what_it_rounds() -> None:
+def test_a_quantised_model_is_verified_with_its_rounding() -> None:
     """A number at the middle of two steps may be rounded the other way."""
     text = "(float[1,3] x) => (float[] y) <float s = {0.003921569}> { q = QuantizeLinear(x, s)"
     conversion = lower(parsed(f"{text} y = DequantizeLinear(q, s) }}"))

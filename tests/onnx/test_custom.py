@@ -46,7 +46,7 @@ def test_attributes_are_numbered_as_listed() -> None:
     assert params(body, f"{OP}:beta,alpha,gamma") == [{0: 1, 1: 2}, {1: 3}]
 
 
-def test_the_file_and_what_is_told() -> None:
+def test_the_file_and_the_messages() -> None:
     from onnx2ncnn_opt.param.text import format_param
 
     text = "(float[1, 3, 4, 5] x) => (float[1, 7] y) <float[2, 2] w = {1, 2, 3, 4}> { y = made.up.Op<k = [0.5]>(x, w) }"
@@ -74,7 +74,7 @@ def test_the_file_and_what_is_told() -> None:
         ("", {}, ((1,), 1)),
     ],
 )
-def test_how_inputs_and_outputs_lie(shape: str, batch_axes: dict[str, int | None], mat: tuple[Any, int]) -> None:
+def test_layout_of_inputs_and_outputs(shape: str, batch_axes: dict[str, int | None], mat: tuple[Any, int]) -> None:
     text = f"(float{shape} x) => (float{shape} y) <float{shape} b> {{ a = Neg(x) b = made.up.Op(a) y = Abs(b) }}"
     (layer,) = layers(lower(model(text), custom=[OP], batch_axes=batch_axes))
     for blob in (*layer.inputs, *layer.outputs):
@@ -215,13 +215,13 @@ def test_a_program_runs_the_net(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.load(tmp_path / "z.npy"), np.tanh(r.sum(0)), rtol=1e-5, atol=1e-5)
 
 
-def test_ncnn_names_the_layer_that_nobody_registered(tmp_path: Path, worker: NcnnWorker) -> None:
+def test_ncnn_names_the_unregistered_layer(tmp_path: Path, worker: NcnnWorker) -> None:
     files = lower(model("(float[1, 8] x) => (float[1, 8] y) { y = made.up.Op(x) }"), custom=[OP]).save(tmp_path / "n")
     with pytest.raises(RunError, match="layer Op not exists or registered"):
         NcnnRunner(files.param, files.bin, timeout=60, worker=worker).run({}, [])
 
 
-def test_several_outputs_of_which_one_is_not_used() -> None:
+def test_several_outputs_and_one_without_readers() -> None:
     text = "(float[1, 8] x) => (float[1, 4] y) <float[1, 4] c> { a, b, c = made.up.Op(x) y = Relu(c) }"
     (layer,) = layers(lower(model(text), custom=[OP]))
     assert [blob.name for blob in layer.outputs] == ["a_out", "a_out_1", "c"]
@@ -277,7 +277,7 @@ def test_requests_that_make_no_sense(request_: str, message: str) -> None:
         ("(float[1, 8] x) => (float[2, 2, 2, 2, 2] y) { y = made.up.Op(x) }", "its output y has rank 5"),
     ],
 )
-def test_what_cannot_be_a_layer(body: str, reason: str) -> None:
+def test_operators_that_cannot_be_a_layer(body: str, reason: str) -> None:
     with pytest.raises(UnsupportedError) as error:
         lower(model(body), custom=[f"{OP}:a"])
     assert reason in str(error.value)

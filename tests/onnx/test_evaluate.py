@@ -365,7 +365,7 @@ def test_the_limit_is_the_callers() -> None:
         ("Where", [X, X, X[0, 0, :3]], {}),
     ],
 )
-def test_what_cannot_be_folded_is_said(operator: str, inputs: Inputs, attributes: dict[str, Any]) -> None:
+def test_a_message_names_nodes_that_cannot_be_folded(operator: str, inputs: Inputs, attributes: dict[str, Any]) -> None:
     with pytest.raises(CannotFold, match=operator):
         fold(operator, *inputs, **attributes)
 
@@ -380,7 +380,7 @@ def test_what_cannot_be_folded_is_said(operator: str, inputs: Inputs, attributes
         ),  # it flattens to two dims; onnx.reference does not know that
     ],
 )
-def test_what_stays(domain: str, operator: str, opset: int) -> None:
+def test_nodes_that_are_not_folded(domain: str, operator: str, opset: int) -> None:
     assert not folds(domain, operator, opset)
 
 

@@ -108,7 +108,7 @@ def test_no_file(make: Callable[[Path], None], tmp_path: Path) -> None:
         (None, None, (-1, -12), "impossible dims"),
     ],
 )
-def test_lies(offset: object, length: object, dims: tuple[int, ...], message: str, tmp_path: Path) -> None:
+def test_bad_offsets(offset: object, length: object, dims: tuple[int, ...], message: str, tmp_path: Path) -> None:
     (tmp_path / "w.bin").write_bytes(WEIGHT.tobytes())
     with pytest.raises(ModelError, match=message):
         load_model(write(tmp_path, external("w.bin", offset, length, dims)))

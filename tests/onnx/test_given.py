@@ -44,7 +44,7 @@ def shapes_of(inputs: str, shapes: dict[str, list[Any]]) -> dict[str, str]:
         ("float[a] x", {"x": ["(S + 1)//2"]}, {"x": "((1 + S)//(2))"}),
     ],
 )
-def test_what_follows(inputs: str, shapes: dict[str, list[Any]], bound: dict[str, str]) -> None:
+def test_inferred_sizes(inputs: str, shapes: dict[str, list[Any]], bound: dict[str, str]) -> None:
     assert shapes_of(inputs, shapes) == bound
 
 
@@ -76,7 +76,7 @@ DYNAMIC = "float[N,3,H,W] x, float[N,7] ids"
         ("float[a] x", {"x": ["0"]}, "0 is not a possible size"),
     ],
 )
-def test_what_cannot_be(inputs: str, shapes: dict[str, list[Any]], said: str) -> None:
+def test_contradictory_shapes(inputs: str, shapes: dict[str, list[Any]], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         shapes_of(inputs, shapes)
 
@@ -155,7 +155,7 @@ def test_a_negative_size_is_a_symbol() -> None:
 
 
 @pytest.mark.parametrize("text", ["?", "", " ", "-1", "None", "unk", "*", "#0"])
-def test_what_names_no_size(text: str) -> None:
+def test_texts_that_are_no_size(text: str) -> None:
     """Axes that share such a text differ, and any sizes fit them; so do the axes of other inputs."""
     graph = "(float[N,3,N,N] x, float[N,4] z) => (float[N,3,N,N] y, float[N,4] w) { y = Relu(x) w = Relu(z) }"
     model = renamed(graph, {"N": text})

@@ -61,7 +61,7 @@ def test_items_that_are_mixed_stay_in_the_net(body: str) -> None:
     assert free_outputs(parsed(f"(float[batch, 4] x) => (float[] y) {{ {body} }}"), {"x": 0}) is None
 
 
-def test_what_is_the_same_for_all_items_is_no_output_of_theirs() -> None:
+def test_values_equal_for_all_items_have_no_batch() -> None:
     """Zeros of as many rows as there are items would have one row."""
     model = parsed("(float[batch, 4] x) => (float[] y) { s = Shape (x) y = ConstantOfShape (s) }")
     assert free_outputs(model, {"x": 0}) is None

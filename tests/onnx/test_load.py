@@ -348,7 +348,7 @@ class TestStructure:
             (lambda m: m.opset_import.add(domain="ai.onnx", version=17), r"'ai\.onnx' 2 times"),
         ],
     )
-    def test_what_the_reader_would_drop(self, change: Callable[[onnx.ModelProto], object], message: str) -> None:
+    def test_content_the_reader_would_drop(self, change: Callable[[onnx.ModelProto], object], message: str) -> None:
         model = parse(CALLS)
         change(model)
         with pytest.raises(ModelError, match=message):

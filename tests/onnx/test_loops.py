@@ -35,7 +35,7 @@ def test_a_loop_that_is_too_long_is_named_with_its_bound() -> None:
     assert "its 9223372036854775807 iterations" in reason
 
 
-def test_every_unsupported_node_is_told_once() -> None:
+def test_every_unsupported_node_is_reported_once() -> None:
     reasons = refusals(loop("4", "n = NonZero(a) f = Cast<to = 1>(n) d = Unique(a) e = Mul(f, d) b = Add(a, e)"))
     assert [reason.split(":")[0] for reason in reasons] == ["NonZero 'n'", "Unique 'd'"]
 

@@ -157,7 +157,7 @@ def test_files_that_do_not_belong(tmp_path: Path, more: dict[str, bytes], said: 
         write_safe_copy(write(tmp_path, more=more), io.BytesIO())
 
 
-def test_what_is_not_an_archive(tmp_path: Path) -> None:
+def test_files_that_are_no_archive(tmp_path: Path) -> None:
     (tmp_path / "m.pt2").write_bytes(b"no zip")
     with pytest.raises(ModelError, match=r"a \.pt2 file of torch\.export\.save"):
         write_safe_copy(tmp_path / "m.pt2", io.BytesIO())

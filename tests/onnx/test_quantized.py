@@ -217,7 +217,7 @@ def test_the_summary_names_one_layer_for_each_reason() -> None:
     assert any("'a_i.Conv' and 1 more in float: the model finds" in str(block) for block in blocks)
 
 
-def test_the_summary_says_what_differs() -> None:
+def test_the_summary_names_the_differences() -> None:
     conversion = checked(model("1,4,9,7", f"{pair('a', 'x')} {WEIGHT} y = Conv(a, v)", SIGNED, w=integers(6, 4, 3, 3)))
     [note] = conversion_fields(conversion, conversion.manifest(), [], 0.0)["notes"]
     assert note.startswith("1 of 1 quantised product in int8; ncnn rounds half away from 0")

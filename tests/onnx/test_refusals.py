@@ -10,7 +10,7 @@ from onnx2ncnn_opt.errors import Unsupported, UnsupportedError
 from testing.models import parsed, refusal
 
 
-def test_nodes_after_a_refused_one_are_asked_too() -> None:
+def test_nodes_after_a_refused_one_are_checked_too() -> None:
     """A BERT that was exported to train has a Dropout in every layer."""
     steps = " ".join(
         f"d{i} = Dropout(x{i}, ratio, training) m{i} = MatMul(d{i}, w) x{i + 1} = Relu(m{i})" for i in range(6)
@@ -26,7 +26,7 @@ def test_nodes_after_a_refused_one_are_asked_too() -> None:
     )
 
 
-def test_what_comes_of_a_refused_node_has_its_shape_and_type() -> None:
+def test_outputs_of_refused_nodes_have_shape_and_type() -> None:
     """A flattened image is refused where it is pooled, and its mask where numbers are looked for: as after any node."""
     error = refusal(
         "(float[1, 3, 8, 8] x) => (float y, float z, int64 n) <float ratio = {0.1}, bool training = {1}> {"
@@ -36,7 +36,7 @@ def test_what_comes_of_a_refused_node_has_its_shape_and_type() -> None:
     assert [node.node for node in error.nodes] == ["d", "y", "n"]
 
 
-def test_the_body_of_an_if_is_asked_to_its_end() -> None:
+def test_the_body_of_an_if_is_checked_to_its_end() -> None:
     error = refusal(
         "(float[2, 3] x) => (float[2, 3] y) <float ratio = {0.1}, bool training = {1}> {"
         " y = If(training) <then_branch = a () => (float[2, 3] t)"
@@ -104,7 +104,7 @@ def test_nothing_is_before_the_first_node() -> None:
     assert refusal("(float[4] x) => (float[n] y) { y = Unique(x) }").advice == ""
 
 
-def test_outputs_that_a_cut_loses_are_told() -> None:
+def test_a_note_names_outputs_that_a_cut_loses() -> None:
     model = parsed(
         "(float[4] x) => (float[4] a, float[4] b, float[4] c) { s = Relu(x) a = Neg(s) b = Abs(x) c = Add(a, b) }"
     )

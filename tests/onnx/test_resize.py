@@ -31,7 +31,7 @@ def _read(cases: list[tuple[int, np.ndarray]], attributes: dict[str, str], opset
 
 
 @pytest.mark.parametrize(("coordinates", "nearest"), [*product(COORDINATES[:-1], NEAREST)])
-def test_nearest_reads_what_onnxruntime_reads(coordinates: str, nearest: str) -> None:
+def test_nearest_reads_the_same_pixels_as_onnxruntime(coordinates: str, nearest: str) -> None:
     sizes = [(n, np.array([m], np.int64)) for n, m in product(range(1, LONGEST), range(1, LONGEST)) if n != m]
     scales = [(n, np.array([by], np.float32)) for n, by in product(range(1, LONGEST), SCALES)]
     cases: list[tuple[int, np.ndarray]] = [
@@ -45,7 +45,7 @@ def test_nearest_reads_what_onnxruntime_reads(coordinates: str, nearest: str) ->
         assert _nearest_index(_Axis(0, size, len(read), scale), sampling).tolist() == read.tolist(), (size, by)
 
 
-def test_nearest_of_opset_10_reads_what_onnxruntime_reads() -> None:
+def test_nearest_of_opset_10_reads_the_same_pixels_as_onnxruntime() -> None:
     scales = [(n, np.array([by], np.float32)) for n, by in product(range(1, 3 * LONGEST), SCALES)]
     cases = [(n, by) for n, by in scales if np.floor(np.float32(n) * by[0]) not in (0, n)]
     sampling = _Sampling("nearest", "asymmetric", "simple")

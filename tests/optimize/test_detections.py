@@ -97,7 +97,7 @@ def test_no_boxes_are_agreement(kind: str, tmp_path: Path, worker: NcnnWorker) -
 
 
 @pytest.mark.parametrize("binary", [False, True])
-def test_the_command_says_that_there_are_no_boxes(binary: bool, tmp_path: Path) -> None:
+def test_the_command_notes_that_there_are_no_boxes(binary: bool, tmp_path: Path) -> None:
     files = net(tmp_path, "DetectionOutput", threshold=1.5)
     ended = run(tmp_path, "optimize", files.param, files.bin, "-o", "out", "--binary" if binary else "--text")
     assert ended.code == 0
@@ -125,7 +125,7 @@ def test_other_boxes_of_the_same_scores_are_found(tmp_path: Path, worker: NcnnWo
         assert row.status in ("shape", "missing")
 
 
-def test_what_depends_on_boxes(tmp_path: Path) -> None:
+def test_layers_that_depend_on_boxes(tmp_path: Path) -> None:
     graph = read_graph(net(tmp_path, "Proposal").param)
     assert [blob.name for blob in before_boxes(graph)] == ["hv", "l"]
     assert {blob.name for blob in after_boxes(graph)} == {"y", "pooled", "z"}

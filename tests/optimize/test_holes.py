@@ -93,7 +93,7 @@ def test_floats_keep_their_bits(tmp_path: Path, worker: NcnnWorker, number: floa
     assert np.float32(power["scale"]) == np.float32(number)
 
 
-def test_no_shape_hints_unless_asked_for(tmp_path: Path, worker: NcnnWorker) -> None:
+def test_no_shape_hints_by_default(tmp_path: Path, worker: NcnnWorker) -> None:
     files = write_net(tmp_path, INPUT, "ReLU r 1 1 data a", "Declared m 1 1 a b", "AbsVal v 1 1 b out")
     assert "-23330" not in format_param(apply_passes(*files).graph)
     text = format_param(apply_passes(*files, shape_hints=True).graph)

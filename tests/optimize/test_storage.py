@@ -94,7 +94,7 @@ def test_weights_that_16_bits_may_not_hold(
         assert result.verify().ok
 
 
-def test_only_what_ncnn_reads_after_a_tag(tmp_path: Path) -> None:
+def test_only_weights_that_ncnn_reads_after_a_tag(tmp_path: Path) -> None:
     lines = (
         "Input data 0 1 data 0=6",
         "MemoryData table 0 1 table 0=6 1=1 2=1",
@@ -117,7 +117,7 @@ def test_only_what_ncnn_reads_after_a_tag(tmp_path: Path) -> None:
     assert raw(bias, slopes) in (tmp_path / "out.bin").read_bytes()
 
 
-def test_what_is_compressed_already_stays(tmp_path: Path) -> None:
+def test_compressed_weights_are_unchanged(tmp_path: Path) -> None:
     kernel = values(2, 8)
     first = apply_passes(*convolution(tmp_path, kernel), storage="bf16").save(tmp_path / "first")
     again = apply_passes(first.param, first.bin, storage="fp16")
@@ -256,7 +256,7 @@ def test_constants_of_16_bits_stay(tmp_path: Path, kind: str) -> None:
     assert result.verify().ok
 
 
-def test_int8_weights_and_what_stands_beside_them_stay(tmp_path: Path) -> None:
+def test_int8_weights_and_their_scales_are_unchanged(tmp_path: Path) -> None:
     lines = (
         "Input data 0 1 data 0=4 1=3 2=2",
         "Convolution a 1 1 data p 0=4 1=1 5=1 6=8 8=2",

@@ -173,7 +173,7 @@ def test_truncated_anywhere(encoding: Encoding) -> None:
         ),
     ],
 )
-def test_what_does_not_fit(line: str, data: bytes, message: str) -> None:
+def test_weights_that_do_not_fit(line: str, data: bytes, message: str) -> None:
     with pytest.raises(BinError, match=message):
         load(parsed(*line.split("\n")), data)
 

@@ -57,7 +57,7 @@ def test_texts(number: float, text: str) -> None:
     assert float_text(number) == text
 
 
-def test_what_is_not_a_float() -> None:
+def test_texts_that_are_no_float() -> None:
     with pytest.raises(ValueError, match="NaN"):
         float_text(float("nan"))
     with pytest.raises(GraphError, match="Clip 'l': min=nan: NaN cannot be written"):

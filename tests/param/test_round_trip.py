@@ -30,7 +30,7 @@ def read(text: str, weights: bytes) -> Graph:
 
 @settings(max_examples=150, derandomize=True, deadline=None)
 @given(randoms)
-def test_what_was_read_is_written_the_same(rng: Random) -> None:
+def test_a_read_net_is_written_unchanged(rng: Random) -> None:
     first = written(random_graph(rng))
     again = written(read(*first))
     assert again == first
@@ -38,7 +38,7 @@ def test_what_was_read_is_written_the_same(rng: Random) -> None:
 
 @settings(max_examples=150, derandomize=True, deadline=None)
 @given(randoms)
-def test_what_was_written_is_read_the_same(rng: Random) -> None:
+def test_a_written_net_is_read_unchanged(rng: Random) -> None:
     graph = random_graph(rng)
     copy = read(*written(graph))
     copy.check()

@@ -137,7 +137,7 @@ def test_reasons_for_dropping() -> None:
     ]
 
 
-def test_the_graph_stays_as_it_is() -> None:
+def test_the_graph_is_unchanged() -> None:
     graph = parsed(*CASES["two names for one output that is used"][0]).graph
     before = (
         [(layer, layer.inputs, layer.outputs) for layer in graph],
@@ -177,7 +177,7 @@ def test_use_before_production() -> None:
         format_param(graph)
 
 
-def test_names_are_made_safe_and_public_ones_are_told() -> None:
+def test_names_are_made_safe_and_public_ones_are_returned() -> None:
     graph = Graph()
     x, y, z, w = Blob("my input"), Blob("b"), Blob(""), Blob("b")
     graph.add(Layer("Input", "the input", (), [x]))

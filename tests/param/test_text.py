@@ -57,7 +57,7 @@ def layer(text: str, type: str = "BinaryOp") -> Layer:
         ("Mine", '0=1 5="a b" 7=0.5 9=1,', {0: 1, 5: "a b", 7: 0.5, 9: (1,)}),
     ],
 )
-def test_parameters_mean_what_ncnn_takes_them_for(type: str, text: str, params: dict[Any, Any] | None) -> None:
+def test_parameters_have_ncnn_s_meaning(type: str, text: str, params: dict[Any, Any] | None) -> None:
     expected = {29: 7, 28: 0.5, 27: "a,b", 26: (1, 2), 25: (1.5, 2.0), 24: ()} if params is None else params
     found = layer(text, type).params
     assert found == expected

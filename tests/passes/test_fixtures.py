@@ -135,7 +135,7 @@ def update(case: Case, after: str | None, refusal: str | None) -> None:
     path.write_text(text.replace(section, f"## {case.title}\n{updated(case, after, refusal)}{end}"), encoding="utf-8")
 
 
-def test_no_pass_makes_what_an_old_release_lacks(thorough: bool) -> None:
+def test_no_pass_makes_layers_that_an_old_release_lacks(thorough: bool) -> None:
     for case in CASES[:: 1 if thorough else 3]:
         graph = case.net()
         before = {too_new(layer, OLDEST) for layer in graph}

@@ -16,7 +16,7 @@ FIRINGS = {line.split("\t")[0]: line.split("\t")[1:] for line in (FIXTURES / "fi
 
 
 @pytest.mark.parametrize("p", PASSES, ids=lambda p: p.name)
-def test_a_pass_finds_something_or_says_what_it_is_for(p: Pass, request: pytest.FixtureRequest) -> None:
+def test_a_pass_applies_or_names_its_purpose(p: Pass, request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--update-fixtures"):
         return  # a new pass is counted when its cases are there
     assert p.purpose or any(cell != "-" for cell in FIRINGS.get(p.name, ())), (

@@ -58,7 +58,7 @@ def scales_of(lines: tuple[str, ...], feeds: Mapping[str, Array], folder: Path) 
 
 @pytest.mark.parametrize("joins", [False, True])
 @pytest.mark.parametrize("name", NETS)
-def test_a_bit_more(name: str, joins: bool, tmp_path: Path) -> None:
+def test_centred_inputs_gain_precision(name: str, joins: bool, tmp_path: Path) -> None:
     feeds = {"x": drawn(3, 13, 13)}
     scales = scales_of(NETS[name], feeds, tmp_path)
     expected, found = run(net_of(NETS[name]), feeds, tmp_path)["z"], []

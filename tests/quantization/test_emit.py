@@ -161,7 +161,7 @@ def test_rows_of_zeros_stay_zeros(line: str, tmp_path: Path) -> None:
     assert decibels(expected, found) > 35
 
 
-def test_the_bias_gets_back_what_rounding_takes_from_means(tmp_path: Path) -> None:
+def test_the_bias_corrects_the_mean_rounding_error(tmp_path: Path) -> None:
     lines = ("Input in 0 1 x", "Convolution l 1 1 x y 0=16 1=1 5=0 6=3200")
     feed = drawn(200, 9, 9) * np.float32(0.1) + np.float32(1)
     expected = run(built(*lines), {"x": feed}, tmp_path)["y"]

@@ -353,7 +353,7 @@ def test_layers_that_are_faster_alone_only(param: Path, monkeypatch: pytest.Monk
     assert {row.reason for row in found.layers} == {"the whole net is no faster with it in int8"}
 
 
-def test_equal_layers_whatever_the_times(tmp_path: Path, param: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_layers_for_any_times(tmp_path: Path, param: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(0)
 
     def time_blobs(self: NcnnRunner, feeds: Any, blobs: Sequence[str], **_: Any) -> Times:

@@ -24,7 +24,7 @@ def names(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_baseline_and_what_is_held_against_it(tmp_path: Path) -> None:
+def test_a_baseline_and_a_comparison_with_it(tmp_path: Path) -> None:
     """Our own converter."""
     file = write_project(tmp_path, "", a=MODEL)
     first = by_name(check(file))["a"]
@@ -165,7 +165,7 @@ def test_thresholds_of_accuracy(project: Path) -> None:
     assert failed(by_name(check(file, modes=["fp32", "fp16"]))["a"]) == ["accuracy fp16"]
 
 
-def test_what_is_wrong_as_a_whole(tmp_path: Path) -> None:
+def test_faults_of_the_device_and_of_the_model(tmp_path: Path) -> None:
     file = write_project(tmp_path, 'on = "no-such-python"\n', a=MODEL)
     result = by_name(check(file))["a"]
     assert (result.exit_code, failed(result)) == (2, ["device"])

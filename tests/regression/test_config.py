@@ -17,7 +17,7 @@ def written(folder: Path, text: str, *models: str) -> Path:
     return file
 
 
-def test_keys_of_a_model_stand_in_for_those_of_the_file(tmp_path: Path) -> None:
+def test_keys_of_a_model_override_those_of_the_file(tmp_path: Path) -> None:
     text = """
         models = ["a/*.onnx", "b.onnx"]
         baseline = "kept"
@@ -88,7 +88,7 @@ def test_parts_and_other_devices(tmp_path: Path) -> None:
         ("models = ['a.onnx']\nshapes = { x = 3 }", "shapes has to be a table of lists of sizes"),
     ],
 )
-def test_what_makes_no_sense_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_keys_are_named(tmp_path: Path, text: str, message: str) -> None:
     file = written(tmp_path, text, "a.onnx")
     with pytest.raises(UsageError, match=f"ncnn-check.toml: .*{message}|{message}"):
         read_config(file)
@@ -100,6 +100,6 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/2/3", "-1/2", ""])
-def test_shards_that_are_none(text: str) -> None:
+def test_invalid_shards(text: str) -> None:
     with pytest.raises(UsageError, match="a shard is i/n"):
         parse_shard(text)

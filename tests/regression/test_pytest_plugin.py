@@ -41,7 +41,7 @@ def test_models_are_tests(tmp_path: Path) -> None:
     assert measured["layers"] == "3"
 
 
-def test_what_is_collected(tmp_path: Path) -> None:
+def test_collection(tmp_path: Path) -> None:
     """Files that are named; parts of them; and what is wrong with the file, in one line."""
     file = write_project(tmp_path, "", **dict.fromkeys("abc", MODEL))
     assert "no tests ran" in run(tmp_path, ".", "-q").stdout

@@ -58,7 +58,7 @@ def drawn(manifest: Manifest) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["types", "image", "batch", "numbers", "dims"])
-def test_the_python_one_gives_what_a_verified_run_gives(tmp_path: Path, name: str) -> None:
+def test_the_python_program_agrees_with_a_verified_run(tmp_path: Path, name: str) -> None:
     manifest, param, bin = saved(tmp_path, name)
     program = tmp_path / "program.py"
     program.write_text(example(manifest, param, bin, language="python"))
@@ -117,14 +117,14 @@ def test_a_decoder_of_single_tokens_begins_with_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["types", "image", "batch", "numbers", "dims", "windows"])
-def test_the_cpp_one_is_compiled_against_the_interface(tmp_path: Path, name: str) -> None:
+def test_the_cpp_program_is_compiled_against_the_interface(tmp_path: Path, name: str) -> None:
     program = tmp_path / "program.cpp"
     shapes = {"v": (2, 5, 2), "l": (2, 5)} if name == "windows" else {}
     program.write_text(example(*saved(tmp_path, name), language="cpp", shapes=shapes))
     compiles(program)
 
 
-def test_the_cpp_one_makes_mats_of_the_right_shape(tmp_path: Path) -> None:
+def test_the_cpp_program_makes_mats_of_the_right_shape(tmp_path: Path) -> None:
     text = example(*saved(tmp_path, "image"), language="cpp")
     assert "in0_pixels.data(), ncnn::Mat::PIXEL_RGB, in0_w, in0_h, 30, 20);" in text
     assert "in1_pixels.data(), ncnn::Mat::PIXEL_GRAY, in1_w, in1_h, 9, 8);" in text
@@ -167,7 +167,7 @@ def test_sizes_below_the_minimum(tmp_path: Path) -> None:
         example(manifest, param, bin, language="cpp", shapes={"x": (1, 2, 2, 25)})
 
 
-def test_sizes_that_do_not_fit_and_manifests_that_lie(tmp_path: Path) -> None:
+def test_sizes_that_do_not_fit_and_wrong_manifests(tmp_path: Path) -> None:
     manifest, param, bin = saved(tmp_path, "batch")
     with pytest.raises(UsageError, match="the net has no input 'q'; its inputs are x, v"):
         example(manifest, param, bin, language="cpp", shapes={"q": (1,)})

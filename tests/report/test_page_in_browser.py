@@ -46,7 +46,7 @@ def text(tab: Page, selector: str) -> str:
     return found
 
 
-def test_hostile_names_are_shown_as_they_are(shown: Page, tmp_path: Path) -> None:
+def test_hostile_names_are_shown_as_text(shown: Page, tmp_path: Path) -> None:
     show(shown, tmp_path, record(20, name=HOSTILE))
     assert shown.run("document.title") == "a page"
     assert shown.run("document.images.length + document.scripts.length") == 2  # the data and the page's own

@@ -13,7 +13,7 @@ from onnx2ncnn_opt.report import console
 from onnx2ncnn_opt.report.console import working
 
 
-def test_long_work_is_told_with_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_work_is_reported_with_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_INTERVAL", 0)
     monkeypatch.setattr(console, "_SOON", 0.1)
     stream, start = io.StringIO(), time.monotonic()
@@ -46,7 +46,7 @@ def test_the_share_of_the_whole_grows_and_stays_within_its_part() -> None:
         assert progress.share_done() == 0.0
 
 
-def test_short_work_is_not_told() -> None:
+def test_short_work_is_not_reported() -> None:
     stream = io.StringIO()
     with working("converting", stream):
         progress.announce("reading the model")

@@ -40,7 +40,7 @@ def test_splits_of_32_bits_keep_them_and_inputs_have_them() -> None:
     ]
 
 
-def test_a_second_run_keeps_masks_and_what_they_need() -> None:
+def test_a_second_run_keeps_masks_and_their_layers() -> None:
     graph = net("Input x 0 1 x 0=8", "ReLU r 1 1 x a", "UnaryOp s 1 1 a b 0=4", "ReLU y 1 1 b y")
     put_masks(graph, [(layer(graph, "s"), FP32)])
     before = lines_of(graph)
@@ -59,7 +59,7 @@ def test_no_fusion_of_layers_of_unlike_storage() -> None:
         assert len(graph) == count, (first, second)
 
 
-def test_what_the_graph_proves() -> None:
+def test_masks_that_the_graph_proves() -> None:
     graph = Graph()
     x = graph.add(Layer("Input", "x", (), [Blob("x", (8,))])).output
     sizes, weights = {"num_output": 1, "weight_data_size": 8}, {"weight_data": np.full(8, 7e4, np.float32)}

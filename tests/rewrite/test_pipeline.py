@@ -199,13 +199,13 @@ def test_expansion_names_its_blobs_apart_and_knows_their_shapes() -> None:
     assert [ref.type for ref in events[0].after] == ["Sigmoid", "BinaryOp"]
 
 
-def test_what_one_pass_makes_another_takes_up() -> None:
+def test_a_pass_matches_layers_of_another_pass() -> None:
     graph = net(X, "ReLU a 1 1 x p", "Dropout d 1 1 p q", "ReLU b 1 1 q y")
     assert applied(run(graph, [merge, drop], check=True)) == ["drop", "merge"]
     assert shown(graph) == ["Input x:  -> x", "ReLU a: x -> y"]
 
 
-def test_every_user_of_a_new_layer_is_asked_again() -> None:
+def test_every_user_of_a_new_layer_is_matched_again() -> None:
     count = 20
     names = [f"b{i}" for i in range(count)]
     graph = net(
@@ -255,7 +255,7 @@ def test_passes_over_the_graph_have_near_misses() -> None:
     assert shown(graph)[1:] == ["Sigmoid a: x -> p", "Mish b: p -> y"]
 
 
-def test_what_a_veto_is_against_is_not_made() -> None:
+def test_a_veto_prevents_the_rewrite() -> None:
     for p, line in ((mish, "Sigmoid b 1 1 x y"), (expand, "Swish b 1 1 x y")):
         graph = net(X, line)
         before = shown(graph)
@@ -362,12 +362,12 @@ def test_a_pass_that_fails_is_left_out(how: str) -> None:
         ("has no memory", MemoryError),
     ],
 )
-def test_what_is_no_fault_of_a_pass_ends_the_run(how: str, error: type[BaseException]) -> None:
+def test_errors_that_are_no_fault_of_a_pass_end_the_run(how: str, error: type[BaseException]) -> None:
     with pytest.raises(error):
         run(net(X, "ReLU a 1 1 x p", "ReLU b 1 1 p y"), [broken_pass(how)])
 
 
-def test_a_conversion_goes_on_without_a_pass_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversion_continues_without_a_failing_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @rewrite(op("ReLU")("x"), exact=True)
     def broken(x: Blob) -> Blob:
         """ReLU   ⇒   nothing"""
@@ -385,7 +385,7 @@ def test_a_conversion_goes_on_without_a_pass_that_fails(tmp_path: Path, monkeypa
     assert optimised.failed == conversion.failed
 
 
-def test_a_rule_names_what_its_pattern_captures() -> None:
+def test_the_parameters_of_a_rule_are_captures() -> None:
     def function(y: Blob) -> Blob:
         return y
 

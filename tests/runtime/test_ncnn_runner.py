@@ -63,7 +63,7 @@ def test_batch_goes_in_and_comes_out_at_its_axis(tmp_path: Path, worker: NcnnWor
     np.testing.assert_array_equal(relu.run({"x": Feed(x, axis)}, [Fetch("y", axis)])["y"], np.maximum(x, 0))
 
 
-def test_a_batch_that_nobody_expects_is_a_failure(tmp_path: Path, worker: NcnnWorker) -> None:
+def test_an_unexpected_batch_is_a_failure(tmp_path: Path, worker: NcnnWorker) -> None:
     results = runner_of(tmp_path, worker, *RELU).extract({"x": Feed(X, 0)}, ["y"])
     assert "batch of 2" in failure(results["y"]).reason
 
@@ -139,7 +139,7 @@ def test_a_net_that_ncnn_refuses(
         NcnnRunner(tmp_path / "missing.param", tmp_path / "missing.bin", worker=worker).run({"x": X})
 
 
-def test_a_crash_is_told_and_the_worker_goes_on(tmp_path: Path, worker: NcnnWorker) -> None:
+def test_a_crash_is_reported_and_the_worker_continues(tmp_path: Path, worker: NcnnWorker) -> None:
     runner = runner_of(tmp_path, worker, *CRASH)
     results = runner.extract({"x": X}, ["y", "z", "x"])
     np.testing.assert_array_equal(results["y"], np.maximum(X, 0))
@@ -235,7 +235,7 @@ def test_times_of_blobs_and_of_a_run(tmp_path: Path, worker: NcnnWorker) -> None
     assert runner.time_blobs({"x": X}, []).blobs == ()
 
 
-def test_what_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outdated_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     major, *rest = version("ncnn").split(".")
     newer = ".".join([major, *rest[:-1], str(int(rest[-1]) + 1)])
     monkeypatch.setitem(base.OLDEST, "ncnn", newer)

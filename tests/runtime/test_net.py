@@ -52,7 +52,7 @@ def net(mixed: tuple[Path, bytes]) -> Iterator[Net]:
 
 
 @pytest.mark.parametrize("isolated", [True, False])
-def test_it_gives_what_onnx_runtime_gives_types_and_shapes_too(mixed: tuple[Path, bytes], isolated: bool) -> None:
+def test_results_agree_with_onnx_runtime_in_type_and_shape(mixed: tuple[Path, bytes], isolated: bool) -> None:
     prefix, model = mixed
     with Net(prefix, isolated=isolated, threads=1) as net:
         results = net.run(FEEDS)
@@ -64,7 +64,7 @@ def test_it_gives_what_onnx_runtime_gives_types_and_shapes_too(mixed: tuple[Path
         np.testing.assert_allclose(results[name], array, rtol=1e-6, atol=1e-6, err_msg=name)
 
 
-def test_what_numpy_makes_arrays_of_will_do_and_some_outputs(net: Net) -> None:
+def test_lists_and_numbers_as_inputs_and_chosen_outputs(net: Net) -> None:
     feeds = {"i": [[1, 2, 3, 4, 5]], "x": [[0.5] * 5], "m": [[True] * 5], "s": 1}
     results = net.run(feeds, outputs=["same", "t"])
     assert list(results) == ["same", "t"]
@@ -85,7 +85,7 @@ def test_what_numpy_makes_arrays_of_will_do_and_some_outputs(net: Net) -> None:
         ({"x": [[1.0], [1.0, 2.0]]}, "what is given is not an array"),
     ],
 )
-def test_what_does_not_fit_is_told(net: Net, change: dict[str, Any], message: str) -> None:
+def test_arrays_that_do_not_fit(net: Net, change: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         net.run({**FEEDS, **change})
 
@@ -153,7 +153,7 @@ def test_inputs_that_were_bound(tmp_path: Path) -> None:
             net.run({"x": [[1, 2, 3, 4]], "k": 4})
 
 
-def test_nets_that_are_not_there_or_not_what_the_manifest_says(tmp_path: Path) -> None:
+def test_missing_nets_and_nets_of_another_manifest(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no net at"):
         Net(tmp_path / "none")
     save(tmp_path, "(float[1, 4] x) => (float[1, 4] y) { y = Relu(x) }")

@@ -184,7 +184,7 @@ def test_quantised_convolutions_do_not_saturate(kind: str) -> None:
     np.testing.assert_array_equal(found, expected)
 
 
-def test_products_of_int8_stay_as_they_are() -> None:
+def test_products_of_int8_are_unchanged() -> None:
     """ONNX Runtime has no QGemm of int8 and uint8, which it makes of this one where it avoids saturation."""
     scales = "float s = {0.0078125}, float t = {0.5}, int8 z = {0}"
     graph = f"(int8[8,64] a) => (int8[8,16] y) <{scales}> {{ y = com.microsoft.QGemm(a, s, z, b, s, z, , t, z) }}"

@@ -114,7 +114,7 @@ NcnnRunner(*map(Path, sys.argv[1:]), worker=worker).extract({'x': np.ones((2, 3)
 """
 
 
-def test_on_macos_no_worker_goes_on_without_its_caller(tmp_path: Path) -> None:
+def test_on_macos_a_worker_ends_with_its_caller(tmp_path: Path) -> None:
     paths = map(str, write_net(tmp_path, *ENDLESS))
     variables = {**os.environ, **environment("macos", tmp_path)}
     ended = subprocess.run([sys.executable, "-c", CALLER, *paths], env=variables, capture_output=True, text=True)
@@ -196,7 +196,7 @@ def test_a_program_is_a_file_in_utf_8(tmp_path: Path, windows: dict[str, Any]) -
     assert "größe" in printed
 
 
-def test_a_reader_that_has_enough_on_windows(windows: dict[str, Any]) -> None:
+def test_a_reader_that_closes_the_pipe_on_windows(windows: dict[str, Any]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with open(writing, "wb") as out:

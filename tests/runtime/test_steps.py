@@ -26,7 +26,7 @@ def _expected(model: Path, ids: list[int]) -> Any:
     [({}, 1e-5), ({"isolated": False}, 1e-5), ({"on": "vulkan"}, 1e-5), ({"mode": "bf16"}, 5e-2)],
     ids=str,
 )
-def test_steps_give_what_the_whole_sequence_gives(how: dict[str, Any], most: float, tmp_path: Path) -> None:
+def test_steps_agree_with_the_whole_sequence(how: dict[str, Any], most: float, tmp_path: Path) -> None:
     model, param, _ = decoder(tmp_path)
     random, ids = np.random.default_rng(0), list[int]()
     with Net(param, **how) as net:

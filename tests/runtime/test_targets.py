@@ -72,7 +72,7 @@ def test_nets_go_over_the_pipe_once_and_results_come_back(tmp_path: Path, board:
     assert is_empty(tmp_path / "tmp")
 
 
-def test_a_crash_there_is_told_from_a_lost_connection(tmp_path: Path, board: NcnnWorker) -> None:
+def test_a_remote_crash_differs_from_a_lost_connection(tmp_path: Path, board: NcnnWorker) -> None:
     runner = NcnnRunner(*write_net(tmp_path, *CRASH), worker=board)
     results = runner.extract({"x": X}, ["y", "z"])
     np.testing.assert_array_equal(results["y"], np.maximum(X, 0))
@@ -90,7 +90,7 @@ def test_a_crash_there_is_told_from_a_lost_connection(tmp_path: Path, board: Ncn
         lose()
 
 
-def test_a_net_that_does_not_end_there_is_stopped_and_cleaned_up(tmp_path: Path, board: NcnnWorker) -> None:
+def test_a_remote_net_that_does_not_end_is_stopped_and_cleaned_up(tmp_path: Path, board: NcnnWorker) -> None:
     runner = NcnnRunner(*write_net(tmp_path, *ENDLESS), timeout=1, worker=board)
     results = runner.extract({"x": X}, ["z"])
     assert isinstance(results["z"], Failure)
@@ -98,7 +98,7 @@ def test_a_net_that_does_not_end_there_is_stopped_and_cleaned_up(tmp_path: Path,
     assert is_empty(tmp_path / "tmp")
 
 
-def test_nothing_goes_on_there_when_the_caller_has_gone(tmp_path: Path) -> None:
+def test_a_remote_worker_ends_with_its_caller(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     command = script(tmp_path, f"echo $$ > {pid}", 'exec "$PYTHON" "$@"')
     paths = write_net(tmp_path, *ENDLESS)
@@ -194,7 +194,7 @@ def test_a_hostile_device_is_one_error_and_takes_no_memory(
     assert peak < 64 << 20
 
 
-def test_a_device_that_lies_about_its_end(tmp_path: Path) -> None:
+def test_a_device_with_a_wrong_report_of_its_end(tmp_path: Path) -> None:
     number = "9" * 5000
     command = script(tmp_path, f"printf '\\\\0crashed {number}\\\\0' >&2; exit 3")
     with pytest.raises(UsageError, match="exit code 3"), NcnnWorker(find_target(command)) as worker:
@@ -226,7 +226,7 @@ def test_modules_of_the_folder_are_not_imported(tmp_path: Path, monkeypatch: pyt
         assert "y" in runner.run({"x": X})
 
 
-def test_files_that_cannot_be_read_are_told_here(tmp_path: Path, board: NcnnWorker) -> None:
+def test_files_that_cannot_be_read(tmp_path: Path, board: NcnnWorker) -> None:
     with pytest.raises(RunError, match=r"cannot read .*missing\.param"):
         NcnnRunner(tmp_path / "missing.param", tmp_path / "missing.bin", worker=board).run({"x": X})
 
@@ -254,7 +254,7 @@ def test_16_bits_are_used_only_in_their_modes(tmp_path: Path, worker: NcnnWorker
         ("", "takes vulkan, qemu-aarch64"),
     ],
 )
-def test_targets_that_there_are_none_of(on: str, message: str) -> None:
+def test_invalid_targets(on: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         find_target(on)
 
@@ -348,7 +348,7 @@ def test_another_x86_cpu_runs_this_python(tmp_path: Path, monkeypatch: pytest.Mo
         find_target("qemu-x86_64")
 
 
-def test_vulkan_runs_or_says_what_is_missing(tmp_path: Path) -> None:
+def test_vulkan_runs_or_names_the_missing_driver(tmp_path: Path) -> None:
     with NcnnWorker(Target(LOCAL.command, vulkan=True)) as worker:
         try:
             worker.start()

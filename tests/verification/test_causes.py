@@ -116,7 +116,7 @@ def test_int8(model: Path, tmp_path: Path) -> None:
 CANCELS = "(float[1, 64] x) => (float[1, 8] y) <float k = {3000}> { a = Add(x, k) b = MatMul(a, w) y = MatMul(b, v) }"
 
 
-def test_what_rounding_does_is_allowed(tmp_path: Path) -> None:
+def test_errors_of_rounding_are_allowed(tmp_path: Path) -> None:
     """Columns whose sum is nearly 0 leave little but rounding errors of a large number."""
     rng = np.random.default_rng(3)
     weights = rng.standard_normal((64, 64)).astype(np.float32)
@@ -131,7 +131,7 @@ def test_what_rounding_does_is_allowed(tmp_path: Path) -> None:
     assert (fixed.status, fixed.allowed) == ("mismatch", 1e-5)
 
 
-def test_16_bits_beyond_what_is_estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_16_bits_beyond_the_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU adds up long sums in fp16, which the estimate, with its sums in 32 bits, knows nothing of."""
     weights = np.random.default_rng(0).uniform(0.5, 1, (1024, 16)).astype(np.float32)
     graph = "(float[1, 1024] x) => (float[1, 16] y) { a = Abs(x) b = MatMul(a, w) y = Sub(b, c) }"
@@ -192,7 +192,7 @@ def test_causes() -> None:
         ("GELU g 1 1 x y", False, LEAST_BUDGET),
     ],
 )
-def test_what_a_gpu_may_be_off_by(tmp_path: Path, layer: str, *, vulkan: bool, budget: float) -> None:
+def test_errors_that_a_gpu_may_have(tmp_path: Path, layer: str, *, vulkan: bool, budget: float) -> None:
     assert least_budget(*handmade.write_net(tmp_path, "Input x 0 1 x 0=4", layer), vulkan=vulkan) == budget
 
 

@@ -28,7 +28,7 @@ def test_errors_are_those_of_the_worst_element() -> None:
 
 
 @pytest.mark.parametrize(("error", "ok"), [(0.019, True), (0.021, False)])
-def test_the_largest_element_sets_what_is_allowed(error: float, ok: bool) -> None:
+def test_the_largest_element_sets_the_tolerance(error: float, ok: bool) -> None:
     assert compare(B + np.float32(error), B).ok is ok
     assert compare(B + np.float32(error), B, Tolerance(relative=1e-4)).ok is False
 
@@ -100,7 +100,7 @@ def test_integers_are_values_or_bits(values: list[int]) -> None:
         assert compare(reference.astype(np.float32), reference).ok
 
 
-def test_wrong_bits_are_told_as_the_numbers_that_they_are() -> None:
+def test_wrong_bits_are_shown_as_numbers() -> None:
     bits = np.array([-1, 5], np.int32).view(np.float32)
     assert compare(bits, np.array([-1, 7])).max_abs == 2
     assert compare(np.array([-1, 5], np.float32), np.array([-1, 7])).max_abs == 2
@@ -119,7 +119,7 @@ def test_nothing_to_compare_has_no_numbers() -> None:
     assert (same.max_abs, same.max_rel, same.cosine) == (None, None, None)
 
 
-def test_what_the_reference_moves_by_is_allowed() -> None:
+def test_the_spread_of_the_reference_is_allowed() -> None:
     reference, spread = np.array([1.0, 2.0, 3.0]), np.array([0.0, 0.5, np.inf])
     assert compare(np.array([1.0, 2.5, np.nan], np.float32), reference, spread=spread).ok
     assert not compare(np.array([1.0, 2.6, 3.0], np.float32), reference, spread=spread).ok

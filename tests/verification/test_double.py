@@ -39,7 +39,7 @@ def test_convolutions(attributes: str, kernel: tuple[int, ...], shape: tuple[int
     assert 0 < np.abs(exact - single).max() < 1e-5
 
 
-def test_what_float32_loses() -> None:
+def test_errors_of_float32() -> None:
     weights = np.array([1e8, 1.0, -1e8], np.float32).reshape(1, 3, 1, 1)
     data = serialized("(float[1, 3, 1, 2] x) => (float[1, 1, 1, 2] y) { y = Conv(x, w) }", 20, w=weights)
     single, exact = both(data, np.ones((1, 3, 1, 2), np.float32))

@@ -31,7 +31,7 @@ def test_lengths_that_are_apart_stay_apart() -> None:
     assert equal_sizes(serialized(graph, 17)).names == ()
 
 
-def test_what_the_caller_named_stays() -> None:
+def test_names_of_the_caller_stay() -> None:
     tied = equal_sizes(serialized(CACHE, 17), shapes={"p0": [1, "P", 4], "mask": [1, "P + n", 1]})
     assert tied.names == (("P", "s1", "s2"),)
     assert [str(size) for size in tied.shapes["mask"]] == ["1", "P + n", "1"]

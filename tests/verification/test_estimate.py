@@ -103,7 +103,7 @@ def test_overflow_with_large_inputs_is_a_warning() -> None:
     assert str(precision) == f"{precision.summary}; {precision.details[0]}"
 
 
-def test_integers_that_are_others_are_told() -> None:
+def test_changed_integers_are_reported() -> None:
     graph = net("Input x 0 1 x 0=64", "UnaryOp y 1 1 x y 0=2")
     for number, is_held in ((2048.5, True), (2050.5, True), (2051.0, False)):
         with estimator(graph, np.full(64, number, np.float32)) as estimate:
@@ -278,7 +278,7 @@ def test_the_scale_of_ordinary_numbers_is_chosen() -> None:
         assert most_ordinary([estimate, estimate.on(estimate.feeds)]) == 0
 
 
-def test_a_net_that_fails_is_told() -> None:
+def test_a_failing_net_is_reported() -> None:
     graph = net("Input x 0 1 x 0=8", "PixelShuffle y 1 1 x y 0=3")
     with estimator(graph, np.ones(8, np.float32)) as estimate, pytest.raises(RunError):
         estimate.run()
@@ -306,7 +306,7 @@ def test_nets_of_very_many_layers_are_not_estimated() -> None:
         ),
     ],
 )
-def test_what_is_said_of_fp16(precision: Precision, said: str) -> None:
+def test_descriptions_of_fp16(precision: Precision, said: str) -> None:
     assert str(precision) == f"off by up to {precision.error:.1e} of an output's largest value{said}"
     assert len(precision.summary) < 80
 
@@ -384,7 +384,7 @@ def test_tanh_of_small_numbers_is_masked_for_gpus() -> None:
         assert find_masks([estimate])[0] == {}
 
 
-def test_written_weights_are_used_and_stay_as_they_were(tmp_path: Path) -> None:
+def test_written_weights_are_used_and_unchanged(tmp_path: Path) -> None:
     graph = net("Input x 0 1 x 0=2 1=2 2=4", "Scale y 1 1 x y 0=4")
     layer(graph, "y").weights["scale_data"] = np.full(4, 1.0001)
     feeds = {graph.inputs[0]: Feed(np.ones((4, 2, 2), np.float32))}

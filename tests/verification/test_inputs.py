@@ -140,7 +140,7 @@ def test_sizes_left_open() -> None:
     ("type", "said"),
     [("float[100000, 100000, 100000]", "--shape"), ("float[0, 3]", "--shape"), ("string[3]", "string")],
 )
-def test_what_cannot_be_drawn(type: str, said: str) -> None:
+def test_inputs_that_cannot_be_drawn(type: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         drawn(f"({type} x) => ({type} y) {{ y = Identity(x) }}")
 
@@ -272,12 +272,12 @@ def test_divisors_are_not_0_unless_something_guards_them() -> None:
     "between",
     ["a = Abs(w)", "n = Neg(w) a = Identity(n)", "b = Abs(w) a = Sqrt(b)", "a = ReduceSum<keepdims = 1>(w)"],
 )
-def test_what_is_zero_where_an_input_is_is_a_divisor_too(between: str) -> None:
+def test_a_value_that_is_zero_with_an_input_is_a_divisor_too(between: str) -> None:
     model = loaded(f"(float[3,50] x, float[3,50] w) => (float[3,50] y) {{ {between} y = Div(x, a) }}")
     assert np.abs(draw_inputs(model, draw=Draw(3, LARGE))["w"]).min() > 1
 
 
-def test_what_a_window_moves_is_a_divisor_too() -> None:
+def test_a_value_moved_by_a_window_is_a_divisor_too() -> None:
     nodes = "m = MaxPool<kernel_shape = [1, 1]>(x) y = Reciprocal(m)"
     model = loaded(f"(float[1,3,9,9] x) => (float[1,3,9,9] y) {{ {nodes} }}")
     assert np.abs(draw_inputs(model, draw=Draw(1))["x"]).min() > 0.2

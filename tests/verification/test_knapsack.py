@@ -15,7 +15,7 @@ def test_an_item_that_removes_more_than_is_needed_is_not_taken() -> None:
     assert set(cheapest(POWERS, STEPS, cost, 6.0)) == {"dear"}
 
 
-def test_all_items_where_nothing_is_enough() -> None:
+def test_all_items_if_no_choice_is_enough() -> None:
     assert set(cheapest(POWERS, STEPS, cost, -1.0)) == set(POWERS)
     assert cheapest(POWERS, STEPS, cost, 15.0) == {}
 

@@ -48,7 +48,7 @@ def test_the_mildest_mask_on_the_layer_that_costs_most(convolutions: tuple[Path,
     assert {layer.name: layer["featmask"] for layer in result.graph} == {"x": 0, "small": 0, "large": 64}
 
 
-def test_nothing_where_nothing_is_needed(convolutions: tuple[Path, ...]) -> None:
+def test_no_masks_if_none_is_needed(convolutions: tuple[Path, ...]) -> None:
     result = mixed(*convolutions, verification=Verification(budget=0.5))
     assert result.chosen == ()
     assert result.before == result.after < 0.5
@@ -71,7 +71,7 @@ def test_a_budget_that_only_32_bits_keep(convolutions: tuple[Path, ...]) -> None
         mixed(*convolutions, verification=Verification(budget=0.0))
 
 
-def test_blocks_in_32_bits_keep_what_is_proved(tmp_path: Path) -> None:
+def test_blocks_in_32_bits_keep_proved_masks(tmp_path: Path) -> None:
     """A number that stands for infinity is infinite in bf16 as well."""
     graph = (
         "(float[1, 4, 8] x) => (float[1, 4, 8] y, float[1, 4, 8] z) <float k = {3.4028235e38}, float one = {1}>"
@@ -114,7 +114,7 @@ def test_numbers_that_are_too_large(tmp_path: Path) -> None:
     assert masks == dict.fromkeys(["square", "more", "root"], FP32)
 
 
-def test_a_net_that_is_wrong_in_fp32_is_told(convolutions: tuple[Path, ...]) -> None:
+def test_a_net_that_is_wrong_in_fp32_is_reported(convolutions: tuple[Path, ...]) -> None:
     model, param, bin = convolutions
     data = np.fromfile(bin, np.float32)
     data[10] += 1

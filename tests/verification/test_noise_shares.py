@@ -77,7 +77,7 @@ def test_masks_are_found_in_a_few_runs(estimator: Estimator, monkeypatch: pytest
     assert len(runs) <= 16  # each with two kinds of noise, and two more judges
 
 
-def test_masks_teach_what_layers_really_do() -> None:
+def test_masks_reveal_the_noise_of_layers() -> None:
     """Masks that took a tenth of the noise away are worth a tenth; layers that were hidden behind them show now."""
     first, second, third = (Layer("ReLU", name) for name in ("first", "second", "third"))
     shares = NoiseShares({first: np.array([8.0]), second: np.array([1.0]), third: np.array([0.5])}, np.array([0.5]))
@@ -90,7 +90,7 @@ def test_masks_teach_what_layers_really_do() -> None:
     }
 
 
-def test_layers_have_what_rounding_does_not_make() -> None:
+def test_layers_have_the_noise_beyond_rounding() -> None:
     """One run takes much of the layers' noise for that of rounding; if that is known, their proportions are left."""
     first, second = (Layer("ReLU", name) for name in ("first", "second"))
     shares = NoiseShares({first: np.array([2.0, 4.0]), second: np.array([1.0, 0.0])}, np.array([7.0, 0.0]))

@@ -28,7 +28,7 @@ def test_numbers_in_16_bits_move() -> None:
     assert 0 < spread("(float16[50] x) => (float16[50] y) { b = Exp(x) y = Log(b) }", x).max() < 1e-2
 
 
-def test_what_a_last_bit_decides_moves_by_a_step() -> None:
+def test_values_decided_by_a_last_bit_move_by_a_step() -> None:
     graph = "(float[3] x) => (float[3] y) <float a = {3}> { b = Mul(x, a) y = Floor(b) }"
     moved = spread(graph, np.array([1 / 3, 0.5, 0.0], np.float32))
     assert moved[0] >= 1
@@ -36,7 +36,7 @@ def test_what_a_last_bit_decides_moves_by_a_step() -> None:
     assert moved[2] == 0
 
 
-def test_what_is_exact_decides_for_itself() -> None:
+def test_exact_values_decide_without_a_step() -> None:
     graph = "(float[4] x) => (float[4] y) <float a = {0}> { b = Relu(x) c = Greater(b, a) y = Cast<to = 1>(c) }"
     assert not spread(graph, np.array([0, -0.0, 1e-7, 1], np.float32)).any()
 
@@ -48,7 +48,7 @@ def test_a_quotient_of_integers_decides_for_itself() -> None:
     assert spread(graph, np.array([0, 0.5, 0, 1, 0, 0], np.float32)).max() < 1e-4
 
 
-def test_what_may_be_infinite_moves_without_bounds() -> None:
+def test_values_that_may_be_infinite_move_without_bounds() -> None:
     graph = "(float[2] x) => (float[2] y) <float a = {3}> { b = Mul(x, a) c = Floor(b) y = Reciprocal(c) }"
     moved = spread(graph, np.array([1 / 3, 1.5], np.float32))
     assert np.isinf(moved[0])
@@ -98,7 +98,7 @@ def test_right_nets_at_the_ends_of_float32(nodes: str, size: int) -> None:
     assert [row.message for row in lower(parsed(graph)).verify().rows if row.status != "ok"] == []
 
 
-def test_what_overflows_is_resolved_only_by_numbers_that_are_right() -> None:
+def test_overflows_are_resolved_only_by_right_numbers() -> None:
     x = np.array([-20, -2, 100], np.float32)
     model = serialized("(float[3] x) => (float[3] y) { a = Sigmoid(x) y = Log(a) }")
     feeds, rounding = {"x": x}, Rounding(model, (), {})

@@ -235,7 +235,7 @@ def test_dynamic_sizes_are_run_at_two_values(tmp_path: Path) -> None:
     assert verify_net(model, *net, manifest=manifest, verification=Verification(shapes={"x": (1, 64, 4)})).ok
 
 
-def test_sizes_at_which_all_outputs_are_0_are_left_out(tmp_path: Path) -> None:
+def test_sizes_with_only_zero_outputs_are_left_out(tmp_path: Path) -> None:
     """Fewer samples of a sound than a window has give no feature."""
     model = write_model(
         tmp_path,
@@ -363,7 +363,7 @@ def test_inputs_that_onnxruntime_does_not_take(tmp_path: Path) -> None:
         verify_net(write_model(tmp_path, graph), *write_net(tmp_path, *BOTH_NET))
 
 
-def test_what_is_wrong_at_zero_alone(tmp_path: Path) -> None:
+def test_errors_only_at_zero(tmp_path: Path) -> None:
     graph = (
         "(float[1, 3, 5] x) => (float[1, 3, 5] y) <float z = {0}> { c = Greater(x, z) l = Log(x) y = Where(c, l, z) }"
     )
@@ -452,7 +452,7 @@ def test_lengths_that_a_model_needs(tmp_path: Path) -> None:
     assert [sizes["N"] for sizes in report.sizes] == [2048, 4096]
 
 
-def test_sizes_that_nobody_finds(tmp_path: Path) -> None:
+def test_sizes_that_cannot_be_found(tmp_path: Path) -> None:
     graph = "(float[1, N] x) => (float[7, 1] y) { s = Constant<value_ints = [7, 1]>() y = Reshape(x, s) }"
     manifest = manifest_of([entry("x", 1, "N")], [entry("y", 7, 1)])
     with pytest.raises(RunError, match="--inputs gives others, and --shape says how long N may be"):
@@ -478,7 +478,7 @@ def test_a_model_that_takes_too_long(tmp_path: Path) -> None:
     assert verify_net(write_model(tmp_path, BOTH), *write_net(tmp_path, *BOTH_NET)).ok
 
 
-def test_what_fp16_on_x86_is() -> None:
+def test_meaning_of_fp16_on_x86() -> None:
     row = OutputReport("y", "y", "ok", max_rel=1e-6)
     for checked, estimated, has_note in (
         ("x86-64 fp32", ", fp16 estimated", False),
