@@ -1,6 +1,6 @@
 """The cheapest steps that reduce a net's noise: int8 layers become float, or fp16 layers get masks."""
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -35,21 +35,28 @@ def cheapest(
 
 def _best_first(
     powers: Mapping[Item, Power],
-    steps: Iterable[tuple[float, Item, Way, Power]],
+    steps: Sequence[tuple[float, Item, Way, Power]],
     cost: Callable[[Item, Way], float],
     limit: Power,
 ) -> tuple[dict[Item, Way], Power]:
     """Take steps in order until the noise is within the limit, undo needless ones; return steps and remaining noise."""
-    ways, current = dict[Item, Way](), dict(powers)
-    total = sum(current.values())
-    for _, item, way, power in steps:
-        if np.all(total <= limit):
-            break
-        total = total + power - current[item]
-        ways[item], current[item] = way, power
-    for item in sorted(ways, key=lambda item: cost(item, ways[item]), reverse=True):
-        if np.all(total - current[item] + powers[item] <= limit):
-            total = total + powers[item] - current[item]
-            current[item] = powers[item]
-            del ways[item]
+    left, changes = dict(powers), [sum(powers.values())]
+    for _, item, _, power in steps:
+        changes.append(power - left[item])
+        left[item] = power
+    totals = np.cumsum(changes, axis=0)
+    needed = int(np.argmax([*_within(totals, limit), True]))
+    ways, total = {item: way for _, item, way, _ in steps[:needed]}, totals[min(needed, len(steps))]
+    left = {**powers, **{item: power for _, item, _, power in steps[:needed]}}
+    dearest_first = sorted(ways, key=lambda item: cost(item, ways[item]), reverse=True)
+    added = np.array([powers[item] - left[item] for item in dearest_first]).reshape(-1, *np.shape(limit))
+    for at in np.flatnonzero(_within(total + added, limit)):  # the others cannot be undone later either
+        if np.all(total + added[at] <= limit):
+            total = total + added[at]
+            del ways[dearest_first[at]]
     return ways, total
+
+
+def _within(noises: Any, limit: Power) -> Any:
+    """Return for each noise whether no output has more than the limit."""
+    return (noises <= limit).all(axis=tuple(range(1, noises.ndim)))

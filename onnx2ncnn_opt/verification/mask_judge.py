@@ -195,8 +195,7 @@ class MaskJudge:
 
     def _with_fixed(self, masks: Masks) -> Masks:
         """Return masks together with the fixed ones."""
-        none = Feature(0)
-        return {layer: masks.get(layer, none) | self.fixed.get(layer, none) for layer in (*masks, *self.fixed)}
+        return {**masks, **{layer: features | masks.get(layer, Feature(0)) for layer, features in self.fixed.items()}}
 
     def _key(self) -> tuple[int, ...]:
         return tuple(layer["featmask"] for layer in self.graph)
@@ -207,10 +206,9 @@ class MaskJudge:
 
     def price(self, masks: Masks = MappingProxyType({})) -> float:
         """Return the share of the multiplications that masks keep from fp16 arithmetic, with masks added."""
-        exact = Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE
-        counts = self.multiplications.items()
-        with self._added(masks):
-            masked = sum(count for layer, count in counts if layer["featmask"] & exact)
+        exact = int(Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE)
+        added, counts = self._with_fixed(masks), self.multiplications.items()
+        masked = sum(count for layer, count in counts if (layer["featmask"] | int(added.get(layer, 0))) & exact)
         return masked / (sum(self.multiplications.values()) or 1.0)
 
     def rounding(self, masks: Masks = MappingProxyType({})) -> Measured:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
@@ -52,7 +52,7 @@ _HALVINGS = 6  # of the range of errors, to find the error that a price buys
 _LOW_PRICE = 0.03  # the search for a lower price stops here
 # Each attempt aims at an error smaller by this factor. Layers may always make this share of the error.
 _CAUTION, _LEAST_ROOM = 0.95, 0.3
-_HOPELESS = 1.5  # times the budget: with such an error on the first input, other inputs do not run
+_HOPELESS = 1.5  # times the budget: after such an error on the first input, other inputs do not run
 # The extra time of a convolution without winograd, in units of the extra time without fp16 arithmetic.
 _NO_WINOGRAD_COST = 0.25
 
@@ -132,6 +132,7 @@ class Planner:
     def __init__(self, judges: Sequence[MaskJudge], others: Sequence[MaskJudge] = ()) -> None:
         compare(judges)
         self.judge, self._judges, self._others = judges[0], judges, others
+        self._ways = {layer: _ways(self.judge, layer) for layer in self.judge.graph}
         rounding, shares = self._rounding({}), self.judge.shares()
         self._shares = shares.with_rounding(rounding)
         self._blocks = _divided(self.judge)
@@ -154,11 +155,14 @@ class Planner:
                     break
             if all(plan.features != tried.features for tried in self._tried):
                 self._try(plan, targets[-1].error)
+                if not plan.meets(targets) and self._tried[-1].error > _HOPELESS * targets[-1].error:
+                    break
         return self._best(targets)
 
     def price_within(self, plan: Plan, error: float) -> float:
         """Return the price of masks that leave an error of `error` at most, with the blocks of a plan."""
-        return self.judge.price({**masks_within(self.judge, plan.shares, error), **plan.blocks})
+        ways = masks_within(self._ways, plan.shares, error)
+        return self.judge.price({**_features(ways), **plan.blocks})
 
     def _best(self, targets: Sequence[Target]) -> Plan:
         """Return the best plan that was tried; all judges confirm a plan that meets a target."""
@@ -194,9 +198,9 @@ class Planner:
         """Return the plan with masks that leave an error of `error` at most, if that is possible."""
         arithmetic = {layer: power for layer, power in self._shares.arithmetic.items() if layer not in choice.blocks}
         shares = NoiseShares(arithmetic, choice.rounding, self._shares.rounding_by_layer)
-        masks = masks_within(self.judge, shares, error)
-        left = sum(_left(self.judge, layer, power, masks.get(layer)) for layer, power in arithmetic.items())
-        predicted = _largest(shares.rounding + left)
+        ways = masks_within(self._ways, shares, error)
+        left = sum(power * ways[layer].left if layer in ways else power for layer, power in arithmetic.items())
+        masks, predicted = _features(ways), _largest(shares.rounding + left)
         return Plan(masks, choice.blocks, shares, predicted, self.judge.price({**masks, **choice.blocks}))
 
     def _within_price(self, choice: _BlockChoice, target: Target) -> Plan:
@@ -275,42 +279,38 @@ def _in_32_bits(layers: Iterable[Layer]) -> dict[Layer, Feature]:
     return {layer: FP32 for layer in layers if layer.type not in SOURCES}
 
 
-def _left(judge: MaskJudge, layer: Layer, power: Array, mask: Feature | None) -> Array:
-    """Return the power of a layer's noise that a mask leaves."""
-    if mask is None:
-        return power
-    ways = judge.inner.get(layer, ()) if mask == Feature.NO_WINOGRAD else ()
-    return power * ((ways[-1].error / ways[0].error) ** 2 if ways and ways[0].error else 0.0)
+class _Way(NamedTuple):
+    """A mask of a layer, the share of the power of its noise that the mask leaves, and the extra time."""
+
+    features: Feature
+    left: float
+    cost: float  # in multiplications
 
 
-_Step: TypeAlias = tuple[float, Layer, Feature, Array]
+def _ways(judge: MaskJudge, layer: Layer) -> list[_Way]:
+    """Return the masks of a layer's arithmetic, the cheapest first."""
+    cost, inner = judge.cost(layer), judge.inner.get(layer, ())
+    if not winograd_tile(layer):
+        return [_Way(inner[0].remedy if inner else Feature.NO_FP16_ARITHMETIC, 0.0, cost)]
+    left = (inner[-1].error / inner[0].error) ** 2 if inner and inner[0].error else 0.0
+    return [_Way(Feature.NO_WINOGRAD, left, _NO_WINOGRAD_COST * cost), _Way(FULL, 0.0, cost)]
 
 
-def _steps(judge: MaskJudge, powers: Mapping[Layer, Array], excess: Array) -> list[_Step]:
-    """Return the possible masks of layers for `cheapest`; only noise at the outputs in `excess` counts."""
-    steps: list[_Step] = []
-    for layer, power in powers.items():
-        cost, loud = judge.cost(layer), float(power.max(where=excess, initial=0.0))
-        ways = judge.inner.get(layer, ())
-        if winograd_tile(layer):
-            left = _left(judge, layer, power, Feature.NO_WINOGRAD)
-            quiet = float(left.max(where=excess, initial=0.0))
-            ratio = (loud - quiet) / (_NO_WINOGRAD_COST * cost)
-            steps.append((ratio, layer, Feature.NO_WINOGRAD, left))
-            steps.append((min(quiet / cost, ratio), layer, FULL, power * 0))
-        else:
-            features = ways[0].remedy if ways else Feature.NO_FP16_ARITHMETIC
-            steps.append((loud / cost, layer, features, power * 0))
-    return steps
-
-
-def masks_within(judge: MaskJudge, shares: NoiseShares, error: float) -> dict[Layer, Feature]:
+def masks_within(ways: Mapping[Layer, Sequence[_Way]], shares: NoiseShares, error: float) -> dict[Layer, _Way]:
     """Return masks of small cost that leave an error of `error` at most."""
-
-    def cost(layer: Layer, features: Feature) -> float:
-        return judge.cost(layer) * (_NO_WINOGRAD_COST if features == Feature.NO_WINOGRAD else 1.0)
-
     powers = shares.arithmetic
     room = np.maximum(error**2 - shares.rounding, (_LEAST_ROOM * error) ** 2)
-    excess = sum(powers.values(), np.zeros_like(room)) > room
-    return cheapest(powers, _steps(judge, powers, excess), cost, room)
+    excess = sum(powers.values(), np.zeros_like(room)) > room  # only noise at these outputs counts
+    matrix = np.array([*powers.values()]).reshape(-1, room.size)
+    loudest = np.where(excess, matrix, 0.0).max(1, initial=0.0).tolist()
+    steps: list[tuple[float, Layer, _Way, Array]] = []
+    for (layer, power), loud in zip(powers.items(), loudest, strict=True):
+        ratio, before = math.inf, 1.0
+        for way in ways[layer]:
+            ratio, before = min(ratio, loud * (before - way.left) / way.cost), way.left
+            steps.append((ratio, layer, way, power * way.left))
+    return cheapest(powers, steps, lambda _, way: way.cost, room)
+
+
+def _features(ways: Mapping[Layer, _Way]) -> dict[Layer, Feature]:
+    return {layer: way.features for layer, way in ways.items()}
