@@ -189,9 +189,9 @@ def draw_inputs(
     3. Other floats are N(0,1), or large. If `draw` is not plain, some are 0.0 and -0.0. Then rows end with zeros,
        negative numbers, numbers slightly below the row's largest, or the largest.
     4. 8-bit integers are mostly images, and fill their range. If `draw` is not plain, some are 0.
-    5. Other integers and bools, and floats that hide scores, are masks of 0 and 1. Each row starts with 1, 0: a row
-       without a 1 has no softmax, and a row without a 0 cannot show that the net ignores the mask. Masks whose sum
-       must be their length are all 1.
+    5. Other integers and bools, and floats that become bools or hide scores, are masks of 0 and 1. Each row starts with
+       1, 0: a row without a 1 has no softmax, and a row without a 0 cannot show that the net ignores the mask. Masks
+       whose sum must be their length are all 1.
     6. Integers that the model compares with positions, or computes the last position of, are lengths of sequences: half
        of the longest dynamic dimension or more, but not all of it, so that a mask hides something.
 
@@ -271,7 +271,7 @@ class Uses:
     domain: tuple[float, float] | None  # the common domain of the functions that take them
     divides: bool  # they are divisors, or a divisor is 0 if they are
     is_guarded: bool  # they are compared or selected
-    is_mask: bool = False  # they, or 1 minus them, multiply a number that hides scores
+    is_mask: bool = False  # they become bools; or they, or 1 minus them, multiply a number that hides scores
     is_counted: bool = False  # they are a mask whose sum must be its length
     are_lengths: bool = False  # numbers computed from them are compared with positions, or index a dynamic axis
 
@@ -288,7 +288,8 @@ class Uses:
             domain=(max(low for low, _ in domains), min(high for _, high in domains)) if domains else None,
             divides=bool(divisions),
             is_guarded=any(_traits(node, model).selects for node in (*quotients, *(node for node, _, _ in uses))),
-            is_mask=any(_hides(node) for mask in (value, *inverses) for node, _ in _uses(mask, model)),
+            is_mask=any(_becomes_bool(node) for node, _, _ in uses)
+            or any(_hides(node) for mask in (value, *inverses) for node, _ in _uses(mask, model)),
             is_counted=any(_traits(user, model).counts == index for user, index in _uses_of_sums(uses, model)),
             are_lengths=len(value.shape or ()) < 2 and _are_lengths(value, model),
         )
@@ -475,16 +476,17 @@ def _traits(node: onnx_ir.Node, model: LoadedModel) -> Traits:
 
 
 def _uses(value: onnx_ir.Value, model: LoadedModel, *, zeros: bool = False) -> Iterator[tuple[onnx_ir.Node, int]]:
-    """Yield every node that takes the elements of `value`, moved or not, and the index of that input.
+    """Yield every node that takes the elements of `value`, moved, resized or not, and the index of that input.
 
     With `zeros` yield also nodes that take values which are 0 if these are, such as multiples, and sums of floats.
     """
-    sums = ("ReduceSum", "ReduceMean") if zeros and value.dtype and value.dtype.is_floating_point() else ()
+    has_sums = zeros and value.dtype is not None and value.dtype.is_floating_point()
+    means = ("Resize", "ReduceSum", "ReduceMean") if has_sums else ("Resize",)
 
     def copies(value: onnx_ir.Value) -> Iterator[onnx_ir.Value]:
         for node, index in value.uses():
             traits = _traits(node, model)
-            if traits.moves_input(index) or (zeros and traits.keeps_zeros) or (not index and node.op_type in sums):
+            if traits.moves_input(index) or (zeros and traits.keeps_zeros) or (not index and node.op_type in means):
                 yield from node.outputs
 
     yield from (use for copy in reached([value], copies) for use in copy.uses())
@@ -530,6 +532,10 @@ def _hides(node: onnx_ir.Node) -> bool:
     """Return True if a node multiplies a mask by a number such as -1e4, which hides scores."""
     tensors = [value.const_value for value in node.inputs if value is not None] if node.op_type == "Mul" else []
     return any(t is not None and t.size == 1 and t.numpy().item() <= _HIDING for t in tensors)
+
+
+def _becomes_bool(node: onnx_ir.Node) -> bool:
+    return node.op_type == "Cast" and node.attributes.get_int("to", 0) == onnx_ir.DataType.BOOL
 
 
 def _size_of_axis(node: onnx_ir.Node) -> int:
