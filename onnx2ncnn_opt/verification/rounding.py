@@ -168,7 +168,7 @@ class Rounding:
         to it as the model; an int8 net may lose LOSS and the effect of its coarser steps. Or an int8 net may differ
         from the model by twice `tolerance_within`, because ncnn has no -128.
         """
-        is_quantised = is_int8 or "DynamicQuantizeLinear" in self._op_types
+        is_quantised = is_int8 or not self._op_types.isdisjoint(("DynamicQuantizeLinear", "DynamicQuantizeLSTM"))
         if not is_quantised or self._floats is None or actual.shape != reference.shape:
             return False
         float_runner, within, coarser = self._floats

@@ -31,7 +31,7 @@ _UNARY = {
     "QLinearSoftmax": "Softmax",
 }
 _BINARY = {"QLinearAdd": "Add", "QLinearMul": "Mul"}
-_QUANTISE = ("QuantizeLinear", "QLinearConv", "QLinearMatMul", "QGemm", "DynamicQuantizeLinear")
+_QUANTISE = ("QuantizeLinear", "QLinearConv", "QLinearMatMul", "QGemm", "DynamicQuantizeLinear", "DynamicQuantizeLSTM")
 _OF_INTEGERS = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}
 _Values: TypeAlias = Sequence[onnx_ir.Value | None]
 _NOT_ONNX = ("channels_last", "opset")  # attributes that only ONNX Runtime's operators have
@@ -115,6 +115,14 @@ class _FloatConversion:
         self._weights: dict[onnx_ir.Value, _Weight] = {}  # by the float constant
         self._at_run_time: set[onnx_ir.Value] = set()  # products whose input the model quantises at run time
         self._current: onnx_ir.Node
+        self._methods = {
+            "QuantizeLinear": self._quantize,
+            "DequantizeLinear": self._dequantize,
+            "QLinearConv": self._conv,
+            **dict.fromkeys(("QLinearMatMul", "QGemm"), self._matmul),
+            **dict.fromkeys(_OF_INTEGERS, self._product_at_run_time),
+            "DynamicQuantizeLSTM": self._lstm,
+        }
 
     def convert(self, node: onnx_ir.Node) -> None:
         """Insert the float version of a node that has 8-bit inputs or outputs."""
@@ -122,16 +130,8 @@ class _FloatConversion:
         kind = node.op_type
         if node.domain not in _DOMAINS:
             return
-        if kind == "QuantizeLinear":
-            self._quantize(node)
-        elif kind == "DequantizeLinear":
-            self._dequantize(node)
-        elif kind == "QLinearConv":
-            self._conv(node)
-        elif kind in ("QLinearMatMul", "QGemm"):
-            self._matmul(node)
-        elif kind in _OF_INTEGERS:
-            self._product_at_run_time(node)
+        if kind in self._methods:
+            self._methods[kind](node)
         elif kind in _UNARY:
             operand = self._operand(node.inputs[:3])
             if operand is not None and not _attribute(node, "channels_last", 0) and _attribute(node, "opset", 13) >= 13:
@@ -207,6 +207,16 @@ class _FloatConversion:
             [product] = self._node(_OF_INTEGERS[node.op_type], [quantizer.inputs[0], weight], _attributes(node))
             self._at_run_time.add(product)
             self._supersede(scaled.outputs[0], product)
+
+    def _lstm(self, node: onnx_ir.Node) -> None:
+        x, w, r, *others = node.inputs[:8]
+        scales = node.inputs[8:]
+        weights = [self._operand([w, *scales[:2]], axis=0), self._operand([r, *scales[2:]], axis=0)]
+        if None not in weights:
+            weights = [self._node("Transpose", [weight], {"perm": [0, 2, 1]})[0] for weight in weights]
+            states = self._node("LSTM", [x, *weights, *others], _attributes(node), len(node.outputs))
+            for old, new in zip(node.outputs, states, strict=True):
+                self._supersede(old, new)
 
     def _move(self, node: onnx_ir.Node, x: _Quantised) -> None:
         if any(value in self._floats for value in node.inputs[1:]):
