@@ -14,6 +14,8 @@ from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.manifest import Manifest, file_hash, read_manifest
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
+from onnx2ncnn_opt.param.files import bin_beside, read_graph
+from onnx2ncnn_opt.param.param_bin import is_param_bin
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner
@@ -47,12 +49,12 @@ class Run:
 
 
 def manifest_beside(param: Path, model: Path) -> tuple[Manifest | None, str]:
-    """Return the manifest NET.json of NET.param, and a note if the file exists but is not used.
+    """Return the manifest NET.json of NET.param or NET.param.bin, and a note if the file exists but is not used.
 
     A manifest must have the model's hash, and the net must have its blobs: another converter may have replaced the net,
     or the model was exported again.
     """
-    path = param.with_suffix(".json")
+    path = bin_beside(param).with_suffix(".json")
     if path == param or not path.is_file() or not model.is_file():
         return None, ""
     try:
@@ -61,7 +63,10 @@ def manifest_beside(param: Path, model: Path) -> tuple[Manifest | None, str]:
         return None, f"not used: {error}"
     if manifest.source.sha256 != file_hash(model):
         return None, f"{path} is not used: it was written for another model"
-    words = set(param.read_text(encoding="utf-8", errors="replace").split())  # no parser, because the net may be broken
+    data = param.read_bytes()
+    words = set(data.decode(errors="replace").split())  # no parser, because the net may be broken
+    if is_param_bin(data):
+        words = {blob.name for layer in read_graph(param) for blob in layer.outputs}
     missing = [t.blob for t in (*manifest.inputs, *manifest.outputs) if t.blob not in words]
     if missing:
         return None, f"{path} is not used: {param} has no blob '{missing[0]}'"

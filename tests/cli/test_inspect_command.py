@@ -7,6 +7,7 @@ from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.ir.cost import multiplications, parameters
 from onnx2ncnn_opt.manifest import read_manifest
 from onnx2ncnn_opt.param.files import write_net
+from onnx2ncnn_opt.verification.runs import manifest_beside
 from testing.command import names, run, run_well
 from testing.models import parsed, write_model
 from testing.op_cases import fill_weights
@@ -104,3 +105,5 @@ def test_a_binary_net_with_a_manifest(tmp_path: Path) -> None:
     (tmp_path / "net.json").write_text(json.dumps(renamed))
     data = json.loads(run(tmp_path, "inspect", "net.param.bin", "--json").out)
     assert data["inputs"] == [{"name": "x", "dtype": "float32", "shape": [1, 3, 4, 8]}]
+    manifest, note = manifest_beside(tmp_path / "net.param.bin", model)
+    assert manifest is not None, note
