@@ -204,6 +204,18 @@ class _Nets:
             name: replace(scales[name], largest_sum=sums[name] * scales[name].input) for name in sums
         }
 
+    def whole_if_too_new(self, scales: Mapping[str, Scales], release: int) -> dict[str, Scales]:
+        """Return scales without blocks for layers whose blocks need a newer ncnn than `release`."""
+        new = {layer.name for layer in self.graph(scales) if layer.name in scales and too_new(layer, release)}
+        return {name: replace(each, whole=True) if name in new else each for name, each in scales.items()}
+
+    def noise_samples(self, layers: int, work: int | None) -> list[Sequence[int]]:
+        """Return the held-out samples, and these with others, for the noise of one layer; as many as `work` allows."""
+        affordable = _LAYER_WORK // (layers * (work or _LAYER_WORK))
+        half = min(_MAX_SAMPLES, max(_MIN_SAMPLES, affordable)) // 2
+        held, rest = self.held[:half], [i for i in range(len(self.feeds)) if i not in self.held][:half]
+        return [held, [*held, *rest]]
+
     def expected(self, index: int) -> dict[str, Array]:
         """Return the float net's outputs for a sample."""
         if index in self._expected:
@@ -263,7 +275,7 @@ def quantize_net(  # noqa: PLR0913
     for blob in net.inputs:
         blob.shape, blob.batch = feeds[0][blob.name].mat
     infer_graph(net)
-    by_name, earlier = {layer.name: layer for layer in net}, None if like is None else forms_of(read_graph(like))
+    earlier = None if like is None else forms_of(read_graph(like))
     rows, every = _rows(net, keep, earlier), every or earlier is not None
     candidates = _candidates(rows, given)
     few = _MIN_SAMPLES if budget == Budget() or given is not None else _MIN_SAMPLES_FOR_BUDGET
@@ -271,35 +283,31 @@ def quantize_net(  # noqa: PLR0913
     with ExitStack() as stack:
         nets = _Nets(param, bin, feeds, Path(stack.enter_context(temporary_folder())), on, stack)
         used = [feeds[i] for i in range(len(feeds)) if i not in nets.held or len(nets.held) == len(feeds)]
-        read = [by_name[name] for name in candidates if has_static_scale(by_name[name]) or by_name[name].type == "Gemm"]
+        read = [x for x in net if x.name in candidates and (has_static_scale(x) or x.type == "Gemm")]
         observed = observe(net, nets.float, read, used)
         notes += _notes(observed, used, {layer.name for layer in read if layer.inputs[0] in net.inputs})
-        if given is None:
-            listed, whole = {} if table is None else read_table(table, net), weights == "int8"
-            scales = {name: _scales(observed.get(name), method, listed.get(name), whole) for name in candidates}
-            for layer in nets.graph(scales) if weights is None else ():
-                if layer.name in scales and too_new(layer, release):
-                    scales[layer.name] = replace(scales[layer.name], whole=True)
-        scales = dict(given) if given is not None else nets.with_sums(scales, used)
-        scales |= {
-            name: replace(scales[name], whole=whole, winograd=winograd)
-            for name, (whole, winograd) in (earlier or {}).items()
-            if name in scales
-        }
+        if given is not None:
+            scales = dict(given)
+        else:
+            listed = {} if table is None else read_table(table, net)
+            scales = {x: _scales(observed.get(x), method, listed.get(x), weights == "int8") for x in candidates}
+            scales = nets.with_sums(scales if weights else nets.whole_if_too_new(scales, release), used)
+        for name in scales.keys() & (earlier or {}).keys():
+            whole, winograd = (earlier or {})[name]
+            scales[name] = replace(scales[name], whole=whole, winograd=winograd)
         for layer in nets.graph(scales):
             if layer.name in scales:
                 rows[layer.name] = replace(rows[layer.name], reason=too_new(layer, release) or "")
         candidates = _candidates(rows, given)
         scales = {name: scales[name] for name in candidates}
-        affordable = _LAYER_WORK // (len(candidates) * (multiplications(net) or _LAYER_WORK))
-        half = min(_MAX_SAMPLES, max(_MIN_SAMPLES, affordable)) // 2
-        held, rest = nets.held[:half], [i for i in range(len(feeds)) if i not in nets.held][:half]
-        groups = [held, [*held, *rest]]
+        groups = nets.noise_samples(len(candidates), multiplications(net))
         for name in counted(candidates, "ncnn runs the net with one layer in int8", "layers"):
             rows[name] = replace(rows[name], noise=nets.compare({name: scales[name]}, *groups)[0].noise)
-            if stats := observed.get(name):
-                cut = stats.share_above(LEVELS / scales[name].input) if has_static_scale(by_name[name]) else 0.0
-                rows[name] = replace(rows[name], largest=stats.largest, cut=cut)
+        for layer in read:
+            if layer.name in scales:
+                stats, threshold = observed[layer.name], LEVELS / scales[layer.name].input
+                cut = stats.share_above(threshold) if has_static_scale(layer) else 0.0
+                rows[layer.name] = replace(rows[layer.name], largest=stats.largest, cut=cut)
         forms = None if earlier is not None else _forms(net, scales, weights if given is None else "int8")
         rows, scales = _timed(nets, net, rows, scales, forms, groups)
         for row in rows.values() if given is None else ():

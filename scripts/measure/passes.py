@@ -41,6 +41,7 @@ from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.outputs import Latency
 from onnx2ncnn_opt.param.files import NetFiles, read_net, write_net
 from onnx2ncnn_opt.passes import PASSES
 from onnx2ncnn_opt.passes import run as run_passes
@@ -48,7 +49,7 @@ from onnx2ncnn_opt.passes.eliminate_orphaned_memorydata import eliminate_orphane
 from onnx2ncnn_opt.rewrite.events import Applied
 from onnx2ncnn_opt.rewrite.pipeline import run
 from onnx2ncnn_opt.rewrite.rule import Pass
-from scripts.measure.latency import Latency, NetPaths, compare
+from scripts.measure.latency import NetPaths, compare
 from scripts.measure.measured import BENEFIT, FIRINGS, ROOT, SOURCES, WHOLE, Rows, read_table, table, write_table
 from testing.exports import refilled
 from testing.op_cases import load_cases
@@ -161,7 +162,7 @@ def _shapes(graph: Graph) -> dict[str, tuple[int, ...]]:
 
 
 def _numbers(prefix: str, found: Latency | None) -> dict[str, str]:
-    texts = (f"{found.first:.4g}", f"{found.ratio:.3f}", f"{found.median:.3f}") if found else ("-", "-", "-")
+    texts = (f"{found.other:.4g}", f"{found.net / found.other:.3f}", f"{found.ratio:.3f}") if found else ("-", "-", "-")
     return dict(zip((f"{prefix} ms", f"{prefix} ratio", f"{prefix} median"), texts, strict=True))
 
 
@@ -332,8 +333,8 @@ def measure_products(rows: int, k: int, n: int, pairs: int, seconds: float) -> S
     with tempfile.TemporaryDirectory() as folder:
         gemm, *others = (product_net(type, rows, k, n, pairs, Path(folder)) for type in PRODUCTS)
         found = [compare(gemm, other, {"x": (rows, k)}, seconds) for other in others]
-    first = min((times.first for times in found if times is not None), default=0.0)
-    return [f"{first:.3g}", *(f"{times.ratio:.2f}" if times else "-" for times in found)]
+    first = min((times.other for times in found if times is not None), default=0.0)
+    return [f"{first:.3g}", *(f"{times.net / times.other:.2f}" if times else "-" for times in found)]
 
 
 def run_products(options: argparse.Namespace) -> None:

@@ -39,10 +39,11 @@ from onnx2ncnn_opt.api.apply_passes import Optimized, apply_passes
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.onnx.ops import all_ops
 from onnx2ncnn_opt.onnx.read.load import load_model
+from onnx2ncnn_opt.outputs import Latency
 from onnx2ncnn_opt.verification.inputs import draw_inputs
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.verify_net import verify_net
-from scripts.measure.latency import Latency, compare
+from scripts.measure.latency import compare
 from scripts.measure.measured import ROOT, table
 from testing.conformance import Case, collect
 from testing.exports import refilled
@@ -228,7 +229,7 @@ def measure(
     before, after = result.layers
     again = len(apply_passes(files.param, files.bin, shapes=shapes).applied)
     note = ", ".join([*wrong, *([f"second run: {again} rewrites"] if again else []), memory_note(result)])
-    ratios = (f"{latency.ratio:.2f}", f"{latency.median:.2f}") if latency else (None, None)
+    ratios = (f"{latency.net / latency.other:.2f}", f"{latency.ratio:.2f}") if latency else (None, None)
     return (before, after, worst, *ratios, f"{taken:.2f}", note), latency
 
 
@@ -250,7 +251,7 @@ def run_nets(options: argparse.Namespace) -> None:
                 continue
             row, latency = measure(model, *files, Path(temporary), options.seconds, verify=not options.no_verify)
             if latency is not None:
-                ratios[model.stem] = min(latency.ratio, latency.median)
+                ratios[model.stem] = min(latency.net / latency.other, latency.ratio)
             add(model.stem, *row)
     if ratios:
         slower = [f"{name} {ratio:.2f}" for name, ratio in ratios.items() if ratio > 1 + _NOISE]
