@@ -20,8 +20,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -34,6 +35,9 @@ from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.memory import blob_bytes, peak_memory
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.param.files import read_graph
+from onnx2ncnn_opt.runtime.base import Array
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
+from onnx2ncnn_opt.runtime.ort import OrtRunner, OrtWorker
 from scripts.measure.measured import table
 from scripts.measure.pnnx import convert as convert_with_pnnx
 from scripts.measure.pnnx import input_shapes
@@ -41,12 +45,12 @@ from scripts.measure.pnnx import input_shapes
 _NETS = ("ours", "pnnx", "ncnnoptimize")
 _COLUMNS = (*_NETS, "ONNX Runtime")
 _LEAST_TURNS = 3
-_DTYPES = {"f32": "float32", "i32": "int32", "i64": "int64"}
+_INTEGERS = {"i32": np.int32, "i64": np.int64}
 _COMBINING = ("BinaryOp", "Eltwise", "Concat", "Scale")  # move elements, or make each of those at its index
 
 _TOLERANCE = 0.05  # of an output's largest value
 
-Outputs = list[Any]
+Times = Callable[[float], list[float]]  # repeats a run for some seconds, at least once
 Record = dict[str, dict[str, float | None]]  # "ms", "layers", "moved", "peak", "macs" of each column
 
 
@@ -119,48 +123,36 @@ def kind_of(model: Path) -> str:
 
 
 def measure(model: Path, nets: Mapping[str, list[str]], seconds: float) -> dict[str, float]:
-    """Return milliseconds by column, from a child process; without a net that crashes it, or is wrong."""
-    inputs = [(shape, _DTYPES[dtype]) for shape, dtype in input_shapes(model)]
-    left = dict(nets)
-    while left:
-        request = json.dumps([left, inputs, seconds])
-        done = subprocess.run(
-            [sys.executable, __file__, "--child", request], capture_output=True, text=True, check=False
-        )
-        lines = done.stdout.splitlines()
-        if done.returncode == 0:
-            times: dict[str, float] = json.loads(lines[-1])
-            return times
-        left.pop(lines[-1] if lines and lines[-1] in left else next(iter(left)))
-    return {}
-
-
-def _child(request: str) -> None:
-    """Print the times as JSON; before each net its name, so that the parent knows which one ends the process."""
-    nets, inputs, seconds = json.loads(request)
+    """Return milliseconds by column, without those of nets that fail or are wrong."""
     rng = np.random.default_rng(0)
-    arrays = [
-        rng.standard_normal(shape).astype(dtype) if dtype == "float32" else np.zeros(shape, dtype)
-        for shape, dtype in inputs
+    arrays: list[Array] = [
+        rng.standard_normal(shape, np.float32) if dtype == "f32" else np.zeros(shape, _INTEGERS[dtype])
+        for shape, dtype in input_shapes(model)
     ]
-    loaded: list[tuple[str, Callable[[], tuple[float, Outputs]]]] = []
+    loaded: list[tuple[str, Times]] = []
     best: dict[str, float] = {}
-    right = _onnxruntime(nets["ONNX Runtime"][0], arrays)()[1]
-    for name in random.sample([*nets] * 2, 2 * len(nets)):
-        print(name, flush=True)
-        files = nets[name]
-        run = _onnxruntime(files[0], arrays) if len(files) == 1 else _ncnn(files, arrays)
-        if _are_close(run()[1], right):
-            loaded.append((name, run))
-    turns, end = 0, time.perf_counter() + seconds
-    while time.perf_counter() < end or turns < _LEAST_TURNS:
-        turns += 1
-        for name, run in random.sample(loaded, len(loaded)):
-            best[name] = min(best.get(name, np.inf), run()[0] * 1e3)
-    print(json.dumps(best))
+    with ExitStack() as stack:
+        try:
+            right, _ = _onnxruntime(nets["ONNX Runtime"], arrays, stack)
+        except Error:
+            return {}
+        for name in random.sample([*nets] * 2, 2 * len(nets)):
+            load = _onnxruntime if len(nets[name]) == 1 else _ncnn
+            try:
+                outputs, times = load(nets[name], arrays, stack)
+            except (Error, ValueError):
+                continue
+            if _are_close(outputs, right):
+                loaded.append((name, times))
+        turns, end = 0, time.perf_counter() + seconds
+        while time.perf_counter() < end or turns < _LEAST_TURNS:
+            turns += 1
+            for name, times in random.sample(loaded, len(loaded)):
+                best[name] = min(best.get(name, np.inf), *(run * 1e3 for run in times(0.0)))
+    return best
 
 
-def _are_close(outputs: Outputs, right: Outputs) -> bool:
+def _are_close(outputs: list[Array], right: list[Array]) -> bool:
     """Return True if these are the outputs, in any shapes; pnnx's weights have 16 bits."""
     return len(outputs) == len(right) and all(
         a.size == b.size and np.allclose(a.ravel(), b.ravel(), rtol=0, atol=_TOLERANCE * (np.abs(b).max() + 1e-6))
@@ -169,43 +161,19 @@ def _are_close(outputs: Outputs, right: Outputs) -> bool:
     )
 
 
-def _ncnn(files: list[str], arrays: list[Any]) -> Callable[[], tuple[float, Outputs]]:
-    import ncnn  # type: ignore[import-untyped]
-
-    net = ncnn.Net()
-    net.opt.num_threads = 1
-    assert net.load_param(files[0]) == net.load_model(files[1]) == 0
-    items = [array.astype(np.int32) if array.dtype == np.int64 else array for array in arrays]
-    items = [np.ascontiguousarray(item[0] if item.ndim > 1 and item.shape[0] == 1 else item) for item in items]
-
-    def run() -> tuple[float, Outputs]:
-        extractor = net.create_extractor()
-        for name, item in zip(net.input_names(), items, strict=True):
-            extractor.input(name, ncnn.Mat(item).clone())
-        start = time.process_time()
-        found = [extractor.extract(name) for name in net.output_names()]
-        seconds = time.process_time() - start
-        assert all(code == 0 for code, _ in found)
-        return seconds, [np.array(mat) for _, mat in found]
-
-    return run
+def _ncnn(files: list[str], arrays: list[Array], stack: ExitStack) -> tuple[list[Array], Times]:
+    net = stack.enter_context(NcnnRunner(Path(files[0]), Path(files[1]), mode="fp16"))
+    items = (item[0] if item.ndim > 1 and item.shape[0] == 1 else item for item in arrays)
+    feeds = dict(zip(net.input_names(), items, strict=True))
+    return [*net.run(feeds).values()], partial(net.time, feeds, net.output_names())
 
 
-def _onnxruntime(model: str, arrays: list[Any]) -> Callable[[], tuple[float, Outputs]]:
-    import onnxruntime  # type: ignore[import-untyped]
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.add_session_config_entry("session.set_denormal_as_zero", "1")
-    session = onnxruntime.InferenceSession(model, options)
-    feeds = {item.name: array for item, array in zip(session.get_inputs(), arrays, strict=True)}
-
-    def run() -> tuple[float, Outputs]:
-        start = time.process_time()
-        outputs = session.run(None, feeds)
-        return time.process_time() - start, outputs
-
-    return run
+def _onnxruntime(files: list[str], arrays: list[Array], stack: ExitStack) -> tuple[list[Array], Times]:
+    worker = OrtWorker()
+    stack.callback(worker.close)
+    runner = OrtRunner(Path(files[0]), fast=True, worker=worker)
+    feeds = dict(zip(runner.input_names(), arrays, strict=True))
+    return [*runner.run(feeds).values()], partial(runner.time, feeds)
 
 
 def ratio(record: Record, name: str) -> float | None:
@@ -299,7 +267,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--child"]:
-        _child(sys.argv[2])
-    else:
-        main()
+    main()
