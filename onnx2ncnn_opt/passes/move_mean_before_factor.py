@@ -1,8 +1,8 @@
 from collections.abc import Iterator
 
-from onnx2ncnn_opt.ir.codes import BinaryOp
+from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes._linear import mul
+from onnx2ncnn_opt.passes._linear import add, mul
 from onnx2ncnn_opt.passes._statistics import axes_of, mean
 from onnx2ncnn_opt.passes.move_factor_after_root import ROOT, factored
 from onnx2ncnn_opt.rewrite.pattern import Op, const, kept, op
@@ -18,13 +18,16 @@ def _variants() -> Iterator[Op]:
         for shift in (
             op("BinaryOp", op_type=BinaryOp.SUB, with_scalar=0)(const("offset"), moved),
             op("BinaryOp", op_type=BinaryOp.RSUB, with_scalar=0)(moved, const("offset")),
+            add(mul(op("UnaryOp", op_type=UnaryOp.NEG)(_MEAN), factors), const("offset")),
         ):
-            yield op("BinaryOp", "total", op_type=BinaryOp.ADD, with_scalar=0)(mul("x", factors), shift)
+            yield add(mul("x", factors), shift)._replace(capture="total")
 
 
 @rewrite(*_variants(), exact=False, purpose="LayerNorm of Keras")
 def move_mean_before_factor(x: Blob, mean: Layer, product: Layer, offset: Layer, total: Layer) -> list[Layer]:
     """x * f + (offset - mean(x) * f)   ⇒   (x - mean(x)) * f + offset, for f = (1 / root(y)) * factor
+
+    Keras 3 writes offset + (-mean(x)) * f.
 
     The result is a normalisation with factors and offsets, which other passes fuse.
     """
