@@ -40,6 +40,10 @@ def _is_over_last_axis(softmax: Layer) -> bool:
     return shape is not None and softmax["axis"] in (-1, len(shape) - 1)
 
 
+def _is_over_rows(softmax: Layer) -> bool:
+    return len(softmax.input.shape or ()) == 3 and softmax["axis"] in (-2, 1)
+
+
 def attention() -> Iterator[Op]:
     """Yield Softmax(q @ k * scale + mask) @ v, with and without factor and mask."""
     product = op("MatMul", "product")("q", "k")
@@ -62,6 +66,15 @@ def transposed_attention() -> Iterator[Op]:
         yield pattern._replace(params={"transB": 1})(v, weights)
 
 
+def turned_attention() -> Iterator[Op]:
+    """Yield Softmax(k @ q * scale + mask).T @ v, with the softmax over the rows, as Keras writes it."""
+    product = op("MatMul", "product")("k", "q")
+    scores = product, times(product, "scale")
+    for logits in (*scores, *(add(score, "mask") for score in scores)):
+        weights = op("Softmax", "weights", _is_over_rows)(logits)
+        yield op("MatMul", "root")(op("Permute", "turned", order_type=_LAST_TWO)(weights), "v")
+
+
 def _weighted(scores: Op, mask: str) -> Iterator[Op]:
     """Yield the scores times a number, plus the mask, in one layer."""
     yield op("Eltwise", "weighted", lambda sum: [*sum["coeffs"][1:]] == [1], op_type=Eltwise.SUM)(scores, mask)
@@ -81,7 +94,7 @@ def _scale_param(scale: float) -> float:
     return scale
 
 
-@rewrite(*attention(), *transposed_attention(), exact=False)
+@rewrite(*attention(), *transposed_attention(), *turned_attention(), exact=False)
 def fuse_sdpa(  # noqa: PLR0913
     q: Blob,
     k: Blob,
@@ -94,6 +107,7 @@ def fuse_sdpa(  # noqa: PLR0913
     weighted: Layer | None = None,
     mask: Blob | None = None,
     cap: Layer | None = None,
+    turned: Layer | None = None,
 ) -> list[Layer]:
     """Softmax(q @ k * scale + mask) @ v   ⇒   SDPA(q, k, v, mask)
 
@@ -110,15 +124,18 @@ def fuse_sdpa(  # noqa: PLR0913
         layers.append(_by_head(q, by_head, product))
         q = layers[-1].output
     if not product["transB"]:
-        layers.append(_swapped(k, root))
-        k = layers[-1].output
+        layers.append(_swapped(k if turned is None else q, root))
+        q, k = (q, layers[-1].output) if turned is None else (layers[-1].output, k)
     if root["transB"]:
         layers.append(_swapped(v, root))
         v = layers[-1].output
     inputs = [q, k, v]
     if mask is not None:
         require(not _is_divided(mask), f"'{mask.name}' is too low for SDPA, which divides it by its scale on ARM")
-        inputs.append(_mask(mask, product.output, layers))
+        if turned is not None:
+            layers.append(_swapped(mask, root))
+            mask = layers[-1].output
+        inputs.append(_mask(mask, (turned or product).output, layers))
     params = {"scale": _scale_param(_factor(product, scale, weighted))} | ({"attn_mask": 1} if mask is not None else {})
     layers.append(Layer("SDPA", root.name, inputs, (), params))
     if root.inputs[1] is weights.output:
@@ -146,7 +163,8 @@ def _by_head(q: Blob, scale: Layer, product: Layer) -> Layer:
 
 def _swapped(blob: Blob, root: Layer) -> Layer:
     """Return a Permute that exchanges rows and columns of each head."""
-    transposed = Blob(f"{blob.name}_t", None, blob.batch)
+    shape = None if blob.shape is None else (blob.shape[0], *blob.shape[:0:-1])
+    transposed = Blob(f"{blob.name}_t", shape, blob.batch)
     return Layer("Permute", f"{root.name}_{blob.name}", [blob], [transposed], {"order_type": _LAST_TWO})
 
 
