@@ -52,6 +52,7 @@ _SECOND_INPUT = (2**20, 0.1), (2**25, SMALL_ERROR / BUDGET / 2)
 # Tiny nets run on this many inputs. Errors of few numbers depend on chance, so they run with several noises.
 _INPUTS, _NOISES, _FEW_NUMBERS = 4, 2, 64
 _OTHERS = 2  # further inputs, which confirm masks
+_LARGE_NET = 2**27  # blob elements; a run of such a net takes seconds, so only cheap masks are tried
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,8 @@ def find_masks(
         if masks and error > (budget or SMALL_ERROR) and not is_costly:
             numbers = range(len(judges), len(judges) + _OTHERS)
             others = [MaskJudge(next(given, judge.estimator), integers, judge, at) for at in numbers]
-            closer, rounding = _mask_errors(judges, others, found, budget, EFFORTS[effort][1])
+            is_large = effort == "normal" and sum(judge.elements.values()) > _LARGE_NET
+            closer, rounding = _mask_errors(judges, others, found, budget, EFFORTS["quick" if is_large else effort][1])
             judges += others
             error = joint_error(judges)
         if error > allowed:
@@ -262,20 +264,22 @@ def _mask_errors(
     planner, closer, attempts = Planner(judges, others), "", 1 + int(effort * (_ATTEMPTS - 1))
     targets: Sequence[Target] = TARGETS if budget is None else [Target(budget, 1.0)]
     plan = planner.best(targets, attempts)
-    if not plan.meets(targets) and (effort or budget is not None):
+    is_enough = plan.meets(targets)
+    if not is_enough and not effort and budget is None:
+        closer = "--effort thorough looks for more masks"
+    elif not is_enough:
         planner.measure_blocks()
         targets = COSTLY_TARGETS if budget is None else targets
         costly = planner.best(targets, attempts)
         is_enough = budget is not None or costly.meets(targets)
-        if is_enough:
-            plan = costly
+        plan = costly if is_enough else plan
         if budget is None and (not is_enough or plan.error > BUDGET):
             closer = f"--budget {BUDGET:g} takes masks for more than {MOST_PRICE:.0%} of the multiplications"
-        if not is_enough:
-            if plan.error > (wide := max(_WIDE * BUDGET, _ROUNDINGS_WIDE * plan.rounding)):  # which justifies any cost
-                plan = planner.best([Target(wide, 1.0)], attempts)
-            elif plan.error > _WORTH * joint_error(judges):
-                return closer, plan.rounding
+    if not is_enough:
+        if plan.error > (wide := max(_WIDE * BUDGET, _ROUNDINGS_WIDE * plan.rounding)):  # which justifies any cost
+            plan = planner.best([Target(wide, 1.0)], attempts)
+        elif plan.error > _WORTH * joint_error(judges):
+            return closer, plan.rounding
     if budget is None and not closer and plan.error > SMALL_ERROR:
         price = planner.price_within(plan, SMALL_ERROR)
         closer = f"--budget {SMALL_ERROR:g} would take {price:.0%} of the multiplications"

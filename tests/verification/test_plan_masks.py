@@ -8,6 +8,7 @@ from onnx2ncnn_opt.ir.features import FP32
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.runtime.base import Feed
+from onnx2ncnn_opt.verification import search_masks
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk
 from onnx2ncnn_opt.verification.mask_judge import MaskJudge
 from onnx2ncnn_opt.verification.noise_shares import NoiseShares
@@ -165,8 +166,12 @@ def test_a_net_that_just_misses_the_budget_says_that_masks_are_dear() -> None:
     assert precision.closer == "--budget 0.02 takes masks for more than 60% of the multiplications"
 
 
-@pytest.mark.parametrize(("effort", "times"), [("quick", 0), ("normal", 1)])
-def test_a_quick_search_leaves_costly_masks_out(effort: Effort, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("effort", "large", "times"), [("quick", 2**27, 0), ("normal", 2**27, 1), ("normal", 0, 0), ("thorough", 0, 1)]
+)
+def test_quick_searches_and_those_of_large_nets_leave_costly_masks_out(
+    effort: Effort, large: int, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls, measure_blocks = list[None](), Planner.measure_blocks
 
     def counted(self: Planner) -> None:
@@ -174,7 +179,9 @@ def test_a_quick_search_leaves_costly_masks_out(effort: Effort, times: int, monk
         measure_blocks(self)
 
     monkeypatch.setattr(Planner, "measure_blocks", counted)
+    monkeypatch.setattr(search_masks, "_LARGE_NET", large)
     graph = differences()
     with Estimator(graph, {graph.inputs[0]: Feed(_X + 3000)}) as estimator:
-        find_masks([estimator], effort=effort)
+        _, precision = find_masks([estimator], effort=effort)
     assert len(calls) == times
+    assert ("--effort thorough looks for more masks" in precision.details) == (not times)
