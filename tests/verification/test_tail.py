@@ -13,6 +13,8 @@ from onnx import numpy_helper
 from onnx2ncnn_opt.api.lower import Conversion, lower
 from onnx2ncnn_opt.onnx.tail.registry import TAIL_OPS
 from onnx2ncnn_opt.verification.tail import undecided
+from testing.models import parsed
+from testing.op_cases import fill_weights
 from testing.tails import COMPILER
 
 HEADS = Path(__file__).parents[2] / "fixtures" / "heads"
@@ -115,3 +117,20 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_outputs_without_elements(actual: tuple[int, ...], expected: tuple[int, ...], found: tuple[int, int]) -> None:
     assert undecided(np.zeros(actual, np.float32), np.zeros(expected, np.float32)) == found
+
+
+def test_many_scores_that_rounding_decides() -> None:
+    """Low scores of a detector with one class differ by less than rounding, so boxes change places."""
+    draw = np.random.default_rng(0)
+    weights = draw.standard_normal((64, 40))
+    weights[:, :12] = weights[:, :1] + 1e-8 * draw.standard_normal((64, 12))
+    text = "(float[1, 64] x) => (float[1, 40, 3] y) <float[64, 40] w, float[1, 40, 3] boxes, int64[1] k = {40}> {"
+    text += "s = MatMul(x, w) v, i = TopK(s, k) f = Squeeze(i) y = Gather<axis = 1>(boxes, f) }"
+    model = parsed(text)
+    fill_weights(model, 0)
+    next(tensor for tensor in model.graph.initializer if tensor.name == "w").CopyFrom(
+        numpy_helper.from_array(weights.astype(np.float32), "w")
+    )
+    report = lower(model).verify()
+    assert "rows are undecided" in report.outputs[-1].message
+    assert report.ok
