@@ -174,44 +174,29 @@ def qualified(domain: str, name: str) -> str:
 OPS: dict[tuple[str, str], list[OnnxOp]] = {}
 
 
-def onnx_op(  # noqa: PLR0913
+def onnx_op(
     *names: str,
     domain: str = "",
     since: int = 1,
     later: Collection[str] = (),
     batch: int | None = None,
     integers: bool = False,
-    moves: tuple[int, ...] | None = (),
-    indexes: int | None = None,
-    domains: Mapping[int, tuple[float, float]] | None = None,
-    divisor: int | None = None,
-    counts: int | None = None,
-    selects: bool = False,
-    jumps: bool = False,
-    quantises: bool = False,
-    keeps_zeros: bool = False,
-    axes: Axes | None = None,
-    items: ItemRule | None = None,
-    errors: Errors = "result",
-    folds: bool = False,
+    **traits: Any,
 ) -> Callable[[F], F]:
     """Register a function as the importer of these operators from opset `since` on, without `later` parameters.
 
     `batch` is the axis of the first input that the operator treats as batch. `integers` allows integer and bool tensors
     at run time; without it they are refused before the function runs. The others are `Traits`.
     """
-    if items is None:
-        items = rules.elementwise if axes == "each" else None if batch is None else rules.batch(0, axis=batch)
-    jumps = jumps or quantises
-    traits = Traits(
-        moves, indexes, domains, divisor, counts, selects, jumps, quantises, keeps_zeros, axes, items, errors, folds
-    )
+    facts = Traits(**traits)
+    implied = rules.elementwise if facts.axes == "each" else None if batch is None else rules.batch(0, axis=batch)
+    facts = facts._replace(items=facts.items or implied, jumps=facts.jumps or facts.quantises)
 
     def register(function: F) -> F:
         summary = (function.__doc__ or "").strip().partition("\n")[0]
         for name in names:
             versions = OPS.setdefault((domain, name), [])
-            versions.append(OnnxOp(name, domain, since, function, later, batch, integers, traits, summary))
+            versions.append(OnnxOp(name, domain, since, function, later, batch, integers, facts, summary))
             versions.sort(key=lambda op: op.since)
         return function
 
