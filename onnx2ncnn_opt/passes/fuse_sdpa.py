@@ -47,11 +47,11 @@ def _is_over_rows(softmax: Layer) -> bool:
 def attention() -> Iterator[Op]:
     """Yield Softmax(q @ k * scale + mask) @ v, with and without factor and mask."""
     product = op("MatMul", "product")("q", "k")
-    scores = product, times(product, "scale"), op("Scale", "by_head", _is_by_head, bias_term=0)(product)
+    scores = product, times(product, "scale"), op("Scale", "scale", _is_by_head, bias_term=0)(product)
     capped = [times(op("TanH", "cap")(score)) for score in scores]
     capped += [add(score, "mask") for cap in capped for score in (cap, mul(cap, "rows"))]
     for logits in (*scores, *(add(score, "mask") for score in scores), *_weighted(product, "mask"), *capped):
-        yield op("MatMul", "root")(op("Softmax", "weights", _is_over_last_axis)(logits), "v")
+        yield op("MatMul", "root")(op("Softmax", "", _is_over_last_axis)(logits), "v")
 
 
 def _is_by_head(scale: Layer) -> bool:
@@ -71,21 +71,21 @@ def turned_attention() -> Iterator[Op]:
     product = op("MatMul", "product")("k", "q")
     scores = product, times(product, "scale")
     for logits in (*scores, *(add(score, "mask") for score in scores)):
-        weights = op("Softmax", "weights", _is_over_rows)(logits)
+        weights = op("Softmax", "", _is_over_rows)(logits)
         yield op("MatMul", "root")(op("Permute", "turned", order_type=_LAST_TWO)(weights), "v")
 
 
 def _weighted(scores: Op, mask: str) -> Iterator[Op]:
     """Yield the scores times a number, plus the mask, in one layer."""
-    yield op("Eltwise", "weighted", lambda sum: [*sum["coeffs"][1:]] == [1], op_type=Eltwise.SUM)(scores, mask)
-    yield op("Eltwise", "weighted", lambda sum: [*sum["coeffs"][:-1]] == [1], op_type=Eltwise.SUM)(mask, scores)
+    yield op("Eltwise", "scale", lambda sum: [*sum["coeffs"][1:]] == [1], op_type=Eltwise.SUM)(scores, mask)
+    yield op("Eltwise", "scale", lambda sum: [*sum["coeffs"][:-1]] == [1], op_type=Eltwise.SUM)(mask, scores)
 
 
-def _factor(product: Layer, scale: Layer | None, weighted: Layer | None) -> float:
-    """Return the factor of the scores."""
-    if weighted is not None:
-        return float(weighted["coeffs"][weighted.inputs.index(product.output)])
-    return factor(scale) if scale is not None else 1.0
+def _factor(product: Layer, scale: Layer | None) -> float:
+    """Return the common factor of the scores."""
+    if scale is None or scale.type == "Scale":
+        return 1.0
+    return float(scale["coeffs"][scale.inputs.index(product.output)]) if scale.type == "Eltwise" else factor(scale)
 
 
 def _scale_param(scale: float) -> float:
@@ -95,16 +95,13 @@ def _scale_param(scale: float) -> float:
 
 
 @rewrite(*attention(), *transposed_attention(), *turned_attention(), exact=False)
-def fuse_sdpa(  # noqa: PLR0913
+def fuse_sdpa(
     q: Blob,
     k: Blob,
     v: Blob,
     product: Layer,
     root: Layer,
-    weights: Layer,
     scale: Layer | None = None,
-    by_head: Layer | None = None,
-    weighted: Layer | None = None,
     mask: Blob | None = None,
     cap: Layer | None = None,
     turned: Layer | None = None,
@@ -119,9 +116,9 @@ def fuse_sdpa(  # noqa: PLR0913
     heads = root.output.shape[0] if root.output.shape else None
     require(known_shape(q, 3)[0] == heads, f"'{q.name}' is shared by several heads")
     require(known_shape(k, 3)[0] == known_shape(v, 3)[0], f"'{k.name}' and '{v.name}' are shared in different ways")
-    layers: list[Layer] = []
-    if by_head is not None:
-        layers.append(_by_head(q, by_head, product))
+    layers, is_transposed = list[Layer](), root.inputs[0] is v
+    if scale is not None and scale.type == "Scale":
+        layers.append(_by_head(q, scale, product))
         q = layers[-1].output
     if not product["transB"]:
         layers.append(_swapped(k if turned is None else q, root))
@@ -136,9 +133,9 @@ def fuse_sdpa(  # noqa: PLR0913
             layers.append(_swapped(mask, root))
             mask = layers[-1].output
         inputs.append(_mask(mask, (turned or product).output, layers))
-    params = {"scale": _scale_param(_factor(product, scale, weighted))} | ({"attn_mask": 1} if mask is not None else {})
+    params = {"scale": _scale_param(_factor(product, scale))} | ({"attn_mask": 1} if mask is not None else {})
     layers.append(Layer("SDPA", root.name, inputs, (), params))
-    if root.inputs[1] is weights.output:
+    if is_transposed:
         layers[-1].outputs = (Blob(f"{root.output.name}_t", None, root.output.batch),)
         layers.append(Layer("Permute", f"{root.name}_t", layers[-1].outputs, (), {"order_type": _LAST_TWO}))
     return layers

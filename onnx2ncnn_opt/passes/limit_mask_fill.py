@@ -1,6 +1,6 @@
 """`limit_mask_fill`: masks with fill values below the range of fp16."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -36,14 +36,6 @@ class _Reader(NamedTuple):
     plain: Blob
     mask: Blob
     axis: int
-
-
-@dataclass
-class _Readers:
-    """The consumers of a mask whose scores its fill absorbs, and the fill for them."""
-
-    absorbed: list[_Reader] = field(default_factory=list)
-    fill: float = _FILL
 
 
 @graph_pass(exact=False, purpose="masks on phones: in fp16 the lowest float32 is -infinity, and 0 times it NaN")
@@ -87,34 +79,34 @@ class _Limiter:
         """Replace the fill value by one that fp16 can represent."""
         # Drop the rows of refused edits.
         self.kept = {key: rows for key, rows in self.kept.items() if rows.producer is not None}
-        readers = _Readers()
-        if not self._collect(layer, layer.output, readers, gate=True, axis=None) or not self._is_mask(layer, readers):
+        search = _Search(layer, self)
+        if not search.collects(layer.output, gate=True, axis=None) or not self._is_mask(layer, search.readers):
             return None
         gate = _fill(layer) <= _ABSORBING and not _has_no_masked_row(layer)
-        to_gate = [reader for reader in readers.absorbed if reader.layer not in self.gated] if gate else []
+        to_gate = [reader for reader in search.readers if reader.layer not in self.gated] if gate else []
         for user, *_ in to_gate:
             require(user.type != "MultiHeadAttention", f"the queries of {user.type} '{user.name}' are inside it")
         for blob in (blob for user, *_ in to_gate for blob in user.inputs):
             known_shape(blob)
-        limited, signs = self._limited(layer, readers.fill)
+        limited, signs = self._limited(layer, search.fill)
         takes, added = {layer: limited}, [(sign, layer) for sign in signs]
         order = {other: index for index, other in enumerate(layer.graph or ())} if len(to_gate) > 1 else {}
         # In the graph's order, because later consumers read the rows that the first one computes.
         for reader in sorted(to_gate, key=lambda reader: order.get(reader.layer, 0)):
-            user, new = reader.layer, self._gate(reader, layer, readers.fill)
+            user, new = reader.layer, self._gate(reader, layer, search.fill)
             added += ((made, user) for made in new)
             inputs = [new[-1].output if blob is reader.plain else blob for blob in user.inputs]
             takes[user] = user.having(inputs=inputs)
             self.gated.add(takes[user])
         return Replacement(tuple(takes), takes=takes, added=added)
 
-    def _is_mask(self, layer: Layer, readers: _Readers) -> bool:
+    def _is_mask(self, layer: Layer, readers: Collection[_Reader]) -> bool:
         """Return True if a layer writes its fill value somewhere, and a higher fill changes no other number."""
         if layer.type == "MemoryData":
             return True
         if layer.computes(BinaryOp.MUL):
             factor = self.ranges.of(layer.input)
-            absorbs = bool(readers.absorbed) and _fill(layer) <= _ABSORBING
+            absorbs = bool(readers) and _fill(layer) <= _ABSORBING
             require(factor.is_integer or not absorbs or factor.low >= 0, f"'{layer.input.name}' may be below 0")
             return factor.is_integer or absorbs
         log = layer.input.producer
@@ -131,58 +123,6 @@ class _Limiter:
             return self._is_integer(producer.inputs[0])
         keeps_integers = producer.has(Trait.MOVES) or producer.computes(BinaryOp.MUL, scalar=False)
         return keeps_integers and all(map(self._is_integer, producer.inputs))
-
-    def _collect(self, fill: Layer, mask: Blob, readers: _Readers, *, gate: bool, axis: int | None) -> bool:
-        """Collect the mask's consumers; return False if one leads to a layer other than Softmax or attention.
-
-        With `gate`, layers add the mask to scores and do not select between the two. `axis` is not None after such a
-        sum: a Softmax must be over this axis.
-        """
-        if mask.is_output or not mask.users:
-            return False
-        for user in mask.users:
-            if user in self.made:
-                continue
-            slots = [slot for slot, blob in enumerate(user.inputs) if blob is mask]
-            if user.type in ("SDPA", "MultiHeadAttention"):
-                mask_slot = _SDPA_MASK if user.type == "SDPA" else len(user.inputs) - 1
-                if not user["attn_mask"] or user["kv_cache"] or slots != [mask_slot]:
-                    return False
-                readers.fill = max(readers.fill, _FILL * _scale(user))
-                if gate:
-                    readers.absorbed.append(_Reader(user, user.inputs[0], mask, -1))
-            elif user.computes(BinaryOp.SUB, scalar=False) and user.inputs[0] is user.inputs[1]:
-                continue  # x - x is 0 for every x: the Softmax of one element
-            elif user.type == "Softmax":
-                if gate and axis is not None and _softmax_axis(user) not in (axis, None):
-                    return False
-            elif not self._passes_on(fill, user, mask, slots, readers, gate=gate, axis=axis):
-                return False
-        return True
-
-    def _passes_on(
-        self, fill: Layer, user: Layer, mask: Blob, slots: list[int], readers: _Readers, *, gate: bool, axis: int | None
-    ) -> bool:
-        """Return True if a layer passes a mask on, and only Softmax or attention layers read the result."""
-        if user.has(Trait.MOVES) and user.type != "CopyTo":  # CopyTo overwrites a part of a row
-            widths = {out.shape and out.shape[-1] for out in (mask, *user.outputs)}
-            keeps_rows = axis == -1 and user.type != "Permute" and len(widths) == 1 and None not in widths
-            if gate and axis is not None and not keeps_rows:
-                return False
-            return all(self._collect(fill, out, readers, gate=gate, axis=axis) for out in user.outputs)
-        if len(slots) != 1 or len(user.inputs) != 2:
-            return False
-        other = user.inputs[1 - slots[0]]
-        if user.computes(BinaryOp.MAX, BinaryOp.MIN):
-            return self._collect(fill, user.output, readers, gate=False, axis=axis)
-        if not _adds(user, slots[0]):
-            return False
-        needs_gate = gate and not _is_zero_where_filled(fill, other)
-        axes = [_softmax_axis(softmax) for softmax in user.output.users if softmax.type == "Softmax"]
-        axis = next((known for known in axes if known is not None), -1)
-        if needs_gate and self.ranges.of(other).high > 0:
-            readers.absorbed.append(_Reader(user, other, mask, axis))
-        return self._collect(fill, user.output, readers, gate=needs_gate, axis=axis)
 
     def _limited(self, layer: Layer, fill: float) -> tuple[Layer, list[Layer]]:
         """Return the layer with `fill` in place of lower numbers, and the new layers before it."""
@@ -218,6 +158,69 @@ class _Limiter:
         assign_shapes(layer)
         self.made.add(layer)
         return layer
+
+
+@dataclass
+class _Search:
+    """A search for the readers of a mask, down to each Softmax or attention.
+
+    It finds the readers whose scores the layer's fill absorbs, and the fill for them.
+    """
+
+    layer: Layer
+    limiter: _Limiter
+    readers: list[_Reader] = field(default_factory=list)
+    fill: float = _FILL
+
+    def collects(self, mask: Blob, *, gate: bool, axis: int | None) -> bool:
+        """Collect the mask's readers; return False if one leads to a layer other than Softmax or attention.
+
+        With `gate`, layers add the mask to scores and do not select between the two. `axis` is not None after such a
+        sum: a Softmax must be over this axis.
+        """
+        if mask.is_output or not mask.users:
+            return False
+        for user in mask.users:
+            if user in self.limiter.made:
+                continue
+            slots = [slot for slot, blob in enumerate(user.inputs) if blob is mask]
+            if user.type in ("SDPA", "MultiHeadAttention"):
+                mask_slot = _SDPA_MASK if user.type == "SDPA" else len(user.inputs) - 1
+                if not user["attn_mask"] or user["kv_cache"] or slots != [mask_slot]:
+                    return False
+                self.fill = max(self.fill, _FILL * _scale(user))
+                if gate:
+                    self.readers.append(_Reader(user, user.inputs[0], mask, -1))
+            elif user.computes(BinaryOp.SUB, scalar=False) and user.inputs[0] is user.inputs[1]:
+                continue  # x - x is 0 for every x: the Softmax of one element
+            elif user.type == "Softmax":
+                if gate and axis is not None and _softmax_axis(user) not in (axis, None):
+                    return False
+            elif not self._passes_on(user, mask, slots, gate=gate, axis=axis):
+                return False
+        return True
+
+    def _passes_on(self, user: Layer, mask: Blob, slots: list[int], *, gate: bool, axis: int | None) -> bool:
+        """Return True if a layer passes a mask on, and only Softmax or attention layers read the result."""
+        if user.has(Trait.MOVES) and user.type != "CopyTo":  # CopyTo overwrites a part of a row
+            widths = {out.shape and out.shape[-1] for out in (mask, *user.outputs)}
+            keeps_rows = axis == -1 and user.type != "Permute" and len(widths) == 1 and None not in widths
+            if gate and axis is not None and not keeps_rows:
+                return False
+            return all(self.collects(out, gate=gate, axis=axis) for out in user.outputs)
+        if len(slots) != 1 or len(user.inputs) != 2:
+            return False
+        other = user.inputs[1 - slots[0]]
+        if user.computes(BinaryOp.MAX, BinaryOp.MIN):
+            return self.collects(user.output, gate=False, axis=axis)
+        if not _adds(user, slots[0]):
+            return False
+        needs_gate = gate and not _is_zero_where_filled(self.layer, other)
+        axes = [_softmax_axis(softmax) for softmax in user.output.users if softmax.type == "Softmax"]
+        axis = next((known for known in axes if known is not None), -1)
+        if needs_gate and self.limiter.ranges.of(other).high > 0:
+            self.readers.append(_Reader(user, other, mask, axis))
+        return self.collects(user.output, gate=needs_gate, axis=axis)
 
 
 def _scale(attention: Layer) -> float:
