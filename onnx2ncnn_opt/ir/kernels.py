@@ -94,15 +94,17 @@ def cost_of_results(shape: tuple[int, int], outputs: int, kernel: tuple[int, int
 
 
 def _products_cost(layer: Layer) -> float:
-    is_grouped = layer.type in _GROUPED and not _is_depthwise(layer)
-    kind = _GROUPED[layer.type] if is_grouped else layer.type
-    rate = _NS_PER_PRODUCT.get(kind)
-    if rate is None:
+    if layer.type not in _NS_PER_PRODUCT:
         return 0.0
+    channels = (layer.inputs[0].shape or (0,))[0]
+    is_grouped = layer.type in _GROUPED and not layer["group"] == layer["num_output"] == channels
+    kind = _GROUPED[layer.type] if is_grouped else layer.type
+    rate = _NS_PER_PRODUCT[kind]
+    has_few_channels = isinstance(channels, int) and max(channels, layer["num_output"]) <= _FEW_CHANNELS
     blob = layer.inputs[0] if layer.type.startswith("Deconvolution") else layer.outputs[0]
     products = layer["weight_data_size"] * _size((blob.shape or ())[1:])
     groups = layer["group"] * _NS_PER_GROUP if is_grouped else 0.0
-    if layer.type in ("Convolution", "Convolution1D") and _has_few_channels(layer):
+    if layer.type in ("Convolution", "Convolution1D") and has_few_channels:
         rate = _NS_PER_PRODUCT_OF_FEW
     elif kind == "Convolution" and has_3x3_taps(layer):
         return _cost_of_3x3(layer, products) + groups
@@ -122,19 +124,9 @@ def _cost_of_3x3(layer: Layer, products: int) -> float:
     return float(products * _NS_PER_PRODUCT_OF_WINOGRAD + transforms)
 
 
-def _has_few_channels(layer: Layer) -> bool:
-    channels = (layer.inputs[0].shape or (0,))[0]
-    return isinstance(channels, int) and max(channels, layer["num_output"]) <= _FEW_CHANNELS
-
-
 def has_3x3_taps(layer: Layer) -> bool:
     """Return whether a 2-D convolution has a 3x3 kernel, with any dilation, and stride 1."""
     return [layer[f"{name}_{axis}"] for name in ("kernel", "stride") for axis in "wh"] == [3, 3, 1, 1]
-
-
-def _is_depthwise(layer: Layer) -> bool:
-    channels = (layer.inputs[0].shape or (0,))[0]
-    return bool(layer["group"] == layer["num_output"] == channels)
 
 
 def _bytes(layer: Layer) -> int:

@@ -70,10 +70,6 @@ def _qdim(p: Params) -> int:
     return int(p["weight_data_size"]) // int(p["embed_dim"] or 1)
 
 
-def _attention_scale(p: Params) -> float:
-    return 1 / sqrt(max(p["embed_dim"] // max(p["num_heads"], 1), 1))
-
-
 def _last_blob(*expressions: str) -> int:
     """Return the highest index of an input in expressions (``1w`` is the width of input 1)."""
     return max((int(n) for text in expressions for n in _SIZE_OF_BLOB.findall(text)), default=0)
@@ -463,7 +459,7 @@ _TABLE = (
         "0 embed_dim, 1 num_heads=1, 2 weight_data_size, 3 kdim=embed_dim, 4 vdim=embed_dim, 5 attn_mask, "
         "6 scale=0.0, 7 kv_cache, 18 quantize_term",
         tuple(_attention_weights()),
-        computed={"scale": _attention_scale},
+        computed={"scale": lambda p: 1 / sqrt(max(p["embed_dim"] // max(p["num_heads"], 1), 1))},
         inputs=(1, 6),
         outputs=(1, 3),
     ),

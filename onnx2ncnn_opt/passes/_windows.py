@@ -11,11 +11,8 @@ from onnx2ncnn_opt.ir.codes import SAME_LOWER, SAME_UPPER
 from onnx2ncnn_opt.ir.dim import is_fixed
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
+from onnx2ncnn_opt.ir.windows import SIDES, axes_of, pads_of
 from onnx2ncnn_opt.rewrite.rule import fixed_size, known_shape, require
-
-# ncnn's names of the axes, outermost first, by the last letters of the layer's type.
-_AXES = {"1D": "w", "3D": "dhw"}
-SIDES = {"w": ("left", "right"), "h": ("top", "bottom"), "d": ("front", "behind")}
 
 
 @dataclass(frozen=True)
@@ -56,21 +53,6 @@ class Window(Slide):
         """Return True if first, first + stride, ..., or first + span is the index of an element."""
         inside = max(first, first % self.stride)  # the first index that is not negative
         return inside <= first + span and inside < self.size
-
-
-def axes_of(layer: Layer) -> str:
-    """Return the axes that the layer slides over, by ncnn's names, outermost first."""
-    return _AXES.get(layer.type[-2:], "hw")
-
-
-def groups_of(layer: Layer) -> int:
-    """Return the number of groups of a convolution or deconvolution."""
-    return int(layer["group"]) if "DepthWise" in layer.type else 1
-
-
-def pads_of(layer: Layer) -> list[int]:
-    """Return the pads in a layer's parameters, which may be codes, outermost axis first."""
-    return [int(layer[f"pad_{side}"]) for axis in axes_of(layer) for side in SIDES[axis]]
 
 
 def is_pointwise(layer: Layer) -> bool:

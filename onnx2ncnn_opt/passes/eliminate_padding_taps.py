@@ -4,9 +4,10 @@ from dataclasses import replace
 import numpy as np
 
 from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.windows import axes_of
 from onnx2ncnn_opt.passes._families import CONVOLUTIONS, types_of
 from onnx2ncnn_opt.passes._fold import require_own_weights
-from onnx2ncnn_opt.passes._windows import Window, axes_of, has_known_sizes, reordered, weight_of, window_params, windows
+from onnx2ncnn_opt.passes._windows import Window, has_known_sizes, reordered, weight_of, window_params, windows
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Refused, require, rewrite
 

@@ -1,5 +1,6 @@
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes._windows import axes_of, is_pointwise
+from onnx2ncnn_opt.ir.windows import axes_of
+from onnx2ncnn_opt.passes._windows import is_pointwise
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import known_shape, rewrite
 

@@ -3,6 +3,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.ir.windows import groups_of, pads_of
 from onnx2ncnn_opt.passes._constants import stored
 from onnx2ncnn_opt.passes._families import DECONVOLUTIONS, WEIGHTED, types_of
 from onnx2ncnn_opt.passes._fold import (
@@ -13,7 +14,6 @@ from onnx2ncnn_opt.passes._fold import (
     slice_affine,
 )
 from onnx2ncnn_opt.passes._linear import LINEAR
-from onnx2ncnn_opt.passes._windows import groups_of, pads_of
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import fixed_size, require, rewrite
 

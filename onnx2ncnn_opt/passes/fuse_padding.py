@@ -5,9 +5,9 @@ from typing import Any
 from onnx2ncnn_opt.ir.codes import Padding, PadMode, Pooling
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.ranges import Ranges
+from onnx2ncnn_opt.ir.windows import SIDES, axes_of, pads_of
 from onnx2ncnn_opt.passes._families import CONVOLUTIONS, types_of
 from onnx2ncnn_opt.passes._fold import require_own_weights
-from onnx2ncnn_opt.passes._windows import SIDES, axes_of, pads_of
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 

@@ -4,6 +4,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.ir.windows import axes_of, groups_of
 from onnx2ncnn_opt.passes._constants import stored
 from onnx2ncnn_opt.passes._families import CONVOLUTIONS, types_of
 from onnx2ncnn_opt.passes._fold import (
@@ -14,7 +15,7 @@ from onnx2ncnn_opt.passes._fold import (
     slice_affine,
 )
 from onnx2ncnn_opt.passes._linear import LINEAR, SIGNS
-from onnx2ncnn_opt.passes._windows import Slide, axes_of, groups_of, slides, weight_of
+from onnx2ncnn_opt.passes._windows import Slide, slides, weight_of
 from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 

@@ -3,9 +3,10 @@ from math import prod
 from onnx2ncnn_opt.ir.codes import Interp, PadMode, Pooling
 from onnx2ncnn_opt.ir.dim import is_fixed
 from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.windows import pads_of
 from onnx2ncnn_opt.passes._chain import Chain
 from onnx2ncnn_opt.passes._fold import require_own_weights
-from onnx2ncnn_opt.passes._windows import is_pointwise, pads_of
+from onnx2ncnn_opt.passes._windows import is_pointwise
 from onnx2ncnn_opt.passes.replace_convolution_with_innerproduct import of_vector
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite

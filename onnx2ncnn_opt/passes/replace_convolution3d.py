@@ -24,17 +24,10 @@ from onnx2ncnn_opt.ir.codes import Eltwise
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.kernels import cost
 from onnx2ncnn_opt.ir.weight import Array, Weight
+from onnx2ncnn_opt.ir.windows import groups_of
 from onnx2ncnn_opt.passes._chain import Chain, gathered
 from onnx2ncnn_opt.passes._fold import require_own_weights
-from onnx2ncnn_opt.passes._windows import (
-    Window,
-    groups_of,
-    reordered,
-    weight_of,
-    weight_with_zeros,
-    window_params,
-    windows,
-)
+from onnx2ncnn_opt.passes._windows import Window, reordered, weight_of, weight_with_zeros, window_params, windows
 from onnx2ncnn_opt.passes.replace_dilated_convolution import LEAST_INPUTS
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import fixed_shape, fixed_size, require, rewrite

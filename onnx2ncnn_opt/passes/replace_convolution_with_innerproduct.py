@@ -1,8 +1,8 @@
 """`replace_convolution_with_innerproduct_after_*`: a convolution of a vector."""
 
 from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.ir.windows import pads_of
 from onnx2ncnn_opt.passes._fold import require_own_weights
-from onnx2ncnn_opt.passes._windows import pads_of
 from onnx2ncnn_opt.rewrite.pattern import Op, kept, op
 from onnx2ncnn_opt.rewrite.rule import Rewrite, known_shape, require, rewrite
 

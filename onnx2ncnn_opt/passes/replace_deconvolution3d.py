@@ -13,9 +13,10 @@ import numpy as np
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.permute import order_type
 from onnx2ncnn_opt.ir.weight import Array, Weight
+from onnx2ncnn_opt.ir.windows import groups_of, pads_of
 from onnx2ncnn_opt.passes._chain import Chain, gathered
 from onnx2ncnn_opt.passes._fold import require_own_weights
-from onnx2ncnn_opt.passes._windows import Window, groups_of, pads_of, reordered, weight_with_zeros, windows
+from onnx2ncnn_opt.passes._windows import Window, reordered, weight_with_zeros, windows
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import fixed_shape, fixed_size, require, rewrite
 

@@ -6,35 +6,24 @@ from onnx2ncnn_opt.ir.codes import SAME_LOWER, SAME_UPPER, PadMode
 from onnx2ncnn_opt.ir.dim import Dim, Shape, product
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.shapes.registry import equal, fail, need_rank, parts, shape_of
+from onnx2ncnn_opt.ir.windows import SIDES, axes_of, groups_of, pads_of
 
-# The parameters of the padding before and after each axis.
-_PADS = {"w": ("pad_left", "pad_right"), "h": ("pad_top", "pad_bottom"), "d": ("pad_front", "pad_behind")}
 _OUTPUT_PADS = {"w": "output_pad_right", "h": "output_pad_bottom", "d": "output_pad_behind"}
 
 
-def _axes(layer: Layer) -> str:
-    """Return the axes that the layer slides over, by ncnn's names, outermost first."""
-    return "w" if layer.type.endswith("1D") else "dhw" if layer.type.endswith("3D") else "hw"
-
-
-def _positive(layer: Layer, name: str, axes: str) -> list[int]:
+def _positive(layer: Layer, name: str) -> list[int]:
     """Return a parameter for each axis; ncnn divides by strides, and reads beyond the blob with a kernel of 0."""
-    values = [layer[f"{name}_{axis}"] for axis in axes]
+    values = [layer[f"{name}_{axis}"] for axis in axes_of(layer)]
     if min(values) < 1:
         fail(layer, f"a {name} of {values}")
     return values
 
 
-def _pads(layer: Layer, axes: str) -> list[int]:
-    """Return the padding before and after each axis, as a flat list."""
-    return [layer[name] for axis in axes for name in _PADS[axis]]
-
-
-def _padding(layer: Layer, axes: str) -> list[int]:
+def _padding(layer: Layer) -> list[int]:
     """Return the total padding of each axis; ncnn ignores pads that are all negative, except SAME."""
-    pads = _pads(layer, axes)
+    pads = pads_of(layer)
     if max(pads) <= 0:
-        return [0] * len(axes)
+        return [0] * (len(pads) // 2)
     if min(pads) < 0:
         fail(layer, f"pads {pads} mix positive and negative")
     return [before + after for before, after in zip(pads[::2], pads[1::2], strict=True)]
@@ -48,10 +37,10 @@ def _steps(layer: Layer, axis: str, size: Dim, extent: Dim) -> Dim:
     return room
 
 
-def _slide(layer: Layer, sizes: Shape, kernel: Sequence[Dim], axes: str) -> Shape:
+def _slide(layer: Layer, sizes: Shape, kernel: Sequence[Dim]) -> Shape:
     """Return the output sizes of a convolution; SAME applies only if every pad is SAME."""
-    padding, pads = _padding(layer, axes), _pads(layer, axes)
-    strides, dilations = _positive(layer, "stride", axes), _positive(layer, "dilation", axes)
+    axes, padding, pads = axes_of(layer), _padding(layer), pads_of(layer)
+    strides, dilations = _positive(layer, "stride"), _positive(layer, "dilation")
     if pads[0] in (SAME_UPPER, SAME_LOWER) and len(set(pads)) == 1:
         return tuple((size - 1) // stride + 1 for size, stride in zip(sizes, strides, strict=True))
     return tuple(
@@ -64,7 +53,7 @@ def _slide(layer: Layer, sizes: Shape, kernel: Sequence[Dim], axes: str) -> Shap
 
 def _check_channels(layer: Layer, channels: Dim, outputs: int, kernel: list[int]) -> None:
     """Check the input's channels: if the weights have others, ncnn computes garbage or reads beyond the weights."""
-    group = layer["group"] if "DepthWise" in layer.type else 1
+    group = groups_of(layer)
     if outputs < 1 or group < 1 or outputs % group:
         fail(layer, f"num_output {outputs} in {group} groups")
     if isinstance(channels, int) and channels % group:
@@ -77,22 +66,23 @@ def _check_channels(layer: Layer, channels: Dim, outputs: int, kernel: list[int]
     equal(layer, inputs, channels, "the input channels of the weights and of the blob")
 
 
-def _outputs_and_kernel(layer: Layer, x: Shape, dynamic: tuple[Shape, ...], axes: str) -> tuple[Dim, Sequence[Dim]]:
+def _outputs_and_kernel(layer: Layer, x: Shape, dynamic: tuple[Shape, ...]) -> tuple[Dim, Sequence[Dim]]:
     """Return the output channels and the kernel.
 
     A weight that is an input has its ONNX shape: [O, I/group, kernel...], for a deconvolution [I, O/group, kernel...].
     """
-    need_rank(layer, x, len(axes) + 1)
+    rank = len(axes_of(layer)) + 1
+    need_rank(layer, x, rank)
     if not layer.params.get("dynamic_weight"):
-        kernel = _positive(layer, "kernel", axes)
+        kernel = _positive(layer, "kernel")
         _check_channels(layer, x[0], layer["num_output"], kernel)
         return layer["num_output"], kernel
     if len(dynamic) < 1 + bool(layer["bias_term"]):
         fail(layer, "with dynamic_weight the weights (and the bias) are further inputs")
     weight = dynamic[0]
-    if len(weight) != len(axes) + 2:
-        fail(layer, f"weights given as an input must be {len(axes) + 2}-D")
-    second = weight[1] * (layer["group"] if "DepthWise" in layer.type else 1)
+    if len(weight) != rank + 1:
+        fail(layer, f"weights given as an input must be {rank + 1}-D")
+    second = weight[1] * groups_of(layer)
     inputs, outputs = (weight[0], second) if layer.type.startswith("Deconvolution") else (second, weight[0])
     equal(layer, inputs, x[0], "the input channels of the weights and of the blob")
     return outputs, weight[2:]
@@ -104,14 +94,13 @@ def _outputs_and_kernel(layer: Layer, x: Shape, dynamic: tuple[Shape, ...], axes
 )
 def convolution(layer: Layer, x: Shape, *dynamic: Shape) -> Shape:
     """Return (num_output, output sizes)."""
-    axes = _axes(layer)
     is_flat = layer.type == "Convolution" and len(x) == 1 and not layer.params.get("dynamic_weight")
-    if is_flat and _positive(layer, "kernel", axes) == [1, 1]:
+    if is_flat and _positive(layer, "kernel") == [1, 1]:
         # Deprecated in ncnn, which still computes an InnerProduct.
         _check_channels(layer, x[0], layer["num_output"], [1, 1])
         return (layer["num_output"],)
-    outputs, kernel = _outputs_and_kernel(layer, x, dynamic, axes)
-    return outputs, *_slide(layer, x[1:], kernel, axes)
+    outputs, kernel = _outputs_and_kernel(layer, x, dynamic)
+    return outputs, *_slide(layer, x[1:], kernel)
 
 
 @shape_of(
@@ -123,17 +112,17 @@ def deconvolution(layer: Layer, x: Shape, *dynamic: Shape) -> Shape:
 
     Pads cut the full output. ncnn reads `output_w` and so on only with SAME pads, and only if every axis has one.
     """
-    axes = _axes(layer)
-    channels, kernel = _outputs_and_kernel(layer, x, dynamic, axes)
+    axes = axes_of(layer)
+    channels, kernel = _outputs_and_kernel(layer, x, dynamic)
     full = [
         (size - 1) * layer[f"stride_{axis}"] + (length - 1) * layer[f"dilation_{axis}"] + 1 + layer[_OUTPUT_PADS[axis]]
         for axis, size, length in zip(axes, x[1:], kernel, strict=True)
     ]
-    padding = _padding(layer, axes)
+    padding = _padding(layer)
     wanted = [layer[f"output_{axis}"] for axis in axes]
     if any(padding) or min(wanted) <= 0:
         return channels, *(size - pad for size, pad in zip(full, padding, strict=True))
-    if not any(pad in (SAME_UPPER, SAME_LOWER) for pad in _pads(layer, axes)):
+    if not any(pad in (SAME_UPPER, SAME_LOWER) for pad in pads_of(layer)):
         fail(layer, "output sizes need pads of -233 or -234")
     for size, want in zip(full, wanted, strict=True):
         if isinstance(size, int) and size < want:
@@ -148,11 +137,11 @@ def deformable_convolution(layer: Layer, x: Shape, offset: Shape, mask: Shape | 
     The offsets are (2 * kernel_h * kernel_w, output sizes), the mask half of that.
     """
     need_rank(layer, x, 3)
-    kernel = _positive(layer, "kernel", "hw")
+    kernel = _positive(layer, "kernel")
     _check_channels(layer, x[0], layer["num_output"], kernel)
-    if min(_pads(layer, "hw")) < 0:
+    if min(pads_of(layer)) < 0:
         fail(layer, "negative pads, SAME included, are not for it")
-    sizes = _slide(layer, x[1:], kernel, "hw")
+    sizes = _slide(layer, x[1:], kernel)
     taps = kernel[0] * kernel[1]
     for blob, channels, name in ((offset, 2 * taps, "offset"), (mask, taps, "mask")):
         if blob is not None:
@@ -165,7 +154,7 @@ def deformable_convolution(layer: Layer, x: Shape, offset: Shape, mask: Shape | 
 @shape_of("Pooling", "Pooling1D", "Pooling3D")
 def pooling(layer: Layer, x: Shape) -> Shape:
     """Return (channels, output sizes); (channels) for global pooling."""
-    axes = _axes(layer)
+    axes = axes_of(layer)
     need_rank(layer, x, len(axes) + 1)
     if layer["global_pooling"]:
         return x[:1]
@@ -178,12 +167,12 @@ def pooling(layer: Layer, x: Shape) -> Shape:
     mode = layer["pad_mode"]
     if mode not in list(PadMode):
         fail(layer, f"pad_mode {mode} is unknown")
-    kernel, strides = _positive(layer, "kernel", axes), _positive(layer, "stride", axes)
+    kernel, strides = _positive(layer, "kernel"), _positive(layer, "stride")
     if mode in (PadMode.SAME_UPPER, PadMode.SAME_LOWER):
         return x[0], *((size - 1) // stride + 1 for size, stride in zip(sizes, strides, strict=True))
     outputs = []
     for axis, size, length, stride in zip(axes, sizes, kernel, strides, strict=True):
-        steps = _steps(layer, axis, size + sum(layer[pad] for pad in _PADS[axis]), length)
+        steps = _steps(layer, axis, size + sum(layer[f"pad_{side}"] for side in SIDES[axis]), length)
         # FULL pads the tail: the windows cover every element of the input.
         outputs.append((steps + (stride - 1 if mode == PadMode.FULL else 0)) // stride + 1)
     return x[0], *outputs
@@ -193,15 +182,15 @@ def pooling(layer: Layer, x: Shape) -> Shape:
 def unfold(layer: Layer, x: Shape) -> Shape:
     """Return (channels * kernel_h * kernel_w, number of windows)."""
     need_rank(layer, x, 3)
-    kernel = _positive(layer, "kernel", "hw")
-    return x[0] * product(kernel), product(_slide(layer, x[1:], kernel, "hw"))
+    kernel = _positive(layer, "kernel")
+    return x[0] * product(kernel), product(_slide(layer, x[1:], kernel))
 
 
 @shape_of("Fold")
 def fold(layer: Layer, x: Shape) -> Shape:
     """Return (channels, output_h, output_w) for (channels * kernel_h * kernel_w, number of windows)."""
     need_rank(layer, x, 2)
-    kernel = _positive(layer, "kernel", "hw")
+    kernel = _positive(layer, "kernel")
     sizes = (layer["output_h"], layer["output_w"])
-    equal(layer, x[1], product(_slide(layer, sizes, kernel, "hw")), "the number of columns and of windows")
+    equal(layer, x[1], product(_slide(layer, sizes, kernel)), "the number of columns and of windows")
     return parts(layer, x[0], kernel[0] * kernel[1], "rows"), *sizes

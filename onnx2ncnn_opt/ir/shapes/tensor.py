@@ -25,12 +25,12 @@ from onnx2ncnn_opt.ir.shapes.registry import (
     shape_of,
     text,
 )
+from onnx2ncnn_opt.ir.windows import SIDES
 
 _ABSENT = -233  # no size; in Crop and Slice, the rest of the axis
 _NO_BATCH_AXIS = 233
 # Ends of a slice from here on mean "to the end", for any size.
 _OPEN_END = 1 << 30
-_SIDES = {"w": ("left", "right"), "h": ("top", "bottom")}
 
 
 @shape_of("Input")
@@ -286,10 +286,9 @@ def _number(layer: Layer, value: Dim) -> int:
 @shape_of("Padding")
 def padding(layer: Layer, x: Shape) -> Shape:
     """Return the shape with the borders added: front and behind pad c of a 3-D blob, and d of a 4-D one."""
-    sides = {**_SIDES, "c" if len(x) == 3 else "d": ("front", "behind")}
     result = []
     for axis, size in by_axis(x).items():
-        before, after = (layer[side] for side in sides[axis]) if axis in sides else (0, 0)
+        before, after = (layer[side] for side in SIDES[axis]) if (axis, len(x)) != ("c", 4) else (0, 0)
         if layer["type"] == Padding.REFLECT and isinstance(size, int) and max(before, after) >= size:
             fail(layer, f"a reflection of {max(before, after)} needs more than {size} elements along {axis}")
         result.append(size + (before + after))

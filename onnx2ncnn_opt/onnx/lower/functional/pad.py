@@ -6,13 +6,13 @@ from typing import Any
 from onnx2ncnn_opt.ir.codes import Padding
 from onnx2ncnn_opt.ir.dim import AXES, Dim, Sym, at_least, at_most, larger, smaller
 from onnx2ncnn_opt.ir.view import MAX_DIMS
+from onnx2ncnn_opt.ir.windows import SIDES
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import TO_END, crop, flip
 from onnx2ncnn_opt.onnx.lower.functional.infinity import are_infinities_tested, at_quarter_scale
 from onnx2ncnn_opt.onnx.lower.functional.views import dims_around, repeated
-from onnx2ncnn_opt.onnx.lower.functional.window import SIDES
 from onnx2ncnn_opt.onnx.value import Ints, Sizes, Tensor
 
 _MODES = {"constant": Padding.CONSTANT, "edge": Padding.REPLICATE, "reflect": Padding.REFLECT}

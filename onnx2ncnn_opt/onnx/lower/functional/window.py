@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from onnx2ncnn_opt.ir.codes import SAME_LOWER, SAME_UPPER
+from onnx2ncnn_opt.ir.windows import SIDES
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.value import Ints, Tensor
 
 # By number of spatial axes: their names, outermost first as in ONNX, and the suffix of ncnn's layer types.
 AXES = {1: ("w",), 2: ("h", "w"), 3: ("d", "h", "w")}
 SUFFIX = {1: "1D", 2: "", 3: "3D"}
-# ncnn's names of the start and the end of an axis.
-SIDES = {"w": ("left", "right"), "h": ("top", "bottom"), "c": ("front", "behind"), "d": ("front", "behind")}
 
 
 class ConvAttributes(NamedTuple):
