@@ -73,7 +73,7 @@ def attention23(
         y = sdpa.attend(im, heads, mask, scale)
     else:  # rows without a visible key are 0; on ARM, Softmax of a row of -inf is NaN
         y = sdpa.attend(im, heads, sdpa.finite(im, mask), scale)
-        y = im.tensor(binary(im, BinaryOp.MUL, y, sdpa.any_key(im, mask)))
+        y = binary(im, BinaryOp.MUL, y, sdpa.any_key(im, mask))
     return sdpa.merge_heads(im, y) if q.rank == 3 else y, heads[1], heads[2]
 
 

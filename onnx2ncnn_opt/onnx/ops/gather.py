@@ -80,7 +80,7 @@ def reverse_sequence(
     lens = as_numbers(im, sequence_lens)
     lens = lens.viewed(lens.view.with_axes((*lens.view.axes, ()) if batch_axis == 0 else ((), *lens.view.axes)))
     # The distance from the element to its source: length - 1 - 2 * time for times before the length, else 0.
-    left = im.tensor(binary(im, BinaryOp.SUB, lens, Constant(time.astype(np.float32))))
+    left = binary(im, BinaryOp.SUB, lens, Constant(time.astype(np.float32)))
     distance = binary(im, BinaryOp.SUB, left, Constant(time.astype(np.float32) + 1))
     step = binary(im, BinaryOp.MUL, im.unary(left, "Threshold", threshold=0.0), distance)
     own = Constant((time * strides[0] + item * strides[1]).astype(np.float32))

@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.concat import joined, stacked, unstacked
+from onnx2ncnn_opt.onnx.lower.functional.concat import concat, stacked, unstacked
 from onnx2ncnn_opt.onnx.lower.functional.crop import split as parts_of
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Item, TensorSequence, Value
@@ -61,7 +61,9 @@ def _position(im: ImportContext, position: Ints, length: int, beyond: int = 0) -
 @onnx_op("ConcatFromSequence", since=11)
 def concat_from_sequence(im: ImportContext, sequence: TensorSequence, *, axis: int, new_axis: int = 0) -> Value:
     """Concat."""
-    return stacked(im, sequence.items, axis) if new_axis else joined(im, sequence.items, axis)
+    if not sequence.items:
+        raise im.refuse("the sequence is empty, and ncnn has no empty tensors", "remove the node")
+    return stacked(im, sequence.items, axis) if new_axis else concat(im, *sequence.items, axis=axis)
 
 
 @onnx_op("SplitToSequence", since=11, integers=True)

@@ -240,7 +240,7 @@ def _resize_floats(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _S
     inside = np.ones((), bool)
     for axis in axes:
         inside = inside[..., None] & (_inside(axis, sampling) if axis in changed else np.ones(1, bool))
-    return im.tensor(binary(im, BinaryOp.ADD, x, Constant(np.where(inside, 0, sampling.extrapolation_value))))
+    return binary(im, BinaryOp.ADD, x, Constant(np.where(inside, 0, sampling.extrapolation_value)))
 
 
 def _interp(im: ImportContext, changed: list[_Axis], sampling: _Sampling) -> dict[str, int] | None:

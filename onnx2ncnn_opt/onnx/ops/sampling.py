@@ -273,7 +273,7 @@ def _largest(
     weight = np.concatenate([_widened(weight, most) for weight in weights])
     flat = im.reshape(x.transpose((0, 2, 3, 1)), (batch * height * width, channels))
     pixels = gather_nd(im, flat, Constant(position[..., None]))
-    weighted = im.tensor(binary(im, BinaryOp.MUL, pixels, Constant(weight[..., None].astype(np.float32))))
+    weighted = binary(im, BinaryOp.MUL, pixels, Constant(weight[..., None].astype(np.float32)))
     largest = im.tensor(im.reshape(reduce(im, weighted, "ReduceMax", (1,), 0), (len(positions), *size, channels)))
     return largest.transpose((0, 3, 1, 2))
 

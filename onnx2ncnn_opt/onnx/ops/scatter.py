@@ -263,7 +263,7 @@ def _sources(im: ImportContext, targets: Tensor, size: int) -> Tensor:
     """
     hits = _hits(im, targets, size, 1)
     numbers = size + np.arange(fixed(im, targets.shape)[1], dtype=np.float32).reshape(-1, 1)
-    last = reduce(im, im.tensor(binary(im, BinaryOp.MUL, hits, Constant(numbers))), "ReduceMax", (1,), 0)
+    last = reduce(im, binary(im, BinaryOp.MUL, hits, Constant(numbers)), "ReduceMax", (1,), 0)
     return as_indices(im, binary(im, BinaryOp.MAX, last, Constant(np.arange(size, dtype=np.float32))))
 
 
@@ -282,7 +282,7 @@ def _hits(im: ImportContext, targets: Tensor, size: int, elements: int) -> Tenso
 
 def _equal(im: ImportContext, x: Tensor, numbers: Array) -> Tensor:
     """Return 1 where the distance to a number is 0, else 0."""
-    return between(im, im.tensor(binary(im, BinaryOp.SUB, x, Constant(numbers))), -FLT_MIN, 0.0)
+    return between(im, binary(im, BinaryOp.SUB, x, Constant(numbers)), -FLT_MIN, 0.0)
 
 
 def _reduced(im: ImportContext, data: Value, targets: Array, updates: Value, inner: Shape, reduction: str) -> Value:
@@ -357,7 +357,7 @@ def cumsum(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, reve
     """CumulativeSum, between two Flips if reverse; exclusive sums use the shifted operand."""
     along, x = im.axis(axis[0], x.rank), as_numbers(im, x)
     if not x.view.axes[along]:
-        return im.tensor(binary(im, BinaryOp.SUB, x, x)) if exclusive else x
+        return binary(im, BinaryOp.SUB, x, x) if exclusive else x
     if reverse:
         x = flip(im, x, along)
     if exclusive:
@@ -382,7 +382,7 @@ def cumprod(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, rev
         x = _shifted(im, x, along, 1, fill=1.0)
     shift = 1
     while shift < size:
-        x = im.tensor(mul(im, x, _shifted(im, x, along, shift, fill=1.0)))
+        x = mul(im, x, _shifted(im, x, along, shift, fill=1.0))
         shift *= 2
     return flip(im, x, along) if reverse else x
 
@@ -412,7 +412,7 @@ def one_hot(im: ImportContext, indices: Tensor, depth: Array, values: Array, *, 
     if not np.issubdtype(indices.dtype, np.unsignedinteger):
         # float32 rounds large sums as ONNX Runtime does.
         is_negative = im.unary(im.apply(numbers, UnaryOp.NEG), "Threshold", threshold=0.0)
-        numbers = im.tensor(binary(im, BinaryOp.ADD, numbers, binary(im, BinaryOp.MUL, is_negative, number(count))))
+        numbers = binary(im, BinaryOp.ADD, numbers, binary(im, BinaryOp.MUL, is_negative, number(count)))
     column = numbers.viewed(numbers.view.with_axes((*numbers.view.axes[:axis], (), *numbers.view.axes[axis:])))
     targets = np.arange(count, dtype=np.float32).reshape(-1, *(1,) * (rank - axis - 1))
     hot = _equal(im, column, targets)

@@ -119,7 +119,7 @@ def _in_rounds(im: ImportContext, x: Tensor, order: Tensor, axis: int, size: int
     for step in range(count):
         largest = reduce(im, remaining, "ReduceMax", (axis,), 1)
         is_largest = im.unary(binary(im, BinaryOp.SUB, remaining, largest), "Threshold", threshold=-FLT_MIN)
-        marked = im.tensor(binary(im, BinaryOp.MUL, is_largest, from_end))
+        marked = binary(im, BinaryOp.MUL, is_largest, from_end)
         first = reduce(im, marked, "ReduceMax", (axis,), 1)
         numbers.append(largest)
         from_ends.append(first)
@@ -127,7 +127,7 @@ def _in_rounds(im: ImportContext, x: Tensor, order: Tensor, axis: int, size: int
             # 0 at the first largest number, -1 or less elsewhere.
             others = binary(im, BinaryOp.SUB, marked, first)
             limit = im.apply(binary(im, BinaryOp.ADD, others, number(0.5)), BinaryOp.MUL, -FLT_MAX)
-            remaining = im.tensor(binary(im, BinaryOp.MIN, remaining, limit))
+            remaining = binary(im, BinaryOp.MIN, remaining, limit)
     sign = 1 if order is x else -1
     values = im.apply(concat(im, *numbers, axis=axis), BinaryOp.MUL, sign * _SCALE)
     # No number equals NaN, so `first` may be 0 in a row with NaN.
@@ -140,19 +140,19 @@ def _ranks(im: ImportContext, x: Tensor, size: int) -> Tensor:
     """Return the rank of each number in its row."""
     rows, numbers = x.view.axes
     row, column = (x.viewed(x.view.with_axes(axes)) for axes in ((rows, (), numbers), (rows, numbers, ())))
-    difference = im.tensor(binary(im, BinaryOp.SUB, row, column))
+    difference = binary(im, BinaryOp.SUB, row, column)
     # The rank is the index, plus the larger numbers to the right, minus the smaller numbers to the left.
     side = Constant(np.sign(np.arange(size) - np.arange(size)[:, None]).astype(np.float32))
     is_misplaced = im.unary(binary(im, BinaryOp.MUL, difference, side), "Threshold", threshold=0.0)
-    correction = reduce(im, im.tensor(binary(im, BinaryOp.MUL, is_misplaced, side)), "ReduceSum", (2,), 0)
-    return im.tensor(binary(im, BinaryOp.ADD, correction, Constant(np.arange(size, dtype=np.float32))))
+    correction = reduce(im, binary(im, BinaryOp.MUL, is_misplaced, side), "ReduceSum", (2,), 0)
+    return binary(im, BinaryOp.ADD, correction, Constant(np.arange(size, dtype=np.float32)))
 
 
 def _of_rank(im: ImportContext, ranks: Tensor, size: int, count: int) -> Tensor:
     """Return the index of each of the first `count` ranks in each row."""
     row = ranks.viewed(ranks.view.with_axes((ranks.view.axes[0], (), ranks.view.axes[1])))
-    distance = im.tensor(binary(im, BinaryOp.SUB, row, Constant(np.arange(count, dtype=np.float32)[:, None])))
+    distance = binary(im, BinaryOp.SUB, row, Constant(np.arange(count, dtype=np.float32)[:, None]))
     own = Constant(np.arange(size, dtype=np.float32))
-    index = im.tensor(binary(im, BinaryOp.MUL, between(im, distance, -0.5, 0.5), own))
+    index = binary(im, BinaryOp.MUL, between(im, distance, -0.5, 0.5), own)
     indices = reduce(im, index, "ReduceMax", (2,), 0)  # in a row with NaN, two elements may have the same rank
     return indices.of_type(_UNSIGNED)

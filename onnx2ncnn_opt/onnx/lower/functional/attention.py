@@ -13,7 +13,7 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import softmax
 from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, number, spread
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX
-from onnx2ncnn_opt.onnx.lower.functional.concat import concat, joined
+from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
 from onnx2ncnn_opt.onnx.lower.functional.gather import gather
 from onnx2ncnn_opt.onnx.lower.functional.logic import and_, greater_or_equal
@@ -104,7 +104,7 @@ def lengthened(im: ImportContext, mask: Value | None, length: Dim) -> Value | No
     missing = length - mask.shape[-1]
     if missing <= 0 or mask.shape[-1] == 1:
         return mask
-    return joined(im, [mask, spread(im, number(-np.inf), (*mask.shape[:-1], missing))], mask.rank - 1)
+    return concat(im, mask, spread(im, number(-np.inf), (*mask.shape[:-1], missing)), axis=mask.rank - 1)
 
 
 def split_heads(im: ImportContext, x: Value, count: int | None) -> Tensor:

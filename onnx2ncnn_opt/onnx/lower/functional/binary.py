@@ -180,12 +180,12 @@ def expand(im: ImportContext, x: Tensor, shape: Shape) -> Value:
     return spread(im, x, target)
 
 
-def add(im: ImportContext, a: Operand, b: Operand) -> Value:
+def add(im: ImportContext, a: Operand, b: Operand) -> Tensor:
     """BinaryOp add."""
     return wrapped_around(im, binary(im, BinaryOp.ADD, a, b))
 
 
-def mul(im: ImportContext, a: Operand, b: Operand) -> Value:
+def mul(im: ImportContext, a: Operand, b: Operand) -> Tensor:
     """BinaryOp mul."""
     if a.dtype.kind in "iu" and a.dtype.itemsize == 2:
         raise im.refuse(f"a product of {a.dtype}, which overflows where float32 is not exact", "cast to int64 before")

@@ -18,7 +18,7 @@ from onnx2ncnn_opt.onnx.value import Constant, SymbolicTensor, Tensor, Value, is
 
 
 def concat(im: ImportContext, *operands: Value | SymbolicTensor, axis: int) -> Value:
-    """Concat along one dim of a common layout of all operands."""
+    """Concat along one dim of a common layout of all operands; return a constant for constants."""
     rank = operands[0].rank
     axis = im.axis(axis, rank)
     if any(x.rank != rank for x in operands):
@@ -34,6 +34,9 @@ def concat(im: ImportContext, *operands: Value | SymbolicTensor, axis: int) -> V
     xs = tuple(im.tensor(x) if isinstance(x, SymbolicTensor) else x for x in nonempty)
     if len(xs) == 1:
         return xs[0]
+    constants = [x.array for x in xs if isinstance(x, Constant)]
+    if len(constants) == len(xs):
+        return Constant(np.concatenate(constants, axis))
     if any(is_float(x.dtype) or is_held_as_float(x.dtype) for x in xs):
         xs = tuple(number_value(im, x) for x in xs)
     dtype = next((x.dtype for x in xs if isinstance(x, Tensor)), xs[0].dtype)
@@ -63,23 +66,11 @@ def unstacked(im: ImportContext, x: Value, axis: int) -> tuple[Value, ...]:
     return tuple(squeeze(im, im.tensor(part), (axis,)) for part in split(im, x, axis, (1,) * size))
 
 
-def joined(im: ImportContext, xs: Sequence[Value], axis: int) -> Value:
-    """Concatenate tensors along an axis; return a constant for constants."""
-    if not xs:
-        raise im.refuse("the sequence is empty, and ncnn has no empty tensors", "remove the node")
-    constants = [x.array for x in xs if isinstance(x, Constant)]
-    if len(constants) == len(xs):
-        return Constant(np.concatenate(constants, axis))
-    return concat(im, *xs, axis=axis)
-
-
 def stacked(im: ImportContext, xs: Sequence[Value], axis: int) -> Value:
     """Stack tensors along a new axis."""
-    if not xs:
-        raise im.refuse("the sequence is empty, and ncnn has no empty tensors", "remove the node")
     shape = xs[0].shape
     axis = im.axis(axis, len(shape) + 1)
     if axis == len(shape) or any(isinstance(x, Tensor) and x.batch_axis == axis for x in xs):
-        return joined(im, [im.reshape(x, (*x.shape[:axis], 1, *x.shape[axis:])) for x in xs], axis)
+        return concat(im, *(im.reshape(x, (*x.shape[:axis], 1, *x.shape[axis:])) for x in xs), axis=axis)
     # Concatenating along an existing axis gives the same elements, without a Reshape of each tensor.
-    return im.reshape(joined(im, xs, axis), (*shape[:axis], len(xs), *shape[axis:]))
+    return im.reshape(concat(im, *xs, axis=axis), (*shape[:axis], len(xs), *shape[axis:]))

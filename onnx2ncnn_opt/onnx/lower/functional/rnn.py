@@ -13,7 +13,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import softplus, softsign
 from onnx2ncnn_opt.onnx.lower.functional.binary import added, binary, number
-from onnx2ncnn_opt.onnx.lower.functional.concat import concat, joined
+from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import split
 from onnx2ncnn_opt.onnx.lower.functional.gather import gather
 from onnx2ncnn_opt.onnx.lower.functional.matmul import matmul
@@ -143,7 +143,7 @@ class Unrolled:
         pieces = self._parts(self.b)
         half = len(pieces) // 2
         both = [_total(self.im, *pair) for pair in zip(pieces[:half], pieces[half:][:inner], strict=False)]
-        return joined(self.im, [*both, *pieces[len(both) : half]], 1)
+        return concat(self.im, *both, *pieces[len(both) : half], axis=1)
 
     def _products(self, state: Value, direction: int) -> list[Value | None]:
         """Return a state times each gate's matrix; None for a state of zeros."""
