@@ -154,7 +154,7 @@ class NodeView:
 
     def text(self, attribute: str) -> str:
         """Return a string attribute; empty if there is none."""
-        return self.node.attributes[attribute].as_string() if attribute in self.node.attributes else ""
+        return self.node.attributes.get_string(attribute, "")
 
     @property
     def result(self) -> Shape:

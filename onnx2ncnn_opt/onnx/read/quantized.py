@@ -13,6 +13,7 @@ import onnx_ir
 
 from onnx2ncnn_opt.ir.int8 import LEVELS
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.read.structure import strip
 
 INT8 = "onnx2ncnn_opt.int8"  # the key of an `Int8` in a node's meta
 _RANGES = {np.dtype(np.int8): (-128, 127), np.dtype(np.uint8): (0, 255)}
@@ -146,12 +147,12 @@ class _FloatConversion:
             self._move(node, self._floats[node.inputs[0]])
 
     def _quantize(self, node: onnx_ir.Node) -> None:
-        x = node.inputs[0]
+        x, scale, zero = (*node.inputs, None)[:3]
         if x is not None and _constant(x) is None:
-            self._clipped(x, node.outputs[0], node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None)
+            self._clipped(x, node.outputs[0], scale, zero)
 
     def _dequantize(self, node: onnx_ir.Node) -> None:
-        operand = self._operand([*node.inputs, None][:3], axis=_attribute(node, "axis", 1))
+        operand = self._operand(node.inputs, axis=_attribute(node, "axis", 1))
         if operand is not None:
             self._supersede(node.outputs[0], operand)
 
@@ -288,12 +289,7 @@ class _FloatConversion:
 
     def _initializer(self, array: Array) -> onnx_ir.Value:
         name = self._name("constant")
-        value = onnx_ir.Value(
-            name=name,
-            shape=onnx_ir.Shape(array.shape),
-            type=onnx_ir.TensorType(onnx_ir.DataType.from_numpy(array.dtype)),
-            const_value=onnx_ir.tensor(array, name=name),
-        )
+        value = onnx_ir.val(name, const_value=onnx_ir.tensor(array, name=name))
         self._graph.register_initializer(value)
         return value
 
@@ -302,8 +298,7 @@ class _FloatConversion:
     ) -> Sequence[onnx_ir.Value]:
         """Insert a node of ONNX's own domain before the current one, and return its outputs."""
         name = self._name(f"{self._current.name or self._current.outputs[0].name}.{kind}")
-        attached = [onnx_ir.convenience.convert_attribute(key, value) for key, value in (attributes or {}).items()]
-        node = onnx_ir.Node("", kind, list(inputs), attached, num_outputs=count, name=name)
+        node = onnx_ir.node(kind, inputs, attributes, num_outputs=count, name=name)
         for output in node.outputs:
             output.name = self._name(f"{self._current.outputs[0].name}.float")
         self._graph.insert_before(self._current, node)
@@ -334,7 +329,7 @@ class _FloatConversion:
             scale, zero = np.array(quantised.scale, np.float32), np.array(quantised.zero, quantised.dtype)
             [new] = self._node("QuantizeLinear", [quantised.value, *map(self._initializer, (scale, zero))])
             self._supersede(old, new)
-        self._remove_dead()
+        strip(self._graph)
         for node in self._graph:
             if not node.domain and node.op_type in _PRODUCTS:
                 self._annotate(node)
@@ -371,15 +366,7 @@ class _FloatConversion:
                 continue
             if clip.inputs[0] is not None:
                 onnx_ir.convenience.replace_all_uses_with(value, clip.inputs[0])
-        self._remove_dead()
-
-    def _remove_dead(self) -> None:
-        for node in reversed(list(self._graph)):
-            if not any(output.uses() or output.is_graph_output() for output in node.outputs):
-                self._graph.remove(node, safe=True)
-        for name, value in list(self._graph.initializers.items()):
-            if not value.uses() and not value.is_graph_output():
-                del self._graph.initializers[name]
+        strip(self._graph)
 
 
 def _only_reader(value: onnx_ir.Value, op_type: str) -> onnx_ir.Node | None:

@@ -316,8 +316,7 @@ def _lift(node: onnx_ir.Node) -> bool:
         return False
     if len(node.attributes) > 1 or node.domain or result.is_graph_output():
         return False
-    tensor, kind = attribute.value, onnx_ir.TensorType(attribute.value.dtype)
-    constant = onnx_ir.Value(name=result.name, shape=tensor.shape, type=kind, const_value=tensor)
+    constant = onnx_ir.val(result.name, const_value=attribute.value)
     graph.register_initializer(constant)
     result.replace_all_uses_with(constant)
     graph.remove(node, safe=True)
