@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,6 +47,15 @@ def replace_convolution3d(layer: Layer) -> list[Layer]:
     return min(_forms(volume), key=lambda chain: cost(chain.made)).finish()
 
 
+class _Kernel(NamedTuple):
+    """The weights of a 2-D convolution, which `make` computes if the net gets it, their number, and its outputs."""
+
+    make: Callable[[], Weight]
+    size: int
+    outputs: int
+    bias: Array | None
+
+
 @dataclass(frozen=True)
 class _Volume:
     """A 3-D convolution to replace; the weight is (outputs, taps, inputs of a group, kernel_h, kernel_w)."""
@@ -69,9 +78,10 @@ class _Volume:
         """The bias; None if the layer has none."""
         return self.layer.weights["bias_data"] if self.layer["bias_term"] else None
 
-    def stored(self, weight: Array) -> Callable[[], Weight]:
-        """Return a function that returns a block for the file, from the layer's weights in a new order."""
-        return partial(reordered, self.layer.weights.stored("weight_data"), weight)
+    def kernel(self, weight: Array, outputs: int, bias: Array | None) -> _Kernel:
+        """Return the kernel with the layer's weights in a new order."""
+        make = partial(reordered, self.layer.weights.stored("weight_data"), weight)
+        return _Kernel(make, weight.size, outputs, bias)
 
 
 def _forms(volume: _Volume) -> Iterator[Chain]:
@@ -149,10 +159,12 @@ class _Images:
             return {1: (first, first + count), 2: lines}
         return {2: (first * self.rows, (first + count) * self.rows)}
 
-    def convolved(self, x: Blob, channels: int, weight: Callable[[], Weight], size: int, **params: Any) -> Blob:
+    def convolved(
+        self, x: Blob, channels: int, kernel: _Kernel, suffix: str = "conv", *, is_part: bool = False
+    ) -> Blob:
         """Return the convolution of all images as one."""
         x = self.chain.reshape(x, (channels, self.sets * self.depths * self.rows, self.columns), "tall")
-        return _convolution(self.chain, x, self.sliding, weight, size, **params)
+        return _convolution(self.chain, x, self.sliding, kernel, suffix, is_part=is_part)
 
     def finished(self, x: Blob, depths: int) -> Chain:
         """Return the chain, with the layers that turn x, images of `depths` depths, into the layer's result."""
@@ -175,8 +187,8 @@ def _along_depth(volume: _Volume) -> Chain:
     height, width = volume.height.size, volume.width.size
     x = chain.reshape(volume.layer.input, (volume.channels, depth.size, height * width), "rows")
     sliding = replace(depth, axis="h"), Window("w", 1, 1, 1, 0, 0, height * width)
-    weight = volume.stored(volume.weight.swapaxes(1, 2))
-    x = _convolution(chain, x, sliding, weight, volume.weight.size, outputs=volume.outputs, bias=volume.bias)
+    kernel = volume.kernel(volume.weight.swapaxes(1, 2), volume.outputs, volume.bias)
+    x = _convolution(chain, x, sliding, kernel)
     chain.reshape(x, (volume.outputs, depth.outputs, height, width), "volume")
     return chain
 
@@ -197,13 +209,11 @@ def _taps_as_inputs(volume: _Volume, block: int) -> Chain:
         parts.append(images.chain.crop(x, images.part(step, depth.outputs, lines), f"tap{tap}"))
     if len(parts) > 1 and volume.group == channels > 1:
         for k, part in enumerate(parts):
-            weight, bias = volume.weight[:, k], None if k else volume.bias
-            params: dict[str, Any] = {"outputs": outputs, "bias": bias, "is_part": True, "suffix": f"conv{k}"}
-            parts[k] = images.convolved(part, channels, volume.stored(weight), weight.size, **params)
+            kernel = volume.kernel(volume.weight[:, k], outputs, None if k else volume.bias)
+            parts[k] = images.convolved(part, channels, kernel, f"conv{k}", is_part=True)
         return images.finished(_sum(images.chain, parts), depth.outputs)
-    x, weight = gathered(images.chain, parts, volume.group), volume.weight
-    channels *= len(parts)
-    x = images.convolved(x, channels, volume.stored(weight), weight.size, outputs=outputs, bias=volume.bias)
+    x = gathered(images.chain, parts, volume.group)
+    x = images.convolved(x, channels * len(parts), volume.kernel(volume.weight, outputs, volume.bias))
     return images.finished(x, depth.outputs)
 
 
@@ -214,8 +224,7 @@ def _taps_as_outputs(volume: _Volume, block: int) -> Chain:
     x = images.entered(images.padded(depth.before, depth.after), volume.channels, depths)
     # The first tap has the bias, because every result contains this tap once.
     bias = None if volume.bias is None else np.pad(volume.bias, (0, all_outputs - outputs))
-    params: dict[str, Any] = {"outputs": all_outputs, "bias": bias, "is_part": True}
-    x = images.convolved(x, volume.channels, volume.stored(weight), weight.size, **params)
+    x = images.convolved(x, volume.channels, volume.kernel(weight, all_outputs, bias), is_part=True)
     _, lines, results = fixed_shape(x)
     sets = depths if block == 1 else images.sets
     x = images.chain.reshape(x, (all_outputs, sets, lines // sets, results), "taps")
@@ -232,9 +241,9 @@ def _taps_as_weights(volume: _Volume, block: int) -> Chain:
     images = _Images(volume, classes, block)
     x = images.entered(images.padded(0, in_depths * classes - depth.size), channels * in_depths, classes)
     bias = None if volume.bias is None else np.repeat(volume.bias, out_depths)
-    weight = partial(_dense_weight, volume, in_depths, out_depths)
+    make = partial(_dense_weight, volume, in_depths, out_depths)
     size = volume.weight[:, 0].size * in_depths * out_depths
-    x = images.convolved(x, channels * in_depths, weight, size, outputs=volume.outputs * out_depths, bias=bias)
+    x = images.convolved(x, channels * in_depths, _Kernel(make, size, volume.outputs * out_depths, bias))
     return images.finished(x, out_depths * classes)
 
 
@@ -278,21 +287,19 @@ def _convolution(
     chain: Chain,
     x: Blob,
     sliding: tuple[Window, Window],
-    weight: Callable[[], Weight],
-    size: int,
-    outputs: int,
-    bias: Array | None,
+    kernel: _Kernel,
     suffix: str = "conv",
+    *,
     is_part: bool = False,
 ) -> Blob:
-    """Return a 2-D convolution of `size` weights, with the layer's activation unless it `is_part` of a sum."""
+    """Return a 2-D convolution, with the layer's activation unless it `is_part` of a sum."""
     layer = chain.layer
-    params: dict[str, Any] = {"num_output": outputs, "weight_data_size": size}
-    weights: dict[str, Array | Callable[[], Weight]] = {"weight_data": weight}
+    params: dict[str, Any] = {"num_output": kernel.outputs, "weight_data_size": kernel.size}
+    weights: dict[str, Array | Callable[[], Weight]] = {"weight_data": kernel.make}
     if "DepthWise" in layer.type:
         params["group"] = layer["group"]
-    if bias is not None:
-        params["bias_term"], weights["bias_data"] = 1, bias
+    if kernel.bias is not None:
+        params["bias_term"], weights["bias_data"] = 1, kernel.bias
     if not is_part:
         params |= {name: layer[name] for name in ("activation_type", "activation_params")}
     return chain.add(layer.type.removesuffix("3D"), suffix, x, weights=weights, **params, **window_params(sliding))
