@@ -58,13 +58,13 @@ class _Pairing:
 
     def run(self) -> dict[Layer, Layer]:
         labels = _input_labels(self.a, self.b)
-        up = {**self.upwards(self.a, labels), **self.upwards(self.b, labels)}
-        down = {**self.downwards(self.a), **self.downwards(self.b)}
+        up, down = self.upwards(labels), self.downwards()
         self.pair_groups(lambda layer: (up[layer], down[layer]))
         self.pair_groups(up.__getitem__)
         self.pair_groups(down.__getitem__)
         self.pair_unique()
-        self.pair_outputs()
+        for x, y in _public_pairs(self.a.outputs, self.b.outputs):
+            self.pair_producers(x, y, lambda layer: layer.type)
         self.spread(self.own.__getitem__)
         self.spread(self.structure.__getitem__)
         self.pair_rows(_SURE_ROW)
@@ -78,10 +78,10 @@ class _Pairing:
         """Return a small number for a key; equal keys have the same number."""
         return self.numbers.setdefault(key, len(self.numbers))
 
-    def upwards(self, graph: Graph, labels: Mapping[Blob, Hashable]) -> dict[Layer, int]:
+    def upwards(self, labels: Mapping[Blob, Hashable]) -> dict[Layer, int]:
         """Return a number for each layer; two are equal if the layers and all layers above them are."""
         numbers: dict[Layer, int] = {}
-        for layer in graph:
+        for layer in (*self.a, *self.b):
             if layer.type == "Input":
                 numbers[layer] = self.number(("input", tuple(labels[blob] for blob in layer.outputs)))
                 continue
@@ -89,10 +89,10 @@ class _Pairing:
             numbers[layer] = self.number(("up", self.own[layer], reads))
         return numbers
 
-    def downwards(self, graph: Graph) -> dict[Layer, int]:
+    def downwards(self) -> dict[Layer, int]:
         """Return a number for each layer; two are equal if the layers and all layers below them are."""
         numbers: dict[Layer, int] = {}
-        for layer in reversed(graph):
+        for layer in (*reversed(self.a), *reversed(self.b)):
             uses = tuple(
                 (blob.is_output, tuple(sorted((numbers[user], slot) for user, slot in _readers(blob))))
                 for blob in layer.outputs
@@ -119,11 +119,6 @@ class _Pairing:
         for value, (x, *more) in from_a.items():
             if not more and len(x.weights) and len(from_b.get(value, ())) == 1:
                 self.pair(x, from_b[value][0])
-
-    def pair_outputs(self) -> None:
-        """Pair producers of outputs: first by name, then in order."""
-        for x, y in _public_pairs(self.a.outputs, self.b.outputs):
-            self.pair_producers(x, y, lambda layer: layer.type)
 
     def pair_producers(self, x: Blob, y: Blob, key: Key) -> list[Layer]:
         p, q = x.known_producer, y.known_producer

@@ -67,11 +67,11 @@ def negated() -> Iterator[Op]:
 
 def mul(a: Pattern, b: Pattern) -> Op:
     """Return the product of two blobs."""
-    return op(("BinaryOp", "Eltwise"), where=_is_product)(a, b)
 
+    def fits(layer: Layer) -> bool:
+        return layer.computes(Eltwise.PROD) or layer.computes(BinaryOp.MUL, scalar=False)
 
-def _is_product(layer: Layer) -> bool:
-    return layer.computes(Eltwise.PROD) or layer.computes(BinaryOp.MUL, scalar=False)
+    return op(("BinaryOp", "Eltwise"), where=fits)(a, b)
 
 
 def add(a: Pattern, b: Pattern) -> Op:

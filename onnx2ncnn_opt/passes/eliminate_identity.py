@@ -41,13 +41,11 @@ _IDENTITIES: dict[str, Callable[[Layer], bool]] = {
 }
 
 
-def _does_nothing(layer: Layer) -> bool:
-    return len(layer.outputs) == 1 and _IDENTITIES[layer.type](layer)
-
-
 # Not exact: ncnn computes x / 1 as x times an estimate of 1 / 1.
 @rewrite(
-    op(_IDENTITIES, "layer", _does_nothing), exact=False, purpose="layers that an export leaves though they do nothing"
+    op(_IDENTITIES, "layer", lambda layer: len(layer.outputs) == 1 and _IDENTITIES[layer.type](layer)),
+    exact=False,
+    purpose="layers that an export leaves though they do nothing",
 )
 def eliminate_identity(layer: Layer) -> Blob:
     """x ── a layer that changes nothing ──   ⇒   x ──

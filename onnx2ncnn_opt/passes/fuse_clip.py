@@ -2,7 +2,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.rewrite.pattern import Op, op
 from onnx2ncnn_opt.rewrite.rule import rewrite
 
-_INFINITE = 3.402823466e38
+INFINITE = 3.402823466e38
 
 
 def _clip(capture: str, x: Op | str) -> Op:
@@ -10,7 +10,7 @@ def _clip(capture: str, x: Op | str) -> Op:
 
 
 def _bounds(layer: Layer) -> tuple[float, float]:
-    return (0.0, _INFINITE) if layer.type == "ReLU" else (layer["min"], layer["max"])
+    return (0.0, INFINITE) if layer.type == "ReLU" else (layer["min"], layer["max"])
 
 
 @rewrite(
@@ -20,6 +20,6 @@ def fuse_clip(x: Blob, outer: Layer, inner: Layer) -> Layer:
     """x ── Clip or ReLU ── Clip or ReLU ──   ⇒   x ── Clip or ReLU ──"""
     low, high = _bounds(outer)
     least, most = (min(max(bound, low), high) for bound in _bounds(inner))
-    if (least, most) == (0.0, _INFINITE) and "ReLU" in (outer.type, inner.type):
+    if (least, most) == (0.0, INFINITE) and "ReLU" in (outer.type, inner.type):
         return Layer("ReLU", outer.name, [x])
     return Layer("Clip", outer.name, [x], (), {"min": least, "max": most})
