@@ -117,7 +117,9 @@ def import_model(
     """
 
     requested = batch_axes or {}
-    _check_names(requested, model)
+    if unknown := set(requested) - {info.name for info in model.net_inputs}:
+        names = ", ".join(info.name for info in model.inputs)
+        raise UsageError(f"no input is called '{min(unknown)}'; the inputs are {names}")
     start = partial(_Import, types=types, custom=custom, is_short=tail == "auto")
     whole = _attempted(start, model, requested)
     net, single = _net_of(start, whole)
@@ -138,12 +140,6 @@ def import_model(
     if net is None:
         raise whole.error()
     return net._replace(tail=tail_part)
-
-
-def _check_names(batch_axes: Mapping[str, int | None], model: LoadedModel) -> None:
-    if unknown := set(batch_axes) - {info.name for info in model.net_inputs}:
-        names = ", ".join(info.name for info in model.inputs)
-        raise UsageError(f"no input is called '{min(unknown)}'; the inputs are {names}")
 
 
 def _attempted(start: _Start, model: LoadedModel, requested: Mapping[str, int | None]) -> _Import:

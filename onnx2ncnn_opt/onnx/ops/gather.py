@@ -11,6 +11,7 @@ from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.crop import pick
 from onnx2ncnn_opt.onnx.lower.functional.gather import as_indices, gather, gather_elements, gather_nd
+from onnx2ncnn_opt.onnx.lower.functional.views import unsqueeze
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
@@ -77,8 +78,7 @@ def reverse_sequence(
         lengths = sequence_lens.array[item]
         sources = np.where(time < lengths, lengths - 1 - time, time) * strides[0] + item * strides[1]
         return im.reshape(pick(im, flat, 0, sources.reshape(-1)), x.shape)
-    lens = as_numbers(im, sequence_lens)
-    lens = lens.viewed(lens.view.with_axes((*lens.view.axes, ()) if batch_axis == 0 else ((), *lens.view.axes)))
+    lens = unsqueeze(im, as_numbers(im, sequence_lens), (time_axis,))
     # The distance from the element to its source: length - 1 - 2 * time for times before the length, else 0.
     left = binary(im, BinaryOp.SUB, lens, Constant(time.astype(np.float32)))
     distance = binary(im, BinaryOp.SUB, left, Constant(time.astype(np.float32) + 1))

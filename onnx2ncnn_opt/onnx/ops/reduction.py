@@ -1,5 +1,6 @@
 """Reductions over axes, and Softmax along an axis."""
 
+from collections.abc import Callable
 from functools import partial
 
 from onnx2ncnn_opt.ir.codes import Reduction
@@ -8,7 +9,7 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import flattened, log_softmax, softmax
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.reduce import OPERATIONS, reduce, reduced_element
-from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.registry import Errors, onnx_op
 from onnx2ncnn_opt.onnx.value import Ints, Tensor
 
 _OF_INTEGERS = ("ReduceSum", "ReduceSumSquare", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1")
@@ -35,25 +36,18 @@ for _name, (_operation, _axes_input) in OPERATIONS.items():
     _register(_name, _operation, _axes_input)
 
 
-@onnx_op("Softmax", axes="same", items=items.from_axis(1))
-def softmax1(im: ImportContext, x: Tensor, *, axis: int = 1) -> Tensor:
-    """Softmax over the flattened axes from `axis` on."""
-    return flattened(im, x, axis, softmax)
+def _register_softmax(name: str, function: Callable[[ImportContext, Tensor, int], Tensor], errors: Errors) -> None:
+    def over_axes(im: ImportContext, x: Tensor, *, axis: int = 1) -> Tensor:
+        return flattened(im, x, axis, function)
+
+    def along_axis(im: ImportContext, x: Tensor, *, axis: int = -1) -> Tensor:
+        return function(im, x, axis)
+
+    over_axes.__doc__ = f"{name} over the flattened axes from `axis` on."
+    along_axis.__doc__ = f"{name} along one axis."
+    onnx_op(name, axes="same", items=items.from_axis(1), errors=errors)(over_axes)
+    onnx_op(name, since=13, axes="same", items=items.along(-1), folds=True, errors=errors)(along_axis)
 
 
-@onnx_op("Softmax", since=13, axes="same", items=items.along(-1), folds=True)
-def softmax13(im: ImportContext, x: Tensor, *, axis: int = -1) -> Tensor:
-    """Softmax along one axis."""
-    return softmax(im, x, axis)
-
-
-@onnx_op("LogSoftmax", axes="same", items=items.from_axis(1), errors="one")
-def log_softmax1(im: ImportContext, x: Tensor, *, axis: int = 1) -> Tensor:
-    """LogSoftmax over the flattened axes from `axis` on."""
-    return flattened(im, x, axis, log_softmax)
-
-
-@onnx_op("LogSoftmax", since=13, axes="same", items=items.along(-1), folds=True, errors="one")
-def log_softmax13(im: ImportContext, x: Tensor, *, axis: int = -1) -> Tensor:
-    """LogSoftmax along one axis."""
-    return log_softmax(im, x, axis)
+_register_softmax("Softmax", softmax, "result")
+_register_softmax("LogSoftmax", log_softmax, "one")

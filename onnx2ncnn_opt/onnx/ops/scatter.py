@@ -29,6 +29,7 @@ from onnx2ncnn_opt.onnx.lower.functional.gather import (
 from onnx2ncnn_opt.onnx.lower.functional.logic import between
 from onnx2ncnn_opt.onnx.lower.functional.pad import pad
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
+from onnx2ncnn_opt.onnx.lower.functional.views import unsqueeze
 from onnx2ncnn_opt.onnx.lower.functional.where import where
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Operand, Sizes, SymbolicTensor, Tensor, Value, is_float
@@ -275,9 +276,7 @@ def _hits(im: ImportContext, targets: Tensor, size: int, elements: int) -> Tenso
             f"{count} indices computed at run time into {size} elements, {rows * elements} times: too many to compare",
             "scatter fewer indices, or make them constant",
         )
-    column = as_float(im, targets)
-    column = column.viewed(column.view.with_axes((*column.view.axes, ())))
-    return _equal(im, column, np.arange(size, dtype=np.float32))
+    return _equal(im, unsqueeze(im, as_float(im, targets), (2,)), np.arange(size, dtype=np.float32))
 
 
 def _equal(im: ImportContext, x: Tensor, numbers: Array) -> Tensor:
@@ -413,9 +412,8 @@ def one_hot(im: ImportContext, indices: Tensor, depth: Array, values: Array, *, 
         # float32 rounds large sums as ONNX Runtime does.
         is_negative = im.unary(im.apply(numbers, UnaryOp.NEG), "Threshold", threshold=0.0)
         numbers = binary(im, BinaryOp.ADD, numbers, binary(im, BinaryOp.MUL, is_negative, number(count)))
-    column = numbers.viewed(numbers.view.with_axes((*numbers.view.axes[:axis], (), *numbers.view.axes[axis:])))
     targets = np.arange(count, dtype=np.float32).reshape(-1, *(1,) * (rank - axis - 1))
-    hot = _equal(im, column, targets)
+    hot = _equal(im, unsqueeze(im, numbers, (axis,)), targets)
     off, on = (float(value) for value in values.astype(np.float64))
     scaled = hot if on - off == 1 else binary(im, BinaryOp.MUL, hot, number(on - off))
     return scaled if off == 0 else binary(im, BinaryOp.ADD, scaled, number(off))

@@ -24,6 +24,7 @@ from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.gather import gather_elements
 from onnx2ncnn_opt.onnx.lower.functional.logic import between
 from onnx2ncnn_opt.onnx.lower.functional.reduce import arg_max, mark_largest, reduce
+from onnx2ncnn_opt.onnx.lower.functional.views import unsqueeze
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value, held_as_float
 
@@ -138,9 +139,7 @@ def _in_rounds(im: ImportContext, x: Tensor, order: Tensor, axis: int, size: int
 
 def _ranks(im: ImportContext, x: Tensor, size: int) -> Tensor:
     """Return the rank of each number in its row."""
-    rows, numbers = x.view.axes
-    row, column = (x.viewed(x.view.with_axes(axes)) for axes in ((rows, (), numbers), (rows, numbers, ())))
-    difference = binary(im, BinaryOp.SUB, row, column)
+    difference = binary(im, BinaryOp.SUB, unsqueeze(im, x, (1,)), unsqueeze(im, x, (2,)))
     # The rank is the index, plus the larger numbers to the right, minus the smaller numbers to the left.
     side = Constant(np.sign(np.arange(size) - np.arange(size)[:, None]).astype(np.float32))
     is_misplaced = im.unary(binary(im, BinaryOp.MUL, difference, side), "Threshold", threshold=0.0)
@@ -150,7 +149,7 @@ def _ranks(im: ImportContext, x: Tensor, size: int) -> Tensor:
 
 def _of_rank(im: ImportContext, ranks: Tensor, size: int, count: int) -> Tensor:
     """Return the index of each of the first `count` ranks in each row."""
-    row = ranks.viewed(ranks.view.with_axes((ranks.view.axes[0], (), ranks.view.axes[1])))
+    row = unsqueeze(im, ranks, (1,))
     distance = binary(im, BinaryOp.SUB, row, Constant(np.arange(count, dtype=np.float32)[:, None]))
     own = Constant(np.arange(size, dtype=np.float32))
     index = binary(im, BinaryOp.MUL, between(im, distance, -0.5, 0.5), own)

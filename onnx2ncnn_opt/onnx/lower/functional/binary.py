@@ -19,7 +19,7 @@ from onnx2ncnn_opt.ir.view import Regroup, View, sizes
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, number_value, wrapped_around
-from onnx2ncnn_opt.onnx.lower.functional.views import repeated, with_rank
+from onnx2ncnn_opt.onnx.lower.functional.views import repeated, unsqueeze, with_rank
 from onnx2ncnn_opt.onnx.lower.layout import Layout, align, broadcast_axis, combined, common_layout
 from onnx2ncnn_opt.onnx.value import Constant, Operand, SymbolicTensor, Tensor, Value
 
@@ -117,7 +117,7 @@ def spread(im: ImportContext, x: Value, shape: Shape) -> Value:
         is_dynamic = isinstance(size, Sym) or isinstance(target, Sym)
         if is_dynamic and fitting(size, target) is None:  # one is 1, or may be at run time
             row = im.tensor(Constant(np.ones(target, np.float32))) if isinstance(target, int) else im.ones(target)
-            along = row.viewed(row.view.with_axes((*row.view.axes, *((),) * (len(shape) - 1 - axis))))
+            along = unsqueeze(im, row, tuple(range(1, len(shape) - axis)))
             x = binary(im, BinaryOp.MUL, as_numbers(im, x), along)
     return x
 
