@@ -88,7 +88,7 @@ def _layer(rng: Random, number: int, blobs: list[Blob], names: Iterator[str]) ->
     for block in blocks:
         layer.weights[block.name] = _weight(rng, block, layer)
     least, most = spec.inputs
-    single = spec.is_one_blob_only(layer.resolved)
+    single = spec.is_one_blob_only(layer)
     count = 1 if single else rng.randint(least, max(least, 2 if most is None else most))
     least, most = spec.outputs
     tops = 1 if single else rng.randint(least, max(least, 3 if most is None else most))

@@ -8,7 +8,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 def cache_pairs(graph: Graph) -> Iterator[tuple[Layer, str, Blob, Blob]]:
     """Yield each attention layer with a cache, the cache's role, and the blobs before and after a run."""
     for layer in graph:
-        if not layer.is_custom and layer.resolved.get("kv_cache"):
+        if not layer.is_custom and layer.get("kv_cache"):
             for role, past, present in zip(("key", "value"), layer.inputs[-2:], layer.outputs[1:], strict=True):
                 yield layer, role, past, present
 

@@ -10,11 +10,11 @@ from onnx2ncnn_opt.ir.graph import Graph, Layer
 def parameters(graph: Graph) -> int:
     """Return the number of elements of all weights, by the layers' parameters; undeclared custom layers have none."""
     return sum(
-        max(0, weight.count(layer.resolved))
+        max(0, weight.count(layer))
         for layer in graph
         if layer.spec is not None
         for weight in layer.spec.weights
-        if weight.present(layer.resolved)
+        if weight.present(layer)
     )
 
 
@@ -72,7 +72,7 @@ def _multi_head(layer: Layer, ins: list[Shape], outs: list[Shape]) -> Dim:
 def _recurrent(layer: Layer, ins: list[Shape], outs: list[Shape]) -> Dim:
     assert layer.spec is not None
     weights = [w for w in layer.spec.weights if w.name in ("weight_xc_data", "weight_hc_data", "weight_hr_data")]
-    return ins[0][0] * sum(weight.count(layer.resolved) for weight in weights if weight.present(layer.resolved))
+    return ins[0][0] * sum(weight.count(layer) for weight in weights if weight.present(layer))
 
 
 _KINDS: Mapping[str, Callable[[Layer, list[Shape], list[Shape]], Dim]] = {

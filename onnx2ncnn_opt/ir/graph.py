@@ -118,7 +118,11 @@ class Layer:
                 return self.params.get(COMMON_BY_NAME[name].id, COMMON_BY_NAME[name].default)
             raise KeyError(f"custom layer type {self.type} has no parameter {name}")
         param = self.spec.by_name[name]
-        return param.default if param.is_plain else param.default_in(self.resolved)
+        return param.default if param.is_plain else param.default_in(self)
+
+    def get(self, name: str, other: Any = None) -> Any:
+        """Return a parameter or its default; `other` if the layer type has no such parameter."""
+        return self[name] if name in self.params or (self.spec and name in self.spec.by_name) else other
 
     @property
     def origin(self) -> tuple[str, ...]:
@@ -137,11 +141,6 @@ class Layer:
                 seen.add(id(origin))
                 pending += reversed(origin)
         return tuple(names)
-
-    @property
-    def resolved(self) -> Mapping[str, Any]:
-        """All parameters of the layer as ncnn sees them, defaults filled in on demand."""
-        return _Resolved(self)
 
     @property
     def is_custom(self) -> bool:
@@ -208,26 +207,8 @@ class Layer:
 
     def _is_default(self, name: str) -> bool:
         assert self.spec is not None
-        value, default = self.params[name], self.spec.by_name[name].default_in(self.resolved)
+        value, default = self.params[name], self.spec.by_name[name].default_in(self)
         return tuple(value) == tuple(default) if isinstance(value, (tuple, list)) else bool(value == default)
-
-
-class _Resolved(Mapping[str, Any]):
-    """Parameters with defaults, as the table's formulas read them."""
-
-    __slots__ = ("_layer",)
-
-    def __init__(self, layer: Layer) -> None:
-        self._layer = layer
-
-    def __getitem__(self, name: str) -> Any:
-        return self._layer[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._layer.spec.by_name if self._layer.spec else ())
-
-    def __len__(self) -> int:
-        return len(self._layer.spec.by_name) if self._layer.spec else 0
 
 
 class Graph:
@@ -422,10 +403,10 @@ def check_layer(layer: Layer) -> None:
         codes = [code.value for code in allowed]
         if layer[name] not in codes and name in ("op_type", "activation_type", "operation"):
             raise GraphError(f"{spec.type} '{layer.name}': {name}={layer[name]} is none of {codes}")
-    present = [weight for weight in spec.weights if weight.present(layer.resolved)]
+    present = [weight for weight in spec.weights if weight.present(layer)]
     check_weight_names(layer, [weight.name for weight in present])
     for weight in present:
-        size, count = layer.weights.stored(weight.name).data.size, weight.count(layer.resolved)
+        size, count = layer.weights.stored(weight.name).data.size, weight.count(layer)
         if size != count:
             raise GraphError(
                 f"{spec.type} '{layer.name}': {weight.name} has {size} elements, the parameters say {count}"
@@ -450,5 +431,5 @@ def check_blob_counts(layer: Layer) -> None:
         if len(blobs) < least or (most is not None and len(blobs) > most):
             wanted = f"{least}" if least == most else f"{least} or more" if most is None else f"{least} to {most}"
             raise GraphError(f"{spec.type} '{layer.name}' has {len(blobs)} {side}s, needs {wanted}")
-    if spec.is_one_blob_only(layer.resolved) and (len(layer.inputs), len(layer.outputs)) != (1, 1):
+    if spec.is_one_blob_only(layer) and (len(layer.inputs), len(layer.outputs)) != (1, 1):
         raise GraphError(f"{spec.type} '{layer.name}' must have one input and one output")

@@ -7,14 +7,21 @@ from enum import Flag, IntEnum, auto
 from functools import cached_property
 from math import prod
 from operator import eq, ge, gt, lt, ne
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from onnx2ncnn_opt.errors import GraphError
 from onnx2ncnn_opt.ir import codes
 
 Codes = type[IntEnum]  # an enum of `codes.py`
 Kind = Literal["int", "float", "int[]", "float[]", "string"]
-Params = Mapping[str, Any]
+
+
+class Params(Protocol):
+    """The parameters of a layer, with their defaults."""
+
+    def __getitem__(self, name: str, /) -> Any: ...
+
+
 Predicate = Callable[[Params], bool]
 
 SHAPE_HINTS_ID = 30

@@ -63,9 +63,7 @@ class Weight:
 
     def same_bits(self, other: Weight) -> bool:
         """Return whether both would be written as the same bytes."""
-        if self.encoding is not other.encoding or self.data.size != other.data.size:
-            return False
-        if self.encoding is Encoding.TABLE and self.tag != other.tag:
+        if (self.encoding, self.tag, self.data.size) != (other.encoding, other.tag, other.data.size):
             return False
         tables = {w.table.tobytes() if w.table is not None else b"" for w in (self, other)}
         return len(tables) == 1 and self.data.tobytes() == other.data.tobytes()

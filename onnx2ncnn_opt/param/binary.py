@@ -58,11 +58,10 @@ def weight_blocks(layer: Layer) -> list[Block]:
     """
     if layer.spec is None:
         return []
-    params = layer.resolved
     blocks = [
-        Block(weight.name, weight.count(params), weight.is_tagged(params), weight.packed)
+        Block(weight.name, weight.count(layer), weight.is_tagged(layer), weight.packed)
         for weight in layer.spec.weights
-        if weight.present(params)
+        if weight.present(layer)
     ]
     for block in blocks:
         if block.count <= 0:
@@ -150,7 +149,7 @@ class _WeightReader:
 
 def is_quantised(layer: Layer) -> bool:
     """Return True if a layer's parameters say that its weights are integers."""
-    return any(layer.resolved.get(name) for name in ("int8_scale_term", "quantize_term"))
+    return any(layer.get(name) for name in ("int8_scale_term", "quantize_term"))
 
 
 def _reads_int8(layer: Layer) -> bool:

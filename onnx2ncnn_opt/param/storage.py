@@ -148,7 +148,7 @@ def _is_integer(weight: Weight) -> bool:
 
 
 def _rows(layer: Layer, block: Block) -> int:
-    count = layer.resolved.get("num_output", 1)
+    count = layer.get("num_output", 1)
     return count if count > 0 and block.count % count == 0 else 1
 
 

@@ -82,21 +82,21 @@ def one_factor(first: float, second: float) -> float:
 def require_own_weights(layer: Layer) -> None:
     """Refuse layers with quantised weights, or with weights that are inputs."""
     assert layer.spec is not None
-    name, params = f"{layer.type} '{layer.name}'", layer.resolved
-    require(not params.get("int8_scale_term"), f"{name} is quantised to int8")
-    require(not params.get("dynamic_weight"), f"{name} gets its weights at run time")
-    require(params.get("scale_data_size", 1) > 0, f"{name} gets its factors at run time")
+    name = f"{layer.type} '{layer.name}'"
+    require(not layer.get("int8_scale_term"), f"{name} is quantised to int8")
+    require(not layer.get("dynamic_weight"), f"{name} gets its weights at run time")
+    require(layer.get("scale_data_size", 1) > 0, f"{name} gets its factors at run time")
     for weight in layer.spec.weights:
-        if weight.present(params):
+        if weight.present(layer):
             plain = weight.name in layer.weights and layer.weights.stored(weight.name).is_float
             require(plain, f"{name} has no float {weight.name}")
 
 
 def require_static_weights(layer: Layer) -> None:
     """Refuse layers with int8 outputs or weights that are inputs: other int8 layers compute activations in float."""
-    name, params = f"{layer.type} '{layer.name}'", layer.resolved
-    require(params.get("int8_scale_term", 0) <= _GIVES_INT8, f"{name} gives int8")
-    require(not params.get("dynamic_weight"), f"{name} gets its weights at run time")
+    name = f"{layer.type} '{layer.name}'"
+    require(layer.get("int8_scale_term", 0) <= _GIVES_INT8, f"{name} gives int8")
+    require(not layer.get("dynamic_weight"), f"{name} gets its weights at run time")
 
 
 def require_no_activation(layer: Layer) -> None:

@@ -251,7 +251,7 @@ def _at_run_time(layer: Layer, scales: Scales) -> None:
 def part_sizes(layer: Layer) -> tuple[int, ...]:
     """Return the number of scales for each name in STORED_SCALES."""
     counts = {weight.name: weight.count for weight in layer.spec.weights} if layer.spec else {}
-    return tuple(counts[name](layer.resolved) for name in STORED_SCALES.get(layer.type, ()))
+    return tuple(counts[name](layer) for name in STORED_SCALES.get(layer.type, ()))
 
 
 def needs_sums(layer: Layer) -> bool:

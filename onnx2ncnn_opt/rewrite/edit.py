@@ -178,7 +178,7 @@ def _keep_storage(edit: Replacement) -> None:
 
 def _tagged(layer: Layer) -> list[tuple[str, Weight]]:
     specs = layer.spec.weights if layer.spec else ()
-    names = {spec.name for spec in specs if spec.is_tagged(layer.resolved)}
+    names = {spec.name for spec in specs if spec.is_tagged(layer)}
     return [(name, weight) for name, weight in layer.weights.stored_items() if name in names]
 
 

@@ -63,7 +63,7 @@ def _values(rng: np.random.Generator, layer: Layer, name: str, count: int) -> ND
         return rng.uniform(0.5, 1.5, count)
     if "bias" in name or name in ("mean_data", "beta_data"):
         return rng.normal(0, 0.1, count)
-    outputs = layer.resolved.get("num_output", 0)
+    outputs = layer.get("num_output", 0)
     each = count / outputs if isinstance(outputs, int) and 0 < outputs <= count else np.sqrt(count)
     return rng.normal(0, np.sqrt(1.6 / each), count)
 
@@ -87,19 +87,18 @@ def _shape(blob: Blob, size: int) -> Sizes | None:
 
 def _wanted(layer: Layer, size: int) -> Sizes | None:
     """Return the shape that a layer takes: an image of its channels, or rows of its width."""
-    params = layer.resolved
     if layer.type in ("Convolution", "ConvolutionDepthWise"):
-        kernel = params["kernel_w"] * params["kernel_h"]
-        return params["weight_data_size"] // params["num_output"] // kernel * params.get("group", 1), size, size
-    if layer.type == "Gemm" and params["constantB"]:
-        return ROWS, params["constantK"]
+        kernel = layer["kernel_w"] * layer["kernel_h"]
+        return layer["weight_data_size"] // layer["num_output"] // kernel * layer.get("group", 1), size, size
+    if layer.type == "Gemm" and layer["constantB"]:
+        return ROWS, layer["constantK"]
     if layer.type == "InnerProduct":
-        return ROWS, params["weight_data_size"] // params["num_output"]
+        return ROWS, layer["weight_data_size"] // layer["num_output"]
     if layer.type == "Embed":
         return (ROWS,)
     if layer.type in _GATES:
-        directions = 2 if params["direction"] == 2 else 1
-        return ROWS, params["weight_data_size"] // params["num_output"] // _GATES[layer.type] // directions
+        directions = 2 if layer["direction"] == 2 else 1
+        return ROWS, layer["weight_data_size"] // layer["num_output"] // _GATES[layer.type] // directions
     return None
 
 

@@ -153,16 +153,16 @@ def test_weights(fact: dict[str, Any]) -> None:
     for layer, facts in samples(fact):
         for weight, known in zip(spec.weights, weights, strict=True):
             is_there = bool(facts.evaluate(known["when"]))
-            assert weight.present(layer.resolved) == is_there, (weight.name, layer.params)
+            assert weight.present(layer) == is_there, (weight.name, layer.params)
             if not is_there:
                 continue
             present.add(weight.name)
-            assert weight.count(layer.resolved) == facts.evaluate(known["count"]), (weight.name, layer.params)
+            assert weight.count(layer) == facts.evaluate(known["count"]), (weight.name, layer.params)
             load_type = known["load_type"]
             assert weight.packed == (load_type == "bytes")
             raw = load_type == "bytes" or (facts["load_type"] if load_type == "=load_type" else load_type) == 1
-            assert weight.is_tagged(layer.resolved) == (not raw), (weight.name, layer.params)
-        names = [weight.name for weight in spec.weights if weight.present(layer.resolved)]
+            assert weight.is_tagged(layer) == (not raw), (weight.name, layer.params)
+        names = [weight.name for weight in spec.weights if weight.present(layer)]
         assert len(names) == len(set(names))
     assert present == {weight["name"] for weight in weights}
 
@@ -174,7 +174,7 @@ def test_blob_counts(fact: dict[str, Any]) -> None:
     for layer, facts in samples(fact):
         expected = fact["one_blob_only"]
         expected = bool(facts.evaluate(expected)) if isinstance(expected, str) else expected
-        assert bool(spec.is_one_blob_only(layer.resolved)) == expected, layer.params
+        assert bool(spec.is_one_blob_only(layer)) == expected, layer.params
 
 
 @BY_TYPE
@@ -199,7 +199,7 @@ def test_a_code_that_stands_for_no_size() -> None:
     layer = Layer("Gemm", "gemm", params={"constantB": 1, "constantK": 64, "constantN": 1, "quantize_term": 407})
     scales = next(weight for weight in LAYERS["Gemm"].weights if weight.name == "B_data_quantize_scales")
     with pytest.raises(GraphError, match="quantize_term has the code 7"):
-        scales.count(layer.resolved)
+        scales.count(layer)
 
 
 def test_notation() -> None:
