@@ -18,7 +18,10 @@ from onnx2ncnn_opt.onnx.value import Constant, SymbolicTensor, Tensor, Value, is
 
 
 def concat(im: ImportContext, *operands: Value | SymbolicTensor, axis: int) -> Value:
-    """Concat along one dim of a common layout of all operands; return a constant for constants."""
+    """Concat along one dim of a common layout of all operands.
+
+    Constants alone are joined here.
+    """
     rank = operands[0].rank
     axis = im.axis(axis, rank)
     if any(x.rank != rank for x in operands):
