@@ -42,10 +42,11 @@ _MOST_LAYOUTS = 12  # to try; nets have two or three
 
 @dataclass
 class _ViewRegion:
-    """Layers connected through blobs of one shape, and their outputs."""
+    """Layers connected through blobs of one shape, their outputs, and the position of each layer of the graph."""
 
     layers: dict[Layer, None]
     inner: set[Blob]
+    order: dict[Layer, int]
 
     @property
     def incoming(self) -> list[Blob]:
@@ -122,9 +123,8 @@ def move_views(graph: Graph) -> Iterator[Replacement | Miss]:
     views at all inputs and outputs of these layers. Constants are stored in this layout.
     """
     for rowwise in (_ROWWISE, frozenset[str]()):
-        order = {layer: i for i, layer in enumerate(graph)}
         for region in _regions(graph, rowwise):
-            yield from attempt(next(iter(region.layers)), _reform, region, order)
+            yield from attempt(next(iter(region.layers)), _reform, region)
 
 
 def _regions(graph: Graph, rowwise: Collection[str]) -> list[_ViewRegion]:
@@ -136,12 +136,13 @@ def _regions(graph: Graph, rowwise: Collection[str]) -> list[_ViewRegion]:
             if near is not None and _fits(near, rowwise) and (near.output.shape, near.output.batch) == form:
                 yield near
 
+    order = {layer: i for i, layer in enumerate(graph)}
     seen: set[Layer] = set()
     regions: list[_ViewRegion] = []
     for first in graph.layers:
         if first not in seen and _fits(first, rowwise):
             layers = dict.fromkeys(reached([first], neighbours))
-            regions.append(_ViewRegion(layers, {layer.output for layer in layers}))
+            regions.append(_ViewRegion(layers, {layer.output for layer in layers}, order))
             seen.update(layers)
     return regions
 
@@ -192,12 +193,12 @@ def _is_constant(blob: Blob) -> bool:
     return layer.weights.stored("data").encoding is Encoding.FP32
 
 
-def _reform(region: _ViewRegion, order: dict[Layer, int]) -> Replacement | None:
+def _reform(region: _ViewRegion) -> Replacement | None:
     shape = next(iter(region.layers)).output.shape
     assert shape is not None
     entries = {blob: _input_edge(region, blob) for blob in region.incoming if not _is_constant(blob)}
     inputs = list(entries.values())
-    inner = sorted(region.inner, key=lambda blob: order[blob.known_producer])
+    inner = sorted(region.inner, key=lambda blob: region.order[blob.known_producer])
     outputs = [edge for blob in inner for edge in _output_edges(region, blob)]
     layouts = _layouts(shape, inputs, outputs)
     if not layouts:
@@ -212,7 +213,7 @@ def _reform(region: _ViewRegion, order: dict[Layer, int]) -> Replacement | None:
         others = [layout for layout in layouts if layout not in fitting]
         require(_best(others, old, inputs, outputs) is None, "a layer needs the innermost axis where it is")
         return None
-    return _reformed(region, best, entries, outputs, order)
+    return _reformed(region, best, entries, outputs)
 
 
 def _best(
@@ -290,29 +291,13 @@ def _views_of_others(blob: Blob, own: Collection[Layer]) -> frozenset[Step]:
     return frozenset(step for user in blob.users if user not in own and (step := step_of(user)) is not None)
 
 
-def _reformed(
-    region: _ViewRegion, layout: _Layout, entries: dict[Blob, _Edge], outputs: list[_Edge], order: dict[Layer, int]
-) -> Replacement:
+def _reformed(region: _ViewRegion, layout: _Layout, entries: dict[Blob, _Edge], outputs: list[_Edge]) -> Replacement:
     """Return the region in another layout, with the views on its edges."""
-    fresh = {blob: Blob(blob.name, layout.start, blob.batch) for blob in region.inner}
-    outside: list[tuple[Layer, Layer | None]] = []
-    reads: dict[Blob, Blob] = {}
-    # Edges without views first: their blobs get the public names, and a Noop gives the others a second name.
-    for edge in sorted(outputs, key=lambda edge: bool(edge.chain)):
-        steps = layout.steps_out(edge)
-        assert steps is not None
-        old, before = _exit(region, edge, order)
-        views = view_layers(fresh[edge.blob], steps, like=edge.chain or [edge.blob.known_producer])
-        end = end_of(fresh[edge.blob], views)
-        if old.is_output and any(other.is_output and reads[other] is end for other in reads):
-            views.append(Layer("Noop", edge.chain[-1].name, [end], [Blob(old.name, end.shape, end.batch)]))
-            end = views[-1].output
-        outside += ((view, before) for view in views)
-        reads[old] = end
-    inside = region.layers
+    inside, fresh = region.layers, {blob: Blob(blob.name, layout.start, blob.batch) for blob in region.inner}
+    outside, reads = _views_after(region, layout, outputs, fresh)
     within: list[tuple[Layer, Layer | None]] = []
     for blob in region.incoming:
-        first = min((user for user in blob.users if user in inside), key=order.__getitem__)
+        first = min((user for user in blob.users if user in inside), key=region.order.__getitem__)
         if _is_constant(blob):
             source, views = blob, [_constant(blob, layout)]
         else:
@@ -322,7 +307,7 @@ def _reformed(
             views = view_layers(source, steps, like=edge.chain or [first])
         fresh[blob] = end_of(source, views)
         within += ((view, first) for view in views)
-    for layer in sorted(inside, key=order.__getitem__):
+    for layer in sorted(inside, key=region.order.__getitem__):
         new = layer.having(inputs=[fresh[blob] for blob in layer.inputs], outputs=[fresh[layer.output]])
         if layer.type == "Softmax":
             new.params["axis"] = -1
@@ -331,12 +316,33 @@ def _reformed(
     return Replacement(tuple(removed), added=[*within, *outside], reads=reads, may_stay=True)
 
 
-def _exit(region: _ViewRegion, edge: _Edge, order: dict[Layer, int]) -> tuple[Blob, Layer | None]:
+def _views_after(
+    region: _ViewRegion, layout: _Layout, outputs: list[_Edge], fresh: dict[Blob, Blob]
+) -> tuple[list[tuple[Layer, Layer | None]], dict[Blob, Blob]]:
+    """Return the views on the output edges, each with the layer after it, and the blobs that replace old ones."""
+    added: list[tuple[Layer, Layer | None]] = []
+    reads: dict[Blob, Blob] = {}
+    # Edges without views first: their blobs get the public names, and a Noop gives the others a second name.
+    for edge in sorted(outputs, key=lambda edge: bool(edge.chain)):
+        steps = layout.steps_out(edge)
+        assert steps is not None
+        old, before = _exit(region, edge)
+        views = view_layers(fresh[edge.blob], steps, like=edge.chain or [edge.blob.known_producer])
+        end = end_of(fresh[edge.blob], views)
+        if old.is_output and any(other.is_output and reads[other] is end for other in reads):
+            views.append(Layer("Noop", edge.chain[-1].name, [end], [Blob(old.name, end.shape, end.batch)]))
+            end = views[-1].output
+        added += ((view, before) for view in views)
+        reads[old] = end
+    return added, reads
+
+
+def _exit(region: _ViewRegion, edge: _Edge) -> tuple[Blob, Layer | None]:
     """Return the blob at the end of an output edge, and the layer before which its views are inserted."""
     if edge.chain:
         return edge.chain[-1].output, edge.chain[0]
     readers = [user for user in edge.blob.users if user not in region.layers and step_of(user) is None]
-    return edge.blob, min(readers, key=lambda user: order.get(user, 0)) if readers else None
+    return edge.blob, min(readers, key=lambda user: region.order.get(user, 0)) if readers else None
 
 
 def _constant(blob: Blob, layout: _Layout) -> Layer:
