@@ -104,8 +104,9 @@ def instance_norm(im: ImportContext, x: Tensor, scale: Value, bias: Value, *, ep
         group, channels = scale.array.size, _grouped_channels(x)
         if channels is not None and scale.shape == bias.shape == (x.shape[1],):
             gamma, beta = (np.repeat(param.array, channels // group) for param in (scale, bias))
-            params = {"weights": {"gamma_data": gamma, "beta_data": beta}, "eps": epsilon}
-            return im.like(x, im.layer("GroupNorm", x.blob, group=group, channels=channels, **params))
+            params = {"weights": {"gamma_data": gamma, "beta_data": beta}, "eps": epsilon, "channels": channels}
+            kind, groups = ("InstanceNorm", {}) if group == channels else ("GroupNorm", {"group": group})
+            return im.like(x, im.layer(kind, x.blob, **groups, **params))
         params = {"channels": scale.array.size, "weights": {"gamma_data": scale.array, "beta_data": bias.array}}
     # ncnn treats a 2-D Mat as one channel.
     dims = [[1], [], [2]] if x.rank == 3 else [[axis] for axis in range(1, x.rank)]
@@ -115,12 +116,16 @@ def instance_norm(im: ImportContext, x: Tensor, scale: Value, bias: Value, *, ep
 
 
 def _grouped_channels(x: Tensor) -> int | None:
-    """Return the channels of the Mat where axis 1 counts groups of them, and the other axes all that is in a group."""
+    """Return the channels of the Mat where axis 1 counts groups of them, and the other axes all that is in a group.
+
+    Groups of one channel need a Mat of three dims or more, because ncnn treats a 2-D Mat as one channel.
+    """
     view, groups = x.view, x.view.axes[1]
     first = view.dims[0] if view.dims else ()
     channels = product(atom.size for atom in first)
     is_inner = view.batch == view.axes[0] and flat(view.dims) == flat(view.axes[1:])
-    return channels if is_inner and first[: len(groups)] == groups != first and isinstance(channels, int) else None
+    is_grouped = first[: len(groups)] == groups and (groups != first or len(view.dims) > 2)
+    return channels if is_inner and is_grouped and isinstance(channels, int) else None
 
 
 @onnx_op("GroupNormalization", since=18, batch=0, errors="input")
