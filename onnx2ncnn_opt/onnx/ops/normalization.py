@@ -105,8 +105,8 @@ def instance_norm(im: ImportContext, x: Tensor, scale: Value, bias: Value, *, ep
         if channels is not None and scale.shape == bias.shape == (x.shape[1],):
             gamma, beta = (np.repeat(param.array, channels // group) for param in (scale, bias))
             params = {"weights": {"gamma_data": gamma, "beta_data": beta}, "eps": epsilon, "channels": channels}
-            kind, groups = ("InstanceNorm", {}) if group == channels else ("GroupNorm", {"group": group})
-            return im.like(x, im.layer(kind, x.blob, **groups, **params))
+            kind, params = ("InstanceNorm", params) if group == channels else ("GroupNorm", {"group": group} | params)
+            return im.like(x, im.layer(kind, x.blob, **params))
         params = {"channels": scale.array.size, "weights": {"gamma_data": scale.array, "beta_data": bias.array}}
     # ncnn treats a 2-D Mat as one channel.
     dims = [[1], [], [2]] if x.rank == 3 else [[axis] for axis in range(1, x.rank)]
