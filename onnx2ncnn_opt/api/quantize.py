@@ -137,53 +137,56 @@ def quantize(  # noqa: PLR0913
     limit = Budget.parse(budget) if isinstance(budget, str) else budget or Budget()
     options: dict[str, Any] = {"method": method, "keep": keep, "budget": limit, "every": every}
     options |= {"table": table, "like": like, "weights": weights, "on": on}
+    net = Path(net) if isinstance(net, str) else net
     with temporary_folder() as folder:
-        if isinstance(net, (str, Path)) and str(net).endswith((".param", ".param.bin")):
+        if isinstance(net, Path) and net.name.endswith((".param", ".param.bin")):
             if given := [name for name, value in conversion.items() if value and name != "verification"]:
                 raise UsageError(f"{', '.join(given)} of a conversion: there is none of a net")
-            return _of_net(Path(net), bin_beside(Path(net)) if bin is None else Path(bin), data, options)
-        float_source, products = _without_quantisation(net)
-        has_scales = any(product.input_scale for product in products.values())
-        if data is None and not has_scales:
-            raise UsageError("quantize needs samples: give an .npz or a folder as data (--data)")
-        with up_to(_CONVERTED):
-            float_net = convert(net if float_source is None else float_source, **conversion)
-        if float_net.report is None:
-            raise UsageError("quantize needs a verification of the float net")
-        float_net.report.check()
-        files, manifest = float_net.save(Path(folder) / "float"), float_net.manifest()
-        if data is None:  # random inputs, as verification draws them
-            data = [draw_inputs(float_net.model, draw=Draw(seed, plain=True)) for seed in range(_DRAWS)]
-        samples = Samples(data, manifest.model_inputs)
-        feeds = _Feeds(samples, manifest.inputs)
-        announce("quantising")
-        options["release"] = float_net.release
-        if not has_scales:
-            result = quantize_net(files.param, files.bin, feeds, **options)
-        else:
-            decibels = _runtime_decibels(net, float_net, samples)
-            scales, reasons = _model_scales(float_net.graph, products)
-            options |= {"given": scales, "every": True}
-            if limit == Budget():
-                options["budget"] = Budget(decibels=decibels - _TOLERANCE, other_data=False)
-            result = quantize_net(files.param, files.bin, feeds, **options)
-            layers = (replace(row, reason=reasons.get(row.layer, row.reason)) for row in result.layers)
-            note = f"ONNX Runtime's own int8 is {decibels:.1f} dB from the float model"
-            result = replace(result, layers=tuple(layers), notes=(*result.notes, note))
-        manifest = read_manifest(files.manifest)
-        if float_source is not None:
-            manifest = replace(manifest, source=replace(manifest.source, sha256=load_model(net).digest()))
-        return Quantization(
-            result,
-            replace(
-                manifest,
-                passes=(*manifest.passes, "quantize"),
-                least_ncnn=max(manifest.least_ncnn, str(least_release(result.graph))),
-                int8=_recorded(result),
-            ),
-            b"" if float_net.tail is None else float_net.tail.data,
-            float_net,
-        )
+            return _of_net(net, bin_beside(net) if bin is None else Path(bin), data, options)
+        return _of_model(net, data, options, conversion, Path(folder) / "float")
+
+
+def _of_model(
+    net: Any, data: Any, options: dict[str, Any], conversion: Mapping[str, Any], prefix: Path
+) -> Quantization:
+    """Quantise a model; its float net is in files with this prefix meanwhile."""
+    float_source, products = _without_quantisation(net)
+    has_scales = any(product.input_scale for product in products.values())
+    if data is None and not has_scales:
+        raise UsageError("quantize needs samples: give an .npz or a folder as data (--data)")
+    with up_to(_CONVERTED):
+        float_net = convert(net if float_source is None else float_source, **conversion)
+    if float_net.report is None:
+        raise UsageError("quantize needs a verification of the float net")
+    float_net.report.check()
+    files, manifest = float_net.save(prefix), float_net.manifest()
+    if data is None:  # random inputs, as verification draws them
+        data = [draw_inputs(float_net.model, draw=Draw(seed, plain=True)) for seed in range(_DRAWS)]
+    samples = Samples(data, manifest.model_inputs)
+    announce("quantising")
+    notes: list[str] = []
+    reasons: Mapping[str, str] = {}
+    if has_scales:
+        decibels = _runtime_decibels(net, float_net, samples)
+        notes = [f"ONNX Runtime's own int8 is {decibels:.1f} dB from the float model"]
+        scales, reasons = _model_scales(float_net.graph, products)
+        options |= {"given": scales, "every": True}
+        if options["budget"] == Budget():
+            options["budget"] = Budget(decibels=decibels - _TOLERANCE, other_data=False)
+    feeds = _Feeds(samples, manifest.inputs)
+    result = quantize_net(files.param, files.bin, feeds, **options, release=float_net.release)
+    layers = tuple(replace(row, reason=reasons.get(row.layer, row.reason)) for row in result.layers)
+    result = replace(result, layers=layers, notes=(*result.notes, *notes))
+    manifest = read_manifest(files.manifest)
+    if float_source is not None:
+        manifest = replace(manifest, source=replace(manifest.source, sha256=load_model(net).digest()))
+    manifest = replace(
+        manifest,
+        passes=(*manifest.passes, "quantize"),
+        least_ncnn=max(manifest.least_ncnn, str(least_release(result.graph))),
+        int8=_recorded(result),
+    )
+    return Quantization(result, manifest, b"" if float_net.tail is None else float_net.tail.data, float_net)
 
 
 def _recorded(result: Quantized) -> Int8:
@@ -203,7 +206,7 @@ def _finite(value: Any) -> Any:
 
 def _without_quantisation(net: Any) -> tuple[bytes | None, Mapping[str, Int8Product]]:
     """Return the float model of a quantised model, and the scales of its products by node; None for other models."""
-    graph = load_model(net).graph if isinstance(net, (str, Path, bytes)) else None
+    graph = load_model(net).graph if isinstance(net, (Path, bytes)) else None
     model = None if graph is None else float_model(graph)
     return model, {} if graph is None or model is None else scales_of_products(graph)
 

@@ -245,6 +245,199 @@ class _Nets:
         return sorted(agreements, key=lambda agreement: agreement.noise, reverse=True)
 
 
+@dataclass
+class _Layers:
+    """The layers of a float net, their scales if they may become int8, and their rows with noise and times.
+
+    With `every`, layers become int8 even if they get no faster.
+    """
+
+    nets: _Nets
+    net: Graph
+    rows: dict[str, Row]
+    scales: dict[str, Scales]
+    notes: list[str]
+    every: bool
+
+    def change(self, name: str, **fields: Any) -> None:
+        """Change fields of a layer's row."""
+        self.rows[name] = replace(self.rows[name], **fields)
+
+    def drop_too_new(self, release: int) -> None:
+        """Leave layers float whose form needs a newer ncnn than `release`. Raises UsageError if no layer is left."""
+        for layer in self.nets.graph(self.scales):
+            if layer.name in self.scales:
+                self.change(layer.name, reason=too_new(layer, release) or "")
+        self.scales = {name: self.scales[name] for name in _candidates(self.rows, self.scales)}
+
+    def drop_noisy(self) -> None:
+        """Leave layers float that alone spoil an output."""
+        for row in [*self.rows.values()]:
+            if (alone := decibels(row.noise)) < _POOR:
+                self.change(row.layer, reason=f"it alone spoils an output: {alone:.1f} dB are left")
+
+    def add_noise(self) -> None:
+        """Add to the rows the noise of each layer alone."""
+        for name in counted([*self.scales], "ncnn runs the net with one layer in int8", "layers"):
+            self.change(name, noise=self._noise_of({name: self.scales[name]}))
+
+    def _noise_of(self, scales: Mapping[str, Scales]) -> float:
+        groups = self.nets.noise_samples(len(self.scales), multiplications(self.net))
+        return self.nets.compare(scales, *groups)[0].noise
+
+    def add_inputs(self, observed: Mapping[str, Observed]) -> None:
+        """Add to the rows the largest input of each layer, and how much of it saturates."""
+        for layer in self.net:
+            if layer.name in self.scales and layer.name in observed:
+                stats, threshold = observed[layer.name], LEVELS / self.scales[layer.name].input
+                cut = stats.share_above(threshold) if has_static_scale(layer) else 0.0
+                self.change(layer.name, largest=stats.largest, cut=cut)
+
+    def add_times(self, forms: Mapping[str, Scales] | None) -> None:
+        """Add times to the rows, and replace scales by `forms` that are clearly faster.
+
+        One scale is taken only where blocks are no faster than float. The nets run alternately in one process, and the
+        median of the ratios over all turns counts: load slows down all nets of a turn alike, and each net is loaded to
+        another place in memory. A layer with a single form takes its time from the faster net, because winograd of its
+        neighbours evicts caches. If `forms` is None, times decide nothing, and few turns are enough.
+        """
+        nets = self.nets
+        announce("timing the layers in float and in int8")
+        tops = list_layers(self.net).tops
+        firsts = [tops.get(layer.outputs[0]) for layer in self.net if layer.type != "Input" and layer.outputs]
+        names = list(dict.fromkeys(filter(None, firsts)))
+        layers = [layer for layer in self.net if layer.name in self.scales]
+        columns = [names.index(tops[layer.outputs[0]]) for layer in layers]
+        others = forms or {}
+        variants = [self.scales, {**self.scales, **others}] if others else [self.scales]
+        runners = [NcnnRunner(nets.param, nets.bin, worker=nets.device)] if nets.is_timed else [nets.float]
+        if nets.is_timed:
+            runners += [nets.runner(variant, nets.device, f"timed{i}") for i, variant in enumerate(variants)]
+        turns: list[Array] = []
+        most, end = _TURNS, time.monotonic() + _MAX_SECONDS
+        while len(turns) < _MIN_TURNS or (forms is not None and len(turns) < most and time.monotonic() < end):
+            times = [runner.time_blobs(nets.feeds[0], names, runs=_RUNS_PER_TURN).blobs for runner in runners]
+            turns.append(np.maximum(np.array(times)[:, columns], _CLOCK_STEP))
+            ratios = [[*turn[1:] / turn[0], *turn[2:] / turn[1:2]] for turn in turns]  # to float, and to the first form
+            median = np.median(ratios, axis=0)
+            error = np.median(np.abs(np.array(ratios) - median), axis=0) * _ERROR_FACTOR / math.sqrt(len(turns))
+            most = _MAX_TURNS if (np.abs(median - 1 + _MIN_GAIN) < error).any() else _TURNS
+        for i, layer in enumerate(layers):
+            name, seconds = layer.name, float(min(turn[0, i] for turn in turns))
+            listed = [time_in_int8(nets.machine, layer, whole=each[name].whole) or math.nan for each in variants]
+            factors = median[: len(variants), i].tolist() if nets.is_timed else listed
+            factor = factors[0] if name in others else min(factors)
+            self.change(name, seconds=(seconds, seconds * factor))
+            if name not in others or not factors[1] < factor * (1 - _MIN_GAIN):
+                continue
+            row = replace(self.rows[name], seconds=(seconds, seconds * factors[1]))
+            if not others[name].whole:
+                self.scales[name], self.rows[name] = others[name], row
+            elif nets.is_faster(row) and not nets.is_faster(self.rows[name]):
+                self.scales[name], self.rows[name] = (
+                    others[name],
+                    replace(row, noise=self._noise_of({name: others[name]})),
+                )
+
+    def _is_worth_it(self, row: Row) -> bool:
+        return self.every or self.nets.is_faster(row)
+
+    def within(self, budget: Budget) -> Quantized:
+        """Leave out the layers with most noise for the time they save, until the measured net keeps the budget.
+
+        If the net misses the budget, the limit of its noise falls. If it is slow, the layer that saves least stays
+        float.
+        """
+        chosen = [name for name in self.scales if not self.rows[name].reason and self._is_worth_it(self.rows[name])]
+        powers = {name: min(self.rows[name].noise, _INFINITE_NOISE) for name in chosen}
+        saved = {name: 1.0 if self.every else max(_saved(self.rows[name]), 1e-9) for name in chosen}
+        curvature, limit = 0.0, math.inf
+        tried: dict[frozenset[str], Quantized] = {}
+        best: frozenset[str] = frozenset()
+        for _ in range(_ATTEMPTS):
+            steps = [(power / saved[name], name, True, 0.0) for name, power in powers.items()]
+            floats = cheapest(powers, steps, lambda name, _: saved[name], _sum_with_noise(limit, curvature))
+            subset = frozenset(powers).difference(floats)
+            if subset in tried:
+                break
+            result = tried[subset] = self._measured(subset)
+            if not subset:
+                break
+            total, noise = sum(powers[name] for name in subset), _noise(result.decibels)
+            curvature = (noise - total) / (total**2 or 1.0)
+            if result.misses(budget):
+                limit = _STEP * min(_allowed_noise(result, budget), limit)
+            elif not self.every and result.seconds[1] > _MAX_SLOWDOWN * result.seconds[0]:
+                least = min(subset, key=saved.__getitem__)
+                del powers[least]
+                self.change(least, reason="the whole net is no faster with it in int8")
+            else:
+                best = max(best, subset, key=lambda names: sum(saved[name] for name in names))
+                if limit == math.inf or budget.top1 or result.kept(budget) < budget.decibels + _CLOSE:
+                    break
+        if best:
+            return tried[best]
+        if subset:
+            return replace(result, missed=result.misses(budget))
+        if limit < math.inf:
+            nearest = max(tried.items(), key=lambda item: (bool(item[0]), item[1].kept(budget)))[1]
+            return replace(nearest, missed=f"no layer can be int8 with a budget of {budget}")
+        slow = f"no layer is faster in int8 {self.nets.times}; --all makes them int8 anyway"
+        return replace(result, missed="each layer that can be int8 spoils an output" if self.every else slow)
+
+    def _measured(self, chosen: Collection[str]) -> Quantized:
+        """Return the net with these layers in int8, with its measured noise, times and sizes."""
+        nets = self.nets
+        subset = {name: scales for name, scales in self.scales.items() if name in chosen}
+        groups = nets.compare(subset, nets.held, range(len(nets.feeds)), worker=nets.device)
+        worst, bounds = groups[0], [group.least_top1 for group in groups if group.least_top1 is not None]
+        graph = nets.graph(subset)
+        forms = {layer.name: form_of(layer) for layer in graph if layer.name in chosen}
+        final = tuple(
+            replace(row, form=forms[row.layer][0], bits=forms[row.layer][1])
+            if row.layer in forms
+            else replace(row, reason=row.reason or self._reason(row))
+            for row in self.rows.values()
+        )
+        notes = [*self.notes]
+        if on_cpu := [layer.name for layer in graph if layer.name in chosen and crashes_gpus(layer)]:
+            notes.append(f"on GPUs the CPU computes {len(on_cpu)} of the Gemms: {CRASH_OF_GPUS}")
+        runner = nets.runner(subset, nets.device)
+        if nets.is_timed:
+            floats = NcnnRunner(nets.param, nets.bin, worker=nets.device)
+            time_int8, time_float = (partial(net.time, nets.feeds[0], nets.outputs) for net in (runner, floats))
+            latency = in_turns(time_int8, time_float, _NET_SECONDS)
+            for _ in range(_RETRIES):
+                if latency.ratio > _MAX_SLOWDOWN and not self.every:  # the machine may have been busy
+                    latency = min(latency, in_turns(time_int8, time_float, _NET_SECONDS), key=lambda each: each.ratio)
+            before, after = latency.other / 1e3, latency.other / 1e3 * latency.ratio
+        else:
+            before = min(nets.float.time(nets.feeds[0], nets.outputs, 0.1))
+            after = before - sum(_saved(self.rows[name]) for name in chosen)
+        if worst.decibels < _POOR and chosen:
+            layer = max(chosen, key=lambda name: self.rows[name].noise)
+            poor = f"an output is only {worst.decibels:.1f} dB from the float net; '{layer}' makes the most noise"
+            notes.append(f"{poor}: --budget or --keep leaves layers float")
+        sizes = (nets.bin.stat().st_size, runner.bin.stat().st_size)
+        at_least = decibels(max(group.most_noise for group in groups))
+        accuracy = worst.decibels, at_least, worst.top1, min(bounds, default=None)
+        return Quantized(graph, final, *accuracy, len(nets.feeds), (before, after), sizes, nets.times, tuple(notes))
+
+    def _reason(self, row: Row) -> str:
+        """Return why a layer stays float that has a form in int8."""
+        before, after = row.seconds
+        if math.isnan(after) and not self.every:
+            return f"its int8 kernel was not measured for {self.nets.where}"
+        if not self._is_worth_it(row):
+            return f"int8 saves little time {self.nets.times}: {before * 1e3:.3g} ms -> {after * 1e3:.3g} ms"
+        return f"the budget has no room for its noise: {decibels(row.noise):.1f} dB alone"
+
+
+def _saved(row: Row) -> float:
+    """Return the seconds that int8 saves."""
+    return row.seconds[0] - row.seconds[1]
+
+
 def quantize_net(  # noqa: PLR0913
     param: Path,
     bin: Path,
@@ -277,7 +470,7 @@ def quantize_net(  # noqa: PLR0913
     infer_graph(net)
     earlier = None if like is None else forms_of(read_graph(like))
     rows, every = _rows(net, keep, earlier), every or earlier is not None
-    candidates = _candidates(rows, given)
+    candidates = _candidates(rows, rows if given is None else given)
     few = _MIN_SAMPLES if budget == Budget() or given is not None else _MIN_SAMPLES_FOR_BUDGET
     notes = [] if len(feeds) >= few else [f"{len(feeds)} samples are few; give {few} or more, as different as in use"]
     with ExitStack() as stack:
@@ -287,7 +480,7 @@ def quantize_net(  # noqa: PLR0913
         observed = observe(net, nets.float, read, used)
         notes += _notes(observed, used, {layer.name for layer in read if layer.inputs[0] in net.inputs})
         if given is not None:
-            scales = dict(given)
+            scales = {name: given[name] for name in candidates}
         else:
             listed = {} if table is None else read_table(table, net)
             scales = {x: _scales(observed.get(x), method, listed.get(x), weights == "int8") for x in candidates}
@@ -295,31 +488,20 @@ def quantize_net(  # noqa: PLR0913
         for name in scales.keys() & (earlier or {}).keys():
             whole, winograd = (earlier or {})[name]
             scales[name] = replace(scales[name], whole=whole, winograd=winograd)
-        for layer in nets.graph(scales):
-            if layer.name in scales:
-                rows[layer.name] = replace(rows[layer.name], reason=too_new(layer, release) or "")
-        candidates = _candidates(rows, given)
-        scales = {name: scales[name] for name in candidates}
-        groups = nets.noise_samples(len(candidates), multiplications(net))
-        for name in counted(candidates, "ncnn runs the net with one layer in int8", "layers"):
-            rows[name] = replace(rows[name], noise=nets.compare({name: scales[name]}, *groups)[0].noise)
-        for layer in read:
-            if layer.name in scales:
-                stats, threshold = observed[layer.name], LEVELS / scales[layer.name].input
-                cut = stats.share_above(threshold) if has_static_scale(layer) else 0.0
-                rows[layer.name] = replace(rows[layer.name], largest=stats.largest, cut=cut)
-        forms = None if earlier is not None else _forms(net, scales, weights if given is None else "int8")
-        rows, scales = _timed(nets, net, rows, scales, forms, groups)
-        for row in rows.values() if given is None else ():
-            if (alone := decibels(row.noise)) < _POOR:
-                rows[row.layer] = replace(row, reason=f"it alone spoils an output: {alone:.1f} dB are left")
-        chosen = {name for name in candidates if not rows[name].reason and (every or nets.is_faster(rows[name]))}
-        return _within_budget(nets, rows, scales, chosen, budget, notes, every)
+        layers = _Layers(nets, net, rows, scales, notes, every)
+        layers.drop_too_new(release)
+        layers.add_noise()
+        layers.add_inputs(observed)
+        one_form = given is not None or weights is not None
+        layers.add_times(None if earlier is not None else _forms(net, layers.scales, one_form=one_form))
+        if given is None:
+            layers.drop_noisy()
+        return layers.within(budget)
 
 
-def _candidates(rows: Mapping[str, Row], given: Collection[str] | None) -> list[str]:
-    """Return the layers that may become int8. Raises UsageError if there is none."""
-    candidates = [name for name, row in rows.items() if not row.reason and (given is None or name in given)]
+def _candidates(rows: Mapping[str, Row], names: Collection[str]) -> list[str]:
+    """Return those of the layers that may become int8. Raises UsageError if there is none."""
+    candidates = [name for name, row in rows.items() if not row.reason and name in names]
     if not candidates:
         reason = next((row.reason for row in rows.values()), "it has no convolution and no product")
         raise UsageError(f"no layer of the net can be int8: {reason}")
@@ -343,11 +525,11 @@ def _rows(net: Graph, keep: Collection[str], earlier: Collection[str] | None) ->
 _PRODUCTS = ("Convolution", "ConvolutionDepthWise", "InnerProduct", "Gemm", "MatMul", "Deconvolution", "LSTM", "GRU")
 
 
-def _forms(graph: Graph, scales: Mapping[str, Scales], weights: str | None) -> dict[str, Scales]:
-    """Return forms that may be faster: a 3x3 without winograd, and one scale if `weights` is None."""
+def _forms(graph: Graph, scales: Mapping[str, Scales], *, one_form: bool) -> dict[str, Scales]:
+    """Return forms that may be faster: a 3x3 without winograd, and one scale in place of blocks unless `one_form`."""
     layers = [layer for layer in graph if layer.name in scales]
     forms = {layer.name: replace(scales[layer.name], winograd=False) for layer in layers if may_use_winograd(layer)}
-    blocks = [layer.name for layer in layers if layer.type in ("Gemm", "MultiHeadAttention")] if weights is None else []
+    blocks = [layer.name for layer in layers if layer.type in ("Gemm", "MultiHeadAttention") and not one_form]
     return forms | {name: replace(scales[name], whole=True) for name in blocks if not scales[name].whole}
 
 
@@ -385,109 +567,6 @@ def _notes(
     return notes
 
 
-def _timed(
-    nets: _Nets,
-    graph: Graph,
-    rows: dict[str, Row],
-    scales: dict[str, Scales],
-    forms: Mapping[str, Scales] | None,
-    samples: Sequence[Collection[int]],
-) -> tuple[dict[str, Row], dict[str, Scales]]:
-    """Add times to the rows, and replace scales by `forms` that are clearly faster.
-
-    One scale is taken only where blocks are no faster than float. The nets run alternately in one process, and the
-    median of the ratios over all turns counts: load slows down all nets of a turn alike, and each net is loaded to
-    another place in memory. A layer with a single form takes its time from the faster net, because winograd of its
-    neighbours evicts caches. If `forms` is None, times decide nothing, and few turns are enough.
-    """
-    announce("timing the layers in float and in int8")
-    tops = list_layers(graph).tops
-    firsts = [tops.get(layer.outputs[0]) for layer in graph if layer.type != "Input" and layer.outputs]
-    names = list(dict.fromkeys(filter(None, firsts)))
-    layers = [layer for layer in graph if layer.name in scales]
-    columns = [names.index(tops[layer.outputs[0]]) for layer in layers]
-    others = forms or {}
-    variants = [scales, {**scales, **others}] if others else [scales]
-    runners = [NcnnRunner(nets.param, nets.bin, worker=nets.device)] if nets.is_timed else [nets.float]
-    if nets.is_timed:
-        runners += [nets.runner(variant, nets.device, f"timed{i}") for i, variant in enumerate(variants)]
-    turns: list[Array] = []
-    most, end = _TURNS, time.monotonic() + _MAX_SECONDS
-    while len(turns) < _MIN_TURNS or (forms is not None and len(turns) < most and time.monotonic() < end):
-        times = [runner.time_blobs(nets.feeds[0], names, runs=_RUNS_PER_TURN).blobs for runner in runners]
-        turns.append(np.maximum(np.array(times)[:, columns], _CLOCK_STEP))
-        ratios = [[*turn[1:] / turn[0], *turn[2:] / turn[1:2]] for turn in turns]  # to float, and to the first form
-        median = np.median(ratios, axis=0)
-        error = np.median(np.abs(np.array(ratios) - median), axis=0) * _ERROR_FACTOR / math.sqrt(len(turns))
-        most = _MAX_TURNS if (np.abs(median - 1 + _MIN_GAIN) < error).any() else _TURNS
-    chosen = dict(scales)
-    for i, layer in enumerate(layers):
-        name, seconds = layer.name, float(min(turn[0, i] for turn in turns))
-        listed = [time_in_int8(nets.machine, layer, whole=variant[name].whole) or math.nan for variant in variants]
-        factors = median[: len(variants), i].tolist() if nets.is_timed else listed
-        factor = factors[0] if name in others else min(factors)
-        rows[name] = replace(rows[name], seconds=(seconds, seconds * factor))
-        if name not in others or not factors[1] < factor * (1 - _MIN_GAIN):
-            continue
-        row = replace(rows[name], seconds=(seconds, seconds * factors[1]))
-        if not others[name].whole:
-            chosen[name], rows[name] = others[name], row
-        elif nets.is_faster(row) and not nets.is_faster(rows[name]):
-            noise = nets.compare({name: others[name]}, *samples)[0].noise
-            chosen[name], rows[name] = others[name], replace(row, noise=noise)
-    return rows, chosen
-
-
-def _within_budget(
-    nets: _Nets,
-    rows: dict[str, Row],
-    scales: Mapping[str, Scales],
-    chosen: set[str],
-    budget: Budget,
-    notes: list[str],
-    every: bool,
-) -> Quantized:
-    """Leave out the layers with most noise for the time they save, until the measured net keeps the budget.
-
-    If the net misses the budget, the limit of its noise falls. If it is slow, the layer that saves least stays float.
-    """
-    powers = {name: min(rows[name].noise, _INFINITE_NOISE) for name in rows if name in chosen}
-    saved = {name: 1.0 if every else max(rows[name].seconds[0] - rows[name].seconds[1], 1e-9) for name in chosen}
-    curvature, limit = 0.0, math.inf
-    tried: dict[frozenset[str], Quantized] = {}
-    best: frozenset[str] = frozenset()
-    for _ in range(_ATTEMPTS):
-        steps = [(power / saved[name], name, True, 0.0) for name, power in powers.items()]
-        floats = cheapest(powers, steps, lambda name, _: saved[name], _sum_with_noise(limit, curvature))
-        subset = frozenset(powers).difference(floats)
-        if subset in tried:
-            break
-        result = tried[subset] = _measured(nets, rows, scales, subset, notes, every)
-        if not subset:
-            break
-        total, noise = sum(powers[name] for name in subset), _noise(result.decibels)
-        curvature = (noise - total) / (total**2 or 1.0)
-        if result.misses(budget):
-            limit = _STEP * min(_allowed_noise(result, budget), limit)
-        elif not every and result.seconds[1] > _MAX_SLOWDOWN * result.seconds[0]:
-            least = min(subset, key=saved.__getitem__)
-            del powers[least]
-            rows[least] = replace(rows[least], reason="the whole net is no faster with it in int8")
-        else:
-            best = max(best, subset, key=lambda names: sum(saved[name] for name in names))
-            if limit == math.inf or budget.top1 or result.kept(budget) < budget.decibels + _CLOSE:
-                break
-    if best:
-        return tried[best]
-    if subset:
-        return replace(result, missed=result.misses(budget))
-    if limit < math.inf:
-        nearest = max(tried.items(), key=lambda item: (bool(item[0]), item[1].kept(budget)))[1]
-        return replace(nearest, missed=f"no layer can be int8 with a budget of {budget}")
-    slow = f"no layer is faster in int8 {nets.times}; --all makes them int8 anyway"
-    return replace(result, missed="each layer that can be int8 spoils an output" if every else slow)
-
-
 def _noise(ratio: float) -> float:
     """Return the noise power for a signal-to-noise ratio in dB."""
     return float(min(10 ** (-ratio / 10), _INFINITE_NOISE))
@@ -509,56 +588,3 @@ def _allowed_noise(result: Quantized, budget: Budget) -> float:
         return noise * _TOP1_STEP
     margin = min(10 ** ((result.kept(budget) - result.decibels) / 10), 1.0) if noise < _INFINITE_NOISE else 1.0
     return float(margin * 10 ** (-budget.decibels / 10))
-
-
-def _measured(
-    nets: _Nets,
-    rows: Mapping[str, Row],
-    scales: Mapping[str, Scales],
-    chosen: Collection[str],
-    notes: Sequence[str],
-    every: bool,
-) -> Quantized:
-    """Return the net with these layers in int8, with its measured noise, times and sizes."""
-    subset = {name: scales[name] for name in scales if name in chosen}
-    groups = nets.compare(subset, nets.held, range(len(nets.feeds)), worker=nets.device)
-    worst, bounds = groups[0], [group.least_top1 for group in groups if group.least_top1 is not None]
-    graph = nets.graph(subset)
-    forms = {layer.name: form_of(layer) for layer in graph if layer.name in chosen}
-    final = tuple(
-        replace(row, form=forms[row.layer][0], bits=forms[row.layer][1])
-        if row.layer in forms
-        else replace(row, reason=row.reason or _reason(nets, row, every))
-        for row in rows.values()
-    )
-    if on_cpu := [layer.name for layer in graph if layer.name in chosen and crashes_gpus(layer)]:
-        notes = [*notes, f"on GPUs the CPU computes {len(on_cpu)} of the Gemms: {CRASH_OF_GPUS}"]
-    runner = nets.runner(subset, nets.device)
-    if nets.is_timed:
-        floats = NcnnRunner(nets.param, nets.bin, worker=nets.device)
-        time_int8, time_float = (partial(net.time, nets.feeds[0], nets.outputs) for net in (runner, floats))
-        latency = in_turns(time_int8, time_float, _NET_SECONDS)
-        for _ in range(_RETRIES):
-            if latency.ratio > _MAX_SLOWDOWN and not every:  # the machine may have been busy
-                latency = min(latency, in_turns(time_int8, time_float, _NET_SECONDS), key=lambda each: each.ratio)
-        before, after = latency.other / 1e3, latency.other / 1e3 * latency.ratio
-    else:
-        before = min(nets.float.time(nets.feeds[0], nets.outputs, 0.1))
-        after = before - sum(a - b for a, b in (rows[name].seconds for name in chosen))
-    if worst.decibels < _POOR and chosen:
-        layer = max(chosen, key=lambda name: rows[name].noise)
-        poor = f"an output is only {worst.decibels:.1f} dB from the float net; '{layer}' makes the most noise"
-        notes = [*notes, f"{poor}: --budget or --keep leaves layers float"]
-    sizes = (nets.bin.stat().st_size, runner.bin.stat().st_size)
-    at_least = decibels(max(group.most_noise for group in groups))
-    accuracy = worst.decibels, at_least, worst.top1, min(bounds, default=None)
-    return Quantized(graph, final, *accuracy, len(nets.feeds), (before, after), sizes, nets.times, tuple(notes))
-
-
-def _reason(nets: _Nets, row: Row, every: bool) -> str:
-    before, after = row.seconds
-    if math.isnan(after) and not every:
-        return f"its int8 kernel was not measured for {nets.where}"
-    if not nets.is_faster(row) and not every:
-        return f"int8 saves little time {nets.times}: {before * 1e3:.3g} ms -> {after * 1e3:.3g} ms"
-    return f"the budget has no room for its noise: {decibels(row.noise):.1f} dB alone"

@@ -80,6 +80,12 @@ def test_a_3x3_takes_the_faster_form(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert again.save(tmp_path / "again").param.read_bytes() == files.param.read_bytes()
 
 
+def test_a_layer_that_stays_float(tmp_path: Path) -> None:
+    source = str(quantised(tmp_path, *FORMS[0]))
+    first, *others = (row.layer for row in quantize(source).layers if row.is_int8)
+    assert [row.layer for row in quantize(source, keep=[first]).layers if row.is_int8] == others
+
+
 @pytest.mark.parametrize("form", [QuantFormat.QDQ, QuantFormat.QOperator])
 def test_the_float_model(tmp_path: Path, form: QuantFormat) -> None:
     """Without Q and DQ the model is nearer to the one that was quantised than with them."""
