@@ -149,8 +149,9 @@ def test_several_models(tmp_path: Path) -> None:
     write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { y = Det(x) }", "b.onnx")
     write_model(tmp_path, SMALL, "c.onnx")
     models = ("a.onnx", "b.onnx", "c.onnx")
-    ended = run(tmp_path, "convert", *models, "-o", "nets", "--no-verify")
+    ended = run(tmp_path, "convert", *models, "-o", "nets", "--no-verify", "--report", "page.html")
     assert ended.code == 1
+    assert [net["title"] for net in shown_nets(tmp_path / "page.html")] == ["a", "c"]
     assert ended.err.startswith("Error: b.onnx: cannot express 1 node in ncnn:")
     results = ended.lines("result")
     assert [words[:2] for words in results] == [["a.onnx", "ok,"], ["b.onnx", "not"], ["c.onnx", "ok,"]]

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testing.command import SMALL, names, net_files, run, run_well, shown_nets, write_sine
+from testing.command import names, net_files, run, run_well, shown_nets, write_sine
 from testing.models import write_model
 
 
@@ -52,17 +52,6 @@ def test_the_page_is_written_when_verification_fails(tmp_path: Path) -> None:
     assert names(tmp_path) == {"model.onnx", "in.npz", "page.html"}
     (net,) = shown_nets(tmp_path / "page.html")
     assert (net["verdict"], net["after"][1]["errors"]["fp32"]["status"]) == ("wrong", "wrong")
-
-
-def test_several_models_are_on_one_page(tmp_path: Path) -> None:
-    (tmp_path / "nets").mkdir()
-    write_model(tmp_path, SMALL, "a.onnx")
-    write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { y = Det(x) }", "b.onnx")
-    write_model(tmp_path, SMALL, "c.onnx")
-    models = ("a.onnx", "b.onnx", "c.onnx")
-    ended = run(tmp_path, "convert", *models, "-o", "nets", "--no-verify", "--report", "page.html")
-    assert ended.code == 1
-    assert [net["title"] for net in shown_nets(tmp_path / "page.html")] == ["a", "c"]
 
 
 def test_no_net_no_page(tmp_path: Path) -> None:
