@@ -26,7 +26,7 @@ from onnx2ncnn_opt.quantization.quantize import WEIGHTS, Budget, quantize_net
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import find_target
-from onnx2ncnn_opt.verification.agreement import decibels
+from onnx2ncnn_opt.verification.agreement import Agreement, decibels
 from scripts.fuzz import campaign
 
 _LEAST, _ROOM = 15.0, 3.0  # decibels
@@ -183,12 +183,11 @@ def trial(number: int, seed: int, folder: Path, workers: dict[str, NcnnWorker]) 
     for on, worker in workers.items():
         there = NcnnRunner(int8.param, int8.bin, worker=worker, timeout=60)
         here = NcnnRunner(files.param, files.bin, worker=worker, timeout=60)
-        noise = power = 0.0
+        agreement = Agreement()
         for feed in feeds:
-            expected, found = (next(iter(each.run(feed).values())).astype(np.float64) for each in (here, there))
-            noise, power = noise + float(((found - expected) ** 2).sum()), power + float((expected**2).sum())
-        if not 10 * math.log10(power / max(noise, 1e-30)) > result.decibels - _ROOM:
-            return f"DIFFERENT on {on}, {net.kind}: {10 * math.log10(power / noise):.1f} dB, here {result.decibels:.1f}"
+            agreement.add(here.run(feed), there.run(feed))
+        if not agreement.decibels > result.decibels - _ROOM:
+            return f"DIFFERENT on {on}, {net.kind}: {agreement.decibels:.1f} dB, here {result.decibels:.1f}"
     alone = decibels(sum(row.noise for row in result.layers if row.is_int8))
     off = ", sum 2 dB off" * (abs(alone - result.decibels) > 2)
     return f"{net.kind}: {'named' if result.decibels < _LEAST else 'near'}{off}"

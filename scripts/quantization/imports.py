@@ -10,7 +10,9 @@ the size of the .bin in that of the float weights, and the result of verificatio
 
 import argparse
 import itertools
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -22,12 +24,14 @@ from onnxruntime.quantization import (
     quantize_static,
 )
 
+from onnx2ncnn_opt import Net
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.ir.int8 import PRODUCTS
 from onnx2ncnn_opt.runtime.base import Array
+from onnx2ncnn_opt.runtime.ort import OrtRunner
+from onnx2ncnn_opt.verification.agreement import Agreement
 from scripts.measure.measured import table
-from scripts.quantization.noise import agreement, scores, sqnr
 
 COLUMNS = ("model", "ort dB", "our dB", "ort top-1", "our top-1", "int8", "bin", "verification")
 FORMS = [
@@ -74,23 +78,34 @@ def quantised(model: Path, data: Array, form: tuple[str, str, str, str], path: P
     )
 
 
+def scores(run: Callable[[dict[str, Any]], Any], data: Array) -> Array:
+    """Return the scores [samples, classes] of a net or model."""
+    return np.concatenate([run({"x": x[None]})["scores"] for x in data])
+
+
+def agreement(actual: Array, reference: Array) -> tuple[str, str]:
+    """Return the SQNR in dB, and the share of samples with the same largest score."""
+    found = Agreement()
+    found.add({"scores": reference}, {"scores": actual})
+    return f"{found.decibels:.1f}", f"{found.top1:.3f}"
+
+
 def row(path: Path, floats: int, data: Array, reference: Array) -> list[str]:
     """Convert and verify a model, and return what it measures."""
-    theirs = scores(path, data)
+    their_sqnr, their_top1 = agreement(scores(OrtRunner(path).run, data), reference)
     try:
         made = convert(path, path.with_suffix(""), keep_failed=True, quantized="keep")
     except Error as error:
-        return [path.stem, f"{sqnr(theirs, reference):.1f}", "", "", "", "", "", str(error)]
-    ours = scores(path.with_suffix(".ncnn.param"), data)
+        return [path.stem, their_sqnr, "", "", "", "", "", str(error)]
+    with Net(path.with_suffix("")) as net:
+        our_sqnr, our_top1 = agreement(scores(net.run, data), reference)
     layers = [layer for layer in made.graph if layer.type in PRODUCTS and "weight_data" in layer.weights]
     layers += [layer for layer in made.graph if layer.type == "Gemm" and layer["constantB"]]
     share = np.mean([any("scale" in name for name in layer.weights) for layer in layers])
     size = path.with_suffix(".ncnn.bin").stat().st_size / floats
     report = made.report
     verdict = "ok" if report and report.ok else "; ".join(map(str, report.outputs)) if report else "none"
-    numbers = [f"{sqnr(theirs, reference):.1f}", f"{sqnr(ours, reference):.1f}"]
-    numbers += [f"{agreement(theirs, reference):.3f}", f"{agreement(ours, reference):.3f}"]
-    return [path.stem, *numbers, f"{share:.0%}", f"{size:.2f}", verdict]
+    return [path.stem, their_sqnr, our_sqnr, their_top1, our_top1, f"{share:.0%}", f"{size:.2f}", verdict]
 
 
 def main() -> None:
@@ -110,7 +125,7 @@ def main() -> None:
             if not path.exists():
                 quantised(model, calibration, form, path)
             floats = sum(4 * int(np.prod(tensor.dims)) for tensor in onnx.load(model).graph.initializer)
-            add(*row(path, floats, test, scores(model, test)))
+            add(*row(path, floats, test, scores(OrtRunner(model).run, test)))
 
 
 if __name__ == "__main__":
