@@ -6,8 +6,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import astuple, replace
-from functools import partial
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -167,8 +166,8 @@ def convert(
         }
         options["worker"] = worker
         with report.written(output, {f"the model {model}": model for model in models}):
-            job = partial(_convert, output, options, quantization if quantize else None, report, split, verbose)
-            run_each(output, prefixes, job)
+            job = _Job(output, options, quantization, report, split, verbose)
+            run_each(output, prefixes, job.quantize if quantize else job.convert)
 
 
 def _ncnn_process(on: str | None) -> AbstractContextManager[NcnnWorker | None]:
@@ -185,106 +184,111 @@ def _ncnn_process(on: str | None) -> AbstractContextManager[NcnnWorker | None]:
     return worker
 
 
-def _convert(
-    output: Output,
-    options: Mapping[str, Any],
-    quantization: Mapping[str, Any] | None,
-    page: ReportFile,
-    split: str | None,
-    verbose: bool,
-    model: Path,
-    prefix: Path,
-    fields: dict[str, Any],
-) -> None:
-    """Convert one model, and show the result."""
-    from onnx2ncnn_opt.api.convert import convert
-    from onnx2ncnn_opt.api.lower import NOT_RUN, Files, lower
-    from onnx2ncnn_opt.cli.conversion import conversion_blocks, conversion_fields
+@dataclass(frozen=True)
+class _Job:
+    """The conversion of models with the same options; `page` is the page of --report."""
 
-    start = time.perf_counter()
-    if quantization is not None:
+    output: Output
+    options: Mapping[str, Any]
+    quantization: Mapping[str, Any]
+    page: ReportFile
+    split: str | None
+    verbose: bool
+
+    def quantize(self, model: Path, prefix: Path, fields: dict[str, Any]) -> None:
+        """Convert one model to int8, and show the result."""
+        from onnx2ncnn_opt.cli.conversion import conversion_fields
+
+        start = time.perf_counter()
         int8_fields: dict[str, Any] = {}
-        with _working_command(output, model, options):
-            int8 = quantize_to(output, model, prefix, quantization, options, int8_fields, verbose=verbose)
+        with self._working_command(model):
+            int8 = quantize_to(
+                self.output, model, prefix, self.quantization, self.options, int8_fields, verbose=self.verbose
+            )
         assert int8.conversion is not None
         assert int8.manifest is not None
         seconds = time.perf_counter() - start
         fields |= conversion_fields(int8.conversion, int8.manifest, int8_fields.pop("files"), seconds)
         fields["quantization"] = json_value(int8_fields, lambda number: None)  # decibels may be infinite
-        _add_page(output, page, int8.conversion, options, int8.manifest.int8)
-        return
-    with (
-        output.working(f"converting {model}"),
-        _working_command(output, model, options),
-        hint_at_no_verify("converts without running the model"),
-    ):
-        if options["custom"] and options["verification"] is not None:
-            lower(model, **_lower_options(options))  # raises errors of other options and of the model first
-            reason = f"--custom needs --no-verify: {NOT_RUN}, so that the net cannot be verified"
-            raise UsageError(f"{reason}\nthis works: {command_line(*output.arguments, '--no-verify')}")
-        conversion = convert(model, prefix, **options)
-    verified = conversion.report
-    has_files = verified is None or verified.ok or options["keep_failed"]
-    files = written(Files.of(prefix)) if has_files else []
-    if split and has_files:
-        from onnx2ncnn_opt.api.split import split_llm
+        self._add_page(int8.conversion, int8.manifest.int8)
 
-        files += [{"path": str(path), "bytes": path.stat().st_size} for path in split_llm(Files.of(prefix), prefix)]
-    manifest = conversion.manifest()
-    fields |= conversion_fields(conversion, manifest, files, time.perf_counter() - start)
-    _add_page(output, page, conversion, options)
-    seconds = fields["seconds"]
-    output.show(conversion_blocks(conversion, manifest, model, prefix, files, seconds, verbose=verbose))
-    if verified is not None and not verified.ok:
-        names, feeds = Files.of(prefix), options["verification"].feeds
-        inputs = ("--inputs", feeds) if isinstance(feeds, str | Path) else ()
-        words = ("bisect", model, names.param, names.bin, *inputs) if files else (*output.arguments, "--keep-failed")
-        end = "the files are kept" if files else "no files are written"
-        raise failure(verified, end, command_line(*map(str, words)))
+    def convert(self, model: Path, prefix: Path, fields: dict[str, Any]) -> None:
+        """Convert one model, and show the result."""
+        from onnx2ncnn_opt.api.convert import convert
+        from onnx2ncnn_opt.api.lower import NOT_RUN, Files, lower
+        from onnx2ncnn_opt.cli.conversion import conversion_blocks, conversion_fields
 
+        start, output, options = time.perf_counter(), self.output, self.options
+        with (
+            output.working(f"converting {model}"),
+            self._working_command(model),
+            hint_at_no_verify("converts without running the model"),
+        ):
+            if options["custom"] and options["verification"] is not None:
+                lower(model, **self._lower_options)  # raises errors of other options and of the model first
+                reason = f"--custom needs --no-verify: {NOT_RUN}, so that the net cannot be verified"
+                raise UsageError(f"{reason}\nthis works: {command_line(*output.arguments, '--no-verify')}")
+            conversion = convert(model, prefix, **options)
+        verified = conversion.report
+        has_files = verified is None or verified.ok or options["keep_failed"]
+        files = written(Files.of(prefix)) if has_files else []
+        if self.split and has_files:
+            from onnx2ncnn_opt.api.split import split_llm
 
-def _add_page(
-    output: Output, page: ReportFile, conversion: Conversion, options: Mapping[str, Any], int8: Int8 | None = None
-) -> None:
-    """Add the record of a conversion to the page of --report."""
-    if page.path is not None:
-        from onnx2ncnn_opt.api.report import report_conversion
+            files += [{"path": str(path), "bytes": path.stat().st_size} for path in split_llm(Files.of(prefix), prefix)]
+        manifest = conversion.manifest()
+        fields |= conversion_fields(conversion, manifest, files, time.perf_counter() - start)
+        self._add_page(conversion)
+        seconds = fields["seconds"]
+        output.show(conversion_blocks(conversion, manifest, model, prefix, files, seconds, verbose=self.verbose))
+        if verified is not None and not verified.ok:
+            names, feeds = Files.of(prefix), options["verification"].feeds
+            inputs = ("--inputs", feeds) if isinstance(feeds, str | Path) else ()
+            kept = ("bisect", model, names.param, names.bin, *inputs)
+            words = kept if files else (*output.arguments, "--keep-failed")
+            end = "the files are kept" if files else "no files are written"
+            raise failure(verified, end, command_line(*map(str, words)))
 
-        with output.working("gathering what the report shows"):
-            record = report_conversion(conversion, conversion.report, options["verification"])
-        page.records.append(replace(record, int8=int8))
+    def _add_page(self, conversion: Conversion, int8: Int8 | None = None) -> None:
+        """Add the record of a conversion to the page."""
+        if self.page.path is not None:
+            from onnx2ncnn_opt.api.report import report_conversion
 
+            with self.output.working("gathering what the report shows"):
+                record = report_conversion(conversion, conversion.report, self.options["verification"])
+            self.page.records.append(replace(record, int8=int8))
 
-def _lower_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    others = ("verification", "benchmark", "keep_failed", "worker")
-    return {key: value for key, value in options.items() if key not in others}
+    @property
+    def _lower_options(self) -> dict[str, Any]:
+        others = ("verification", "benchmark", "keep_failed", "worker")
+        return {key: value for key, value in self.options.items() if key not in others}
 
+    @contextmanager
+    def _working_command(self, model: Path) -> Iterator[None]:
+        """Search for options without an error of the block, and add the command with these options to the error."""
+        try:
+            yield
+        except (RunError, UnsupportedError, UsageError) as error:
+            if isinstance(error, CrashError) or (isinstance(error, UsageError) and not self.options["shapes"]):
+                raise
+            from onnx2ncnn_opt.api.working_options import as_arguments, converts, without, working_options
 
-@contextmanager
-def _working_command(output: Output, model: Path, options: Mapping[str, Any]) -> Iterator[None]:
-    """Search for options without an error of the block, and add the command with these options to the error."""
-    try:
-        yield
-    except (RunError, UnsupportedError, UsageError) as error:
-        if isinstance(error, CrashError) or (isinstance(error, UsageError) and not options["shapes"]):
+            more = working_options(model, error, self._lower_options, self.options["verification"])
+            text, arguments = str(error), self.output.arguments
+            if isinstance(error, UnsupportedError) and error.plan:
+                first = {"outputs": list(error.cuts[0])}
+                if more != first if more else not converts(model, {**self._lower_options, **first}):
+                    text = text.replace(f"\n{error.plan}", "")
+            if more is not None:
+                kept = without(arguments, "--outputs") if "outputs" in more else arguments
+                kept = without(kept, "--shape") if isinstance(error, UsageError) else kept
+                kept = [word for word in kept if word != "--no-verify" or "custom" not in more]
+                command = command_line(*kept, *as_arguments(more))
+                if error.advice and more.keys() <= {"shapes", "values"}:
+                    text = text.partition(error.advice)[0].rstrip()
+                text += f"\nthis works: {command}"
+            error.args = (text,)
             raise
-        from onnx2ncnn_opt.api.working_options import as_arguments, converts, without, working_options
-
-        more, text = working_options(model, error, _lower_options(options), options["verification"]), str(error)
-        if isinstance(error, UnsupportedError) and error.plan:
-            first = {"outputs": list(error.cuts[0])}
-            if more != first if more else not converts(model, {**_lower_options(options), **first}):
-                text = text.replace(f"\n{error.plan}", "")
-        if more is not None:
-            kept = without(output.arguments, "--outputs") if "outputs" in more else output.arguments
-            kept = without(kept, "--shape") if isinstance(error, UsageError) else kept
-            kept = [word for word in kept if word != "--no-verify" or "custom" not in more]
-            command = command_line(*kept, *as_arguments(more))
-            if error.advice and more.keys() <= {"shapes", "values"}:
-                text = text.partition(error.advice)[0].rstrip()
-            text += f"\nthis works: {command}"
-        error.args = (text,)
-        raise
 
 
 def _batch_axis(text: str) -> tuple[str, int | None]:
