@@ -63,8 +63,10 @@ def working_options(
         attempts = chain([{"shapes": {**given, **sides}}, {}], attempts)
     if isinstance(error, UnsupportedError):
         attempts = chain(attempts, ({"outputs": list(names)} for names in error.cuts))
-        unknown = dict.fromkeys(node.operator for node in error.nodes if _is_own(node.operator))
-        if len(unknown) == len({node.operator for node in error.nodes}):
+        # Operators of a user's domain, not of one of ONNX's.
+        operators = dict.fromkeys(node.operator for node in error.nodes)
+        unknown = [name for name in operators if "::" in name and not name.startswith("ai.onnx.ml::")]
+        if len(unknown) == len(operators):
             attempts = chain([{"custom": [*options["custom"], *unknown]}], attempts)
         attempts = chain(_without_refused(loaded, error, {}, options), attempts)
         if any(node.operator in RANDOM for node in error.nodes) and options["append"] is None:
@@ -103,11 +105,6 @@ def _without_refused(
     outputs = [value.name for value in model.graph.outputs if value.name not in refused]
     if refused and len(refused) == len(nodes) and outputs and not options["outputs"] and "outputs" not in tried:
         yield {**tried, "outputs": outputs}
-
-
-def _is_own(operator: str) -> bool:
-    """Return True for an operator of a user's domain, False for one of ONNX's domains."""
-    return "::" in operator and not operator.startswith("ai.onnx.ml::")
 
 
 def _rounded_up(size: GivenSize) -> GivenSize:
@@ -178,8 +175,8 @@ def _attempts(model: LoadedModel, runner: OrtRunner | None, end: float) -> Itera
     counts = (1, *_frozen_batches(model), *([] if has_images else [_ROWS])) if batches else (1,)
     sides = [name for info in shaped if len(info.shape) == 4 for dim in info.shape[2:] for name in _of(dim)]
     sized = list(dict.fromkeys(sides or sorted(names - batches)))
-    sizes = list(dict.fromkeys((usual[0], *frozen, *usual))) if names - batches else [1]
-    sizes = [size for size in sizes if size ** len(sized) <= _MOST]
+    candidates = dict.fromkeys((usual[0], *frozen, *usual)) if names - batches else (1,)
+    sizes = [size for size in candidates if size ** len(sized) <= _MOST]
     last = max(sizes, key=lambda size: sizes.index(size) if size > 1 else 0)  # different sizes are better than 1
     for values in product(*flags.values()):
         bound = {"values": dict(zip(flags, values, strict=True))} if flags else {}
