@@ -229,15 +229,14 @@ class _Node:
 
     def _states(self, states: Sequence[Operand | None]) -> list[Blob]:
         """Return the initial states as Mats (directions, hidden size); empty if all of them are 0."""
-        im, kept = self.im, self._nonzero(states)
+        im, kept = self.im, self.directions_first(states)
         if all(state is None for state in kept):
             return []
         zeros = np.zeros(known((self.count, self.inputs.r.shape[-1])), np.float32)
-        ordered = (None if state is None else self._transposed(im.tensor(state), (1, 0, 2)) for state in kept)
-        return [im.memory(zeros) if state is None else im.mat(state, [[0], [2]], [1]) for state in ordered]
+        return [im.memory(zeros) if state is None else im.mat(im.tensor(state), [[0], [2]], [1]) for state in kept]
 
-    def _nonzero(self, states: Sequence[Operand | None]) -> list[Value | None]:
-        """Return the initial states, None for zeros; raise Refusal if one has a wrong shape."""
+    def directions_first(self, states: Sequence[Operand | None]) -> list[Value | None]:
+        """Return the initial states in layout 0, None for zeros; raise Refusal if one has a wrong shape."""
         expected: Shape = (self.count, self.steps_first.shape[1], self.inputs.r.shape[-1])
         if self.attrs.layout:
             expected = (expected[1], expected[0], expected[2])
@@ -245,8 +244,9 @@ class _Node:
             if state is not None and state.shape != expected:
                 reason = f"an initial state has shape {shape_text(state.shape)}, not {shape_text(expected)}"
                 raise self.im.invalid(reason, zip(state.shape, expected, strict=False))
-        kept = [None if is_zero(state) else state for state in states]
-        return [self.im.tensor(state) if isinstance(state, SymbolicTensor) else state for state in kept]
+        nonzero = (None if is_zero(state) else state for state in states)
+        values = (self.im.tensor(state) if isinstance(state, SymbolicTensor) else state for state in nonzero)
+        return [None if state is None else self._transposed(state, (1, 0, 2)) for state in values]
 
     @property
     def unrolled(self) -> Unrolled:
@@ -260,10 +260,6 @@ class _Node:
     def steps_first(self) -> Tensor:
         """The operand in layout 0."""
         return self.inputs.x.transpose((1, 0, 2)) if self.attrs.layout else self.inputs.x
-
-    def directions_first(self, states: Sequence[Operand | None]) -> list[Value | None]:
-        """Return the states in layout 0; None for zeros."""
-        return [None if state is None else self._transposed(state, (1, 0, 2)) for state in self._nonzero(states)]
 
     def arranged(self, results: Sequence[Value]) -> tuple[Value, ...]:
         """Return outputs in the node's layout."""

@@ -140,7 +140,6 @@ def attend(im: ImportContext, heads: Sequence[Tensor], mask: Value | None, scale
     if scale == 0:
         raise im.refuse("the scale is 0, which is the default scale in ncnn", "export it with another scale")
     blobs = [im.mat(x, _HEAD_DIMS, [0]) for x in heads]
-    mask = bias(im, mask)
     if mask is not None:
         blobs.append(_mask_blob(im, mask, q, k))
     size = q.shape[3]
@@ -180,9 +179,7 @@ def capped(
 
 def finite(im: ImportContext, mask: Value) -> Value:
     """Return the mask with `_HIDDEN` instead of -inf: Softmax of a row of -inf, on Vulkan also of -1e8, is NaN."""
-    if isinstance(mask, Constant):
-        return Constant(np.maximum(mask.array, np.float32(_HIDDEN)))
-    return binary(im, BinaryOp.MAX, mask, number(_HIDDEN))
+    return arithmetic(im, BinaryOp.MAX, mask, number(_HIDDEN))
 
 
 def any_key(im: ImportContext, mask: Value) -> Value:

@@ -29,6 +29,7 @@ _NUMPY: Mapping[BinaryOp, Callable[[Array, Array], Array]] = {
     BinaryOp.MUL: np.multiply,
     BinaryOp.DIV: np.divide,
     BinaryOp.FLOOR_DIVIDE: np.floor_divide,
+    BinaryOp.MAX: np.maximum,
 }
 
 
