@@ -19,7 +19,7 @@ from onnx2ncnn_opt.cli.quantize import NO_QUANTIZATION, quantization_options, qu
 from onnx2ncnn_opt.cli.several import run_each
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, make_folder, targets, written
 from onnx2ncnn_opt.cli.verification import failure, hint_at_no_verify, needs_verification, require_runtimes
-from onnx2ncnn_opt.errors import CrashError, RunError, UnsupportedError, UsageError
+from onnx2ncnn_opt.errors import CrashError, RunError, UnprovenError, UnsupportedError, UsageError
 from onnx2ncnn_opt.report.words import json_value
 from onnx2ncnn_opt.system import command_line
 
@@ -247,7 +247,8 @@ class _Job:
             kept = ("bisect", model, names.param, names.bin, *inputs)
             words = kept if files else (*output.arguments, "--keep-failed")
             end = "the files are kept" if files else "no files are written"
-            raise failure(verified, end, command_line(*map(str, words)))
+            with self._working_command(model):
+                raise failure(verified, end, command_line(*map(str, words)))
 
     def _add_page(self, conversion: Conversion, int8: Int8 | None = None) -> None:
         """Add the record of a conversion to the page."""
@@ -268,7 +269,7 @@ class _Job:
         """Search for options without an error of the block, and add the command with these options to the error."""
         try:
             yield
-        except (RunError, UnsupportedError, UsageError) as error:
+        except (RunError, UnprovenError, UnsupportedError, UsageError) as error:
             if isinstance(error, CrashError) or (isinstance(error, UsageError) and not self.options["shapes"]):
                 raise
             from onnx2ncnn_opt.api.working_options import as_arguments, converts, without, working_options

@@ -35,13 +35,14 @@ _WIDEST = 4
 _LAST_TWO = order_type((0, 2, 1))
 
 
-def _is_over_last_axis(softmax: Layer) -> bool:
-    shape = softmax.input.shape
-    return shape is not None and softmax["axis"] in (-1, len(shape) - 1)
+def _softmax(logits: Op, axis: int) -> Op:
+    """Return the softmax over an axis, counted from the end."""
 
+    def fits(softmax: Layer) -> bool:
+        shape = softmax.input.shape
+        return shape is not None and softmax["axis"] in (axis, len(shape) + axis)
 
-def _is_over_rows(softmax: Layer) -> bool:
-    return len(softmax.input.shape or ()) == 3 and softmax["axis"] in (-2, 1)
+    return op("Softmax", "", fits)(logits)
 
 
 def attention() -> Iterator[Op]:
@@ -51,7 +52,7 @@ def attention() -> Iterator[Op]:
     capped = [times(op("TanH", "cap")(score)) for score in scores]
     capped += [add(score, "mask") for cap in capped for score in (cap, mul(cap, "rows"))]
     for logits in (*scores, *(add(score, "mask") for score in scores), *_weighted(product, "mask"), *capped):
-        yield op("MatMul", "root")(op("Softmax", "", _is_over_last_axis)(logits), "v")
+        yield op("MatMul", "root")(_softmax(logits, -1), "v")
 
 
 def _is_by_head(scale: Layer) -> bool:
@@ -71,8 +72,7 @@ def turned_attention() -> Iterator[Op]:
     product = op("MatMul", "product")("k", "q")
     scores = product, times(product, "scale")
     for logits in (*scores, *(add(score, "mask") for score in scores)):
-        weights = op("Softmax", "", _is_over_rows)(logits)
-        yield op("MatMul", "root")(op("Permute", "turned", order_type=_LAST_TWO)(weights), "v")
+        yield op("MatMul", "root")(op("Permute", "turned", order_type=_LAST_TWO)(_softmax(logits, -2)), "v")
 
 
 def _weighted(scores: Op, mask: str) -> Iterator[Op]:
@@ -131,8 +131,7 @@ def fuse_sdpa(
         require(not _is_divided(mask), f"'{mask.name}' is too low for SDPA, which divides it by its scale on ARM")
         if turned is not None:
             layers.append(_swapped(mask, root))
-            mask = layers[-1].output
-        inputs.append(_mask(mask, (turned or product).output, layers))
+        inputs.append(_mask(mask if turned is None else layers[-1].output, (turned or product).output, layers))
     params = {"scale": _scale_param(_factor(product, scale))} | ({"attn_mask": 1} if mask is not None else {})
     layers.append(Layer("SDPA", root.name, inputs, (), params))
     if is_transposed:

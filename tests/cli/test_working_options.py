@@ -46,6 +46,11 @@ PAIR = (
     "(float[N, A, B] x) => (float[N, 1, 1] y) <float[20, 3] t = {%s}, float[1, 20, 3] w = {%s}> "
     "{ a = Mul(x, t) y = Conv(a, w) }"
 ) % ((", ".join(map(str, range(60))),) * 2)
+# NaN for all sizes but one.
+UNPROVEN = (
+    "(float[1, L] x) => (float[1, L] y) <int64[1] k = {37}> { s = Shape<start = 1>(x) d = Sub(s, k) "
+    "f = Cast<to = 1>(d) q = Mul(f, f) n = Neg(q) r = Sqrt(n) y = Add(x, r) }"
+)
 RAGGED = (
     "(float[N, T, 4] x, int32[N] n) => (float[T, 1, N, 8] y) <int64[3] s = {1, 24, 4}, int64[3] t = {1, 24, 8}> "
     "{ w = ConstantOfShape(s) r = ConstantOfShape(t) xt = Transpose<perm = [1, 0, 2]>(x) "
@@ -72,6 +77,7 @@ def proposed(ended: Ended) -> str:
         (TWO_LENGTHS, "--shape x:1,23 --shape y:1,17", 2),
         (FRAMES, "--shape x:32,324", 2),
         (PAIR, "--shape x:1,20,3", 2),
+        (UNPROVEN, "--shape x:1,37", 2),
         (RATE, "--value sr=16000 --shape x:1,128 --shape state:2,1,4", 1),
         (EMPTY, "--value more=true --outputs y", 1),
         (RAGGED, "--value n=512 --shape x:1,512,4", 1),
