@@ -1,21 +1,19 @@
 """Models with a dynamic batch: the importer's proofs about their items, compared with ONNX Runtime item by item."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 
 import numpy as np
 import onnx
-import onnxruntime  # type: ignore[import-untyped]
-from onnxruntime.capi import onnxruntime_pybind11_state as state  # type: ignore[import-untyped]
 
-from onnx2ncnn_opt.errors import Error
+from onnx2ncnn_opt.errors import Error, RunError
 from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.importer import Port, import_model
 from onnx2ncnn_opt.onnx.read.load import load_model
+from onnx2ncnn_opt.runtime.ort import OrtRunner
 
 ITEMS = 3
-# What ONNX Runtime raises where it does not take a model or its inputs.
-REFUSED = (state.Fail, state.InvalidArgument, state.InvalidGraph, state.NotImplemented, state.RuntimeException)
 
 
 def with_batch(model: onnx.ModelProto, axes: Mapping[str, int]) -> onnx.ModelProto:
@@ -71,17 +69,12 @@ def mixed_outputs(
     outputs = free_outputs(changed, axes)
     if outputs is None:
         return None
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
+    arrays = feeds(changed)
+    items = [{n: x.take([i], axes[n]) if n in axes else x for n, x in arrays.items()} for i in range(ITEMS)]
     try:
-        session = onnxruntime.InferenceSession(changed.SerializeToString(), options)
-        arrays = feeds(changed)
-        whole = session.run(None, dict(arrays))
-        alone = [
-            session.run(None, {n: x.take([i], axes[n]) if n in axes else x for n, x in arrays.items()})
-            for i in range(ITEMS)
-        ]
-    except REFUSED:
+        with closing(OrtRunner(changed.SerializeToString())) as runner:
+            whole, *alone = (runner.run(given).values() for given in (arrays, *items))
+    except RunError:
         return None
     return [
         port.name

@@ -90,6 +90,19 @@ class Files(NetFiles):
         net = NetFiles.at(base)
         return cls(net.param, net.bin, Path(f"{base}.json"), tail_path(net.param))
 
+    @classmethod
+    @contextmanager
+    def staged(cls, prefix: str | os.PathLike[str], tail: Tail | None) -> Iterator[Files]:
+        """Yield paths with temporary names; rename the files when the block ends without an error. Write the tail."""
+        files = cls.of(prefix)
+        paths = astuple(files) if tail else astuple(files)[:-1]
+        with all_or_nothing(*paths) as (param, bin, manifest, *tails):
+            if tail:
+                tails[0].write_bytes(tail.data)
+            yield cls(param, bin, manifest, *(tails or [files.tail]))
+        if tail is None:
+            files.tail.unlink(missing_ok=True)  # the tail of an earlier net
+
 
 @dataclass(frozen=True, eq=False)
 class Conversion(Rewritten):
@@ -164,18 +177,11 @@ class Conversion(Rewritten):
     @contextmanager
     def staged(self, prefix: str | os.PathLike[str]) -> Iterator[Files]:
         """Write the files under temporary names, and rename them when the block ends without an error."""
-        files = Files.of(prefix)
-        paths = astuple(files) if self.tail else astuple(files)[:-1]
-        with all_or_nothing(*paths) as (param, bin, manifest, *tail):
-            with bin.open("wb") as stream:
+        with Files.staged(prefix, self.tail) as files:
+            with files.bin.open("wb") as stream:
                 write_weights(self.graph, stream)
-            if self.tail:
-                tail[0].write_bytes(self.tail.data)
-            staged = Files(param, bin, manifest, *(tail or [files.tail]))
-            self.describe(staged)
-            yield staged
-        if self.tail is None:
-            files.tail.unlink(missing_ok=True)  # the tail of an earlier net
+            self.describe(files)
+            yield files
 
     def describe(self, files: Files) -> None:
         """Write the .param and the manifest, the only files that masks change."""

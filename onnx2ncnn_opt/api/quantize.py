@@ -1,7 +1,7 @@
 """Converting a model or net to int8 layers, with scales from data or from a quantised model."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from onnx2ncnn_opt.onnx.read.quantized import float_model, scales_of_products
 from onnx2ncnn_opt.param.files import (
     NetFiles,
     PathLike,
-    all_or_nothing,
     bin_beside,
     read_graph,
     write_net,
@@ -49,7 +48,6 @@ class Quantization:
 
     result: Quantized
     manifest: Manifest | None = None
-    tail: bytes = b""
     conversion: Conversion | None = None
 
     @property
@@ -73,13 +71,10 @@ class Quantization:
             plain = NetFiles.at(prefix)
             write_net(self.graph, plain.param, plain.bin)
             return plain
-        files = Files.of(prefix)
-        with all_or_nothing(*(astuple(files) if self.tail else astuple(files)[:-1])) as (param, bin, manifest, *tail):
-            write_staged(self.graph, param, bin)
-            manifest.write_bytes(self.manifest.to_json().encode())
-            if tail:
-                tail[0].write_bytes(self.tail)
-        return files
+        with Files.staged(prefix, self.conversion.tail if self.conversion else None) as files:
+            write_staged(self.graph, files.param, files.bin)
+            files.manifest.write_bytes(self.manifest.to_json().encode())
+        return Files.of(prefix)
 
 
 class _Feeds(Sequence[dict[str, Feed]]):
@@ -186,7 +181,7 @@ def _of_model(
         least_ncnn=max(manifest.least_ncnn, str(least_release(result.graph))),
         int8=_recorded(result),
     )
-    return Quantization(result, manifest, b"" if float_net.tail is None else float_net.tail.data, float_net)
+    return Quantization(result, manifest, float_net)
 
 
 def _recorded(result: Quantized) -> Int8:

@@ -146,6 +146,8 @@ def quantize_to(
 
 def _lines(quantization: Quantization, net: Path, files: Any, *, verbose: bool) -> list[str]:
     """Return lines with the verdict, the layers, their errors and times, and the files."""
+    from onnx2ncnn_opt.verification.agreement import decibels
+
     result, layers = quantization.result, quantization.layers
     int8 = [row for row in layers if row.is_int8]
     before, after = result.seconds
@@ -163,11 +165,10 @@ def _lines(quantization: Quantization, net: Path, files: Any, *, verbose: bool) 
     floats: dict[str, list[str]] = {}
     for row in layers:
         if row.is_int8 and verbose:
-            noise = -10 * math.log10(row.noise) if row.noise > 0 else math.inf
             ms = " -> ".join(f"{seconds * 1e3:.3f}" for seconds in row.seconds)
             lines.append(
-                f"int8: {row.type} '{row.layer}': {noise:.1f} dB alone, {ms} ms, largest input {row.largest:.3g}, "
-                f"{row.cut:.2%} cut off"
+                f"int8: {row.type} '{row.layer}': {decibels(row.noise):.1f} dB alone, {ms} ms, largest input "
+                f"{row.largest:.3g}, {row.cut:.2%} cut off"
             )
         elif not row.is_int8:
             floats.setdefault(row.reason if verbose else row.reason.partition(":")[0], []).append(row.layer)

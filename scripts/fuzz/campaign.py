@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -36,9 +36,9 @@ def numbers(given: argparse.Namespace) -> range:
     return range(given.first, given.first + given.count)
 
 
-def judged(cases: Iterable[int], trial: Callable[[int], str]) -> Judged:
-    """Try cases. A trial says what became of one, with a first word in capitals if that is never allowed."""
-    for number in cases:
+def judged(given: argparse.Namespace, trial: Callable[[int], str]) -> Judged:
+    """Try the cases. A trial returns an outcome, with a first word in capitals if it is never allowed."""
+    for number in numbers(given):
         start = time.monotonic()
         try:
             end = trial(number)

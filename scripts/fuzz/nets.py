@@ -23,10 +23,7 @@ def main() -> int:
     """Print the errors, then the count of each outcome."""
     given = campaign.arguments(__doc__, 10_000).parse_args()
     with NcnnWorker() as worker, tempfile.TemporaryDirectory() as folder:
-        outcomes = campaign.judged(
-            campaign.numbers(given), lambda number: trial(number, given.seed, Path(folder), worker)
-        )
-        return campaign.report(outcomes)
+        return campaign.report(campaign.judged(given, lambda n: trial(n, given.seed, Path(folder), worker)))
 
 
 if __name__ == "__main__":

@@ -200,10 +200,7 @@ def main() -> int:
     given = parser.parse_args()
     with TemporaryDirectory() as folder, ExitStack() as stack:
         workers = {on: stack.enter_context(NcnnWorker(find_target(on))) for on in given.on}
-        outcomes = campaign.judged(
-            campaign.numbers(given), lambda number: trial(number, given.seed, Path(folder), workers)
-        )
-        return campaign.report(outcomes)
+        return campaign.report(campaign.judged(given, lambda n: trial(n, given.seed, Path(folder), workers)))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, Times
 from onnx2ncnn_opt.runtime.net import Net
 from onnx2ncnn_opt.verification.agreement import Agreement, decibels
 from testing import present
+from testing.command import names, net_files
 from testing.models import parsed
 
 CNN = """(float[1,3,16,16] x) => (float[1,10] y)
@@ -71,7 +72,9 @@ def test_every_layer_in_int8(tmp_path: Path, param: Path) -> None:
     assert {row.type for row in made.layers if row.is_int8} == {"Convolution", "ConvolutionDepthWise", "InnerProduct"}
     assert made.result.decibels > 30
     assert abs(made.result.decibels - decibels(sum(row.noise for row in made.layers))) < 3
+    (tmp_path / "net.ncnn.tail.onnx").write_bytes(b"of an earlier net")
     files = made.save(tmp_path / "net")
+    assert names(tmp_path) == net_files("net")
     with Net(tmp_path / "net") as net:
         found = net.run({"x": data()["x"][:1]})["y"]
     with Net(param) as net:
