@@ -48,6 +48,12 @@ def saved(folder: Path, name: str) -> tuple[Manifest, Path, Path]:
     return read_manifest(files.manifest), files.param, files.bin
 
 
+def python_program(folder: Path, *net: Any, **options: Any) -> Path:
+    program = folder / "program.py"
+    program.write_text(example(*net, language="python", **options))
+    return program
+
+
 def drawn(manifest: Manifest) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     feeds: dict[str, Any] = {}
@@ -60,8 +66,7 @@ def drawn(manifest: Manifest) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["types", "image", "batch", "numbers", "dims"])
 def test_the_python_program_agrees_with_a_verified_run(tmp_path: Path, name: str) -> None:
     manifest, param, bin = saved(tmp_path, name)
-    program = tmp_path / "program.py"
-    program.write_text(example(manifest, param, bin, language="python"))
+    program = python_program(tmp_path, manifest, param, bin)
     feeds = drawn(manifest)
     parts = runpy.run_path(str(program))
     results = parts["run"](parts["load"](), feeds)
@@ -78,15 +83,14 @@ def test_the_loops_of_a_decoder(tmp_path: Path) -> None:
     """The Python one gives the tokens that a net gives that reads the whole text for each."""
     _, param, bin = decoder(tmp_path)
     manifest = read_manifest(param.with_suffix(".json"))
-    program = tmp_path / "loop.py"
-    program.write_text(example(manifest, param, bin, language="python"))
+    program = python_program(tmp_path, manifest, param, bin)
     tokens, ids = output_of(program).split(), [1, 2, 3]
     with Net(param) as runner:
         for _ in range(32):
             runner.reset()
             ids.append(int(runner.step(ids)["logits"][0, -1].argmax()))
     assert tokens == [str(token) for token in ids[3:]]
-    program.write_text(example(manifest, param, bin, language="python").replace("[1, 2, 3]", "[1] * 40"))
+    program.write_text(program.read_text().replace("[1, 2, 3]", "[1] * 40"))
     assert len(output_of(program).split()) == 64 - 40 + 1, "the table of positions has 64 rows"
     embedded = embed(param, bin)
     for folder, net in (("plain", None), ("embedded", embedded)):
@@ -144,10 +148,8 @@ def test_the_cpp_program_makes_mats_of_the_right_shape(tmp_path: Path) -> None:
 def test_sizes_below_the_minimum(tmp_path: Path) -> None:
     manifest, param, bin = saved(tmp_path, "windows")
     assert manifest.minimum == {"H": 3, "W": 25, "N": 2, "-1 + ((L + N)//(2))": 1}
-    program = tmp_path / "program.py"
     shapes = {"v": (2, 5, 2), "l": (2, 5)}
-    program.write_text(example(manifest, param, bin, language="python", shapes=shapes))
-    run = runpy.run_path(str(program))
+    run = runpy.run_path(str(python_program(tmp_path, manifest, param, bin, shapes=shapes)))
     net, feeds = run["load"](), {"x": np.ones((1, 2, 3, 25), np.float32), "v": np.ones((2, 5, 2), np.float32)}
     feeds["l"] = np.ones((2, 5), np.float32)
     assert run["run"](net, feeds)["y"].shape == (1, 2, 1, 1)
@@ -204,9 +206,7 @@ def letterboxed(folder: Path) -> tuple[Manifest, Path, Path]:
 def test_a_picture_keeps_its_aspect_and_boxes_find_back(
     tmp_path: Path, height: int, width: int, inner: tuple[int, int]
 ) -> None:
-    manifest, param, bin = letterboxed(tmp_path)
-    program = tmp_path / "program.py"
-    program.write_text(example(manifest, param, bin, language="python"))
+    program = python_program(tmp_path, *letterboxed(tmp_path))
     parts = runpy.run_path(str(program))
     picture = np.full((height, width, 3), (10, 20, 30), np.uint8)
     array = parts["letterbox"](picture, 24, 40, 114.0)
@@ -221,8 +221,8 @@ def test_a_picture_keeps_its_aspect_and_boxes_find_back(
 
 
 def test_the_letterbox_in_cpp_is_that_of_python(tmp_path: Path) -> None:
-    manifest, param, bin = letterboxed(tmp_path)
-    text = example(manifest, param, bin, language="cpp")
+    net = letterboxed(tmp_path)
+    text = example(*net, language="cpp")
     assert "ncnn::BORDER_CONSTANT, 114.0f);" in text
     (tmp_path / "main.cpp").write_text(text)
     compiles(tmp_path / "main.cpp")
@@ -237,8 +237,7 @@ def test_the_letterbox_in_cpp_is_that_of_python(tmp_path: Path) -> None:
     (tmp_path / "box.cpp").write_text(f"#include <cmath>\n#include <cstdio>\n{struct}{main}")
     subprocess.run([COMPILER, *WARNINGS, tmp_path / "box.cpp", "-o", tmp_path / "box"], timeout=60, check=True)
     done = subprocess.run([tmp_path / "box"], capture_output=True, text=True, timeout=60, check=True)
-    (tmp_path / "program.py").write_text(example(manifest, param, bin, language="python"))
-    parts = runpy.run_path(str(tmp_path / "program.py"))
+    parts = runpy.run_path(str(python_program(tmp_path, *net)))
     expected = []
     for height in range(1, 50, 6):
         for width in range(1, 70, 3):
