@@ -339,18 +339,18 @@ class _Layers:
                     replace(row, noise=self._noise_of({name: others[name]})),
                 )
 
-    def _is_worth_it(self, row: Row) -> bool:
-        return self.every or self.nets.is_faster(row)
-
     def within(self, budget: Budget) -> Quantized:
         """Leave out the layers with most noise for the time they save, until the measured net keeps the budget.
 
         If the net misses the budget, the limit of its noise falls. If it is slow, the layer that saves least stays
         float.
         """
-        chosen = [name for name in self.scales if not self.rows[name].reason and self._is_worth_it(self.rows[name])]
-        powers = {name: min(self.rows[name].noise, _INFINITE_NOISE) for name in chosen}
-        saved = {name: 1.0 if self.every else max(_saved(self.rows[name]), 1e-9) for name in chosen}
+        rows = [self.rows[name] for name in self.scales if not self.rows[name].reason]
+        chosen = {row.layer: row for row in rows if self.every or self.nets.is_faster(row)}
+        powers = {name: min(row.noise, _INFINITE_NOISE) for name, row in chosen.items()}
+        saved = {
+            name: 1.0 if self.every else max(row.seconds[0] - row.seconds[1], 1e-9) for name, row in chosen.items()
+        }
         curvature, limit = 0.0, math.inf
         tried: dict[frozenset[str], Quantized] = {}
         best: frozenset[str] = frozenset()
@@ -413,7 +413,7 @@ class _Layers:
             before, after = latency.other / 1e3, latency.other / 1e3 * latency.ratio
         else:
             before = min(nets.float.time(nets.feeds[0], nets.outputs, 0.1))
-            after = before - sum(_saved(self.rows[name]) for name in chosen)
+            after = before - sum(a - b for a, b in (self.rows[name].seconds for name in chosen))
         if worst.decibels < _POOR and chosen:
             layer = max(chosen, key=lambda name: self.rows[name].noise)
             poor = f"an output is only {worst.decibels:.1f} dB from the float net; '{layer}' makes the most noise"
@@ -428,14 +428,9 @@ class _Layers:
         before, after = row.seconds
         if math.isnan(after) and not self.every:
             return f"its int8 kernel was not measured for {self.nets.where}"
-        if not self._is_worth_it(row):
+        if not self.nets.is_faster(row) and not self.every:
             return f"int8 saves little time {self.nets.times}: {before * 1e3:.3g} ms -> {after * 1e3:.3g} ms"
         return f"the budget has no room for its noise: {decibels(row.noise):.1f} dB alone"
-
-
-def _saved(row: Row) -> float:
-    """Return the seconds that int8 saves."""
-    return row.seconds[0] - row.seconds[1]
 
 
 def quantize_net(  # noqa: PLR0913
