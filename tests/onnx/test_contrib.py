@@ -156,11 +156,16 @@ def test_quantised_lstm_of_steps() -> None:
 
 
 def test_a_quantised_lstm_whose_states_amplify_rounding() -> None:
-    """ONNX Runtime rounds each state: after 40 steps its states are others, but no nearer to the float model."""
+    """ONNX Runtime rounds each state: after 40 steps its states are others, but no nearer to the float model.
+
+    The operand is rounded as in the model; without that the net would be off by 0.5 of its largest value.
+    """
     large = (
         STEPS.replace("[5,2,5]", "[40,2,5]").replace("0.006, 0.009", "0.06, 0.09").replace("0.008, 0.007", "0.08, 0.07")
     )
-    assert lower(parsed(large)).verify().ok
+    report = lower(parsed(large)).verify()
+    assert report.ok
+    assert max(output.max_rel or 0 for output in report.outputs) < 0.05
     kept = lower(parsed(large), quantized="keep")
     assert "LSTM" in {layer.type for layer in kept.graph}
     assert kept.verify().ok

@@ -102,18 +102,17 @@ def dynamic_quantize_lstm(
     attrs: Attributes,
     input_forget: int = 0,
 ) -> tuple[Value, ...]:
-    """LSTM of dequantised weights. Operand and states are float; the operand of a step without a state is rounded."""
+    """LSTM of dequantised weights and a rounded operand; the states are not rounded, but ONNX Runtime rounds them."""
 
     def floats(matrix: Array, scale: Array, zero: Array) -> Constant:
         # [directions, inputs, 4 * hidden]; scales are per direction, or per column.
         scale, zero = (array.reshape(len(matrix), 1, -1).astype(np.float32) for array in (scale, zero))
         return Constant(((matrix.astype(np.float32) - zero) * scale).transpose(0, 2, 1))
 
-    if x.shape[0] == 1 and is_zero(initial_h):
-        x = im.tensor(dequantize_linear(im, *dynamic_quantize_linear(im, x)))
+    rounded = im.tensor(dequantize_linear(im, *dynamic_quantize_linear(im, x)))
     weights = floats(w, w_scale, w_zero_point), floats(r, r_scale, r_zero_point), b
     attributes: Any = {"activations": activations, "attrs": attrs, "input_forget": input_forget}
-    return lstm(im, _Inputs(x, *weights, sequence_lens, initial_h), initial_c, p, **attributes)
+    return lstm(im, _Inputs(rounded, *weights, sequence_lens, initial_h), initial_c, p, **attributes)
 
 
 @onnx_op("GRU", since=7, items=_states, errors="gates")
