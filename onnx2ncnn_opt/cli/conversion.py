@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.api.lower import Conversion
 
 _MANY_COPIES = 2**24  # numbers, 64 MB
+_AT_RUN_TIME = ("DynamicQuantizeLinear", "DynamicQuantizeLSTM")
 
 
 def conversion_fields(result: Conversion, manifest: Manifest, files: Written, seconds: float) -> dict[str, Any]:
@@ -101,10 +102,12 @@ def _notes(result: Conversion, manifest: Manifest, *, verbose: bool) -> list[str
 
 def _quantized_notes(result: Conversion, *, verbose: bool) -> list[str]:
     """Return notes on a quantised model: its int8 layers, their differences from it, and its float layers."""
-    at_run_time = {node.name for node in result.model.graph if node.op_type == "DynamicQuantizeLinear"}
+    at_run_time = {node.name: node.op_type for node in result.model.graph if node.op_type in _AT_RUN_TIME}
     if result.quantized == "float" and at_run_time:
-        layers = sum(not at_run_time.isdisjoint(layer.origin) for layer in result.graph)
+        layers = sum(bool(at_run_time.keys() & set(layer.origin)) for layer in result.graph if layer.type != "LSTM")
         what = f"the model rounds to 8 bits at run time, which takes {layers} layers"
+        if "DynamicQuantizeLSTM" in at_run_time.values():
+            what += ", but ncnn cannot round an LSTM's states, so outputs after many steps may differ by far"
         return [f"{what}; --quantized keep leaves it out: smaller, faster, nearer to the float model"]
     floats = {name: reason for name, reason in result.kept.items() if reason}
     count = len(result.kept) - len(floats)

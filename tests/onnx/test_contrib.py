@@ -10,6 +10,7 @@ import onnxruntime  # type: ignore[import-untyped]
 import pytest
 
 from onnx2ncnn_opt.api.lower import lower
+from onnx2ncnn_opt.cli.conversion import conversion_fields
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.tolerance import DEFAULT
 from testing.compared import compare, types
@@ -169,3 +170,6 @@ def test_a_quantised_lstm_whose_states_amplify_rounding() -> None:
     kept = lower(parsed(large), quantized="keep")
     assert "LSTM" in {layer.type for layer in kept.graph}
     assert kept.verify().ok
+    exact = lower(parsed(large))
+    notes = conversion_fields(exact, exact.manifest(), [], 0.0)["notes"]
+    assert any("ncnn cannot round an LSTM's states" in note for note in notes)
