@@ -183,17 +183,20 @@ def _attempts(model: LoadedModel, runner: OrtRunner | None, end: float) -> Itera
         if bound:
             yield bound
         untried, runs = [(size, size, count) for count in counts for size in sizes if names], False
-        fitting = set(sizes)
+        fitting = set[int]()
         while untried and time.monotonic() < end:
             height, width, count = untried.pop(0)
             bindings = dict.fromkeys(names, height) | dict.fromkeys(sized[1:], width) | dict.fromkeys(batches, count)
             problem = "" if runner is None else _problem(runner, model, bound.get("values", {}), bindings)
             runs = runs or not problem
-            new = {size for size in _fitting(problem, height) if 0 < size <= max(sizes)} - fitting
-            untried, fitting = [(size, size, count) for size in sorted(new)] + untried, fitting | new
+            if new := {size for size in _fitting(problem, height) if 0 < size <= max(sizes)} - fitting:
+                fitting |= new
+                pairs = [(size, size) for size in sorted(new)]
+                pairs += permutations(sorted(fitting), 2) if len(sized) == 2 else ()
+                untried = [(*pair, count) for pair in pairs] + untried
             was_last = height == width == last and (count == counts[-1] or not sides)
             if problem and not runs and was_last and len(sized) == 2:
-                pairs = _sides(problem, height) if sides else permutations(frozen, 2)
+                pairs = _sides(problem, height) if sides else [*permutations(frozen, 2)]
                 untried = [(*pair, count) for pair in pairs if math.prod(pair) <= _MOST] + untried
             if not problem:
                 shapes = {
@@ -208,10 +211,12 @@ def _attempts(model: LoadedModel, runner: OrtRunner | None, end: float) -> Itera
 
 
 def _fitting(problem: str, size: int) -> list[int]:
-    """Return sizes that may suit a Reshape to [-1, K], if ONNX Runtime's `problem` is its failure at this `size`.
+    """Return sizes that may suit a table or a Reshape to [-1, K], if ONNX Runtime's `problem` is its failure at `size`.
 
     Example: [5, 90, 10] to [-1, 1060] suits 106 instead of 90, which is an input's size of 112 instead of 96.
     """
+    if found := re.search(r"broadcast an axis by a dimension other than 1\. (\d+) by (\d+)", problem):
+        return [number for number in map(int, found.groups()) if number != size]
     before, after = _reshaped(problem)
     if -1 not in after or 0 in before:
         return []

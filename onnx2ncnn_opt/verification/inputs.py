@@ -179,6 +179,7 @@ def draw_inputs(
     *,
     draw: Draw = Draw(0, plain=True),  # noqa: B008 - it is immutable
     swept: Mapping[str, int] | None = None,
+    most: int = LARGEST_INPUT,
 ) -> dict[str, Array]:
     """Return an array for every input of the model, the same for the same `draw`.
 
@@ -196,11 +197,11 @@ def draw_inputs(
        of the longest dynamic dimension or more, but not all of it, so that a mask hides something.
 
     `sizes` gives values to the model's symbolic sizes; the others are `dynamic_sizes`. Raises UsageError for an input
-    with an unsupported type or an absurd size.
+    with an unsupported type or with more than `most` elements.
     """
     sizes, swept = dynamic_sizes(model) | dict(sizes or {}), swept or {}
     uses = {value.name: Uses.of(value, model) for value in model.graph.inputs}
-    shapes = {info.name: _shape(info, sizes) for info in model.inputs}
+    shapes = {info.name: _shape(info, sizes, most) for info in model.inputs}
     steps = [
         (isinstance(dim, Sym), size)
         for info in model.inputs
@@ -255,10 +256,10 @@ def totals(sizes: Collection[str]) -> Iterator[Total | None]:
     yield from (Total(*pair) for pair in islice(pairs, _MAX_TOTALS))
 
 
-def _shape(info: InputInfo, sizes: Mapping[str, int]) -> tuple[int, ...]:
+def _shape(info: InputInfo, sizes: Mapping[str, int], most: int) -> tuple[int, ...]:
     shape = tuple(dim.subs(sizes) if isinstance(dim, Sym) else dim for dim in info.shape)
     fixed = tuple(dim for dim in shape if isinstance(dim, int))
-    if len(fixed) < len(shape) or not 0 < math.prod(fixed) <= LARGEST_INPUT:
+    if len(fixed) < len(shape) or not 0 < math.prod(fixed) <= most:
         raise UsageError(f"no inputs can be made up for {info}; give other sizes with --shape, or --inputs")
     return fixed
 

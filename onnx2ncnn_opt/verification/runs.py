@@ -29,6 +29,7 @@ _MAX_SIZES = 2  # at which each dynamic dimension runs
 _RANGES, _SEEDS_PER_RANGE = ((0.0, 1.0), (1.0, 1.0), (0.0, 100.0), (1.0, 10000.0)), 4
 # Nets up to these numbers of weights and input elements run on more inputs, because runs take less time than loading.
 _SMALL_WEIGHTS, _SMALL_INPUTS = 2**25, 2**18
+_LARGE_INPUT = 2**22  # elements; larger ones are not tried after smaller ones were refused
 _EMPTY, _UNINFORMATIVE, _INFORMATIVE = range(3)  # outputs, from worst to best
 _SHORTEST = 8  # elements; real images, sentences and sounds are longer
 
@@ -218,7 +219,7 @@ def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, 
             sizes = dynamic_sizes(model, lengths, batches, total)
             sizes = {name: sizes[name] + (sizes[name] < least[name]) * least[name] for name in names}
             try:
-                feeds = draw_inputs(model, sizes, draw=draw)
+                feeds = draw_inputs(model, sizes, draw=draw, most=_LARGE_INPUT if problem else inputs.LARGEST_INPUT)
             except UsageError:
                 if problem is None:
                     raise

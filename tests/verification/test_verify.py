@@ -1,6 +1,7 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,8 +13,10 @@ from onnx2ncnn_opt.errors import ModelError, RunError, UnprovenError, UsageError
 from onnx2ncnn_opt.manifest import Entry, LayerCount, Manifest, Source
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.report.verification import shapes_lines
+from onnx2ncnn_opt.verification import runs
 from onnx2ncnn_opt.verification import verify_net as verification
 from onnx2ncnn_opt.verification.driver import VerifyReport
+from onnx2ncnn_opt.verification.inputs import draw_inputs
 from onnx2ncnn_opt.verification.options import EFFORTS, Verification
 from onnx2ncnn_opt.verification.tolerance import Tolerance
 from testing import present
@@ -464,6 +467,23 @@ def test_a_refusal_counts_before_sizes_that_are_too_large(tmp_path: Path) -> Non
     manifest = manifest_of([entry("x", 1, "A", "B", "C")], [entry("y", 7, 1)])
     with pytest.raises(RunError, match=r"cannot be reshaped to the requested shape.*--shape says how long A, B, C may"):
         verify_net(write_model(tmp_path, graph), *write_net(tmp_path, *BOTH_NET), manifest=manifest)
+
+
+def test_after_a_refusal_inputs_stay_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A square of 16,000 numbers takes seconds to draw, and 2 GB of memory."""
+    drawn = list[int]()
+
+    def counted(*args: Any, **options: Any) -> dict[str, Any]:
+        feeds = draw_inputs(*args, **options)
+        drawn.append(max(array.size for array in feeds.values()))
+        return feeds
+
+    monkeypatch.setattr(runs, "draw_inputs", counted)
+    graph = "(float[1, A, B] x) => (float[7, 1] y) { s = Constant<value_ints = [7, 1]>() y = Reshape(x, s) }"
+    manifest = manifest_of([entry("x", 1, "A", "B")], [entry("y", 7, 1)])
+    with pytest.raises(RunError, match="--shape says how long A, B may be"):
+        verify_net(write_model(tmp_path, graph), *write_net(tmp_path, *BOTH_NET), manifest=manifest)
+    assert 2**20 < max(drawn) <= 2**22
 
 
 def test_a_model_that_takes_too_long(tmp_path: Path) -> None:
