@@ -66,6 +66,7 @@ class Precision:
     price: float = 0.0  # the share of the multiplications that masks keep from fp16 arithmetic
     closer: str = ""  # a smaller budget, and its price
     overflow: str = ""  # the layer that overflows only with large inputs
+    nearby: float = 0.0  # the error of probabilities that are a little less clear, see `MaskJudge.nearby_error`
 
     @property
     def ok(self) -> bool:
@@ -104,7 +105,7 @@ class Precision:
     @property
     def may_exceed(self) -> bool:
         """True if devices may be off by more than BUDGET, because the estimate is that inexact."""
-        return not self.ok or self.is_undecided or self.error * DOUBT > BUDGET
+        return not self.ok or self.is_undecided or max(self.error, self.nearby) * DOUBT > BUDGET
 
 
 def masks_for_data(
@@ -172,7 +173,8 @@ def find_masks(
         differ = bool(integers) and any(each.integers_differ(each.run(), integers) for each in judges)
         overflow = _overflow(large) if large else ""
         is_undecided = any(each.is_undecided(error) for each in judges)
-        return found, Precision(error, allowed, differ, is_undecided, judge.price(), closer, overflow)
+        nearby = max(each.nearby_error() for each in judges)
+        return found, Precision(error, allowed, differ, is_undecided, judge.price(), closer, overflow, nearby)
 
 
 def _judges(

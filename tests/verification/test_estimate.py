@@ -327,6 +327,24 @@ def test_saturated_outputs_are_measured_by_their_scores(end: str) -> None:
             assert (largest_error(errors_of(walk, judge.reference)) < 1e-4) == is_saturated
 
 
+@pytest.mark.parametrize(("odds", "ratio"), [(0.5, 0.25 / 0.235), (1.0, 0.25 / 0.1966), (3.0, 0.105 / 0.0452)])
+def test_less_clear_inputs_have_larger_errors(odds: float, ratio: float) -> None:
+    """The slope of a probability of 1 / (1 + exp(-x)) is 0.25 at 0, and smaller further away."""
+    graph = net("Input x 0 1 x 0=64", "InnerProduct z 1 1 x z 0=2 1=0 2=128", "Softmax y 1 1 z y 0=0")
+    weight = 30 * np.random.default_rng(0).standard_normal((2, 64)).astype(np.float32)
+    goal = np.array([[odds + 1], [1]], np.float32)
+    layer(graph, "z").weights["weight_data"] = weight + (goal - weight.sum(1, keepdims=True)) / 64
+    infer_graph(graph)
+    with estimator(graph, np.ones(64, np.float32)) as estimate:
+        judge = MaskJudge(estimate)
+        assert judge.nearby_error() / judge.error() == pytest.approx(ratio, rel=0.05)
+
+
+def test_a_net_that_may_be_wrong_with_less_clear_inputs_says_so() -> None:
+    assert Precision(1e-2, nearby=1.4e-2).may_exceed
+    assert not Precision(1e-2, nearby=1.3e-2).may_exceed
+
+
 @pytest.mark.parametrize(("other", "is_undecided"), [(-1.0, False), (1 + 2.0**-11, True)])
 def test_places_of_the_largest_number_are_measured_by_the_numbers(
     tmp_path: Path, other: float, *, is_undecided: bool
