@@ -52,7 +52,8 @@ _HALVINGS = 6  # of the range of errors, to find the error that a price buys
 _LOW_PRICE = 0.03  # the search for a lower price stops here
 # Each attempt aims at an error smaller by this factor. Layers may always make this share of the error.
 _CAUTION, _LEAST_ROOM = 0.95, 0.3
-_HOPELESS = 1.5  # times the budget: after such an error on the first input, other inputs do not run
+# Times the largest target: with such an error on the first input, other inputs do not run, or other plans.
+_TOO_LARGE, _HOPELESS = 1.5, 2.0
 # The extra time of a convolution without winograd, in units of the extra time without fp16 arithmetic.
 _NO_WINOGRAD_COST = 0.25
 
@@ -219,7 +220,7 @@ class Planner:
     def _try(self, plan: Plan, budget: float) -> None:
         """Measure the error of a plan, and correct the shares of layers with it."""
         error = self.judge.expected(plan.features)
-        if error <= _HOPELESS * budget:
+        if error <= _TOO_LARGE * budget:
             error = compare(self._judges, plan.features)
         self._tried.append(plan._replace(error=error))
         self._to_predicted = max(1.0, error / (plan.error or 1.0))
