@@ -239,7 +239,7 @@ def _sides(problem: str, side: int) -> list[tuple[int, int]]:
     """
     pairs = [(a, b) for a, b in product(_SIDES, repeat=2) if a != b]
     before, after = map(math.prod, _reshaped(problem))
-    if after > 1:
+    if after > 1 and before:
         pixels = side * side * after // before
         pairs = [(height, pixels // height) for height in range(1, pixels + 1) if pixels % height == 0]
     return sorted(pairs, key=lambda pair: abs(math.log(pair[1] / pair[0] / _ASPECT)))

@@ -57,6 +57,10 @@ RAGGED = (
     "y, last = GRU<hidden_size = 8, linear_before_reset = 1>(xt, w, r, , n) }"
 )
 NOISE = "(float[n, 4] x) => (float[n, 4] y) { a = Relu(x) r = RandomNormalLike(a) b = Mul(r, a) y = Sigmoid(b) }"
+NO_ROWS = (
+    "(float[1, 1, H, W] x) => (float[1, 6] y) <int64[1] zero = {0}, int64[1] two = {2}, int64[2] s = {1, 6}> "
+    "{ a = Slice(x, zero, zero, two) y = Reshape(a, s) }"
+)
 UNKNOWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) b = made.up.Op(a) y = Sigmoid(b) }"
 OWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) y = made.up.Op(a) }"
 
@@ -173,6 +177,7 @@ def test_a_custom_operator_needs_no_verification(tmp_path: Path) -> None:
         ("(float[1, 8] x) => (float[1, 8] y) { y = Det(x) }", [], "Det"),
         (FIXED, ["--shape", "x:1,3,8,8", "--outputs", "z"], "no value called z"),
         (UNKNOWN, ["--custom", "made.up::Op"], "the model does not say which shape its output b has"),
+        (NO_ROWS, [], "[0:0] is empty, and ncnn has no empty tensors"),
     ],
 )
 def test_no_command_if_no_option_helps(graph: str, options: list[str], said: str, tmp_path: Path) -> None:
