@@ -20,6 +20,7 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.ir.caches import caches
+from onnx2ncnn_opt.ir.codes import Activation
 from onnx2ncnn_opt.ir.detections import after_boxes, before_boxes, before_indexes
 from onnx2ncnn_opt.ir.dim import Dim
 from onnx2ncnn_opt.ir.features import Feature
@@ -55,6 +56,7 @@ _SAMPLE = 2**11  # numbers of each blob, to see how errors grow from layer to la
 # Each layer is run and asked for on its own, several times: a net of 100,000 would take minutes.
 _MOST_LAYERS = 2**14
 _MOST_WEIGHTS = 2**25  # that are rounded: the net has each of them twice
+_ENDS = ("Softmax", "Sigmoid")  # make probabilities of scores
 # The largest output of a trained layer in units of its largest bias, as powers of 2: of the first, and of all.
 _BIASES, _MOST_BIASES = ("bias_data", "C_data"), 12
 _FIRST_RATIO, _RATIO = 3.0, 1.5
@@ -84,7 +86,8 @@ class Estimator:
 
     `compared` are the outputs, and their names in the written net; in place of chosen boxes, whose number is not
     stable, are the blobs that they are chosen by; `choices` are blobs of which it looks for the largest number. `ends`
-    are the layers that make probabilities of scores at the end of the net, by output.
+    are the layers that make probabilities of scores at the end of the net, by output; `probabilities` are the outputs
+    of these, and those behind a fused sigmoid.
     """
 
     graph: Graph
@@ -111,8 +114,9 @@ class Estimator:
         names = {**listing.inner_names, **listing.names}
         self.choices = {blob for blob in before_indexes(self.graph) if not blob.is_input and blob not in self._opaque}
         self.compared = {blob: names[blob] for blob in (*before_boxes(self.graph), *self.choices, *public)}
-        ends = {blob: _end(blob) for blob in public}
-        self.ends = {blob: layer for blob, layer in ends.items() if layer is not None and layer.input in self.names}
+        makers = {blob: layer for blob in public if (layer := _maker(blob)) is not None}
+        self.ends = {b: layer for b, layer in makers.items() if layer.type in _ENDS and layer.input in self.names}
+        self.probabilities = [blob for blob, layer in makers.items() if _makes_probabilities(layer)]
         self._scores = {layer.input for layer in self.ends.values()}
         return self
 
@@ -264,12 +268,18 @@ class Estimator:
                     yield layer, blob
 
 
-def _end(blob: Blob) -> Layer | None:
-    """Return the Softmax or Sigmoid that makes an output, moved since then or not."""
+def _maker(blob: Blob) -> Layer | None:
+    """Return the layer that makes an output, moved since then or not."""
     layer = blob.producer
     while layer is not None and layer.has(Trait.MOVES) and len(layer.inputs) == 1:
         layer = layer.input.producer
-    return layer if layer is not None and layer.type in ("Softmax", "Sigmoid") else None
+    return layer
+
+
+def _makes_probabilities(layer: Layer) -> bool:
+    if layer.spec is not None and layer.spec.has_activation:
+        return bool(layer["activation_type"] == Activation.SIGMOID)
+    return layer.type in _ENDS
 
 
 def most_ordinary(scales: Sequence[Estimator]) -> int:

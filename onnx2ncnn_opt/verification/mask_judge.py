@@ -25,8 +25,7 @@ _ELEMENT_COST = 4.0  # multiplications that take as long as an element that is c
 TINY_NET = 2**16  # elements of all blobs, up to which several inputs run with several noises
 _MOST_RUNS = 2**8  # of a judge, each with a seed of its own
 _SATURATED = 0.02  # p * (1 - p) of a probability p that is nearly 0 or 1
-_NEARER, _MOST_ODDS = 1.0, 80.0  # log-odds: what other inputs change, and where a probability is 0 or 1
-_UNCLEAR = 0.5  # the probability at log-odds of 0
+_NEARER = 1.0  # log-odds that other inputs change
 
 Masks = Mapping[Layer, Feature]
 Measured: TypeAlias = Mapping[Blob, tuple[float, float]]  # errors of outputs, NaN if infinite, and largest values
@@ -69,31 +68,29 @@ def _undecided_error(end: Layer, scores: Array, expected: Array) -> float:
 
     One score has a probability of 1 / (1 + exp(-x)), whose slope is at most 1 / 4: half of the probability there.
     """
-    odds, errors = _log_odds(end, scores, expected)
-    return float(np.abs(errors).max(initial=0.0, where=np.isfinite(errors) & (odds > 0))) / 2
-
-
-def _nearby_error(end: Layer, scores: Array, expected: Array) -> float:
-    """Return the largest error that probabilities would have if their log-odds were nearer to 0 by `_NEARER`."""
-    odds, errors = _log_odds(end, scores, expected)
-    slopes = 0.25 / np.cosh(np.clip(np.abs(odds) - _NEARER, 0.0, _MOST_ODDS) / 2) ** 2
-    return float(np.abs(errors * slopes).max(initial=0.0, where=np.isfinite(errors)))
-
-
-def _log_odds(end: Layer, scores: Array, expected: Array) -> tuple[Array, Array]:
-    """Return the log-odds of each probability, or of the likeliest class against the next one; and their errors."""
     errors = scores - expected
-    if end.type != "Softmax":
-        return expected, errors
-    axis = end["axis"] if end["axis"] < 0 else end["axis"] - len(end.input.shape or expected.shape)
-    if expected.shape[axis] < 2:
-        return np.zeros(0), np.zeros(0)
-    best = np.argpartition(-expected, 1, axis)
-    first, second = (best.take([number], axis) for number in range(2))
-    odds, wrong = (
-        np.take_along_axis(array, first, axis) - np.take_along_axis(array, second, axis) for array in (expected, errors)
-    )
-    return odds, wrong
+    if end.type == "Softmax":
+        axis = end["axis"] if end["axis"] < 0 else end["axis"] - len(end.input.shape or expected.shape)
+        if expected.shape[axis] < 2:
+            return 0.0
+        best = np.argpartition(-expected, 1, axis)
+        first, second = (np.take_along_axis(errors, best.take([i], axis), axis) for i in range(2))
+        errors = first - second
+    else:
+        errors = errors[expected > 0]
+    return float(np.abs(errors).max(initial=0.0, where=np.isfinite(errors))) / 2
+
+
+def _nearby_error(probabilities: Array, expected: Array) -> float:
+    """Return the largest error that probabilities would have if their log-odds were nearer to 0 by `_NEARER`.
+
+    It is relative to the largest probability, which is 0.5 or more then. The slope of 1 / (1 + exp(-x)) is p * (1 - p).
+    """
+    known = np.clip(expected.astype(np.float64), np.finfo(np.float32).tiny, 1 - np.finfo(np.float32).epsneg)
+    odds = np.maximum(np.abs(np.log(known / (1 - known))) - _NEARER, 0.0)
+    slopes = 0.25 / np.cosh(odds / 2) ** 2 / (known * (1 - known))
+    errors = np.abs(probabilities - expected) * slopes / max(0.5, expected.max(initial=0.0))
+    return float(errors.max(initial=0.0, where=np.isfinite(errors)))
 
 
 def largest_error(measured: Measured) -> float:
@@ -134,7 +131,7 @@ class MaskJudge:
         self.fixed: Masks = {}  # masks besides those that are tried
         self._errors: dict[tuple[int, tuple[int, ...]], Measured] = {}  # by the run, and the masks of all layers
         self._last: tuple[tuple[int, ...], Walk] | None = None
-        self._scores: dict[tuple[int, ...], Mapping[Blob, Array]] = {}  # of the last run with the masks of all layers
+        self._nearby: dict[tuple[int, ...], float] = {}  # of the last run with the masks of all layers
         self.factors: dict[Blob, float] = {}  # by which errors of outputs are other ones on average over inputs
         sizes = estimator.sizes()
         self.multiplications = {layer: _number(multiplications_of(layer) or 0, sizes) for layer in self.graph}
@@ -165,7 +162,9 @@ class MaskJudge:
         """Return a run in fp16 with the masks that the layers have."""
         walk = self.estimator.run("fp16", self.noise(), seed=self._first_seed + number)
         self._errors[number, self._key()] = self._measured(walk)
-        self._last, self._scores[self._key()] = (self._key(), walk), walk.scores
+        self._last = self._key(), walk
+        both = ((walk.outputs[blob], self.reference.outputs[blob]) for blob in self.estimator.probabilities)
+        self._nearby[self._key()] = max((_nearby_error(*arrays) for arrays in both), default=0.0)
         return walk
 
     def _measured(self, walk: Walk) -> Measured:
@@ -240,17 +239,10 @@ class MaskJudge:
     def nearby_error(self) -> float:
         """Return the largest error of probabilities for inputs that are a little less clear, like `error`.
 
-        The errors of a classifier depend on its least clear row: other inputs have other rows.
+        The errors of a classifier depend on its least clear row or pixel: other inputs have others.
         """
-        ends, known = self.estimator.ends, self.reference
-        if not ends:
-            return 0.0
-        scores = self._scores.get(self._key()) or self.run().scores
-        return max(
-            _nearby_error(end, scores[end.input], known.scores[end.input])
-            / max(_UNCLEAR, float(known.outputs[blob].max(initial=0.0)))
-            for blob, end in ends.items()
-        )
+        self.errors()
+        return self._nearby[self._key()]
 
     def is_undecided(self, error: float) -> bool:
         """Return True if an error may change an index, because the two largest numbers differ by less."""

@@ -328,11 +328,18 @@ def test_saturated_outputs_are_measured_by_their_scores(end: str) -> None:
 
 
 @pytest.mark.parametrize(("odds", "ratio"), [(0.5, 0.25 / 0.235), (1.0, 0.25 / 0.1966), (3.0, 0.105 / 0.0452)])
-def test_less_clear_inputs_have_larger_errors(odds: float, ratio: float) -> None:
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("InnerProduct z 1 1 x z 0=2 1=0 2=128", "Softmax y 1 1 z y 0=0"),
+        ("InnerProduct z 1 1 x z 0=2 1=0 2=128 9=4", "Reshape y 1 1 z y 0=2"),
+    ],
+)
+def test_less_clear_inputs_have_larger_errors(lines: tuple[str, str], odds: float, ratio: float) -> None:
     """The slope of a probability of 1 / (1 + exp(-x)) is 0.25 at 0, and smaller further away."""
-    graph = net("Input x 0 1 x 0=64", "InnerProduct z 1 1 x z 0=2 1=0 2=128", "Softmax y 1 1 z y 0=0")
+    graph = net("Input x 0 1 x 0=64", *lines)
     weight = 30 * np.random.default_rng(0).standard_normal((2, 64)).astype(np.float32)
-    goal = np.array([[odds + 1], [1]], np.float32)
+    goal = np.array([[odds + 1], [1]] if "Softmax" in lines[1] else [[odds], [-odds]], np.float32)
     layer(graph, "z").weights["weight_data"] = weight + (goal - weight.sum(1, keepdims=True)) / 64
     infer_graph(graph)
     with estimator(graph, np.ones(64, np.float32)) as estimate:
