@@ -84,11 +84,12 @@ def _undecided_error(end: Layer, scores: Array, expected: Array) -> float:
 def _nearby_error(probabilities: Array, expected: Array) -> float:
     """Return the largest error that probabilities would have if their log-odds were nearer to 0 by `_NEARER`.
 
-    It is relative to the largest probability, which is 0.5 or more then. The slope of 1 / (1 + exp(-x)) is p * (1 - p).
+    It is relative to the largest probability, which is 0.5 or more then. With odds o, the slope is o / (1 + o)^2.
     """
-    known = np.clip(expected.astype(np.float64), np.finfo(np.float32).tiny, 1 - np.finfo(np.float32).epsneg)
-    odds = np.maximum(np.abs(np.log(known / (1 - known))) - _NEARER, 0.0)
-    slopes = 0.25 / np.cosh(odds / 2) ** 2 / (known * (1 - known))
+    less = np.minimum(expected, 1 - expected)
+    odds = less / (1 - less)
+    factors = 1 / np.maximum(odds, math.exp(-_NEARER))
+    slopes = factors * np.square((1 + odds) / (1 + factors * odds))  # relative to the present ones
     errors = np.abs(probabilities - expected) * slopes / max(0.5, expected.max(initial=0.0))
     return float(errors.max(initial=0.0, where=np.isfinite(errors)))
 
