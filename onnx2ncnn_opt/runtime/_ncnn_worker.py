@@ -179,7 +179,7 @@ class NcnnServer(Server):
         special = 0
         if not fits:  # numbers below LARGEST stay finite when they are rounded
             special = max(int(array.size - np.count_nonzero(np.isfinite(array)) - limits), 0)
-        errors = [mean_square(after - before) for before, after in zip(samples, samples[1:])]  # noqa: B905, RUF007 (3.8)
+        errors = [mean_square(after - before, fits=fits) for before, after in zip(samples, samples[1:])]  # noqa: B905, RUF007 (3.8)
         answer = {"largest": largest, "special": special, "batch": bool(batch), "errors": errors}
         self.answer(answer, array if step["send"] else samples[0] if sample else None)
 
@@ -262,37 +262,35 @@ def round_blob(array: Any, parts: list[Any], rounding: str, *, cast: bool, fits:
     """Round a blob, which has these parts; with `cast` the last numbers of each plane as in ncnn's casts on ARM."""
     exact = array.copy() if cast and rounding == "fp16" else None
     for part in parts if rounding else ():
-        part[:] = rounded(part, rounding, fits=fits)
+        round_part(part, rounding, fits=fits)
     if exact is not None:
         size = math.prod(array.shape[is_batch + (array.ndim - is_batch > 2) :])
         ends = slice(size - size % 4, None)
         array.reshape(-1, size)[:, ends] = cast_one_by_one(exact.reshape(-1, size)[:, ends])
 
 
-def rounded(array: Any, rounding: str, *, fits: bool) -> Any:
+def round_part(array: Any, rounding: str, *, fits: bool) -> None:
     """Round float32 numbers to 16 bits; `fits` says that all are finite in fp16, else large ones become infinite."""
     if rounding == "fp16" and not fits:
         with np.errstate(over="ignore"):
-            return array.astype(np.float16).astype(np.float32)
-    if rounding == "fp16":  # a quarter of the time: adding 2**13 times the number rounds it to fp16's last place
+            array[:] = array.astype(np.float16)
+    elif rounding == "fp16":  # a quarter of the time: adding 2**13 times the number rounds it to fp16's last place
         bits = array.view(np.uint32) & np.uint32(0xFF << 23)
         np.maximum(bits, np.uint32((127 - 14) << 23), out=bits)  # smaller numbers are subnormal in fp16
         bits += np.uint32(13 << 23 | 1 << 22)
         large = bits.view(np.float32)
-        halves = array + large
-        halves -= large
-        return halves
-    if rounding == "bf16":
+        array += large
+        array -= large
+    elif rounding == "bf16":
         bits = array.view(np.uint32)
         even = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
-        return np.where(np.isnan(array), array, even.view(np.float32))
-    return array
+        array[:] = np.where(np.isnan(array), array, even.view(np.float32))
 
 
-def mean_square(numbers: Any) -> float:
-    """Return the mean square of the finite numbers."""
-    squares = np.square(numbers[np.isfinite(numbers)], dtype=np.float64)
-    return float(squares.mean()) if squares.size else 0.0
+def mean_square(numbers: Any, *, fits: bool) -> float:
+    """Return the mean square of the finite numbers; `fits` says that all are."""
+    finite = numbers if fits else numbers[np.isfinite(numbers)]
+    return float(np.square(finite, dtype=np.float64).sum()) / max(finite.size, 1)
 
 
 def cast_one_by_one(array: Any) -> Any:
