@@ -290,7 +290,7 @@ def round_part(array: Any, rounding: str, *, fits: bool) -> None:
 def mean_square(numbers: Any, *, fits: bool) -> float:
     """Return the mean square of the finite numbers; `fits` says that all are."""
     finite = numbers if fits else numbers[np.isfinite(numbers)]
-    return float(np.square(finite, dtype=np.float64).sum()) / max(finite.size, 1)
+    return float(np.square(finite, dtype=np.float64).sum() / max(finite.size, 1))
 
 
 def cast_one_by_one(array: Any) -> Any:
