@@ -73,6 +73,7 @@ _TIMEOUT = 120.0  # seconds; float64 takes ten to a hundred times as long as flo
 _MANY_WEIGHTS = 2**25
 
 _INTEGER_OPS = re.compile("Integer|^Q[A-Z]|DynamicQuantize")
+_ROUNDED_SUMS = re.compile("Q[A-Z]")  # such as QLinearConv: it adds up integers, scales the sum, and rounds it
 _WEIGHTS = "weights"  # a file's name
 _NO_SLICES = Tolerance(slices=False)
 _OWN, _SHARED = "onnx2ncnn_opt.own_errors", "onnx2ncnn_opt.shared_error"  # inputs of the model with errors
@@ -521,10 +522,12 @@ class _ErrorWriter(NodeWriter):
         indexes = range(len(node.input)) if traits.jumps and not to_float and level == INT8_ACCURACY else range(0)
         if node.op_type == "GridSample":
             indexes = range(1, 2) if "mode" in attributes and attributes["mode"].s == b"nearest" else range(0)
-        for index in indexes:
+        is_inside = bool(_ROUNDED_SUMS.match(node.op_type))
+        floats = [index for index in indexes if self._types.get(node.input[index]) in _FLOATS]
+        for index in floats[:1] if is_inside else indexes:  # the error of one scale is the error of the sum
             name = node.input[index]
             node.input[index] = self._unperturbed.get(name, name)
-            is_right = name in self._exact or name in self._integral or name in self._unperturbed
+            is_right = not is_inside and (name in self._exact or name in self._integral or name in self._unperturbed)
             if self._types.get(name) in _FLOATS and not is_right:
                 node.input[index] = self.perturb_decision(name, self._types[name])
                 if node.op_type == "Equal" and index == 1:

@@ -36,6 +36,16 @@ def test_values_decided_by_a_last_bit_move_by_a_step() -> None:
     assert moved[2] == 0
 
 
+def test_sums_of_integers_move_by_a_step() -> None:
+    """A net adds up scaled weights, so it may round a sum near half a step to another integer."""
+    graph = """(float[1, 3] x) => (float[1, 3] y) <float s = {1}, uint8 z = {0}, float half = {0.5},
+        uint8[3, 3] w = {1, 0, 0, 0, 2, 0, 0, 0, 1}> {
+        q = QuantizeLinear(x, s, z) p = QLinearMatMul(q, s, z, w, half, z, s, z) y = DequantizeLinear(p, s, z) }"""
+    moved = spread(graph, np.array([[3, 3, 0]], np.float32))
+    assert moved[0, 0] >= 1
+    assert moved[0, 1:].max() < 1e-4
+
+
 def test_exact_values_decide_without_a_step() -> None:
     graph = "(float[4] x) => (float[4] y) <float a = {0}> { b = Relu(x) c = Greater(b, a) y = Cast<to = 1>(c) }"
     assert not spread(graph, np.array([0, -0.0, 1e-7, 1], np.float32)).any()
