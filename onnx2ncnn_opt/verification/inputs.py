@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, islice
@@ -76,6 +77,14 @@ _ZERO_LEVELS_IN = 4  # one level of 4 in flat inputs is 0
 _HIDING = -1e4  # added to a score: its exp is 0
 _CONTRAST = 0.01  # of flat inputs, relative to the scale
 
+# The operand of a node, computed from its result and from the other operand, a number.
+_INVERSES: Mapping[tuple[str, int], Callable[[float, float], float]] = {
+    **dict.fromkeys([("Add", 0), ("Add", 1)], operator.sub),
+    **dict.fromkeys([("Mul", 0), ("Mul", 1)], operator.truediv),
+    ("Sub", 0): operator.add,
+    ("Sub", 1): lambda result, number: number - result,
+    ("Div", 0): operator.mul,
+}
 _COMPARISONS = frozenset(("Less", "LessOrEqual", "Greater", "GreaterOrEqual"))
 _MOVES = frozenset(("Cast", "Expand", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
 _ARITHMETIC = _MOVES | {"Add", "Ceil", "Div", "Floor", "Max", "Min", "Mul", "Sub"}
@@ -283,10 +292,9 @@ class Uses:
         divisions = [node for node, index in _uses(value, model, zeros=True) if _traits(node, model).divisor == index]
         quotients = [node for by in divisions for node, _ in _uses(by.outputs[0], model)]
         inverses = [node.outputs[0] for node, index, _ in uses if node.op_type == "Sub" and index == 1]
-        domains = [traits.domains[index] for _, index, traits in uses if traits.domains and index in traits.domains]
         return cls(
             table=min((_size_of_axis(node) for node, index, traits in uses if traits.indexes == index), default=None),
-            domain=(max(low for low, _ in domains), min(high for _, high in domains)) if domains else None,
+            domain=_common(_domains(value, model)),
             divides=bool(divisions),
             is_guarded=any(_traits(node, model).selects for node in (*quotients, *(node for node, _, _ in uses))),
             is_mask=any(_becomes_bool(node) for node, _, _ in uses)
@@ -491,6 +499,29 @@ def _uses(value: onnx_ir.Value, model: LoadedModel, *, zeros: bool = False) -> I
                 yield from node.outputs
 
     yield from (use for copy in reached([value], copies) for use in copy.uses())
+
+
+def _domains(value: onnx_ir.Value, model: LoadedModel) -> Iterator[tuple[float, float]]:
+    """Yield the domains of functions that take `value`, or a multiple of it plus a number: log(250 * x + 0.05)."""
+    for node, index in _uses(value, model):
+        domains = _traits(node, model).domains or {}
+        if index in domains:
+            yield domains[index]
+        if (inverse := _INVERSES.get((node.op_type, index))) is None or (other := node.inputs[1 - index]) is None:
+            continue
+        if (constant := other.const_value) is not None and constant.size == 1 and (number := constant.numpy().item()):
+            for ends in _domains(node.outputs[0], model):
+                low, high = sorted(inverse(end, number) for end in ends)
+                yield low, high
+
+
+def _common(domains: Iterable[tuple[float, float]]) -> tuple[float, float] | None:
+    """Return the numbers of all domains, without those that would leave none; None without domains."""
+    low, high = -math.inf, math.inf
+    for other in sorted(domains, reverse=True):
+        if max(low, other[0]) < min(high, other[1]):
+            low, high = max(low, other[0]), min(high, other[1])
+    return (low, high) if low < high < math.inf else None
 
 
 def _uses_of_sums(

@@ -1,4 +1,5 @@
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +133,26 @@ def test_values_lie_in_the_domain_of_their_function(operator: str) -> None:
     with np.errstate(all="raise"):
         assert np.isfinite(getattr(np, function.get(operator, operator.lower()))(x)).all()
     assert np.ptp(x) > 1
+
+
+@pytest.mark.parametrize(
+    ("nodes", "argument"),
+    [
+        ("a = Add(x, c) b = Mul(c, a)", lambda x: 3 * (x + 3)),
+        ("a = Sub(c, x) b = Add(c, a)", lambda x: 3 + (3 - x)),
+        ("a = Sub(x, c) b = Div(a, c)", lambda x: (x - 3) / 3),
+    ],
+)
+def test_values_whose_multiples_lie_in_the_domain(nodes: str, argument: Callable[[np.ndarray], np.ndarray]) -> None:
+    """NaN of log(250 * x + 0.05) hid the net behind it."""
+    x = drawn(f"(float[500] x) => (float[500] y) <float c = {{3}}> {{ {nodes} y = Log(b) }}")["x"]
+    assert 0 < argument(x).min() < argument(x).max() < 5
+
+
+@pytest.mark.parametrize("nodes", ["y = Log(x) z = Log(a)", "z = Log(a) y = Log(x)"])
+def test_domains_without_a_common_number(nodes: str) -> None:
+    graph = "(float[50] x) => (float[50] y, float[50] z) <float c = {9}>"
+    assert drawn(f"{graph} {{ a = Add(x, c) {nodes} }}")["x"].min() > 0
 
 
 def test_sizes_left_open() -> None:
