@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -77,13 +76,13 @@ _ZERO_LEVELS_IN = 4  # one level of 4 in flat inputs is 0
 _HIDING = -1e4  # added to a score: its exp is 0
 _CONTRAST = 0.01  # of flat inputs, relative to the scale
 
-# The operand of a node, computed from its result and from the other operand, a number.
-_INVERSES: Mapping[tuple[str, int], Callable[[float, float], float]] = {
-    **dict.fromkeys([("Add", 0), ("Add", 1)], operator.sub),
-    **dict.fromkeys([("Mul", 0), ("Mul", 1)], operator.truediv),
-    ("Sub", 0): operator.add,
-    ("Sub", 1): lambda result, number: number - result,
-    ("Div", 0): operator.mul,
+# Factor and summand with which a node makes its result of the input at an index, and of a number as the other input.
+_AFFINE: Mapping[tuple[str, int], Callable[[float], tuple[float, float]]] = {
+    **dict.fromkeys([("Add", 0), ("Add", 1)], lambda number: (1.0, number)),
+    **dict.fromkeys([("Mul", 0), ("Mul", 1)], lambda number: (number, 0.0)),
+    ("Sub", 0): lambda number: (1.0, -number),
+    ("Sub", 1): lambda number: (-1.0, number),
+    ("Div", 0): lambda number: (1.0 / number, 0.0),
 }
 _COMPARISONS = frozenset(("Less", "LessOrEqual", "Greater", "GreaterOrEqual"))
 _MOVES = frozenset(("Cast", "Expand", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
@@ -503,15 +502,23 @@ def _uses(value: onnx_ir.Value, model: LoadedModel, *, zeros: bool = False) -> I
 
 def _domains(value: onnx_ir.Value, model: LoadedModel) -> Iterator[tuple[float, float]]:
     """Yield the domains of functions that take `value`, or a multiple of it plus a number: log(250 * x + 0.05)."""
-    for node, index in _uses(value, model):
-        domains = _traits(node, model).domains or {}
-        if index in domains:
-            yield domains[index]
-        if (inverse := _INVERSES.get((node.op_type, index))) is None or (other := node.inputs[1 - index]) is None:
-            continue
-        if (constant := other.const_value) is not None and constant.size == 1 and (number := constant.numpy().item()):
-            for ends in _domains(node.outputs[0], model):
-                low, high = sorted(inverse(end, number) for end in ends)
+
+    def results(known: tuple[onnx_ir.Value, float, float]) -> Iterator[tuple[onnx_ir.Value, float, float]]:
+        for node, index in _uses(known[0], model):
+            if (affine := _AFFINE.get((node.op_type, index))) is None or (other := node.inputs[1 - index]) is None:
+                continue
+            if (
+                (constant := other.const_value) is not None
+                and constant.size == 1
+                and (number := constant.numpy().item())
+            ):
+                factor, summand = affine(number)
+                yield node.outputs[0], known[1] * factor, known[2] * factor + summand
+
+    for result, factor, summand in reached([(value, 1.0, 0.0)], results):
+        for node, index in _uses(result, model):
+            if (ends := (_traits(node, model).domains or {}).get(index)) and factor:
+                low, high = sorted((end - summand) / factor for end in ends)
                 yield low, high
 
 

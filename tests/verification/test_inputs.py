@@ -149,6 +149,15 @@ def test_values_whose_multiples_lie_in_the_domain(nodes: str, argument: Callable
     assert 0 < argument(x).min() < argument(x).max() < 5
 
 
+def test_a_domain_behind_thousands_of_sums() -> None:
+    """Recursion ended with a traceback."""
+    sums = "".join(f"a{number + 1} = Add(a{number}, c) " for number in range(1500))
+    x = drawn(f"(float[500] x) => (float[500] y) <float c = {{0.001}}> {{ a0 = Identity(x) {sums} y = Log(a1500) }}")[
+        "x"
+    ]
+    assert (x + 1.5).min() > 0
+
+
 @pytest.mark.parametrize("nodes", ["y = Log(x) z = Log(a)", "z = Log(a) y = Log(x)"])
 def test_domains_without_a_common_number(nodes: str) -> None:
     graph = "(float[50] x) => (float[50] y, float[50] z) <float c = {9}>"
