@@ -373,11 +373,16 @@ def _notes(model: LoadedModel, runs: Sequence[Run], rounding: Rounding, is_fixed
             numbers = {float(extreme(array)) for array in arrays for extreme in (np.min, np.max)}
             if len(numbers) == 1:
                 yield f"'{name}' is {numbers.pop() + 0:g} for all inputs tried, which proves little (weights of 0?)"
-        for run in runs:
-            array = run.reference[name]
-            if array.dtype.kind == "f" and np.isnan(array).any():
-                yield f"the model itself gives NaN for '{name}' ({run}): {_special_counts(array)}"
-                break
+    first = {name: run for run in reversed(runs) for name, array in run.reference.items() if _has_nan(array)}
+    if first:
+        name, run = next(iter(first.items()))
+        names = f"'{name}' and {len(first) - 1} more" if len(first) > 1 else f"'{name}'"
+        counts = _special_counts(run.reference[name])
+        yield f"the model itself gives NaN for {names} ({run}): {counts}; --inputs gives other inputs"
+
+
+def _has_nan(array: Array) -> bool:
+    return array.dtype.kind == "f" and bool(np.isnan(array).any())
 
 
 def _special_counts(array: Array) -> str:
