@@ -9,8 +9,9 @@ import onnx
 from onnx2ncnn_opt.errors import Error, RunError
 from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.importer import Port, import_model
+from onnx2ncnn_opt.onnx.importer import import_model
 from onnx2ncnn_opt.onnx.read.load import load_model
+from onnx2ncnn_opt.onnx.walk import Port
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 
 ITEMS = 3

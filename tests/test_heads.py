@@ -13,8 +13,8 @@ import pytest
 from onnx2ncnn_opt import convert
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.ir.dim import Dim
-from onnx2ncnn_opt.onnx.importer import _Import
 from onnx2ncnn_opt.onnx.tail.program import Program
+from onnx2ncnn_opt.onnx.walk import Import
 from onnx2ncnn_opt.report.tail import numpy_program
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from testing import present
@@ -37,14 +37,14 @@ def test_a_head_is_right(path: Path) -> None:
 @pytest.mark.parametrize("path", HEADS, ids=lambda path: path.stem)
 def test_the_net_is_that_of_the_model_cut_by_hand(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both are the same files, and each is made by as many imports."""
-    attempt, count = _Import.attempt, 0
+    attempt, count = Import.attempt, 0
 
-    def counted(walk: _Import) -> Mapping[str, Dim]:
+    def counted(walk: Import) -> Mapping[str, Dim]:
         nonlocal count
         count += 1
         return attempt(walk)
 
-    monkeypatch.setattr(_Import, "attempt", counted)
+    monkeypatch.setattr(Import, "attempt", counted)
     found = lower(path)
     if found.tail is None:
         return

@@ -6,7 +6,7 @@ from typing import Any
 from onnx2ncnn_opt.api.lower import Conversion, lower
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.ir.dim import Dim, Sym
-from onnx2ncnn_opt.onnx.importer import Port
+from onnx2ncnn_opt.onnx.walk import Port
 from onnx2ncnn_opt.param.splits import count_layers
 from onnx2ncnn_opt.report.words import number_of
 

@@ -10,6 +10,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.fold.sizes.cells import numbers, or_none
 from onnx2ncnn_opt.onnx.lower.builder import Refusal
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.read.structure import attributes_of
 from onnx2ncnn_opt.onnx.registry import Input, OnnxOp
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Item, Sizes, SymbolicTensor, Tensor, TensorSequence, is_float
 
@@ -81,16 +82,3 @@ def _constant_argument(declared: Input, operand: Constant | SymbolicTensor) -> A
     if declared.type == Ints or isinstance(operand, SymbolicTensor):
         return tuple(map(int, elements))
     return operand if declared.type == Constant else operand.array
-
-
-def attributes_of(node: onnx_ir.Node) -> dict[str, Any]:
-    """Return a node's attributes as Python values: tensors as arrays, lists as tuples."""
-    result: dict[str, Any] = {}
-    for name, attribute in node.attributes.items():
-        value = attribute.value
-        if attribute.type == onnx_ir.AttributeType.TENSOR:
-            value = value.numpy()
-        elif isinstance(value, (list, tuple)):
-            value = tuple(value)
-        result[name] = value
-    return result

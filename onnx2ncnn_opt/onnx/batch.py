@@ -9,9 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir
 
+from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.dim import Sym, symbol
 from onnx2ncnn_opt.onnx.items import Batch
+from onnx2ncnn_opt.onnx.lower.layout import first_batch
 from onnx2ncnn_opt.onnx.ops import find, traits_of
+from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 
 Size = int | onnx_ir.SymbolicDim
@@ -40,6 +43,17 @@ def batch_axes(model: LoadedModel) -> dict[str, int]:
         elif value.name in ranks and axis < ranks[value.name] > 1:
             axes.setdefault(value.name, axis)
     return axes
+
+
+def batch_axis(info: InputInfo, requested: Mapping[str, int | None], inferred: Mapping[str, int]) -> int | None:
+    """Return the axis of an input that is the Mat's batch: requested, inferred, or a first axis of size 1."""
+    rank = len(info.shape)
+    if info.name not in requested:
+        return inferred.get(info.name, first_batch(info.shape))
+    axis = requested[info.name]
+    if axis is not None and not -rank <= axis < rank:
+        raise UsageError(f"input '{info.name}' has no axis {axis}: its rank is {rank}")
+    return None if axis is None else axis % rank
 
 
 def dynamic_batches(model: LoadedModel, fixed: Mapping[str, int | None], solved: Mapping[str, int]) -> Iterator[Batch]:
@@ -115,9 +129,6 @@ def _input_axis(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis: in
     match node.op_type:
         case "Transpose":
             return node.attributes["perm"].as_ints()[axis] if "perm" in node.attributes else None
-        case "Slice" | "Split":
-            axes = [node.attributes.get_int("axis", 0)] if node.op_type == "Split" else _ints(node, 3)
-            return axis if axes and not {axis, axis - len(x.shape or ())} & {*axes} else None
         case "Gather":
             index, at = node.inputs[1], node.attributes.get_int("axis", 0)
             is_scalar = index is not None and index.shape is not None and not len(index.shape)

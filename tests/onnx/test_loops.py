@@ -1,7 +1,7 @@
 """What fixtures/ops/control.md cannot say: names, bounds, refusals of several nodes, models that are cut."""
 
 from onnx2ncnn_opt.api.lower import lower
-from onnx2ncnn_opt.onnx.importer import MOST_INLINED
+from onnx2ncnn_opt.onnx.walk import MOST_INLINED
 from testing.models import parsed, refusal
 
 

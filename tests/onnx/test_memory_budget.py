@@ -4,7 +4,7 @@ import pytest
 
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError
-from onnx2ncnn_opt.onnx import importer
+from onnx2ncnn_opt.onnx import walk
 from onnx2ncnn_opt.onnx.lower.memory_budget import MemoryBudget
 from testing.models import parsed
 
@@ -23,7 +23,7 @@ def test_sizes_of_types_that_numpy_lacks_are_checked_before_the_work() -> None:
 
 def test_many_constants_are_too_large_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred of 1 MB each, where 64 MB are left."""
-    monkeypatch.setattr(importer, "MemoryBudget", lambda given: MemoryBudget(given, least=2**26))
+    monkeypatch.setattr(walk, "MemoryBudget", lambda given: MemoryBudget(given, least=2**26))
     nodes = " ".join(f"h{i} = ConstantOfShape(s)" for i in range(100))
     total = f"y = Concat<axis = 0>({', '.join(f'h{i}' for i in range(100))})"
     with pytest.raises(UnsupportedError, match="too large in all"):
@@ -34,6 +34,6 @@ def test_no_memory_names_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(importer, "check_size", fails)
+    monkeypatch.setattr(walk, "check_size", fails)
     with pytest.raises(UnsupportedError, match="Relu 'r': it takes more memory than there is"):
         lower(parsed("(float[1,1,3,3] x) => (float[] y) { [r] y = Relu(x) }"))

@@ -11,7 +11,7 @@ from onnx.checker import ValidationError
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape, texts
-from onnx2ncnn_opt.onnx.value import Constant, NodeItems, Tensor, TensorSequence
+from onnx2ncnn_opt.onnx.value import Constant, NodeItems, Tensor, TensorSequence, held_as_float
 
 Inferred: TypeAlias = "tuple[Shape, np.dtype[np.generic]] | None"
 
@@ -68,4 +68,4 @@ def _read(tensor: onnx.TypeProto.Tensor, sizes: Mapping[str, Dim]) -> Inferred:
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
     if dtype.kind not in "biuf" or any(size is None or (isinstance(size, int) and size < 1) for size in shape):
         return None
-    return tuple(size for size in shape if size is not None), dtype
+    return tuple(size for size in shape if size is not None), held_as_float(dtype)

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeAlias
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape, broadcast, fitting
 from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, Atoms, Dims, View, flat, refine
+from onnx2ncnn_opt.onnx.value import Tensor
 
 Cost: TypeAlias = Callable[["Layout"], int]
 _Presence: TypeAlias = "list[tuple[bool | int, ...]]"
@@ -41,6 +42,19 @@ def plain_dims(shape: Shape) -> list[list[int]]:
 def first_batch(shape: Shape) -> int | None:
     """Return axis 0 if it can be a Mat's batch without a layer, or has to be; else None."""
     return 0 if len(shape) > 1 and (shape[0] == 1 or len(shape) > MAX_DIMS) else None
+
+
+def output_layout(x: Tensor, requested: int | None, cost: Cost) -> tuple[Layout, int | None] | None:
+    """Return the layout in which an output leaves the net, and its batch axis: as requested, else the cheapest."""
+    one = [axis for axis in range(x.rank) if x.shape[axis] == 1]
+    batches: list[int | None] = [*(a for a in one if a == 0 and x.rank > 1), None, *(a for a in one if a != 0)]
+    if x.batch_axis is not None and x.rank > 1:  # a Mat needs a dim in addition to its batch
+        batches = [x.batch_axis, *batches]
+    if x.rank > MAX_DIMS:  # one axis has to be the batch
+        batches += [axis for axis, size in enumerate(x.shape) if isinstance(size, int)]
+    layouts = [(Layout.plain(x.rank, batch), batch) for batch in (batches if requested is None else [requested])]
+    options = [(layout, batch) for layout, batch in layouts if len(layout.dims) <= MAX_DIMS]
+    return min(options, key=lambda option: cost(option[0]), default=None)
 
 
 def _axes_of(view: View, atoms: Atoms) -> tuple[int, ...] | None:

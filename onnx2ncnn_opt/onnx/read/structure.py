@@ -10,7 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import onnx
 import onnx_ir
@@ -375,6 +375,24 @@ def nodes_of(node: onnx_ir.Node) -> Iterator[onnx_ir.Node]:
     yield node
     for graph in _attribute_graphs(node):
         yield from graph.all_nodes()
+
+
+def attributes_of(node: onnx_ir.Node) -> dict[str, Any]:
+    """Return a node's attributes as Python values: tensors as arrays, lists as tuples."""
+    result: dict[str, Any] = {}
+    for name, attribute in node.attributes.items():
+        value = attribute.value
+        if attribute.type == onnx_ir.AttributeType.TENSOR:
+            value = value.numpy()
+        elif isinstance(value, (list, tuple)):
+            value = tuple(value)
+        result[name] = value
+    return result
+
+
+def names_of(values: Iterable[onnx_ir.Value | None]) -> list[str]:
+    """Return the names of values, empty for absent ones."""
+    return ["" if value is None else value.name or "" for value in values]
 
 
 @contextmanager

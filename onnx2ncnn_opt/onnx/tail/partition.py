@@ -5,8 +5,7 @@ Further nodes move to the tail if that reduces the numbers that cross from the n
 such as Reshape cost a layer in the net and nothing in the tail. So they move even if the count stays equal.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import onnx_ir
 
@@ -20,6 +19,7 @@ from onnx2ncnn_opt.onnx.read.structure import nodes_of, read_values
 from onnx2ncnn_opt.onnx.tail.extract import Sizes, Tail, extract_tail, label
 from onnx2ncnn_opt.onnx.tail.minimum_cut import Network
 from onnx2ncnn_opt.onnx.tail.program import Program
+from onnx2ncnn_opt.onnx.tail.refusals import Refusals
 from onnx2ncnn_opt.onnx.tail.registry import ALL, TAIL_OPS
 from onnx2ncnn_opt.onnx.value import Constant, Item, SymbolicTensor, Tensor
 
@@ -35,38 +35,31 @@ _MOST_SIZES = 64  # elements of a tensor that depends only on dynamic dimensions
 _SOURCE, _SINK = "net", "tail"
 
 
-class ImportState(NamedTuple):
-    """The result of an import that refused nodes."""
-
-    unsupported: Sequence[Unsupported]
-    error: Callable[[], UnsupportedError]  # returns the error with all of these
-    values: Mapping[str, Item | None]
-    refused: Collection[onnx_ir.Node]
-    lost: Collection[str]  # graph inputs and outputs that no Mat can hold
-
-
-def split(model: LoadedModel, state: ImportState) -> tuple[Tail, Collection[onnx_ir.Node]]:
+def split(
+    model: LoadedModel, refusals: Refusals, values: Mapping[str, Item | None], error: Callable[[], UnsupportedError]
+) -> tuple[Tail, Collection[onnx_ir.Node]]:
     """Return the tail of a model and its nodes; the model's graph does not change.
 
-    Raises the error of the import if a refused node, or a node that depends on it, is not a tail operator.
+    `values` are those that the import computed, and `error` returns its error. Raises this error if a refused node, or
+    a node that depends on it, is not a tail operator.
     """
-    parts = _TailCandidates(model, state)
-    needed = {*state.refused, *parts.before_lost(state.lost)}
+    parts = _TailCandidates(model, values)
+    needed = {*refusals.nodes, *parts.before_lost(refusals.lost)}
     if not needed <= parts.movable:
-        raise parts.refused(needed - parts.movable)
+        raise parts.with_obstacle(error(), needed - parts.movable)
     nodes = sorted(parts.tail_of(needed) if needed else (), key=parts.order.__getitem__)
     read = parts.read_by(nodes)
     others = parts.others(nodes, read)
     problem = ""
     if nodes and (others or any(isinstance(item, Tensor) for item in read.values())):  # the net is not empty
-        tail = extract_tail(model, nodes, read, others, tuple(parts.reasons(needed)))
+        tail = extract_tail(model, nodes, read, others, tuple(parts.reasons(needed, refusals.unsupported)))
         try:
             Program.read(tail.data)
-        except ModelError as error:  # an attribute or a type that tails lack
-            problem = str(error)
+        except ModelError as damaged:  # an attribute or a type that tails lack
+            problem = str(damaged)
         else:
             return tail, nodes
-    whole = state.error()
+    whole = error()
     raise UnsupportedError(whole.nodes, "\n".join(filter(None, (whole.advice, problem))), *whole.cuts)
 
 
@@ -96,8 +89,8 @@ class Readers:
 class _TailCandidates:
     """The nodes of a model that a tail may contain, `movable`, and the values between them."""
 
-    def __init__(self, model: LoadedModel, state: ImportState) -> None:
-        self._model, self._state = model, state
+    def __init__(self, model: LoadedModel, values: Mapping[str, Item | None]) -> None:
+        self._model, self._values = model, values
         self._inputs = {info.name: info for info in model.inputs}
         sizes = [size for info in model.inputs for size in info.shape if isinstance(size, Sym)]
         self._names = {name for size in sizes for name in size.names()}
@@ -111,7 +104,7 @@ class _TailCandidates:
 
     def _is_known(self, value: onnx_ir.Value) -> bool:
         """Return True for a constant, and for a value that depends only on dynamic dimensions of the model's inputs."""
-        item = self._state.values.get(value.name or "")
+        item = self._values.get(value.name or "")
         return isinstance(item, Constant) or (isinstance(item, SymbolicTensor) and self._cells(item) is not None)
 
     def _cells(self, item: SymbolicTensor) -> list[Dim] | None:
@@ -129,9 +122,8 @@ class _TailCandidates:
             if value.name in lost:
                 yield from (user for user, _ in value.uses()) if node is None else [node]
 
-    def refused(self, nodes: Iterable[onnx_ir.Node]) -> UnsupportedError:
+    def with_obstacle(self, error: UnsupportedError, nodes: Iterable[onnx_ir.Node]) -> UnsupportedError:
         """Return the error of the import, with the node that prevents a tail."""
-        error = self._state.error()
         for node in sorted(nodes, key=self.order.__getitem__):
             after = sorted(self._readers.after([node]), key=self.order.__getitem__)
             user, obstacle = next(((user, found) for user in after if (found := _obstacle(user))), (node, None))
@@ -175,42 +167,37 @@ class _TailCandidates:
             if self._readers.of[node] and tail.issuperset(self._readers.of[node]):
                 is_crossing = any(user in tail for user, _ in read.uses())
                 saved = sum(self._numbers(value) for value in node.outputs if value.uses())
-                if self._numbers(read) <= (float("inf") if is_crossing else saved) and self._may_cross(read):
+                if self._crossing(read) is not None and (is_crossing or self._numbers(read) <= saved):
                     tail.add(node)
         return tail
 
     def _numbers(self, value: onnx_ir.Value) -> float:
         """Return the cost of a value that crosses, in numbers; infinite if it cannot cross."""
-        if not self._may_cross(value):
+        shape = self._crossing(value)
+        if shape is None:
             return float("inf")
         sizes = (
-            size.subs(dict.fromkeys(size.names(), _USUAL_SIZE)) if isinstance(size, Sym) else size
-            for size in self._shape(value)
+            size.subs(dict.fromkeys(size.names(), _USUAL_SIZE)) if isinstance(size, Sym) else size for size in shape
         )
         return _COST_OF_BLOB + float(str(product(sizes)))
 
-    def _shape(self, value: onnx_ir.Value) -> Shape:
+    def _crossing(self, value: onnx_ir.Value) -> Shape | None:
+        """Return the shape of a value that can cross from the net to the tail; None for others."""
         if value.name in self._inputs:
-            return self._inputs[value.name].shape
-        item = self._state.values[value.name or ""]
-        assert isinstance(item, Tensor)
-        return item.shape
-
-    def _may_cross(self, value: onnx_ir.Value) -> bool:
-        if value.name in self._inputs:
-            return self._inputs[value.name].dtype.numpy().name in ALL
-        item = self._state.values.get(value.name or "")
+            info = self._inputs[value.name]
+            return info.shape if info.dtype.numpy().name in ALL else None
+        item = self._values.get(value.name or "")
         if not isinstance(item, Tensor) or item.dtype.name not in ALL:
-            return False
+            return None
         is_batched = item.rank == MAX_DIMS + 1 and any(isinstance(size, int) for size in item.shape)
-        return item.rank <= MAX_DIMS or is_batched
+        return item.shape if item.rank <= MAX_DIMS or is_batched else None
 
     def read_by(self, nodes: Iterable[onnx_ir.Node]) -> dict[str, Constant | Sizes | InputInfo | Tensor]:
         """Return the values that these nodes read and do not compute."""
         made = {value for node in nodes for value in node.outputs}
         read: dict[str, Constant | Sizes | InputInfo | Tensor] = {}
         for value in dict.fromkeys(value for node in nodes for value in self._reads(node)):
-            name, item = value.name or "", self._state.values.get(value.name or "")
+            name, item = value.name or "", self._values.get(value.name or "")
             if value in made or not name:
                 continue
             if isinstance(item, SymbolicTensor):
@@ -225,11 +212,11 @@ class _TailCandidates:
         """Return the outputs of the model that these nodes neither compute nor read."""
         made = {value for node in nodes for value in node.outputs}
         names = [value.name or "" for value in self._model.graph.outputs if value not in made]
-        return {name: self._state.values.get(name) for name in names if name not in read}
+        return {name: self._values.get(name) for name in names if name not in read}
 
-    def reasons(self, needed: Iterable[onnx_ir.Node]) -> list[str]:
+    def reasons(self, needed: Iterable[onnx_ir.Node], unsupported: Iterable[Unsupported]) -> list[str]:
         """Return the nodes that have to be in the tail, one line for each reason."""
-        known = {node.node: node.reason for node in self._state.unsupported}
+        known = {node.node: node.reason for node in unsupported}
         nodes = []
         for node in sorted(needed, key=self.order.__getitem__):
             # A node without a reason of its own computes a lost output, or reads a lost input.
