@@ -27,7 +27,6 @@ def if_(condition: B, then: T, other: T) -> T:
 @tail_op(r"""
 template<class N>
 bool TopK(Tail& t, View& y, View& indices, const View& x, const Ints& k, i64 axis, i64 largest, i64) {
-    struct Item { uint64_t key; i64 at; };
     View scratch;
     Loop l;
     int a;
@@ -36,13 +35,12 @@ bool TopK(Tail& t, View& y, View& indices, const View& x, const Ints& k, i64 axi
     i64 shape[8], n = x.shape[a], count = k.v[0], room = std::min(n, 4 * count + 64);
     std::copy(x.shape, x.shape + x.rank, shape);
     shape[a] = count;
-    if (!make<N>(t, y, x.rank, shape) || !make<i64>(t, indices, x.rank, shape) || !make<Item>(t, scratch, 1, &room))
+    if (!make<N>(t, y, x.rank, shape) || !make<i64>(t, indices, x.rank, shape) || !make<Pick>(t, scratch, 1, &room))
         return false;
     for (int d = 0; d < x.rank; d++)
         if (d != a)
             l.add(x.shape[d], x.stride[d], y.stride[d], 0);
-    Item* const items = at<Item>(t, scratch);
-    const auto before = [](const Item& p, const Item& q) { return p.key > q.key || (p.key == q.key && p.at < q.at); };
+    Pick* const items = at<Pick>(t, scratch);
     const uint64_t turned = largest ? 0 : ~uint64_t(0);
     l.each([&](i64 i, i64 j, i64) {
         const N* const p = at<N>(t, x) + i;
@@ -50,18 +48,18 @@ bool TopK(Tail& t, View& y, View& indices, const View& x, const Ints& k, i64 axi
         uint64_t least = 0; // an element needs a larger key than this one
         bool full = false;
         for (i64 q = 0; count && q < n; q++) {
-            const Item item = {order(p[q * x.stride[a]]) ^ turned, q};
+            const Pick item = {order(p[q * x.stride[a]]) ^ turned, q};
             if (full && item.key <= least)
                 continue;
             items[m++] = item;
             if (m == room && q + 1 < n) {
-                std::nth_element(items, items + count - 1, items + m, before);
+                std::nth_element(items, items + count - 1, items + m);
                 least = items[count - 1].key, m = count, full = true;
             }
         }
         if (m > count)
-            std::nth_element(items, items + count - 1, items + m, before);
-        std::sort(items, items + count, before);
+            std::nth_element(items, items + count - 1, items + m);
+        std::sort(items, items + count);
         for (i64 q = 0; q < count; q++) {
             at<N>(t, y)[j + q * y.stride[a]] = p[items[q].at * x.stride[a]];
             at<i64>(t, indices)[j + q * y.stride[a]] = items[q].at;
@@ -160,12 +158,12 @@ bool Unique(Tail& t, View& y, View& first, View& inverse, View& counts, const Vi
     for (i64 k = 0; k < n; k++) {
         const i64 i = by_value[k], j = k ? by_value[k - 1] : i;
         leader[i] = k && std::equal(p + i * m, p + i * m + m, p + j * m) ? leader[j] : i;
-        if (sorted && leader[i] == i)
-            firsts[size++] = i;
     }
-    for (i64 i = 0; !sorted && i < n; i++)
+    for (i64 k = 0; k < n; k++) {
+        const i64 i = sorted ? by_value[k] : k;
         if (leader[i] == i)
             firsts[size++] = i;
+    }
     i64 shape[8];
     std::copy(v.shape, v.shape + v.rank, shape);
     shape[a] = size;
@@ -211,6 +209,14 @@ def unique(x: T, *, axis: int | None = None, sorted: int = 1) -> tuple[T, L, L, 
 // A product that no compiler fuses with an addition.
 inline float times(float a, float b) { return float(double(a) * double(b)); }
 struct Box { float x1, y1, x2, y2, area; };
+inline Box box_of(const float* p, i64 center) {
+    const int x = p[1] >= p[3] ? 2 : 0, y = p[0] >= p[2] ? 2 : 0; // the smaller coordinates first
+    const Box corners = {p[1 + x], p[y], p[3 - x], p[2 - y], 0};
+    const Box around = {p[0] - p[2] / 2, p[1] - p[3] / 2, p[0] + p[2] / 2, p[1] + p[3] / 2, 0};
+    Box box = center ? around : corners;
+    box.area = times(box.x2 - box.x1, box.y2 - box.y1);
+    return box;
+}
 inline bool overlap(const Box& a, const Box& b, float most) {
     const float x1 = a.x1 < b.x1 ? b.x1 : a.x1, x2 = b.x2 < a.x2 ? b.x2 : a.x2;
     const float y1 = a.y1 < b.y1 ? b.y1 : a.y1, y2 = b.y2 < a.y2 ? b.y2 : a.y2;
@@ -221,7 +227,6 @@ inline bool overlap(const Box& a, const Box& b, float most) {
 }
 inline bool NonMaxSuppression(Tail& t, View& y, const View& boxes, const View& scores, const Ints& limit,
                               const View& iou, const View& score, i64 center) {
-    struct Item { float score; i64 at; };
     View s, flat, corners, chosen, found;
     float most = 0, least = 0;
     if (boxes.rank != 3 || scores.rank != 3 || boxes.shape[2] != 4 || boxes.shape[0] != scores.shape[0] ||
@@ -231,36 +236,24 @@ inline bool NonMaxSuppression(Tail& t, View& y, const View& boxes, const View& s
     const i64 n = boxes.shape[1], labels = scores.shape[1];
     const i64 each = std::min(n, limit.given ? std::max<i64>(limit.v[0], 0) : 0);
     i64 shape[2] = {0, 3}, room[2] = {boxes.shape[0] * labels * each, 3};
-    if (!dense<float>(t, flat, boxes) || !dense<float>(t, s, scores) || !make<Item>(t, found, 1, &n) ||
+    if (!dense<float>(t, flat, boxes) || !dense<float>(t, s, scores) || !make<Pick>(t, found, 1, &n) ||
         !make<Box>(t, corners, 1, &n) || !make<Box>(t, chosen, 1, &each) || !make<i64>(t, y, 2, room))
         return false;
     Box *const box = at<Box>(t, corners), *const kept = at<Box>(t, chosen);
-    Item* const items = at<Item>(t, found);
+    Pick* const items = at<Pick>(t, found);
     i64* r = at<i64>(t, y);
     for (i64 b = 0; b < boxes.shape[0] && each; b++) {
-        for (i64 i = 0; i < n; i++) {
-            const float* const p = at<float>(t, flat) + (b * n + i) * 4;
-            const bool turned_y = p[0] >= p[2], turned_x = p[1] >= p[3];
-            Box v = {p[turned_x ? 3 : 1], p[turned_y ? 2 : 0], p[turned_x ? 1 : 3], p[turned_y ? 0 : 2], 0};
-            if (center) {
-                const Box w = {p[0] - p[2] / 2, p[1] - p[3] / 2, p[0] + p[2] / 2, p[1] + p[3] / 2, 0};
-                v = w;
-            }
-            v.area = times(v.x2 - v.x1, v.y2 - v.y1);
-            box[i] = v;
-        }
+        for (i64 i = 0; i < n; i++)
+            box[i] = box_of(at<float>(t, flat) + (b * n + i) * 4, center);
         for (i64 c = 0; c < labels; c++) {
             const float* const p = at<float>(t, s) + (b * labels + c) * n;
             i64 m = 0, count = 0;
             for (i64 i = 0; i < n; i++)
                 if (score.rank < 0 || p[i] > least) {
-                    const Item item = {p[i], i};
+                    const Pick item = {p[i] != p[i] ? 0 : order(p[i]), i}; // NaN last
                     items[m++] = item;
                 }
-            std::sort(items, items + m, [](const Item& u, const Item& v) { // NaN last
-                return u.score > v.score || (v.score != v.score && u.score == u.score) ||
-                       (!(u.score < v.score) && (u.score == u.score) == (v.score == v.score) && u.at < v.at);
-            });
+            std::sort(items, items + m);
             for (i64 k = 0; k < m && count < each; k++) {
                 const Box& v = box[items[k].at];
                 i64 e = 0;

@@ -132,9 +132,8 @@ def expand(x: T, shape: Ints) -> T:
 template<class T>
 bool Slice(Tail&, View& y, const View& x, const Ints& starts, const Ints& ends, const Ints& axes, const Ints& steps) {
     int a[8];
-    const Ints first = {true, starts.count, {0, 1, 2, 3, 4, 5, 6, 7}};
-    if (!axes_of(a, axes.given ? axes : first, x.rank) || (axes.given && axes.count != starts.count) ||
-        starts.count != ends.count || (steps.given && steps.count != starts.count))
+    if (!axes_of(a, starts.count, axes, x.rank) || starts.count != ends.count ||
+        (steps.given && steps.count != starts.count))
         return false;
     y = x;
     for (int i = 0; i < starts.count; i++) {
@@ -251,12 +250,10 @@ bool Pad(Tail& t, View& y, const View& x, const Ints& pads, const View& value, c
     View from = x, to;
     T fill = T(0);
     int a[8];
-    const Ints every = {true, x.rank, {0, 1, 2, 3, 4, 5, 6, 7}};
     const int n = axes.given ? axes.count : x.rank;
     i64 shape[8], first[8] = {0};
     std::copy(x.shape, x.shape + x.rank, shape);
-    if (!axes_of(a, axes.given ? axes : every, x.rank) || pads.count != 2 * n ||
-        (value.rank >= 0 && !one(t, value, fill)))
+    if (!axes_of(a, n, axes, x.rank) || pads.count != 2 * n || (value.rank >= 0 && !one(t, value, fill)))
         return false;
     for (int i = 0; i < n; i++) {
         const i64 most = 268435456, before = pads.v[i], after = pads.v[i + n];
