@@ -1,6 +1,7 @@
 """A tail, the nodes after the net: read from an ONNX file and run with NumPy only."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from inspect import Parameter
@@ -102,11 +103,10 @@ class Program:
 
     def letters(self, node: Node, types: Mapping[str, str]) -> Mapping[str, str]:
         """Return the element type of each letter in the schema of a node's operator."""
-        input_types = [types[name] if name else None for name in node.inputs]
-        try:
-            return node.op.types(input_types, node.attributes, len(node.outputs))
-        except ValueError as error:
-            raise ModelError(f"tail: {node}: {error}") from error
+        with _located(str(node)):
+            return node.op.types(
+                [types[name] if name else None for name in node.inputs], node.attributes, len(node.outputs)
+            )
 
     def run(self, arrays: Mapping[str, NDArray[Any]], inexact: Inexact | None = None) -> dict[str, NDArray[Any]]:
         """Return the outputs by name. Raises UsageError for invalid arrays, RunError if a node fails.
@@ -150,6 +150,15 @@ class Program:
             yield name, array
 
 
+@contextmanager
+def _located(where: str) -> Iterator[None]:
+    """Turn errors of a part of the file into ModelErrors that say where it is."""
+    try:
+        yield
+    except (ValueError, IndexError) as error:
+        raise ModelError(f"tail: {where}: {error}") from error
+
+
 def _define(types: dict[str, str], name: str, dtype: str, where: str) -> None:
     if name in types:
         raise ModelError(f"tail: {where}: '{name}' is defined twice")
@@ -170,10 +179,8 @@ def _read(model: Message) -> Program:
 
 def _port(value: Message) -> Port:
     name, kind = value.text(1), value.one(2).one(1)
-    try:
+    with _located(f"'{name}'"):
         dtype = type_name(kind.integer(1))
-    except ValueError as error:
-        raise ModelError(f"tail: '{name}': {error}") from error
     dims = kind.one(2).messages(1)
     if len(dims) > _DEEPEST:
         raise ModelError(f"tail: '{name}' has {len(dims)} axes; at most {_DEEPEST} are possible")
@@ -193,20 +200,16 @@ def _nodes(
     `names` are new names of values in branches. Constants become entries of `constants`.
     """
     for item in graph.messages(5):
-        try:
+        with _located(f"constant '{item.text(8)}'"):
             constants[names.get(item.text(8), item.text(8))] = tensor(item)
-        except ValueError as error:
-            raise ModelError(f"tail: constant '{item.text(8)}': {error}") from error
     for item in graph.messages(1):
         node, domain = _node(item, names, guards), item.text(7)
         inputs, outputs = node.inputs, node.outputs
         if domain not in ("", "ai.onnx"):
             raise ModelError(f"tail: {node}: the operator is not known in a tail")
         if node.operator == "Constant":
-            try:
+            with _located(str(node)):
                 [constants[outputs[0]]] = [_array(attribute(part)) for part in item.messages(5)]
-            except (ValueError, IndexError) as error:
-                raise ModelError(f"tail: {node}: {error}") from error
         elif node.operator != "If":
             yield _upgraded(node, item, opset, constants)
         else:
@@ -251,13 +254,11 @@ def _upgraded(node: Node, item: Message, opset: int, constants: dict[str, NDArra
     for part in item.messages(5):
         key = part.text(1)
         index = next((i for i, item in enumerate(op.inputs) if item.name == key), None)
-        try:
+        with _located(f"{node}: attribute {key}"):
             value = attribute(part)
             if index is None:
                 attributes[key] = _checked(op, key, value)
                 continue
-        except ValueError as error:
-            raise ModelError(f"{where}: attribute {key}: {error}") from error
         while f"{name}.{key}" in constants:
             key += "'"
         constants[f"{name}.{key}"] = _array(value)
