@@ -7,7 +7,7 @@ import pytest
 from onnx import helper
 
 from onnx2ncnn_opt.errors import RunError, UnsupportedError
-from onnx2ncnn_opt.onnx.ops.resize import _Axis, _nearest_index, _Sampling
+from onnx2ncnn_opt.onnx.lower.functional.resampling import Axis, Sampling
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from testing.compared import compare, model_of
 from testing.random_resizes import COORDINATES, NEAREST, SCALES, random_resize
@@ -39,19 +39,19 @@ def test_nearest_reads_the_same_pixels_as_onnxruntime(coordinates: str, nearest:
         *((n, by) for n, by in scales if np.floor(np.float32(n) * by[0]) not in (0, n)),
     ]
     attributes = {"mode": "nearest", "coordinate_transformation_mode": coordinates, "nearest_mode": nearest}
-    sampling = _Sampling("nearest", coordinates, nearest)
+    sampling = Sampling("nearest", coordinates, nearest)
     for (size, by), read in zip(cases, _read(cases, attributes, 12), strict=True):
         scale = by[0] / size if by.dtype == np.int64 else float(by[0])
-        assert _nearest_index(_Axis(0, size, len(read), scale), sampling).tolist() == read.tolist(), (size, by)
+        assert sampling.nearest(Axis(0, size, len(read), scale)).tolist() == read.tolist(), (size, by)
 
 
 def test_nearest_of_opset_10_reads_the_same_pixels_as_onnxruntime() -> None:
     scales = [(n, np.array([by], np.float32)) for n, by in product(range(1, 3 * LONGEST), SCALES)]
     cases = [(n, by) for n, by in scales if np.floor(np.float32(n) * by[0]) not in (0, n)]
-    sampling = _Sampling("nearest", "asymmetric", "simple")
+    sampling = Sampling("nearest", "asymmetric", "simple")
     for (size, by), read in zip(cases, _read(cases, {"mode": "nearest"}, 10), strict=True):
-        axis = _Axis(0, size, len(read), float(by[0]))
-        assert _nearest_index(axis, sampling).tolist() == read.tolist(), (size, by)
+        axis = Axis(0, size, len(read), float(by[0]))
+        assert sampling.nearest(axis).tolist() == read.tolist(), (size, by)
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -5,9 +5,9 @@ corners. A mode of ONNX becomes Interp if each output element reads the same ind
 All other modes are linear in the operand, so they become products with a constant matrix, one axis at a time.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,50 +22,13 @@ from onnx2ncnn_opt.onnx.lower.functional.cast import as_float
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
 from onnx2ncnn_opt.onnx.lower.functional.gather import pixels
 from onnx2ncnn_opt.onnx.lower.functional.matmul import linear
+from onnx2ncnn_opt.onnx.lower.functional.resampling import SIMPLE, Axis, Sampling
 from onnx2ncnn_opt.onnx.lower.memory_budget import require_room
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value, held_as_float, is_float, is_held_as_float
 
 _LONGEST = 1 << 20  # elements of an axis: beyond any image
 _LARGEST_DENOMINATOR = 64  # of a scale of dynamic sizes
-_SIMPLE = "simple"  # ONNX Runtime's rounding before opset 11, which introduced nearest_mode
-
-
-class _Sampling(NamedTuple):
-    """The attributes of Resize for the sampling of an axis; names and values are ONNX's (opset 19)."""
-
-    mode: str = "nearest"
-    coordinate_transformation_mode: str = "half_pixel"
-    nearest_mode: str = "round_prefer_floor"
-    cubic_coeff_a: float = -0.75
-    exclude_outside: int = 0
-    antialias: int = 0
-    extrapolation_value: float = 0.0
-    """For tf_crop_and_resize: the value beyond the ends of an axis."""
-
-    @property
-    def coordinates(self) -> str:
-        """Short for `coordinate_transformation_mode`."""
-        return self.coordinate_transformation_mode
-
-    @property
-    def crops(self) -> bool:
-        """True if Resize samples only a region."""
-        return self.coordinates == "tf_crop_and_resize"
-
-
-class _Axis(NamedTuple):
-    """One axis, its size before and after, and the scale of the coordinates.
-
-    The scale is None if it is the ratio of dynamic sizes.
-    """
-
-    axis: int
-    size: Dim
-    out: Dim
-    scale: float | None
-    region: tuple[float, float] = (0.0, 1.0)
-    """For tf_crop_and_resize: its begin and end, relative to the axis."""
 
 
 def _resized(node: NodeView) -> int:
@@ -82,7 +45,7 @@ def _resized(node: NodeView) -> int:
 @onnx_op("Resize", since=10, batch=0, integers=True, items=_resized)
 def resize10(im: ImportContext, x: Value, scales: Array, *, mode: str = "nearest") -> Value:
     """Interp; coordinates are asymmetric, nearest rounds down, or up if an axis shrinks."""
-    sampling = _Sampling(mode, "asymmetric", _SIMPLE)
+    sampling = Sampling(mode, "asymmetric", SIMPLE)
     return _resize(im, *_scaled(im, x, np.asarray(scales), sampling), sampling)
 
 
@@ -96,7 +59,7 @@ def resize11(
     *,
     axes: Ints | None = None,
     keep_aspect_ratio_policy: str = "stretch",
-    sampling: _Sampling,
+    sampling: Sampling,
 ) -> Value:
     """Interp, or products with constant matrices."""
     targets = im.axes(range(x.rank) if axes is None else axes, x.rank)
@@ -128,7 +91,7 @@ def resize11(
     return _resize(im, x, [a._replace(region=regions.get(a.axis, a.region)) for a in changes], sampling)
 
 
-def _in_proportion(im: ImportContext, x: Value, targets: Sequence[int], sizes: Sizes, policy: str) -> list[_Axis]:
+def _in_proportion(im: ImportContext, x: Value, targets: Sequence[int], sizes: Sizes, policy: str) -> list[Axis]:
     """Return all axes with one common scale, so that none gets larger (or smaller) than its requested size."""
     limit = {"not_larger": min, "not_smaller": max}.get(policy)
     if limit is None:
@@ -138,19 +101,19 @@ def _in_proportion(im: ImportContext, x: Value, targets: Sequence[int], sizes: S
     shape = known(x.shape)
     scale = limit(out / shape[axis] for axis, out in zip(targets, known(sizes), strict=True))
     return [
-        _Axis(axis, size, int(np.floor(size * scale + 0.5)), scale) if axis in targets else _Axis(axis, size, size, 1.0)
+        Axis(axis, size, int(np.floor(size * scale + 0.5)), scale) if axis in targets else Axis(axis, size, size, 1.0)
         for axis, size in enumerate(shape)
     ]
 
 
-def _sized(axis: int, size: Dim, out: Dim) -> _Axis:
+def _sized(axis: int, size: Dim, out: Dim) -> Axis:
     if isinstance(size, int) and isinstance(out, int):
-        return _Axis(axis, size, out, out / size)
+        return Axis(axis, size, out, out / size)
     factor = 1 if size == out else exact_div(out, size)
-    return _Axis(axis, size, out, float(factor) if isinstance(factor, int) else None)
+    return Axis(axis, size, out, float(factor) if isinstance(factor, int) else None)
 
 
-def _scaled(im: ImportContext, x: Value, scales: Array, sampling: _Sampling) -> tuple[Value, list[_Axis]]:
+def _scaled(im: ImportContext, x: Value, scales: Array, sampling: Sampling) -> tuple[Value, list[Axis]]:
     """Return all axes with their scales, and the operand, perhaps cropped along dynamic axes."""
     if scales.ndim != 1:
         raise im.invalid("its scales are not a list")
@@ -162,7 +125,7 @@ def _scaled(im: ImportContext, x: Value, scales: Array, sampling: _Sampling) -> 
     for axis, (size, factor) in enumerate(zip(x.shape, np.asarray(scales, np.float32), strict=True)):
         if isinstance(size, int):
             # ONNX: floor(size * scale), computed in float32.
-            axes.append(_Axis(axis, size, int(np.floor(np.float32(size) * factor)), float(factor)))
+            axes.append(Axis(axis, size, int(np.floor(np.float32(size) * factor)), float(factor)))
             continue
         ratio = Fraction(float(factor))
         if ratio.denominator > _LARGEST_DENOMINATOR:
@@ -171,11 +134,11 @@ def _scaled(im: ImportContext, x: Value, scales: Array, sampling: _Sampling) -> 
             # Each pixel reads a whole group of pixels; the remaining pixels at the end are not read.
             size = size // ratio.denominator * ratio.denominator
             x = x if size == x.shape[axis] else crop(im, im.tensor(x), axis, 0, size)
-        axes.append(_Axis(axis, size, size * ratio.numerator // ratio.denominator, float(factor)))
+        axes.append(Axis(axis, size, size * ratio.numerator // ratio.denominator, float(factor)))
     return x, axes
 
 
-def _resize(im: ImportContext, x: Value, axes: list[_Axis], sampling: _Sampling) -> Value:
+def _resize(im: ImportContext, x: Value, axes: list[Axis], sampling: Sampling) -> Value:
     if any(a.out == a.size and a.region != (0.0, 1.0) for a in axes):
         reason = "a region that becomes as large as all: ONNX Runtime does not cut it out"
         raise im.refuse(reason, "resize without a region")
@@ -194,11 +157,11 @@ def _resize(im: ImportContext, x: Value, axes: list[_Axis], sampling: _Sampling)
     return _resize_floats(im, as_float(im, x), axes, sampling).of_type(held_as_float(x.dtype))
 
 
-def _changed(im: ImportContext, axes: list[_Axis], sampling: _Sampling) -> list[_Axis]:
+def _changed(im: ImportContext, axes: list[Axis], sampling: Sampling) -> list[Axis]:
     """Return the axes that change; refuse unknown modes, and sizes out of bounds."""
     if sampling.mode not in ("nearest", "linear", "cubic"):
         raise im.invalid(f"mode {sampling.mode}")
-    if sampling.coordinates not in (*_COORDINATES, "tf_crop_and_resize") or sampling.nearest_mode not in _ROUNDING:
+    if not sampling.is_known:
         raise im.invalid(f"modes {sampling.coordinates} and {sampling.nearest_mode} are not known")
     # ONNX Runtime ignores a scale that does not change the size if no other size changes, or with antialias.
     changed = [a for a in axes if a.out != a.size or (a.scale != 1 and not sampling.antialias)]
@@ -210,17 +173,17 @@ def _changed(im: ImportContext, axes: list[_Axis], sampling: _Sampling) -> list[
     return changed
 
 
-def _of_constant(im: ImportContext, x: Constant, axes: list[_Axis], sampling: _Sampling) -> Constant:
+def _of_constant(im: ImportContext, x: Constant, axes: list[Axis], sampling: Sampling) -> Constant:
     array = x.array
     for one in _changed(im, axes, sampling):
         if sampling.mode == "nearest":
-            array = array.take(_nearest_index(one, sampling), one.axis)
+            array = array.take(sampling.nearest(one), one.axis)
         else:
-            array = np.moveaxis(np.tensordot(_matrix(one, sampling), array, (1, one.axis)), 0, one.axis)
+            array = np.moveaxis(np.tensordot(sampling.matrix(one), array, (1, one.axis)), 0, one.axis)
     return Constant(array.astype(x.dtype))
 
 
-def _resize_floats(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _Sampling) -> Tensor:
+def _resize_floats(im: ImportContext, x: Tensor, axes: list[Axis], sampling: Sampling) -> Tensor:
     changed = _changed(im, axes, sampling)
     if all(a.axis >= 2 for a in changed) and x.rank in (3, 4):
         params = _interp(im, changed, sampling)
@@ -239,11 +202,11 @@ def _resize_floats(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _S
         return x
     inside = np.ones((), bool)
     for axis in axes:
-        inside = inside[..., None] & (_inside(axis, sampling) if axis in changed else np.ones(1, bool))
+        inside = inside[..., None] & (sampling.inside(axis) if axis in changed else np.ones(1, bool))
     return binary(im, BinaryOp.ADD, x, Constant(np.where(inside, 0, sampling.extrapolation_value)))
 
 
-def _interp(im: ImportContext, changed: list[_Axis], sampling: _Sampling) -> dict[str, int] | None:
+def _interp(im: ImportContext, changed: list[Axis], sampling: Sampling) -> dict[str, int] | None:
     """Return Interp's parameters if it samples the axes as ONNX does, else None; for one pixel it does not."""
     if sampling.crops:
         return None
@@ -264,13 +227,13 @@ def _interp(im: ImportContext, changed: list[_Axis], sampling: _Sampling) -> dic
     return {"resize_type": kind, "align_corner": int(aligned)}
 
 
-def _is_floor(axis: _Axis, sampling: _Sampling) -> bool:
+def _is_floor(axis: Axis, sampling: Sampling) -> bool:
     """Return True if ONNX's nearest reads element ``floor(i * in / out)``, computed in ncnn's float32."""
     if isinstance(axis.size, Sym) or isinstance(axis.out, Sym):
         if axis.size == 1:
             return True
         shrinks = not at_least(axis.out - axis.size, 0)
-        rounds_down = sampling.nearest_mode == "floor" or (sampling.nearest_mode == _SIMPLE and not shrinks)
+        rounds_down = sampling.nearest_mode == "floor" or (sampling.nearest_mode == SIMPLE and not shrinks)
         plain = sampling.coordinates == "asymmetric" and rounds_down
         halves = (sampling.coordinates == "half_pixel" and sampling.nearest_mode.startswith("round_prefer")) or (
             sampling.coordinates == "tf_half_pixel_for_nn" and rounds_down
@@ -281,7 +244,7 @@ def _is_floor(axis: _Axis, sampling: _Sampling) -> bool:
         return (plain or (halves and axis.scale == int(axis.scale))) and _is_stable(axis.scale)
     ratio = np.float32(axis.size) / np.float32(axis.out)
     ncnn = np.minimum((np.arange(axis.out, dtype=np.float32) * ratio).astype(np.int64), axis.size - 1)
-    return bool(np.array_equal(ncnn, _nearest_index(axis, sampling)))
+    return bool(np.array_equal(ncnn, sampling.nearest(axis)))
 
 
 def _is_stable(scale: float) -> bool:
@@ -291,7 +254,7 @@ def _is_stable(scale: float) -> bool:
     return bool(np.array_equal(np.floor(product), index * ratio.denominator // ratio.numerator))
 
 
-def _leads_to_size(axis: _Axis) -> bool:
+def _leads_to_size(axis: Axis) -> bool:
     """Return True if the scale of the coordinates equals the ratio of the sizes."""
     if axis.scale is None:
         return True
@@ -301,11 +264,11 @@ def _leads_to_size(axis: _Axis) -> bool:
     return axis.size * ratio.numerator == axis.out * ratio.denominator
 
 
-def _interp_layer(im: ImportContext, x: Tensor, axes: list[_Axis], params: dict[str, Any]) -> Tensor:
+def _interp_layer(im: ImportContext, x: Tensor, axes: list[Axis], params: dict[str, Any]) -> Tensor:
     dims = [[1], [2], [3]] if x.rank == 4 else [[1], [], [2]]
     # A row has one number per channel, as after a global pooling: Interp expands it to the image.
     blob = im.mat(x, dims if len(im.channel_dims(x)) > 1 else [[1]], [0])
-    height, width = (axes[2], axes[3]) if x.rank == 4 else (_Axis(-1, 1, 1, 1.0), axes[2])
+    height, width = (axes[2], axes[3]) if x.rank == 4 else (Axis(-1, 1, 1, 1.0), axes[2])
     if isinstance(height.out, int) and isinstance(width.out, int):
         blob = im.layer("Interp", blob, output_height=height.out, output_width=width.out, **params)
     elif height.scale is not None and width.scale is not None:
@@ -316,7 +279,7 @@ def _interp_layer(im: ImportContext, x: Tensor, axes: list[_Axis], params: dict[
     return im.wrap(blob, tuple(a.out for a in axes), dims, [0])
 
 
-def _copied(im: ImportContext, x: Tensor, axes: Sequence[_Axis], sampling: _Sampling) -> Tensor:
+def _copied(im: ImportContext, x: Tensor, axes: Sequence[Axis], sampling: Sampling) -> Tensor:
     """Return the nearest elements along one or two axes by GridSample: a product would turn infinities into NaN."""
     changed, batch = [one.axis for one in axes], [] if axes[0].axis == 0 else [0]
     others = [axis for axis in range(x.rank) if axis not in (*batch, *changed)]
@@ -329,100 +292,14 @@ def _copied(im: ImportContext, x: Tensor, axes: Sequence[_Axis], sampling: _Samp
     return im.wrap(blob, tuple(sizes.get(axis, size) for axis, size in enumerate(x.shape)), dims, batch)
 
 
-def _places(axis: _Axis, sampling: _Sampling) -> Array:
+def _places(axis: Axis, sampling: Sampling) -> Array:
     """Return the coordinates of the nearest elements, -1 and 1 at the outer borders, and -3 outside of the operand."""
-    middles = (2 * _nearest_index(axis, sampling) + 1) / axis.size - 1
-    return np.where(_inside(axis, sampling), middles, -3) if sampling.crops else middles
+    middles = (2 * sampling.nearest(axis) + 1) / axis.size - 1
+    return np.where(sampling.inside(axis), middles, -3) if sampling.crops else middles
 
 
-def _product(im: ImportContext, x: Tensor, axis: _Axis, sampling: _Sampling) -> Tensor:
+def _product(im: ImportContext, x: Tensor, axis: Axis, sampling: Sampling) -> Tensor:
     """Resize an axis by a product with a constant matrix [out, in]."""
     perm = [a for a in range(x.rank) if a != axis.axis] + [axis.axis]
-    resized = linear(im, x.transpose(perm), _matrix(axis, sampling))
+    resized = linear(im, x.transpose(perm), sampling.matrix(axis))
     return resized.transpose([perm.index(a) for a in range(x.rank)])
-
-
-# ---- ONNX's sampling, after the operator's specification (Resize, opset 19)
-
-_f32 = np.float32
-# Functions of index, size before, size after and scale, in float32 and with ONNX Runtime's order of operations (it adds
-# to the offset of half_pixel_symmetric in float64): at ties the last bit decides which element is nearest.
-_COORDINATES: dict[str, Callable[[Array, Any, Any, Any], Array]] = {
-    "half_pixel": lambda i, size, out, scale: (i + _f32(0.5)) / scale - _f32(0.5),
-    "half_pixel_symmetric": lambda i, size, out, scale: (
-        np.float64((size / _f32(2)) * (_f32(1) - out / (scale * size))) + (i + 0.5).astype(np.float64) / scale - 0.5
-    ).astype(np.float32),
-    "pytorch_half_pixel": lambda i, size, out, scale: (i + _f32(0.5)) / scale - _f32(0.5) if out > 1 else i * _f32(0),
-    "tf_half_pixel_for_nn": lambda i, size, out, scale: (i + _f32(0.5)) / scale,
-    "align_corners": lambda i, size, out, scale: i * (size - _f32(1)) / (out - _f32(1)) if out > 1 else i * _f32(0),
-    "asymmetric": lambda i, size, out, scale: i / scale,
-}
-
-# Largest distance from the middle between two elements that ONNX Runtime treats as a tie.
-_TIE = 1e-6
-# Functions of the position, and whether the axis shrinks.
-_ROUNDING: dict[str, Callable[[Array, bool], Array]] = {
-    "round_prefer_floor": lambda x, shrinks: np.ceil(x - (0.5 + _TIE)),
-    "round_prefer_ceil": lambda x, shrinks: np.floor(x + (0.5 + _TIE)),
-    "floor": lambda x, shrinks: np.floor(x),
-    "ceil": lambda x, shrinks: np.ceil(x),
-    _SIMPLE: lambda x, shrinks: np.ceil(x) if shrinks else np.floor(x),
-}
-
-
-def _positions(axis: _Axis, sampling: _Sampling) -> Array:
-    """Return the position of each element of the result on the operand's axis, in float32. Both have fixed sizes."""
-    assert axis.scale is not None
-    size, out = map(_f32, known((axis.size, axis.out)))
-    index = np.arange(out, dtype=np.float32)
-    if sampling.crops:
-        begin, end = map(_f32, axis.region)
-        if out == 1:
-            return np.array([_f32(0.5) * (begin + end) * (size - _f32(1))], np.float32)
-        return np.asarray(begin * (size - _f32(1)) + index * (end - begin) * (size - _f32(1)) / (out - _f32(1)))
-    return _COORDINATES[sampling.coordinates](index, size, out, _f32(axis.scale))
-
-
-def _inside(axis: _Axis, sampling: _Sampling) -> Array:
-    """Return for each element of the result whether it is between the first and the last element of the operand."""
-    assert isinstance(axis.size, int)
-    positions = _positions(axis, sampling)
-    return (positions >= 0) & (positions <= axis.size - 1)
-
-
-def _nearest_index(axis: _Axis, sampling: _Sampling) -> Array:
-    assert isinstance(axis.size, int)
-    assert axis.scale is not None
-    # In float64, where half a step is exact.
-    rounded = _ROUNDING[sampling.nearest_mode](_positions(axis, sampling).astype(np.float64), axis.scale < 1)
-    return np.clip(rounded, 0, axis.size - 1).astype(np.int64)
-
-
-def _matrix(axis: _Axis, sampling: _Sampling) -> Array:
-    """Return the matrix [out, in] of weights from the operand's elements to the result's elements."""
-    assert axis.scale is not None
-    size, out = known((axis.size, axis.out))
-    require_room(size * out, "a matrix")
-    matrix = np.zeros((out, size))
-    shrink = min(axis.scale, 1.0) if sampling.antialias else 1.0
-    reach = (1 if sampling.mode == "linear" else 2) / shrink
-    for i, centre in enumerate(_positions(axis, sampling).astype(np.float64)):
-        taps = np.arange(int(np.floor(centre - reach)) + 1, int(np.ceil(centre + reach)))
-        weights = _kernel((taps - centre) * shrink, sampling)
-        if sampling.exclude_outside:
-            inside = (taps >= 0) & (taps < size)
-            taps, weights = taps[inside], weights[inside]
-        np.add.at(matrix[i], np.clip(taps, 0, size - 1), weights / weights.sum())
-    if sampling.crops:
-        matrix[~_inside(axis, sampling)] = 0
-    return matrix.astype(np.float32)
-
-
-def _kernel(x: Array, sampling: _Sampling) -> Array:
-    x = np.abs(x)
-    if sampling.mode == "linear":
-        return np.asarray(np.maximum(0, 1 - x))
-    a = sampling.cubic_coeff_a
-    near = (a + 2) * x**3 - (a + 3) * x**2 + 1
-    far = a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a
-    return np.where(x <= 1, near, np.where(x < 2, far, 0))
