@@ -1,4 +1,4 @@
-"""Comparisons, logic, Where, and bitwise operators as arithmetic.
+"""Comparisons, logic, Where, Trilu, OneHot, and bitwise operators as arithmetic.
 
 A shift is a factor, a bit the difference of two floors: floor(5/2) - 2*floor(5/4). The floors of negative numbers have
 the bits of the two's complement.
@@ -10,14 +10,17 @@ from itertools import zip_longest
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
+from onnx2ncnn_opt.ir.dim import axis_index, is_fixed
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional import logic
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, as_float, float_value, number_value, wrapped_around
+from onnx2ncnn_opt.onnx.lower.functional.views import unsqueeze
 from onnx2ncnn_opt.onnx.lower.functional.where import where
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import BOOL, Constant, Tensor, Value, held_as_float
+from onnx2ncnn_opt.onnx.value import BOOL, Constant, Sizes, SymbolicTensor, Tensor, Value, held_as_float, is_float
 
 _MOST_BITS = 16  # if both operands are tensors; each bit costs seven layers
 _EXACT_BITS = 24
@@ -74,6 +77,49 @@ def is_inf(im: ImportContext, x: Tensor, *, detect_negative: int = 1, detect_pos
     if detect_negative:
         x = im.apply(x, UnaryOp.ABS if detect_positive else UnaryOp.NEG)
     return logic.threshold(im, x, FLT_MAX).of_type(BOOL)
+
+
+@onnx_op("Trilu", since=14, integers=True, axes="same", items=items.along((-2, -1)), folds=True)
+def trilu(im: ImportContext, x: Tensor, k: Sizes | None = None, *, upper: int = 1) -> Value:
+    """Where with a mask of the triangle, which drops any number outside."""
+    shape, offset = x.shape[-2:], k[0] if k else 0
+    if len(shape) < 2:
+        raise im.invalid(f"a triangle of a tensor of rank {x.rank}")
+    if is_fixed(shape) and isinstance(offset, int):
+        ones = np.ones(shape, bool)
+        inside: Value = Constant(np.triu(ones, offset) if upper else np.tril(ones, offset))
+    else:
+        to_the_right = axis_index(0) - axis_index(1)
+        beyond = to_the_right - offset if upper else offset - to_the_right
+        distance = im.tensor(SymbolicTensor(np.full((1, 1), beyond, dtype=object), shape, np.dtype(np.float32)))
+        inside = im.unary(distance, "Threshold", threshold=-0.5)
+    return where(im, inside, x, Constant(np.zeros((), x.dtype)))
+
+
+@onnx_op("OneHot", since=9, integers=True, folds=True)
+def one_hot(im: ImportContext, indices: Tensor, depth: Array, values: Array, *, axis: int = -1) -> Value:
+    """Thresholds of the distance to each class; fractions are truncated first.
+
+    ONNX Runtime truncates from 1.32 on; before, a fraction matched no class.
+    """
+    if indices.dtype == np.bool_:
+        raise im.invalid("indices of type bool")
+    count, rank = int(depth.reshape(-1)[0]), indices.rank + 1
+    if count < 1:
+        raise im.refuse(f"depth {count}: ncnn has no empty tensors", "keep one element at least")
+    axis = im.axis(axis, rank)
+    numbers = as_float(im, indices)
+    if is_float(indices.dtype):
+        numbers = im.apply(numbers, UnaryOp.TRUNC)
+    if not np.issubdtype(indices.dtype, np.unsignedinteger):
+        # float32 rounds large sums as ONNX Runtime does.
+        is_negative = im.unary(im.apply(numbers, UnaryOp.NEG), "Threshold", threshold=0.0)
+        numbers = binary(im, BinaryOp.ADD, numbers, binary(im, BinaryOp.MUL, is_negative, number(count)))
+    targets = np.arange(count, dtype=np.float32).reshape(-1, *(1,) * (rank - axis - 1))
+    hot = logic.equals(im, unsqueeze(im, numbers, (axis,)), targets)
+    off, on = (float(value) for value in values.astype(np.float64))
+    scaled = hot if on - off == 1 else binary(im, BinaryOp.MUL, hot, number(on - off))
+    return scaled if off == 0 else binary(im, BinaryOp.ADD, scaled, number(off))
 
 
 @onnx_op("BitShift", since=11, integers=True, axes="each")

@@ -1,13 +1,16 @@
-"""Reductions over axes, and Softmax along an axis."""
+"""Reductions over axes, and along an axis Softmax, sums and products up to each element."""
 
 from collections.abc import Callable
 from functools import partial
 
-from onnx2ncnn_opt.ir.codes import Reduction
+from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import flattened, log_softmax, softmax
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary, mul
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers
+from onnx2ncnn_opt.onnx.lower.functional.crop import crop, flip
+from onnx2ncnn_opt.onnx.lower.functional.pad import pad
 from onnx2ncnn_opt.onnx.lower.functional.reduce import OPERATIONS, reduce, reduced_element
 from onnx2ncnn_opt.onnx.registry import Errors, onnx_op
 from onnx2ncnn_opt.onnx.value import Ints, Tensor
@@ -51,3 +54,45 @@ def _register_softmax(name: str, function: Callable[[ImportContext, Tensor, int]
 
 _register_softmax("Softmax", softmax, "result")
 _register_softmax("LogSoftmax", log_softmax, "one")
+
+
+@onnx_op("CumSum", since=11, integers=True, axes="same", items=items.along(None, index=1), folds=True)
+def cumsum(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
+    """CumulativeSum, between two Flips if reverse; exclusive sums use the shifted operand."""
+    along, x = im.axis(axis[0], x.rank), as_numbers(im, x)
+    if not x.view.axes[along]:
+        return binary(im, BinaryOp.SUB, x, x) if exclusive else x
+    if reverse:
+        x = flip(im, x, along)
+    if exclusive:
+        x = _shifted(im, x, along, 1, fill=0.0)
+    before = [a for a in range(along) if x.view.axes[a]]
+    after = [a for a in range(along + 1, x.rank) if x.view.axes[a]]
+    batch = [before.pop(0)] if before and x.view.batch and x.view.axes[before[0]] == x.view.batch else []
+    dims = [group for group in (before, [along], after) if group]
+    blob = im.layer("CumulativeSum", im.mat(x, dims, batch), axis=dims.index([along]))
+    y = im.wrap(blob, x.shape, dims, batch, x.dtype)
+    return flip(im, y, along) if reverse else y
+
+
+@onnx_op("CumProd", since=26, integers=True, axes="same", items=items.along(None, index=1))
+def cumprod(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
+    """BinaryOp mul of the operand with itself shifted by 1, of the product with itself shifted by 2, 4, and so on."""
+    along, x = im.axis(axis[0], x.rank), as_numbers(im, x)
+    (size,) = im.fixed((x.shape[along],), "the axis is dynamic")
+    if reverse:
+        x = flip(im, x, along)
+    if exclusive:
+        x = _shifted(im, x, along, 1, fill=1.0)
+    shift = 1
+    while shift < size:
+        x = mul(im, x, _shifted(im, x, along, shift, fill=1.0))
+        shift *= 2
+    return flip(im, x, along) if reverse else x
+
+
+def _shifted(im: ImportContext, x: Tensor, axis: int, shift: int, *, fill: float) -> Tensor:
+    """Shift the elements of an axis towards its end, and fill the start."""
+    pads = [0] * 2 * x.rank
+    pads[axis] = shift
+    return crop(im, im.tensor(pad(im, x, pads=tuple(pads), value=fill)), axis, 0, -shift)

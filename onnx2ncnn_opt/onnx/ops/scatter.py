@@ -1,20 +1,19 @@
-"""Scatter operators, Trilu, CumSum, CumProd and OneHot."""
+"""Scatter operators."""
 
 import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, axis_index, is_fixed, known, product
+from onnx2ncnn_opt.ir.codes import BinaryOp
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, known, product
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold.sizes.cells import Known, as_symbolic, is_dynamic, materialised, or_none
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import add, binary, maximum, minimum, mul, number
-from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MIN, as_float, as_numbers
+from onnx2ncnn_opt.onnx.lower.functional.cast import as_float, as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
-from onnx2ncnn_opt.onnx.lower.functional.crop import crop, flip, from_front, pick
+from onnx2ncnn_opt.onnx.lower.functional.crop import crop, from_front, pick
 from onnx2ncnn_opt.onnx.lower.functional.division import mod
 from onnx2ncnn_opt.onnx.lower.functional.gather import (
     as_indices,
@@ -26,13 +25,12 @@ from onnx2ncnn_opt.onnx.lower.functional.gather import (
     nonnegative_indices,
     run_of,
 )
-from onnx2ncnn_opt.onnx.lower.functional.logic import between
-from onnx2ncnn_opt.onnx.lower.functional.pad import pad
+from onnx2ncnn_opt.onnx.lower.functional.logic import equals
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.lower.functional.views import unsqueeze
 from onnx2ncnn_opt.onnx.lower.functional.where import where
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Ints, Operand, Sizes, SymbolicTensor, Tensor, Value, is_float
+from onnx2ncnn_opt.onnx.value import Constant, Operand, SymbolicTensor, Tensor, Value
 
 _MOST_PIECES, _MOST_ROUNDS = 256, 32
 _MOST_PAIRS = 2**22  # comparisons of an element with an update
@@ -163,9 +161,8 @@ def tensor_scatter(
         if mode == "circular":
             row = mod(im, row, Constant(np.array(length)))
         starts = length * np.arange(batch, dtype=np.float32)[:, None]
-        flat = im.reshape(as_indices(im, binary(im, BinaryOp.ADD, row, Constant(starts))), (batch * new,))
-        columns = im.reshape(rows, (batch * new, *rows.shape[2:]))
-        placed = _scatter_rows(im, cache, im.tensor(flat), columns, 2, "none")
+        flat = as_indices(im, binary(im, BinaryOp.ADD, row, Constant(starts)))
+        placed = _scatter_rows(im, cache, flat, rows, 2, "none")
     else:
         first = np.zeros(batch, np.int64) if write_indices is None else write_indices.array
         targets = first[:, None] + np.arange(new)
@@ -276,12 +273,7 @@ def _hits(im: ImportContext, targets: Tensor, size: int, elements: int) -> Tenso
             f"{count} indices computed at run time into {size} elements, {rows * elements} times: too many to compare",
             "scatter fewer indices, or make them constant",
         )
-    return _equal(im, unsqueeze(im, as_float(im, targets), (2,)), np.arange(size, dtype=np.float32))
-
-
-def _equal(im: ImportContext, x: Tensor, numbers: Array) -> Tensor:
-    """Return 1 where the distance to a number is 0, else 0."""
-    return between(im, binary(im, BinaryOp.SUB, x, Constant(numbers)), -FLT_MIN, 0.0)
+    return equals(im, unsqueeze(im, as_float(im, targets), (2,)), np.arange(size, dtype=np.float32))
 
 
 def _reduced(im: ImportContext, data: Value, targets: Array, updates: Value, inner: Shape, reduction: str) -> Value:
@@ -332,88 +324,3 @@ def _rows(im: ImportContext, x: Value, rows: Array, axis: int) -> Value:
 def _size(im: ImportContext, x: Value, axis: int) -> int:
     (size,) = fixed(im, (x.shape[axis],))
     return size
-
-
-@onnx_op("Trilu", since=14, integers=True, axes="same", items=items.along((-2, -1)), folds=True)
-def trilu(im: ImportContext, x: Tensor, k: Sizes | None = None, *, upper: int = 1) -> Value:
-    """Where with a mask of the triangle, which drops any number outside."""
-    shape, offset = x.shape[-2:], k[0] if k else 0
-    if len(shape) < 2:
-        raise im.invalid(f"a triangle of a tensor of rank {x.rank}")
-    if is_fixed(shape) and isinstance(offset, int):
-        ones = np.ones(shape, bool)
-        inside: Value = Constant(np.triu(ones, offset) if upper else np.tril(ones, offset))
-    else:
-        to_the_right = axis_index(0) - axis_index(1)
-        beyond = to_the_right - offset if upper else offset - to_the_right
-        distance = im.tensor(SymbolicTensor(np.full((1, 1), beyond, dtype=object), shape, np.dtype(np.float32)))
-        inside = im.unary(distance, "Threshold", threshold=-0.5)
-    return where(im, inside, x, Constant(np.zeros((), x.dtype)))
-
-
-@onnx_op("CumSum", since=11, integers=True, axes="same", items=items.along(None, index=1), folds=True)
-def cumsum(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
-    """CumulativeSum, between two Flips if reverse; exclusive sums use the shifted operand."""
-    along, x = im.axis(axis[0], x.rank), as_numbers(im, x)
-    if not x.view.axes[along]:
-        return binary(im, BinaryOp.SUB, x, x) if exclusive else x
-    if reverse:
-        x = flip(im, x, along)
-    if exclusive:
-        x = _shifted(im, x, along, 1, fill=0.0)
-    before = [a for a in range(along) if x.view.axes[a]]
-    after = [a for a in range(along + 1, x.rank) if x.view.axes[a]]
-    batch = [before.pop(0)] if before and x.view.batch and x.view.axes[before[0]] == x.view.batch else []
-    dims = [group for group in (before, [along], after) if group]
-    blob = im.layer("CumulativeSum", im.mat(x, dims, batch), axis=dims.index([along]))
-    y = im.wrap(blob, x.shape, dims, batch, x.dtype)
-    return flip(im, y, along) if reverse else y
-
-
-@onnx_op("CumProd", since=26, integers=True, axes="same", items=items.along(None, index=1))
-def cumprod(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
-    """BinaryOp mul of the operand with itself shifted by 1, of the product with itself shifted by 2, 4, and so on."""
-    along, x = im.axis(axis[0], x.rank), as_numbers(im, x)
-    (size,) = im.fixed((x.shape[along],), "the axis is dynamic")
-    if reverse:
-        x = flip(im, x, along)
-    if exclusive:
-        x = _shifted(im, x, along, 1, fill=1.0)
-    shift = 1
-    while shift < size:
-        x = mul(im, x, _shifted(im, x, along, shift, fill=1.0))
-        shift *= 2
-    return flip(im, x, along) if reverse else x
-
-
-def _shifted(im: ImportContext, x: Tensor, axis: int, shift: int, *, fill: float) -> Tensor:
-    """Shift the elements of an axis towards its end, and fill the start."""
-    pads = [0] * 2 * x.rank
-    pads[axis] = shift
-    return crop(im, im.tensor(pad(im, x, pads=tuple(pads), value=fill)), axis, 0, -shift)
-
-
-@onnx_op("OneHot", since=9, integers=True, folds=True)
-def one_hot(im: ImportContext, indices: Tensor, depth: Array, values: Array, *, axis: int = -1) -> Value:
-    """Thresholds of the distance to each class; fractions are truncated first.
-
-    ONNX Runtime truncates from 1.32 on; before, a fraction matched no class.
-    """
-    if indices.dtype == np.bool_:
-        raise im.invalid("indices of type bool")
-    count, rank = int(depth.reshape(-1)[0]), indices.rank + 1
-    if count < 1:
-        raise im.refuse(f"depth {count}: ncnn has no empty tensors", "keep one element at least")
-    axis = im.axis(axis, rank)
-    numbers = as_float(im, indices)
-    if is_float(indices.dtype):
-        numbers = im.apply(numbers, UnaryOp.TRUNC)
-    if not np.issubdtype(indices.dtype, np.unsignedinteger):
-        # float32 rounds large sums as ONNX Runtime does.
-        is_negative = im.unary(im.apply(numbers, UnaryOp.NEG), "Threshold", threshold=0.0)
-        numbers = binary(im, BinaryOp.ADD, numbers, binary(im, BinaryOp.MUL, is_negative, number(count)))
-    targets = np.arange(count, dtype=np.float32).reshape(-1, *(1,) * (rank - axis - 1))
-    hot = _equal(im, unsqueeze(im, numbers, (axis,)), targets)
-    off, on = (float(value) for value in values.astype(np.float64))
-    scaled = hot if on - off == 1 else binary(im, BinaryOp.MUL, hot, number(on - off))
-    return scaled if off == 0 else binary(im, BinaryOp.ADD, scaled, number(off))
