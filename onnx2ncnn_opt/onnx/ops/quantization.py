@@ -276,17 +276,22 @@ def matmul_nbits(
     elif zero_points is not None:
         zeros = im.f32(zero_points).reshape(N, blocks)
     centres = _unpacked(b.reshape(N, blocks, -1), bits) - zeros[..., None]
-    factors, size = im.f32(scales).reshape(N, blocks), block_size
-    while size > BLOCK_SIZES[-1] and K % size == 0:
-        factors, size = np.repeat(factors, 2, 1), size // 2
-    whole = centres.reshape(N, -1)[:, :K].astype(np.int8)
-    is_whole = (whole == centres.reshape(N, -1)[:, :K]).all() and factors.all()
-    if accuracy_level == INT8_ACCURACY and size in BLOCK_SIZES and is_whole:
-        y: Value = linear_of_blocks(im, a, whole, factors, size)
-    else:
-        weight = (centres * im.f32(scales).reshape(N, blocks, 1)).reshape(N, -1)[:, :K]
-        y = linear(im, a, np.ascontiguousarray(weight))
+    factors = im.f32(scales).reshape(N, blocks)
+    y = None
+    if accuracy_level == INT8_ACCURACY:
+        y = _int8_product(im, a, centres.reshape(N, -1)[:, :K], factors, block_size)
+    if y is None:
+        y = linear(im, a, np.ascontiguousarray((centres * factors[..., None]).reshape(N, -1)[:, :K]))
     return y if bias is None else binary(im, BinaryOp.ADD, y, bias)
+
+
+def _int8_product(im: ImportContext, a: Tensor, numbers: Array, scales: Array, size: int) -> Tensor | None:
+    """Return ``a @ numbers.T`` for blocks of a `size`, which may be halved; None if ncnn has no such Gemm."""
+    while size > BLOCK_SIZES[-1] and numbers.shape[1] % size == 0:
+        scales, size = np.repeat(scales, 2, 1), size // 2
+    whole = numbers.astype(np.int8)
+    fits = size in BLOCK_SIZES and (whole == numbers).all() and scales.all()
+    return linear_of_blocks(im, a, whole, scales, size) if fits else None
 
 
 def _looked_up(node: NodeView) -> int:

@@ -23,15 +23,19 @@ _OPSET_OF_CLIP = 11  # the first opset with limits as inputs
 # Operators that only move numbers, or choose among them.
 _MOVES = {"DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "MaxPool", "Reshape", "Slice", "SpaceToDepth"}
 _MOVES |= {"Split", "Squeeze", "Transpose", "Unsqueeze"}
-# Operators with one quantised input, followed by scale and zero point of the output.
-_UNARY = {
-    "QLinearAveragePool": "AveragePool",
-    "QLinearGlobalAveragePool": "GlobalAveragePool",
-    "QLinearLeakyRelu": "LeakyRelu",
-    "QLinearSigmoid": "Sigmoid",
-    "QLinearSoftmax": "Softmax",
+# ONNX's operator for each one on 8-bit values, and the inputs that are its operands and the scale of its result. Scale
+# and zero point follow each operand, a zero point the scale of the result.
+_OPERATORS = {
+    "QLinearAdd": ("Add", (0, 3), 6),
+    "QLinearAveragePool": ("AveragePool", (0,), 3),
+    "QLinearGlobalAveragePool": ("GlobalAveragePool", (0,), 3),
+    "QLinearLeakyRelu": ("LeakyRelu", (0,), 3),
+    "QLinearMul": ("Mul", (0, 3), 6),
+    "QLinearSigmoid": ("Sigmoid", (0,), 3),
+    "QLinearSoftmax": ("Softmax", (0,), 3),
 }
-_BINARY = {"QLinearAdd": "Add", "QLinearMul": "Mul"}
+# The same for products of inputs 0 and 3: ONNX's operator, and the inputs that are the result's scale and the bias.
+_QUANTISED_PRODUCTS = {"QGemm": ("Gemm", 7, 6), "QLinearConv": ("Conv", 6, 8), "QLinearMatMul": ("MatMul", 6, None)}
 _QUANTISE = ("QuantizeLinear", "QLinearConv", "QLinearMatMul", "QGemm", "DynamicQuantizeLinear", "DynamicQuantizeLSTM")
 _OF_INTEGERS = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}
 _Values: TypeAlias = Sequence[onnx_ir.Value | None]
@@ -106,21 +110,62 @@ class _Weight(NamedTuple):
     is_int8: bool
 
 
-class _FloatConversion:
+class _Editor:
+    """Inserts nodes and constants into a graph, with new names."""
+
     def __init__(self, graph: onnx_ir.Graph) -> None:
         self._graph = graph
         self._names = {value.name for node in graph for value in node.outputs} | set(graph.initializers)
         self._names |= {node.name for node in graph} | {value.name for value in graph.inputs}
+        self._current: onnx_ir.Node  # new nodes come before it
+
+    def _initializer(self, array: Array) -> onnx_ir.Value:
+        name = self._name("constant")
+        value = onnx_ir.val(name, const_value=onnx_ir.tensor(array, name=name))
+        self._graph.register_initializer(value)
+        return value
+
+    def _node(
+        self, kind: str, inputs: _Values, attributes: dict[str, Any] | None = None, count: int = 1
+    ) -> Sequence[onnx_ir.Value]:
+        """Insert a node of ONNX's own domain before the current one, and return its outputs."""
+        name = self._name(f"{self._current.name or self._current.outputs[0].name}.{kind}")
+        node = onnx_ir.node(kind, inputs, attributes, num_outputs=count, name=name)
+        for output in node.outputs:
+            output.name = self._name(f"{self._current.outputs[0].name}.float")
+        self._graph.insert_before(self._current, node)
+        return node.outputs
+
+    def _name(self, wish: str) -> str:
+        name, number = wish, 0
+        while name in self._names:
+            number += 1
+            name = f"{wish}.{number}"
+        self._names.add(name)
+        return name
+
+    def _supersede(self, old: onnx_ir.Value, new: onnx_ir.Value) -> None:
+        """Replace all uses of a value by another one, which gets its name if the value is a graph output."""
+        if old.is_graph_output():
+            [new] = self._node("Identity", [new])
+            name, old.name = old.name, self._name(f"{old.name}.before")
+            new.name, new.shape, new.type = name, old.shape, old.type
+        onnx_ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+
+
+class _FloatConversion(_Editor):
+    """The float values that replace 8-bit values; the nodes are converted in order."""
+
+    def __init__(self, graph: onnx_ir.Graph) -> None:
+        super().__init__(graph)
         self._floats: dict[onnx_ir.Value, _Quantised] = {}  # by the 8-bit value
         self._known: dict[onnx_ir.Value, _Quantised] = {}  # by the float value
         self._weights: dict[onnx_ir.Value, _Weight] = {}  # by the float constant
         self._at_run_time: set[onnx_ir.Value] = set()  # products whose input the model quantises at run time
-        self._current: onnx_ir.Node
         self._methods = {
             "QuantizeLinear": self._quantize,
             "DequantizeLinear": self._dequantize,
-            "QLinearConv": self._conv,
-            **dict.fromkeys(("QLinearMatMul", "QGemm"), self._matmul),
+            **dict.fromkeys(_QUANTISED_PRODUCTS, self._product),
             **dict.fromkeys(_OF_INTEGERS, self._product_at_run_time),
             "DynamicQuantizeLSTM": self._lstm,
         }
@@ -133,13 +178,11 @@ class _FloatConversion:
             return
         if kind in self._methods:
             self._methods[kind](node)
-        elif kind in _UNARY:
-            operand = self._operand(node.inputs[:3])
-            if operand is not None and not _attribute(node, "channels_last", 0) and _attribute(node, "opset", 13) >= 13:
-                self._result(node, _UNARY[kind], [operand], node.inputs[3:5])
-        elif kind in _BINARY:
-            operands = [self._operand(node.inputs[:3]), self._operand(node.inputs[3:6])]
-            self._result(node, _BINARY[kind], operands, node.inputs[6:8])
+        elif kind in _OPERATORS:
+            name, places, scale = _OPERATORS[kind]
+            operands = [self._operand(node.inputs[i : i + 3]) for i in places]
+            if not _attribute(node, "channels_last", 0) and _attribute(node, "opset", 13) >= 13:
+                self._result(node, name, operands, node.inputs[scale : scale + 2])
         elif kind == "QLinearConcat":
             operands = [self._operand(node.inputs[i : i + 3]) for i in range(2, len(node.inputs), 3)]
             self._result(node, "Concat", operands, node.inputs[:2])
@@ -156,35 +199,24 @@ class _FloatConversion:
         if operand is not None:
             self._supersede(node.outputs[0], operand)
 
-    def _conv(self, node: onnx_ir.Node) -> None:
-        x, w = self._operand(node.inputs[:3]), self._operand(node.inputs[3:6], axis=0)
-        if x not in self._known or w not in self._weights:
-            return
-        assert x is not None
-        assert w is not None
-        operands = [x, w]
-        if len(node.inputs) > 8 and node.inputs[8] is not None:
-            bias = _constant(node.inputs[8])
-            assert bias is not None
-            step = self._known[x].scale * self._weights[w].steps
-            operands.append(self._initializer((bias * step.astype(np.float64)).astype(np.float32)))
-        self._result(node, "Conv", operands, node.inputs[6:8])
-
-    def _matmul(self, node: onnx_ir.Node) -> None:
-        is_gemm = node.op_type == "QGemm"
-        axis = 0 if _attribute(node, "transB", 0) else -1
+    def _product(self, node: onnx_ir.Node) -> None:
+        kind, scale, bias_at = _QUANTISED_PRODUCTS[node.op_type]
+        axis = 0 if kind == "Conv" or _attribute(node, "transB", 0) else -1
         x, w = self._operand(node.inputs[:3]), self._operand(node.inputs[3:6], axis=axis)
         if x is None or w is None:
             return
-        operands = [x, w]
-        scale_and_zero = node.inputs[7:9] if is_gemm else node.inputs[6:8]
-        if is_gemm and node.inputs[6] is not None:
-            bias, a, weight = _constant(node.inputs[6]), self._known.get(x), self._weights.get(w)
-            if bias is None or a is None or weight is None:
+        operands, quantised, weight = [x, w], self._known.get(x), self._weights.get(w)
+        bias = None if bias_at is None or bias_at >= len(node.inputs) else node.inputs[bias_at]
+        if (quantised is None or weight is None) and (kind == "Conv" or bias is not None):
+            return
+        if bias is not None and quantised is not None and weight is not None:
+            numbers = _constant(bias)
+            if numbers is None:
                 return
-            step = a.scale * weight.steps.astype(np.float64) * _attribute(node, "alpha", 1.0)
-            operands.append(self._initializer((bias * step).astype(np.float32)))
-        self._result(node, "Gemm" if is_gemm else "MatMul", operands, scale_and_zero)
+            steps = weight.steps if kind == "Conv" else weight.steps.astype(np.float64)
+            step = np.asarray(quantised.scale * steps * _attribute(node, "alpha", 1.0), np.float64)
+            operands.append(self._initializer((numbers * step).astype(np.float32)))
+        self._result(node, kind, operands, node.inputs[scale : scale + 2])
 
     def _product_at_run_time(self, node: onnx_ir.Node) -> None:
         """Replace the pattern of dynamic quantisation: integer product -> Cast -> Mul by both scales.
@@ -279,46 +311,12 @@ class _FloatConversion:
         if max(steps.ndim, zeros.ndim) > 1:  # blocks
             return None
         axis = axis % max(numbers.ndim, 1)
-        along = [-1 if i == axis else 1 for i in range(numbers.ndim)]
-        centred = numbers.astype(np.int32) - (zeros.astype(np.int32) if zeros.size == 1 else zeros.reshape(along))
+        centred = numbers.astype(np.int32) - _along(zeros.astype(np.int32), axis, numbers.ndim)
         steps = steps.astype(np.float32).reshape(-1)
-        floats = centred.astype(np.float32) * (steps if steps.size == 1 else steps.reshape(along))
+        floats = centred.astype(np.float32) * _along(steps, axis, numbers.ndim)
         result = self._initializer(floats.reshape(numbers.shape).astype(np.float32))
         self._weights[result] = _Weight(steps, axis, bool(np.abs(centred).max(initial=0) <= LEVELS))
         return result
-
-    def _initializer(self, array: Array) -> onnx_ir.Value:
-        name = self._name("constant")
-        value = onnx_ir.val(name, const_value=onnx_ir.tensor(array, name=name))
-        self._graph.register_initializer(value)
-        return value
-
-    def _node(
-        self, kind: str, inputs: _Values, attributes: dict[str, Any] | None = None, count: int = 1
-    ) -> Sequence[onnx_ir.Value]:
-        """Insert a node of ONNX's own domain before the current one, and return its outputs."""
-        name = self._name(f"{self._current.name or self._current.outputs[0].name}.{kind}")
-        node = onnx_ir.node(kind, inputs, attributes, num_outputs=count, name=name)
-        for output in node.outputs:
-            output.name = self._name(f"{self._current.outputs[0].name}.float")
-        self._graph.insert_before(self._current, node)
-        return node.outputs
-
-    def _name(self, wish: str) -> str:
-        name, number = wish, 0
-        while name in self._names:
-            number += 1
-            name = f"{wish}.{number}"
-        self._names.add(name)
-        return name
-
-    def _supersede(self, old: onnx_ir.Value, new: onnx_ir.Value) -> None:
-        """Replace all uses of a value by another one, which gets its name if the value is a graph output."""
-        if old.is_graph_output():
-            [new] = self._node("Identity", [new])
-            name, old.name = old.name, self._name(f"{old.name}.before")
-            new.name, new.shape, new.type = name, old.shape, old.type
-        onnx_ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
 
     def end(self) -> None:
         """Quantise floats for the remaining readers of 8-bit values, remove dead nodes, and set scales of products."""
@@ -396,10 +394,15 @@ def _constant(value: onnx_ir.Value) -> Array | None:
     x, scale, zero = (None if operand is None else _constant(operand) for operand in (*node.inputs, None)[:3])
     if x is None or scale is None or zero is None or zero.dtype not in _RANGES or scale.ndim > 1:
         return None
-    along = [-1 if i == _attribute(node, "axis", 1) % max(x.ndim, 1) else 1 for i in range(x.ndim)]
-    scale, shift = (array if array.size == 1 else array.reshape(along) for array in (scale, zero))
+    axis = _attribute(node, "axis", 1) % max(x.ndim, 1)
+    scale, shift = (_along(array, axis, x.ndim) for array in (scale, zero))
     numbers: Array = np.clip(np.rint(x / scale) + shift, *_RANGES[zero.dtype]).astype(zero.dtype)
     return numbers
+
+
+def _along(array: Array, axis: int, rank: int) -> Array:
+    """Return numbers per tensor, or along an axis, in a shape that broadcasts."""
+    return array if array.size == 1 else array.reshape([-1 if i == axis else 1 for i in range(rank)])
 
 
 def _limits(scale: onnx_ir.Value | None, zero: onnx_ir.Value | None) -> tuple[float, int, np.dtype[Any]] | None:
