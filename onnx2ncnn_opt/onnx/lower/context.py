@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.ir.dim import Call, Dim, Sym, at_least, calls, symbol
+from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.spec import LayerSpec
 from onnx2ncnn_opt.onnx.lower.builder import Builder
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
@@ -128,24 +129,18 @@ class ImportContext(Builder, ABC):
 
     def _flags_behind(self, value: onnx_ir.Value | None) -> list[str]:
         """Return the inputs that a value is computed from; empty if one is not a flag, or a node has a subgraph."""
+
+        def operands(value: onnx_ir.Value | None) -> Sequence[onnx_ir.Value | None]:
+            node = None if value is None or value.const_value is not None else value.producer()
+            return () if node is None or node.op_type in ("Shape", "Size") else node.inputs
+
+        computed = [x for x in reached([value], operands) if x is not None and x.const_value is None]
+        producers = [x.producer() for x in computed]
+        kinds = {attribute.type for node in producers if node is not None for attribute in node.attributes.values()}
+        sources = {x.name for x, node in zip(computed, producers, strict=True) if node is None}
         flags = [info.name for info in self.model.inputs if _is_flag(info)]
-        sources: set[str | None] = set()
-        visited, pending = {value}, [value]
-        while pending:
-            current = pending.pop()
-            if current is None or current.const_value is not None:
-                continue
-            node = current.producer()
-            if node is None:
-                if current.name not in flags:
-                    return []
-                sources.add(current.name)
-            elif any(attribute.type is onnx_ir.AttributeType.GRAPH for attribute in node.attributes.values()):
-                return []
-            elif node.op_type not in ("Shape", "Size"):
-                pending += [operand for operand in node.inputs if operand not in visited]
-                visited.update(node.inputs)
-        return [name for name in flags if name in sources]
+        is_plain = onnx_ir.AttributeType.GRAPH not in kinds and sources <= set(flags)
+        return [name for name in flags if name in sources] if is_plain else []
 
     def declared_shape(self, value: onnx_ir.Value) -> tuple[Dim | None, ...] | None:
         """Return the declared shape of a value, or None. Sizes that do not follow from the inputs' sizes are None."""

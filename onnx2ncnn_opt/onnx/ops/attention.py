@@ -63,8 +63,7 @@ def attention23(
     heads, past = sdpa.with_past(im, heads, past_key, past_value)
     window = sdpa.KeyWindow(bool(is_causal), left_window_size, right_window_size)
     bias_of_keys = window.bias(im, heads, past if nonpad_kv_seqlen is None else nonpad_kv_seqlen)
-    mask = sdpa.lengthened(im, sdpa.bias(im, attn_mask), heads[1].shape[2])
-    mask = added(im, mask, bias_of_keys)
+    mask = added(im, sdpa.lengthened(im, sdpa.bias(im, attn_mask), heads[1].shape[2]), bias_of_keys)
     if softcap or im.is_used(3):
         y, scores = sdpa.capped(im, heads, mask, scale, softcap, qk_matmul_output_mode)
         return sdpa.merge_heads(im, y) if q.rank == 3 else y, heads[1], heads[2], scores
@@ -259,20 +258,26 @@ def group_query_attention(
     if do_rotary:
         if cos_cache is None or sin_cache is None:
             raise im.refuse("rotary embeddings without their tables", "give it cos_cache and sin_cache")
-        [rotated] = im.fixed([2 * cos_cache.shape[-1]], "tables of dynamic width")
-        tables: list[Value] = [cos_cache, sin_cache]
-        if position_ids is None:
-            end = before + heads[0].shape[2]
-            im.demand(cos_cache.shape[0] - end, 0)  # the table has a row for each position
-            tables = [unsqueeze(im, crop(im, im.tensor(x), 0, before, end), (0,)) for x in tables]
-        for i in (0, 1):
-            heads[i] = im.tensor(sdpa.rotate(im, heads[i], tables, position_ids, rotary_interleaved, 0, rotated))
+        heads[:2] = _rotated_heads(im, heads[:2], (cos_cache, sin_cache), position_ids, before, rotary_interleaved)
     heads, past = sdpa.with_past(im, heads, past_key, past_value)
     # The window counts the query's own key.
     window = sdpa.KeyWindow(causal=bool(causal), left=local_window_size - 1 if local_window_size > 0 else -1)
     options = heads, added(im, sdpa.bias(im, attention_bias), window.bias(im, heads, past)), scale or None
     y = sdpa.capped(im, *options, softcap, 0)[0] if softcap else sdpa.attend(im, *options)
     return sdpa.merge_heads(im, y), heads[1], heads[2]
+
+
+def _rotated_heads(
+    im: ImportContext, heads: Sequence[Tensor], tables: Sequence[Value], ids: Value | None, past: Dim, interleaved: int
+) -> list[Tensor]:
+    """Return queries and keys with rotary embeddings; without the positions `ids`, they count from the past on."""
+    rows, width = tables[0].shape[0], tables[0].shape[-1]
+    [rotated] = im.fixed([2 * width], "tables of dynamic width")
+    if ids is None:
+        end = past + heads[0].shape[2]
+        im.demand(rows - end, 0)  # the table has a row for each position
+        tables = [unsqueeze(im, crop(im, im.tensor(x), 0, past, end), (0,)) for x in tables]
+    return [im.tensor(sdpa.rotate(im, x, tables, ids, interleaved, 0, rotated)) for x in heads]
 
 
 def _require_all_keys(im: ImportContext, last: Operand, total: Operand, keys: Dim) -> None:

@@ -151,7 +151,7 @@ def group_norm(
     if isinstance(gamma, Constant) and isinstance(beta, Constant):
         params = {"weights": {"gamma_data": gamma.array, "beta_data": beta.array}}
     blob = im.layer("GroupNorm", im.channels(x), group=num_groups, channels=channels, eps=epsilon, **params)
-    normal = im.wrap(blob, x.shape, [[axis] for axis in range(1, x.rank)], [0], x.dtype)
+    normal = im.from_channels(x, blob, x.dtype)
     return normal if "weights" in params else _affine(im, normal, gamma, beta)
 
 
@@ -176,7 +176,7 @@ def lrn(
     if x.rank != 4:
         raise im.refuse(f"the operand has rank {x.rank}", _RANKS)
     blob = im.layer("LRN", im.channels(x), local_size=size, alpha=alpha, beta=beta, bias=bias)
-    return im.wrap(blob, x.shape, [[axis] for axis in range(1, x.rank)], [0])
+    return im.from_channels(x, blob)
 
 
 _MVN_EPSILON = 1e-9

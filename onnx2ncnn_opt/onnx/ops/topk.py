@@ -21,7 +21,7 @@ from onnx2ncnn_opt.onnx.lower.functional.activation import flattened
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, FLT_MIN, as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
-from onnx2ncnn_opt.onnx.lower.functional.gather import gather_elements
+from onnx2ncnn_opt.onnx.lower.functional.gather import as_indices, gather_elements
 from onnx2ncnn_opt.onnx.lower.functional.logic import between
 from onnx2ncnn_opt.onnx.lower.functional.reduce import arg_max, mark_largest, reduce
 from onnx2ncnn_opt.onnx.lower.functional.views import unsqueeze
@@ -31,7 +31,6 @@ from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value, held_as_floa
 _MOST_COMPARISONS = 2**24
 _MOST_ROUNDS = 128  # nine layers each
 _SCALE = 4  # dividing by it makes room for infinite and removed numbers
-_UNSIGNED = held_as_float(np.dtype(np.uint32))
 _INDEX = held_as_float(np.dtype(np.int64))
 
 onnx_op("ArgMax", integers=True, jumps=True, items=items.reduced(0, "axis"), folds=True)(arg_max)
@@ -153,5 +152,4 @@ def _of_rank(im: ImportContext, ranks: Tensor, size: int, count: int) -> Tensor:
     distance = binary(im, BinaryOp.SUB, row, Constant(np.arange(count, dtype=np.float32)[:, None]))
     own = Constant(np.arange(size, dtype=np.float32))
     index = binary(im, BinaryOp.MUL, between(im, distance, -0.5, 0.5), own)
-    indices = reduce(im, index, "ReduceMax", (2,), 0)  # in a row with NaN, two elements may have the same rank
-    return indices.of_type(_UNSIGNED)
+    return as_indices(im, reduce(im, index, "ReduceMax", (2,), 0))  # two elements in a row with NaN may have one rank

@@ -167,14 +167,11 @@ def _picked(im: ImportContext, x: Tensor, axis: int, indices: list[int], lookup:
         column = unsqueeze(im, _picked(im, x, axis, indices[::times], lookup), (axis + 1,))
         copies = repeated(im, column, [times if a == axis + 1 else 1 for a in range(column.rank)])
         return im.tensor(im.reshape(copies, shape))
-    runs: list[tuple[int, int]] = []  # first index and count
-    for index in indices:
-        if runs and index == sum(runs[-1]) != 0:
-            runs[-1] = runs[-1][0], runs[-1][1] + 1
-        else:
-            runs.append((index, 1))
+    flat = np.array(indices)
+    cuts = np.flatnonzero((np.diff(flat) != 1) | (flat[1:] == 0)) + 1  # 0 after -1 is at the other end
+    runs = [(int(run[0]), run.size) for run in np.split(flat, cuts)]  # first index and count
     if lookup is not None and len(set(runs)) > MOST_RUNS:
-        return lookup(x, axis, np.array(indices))
+        return lookup(x, axis, flat)
     laid_out = im.along(x, [axis])
     dim = laid_out.view.dim_of(axis)
     if dim is None:  # size 1: all indices are 0

@@ -149,7 +149,7 @@ def gather_elements(im: ImportContext, data: Value, indices: Value, *, axis: int
     if indices.rank != data.rank:
         raise im.invalid(f"indices of rank {indices.rank} for rank {data.rank}")
     if isinstance(indices, Constant):
-        return _constant_elements(im, data, indices.array, axis)
+        return _constant_elements(im, im.tensor(data), indices.array, axis)
     check_indices(im, indices)
     if isinstance(data, Constant) and data.array.size and (data.array == data.array.flat[0]).all():  # as token types
         return as_constant(SymbolicTensor(data.array.flat[:1].reshape((1,) * data.rank), indices.shape, data.dtype))
@@ -165,13 +165,9 @@ def gather_elements(im: ImportContext, data: Value, indices: Value, *, axis: int
     return im.wrap(blob, indices.shape, dims, dtype=_type(data))
 
 
-def _constant_elements(im: ImportContext, data: Value, indices: Array, axis: int) -> Value:
+def _constant_elements(im: ImportContext, data: Tensor, indices: Array, axis: int) -> Value:
     shape = fixed(im, data.shape)
     indices = from_front(im, indices, shape[axis])
-    if isinstance(data, Constant):
-        targets: list[Array] = list(np.indices(indices.shape, sparse=True))
-        targets[axis] = indices
-        return Constant(data.array[tuple(targets)])
     if not indices.size:
         raise im.refuse("no indices: ncnn has no empty tensors", "remove the node, or pick one element at least")
     for other in range(data.rank):
@@ -182,7 +178,7 @@ def _constant_elements(im: ImportContext, data: Value, indices: Array, axis: int
     order = [*first, *(a for a in range(data.rank) if a not in first)]
     ordered = data.transpose(order)
     distinct = indices.transpose(order).reshape(*(indices.shape[a] for a in first), -1)[..., 0]
-    targets = list(np.indices(distinct.shape, sparse=True))
+    targets: list[Array] = list(np.indices(distinct.shape, sparse=True))
     targets[first.index(axis)] = distinct
     result = _take(im, ordered, targets, ordered.shape[: distinct.ndim])
     return result.transpose([order.index(a) for a in range(data.rank)])

@@ -177,8 +177,6 @@ def _is_expm1(blob: Blob, x: Blob) -> bool:
     layer = blob.producer
     if layer is None:
         return False
-    if layer.computes(UnaryOp.EXPM1):
-        return layer.input is x
     if layer.type != "BinaryOp" or not layer["with_scalar"]:
         return False
     less = {BinaryOp.ADD: -1.0, BinaryOp.SUB: 1.0}.get(layer["op_type"])
