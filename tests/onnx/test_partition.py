@@ -113,6 +113,14 @@ def test_a_node_without_layers_is_refused_without_a_tail() -> None:
     assert operators(converted(data, tail="only-needed")) == ["NonZero"]
 
 
+def test_rows_are_items_where_a_tail_would_follow_otherwise() -> None:
+    text = "(float[n,4] x, int64[n,2] i) => (float[n,2] y) { y = GatherElements <axis = 1> (x, i) }"
+    proto = parser.parse_model('<ir_version: 8, opset_import: ["": 18]> g ' + text)
+    conversion = converted(proto.SerializeToString())
+    assert conversion.tail is None
+    assert [entry.batch_axis for entry in conversion.manifest().inputs] == [0, 0]
+
+
 def test_a_net_without_a_tail_is_the_same(tmp_path: Path) -> None:
     data = model("y = Relu (f)", outputs="float[1,4,8,8] y")
     for tail in ("auto", "never"):

@@ -47,7 +47,12 @@ def close(actual: Any, expected: Any, digits: float = 1e-6) -> bool:
 
 def test_there_are_many_cases() -> None:
     assert len(CASES) > LEAST
-    assert {node.operator for _, program in CASES for node in program.nodes} > {"TopK", "NonMaxSuppression", "Unique"}
+    assert {node.operator for _, program in CASES for node in program.nodes} > {
+        "TopK",
+        "NonMaxSuppression",
+        "Unique",
+        "Compress",
+    }
 
 
 def test_conformance_in_numpy() -> None:

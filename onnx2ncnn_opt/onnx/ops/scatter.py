@@ -217,25 +217,26 @@ def _scatter_rows(im: ImportContext, data: Value, targets: Tensor, updates: Valu
 
 def _scatter_cells(im: ImportContext, data: Value, indices: Tensor, updates: Value, axis: int, reduction: str) -> Value:
     """Scatter single elements to computed indices along an axis."""
-    shape, index_shape = fixed(im, data.shape), fixed(im, indices.shape)
+    shape, index_shape = data.shape, indices.shape
     others = [a for a in range(data.rank) if a != axis]
+    [size] = fixed(im, shape[axis : axis + 1])
     if updates.shape != index_shape or any(index_shape[a] != shape[a] for a in others):
         raise im.refuse(
             f"indices of shape {list(index_shape)} computed at run time, and updates of shape {list(updates.shape)}, "
             f"for {list(shape)}",
             f"such indices must cover the other axes than {axis}",
         )
-    order, count = [*others, axis], math.prod(shape[a] for a in others)
+    order, count = [*others, axis], product(tuple(shape[a] for a in others))
     check_indices(im, indices)
-    indices = as_indices(im, nonnegative_indices(im, indices, shape[axis]))
+    indices = as_indices(im, nonnegative_indices(im, indices, size))
     old, targets, new = (im.reshape(x.transpose(order), (count, x.shape[axis])) for x in (data, indices, updates))
     row = im.tensor(targets)
     if reduction == "none":
         both = concat(im, old, new, axis=1)
-        result: Value = im.tensor(gather_elements(im, both, _sources(im, row, shape[axis]), axis=1))
+        result: Value = im.tensor(gather_elements(im, both, _sources(im, row, size), axis=1))
     else:
         old, new = (im.reshape(x, (*x.shape, 1)) for x in (old, new))
-        result = _combined(im, old, new, _hits(im, row, shape[axis], 1), reduction)
+        result = _combined(im, old, new, _hits(im, row, size, 1), reduction)
     return im.reshape(result, tuple(shape[a] for a in order)).transpose([order.index(a) for a in range(data.rank)])
 
 
@@ -260,14 +261,15 @@ def _sources(im: ImportContext, targets: Tensor, size: int) -> Tensor:
     It is the last update of the element, or the element itself. Each row of elements has a row of targets.
     """
     hits = _hits(im, targets, size, 1)
-    numbers = size + np.arange(fixed(im, targets.shape)[1], dtype=np.float32).reshape(-1, 1)
+    numbers = size + np.arange(_size(im, targets, 1), dtype=np.float32).reshape(-1, 1)
     last = reduce(im, binary(im, BinaryOp.MUL, hits, Constant(numbers)), "ReduceMax", (1,), 0)
     return as_indices(im, binary(im, BinaryOp.MAX, last, Constant(np.arange(size, dtype=np.float32))))
 
 
 def _hits(im: ImportContext, targets: Tensor, size: int, elements: int) -> Tensor:
     """Compare targets [rows, count] with each of `size` indices: 1 if equal, else 0; refused if that is too much."""
-    rows, count = fixed(im, targets.shape)
+    lines, count = targets.shape[0], _size(im, targets, 1)
+    rows = 1 if isinstance(lines, Sym) else lines
     if rows * count * size * elements > _MOST_PAIRS:
         raise im.refuse(
             f"{count} indices computed at run time into {size} elements, {rows * elements} times: too many to compare",

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Sample, SamplePadding, UnaryOp
-from onnx2ncnn_opt.ir.dim import Call, Dim, Shape, Sym, at_least, known, product, symbol
+from onnx2ncnn_opt.ir.dim import Call, Dim, Shape, Sym, at_least, axis_index, known, product, symbol
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.fold.sizes.cells import as_constant, materialised, or_none
@@ -72,23 +72,33 @@ def _replaced(im: ImportContext, blob: Blob, data: Value, axis: int, shape: Shap
 
 
 def _sampled(
-    im: ImportContext, image: Blob, indices: Tensor, dims: Sequence[Sequence[int]], size: Dim, rows: int
+    im: ImportContext, image: Blob, indices: Tensor, dims: Sequence[Sequence[int]], size: Dim, rows: Dim
 ) -> Blob:
     """Pick the pixels at `indices` from each row of an image of width `size`; `dims` is the layout of the indices."""
     targets = nonnegative_indices(im, indices, size)
-    _check_size(im, 1 if isinstance(size, Sym) else size, rows)
+    _check_size(im, *(1 if isinstance(count, Sym) else count for count in (size, rows)))
     if isinstance(size, Sym):
         share = binary(im, BinaryOp.DIV, im.apply(targets, BinaryOp.ADD, 0.5), numbers_of(im, size))
         return pixels(im, image, _grid(im, im.mat(share, dims), 2.0, -1.0, rows))
     return pixels(im, image, _grid(im, im.mat(targets, dims), 2 / size, 1 / size - 1, rows))
 
 
-def _grid(im: ImportContext, x: Blob, scale: float, shift: float, rows: int) -> Blob:
+def _grid(im: ImportContext, x: Blob, scale: float, shift: float, rows: Dim) -> Blob:
     """Return the grid [2, rows, indices] of GridSample: x-coordinates ``x * scale + shift``, and the row's y."""
-    factors = np.array([scale, 0], np.float32).reshape(2, 1, 1)
-    offsets = np.stack([np.full(rows, shift), pixel_centres(rows)]).astype(np.float32).reshape(2, rows, 1)
-    scaled = im.layer("BinaryOp", x, im.memory(factors), op_type=BinaryOp.MUL)
-    return im.layer("BinaryOp", scaled, im.memory(offsets), op_type=BinaryOp.ADD)
+    scaled = im.layer("BinaryOp", x, _planes(im, scale, 0), op_type=BinaryOp.MUL)
+    if isinstance(rows, Sym):
+        odd = im.tensor(SymbolicTensor(np.array([2 * axis_index(0) + 1], object), (rows,), np.dtype(np.float32)))
+        centres = im.mat(im.tensor(binary(im, BinaryOp.DIV, odd, numbers_of(im, rows))), [[], [0], []])
+        y = im.layer("BinaryOp", centres, _planes(im, 0, 1), op_type=BinaryOp.MUL)
+        offsets = im.layer("BinaryOp", y, _planes(im, shift, -1), op_type=BinaryOp.ADD)
+    else:
+        offsets = _planes(im, np.full(rows, shift), pixel_centres(rows))
+    return im.layer("BinaryOp", scaled, offsets, op_type=BinaryOp.ADD)
+
+
+def _planes(im: ImportContext, x: Array | float, y: Array | float) -> Blob:
+    """Return numbers for the x and the y of each row of a grid."""
+    return im.memory(np.stack([x, y]).astype(np.float32).reshape(2, -1, 1))
 
 
 def numbers_of(im: ImportContext, *sizes: Dim) -> Value:
@@ -154,14 +164,15 @@ def gather_elements(im: ImportContext, data: Value, indices: Value, *, axis: int
     if isinstance(data, Constant) and data.array.size and (data.array == data.array.flat[0]).all():  # as token types
         return as_constant(SymbolicTensor(data.array.flat[:1].reshape((1,) * data.rank), indices.shape, data.dtype))
     others = [a for a in range(data.rank) if a != axis]
-    kept = dict(zip(others, fixed(im, tuple(indices.shape[a] for a in others)), strict=True))
+    kept = {a: indices.shape[a] for a in others}
     if isinstance(data, Constant):
+        fixed(im, tuple(kept.values()))
         data = Constant(data.array[tuple(slice(kept.get(a)) for a in range(data.rank))])
     for a in others:
         if isinstance(data, Tensor) and kept[a] != data.shape[a]:
             data = crop(im, data, a, 0, kept[a])
     dims: list[list[int]] = [[], others, [axis]]
-    blob = _sampled(im, _image(im, data, *dims), indices, dims, data.shape[axis], math.prod(kept.values()))
+    blob = _sampled(im, _image(im, data, *dims), indices, dims, data.shape[axis], product(tuple(kept.values())))
     return im.wrap(blob, indices.shape, dims, dtype=_type(data))
 
 

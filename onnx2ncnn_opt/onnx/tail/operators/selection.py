@@ -1,4 +1,4 @@
-"""Operators that select elements: TopK, ArgMax, NonZero, Unique, NonMaxSuppression, If."""
+"""Operators that select elements: TopK, ArgMax, NonZero, Compress, Unique, NonMaxSuppression, If."""
 
 from collections.abc import Callable
 from typing import Any
@@ -127,6 +127,40 @@ template<class T> bool NonZero(Tail& t, View& y, const View& x) {
 def non_zero(x: T) -> L:
     """Return the indices of elements that are not 0, one row for each axis."""
     return np.stack(np.nonzero(np.atleast_1d(x))).astype(np.int64)
+
+
+@tail_op(r"""
+template<class T> bool Compress(Tail& t, View& y, const View& x, const View& condition, i64 axis) {
+    View v = x, mask;
+    int a = 0;
+    if (condition.rank != 1 || !dense<Bool>(t, mask, condition) ||
+        (axis == none ? !dense<T>(t, v, x) : !axis_of(a, axis, x.rank)))
+        return false;
+    const i64 all = count(x);
+    if (axis == none)
+        lay_out(v, 1, &all);
+    const i64 n = std::min(v.shape[a], condition.shape[0]);
+    i64 shape[8];
+    std::copy(v.shape, v.shape + v.rank, shape);
+    shape[a] = n - std::count(at<Bool>(t, mask), at<Bool>(t, mask) + n, Bool(0));
+    if (!make<T>(t, y, v.rank, shape))
+        return false;
+    View from = v, to = y;
+    from.shape[a] = to.shape[a] = 1;
+    for (i64 i = 0; i < n; i++)
+        if (at<Bool>(t, mask)[i] != Bool(0)) {
+            from.at = v.at + i * v.stride[a] * i64(sizeof(T));
+            assign<T>(t, to, from);
+            to.at += y.stride[a] * i64(sizeof(T));
+        }
+    return true;
+}
+""")
+def compress(x: T, condition: B, *, axis: int | None = None) -> T:
+    """Keep the slices, or elements, whose condition holds; a missing condition is false."""
+    if condition.ndim != 1:
+        raise ValueError(f"a condition of the shape {condition.shape}")
+    return np.compress(condition[: x.size if axis is None else x.shape[axis]], x, axis)
 
 
 @tail_op(r"""
