@@ -421,6 +421,15 @@ def test_a_model_that_gives_numbers_for_large_inputs_only() -> None:
     assert any(draw.between is not None for draw in report.draws)
 
 
+def test_inputs_that_leave_no_number_are_left_out() -> None:
+    """A graph without edges has no softmax over its edges, and ncnn's ReLU turns NaN into 0."""
+    graph = "(float[1, 4] x, float[1, 1] edge) => (float[1, 4] y) <float zero = {0}, float none = {-inf}> { "
+    graph += "m = Equal(edge, zero) s = Where(m, none, edge) a = Softmax(s) p = Mul(x, a) y = Relu(p) }"
+    report = lower(parsed(graph)).verify(worker=WORKER)
+    assert report.ok
+    assert report.notes == ()
+
+
 def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:
     w = np.array([1, -np.inf], np.float32)
     data = serialized("(float[1, 2] x) => (float[1, 2] y) { y = Add(x, w) }", w=w)
