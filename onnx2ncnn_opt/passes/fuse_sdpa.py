@@ -1,11 +1,12 @@
 """`fuse_sdpa`, `fuse_sdpa_scale`: attention written as matrix products, and factors before it."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise
-from onnx2ncnn_opt.ir.dim import Shape, fitting, is_fixed, known, left_of_table, smaller
+from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise, Interp
+from onnx2ncnn_opt.ir.dim import Dim, Shape, fitting, is_fixed, known, left_of_table, smaller
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import INFINITE
 from onnx2ncnn_opt.ir.permute import order_type
@@ -108,8 +109,8 @@ def fuse_sdpa(
 ) -> list[Layer]:
     """Softmax(q @ k * scale + mask) @ v   ⇒   SDPA(q, k, v, mask)
 
-    Heads may share keys and values, if all heads share the same. Constant masks are broadcast to their full size. A
-    separate factor for each head moves to the queries.
+    Heads may share keys and values, if all heads share the same. Constant masks are broadcast to their full size, and
+    masks with one value for each key get a row for each query. A separate factor for each head moves to the queries.
     """
     if cap is not None:
         raise Refused(f"TanH '{cap.name}' caps the scores, and SDPA cannot")
@@ -131,7 +132,7 @@ def fuse_sdpa(
         require(not _is_divided(mask), f"'{mask.name}' is too low for SDPA, which divides it by its scale on ARM")
         if turned is not None:
             layers.append(_swapped(mask, root))
-        inputs.append(_mask(mask if turned is None else layers[-1].output, (turned or product).output, layers))
+        inputs.append(_mask(mask if turned is None else layers[-1].output, q, (turned or product).output, layers))
     params = {"scale": _scale_param(_factor(product, scale))} | ({"attn_mask": 1} if mask is not None else {})
     layers.append(Layer("SDPA", root.name, inputs, (), params))
     if is_transposed:
@@ -164,7 +165,7 @@ def _swapped(blob: Blob, root: Layer) -> Layer:
     return Layer("Permute", f"{root.name}_{blob.name}", [blob], [transposed], {"order_type": _LAST_TWO})
 
 
-def _mask(mask: Blob, logits: Blob, layers: list[Layer]) -> Blob:
+def _mask(mask: Blob, q: Blob, logits: Blob, layers: list[Layer]) -> Blob:
     """Return the mask in SDPA's shape: (queries, keys) for all heads, or (heads, queries, keys)."""
     # A mask with fewer dims would broadcast along the heads.
     heads, *matrix = known_shape(mask, 3)
@@ -179,10 +180,25 @@ def _mask(mask: Blob, logits: Blob, layers: list[Layer]) -> Blob:
         data = np.broadcast_to(block.data.reshape(old), (old[0], *full[1:]))
         layers.append(with_data(constant, data[0] if heads == 1 else data).having(outputs=[out]))
     else:
-        fits = heads == 1 and _fits(tuple(matrix), full[1:])
+        is_row = matrix[0] == 1 and fitting(matrix[1], full[2]) == full[2]
+        fits = heads == 1 and (is_row or _fits(tuple(matrix), full[1:]))
         require(fits, f"'{mask.name}' is not one value for each score")
+        if is_row and full[1] != 1:
+            layers.append(_rows(mask, q, *full[1:]))
+            mask = layers[-1].output
         layers.append(Layer("Squeeze", mask.name, [mask], [out], {"axes": (0,)}))
     return out
+
+
+def _rows(mask: Blob, q: Blob, queries: Dim, keys: Dim) -> Layer:
+    """Return a layer that repeats a row for each query."""
+    rows = Blob(f"{mask.name}_rows", (1, queries, keys), mask.batch)
+    params: dict[str, Any] = {"resize_type": Interp.NEAREST}
+    if is_fixed((queries, keys)):
+        return Layer("Interp", rows.name, [mask], [rows], {**params, "output_height": queries, "output_width": keys})
+    if queries == keys:  # no other input, so that all attentions share the layer
+        return Layer("Interp", rows.name, [mask], [rows], {**params, "size_expr": "0w,0w"})
+    return Layer("Interp", rows.name, [mask, q], [rows], {**params, "size_expr": "0w,1h"})
 
 
 def _fits(mask: Shape, scores: Shape) -> bool:

@@ -202,7 +202,8 @@ class _Search:
 
     def _passes_on(self, user: Layer, mask: Blob, slots: list[int], *, gate: bool, axis: int | None) -> bool:
         """Return True if a layer passes a mask on, and only Softmax or attention layers read the result."""
-        if user.has(Trait.MOVES) and user.type != "CopyTo":  # CopyTo overwrites a part of a row
+        repeats = user.type == "Interp" and user["resize_type"] == Interp.NEAREST and slots == [0]
+        if repeats or (user.has(Trait.MOVES) and user.type != "CopyTo"):  # CopyTo overwrites a part of a row
             widths = {out.shape and out.shape[-1] for out in (mask, *user.outputs)}
             keeps_rows = axis == -1 and user.type != "Permute" and len(widths) == 1 and None not in widths
             if gate and axis is not None and not keeps_rows:
