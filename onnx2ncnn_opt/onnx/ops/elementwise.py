@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
+from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import add, binary, maximum, minimum, mul
 from onnx2ncnn_opt.onnx.lower.functional.cast import cast_to, wrapped_around
@@ -37,6 +38,17 @@ def sum_(im: ImportContext, *xs: Value) -> Value:
 def mean(im: ImportContext, *xs: Value) -> Value:
     """Chain BinaryOp add, and divide by the number of operands."""
     return binary(im, BinaryOp.DIV, sum_(im, *xs), Constant(np.array(len(xs), np.float32)))
+
+
+@onnx_op("Scaler", domain="ai.onnx.ml", integers=True, axes="same", items=items.from_axis(1), errors="input")
+def scaler(im: ImportContext, x: Tensor, *, offset: tuple[float, ...] = (), scale: tuple[float, ...] = ()) -> Tensor:
+    """BinaryOp sub and mul, with a number for each feature (axis 1 of two), or one for all."""
+    if {len(offset), len(scale)} != {1} and not (x.rank == 2 and len(offset) == len(scale) == x.shape[1]):
+        shape = list(map(str, x.shape))
+        raise im.refuse(f"{len(offset)} offsets and {len(scale)} factors of {shape}", "use Sub and Mul")
+    offsets, factors = (Constant(np.array(numbers, np.float32)) for numbers in (offset, scale))
+    shifted = binary(im, BinaryOp.SUB, cast_to(im, x, np.dtype(np.float32)), offsets)
+    return binary(im, BinaryOp.MUL, shifted, factors)
 
 
 @onnx_op("Identity", integers=True, moves=(0,), axes="each", folds=True)
