@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from onnx2ncnn_opt.api.apply_passes import apply_passes
 from onnx2ncnn_opt.api.lower import Conversion, Files, lower
 from onnx2ncnn_opt.errors import CrashError, Error, UnsupportedError
 from onnx2ncnn_opt.ir.graph import Layer
@@ -18,6 +17,7 @@ from onnx2ncnn_opt.runtime.slots import too_small
 from onnx2ncnn_opt.verification.tolerance import compare
 from testing.compared import way
 from testing.conformance import Outcome
+from testing.optimized import apply_passes
 from testing.random_models import NoFit, RandomModel, evaluate
 
 SECONDS = 20

@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 
-from onnx2ncnn_opt.api.apply_passes import Optimized, apply_passes
+from onnx2ncnn_opt.api.apply_passes import Optimized
 from onnx2ncnn_opt.errors import CrashError, RunError
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.half import Noise
@@ -18,6 +18,7 @@ from onnx2ncnn_opt.verification.net_inputs import draw_runs
 from onnx2ncnn_opt.verification.nets import compare_outputs, run_reference
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, compare
+from testing.optimized import apply_passes
 from testing.random_layers import RandomNet
 from testing.runnable_nets import SHAPE, Net
 
@@ -49,7 +50,7 @@ def trial(number: int, seed: int, folder: Path, worker: NcnnWorker) -> str:
         "storage": rng.choice((None, None, None, None, "fp16", "bf16")),
         "shape_hints": rng.random() < 0.1,
     }
-    result = apply_passes(source.param, source.bin, **options)  # type: ignore[arg-type]
+    result = apply_passes(source.param, source.bin, **options)
     if not any(not blob.is_input for blob in result.graph.outputs):
         return "no output"
     try:
@@ -71,7 +72,7 @@ def trial(number: int, seed: int, folder: Path, worker: NcnnWorker) -> str:
     if packed:
         return packed
     out = NetFiles.at(folder / "out", binary=result.is_binary)
-    again = apply_passes(out.param, out.bin, **{**options, "storage": None})  # type: ignore[arg-type]
+    again = apply_passes(out.param, out.bin, **{**options, "storage": None})
     if options["storage"] and {event.pass_name for event in again.applied} == {"merge_equal_layers"}:
         return "same, with constants that are equal in 16 bits"
     if again.applied:

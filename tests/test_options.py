@@ -8,13 +8,13 @@ import pytest
 
 import onnx2ncnn_opt
 from onnx2ncnn_opt import Net, listening
-from onnx2ncnn_opt.api.apply_passes import apply_passes
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import ModelError, UsageError
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.verification.driver import VerifyReport
 from onnx2ncnn_opt.verification.options import Verification
 from testing.models import parsed
+from testing.optimized import apply_passes
 
 
 def model() -> onnx.ModelProto:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from onnx2ncnn_opt import Net
-from onnx2ncnn_opt.api.apply_passes import apply_passes
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.manifest import Image, read_manifest
@@ -16,6 +15,7 @@ from onnx2ncnn_opt.report.example import example
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.verification.verify_net import verify_net
 from testing.models import parsed
+from testing.optimized import apply_passes
 from testing.worker import WORKER
 
 MODELS = Path(__file__).resolve().parent.parent / "fixtures" / "models"

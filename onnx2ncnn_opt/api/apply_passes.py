@@ -1,17 +1,16 @@
-"""Running the passes on an existing net of any converter, in memory."""
+"""An existing net of any converter in memory: its shapes, the passes on it, and its verification."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnx2ncnn_opt import entry_points, passes
+from onnx2ncnn_opt import passes
 from onnx2ncnn_opt.api.net_shapes import (
-    add_hints,
     bound_shapes,
     check_known,
     infer_shapes,
@@ -22,8 +21,7 @@ from onnx2ncnn_opt.api.net_shapes import (
     shapes_of_pnnx,
     without_batches,
 )
-from onnx2ncnn_opt.errors import UsageError, check_option, check_options
-from onnx2ncnn_opt.finish import finish
+from onnx2ncnn_opt.errors import UsageError, check_options
 from onnx2ncnn_opt.ir.caches import caches
 from onnx2ncnn_opt.ir.cut import cut, drop_unused
 from onnx2ncnn_opt.ir.detections import DETECTORS
@@ -31,13 +29,10 @@ from onnx2ncnn_opt.ir.dim import is_fixed
 from onnx2ncnn_opt.ir.features import Feature, MasksFor
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.memory import Memory, lower_peak, peak_memory
-from onnx2ncnn_opt.ir.releases import NEWEST, check_release
-from onnx2ncnn_opt.ir.spec import LayerSpec
 from onnx2ncnn_opt.param.connect import DroppedSplit, ParsedNet
-from onnx2ncnn_opt.param.files import NetFiles, PathLike, all_or_nothing, read_net, write_staged
+from onnx2ncnn_opt.param.files import NetFiles, PathLike, all_or_nothing, write_staged
 from onnx2ncnn_opt.param.splits import count_layers
-from onnx2ncnn_opt.param.storage import Storage, encoding_of
-from onnx2ncnn_opt.progress import announce
+from onnx2ncnn_opt.param.storage import Storage
 from onnx2ncnn_opt.rewrite.events import Applied, Event, Failed, NearMiss, Rewritten
 from onnx2ncnn_opt.rewrite.prove_masks import Mask, put_masks
 from onnx2ncnn_opt.rewrite.rule import Pass
@@ -241,68 +236,10 @@ class Optimized(Rewritten):
             return in_turns(time_after, time_before, seconds)
 
 
-def apply_passes(  # noqa: PLR0913
-    param: PathLike,
-    bin: PathLike,
-    *,
-    shapes: Mapping[str, Sequence[int]] | None = None,
-    fixed_shapes: bool = False,
-    only: Collection[str] = (),
-    skip: Collection[str] = (),
-    limit: int | None = None,
-    start: Sequence[str] = (),
-    end: Sequence[str] = (),
-    storage: str | None = None,
-    shape_hints: bool = False,
-    custom: Collection[str | LayerSpec] = (),
-    release: int = NEWEST,
-    masks: MasksFor = True,
-) -> Optimized:
-    """Read a net, text or binary, and run the passes on it; run no net and write no file.
-
-    `shapes` are the sizes of inputs by blob name, outermost first; a leading 1 may be the batch. The default is the
-    shapes in the Input layers, or those of pnnx in NAME_ncnn.py or NAME.pnnx.param next to NAME.ncnn.param. Passes may
-    rely on all shapes only with `fixed_shapes`; without it the net also takes other shapes. `only` and `skip` choose
-    passes, `limit` is the largest number of rewrites. `start` and `end` are blobs: the layers between them become the
-    net. `storage` "fp16" or "bf16" stores weights in 16 bits if they lose little; without it, only weights computed
-    from 16-bit weights get 16 bits. `shape_hints` writes the shapes into the layers (parameter 30); on a GPU the net
-    then takes no others. `custom` declares layers that ncnn lacks (`ir.custom.custom_layer`). `release` (YYYYMMDD) is
-    the oldest ncnn that has to run the result. `masks` gives feature masks to layers that fp16 certainly breaks;
-    `Optimized.estimated` finds the others.
-
-    Raises:
-        ParamError, BinError: the files are broken, or have weights of undeclared custom layers.
-        UsageError: a name, shape or option is invalid.
-    """
-    check_options(param=param, shapes=shapes, only=only, skip=skip, limit=limit, start=start, end=end, custom=custom)
-    check_option("path", "bin", bin)
-    _check_shapes(shapes or {})
-    types = entry_points.layer_types(custom)
-    chosen = entry_points.select(only, skip)
-    check_release(release)
-    encoding = encoding_of(storage, release)
-    announce("reading the net")
-    net = _with_shapes(read_net(param, bin, types), NetFiles(Path(param), Path(bin)), shapes or {}, start, end)
-    graph, sizes = net.graph, net.shapes
-    events = _run_passes(graph, chosen, None if fixed_shapes else sizes, limit, release)
-    drop_unused(graph)
-    infer_shapes(graph, sizes)
-    is_masked = any(layer["featmask"] & _PRECISION for layer in graph)
-    net = replace(net, events=tuple(events), exchanged=len(lower_peak(graph)), _is_masked=is_masked)
-    if not fixed_shapes:
-        open_shapes(graph, sizes)
-    finished = finish(graph, encoding=encoding, keeps_storage=True, masks=masks)
-    infer_shapes(graph, sizes)
-    if shape_hints:
-        add_hints(graph)
-    layers, memory = (net.layers[0], finished.layers), (net.memory[0], peak_memory(graph))
-    return replace(net, layers=layers, memory=memory, storage=finished.storage, masks=finished.masks)
-
-
-def _with_shapes(
+def with_shapes(
     net: ParsedNet, files: NetFiles, shapes: Mapping[str, Sequence[int]], start: Sequence[str], end: Sequence[str]
 ) -> Optimized:
-    """Give a net its shapes and cut it; return it before any pass."""
+    """Give a net its shapes, and cut it; return it before any pass."""
     graph, is_cut = net.graph, bool(start or end)
     producers = {blob: name for name, blob in reversed(list(net.names.items()))}
     boxes = {layer: tuple(producers[blob] for blob in layer.inputs) for layer in graph if layer.type in DETECTORS}
@@ -337,13 +274,6 @@ def _with_shapes(
     )
 
 
-def _check_shapes(shapes: Mapping[str, Sequence[int]]) -> None:
-    for name, shape in shapes.items():
-        check_option("list", f"shapes['{name}']", shape)
-        for size in shape:
-            check_option("count", f"a size in shapes['{name}']", size)
-
-
 def _cut_out(
     graph: Graph,
     starts: Mapping[str, Blob],
@@ -363,20 +293,17 @@ def _cut_out(
     return {blob.name: fixed[blob.name] for blob in graph.inputs if blob.name in fixed}
 
 
-def _run_passes(
-    graph: Graph,
-    chosen: Sequence[Pass],
-    open_sizes: Mapping[str, Sequence[int]] | None,
-    limit: int | None,
-    release: int,
-) -> list[Event]:
-    """Infer shapes and run the passes until no pass changes the graph."""
+def with_passes(
+    net: Optimized, chosen: Sequence[Pass], *, fixed_shapes: bool, limit: int | None, release: int
+) -> Optimized:
+    """Run passes until none changes the net."""
+    graph, sizes = net.graph, net.shapes
     applied: list[Event] = []
     failed: list[Event] = []
     while True:
-        if open_sizes is not None:
-            infer_shapes(graph, open_sizes)
-            open_shapes(graph, open_sizes)
+        if not fixed_shapes:
+            infer_shapes(graph, sizes)
+            open_shapes(graph, sizes)
         remaining = None if limit is None else limit - len(applied)
         events = passes.run(graph, chosen, limit=remaining, release=release)
         new = [event for event in events if isinstance(event, Applied)]
@@ -384,7 +311,15 @@ def _run_passes(
         failed += (event for event in events if isinstance(event, Failed))
         chosen = [p for p in chosen if p.name not in {event.pass_name for event in failed}]
         if not new or remaining == len(new):
-            return [*applied, *(event for event in events if isinstance(event, NearMiss)), *failed]
+            break
+    drop_unused(graph)
+    infer_shapes(graph, sizes)
+    near_misses = (event for event in events if isinstance(event, NearMiss))
+    is_masked = any(layer["featmask"] & _PRECISION for layer in graph)
+    exchanged = len(lower_peak(graph))
+    if not fixed_shapes:
+        open_shapes(graph, sizes)
+    return replace(net, events=(*applied, *near_misses, *failed), exchanged=exchanged, _is_masked=is_masked)
 
 
 def _find(net: ParsedNet, names: Sequence[str], option: str) -> dict[str, Blob]:

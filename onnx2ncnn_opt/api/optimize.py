@@ -5,12 +5,17 @@ from contextlib import suppress
 from dataclasses import astuple, replace
 from pathlib import Path
 
-from onnx2ncnn_opt.api.apply_passes import Optimized, apply_passes
-from onnx2ncnn_opt.errors import RunError, VerificationError
+from onnx2ncnn_opt import entry_points
+from onnx2ncnn_opt.api.apply_passes import Optimized, with_passes, with_shapes
+from onnx2ncnn_opt.api.net_shapes import add_hints, infer_shapes
+from onnx2ncnn_opt.errors import RunError, VerificationError, check_option, check_options
+from onnx2ncnn_opt.finish import finish
 from onnx2ncnn_opt.ir.features import MasksFor
-from onnx2ncnn_opt.ir.releases import NEWEST
+from onnx2ncnn_opt.ir.memory import peak_memory
+from onnx2ncnn_opt.ir.releases import NEWEST, check_release
 from onnx2ncnn_opt.ir.spec import LayerSpec
-from onnx2ncnn_opt.param.files import NetFiles, PathLike, bin_beside
+from onnx2ncnn_opt.param.files import NetFiles, PathLike, bin_beside, read_net
+from onnx2ncnn_opt.param.storage import encoding_of
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.verification.options import Verification
 
@@ -36,34 +41,48 @@ def optimize(  # noqa: PLR0913
     verification: Verification | None = Verification(),
     benchmark: bool = False,
 ) -> Optimized:
-    """Optimise a net, and verify that it computes the same.
+    """Optimise a net, text or binary, and verify that it computes the same.
 
-    1. Read the net and run the passes (`apply_passes` explains the options). 2. Estimate fp16, and set the masks that
-    the net needs. 3. Write PREFIX.param (PREFIX.param.bin for `binary`) and PREFIX.bin, if there is a `prefix`, and run
-    the net before and after the passes. If they differ, the files are removed: `report` of the result says why, and
-    `save` raises. 4. With `benchmark`, time both. Without a `verification`, nothing runs. `bin` is NET.bin by default.
+    1. Read the net and run the passes. 2. Estimate fp16, and set the masks that the net needs. 3. Write PREFIX.param
+    (PREFIX.param.bin for `binary`) and PREFIX.bin, if there is a `prefix`, and run the net before and after the passes.
+    If they differ, the files are removed: `report` of the result says why, and `save` raises. 4. With `benchmark`, time
+    both. Without a `verification`, nothing runs.
+
+    `bin` is NET.bin by default. `shapes` are the sizes of inputs by blob name, outermost first; a leading 1 may be the
+    batch. The default is the shapes in the Input layers, or those of pnnx in NAME_ncnn.py or NAME.pnnx.param next to
+    NAME.ncnn.param. Passes may rely on all shapes only with `fixed_shapes`; without it the net also takes other shapes.
+    `only` and `skip` choose passes, `limit` is the largest number of rewrites. `start` and `end` are blobs: the layers
+    between them become the net. `storage` "fp16" or "bf16" stores weights in 16 bits if they lose little; without it,
+    only weights computed from 16-bit weights get 16 bits. `shape_hints` writes the shapes into the layers (parameter
+    30); on a GPU the net then takes no others. `custom` declares layers that ncnn lacks (`ir.custom.custom_layer`).
+    `release` (YYYYMMDD) is the oldest ncnn that has to run the result. `masks` gives feature masks to layers that need
+    more than fp16.
 
     Raises:
         ParamError, BinError: the files are broken, or have weights of undeclared custom layers.
         UsageError: a name, shape or option is invalid.
         RunError, VerificationError: ncnn cannot run the original net.
     """
-    result = apply_passes(
-        param,
-        bin_beside(Path(param)) if bin is None else bin,
-        shapes=shapes,
-        fixed_shapes=fixed_shapes,
-        only=only,
-        skip=skip,
-        limit=limit,
-        start=start,
-        end=end,
-        storage=storage,
-        shape_hints=shape_hints,
-        custom=custom,
-        release=release,
-        masks=masks,
-    )
+    check_options(param=param, bin=bin, shapes=shapes, only=only, skip=skip, limit=limit, start=start, end=end)
+    check_options(custom=custom)
+    for name, shape in (shapes or {}).items():
+        check_option("list", f"shapes['{name}']", shape)
+        for size in shape:
+            check_option("count", f"a size in shapes['{name}']", size)
+    types = entry_points.layer_types(custom)
+    chosen = entry_points.select(only, skip)
+    check_release(release)
+    encoding = encoding_of(storage, release)
+    announce("reading the net")
+    files = NetFiles(Path(param), bin_beside(Path(param)) if bin is None else Path(bin))
+    net = with_shapes(read_net(files.param, files.bin, types), files, shapes or {}, start, end)
+    net = with_passes(net, chosen, fixed_shapes=fixed_shapes, limit=limit, release=release)
+    finished = finish(net.graph, encoding=encoding, keeps_storage=True, masks=masks)
+    infer_shapes(net.graph, net.shapes)
+    if shape_hints:
+        add_hints(net.graph)
+    layers, memory = (net.layers[0], finished.layers), (net.memory[0], peak_memory(net.graph))
+    result = replace(net, layers=layers, memory=memory, storage=finished.storage, masks=finished.masks)
     if verification is not None and not result.misfit:
         announce("estimating what fp16 does to the net")
         with suppress(RunError):  # verification reports the reason

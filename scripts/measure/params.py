@@ -19,11 +19,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from onnx2ncnn_opt.api.apply_passes import apply_passes
 from onnx2ncnn_opt.errors import Error, RunError, UsageError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.param.binary import weight_blocks, write_weights
 from onnx2ncnn_opt.param.text import parse_param
+from testing.optimized import apply_passes
 
 Sizes = tuple[int, ...]
 

@@ -35,7 +35,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from onnx2ncnn_opt.api.apply_passes import Optimized, apply_passes
+from onnx2ncnn_opt import optimize
+from onnx2ncnn_opt.api.apply_passes import Optimized
 from onnx2ncnn_opt.api.lower import Conversion, lower
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
@@ -53,6 +54,7 @@ from scripts.measure.latency import NetPaths, compare
 from scripts.measure.measured import BENEFIT, FIRINGS, ROOT, SOURCES, WHOLE, Rows, read_table, table, write_table
 from testing.exports import refilled
 from testing.op_cases import load_cases
+from testing.optimized import apply_passes
 from testing.pass_cases import FOLDER, Case, load_large
 from testing.snippets import VARIANTS, kept
 
@@ -291,7 +293,7 @@ def measure_long(
     reading, _ = timed(lambda: read_net(files.param, files.bin))
     passing, _ = timed(lambda: run_passes(graph))
     writing, _ = timed(lambda: write_net(graph, folder / "a", folder / "b"))
-    whole, _ = timed(lambda: apply_passes(files.param, files.bin).save(folder / "out"))
+    whole, _ = timed(lambda: optimize(files.param, files.bin, folder / "out", verification=None))
     theirs = ncnnoptimize(program, files, limit) if program is not None else None
     each = [s if s is None else f"{s / before * 1e6:.0f}" for s in (reading, passing, writing, whole, theirs)]
     return (before, len(graph), *each), theirs

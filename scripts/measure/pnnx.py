@@ -35,7 +35,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from onnx2ncnn_opt.api.apply_passes import Optimized, apply_passes
+from onnx2ncnn_opt.api.apply_passes import Optimized
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.onnx.ops import all_ops
 from onnx2ncnn_opt.onnx.read.load import load_model
@@ -47,6 +47,7 @@ from scripts.measure.latency import compare
 from scripts.measure.measured import ROOT, table
 from testing.conformance import Case, collect
 from testing.exports import refilled
+from testing.optimized import apply_passes
 
 OPS = ROOT / "fixtures" / "pnnx_ops.tsv"
 CASES = 2  # of each operator

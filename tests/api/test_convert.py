@@ -10,7 +10,6 @@ import onnx
 import pytest
 
 from onnx2ncnn_opt import passes
-from onnx2ncnn_opt.api.apply_passes import apply_passes
 from onnx2ncnn_opt.api.dynamic_cost import cost_of_dynamic
 from onnx2ncnn_opt.api.lower import Conversion, lower
 from onnx2ncnn_opt.errors import UnsupportedError, UsageError
@@ -28,6 +27,7 @@ from onnx2ncnn_opt.verification.verify_net import verify_net
 from testing import present
 from testing.exports import MODELS, ROOT, SKELETONS, refilled
 from testing.models import parsed, write_model
+from testing.optimized import apply_passes
 from testing.worker import WORKER
 
 

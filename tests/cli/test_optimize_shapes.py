@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from onnx2ncnn_opt.api.apply_passes import apply_passes
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UsageError
 from testing.command import refused, run, run_well
 from testing.handmade import tagged, write_net
 from testing.models import parsed
+from testing.optimized import apply_passes
 
 PROGRAM = """
 def test_inference():

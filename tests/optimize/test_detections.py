@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnx2ncnn_opt.api.apply_passes import apply_passes
 from onnx2ncnn_opt.ir.detections import after_boxes, before_boxes
 from onnx2ncnn_opt.param.files import NetFiles, read_graph, write_net
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.verification.nets import NO_BOXES
 from onnx2ncnn_opt.verification.options import Verification
 from testing.command import run
+from testing.optimized import apply_passes
 from testing.param_text import net as graph_of
 from testing.pass_cases import fill_weights
 

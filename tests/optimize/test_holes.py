@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnx2ncnn_opt.api.apply_passes import Optimized, apply_passes
+from onnx2ncnn_opt.api.apply_passes import Optimized
 from onnx2ncnn_opt.errors import BinError, RunError, UsageError, VerificationError
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.param.text import format_param
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from testing.handmade import raw, tagged, write_net
+from testing.optimized import apply_passes
 from testing.param_text import write_filled
 
 INPUT = "Input data 0 1 data 0=4 1=3 2=2"

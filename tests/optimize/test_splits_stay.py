@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from onnx2ncnn_opt.api.apply_passes import apply_passes
 from testing.handmade import write_net
+from testing.optimized import apply_passes
 
 LINES = (
     "Input data 0 1 data 0=4 1=3 2=2",

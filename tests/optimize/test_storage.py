@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.extra import numpy as arrays
 
-from onnx2ncnn_opt.api.apply_passes import apply_passes
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
@@ -16,6 +15,7 @@ from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.param.storage import plan_storage, rounded
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from testing.handmade import raw, tagged, write_net
+from testing.optimized import apply_passes
 from testing.param_text import write_filled
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from onnx2ncnn_opt import passes
-from onnx2ncnn_opt.api.apply_passes import apply_passes
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import GraphError, PluginError, Stop, UsageError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
@@ -19,6 +18,7 @@ from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.pipeline import run
 from onnx2ncnn_opt.rewrite.rule import Miss, Pass, Replacement, Rewrite, attempt, graph_pass, require, rewrite
 from testing.models import parsed
+from testing.optimized import apply_passes
 from testing.param_text import net, shown
 
 X = "Input x 0 1 x 0=4 1=4 2=3"
