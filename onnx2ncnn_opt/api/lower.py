@@ -221,8 +221,7 @@ class Conversion(Rewritten):
         from onnx2ncnn_opt.verification.runs import any_feeds, first_sizes
         from onnx2ncnn_opt.verification.search_masks import find_masks, masks_for_data
 
-        if self.custom:
-            raise VerificationError(f"nothing can be estimated: {NOT_RUN}")
+        self._require_known("nothing can be estimated")
         source, manifest, seed = reference(self.source), self.manifest(), verification.seed
 
         def by_blob(arrays: Mapping[str, Array]) -> dict[Blob, Feed]:
@@ -261,8 +260,7 @@ class Conversion(Rewritten):
         """
         from onnx2ncnn_opt.verification.verify_net import verify_net  # both runtimes
 
-        if self.custom:
-            raise VerificationError(f"the net cannot be verified: {NOT_RUN}")
+        self._require_known("the net cannot be verified")
         if files is None:
             with self.staged_in_temporary_folder() as staged:
                 return self.verify(verification, files=staged, worker=worker)
@@ -291,6 +289,10 @@ class Conversion(Rewritten):
         with temporary_folder() as folder, self.staged(Path(folder) / "net") as files:
             yield files
 
+    def _require_known(self, consequence: str) -> None:
+        if self.custom:
+            raise VerificationError(f"{consequence}: {NOT_RUN}")
+
     def benchmark(
         self, verification: Verification = Verification(), *, files: Files | None = None, seconds: float = 2.0
     ) -> Latency:
@@ -306,8 +308,7 @@ class Conversion(Rewritten):
         from onnx2ncnn_opt.verification.runs import any_feeds
 
         check_options(seconds=seconds)
-        if self.custom:
-            raise VerificationError(f"the net cannot be timed: {NOT_RUN}")
+        self._require_known("the net cannot be timed")
         if files is None:
             with self.staged_in_temporary_folder() as staged:
                 return self.benchmark(verification, files=staged, seconds=seconds)
@@ -382,89 +383,104 @@ def lower(  # noqa: PLR0913
     pixels = {name: parse_image(name, image) for name, image in (images or {}).items()}
     announce("reading the model")
     source = exported(model, inputs, dynamic_shapes)
-    appended = append_decoding(source, append, shapes) if append is not None else None
-    source = appended.model if appended else source
-    bindings: dict[str, Any] = {"shapes": shapes, "values": values, "outputs": outputs}
-    for stepwise in (True, False):
-        first = loaded if stepwise else None
-        imported = _imported(model, source, first, batch_axes, custom, tail, quantized, stepwise=stepwise, **bindings)
-        loaded = imported.model
-        conversion = Conversion(
-            loaded,
-            source,
-            imported.graph,
+    appended = None if append is None else append_decoding(source, append, shapes)
+    request = _Request(
+        model,
+        appended.model if appended else source,
+        appended,
+        {"shapes": shapes, "values": values, "outputs": outputs},
+        batch_axes,
+        custom,
+        tail,
+        quantized,
+        pixels,
+        chosen if optimize else [],
+        limit,
+        release,
+        encoding,
+        masks,
+    )
+    conversion = request.conversion(loaded)
+    if conversion.model.length is None or not optimize or any(cache_pairs(conversion.graph)):
+        return conversion
+    return request.conversion(stepwise=False)  # no cache needs the input `length`
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A model, its ONNX source, and the checked options of `lower`; `bindings` are options of `load_model`."""
+
+    model: Any
+    source: Any
+    appended: Appended | None
+    bindings: Mapping[str, Any]
+    batch_axes: Mapping[str, int | None] | None
+    custom: Collection[str]
+    tail: str
+    quantized: str
+    images: Mapping[str, Image]
+    chosen: Sequence[Pass]
+    limit: int | None
+    release: int
+    encoding: Encoding | None
+    masks: MasksFor
+
+    def conversion(self, loaded: LoadedModel | None = None, *, stepwise: bool = True) -> Conversion:
+        """Import the model, run the passes, and `finish` the graph."""
+        imported, release = self.imported(loaded, stepwise=stepwise), self.release
+        take_pixels(imported, self.images)
+        graph, before = imported.graph, count_layers(imported.graph)
+        is_dynamic = any(isinstance(size, Sym) for port in imported.inputs for size in port.shape)  # a cache grows
+        chosen = [p for p in self.chosen if is_dynamic or p.name != "fuse_kv_cache"]
+        events = passes.run(graph, chosen, limit=self.limit, release=release)
+        flush_subnormal_operands(graph, release)
+        require_release(graph, release)
+        join_cache_inputs(graph)
+        # A pass may replace an output's blob, but keeps the order of outputs.
+        outputs = tuple(port._replace(blob=blob) for port, blob in zip(imported.outputs, graph.outputs, strict=True))
+        integers = {port.blob for port in (*imported.inputs, *outputs) if not is_float(port.dtype)}
+        if self.quantized == "keep":
+            centre(graph)
+        finished = finish(graph, encoding=self.encoding, masks=self.masks, integers=integers)
+        return Conversion(
+            imported.model,
+            self.source,
+            graph,
             imported.inputs,
-            imported.outputs,
-            cut=imported.tail.cut if imported.tail else tuple(outputs),
+            outputs,
+            events=tuple(events),
+            layers_before=before,
+            cut=imported.tail.cut if imported.tail else tuple(self.bindings["outputs"]),
             release=release,
+            storage=finished.storage,
             custom=imported.custom,
             minimum=imported.minimum,
-            images=pixels,
-            appended=appended,
+            masks=finished.masks,
+            images=self.images,
+            appended=self.appended,
             tail=imported.tail,
-            quantized=quantized,
+            quantized=self.quantized,
             kept=imported.kept,
         )
-        take_pixels(imported, pixels)
-        is_dynamic = any(isinstance(size, Sym) for port in imported.inputs for size in port.shape)  # a cache grows
-        usable = [p for p in chosen if optimize and (is_dynamic or p.name != "fuse_kv_cache")]
-        conversion = _optimised(conversion, usable, limit, encoding, masks)
-        if loaded.length is None or not optimize or any(cache_pairs(conversion.graph)):
-            break  # otherwise no cache needs the input `length`: import again without it
-    return conversion
 
-
-def _imported(
-    model: Any,
-    source: Any,
-    loaded: LoadedModel | None,
-    batch_axes: Mapping[str, int | None] | None,
-    custom: Collection[str],
-    tail: str,
-    quantized: str,
-    **bindings: Any,
-) -> Imported:
-    """Import a model; load it from its ONNX source unless it is `loaded`."""
-    entry_points.installed_ops()
-    operators = parse_custom(custom)
-    if loaded is None:
-        loaded = load_model(source, opaque={(op.domain, op.name) for op in operators}, **bindings)
-    if source is not model and isinstance(model, (str, os.PathLike)):
-        sha256 = file_hash(Path(model))
-        loaded = replace(loaded, digest=lambda: sha256)
-    is_at_run_time = any(node.op_type == "DynamicQuantizeLinear" for node in loaded.graph)
-    is_kept = quantized == "keep" and without_rounding(loaded.graph)
-    announce("making layers of the operators")
-    types = entry_points.layer_types()
-    imported = import_model(loaded, batch_axes=batch_axes, types=types, custom=operators, tail=tail)
-    if not is_kept or is_at_run_time or "" in imported.kept.values():
-        return imported
-    return _imported(model, source, None, batch_axes, custom, tail, "float", **bindings)
-
-
-def _optimised(
-    conversion: Conversion, chosen: Sequence[Pass], limit: int | None, encoding: Encoding | None, masks: MasksFor
-) -> Conversion:
-    """Run passes on an imported graph, and `finish` it."""
-    graph, before = conversion.graph, count_layers(conversion.graph)
-    events = passes.run(graph, chosen, limit=limit, release=conversion.release)
-    flush_subnormal_operands(graph, conversion.release)
-    require_release(graph, conversion.release)
-    join_cache_inputs(graph)
-    # A pass may replace an output's blob, but keeps the order of outputs.
-    outputs = tuple(port._replace(blob=blob) for port, blob in zip(conversion.outputs, graph.outputs, strict=True))
-    integers = {port.blob for port in (*conversion.inputs, *outputs) if not is_float(port.dtype)}
-    if conversion.quantized == "keep":
-        centre(graph)
-    finished = finish(graph, encoding=encoding, masks=masks, integers=integers)
-    return replace(
-        conversion,
-        outputs=outputs,
-        events=tuple(events),
-        layers_before=before,
-        storage=finished.storage,
-        masks=finished.masks,
-    )
+    def imported(self, loaded: LoadedModel | None, *, stepwise: bool) -> Imported:
+        """Import the model; load it from its source unless it is `loaded`."""
+        entry_points.installed_ops()
+        custom = parse_custom(self.custom)
+        if loaded is None:
+            opaque = {(op.domain, op.name) for op in custom}
+            loaded = load_model(self.source, opaque=opaque, stepwise=stepwise, **self.bindings)
+        if self.source is not self.model and isinstance(self.model, (str, os.PathLike)):
+            sha256 = file_hash(Path(self.model))
+            loaded = replace(loaded, digest=lambda: sha256)
+        is_at_run_time = any(node.op_type == "DynamicQuantizeLinear" for node in loaded.graph)
+        is_kept = self.quantized == "keep" and without_rounding(loaded.graph)
+        announce("making layers of the operators")
+        types = entry_points.layer_types()
+        imported = import_model(loaded, batch_axes=self.batch_axes, types=types, custom=custom, tail=self.tail)
+        if not is_kept or is_at_run_time or "" in imported.kept.values():
+            return imported
+        return replace(self, quantized="float").imported(None, stepwise=stepwise)  # no product became int8
 
 
 def _check_inputs(shapes: GivenShapes, batch_axes: Mapping[str, int | None]) -> None:
