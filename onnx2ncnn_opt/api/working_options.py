@@ -6,7 +6,8 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, permutations, product
 from typing import TYPE_CHECKING, Any
 
@@ -62,15 +63,7 @@ def working_options(
         sides = {name: (*shape[:2], *map(_rounded_up, shape[2:])) for name, shape in given.items() if len(shape) == 4}
         attempts = chain([{"shapes": {**given, **sides}}, {}], attempts)
     if isinstance(error, UnsupportedError):
-        attempts = chain(attempts, ({"outputs": list(names)} for names in error.cuts))
-        # Operators of a user's domain, not of one of ONNX's.
-        operators = dict.fromkeys(node.operator for node in error.nodes)
-        unknown = [name for name in operators if "::" in name and not name.startswith("ai.onnx.ml::")]
-        if len(unknown) == len(operators):
-            attempts = chain([{"custom": [*options["custom"], *unknown]}], attempts)
-        attempts = chain(_without_refused(loaded, error, {}, options), attempts)
-        if any(node.operator in RANDOM for node in error.nodes) and options["append"] is None:
-            attempts = chain([{"append": NOISE_INPUTS}], attempts)
+        attempts = _around(attempts, loaded, error, options)
     while (more := next(attempts, None)) is not None:
         if time.monotonic() > end:
             break
@@ -94,6 +87,22 @@ def converts(model: Any, options: Mapping[str, Any]) -> bool:
     except Error:
         return False
     return True
+
+
+def _around(
+    attempts: Iterator[dict[str, Any]], model: LoadedModel, error: UnsupportedError, options: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Yield options for refused nodes before and after other attempts."""
+    if any(node.operator in RANDOM for node in error.nodes) and options["append"] is None:
+        yield {"append": NOISE_INPUTS}
+    yield from _without_refused(model, error, {}, options)
+    # Operators of a user's domain, not of one of ONNX's.
+    operators = dict.fromkeys(node.operator for node in error.nodes)
+    unknown = [name for name in operators if "::" in name and not name.startswith("ai.onnx.ml::")]
+    if len(unknown) == len(operators):
+        yield {"custom": [*options["custom"], *unknown]}
+    yield from attempts
+    yield from ({"outputs": list(names)} for names in error.cuts)
 
 
 def _without_refused(
@@ -143,10 +152,12 @@ def _runner(model: Any, loaded: LoadedModel) -> OrtRunner | None:
         return None
 
 
-def _problem(runner: OrtRunner, model: LoadedModel, values: Mapping[str, Any], sizes: Mapping[str, int]) -> str:
-    """Return ONNX Runtime's error with these values and sizes, or "" if the model runs."""
+def _problem(runner: OrtRunner | None, model: LoadedModel, values: Mapping[str, Any], sizes: Mapping[str, int]) -> str:
+    """Return ONNX Runtime's error with these values and sizes, or "" if the model runs or there is no `runner`."""
     from onnx2ncnn_opt.verification.inputs import draw_inputs
 
+    if runner is None:
+        return ""
     try:
         drawn = draw_inputs(model, sizes)
         runner.run({**drawn, **{name: np.full_like(drawn[name], value) for name, value in values.items()}})
@@ -158,56 +169,77 @@ def _problem(runner: OrtRunner, model: LoadedModel, values: Mapping[str, Any], s
 def _attempts(model: LoadedModel, runner: OrtRunner | None, end: float) -> Iterator[dict[str, Any]]:
     """Yield values of flags, with sizes of dynamic dimensions with which the model runs.
 
-    All dimensions except batches get the same size. If the model runs with no size, two dimensions get different ones,
-    such as the sides of an image. A batch is 1, a size that torch froze in a constant, or `_ROWS`. Integers for each
-    item of a batch may be the lengths of sequences: then they are bound to the full length.
+    Integers for each item of a batch may be the lengths of sequences: then they are bound to the full length.
     """
     flags = {info.name: _values_of(info) for info in model.inputs if _is_flag(info)}
-    shaped = [info for info in model.inputs if info.name not in flags and any(isinstance(d, Sym) for d in info.shape)]
-    batches = {
-        name for info in shaped for axis, dim in enumerate(info.shape) if _is_batch(info, axis) for name in _of(dim)
-    }
-    names = {name for info in shaped for dim in info.shape for name in _of(dim)}
-    lengths = [info.name for info in shaped if len(info.shape) == 1 and not info.dtype.is_floating_point()]
-    has_images = any(len(info.shape) == 4 for info in shaped)
-    usual = _SIDES if has_images else _LENGTHS
-    frozen = [size for size in _frozen_sizes(model) if size <= max(usual)]
-    counts = (1, *_frozen_batches(model), *([] if has_images else [_ROWS])) if batches else (1,)
-    sides = [name for info in shaped if len(info.shape) == 4 for dim in info.shape[2:] for name in _of(dim)]
-    sized = list(dict.fromkeys(sides or sorted(names - batches)))
-    candidates = dict.fromkeys((usual[0], *frozen, *usual)) if names - batches else (1,)
-    sizes = [size for size in candidates if size ** len(sized) <= _MOST]
-    last = max(sizes, key=lambda size: sizes.index(size) if size > 1 else 0)  # different sizes are better than 1
-    for values in product(*flags.values()):
-        bound = {"values": dict(zip(flags, values, strict=True))} if flags else {}
+    dims = _Dimensions(model, [info for info in model.inputs if info.name not in flags])
+    lengths = [info.name for info in dims.inputs if len(info.shape) == 1 and not info.dtype.is_floating_point()]
+    for numbers in product(*flags.values()):
+        values = dict(zip(flags, numbers, strict=True))
+        bound = {"values": values} if flags else {}
         if bound:
             yield bound
-        untried, runs = [(size, size, count) for count in counts for size in sizes if names], False
-        fitting = set[int]()
+        for length, shapes in dims.running(partial(_problem, runner, model, values), end):
+            yield {**bound, "shapes": shapes}
+            if lengths:
+                known = values | dict.fromkeys(lengths, length)
+                yield {"values": known, "shapes": {name: shape for name, shape in shapes.items() if name not in known}}
+
+
+class _Dimensions:
+    """The dynamic dimensions of inputs, and the usual sizes to try.
+
+    All dimensions except batches get the same size. If the model runs with no size, two dimensions get different ones,
+    such as the sides of an image. A batch is 1, a size that torch froze in a constant, or `_ROWS`.
+    """
+
+    def __init__(self, model: LoadedModel, inputs: Sequence[InputInfo]) -> None:
+        self.inputs = [info for info in inputs if any(isinstance(dim, Sym) for dim in info.shape)]
+        axes = [(info, axis, name) for info in self.inputs for axis, dim in enumerate(info.shape) for name in _of(dim)]
+        self.names = {name for *_, name in axes}
+        self.batches = {name for info, axis, name in axes if _is_batch(info, axis)}
+        images = [info for info in self.inputs if len(info.shape) == 4]
+        usual = _SIDES if images else _LENGTHS
+        self.frozen = [size for size in _frozen_sizes(model) if size <= max(usual)]
+        self.sides = [name for info in images for dim in info.shape[2:] for name in _of(dim)]
+        self.sized = list(dict.fromkeys(self.sides or sorted(self.names - self.batches)))
+        candidates = dict.fromkeys((usual[0], *self.frozen, *usual)) if self.names - self.batches else (1,)
+        self.sizes = [size for size in candidates if size ** len(self.sized) <= _MOST]
+        batches = (*_frozen_batches(model), *([] if images else [_ROWS])) if self.batches else ()
+        self.counts = (1, *batches)
+
+    def running(
+        self, problem_at: Callable[[Mapping[str, int]], str], end: float
+    ) -> Iterator[tuple[int, dict[str, tuple[object, ...]]]]:
+        """Yield a size and the shapes of the inputs with which the model runs, until a time.
+
+        `problem_at` returns the error at some sizes, or "". An error may tell the sizes that suit the model.
+        """
+        last = max(self.sizes, key=lambda size: self.sizes.index(size) if size > 1 else 0, default=0)  # 1 proves little
+        untried = [(size, size, count) for count in self.counts for size in self.sizes if self.names]
+        fitting, runs = set[int](), False
         while untried and time.monotonic() < end:
             height, width, count = untried.pop(0)
-            bindings = dict.fromkeys(names, height) | dict.fromkeys(sized[1:], width) | dict.fromkeys(batches, count)
-            problem = "" if runner is None else _problem(runner, model, bound.get("values", {}), bindings)
-            runs = runs or not problem
-            if new := {size for size in _fitting(problem, height) if 0 < size <= max(sizes)} - fitting:
+            sizes = dict.fromkeys(self.names, height) | dict.fromkeys(self.sized[1:], width)
+            sizes |= dict.fromkeys(self.batches, count)
+            problem = problem_at(sizes)
+            if not problem:
+                runs = True
+                yield (
+                    height,
+                    {i.name: tuple(d.subs(sizes) if isinstance(d, Sym) else d for d in i.shape) for i in self.inputs},
+                )
+                continue
+            pairs: list[tuple[int, int]] = []
+            if new := {size for size in _fitting(problem, height) if 0 < size <= max(self.sizes)} - fitting:
                 fitting |= new
                 pairs = [(size, size) for size in sorted(new)]
-                pairs += permutations(sorted(fitting), 2) if len(sized) == 2 else ()
-                untried = [(*pair, count) for pair in pairs] + untried
-            was_last = height == width == last and (count == counts[-1] or not sides)
-            if problem and not runs and was_last and len(sized) == 2:
-                pairs = _sides(problem, height) if sides else [*permutations(frozen, 2)]
-                untried = [(*pair, count) for pair in pairs if math.prod(pair) <= _MOST] + untried
-            if not problem:
-                shapes = {
-                    info.name: tuple(dim.subs(bindings) if isinstance(dim, Sym) else dim for dim in info.shape)
-                    for info in shaped
-                }
-                yield {**bound, "shapes": shapes}
-                if lengths:
-                    known = bound.get("values", {}) | dict.fromkeys(lengths, height)
-                    unbound = {name: shape for name, shape in shapes.items() if name not in known}
-                    yield {"values": known, "shapes": unbound}
+                pairs += permutations(sorted(fitting), 2) if len(self.sized) == 2 else ()
+            was_last = height == width == last and (count == self.counts[-1] or not self.sides)
+            if not runs and was_last and len(self.sized) == 2:
+                different = _sides(problem, height) if self.sides else permutations(self.frozen, 2)
+                pairs = [pair for pair in different if math.prod(pair) <= _MOST] + pairs
+            untried = [(*pair, count) for pair in pairs] + untried
 
 
 def _fitting(problem: str, size: int) -> list[int]:
