@@ -6,15 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnx2ncnn_opt.cli.summary import (
-    Written,
-    end_lines,
-    layers_blocks,
-    output_blocks,
-    start_blocks,
-    storage_lines,
-    summary_fields,
-)
+from onnx2ncnn_opt.cli import summary
 from onnx2ncnn_opt.ir.cost import parameters
 from onnx2ncnn_opt.manifest import Entry, Manifest, limit_of
 from onnx2ncnn_opt.report.console import Block
@@ -29,39 +21,46 @@ _MANY_COPIES = 2**24  # numbers, 64 MB
 _AT_RUN_TIME = ("DynamicQuantizeLinear", "DynamicQuantizeLSTM")
 
 
-def conversion_fields(result: Conversion, manifest: Manifest, files: Written, seconds: float) -> dict[str, Any]:
+def conversion_fields(result: Conversion, manifest: Manifest, files: summary.Written, seconds: float) -> dict[str, Any]:
     """Return a conversion as the fields of a JSON object."""
     entries = asdict(manifest)
     return {
         "producer": result.model.producer,
         "manifest": entries,
         "layers": entries["layers"],
-        **summary_fields(result, files, seconds),
+        **summary.summary_fields(result, files, seconds),
         "custom": [str(op) for op in result.custom],
         "notes": _notes(result, manifest, verbose=True),
     }
 
 
 def conversion_blocks(
-    result: Conversion, manifest: Manifest, model: Path, prefix: Path, files: Written, seconds: float, *, verbose: bool
+    result: Conversion,
+    manifest: Manifest,
+    model: Path,
+    prefix: Path,
+    files: summary.Written,
+    seconds: float,
+    *,
+    verbose: bool,
 ) -> list[Block]:
     """Return a conversion as lines and tables, the verdict first; `verbose` adds all details."""
     report, net = result.report, files[0]["path"] if files else f"{prefix}.ncnn.param"
     notes = [*_notes(result, manifest, verbose=verbose), *(report.notes if report else ())]
-    blocks = start_blocks(result, net, str(model), notes, verbose=verbose)
+    blocks = summary.start_blocks(result, net, str(model), notes, verbose=verbose)
     if verbose:
         blocks.append(f"model: {model} (opset {manifest.source.opset}, {result.model.producer})")
         blocks += [_port("input", tensor) for tensor in manifest.inputs]
         blocks += [_port("output", tensor) for tensor in manifest.outputs]
     blocks += [f"bound: {bound.name} = {_value(bound.value)}" for bound in manifest.values]
     layers, release = manifest.layers, f"; ncnn {manifest.least_ncnn} or newer runs them"
-    blocks += layers_blocks(result, layers.before, layers.after, verbose=verbose, note=release)
+    blocks += summary.layers_blocks(result, layers.before, layers.after, verbose=verbose, note=release)
     blocks += [f"custom: {op}" for op in result.custom]
     blocks += _tail_lines(result, verbose=verbose)
-    blocks += storage_lines(result)
+    blocks += summary.storage_lines(result)
     blocks += shapes_lines(report.shapes, others_refused=report.ok) if report else []
-    blocks += output_blocks(report, verbose=verbose)
-    blocks += end_lines(result, files, seconds, "ONNX Runtime", verbose=verbose)
+    blocks += summary.output_blocks(report, verbose=verbose)
+    blocks += summary.end_lines(result, files, seconds, "ONNX Runtime", verbose=verbose)
     if report and report.checked and result.precision is None and "fp16" not in report.checked:
         blocks.append("note: ARM and GPUs compute in fp16 by default; --on or --modes fp16 checks that")
     if files:

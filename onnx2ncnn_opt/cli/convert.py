@@ -19,7 +19,7 @@ from onnx2ncnn_opt.cli.quantize import NO_QUANTIZATION, quantization_options, qu
 from onnx2ncnn_opt.cli.several import run_each
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, make_folder, targets, written
 from onnx2ncnn_opt.cli.verification import failure, hint_at_no_verify, needs_verification, require_runtimes
-from onnx2ncnn_opt.errors import CrashError, RunError, UnprovenError, UnsupportedError, UsageError
+from onnx2ncnn_opt.errors import CrashError, Error, RunError, UnprovenError, UnsupportedError, UsageError
 from onnx2ncnn_opt.report.words import json_value
 from onnx2ncnn_opt.system import command_line
 
@@ -270,26 +270,27 @@ class _Job:
         try:
             yield
         except (RunError, UnprovenError, UnsupportedError, UsageError) as error:
-            if isinstance(error, CrashError) or (isinstance(error, UsageError) and not self.options["shapes"]):
-                raise
-            from onnx2ncnn_opt.api.working_options import as_arguments, converts, without, working_options
-
-            more = working_options(model, error, self._lower_options, self.options["verification"])
-            text, arguments = str(error), self.output.arguments
-            if isinstance(error, UnsupportedError) and error.plan:
-                first = {"outputs": list(error.cuts[0])}
-                if more != first if more else not converts(model, {**self._lower_options, **first}):
-                    text = text.replace(f"\n{error.plan}", "")
-            if more is not None:
-                kept = without(arguments, "--outputs") if "outputs" in more else arguments
-                kept = without(kept, "--shape") if isinstance(error, UsageError) else kept
-                kept = [word for word in kept if word != "--no-verify" or "custom" not in more]
-                command = command_line(*kept, *as_arguments(more))
-                if error.advice and more.keys() <= {"shapes", "values"}:
-                    text = text.partition(error.advice)[0].rstrip()
-                text += f"\nthis works: {command}"
-            error.args = (text,)
+            if not isinstance(error, CrashError) and (self.options["shapes"] or not isinstance(error, UsageError)):
+                error.args = (self._with_command(model, error),)
             raise
+
+    def _with_command(self, model: Path, error: Error) -> str:
+        """Return the text of an error, with a command that works instead of advice if there is one."""
+        from onnx2ncnn_opt.api.working_options import as_arguments, converts, without, working_options
+
+        more, text = working_options(model, error, self._lower_options, self.options["verification"]), str(error)
+        if isinstance(error, UnsupportedError) and error.plan:
+            first = {"outputs": list(error.cuts[0])}
+            if not (more == first if more else converts(model, {**self._lower_options, **first})):
+                text = text.replace(f"\n{error.plan}", "")
+        if more is None:
+            return text
+        replaced = {"--outputs": "outputs" in more, "--shape": isinstance(error, UsageError)}
+        kept = without(self.output.arguments, *(option for option, is_replaced in replaced.items() if is_replaced))
+        kept = [word for word in kept if word != "--no-verify" or "custom" not in more]
+        if error.advice and more.keys() <= {"shapes", "values"}:
+            text = text.partition(error.advice)[0].rstrip()
+        return f"{text}\nthis works: {command_line(*kept, *as_arguments(more))}"
 
 
 def _batch_axis(text: str) -> tuple[str, int | None]:

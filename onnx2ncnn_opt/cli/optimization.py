@@ -5,15 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnx2ncnn_opt.cli.summary import (
-    Written,
-    end_lines,
-    layers_blocks,
-    output_blocks,
-    start_blocks,
-    storage_lines,
-    summary_fields,
-)
+from onnx2ncnn_opt.cli import summary
 from onnx2ncnn_opt.report.console import Block
 from onnx2ncnn_opt.report.words import file_size, number_of
 
@@ -21,14 +13,14 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.api.apply_passes import Optimized
 
 
-def optimization_fields(result: Optimized, files: Written, seconds: float) -> dict[str, Any]:
+def optimization_fields(result: Optimized, files: summary.Written, seconds: float) -> dict[str, Any]:
     """Return an optimised net as the fields of a JSON object."""
     before, after = result.layers
     old, new = result.memory
     old_size, new_size = result.sizes
     return {
         "layers": {"before": before, "after": after},
-        **summary_fields(result, files, seconds),
+        **summary.summary_fields(result, files, seconds),
         "memory": None if old.unknown or new.unknown else {"before": old.peak, "after": new.peak},
         "weights": {"before": old_size, "after": new_size},
         "renamed": dict(result.renamed),
@@ -38,7 +30,7 @@ def optimization_fields(result: Optimized, files: Written, seconds: float) -> di
 
 
 def optimization_blocks(
-    result: Optimized, source: Path, target: Path, files: Written, seconds: float, *, verbose: bool
+    result: Optimized, source: Path, target: Path, files: summary.Written, seconds: float, *, verbose: bool
 ) -> list[Block]:
     """Return an optimised net as lines and tables, the verdict first; `verbose` adds rewrites and near misses."""
     notes = list(result.notes)
@@ -48,10 +40,10 @@ def optimization_blocks(
         notes.append(f"{result.trailing_bytes} bytes after the last weight are left out")
     if result.report and result.caches:
         notes.append(f"caches are not compared, as only ncnn can read them: {', '.join(result.caches)}")
-    blocks = start_blocks(result, str(target), str(source), notes, verbose=verbose)
+    blocks = summary.start_blocks(result, str(target), str(source), notes, verbose=verbose)
     if verbose:
         blocks += [f"dropped: Split '{split.layer}': {split.reason}" for split in result.dropped_splits]
-    blocks += layers_blocks(result, *result.layers, verbose=verbose)
+    blocks += summary.layers_blocks(result, *result.layers, verbose=verbose)
     old, new = result.memory
     if old.peak and not (old.unknown or new.unknown):
         count = number_of(result.exchanged, "layer")
@@ -63,7 +55,7 @@ def optimization_blocks(
     old_size, new_size = result.sizes
     if new_size > old_size:
         blocks.append(f"weights: {file_size(old_size)} -> {file_size(new_size)}")
-    blocks += storage_lines(result)
+    blocks += summary.storage_lines(result)
     blocks += [f"blob: {blob} is {name}" for blob, name in result.renamed.items()]
-    blocks += output_blocks(result.report, verbose=verbose)
-    return blocks + end_lines(result, files, seconds, "before", verbose=verbose)
+    blocks += summary.output_blocks(result.report, verbose=verbose)
+    return blocks + summary.end_lines(result, files, seconds, "before", verbose=verbose)
