@@ -28,8 +28,7 @@ from onnx2ncnn_opt.param.files import (
 from onnx2ncnn_opt.progress import announce, up_to
 from onnx2ncnn_opt.quantization.data import Samples
 from onnx2ncnn_opt.quantization.emit import Scales, obstacle, rows_of
-from onnx2ncnn_opt.quantization.quantize import WEIGHTS, Budget, Quantized, Row, quantize_net
-from onnx2ncnn_opt.quantization.thresholds import METHODS
+from onnx2ncnn_opt.quantization.quantize import Budget, Options, Quantized, Row, quantize_net
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, feeds_of
@@ -125,13 +124,8 @@ def quantize(  # noqa: PLR0913
 
     Raises the errors of `convert`, UsageError for data that does not fit, and RunError if ncnn cannot run the net.
     """
-    if method not in METHODS:
-        raise UsageError(f"method is {', '.join(METHODS)}, not {method!r:.40}")
-    if weights not in (None, *WEIGHTS):
-        raise UsageError(f"weights are {' or '.join(WEIGHTS)}, not {weights!r:.40}: ncnn has no fast kernels of others")
-    limit = Budget.parse(budget) if isinstance(budget, str) else budget or Budget()
-    options: dict[str, Any] = {"method": method, "keep": keep, "budget": limit, "every": every}
-    options |= {"table": table, "like": like, "weights": weights, "on": on}
+    options = Options(method, keep, every=every, weights=weights, table=table, like=like, on=on)
+    options = replace(options, budget=Budget.parse(budget) if isinstance(budget, str) else budget or Budget())
     net = Path(net) if isinstance(net, str) else net
     with temporary_folder() as folder:
         if isinstance(net, Path) and net.name.endswith((".param", ".param.bin")):
@@ -141,9 +135,7 @@ def quantize(  # noqa: PLR0913
         return _of_model(net, data, options, conversion, Path(folder) / "float")
 
 
-def _of_model(
-    net: Any, data: Any, options: dict[str, Any], conversion: Mapping[str, Any], prefix: Path
-) -> Quantization:
+def _of_model(net: Any, data: Any, options: Options, conversion: Mapping[str, Any], prefix: Path) -> Quantization:
     """Quantise a model; its float net is in files with this prefix meanwhile."""
     float_source, products = _without_quantisation(net)
     has_scales = any(product.input_scale for product in products.values())
@@ -160,16 +152,17 @@ def _of_model(
     samples = Samples(data, manifest.model_inputs)
     announce("quantising")
     notes: list[str] = []
+    given: Mapping[str, Scales] | None = None
     reasons: Mapping[str, str] = {}
     if has_scales:
         decibels = _runtime_decibels(net, float_net, samples)
         notes = [f"ONNX Runtime's own int8 is {decibels:.1f} dB from the float model"]
-        scales, reasons = _model_scales(float_net.graph, products)
-        options |= {"given": scales, "every": True}
-        if options["budget"] == Budget():
-            options["budget"] = Budget(decibels=decibels - _TOLERANCE, other_data=False)
+        given, reasons = _model_scales(float_net.graph, products)
+        options = replace(options, every=True)
+        if options.budget == Budget():
+            options = replace(options, budget=Budget(decibels=decibels - _TOLERANCE, other_data=False))
     feeds = _Feeds(samples, manifest.inputs)
-    result = quantize_net(files.param, files.bin, feeds, **options, release=float_net.release)
+    result = quantize_net(files.param, files.bin, feeds, options, given=given, release=float_net.release)
     layers = tuple(replace(row, reason=reasons.get(row.layer, row.reason)) for row in result.layers)
     result = replace(result, layers=layers, notes=(*result.notes, *notes))
     manifest = read_manifest(files.manifest)
@@ -235,12 +228,12 @@ def _runtime_decibels(net: Any, float_net: Conversion, samples: Samples) -> floa
     return agreement.decibels
 
 
-def _of_net(param: Path, bin: Path, data: Any, options: Mapping[str, Any]) -> Quantization:
+def _of_net(param: Path, bin: Path, data: Any, options: Options) -> Quantization:
     """Quantise a net of any converter; the shapes of its inputs come from its manifest or from the data."""
     if (path := bin_beside(param).with_suffix(".json")).is_file():
         manifest = read_manifest(path)
         feeds = _Feeds(Samples(data, manifest.model_inputs), manifest.inputs)
-        return Quantization(quantize_net(param, bin, feeds, **options))
+        return Quantization(quantize_net(param, bin, feeds, options))
     blobs = [blob.name for blob in read_graph(param).inputs]
     source = np.load(data) if isinstance(data, (str, Path)) and str(data).endswith(".npz") else data
     if not isinstance(source, Mapping):
@@ -254,4 +247,4 @@ def _of_net(param: Path, bin: Path, data: Any, options: Mapping[str, Any]) -> Qu
     if {entry.name for entry in entries} != set(blobs):
         raise UsageError(f"the net has the inputs {', '.join(blobs)}; given are {', '.join(arrays) or 'none'}")
     feeds = _Feeds(Samples(arrays, entries), entries)
-    return Quantization(quantize_net(param, bin, feeds, **options))
+    return Quantization(quantize_net(param, bin, feeds, options))

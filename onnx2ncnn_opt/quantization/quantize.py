@@ -17,12 +17,12 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.cost import multiplications
-from onnx2ncnn_opt.ir.graph import Graph
+from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.ir.int8 import CRASH_OF_GPUS, LEVELS, crashes_gpus, may_use_winograd
 from onnx2ncnn_opt.ir.releases import NEWEST, too_new
 from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.param.files import read_graph, read_net, write_net
+from onnx2ncnn_opt.param.files import NetFiles, read_graph, read_net, write_net
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.progress import announce, counted
 from onnx2ncnn_opt.quantization.centre import centre
@@ -30,6 +30,7 @@ from onnx2ncnn_opt.quantization.emit import Scales, form_of, forms_of, has_stati
 from onnx2ncnn_opt.quantization.kernels import time_in_int8
 from onnx2ncnn_opt.quantization.observe import Observed, add_sums, largest_sums, observe
 from onnx2ncnn_opt.quantization.table import read_table
+from onnx2ncnn_opt.quantization.thresholds import METHODS
 from onnx2ncnn_opt.runtime.base import Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import LOCAL, find_target
@@ -86,6 +87,30 @@ class Budget:
         except ValueError:
             pass
         raise UsageError(f"a budget is 40dB or top1=0.99, not {text!r:.40}")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of `api.quantize.quantize` for the net; raises UsageError for an unknown method or form of weights.
+
+    `table` is a file of ncnn2table, `like` the .param of an earlier int8 net, whose layers get the same forms.
+    """
+
+    method: str = "mse"  # one of thresholds.METHODS
+    keep: Collection[str] = ()  # layers that stay float
+    budget: Budget = Budget()
+    every: bool = False  # layers become int8 even if they get no faster
+    weights: str | None = None  # one of WEIGHTS; None is blocks, and one scale only where that is faster
+    table: str | os.PathLike[str] | None = None
+    like: str | os.PathLike[str] | None = None
+    on: str | None = None  # the target for times, and for the noise of the final net
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise UsageError(f"method is {', '.join(METHODS)}, not {self.method!r:.40}")
+        if self.weights not in (None, *WEIGHTS):
+            forms = f"weights are {' or '.join(WEIGHTS)}, not {self.weights!r:.40}"
+            raise UsageError(f"{forms}: ncnn has no fast kernels of others")
 
 
 @dataclass(frozen=True)
@@ -186,9 +211,12 @@ class _Nets:
 
     def runner(self, scales: Mapping[str, Scales], worker: NcnnWorker | None = None, name: str = "int8") -> NcnnRunner:
         """Write the net with these layers in int8 to files; return its runner."""
-        param, bin = self.folder / f"{name}.param", self.folder / f"{name}.bin"
-        write_net(self.graph(scales), param, bin)
-        return NcnnRunner(param, bin, worker=worker or self.worker)
+        return self._written(self.graph(scales), name, worker)
+
+    def _written(self, graph: Graph, name: str, worker: NcnnWorker | None = None) -> NcnnRunner:
+        files = NetFiles.at(self.folder / name)
+        write_net(graph, files.param, files.bin)
+        return NcnnRunner(files.param, files.bin, worker=worker or self.worker)
 
     def with_sums(self, scales: Mapping[str, Scales], samples: Collection[Mapping[str, Feed]]) -> dict[str, Scales]:
         """Return scales with `largest_sum` for layers whose weights do not bound it."""
@@ -197,9 +225,7 @@ class _Nets:
         if not layers:
             return dict(scales)
         outputs = add_sums(graph, layers)
-        param, bin = self.folder / "sums.param", self.folder / "sums.bin"
-        write_net(graph, param, bin)
-        sums = largest_sums(NcnnRunner(param, bin, worker=self.worker), outputs, samples)
+        sums = largest_sums(self._written(graph, "sums"), outputs, samples)
         return dict(scales) | {
             name: replace(scales[name], largest_sum=sums[name] * scales[name].input) for name in sums
         }
@@ -296,48 +322,58 @@ class _Layers:
     def add_times(self, forms: Mapping[str, Scales] | None) -> None:
         """Add times to the rows, and replace scales by `forms` that are clearly faster.
 
-        One scale is taken only where blocks are no faster than float. The nets run alternately in one process, and the
-        median of the ratios over all turns counts: load slows down all nets of a turn alike, and each net is loaded to
-        another place in memory. A layer with a single form takes its time from the faster net, because winograd of its
-        neighbours evicts caches. If `forms` is None, times decide nothing, and few turns are enough.
+        One scale is taken only where blocks are no faster than float. A layer with a single form takes its time from
+        the faster net, because winograd of its neighbours evicts caches. If `forms` is None, times decide nothing.
         """
-        nets = self.nets
+        nets, others = self.nets, forms or {}
         announce("timing the layers in float and in int8")
-        tops = list_layers(self.net).tops
+        layers = [layer for layer in self.net if layer.name in self.scales]
+        variants = [self.scales, {**self.scales, **others}] if others else [self.scales]
+        seconds, ratios = self._timed(layers, variants if nets.is_timed else [], are_few=forms is None)
+        for i, layer in enumerate(layers):
+            name, before = layer.name, float(seconds[i])
+            if nets.is_timed:
+                factors = ratios[: len(variants), i].tolist()
+            else:
+                factors = [time_in_int8(nets.machine, layer, whole=each[name].whole) or math.nan for each in variants]
+            factor = factors[0] if name in others else min(factors)
+            self.change(name, seconds=(before, before * factor))
+            if name in others and factors[1] < factor * (1 - _MIN_GAIN):
+                self._take(name, others[name], replace(self.rows[name], seconds=(before, before * factors[1])))
+
+    def _take(self, name: str, scales: Scales, row: Row) -> None:
+        """Give a layer a faster form, with its `row`, unless it is one scale and blocks are fast enough."""
+        if scales.whole:
+            if not self.nets.is_faster(row) or self.nets.is_faster(self.rows[name]):
+                return
+            row = replace(row, noise=self._noise_of({name: scales}))
+        self.scales[name], self.rows[name] = scales, row
+
+    def _timed(
+        self, layers: Sequence[Layer], variants: Sequence[Mapping[str, Scales]], *, are_few: bool
+    ) -> tuple[Array, Array]:
+        """Return the seconds of layers in float, and ratios: of each variant to float, and of the second to the first.
+
+        The nets run alternately in one process, and the median of the ratios over all turns counts: load slows down all
+        nets of a turn alike, and each net is loaded to another place in memory. There are few turns, or as many as
+        decide which layers gain enough.
+        """
+        nets, tops = self.nets, list_layers(self.net).tops
         firsts = [tops.get(layer.outputs[0]) for layer in self.net if layer.type != "Input" and layer.outputs]
         names = list(dict.fromkeys(filter(None, firsts)))
-        layers = [layer for layer in self.net if layer.name in self.scales]
         columns = [names.index(tops[layer.outputs[0]]) for layer in layers]
-        others = forms or {}
-        variants = [self.scales, {**self.scales, **others}] if others else [self.scales]
-        runners = [NcnnRunner(nets.param, nets.bin, worker=nets.device)] if nets.is_timed else [nets.float]
-        if nets.is_timed:
-            runners += [nets.runner(variant, nets.device, f"timed{i}") for i, variant in enumerate(variants)]
+        runners = [NcnnRunner(nets.param, nets.bin, worker=nets.device) if variants else nets.float]
+        runners += [nets.runner(variant, nets.device, f"timed{i}") for i, variant in enumerate(variants)]
         turns: list[Array] = []
         most, end = _TURNS, time.monotonic() + _MAX_SECONDS
-        while len(turns) < _MIN_TURNS or (forms is not None and len(turns) < most and time.monotonic() < end):
+        while len(turns) < _MIN_TURNS or (not are_few and len(turns) < most and time.monotonic() < end):
             times = [runner.time_blobs(nets.feeds[0], names, runs=_RUNS_PER_TURN).blobs for runner in runners]
             turns.append(np.maximum(np.array(times)[:, columns], _CLOCK_STEP))
-            ratios = [[*turn[1:] / turn[0], *turn[2:] / turn[1:2]] for turn in turns]  # to float, and to the first form
+            ratios = [[*turn[1:] / turn[0], *turn[2:] / turn[1:2]] for turn in turns]
             median = np.median(ratios, axis=0)
             error = np.median(np.abs(np.array(ratios) - median), axis=0) * _ERROR_FACTOR / math.sqrt(len(turns))
             most = _MAX_TURNS if (np.abs(median - 1 + _MIN_GAIN) < error).any() else _TURNS
-        for i, layer in enumerate(layers):
-            name, seconds = layer.name, float(min(turn[0, i] for turn in turns))
-            listed = [time_in_int8(nets.machine, layer, whole=each[name].whole) or math.nan for each in variants]
-            factors = median[: len(variants), i].tolist() if nets.is_timed else listed
-            factor = factors[0] if name in others else min(factors)
-            self.change(name, seconds=(seconds, seconds * factor))
-            if name not in others or not factors[1] < factor * (1 - _MIN_GAIN):
-                continue
-            row = replace(self.rows[name], seconds=(seconds, seconds * factors[1]))
-            if not others[name].whole:
-                self.scales[name], self.rows[name] = others[name], row
-            elif nets.is_faster(row) and not nets.is_faster(self.rows[name]):
-                self.scales[name], self.rows[name] = (
-                    others[name],
-                    replace(row, noise=self._noise_of({name: others[name]})),
-                )
+        return np.min([turn[0] for turn in turns], axis=0), median
 
     def within(self, budget: Budget) -> Quantized:
         """Leave out the layers with most noise for the time they save, until the measured net keeps the budget.
@@ -346,11 +382,9 @@ class _Layers:
         float.
         """
         rows = [self.rows[name] for name in self.scales if not self.rows[name].reason]
-        chosen = {row.layer: row for row in rows if self.every or self.nets.is_faster(row)}
-        powers = {name: min(row.noise, _INFINITE_NOISE) for name, row in chosen.items()}
-        saved = {
-            name: 1.0 if self.every else max(row.seconds[0] - row.seconds[1], 1e-9) for name, row in chosen.items()
-        }
+        rows = [row for row in rows if self.every or self.nets.is_faster(row)]
+        powers = {row.layer: min(row.noise, _INFINITE_NOISE) for row in rows}
+        saved = {row.layer: 1.0 if self.every else max(row.seconds[0] - row.seconds[1], 1e-9) for row in rows}
         curvature, limit = 0.0, math.inf
         tried: dict[frozenset[str], Quantized] = {}
         best: frozenset[str] = frozenset()
@@ -380,18 +414,20 @@ class _Layers:
         if subset:
             return replace(result, missed=result.misses(budget))
         if limit < math.inf:
-            nearest = max(tried.items(), key=lambda item: (bool(item[0]), item[1].kept(budget)))[1]
-            return replace(nearest, missed=f"no layer can be int8 with a budget of {budget}")
-        slow = f"no layer is faster in int8 {self.nets.times}; --all makes them int8 anyway"
-        return replace(result, missed="each layer that can be int8 spoils an output" if self.every else slow)
+            result = max(tried.items(), key=lambda item: (bool(item[0]), item[1].kept(budget)))[1]
+            missed = f"no layer can be int8 with a budget of {budget}"
+        elif self.every:
+            missed = "each layer that can be int8 spoils an output"
+        else:
+            missed = f"no layer is faster in int8 {self.nets.times}; --all makes them int8 anyway"
+        return replace(result, missed=missed)
 
     def _measured(self, chosen: Collection[str]) -> Quantized:
         """Return the net with these layers in int8, with its measured noise, times and sizes."""
         nets = self.nets
         subset = {name: scales for name, scales in self.scales.items() if name in chosen}
         groups = nets.compare(subset, nets.held, range(len(nets.feeds)), worker=nets.device)
-        worst, bounds = groups[0], [group.least_top1 for group in groups if group.least_top1 is not None]
-        graph = nets.graph(subset)
+        worst, graph = groups[0], nets.graph(subset)
         forms = {layer.name: form_of(layer) for layer in graph if layer.name in chosen}
         final = tuple(
             replace(row, form=forms[row.layer][0], bits=forms[row.layer][1])
@@ -402,26 +438,38 @@ class _Layers:
         notes = [*self.notes]
         if on_cpu := [layer.name for layer in graph if layer.name in chosen and crashes_gpus(layer)]:
             notes.append(f"on GPUs the CPU computes {len(on_cpu)} of the Gemms: {CRASH_OF_GPUS}")
-        runner = nets.runner(subset, nets.device)
-        if nets.is_timed:
-            floats = NcnnRunner(nets.param, nets.bin, worker=nets.device)
-            time_int8, time_float = (partial(net.time, nets.feeds[0], nets.outputs) for net in (runner, floats))
-            latency = in_turns(time_int8, time_float, _NET_SECONDS)
-            for _ in range(_RETRIES):
-                if latency.ratio > _MAX_SLOWDOWN and not self.every:  # the machine may have been busy
-                    latency = min(latency, in_turns(time_int8, time_float, _NET_SECONDS), key=lambda each: each.ratio)
-            before, after = latency.other / 1e3, latency.other / 1e3 * latency.ratio
-        else:
-            before = min(nets.float.time(nets.feeds[0], nets.outputs, 0.1))
-            after = before - sum(a - b for a, b in (self.rows[name].seconds for name in chosen))
         if worst.decibels < _POOR and chosen:
             layer = max(chosen, key=lambda name: self.rows[name].noise)
             poor = f"an output is only {worst.decibels:.1f} dB from the float net; '{layer}' makes the most noise"
             notes.append(f"{poor}: --budget or --keep leaves layers float")
-        sizes = (nets.bin.stat().st_size, runner.bin.stat().st_size)
-        at_least = decibels(max(group.most_noise for group in groups))
-        accuracy = worst.decibels, at_least, worst.top1, min(bounds, default=None)
-        return Quantized(graph, final, *accuracy, len(nets.feeds), (before, after), sizes, nets.times, tuple(notes))
+        runner = nets.runner(subset, nets.device)
+        return Quantized(
+            graph,
+            final,
+            worst.decibels,
+            decibels(max(group.most_noise for group in groups)),
+            worst.top1,
+            min((group.least_top1 for group in groups if group.least_top1 is not None), default=None),
+            len(nets.feeds),
+            self._seconds(runner, chosen),
+            (nets.bin.stat().st_size, runner.bin.stat().st_size),
+            nets.times,
+            tuple(notes),
+        )
+
+    def _seconds(self, runner: NcnnRunner, chosen: Collection[str]) -> tuple[float, float]:
+        """Return the seconds of the float net, and of the runner's net with these layers in int8."""
+        nets = self.nets
+        if not nets.is_timed:
+            before = min(nets.float.time(nets.feeds[0], nets.outputs, 0.1))
+            return before, before - sum(a - b for a, b in (self.rows[name].seconds for name in chosen))
+        floats = NcnnRunner(nets.param, nets.bin, worker=nets.device)
+        time_int8, time_float = (partial(net.time, nets.feeds[0], nets.outputs) for net in (runner, floats))
+        latency = in_turns(time_int8, time_float, _NET_SECONDS)
+        for _ in range(_RETRIES):
+            if latency.ratio > _MAX_SLOWDOWN and not self.every:  # the machine may have been busy
+                latency = min(latency, in_turns(time_int8, time_float, _NET_SECONDS), key=lambda each: each.ratio)
+        return latency.other / 1e3, latency.other / 1e3 * latency.ratio
 
     def _reason(self, row: Row) -> str:
         """Return why a layer stays float that has a form in int8."""
@@ -433,43 +481,31 @@ class _Layers:
         return f"the budget has no room for its noise: {decibels(row.noise):.1f} dB alone"
 
 
-def quantize_net(  # noqa: PLR0913
+def quantize_net(
     param: Path,
     bin: Path,
     feeds: Sequence[Mapping[str, Feed]],
+    options: Options = Options(),
     *,
-    method: str = "mse",
-    keep: Collection[str] = (),
-    budget: Budget = Budget(),
-    every: bool = False,
-    weights: str | None = None,
-    on: str | None = None,
     release: int = NEWEST,
     given: Mapping[str, Scales] | None = None,
-    table: str | os.PathLike[str] | None = None,
-    like: str | os.PathLike[str] | None = None,
 ) -> Quantized:
-    """Return the int8 form of a float net.
+    """Return the int8 form of a float net; `feeds` are the samples.
 
-    `feeds` are the samples, `method` is one of `thresholds.METHODS`, `keep` names layers that stay float. With `every`,
-    layers become int8 even if they get no faster. `weights`, one of WEIGHTS, is the form of Gemms and attention; None
-    takes blocks, and one scale only where that is faster. Times, and the noise of the final net, are measured `on` a
-    target; for an emulated target a table of kernels gives the times. Layers whose int8 form needs a newer ncnn than
-    `release` stay float. `given` are scales of a quantised model: then no layer is left out. A `table` of ncnn2table
-    gives the scales of its layers. `like` is the .param of an earlier int8 net: its layers become int8 again, in the
-    same forms, whatever the times. Raises UsageError for data or names that do not fit.
+    Layers whose int8 form needs a newer ncnn than `release` stay float. `given` are scales of a quantised model: then
+    no layer is left out. Raises UsageError for data or names that do not fit.
     """
     net = read_net(param, bin).graph
     for blob in net.inputs:
         blob.shape, blob.batch = feeds[0][blob.name].mat
     infer_graph(net)
-    earlier = None if like is None else forms_of(read_graph(like))
-    rows, every = _rows(net, keep, earlier), every or earlier is not None
+    earlier = None if options.like is None else forms_of(read_graph(options.like))
+    rows = _rows(net, options.keep, earlier)
     candidates = _candidates(rows, rows if given is None else given)
-    few = _MIN_SAMPLES if budget == Budget() or given is not None else _MIN_SAMPLES_FOR_BUDGET
+    few = _MIN_SAMPLES if options.budget == Budget() or given is not None else _MIN_SAMPLES_FOR_BUDGET
     notes = [] if len(feeds) >= few else [f"{len(feeds)} samples are few; give {few} or more, as different as in use"]
     with ExitStack() as stack:
-        nets = _Nets(param, bin, feeds, Path(stack.enter_context(temporary_folder())), on, stack)
+        nets = _Nets(param, bin, feeds, Path(stack.enter_context(temporary_folder())), options.on, stack)
         used = [feeds[i] for i in range(len(feeds)) if i not in nets.held or len(nets.held) == len(feeds)]
         read = [x for x in net if x.name in candidates and (has_static_scale(x) or x.type == "Gemm")]
         observed = observe(net, nets.float, read, used)
@@ -477,21 +513,22 @@ def quantize_net(  # noqa: PLR0913
         if given is not None:
             scales = {name: given[name] for name in candidates}
         else:
-            listed = {} if table is None else read_table(table, net)
-            scales = {x: _scales(observed.get(x), method, listed.get(x), weights == "int8") for x in candidates}
-            scales = nets.with_sums(scales if weights else nets.whole_if_too_new(scales, release), used)
+            listed = {} if options.table is None else read_table(options.table, net)
+            whole = options.weights == "int8"
+            scales = {x: _scales(observed.get(x), options.method, listed.get(x), whole) for x in candidates}
+            scales = nets.with_sums(scales if options.weights else nets.whole_if_too_new(scales, release), used)
         for name in scales.keys() & (earlier or {}).keys():
             whole, winograd = (earlier or {})[name]
             scales[name] = replace(scales[name], whole=whole, winograd=winograd)
-        layers = _Layers(nets, net, rows, scales, notes, every)
+        layers = _Layers(nets, net, rows, scales, notes, options.every or earlier is not None)
         layers.drop_too_new(release)
         layers.add_noise()
         layers.add_inputs(observed)
-        one_form = given is not None or weights is not None
+        one_form = given is not None or options.weights is not None
         layers.add_times(None if earlier is not None else _forms(net, layers.scales, one_form=one_form))
         if given is None:
             layers.drop_noisy()
-        return layers.within(budget)
+        return layers.within(options.budget)
 
 
 def _candidates(rows: Mapping[str, Row], names: Collection[str]) -> list[str]:

@@ -22,7 +22,7 @@ from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.param.binary import weight_blocks
 from onnx2ncnn_opt.param.files import NetFiles, write_net
-from onnx2ncnn_opt.quantization.quantize import WEIGHTS, Budget, quantize_net
+from onnx2ncnn_opt.quantization.quantize import WEIGHTS, Budget, Options, quantize_net
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import find_target
@@ -170,7 +170,7 @@ def trial(number: int, seed: int, folder: Path, workers: dict[str, NcnnWorker]) 
     budget = Budget(decibels=net.rng.uniform(25, 60)) if net.rng.random() < 0.5 else Budget()
     try:
         weights = net.rng.choice(WEIGHTS)  # the default is by the clock
-        result = quantize_net(files.param, files.bin, feeds, every=True, weights=weights, budget=budget)
+        result = quantize_net(files.param, files.bin, feeds, Options(every=True, weights=weights, budget=budget))
     except UsageError as error:
         return f"refused: {str(error).rpartition(': ')[2]}"
     if result.missed:

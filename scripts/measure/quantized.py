@@ -24,7 +24,7 @@ from onnx2ncnn_opt.ir.int8 import LEVELS, row_scales
 from onnx2ncnn_opt.param.files import NetFiles, read_net, write_net
 from onnx2ncnn_opt.quantization.emit import Scales, has_static_scale, obstacle, quantise, rows_of
 from onnx2ncnn_opt.quantization.observe import Observed, observe
-from onnx2ncnn_opt.quantization.quantize import Quantized, quantize_net
+from onnx2ncnn_opt.quantization.quantize import Options, Quantized, quantize_net
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.runtime.slots import Slot, feeds_of
@@ -103,8 +103,8 @@ def columns(name: str, model: Path, data: Path | None, folder: Path) -> list[str
     ncnn = NetFiles.at(folder / "ncnn")  # its tools take winograd everywhere
     write_net(graph, ncnn.param, ncnn.bin)
     results = [
-        quantize_net(files.param, files.bin, feeds, given=theirs, like=ncnn.param),
-        quantize_net(files.param, files.bin, feeds, every=True),
+        quantize_net(files.param, files.bin, feeds, Options(like=ncnn.param), given=theirs),
+        quantize_net(files.param, files.bin, feeds, Options(every=True)),
         quantize_net(files.param, files.bin, feeds),
     ]
     return [name, *(text for result in results for text in _shown(result))]

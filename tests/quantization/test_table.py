@@ -9,7 +9,7 @@ from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.param.files import write_net
 from onnx2ncnn_opt.quantization.emit import Scales, quantise
-from onnx2ncnn_opt.quantization.quantize import quantize_net
+from onnx2ncnn_opt.quantization.quantize import Options, quantize_net
 from onnx2ncnn_opt.quantization.table import format_table, read_table
 from onnx2ncnn_opt.runtime.base import Feed
 from testing.param_text import net
@@ -50,7 +50,7 @@ def test_quantize_takes_its_scales(tmp_path: Path) -> None:
     write_net(built(), tmp_path / "n.param", tmp_path / "n.bin")
     (tmp_path / "t").write_text(TABLE)
     feeds = [{"x": Feed(np.random.default_rng(i).standard_normal((3, 1, 4)).astype(np.float32))} for i in range(8)]
-    made = quantize_net(tmp_path / "n.param", tmp_path / "n.bin", feeds, every=True, table=tmp_path / "t")
+    made = quantize_net(tmp_path / "n.param", tmp_path / "n.bin", feeds, Options(every=True, table=tmp_path / "t"))
     assert format_table(made.graph) == "a_param_0 10 20\nb_param_0 7 7\na 30.5\nb 12\n"
 
 
