@@ -248,31 +248,24 @@ class _ConfigReader:
             return path.as_posix().replace(":", "").lstrip("/")
 
     def model(self, name: str, path: Path, common: Mapping[str, Any], own: Mapping[str, Any]) -> Model:
-        keys = {**common, **own}
+        keys, where = {**common, **own}, f"model.{name}."
+        stem = {"stem": name.rpartition("/")[2]}
+        readers: Mapping[str, Callable[[Any], Any]] = {
+            "convert": lambda text: self.command(text, f"{where}convert", tuple(PLACEHOLDERS)),
+            "version": lambda text: self.command(text, f"{where}version", ()),
+            "net": lambda text: self.absolute(self.filled(text, f"{where}net", stem)),
+            "inputs": lambda paths: tuple(map(self.absolute, [paths] if isinstance(paths, str) else paths)),
+            "data": self.absolute,
+            "seeds": lambda seeds: tuple(dict.fromkeys(seeds)),
+            "modes": check_modes,
+            "timeout": float,
+        }
+        fields = {key: readers.get(key, lambda value: value)(keys[key]) for key in _MODEL_KEYS if key in keys}
         limits = {**common.get("thresholds", {}), **own.get("thresholds", {})}
         accuracy = limits.pop("accuracy", {})
-        where = f"model.{name}."
-        inputs = keys.get("inputs", ())
-        net = keys.get("net")
-        return Model(
-            name=name,
-            path=path,
-            convert=self.command(keys.get("convert", ""), f"{where}convert", tuple(PLACEHOLDERS)),
-            version=self.command(keys.get("version", ""), f"{where}version", ()),
-            net=self.absolute(self.filled(net, f"{where}net", {"stem": name.rpartition("/")[2]})) if net else None,
-            shapes=keys.get("shapes", {}),
-            values=keys.get("values", {}),
-            inputs=tuple(map(self.absolute, [inputs] if isinstance(inputs, str) else inputs)),
-            data=self.absolute(keys["data"]) if "data" in keys else None,
-            seeds=tuple(dict.fromkeys(keys.get("seeds", (0,)))),
-            on=keys.get("on"),
-            modes=check_modes(keys.get("modes", ())),
-            timeout=float(keys.get("timeout", 300.0)),
-            thresholds=Thresholds(
-                accuracy=dict(accuracy) if isinstance(accuracy, dict) else {"fp32": accuracy},
-                **{key: float(value) for key, value in limits.items()},
-            ),
-        )
+        by_mode = dict(accuracy) if isinstance(accuracy, dict) else {"fp32": accuracy}
+        fields["thresholds"] = Thresholds(by_mode, **{key: float(value) for key, value in limits.items()})
+        return Model(name, path, **fields)
 
     def command(self, text: str, where: str, fields: Sequence[str]) -> tuple[str, ...]:
         try:

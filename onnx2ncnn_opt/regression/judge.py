@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import packages_distributions, version
 from math import inf, isinf
@@ -20,20 +20,20 @@ from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.manifest import Entry, file_hash, tail_path
 from onnx2ncnn_opt.onnx.read.append import converted_model
 from onnx2ncnn_opt.onnx.read.binding import TensorInfo
-from onnx2ncnn_opt.outputs import Latency, OutputReport
+from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.quantization.data import Samples
 from onnx2ncnn_opt.regression.baseline import AGAIN, BaselineFiles, Example, Record
 from onnx2ncnn_opt.regression.config import Model
+from onnx2ncnn_opt.regression.meter import ATTEMPTS, Meter, Timed
 from onnx2ncnn_opt.regression.result import Changes, Measurement, ModelResult
-from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch, Step, require
+from onnx2ncnn_opt.runtime.base import Array, require
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.system import command_line
 from onnx2ncnn_opt.verification.agreement import agreement
 from onnx2ncnn_opt.verification.decode import Decoder
-from onnx2ncnn_opt.verification.latency import in_turns
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.rounding import Rounding, tolerance_within
 from onnx2ncnn_opt.verification.runs import any_feeds, load_converted, manifest_beside
@@ -42,8 +42,6 @@ from onnx2ncnn_opt.verification.verify_net import net_feeds, verify_net
 from onnx2ncnn_opt.version import __version__
 
 _MAX_DECIBELS = 200.0  # more than float32 can have
-_ATTEMPTS = 3  # to measure latency or memory below the limit: the machine may be busy
-_SECONDS = 1.0  # of each measurement
 _ANY_ERROR = 1e30  # relative
 _MEMORY_MARGIN = 1 << 20  # bytes above the baseline that always pass
 
@@ -64,17 +62,6 @@ class Request:
     next: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _Timed:
-    """A net, its inputs by blob, and its outputs; a decoder's `feeds` are a step of one token."""
-
-    param: Path
-    bin: Path
-    feeds: Mapping[str, Feed]
-    outputs: Sequence[str]
-    prompt: Step | None = None  # a decoder's step before `feeds`
-
-
 def judge(request: Request) -> ModelResult:
     """Return the result for one net; a net that cannot be judged is a failure with the reason."""
     judgement = _Judgement(request)
@@ -84,37 +71,23 @@ def judge(request: Request) -> ModelResult:
         judgement.fail(judgement.step, str(error), error.exit_code)
     finally:
         judgement.worker.close()
-    return ModelResult(
-        name=request.model.name,
-        exit_code=judgement.exit_code,
-        measurements=tuple(judgement.measurements),
-        changes=judgement.changes,
-        checked=judgement.checked,
-        notes=tuple(dict.fromkeys(judgement.notes)),
-        versions=judgement.versions,
-        recorded=judgement.recorded,
-    )
+    measurements, notes = tuple(judgement.measurements), tuple(dict.fromkeys(judgement.notes))
+    return replace(judgement.result, exit_code=judgement.exit_code, measurements=measurements, notes=notes)
 
 
-@dataclass
 class _Judgement:
     """The judgement of one model: its results so far; `step` names the stage in errors."""
 
-    request: Request
-    step: str = "device"
-    exit_code: int = 0
-    measurements: list[Measurement] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    changes: Changes | None = None
-    checked: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
-    recorded: bool = False
-
-    def __post_init__(self) -> None:
-        self.model, self.stored = self.request.model, self.request.stored
+    def __init__(self, request: Request) -> None:
+        self.request, self.model, self.stored = request, request.model, request.stored
+        self.step, self.exit_code = "device", 0
+        self.result = ModelResult(self.model.name, 0)  # without exit code, measurements and notes
+        self.measurements: list[Measurement] = []
+        self.notes: list[str] = []
+        self.net = request.param, request.bin
         self.worker = NcnnWorker()
         self.limits = self.model.thresholds
-        if self.request.record:  # a new baseline is not compared with the old one
+        if request.record:  # a new baseline is not compared with the old one
             self.limits = replace(self.limits, layers=inf, size=inf, latency=inf, memory=inf)
         self.options = Verification(
             shapes=self.model.shapes, values=self.model.values, timeout=self.model.timeout, on=self.model.on
@@ -138,41 +111,23 @@ class _Judgement:
 
     def judge(self) -> None:
         """Verify and measure the net; write the baseline if the request says so and the net is right."""
-        target = find_target(self.model.on)
-        self.worker = NcnnWorker(target)
-        self.modes = self.model.modes or target.modes
-        greeting = self.worker.start().greeting
-        require("onnxruntime")
-        self.checked = self.worker.checked(self.modes)
-        self.versions = {
-            "converter": self.request.converter,
-            "onnx2ncnn-opt": __version__,
-            "ncnn": greeting["ncnn"],
-            "onnxruntime": version(packages_distributions()["onnxruntime"][0]),  # or onnxruntime-gpu
-        }
+        self.start()
         self.step = "baseline"
         before = self.baseline()
         self.step = "model"
-        self.manifest, note = manifest_beside(self.request.param, self.model.path)
-        self.source = converted_model(self.model.path, self.manifest)
-        self.notes += [note] if note else []
-        outputs = [entry.name for entry in self.manifest.model_outputs] if self.manifest and self.manifest.tail else ()
-        sizes: dict[str, Any] = {"shapes": self.model.shapes, "values": self.model.values}
-        self.loaded = load_converted(self.source, self.manifest, outputs=outputs, **sizes)
-        self.cut: dict[str, Any] = {"values": self.loaded.values, "outputs": self.loaded.cut}
-        self.tolerance = tolerance_within(self.loaded)
+        self.load()
         examples = self.examples(before) if before and not self.request.record else []
         self.step = "accuracy"
         accuracy = self.accuracy(examples, before)
         self.step = "net"
-        graph = read_net(self.request.param, self.request.bin, entry_points.layer_types()).graph
-        size = self.request.param.stat().st_size + self.request.bin.stat().st_size
+        graph = read_net(*self.net, entry_points.layer_types()).graph
+        size = sum(path.stat().st_size for path in self.net)
         self.cost("layers", len(graph), before.layers if before else None)
         self.cost("size", size, before.size if before else None)
         is_wrong = any(m.status == "failed" and m.what not in ("layers", "size") for m in self.measurements)
         is_same = before is not None and self.is_same(before)
         if before:
-            self.changes = Changes() if is_same else self.compared(graph)
+            self.result = replace(self.result, changes=Changes() if is_same else self.compared(graph))
         costs: dict[str, Any] = {}
         if is_wrong:
             self.skip("the model fails already", "latency", "memory")
@@ -187,6 +142,34 @@ class _Judgement:
         if self.request.record and not is_wrong:
             self.step = "baseline"
             self.write({"layers": len(graph), "size": size, "accuracy": accuracy, **costs}, graph)
+
+    def start(self) -> None:
+        """Start ncnn on the device, and note the versions."""
+        target = find_target(self.model.on)
+        self.worker = NcnnWorker(target)
+        self.modes = self.model.modes or target.modes
+        greeting = self.worker.start().greeting
+        require("onnxruntime")
+        self.checked = self.worker.checked(self.modes)
+        self.versions = {
+            "converter": self.request.converter,
+            "onnx2ncnn-opt": __version__,
+            "ncnn": greeting["ncnn"],
+            "onnxruntime": version(packages_distributions()["onnxruntime"][0]),  # or onnxruntime-gpu
+        }
+        self.result = replace(self.result, checked=self.checked, versions=self.versions)
+        self.meter = Meter(target, self.modes[0], self.model.timeout)
+
+    def load(self) -> None:
+        """Load the model as it was converted, by the manifest if there is one."""
+        self.manifest, note = manifest_beside(self.request.param, self.model.path)
+        self.source = converted_model(self.model.path, self.manifest)
+        self.notes += [note] if note else []
+        outputs = [entry.name for entry in self.manifest.model_outputs] if self.manifest and self.manifest.tail else ()
+        sizes: dict[str, Any] = {"shapes": self.model.shapes, "values": self.model.values}
+        self.loaded = load_converted(self.source, self.manifest, outputs=outputs, **sizes)
+        self.cut: dict[str, Any] = {"values": self.loaded.values, "outputs": self.loaded.cut}
+        self.tolerance = tolerance_within(self.loaded)
 
     def baseline(self) -> Record | None:
         """Return the recorded baseline, if there is one."""
@@ -249,11 +232,10 @@ class _Judgement:
         for inputs in (*self.inputs(), *({"feeds": example.inputs} for example in examples)):
             for modes, tolerance in self.tolerances():
                 options = replace(self.options, **inputs, modes=modes, tolerance=tolerance)
-                net = self.source, self.request.param, self.request.bin
-                report = verify_net(*net, options, manifest=self.manifest, worker=self.worker)
+                verify = partial(verify_net, self.source, *self.net, manifest=self.manifest, worker=self.worker)
+                report = verify(options)
                 if any(output.status in ("mismatch", "nan") for output in report.outputs):
-                    explained = replace(options, explain=True)
-                    report = verify_net(*net, explained, manifest=self.manifest, worker=self.worker)
+                    report = verify(replace(options, explain=True))
                     self.notes += self.locate(options)
                 self.notes += report.notes
                 for output in report.outputs:
@@ -288,8 +270,7 @@ class _Judgement:
         model = OrtRunner(self.source, threads=None, timeout=self.model.timeout, **self.cut)
         runs = [(arrays, model.run_any(arrays)) for arrays in samples]
         for mode in self.modes:
-            net = self.request.param, self.request.bin
-            runner = NcnnRunner(*net, mode=mode, timeout=self.model.timeout, worker=self.worker)
+            runner = NcnnRunner(*self.net, mode=mode, timeout=self.model.timeout, worker=self.worker)
             result = agreement(runner, runs, self.manifest, Rounding(self.source, **self.cut))
             decibels = min(max(result.decibels, -_MAX_DECIBELS), _MAX_DECIBELS)
             for what, measured in (("sqnr", decibels), ("top1", result.top1)):
@@ -300,8 +281,7 @@ class _Judgement:
 
     def locate(self, options: Verification) -> list[str]:
         """Return a note with the first wrong layer of the net, and the next command; empty if there is none."""
-        model, param, bin = self.model.path, self.request.param, self.request.bin
-        located = bisect(model, param, bin, options, manifest=self.manifest).located
+        located = bisect(self.model.path, *self.net, options, manifest=self.manifest).located
         if located is None:
             return []
         layer = f"{located.layer.type} '{located.layer.name}'"
@@ -318,21 +298,18 @@ class _Judgement:
 
     def cost(self, what: str, measured: float, baseline: float | None, margin: float = 0.0) -> None:
         """Record a cost, and compare it with the baseline's."""
-        limit = inf if baseline is None else self.limit(what, baseline, margin)
-        factor = getattr(self.limits, what)
+        factor, limit = getattr(self.limits, what), self.limit(what, baseline, margin)
         wrong = "" if measured <= limit else f"at most {factor:g} times the baseline's is allowed"
         self.add(what, wrong, measured=measured, limit=None if isinf(limit) else limit, baseline=baseline)
 
-    def limit(self, what: str, baseline: float, margin: float = 0.0) -> float:
+    def limit(self, what: str, baseline: float | None, margin: float = 0.0) -> float:
         """Return the highest cost that the threshold allows, at least `margin` above the baseline's."""
-        factor: float = getattr(self.limits, what)
-        return max(baseline * factor, baseline + margin)
+        return inf if baseline is None else max(baseline * getattr(self.limits, what), baseline + margin)
 
     def is_same(self, before: Record) -> bool:
         """Return True if the net is the baseline's, byte for byte."""
-        new, old = self.request, self.stored.net
-        pairs = (new.param, old.param), (new.bin, old.bin)
-        return all(file_hash(path) == before.files.get(stored.name) for path, stored in pairs)
+        names = self.stored.net.param.name, self.stored.net.bin.name
+        return all(file_hash(path) == before.files.get(name) for path, name in zip(self.net, names, strict=True))
 
     def compared(self, graph: Graph) -> Changes:
         """Return the changes from the baseline's net."""
@@ -351,8 +328,7 @@ class _Judgement:
             self.skip("an emulator cannot measure it", "latency", "memory")
             return {}
         self.step = "latency"
-        net = self.timed(self.request.param, self.request.bin, examples)
-        old = None
+        net, old = self.timed(*self.net, examples), None
         if with_baseline:
             try:
                 old = self.timed(self.stored.net.param, self.stored.net.bin, examples)
@@ -364,25 +340,25 @@ class _Judgement:
         if isinf(self.model.thresholds.latency):
             self.skip("there is no limit", "latency")
         else:
-            latency = self.latency(net, old or net)
+            latency = self.meter.latency(net, old or net, self.limits.latency)
             record = {"milliseconds": latency.net, "ratio": latency.ratio if old else None}
             self.cost("latency", latency.other * latency.ratio, latency.other if old else None)
             if net.prompt is not None:
                 prompt = replace(net, feeds=net.prompt)
-                record["prefill"] = self.latency(prompt, prompt).net
+                record["prefill"] = self.meter.latency(prompt, prompt, self.limits.latency).net
         self.step = "memory"
-        memory, other = self.memory(net), self.memory(old) if old else None
+        memory, other = self.meter.memory(net), self.meter.memory(old) if old else None
         if memory is None or self.worker.target.vulkan:
             self.skip("the system does not report it", "memory")
             return record
-        for _ in range(_ATTEMPTS - 1):
-            if other is None or memory <= self.limit("memory", other, _MEMORY_MARGIN):
+        for _ in range(ATTEMPTS - 1):
+            if memory <= self.limit("memory", other, _MEMORY_MARGIN):
                 break
-            memory = min(memory, self.memory(net) or memory)
+            memory = min(memory, self.meter.memory(net) or memory)
         self.cost("memory", memory, other, _MEMORY_MARGIN)
         return {**record, "memory": memory}
 
-    def timed(self, param: Path, bin: Path, examples: Sequence[Example]) -> _Timed:
+    def timed(self, param: Path, bin: Path, examples: Sequence[Example]) -> Timed:
         """Return a net with feeds for the first inputs."""
         inputs = {"feeds": examples[0].inputs} if examples else self.inputs()[0]
         manifest, _ = manifest_beside(param, self.model.path)
@@ -392,45 +368,10 @@ class _Judgement:
         try:
             if manifest is not None and manifest.caches:
                 prompt, token = Decoder(self.loaded, manifest, self.options.seed).steps()
-                return _Timed(param, bin, token, [entry.blob for entry in manifest.read], prompt)
+                return Timed(param, bin, token, [entry.blob for entry in manifest.read], prompt)
         except UsageError:  # the model runs single steps only
             pass
-        return _Timed(param, bin, feeds, self.runner(param, bin, self.worker).output_names())
-
-    def runner(self, param: Path, bin: Path, worker: NcnnWorker) -> NcnnRunner:
-        """Return a runner of a net for measurements."""
-        return NcnnRunner(param, bin, mode=self.modes[0], timeout=self.model.timeout, worker=worker)
-
-    def latency(self, net: _Timed, old: _Timed) -> Latency:
-        """Measure up to three times until the ratio is within the limit; return the best measurement.
-
-        The better of two ratios counts, that of the fastest runs and the median over turns: load on the machine seldom
-        disturbs both.
-        """
-        best: Latency | None = None
-        target = self.worker.target
-        with NcnnWorker(target) as first, NcnnWorker(target) as second:
-            time, time_old = (
-                partial(self.runner(timed.param, timed.bin, worker).time, timed.feeds, timed.outputs)
-                for timed, worker in ((net, first), (old, second))
-            )
-            for _ in range(_ATTEMPTS):
-                latency = in_turns(time, time_old, _SECONDS)
-                ratio = min(latency.ratio, latency.net / latency.other)
-                if best is None or ratio < best.ratio:
-                    best = replace(latency, ratio=ratio)
-                if best.ratio <= self.limits.latency:
-                    break
-        assert best is not None
-        return best
-
-    def memory(self, net: _Timed) -> int | None:
-        """Return the bytes that a new process needs to load the net and to run it once."""
-        with NcnnWorker(self.worker.target) as worker:
-            before = worker.memory(restart=True)
-            self.runner(net.param, net.bin, worker).run(net.feeds, [Fetch(blob, 0) for blob in net.outputs])
-            after = worker.memory()
-        return None if before is None or after is None else after - before
+        return Timed(param, bin, feeds, self.meter.runner(param, bin, self.worker).output_names())
 
     def write(self, measured: dict[str, Any], graph: Graph) -> None:
         """Record the net, its costs, and examples of the model's results."""
@@ -449,8 +390,8 @@ class _Judgement:
         }
         param = self.request.param
         further = [param.with_suffix(".json"), tail_path(param)] if self.manifest else []
-        self.stored.write(record, param, self.request.bin, further, examples)
-        self.recorded = True
+        self.stored.write(record, *self.net, further, examples)
+        self.result = replace(self.result, recorded=True)
 
 
 def _entry(info: TensorInfo) -> Entry:
