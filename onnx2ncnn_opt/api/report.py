@@ -10,7 +10,7 @@ from typing import Any
 
 from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.api.apply_passes import Optimized
-from onnx2ncnn_opt.api.diff import NetDiff, diff_graphs
+from onnx2ncnn_opt.api.diff import diff_graphs
 from onnx2ncnn_opt.api.lower import Conversion, lower, reconverted, unoptimised
 from onnx2ncnn_opt.api.net_shapes import infer_net
 from onnx2ncnn_opt.api.report_rows import bytes_of, layer_rows, memory_course, with_measurements
@@ -55,6 +55,7 @@ from onnx2ncnn_opt.verification.runs import any_feeds, load_converted
 from onnx2ncnn_opt.verification.tolerance import DEFAULT, Tolerance, in_mode
 from onnx2ncnn_opt.version import __version__
 
+InputSizes = tuple[Mapping[str, Sequence[Any]], Mapping[str, int] | None]  # shapes of inputs, and batch counts
 # All blobs of a net and all values of its model are in memory at once for the comparison.
 _MAX_BYTES = 2**31
 
@@ -127,17 +128,10 @@ def report_conversion(
             net = _NetOnDevice(files.param, files.bin, after, verification)
             run = net.against_model(reference(conversion.source), model, manifest, verified, names)
         fixed = [blob for blob in conversion.graph.inputs if blob_bytes(blob.shape) is not None]
-        sides = _sides(
-            before,
-            after,
-            run,
-            shapes={blob.name: blob.shape for blob in fixed if blob.shape},
-            batches={blob.name: blob.batch for blob in fixed if isinstance(blob.batch, int)},
-            twins={clean_name(layer.name): layer for layer in conversion.graph},
-            events=conversion.events,
-            masks={clean_name(mask.layer): mask.reason for mask in conversion.masks},
-        )
-        sides["comparison"] = _comparison("the net without passes, and with them", diff_graphs(before, after))
+        shapes = {blob.name: blob.shape for blob in fixed if blob.shape}
+        counts = {blob.name: blob.batch for blob in fixed if isinstance(blob.batch, int)}
+        sides = _sides_of(conversion, before, after, run, (shapes, counts))
+        sides["comparison"] = _comparison("the net without passes, and with them", before, after)
     notes = [*map(str, conversion.failed)]
     notes += [] if conversion.precision is None else [f"fp16 (estimated): {conversion.precision}"]
     batches = [
@@ -170,16 +164,8 @@ def report_optimized(
         after = read_net(files.param, files.bin, optimized.graph.types).graph
         if verified is not None:
             run = _NetOnDevice(files.param, files.bin, after, verification).against_net(before, optimized, verified)
-        sides = _sides(
-            before,
-            after,
-            run,
-            shapes=optimized.shapes,
-            twins={clean_name(layer.name): layer for layer in optimized.graph},
-            events=optimized.events,
-            masks={clean_name(mask.layer): mask.reason for mask in optimized.masks},
-        )
-        sides["comparison"] = _comparison("the net as it was, and as it is", diff_graphs(before, after))
+        sides = _sides_of(optimized, before, after, run, (optimized.shapes, None))
+        sides["comparison"] = _comparison("the net as it was, and as it is", before, after)
     old, new = optimized.layers
     facts, notes = [("layers with Splits", f"{old} \u2192 {new}")], [*map(str, optimized.failed)]
     return _record(source.param.name, verified, run, sides, facts, notes)
@@ -214,15 +200,9 @@ def report_net(
     fresh = reconverted(model, manifest) if manifest else None
     notes: list[str] = []
     if fresh is not None:
-        sides = _sides(
-            unoptimised(fresh).graph,
-            after,
-            run,
-            shapes={},
-            twins={layer.name: twin for layer, twin in corresponding(after, fresh.graph).items()},
-            events=fresh.events,
-            masks={mask.layer: mask.reason for mask in manifest.masks} if manifest else {},
-        )
+        twins = {layer.name: twin for layer, twin in corresponding(after, fresh.graph).items()}
+        masks = {mask.layer: mask.reason for mask in manifest.masks} if manifest else {}
+        sides = _sides(unoptimised(fresh).graph, after, run, ({}, None), twins, fresh.events, masks)
     else:
         sides = _beside_model(model, after, run)
         try:
@@ -230,8 +210,7 @@ def report_net(
         except Error as error:
             notes.append(f"there is no conversion by this tool to compare the net with: {error}")
     if fresh is not None:
-        difference = diff_graphs(fresh.graph, after)
-        sides["comparison"] = _comparison("a new conversion by this tool, and this net", difference)
+        sides["comparison"] = _comparison("a new conversion by this tool, and this net", fresh.graph, after)
     return replace(_record(title, verified, run, sides, facts, notes), int8=None if manifest is None else manifest.int8)
 
 
@@ -332,26 +311,33 @@ def _sizes(feeds: Mapping[str, Feed]) -> tuple[dict[str, tuple[int, ...]], dict[
     return {name: shape for name, (shape, _) in mats.items()}, {name: batch for name, (_, batch) in mats.items()}
 
 
+def _sides_of(
+    result: Conversion | Optimized, before: Graph, after: Graph, run: LayerRun, inputs: InputSizes
+) -> dict[str, Any]:
+    """Return a net before and after the passes side by side, see `_sides`."""
+    twins = {clean_name(layer.name): layer for layer in result.graph}
+    masks = {clean_name(mask.layer): mask.reason for mask in result.masks}
+    return _sides(before, after, run, inputs, twins, result.events, masks)
+
+
 def _sides(
     before: Graph,
     after: Graph,
     run: LayerRun,
-    *,
-    shapes: Mapping[str, Sequence[Any]],
-    batches: Mapping[str, int] | None = None,
+    inputs: InputSizes,
     twins: Mapping[str, Layer],
     events: Sequence[Event],
     masks: Mapping[str, str],
 ) -> dict[str, Any]:
     """Return the two nets side by side, as fields of a NetRecord.
 
-    `shapes` and `batches` are the inputs', for a net that did not run. `twins` maps the names of layers of `after` to
-    the layers of the events; `masks` maps them to the reasons for feature masks.
+    `inputs` are the sizes for a net that did not run. `twins` maps the names of layers of `after` to the layers of the
+    events; `masks` maps them to the reasons for feature masks.
     """
-    sizes, counts = _sizes(run.feeds) if run.feeds else (shapes, batches)
+    sizes, counts = _sizes(run.feeds) if run.feeds else inputs
     for graph in (before, after):
-        inputs = {blob.name for blob in graph.inputs}
-        infer_net(graph, {name: shape for name, shape in sizes.items() if name in inputs}, counts)
+        known = {blob.name for blob in graph.inputs}
+        infer_net(graph, {name: shape for name, shape in sizes.items() if name in known}, counts)
     names = [twins[layer.name].name if layer.name in twins else "" for layer in after]
     applied = [event for event in events if isinstance(event, Applied)]
     layer_groups = groups([layer.name for layer in before], names, applied)
@@ -408,7 +394,8 @@ def _beside_model(model: Path | bytes, after: Graph, run: LayerRun) -> dict[str,
     }
 
 
-def _comparison(about: str, difference: NetDiff) -> Comparison:
+def _comparison(about: str, before: Graph, after: Graph) -> Comparison:
+    difference = diff_graphs(before, after)
     rows: list[tuple[str, ...]] = [(layer_text(asdict(ref)), "layer", "there", "gone", "") for ref in difference.gone]
     rows += [(layer_text(asdict(ref)), "layer", "not there", "added", "") for ref in difference.added]
     rows += [row for change in difference.changed for row in change_rows(asdict(change))]
@@ -423,34 +410,38 @@ def _record(
     facts: Sequence[tuple[str, str]],
     notes: Sequence[str],
 ) -> NetRecord:
-    reports = () if verified is None else verified.rows
-    wrong = sum(report.status != "ok" for report in reports)
-    if verified is None:
-        verdict, headline = "unverified", "Nothing was run: whether the net computes what it should is not known."
-    elif wrong:
-        verdict, headline = "wrong", f"{wrong} of {len(reports)} outputs differ from {verified.against}."
-    else:
-        verdict = "ok"
-        headline = f"{'All outputs agree' if len(reports) > 1 else 'The output agrees'} with {verified.against}."
-    errors = ""
-    if run.problem:
-        errors = f"Errors and times are not known, or not all: {run.problem}"
-    elif run.verdicts:
-        of_model = verified is not None and verified.against == MODEL
-        value = "the model's value" if of_model else "the blob of that name in the net as it was"
-        errors = f"The largest error of each layer's output, relative to the largest element of {value}."
+    verdict, headline = _verdict(verified)
     return NetRecord(
         title=title,
         verdict=verdict,
         headline=headline,
         facts=(*facts, *([("checked", verified.checked)] if verified and verified.checked else [])),
         notes=(*notes, *(verified.notes if verified else ())),
-        outputs=reports,
+        outputs=() if verified is None else verified.rows,
         modes=tuple(run.verdicts),
         timing=_timing(run),
-        errors=errors,
+        errors=_errors(run, of_model=verified is not None and verified.against == MODEL),
         **sides,
     )
+
+
+def _verdict(verified: VerifyReport | None) -> tuple[str, str]:
+    """Return the verdict on a net, and a sentence."""
+    if verified is None:
+        return "unverified", "Nothing was run: whether the net computes what it should is not known."
+    count, wrong = len(verified.rows), sum(report.status != "ok" for report in verified.rows)
+    if wrong:
+        return "wrong", f"{wrong} of {count} outputs differ from {verified.against}."
+    return "ok", f"{'All outputs agree' if count > 1 else 'The output agrees'} with {verified.against}."
+
+
+def _errors(run: LayerRun, *, of_model: bool) -> str:
+    """Describe the errors of layers."""
+    if run.problem:
+        return f"Errors and times are not known, or not all: {run.problem}"
+    value = "the model's value" if of_model else "the blob of that name in the net as it was"
+    largest = f"The largest error of each layer's output, relative to the largest element of {value}."
+    return largest if run.verdicts else ""
 
 
 def _timing(run: LayerRun) -> str:
