@@ -58,6 +58,18 @@ class _Mat:
         return _plain(self.entry) + pixels
 
 
+@dataclass(frozen=True)
+class _Job:
+    """The net of a program: its manifest and files, its inputs, and a decoder's loop or a tail if it has one."""
+
+    manifest: Manifest
+    param: str
+    bin: str
+    inputs: Sequence[_Mat]
+    loop: StepInputs | None
+    tail: Program | None
+
+
 def example(
     manifest: Manifest,
     param: Path,
@@ -84,14 +96,14 @@ def example(
     # These arrays take no memory; only their shapes matter.
     if small := too_small(manifest, {mat.entry.name: np.broadcast_to(0, mat.shape) for mat in inputs}):
         raise UsageError(small)
-    files = (param.as_posix(), bin.as_posix())
     if loop is not None and (tail is not None or loop.scores is None or loop.ids.element != "int32"):
         raise UsageError("a loop needs a net that takes tokens and gives their scores: write yours with Net.step")
     if loop is not None and loop.fixed not in (None, 1):
         raise UsageError(f"a loop needs a net that takes one token, not {loop.fixed} in each step: see Net.step")
+    job = _Job(manifest, param.as_posix(), bin.as_posix(), inputs, loop, tail)
     if language == "cpp":
-        return _cpp(inputs, manifest, *files, embedded, tail, c_name(name), loop)
-    return _python_loop(inputs, manifest, *files, loop) if loop else _python(inputs, manifest, *files, tail)
+        return _cpp(job, embedded, c_name(name))
+    return _python_loop(job, loop) if loop else _python(job)
 
 
 def _inputs(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> list[_Mat]:
@@ -150,7 +162,8 @@ def _too_small(manifest: Manifest, codes: Mapping[str, str]) -> Iterator[tuple[s
 # Python ----------------------------------------------------------------------------------------------------------
 
 
-def _python(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: str, tail: Program | None) -> str:
+def _python(job: _Job) -> str:
+    inputs, manifest, tail = job.inputs, job.manifest, job.tail
     codes = {
         dim: f"np.shape(arrays[{mat.entry.name!a}])[{axis}]"
         for mat in inputs
@@ -177,10 +190,10 @@ def _python(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: str, ta
     source = f"{numpy_program(tail)}\n\n" if tail else ""
     imports = "import base64\n\n" if "base64." in source else ""
     program = data_file("load.py.in") + data_file("program.py.in")
-    return _filled(program, blocks, tail=source, imports=imports, param=ascii(param), bin=ascii(bin))
+    return _filled(program, blocks, tail=source, imports=imports, param=ascii(job.param), bin=ascii(job.bin))
 
 
-def _python_loop(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: str, loop: StepInputs) -> str:
+def _python_loop(job: _Job, loop: StepInputs) -> str:
     assert loop.scores is not None
     codes = {loop.ids.name: "np.reshape(ids, {})", "": "np.arange(length, length + len(ids)).reshape({})"}
     if loop.mask is not None:
@@ -191,26 +204,26 @@ def _python_loop(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: st
         mat.entry.name: codes[mat.entry.name].format([*[1] * (len(mat.shape) - 1), -1], kind=f"np.{mat.entry.dtype}")
         if mat.entry.name in codes
         else f"others[{mat.entry.name!a}]"
-        for mat in inputs
+        for mat in job.inputs
     }
-    mats = [mat for mat in inputs if mat.entry in loop.others]
+    mats = [mat for mat in job.inputs if mat.entry in loop.others]
     others = [f"        {mat.entry.name!a}: {_python_array(mat, 0)},  # {mat.text}" for mat in mats]
     draws = ["    random = np.random.default_rng(0)"] if any("random." in line for line in others) else []
     checks = [f"        if length + len(ids) > {loop.most}:  # the model has no more positions", "            break"]
     blocks = {
         "options": (f"    net.opt.{option} = False" for option in _FP32),
-        "feeds": map(_python_feed, inputs),
+        "feeds": map(_python_feed, job.inputs),
         "others": [*draws, "    others = {  # put yours here", *others, "    }"] if others else (),
         "checks": checks if loop.most else (),
         "arrays": (f"            {name!a}: {code}," for name, code in arrays.items()),
     }
     words = {
-        "past": ascii([a for a, _ in manifest.caches]),
-        "present": ascii([b for _, b in manifest.caches]),
+        "past": ascii([a for a, _ in job.manifest.caches]),
+        "present": ascii([b for _, b in job.manifest.caches]),
         "prompt": _prompt(loop),
         "scores": f"{loop.scores.blob!a}{_axis(loop.scores)}",
-        "param": ascii(param),
-        "bin": ascii(bin),
+        "param": ascii(job.param),
+        "bin": ascii(job.bin),
     }
     return _filled(data_file("load.py.in") + data_file("loop.py.in"), blocks, imports="", **words)
 
@@ -265,54 +278,52 @@ def _python_fetch(entry: Entry) -> str:
 # C++ -------------------------------------------------------------------------------------------------------------
 
 
-def _cpp(
-    mats: Sequence[_Mat],
-    manifest: Manifest,
-    param: str,
-    bin: str,
-    net: EmbeddedNet | None,
-    tail: Program | None,
-    name: str,
-    loop: StepInputs | None,
-) -> str:
-    inputs, entries = [mat for mat in mats if mat.entry.blob], (*manifest.inputs, *manifest.outputs)
+def _cpp(job: _Job, net: EmbeddedNet | None, name: str) -> str:
+    inputs = {f"in{i}": mat for i, mat in enumerate(mat for mat in job.inputs if mat.entry.blob)}
+    entries = (*job.manifest.inputs, *job.manifest.outputs)
     blobs = net.blobs if net else {entry.blob: _c(entry.blob) for entry in entries}
-    feeds = {mat.entry: _cpp_feed(f"in{i}", mat, blobs[mat.entry.blob]) for i, mat in enumerate(inputs)}
-    body = ["    ncnn::Extractor ex = net.create_extractor();"]
-    for lines in feeds.values():
-        body += ["", *lines]
-    codes = {dim: axis for number, mat in enumerate(inputs) for dim, axis in _cpp_sizes(mat, f"in{number}")}
-    for condition, problem in _too_small(manifest, codes):
-        body += ["", f"    if ({cpp_size(condition)})", f"        return fputs({_c(problem)}, stderr), 1;"]
-    for number, entry in enumerate(manifest.outputs):
-        is_read = manifest.tail is not None and entry.name in manifest.tail.inputs
-        body += ["", *_cpp_fetch(f"out{number}", entry, blobs[entry.blob], is_read=is_read)]
-    if tail:
-        variables = {entry.name: f"out{number}" for number, entry in enumerate(manifest.outputs)}
-        body += ["", *cpp_call(manifest, tail, name, variables, codes)]
-    if loop:
-        body = _cpp_loop(loop, feeds, blobs, [(blobs[a], blobs[b]) for a, b in manifest.caches])
-    blocks = {"options": [f"    net.opt.{option} = false;" for option in _FP32], "body": body}
-    blocks["includes"] = []
-    blocks["declarations"] = [data_file("letterbox.cpp.in").rstrip("\n"), ""] if any(map(_letterbox, inputs)) else []
-    if tail:
-        blocks["includes"] = [f"#define {name.upper()}_TAIL_IMPLEMENTATION", f'#include "{name}.tail.h"']
-        blocks["includes"] += ["", "#include <cstdlib>", "#include <type_traits>"]
-    fails = f"net.load_param({_c(param)}) != 0 || net.load_model({_c(bin)}) != 0"
+    feeds = {mat.entry: _cpp_feed(variable, mat, blobs[mat.entry.blob]) for variable, mat in inputs.items()}
+    options, includes = [f"net.opt.{option} = false;" for option in _FP32], list[str]()
+    declarations = [data_file("letterbox.cpp.in").rstrip("\n"), ""] if any(map(_letterbox, inputs.values())) else []
+    fails = f"net.load_param({_c(job.param)}) != 0 || net.load_model({_c(job.bin)}) != 0"
+    if job.tail:
+        includes += [f"#define {name.upper()}_TAIL_IMPLEMENTATION", f'#include "{name}.tail.h"', ""]
+        includes += ["#include <cstdlib>", "#include <type_traits>"]
     if net:
-        blocks["includes"] += [f'#include "{net.name}.id.h"', f'#include "{net.name}.mem.h"']
+        includes += [f'#include "{net.name}.id.h"', f'#include "{net.name}.mem.h"']
         for type in net.custom:
-            blocks["declarations"] += [
-                f"ncnn::Layer* {type}_layer_creator(void*); // yours: DEFINE_LAYER_CREATOR({type})"
-            ]
-            register = f"net.register_custom_layer({net.name}_id::TYPE_{type}, {type}_layer_creator);"
-            blocks["options"] += [f"    {register}"]
+            creator = f"{type}_layer_creator"
+            declarations.append(f"ncnn::Layer* {creator}(void*); // yours: DEFINE_LAYER_CREATOR({type})")
+            options.append(f"net.register_custom_layer({net.name}_id::TYPE_{type}, {creator});")
         # ncnn returns the number of bytes that it has read.
         loads = ((load, f"{net.name}_{array}") for load, array in (("load_param", "param_bin"), ("load_model", "bin")))
         fails = " || ".join(f"net.{load}({array}) != {array}_size" for load, array in loads)
+    if job.loop:
+        body = _cpp_loop(job.loop, feeds, blobs, [(blobs[a], blobs[b]) for a, b in job.manifest.caches])
+    else:
+        codes = {dim: member for variable, mat in inputs.items() for dim, member in _cpp_sizes(mat, variable)}
+        body = [*_cpp_run(job, feeds.values(), blobs, codes, name)]
+    blocks = {"options": [f"    {line}" for line in options], "includes": includes, "declarations": declarations}
     # A tail takes arrays without gaps; channels and images of a Mat are aligned to 16 bytes or more.
-    append = data_file("append.cpp.in") + "\n" if tail else ""
-    return _filled(data_file("program.cpp.in"), blocks, fails=fails, tail=append)
+    append = data_file("append.cpp.in") + "\n" if job.tail else ""
+    return _filled(data_file("program.cpp.in"), {**blocks, "body": body}, fails=fails, tail=append)
+
+
+def _cpp_run(
+    job: _Job, feeds: Iterable[list[str]], blobs: Mapping[str, str], codes: Mapping[str, str], name: str
+) -> Iterator[str]:
+    """Yield the lines of one run: make and feed the inputs, check their sizes, read the outputs, and call the tail."""
+    yield "    ncnn::Extractor ex = net.create_extractor();"
+    for lines in feeds:
+        yield from ("", *lines)
+    for condition, problem in _too_small(job.manifest, codes):
+        yield from ("", f"    if ({cpp_size(condition)})", f"        return fputs({_c(problem)}, stderr), 1;")
+    for number, entry in enumerate(job.manifest.outputs):
+        is_read = job.manifest.tail is not None and entry.name in job.manifest.tail.inputs
+        yield from ("", *_cpp_fetch(f"out{number}", entry, blobs[entry.blob], is_read=is_read))
+    if job.tail:
+        variables = {entry.name: f"out{number}" for number, entry in enumerate(job.manifest.outputs)}
+        yield from ("", *cpp_call(job.manifest, job.tail, name, variables, codes))
 
 
 def _prompt(loop: StepInputs) -> str:
