@@ -118,16 +118,19 @@ class Child:
             for source in (path.read_bytes() for path in (_COMMON, *programs)):
                 self._stdin.write(b"%d\n%s" % (len(source), source))
             self.send(config)
-            for _ in range(_LINES_BEFORE_GREETING):
-                line = self._stdout.readline(_MAX_KEPT)
-                if line.endswith(GREETING):
-                    break
-                if not line:
-                    raise EOFError
-            else:
-                raise _InvalidReply(line)
+            self._skip_to_greeting()
             self.greeting = self.receive(**self._greeting_fields)
         self.printed(self.greeting["mark"])
+
+    def _skip_to_greeting(self) -> None:
+        line = b""
+        for _ in range(_LINES_BEFORE_GREETING):
+            line = self._stdout.readline(_MAX_KEPT)
+            if line.endswith(GREETING):
+                return
+            if not line:
+                raise EOFError
+        raise _InvalidReply(line)
 
     def send(self, message: Mapping[str, Any], *arrays: Array | bytes) -> None:
         """Send a message, and the arrays or bytes that follow it."""

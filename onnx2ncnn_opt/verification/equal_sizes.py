@@ -14,7 +14,8 @@ from onnx2ncnn_opt.ir.dim import Dim, Sym, symbol
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.verification.inputs import LENGTHS, Total, Uses, draw_inputs, dynamic_sizes, totals
+from onnx2ncnn_opt.verification.inputs import LENGTHS, Total, draw_inputs, dynamic_sizes, totals
+from onnx2ncnn_opt.verification.uses import Uses
 
 
 @dataclass(frozen=True)

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import combinations, islice
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import onnx_ir
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.dim import Sym
-from onnx2ncnn_opt.ir.reached import reached
-from onnx2ncnn_opt.onnx.ops import traits_of
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
-from onnx2ncnn_opt.onnx.registry import Traits
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.verification.given_inputs import dtype_of
+from onnx2ncnn_opt.verification.pictures import draw_data
+from onnx2ncnn_opt.verification.uses import Uses
 
 T = TypeVar("T")
 
@@ -73,28 +70,7 @@ _CLOSE_SECOND = 0.95  # of the largest number in a row, so that a slightly wrong
 _MAX_SWEEPS = 60  # further runs whose indexes sweep a table
 _SHORT = 4  # shorter rows keep their last number
 _ZERO_LEVELS_IN = 4  # one level of 4 in flat inputs is 0
-_HIDING = -1e4  # added to a score: its exp is 0
 _CONTRAST = 0.01  # of flat inputs, relative to the scale
-
-# Factor and summand with which a node makes its result of the input at an index, and of a number as the other input.
-_AFFINE: Mapping[tuple[str, int], Callable[[float], tuple[float, float]]] = {
-    **dict.fromkeys([("Add", 0), ("Add", 1)], lambda number: (1.0, number)),
-    **dict.fromkeys([("Mul", 0), ("Mul", 1)], lambda number: (number, 0.0)),
-    ("Sub", 0): lambda number: (1.0, -number),
-    ("Sub", 1): lambda number: (-1.0, number),
-    ("Div", 0): lambda number: (1.0 / number, 0.0),
-}
-_COMPARISONS = frozenset(("Less", "LessOrEqual", "Greater", "GreaterOrEqual"))
-_MOVES = frozenset(("Cast", "Expand", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
-_ARITHMETIC = _MOVES | {"Add", "Ceil", "Div", "Floor", "Max", "Min", "Mul", "Sub"}
-
-_COLOURS, _SHORTEST_SIDE = (1, 3, 4), 16  # of a picture
-# Things in a picture, the background among them: their radii relative to the longer side, the standard deviations of
-# slimness and tilt, the range of their greys, the deviation of channels, and the largest contrast of their texture.
-_THINGS, _RADII, _SHAPES = 30, (0.06, 0.5), (0.4, 0.7)
-_GREYS, _COLOUR, _TEXTURE = (0.15, 0.85), 0.1, 0.15
-_STEREO, _SHORTEST_SOUND = 2, 400
-_SILENCE = 0.01  # the amplitude of pauses, relative to loud parts
 
 # Nets up to these numbers of weights, input elements and layers run on many inputs faster than the runtimes load.
 _TINY_WEIGHTS, _TINY_INPUTS, _TINY_LAYERS = 2**17, 2**14, 2**10
@@ -272,37 +248,6 @@ def _shape(info: InputInfo, sizes: Mapping[str, int], most: int) -> tuple[int, .
     return fixed
 
 
-@dataclass(frozen=True)
-class Uses:
-    """The uses of an input's values in the model, also after nodes that only move them."""
-
-    table: int | None  # the size of the smallest table that they index
-    domain: tuple[float, float] | None  # the common domain of the functions that take them
-    divides: bool  # they are divisors, or a divisor is 0 if they are
-    is_guarded: bool  # they are compared or selected
-    is_mask: bool = False  # they become bools; or they, or 1 minus them, multiply a number that hides scores
-    is_counted: bool = False  # they are a mask whose sum must be its length
-    are_lengths: bool = False  # numbers computed from them are compared with positions, or index a dynamic axis
-
-    @classmethod
-    def of(cls, value: onnx_ir.Value, model: LoadedModel) -> Uses:
-        """Return the uses of an input."""
-        uses = [(node, index, _traits(node, model)) for node, index in _uses(value, model)]
-        divisions = [node for node, index in _uses(value, model, zeros=True) if _traits(node, model).divisor == index]
-        quotients = [node for by in divisions for node, _ in _uses(by.outputs[0], model)]
-        inverses = [node.outputs[0] for node, index, _ in uses if node.op_type == "Sub" and index == 1]
-        return cls(
-            table=min((_size_of_axis(node) for node, index, traits in uses if traits.indexes == index), default=None),
-            domain=_common(_domains(value, model)),
-            divides=bool(divisions),
-            is_guarded=any(_traits(node, model).selects for node in (*quotients, *(node for node, _, _ in uses))),
-            is_mask=any(_becomes_bool(node) for node, _, _ in uses)
-            or any(_hides(node) for mask in (value, *inverses) for node, _ in _uses(mask, model)),
-            is_counted=any(_traits(user, model).counts == index for user, index in _uses_of_sums(uses, model)),
-            are_lengths=len(value.shape or ()) < 2 and _are_lengths(value, model),
-        )
-
-
 def draw_array(
     dtype: np.dtype[Any],
     uses: Uses,
@@ -319,7 +264,7 @@ def draw_array(
         order = np.random.default_rng(position).permutation(uses.table)  # the same for each draw
         array: Any = order[(swept + np.arange(math.prod(shape))) % uses.table].reshape(shape)
     elif dtype.kind in "fV" and not uses.is_mask:
-        natural = _draw_data(shape, draw.data, seeds) if draw.data and not uses.domain else None
+        natural = draw_data(shape, draw.data.pixels, draw.data.sound, seeds) if draw.data and not uses.domain else None
         array = _floats(uses, shape, draw, rng) if natural is None else natural
     elif dtype.kind in "iu" and uses.are_lengths:
         array = rng.integers(longest // 2, max(longest - 1, 1), shape, endpoint=True)
@@ -402,189 +347,8 @@ def _spiked(array: Array, uses: Uses, rng: np.random.Generator) -> Array:
     return np.clip(array, -_MAX_NUMBER, _MAX_NUMBER)
 
 
-def _draw_data(shape: tuple[int, ...], data: Data, seeds: tuple[int, ...]) -> Array | None:
-    """Draw pictures, or a sound with pauses; return None for other shapes."""
-    if (picture := _picture(shape, seeds)) is not None:
-        low, high = data.pixels
-        return np.asarray(low + (high - low) * picture)
-    if shape and shape[-1] >= _SHORTEST_SOUND and math.prod(shape[:-1]) <= _STEREO:
-        rng = np.random.default_rng(seeds)
-        loudness = np.maximum(_smooth(shape, (-1,), rng), _SILENCE)
-        return np.asarray(data.sound * loudness * rng.standard_normal(shape))
-    return None
-
-
-@lru_cache(maxsize=2)  # draws with other ranges of pixels reuse the picture
-def _picture(shape: tuple[int, ...], seeds: tuple[int, ...]) -> Array | None:
-    """Draw a picture of textured things with edges, as in photographs, in 0..1; return None for shapes of no picture.
-
-    Pictures of a batch show the same things in other colours.
-    """
-    axes = picture_axes(shape)
-    if axes is None:
-        return None
-    rng = np.random.default_rng(seeds)
-    channels, height, width = (shape[axis] for axis in axes)
-    things, texture = _things(height, width, rng), _smooth((height, width, 1), (0, 1), rng)
-    pictures = math.prod(shape) // (channels * height * width)
-    greys = rng.uniform(*_GREYS, (pictures, _THINGS, 1))
-    colours = greys + _COLOUR * rng.standard_normal((pictures, _THINGS, channels))
-    picture: Array = colours[:, things] + rng.uniform(0, _TEXTURE, (_THINGS, 1))[things] * texture
-    picture = (picture - picture.min()) / np.ptp(picture)
-    return (np.moveaxis(picture, -1, -3) if axes[0] == -3 else picture).reshape(shape)
-
-
-def _things(height: int, width: int, rng: np.random.Generator) -> Array:
-    """Draw ellipses and rhombs, small ones in front ("dead leaves"); return the number of the thing at each pixel."""
-    smallest, largest = (share * max(height, width) for share in _RADII)
-    # Radii of things at random distances have a density of r^-3, so that of r^-2 is uniform.
-    radii = rng.uniform(largest**-2, smallest**-2, _THINGS - 1) ** -0.5
-    things = np.zeros((height, width), np.intp)  # 0 is the background
-    for number, radius in enumerate(sorted(radii, reverse=True), 1):
-        y, x, slimness, tilt = rng.uniform(0, height), rng.uniform(0, width), *rng.normal(0, _SHAPES)
-        down, right = radius * math.exp(slimness), radius * math.exp(-slimness)
-        reach = right + abs(tilt) * down
-        rows, columns = (slice(max(int(at - size), 0), int(at + size) + 1) for at, size in ((y, down), (x, reach)))
-        dy = ((np.arange(height) - y) / down)[rows, None]
-        dx = ((np.arange(width) - x) / right)[columns] - tilt * down / right * dy
-        things[rows, columns][dy * dy + dx * dx < 1 if number % 2 else abs(dy) + abs(dx) < 1] = number
-    return things
-
-
-def picture_axes(shape: Sequence[int]) -> tuple[int, int, int] | None:
-    """Return the axes of a picture's channels, height and width; None for shapes of no picture."""
-    for channels, height, width in ((-3, -2, -1), (-1, -3, -2)):
-        if len(shape) > 2 and shape[channels] in _COLOURS and min(shape[height], shape[width]) >= _SHORTEST_SIDE:
-            return channels, height, width
-    return None
-
-
-def _smooth(shape: Sequence[int], axes: Sequence[int], rng: np.random.Generator) -> Array:
-    """Draw numbers of variance 1 with the 1/f spectrum of photographs along axes."""
-    spectrum = np.fft.rfftn(rng.standard_normal(shape), axes=axes)
-    squares: Any = 0
-    for axis in axes:
-        along = [1] * len(shape)
-        along[axis] = -1
-        frequencies = np.fft.rfftfreq if axis == axes[-1] else np.fft.fftfreq
-        squares = squares + np.square(frequencies(shape[axis]) * shape[axis]).reshape(along)
-    smooth = np.fft.irfftn(spectrum / np.maximum(squares, 1) ** 0.75, [shape[axis] for axis in axes], axes)
-    return np.asarray(smooth / (smooth.std() or 1))
-
-
 def _levels(shape: tuple[int, ...], draw: Draw) -> tuple[int, ...]:
     """Return the shape of the numbers to draw; a flat draw repeats them along the other axes."""
     if draw.flat is None or not shape:
         return shape
     return tuple(size if axis == draw.flat % len(shape) else 1 for axis, size in enumerate(shape))
-
-
-def _traits(node: onnx_ir.Node, model: LoadedModel) -> Traits:
-    return traits_of(node.domain, node.op_type, model.opsets.get(node.domain, 1))
-
-
-def _uses(value: onnx_ir.Value, model: LoadedModel, *, zeros: bool = False) -> Iterator[tuple[onnx_ir.Node, int]]:
-    """Yield every node that takes the elements of `value`, moved, resized or not, and the index of that input.
-
-    With `zeros` yield also nodes that take values which are 0 if these are, such as multiples, and sums of floats.
-    """
-    has_sums = zeros and value.dtype is not None and value.dtype.is_floating_point()
-    means = ("Resize", "ReduceSum", "ReduceMean") if has_sums else ("Resize",)
-
-    def copies(value: onnx_ir.Value) -> Iterator[onnx_ir.Value]:
-        for node, index in value.uses():
-            traits = _traits(node, model)
-            if traits.moves_input(index) or (zeros and traits.keeps_zeros) or (not index and node.op_type in means):
-                yield from node.outputs
-
-    yield from (use for copy in reached([value], copies) for use in copy.uses())
-
-
-def _domains(value: onnx_ir.Value, model: LoadedModel) -> Iterator[tuple[float, float]]:
-    """Yield the domains of functions that take `value`, or a multiple of it plus a number: log(250 * x + 0.05)."""
-
-    def results(known: tuple[onnx_ir.Value, float, float]) -> Iterator[tuple[onnx_ir.Value, float, float]]:
-        for node, index in _uses(known[0], model):
-            if (affine := _AFFINE.get((node.op_type, index))) is None or (other := node.inputs[1 - index]) is None:
-                continue
-            if (
-                (constant := other.const_value) is not None
-                and constant.size == 1
-                and (number := constant.numpy().item())
-            ):
-                factor, summand = affine(number)
-                yield node.outputs[0], known[1] * factor, known[2] * factor + summand
-
-    for result, factor, summand in reached([(value, 1.0, 0.0)], results):
-        for node, index in _uses(result, model):
-            if (ends := (_traits(node, model).domains or {}).get(index)) and factor:
-                low, high = sorted((end - summand) / factor for end in ends)
-                yield low, high
-
-
-def _common(domains: Iterable[tuple[float, float]]) -> tuple[float, float] | None:
-    """Return the numbers of all domains, without those that would leave none; None without domains."""
-    low, high = -math.inf, math.inf
-    for other in sorted(domains, reverse=True):
-        if max(low, other[0]) < min(high, other[1]):
-            low, high = max(low, other[0]), min(high, other[1])
-    return (low, high) if low < high < math.inf else None
-
-
-def _uses_of_sums(
-    uses: Iterable[tuple[onnx_ir.Node, int, Traits]], model: LoadedModel
-) -> Iterator[tuple[onnx_ir.Node, int]]:
-    """Yield the uses of sums, and of sums minus a constant."""
-    for total in (node.outputs[0] for node, _, _ in uses if node.op_type == "ReduceSum"):
-        for node, index in _uses(total, model):
-            yield node, index
-            if node.op_type == "Sub":
-                yield from _uses(node.outputs[0], model)
-
-
-def _are_lengths(value: onnx_ir.Value, model: LoadedModel) -> bool:
-    """Return True if numbers computed from a value are compared with 0, 1, 2, ..., or index a dynamic axis."""
-    results = reached(
-        [value], lambda item: (out for node, _ in item.uses() if node.op_type in _ARITHMETIC for out in node.outputs)
-    )
-    for result in results:
-        for node, index in result.uses():
-            if node.op_type in _COMPARISONS and any(map(_are_positions, filter(None, node.inputs))):
-                return True
-            if result is not value and _traits(node, model).indexes == index and _size_of_axis(node) == 1:
-                return True
-    return False
-
-
-def _are_positions(value: onnx_ir.Value) -> bool:
-    node = value.producer()
-    while node is not None and node.op_type in _MOVES and node.inputs[0] is not None:
-        value = node.inputs[0]
-        node = value.producer()
-    if node is not None:
-        return node.op_type == "Range"
-    tensor = value.const_value
-    return tensor is not None and tensor.size > 1 and bool((tensor.numpy().ravel() == np.arange(tensor.size)).all())
-
-
-def _hides(node: onnx_ir.Node) -> bool:
-    """Return True if a node multiplies a mask by a number such as -1e4, which hides scores."""
-    tensors = [value.const_value for value in node.inputs if value is not None] if node.op_type == "Mul" else []
-    return any(t is not None and t.size == 1 and t.numpy().item() <= _HIDING for t in tensors)
-
-
-def _becomes_bool(node: onnx_ir.Node) -> bool:
-    return node.op_type == "Cast" and node.attributes.get_int("to", 0) == onnx_ir.DataType.BOOL
-
-
-def _size_of_axis(node: onnx_ir.Node) -> int:
-    """Return the number of entries of a Gather's table; 1 if unknown."""
-    table, axis = node.inputs[0], node.attributes.get_int("axis", 0)
-    # Exporters leave out the shapes between a quantised table and its Gather.
-    while table is not None and table.shape is None and (producer := table.producer()) is not None:
-        if producer.op_type not in ("Cast", "DequantizeLinear", "Identity"):
-            break
-        table = producer.inputs[0]
-    shape = (table.shape if table is not None else None) or ()
-    size = shape[axis] if -len(shape) <= axis < len(shape) else 1
-    return size if isinstance(size, int) and size > 0 else 1

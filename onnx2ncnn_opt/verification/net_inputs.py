@@ -14,7 +14,8 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.runtime.base import Array
-from onnx2ncnn_opt.verification.inputs import LARGEST_INPUT, Draw, Uses, draw_array, draws, is_tiny, sweeps
+from onnx2ncnn_opt.verification.inputs import LARGEST_INPUT, Draw, draw_array, draws, is_tiny, sweeps
+from onnx2ncnn_opt.verification.uses import Uses
 
 # Layers, and operations, that compare their inputs or select one of them.
 _SELECTING_LAYERS, _SELECTING_OPERATIONS = frozenset({"Clip", "Threshold"}), frozenset({"max", "min", "sign"})

@@ -98,17 +98,9 @@ def verify_net(
                     replace(row, status="mismatch", message=problem) if row.name in names else row for row in rows
                 )
         checked = process.checked(modes)
-    loaded, done = judge.model, judge.done
+    is_drawn, done = verification.feeds is None, judge.done
     runs_by_size = {tuple(run.sizes.items()): run for run in done if not run.label}.values()
-    is_drawn = verification.feeds is None
-    small = small_runs(loaded, manifest, done) if is_drawn and verification.wanted is None else ""
-    dynamic = [info.name for info in loaded.inputs if any(isinstance(size, Sym) for size in info.shape)]
-    remarks = [*_notes(loaded, done, judge.rounding, is_fixed=verification.is_user_tolerance)]
-    if is_drawn and is_wrong(rows) and weights_encoding(param, bin) is Encoding.INT8:
-        remarks.append("the scales of int8 layers come from calibration data: verify with such data, by --inputs")
-    in_fp32 = [row for row in rows if row.mode == "fp32"]
-    if target.vulkan and is_wrong(in_fp32) and has_inexact_gelu(param, bin):
-        remarks.append("GELU on Vulkan is off by up to 5e-4 (docs/devices.md): with 31=16 in its line it is exact")
+    dynamic = [info.name for info in judge.model.inputs if any(isinstance(size, Sym) for size in info.shape)]
     return VerifyReport(
         outputs=rows,
         seed=verification.seed if is_drawn else None,
@@ -116,7 +108,7 @@ def verify_net(
         shapes=tuple({name: run.feeds[name].shape for name in dynamic} for run in runs_by_size) or ({},),
         checked=checked,
         draws=tuple(run.draw for run in done if run.draw is not None),
-        notes=(*remarks, *judge.notes, *([small] if small else [])),
+        notes=tuple(_notes(judge, rows, (param, bin), is_vulkan=target.vulkan)),
         wrong=wrong,
         manifest=manifest,
     )
@@ -349,7 +341,23 @@ def net_feeds(
     return model_feeds(way, feeds)
 
 
-def _notes(model: LoadedModel, runs: Sequence[Run], rounding: Rounding, is_fixed: bool) -> Iterator[str]:
+def _notes(
+    judge: _ModelJudge, rows: Sequence[OutputReport], net: tuple[Path, Path], *, is_vulkan: bool
+) -> Iterator[str]:
+    """Yield notes on the verification of a net."""
+    options, model, runs = judge.options, judge.model, judge.done
+    is_drawn = options.feeds is None
+    yield from _model_notes(model, runs, judge.rounding, is_fixed=options.is_user_tolerance)
+    if is_drawn and is_wrong(rows) and weights_encoding(*net) is Encoding.INT8:
+        yield "the scales of int8 layers come from calibration data: verify with such data, by --inputs"
+    if is_vulkan and is_wrong([row for row in rows if row.mode == "fp32"]) and has_inexact_gelu(*net):
+        yield "GELU on Vulkan is off by up to 5e-4 (docs/devices.md): with 31=16 in its line it is exact"
+    yield from judge.notes
+    if is_drawn and options.wanted is None and (small := small_runs(model, judge.manifest, runs)):
+        yield small
+
+
+def _model_notes(model: LoadedModel, runs: Sequence[Run], rounding: Rounding, *, is_fixed: bool) -> Iterator[str]:
     """Yield notes on missing float64 results and on NaN and infinity; `is_fixed`: the user chose the tolerance."""
     if rounding.problem and not is_fixed:
         problem = shorten(rounding.problem, _MAX_PROBLEM, placeholder=" ...")

@@ -29,8 +29,9 @@ from onnx2ncnn_opt.runtime.base import Array, Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.verification.estimate import Estimator, most_ordinary
-from onnx2ncnn_opt.verification.inputs import DATA, Data, Draw, draw_inputs, picture_axes
+from onnx2ncnn_opt.verification.inputs import DATA, Data, Draw, draw_inputs
 from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.pictures import picture_axes
 from onnx2ncnn_opt.verification.plan_masks import BUDGET
 from onnx2ncnn_opt.verification.runs import first_sizes
 from scripts.measure.measured import ROOT, table

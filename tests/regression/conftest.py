@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from onnx2ncnn_opt.regression import judge, run
+from onnx2ncnn_opt.regression import judge, meter, run
 from onnx2ncnn_opt.regression.processes import EndedProcess
 from testing import command
 
@@ -31,5 +31,5 @@ def quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run._Task, "called", quick_called)
         patch.setattr(run._Task, "python", quick_python)
-        patch.setattr(judge, "_SECONDS", 0.2)
+        patch.setattr(meter, "_SECONDS", 0.2)
         yield

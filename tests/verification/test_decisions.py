@@ -9,7 +9,8 @@ import pytest
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.verification.rounding import Choice, Rounding, as_good, choices, scores
+from onnx2ncnn_opt.verification.decisions import Choice, as_good, choices, scores
+from onnx2ncnn_opt.verification.rounding import Rounding
 from onnx2ncnn_opt.verification.verify_net import verify_net
 from testing.hard_models import FAMILIES, SEEDS, hard_model
 from testing.models import parsed, serialized
