@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from onnx2ncnn_opt.version import __version__
 
 if TYPE_CHECKING:
-    from onnx2ncnn_opt.api.apply_passes import Optimized
     from onnx2ncnn_opt.api.bisect import bisect, bisect_passes
     from onnx2ncnn_opt.api.convert import convert
     from onnx2ncnn_opt.api.diff import diff
     from onnx2ncnn_opt.api.inspect import inspect
     from onnx2ncnn_opt.api.lower import Conversion, Files
     from onnx2ncnn_opt.api.optimize import optimize
+    from onnx2ncnn_opt.api.optimized import Optimized
     from onnx2ncnn_opt.api.quantize import Quantization, quantize
     from onnx2ncnn_opt.api.report import Report, make_report
     from onnx2ncnn_opt.api.verify import verify
@@ -43,7 +43,7 @@ _MODULES = {
     "Files": "api.lower",
     "Net": "runtime.net",
     "NetFiles": "param.files",
-    "Optimized": "api.apply_passes",
+    "Optimized": "api.optimized",
     "Quantization": "api.quantize",
     "Report": "api.report",
     "Verification": "verification.options",

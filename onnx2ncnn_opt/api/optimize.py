@@ -6,8 +6,8 @@ from dataclasses import astuple, replace
 from pathlib import Path
 
 from onnx2ncnn_opt import entry_points
-from onnx2ncnn_opt.api.apply_passes import Optimized, with_passes, with_shapes
 from onnx2ncnn_opt.api.net_shapes import add_hints, infer_shapes
+from onnx2ncnn_opt.api.optimized import Optimized, with_passes, with_shapes
 from onnx2ncnn_opt.errors import RunError, VerificationError, check_option, check_options
 from onnx2ncnn_opt.finish import finish
 from onnx2ncnn_opt.ir.features import MasksFor

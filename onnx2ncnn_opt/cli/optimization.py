@@ -10,7 +10,7 @@ from onnx2ncnn_opt.report.console import Block
 from onnx2ncnn_opt.report.words import file_size, number_of
 
 if TYPE_CHECKING:
-    from onnx2ncnn_opt.api.apply_passes import Optimized
+    from onnx2ncnn_opt.api.optimized import Optimized
 
 
 def optimization_fields(result: Optimized, files: summary.Written, seconds: float) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from onnx2ncnn_opt.report.verification import latency_lines, mask_lines, output_
 from onnx2ncnn_opt.report.words import file_size, number_of
 
 if TYPE_CHECKING:
-    from onnx2ncnn_opt.api.apply_passes import Optimized
     from onnx2ncnn_opt.api.lower import Conversion
+    from onnx2ncnn_opt.api.optimized import Optimized
     from onnx2ncnn_opt.verification.driver import VerifyReport
 
 Written = Sequence[Mapping[str, Any]]

@@ -35,7 +35,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from onnx2ncnn_opt.api.apply_passes import Optimized
+from onnx2ncnn_opt.api.optimized import Optimized
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.onnx.ops import all_ops
 from onnx2ncnn_opt.onnx.read.load import load_model
