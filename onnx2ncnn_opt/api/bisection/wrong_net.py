@@ -84,15 +84,8 @@ class WrongNet:
 
     def run(self, verdict: Callable[[str, Array | Failure], Verdict], *, exact: bool) -> BlobRun[Sequence[Slot]] | None:
         """Feed the net in all ways; return the run with the most right blobs, None if ncnn refuses the net."""
-        runner = NcnnRunner(
-            self.param,
-            self.bin,
-            worker=self.worker,
-            mode=self.mode,
-            exact=exact,
-            timeout=self.verification.timeout,
-            threads=None,
-        )
+        net, timeout = (self.param, self.bin), self.verification.timeout
+        runner = NcnnRunner(*net, worker=self.worker, mode=self.mode, exact=exact, timeout=timeout, threads=None)
         try:
             ways = input_slots(self.manifest, self.feeds, runner.input_names())
             fed = ((way, model_feeds(way, self.feeds)) for way in ways)
@@ -102,14 +95,12 @@ class WrongNet:
 
     def fresh_blobs(self, fresh: Fresh, *, exact: bool) -> Results | None:
         """Return all blobs of the new conversion; None if it differs from the model, too."""
-        files = fresh.files
-        runner = NcnnRunner(
-            files.param, files.bin, worker=self.local, exact=exact, timeout=self.verification.timeout, threads=None
-        )
+        net, timeout = (fresh.files.param, fresh.files.bin), self.verification.timeout
+        runner = NcnnRunner(*net, worker=self.local, exact=exact, timeout=timeout, threads=None)
         way = input_slots(fresh.manifest, self.feeds, runner.input_names())[0]
         results = extract_all(runner, fresh.graph, model_feeds(way, self.feeds))
-        bound, timeout = self.loaded.values, self.verification.timeout
-        expected = OrtRunner(self.model, values=bound, outputs=self.loaded.cut, timeout=timeout).run_any(self.feeds)
+        bound, outputs = self.loaded.values, self.loaded.cut
+        expected = OrtRunner(self.model, values=bound, outputs=outputs, timeout=timeout).run_any(self.feeds)
         for entry in fresh.manifest.read:
             result, array = results.get(entry.blob), expected[entry.name]
             if not isinstance(result, np.ndarray) or result.size != array.size:
