@@ -61,6 +61,11 @@ NO_ROWS = (
     "(float[1, 1, H, W] x) => (float[1, 6] y) <int64[1] zero = {0}, int64[1] two = {2}, int64[2] s = {1, 6}> "
     "{ a = Slice(x, zero, zero, two) y = Reshape(a, s) }"
 )
+# More different sides than sizes are tried for.
+SIDES = (
+    "(float[1, 3, A, B] a, float[1, 3, C, D] b, float[1, 3, E, F] c) => (float[1, 3] x, float[1, 3, C, D] y, "
+    "float[1, 3, E, F] z) { x = Det(a) y = Relu(b) z = Relu(c) }"
+)
 UNKNOWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) b = made.up.Op(a) y = Sigmoid(b) }"
 OWN = "(float[1, 4] x) => (float[1, 4] y) { a = Relu(x) y = made.up.Op(a) }"
 
@@ -90,6 +95,7 @@ def proposed(ended: Ended) -> str:
         (TWO, "--outputs u", 1),
         (OWN, "--custom made.up::Op --no-verify", 1),
         (UNKNOWN, "--outputs a", 1),
+        (SIDES, "--outputs y,z", 1),
     ],
 )
 def test_a_failure_ends_with_a_command_that_works(graph: str, options: str, code: int, tmp_path: Path) -> None:
