@@ -1,6 +1,6 @@
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes._linear import add
+from onnx2ncnn_opt.passes._linear import add, times
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
@@ -8,6 +8,7 @@ from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 _WHOLE = add("x", "a")._replace(
     where=lambda sum: all(user.output.shape == sum.output.shape for user in sum.output.users)
 )
+_SCALED = times("x")
 
 
 @rewrite(
@@ -18,9 +19,9 @@ _WHOLE = add("x", "a")._replace(
 def fuse_masks(x: Blob, a: Blob, b: Blob, softmax: Layer) -> list[Layer]:
     """Softmax(scores + mask + mask)   ⇒   Softmax(scores + (mask + mask))
 
-    For masks that all heads share.
+    For masks that all heads share; in attention also for others, such as ALiBi's, because SDPA takes one mask.
     """
-    scores, *masks = sorted((x, a, b), key=lambda blob: blob.shape != softmax.input.shape)
+    scores, *masks = sorted((x, a, b), key=lambda blob: (blob.shape != softmax.input.shape, not _is_product(blob)))
     require(scores is not b, "the last addend is as large as the scores")
     whole = known_shape(scores)
     for mask in masks:
@@ -29,8 +30,18 @@ def fuse_masks(x: Blob, a: Blob, b: Blob, softmax: Layer) -> list[Layer]:
     # A mask broadcasts to the scores, so each of its sizes is 1 or that of the scores.
     sizes = zip(whole, *(mask.known_shape for mask in masks), strict=True)
     shape = tuple(1 if set(of_masks) == {1} else size for size, *of_masks in sizes)
-    require(shape != whole, "the masks together are as large as the scores")
+    is_attention = _is_product(scores) and {user.type for user in softmax.output.users} == {"MatMul"}
+    is_fused = is_attention and len(whole) == 3
+    require(is_fused or shape != whole, "the masks together are as large as the scores")
     both = Layer("BinaryOp", f"{softmax.name}_mask", masks, [Blob(f"{softmax.name}_mask", shape, scores.batch)])
     masked = Blob(f"{softmax.input.name}_masked", softmax.input.shape, scores.batch)
     added = Layer("BinaryOp", f"{softmax.name}_add", [scores, both.output], [masked], {"op_type": BinaryOp.ADD})
     return [both, added, softmax.having(inputs=[masked])]
+
+
+def _is_product(blob: Blob) -> bool:
+    """Return True for the product of queries and keys, also times a number."""
+    layer = blob.producer
+    if layer is not None and _SCALED.fits(layer):
+        layer = layer.input.producer
+    return layer is not None and layer.type == "MatMul"
