@@ -385,20 +385,20 @@ def lower(  # noqa: PLR0913
     source = exported(model, inputs, dynamic_shapes)
     appended = None if append is None else append_decoding(source, append, shapes)
     request = _Request(
-        model,
-        appended.model if appended else source,
-        appended,
-        {"shapes": shapes, "values": values, "outputs": outputs},
-        batch_axes,
-        custom,
-        tail,
-        quantized,
-        pixels,
-        chosen if optimize else [],
-        limit,
-        release,
-        encoding,
-        masks,
+        model=model,
+        source=appended.model if appended else source,
+        appended=appended,
+        bindings={"shapes": shapes, "values": values, "outputs": outputs},
+        batch_axes=batch_axes,
+        custom=custom,
+        tail=tail,
+        quantized=quantized,
+        images=pixels,
+        chosen=chosen if optimize else [],
+        limit=limit,
+        release=release,
+        encoding=encoding,
+        masks=masks,
     )
     conversion = request.conversion(loaded)
     if conversion.model.length is None or not optimize or any(cache_pairs(conversion.graph)):
