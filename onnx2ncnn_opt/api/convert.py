@@ -19,6 +19,7 @@ from onnx2ncnn_opt.manifest import Image
 from onnx2ncnn_opt.onnx.read.append import append_decoding
 from onnx2ncnn_opt.onnx.read.exported import pytorch_kind, reference
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
+from onnx2ncnn_opt.param.splits import count_layers
 from onnx2ncnn_opt.progress import announce, up_to
 from onnx2ncnn_opt.verification.options import Verification
 
@@ -89,14 +90,14 @@ def convert(  # noqa: PLR0913
         source: dict[str, Any] = {"inputs": inputs, "dynamic_shapes": dynamic_shapes, "append": append}
         loaded, shapes = (tied.model, tied.shapes) if tied else (None, shapes)
         lowered = lower(model, shapes=shapes, loaded=loaded, **source, **options)
-    conversion = replace(lowered, equal=tied.names if tied else ())
+    conversion, layers = replace(lowered, equal=tied.names if tied else ()), count_layers(lowered.graph)
     if verification is not None:
         conversion = _verified(conversion, prefix, verification, masks, benchmark, keep_failed, worker)
     elif prefix is not None:
         conversion.save(prefix)
     announce("looking for the cost of dynamic dimensions")
     ran_at = conversion.report.sizes[0] if conversion.report else None
-    return replace(conversion, cost=tuple(cost_of_dynamic(conversion, ran_at=ran_at, **options)))
+    return replace(conversion, cost=tuple(cost_of_dynamic(conversion, layers=layers, ran_at=ran_at, **options)))
 
 
 def _tied(

@@ -11,11 +11,14 @@ from onnx2ncnn_opt.param.splits import count_layers
 from onnx2ncnn_opt.report.words import number_of
 
 
-def cost_of_dynamic(conversion: Conversion, *, ran_at: Mapping[str, int] | None = None, **options: Any) -> list[str]:
+def cost_of_dynamic(
+    conversion: Conversion, *, layers: int | None = None, ran_at: Mapping[str, int] | None = None, **options: Any
+) -> list[str]:
     """Return a line for the batch and one for the other dynamic dimensions: their cost, and the option to fix them.
 
     Dimensions without a cost get no line, nor does a batch that the net does not have. To count layers, the model is
-    lowered with a batch of one, and then also with the other sizes that it `ran_at`. `options` are for `lower`.
+    lowered with a batch of one, and then also with the other sizes that it `ran_at`. `layers` is the number without
+    the casts that the estimate of fp16 has added, by default the graph's. `options` are for `lower`.
     """
     fixed: dict[str, Dim] = {}
     free = {p.free_batch for p in conversion.inputs}
@@ -26,7 +29,7 @@ def cost_of_dynamic(conversion: Conversion, *, ran_at: Mapping[str, int] | None 
     others = {name: size for name, size in (ran_at or {}).items() if name in names - set(batch)}
     if not batch and not others:
         return []
-    lines, layers = [], count_layers(conversion.graph)
+    lines, layers = [], count_layers(conversion.graph) if layers is None else layers
     for sizes in filter(None, (batch, others)):
         fixed |= sizes
         shapes = {

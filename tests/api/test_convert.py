@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 from onnx2ncnn_opt import passes
+from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.api.dynamic_cost import cost_of_dynamic
 from onnx2ncnn_opt.api.lower import Conversion, lower
 from onnx2ncnn_opt.errors import UnsupportedError, UsageError
@@ -323,3 +324,17 @@ def test_the_cost_of_dynamic_dimensions() -> None:
     only_z = other.replace("--shape x:1,?,? --shape z:1,3,?", "--shape z:1,3,4")
     assert cost_of_dynamic(named, ran_at=ran_at) == [only_z]
     assert cost_of_dynamic(small, ran_at=ran_at) == []
+
+
+def test_the_casts_of_masks_are_no_cost_of_dynamic_dimensions() -> None:
+    graph = (
+        "(float[n, 5, 4] x) => (float y)"
+        " <float[1, 1, 4] token = {1.0, 2.0, 3.0, 4.0}, int64[2] rest = {1, 4}, float large = {300}> {"
+        " s = Shape<end = 1>(x) size = Concat<axis = 0>(s, rest) t = Expand(token, size) c = Concat<axis = 1>(t, x)"
+        " a = Mul(c, large) b = Mul(a, a) d = Mul(b, b) m = ReduceMean<axes = [2]>(d) q = Sqrt(m) r = Sqrt(q)"
+        " y = Div(c, r) }"
+    )
+    model = parsed(graph, 17)
+    verified, plain = convert(model), convert(model, verification=None)
+    assert count_layers(verified.graph) > count_layers(plain.graph)
+    assert verified.cost == plain.cost
