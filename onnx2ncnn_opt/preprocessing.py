@@ -11,7 +11,8 @@ from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.manifest import Image
-from onnx2ncnn_opt.onnx.walk import Imported, Port
+from onnx2ncnn_opt.onnx.importer import Imported
+from onnx2ncnn_opt.onnx.walk import Port
 from onnx2ncnn_opt.rewrite.edit import Names
 
 _FORM = (

@@ -13,8 +13,8 @@ import pytest
 from onnx2ncnn_opt import convert
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.ir.dim import Dim
+from onnx2ncnn_opt.onnx.importer import Import
 from onnx2ncnn_opt.onnx.tail.program import Program
-from onnx2ncnn_opt.onnx.walk import Import
 from onnx2ncnn_opt.report.tail import numpy_program
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from testing import present

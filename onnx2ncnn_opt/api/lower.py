@@ -35,7 +35,7 @@ from onnx2ncnn_opt.manifest import (
     tail_path,
 )
 from onnx2ncnn_opt.onnx.custom import CustomOp, parse_custom
-from onnx2ncnn_opt.onnx.importer import import_model
+from onnx2ncnn_opt.onnx.importer import Imported, import_model
 from onnx2ncnn_opt.onnx.read.append import Appended, append_decoding
 from onnx2ncnn_opt.onnx.read.binding import TensorInfo
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
@@ -44,7 +44,7 @@ from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.onnx.read.quantized import without_rounding
 from onnx2ncnn_opt.onnx.tail.extract import Tail
 from onnx2ncnn_opt.onnx.value import is_float
-from onnx2ncnn_opt.onnx.walk import Imported, Port
+from onnx2ncnn_opt.onnx.walk import Port
 from onnx2ncnn_opt.param.binary import write_weights
 from onnx2ncnn_opt.param.files import NetFiles, all_or_nothing, write_param
 from onnx2ncnn_opt.param.names import clean_name

@@ -2,19 +2,129 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import onnx_ir
 
 from onnx2ncnn_opt.errors import UnsupportedError, UsageError
-from onnx2ncnn_opt.ir.cut import computed_from
+from onnx2ncnn_opt.ir.cut import computed_from, drop_unused
+from onnx2ncnn_opt.ir.dim import Dim, Sym, named
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.spec import LayerSpec
+from onnx2ncnn_opt.onnx.batch import dynamic_batches
 from onnx2ncnn_opt.onnx.custom import CustomOp
 from onnx2ncnn_opt.onnx.items import Batch
+from onnx2ncnn_opt.onnx.lower.layout import output_layout
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
+from onnx2ncnn_opt.onnx.read.structure import nodes_of
+from onnx2ncnn_opt.onnx.tail.extract import Tail
 from onnx2ncnn_opt.onnx.tail.partition import split
-from onnx2ncnn_opt.onnx.walk import Import, Imported
+from onnx2ncnn_opt.onnx.tail.refusals import Refusals
+from onnx2ncnn_opt.onnx.value import Tensor
+from onnx2ncnn_opt.onnx.walk import Port, Walk
+
+
+class Imported(NamedTuple):
+    """The ncnn graph of a model, and its inputs and outputs in ONNX order.
+
+    `model` is the imported model, or its part before the `tail`.
+    """
+
+    graph: Graph
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    custom: tuple[CustomOp, ...]
+    minimum: Mapping[Dim, int]  # dynamic dimensions below which the net differs (see `ImportContext.demand`)
+    kept: Mapping[str, str]  # the reason why a quantised product is float in the net, by its layer; "" if it is int8
+    model: LoadedModel
+    tail: Tail | None = None
+
+
+class Import(Walk):
+    """The import of one model, and what can become of it: a net, the net of any batch, or a net without some nodes."""
+
+    def error(self) -> UnsupportedError:
+        """Return the error with all refused nodes."""
+        outputs = {info.name for info in self.model.outputs}
+        advice, cut = self.refusals.cut_advice(
+            self.model.graph, outputs, self.values, lambda x: output_layout(x, None, partial(self.cost, x)) is not None
+        )
+        return UnsupportedError(self.refusals.unsupported, advice, cut)
+
+    def imported(self) -> Imported | None:
+        """Return the net; None if nodes were refused."""
+        if self.refusals.unsupported:
+            return None
+        # No blob may be empty: a window is not larger than its axis, a slice has an element.
+        self._minimum = {named((size,), self._outer)[0]: least for size, least in self._minimum.items()}
+        shapes = [blob.shape or () for layer in self.graph for blob in layer.outputs]
+        dynamic = {size for shape in shapes for size in named(shape, self._outer) if isinstance(size, Sym)}
+        for size in sorted(dynamic, key=lambda size: (len(size.names()), str(size))):
+            self.demand(size, 1)
+        drop_unused(self.graph)  # layers that only shapes or refused branches read; ONNX Runtime checks the shapes, too
+        custom = tuple(self._custom.values())
+        return Imported(self.graph, self._inputs, self._outputs, custom, self._minimum, self._kept, self.model)
+
+    def free_batch(self) -> Batch | None:
+        """Return a dynamic batch whose items stay apart in the whole model, so the net need not know its size."""
+        outputs = {info.name: self.values.get(info.name) for info in self.model.outputs}
+        for batch in dynamic_batches(self.model, self.requested_axes, self._inferred):
+            for port in self._inputs:
+                x = self.values[port.name]
+                assert isinstance(x, Tensor)
+                batch.add_input(x)
+            for record in self._records:
+                batch.add_node(*record)
+            if batch.is_free(outputs, self._minimum, is_refused=bool(self.refusals.unsupported)):
+                return batch
+        return None
+
+    def drop(self, nodes: Collection[onnx_ir.Node], model: LoadedModel, output_axes: Mapping[str, int | None]) -> bool:
+        """Turn into the import of the model without these nodes; return False if other nodes' layers depend on them."""
+        left, nodes = {info.name for info in model.net_inputs}, set(nodes)
+        if not self.refusals.nodes <= nodes or not self._bounding.isdisjoint({None, *nodes}):
+            return False
+        layers = [layer for node in reversed(self._made) if node is None or node in nodes for layer in self._made[node]]
+        dropped = [port.blob.producer for port in self._inputs if port.name not in left]
+        if not self._remove([*layers, *filter(None, dropped)]) or not self._unname_cut(model):
+            return False
+        removed = {inner for node in nodes for inner in nodes_of(node)}
+        self._records = [record for record in self._records if record[0] not in removed]
+        self._inputs = tuple(port for port in self._inputs if port.name in left)
+        self._open_inputs = [blob for blob in self._open_inputs if blob.producer and blob.producer.graph]
+        self.requested_axes = {name: axis for name, axis in self.requested_axes.items() if name in left}
+        self.model, self.refusals, self._output_axes = model, Refusals(), output_axes
+        self._outputs = self._append_outputs()
+        return True
+
+    def _remove(self, layers: Sequence[Layer]) -> bool:
+        """Remove the outputs, and layers, each after its readers; return False if another layer reads one of them."""
+        self.graph.outputs = ()
+        for layer in layers:
+            if any(blob.uses for blob in layer.outputs):
+                return False
+            self.graph.remove(layer)
+            self._names.release(*(blob.name for blob in layer.outputs))
+        caches: tuple[dict[Any, Blob], ...] = self._layouts, self._memory, self._ones
+        for cache in caches:
+            for key in [key for key, blob in cache.items() if blob.producer and blob.producer.graph is None]:
+                del cache[key]
+        return True
+
+    def _unname_cut(self, model: LoadedModel) -> bool:
+        """Free the names of the model's outputs; return False if another blob has one of them."""
+        named = {blob.name: blob for layer in self.graph for blob in layer.outputs}
+        for info in model.outputs:
+            x, blob = self.values[info.name], named.get(info.name)
+            if blob is None or not isinstance(x, Tensor) or blob.producer is None:
+                continue
+            if blob is not x.blob:
+                return False
+            if not blob.is_input:
+                self._rename(blob, self._names.take(f"{blob.producer.traced[0]}_out"))
+        return True
+
 
 _Start: TypeAlias = Callable[..., Import]  # takes the model, and the batch axes of its inputs
 
