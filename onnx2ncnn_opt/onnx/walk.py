@@ -151,6 +151,7 @@ class Walk(ImportContext):
                 reason = f"shape {shape_text(info.shape)} {problem}, and ncnn has no such tensors"
                 hint = "" if 0 in info.shape else "let the model take fewer axes, and reshape them inside"
                 self._lose(info.name, "graph input", Refusal(reason, hint))
+                self.refusals.tainted.add(info.name)
                 self.values[info.name] = None
                 continue
             view = View.of(named(info.shape, self._inner), *layout)

@@ -104,6 +104,14 @@ def test_nothing_is_before_the_first_node() -> None:
     assert refusal("(float[4] x) => (float[n] y) { y = Unique(x) }").advice == ""
 
 
+def test_nodes_after_a_lost_input_do_not_count_as_convertible() -> None:
+    error = refusal(
+        "(float[0, 3] x, float[1, 3] a) => (float[0, 3] y, float[1, 3] b, float[1, 3] c)"
+        " { b = Relu(a) y = Relu(x) c = Neg(b) }"
+    )
+    assert error.advice.startswith("convert the 2 of 3 nodes before them with --outputs b,c ")
+
+
 def test_a_note_names_outputs_that_a_cut_loses() -> None:
     model = parsed(
         "(float[4] x) => (float[4] a, float[4] b, float[4] c) { s = Relu(x) a = Neg(s) b = Abs(x) c = Add(a, b) }"

@@ -226,15 +226,6 @@ def _with_fewer(dims: Dims, kept: Sequence[Atoms]) -> Dims:
 
 def _around(order: Atoms, groups: Sequence[Atoms]) -> Dims | None:
     """Cut `order` into dims: the groups, and the runs between them; return None if a group is not contiguous."""
-    dims: list[list[Atom]] = [[]]
-    i = 0
-    while i < len(order):
-        group = next((g for g in groups if g == order[i : i + len(g)]), None)
-        if group is None:
-            dims[-1].append(order[i])
-            i += 1
-        else:
-            dims += [list(group), []]
-            i += len(group)
-    result = tuple(tuple(dim) for dim in dims if dim)
-    return result if all(group in result for group in groups) else None
+    group_of = {atom: number for number, group in enumerate(groups) for atom in group}
+    dims = tuple(tuple(dim) for _, dim in groupby(order, group_of.get))
+    return dims if all(group in dims for group in groups) else None

@@ -16,9 +16,9 @@ from onnx2ncnn_opt.onnx.fold.sizes.cells import (
     Attributes,
     Known,
     Operator,
-    UnknownValue,
     as_constant,
     as_symbolic,
+    or_none,
     vector,
 )
 from onnx2ncnn_opt.onnx.value import SymbolicTensor
@@ -42,8 +42,5 @@ def evaluate(operator: str, inputs: Sequence[Known | None], attributes: Attribut
     operands = [as_symbolic(x) for x in inputs if x is not None]
     if function is None or None in inputs[: len(operands)]:
         return None
-    try:
-        result = function(operands, attributes)
-        return None if result.cells.size > MOST_CELLS else as_constant(result)
-    except UnknownValue:
-        return None
+    result = or_none(function, operands, attributes)
+    return None if result is None or result.cells.size > MOST_CELLS else as_constant(result)

@@ -28,9 +28,9 @@ from onnx2ncnn_opt.onnx.value import (
     SymbolicTensor,
     Tensor,
     Value,
+    element_type,
     held_as_float,
     is_float,
-    is_held_as_float,
 )
 
 # Most runs of indices into several axes that become one Crop each; MOST_RUNS if an image would be too large.
@@ -52,7 +52,7 @@ def gather(im: ImportContext, data: Value, indices: Operand, *, axis: int = 0) -
         return pick(im, im.tensor(data), axis, indices.array, partial(_looked_up, im) if is_image else None)
     check_indices(im, indices)
     others, size = [a for a in range(data.rank) if a != axis], data.shape[axis]
-    are_int32 = not is_held_as_float(indices.dtype) and indices.blob.batch == 1
+    are_int32 = element_type(indices.dtype) == "int32" and indices.blob.batch == 1
     if isinstance(data, Constant) and isinstance(size, int) and are_int32:
         table = float_array(im, data.array.transpose(axis, *others).reshape(size, -1))
         params = {"num_output": table.shape[1], "input_dim": size, "weight_data_size": table.size}
