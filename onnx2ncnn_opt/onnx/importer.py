@@ -113,7 +113,7 @@ class Import(Walk):
         return True
 
     def _unname_cut(self, model: LoadedModel) -> bool:
-        """Free the names of the model's outputs; return False if another blob has one of them."""
+        """Free the names of the model's outputs for `_append_outputs`; return False if another blob has one."""
         named = {blob.name: blob for layer in self.graph for blob in layer.outputs}
         for info in model.outputs:
             x, blob = self.values[info.name], named.get(info.name)

@@ -59,14 +59,9 @@ def output_layout(x: Tensor, requested: int | None, cost: Cost) -> tuple[Layout,
 
 def _axes_of(view: View, atoms: Atoms) -> tuple[int, ...] | None:
     """Return the axes that a sequence of atoms consists of; None if it contains a part of an axis."""
-    axes: list[int] = []
-    while atoms:
-        axis = next((i for i, group in enumerate(view.axes) if group and group == atoms[: len(group)]), None)
-        if axis is None:
-            return None
-        axes.append(axis)
-        atoms = atoms[len(view.axes[axis]) :]
-    return tuple(axes)
+    axis_of = {atom: axis for axis, group in enumerate(view.axes) for atom in group}
+    axes = tuple(dict.fromkeys(axis_of[atom] for atom in atoms))
+    return axes if flat(view.axes[axis] for axis in axes) == atoms else None
 
 
 def align(views: Sequence[View], whole: Collection[int] = ()) -> tuple[list[View], list[int]] | None:
