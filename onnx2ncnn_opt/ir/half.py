@@ -21,7 +21,7 @@ from onnx2ncnn_opt.ir.dim import Dim, Shape, exact_div, product
 from onnx2ncnn_opt.ir.features import FP32, Device, Feature
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.int8 import CRASH_OF_GPUS, crashes_gpus, may_use_winograd
-from onnx2ncnn_opt.ir.kernels import has_kernel
+from onnx2ncnn_opt.ir.kernels import has_arm_kernel
 from onnx2ncnn_opt.ir.weight import Array
 
 LARGEST = 65504.0  # beyond it fp16 has only infinity
@@ -97,7 +97,7 @@ def to_half(numbers: Array) -> Array:
 
 def makes_32_bits(layer: Layer) -> bool:
     """Return whether a layer's outputs have 32 bits on ARM; ncnn then rounds them for their consumers."""
-    return layer.type in _IN_32_BITS or not has_kernel(layer.type, "arm")
+    return layer.type in _IN_32_BITS or not has_arm_kernel(layer.type)
 
 
 def own_numbers(layer: Layer) -> dict[str, Array]:

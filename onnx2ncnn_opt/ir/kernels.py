@@ -1,8 +1,8 @@
 """ncnn's kernels and their costs, for every choice between layers.
 
 A layer without a kernel for an architecture runs ncnn's plain loop there: no SIMD, no im2col, no winograd, no packing.
-Without a Vulkan kernel its blobs go to the CPU and back. The lists are those of ncnn 1.0.20261020. The costs were
-measured with it on one thread of an x86 CPU with AVX-512 (docs/measurements.md). Plain loops are not faster elsewhere.
+The list is that of ncnn 1.0.20261020. The costs were measured with it on one thread of an x86 CPU with AVX-512
+(docs/measurements.md). Plain loops are not faster elsewhere.
 """
 
 from collections.abc import Iterable
@@ -11,27 +11,14 @@ from math import prod
 from onnx2ncnn_opt.ir.dim import Dim, Shape
 from onnx2ncnn_opt.ir.graph import Layer
 
-_PLAIN_EVERYWHERE = """
-    ArgMax Convolution3D ConvolutionDepthWise1D ConvolutionDepthWise3D CumulativeSum Deconvolution1D
-    Deconvolution3D DeconvolutionDepthWise1D DeconvolutionDepthWise3D DetectionOutput Diag Einsum Embed Exp ExpandDims
-    Flip Fold GLU InverseSpectrogram Log Power PSROIPooling Pooling1D Pooling3D Proposal ROIPooling SPP Spectrogram
-    Squeeze StatisticsPooling Threshold Tile YoloDetectionOutput
+_PLAIN_LOOPS = """
+    ArgMax BNLL CELU Convolution3D ConvolutionDepthWise1D ConvolutionDepthWise3D CumulativeSum Deconvolution1D
+    Deconvolution3D DeconvolutionDepthWise1D DeconvolutionDepthWise3D DeformableConv2D DetectionOutput Diag Einsum
+    Embed Exp ExpandDims Flip Fold GLU GridSample InverseSpectrogram Log MVN Normalize PSROIPooling Permute Pooling1D
+    Pooling3D Power PriorBox Proposal ROIAlign ROIPooling Reduction Reorg SPP Shrink Softplus Spectrogram Squeeze
+    StatisticsPooling Threshold Tile Unfold YoloDetectionOutput Yolov3DetectionOutput
 """
-_PLAIN: dict[str, frozenset[str]] = {
-    "arm": frozenset(
-        f"""{_PLAIN_EVERYWHERE} BNLL CELU DeformableConv2D GridSample MVN Normalize Permute PriorBox ROIAlign Reduction
-        Reorg Shrink Softplus Unfold Yolov3DetectionOutput""".split()
-    ),
-    "x86": frozenset(
-        f"""{_PLAIN_EVERYWHERE} CELU GRU MVN Normalize Permute PriorBox RNN Reduction Reorg Shrink Softplus
-        Unfold""".split()
-    ),
-    "vulkan": frozenset(
-        f"""{_PLAIN_EVERYWHERE} BNLL Bias DeformableConv2D GRU GridSample LSTM MVN MatMul RNN ROIAlign
-        Yolov3DetectionOutput""".split()
-    ),
-}
-ARCHITECTURES = tuple(_PLAIN)
+_PLAIN_ON_ARM = frozenset(_PLAIN_LOOPS.split())
 
 # Nanoseconds for one multiplication and addition of a layer with weights.
 _NS_PER_PRODUCT = {
@@ -69,9 +56,9 @@ _NS_PER_LAYER = 1_000.0
 _USUAL_SIZE = 64  # replaces an unknown size
 
 
-def has_kernel(type: str, architecture: str) -> bool:
-    """Return whether ncnn has code of its own for a layer on one of `ARCHITECTURES`; False for a plain loop."""
-    return type not in _PLAIN[architecture]
+def has_arm_kernel(type: str) -> bool:
+    """Return whether ncnn has code of its own for a layer on ARM; False for a plain loop."""
+    return type not in _PLAIN_ON_ARM
 
 
 def cost(layers: Iterable[Layer]) -> float:

@@ -4,13 +4,14 @@ Notation: see `parse_params` and `parse_weights`. Weights stand in the order of 
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from math import inf, prod, sqrt
 from operator import itemgetter
 from typing import Any
 
 from onnx2ncnn_opt.errors import GraphError
-from onnx2ncnn_opt.ir.codes import Direction, GemmC
+from onnx2ncnn_opt.ir.codes import Direction
 from onnx2ncnn_opt.ir.spec import LayerSpec, Params, Predicate, Trait, WeightSpec, choose, parse_params, parse_weights
 
 # Parameters that whole families of layers share.
@@ -46,28 +47,36 @@ _POOLING_2D = (
 _SIZE_OF_BLOB = re.compile(r"(?<![^(),\s])(\d)[whdcn](?![^(),\s])")
 
 
-def _elements(p: Params) -> int:
-    return prod(max(p[axis], 1) for axis in "whdc")
+_COLUMNS: Mapping[str, Callable[[Params], int]] = {
+    **{name: itemgetter(name) for name in ("constantK", "embed_dim", "kdim", "vdim")},
+    "qdim": lambda p: int(p["weight_data_size"]) // int(p["embed_dim"] or 1),
+}
 
 
-def _directions(p: Params) -> int:
-    return 2 if p["direction"] == Direction.BIDIRECTIONAL else 1
+def _row_bytes(columns: Callable[[Params], int], p: Params) -> int:
+    """Return the bytes of a row of a block-quantised matrix; each row begins at a byte."""
+    return -(-columns(p) * (int(p["quantize_term"]) // 100) // 8)
 
 
-def _is_int8(p: Params) -> bool:
-    return 0 < int(p["quantize_term"]) < 400
+def _row_blocks(columns: Callable[[Params], int], p: Params) -> int:
+    """Return the blocks of a row of a block-quantised matrix; each block has a scale."""
+    return -(-columns(p) // choose((32, 64, 128), p["quantize_term"] % 10, "quantize_term"))
 
 
-def _is_block_quantised(p: Params) -> bool:
-    return int(p["quantize_term"]) >= 400
+def _c_size(p: Params) -> int:
+    m, n = p["constantM"], p["constantN"]
+    return choose((1, m, m, m * n, n), p["constant_broadcast_type_C"], "constant_broadcast_type_C")
 
 
-def _has_input_scales(p: Params) -> bool:
-    return _is_block_quantised(p) and int(p["quantize_term"]) % 100 // 10 == 1
-
-
-def _qdim(p: Params) -> int:
-    return int(p["weight_data_size"]) // int(p["embed_dim"] or 1)
+# Words of the notation of weights that are no parameters.
+_TERMS: Mapping[str, Callable[[Params], Any]] = {
+    **_COLUMNS,
+    **{f"{name}_bytes": partial(_row_bytes, columns) for name, columns in _COLUMNS.items()},
+    **{f"{name}_blocks": partial(_row_blocks, columns) for name, columns in _COLUMNS.items()},
+    "has_input_scales": lambda p: p["quantize_term"] >= 400 and p["quantize_term"] % 100 // 10 == 1,
+    "C_size": _c_size,
+    "directions": lambda p: 2 if p["direction"] == Direction.BIDIRECTIONAL else 1,
+}
 
 
 def _last_blob(*expressions: str) -> int:
@@ -88,6 +97,30 @@ _DYNAMIC_WEIGHTS = (
 )
 _FOR_CHANNELS = "gamma_data=channels if affine, beta_data=channels if affine"
 _FOR_ELEMENTS = "gamma_data=affine_size if affine, beta_data=affine_size if affine"
+_IS_INT8 = "quantize_term>0 and quantize_term<400"
+# The projections of MultiHeadAttention, with the rows and columns of their matrices.
+_PROJECTIONS = (
+    ("q", "embed_dim", "qdim"),
+    ("k", "embed_dim", "kdim"),
+    ("v", "embed_dim", "vdim"),
+    ("out", "qdim", "embed_dim"),
+)
+_ATTENTION_WEIGHTS = ", ".join(
+    [
+        *(
+            f"{name}_weight_data*={rows}*{columns} if quantize_term<400, "
+            f"{name}_weight_data_packed_bytes!={rows}*{columns}_bytes if quantize_term>=400, {name}_bias_data={rows}"
+            for name, rows, columns in _PROJECTIONS
+        ),
+        *(f"{name}_weight_data_int8_scales=embed_dim if {_IS_INT8}" for name in "qkv"),
+        f"out_weight_data_int8_scale=1 if {_IS_INT8}",
+        *(
+            f"{name}_quantize_scales={rows}*{columns}_blocks if quantize_term>=400"
+            for name, rows, columns in _PROJECTIONS
+        ),
+        *(f"{name}_input_scales={columns} if has_input_scales" for name, _, columns in _PROJECTIONS),
+    ]
+)
 _BLOB_SCALES = "bottom_blob_int8_scales=1 if int8_scale_term, top_blob_int8_scales=1 if int8_scale_term>100"
 
 
@@ -111,7 +144,7 @@ def _layer(
         type,
         int(index),
         parse_params(params, computed),
-        parse_weights(weights) if isinstance(weights, str) else weights,
+        parse_weights(weights, _TERMS) if isinstance(weights, str) else weights,
         inputs,
         outputs,
         (inputs, outputs) == ((1, 1), (1, 1)) if one_blob_only is None else one_blob_only,
@@ -123,87 +156,25 @@ def _elementwise(type: str, params: str = "", **others: Any) -> LayerSpec:
     return _layer(type, params, inplace=True, traits=Trait.ELEMENTWISE, **others)
 
 
-def _convolution(type: str, params: str, scales: tuple[WeightSpec, ...] = ()) -> LayerSpec:
+def _convolution(type: str, params: str, scales: str = "") -> LayerSpec:
     """Return a convolution whose weight may be an input; `scales` follow weight and bias in the file."""
-    weights = (*parse_weights(_DYNAMIC_WEIGHTS), *scales)
+    weights = f"{_DYNAMIC_WEIGHTS}, {scales}"
     return _layer(type, params, weights, inputs=(1, 3), one_blob_only=lambda p: p["dynamic_weight"] == 0)
-
-
-_Count = Callable[[Params], int]
-
-
-def _times(a: _Count, b: _Count) -> _Count:
-    return lambda p: a(p) * b(p)
-
-
-def _packed(name: str, rows: _Count, columns: _Count, when: Predicate = _is_block_quantised) -> WeightSpec:
-    """Return the integers of a block-quantised matrix; each row begins at a byte."""
-
-    def count(p: Params) -> int:
-        bits = int(p["quantize_term"]) // 100
-        return rows(p) * -(-columns(p) * bits // 8)
-
-    return WeightSpec(name, count, packed=True, when=when)
-
-
-def _scales(name: str, rows: _Count, columns: _Count) -> WeightSpec:
-    """Return the scales of a block-quantised matrix, one for each block of a row."""
-
-    def count(p: Params) -> int:
-        block = choose((32, 64, 128), p["quantize_term"] % 10, "quantize_term")
-        return rows(p) * -(-columns(p) // block)
-
-    return WeightSpec(name, count, when=_is_block_quantised)
-
-
-def _attention_weights() -> Iterator[WeightSpec]:
-    """Yield the weights of the four projections of MultiHeadAttention: queries, keys, values, output."""
-    sizes: dict[str, tuple[_Count, _Count]] = {
-        "q": (itemgetter("embed_dim"), _qdim),
-        "k": (itemgetter("embed_dim"), itemgetter("kdim")),
-        "v": (itemgetter("embed_dim"), itemgetter("vdim")),
-        "out": (_qdim, itemgetter("embed_dim")),
-    }
-    for name, (rows, columns) in sizes.items():
-        yield WeightSpec(
-            f"{name}_weight_data", _times(rows, columns), tagged=True, when=lambda p: not _is_block_quantised(p)
-        )
-        yield _packed(f"{name}_weight_data_packed_bytes", rows, columns)
-        yield WeightSpec(f"{name}_bias_data", rows)
-    for name in "qkv":
-        yield WeightSpec(f"{name}_weight_data_int8_scales", sizes[name][0], when=_is_int8)
-    yield WeightSpec("out_weight_data_int8_scale", lambda p: 1, when=_is_int8)
-    for name, (rows, columns) in sizes.items():
-        yield _scales(f"{name}_quantize_scales", rows, columns)
-    for name, (_, columns) in sizes.items():
-        yield WeightSpec(f"{name}_input_scales", columns, when=_has_input_scales)
 
 
 def _recurrent(type: str, gates: int, biases: int, hidden: str = "num_output") -> LayerSpec:
     """Return a layer with `gates` rows and `biases` for each element of its state; `hidden` is the state's size."""
-
-    def rows(p: Params) -> int:
-        return int(_directions(p) * gates * p[hidden])
-
     projects = hidden != "num_output"  # an LSTM may multiply its state by a projection matrix
-    weights = [
-        *parse_weights("weight_xc_data*=weight_data_size"),
-        WeightSpec("bias_c_data", lambda p: _directions(p) * biases * p[hidden], tagged=True),
-        WeightSpec("weight_hc_data", lambda p: rows(p) * p["num_output"], tagged=True),
-        WeightSpec(
-            "weight_hr_data",
-            lambda p: _directions(p) * p["num_output"] * p[hidden],
-            tagged=True,
-            when=lambda p: p["num_output"] != p[hidden],
-        ),
-        WeightSpec("weight_xc_data_int8_scales", rows, when=itemgetter("int8_scale_term")),
-        WeightSpec("weight_hc_data_int8_scales", rows, when=itemgetter("int8_scale_term")),
-    ]
-    sizes = "3 hidden_size=num_output, " if projects else ""
+    size = "3 hidden_size=num_output, " if projects else ""
+    rows = f"directions*{gates}*{hidden}"
+    weights = [f"weight_xc_data*=weight_data_size, bias_c_data*=directions*{biases}*{hidden}"]
+    weights += [f"weight_hc_data*={rows}*num_output"]
+    weights += [f"weight_hr_data*=directions*num_output*{hidden} if num_output!={hidden}"] if projects else []
+    weights += [f"weight_{name}_data_int8_scales={rows} if int8_scale_term" for name in ("xc", "hc")]
     return _layer(
         type,
-        f"0 num_output, 1 weight_data_size, 2 direction:Direction, {sizes}8 int8_scale_term",
-        tuple(weights if projects else [weight for weight in weights if weight.name != "weight_hr_data"]),
+        f"0 num_output, 1 weight_data_size, 2 direction:Direction, {size}8 int8_scale_term",
+        ", ".join(weights),
         inputs=(1, 3 if projects else 2),
         outputs=(1, 3 if projects else 2),
     )
@@ -224,7 +195,7 @@ _TABLE = (
     _convolution(
         "6 Convolution",
         f"0 num_output, {_WINDOW}, {_WEIGHTS}, 8 int8_scale_term, {_ACTIVATION}, {_CONV_2D}",
-        parse_weights(f"weight_data_int8_scales=num_output if int8_scale_term, {_BLOB_SCALES}"),
+        f"weight_data_int8_scales=num_output if int8_scale_term, {_BLOB_SCALES}",
     ),
     _layer(
         "7 Crop",
@@ -258,7 +229,14 @@ _TABLE = (
     _layer(
         "19 MemoryData",
         "0 w, 1 h, 2 c, 11 d, 21 load_type=1",
-        (WeightSpec("data", _elements, tagged=lambda p: p["load_type"] == 0, when=itemgetter("w")),),
+        (
+            WeightSpec(
+                "data",
+                lambda p: prod(max(p[axis], 1) for axis in "whdc"),
+                tagged=lambda p: p["load_type"] == 0,
+                when=itemgetter("w"),
+            ),
+        ),
         inputs=(0, 0),
         outputs=(1, None),
     ),
@@ -318,13 +296,8 @@ _TABLE = (
     _convolution(
         "42 ConvolutionDepthWise",
         f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, 8 int8_scale_term, {_ACTIVATION}, {_CONV_2D}",
-        (
-            WeightSpec(
-                "weight_data_int8_scales", lambda p: p["group"], when=lambda p: p["int8_scale_term"] in (1, 101)
-            ),
-            WeightSpec("weight_data_int8_scales", lambda p: 1, when=lambda p: p["int8_scale_term"] in (2, 102)),
-            *parse_weights(_BLOB_SCALES),
-        ),
+        f"weight_data_int8_scales=group if int8_scale_term==1|101, "
+        f"weight_data_int8_scales=1 if int8_scale_term==2|102, {_BLOB_SCALES}",
     ),
     _layer(
         "43 Padding",
@@ -418,34 +391,12 @@ _TABLE = (
         "8 constantN, 9 constantK, 10 constant_broadcast_type_C:GemmC, 11 output_N1M, 12 output_elempack, "
         "13 output_elemtype, 14 output_transpose, 18 quantize_term, 20 constant_TILE_M, "
         "21 constant_TILE_N, 22 constant_TILE_K",
-        (
-            *parse_weights(
-                "A_data*=constantM*constantK if constantA, "
-                "B_data*=constantK*constantN if constantB and quantize_term<400"
-            ),
-            _packed(
-                "B_data_packed_bytes",
-                itemgetter("constantN"),
-                itemgetter("constantK"),
-                when=lambda p: p["constantB"] and _is_block_quantised(p),
-            ),
-            WeightSpec(
-                "C_data",
-                lambda p: choose(
-                    (1, p["constantM"], p["constantM"], p["constantM"] * p["constantN"], p["constantN"]),
-                    p["constant_broadcast_type_C"],
-                    "constant_broadcast_type_C",
-                ),
-                tagged=True,
-                when=lambda p: p["constantC"] and p["constant_broadcast_type_C"] != GemmC.NONE,
-            ),
-            _scales("B_data_quantize_scales", itemgetter("constantN"), itemgetter("constantK")),
-            WeightSpec("B_data_input_scales", itemgetter("constantK"), when=_has_input_scales),
-            *parse_weights(
-                "A_data_int8_scales=constantM if quantize_term>0 and quantize_term<400 and constantA, "
-                "B_data_int8_scale=1 if quantize_term>0 and quantize_term<400 and constantB"
-            ),
-        ),
+        "A_data*=constantM*constantK if constantA, B_data*=constantK*constantN if constantB and quantize_term<400, "
+        "B_data_packed_bytes!=constantN*constantK_bytes if constantB and quantize_term>=400, "
+        "C_data*=C_size if constantC and constant_broadcast_type_C!=-1, "
+        "B_data_quantize_scales=constantN*constantK_blocks if quantize_term>=400, "
+        "B_data_input_scales=constantK if has_input_scales, "
+        f"A_data_int8_scales=constantM if {_IS_INT8} and constantA, B_data_int8_scale=1 if {_IS_INT8} and constantB",
         inputs=(1, 3),
         half=("alpha", "beta"),
         one_blob_only=lambda p: [p["constantA"], p["constantB"], p["constantC"]].count(1) == 2,
@@ -458,7 +409,7 @@ _TABLE = (
         "79 MultiHeadAttention",
         "0 embed_dim, 1 num_heads=1, 2 weight_data_size, 3 kdim=embed_dim, 4 vdim=embed_dim, 5 attn_mask, "
         "6 scale=0.0, 7 kv_cache, 18 quantize_term",
-        tuple(_attention_weights()),
+        _ATTENTION_WEIGHTS,
         computed={"scale": lambda p: 1 / sqrt(max(p["embed_dim"] // max(p["num_heads"], 1), 1))},
         inputs=(1, 6),
         outputs=(1, 3),

@@ -19,7 +19,7 @@ from onnx2ncnn_opt.ir.weight import Array
 
 _INF = math.inf
 EXP_LIMIT = 88.0  # from 89 on, exp is infinite in float32
-_MOST_LAYERS = 200  # per query
+_MOST_LAYERS = 200  # per query; blobs further up are UNKNOWN
 
 
 class Range(NamedTuple):
@@ -71,10 +71,8 @@ def _scalar(number: float) -> Range:
 class Ranges:
     """The ranges of blobs. Each is computed once, so an instance is valid as long as no layer changes."""
 
-    def __init__(self, most: int = _MOST_LAYERS) -> None:
-        """Visit at most `most` layers per query; blobs further up are UNKNOWN."""
+    def __init__(self) -> None:
         self._known: dict[Blob, Range] = {}
-        self._most = most
 
     def of(self, blob: Blob) -> Range:
         """Return the range of a blob's elements."""
@@ -88,7 +86,7 @@ class Ranges:
             operands = layer.inputs if layer is not None and _rule_of(layer) is not None else ()
             missing = [operand for operand in operands if operand not in self._known]
             visited += 1
-            if missing and visited <= self._most:
+            if missing and visited <= _MOST_LAYERS:
                 stack += missing
             elif missing:
                 return self._known.get(blob, UNKNOWN)

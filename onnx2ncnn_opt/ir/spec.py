@@ -4,9 +4,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Flag, IntEnum, auto
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
-from operator import eq, ge, gt, lt, ne
+from operator import eq, ge, gt, itemgetter, lt, ne
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from onnx2ncnn_opt.errors import GraphError
@@ -154,8 +154,8 @@ def choose(sizes: Sequence[int], code: int, name: str) -> int:
 
 
 _PARAM = re.compile(r"(\d+) (\w+)(?::(int\[\]|float\[\]|string|[A-Z]\w+))?(?:=(\S+))?")
-_WEIGHT = re.compile(r"(\w+)(\*?)=([\w*]+)(?: if (.+))?")
-_CONDITION = re.compile(r"(\w+)(?:(<|>=|>|==|!=)(-?\d+))?")
+_WEIGHT = re.compile(r"(\w+)([*!]?)=([\w*]+)(?: if (.+))?")
+_CONDITION = re.compile(r"(\w+)(?:(<|>=|>|==|!=)([-\w|]+))?")
 _COMPARISONS = {"<": lt, ">": gt, ">=": ge, "==": eq, "!=": ne}
 
 
@@ -191,28 +191,49 @@ def parse_params(text: str, computed: Mapping[str, Callable[[Params], Any]] | No
     return tuple(params)
 
 
-def parse_weights(text: str) -> tuple[WeightSpec, ...]:
-    """Parse weights in the table's notation: ``name=count[ if condition]``; a * after the name means a tag.
+def parse_weights(text: str, terms: Mapping[str, Callable[[Params], Any]] | None = None) -> tuple[WeightSpec, ...]:
+    """Parse weights in the table's notation: ``name=count[ if condition]``, separated by commas.
 
-    `count` is a product of parameters and numbers, such as ``p0*9``. `condition` lists parameters that are not 0 and
-    comparisons with numbers, such as ``bias_term and dynamic_weight==0``.
+    A * after the name means a tag, a ! raw bytes. `count` is a product of numbers, parameters and `terms`, which are
+    functions of the parameters: ``p0*9``. `condition` lists parameters and terms that are not 0, and comparisons with
+    numbers or other parameters: ``bias_term and dynamic_weight==0``. ``1|101`` is one of several numbers.
     """
+    named = terms or {}
     specs = []
     for entry in filter(None, map(str.strip, text.split(","))):
         match = _WEIGHT.fullmatch(entry)
         assert match, f"bad weight notation {entry!r}"
-        name, tag, count, condition = match.groups()
-        when = _all_hold(condition.split(" and ")) if condition else None
-        specs.append(WeightSpec(name, _product(count.split("*")), tagged=bool(tag), when=when))
+        name, mark, count, condition = match.groups()
+        factors = [_value(word, named) for word in count.split("*")]
+        when = _all_hold(condition.split(" and "), named) if condition else None
+        specs.append(WeightSpec(name, partial(_product, factors), mark == "*", when, packed=mark == "!"))
     return tuple(specs)
 
 
-def _product(factors: Sequence[str]) -> Callable[[Params], int]:
-    return lambda params: prod(int(factor) if factor.isdecimal() else params[factor] for factor in factors)
+def _value(word: str, terms: Mapping[str, Callable[[Params], Any]]) -> Callable[[Params], Any]:
+    """Return the function from parameters to the value of a number, a term or a parameter."""
+    if word.lstrip("-").isdecimal():
+        number = int(word)
+        return lambda params: number
+    return terms.get(word, itemgetter(word))
 
 
-def _all_hold(conditions: Sequence[str]) -> Predicate:
+def _product(factors: Sequence[Callable[[Params], int]], params: Params) -> int:
+    return prod(factor(params) for factor in factors)
+
+
+def _all_hold(conditions: Sequence[str], terms: Mapping[str, Callable[[Params], Any]]) -> Predicate:
     matches = [_CONDITION.fullmatch(condition) for condition in conditions]
     assert all(matches), f"bad condition notation {conditions!r}"
-    tests = [(match[1], _COMPARISONS[match[2] or "!="], int(match[3] or 0)) for match in matches if match]
-    return lambda params: all(compare(params[name], number) for name, compare, number in tests)
+    tests = [
+        (
+            _value(match[1], terms),
+            _COMPARISONS[match[2] or "!="],
+            [_value(x, terms) for x in (match[3] or "0").split("|")],
+        )
+        for match in matches
+        if match
+    ]
+    return lambda params: all(
+        any(compare(value(params), other(params)) for other in others) for value, compare, others in tests
+    )
