@@ -25,7 +25,8 @@ from onnx2ncnn_opt.ir.detections import after_boxes, before_boxes, before_indexe
 from onnx2ncnn_opt.ir.dim import Dim
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.half import Inner, Noise, in_half, inner_arithmetic, makes_32_bits
+from onnx2ncnn_opt.ir.half import Noise, in_half, makes_32_bits
+from onnx2ncnn_opt.ir.half_sums import Inner, inner_arithmetic
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.onnx.read.given import solved
 from onnx2ncnn_opt.param.binary import write_weights

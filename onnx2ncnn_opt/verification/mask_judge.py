@@ -15,7 +15,8 @@ from onnx2ncnn_opt.ir.cost import multiplications_of
 from onnx2ncnn_opt.ir.dim import Dim, Sym, product
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.half import Inner, Noise, computes_in_half, function_noise
+from onnx2ncnn_opt.ir.half import Noise, computes_in_half, function_noise
+from onnx2ncnn_opt.ir.half_sums import Inner
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk
 from onnx2ncnn_opt.verification.noise_shares import NoiseShares, noise_shares

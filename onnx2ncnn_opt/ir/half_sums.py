@@ -1,0 +1,428 @@
+"""The errors of fp16 arithmetic inside ncnn's layers, as the ARM kernels (asimdhp) do it by default.
+
+The rounding of a blob to fp16 is visible from outside; the sums inside a layer are not. Convolutions and matrix
+products accumulate in fp16, term by term. 3x3 convolutions use winograd's transforms, whose numbers are up to a
+hundred times larger than the inputs. This module estimates the errors on a sample: a few output channels at a few
+tiles or positions, one of them with the largest input.
+
+The facts are those of ncnn's source of 2026-07-22, src/layer/arm/*_asimdhp.cpp and convolution_3x3_winograd_fp16s.h.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from onnx2ncnn_opt.ir.codes import Activation, GemmC, Reduction
+from onnx2ncnn_opt.ir.features import FP32, Device, Feature
+from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.half import INPUT_MARGIN, LARGEST, computes_in_half, softmax_size, to_half, winograd_tile
+from onnx2ncnn_opt.ir.weight import Array
+
+_TILES, _CHANNELS, _QUERIES = 12, 12, 8
+_ERROR_LEFT = 0.5  # NO_FP16_ARITHMETIC is enough for attention if it leaves at most this part of the error
+# The number of sums in a sample. The first `_AT_LARGEST` include the largest input; they only detect overflow.
+_SUMS, _LEAST_SUMS, _TERMS_OF_ALL, _TERMS_OF_ROW, _AT_LARGEST = 256, 32, 2**18, 2**20, 8
+# The partial sums of a kernel: of InnerProduct for a vector, and of Gemm for one row. There ARM has 8 or more, and a
+# GPU 1; 5 is a compromise.
+_LANES, _LANES_OF_ROW = 8, 5
+_SAMPLE_MARGIN = 2.0  # winograd's sums may be this many times larger than in the sampled tiles and channels
+_SQ2 = math.sqrt(2.0)
+
+# For tiles of 6, 4 and 2 outputs: the finite points of the transforms, and the factors of the output's columns.
+_WINOGRAD: Mapping[int, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    6: ((0, 1, -1, 2, -2, 0.5, -0.5), (1, 1, 1, 1, 1, 32, 32)),
+    4: ((0, _SQ2 / 2, -_SQ2 / 2, _SQ2, -_SQ2), (1, 1, 1, 1, 1)),
+    2: ((0, 1, -1), (1, 1, 1)),
+}
+
+
+class Inner(NamedTuple):
+    """The effect of a layer's own arithmetic in fp16 on its output, estimated on a sample.
+
+    `spread` lists equally frequent root mean squares of the error, in the output's units: one channel, or one corner of
+    a winograd tile, may have ten times the error of another. With one for each output element, the order is the same.
+    `overflows` is True if a number inside became infinite; the feature mask `remedy` prevents that. `how` names the
+    arithmetic; `device` is set if only one kind of device has it. `relative` is an error in units of the element.
+    """
+
+    how: str
+    spread: tuple[float, ...]
+    overflows: bool
+    remedy: Feature = Feature.NO_FP16_ARITHMETIC
+    device: Device | None = None
+    relative: float = 0.0
+
+    @property
+    def error(self) -> float:
+        """The root mean square of the errors."""
+        return _rms(np.array(self.spread))
+
+
+def inner_arithmetic(layer: Layer, inputs: Sequence[Array]) -> tuple[Inner, ...]:
+    """Return the effect of a layer's fp16 arithmetic; if it uses winograd, also the effect without winograd.
+
+    `inputs` are its input blobs, in float32, without a batch. The result is empty for layers that accumulate in 32
+    bits, and for unknown ones.
+    """
+    if not computes_in_half(layer) or not inputs:
+        return ()
+    effects = _EFFECTS.get(layer.type, _sums_of_products)
+    with np.errstate(all="ignore"):  # this looks for infinity minus infinity
+        return tuple(effects(layer, inputs, np.random.default_rng(0)))
+
+
+def _floats(layer: Layer, name: str) -> Array | None:
+    """Return a weight that is not quantised; None without it."""
+    if name not in layer.weights or not layer.weights.stored(name).is_float:
+        return None
+    return np.asarray(layer.weights[name], np.float32)
+
+
+def _indices(count: int, most: int, rng: np.random.Generator) -> Array:
+    """Return `most` random indices below `count`; all if there are no more."""
+    return np.arange(count) if count <= most else rng.choice(count, most, replace=False)
+
+
+def _overflows(peak: float, margin: float = INPUT_MARGIN) -> bool:
+    """Return True if numbers this large in a sample may be infinite in fp16 for other inputs."""
+    return not peak <= LARGEST / margin
+
+
+def _peak(numbers: Array) -> float:
+    return float(np.abs(numbers).max(initial=0.0))
+
+
+def _rms(errors: Array) -> float:
+    """Return the root mean square of the finite errors."""
+    finite = errors[np.isfinite(errors)]
+    return float(np.sqrt(np.mean(np.square(finite, dtype=np.float64)))) if finite.size else 0.0
+
+
+# ---- sums of products
+
+
+def _sums_of_products(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -> Iterator[Inner]:
+    """Yield the effects of winograd, and of sums that are accumulated term by term."""
+    x, tile = inputs[0], winograd_tile(layer)
+    weight = _floats(layer, "weight_data") if tile else None
+    if weight is not None and x.ndim == 3 and 9 * x.shape[0] * layer["num_output"] == weight.size:
+        yield _winograd(layer, x, weight.reshape(layer["num_output"], -1, 3, 3), tile, rng)
+    sample = _products(layer, inputs, rng)
+    if sample is not None:
+        yield _sum_effect(layer, *sample, _lanes(layer, x))
+
+
+def _products(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -> tuple[Array, Array] | None:
+    """Return the terms (last axis) of some sums that a layer accumulates in fp16, and each sum's output channel.
+
+    None if there are no such sums.
+    """
+    if layer.type in ("Convolution", "Convolution1D", "ConvolutionDepthWise"):
+        x, weight = inputs[0], _floats(layer, "weight_data")
+        return None if weight is None else _window_products(layer, x[:, None] if x.ndim == 2 else x, weight, rng)
+    matrices = _factors(layer, inputs)
+    if matrices is None or matrices[0].shape[1] != matrices[1].shape[1]:
+        return None
+    return _row_products(*matrices, rng)
+
+
+def _pairs(counts: Sequence[int], terms: int, rng: np.random.Generator) -> Iterator[Array]:
+    """Yield for each count the random indices below it, one for each sum of a sample."""
+    sums = max(min(_SUMS, _TERMS_OF_ALL // terms), _LEAST_SUMS)
+    for count in counts:
+        yield np.resize(_indices(count, sums, rng), sums)[rng.permutation(sums)]
+
+
+def _row_products(rows: Array, columns: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Return the products of random pairs of rows of two matrices, and the indices of the second rows.
+
+    If the first matrix has one row, and the second is not large, they are all products, in the order of the result.
+    """
+    if len(rows) == 1 and columns.size <= _TERMS_OF_ROW:
+        channels = np.append(np.zeros(_AT_LARGEST, int), np.arange(len(columns)))
+        return to_half(rows) * to_half(columns)[channels], channels
+    chosen, channels = _pairs((len(rows), len(columns)), rows.shape[1], rng)
+    chosen[:_AT_LARGEST] = int(np.abs(rows).argmax()) // rows.shape[1]
+    return to_half(rows[chosen]) * to_half(columns[channels]), channels
+
+
+def _window_products(layer: Layer, image: Array, weight: Array, rng: np.random.Generator) -> tuple[Array, Array] | None:
+    height = 1 if layer.type == "Convolution1D" else layer["kernel_h"]
+    groups = layer["group"] if layer.type == "ConvolutionDepthWise" else 1
+    taps = weight.reshape(layer["num_output"], -1, height, layer["kernel_w"])
+    if image.ndim != 3 or taps.shape[1] * groups != image.shape[0]:
+        return None
+    missing = (max(size - space, 0) for size, space in zip(taps.shape[2:], image.shape[1:], strict=True))
+    image = np.pad(image, [(0, 0), *((0, more) for more in missing)])
+    windows = sliding_window_view(image.reshape(groups, -1, *image.shape[1:]), taps.shape[2:], (2, 3))
+    rows, columns = windows.shape[2:4]
+    channels, places = _pairs((len(taps), rows * columns), taps[0].size, rng)
+    _, top, left = np.unravel_index(int(np.abs(image).argmax()), image.shape)
+    places[:_AT_LARGEST] = min(int(top), rows - 1) * columns + min(int(left), columns - 1)
+    patches = windows[channels * groups // len(taps), :, places // columns, places % columns]
+    return to_half(taps[channels].reshape(len(channels), -1)) * to_half(patches.reshape(len(channels), -1)), channels
+
+
+def _factors(layer: Layer, inputs: Sequence[Array]) -> tuple[Array, Array] | None:
+    """Return two matrices: the layer multiplies rows of the first and of the second; None for other layers."""
+    if layer.type in ("MatMul", "Gemm"):
+        operands = _operands(layer, list(inputs))
+        if len(operands) < 2 or any(operand.ndim < 2 for operand in operands):
+            return None
+        # The first matrix of each stands for all.
+        a, b = (operand.reshape(-1, *operand.shape[-2:])[0] for operand in operands)
+        return a, b
+    x = inputs[0]
+    weight = _floats(layer, "weight_data") if layer.type in ("InnerProduct", "Deconvolution") else None
+    if weight is None:
+        return None
+    if layer.type == "InnerProduct":
+        columns = weight.reshape(layer["num_output"], -1)
+        return None if x.size % columns.shape[1] else (x.reshape(-1, columns.shape[1]), columns)
+    if x.ndim != 3 or weight.size % (layer["num_output"] * x.shape[0]):
+        return None
+    return x.reshape(x.shape[0], -1).T, weight.reshape(layer["num_output"], x.shape[0], -1)[:, :, 0]
+
+
+def _operands(layer: Layer, inputs: list[Array]) -> list[Array]:
+    """Return both factors of a matrix product, with the summed axis last; fewer if one is not known in floats."""
+    if layer.type == "MatMul":
+        a, b = inputs[:2]
+        return [a, b if layer["transB"] or b.ndim < 2 else np.swapaxes(b, -1, -2)]
+    operands: list[Array] = []
+    for name, size, sums_last in (("A", "constantM", not layer["transA"]), ("B", "constantN", layer["transB"])):
+        matrix = inputs.pop(0) if inputs and not layer[f"constant{name}"] else None
+        if layer[f"constant{name}"] and (stored := _floats(layer, f"{name}_data")) is not None:
+            shape = (layer[size], layer["constantK"])
+            matrix = stored.reshape(shape if sums_last else shape[::-1])
+        if matrix is None:
+            return []
+        operands.append(matrix if sums_last or matrix.ndim < 2 else np.swapaxes(matrix, -1, -2))
+    return operands
+
+
+def _lanes(layer: Layer, x: Array) -> int:
+    if layer.type == "InnerProduct" and x.ndim != 2:
+        return _LANES
+    return _LANES_OF_ROW if layer.type == "Gemm" and x.ndim == 2 and len(x) == 1 else 1
+
+
+def _sum_effect(layer: Layer, products: Array, channels: Array, lanes: int) -> Inner:
+    """Return the effect of rounding each step of the sums along the last axis; a sum has `lanes` partial sums."""
+    count = products.shape[-1]
+    products = np.pad(products, [(0, 0), (0, -count % lanes)]).reshape(len(products), -1, lanes)
+    sums, errors, peak = _rounded_sums(products, 1, _bias(layer, channels)[:, None, None] / lanes)
+    sums, errors = sums.sum(-1)[_AT_LARGEST:], np.sqrt((errors**2).sum(-1))[_AT_LARGEST:]
+    is_complete = np.array_equal(channels[_AT_LARGEST:], np.arange(len(sums)))
+    errors = _activated_errors(layer, sums, errors, is_complete=is_complete)
+    return Inner(f"sums of {count} products", tuple(errors.tolist()), _overflows(peak))
+
+
+def _rounded_sums(products: Array, axis: int, start: Array | float = 0.0) -> tuple[Array, Array, float]:
+    """Return sums along an axis, their errors if each step rounds to fp16, and the largest partial sum.
+
+    An error is the root of the sum of squares of the steps' errors, which are those of exact partial sums.
+    """
+    totals = np.cumsum(products, axis, np.float32)
+    totals += start
+    errors = to_half(totals)
+    errors -= totals
+    errors *= products != 0  # adding 0 rounds nothing
+    return np.take(totals, -1, axis), np.sqrt(np.square(errors).sum(axis)), _peak(totals)
+
+
+def _bias(layer: Layer, channels: Array) -> Array:
+    """Return the initial values of the sums of output channels."""
+    name = "C_data" if layer.type == "Gemm" and layer["constant_broadcast_type_C"] == GemmC.N else "bias_data"
+    if name not in layer.weights:
+        return np.zeros(len(channels), np.float32)
+    return np.asarray(layer.weights[name], np.float32).ravel()[channels]
+
+
+def _activated_errors(layer: Layer, sums: Array, errors: Array, *, is_complete: bool = False) -> Array:
+    """Return the finite errors after the activation, of sums that it does not map to 0.
+
+    If the sums are the whole output (`is_complete`), the errors of all others are 0.
+    """
+    high, exact, low = (_activated(layer, x) for x in (sums + errors, sums, sums - errors))
+    sizes = np.abs(high - low) / 2
+    counts = (exact != 0) & np.isfinite(sizes)
+    return np.where(counts, sizes, 0.0) if is_complete else np.asarray(sizes[counts])
+
+
+def _activated(layer: Layer, x: Array) -> Array:
+    """Apply a layer's fused activation to numbers."""
+    if layer.spec is None or not layer.spec.has_activation:
+        return x
+    function = _ACTIVATIONS.get(layer["activation_type"])
+    return np.asarray(function(x, *layer["activation_params"])) if function else x
+
+
+_ACTIVATIONS: Mapping[int, Callable[..., Array]] = {
+    Activation.RELU: lambda x, *params: np.maximum(x, 0),
+    Activation.LEAKYRELU: lambda x, slope, *params: np.where(x < 0, x * slope, x),
+    Activation.CLIP: lambda x, low, high, *params: np.clip(x, low, high),
+    Activation.SIGMOID: lambda x, *params: 1 / (1 + np.exp(-x)),
+    Activation.MISH: lambda x, *params: x * np.tanh(np.logaddexp(0, x)),
+    Activation.HARDSWISH: lambda x, alpha, beta, *params: x * np.clip(x * alpha + beta, 0, 1),
+}
+
+
+# ---- winograd
+
+
+@cache
+def _transforms(tile: int) -> tuple[Array, Array, Array]:
+    """Return winograd's transforms of input, kernel and output (convolution_3x3_winograd_fp16s.h).
+
+    They evaluate polynomials at the points of `_WINOGRAD` and at infinity, multiply, and interpolate.
+    """
+    points, factors = (np.array(numbers) for numbers in _WINOGRAD[tile])
+    others = [np.delete(points, i) for i in range(len(points))]
+    divisors = np.array([np.prod(point - rest) for point, rest in zip(points, others, strict=True)])
+    input = np.array([*(np.append(np.poly(rest)[::-1], 0) for rest in others), np.poly(points)[::-1]])
+    input[0], divisors[0] = input[0] / divisors[0], 1
+    kernel = np.vstack([np.vander(points, 3, increasing=True) / (divisors * factors)[:, None], np.eye(3)[-1]])
+    output = np.vstack([np.vander(points, tile, increasing=True) * factors[:, None], np.eye(tile)[-1]]).T
+    return input.astype(np.float32), kernel.astype(np.float32), output.astype(np.float32, order="C")
+
+
+def _in_steps(matrix: Array, x: Array) -> Array:
+    """Return ``matrix @ x`` with each step of a sum rounded to fp16, as in winograd's transforms."""
+    total = np.zeros((*x.shape[:-2], len(matrix), x.shape[-1]), np.float32)
+    for column, row in zip(matrix.T, np.moveaxis(x, -2, 0), strict=True):
+        total = to_half(total + column[:, None] * row[..., None, :])
+    return total
+
+
+def _winograd(layer: Layer, x: Array, weight: Array, tile: int, rng: np.random.Generator) -> Inner:
+    """Return the effect of winograd in fp16 on some tiles of the input."""
+    tiles, inside = _some_tiles(layer, x, tile, rng)
+    channels = _indices(len(weight), _CHANNELS, rng)
+    exact, errors, peak = _in_tiles(tiles, weight[channels], tile)
+    inside = np.broadcast_to(inside[:, None], errors[:-1].shape)
+    sums = exact[:-1] + _bias(layer, channels)[:, None, None]
+    errors = _activated_errors(layer, sums[inside], errors[:-1][inside])
+    remedy = Feature.NO_FP16_ARITHMETIC | Feature.NO_WINOGRAD  # without the latter, GPUs do winograd in fp16
+    sample = errors[_indices(len(errors), _SUMS, rng)]
+    overflows = _overflows(peak, INPUT_MARGIN * _SAMPLE_MARGIN)
+    return Inner("winograd's sums", tuple(sample.tolist()), overflows, remedy)
+
+
+def _some_tiles(layer: Layer, x: Array, tile: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Return the inputs of some tiles, (tiles, channels, side, side), and which outputs of each tile ncnn keeps.
+
+    The last tile has the largest input, and only detects overflow. The second array lacks it: (tiles - 1, tile, tile).
+    """
+    pads = [layer[f"pad_{side}"] for side in ("top", "bottom", "left", "right")]
+    top, bottom, left, right = pads if min(pads) >= 0 else (1, 1, 1, 1)  # negative pads: SAME
+    x = np.pad(x, ((0, 0), (top, bottom), (left, right)))
+    height, width = (max(size - 2, 1) for size in x.shape[1:])
+    rows, columns = -(-height // tile), -(-width // tile)
+    x = np.pad(x, ((0, 0), (0, max(rows * tile + 2 - x.shape[1], 0)), (0, max(columns * tile + 2 - x.shape[2], 0))))
+    _, top, left = np.unravel_index(int(np.abs(x).argmax()), x.shape)
+    largest = min(int(top) // tile, rows - 1) * columns + min(int(left) // tile, columns - 1)
+    chosen = np.append(_indices(rows * columns, _TILES, rng), largest)
+    places = np.stack([chosen // columns, chosen % columns], axis=1)  # row and column of each tile
+    windows = sliding_window_view(x, (tile + 2, tile + 2), (1, 2))[:, ::tile, ::tile]
+    ends = np.clip((height, width) - places[:-1] * tile, 0, tile)  # ncnn drops results beyond the output
+    inside = (np.arange(tile)[:, None] < ends[:, 0, None, None]) & (np.arange(tile) < ends[:, 1, None, None])
+    return np.stack([windows[:, row, column] for row, column in places]), inside
+
+
+def _in_tiles(tiles: Array, weight: Array, tile: int) -> tuple[Array, Array, float]:
+    """Return the exact outputs of tiles, (tiles, outputs, tile, tile), their errors in fp16, and the largest number.
+
+    Each step in fp16 adds its own error: the sums over inputs, and the transform of their rows, then of their columns.
+    """
+    itm, ktm, otm = _transforms(tile)
+    kernels = ktm @ weight @ ktm.T
+    half_done = _in_steps(itm, to_half(tiles))
+    inputs = _in_steps(itm, half_done.swapaxes(-1, -2)).swapaxes(-1, -2)
+    sums, errors, peak = _rounded_sums(to_half(kernels)[None] * inputs[:, None], 2)  # tile, output, input, side, side
+    by_row = otm @ sums
+    squares = otm**2 @ errors**2 + (_in_steps(otm, sums) - by_row) ** 2
+    result = by_row @ otm.T
+    steps = _in_steps(otm, by_row.swapaxes(-1, -2)).swapaxes(-1, -2) - result
+    exact = otm @ np.einsum("ocij,tcij->toij", kernels, itm @ tiles @ itm.T, optimize=True) @ otm.T
+    errors = np.sqrt(squares @ otm.T**2 + steps**2 + (result - exact) ** 2)
+    return exact, errors, max(peak, *map(_peak, (half_done, inputs, by_row, result)))
+
+
+# ---- layers without products of weights
+
+
+def _attention(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -> Iterator[Inner]:
+    """Yield the effect of fp16 on attention, for some queries; ncnn scales the sums of products, not the queries."""
+    if layer["kv_cache"]:
+        return
+    q, k, v = (array.reshape(-1, *array.shape[-2:]) for array in inputs[:3])
+    k, v = (np.repeat(array, len(q) // len(array), axis=0) for array in (k, v))
+    scale = layer["scale"] or q.shape[-1] ** -0.5
+    _, largest, _ = np.unravel_index(int(np.abs(q).argmax()), q.shape)
+    rows = np.append(_indices(q.shape[1], _QUERIES, rng), largest)
+    mask = inputs[3].reshape(-1, *inputs[3].shape[-2:])[:, rows] if layer["attn_mask"] else np.float32(0)
+    products = q[:, rows] @ np.swapaxes(k, 1, 2)
+    _, errors, _ = _rounded_sums(to_half(q[:, rows])[:, :, None] * to_half(k)[:, None], -1)
+    sums = products + errors * rng.standard_normal(errors.shape, np.float32)
+    scores = products * scale + mask
+    exact, stored, half = (_softmax(x) @ v for x in (scores, to_half(scores), to_half(sums * scale + mask)))
+    # ARM also adds up the values in fp16, one for each key.
+    _, of_values, _ = _rounded_sums(to_half(_softmax(scores))[..., None] * to_half(v)[:, None], -2)
+    peak, error = _peak(products), math.hypot(_rms(half - exact), _rms(of_values))
+    # Without fp16 arithmetic the scores still have 16 bits on ARM, and on GPUs if a head's width is no multiple of 8.
+    is_enough = peak * scale <= LARGEST / INPUT_MARGIN and _rms(stored - exact) <= _ERROR_LEFT * error
+    remedy = Feature.NO_FP16_ARITHMETIC if is_enough else FP32
+    yield Inner("attention's sums", (error,), _overflows(peak), remedy)
+
+
+def _softmax(scores: Array) -> Array:
+    exp = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.asarray(exp / exp.sum(axis=-1, keepdims=True))
+
+
+def _probabilities(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -> Iterator[Inner]:
+    """Yield the effect of accumulating exponentials one by one in fp16, for some rows.
+
+    Of thousands, most are less than the last place of their sum, and lost: softmax_arm_asimdhp.cpp, softmax_pass3.comp.
+    """
+    x = inputs[0]
+    if not softmax_size(layer, x.shape):
+        return
+    rows = np.moveaxis(x, layer["axis"], -1).reshape(-1, x.shape[layer["axis"]])
+    rows = rows[_indices(len(rows), _QUERIES, rng)]
+    terms = np.exp(rows - rows.max(axis=1, keepdims=True))
+    sums = terms.sum(axis=1, dtype=np.float64)
+    halves = np.add.accumulate(terms.astype(np.float16), axis=1, dtype=np.float16)[:, -1].astype(np.float64)
+    errors = np.abs(halves / sums - 1) / sums  # of the largest probability, which is 1 / sum
+    how = f"sums of {rows.shape[1]} exponentials"
+    yield Inner(how, (), overflows=False, remedy=FP32, relative=float(np.nanmax(errors) * sums.min()))
+
+
+# The terms that a Reduction accumulates.
+_TERMS: Mapping[int, Callable[[Array], Array]] = {
+    **dict.fromkeys((Reduction.SUM, Reduction.ASUM, Reduction.MEAN, Reduction.L1, Reduction.LOGSUM), np.abs),
+    **dict.fromkeys((Reduction.SUMSQ, Reduction.L2), np.square),
+    Reduction.LOGSUMEXP: np.exp,
+}
+
+
+def _reduced(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -> Iterator[Inner]:
+    """Yield the effect of accumulating in fp16, as GPUs do (reduction.comp); ARM accumulates in fp32."""
+    x, terms = inputs[0], _TERMS.get(layer["operation"])
+    if terms is None:
+        return
+    axes = None if layer["reduce_all"] else tuple(axis for axis in layer["axes"] if -x.ndim <= axis < x.ndim)
+    largest = float(terms(x).sum(axes, dtype=np.float64).max(initial=0.0))
+    yield Inner("its sums on GPUs", (), _overflows(largest), device="vulkan")
+
+
+_EFFECTS: Mapping[str, Callable[[Layer, Sequence[Array], np.random.Generator], Iterator[Inner]]] = {
+    "Reduction": _reduced,
+    "Softmax": _probabilities,
+    "SDPA": _attention,
+}
