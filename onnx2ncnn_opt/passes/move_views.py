@@ -59,21 +59,6 @@ class _ViewRegion:
         return any(layer.type in _ROWWISE for layer in self.layers)
 
 
-class _Edge(NamedTuple):
-    """A blob at the border of a region, and the chain of views between the region and the rest of the net.
-
-    `steps` lead from the far end to the region's shape, or from the region to the far end. Two kinds of steps cost
-    nothing. The layer at the far end can do the `free` step itself (see `_own_step`). Other consumers of the far end
-    need `shared` steps anyway, and equal layers are merged.
-    """
-
-    blob: Blob
-    chain: tuple[Layer, ...]
-    steps: Steps
-    free: Step | None = None
-    shared: frozenset[Step] = frozenset()
-
-
 class _Layout(NamedTuple):
     """Steps from a region's shape to another layout of it."""
 
@@ -85,27 +70,6 @@ class _Layout(NamedTuple):
         """The shape in this layout."""
         return shape_after(self.shape, self.steps)
 
-    def steps_in(self, edge: _Edge) -> Steps | None:
-        """Return the steps of an input edge to this layout; None if they cannot be written as layers."""
-        return shortest(edge.blob.known_shape, (*edge.steps, *self.steps))
-
-    def steps_out(self, edge: _Edge) -> Steps | None:
-        """Return the steps of an output edge from this layout; None if they cannot be written as layers."""
-        return shortest(self.start, (*inverse(self.shape, self.steps), *edge.steps))
-
-    def cost(self, inputs: Sequence[_Edge], outputs: Sequence[_Edge]) -> tuple[int, int] | None:
-        """Return the cost of the views on all edges; None if they cannot be written as layers."""
-        paid = []
-        for edge in inputs:
-            if (steps := self.steps_in(edge)) is None:
-                return None
-            paid.append(_paid(steps, edge))
-        for edge in outputs:
-            if (steps := self.steps_out(edge)) is None:
-                return None
-            paid.append(_paid(steps[::-1], edge))
-        return cost(*paid)
-
     @property
     def keeps_rows(self) -> bool:
         """True if the innermost axis stays, and layers over rows accept the rank."""
@@ -113,6 +77,40 @@ class _Layout(NamedTuple):
         if view is None or len(view.axes) not in (2, 3) or not view.dims[-1]:
             return False
         return view.axes[-1] == view.dims[-1]
+
+
+class _Edge(NamedTuple):
+    """A blob at the border of a region, and the chain of views between the region and the rest of the net.
+
+    `steps` lead from the far end to the region's shape, or from the region to the far end. Two kinds of steps cost
+    nothing. The layer at the far end can do the `free` step itself (see `_own_step`). Other consumers of the far end
+    need `shared` steps anyway, and equal layers are merged.
+    """
+
+    is_input: bool
+    blob: Blob
+    chain: tuple[Layer, ...] = ()
+    steps: Steps = ()
+    free: Step | None = None
+    shared: frozenset[Step] = frozenset()
+
+    @property
+    def outwards(self) -> Steps:
+        """The steps from the region's shape to the far end."""
+        return inverse(self.blob.known_shape, self.steps) if self.is_input else self.steps
+
+    def steps_in(self, layout: _Layout) -> Steps | None:
+        """Return the steps for another layout of the region; None if they cannot be written as layers."""
+        if self.is_input:
+            return shortest(self.blob.known_shape, (*self.steps, *layout.steps))
+        return shortest(layout.start, (*inverse(layout.shape, layout.steps), *self.steps))
+
+    def paid(self, steps: Steps) -> Steps:
+        """Return those of the edge's steps that cost something."""
+        if len(steps) == 1 and steps[0] in self.shared:
+            return ()
+        from_far_end = steps if self.is_input else steps[::-1]
+        return from_far_end[1:] if steps and from_far_end[0] == self.free else steps
 
 
 @graph_pass(exact=False, purpose="transformers and models with channels last")
@@ -194,50 +192,44 @@ def _is_constant(blob: Blob) -> bool:
 
 
 def _reform(region: _ViewRegion) -> Replacement | None:
-    shape = next(iter(region.layers)).output.shape
-    assert shape is not None
+    shape = next(iter(region.layers)).output.known_shape
     entries = {blob: _input_edge(region, blob) for blob in region.incoming if not _is_constant(blob)}
-    inputs = list(entries.values())
     inner = sorted(region.inner, key=lambda blob: region.order[blob.known_producer])
-    outputs = [edge for blob in inner for edge in _output_edges(region, blob)]
-    layouts = _layouts(shape, inputs, outputs)
+    exits = [edge for blob in inner for edge in _output_edges(region, blob)]
+    layouts = _layouts(shape, [*entries.values(), *exits])
     if not layouts:
         return None
-    own = {layer for edge in (*inputs, *outputs) for layer in edge.chain}
-    inputs = [edge._replace(shared=_views_of_others(edge.blob, own)) for edge in inputs]
-    paid = [*(_paid(edge.steps, edge) for edge in inputs), *(_paid(edge.steps[::-1], edge) for edge in outputs)]
-    old = cost(*paid)
+    own = {layer for edge in (*entries.values(), *exits) for layer in edge.chain}
+    edges = [*(edge._replace(shared=_views_of_others(edge.blob, own)) for edge in entries.values()), *exits]
     fitting = [layout for layout in layouts if not region.is_rowwise or layout.keeps_rows]
-    best = _best(fitting, old, inputs, outputs)
+    best = _best(fitting, edges)
     if best is None:
         others = [layout for layout in layouts if layout not in fitting]
-        require(_best(others, old, inputs, outputs) is None, "a layer needs the innermost axis where it is")
+        require(_best(others, edges) is None, "a layer needs the innermost axis where it is")
         return None
-    return _reformed(region, best, entries, outputs)
+    return _reformed(region, best, entries, exits)
 
 
-def _best(
-    layouts: Sequence[_Layout], old: tuple[int, int], inputs: list[_Edge], outputs: list[_Edge]
-) -> _Layout | None:
-    """Return the cheapest layout; None if none is cheaper than the old one."""
-    best, least = None, old
+def _best(layouts: Sequence[_Layout], edges: Sequence[_Edge]) -> _Layout | None:
+    """Return the layout with the cheapest views on all edges; None if none is cheaper than the present one."""
+    best, least = None, cost(*(edge.paid(edge.steps) for edge in edges))
     for layout in layouts[:_MOST_LAYOUTS]:
-        new = layout.cost(inputs, outputs)
-        if new is not None and new < least:
-            best, least = layout, new
+        paid = [edge.paid(steps) for edge in edges if (steps := edge.steps_in(layout)) is not None]
+        if len(paid) == len(edges) and cost(*paid) < least:
+            best, least = layout, cost(*paid)
     return best
 
 
 def _input_edge(region: _ViewRegion, blob: Blob) -> _Edge:
     """Return the edge at a blob that the region reads, with the views that only the region needs."""
     if blob.is_output or not blob.is_read_only_by(region.layers):
-        return _Edge(blob, (), ())
+        return _Edge(True, blob)
     chain = private(chain_above(blob))
     source = chain[0].input if chain else blob
     if source in region.inner:
-        return _Edge(blob, (), ())  # views from the region to itself are an output edge
+        return _Edge(True, blob)  # views from the region to itself are an output edge
     free = _own_step(source.producer) if source.uses == 1 else None
-    return _Edge(source, chain, steps_of(chain), free)
+    return _Edge(True, source, chain, steps_of(chain), free)
 
 
 def _is_gemm(layer: Layer | None) -> bool:
@@ -266,24 +258,17 @@ def _output_edges(region: _ViewRegion, blob: Blob) -> Iterator[_Edge]:
         chain = user, *chain_below(user.output)
         last = chain[-1].output
         gemm = last.users[0] if last.uses == 1 and last.users and len(last.users[0].inputs) == 1 else None
-        yield _Edge(blob, chain, steps_of(chain), _TRANSPOSED if _is_gemm(gemm) else None)
+        yield _Edge(False, blob, chain, steps_of(chain), _TRANSPOSED if _is_gemm(gemm) else None)
     if others:
-        yield _Edge(blob, (), ())
+        yield _Edge(False, blob)
 
 
-def _layouts(shape: Shape, inputs: list[_Edge], outputs: list[_Edge]) -> list[_Layout]:
+def _layouts(shape: Shape, edges: Sequence[_Edge]) -> list[_Layout]:
     """Return the layouts on the edges of a region of this shape."""
-    chains = [inverse(edge.blob.known_shape, edge.steps) for edge in inputs] + [edge.steps for edge in outputs]
+    chains = [edge.outwards for edge in edges]
     starts = (chain[:length] for chain in chains for length in range(1, len(chain) + 1))
     different = dict.fromkeys(shortest(shape, steps) for steps in starts)
     return [_Layout(shape, steps) for steps in different if steps and is_plain(steps)]
-
-
-def _paid(steps: Steps, edge: _Edge) -> Steps:
-    """Return the steps of an edge that cost something; the first step is at its far end."""
-    if len(steps) == 1 and steps[0] in edge.shared:
-        return ()
-    return steps[1:] if steps and steps[0] == edge.free else steps
 
 
 def _views_of_others(blob: Blob, own: Collection[Layer]) -> frozenset[Step]:
@@ -302,7 +287,7 @@ def _reformed(region: _ViewRegion, layout: _Layout, entries: dict[Blob, _Edge], 
             source, views = blob, [_constant(blob, layout)]
         else:
             edge = entries[blob]
-            source, steps = reads.get(edge.blob, edge.blob), layout.steps_in(edge)
+            source, steps = reads.get(edge.blob, edge.blob), edge.steps_in(layout)
             assert steps is not None
             views = view_layers(source, steps, like=edge.chain or [first])
         fresh[blob] = end_of(source, views)
@@ -324,7 +309,7 @@ def _views_after(
     reads: dict[Blob, Blob] = {}
     # Edges without views first: their blobs get the public names, and a Noop gives the others a second name.
     for edge in sorted(outputs, key=lambda edge: bool(edge.chain)):
-        steps = layout.steps_out(edge)
+        steps = edge.steps_in(layout)
         assert steps is not None
         old, before = _exit(region, edge)
         views = view_layers(fresh[edge.blob], steps, like=edge.chain or [edge.blob.known_producer])
