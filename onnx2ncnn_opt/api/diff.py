@@ -184,7 +184,7 @@ def _weights(x: Layer, y: Layer) -> Iterator[WeightChange]:
         before, after = (layer.weights.stored(name) if name in layer.weights else None for layer in (x, y))
         if before is None or after is None:
             yield WeightChange(name, _stored(before), _stored(after))
-        elif not before.same_bits(after):
+        elif digest(before) != digest(after):
             yield WeightChange(name, _stored(before), _stored(after), *_distance(before, after))
 
 

@@ -147,7 +147,10 @@ class View(NamedTuple):
 
     def split(self, atom: Atom, *factors: Dim) -> View:
         """Return the view with an atom replaced by factors of it, outermost first."""
-        parts = tuple(Atom(size) for size in factors if size != 1)
+        return self.with_parts(atom, tuple(Atom(size) for size in factors if size != 1))
+
+    def with_parts(self, atom: Atom, parts: Atoms) -> View:
+        """Return the view with an atom replaced by parts of it, outermost first."""
         dims, axes = (tuple(_replace(group, atom, parts) for group in groups) for groups in (self.dims, self.axes))
         return View(_replace(self.batch, atom, parts), dims, axes)
 
@@ -156,8 +159,7 @@ class View(NamedTuple):
 
         None if a boundary of the new axes lies in an atom that cannot be split there.
         """
-        view = self
-        left = list(flat(view.axes))
+        view, left = self, list(flat(self.axes))
         axes: list[Atoms] = []
         for size in shape:
             group: list[Atom] = []
@@ -166,14 +168,12 @@ class View(NamedTuple):
                     return None
                 atom = left.pop(0)
                 rest = exact_div(size, atom.size)
-                if rest is None:
+                if rest is None:  # the axis ends inside the atom
                     inner = exact_div(atom.size, size)
                     if inner is None:
                         return None
-                    before = set(flat(view.axes))
-                    view = view.split(atom, size, inner)
-                    head, tail = (a for a in flat(view.axes) if a not in before)
-                    axes = [_replace(g, atom, (head, tail)) for g in axes]
+                    head, tail = Atom(size), Atom(inner)
+                    view = view.with_parts(atom, (head, tail))
                     left.insert(0, tail)
                     atom, rest = head, 1
                 group.append(atom)

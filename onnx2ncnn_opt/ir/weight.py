@@ -61,16 +61,9 @@ class Weight:
         """True if `array` holds the real values of the weight."""
         return self.encoding not in (Encoding.INT8, Encoding.BYTES) and self.data.dtype != np.int32
 
-    def same_bits(self, other: Weight) -> bool:
-        """Return whether both would be written as the same bytes."""
-        if (self.encoding, self.tag, self.data.size) != (other.encoding, other.tag, other.data.size):
-            return False
-        tables = {w.table.tobytes() if w.table is not None else b"" for w in (self, other)}
-        return len(tables) == 1 and self.data.tobytes() == other.data.tobytes()
-
 
 def digest(weight: Weight) -> str:
-    """Return the SHA-256 of a weight as it is stored, its encoding included."""
+    """Return the SHA-256 of a weight as it is stored; equal weights are written as the same bytes."""
     sha256 = hashlib.sha256(f"{weight.encoding.value} {weight.tag} ".encode())
     for part in (weight.table, weight.data):
         if part is not None:

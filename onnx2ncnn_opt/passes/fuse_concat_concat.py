@@ -1,11 +1,9 @@
-from collections.abc import Iterator
-
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, known_shape, require
+from onnx2ncnn_opt.rewrite.rule import Edits, Replacement, attempt, graph_pass, known_shape, require
 
 
 @graph_pass(exact=True, purpose="assignments to slices, and feature pyramids")
-def fuse_concat_concat(graph: Graph) -> Iterator[Replacement | Miss]:
+def fuse_concat_concat(graph: Graph) -> Edits:
     """a, b ── Concat ── x; x, c ── Concat ──   ⇒   a, b, c ── Concat ──"""
     for layer in graph.layers:
         outer = layer

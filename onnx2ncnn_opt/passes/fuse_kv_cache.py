@@ -1,10 +1,8 @@
-from collections.abc import Iterator
-
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.view import Regroup
 from onnx2ncnn_opt.passes._views import chain_above, step_of, view_layers
 from onnx2ncnn_opt.passes.fuse_sdpa import SDPA
-from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, known_shape, needed, require
+from onnx2ncnn_opt.rewrite.rule import Edits, Miss, Replacement, attempt, graph_pass, known_shape, needed, require
 
 _DIMS = 3  # of keys and values: heads, rows and columns
 
@@ -12,7 +10,7 @@ _DIMS = 3  # of keys and values: heads, rows and columns
 @graph_pass(
     exact=False, purpose="language models that run token by token: no copy of the past, and no past at the start"
 )
-def fuse_kv_cache(graph: Graph) -> Iterator[Replacement | Miss]:
+def fuse_kv_cache(graph: Graph) -> Edits:
     """SDPA(q, Concat(past, k), Concat(past, v))   ⇒   SDPA(q, k, v, past, past) with kv_cache
 
     The pasts must be inputs of the net, and the joined keys and values outputs. Both become opaque.

@@ -21,7 +21,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import stored
 from onnx2ncnn_opt.passes._pieces import Linear, NoMatch, Piece, TraceCache, Tracer, count, expect
 from onnx2ncnn_opt.passes._views import end_of, view_layers
-from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, fixed_size, graph_pass, require
+from onnx2ncnn_opt.rewrite.rule import Edits, Replacement, attempt, fixed_size, graph_pass, require
 
 _T = TypeVar("_T")
 
@@ -239,7 +239,7 @@ def _has_equal_matrices(step: CellStep, piece: Piece, model: CellStep, target: P
 # ---- the layer
 
 
-def _fuse(graph: Graph, kind: str, matcher: Matcher) -> Iterator[Replacement | Miss]:
+def _fuse(graph: Graph, kind: str, matcher: Matcher) -> Edits:
     if not any(layer.type == "TanH" for layer in graph):  # every cell has one
         return
     attempted: set[Piece] = set()
@@ -431,18 +431,18 @@ def _weights(kind: str, link: ChainStep) -> dict[str, Array]:
 
 
 @graph_pass(exact=False, purpose="loops over cells, from Keras, torch and their exporters' Loop and Scan")
-def fuse_lstm(graph: Graph) -> Iterator[Replacement | Miss]:
+def fuse_lstm(graph: Graph) -> Edits:
     """x₁, h₀, c₀ ── gates, products ── h₁, c₁ ── ... ── h, c   ⇒   x, h₀, c₀ ── LSTM ── h, c"""
     yield from _fuse(graph, "LSTM", _lstm_step)
 
 
 @graph_pass(exact=False, purpose="loops over cells, from Keras, torch and their exporters' Loop and Scan")
-def fuse_gru(graph: Graph) -> Iterator[Replacement | Miss]:
+def fuse_gru(graph: Graph) -> Edits:
     """x₁, h₀ ── gates, products ── h₁ ── ... ── h   ⇒   x, h₀ ── GRU ── h"""
     yield from _fuse(graph, "GRU", _gru_step)
 
 
 @graph_pass(exact=False, purpose="loops over cells, from Keras, torch and their exporters' Loop and Scan")
-def fuse_rnn(graph: Graph) -> Iterator[Replacement | Miss]:
+def fuse_rnn(graph: Graph) -> Edits:
     """x₁, h₀ ── TanH of a sum ── h₁ ── ... ── h   ⇒   x, h₀ ── RNN ── h"""
     yield from _fuse(graph, "RNN", _rnn_step)

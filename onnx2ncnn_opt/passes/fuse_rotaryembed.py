@@ -28,7 +28,7 @@ from onnx2ncnn_opt.passes._views import (
 )
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import (
-    Miss,
+    Edits,
     Refused,
     Replacement,
     attempt,
@@ -79,7 +79,7 @@ class _Rotation(NamedTuple):
 
 
 @graph_pass(exact=False, purpose="language models")
-def fuse_rotaryembed(graph: Graph) -> Iterator[Replacement | Miss]:
+def fuse_rotaryembed(graph: Graph) -> Edits:
     """x * cos + concat(-x2, x1) * sin   ⇒   RotaryEmbed(x, cos, sin)
 
     In every spelling, with pairs of row halves or of neighbours: the pass only compares each result element's source

@@ -18,7 +18,7 @@ from onnx2ncnn_opt.passes._linear import add, factor, mul, times
 from onnx2ncnn_opt.passes._views import step_of
 from onnx2ncnn_opt.rewrite.pattern import Op, op
 from onnx2ncnn_opt.rewrite.rule import (
-    Miss,
+    Edits,
     Refused,
     Replacement,
     attempt,
@@ -212,7 +212,7 @@ def _fits(mask: Shape, scores: Shape) -> bool:
 
 
 @graph_pass(exact=False, purpose="one pass less over the queries; the scale costs SDPA nothing")
-def fuse_sdpa_scale(graph: Graph) -> Iterator[Replacement | Miss]:
+def fuse_sdpa_scale(graph: Graph) -> Edits:
     """SDPA(q * c, k, v)   ⇒   SDPA(q, k, v) with another scale
 
     The same for a factor of the keys, and with views between.

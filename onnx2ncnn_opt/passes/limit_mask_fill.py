@@ -1,6 +1,6 @@
 """`limit_mask_fill`: masks with fill values below the range of fp16."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.weight import Encoding
-from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, known_shape, require
+from onnx2ncnn_opt.rewrite.rule import Edits, Replacement, attempt, graph_pass, known_shape, require
 
 # exp of this fill is 0, and the sum of two fills is finite in fp16. Attention layers divide a mask by their scale, at
 # most 1, so they get a fill nearer to 0.
@@ -39,7 +39,7 @@ class _Reader(NamedTuple):
 
 
 @graph_pass(exact=False, purpose="masks on phones: in fp16 the lowest float32 is -infinity, and 0 times it NaN")
-def limit_mask_fill(graph: Graph) -> Iterator[Replacement | Miss]:
+def limit_mask_fill(graph: Graph) -> Edits:
     """mask * -3.4e38 ── Softmax or SDPA   ⇒   mask * -30000 ── Softmax or SDPA
 
     For fill values below the range of fp16 that only a Softmax reads: exp of both is 0. In a fully masked row, the old

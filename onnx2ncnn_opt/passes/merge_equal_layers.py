@@ -1,11 +1,11 @@
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.weight import digest
-from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, graph_pass
+from onnx2ncnn_opt.rewrite.rule import Edits, Miss, Replacement, graph_pass
 
 # An Input is the caller's array; Noop and Split exist to give one value several public names.
 _UNIQUE = frozenset({"Input", "Noop", "Split"})
@@ -16,7 +16,7 @@ _SMALL = 2**13  # elements: a constant of this size is copied faster than packed
 
 
 @graph_pass(exact=True, purpose="views and masks that every layer of a transformer computes again")
-def merge_equal_layers(graph: Graph) -> Iterator[Replacement | Miss]:
+def merge_equal_layers(graph: Graph) -> Edits:
     """x ── Layer ── a, x ── Layer ── b   ⇒   x ── Layer ── a, a
 
     For layers of one type with the same inputs, parameters and weights. Small constants stay if copies are faster than

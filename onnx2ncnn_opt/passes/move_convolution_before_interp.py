@@ -4,7 +4,7 @@ An Interp computes means of pixels with the same weights in every channel. A 1x1
 every pixel. So they commute. A Concat of channels between them becomes a sum after them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from onnx2ncnn_opt.passes._constants import stored
 from onnx2ncnn_opt.passes._gemm import matrix_of
 from onnx2ncnn_opt.passes.move_convolution_after_pooling import POINTWISE, RESIZE
 from onnx2ncnn_opt.passes.replace_convolution_with_innerproduct import of_vector
-from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, fixed_size, graph_pass, known_shape, require
+from onnx2ncnn_opt.rewrite.rule import Edits, Replacement, attempt, fixed_size, graph_pass, known_shape, require
 
 # The gain must outweigh the additional layers, up to four for each convolution. The small images in YOLO's necks have a
 # ratio of 0.7, which does not make the nets faster.
@@ -26,7 +26,7 @@ _MOST_OF_COST = 0.6
 
 
 @graph_pass(exact=False, purpose="heads of segmentation (SegFormer, LR-ASPP, HRNet), which enlarge maps and mix them")
-def move_convolution_before_interp(graph: Graph) -> Iterator[Replacement | Miss]:
+def move_convolution_before_interp(graph: Graph) -> Edits:
     """x ── Interp ── Convolution 1x1 ──   ⇒   x ── Convolution 1x1 ── Interp ──
 
     Also if a Concat joins the enlarged image with others. Then each gets a convolution with its part of the weights,

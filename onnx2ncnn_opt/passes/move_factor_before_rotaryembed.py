@@ -1,17 +1,17 @@
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.view import Regroup
 from onnx2ncnn_opt.passes._views import end_of, view_layers
-from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, known_shape, require
+from onnx2ncnn_opt.rewrite.rule import Edits, Replacement, attempt, graph_pass, known_shape, require
 
 _LEAST = 3  # products, which two products with the tables replace
 
 
 @graph_pass(exact=False, purpose="rows of padding in language models")
-def move_factor_before_rotaryembed(graph: Graph) -> Iterator[Replacement | Miss]:
+def move_factor_before_rotaryembed(graph: Graph) -> Edits:
     """RotaryEmbed(x, cos, sin) * rows   ⇒   RotaryEmbed(x, cos * rows, sin * rows)
 
     For one factor for each row, shared by several rotations with the same tables.

@@ -32,7 +32,7 @@ from onnx2ncnn_opt.passes._views import (
 )
 from onnx2ncnn_opt.passes.eliminate_reshape_after_reduction import SHORT, kept_shape
 from onnx2ncnn_opt.passes.fuse_permute_matrix import GEMM
-from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
+from onnx2ncnn_opt.rewrite.rule import Edits, Replacement, attempt, graph_pass, require
 
 # These work along the innermost axis; the other layers accept any layout.
 _ROWWISE = frozenset({"LayerNorm", "RMSNorm", "Softmax"})
@@ -114,7 +114,7 @@ class _Edge(NamedTuple):
 
 
 @graph_pass(exact=False, purpose="transformers and models with channels last")
-def move_views(graph: Graph) -> Iterator[Replacement | Miss]:
+def move_views(graph: Graph) -> Edits:
     """x ── Permute ── elementwise, LayerNorm ── Permute ──   ⇒   x ── elementwise, LayerNorm ──
 
     Blobs that elementwise layers connect may have any common layout. The pass chooses the layout that needs the fewest

@@ -21,7 +21,7 @@ from onnx2ncnn_opt.passes._constants import is_constant
 from onnx2ncnn_opt.passes._families import WEIGHTED, types_of
 from onnx2ncnn_opt.passes._fold import require_own_weights
 from onnx2ncnn_opt.passes._views import view_layers
-from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, known_shape, require
+from onnx2ncnn_opt.rewrite.rule import Edits, Replacement, attempt, graph_pass, known_shape, require
 
 _CONVOLUTIONS = frozenset(type for type in types_of(WEIGHTED) if type.endswith("1D"))
 _RANK = 2  # of a sequence
@@ -32,7 +32,7 @@ _SequenceRegion = dict[Layer, Layer]
 
 
 @graph_pass(exact=False, purpose="speech, and series of measurements")
-def replace_convolution1d(graph: Graph) -> Iterator[Replacement | Miss]:
+def replace_convolution1d(graph: Graph) -> Edits:
     """x ── Convolution1D, ... ──   ⇒   x ── Reshape (c, 1, w) ── Convolution, ... ── Reshape (c, w) ──"""
     order = {layer: i for i, layer in enumerate(graph)}
     for region in _regions(graph):

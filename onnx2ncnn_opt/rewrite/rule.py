@@ -154,6 +154,9 @@ class Miss(NamedTuple):
     reason: str
 
 
+Edits: TypeAlias = Iterator[Replacement | Miss]
+
+
 def attempt(
     layer: Layer, find: Callable[..., Replacement | None], *arguments: Any
 ) -> Generator[Replacement | Miss, None, Layer]:
@@ -183,7 +186,7 @@ class GraphPass:
     name: str
     summary: str
     exact: bool
-    function: Callable[[Graph], Iterator[Replacement | Miss]]
+    function: Callable[[Graph], Edits]
     purpose: str = ""
     covers: tuple[str, ...] = ()
 
@@ -208,12 +211,10 @@ def rewrite(
     return decorate
 
 
-def graph_pass(
-    *, exact: bool, purpose: str = ""
-) -> Callable[[Callable[[Graph], Iterator[Replacement | Miss]]], GraphPass]:
+def graph_pass(*, exact: bool, purpose: str = "") -> Callable[[Callable[[Graph], Edits]], GraphPass]:
     """Turn a generator function into a GraphPass."""
 
-    def decorate(function: Callable[[Graph], Iterator[Replacement | Miss]]) -> GraphPass:
+    def decorate(function: Callable[[Graph], Edits]) -> GraphPass:
         return GraphPass(function.__name__, _first_line(function), exact, function, purpose)
 
     return decorate
@@ -226,7 +227,7 @@ def layer_pass(
 
     def decorate(function: Callable[[Layer], Replacement | None]) -> GraphPass:
         @wraps(function)
-        def sweep(graph: Graph) -> Iterator[Replacement | Miss]:
+        def sweep(graph: Graph) -> Edits:
             for layer in graph.layers:
                 if layer.graph is graph and pattern.fits(layer):
                     yield from attempt(layer, function, layer)
