@@ -62,7 +62,7 @@ class _Pairing:
         self.pair_groups(lambda layer: (up[layer], down[layer]))
         self.pair_groups(up.__getitem__)
         self.pair_groups(down.__getitem__)
-        self.pair_unique()
+        self.pair_groups(self.own.__getitem__, lambda group: len(group) == 1 and len(group[0].weights) > 0)
         for x, y in _public_pairs(self.a.outputs, self.b.outputs):
             self.pair_producers(x, y, lambda layer: layer.type)
         self.spread(self.own.__getitem__)
@@ -107,18 +107,12 @@ class _Pairing:
     def unpaired(self) -> tuple[list[Layer], list[Layer]]:
         return [x for x in self.a if x not in self.pairs], [y for y in self.b if y not in self.taken]
 
-    def pair_groups(self, key: Key) -> None:
-        """Pair the remaining layers with equal keys, in order, if both graphs have equally many."""
+    def pair_groups(self, key: Key, fits: Callable[[list[Layer]], bool] = bool) -> None:
+        """Pair the remaining layers with equal keys that `fits` accepts, in order, if both graphs have equally many."""
         from_a, from_b = (_grouped(layers, key) for layers in self.unpaired())
         for value, group in from_a.items():
-            self.pair_all(group, from_b.get(value, []))
-
-    def pair_unique(self) -> None:
-        """Pair layers that have weights and occur once in each graph."""
-        from_a, from_b = (_grouped(layers, self.own.__getitem__) for layers in self.unpaired())
-        for value, (x, *more) in from_a.items():
-            if not more and len(x.weights) and len(from_b.get(value, ())) == 1:
-                self.pair(x, from_b[value][0])
+            if fits(group):
+                self.pair_all(group, from_b.get(value, []))
 
     def pair_producers(self, x: Blob, y: Blob, key: Key) -> list[Layer]:
         p, q = x.known_producer, y.known_producer

@@ -7,8 +7,9 @@ terms are equal for all inputs.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import accumulate, islice
 from math import prod
 from typing import NamedTuple, TypeAlias
@@ -110,7 +111,7 @@ class TraceCache:
     def __init__(self) -> None:
         # Results of `_matrix`, by the layer or constant that holds it, and whether a MatMul transposes it.
         self.matrices: dict[tuple[Layer | None, int], tuple[Array, Array] | None] = {}
-        self.cuts: dict[Layer, _Cut | None] = {}
+        self.cut = cache(_cut)
 
 
 class Tracer:
@@ -134,7 +135,7 @@ class Tracer:
         expect(self._budget >= 0)
         if layer["featmask"] or not layer.inputs:
             return (piece,)
-        moved = _before_move(piece, self._cache.cuts)
+        moved = _before_move(piece, self._cache.cut)
         if moved is None:
             return (piece,)
         self.visited.add(layer)
@@ -266,60 +267,56 @@ def is_state(blob: Blob) -> bool:
 
 
 class _Cut(NamedTuple):
-    """The axis along which a layer cuts or joins, and the start of each of its blobs on this axis."""
+    """The start of each part in the elements of a whole: of a Concat's inputs, or of the outputs of a Slice or Crop."""
 
-    axis: int
     starts: tuple[int, ...]
     by_blob: Mapping[Blob, int]
 
 
-def _before_move(piece: Piece, cuts: dict[Layer, _Cut | None]) -> list[Piece] | None:
+def _cut(layer: Layer) -> _Cut | None:
+    """Return the parts of a Concat, Slice or Crop; None if they are no runs of the whole, or sizes are unknown."""
+    whole, parts = (layer.output, layer.inputs) if layer.type == "Concat" else (layer.input, layer.outputs)
+    if layer.type == "Crop":
+        kept = part(layer)
+        if kept is None:
+            return None
+        axis, *places = kept[:2]
+    else:
+        shapes = [blob.shape for blob in parts if is_fixed(blob.shape)]
+        if len(shapes) < len(parts) or len({len(shape) for shape in shapes}) != 1:
+            return None
+        axis = layer["axis"] % len(shapes[0])
+        places = list(accumulate((shape[axis] for shape in shapes[:-1]), initial=0))
+    if whole.shape is None or any(size != 1 for size in whole.shape[:axis]):
+        return None
+    after = whole.shape[axis + 1 :]
+    if not is_fixed(after):
+        return None
+    starts = tuple(place * prod(after) for place in places)
+    return _Cut(starts, dict(zip(parts, starts, strict=True)))
+
+
+def _before_move(piece: Piece, cut_of: Callable[[Layer], _Cut | None]) -> list[Piece] | None:
     """Return the pieces that a move copies to this piece; None for other layers, and if its source is not a run."""
     layer = piece.layer
     if step_of(layer) is not None:
-        if layer.type == "Permute" and sum(size != 1 for size in layer.input.known_shape) > 1:
-            return None
-        return [piece.of(layer.input)]
-    if layer.type not in ("Slice", "Crop", "Concat"):
-        return None
-    whole = layer.outputs[0].shape if layer.type == "Concat" else layer.input.shape
-    if whole is None:
-        return None
-    if layer not in cuts:
-        cuts[layer] = _cut(layer)
-    cut = cuts[layer]
+        moves = layer.type == "Permute" and sum(size != 1 for size in layer.input.known_shape) > 1
+        return None if moves else [piece.of(layer.input)]
+    cut = cut_of(layer) if layer.type in ("Slice", "Crop", "Concat") else None
     if cut is None:
         return None
-    after = whole[cut.axis + 1 :]
-    if any(size != 1 for size in whole[: cut.axis]) or not is_fixed(after):
-        return None
-    inner = prod(after)
-    if layer.type == "Concat":
-        pieces = []
-        first = bisect_right(cut.starts, piece.start // inner) - 1
-        for blob, position in islice(zip(layer.inputs, cut.starts, strict=True), first, None):
-            start = position * inner
-            if start >= piece.stop:
-                break
-            low, high = max(piece.start, start), min(piece.stop, start + count(blob))
-            if low < high:
-                pieces.append(Piece(blob, low - start, high - start))
-        return pieces
-    offset = cut.by_blob[piece.blob] * inner
-    return [Piece(layer.input, offset + piece.start, offset + piece.stop)]
-
-
-def _cut(layer: Layer) -> _Cut | None:
-    if layer.type == "Crop":
-        kept = part(layer)
-        return None if kept is None else _Cut(kept[0], (kept[1],), {layer.output: kept[1]})
-    blobs = layer.inputs if layer.type == "Concat" else layer.outputs
-    shapes = [blob.shape for blob in blobs if is_fixed(blob.shape)]
-    if len(shapes) < len(blobs) or len({len(shape) for shape in shapes}) != 1:
-        return None
-    axis = layer["axis"] % len(shapes[0])
-    starts = tuple(accumulate((shape[axis] for shape in shapes[:-1]), initial=0))
-    return _Cut(axis, starts, dict(zip(blobs, starts, strict=True)))
+    if layer.type != "Concat":
+        start = cut.by_blob[piece.blob]
+        return [Piece(layer.input, start + piece.start, start + piece.stop)]
+    pieces = []
+    first = bisect_right(cut.starts, piece.start) - 1
+    for blob, start in islice(zip(layer.inputs, cut.starts, strict=True), first, None):
+        if start >= piece.stop:
+            break
+        low, high = max(piece.start, start), min(piece.stop, start + count(blob))
+        if low < high:
+            pieces.append(Piece(blob, low - start, high - start))
+    return pieces
 
 
 def _operands(piece: Piece) -> list[Piece | Array]:

@@ -53,11 +53,6 @@ class _ViewRegion:
         """The blobs that the region reads and other layers produce, constants included."""
         return list(dict.fromkeys(b for layer in self.layers for b in layer.inputs if b not in self.inner))
 
-    @property
-    def is_rowwise(self) -> bool:
-        """True if the innermost axis has to stay innermost."""
-        return any(layer.type in _ROWWISE for layer in self.layers)
-
 
 class _Layout(NamedTuple):
     """Steps from a region's shape to another layout of it."""
@@ -201,7 +196,8 @@ def _reform(region: _ViewRegion) -> Replacement | None:
         return None
     own = {layer for edge in (*entries.values(), *exits) for layer in edge.chain}
     edges = [*(edge._replace(shared=_views_of_others(edge.blob, own)) for edge in entries.values()), *exits]
-    fitting = [layout for layout in layouts if not region.is_rowwise or layout.keeps_rows]
+    is_rowwise = any(layer.type in _ROWWISE for layer in region.layers)
+    fitting = [layout for layout in layouts if not is_rowwise or layout.keeps_rows]
     best = _best(fitting, edges)
     if best is None:
         others = [layout for layout in layouts if layout not in fitting]
