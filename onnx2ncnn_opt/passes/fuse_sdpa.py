@@ -1,6 +1,6 @@
 """`fuse_sdpa`, `fuse_sdpa_scale`: attention written as matrix products, and factors before it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -117,28 +117,28 @@ def fuse_sdpa(
     heads = root.output.shape[0] if root.output.shape else None
     require(known_shape(q, 3)[0] == heads, f"'{q.name}' is shared by several heads")
     require(known_shape(k, 3)[0] == known_shape(v, 3)[0], f"'{k.name}' and '{v.name}' are shared in different ways")
-    layers, is_transposed = list[Layer](), root.inputs[0] is v
+    before, is_transposed = list[Layer](), root.inputs[0] is v
+
+    def put(layer: Layer) -> Blob:
+        before.append(layer)
+        return layer.output
+
     if scale is not None and scale.type == "Scale":
-        layers.append(_by_head(q, scale, product))
-        q = layers[-1].output
+        q = put(_by_head(q, scale, product))
     if not product["transB"]:
-        layers.append(_swapped(k if turned is None else q, root))
-        q, k = (q, layers[-1].output) if turned is None else (layers[-1].output, k)
+        q, k = (q, put(_swapped(k, root))) if turned is None else (put(_swapped(q, root)), k)
     if root["transB"]:
-        layers.append(_swapped(v, root))
-        v = layers[-1].output
-    inputs = [q, k, v]
+        v = put(_swapped(v, root))
+    sdpa = Layer("SDPA", root.name, [q, k, v], (), {"scale": _scale_param(_factor(product, scale))})
     if mask is not None:
         require(not _is_divided(mask), f"'{mask.name}' is too low for SDPA, which divides it by its scale on ARM")
-        if turned is not None:
-            layers.append(_swapped(mask, root))
-        inputs.append(_mask(mask if turned is None else layers[-1].output, q, (turned or product).output, layers))
-    params = {"scale": _scale_param(_factor(product, scale))} | ({"attn_mask": 1} if mask is not None else {})
-    layers.append(Layer("SDPA", root.name, inputs, (), params))
-    if is_transposed:
-        layers[-1].outputs = (Blob(f"{root.output.name}_t", None, root.output.batch),)
-        layers.append(Layer("Permute", f"{root.name}_t", layers[-1].outputs, (), {"order_type": _LAST_TWO}))
-    return layers
+        scores = product.output if turned is None else turned.output
+        mask = mask if turned is None else put(_swapped(mask, root))
+        sdpa = sdpa.having(inputs=[q, k, v, _mask(mask, q, scores, put)], attn_mask=1)
+    if not is_transposed:
+        return [*before, sdpa]
+    sdpa.outputs = (Blob(f"{root.output.name}_t", None, root.output.batch),)
+    return [*before, sdpa, Layer("Permute", f"{root.name}_t", sdpa.outputs, (), {"order_type": _LAST_TWO})]
 
 
 def _is_divided(mask: Blob) -> bool:
@@ -165,29 +165,25 @@ def _swapped(blob: Blob, root: Layer) -> Layer:
     return Layer("Permute", f"{root.name}_{blob.name}", [blob], [transposed], {"order_type": _LAST_TWO})
 
 
-def _mask(mask: Blob, q: Blob, logits: Blob, layers: list[Layer]) -> Blob:
+def _mask(mask: Blob, q: Blob, scores: Blob, put: Callable[[Layer], Blob]) -> Blob:
     """Return the mask in SDPA's shape: (queries, keys) for all heads, or (heads, queries, keys)."""
     # A mask with fewer dims would broadcast along the heads.
     heads, *matrix = known_shape(mask, 3)
-    full = logits.known_shape
+    full = scores.known_shape
     if mask.shape == full:
         return mask
     constant, out = mask.producer, Blob(f"{mask.name}_mask", None, mask.batch)
-    if constant is not None and is_constant(mask) and is_fixed(full):
-        block = constant.weights.stored("data")
-        require(block.encoding is Encoding.FP32, f"'{constant.name}' is stored in another encoding")
-        old = known(mask.known_shape)
-        data = np.broadcast_to(block.data.reshape(old), (old[0], *full[1:]))
-        layers.append(with_data(constant, data[0] if heads == 1 else data).having(outputs=[out]))
-    else:
+    if constant is None or not is_constant(mask) or not is_fixed(full):
         is_row = matrix[0] == 1 and fitting(matrix[1], full[2]) == full[2]
         fits = heads == 1 and (is_row or _fits(tuple(matrix), full[1:]))
         require(fits, f"'{mask.name}' is not one value for each score")
-        if is_row and full[1] != 1:
-            layers.append(_rows(mask, q, *full[1:]))
-            mask = layers[-1].output
-        layers.append(Layer("Squeeze", mask.name, [mask], [out], {"axes": (0,)}))
-    return out
+        rows = put(_rows(mask, q, *full[1:])) if is_row and full[1] != 1 else mask
+        return put(Layer("Squeeze", rows.name, [rows], [out], {"axes": (0,)}))
+    block = constant.weights.stored("data")
+    require(block.encoding is Encoding.FP32, f"'{constant.name}' is stored in another encoding")
+    old = known(mask.known_shape)
+    data = np.broadcast_to(block.data.reshape(old), (old[0], *full[1:]))
+    return put(with_data(constant, data[0] if heads == 1 else data).having(outputs=[out]))
 
 
 def _rows(mask: Blob, q: Blob, queries: Dim, keys: Dim) -> Layer:
