@@ -99,8 +99,8 @@ def _fuse(root: Layer, order: dict[Layer, int]) -> Replacement | None:
     if region is None:
         return None
     source, layers = region
-    sample = _Sample(root, source, layers) if _is_computed(source, layers) else None
-    rotation = sample.rotation() if sample else _rotation(root.output, source)
+    sample = _Sample(source, layers) if _is_computed(source, layers) else None
+    rotation = sample.rotation() if sample else _rotation(source, layers)
     if rotation is None or len(rotation.before) + len(rotation.after) + 1 >= len(layers):
         return None
     make_table = sample.table if sample else partial(_constant_table, root)
@@ -111,7 +111,7 @@ def _fuse(root: Layer, order: dict[Layer, int]) -> Replacement | None:
     new = Layer("RotaryEmbed", root.name, inputs, [rotated], {"interleaved": 1} if rotation.interleaved else {})
     made = [*to_cos, *to_sin, *before, new, *view_layers(rotated, rotation.after, like=[root])]
     reads = {root.output: made[-1].output}
-    return Replacement(tuple(reversed(layers)), added=[(layer, root) for layer in made], reads=reads)
+    return Replacement(tuple(layers), added=[(layer, root) for layer in made], reads=reads)
 
 
 def _constant_table(root: Layer, name: str, data: Array) -> tuple[list[Layer], Blob]:
@@ -125,7 +125,7 @@ def _constant_table(root: Layer, name: str, data: Array) -> tuple[list[Layer], B
 
 
 def _region(root: Layer, order: dict[Layer, int]) -> tuple[Blob, list[Layer]] | None:
-    """Return the nearest blob from which `root` is computed, and the layers from there on, the last one first.
+    """Return the nearest blob from which `root` is computed, and the layers from there on, in their order.
 
     None if one of them does not only move, multiply and add, or if other layers read its result.
     """
@@ -144,7 +144,7 @@ def _region(root: Layer, order: dict[Layer, int]) -> tuple[Blob, list[Layer]] | 
         front.difference_update(layer.outputs)
         table = _factor_of(layer)
         front.update(blob for blob in layer.inputs if blob is not table)
-    return front.pop(), layers
+    return front.pop(), layers[::-1]
 
 
 def _factor_of(layer: Layer) -> Blob | None:
@@ -200,25 +200,23 @@ class _Angles(NamedTuple):
 def _angles(blob: Blob) -> _Angles | None:
     """Return the table of a factor; None if neither a cosine or sine nor a Tile of two computes it."""
     views = chain_above(blob)
-    blob = views[0].input if views else blob
-    layer, axis, is_angle, chain = blob.producer, None, False, list[Layer]()
+    base = views[0].input if views else blob
+    layer, axis, is_angle, chain = base.producer, None, False, list[Layer]()
     is_viewed = False  # before a view, only a Tile is accepted
-    for _ in range(_MOST_STEPS):
-        if layer is None or not layer.inputs:
-            break
+    while layer is not None and layer.inputs and len(chain) < _MOST_STEPS:
         chain.insert(0, layer)
-        if (pair := _pair(layer)) is not None and axis is None:
-            return _Angles(blob, pair, views, tuple(chain))
-        is_viewed = is_viewed or step_of(layer) is not None
-        is_twice = layer.type == "Concat" and len(layer.inputs) == 2 and layer.inputs[0] is layer.inputs[1]
-        if is_twice and axis is None and not is_viewed:
+        if axis is None and (pair := _pair(layer)) is not None:
+            return _Angles(base, pair, views, tuple(chain))
+        is_view = step_of(layer) is not None
+        is_viewed = is_viewed or is_view
+        if layer.type == "Concat" and axis is None and not is_viewed and layer.inputs == layer.inputs[:1] * 2:
             axis = layer["axis"] % len(layer.output.known_shape)
         elif _ANGLE.fits(layer):
             is_angle = is_angle or not is_viewed
-        elif not (_SCALING.fits(layer) or layer.type == "UnaryOp" or step_of(layer) is not None):
+        elif not (is_view or layer.type == "UnaryOp" or _SCALING.fits(layer)):
             break
         layer = layer.inputs[0].producer
-    return _Angles(blob, axis, views) if is_angle and blob.shape is not None else None
+    return _Angles(base, axis, views) if is_angle and base.shape is not None else None
 
 
 def _pair(layer: Layer) -> int | None:
@@ -252,8 +250,8 @@ class _Primes:
 
     def _number(self, size: Dim) -> int:
         number = size if isinstance(size, int) else size.subs(self._primes)
-        require(isinstance(number, int) and number > 0, "a size is not known")
-        assert isinstance(number, int)
+        if not isinstance(number, int) or number <= 0:
+            raise Refused("a size is not known")
         return number
 
     def shape(self, blob: Blob) -> tuple[int, ...]:
@@ -278,8 +276,8 @@ class _Sample:
     `_rotation` then finds the views and the rows of the tables as for constants.
     """
 
-    def __init__(self, root: Layer, source: Blob, layers: Sequence[Layer]) -> None:
-        self._root, self._source, self._layers = root, source, layers
+    def __init__(self, source: Blob, layers: Sequence[Layer]) -> None:
+        self._source, self._layers, self._root = source, layers, layers[-1]
         factors = (table for layer in layers if (table := _factor_of(layer)) is not None)
         self._tables = {angles.base: angles for angles in map(_angles, factors) if angles is not None}
         blobs = [source, *(blob for layer in layers for blob in layer.outputs), *self._tables]
@@ -304,16 +302,18 @@ class _Sample:
             copies[blob] = Blob(blob.name, self._primes.shape(blob), blob.batch)
             return copies[blob]
 
-        graph.add(Layer("Input", "source", (), [copy(self._source)]))
-        for layer in reversed(self._layers):
-            blob = _factor_of(layer)
-            if blob is not None and blob not in copies:
-                data = constant_array(blob.producer) if blob.producer and is_constant(blob) else self._table(blob)
-                sizes = by_axis(data.shape)
-                graph.add(Layer("MemoryData", blob.name, (), [copy(blob)], sizes, {"data": data.reshape(-1)}))
+        copy(self._source)
+        for table in (table for layer in self._layers if (table := _factor_of(layer)) is not None):
+            if table not in copies:
+                constant = table.producer if is_constant(table) else None
+                data = self._table(table) if constant is None else constant_array(constant)
+                weights = {"data": data.reshape(-1)}
+                graph.add(Layer("MemoryData", table.name, (), [copy(table)], by_axis(data.shape), weights))
+        layers = []
+        for layer in self._layers:
             inputs = [copies[blob] for blob in layer.inputs]
-            graph.add(layer.having(inputs=inputs, outputs=map(copy, layer.outputs)))
-        rotation = _rotation(copies[self._root.output], copies[self._source])
+            layers.append(layer.having(inputs=inputs, outputs=map(copy, layer.outputs)))
+        rotation = _rotation(copies[self._source], layers)
         if rotation is None:
             return None
         before, after = map(self._primes.steps, (rotation.before, rotation.after))
@@ -366,29 +366,25 @@ class _Sample:
 # ---- the terms of every element
 
 
-def _terms(blob: Blob, source: Blob, known: dict[Blob, list[_Term]]) -> list[_Term]:
-    """Return the terms, elements of `source`, that add up to each element of a blob."""
-    if blob in known:
-        return known[blob]
-    if blob is source:
-        sizes = fixed_shape(source)
-        terms = [_Term(np.arange(prod(sizes), dtype=np.int32).reshape(sizes), np.ones(sizes, np.float32))]
-    else:
-        layer = blob.producer
-        assert layer is not None
-        operands = [_terms(b, source, known) for b in layer.inputs if not is_constant(b)]
-        terms = _of_layer(layer, blob, operands)
-    require(len(terms) <= 2, f"'{blob.name}' is made of more than two parts")
-    known[blob] = terms
-    return terms
+def _terms(source: Blob, layers: Sequence[Layer]) -> list[_Term]:
+    """Return the terms, elements of `source`, that add up to each element of the last layer's result."""
+    sizes = fixed_shape(source)
+    elements = np.arange(prod(sizes), dtype=np.int32).reshape(sizes)
+    terms = {source: [_Term(elements, np.ones(sizes, np.float32))]}
+    for layer in layers:
+        operands = [terms[blob] for blob in layer.inputs if blob in terms]
+        for blob in layer.outputs:
+            terms[blob] = _of_layer(layer, blob, operands)
+            require(len(terms[blob]) <= 2, f"'{blob.name}' is made of more than two parts")
+    return terms[layers[-1].output]
 
 
 def _of_layer(layer: Layer, blob: Blob, operands: list[list[_Term]]) -> list[_Term]:
-    (first, *others) = operands
+    """Return the terms of an output of a layer, from those of its operands."""
+    first, *others = operands
     if _SUM.fits(layer):
-        second = _times(others[0], -1.0) if layer["op_type"] == BinaryOp.SUB else others[0]
         require(layer.inputs[0].shape == layer.inputs[1].shape, f"'{layer.name}' broadcasts")
-        return [*first, *second]
+        return [*first, *(_times(others[0], -1.0) if layer["op_type"] == BinaryOp.SUB else others[0])]
     if _NEGATION.fits(layer):
         return _times(first, -1.0)
     if _PRODUCT.fits(layer):
@@ -399,7 +395,7 @@ def _of_layer(layer: Layer, blob: Blob, operands: list[list[_Term]]) -> list[_Te
     if layer.type == "Concat":
         require(all(len(terms) == len(first) for terms in others), f"'{layer.name}' joins sums and single elements")
         return [
-            _Term(*(np.concatenate(p, layer["axis"]) for p in zip(*t, strict=True)))
+            _Term(*(np.concatenate(arrays, layer["axis"]) for arrays in zip(*t, strict=True)))
             for t in zip(*operands, strict=True)
         ]
     return [_Term(*(_moved(layer, blob, values) for values in term)) for term in first]
@@ -434,20 +430,21 @@ def _moved(layer: Layer, blob: Blob, values: Array) -> Array:
 # ---- the test for a rotation
 
 
-def _rotation(blob: Blob, source: Blob) -> _Rotation | None:
-    """Return the rotation of `source` if a blob is one, else None; refused if RotaryEmbed cannot compute it."""
+def _rotation(source: Blob, layers: Sequence[Layer]) -> _Rotation | None:
+    """Return the rotation of `source` that layers compute, else None; refused if RotaryEmbed cannot compute it."""
     try:
-        terms = _terms(blob, source, {})
+        terms = _terms(source, layers)
     except Refused:
         return None
-    for lead, half, interleaved in _layouts(fixed_shape(blob)):
+    result = fixed_shape(layers[-1].output)
+    for lead, half, interleaved in _layouts(result) if len(terms) == 2 else ():
         shape, pair = ((*lead, half, 2), -1) if interleaved else ((*lead, 2, half), -2)
         sides = [[_Term(*(v.reshape(shape).take(i, pair) for v in term)) for term in terms] for i in (0, 1)]
         for a, b in product(*((side, side[::-1]) for side in sides)):
-            if len(terms) == 2 and _is_rotated(a, b):
+            if _is_rotated(a, b):
                 elements = np.stack((a[0].elements, b[0].elements), pair)
                 cos, sin = a[0].factors, -a[1].factors
-                return _arranged(elements, cos, sin, interleaved, fixed_shape(source), fixed_shape(blob))
+                return _arranged(elements, cos, sin, interleaved, fixed_shape(source), result)
     return None
 
 
