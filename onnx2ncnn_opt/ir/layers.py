@@ -182,7 +182,7 @@ def _recurrent(type: str, gates: int, biases: int, hidden: str = "num_output") -
 
 _TABLE = (
     _elementwise("0 AbsVal"),
-    _layer("1 ArgMax", "0 out_max_val, 1 topk=1", in_runtime=False),
+    _layer("1 ArgMax", "0 out_max_val, 1 topk=1"),
     _layer(
         "2 BatchNorm",
         "0 channels, 1 eps=0.0",
@@ -279,7 +279,7 @@ _TABLE = (
     _layer("31 Slice", "0 slices:int[], 1 axis, 2 indices:int[]", outputs=(1, None), traits=Trait.MOVES),
     _layer("32 Softmax", "0 axis, 1 fixbug0", inplace=True, bounds=(0, 1)),
     _layer("33 Split", outputs=(1, None), traits=Trait.SHARES),
-    _layer("34 SPP", "0 pooling_type, 1 pyramid_height=1", in_runtime=False),
+    _layer("34 SPP", "0 pooling_type, 1 pyramid_height=1"),
     _elementwise("35 TanH", bounds=(-1, 1)),
     _elementwise("36 Threshold", "0 threshold=0.0", bounds=(0, 1)),
     _layer("37 Tile", "0 axis, 1 tiles=1, 2 repeats:int[]", traits=Trait.MOVES),

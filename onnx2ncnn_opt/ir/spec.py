@@ -106,7 +106,6 @@ class LayerSpec:
     inputs: tuple[int, int | None] = (1, 1)
     outputs: tuple[int, int | None] = (1, 1)
     one_blob_only: Predicate | bool = True
-    in_runtime: bool = True
     inplace: bool = False
     traits: Trait = Trait.NONE
     bounds: tuple[float, float] | None = None

@@ -33,18 +33,18 @@ def replace_deconvolution3d(layer: Layer) -> list[Layer]:
     """x ── Deconvolution3D ──   ⇒   x ── Padding ── Reshape ── Concat ── Deconvolution ── Permute ── Crop ──"""
     require_own_weights(layer)
     require(min(pads_of(layer)) >= 0, f"the padding of '{layer.name}' depends on its input's size")
-    depth, height, width = windows(layer)
-    channels, (_, *sizes) = fixed_size(layer.input, 0), fixed_shape(layer.output, 4)
+    depth, height, _ = windows(layer)
+    channels = fixed_size(layer.input, 0)
+    _, out_depth, out_height, out_width = fixed_shape(layer.output, 4)
     group = groups_of(layer)
     phases, single = depth.stride, group in (1, layer["num_output"])
     require(phases == 1 or single, f"'{layer.name}' has groups of several channels")
-    out_depth, out_height, out_width = sizes
     steps, taps = ceil(out_depth / phases), _taps(depth)
     overhang = height.extent - height.stride + int(layer["output_pad_bottom"])  # output rows beyond the last stride
     pitch = height.size if steps == 1 else height.size + max(0, ceil(overhang / height.stride))
     chain = Chain(layer)
-    x = _image(chain, depth, steps, list(taps), pitch, channels, group, width.size)
-    x = _deconvolution(chain, x, height, _weight(layer, taps, phases, group), steps)
+    x = _image(chain, depth, steps, list(taps), pitch, channels)
+    x = _deconvolution(chain, x, height, _weight(layer, taps), steps)
     lines = out_height if steps == 1 else pitch * height.stride
     x = chain.reshape(x, (phases * layer["num_output"], steps, lines, out_width), "volume")
     x = chain.crop(x, {2: (0, out_height)}, "rows")
@@ -68,26 +68,26 @@ def _taps(depth: Window) -> dict[int, dict[int, int]]:
     return dict(sorted(taps.items()))
 
 
-def _image(
-    chain: Chain, depth: Window, steps: int, offsets: list[int], pitch: int, channels: int, group: int, width: int
-) -> Blob:
+def _image(chain: Chain, depth: Window, steps: int, offsets: list[int], pitch: int, channels: int) -> Blob:
     """Return the tall image of all steps, with rows of zeros between; the channels are the depths that a step reads."""
     layer = chain.layer
+    height, width = fixed_shape(layer.input)[2:]
     front = max(0, -offsets[0])
     after = max(0, steps + offsets[-1] - depth.size)
-    sides: dict[str, Any] = {"bottom": pitch - int(str(layer.input.known_shape[2])), "front": front, "behind": after}
+    sides: dict[str, Any] = {"bottom": pitch - height, "front": front, "behind": after}
     x = chain.add("Padding", "pad", layer.input, **sides) if any(sides.values()) else layer.input
     x = chain.reshape(x, (channels, 1, (depth.size + front + after) * pitch, width), "rows")
     parts = [
         chain.crop(x, {2: ((offset + front) * pitch, (offset + front + steps) * pitch)}, f"tap{i}")
         for i, offset in enumerate(offsets)
     ]
-    x = gathered(chain, parts, group)
+    x = gathered(chain, parts, groups_of(layer))
     return chain.reshape(x, (len(offsets) * channels, steps * pitch, width), "taps_rows")
 
 
-def _weight(layer: Layer, taps: dict[int, dict[int, int]], phases: int, group: int) -> Weight:
+def _weight(layer: Layer, taps: dict[int, dict[int, int]]) -> Weight:
     """Return the taps of all inputs for each group, phase and output; zeros if a phase does not read an offset."""
+    group, phases = groups_of(layer), layer["stride_d"]
     block, weight = weight_with_zeros(layer)
     outputs, inputs, _, *kernel = weight.shape
     by_phase = np.zeros((group, phases, outputs // group, len(taps), inputs, *kernel), weight.dtype)

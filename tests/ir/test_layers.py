@@ -180,7 +180,6 @@ def test_blob_counts(fact: dict[str, Any]) -> None:
 @BY_TYPE
 def test_flags_and_enums(fact: dict[str, Any]) -> None:
     spec = spec_of(fact)
-    assert spec.in_runtime == fact["in_runtime"]
     # The table's flag is for a layer that always works in place; BinaryOp does only with a scalar.
     assert spec.inplace == (fact["inplace"] is True)
     known: dict[str, dict[str, str]] = fact["enums"]
