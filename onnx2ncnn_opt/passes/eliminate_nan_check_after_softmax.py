@@ -3,8 +3,8 @@
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise, Reduction
+from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._linear import add, factor
 from onnx2ncnn_opt.passes.fuse_sdpa import scaling_of
 from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, kept, op
@@ -63,7 +63,7 @@ def _require_open_rows(mask: Layer, x: Blob, axis: int) -> None:
     shape = known_shape(x)
     sizes = known_shape(mask.output)
     require(len(sizes) == len(shape), f"'{mask.name}' broadcasts along other axes")
-    data: Array = mask.weights["data"].reshape([int(str(size)) for size in sizes])
+    data = mask.weights["data"].reshape(known(sizes))
     is_open = np.isfinite(data).any(axis=axis).all() and not (np.isnan(data) | np.isposinf(data)).any()
     require(is_open, f"'{mask.name}' masks some rows completely")
 

@@ -1,15 +1,14 @@
 from collections import defaultdict
-from collections.abc import Iterator
 
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.passes._crops import part as part_of
-from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
+from onnx2ncnn_opt.rewrite.rule import Edits, Replacement, attempt, graph_pass, require
 
 _Kept = tuple[int, int, Layer]  # start and end of the part that a Crop keeps
 
 
 @graph_pass(exact=True)
-def fuse_crop_slice(graph: Graph) -> Iterator[Miss | Replacement]:
+def fuse_crop_slice(graph: Graph) -> Edits:
     """x ── Crop ── a, x ── Crop ── b   ⇒   x ── Slice ── a, b
 
     For Crops that divide a blob along one axis, without gaps and overlaps.
