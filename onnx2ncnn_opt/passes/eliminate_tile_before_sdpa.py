@@ -5,7 +5,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.dim import known, product
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.view import Regroup
-from onnx2ncnn_opt.passes._views import Steps, end_of, in_layout, shortest, step_of, steps_to, view_layers
+from onnx2ncnn_opt.passes._views import Steps, end_of, moved, shortest, step_of, steps_to, view_layers
 from onnx2ncnn_opt.passes.fuse_sdpa import SDPA
 from onnx2ncnn_opt.rewrite.rule import Replacement, layer_pass
 
@@ -70,19 +70,14 @@ def _repeat(chain: tuple[Layer, ...]) -> tuple[int, Steps] | None:
         return repeat
     if not chain or not all(isinstance(n, int) for b in (chain[0].input, *blobs) for n in b.shape or (None,)):
         return None
-    shapes = [known(blob.shape or ()) for blob in (chain[0].input, *blobs)]
-    source, heads, size = shapes[0], shapes[-1][0], prod(shapes[-1][1:])
+    source, (heads, *sizes) = known(chain[0].input.known_shape), known(blobs[-1].known_shape)
+    size = prod(sizes)
     groups, rest = divmod(prod(source), size)
     if rest or heads % max(groups, 1):
         return None
     elements = np.arange(prod(source), dtype=np.int32).reshape(source)
-    for layer, shape in zip(chain, shapes[1:], strict=True):
-        step = step_of(layer)
-        if step is not None:
-            elements = in_layout(elements, (step,))
-        else:
-            elements = elements.reshape((1,) * (len(shape) - elements.ndim) + elements.shape)
-            elements = np.tile(elements, [n // m for n, m in zip(shape, elements.shape, strict=True)])
+    for layer in chain:
+        elements = moved(layer, layer.output, elements)
     times = heads // groups
     if not np.array_equal(elements, elements[::times].repeat(times, axis=0)):
         return None

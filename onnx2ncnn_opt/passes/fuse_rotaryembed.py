@@ -13,7 +13,6 @@ from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.view import Regroup, Reorder
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import constant_array, is_constant
-from onnx2ncnn_opt.passes._crops import ranges
 from onnx2ncnn_opt.passes._linear import factor, times
 from onnx2ncnn_opt.passes._views import (
     Steps,
@@ -26,6 +25,7 @@ from onnx2ncnn_opt.passes._views import (
     steps_to,
     view_layers,
 )
+from onnx2ncnn_opt.passes.halve_rotary_tables import TWICE
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import (
     Edits,
@@ -209,7 +209,7 @@ def _angles(blob: Blob) -> _Angles | None:
             return _Angles(base, pair, views, tuple(chain))
         is_view = step_of(layer) is not None
         is_viewed = is_viewed or is_view
-        if layer.type == "Concat" and axis is None and not is_viewed and layer.inputs == layer.inputs[:1] * 2:
+        if TWICE.fits(layer) and axis is None and not is_viewed:
             axis = layer["axis"] % len(layer.output.known_shape)
         elif _ANGLE.fits(layer):
             is_angle = is_angle or not is_viewed
@@ -418,13 +418,10 @@ def _broadcastable(constant: Layer, sizes: tuple[int, ...]) -> Array:
 
 def _moved(layer: Layer, blob: Blob, values: Array) -> Array:
     """Return the values of a layer's output `blob`, from those of its input."""
-    if layer.type == "Pooling":
-        require(values.ndim == 3, f"'{layer.name}' takes no image")
-        return values[:, :: layer["stride_h"], :: layer["stride_w"]]
-    if layer.type != "Crop":
+    if layer.type != "Pooling":
         return moved(layer, blob, values)
-    kept = needed(ranges(layer), f"the range of '{layer.name}' is unknown")
-    return values[tuple(slice(*kept.get(axis, (None,))) for axis in range(values.ndim))]
+    require(values.ndim == 3, f"'{layer.name}' takes no image")
+    return values[:, :: layer["stride_h"], :: layer["stride_w"]]
 
 
 # ---- the test for a rotation

@@ -2,10 +2,10 @@ from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Replacement, known_shape, layer_pass, require
 
-_TWICE = op("Concat", where=lambda concat: len(concat.inputs) == 2 and concat.inputs[0] is concat.inputs[1])
+TWICE = op("Concat", where=lambda concat: len(concat.inputs) == 2 and concat.inputs[0] is concat.inputs[1])
 
 
-@layer_pass(_TWICE, exact=False, purpose="language models with each angle twice in their tables")
+@layer_pass(TWICE, exact=False, purpose="language models with each angle twice in their tables")
 def halve_rotary_tables(concat: Layer) -> Replacement | None:
     """Concat(x, x) ── cos, sin ── RotaryEmbed   ⇒   x ── cos, sin ── RotaryEmbed
 
