@@ -5,7 +5,7 @@ from typing import Any
 
 from onnx2ncnn_opt.api.lower import Conversion, lower
 from onnx2ncnn_opt.errors import Error
-from onnx2ncnn_opt.ir.dim import Dim, Sym
+from onnx2ncnn_opt.ir.dim import Dim, Sym, named, names_in
 from onnx2ncnn_opt.onnx.walk import Port
 from onnx2ncnn_opt.param.splits import count_layers
 from onnx2ncnn_opt.report.words import number_of
@@ -24,7 +24,7 @@ def cost_of_dynamic(
     free = {p.free_batch for p in conversion.inputs}
     first = {str(p.shape[0]) for p in conversion.inputs if len(p.shape) > 1 and isinstance(p.shape[0], Sym)}
     batch = dict.fromkeys(sorted(first - free), 1)
-    names = {name for p in conversion.inputs for size in p.shape if isinstance(size, Sym) for name in size.names()}
+    names = names_in(size for port in conversion.inputs for size in port.shape)
     names -= free
     others = {name: size for name, size in (ran_at or {}).items() if name in names - set(batch)}
     if not batch and not others:
@@ -33,9 +33,9 @@ def cost_of_dynamic(
     for sizes in filter(None, (batch, others)):
         fixed |= sizes
         shapes = {
-            port.name: [size.subs(fixed) if isinstance(size, Sym) else size for size in port.shape]
+            port.name: list(named(port.shape, fixed))
             for port in conversion.inputs
-            if any(isinstance(size, Sym) and not size.names().isdisjoint(fixed) for size in port.shape)
+            if not names_in(port.shape).isdisjoint(fixed)
         }
         try:
             other = lower(conversion.source, shapes={**conversion.model.given, **shapes}, **options)

@@ -16,7 +16,7 @@ import onnx_ir
 
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import Error, RunError, UnsupportedError, UsageError
-from onnx2ncnn_opt.ir.dim import Sym
+from onnx2ncnn_opt.ir.dim import Sym, named
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.read.append import NOISE_INPUTS, RANDOM
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
@@ -225,10 +225,7 @@ class _Dimensions:
             problem = problem_at(sizes)
             if not problem:
                 runs = True
-                yield (
-                    height,
-                    {i.name: tuple(d.subs(sizes) if isinstance(d, Sym) else d for d in i.shape) for i in self.inputs},
-                )
+                yield height, {info.name: named(info.shape, sizes) for info in self.inputs}
                 continue
             pairs: list[tuple[int, int]] = []
             if new := {size for size in _fitting(problem, height) if 0 < size <= max(self.sizes)} - fitting:

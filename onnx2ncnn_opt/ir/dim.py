@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import chain, combinations, islice
 from itertools import product as choices
 from math import ceil
+from operator import mul
 from typing import Any, NamedTuple, TypeAlias, TypeGuard, TypeVar
 
 
@@ -87,7 +88,7 @@ class Sym:
             if isinstance(factor, str):
                 names.add(factor)
             else:
-                names.update(*(size.names() for size in (factor.a, factor.b) if isinstance(size, Sym)))
+                names |= names_in((factor.a, factor.b))
         return names
 
     def subs(self, values: Mapping[Any, Dim]) -> Dim:
@@ -99,8 +100,7 @@ class Sym:
                 if factor in values or isinstance(factor, str):
                     term = term * values.get(factor, _of_factor(factor))
                 else:
-                    a, b = (size.subs(values) if isinstance(size, Sym) else size for size in (factor.a, factor.b))
-                    term = term * _CALLS[factor.operator](a, b)
+                    term = term * _CALLS[factor.operator](*named((factor.a, factor.b), values))
             terms.append(term)
         return sum_of(terms)
 
@@ -152,10 +152,7 @@ def sum_of(sizes: Iterable[Dim]) -> Dim:
 
 def product(sizes: Iterable[Dim]) -> Dim:
     """Return the product of sizes; 1 for none."""
-    total: Dim = 1
-    for size in sizes:
-        total = total * size
-    return total
+    return reduce(mul, sizes, 1)
 
 
 def by_axis(shape: Sequence[_Size]) -> dict[str, _Size]:
@@ -173,9 +170,19 @@ def texts(shape: Iterable[Dim]) -> tuple[int | str, ...]:
     return tuple(size if isinstance(size, int) else str(size) for size in shape)
 
 
-def named(shape: Shape, sizes: Mapping[str, Dim]) -> Shape:
+def names_in(sizes: Iterable[Dim]) -> set[str]:
+    """Return the symbols that sizes depend on."""
+    return {name for size in sizes if isinstance(size, Sym) for name in size.names()}
+
+
+def substituted(size: Dim, values: Mapping[Any, Dim]) -> Dim:
+    """Return a size with symbols and calls replaced by other sizes."""
+    return size.subs(values) if isinstance(size, Sym) else size
+
+
+def named(shape: Iterable[Dim], values: Mapping[Any, Dim]) -> Shape:
     """Return a shape with other sizes for symbols."""
-    return tuple(size.subs(sizes) if isinstance(size, Sym) else size for size in shape)
+    return tuple(substituted(size, values) for size in shape)
 
 
 def is_fixed(sizes: Iterable[Dim] | None) -> TypeGuard[tuple[int, ...]]:

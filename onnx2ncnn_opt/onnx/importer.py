@@ -8,7 +8,7 @@ import onnx_ir
 
 from onnx2ncnn_opt.errors import UnsupportedError, UsageError
 from onnx2ncnn_opt.ir.cut import computed_from, drop_unused
-from onnx2ncnn_opt.ir.dim import Dim, Sym, named
+from onnx2ncnn_opt.ir.dim import Dim, Sym, named, substituted
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.spec import LayerSpec
@@ -57,7 +57,7 @@ class Import(Walk):
         if self.refusals.unsupported:
             return None
         # No blob may be empty: a window is not larger than its axis, a slice has an element.
-        self._minimum = {named((size,), self._outer)[0]: least for size, least in self._minimum.items()}
+        self._minimum = {substituted(size, self._outer): least for size, least in self._minimum.items()}
         shapes = [blob.shape or () for layer in self.graph for blob in layer.outputs]
         dynamic = {size for shape in shapes for size in named(shape, self._outer) if isinstance(size, Sym)}
         for size in sorted(dynamic, key=lambda size: (len(size.names()), str(size))):

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.errors import GraphError, ShapeError, Unsupported, UsageError, plugged
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, named, shape_text
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, named, shape_text, substituted
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.int8 import PRODUCTS, imported_int8
 from onnx2ncnn_opt.ir.spec import LayerSpec
@@ -245,7 +245,7 @@ class Walk(ImportContext):
         except MissingOperand:
             pass
         except Refusal as refusal:
-            sizes = solved((named((a,), self._outer)[0], named((b,), self._outer)[0]) for a, b in refusal.equal)
+            sizes = solved((substituted(a, self._outer), substituted(b, self._outer)) for a, b in refusal.equal)
             if sizes:
                 raise _Equal(sizes) from None
             self._refuse(node, refusal.reason, refusal.hint)

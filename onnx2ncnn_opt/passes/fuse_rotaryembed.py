@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, PadMode, UnaryOp
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, by_axis
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, by_axis, names_in, substituted
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.view import Regroup, Reorder
@@ -240,7 +240,7 @@ class _Primes:
 
     def __init__(self, sizes: Sequence[Dim]) -> None:
         dynamic = dict.fromkeys(size for size in sizes if isinstance(size, Sym))
-        names = sorted({name for size in dynamic for name in size.names()})
+        names = sorted(names_in(dynamic))
         require(len(names) <= len(_PRIMES), "too many sizes are dynamic")
         self._primes = dict(zip(names, _PRIMES, strict=False))
         fixed = [size for size in sizes if isinstance(size, int)]
@@ -249,7 +249,7 @@ class _Primes:
         require(len(self._sizes) == len(dynamic), "sizes are alike")
 
     def _number(self, size: Dim) -> int:
-        number = size if isinstance(size, int) else size.subs(self._primes)
+        number = substituted(size, self._primes)
         if not isinstance(number, int) or number <= 0:
             raise Refused("a size is not known")
         return number

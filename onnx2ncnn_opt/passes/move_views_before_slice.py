@@ -1,6 +1,6 @@
 import math
 
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, symbol
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, named, symbol
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.view import Regroup, Reorder, Step
 from onnx2ncnn_opt.passes._views import (
@@ -80,12 +80,7 @@ def _of_all_sizes(axis: int, shapes: list[Shape], views: list[Steps]) -> tuple[S
     axes = [i for i, atoms in enumerate(view.axes) if atoms and atoms[0] is first] if view is not None else []
     require(first is not None and isinstance(first.size, Sym) and bool(axes), "the parts do not stay side by side")
     whole = {str(count): sum(counts)}
-    return tuple(
-        Regroup(tuple(size.subs(whole) if isinstance(size, Sym) else size for size in step.dims))
-        if isinstance(step, Regroup)
-        else step
-        for step in steps
-    ), axes[0]
+    return tuple(Regroup(named(s.dims, whole)) if isinstance(s, Regroup) else s for s in steps), axes[0]
 
 
 def _of_any(steps: tuple[Step, ...], counts: list[int], count: Sym) -> Step | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from onnx2ncnn_opt.errors import Error, RunError
-from onnx2ncnn_opt.ir.dim import Dim, Sym, symbol
+from onnx2ncnn_opt.ir.dim import Dim, Sym, named, names_in, symbol
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.runtime.ort import OrtRunner
@@ -56,8 +56,8 @@ def equal_sizes(
     first: dict[str, Dim] = {name: symbol(names[0]) for names in equal for name in names[1:]}
     renamed: dict[str, Sequence[Any]] = dict(shapes or {})
     for info in loaded.inputs:
-        if any(isinstance(dim, Sym) and not dim.names().isdisjoint(first) for dim in info.shape):
-            renamed[info.name] = [dim.subs(first) if isinstance(dim, Sym) else dim for dim in info.shape]
+        if not names_in(info.shape).isdisjoint(first):
+            renamed[info.name] = list(named(info.shape, first))
     return EqualSizes(tuple(equal), renamed, None if equal else loaded)
 
 

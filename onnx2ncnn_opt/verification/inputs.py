@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError
-from onnx2ncnn_opt.ir.dim import Sym
+from onnx2ncnn_opt.ir.dim import Sym, named
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
@@ -241,7 +241,7 @@ def totals(sizes: Collection[str]) -> Iterator[Total | None]:
 
 
 def _shape(info: InputInfo, sizes: Mapping[str, int], most: int) -> tuple[int, ...]:
-    shape = tuple(dim.subs(sizes) if isinstance(dim, Sym) else dim for dim in info.shape)
+    shape = named(info.shape, sizes)
     fixed = tuple(dim for dim in shape if isinstance(dim, int))
     if len(fixed) < len(shape) or not 0 < math.prod(fixed) <= most:
         raise UsageError(f"no inputs can be made up for {info}; give other sizes with --shape, or --inputs")

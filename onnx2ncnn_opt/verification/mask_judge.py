@@ -12,7 +12,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import Reduction
 from onnx2ncnn_opt.ir.cost import multiplications_of
-from onnx2ncnn_opt.ir.dim import Dim, Sym, product
+from onnx2ncnn_opt.ir.dim import Dim, product, substituted
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import Noise, computes_in_half, function_noise
@@ -290,7 +290,7 @@ def most_telling_first(judges: Sequence[MaskJudge]) -> list[MaskJudge]:
 
 def _number(dim: Dim, sizes: Mapping[str, Dim]) -> int:
     """Return a dimension at some sizes; 1 if it is not known."""
-    number = dim.subs(sizes) if isinstance(dim, Sym) else dim
+    number = substituted(dim, sizes)
     return number if isinstance(number, int) else 1
 
 

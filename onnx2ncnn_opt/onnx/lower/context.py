@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir
 
-from onnx2ncnn_opt.ir.dim import Call, Dim, Sym, at_least, calls, symbol
+from onnx2ncnn_opt.ir.dim import Call, Dim, Sym, at_least, calls, names_in, substituted, symbol
 from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.spec import LayerSpec
 from onnx2ncnn_opt.onnx.lower.builder import Builder
@@ -69,7 +69,7 @@ class ImportContext(Builder, ABC):
 
     def try_demand(self, size: Dim, least: int) -> bool:
         """Return True if a size is `least` or more once its only dimension is large enough, and demand that minimum."""
-        size = size.subs(self._sums) if isinstance(size, Sym) else size
+        size = substituted(size, self._sums)
         if isinstance(size, int):
             return size >= least
         if at_least(size.subs({str(dim): dim + (low - 1) for dim, low in self._minimum.items()}), least):
@@ -87,7 +87,7 @@ class ImportContext(Builder, ABC):
         """As `try_demand`; a place in a table, as ``64 - n``, that is `least` or more at first is demanded to stay."""
         if self.try_demand(place, least):
             return True
-        begin = place.subs(dict.fromkeys(place.names(), 1)) if isinstance(place, Sym) else place
+        begin = substituted(place, dict.fromkeys(names_in([place]), 1))
         if not at_least(begin, max(least, 1)):
             return False
         self.demand(place, least)
@@ -102,7 +102,7 @@ class ImportContext(Builder, ABC):
             for call in divisions
             if isinstance(call.a, int) and self.try_demand(call.b, abs(call.a) + (call.a >= 0))
         }
-        return size.subs(quotients) if isinstance(size, Sym) else size
+        return substituted(size, quotients)
 
     def is_used(self, output: int) -> bool:
         """Return True if the node has this output, and it is read."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 import onnx_ir
 
 from onnx2ncnn_opt.errors import ModelError, Unsupported, UnsupportedError, lines_by_reason
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, product
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, named, names_in, product
 from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.ir.view import MAX_DIMS
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
@@ -176,9 +176,7 @@ class _TailCandidates:
         shape = self._crossing(value)
         if shape is None:
             return float("inf")
-        sizes = (
-            size.subs(dict.fromkeys(size.names(), _USUAL_SIZE)) if isinstance(size, Sym) else size for size in shape
-        )
+        sizes = named(shape, dict.fromkeys(names_in(shape), _USUAL_SIZE))
         return _COST_OF_BLOB + float(str(product(sizes)))
 
     def _crossing(self, value: onnx_ir.Value) -> Shape | None:

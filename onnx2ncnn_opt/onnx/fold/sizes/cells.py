@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, axis_index, broadcast_shape, fitting, known
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, axis_index, broadcast_shape, fitting, known, substituted
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.value import Constant, SymbolicTensor
 
@@ -72,7 +72,7 @@ def replaced(cells: Array, values: Mapping[int, Dim]) -> Array:
     if cells.dtype != object:
         return cells
     names = {str(axis_index(axis)): value for axis, value in values.items()}
-    return map_cells(lambda cell: cell.subs(names) if isinstance(cell, Sym) else cell, cells)
+    return map_cells(lambda cell: substituted(cell, names), cells)
 
 
 def map_cells(function: Callable[..., Any], *cells: Array) -> Array:
