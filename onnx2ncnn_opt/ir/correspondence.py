@@ -190,9 +190,6 @@ def _grouped(layers: Iterable[Layer], key: Key) -> dict[Hashable, list[Layer]]:
 
 
 def _grouped_readers(blob: Blob, key: Key, taken: Container[Layer]) -> dict[Hashable, list[Layer]]:
-    """Return the unpaired consumers of a blob, by their type, key and the number of the input that reads it."""
-    groups: dict[Hashable, list[Layer]] = defaultdict(list)
-    for user, slot in _readers(blob):
-        if user not in taken and slot == user.inputs.index(blob):
-            groups[user.type, key(user), slot].append(user)
-    return groups
+    """Return the unpaired consumers of a blob, by their type, key and the first input that reads it."""
+    free = (user for user in blob.users if user not in taken)
+    return _grouped(free, lambda user: (user.type, key(user), user.inputs.index(blob)))
