@@ -12,7 +12,7 @@ from typing import Any
 
 from onnx2ncnn_opt.errors import GraphError
 from onnx2ncnn_opt.ir.codes import Direction
-from onnx2ncnn_opt.ir.spec import LayerSpec, Params, Predicate, Trait, WeightSpec, choose, parse_params, parse_weights
+from onnx2ncnn_opt.ir.spec import LayerSpec, Params, Term, Trait, WeightSpec, choose, parse_params, parse_weights
 
 # Parameters that whole families of layers share.
 _WINDOW = "1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left"
@@ -69,7 +69,7 @@ def _c_size(p: Params) -> int:
 
 
 # Words of the notation of weights that are no parameters.
-_TERMS: Mapping[str, Callable[[Params], Any]] = {
+_TERMS: Mapping[str, Term] = {
     **_COLUMNS,
     **{f"{name}_bytes": partial(_row_bytes, columns) for name, columns in _COLUMNS.items()},
     **{f"{name}_blocks": partial(_row_blocks, columns) for name, columns in _COLUMNS.items()},
@@ -129,10 +129,10 @@ def _layer(
     params: str = "",
     weights: str | tuple[WeightSpec, ...] = (),
     *,
-    computed: Mapping[str, Callable[[Params], Any]] | None = None,
+    computed: Mapping[str, Term] | None = None,
     inputs: tuple[int, int | None] = (1, 1),
     outputs: tuple[int, int | None] = (1, 1),
-    one_blob_only: Predicate | None = None,
+    one_blob_only: Term | None = None,
     **others: Any,
 ) -> LayerSpec:
     """Return the spec of a layer, such as "2 BatchNorm"; notation: see `parse_params` and `parse_weights`.

@@ -23,6 +23,7 @@ class Params(Protocol):
 
 
 Predicate = Callable[[Params], bool]
+Term = Callable[[Params], Any]  # a quantity of a layer
 
 SHAPE_HINTS_ID = 30
 FEATMASK_ID = 31
@@ -190,7 +191,7 @@ def parse_params(text: str, computed: Mapping[str, Callable[[Params], Any]] | No
     return tuple(params)
 
 
-def parse_weights(text: str, terms: Mapping[str, Callable[[Params], Any]] | None = None) -> tuple[WeightSpec, ...]:
+def parse_weights(text: str, terms: Mapping[str, Term] | None = None) -> tuple[WeightSpec, ...]:
     """Parse weights in the table's notation: ``name=count[ if condition]``, separated by commas.
 
     A * after the name means a tag, a ! raw bytes. `count` is a product of numbers, parameters and `terms`, which are
@@ -204,12 +205,13 @@ def parse_weights(text: str, terms: Mapping[str, Callable[[Params], Any]] | None
         assert match, f"bad weight notation {entry!r}"
         name, mark, count, condition = match.groups()
         factors = [_value(word, named) for word in count.split("*")]
-        when = _all_hold(condition.split(" and "), named) if condition else None
+        tests = [_test(text, named) for text in condition.split(" and ")] if condition else []
+        when = partial(_all_hold, tests) if tests else None
         specs.append(WeightSpec(name, partial(_product, factors), mark == "*", when, packed=mark == "!"))
     return tuple(specs)
 
 
-def _value(word: str, terms: Mapping[str, Callable[[Params], Any]]) -> Callable[[Params], Any]:
+def _value(word: str, terms: Mapping[str, Term]) -> Term:
     """Return the function from parameters to the value of a number, a term or a parameter."""
     if word.lstrip("-").isdecimal():
         number = int(word)
@@ -217,22 +219,17 @@ def _value(word: str, terms: Mapping[str, Callable[[Params], Any]]) -> Callable[
     return terms.get(word, itemgetter(word))
 
 
-def _product(factors: Sequence[Callable[[Params], int]], params: Params) -> int:
+def _product(factors: Sequence[Term], params: Params) -> int:
     return prod(factor(params) for factor in factors)
 
 
-def _all_hold(conditions: Sequence[str], terms: Mapping[str, Callable[[Params], Any]]) -> Predicate:
-    matches = [_CONDITION.fullmatch(condition) for condition in conditions]
-    assert all(matches), f"bad condition notation {conditions!r}"
-    tests = [
-        (
-            _value(match[1], terms),
-            _COMPARISONS[match[2] or "!="],
-            [_value(x, terms) for x in (match[3] or "0").split("|")],
-        )
-        for match in matches
-        if match
-    ]
-    return lambda params: all(
-        any(compare(value(params), other(params)) for other in others) for value, compare, others in tests
-    )
+def _test(condition: str, terms: Mapping[str, Term]) -> Predicate:
+    match = _CONDITION.fullmatch(condition)
+    assert match, f"bad condition notation {condition!r}"
+    value, compare = _value(match[1], terms), _COMPARISONS[match[2] or "!="]
+    others = [_value(word, terms) for word in (match[3] or "0").split("|")]
+    return lambda params: any(compare(value(params), other(params)) for other in others)
+
+
+def _all_hold(tests: Sequence[Predicate], params: Params) -> bool:
+    return all(test(params) for test in tests)
