@@ -61,6 +61,31 @@ def test_items_that_are_mixed_stay_in_the_net(body: str) -> None:
     assert free_outputs(parsed(f"(float[batch, 4] x) => (float[] y) {{ {body} }}"), {"x": 0}) is None
 
 
+# Nodes that pick by the number r of each item, and whether each item picks its own elements.
+PICKED = {
+    "the item's elements": (
+        "c = Unsqueeze (r, last)\n size = Concat <axis = 0> (rows, four, single)\n a = Expand (c, size)\n"
+        " b = Expand (columns, size)\n i = Concat <axis = 2> (a, b)\n y = GatherND (x, i)",
+        True,
+    ),
+    "the item's elements among all": ("i = Add (d, row)\n y = Gather (f, i)", True),
+    "the element before these": ("e = Add (d, row)\n i = Sub (e, one)\n y = Gather (f, i)", False),
+}
+
+
+@pytest.mark.parametrize(("body", "is_own"), PICKED.values(), ids=PICKED)
+def test_indices_that_count_the_items(body: str, is_own: bool) -> None:
+    """As in the masks of exported transformers: the elements of item i are at i * 4 of all, or at (i, ...)."""
+    model = parsed(
+        "(float[batch, 4] x) => (float[] y) <int64 zero = {0}, int64 one = {1}, int64 width = {4},"
+        " int64[1] flat = {-1}, int64[1] single = {1}, int64[2] last = {1, 2}, int64[1] four = {4},"
+        " int64[4] row = {0, 1, 2, 3}, int64[1, 4, 1] columns = {3, 2, 1, 0}> { rows = Shape <start = 0, end = 1> (x)\n s = Shape (x)\n"
+        " n = Gather (s, zero)\n r = Range (zero, n, one)\n q = Unsqueeze (r, single)\n d = Mul (q, width)\n"
+        f" f = Reshape (x, flat)\n {body} }}"
+    )
+    assert (free_outputs(model, {"x": 0}) is not None) is is_own
+
+
 def test_values_equal_for_all_items_have_no_batch() -> None:
     """Zeros of as many rows as there are items would have one row."""
     model = parsed("(float[batch, 4] x) => (float[] y) { s = Shape (x) y = ConstantOfShape (s) }")
