@@ -79,7 +79,8 @@ def test_indices_that_count_the_items(body: str, is_own: bool) -> None:
     model = parsed(
         "(float[batch, 4] x) => (float[] y) <int64 zero = {0}, int64 one = {1}, int64 width = {4},"
         " int64[1] flat = {-1}, int64[1] single = {1}, int64[2] last = {1, 2}, int64[1] four = {4},"
-        " int64[4] row = {0, 1, 2, 3}, int64[1, 4, 1] columns = {3, 2, 1, 0}> { rows = Shape <start = 0, end = 1> (x)\n s = Shape (x)\n"
+        " int64[4] row = {0, 1, 2, 3}, int64[1, 4, 1] columns = {3, 2, 1, 0}> {"
+        " rows = Shape <start = 0, end = 1> (x)\n s = Shape (x)\n"
         " n = Gather (s, zero)\n r = Range (zero, n, one)\n q = Unsqueeze (r, single)\n d = Mul (q, width)\n"
         f" f = Reshape (x, flat)\n {body} }}"
     )
