@@ -174,11 +174,11 @@ def _mask(mask: Blob, q: Blob, scores: Blob, put: Callable[[Layer], Blob]) -> Bl
         return mask
     constant, out = mask.producer, Blob(f"{mask.name}_mask", None, mask.batch)
     if constant is None or not is_constant(mask) or not is_fixed(full):
-        is_row = matrix[0] == 1 and fitting(matrix[1], full[2]) == full[2]
-        fits = heads == 1 and (is_row or _fits(tuple(matrix), full[1:]))
+        is_row = matrix[0] == 1 and fitting(matrix[1], full[2]) == full[2] and heads in (1, full[0])
+        fits = is_row or (heads == 1 and _fits(tuple(matrix), full[1:]))
         require(fits, f"'{mask.name}' is not one value for each score")
         rows = put(_rows(mask, q, *full[1:])) if is_row and full[1] != 1 else mask
-        return put(Layer("Squeeze", rows.name, [rows], [out], {"axes": (0,)}))
+        return put(Layer("Squeeze", rows.name, [rows], [out], {"axes": (0,)})) if heads == 1 else rows
     block = constant.weights.stored("data")
     require(block.encoding is Encoding.FP32, f"'{constant.name}' is stored in another encoding")
     old = known(mask.known_shape)
@@ -188,7 +188,7 @@ def _mask(mask: Blob, q: Blob, scores: Blob, put: Callable[[Layer], Blob]) -> Bl
 
 def _rows(mask: Blob, q: Blob, queries: Dim, keys: Dim) -> Layer:
     """Return a layer that repeats a row for each query."""
-    rows = Blob(f"{mask.name}_rows", (1, queries, keys), mask.batch)
+    rows = Blob(f"{mask.name}_rows", (mask.known_shape[0], queries, keys), mask.batch)
     params: dict[str, Any] = {"resize_type": Interp.NEAREST}
     if is_fixed((queries, keys)):
         return Layer("Interp", rows.name, [mask], [rows], {**params, "output_height": queries, "output_width": keys})
