@@ -25,6 +25,7 @@ from onnx2ncnn_opt.ir.permute import order_type
 
 MAX_DIMS = 4
 # The parameters for the block and the mode of a `Shuffle`.
+_MANY_STEPS = 4  # a plan around a shuffle has two or more
 _SHUFFLES = {"ShuffleChannel": ("group", ""), "PixelShuffle": ("upscale_factor", "mode"), "Reorg": ("stride", "mode")}
 
 
@@ -217,7 +218,8 @@ def plan(view: View, dims: Dims, batch: Atoms = ()) -> list[Step]:
         shuffle = _shuffle(view.dims, dims)
         if shuffle is not None:
             return [shuffle]
-        return _permutation(flat(view.dims), flat(dims), view.dims, dims)
+        steps = _permutation(flat(view.dims), flat(dims), view.dims, dims)
+        return steps if len(steps) < _MANY_STEPS else min([steps, *_around_shuffles(view, dims)], key=len)
     if old == new:
         return [Regroup(sizes(dims), unbatch=bool(view.batch), batch=out_batch)]
     steps = _permutation(old, new, None if view.batch else view.dims, None if batch else dims)
@@ -251,6 +253,27 @@ def _pixel_shuffle(type: str, deep: Dims, wide: Dims) -> Shuffle | None:
         if channels == deep[0]:
             return Shuffle(type, height, mode)
     return None
+
+
+def _around_shuffles(view: View, dims: Dims) -> Iterator[list[Step]]:
+    """Yield plans that begin with Reorg, as patches of an image become tokens, or that end with PixelShuffle."""
+    for deep, shuffle in _shuffles("Reorg", view.dims):
+        yield [shuffle, *plan(view._replace(dims=deep), dims)]
+    for deep, shuffle in _shuffles("PixelShuffle", dims):
+        yield [*plan(view, deep), shuffle]
+
+
+def _shuffles(type: str, wide: Dims) -> Iterator[tuple[Dims, Shuffle]]:
+    """Yield the dims that a layer exchanges with `wide`, by moving parts of the rows and columns to the channels."""
+    if len(wide) != 3:
+        return
+    for i, j in choices(range(1, len(wide[1])), range(1, len(wide[2]))):
+        rows, columns = wide[1][i:], wide[2][j:]
+        for channels in (wide[0] + rows + columns, rows + columns + wide[0]):
+            deep = channels, wide[1][:i], wide[2][:j]
+            shuffle = _pixel_shuffle(type, deep, wide)
+            if shuffle is not None:
+                yield deep, shuffle
 
 
 def _permutation(old: Atoms, new: Atoms, source: Dims | None, target: Dims | None) -> list[Step]:
