@@ -24,8 +24,8 @@ from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, by_axis, exact_div, product
 from onnx2ncnn_opt.ir.permute import order_type
 
 MAX_DIMS = 4
-# The parameters for the block and the mode of a `Shuffle`.
 _MANY_STEPS = 4  # a plan around a shuffle has two or more
+# The parameters for the block and the mode of a `Shuffle`.
 _SHUFFLES = {"ShuffleChannel": ("group", ""), "PixelShuffle": ("upscale_factor", "mode"), "Reorg": ("stride", "mode")}
 
 
