@@ -56,7 +56,7 @@ def sliced(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: 
         step = elements.step if len(elements) > 1 else 1
         if elements.start > 0 or elements[-1] + 1 < size:
             x = crop(im, x, axis, elements.start, elements[-1] + 1)
-    return x if step == 1 else _strided(im, x, axis, step)
+    return x if step == 1 or x.shape[axis] == 1 else _strided(im, x, axis, step)
 
 
 def slice_count(size: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
