@@ -11,6 +11,7 @@ import onnx_ir
 
 from onnx2ncnn_opt.ir.reached import reached
 from onnx2ncnn_opt.onnx.ops import traits_of
+from onnx2ncnn_opt.onnx.read.constants import single_number
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.onnx.registry import Traits
 
@@ -85,13 +86,8 @@ def _domains(value: onnx_ir.Value, model: LoadedModel) -> Iterator[tuple[float, 
 
     def results(known: tuple[onnx_ir.Value, float, float]) -> Iterator[tuple[onnx_ir.Value, float, float]]:
         for node, index in _uses(known[0], model):
-            if (affine := _AFFINE.get((node.op_type, index))) is None or (other := node.inputs[1 - index]) is None:
-                continue
-            if (
-                (constant := other.const_value) is not None
-                and constant.size == 1
-                and (number := constant.numpy().item())
-            ):
+            affine = _AFFINE.get((node.op_type, index))
+            if affine is not None and (number := single_number(node.inputs[1 - index])):
                 factor, summand = affine(number)
                 yield node.outputs[0], known[1] * factor, known[2] * factor + summand
 
@@ -149,8 +145,8 @@ def _are_positions(value: onnx_ir.Value) -> bool:
 
 def _hides(node: onnx_ir.Node) -> bool:
     """Return True if a node multiplies a mask by a number such as -1e4, which hides scores."""
-    tensors = [value.const_value for value in node.inputs if value is not None] if node.op_type == "Mul" else []
-    return any(t is not None and t.size == 1 and t.numpy().item() <= _HIDING for t in tensors)
+    numbers = map(single_number, node.inputs) if node.op_type == "Mul" else ()
+    return any(number is not None and number <= _HIDING for number in numbers)
 
 
 def _becomes_bool(node: onnx_ir.Node) -> bool:

@@ -25,6 +25,12 @@ _TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint6
 LARGEST_TENSOR = 2**40  # bytes; larger dims are an error on any machine for ncnn
 
 
+def single_number(value: onnx_ir.Value | None) -> float | None:
+    """Return the number of a constant with one element; None for other values."""
+    tensor = value.const_value if value is not None else None
+    return float(tensor.numpy().reshape(-1)[0]) if tensor is not None and tensor.size == 1 else None
+
+
 def load_constants(graph: onnx_ir.Graph, embedded: Embedded | None = None) -> None:
     """Replace every constant of the graph, attributes and subgraphs included, by a checked array.
 

@@ -15,6 +15,7 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, is_zero, number_value
 from onnx2ncnn_opt.onnx.lower.functional.infinity import COMPARISONS, tests_of
+from onnx2ncnn_opt.onnx.read.constants import single_number
 from onnx2ncnn_opt.onnx.value import Constant, Operand, Tensor, Value, is_float
 
 _HALF_BITS = 12  # a product of two numbers of 12 bits is exact
@@ -100,7 +101,7 @@ def _limit(node: onnx_ir.Node, sign: int) -> float | None:
     if node.op_type == "Neg" and sign > 0 and node.outputs[0].consumers():
         return _EXP_LIMIT if all(reader.op_type == "Exp" for reader in node.outputs[0].consumers()) else None
     if node.op_type in COMPARISONS or (node.op_type == "Min" and sign > 0):
-        bounds, least = [_scalar(value) for value in node.inputs], 1
+        bounds, least = [single_number(value) for value in node.inputs], 1
     elif node.op_type == "Clip":
         low, high = (_bound(node, name, at) for name, at in (("min", 1), ("max", 2)))
         bounds = [high] if sign > 0 else [low] if sign < 0 else [low, high]
@@ -115,12 +116,7 @@ def _bound(node: onnx_ir.Node, name: str, at: int) -> float | None:
     """Return a constant bound of a Clip: an attribute before opset 11, else an input."""
     if name in node.attributes:
         return node.attributes[name].as_float()
-    return _scalar(node.inputs[at]) if len(node.inputs) > at else None
-
-
-def _scalar(value: onnx_ir.Value | None) -> float | None:
-    tensor = value.const_value if value is not None else None
-    return float(tensor.numpy().reshape(-1)[0]) if tensor is not None and tensor.size == 1 else None
+    return single_number(node.inputs[at]) if len(node.inputs) > at else None
 
 
 def applied(im: ImportContext, x: Value, op_type: UnaryOp, function: Callable[[Array], Array]) -> Value:
