@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # glibc fills memory that child processes get: a net that reads what nobody wrote is wrong in every run, not by chance.
 os.environ.setdefault("MALLOC_PERTURB_", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command sets it: threads would spin in each process
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -140,6 +140,7 @@ def main(kind: type[Server]) -> None:
         pass  # Windows writes no core files
     # On a busy machine, threads that spin while they wait for each other can turn a second into minutes.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads spin at its import
     config = json.loads(sys.stdin.buffer.readline())
     folder = tempfile.mkdtemp(prefix="onnx2ncnn-opt-") if config["files"] else None
     if hasattr(os, "fork"):  # the parent process sees any crash of the child
