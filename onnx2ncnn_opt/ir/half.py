@@ -31,10 +31,14 @@ _IN_32_BITS = frozenset({"Input", "MemoryData", "AbsVal", "Bias", "Dropout", "LR
 
 
 class Noise(NamedTuple):
-    """Random errors of elements: equally frequent root mean squares, and one error relative to the element."""
+    """Random errors of elements: equally frequent root mean squares, and one error relative to the element.
+
+    `places` are factors of the sizes, see `half_sums.Inner`.
+    """
 
     sizes: tuple[float, ...] = ()
     relative: float = 0.0
+    places: bytes = b""
 
 
 def to_half(numbers: Array) -> Array:

@@ -21,8 +21,10 @@ from onnx2ncnn_opt.ir.features import FP32, Device, Feature
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.half import INPUT_MARGIN, LARGEST, computes_in_half, softmax_size, to_half, winograd_tile
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.ir.windows import axes_of, groups_of, pads_of
 
 _TILES, _CHANNELS, _QUERIES = 12, 12, 8
+_POWER_CHANNELS = 8  # of the input, for the power of each winograd tile
 _ERROR_LEFT = 0.5  # NO_FP16_ARITHMETIC is enough for attention if it leaves at most this part of the error
 # The number of sums in a sample. The first `_AT_LARGEST` include the largest input; they only detect overflow.
 _SUMS, _LEAST_SUMS, _TERMS_OF_ALL, _TERMS_OF_ROW, _AT_LARGEST = 256, 32, 2**18, 2**20, 8
@@ -30,7 +32,7 @@ _SUMS, _LEAST_SUMS, _TERMS_OF_ALL, _TERMS_OF_ROW, _AT_LARGEST = 256, 32, 2**18, 
 # GPU 1; 5 is a compromise.
 _LANES, _LANES_OF_ROW = 8, 5
 _SAMPLE_MARGIN = 2.0  # winograd's sums may be this many times larger than in the sampled tiles and channels
-_SQ2 = math.sqrt(2.0)
+_SQ2, _TINY = math.sqrt(2.0), 1e-30
 
 # For tiles of 6, 4 and 2 outputs: the finite points of the transforms, and the factors of the output's columns.
 _WINOGRAD: Mapping[int, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -43,8 +45,9 @@ _WINOGRAD: Mapping[int, tuple[tuple[float, ...], tuple[float, ...]]] = {
 class Inner(NamedTuple):
     """The effect of a layer's own arithmetic in fp16 on its output, estimated on a sample.
 
-    `spread` lists equally frequent root mean squares of the error, in the output's units: one channel, or one corner of
-    a winograd tile, may have ten times the error of another. With one for each output element, the order is the same.
+    `spread` lists equally frequent root mean squares of the error, in the output's units: one channel may have ten
+    times the error of another. With one for each output element, the order is the same. `places` has a factor (float16)
+    for each place in the plane of a convolution's output, in the order of rows; the mean of their squares is 1.
     `overflows` is True if a number inside became infinite; the feature mask `remedy` prevents that. `how` names the
     arithmetic; `device` is set if only one kind of device has it. `relative` is an error in units of the element.
     """
@@ -55,6 +58,7 @@ class Inner(NamedTuple):
     remedy: Feature = Feature.NO_FP16_ARITHMETIC
     device: Device | None = None
     relative: float = 0.0
+    places: bytes = b""
 
     @property
     def error(self) -> float:
@@ -113,17 +117,25 @@ def _sums_of_products(layer: Layer, inputs: Sequence[Array], rng: np.random.Gene
         yield _winograd(layer, x, weight.reshape(layer["num_output"], -1, 3, 3), tile, rng)
     sample = _products(layer, inputs, rng)
     if sample is not None:
-        yield _sum_effect(layer, *sample, _lanes(layer, x))
+        yield _sum_effect(layer, sample, _lanes(layer, x))
 
 
-def _products(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -> tuple[Array, Array] | None:
-    """Return the terms (last axis) of some sums that a layer accumulates in fp16, and each sum's output channel.
+class _Sums(NamedTuple):
+    """The terms (last axis) of some sums that a layer accumulates in fp16, and each sum's output channel.
 
-    None if there are no such sums.
+    For convolutions also the power of what each sum reads, and each place of the output, (height, width).
     """
+
+    products: Array
+    channels: Array
+    powers: tuple[Array, Array] | None = None
+
+
+def _products(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -> _Sums | None:
+    """Return a sample of the sums that a layer accumulates in fp16; None if there are none."""
     if layer.type in ("Convolution", "Convolution1D", "ConvolutionDepthWise"):
-        x, weight = inputs[0], _floats(layer, "weight_data")
-        return None if weight is None else _window_products(layer, x[:, None] if x.ndim == 2 else x, weight, rng)
+        weight = _floats(layer, "weight_data")
+        return None if weight is None else _window_products(layer, inputs[0], weight, rng)
     matrices = _factors(layer, inputs)
     if matrices is None or matrices[0].shape[1] != matrices[1].shape[1]:
         return None
@@ -137,34 +149,78 @@ def _pairs(counts: Sequence[int], terms: int, rng: np.random.Generator) -> Itera
         yield np.resize(_indices(count, sums, rng), sums)[rng.permutation(sums)]
 
 
-def _row_products(rows: Array, columns: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Return the products of random pairs of rows of two matrices, and the indices of the second rows.
+def _row_products(rows: Array, columns: Array, rng: np.random.Generator) -> _Sums:
+    """Return the products of random pairs of rows of two matrices; the second rows are the channels.
 
     If the first matrix has one row, and the second is not large, they are all products, in the order of the result.
     """
     if len(rows) == 1 and columns.size <= _TERMS_OF_ROW:
         channels = np.append(np.zeros(_AT_LARGEST, int), np.arange(len(columns)))
-        return to_half(rows) * to_half(columns)[channels], channels
+        return _Sums(to_half(rows) * to_half(columns)[channels], channels)
     chosen, channels = _pairs((len(rows), len(columns)), rows.shape[1], rng)
     chosen[:_AT_LARGEST] = int(np.abs(rows).argmax()) // rows.shape[1]
-    return to_half(rows[chosen]) * to_half(columns[channels]), channels
+    return _Sums(to_half(rows[chosen]) * to_half(columns[channels]), channels)
 
 
-def _window_products(layer: Layer, image: Array, weight: Array, rng: np.random.Generator) -> tuple[Array, Array] | None:
-    height = 1 if layer.type == "Convolution1D" else layer["kernel_h"]
-    groups = layer["group"] if layer.type == "ConvolutionDepthWise" else 1
+def _window_products(layer: Layer, x: Array, weight: Array, rng: np.random.Generator) -> _Sums | None:
+    axes, groups, (image, *_) = axes_of(layer), groups_of(layer), _padded(layer, x)
+    height, stride, dilation = (layer[f"{name}_h"] if "h" in axes else 1 for name in ("kernel", "stride", "dilation"))
     taps = weight.reshape(layer["num_output"], -1, height, layer["kernel_w"])
-    if image.ndim != 3 or taps.shape[1] * groups != image.shape[0]:
+    extents = (height - 1) * dilation + 1, (layer["kernel_w"] - 1) * layer["dilation_w"] + 1
+    if taps.shape[1] * groups != len(image) or any(np.greater(extents, image.shape[1:])):
         return None
-    missing = (max(size - space, 0) for size, space in zip(taps.shape[2:], image.shape[1:], strict=True))
-    image = np.pad(image, [(0, 0), *((0, more) for more in missing)])
-    windows = sliding_window_view(image.reshape(groups, -1, *image.shape[1:]), taps.shape[2:], (2, 3))
+    steps = tuple(slice(None, None, step) for step in (stride, layer["stride_w"], dilation, layer["dilation_w"]))
+    every = slice(None)
+    windows = sliding_window_view(image.reshape(groups, -1, *image.shape[1:]), extents, (2, 3))[(every, every, *steps)]
     rows, columns = windows.shape[2:4]
     channels, places = _pairs((len(taps), rows * columns), taps[0].size, rng)
-    _, top, left = np.unravel_index(int(np.abs(image).argmax()), image.shape)
-    places[:_AT_LARGEST] = min(int(top), rows - 1) * columns + min(int(left), columns - 1)
+    top, left = _largest_at(image)
+    places[:_AT_LARGEST] = min(top // stride, rows - 1) * columns + min(left // layer["stride_w"], columns - 1)
     patches = windows[channels * groups // len(taps), :, places // columns, places % columns]
-    return to_half(taps[channels].reshape(len(channels), -1)) * to_half(patches.reshape(len(channels), -1)), channels
+    products = to_half(taps[channels].reshape(len(channels), -1)) * to_half(patches.reshape(len(channels), -1))
+    if groups > 1:  # each channel has powers of its own
+        return _Sums(products, channels)
+    pixels = np.einsum("chw,chw->hw", image, image)
+    powers = sliding_window_view(pixels, extents)[steps].sum((2, 3))
+    return _Sums(products, channels, (powers.ravel()[places], powers))
+
+
+def _padded(layer: Layer, x: Array, tile: int = 1) -> tuple[Array, int, int]:
+    """Return a convolution's input with its pads, (channels, height, width), and the sizes of what 3x3 makes of it.
+
+    The input is padded further, so that the sizes are multiples of `tile`.
+    """
+    pads = np.reshape(pads_of(layer), (-1, 2))
+    if pads.min() < 0:  # SAME
+        extents = [(layer[f"kernel_{axis}"] - 1) * layer[f"dilation_{axis}"] for axis in axes_of(layer)]
+        pads = np.array([(extent // 2, extent // 2) for extent in extents])
+    x = x[:, None] if x.ndim == 2 else x
+    pads = np.array([*[(0, 0)] * (3 - len(pads)), *pads])
+    height, width = (np.array(x.shape) + pads.sum(1))[1:] - 2
+    pads[1:, 1] += -height % tile, -width % tile
+    return np.pad(x, pads), height, width
+
+
+def _largest_at(image: Array) -> tuple[int, int]:
+    """Return the row and column of the largest number."""
+    at = image.argmax() if image.max(initial=0.0) >= -image.min(initial=0.0) else image.argmin()
+    _, row, column = np.unravel_index(int(at), image.shape)
+    return int(row), int(column)
+
+
+def _by_place(errors: Array, powers: Array, plane: Array) -> tuple[Array, bytes]:
+    """Return errors in units of the roots of the powers at their places, and these roots of the whole plane.
+
+    Both are scaled so that the mean square of the roots is 1.
+    """
+    plane = np.where(np.isfinite(plane), plane, 0.0)
+    mean = float(plane.mean(dtype=np.float64)) or 1.0
+    counts = (errors > 0) & (powers > 0) & np.isfinite(powers)
+    errors, powers = errors[counts], powers[counts] / mean
+    sizes = errors / np.sqrt(powers)
+    if sizes.size:  # the errors of large powers decide about the mean
+        sizes *= math.sqrt(np.square(errors).sum() / powers.sum()) / _rms(sizes)
+    return sizes, np.sqrt(plane / mean).astype(np.float16).tobytes()
 
 
 def _factors(layer: Layer, inputs: Sequence[Array]) -> tuple[Array, Array] | None:
@@ -211,15 +267,18 @@ def _lanes(layer: Layer, x: Array) -> int:
     return _LANES_OF_ROW if layer.type == "Gemm" and x.ndim == 2 and len(x) == 1 else 1
 
 
-def _sum_effect(layer: Layer, products: Array, channels: Array, lanes: int) -> Inner:
+def _sum_effect(layer: Layer, sample: _Sums, lanes: int) -> Inner:
     """Return the effect of rounding each step of the sums along the last axis; a sum has `lanes` partial sums."""
-    count = products.shape[-1]
-    products = np.pad(products, [(0, 0), (0, -count % lanes)]).reshape(len(products), -1, lanes)
+    channels, count, places = sample.channels, sample.products.shape[-1], b""
+    products = np.pad(sample.products, [(0, 0), (0, -count % lanes)]).reshape(len(channels), -1, lanes)
     sums, errors, peak = _rounded_sums(products, 1, _bias(layer, channels)[:, None, None] / lanes)
     sums, errors = sums.sum(-1)[_AT_LARGEST:], np.sqrt((errors**2).sum(-1))[_AT_LARGEST:]
     is_complete = np.array_equal(channels[_AT_LARGEST:], np.arange(len(sums)))
-    errors = _activated_errors(layer, sums, errors, is_complete=is_complete)
-    return Inner(f"sums of {count} products", tuple(errors.tolist()), _overflows(peak))
+    errors = _activated_errors(layer, sums, errors, is_complete=is_complete or sample.powers is not None)
+    if sample.powers is not None:
+        powers, plane = sample.powers
+        errors, places = _by_place(errors, powers[_AT_LARGEST:], plane)
+    return Inner(f"sums of {count} products", tuple(errors.tolist()), _overflows(peak), places=places)
 
 
 def _rounded_sums(products: Array, axis: int, start: Array | float = 0.0) -> tuple[Array, Array, float]:
@@ -300,38 +359,47 @@ def _in_steps(matrix: Array, x: Array) -> Array:
 
 
 def _winograd(layer: Layer, x: Array, weight: Array, tile: int, rng: np.random.Generator) -> Inner:
-    """Return the effect of winograd in fp16 on some tiles of the input."""
-    tiles, inside = _some_tiles(layer, x, tile, rng)
-    channels = _indices(len(weight), _CHANNELS, rng)
-    exact, errors, peak = _in_tiles(tiles, weight[channels], tile)
-    inside = np.broadcast_to(inside[:, None], errors[:-1].shape)
-    sums = exact[:-1] + _bias(layer, channels)[:, None, None]
-    errors = _activated_errors(layer, sums[inside], errors[:-1][inside])
-    remedy = Feature.NO_FP16_ARITHMETIC | Feature.NO_WINOGRAD  # without the latter, GPUs do winograd in fp16
-    sample = errors[_indices(len(errors), _SUMS, rng)]
-    overflows = _overflows(peak, INPUT_MARGIN * _SAMPLE_MARGIN)
-    return Inner("winograd's sums", tuple(sample.tolist()), overflows, remedy)
+    """Return the effect of winograd in fp16 on some tiles of the input; others have errors like their power.
 
-
-def _some_tiles(layer: Layer, x: Array, tile: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Return the inputs of some tiles, (tiles, channels, side, side), and which outputs of each tile ncnn keeps.
-
-    The last tile has the largest input, and only detects overflow. The second array lacks it: (tiles - 1, tile, tile).
+    The power is that of the transformed input: edges and texture have a hundred times the power of flat tiles.
     """
-    pads = [layer[f"pad_{side}"] for side in ("top", "bottom", "left", "right")]
-    top, bottom, left, right = pads if min(pads) >= 0 else (1, 1, 1, 1)  # negative pads: SAME
-    x = np.pad(x, ((0, 0), (top, bottom), (left, right)))
-    height, width = (max(size - 2, 1) for size in x.shape[1:])
-    rows, columns = -(-height // tile), -(-width // tile)
-    x = np.pad(x, ((0, 0), (0, max(rows * tile + 2 - x.shape[1], 0)), (0, max(columns * tile + 2 - x.shape[2], 0))))
-    _, top, left = np.unravel_index(int(np.abs(x).argmax()), x.shape)
-    largest = min(int(top) // tile, rows - 1) * columns + min(int(left) // tile, columns - 1)
-    chosen = np.append(_indices(rows * columns, _TILES, rng), largest)
-    places = np.stack([chosen // columns, chosen % columns], axis=1)  # row and column of each tile
-    windows = sliding_window_view(x, (tile + 2, tile + 2), (1, 2))[:, ::tile, ::tile]
-    ends = np.clip((height, width) - places[:-1] * tile, 0, tile)  # ncnn drops results beyond the output
-    inside = (np.arange(tile)[:, None] < ends[:, 0, None, None]) & (np.arange(tile) < ends[:, 1, None, None])
-    return np.stack([windows[:, row, column] for row, column in places]), inside
+    image, height, width = _padded(layer, x, tile)
+    windows = sliding_window_view(image, (tile + 2, tile + 2), (1, 2))[:, ::tile, ::tile]
+    powers = _tile_powers(windows[_indices(len(x), _POWER_CHANNELS, rng)], tile)
+    chosen = _some_tiles(image, powers, tile)
+    rows, columns = np.unravel_index(chosen, powers.shape)
+    channels = _indices(len(weight), max(_CHANNELS, _TILES * _CHANNELS // len(chosen)), rng)
+    exact, errors, peak = _in_tiles(np.moveaxis(windows[:, rows, columns], 0, 1), weight[channels], tile)
+    sums = exact[:-1] + _bias(layer, channels)[:, None, None]
+    errors = _activated_errors(layer, sums, errors[:-1], is_complete=True)
+    inside = np.arange(tile) < np.array((height - rows[:-1] * tile, width - columns[:-1] * tile))[..., None]
+    errors *= (inside[0, :, :, None] & inside[1, :, None])[:, None]  # ncnn drops results beyond the output
+    by_tile = np.broadcast_to(powers[rows[:-1], columns[:-1], None, None, None], errors.shape)
+    by_place = np.square(errors).sum((0, 1)) / np.maximum(by_tile.sum((0, 1), where=errors > 0), _TINY)
+    plane = (powers[:, None, :, None] * by_place[:, None]).reshape(len(powers) * tile, -1)[:height, :width]
+    sizes, places = _by_place(errors, by_tile * by_place, plane)
+    remedy = Feature.NO_FP16_ARITHMETIC | Feature.NO_WINOGRAD  # without the latter, GPUs do winograd in fp16
+    spread = sizes[_indices(len(sizes), _SUMS, rng)]
+    overflows = _overflows(peak, INPUT_MARGIN * _SAMPLE_MARGIN)
+    return Inner("winograd's sums", tuple(spread.tolist()), overflows, remedy, places=places)
+
+
+def _tile_powers(windows: Array, tile: int) -> Array:
+    """Return the power of the transformed input of each tile, (rows, columns); the windows begin with channels."""
+    itm = _transforms(tile)[0].astype(np.float64)
+    powers = np.asarray(sum(np.square(itm @ channel @ itm.T).mean((-2, -1)) for channel in windows))
+    return np.where(np.isfinite(powers), powers, 0.0)
+
+
+def _some_tiles(image: Array, powers: Array, tile: int) -> Array:
+    """Return the indices of tiles from the least to the most power, and of the one with the largest number.
+
+    The last one only detects overflow.
+    """
+    order = np.argsort(powers, axis=None)
+    largest = np.minimum(np.array(_largest_at(image)) // tile, np.array(powers.shape) - 1)
+    some = order[np.linspace(0, len(order) - 1, min(len(order), _TILES)).astype(int)]
+    return np.append(some, np.ravel_multi_index(tuple(largest), powers.shape))
 
 
 def _in_tiles(tiles: Array, weight: Array, tile: int) -> tuple[Array, Array, float]:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.runtime._worker import Missing, Server, main
 
 
-# Numbers of N(0, 1) to draw from; errors repeat after PART numbers, because so many stay in the cache of a core. SIZES,
-# the number of sizes of errors, is prime, so that the pairs of an error and a size do not repeat soon.
+# Numbers of N(0, 1) to draw from, PART at a time, because so many stay in the cache of a core. SIZES, the number of
+# sizes of errors, is prime, so that they do not repeat in step with the rows of a blob.
 NORMALS, PART, SIZES = 2**17, 2**15 + 3, 4099
 # For larger blobs (in bytes), glibc asks the system for memory each time, which takes longer than the layer.
 LARGE_BLOB, TRIM_THRESHOLD, MMAP_MAX = 2**25, -1, -4  # the latter two are options of mallopt
@@ -171,7 +171,7 @@ class NcnnServer(Server):
         samples = [array.reshape(-1)[sampled].copy()]
         if is_changed:
             parts = [array.reshape(-1)[start : start + PART] for start in range(0, array.size, PART)]
-            self.add_errors(parts, step["noise"], step["relative"], least, [seed, *blob.encode()])
+            self.add_errors(array.reshape(-1), step, least, [seed, *blob.encode()])
             samples.append(array.reshape(-1)[sampled].copy())
             round_blob(array, parts, step["rounding"], cast=step["cast"], fits=fits, is_batch=bool(batch))
             samples.append(array.reshape(-1)[sampled])
@@ -191,29 +191,41 @@ class NcnnServer(Server):
             libc.mallopt(TRIM_THRESHOLD, 2**31 - 1)
             self.libc = libc
 
-    def add_errors(self, parts: list[Any], noise: str, relative: float, least: float, seed: list[int]) -> None:
-        """Add errors to the parts of a blob whose smallest number is `least`. Each blob has its own seed."""
-        if not noise and not relative:
+    def add_errors(self, numbers: Any, step: dict[str, Any], least: float, seed: list[int]) -> None:
+        """Add errors to the numbers of a blob, whose smallest one is `least`. Each blob has its own seed."""
+        if not step["noise"] and not step["relative"]:
             return
         random = np.random.default_rng(seed)
-        if relative:
-            factors = self.normal(random, parts) * np.float32(relative) + 1
-            for part in parts:
-                part *= factors[: part.size]
-        if noise:  # after an activation, zeros stay 0, and no number becomes negative
-            errors, sizes = self.normal(random, parts), np.frombuffer(base64.b64decode(noise), np.float32)
-            is_whole = len(parts) == 1 and sizes.size == errors.size  # a size for each number
-            errors = errors * (sizes if is_whole else np.resize(random.choice(sizes, SIZES), errors.size))
-            for part in parts:
-                part += errors[: part.size] * (part != 0)
-                if least >= 0:
-                    np.maximum(part, 0, out=part)
+        if step["relative"]:
+            for start in range(0, numbers.size, PART):
+                part = numbers[start : start + PART]
+                part *= self.normal(random, part.size) * np.float32(step["relative"]) + 1
+        sizes = self.sizes(step, numbers.size, random)
+        for start in range(0, numbers.size if sizes.size else 0, sizes.size or 1):
+            part = numbers[start : start + sizes.size]
+            errors = self.normal(random, part.size) * sizes[: part.size]
+            part += errors * (part != 0)  # after an activation, zeros stay 0, and no number becomes negative
+            if least >= 0:
+                np.maximum(part, 0, out=part)
 
-    def normal(self, random: Any, parts: list[Any]) -> Any:
-        """Return numbers of N(0, 1) for the longest part of an array."""
+    def sizes(self, step: dict[str, Any], count: int, random: Any) -> Any:
+        """Return the sizes of errors of a blob with so many numbers; they repeat, for whole planes."""
+        sizes = np.frombuffer(base64.b64decode(step["noise"]), np.float32)
+        if sizes.size in (0, count):
+            return sizes
+        places = np.frombuffer(base64.b64decode(step["places"]), np.float16).astype(np.float32)
+        side = places.size if places.size and not count % places.size else 1
+        sizes = np.resize(random.choice(sizes, SIZES), max(min(PART, count) // side, 1) * side)
+        if side > 1:
+            sizes.reshape(-1, side)[...] *= places
+        return sizes
+
+    def normal(self, random: Any, count: int) -> Any:
+        """Return numbers of N(0, 1); more than PART repeat."""
         if self.normals is None:
             self.normals = np.random.default_rng(1).standard_normal(NORMALS, np.float32)
-        return self.normals[random.integers(NORMALS - PART) :][: parts[0].size if parts else 0]
+        numbers = self.normals[random.integers(NORMALS - PART) :][: min(count, PART)]
+        return numbers if count <= PART else np.resize(numbers, count)
 
     def do_time_blobs(
         self, feeds: list[dict[str, Any]], blobs: list[str], runs: int, seconds: float, **caches: Any

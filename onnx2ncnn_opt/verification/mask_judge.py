@@ -139,11 +139,8 @@ class MaskJudge:
         self.multiplications = {layer: _number(multiplications_of(layer) or 0, sizes) for layer in self.graph}
         shapes = {layer: [blob.shape or () for blob in layer.outputs] for layer in self.graph}
         self.elements = {layer: _number(sum(map(product, shapes[layer])), sizes) for layer in self.graph}
-        is_sampled = other is None or sum(self.elements.values()) < TINY_NET
-        self.reference = estimator.run(sampled=is_sampled)  # in fp32
-        self.inner: Mapping[Layer, Sequence[Inner]] = (
-            self.reference.inner if other is None or is_sampled else other.inner
-        )
+        self.reference = estimator.run(sampled=True)  # in fp32
+        self.inner: Mapping[Layer, Sequence[Inner]] = self.reference.inner
 
     def noise(self) -> dict[Layer, Noise]:
         """Return the errors that the arithmetic of layers makes with their present masks."""
@@ -155,7 +152,7 @@ class MaskJudge:
             noise = function_noise(layer, self.reference.largest_of(layer.inputs))
             if ways:
                 way = ways[-1 if layer["featmask"] & Feature.NO_WINOGRAD else 0]
-                noise = Noise(way.spread, max(noise.relative, way.relative))
+                noise = Noise(way.spread, max(noise.relative, way.relative), way.places)
             if any(noise.sizes) or noise.relative:
                 found[layer] = noise
         return found
@@ -268,8 +265,14 @@ class MaskJudge:
 
 
 def joint_error(judges: Sequence[MaskJudge], masks: Masks = MappingProxyType({})) -> float:
-    """Return the error of a net on the inputs of several judges: one of them alone may make an output nearly 0."""
-    return largest_error(mean_of([judge.errors(masks) for judge in judges]))
+    """Return the largest error of an output, on average over the inputs of several judges.
+
+    It is in units of the average sizes of the outputs: one input alone may make an output nearly 0.
+    """
+    several = [judge.errors(masks) for judge in judges]
+    mean = mean_of(several)
+    largest = [largest_error({blob: (errors[blob][0], mean[blob][1]) for blob in mean}) for errors in several]
+    return math.sqrt(sum(error**2 for error in largest) / len(largest))
 
 
 def compare(judges: Sequence[MaskJudge], masks: Masks = MappingProxyType({})) -> float:

@@ -42,12 +42,13 @@ TARGETS = (
     Target(0.5 * BUDGET, USUAL_PRICE / 2),
     *(Target(share * BUDGET, USUAL_PRICE) for share in (0.6, 1 / DOUBT, 0.75, 0.85)),
 )
+SURE = 3  # with the first so many, errors on devices are seldom above BUDGET
 COSTLY_TARGETS = (
     Target(BUDGET / DOUBT, _HIGH_PRICE),
-    *(Target(share * BUDGET, MOST_PRICE) for share in (1 / DOUBT, 0.75, 0.85, 1, 1.25)),  # a near miss helps, too
+    *(Target(share * BUDGET, MOST_PRICE) for share in (1 / DOUBT, 0.75, 0.85, 1)),
 )
 SMALL_ERROR = TARGETS[0].error  # needs no masks
-_BLOCKS = 12  # of about equally many multiplications
+_BLOCKS = 10  # of about equally many multiplications
 _HALVINGS = 6  # of the range of errors, to find the error that a price buys
 _LOW_PRICE = 0.03  # the search for a lower price stops here
 # Each attempt aims at an error smaller by this factor. Layers may always make this share of the error.
@@ -90,10 +91,10 @@ class Plan(NamedTuple):
         return self.first_met(targets) < len(targets)
 
     def sort_key(self, targets: Sequence[Target]) -> tuple[int, float]:
-        """Return a key that sorts the best plan first: plans that meet a target by price, others by error."""
+        """Return a key that sorts the best plan first: by price if errors on devices are within BUDGET, or by error."""
         index = self.first_met(targets)
         if index < len(targets):
-            return index, self.price
+            return min(index, SURE), self.price if index < SURE else self.error
         return index + (self.price > targets[-1].price), self.error
 
     def masks_of(self, judge: MaskJudge) -> Iterator[tuple[Layer, Mask]]:
@@ -119,7 +120,6 @@ class _BlockChoice:
     blocks: Masks
     price: float
     rounding: Array
-    is_measured: bool = False
 
 
 class Planner:
@@ -139,8 +139,7 @@ class Planner:
         self._blocks = _divided(self.judge)
         none = np.zeros_like(rounding)
         powers = [sum((shares.rounding_by_layer.get(layer, none) for layer in block), none) for block in self._blocks]
-        first = _BlockChoice({}, 0.0, rounding, is_measured=True)
-        self._choices = [first, *self._with_blocks(rounding, powers)]
+        self._choices = [_BlockChoice({}, 0.0, rounding), *self._with_blocks(rounding, powers)]
         self._tried: list[Plan] = []
         # Ratios of errors: of the last plan to its prediction, and on further inputs to these inputs (the largest).
         self._to_predicted = self._to_other_inputs = 1.0
@@ -180,17 +179,10 @@ class Planner:
         factor = caution / (self._to_other_inputs * math.sqrt(self._to_predicted))
         for target in targets:
             error, price = target.error * factor, target.price
-            while choices := [
-                each for each in self._choices if each.price <= price and _largest(each.rounding) < error
-            ]:
-                plans = ((self._planned(choice, error), choice) for choice in choices)
-                fits = [(plan, choice) for plan, choice in plans if plan.meets([target])]
-                if not fits:
-                    break
-                plan, choice = min(fits, key=lambda fit: (bool(fit[1].blocks), fit[0].price))
-                if choice.is_measured:
-                    return plan
-                self._measure(choice)
+            choices = [each for each in self._choices if each.price <= price and _largest(each.rounding) < error]
+            fits = [plan for plan in (self._planned(each, error) for each in choices) if plan.meets([target])]
+            if fits:
+                return min(fits, key=lambda plan: (bool(plan.blocks), plan.price))
         last = targets[-1]
         plans_in_price = (self._within_price(each, last) for each in self._choices if each.price <= last.price)
         return min(plans_in_price, key=lambda plan: plan.error)
@@ -232,20 +224,18 @@ class Planner:
         """Return the powers of the rounding noise at the outputs, with masks added."""
         return self.judge.expected_of(self.judge.rounding(masks)) ** 2
 
-    def _measure(self, choice: _BlockChoice) -> None:
-        """Measure the rounding noise of a choice, and scale that of choices which are not measured."""
-        rounding = self._rounding(choice.blocks)
-        factor = np.divide(rounding, choice.rounding, out=np.ones_like(rounding), where=choice.rounding > 0)
-        choice.is_measured = True
-        for each in self._choices:
-            if each is choice or not each.is_measured:
-                each.rounding = each.rounding * factor
-
     def measure_blocks(self) -> None:
-        """Measure the rounding noise of each block by a run of its own; one run for all divides it less exactly."""
-        blocks, none = self._blocks, self._choices[0]
-        others = (_in_32_bits(layer for each in blocks for layer in each if each is not block) for block in blocks)
-        self._choices[1:] = self._with_blocks(none.rounding, [self._rounding(masks) for masks in others])
+        """Measure the noise of each block by a run of its own; one run for all divides it less exactly."""
+        rounding, arithmetic, by_layer = list[Array](), self._shares.arithmetic, self._shares.rounding_by_layer
+        for block in self._blocks:
+            others = _in_32_bits(layer for each in self._blocks for layer in each if each is not block)
+            power = self.judge.expected_of(self.judge.errors(others)) ** 2
+            known = sum((shares[layer] for shares in (arithmetic, by_layer) for layer in block if layer in shares), 0.0)
+            factor = np.divide(power, known, out=np.zeros_like(power), where=known > 0)
+            scaled = {layer: arithmetic[layer] * factor for layer in block if layer in arithmetic}
+            arithmetic |= scaled
+            rounding.append(power - sum(scaled.values()))
+        self._choices[1:] = self._with_blocks(self._choices[0].rounding, rounding)
 
     def _with_blocks(self, rounding: Array, by_block: Sequence[Array]) -> Iterator[_BlockChoice]:
         """Yield choices of blocks, each with one block more; blocks with the most noise for their cost come first."""

@@ -36,6 +36,7 @@ from onnx2ncnn_opt.verification.plan_masks import (
     DOUBT,
     MOST_PRICE,
     SMALL_ERROR,
+    SURE,
     TARGETS,
     USUAL_PRICE,
     Planner,
@@ -265,12 +266,14 @@ def _mask_errors(
     """Mask the layers that make too large an error; return a note on other budgets, and the error of rounding."""
     planner, closer, attempts = Planner(judges, others), "", 1 + int(effort * (_ATTEMPTS - 1))
     targets: Sequence[Target] = TARGETS if budget is None else [Target(budget, 1.0)]
-    plan = planner.best(targets, attempts)
+    plan = planner.best(targets, 1)
+    if effort and not plan.meets(targets[:SURE]):
+        planner.measure_blocks()
+        plan = planner.best(targets, attempts)
     is_enough = plan.meets(targets)
     if not is_enough and not effort and budget is None:
         closer = "--effort thorough looks for more masks"
     elif not is_enough:
-        planner.measure_blocks()
         targets = COSTLY_TARGETS if budget is None else targets
         costly = planner.best(targets, attempts)
         is_enough = budget is not None or costly.meets(targets)

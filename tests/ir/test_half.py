@@ -99,6 +99,15 @@ def test_a_softmax_of_thousands_of_classes_is_a_fault(classes: Dim, faulty: bool
     assert features == ({"arm": FP32, "vulkan": Feature.NO_FP16_ARITHMETIC} if faulty else {})
 
 
+def test_infinite_inputs_have_no_infinite_errors() -> None:
+    x = np.random.default_rng(1).standard_normal((32, 20, 22)).astype(np.float32)
+    x[3, 4, 5] = np.inf
+    for way in inner_arithmetic(convolution(32, 32, pad_left=1), [x]):
+        assert way.overflows
+        assert np.isfinite(np.frombuffer(way.places, np.float16)).all()
+        assert np.isfinite(way.spread).all()
+
+
 def test_large_numbers_overflow_in_winograd_before_they_do_in_sums() -> None:
     layer = convolution(32, 32, pad_left=1)
     x = 2000 * np.random.default_rng(1).standard_normal((32, 20, 22)).astype(np.float32)

@@ -82,7 +82,7 @@ def test_large_numbers_that_cancel_at_the_end() -> None:
 
 @pytest.mark.parametrize("layers", [12, 48])
 def test_the_search_runs_a_net_a_fixed_number_of_times(layers: int, runs: list[str]) -> None:
-    """However many layers a net has: two rows of three attempts, with a run for each of about 12 blocks between."""
+    """However many layers a net has: an attempt, a run for each of about 10 blocks, and two rows of two attempts."""
     lines = pointwise(layers, first="d")
     graph = weighted(net("Input x 0 1 x 0=24 1=24 2=16", "BinaryOp d 1 1 x d 0=1 1=1 2=3e3", *lines))
     with Estimator(graph, {graph.inputs[0]: Feed(_X + 3000)}) as estimator:
@@ -107,7 +107,7 @@ def test_a_blob_stays_only_if_its_producer_writes_32_bits() -> None:
 
 
 def test_every_judge_knows_the_errors_of_arithmetic() -> None:
-    """Sums of large nets are sampled for the first judge alone; one made from the second had no noise."""
+    """A judge made from the second one once had no noise."""
     graph = weighted(net("Input x 0 1 x 0=24 1=24 2=16", *pointwise(12)))
     with Estimator(graph, {graph.inputs[0]: Feed(_X)}) as estimator:
         first = MaskJudge(estimator)
@@ -150,8 +150,8 @@ def differences() -> Graph:
     return graph
 
 
-@pytest.mark.parametrize(("error", "meets"), [(2.4e-2, True), (2.6e-2, False)])
-def test_costly_masks_may_just_miss_the_budget(error: float, *, meets: bool) -> None:
+@pytest.mark.parametrize(("error", "meets"), [(1.9e-2, True), (2.1e-2, False)])
+def test_costly_masks_reach_the_budget(error: float, *, meets: bool) -> None:
     plan = Plan({}, {}, NoiseShares({}, np.zeros(1)), error, 0.5)
     assert plan.meets(COSTLY_TARGETS) == meets
     assert not plan.meets(TARGETS)
