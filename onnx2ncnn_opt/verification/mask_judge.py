@@ -226,9 +226,9 @@ class MaskJudge:
         masked = sum(count for layer, count in counts if (layer["featmask"] | int(added.get(layer, 0))) & exact)
         return masked / (sum(self.multiplications.values()) or 1.0)
 
-    def rounding(self, masks: Masks = MappingProxyType({})) -> Measured:
-        """Return the errors of the outputs if every blob is rounded to fp16, with masks added."""
-        with self._added(masks):
+    def rounding(self) -> Measured:
+        """Return the errors of the outputs if every blob is rounded to fp16."""
+        with self._added():
             return self._measured(self.estimator.run("fp16"))
 
     def hides_errors(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -113,8 +113,7 @@ class Plan(NamedTuple):
         return math.nan if powers is None else math.sqrt(powers.max())
 
 
-@dataclass
-class _BlockChoice:
+class _BlockChoice(NamedTuple):
     """Blocks that compute in 32 bits, their price, and the powers of the rounding noise of all other layers."""
 
     blocks: Masks
@@ -134,7 +133,7 @@ class Planner:
         compare(judges)
         self.judge, self._judges, self._others = judges[0], judges, others
         self._ways = {layer: _ways(self.judge, layer) for layer in self.judge.graph}
-        rounding, shares = self._rounding({}), self.judge.shares()
+        rounding, shares = self.judge.expected_of(self.judge.rounding()) ** 2, self.judge.shares()
         self._shares = shares.with_rounding(rounding)
         self._blocks = _divided(self.judge)
         none = np.zeros_like(rounding)
@@ -219,10 +218,6 @@ class Planner:
         corrected = replace(plan.shares)
         corrected.correct(self.judge.shares(plan.features).with_rounding(corrected.rounding), plan.masks)
         self._shares.arithmetic |= corrected.arithmetic
-
-    def _rounding(self, masks: Masks) -> Array:
-        """Return the powers of the rounding noise at the outputs, with masks added."""
-        return self.judge.expected_of(self.judge.rounding(masks)) ** 2
 
     def measure_blocks(self) -> None:
         """Measure the noise of each block by a run of its own; one run for all divides it less exactly."""
