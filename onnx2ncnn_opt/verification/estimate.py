@@ -175,13 +175,14 @@ class Estimator:
         noise: Mapping[Layer, Noise] | None = None,
         *,
         sampled: bool = False,
+        brief: bool = False,
         seed: int = 0,
     ) -> Walk:
         """Run the net with every blob rounded to "fp16" or "bf16" (or none).
 
         With `noise`, arithmetic in fp16 puts errors of these sizes on the outputs of layers; if blobs are rounded to
-        fp16, the layers' own numbers are too, except where masks keep them in 32 bits. With one of both alone, only
-        blobs that it changes are known, and the outputs.
+        fp16, the layers' own numbers are too, except where masks keep them in 32 bits. With one of both alone, or in
+        a `brief` run, only blobs that it changes are known, and the outputs.
         A `sampled` run computes `Walk.inner`. The seed is that of the noise.
         """
         walk = Walk()
@@ -192,7 +193,8 @@ class Estimator:
             for layer, name in self._halves.items()
             if is_half and not layer["featmask"] & Feature.NO_FP16_STORAGE
         }
-        walked = self._walked(rounding, noise, readers, halves)
+        is_whole = bool(rounding) == (noise is not None) and not brief
+        walked = self._walked(rounding, noise, readers, halves, sample=_SAMPLE if is_whole else 0)
         names = {step.blob for step in walked}
         # Outputs behind Splits.
         ends = {WalkStep(name, send=True): blob for blob, name in self.compared.items() if name not in names}
@@ -241,22 +243,22 @@ class Estimator:
         noise: Mapping[Layer, Noise] | None,
         readers: Collection[Layer],
         halves: Mapping[Layer, str],
+        sample: int,
     ) -> dict[WalkStep, Blob]:
         """Return the blobs to round in a walk, in the order of the file; `readers` need theirs sent.
 
-        `halves` are the blobs to take in place of the outputs of some layers. With rounding and noise, or without both,
-        a sample of each blob is sent. Else only blobs that are changed or sent are in the walk.
+        `halves` are the blobs to take in place of the outputs of some layers. Of each blob a `sample` is sent; with 0
+        only blobs that are changed or sent are in the walk.
         """
         walked: dict[WalkStep, Blob] = {}
-        is_whole = bool(rounding) == (noise is not None)
         for layer, blob in self._known():
             errors = (noise or {}).get(layer, Noise())
             own = "" if blob in self._indexes or _stays(blob, rounding) else rounding
             is_end = blob in self._scores or self.compared.get(blob) == self.names[blob]
             is_sent = is_end or any(user in readers for user in blob.users)
             other = halves.get(layer, "")
-            if is_whole or own or other or any(errors) or is_sent:
-                of_layer = makes_32_bits(layer), *errors, is_sent, _SAMPLE if is_whole else 0, other
+            if sample or own or other or any(errors) or is_sent:
+                of_layer = makes_32_bits(layer), *errors, is_sent, sample, other
                 walked[WalkStep(self.names[blob], own, *of_layer)] = blob
         return walked
 

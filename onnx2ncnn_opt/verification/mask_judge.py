@@ -13,10 +13,11 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import Reduction
 from onnx2ncnn_opt.ir.cost import multiplications_of
 from onnx2ncnn_opt.ir.dim import Dim, product, substituted
-from onnx2ncnn_opt.ir.features import Feature
+from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import Noise, computes_in_half, function_noise
 from onnx2ncnn_opt.ir.half_sums import Inner
+from onnx2ncnn_opt.rewrite.prove_masks import SOURCES
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk
 from onnx2ncnn_opt.verification.noise_shares import NoiseShares, noise_shares
@@ -230,6 +231,12 @@ class MaskJudge:
         """Return the errors of the outputs if every blob is rounded to fp16."""
         with self._added():
             return self._measured(self.estimator.run("fp16"))
+
+    def alone(self, layers: Collection[Layer]) -> Measured:
+        """Return the errors of the outputs in a run where only some layers compute in fp16."""
+        others = [layer for layer in self.graph if layer.type not in SOURCES]
+        with self._added(dict.fromkeys(set(others).difference(layers), FP32)):
+            return self._measured(self.estimator.run("fp16", self.noise(), brief=True, seed=self._first_seed))
 
     def hides_errors(self) -> bool:
         """Return True if scores may be much more inexact than an output, because a probability is large."""

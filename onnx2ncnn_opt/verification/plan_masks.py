@@ -223,8 +223,7 @@ class Planner:
         """Measure the noise of each block by a run of its own; one run for all divides it less exactly."""
         rounding, arithmetic, by_layer = list[Array](), self._shares.arithmetic, self._shares.rounding_by_layer
         for block in self._blocks:
-            others = _in_32_bits(layer for each in self._blocks for layer in each if each is not block)
-            power = self.judge.expected_of(self.judge.errors(others)) ** 2
+            power = self.judge.expected_of(self.judge.alone(block)) ** 2
             known = sum((shares[layer] for shares in (arithmetic, by_layer) for layer in block if layer in shares), 0.0)
             factor = np.divide(power, known, out=np.zeros_like(power), where=known > 0)
             scaled = {layer: arithmetic[layer] * factor for layer in block if layer in arithmetic}
