@@ -267,7 +267,7 @@ def _mask_errors(
     planner, closer, attempts = Planner(judges, others), "", 1 + int(effort * (_ATTEMPTS - 1))
     targets: Sequence[Target] = TARGETS if budget is None else [Target(budget, 1.0)]
     plan = planner.best(targets, 1)
-    if effort and (plan.price > USUAL_PRICE or not plan.meets(targets[:SURE])):
+    if effort and not plan.meets(targets[:SURE]):
         planner.measure_blocks()
         plan = planner.best(targets, attempts)
     is_enough = plan.meets(targets)
