@@ -47,6 +47,7 @@ from onnx2ncnn_opt.verification.plan_masks import (
 _WIDE, _ROUNDINGS_WIDE = 5.0, 3.0
 _WORTH = 0.8  # masks that miss the budget stay only if they reduce the error to this share
 _ROUNDINGS_ALLOWED = 4.0  # times the error of rounding is allowed, because less needs many masks
+_INEXACT = 1.4  # errors may be smaller than predicted by this factor
 _MOST_ROUNDS, _ATTEMPTS = 8, 3
 # A second input runs in nets with fewer blob elements than this, if the error is above this share of the budget.
 _SECOND_INPUT = (2**20, 0.1), (2**25, SMALL_ERROR / BUDGET / 2)
@@ -270,6 +271,9 @@ def _mask_errors(
     if effort and not plan.meets(targets[:SURE]):
         planner.measure_blocks()
         plan = planner.best(targets, attempts)
+    elif effort and budget and plan.price > USUAL_PRICE:  # fewer masks may do
+        planner.best([Target(_INEXACT * budget, 1.0)], 1)
+        plan = planner.best(targets, 1)
     is_enough = plan.meets(targets)
     if not is_enough and not effort and budget is None:
         closer = "--effort thorough looks for more masks"

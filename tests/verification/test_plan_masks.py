@@ -82,7 +82,7 @@ def test_large_numbers_that_cancel_at_the_end() -> None:
 
 @pytest.mark.parametrize("layers", [12, 48])
 def test_the_search_runs_a_net_a_fixed_number_of_times(layers: int, runs: list[str]) -> None:
-    """However many layers a net has: an attempt, a run for each of about 10 blocks, and two rows of two attempts."""
+    """However many layers a net has: an attempt, a run for each of about 10 blocks, and two rows of three."""
     lines = pointwise(layers, first="d")
     graph = weighted(net("Input x 0 1 x 0=24 1=24 2=16", "BinaryOp d 1 1 x d 0=1 1=1 2=3e3", *lines))
     with Estimator(graph, {graph.inputs[0]: Feed(_X + 3000)}) as estimator:
