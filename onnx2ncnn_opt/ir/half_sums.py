@@ -24,7 +24,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.ir.windows import axes_of, groups_of, pads_of
 
 _TILES, _CHANNELS, _QUERIES = 12, 12, 8
-_POWER_CHANNELS = 8  # of the input, for the power of each winograd tile
+_MIXES = 8  # of all input channels, for the power of each winograd tile
 _ERROR_LEFT = 0.5  # NO_FP16_ARITHMETIC is enough for attention if it leaves at most this part of the error
 # The number of sums in a sample. The first `_AT_LARGEST` include the largest input; they only detect overflow.
 _SUMS, _LEAST_SUMS, _TERMS_OF_ALL, _TERMS_OF_ROW, _AT_LARGEST = 256, 32, 2**18, 2**20, 8
@@ -364,8 +364,8 @@ def _winograd(layer: Layer, x: Array, weight: Array, tile: int, rng: np.random.G
     The power is that of the transformed input: edges and texture have a hundred times the power of flat tiles.
     """
     image, height, width = _padded(layer, x, tile)
-    windows = sliding_window_view(image, (tile + 2, tile + 2), (1, 2))[:, ::tile, ::tile]
-    powers = _tile_powers(windows[_indices(len(x), _POWER_CHANNELS, rng)], tile)
+    windows = _windows(image, tile)
+    powers = _tile_powers(image, tile, rng)
     chosen = _some_tiles(image, powers, tile)
     rows, columns = np.unravel_index(chosen, powers.shape)
     channels = _indices(len(weight), max(_CHANNELS, _TILES * _CHANNELS // len(chosen)), rng)
@@ -384,10 +384,20 @@ def _winograd(layer: Layer, x: Array, weight: Array, tile: int, rng: np.random.G
     return Inner("winograd's sums", tuple(spread.tolist()), overflows, remedy, places=places)
 
 
-def _tile_powers(windows: Array, tile: int) -> Array:
-    """Return the power of the transformed input of each tile, (rows, columns); the windows begin with channels."""
+def _windows(image: Array, tile: int) -> Array:
+    """Return what each tile reads: (channels, rows, columns, tile + 2, tile + 2)."""
+    return sliding_window_view(image, (tile + 2, tile + 2), (1, 2))[:, ::tile, ::tile]
+
+
+def _tile_powers(image: Array, tile: int, rng: np.random.Generator) -> Array:
+    """Return the power of the transformed input of each tile, (rows, columns).
+
+    A few sums of all channels with random signs have it, on average: a tile may be empty in all but a few channels.
+    """
+    signs = rng.choice(np.array((-1, 1), np.float32), (_MIXES, len(image)))
     itm = _transforms(tile)[0].astype(np.float64)
-    powers = np.asarray(sum(np.square(itm @ channel @ itm.T).mean((-2, -1)) for channel in windows))
+    mixes = _windows(np.tensordot(signs, image, 1), tile)
+    powers = np.asarray(sum(np.square(itm @ mix @ itm.T).mean((-2, -1)) for mix in mixes))
     return np.where(np.isfinite(powers), powers, 0.0)
 
 
