@@ -258,9 +258,9 @@ def _pixel_shuffle(type: str, deep: Dims, wide: Dims) -> Shuffle | None:
 def _around_shuffles(view: View, dims: Dims) -> Iterator[list[Step]]:
     """Yield plans that begin with Reorg, as patches of an image become tokens, or that end with PixelShuffle."""
     for deep, shuffle in _shuffles("Reorg", view.dims):
-        yield [shuffle, *plan(view._replace(dims=deep), dims)]
+        yield [shuffle, *plan(view._replace(dims=deep), dims, view.batch)]
     for deep, shuffle in _shuffles("PixelShuffle", dims):
-        yield [*plan(view, deep), shuffle]
+        yield [*plan(view, deep, view.batch), shuffle]
 
 
 def _shuffles(type: str, wide: Dims) -> Iterator[tuple[Dims, Shuffle]]:

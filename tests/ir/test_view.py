@@ -120,6 +120,19 @@ def test_shuffles_are_one_layer(
     assert plan(view, view.axes) == [step]
 
 
+@pytest.mark.parametrize(("ends", "shuffle"), [(1, Shuffle("Reorg", 2, 1)), (-1, Shuffle("PixelShuffle", 2, 1))])
+def test_patches_with_a_batch_become_tokens_and_back(ends: int, shuffle: Shuffle) -> None:
+    """As in diffusion transformers: the layers around the shuffle keep the batch."""
+    image = View.of((3, 5, 4, 2, 6, 2), [[1], [2, 3], [4, 5]], [0])
+    (n,), (c,), (h,), (i,), (w,), (j,) = image.axes
+    start, end = [image.dims, ((h, w), (i, j, c))][::ends]
+    view = image._replace(dims=start)
+    steps = plan(view, end, (n,))
+    assert len(steps) == 3
+    assert shuffle in steps
+    np.testing.assert_array_equal(execute(mat_of(view, (n,), start), True, steps), mat_of(view, (n,), end))
+
+
 def test_regroupings_and_axes_of_one_cost_nothing() -> None:
     view = View.of((1, 6, 4, 5), [[1], [2], [3]], [0])
     again = present(view.reshape((6, 20)) and view.reshape((1, 2, 3, 1, 20)))
