@@ -6,6 +6,7 @@ import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ class Outcome:
         return self.kind.isupper()
 
 
+@cache
 def collect() -> list[Case]:
     """Return all cases of the suite in both variants."""
     from onnx.backend.test.case.node import collect_testcases

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import warnings
 from contextlib import ExitStack
@@ -34,6 +35,12 @@ def pytest_sessionstart() -> None:
         package = import_module(f"onnx2ncnn_opt.{room}")
         for module in iter_modules(package.__path__, f"{package.__name__}."):
             import_module(module.name)
+
+
+def pytest_collection_finish() -> None:
+    """Keep what all tests share out of garbage collections, which would visit it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

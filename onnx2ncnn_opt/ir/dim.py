@@ -37,7 +37,8 @@ class Sym:
     __slots__ = ("_hash", "terms")
 
     def __init__(self, terms: Mapping[_Monomial, int]) -> None:
-        self.terms = dict(sorted(terms.items(), key=lambda term: tuple(map(str, term[0]))))
+        several = len(terms) > 1
+        self.terms = dict(sorted(terms.items(), key=lambda term: tuple(map(str, term[0])))) if several else dict(terms)
         self._hash = hash(frozenset(self.terms.items()))
 
     def __eq__(self, other: object) -> bool:
@@ -55,6 +56,8 @@ class Sym:
         return sum_of((self, other))
 
     def __mul__(self, other: Dim) -> Dim:
+        if isinstance(other, int):
+            return _dim({factors: k * other for factors, k in self.terms.items()})
         total: dict[_Monomial, int] = {}
         for a, ka in self.terms.items():
             for b, kb in _terms(other).items():

@@ -3,7 +3,6 @@
 Every fifth case runs, or all with --thorough.
 """
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +16,14 @@ from testing.arrays import difference
 PARTS = 48  # tests that several processes share
 
 
-@cache
-def cases() -> list[conformance.Case]:
-    return conformance.collect()
-
-
 @pytest.mark.parametrize("part", range(PARTS))
 def test_cases_are_as_in_the_table(part: int, thorough: bool) -> None:
-    some = cases() if thorough else cases()[::5]
+    some = conformance.collect()[:: 1 if thorough else 5]
     assert conformance.differences(conformance.run(some[part::PARTS])) == []
 
 
 def test_the_table_has_all_cases_of_its_version() -> None:
-    known, names = set(conformance.read_table()), {case.name for case in cases()}
+    known, names = set(conformance.read_table()), {case.name for case in conformance.collect()}
     assert known == names or conformance.table_version() != onnx.__version__
     assert len(known & names) > 0.9 * len(known)
     assert sum(line.split("\t")[1] == "right" for line in conformance.read_table().values()) > 1000

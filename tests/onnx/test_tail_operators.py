@@ -1,6 +1,7 @@
 """Tail operators in NumPy and in C++: ONNX's conformance cases, and files that are no tails."""
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from testing.tails import COMPILER, Library, merged, same_bits
 LEAST = 400
 
 
+@cache
 def programs() -> list[tuple[Case, Program]]:
     """Return the conformance cases that are tails."""
     found = []
@@ -30,9 +32,6 @@ def programs() -> list[tuple[Case, Program]]:
             except ModelError:
                 continue
     return found
-
-
-CASES = programs()
 
 
 def close(actual: Any, expected: Any, digits: float = 1e-6) -> bool:
@@ -46,8 +45,8 @@ def close(actual: Any, expected: Any, digits: float = 1e-6) -> bool:
 
 
 def test_there_are_many_cases() -> None:
-    assert len(CASES) > LEAST
-    assert {node.operator for _, program in CASES for node in program.nodes} > {
+    assert len(programs()) > LEAST
+    assert {node.operator for _, program in programs() for node in program.nodes} > {
         "TopK",
         "NonMaxSuppression",
         "Unique",
@@ -57,7 +56,7 @@ def test_there_are_many_cases() -> None:
 
 def test_conformance_in_numpy() -> None:
     wrong = []
-    for case, program in CASES:
+    for case, program in programs():
         found, digits = program.run(case.feeds), 1e-4 if "roialign" in case.name else 1e-6  # written with four decimals
         if not all(
             close(found[port.name], array, digits) for port, array in zip(program.outputs, case.expected, strict=True)
@@ -68,9 +67,9 @@ def test_conformance_in_numpy() -> None:
 
 @pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
 def test_cpp_has_the_same_bits(tmp_path: Path) -> None:
-    whole = merged([program for _, program in CASES])
+    whole = merged([program for _, program in programs()])
     feeds: dict[str, Any] = {}
-    for i, (case, _) in enumerate(CASES):
+    for i, (case, _) in enumerate(programs()):
         feeds |= {f"{i}.{name}": array for name, array in case.feeds.items()}
     found = Library(tmp_path, {"all": whole}, "-O0").run("all", feeds)
     assert isinstance(found, Mapping), str(whole.nodes[found - 1])
