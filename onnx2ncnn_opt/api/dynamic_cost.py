@@ -1,6 +1,6 @@
 """The layers that dynamic dimensions cost."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from onnx2ncnn_opt.api.lower import Conversion, lower
@@ -45,13 +45,27 @@ def cost_of_dynamic(
         cost, layers = layers - count, count
         if cost > 0:
             verb, them = ("is", "it") if len(sizes) == 1 else ("are", "them")
-            ports = [port for port in conversion.inputs if port.name in shapes]
             given = conversion.model.given
+            ports = _binding(conversion, [port for port in conversion.inputs if port.name in shapes], fixed)
             arguments = " ".join(_shape_option(p, shapes[p.name], is_given=p.name in given) for p in ports)
             how = arguments if sizes is batch else f"your sizes, as in {arguments}"
             costs = number_of(cost, "layer")
             lines.append(f"{', '.join(sizes)} {verb} dynamic, which costs {costs}; fix {them} with {how}")
     return lines
+
+
+def _binding(conversion: Conversion, ports: Sequence[Port], fixed: Collection[str]) -> list[Port]:
+    """Return the ports whose sizes bind all that is `fixed`: a name binds in every input that has it.
+
+    In the file, sizes that are only known to be equal have other names.
+    """
+    equal, found, bound = {name for names in conversion.equal for name in names}, list[Port](), set[str]()
+    for port in ports:
+        names = names_in(port.shape).intersection(fixed)
+        if names - bound:
+            found.append(port)
+            bound |= names - equal
+    return found
 
 
 def _shape_option(port: Port, sizes: Sequence[Dim], *, is_given: bool) -> str:

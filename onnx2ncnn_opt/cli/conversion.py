@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.api.lower import Conversion
 
 _MANY_COPIES = 2**24  # numbers, 64 MB
+_MOST_NAMES = 6  # of equal sizes in a note
 _AT_RUN_TIME = ("DynamicQuantizeLinear", "DynamicQuantizeLSTM")
 
 
@@ -71,9 +72,8 @@ def conversion_blocks(
 
 def _notes(result: Conversion, manifest: Manifest, *, verbose: bool) -> list[str]:
     """Return the notes on dynamic sizes, lost outputs and masks."""
-    notes = [
-        f"{' = '.join(names)} in this net: ONNX Runtime runs the model only with equal sizes" for names in result.equal
-    ]
+    chains = [names if len(names) <= _MOST_NAMES else [*names[:_MOST_NAMES], "..."] for names in result.equal]
+    notes = [f"{' = '.join(chain)} in this net: ONNX Runtime runs the model only with equal sizes" for chain in chains]
     notes += [result.appended.note] if result.appended else []
     notes += _quantized_notes(result, verbose=verbose)
     notes += result.cost

@@ -316,7 +316,7 @@ def test_the_cost_of_dynamic_dimensions() -> None:
     assert min(costs) > 1
     ran_at = {"batch": 2, "h": 3}
     batch, other = cost_of_dynamic(conversion, ran_at=ran_at)
-    assert batch == f"batch is dynamic, which costs {costs[0]} layers; fix it with --shape x:1,?,? --shape z:1,?,?"
+    assert batch == f"batch is dynamic, which costs {costs[0]} layers; fix it with --shape x:1,?,?"
     fix = "your sizes, as in --shape x:1,?,? --shape z:1,3,?"
     assert other == f"h is dynamic, which costs {costs[1]} layers; fix it with {fix}"
     assert cost_of_dynamic(fixed, ran_at=ran_at) == [other.replace("--shape x:1,?,? --shape z:1,", "--shape z:?,")]
@@ -324,6 +324,18 @@ def test_the_cost_of_dynamic_dimensions() -> None:
     only_z = other.replace("--shape x:1,?,? --shape z:1,3,?", "--shape z:1,3,4")
     assert cost_of_dynamic(named, ran_at=ran_at) == [only_z]
     assert cost_of_dynamic(small, ran_at=ran_at) == []
+
+
+def test_the_cost_of_sizes_that_are_only_equal() -> None:
+    """Each needs its own option: in the file they have several names."""
+    graph = (
+        "(float[a, 5, 4] x, float[b, 5, 4] z) => (float y) <float[1, 1, 4] token = {1.0, 2.0, 3.0, 4.0},"
+        " int64[2] rest = {1, 4}> { n = Shape<end = 1>(x) size = Concat<axis = 0>(n, rest) t = Expand(token, size)"
+        " s = Add(x, z) y = Concat<axis = 1>(t, s) }"
+    )
+    [cost] = convert(parsed(graph, 17)).cost
+    assert cost.startswith("a is dynamic")
+    assert cost.endswith("fix it with --shape x:1,?,? --shape z:1,5,4")
 
 
 def test_the_casts_of_masks_are_no_cost_of_dynamic_dimensions() -> None:
