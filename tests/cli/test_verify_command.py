@@ -85,6 +85,14 @@ def test_inputs_and_shapes(tmp_path: Path) -> None:
     assert "has 3 sizes, the model wants 2" in ended.err
 
 
+def test_no_other_sizes_than_those_of_given_inputs(tmp_path: Path) -> None:
+    write_model(tmp_path, "(float[1, n] x) => (float[1, n] y) { y = Relu(x) }")
+    np.savez(tmp_path / "in.npz", x=np.ones((1, 7), np.float32))
+    for args in (("convert",), ("verify", "model.ncnn.param", "model.ncnn.bin")):
+        ended = run(tmp_path, args[0], "model.onnx", *args[1:], "--inputs", "in.npz")
+        assert "\nverified with: x [1, 7]\n" in ended.out
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
