@@ -61,6 +61,7 @@ _ENDS = ("Softmax", "Sigmoid")  # make probabilities of scores
 # The largest output of a trained layer in units of its largest bias, as powers of 2: of the first, and of all.
 _BIASES, _MOST_BIASES = ("bias_data", "C_data"), 12
 _FIRST_RATIO, _RATIO = 3.0, 1.5
+_FOUND = 0.01  # the least probability of something that a detector finds
 _STORAGE = {"fp16": Feature.NO_FP16_STORAGE, "bf16": Feature.NO_BF16_STORAGE}
 
 
@@ -236,6 +237,10 @@ class Estimator:
         feeds = {self.names[blob]: feed for blob, feed in self.feeds.items()}
         self._runner.walk(feeds, list(steps), lambda step, stats: found.update({steps[step]: stats.largest}))
         return found
+
+    def finds_nothing(self) -> bool:
+        """Return True if all probabilities are nearly 0, as those of text in a picture without any."""
+        return max(self.largest(self.probabilities).values(), default=1.0) < _FOUND
 
     def _walked(
         self,

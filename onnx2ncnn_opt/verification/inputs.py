@@ -83,6 +83,7 @@ class Data(NamedTuple):
     pixels: tuple[float, float]
     sound: float
     scale: float
+    letters: bool = False  # in pictures
 
 
 # Exported models take pixels divided by 255, normalised numbers, or bytes.
@@ -264,7 +265,9 @@ def draw_array(
         order = np.random.default_rng(position).permutation(uses.table)  # the same for each draw
         array: Any = order[(swept + np.arange(math.prod(shape))) % uses.table].reshape(shape)
     elif dtype.kind in "fV" and not uses.is_mask:
-        natural = draw_data(shape, draw.data.pixels, draw.data.sound, seeds) if draw.data and not uses.domain else None
+        natural, data = None, draw.data
+        if data and not uses.domain:
+            natural = draw_data(shape, data.pixels, data.sound, seeds, letters=data.letters)
         array = _floats(uses, shape, draw, rng) if natural is None else natural
     elif dtype.kind in "iu" and uses.are_lengths:
         array = rng.integers(longest // 2, max(longest - 1, 1), shape, endpoint=True)

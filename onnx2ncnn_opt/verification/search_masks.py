@@ -103,7 +103,8 @@ class Precision:
             text = "NaN or infinity in an output"
         elif self.integers_differ:
             text = "an output has other integers"
-        advice = "; compute it in fp32" if not self.ok or self.is_undecided else "; perhaps compute it in fp32"
+        is_sure = self.integers_differ or self.is_undecided or not self.error <= BUDGET
+        advice = "; compute it in fp32" if is_sure else "; perhaps compute it in fp32"
         return text + advice * self.may_exceed
 
     @property
@@ -128,11 +129,13 @@ def masks_for_data(
     with Estimator(graph, feeds_of(draws[0]), **net) as estimator:
         scales = [estimator, *(estimator.on(feeds_of(draw)) for draw in draws[1:])]
         number = most_ordinary(scales)
-        again = (
-            estimator.on(feeds_of(draws[number]._replace(seed=seed + more))) for more in range(1, _INPUTS + _OTHERS)
-        )
+        estimator, chosen, data = scales[number], draws[number], DATA[number]
+        if estimator.finds_nothing():
+            chosen = chosen._replace(data=data._replace(letters=True))
+            estimator = estimator.on(feeds_of(chosen))
+        more = (estimator.on(feeds_of(chosen._replace(seed=seed + at))) for at in range(1, _INPUTS + _OTHERS))
         large = estimator.on(feeds_of(Draw(seed, inputs.LARGE)))
-        return find_masks(chain([scales[number]], again), large, **options)
+        return find_masks(chain([estimator], more), large, **options)
 
 
 def find_masks(
@@ -244,7 +247,8 @@ def _mask_large(judge: MaskJudge, found: _Found) -> None:
         if ways and ways[0].overflows:
             now = judge.reference.largest_of((*layer.inputs, *layer.outputs))
             reason = f"{ways[0].how} in fp16 become larger than {LARGEST:g}"
-            found.add(layer, ways[0].remedy, reason, now, ways[0].device)
+            is_winograd = len(ways) > 1 and not ways[-1].overflows
+            found.add(layer, Feature.NO_WINOGRAD if is_winograd else ways[0].remedy, reason, now, ways[0].device)
 
 
 def _mask_first_special(judge: MaskJudge, walk: Walk, found: _Found) -> bool:
@@ -290,7 +294,7 @@ def _mask_errors(
     if not is_enough:
         if plan.error > (wide := max(_WIDE * BUDGET, _ROUNDINGS_WIDE * plan.rounding)):  # which justifies any cost
             plan = planner.best([Target(wide, 1.0)], attempts)
-        elif plan.error > _WORTH * joint_error(judges):
+        if plan.error > _WORTH * joint_error(judges):
             return closer, plan.rounding
     if budget is None and not closer and plan.error > SMALL_ERROR:
         price = planner.price_within(plan, SMALL_ERROR)
