@@ -1,4 +1,7 @@
-"""The ends of detectors: fixtures/heads, each a net with a tail, in Python, as printed programs and as C++."""
+"""The ends of detectors: fixtures/heads, each a net with a tail, in Python, as printed programs and as C++.
+
+Of the heads in turn, one of SOME's two forms is verified, or both with --thorough.
+"""
 
 import subprocess
 import sys
@@ -28,7 +31,9 @@ MEGABYTES = 120
 
 
 @pytest.mark.parametrize("path", SOME, ids=lambda path: path.stem)
-def test_a_head_is_right(path: Path) -> None:
+def test_a_head_is_right(path: Path, thorough: bool) -> None:
+    if not thorough and SOME.index(path) % 4 in (1, 2):
+        return
     conversion = convert(path)
     assert conversion.report is not None
     assert conversion.report.ok, conversion.report
