@@ -103,7 +103,7 @@ class Precision:
             text = "NaN or infinity in an output"
         elif self.integers_differ:
             text = "an output has other integers"
-        is_sure = self.integers_differ or self.is_undecided or not self.error <= BUDGET
+        is_sure = not self.ok or self.is_undecided or self.error > BUDGET
         advice = "; compute it in fp32" if is_sure else "; perhaps compute it in fp32"
         return text + advice * self.may_exceed
 
