@@ -16,6 +16,7 @@ from onnx2ncnn_opt.system import command_line
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.api.lower import Conversion
+    from onnx2ncnn_opt.manifest import Image
 
 _MANY_COPIES = 2**24  # numbers, 64 MB
 _MOST_NAMES = 6  # of equal sizes in a note
@@ -90,6 +91,8 @@ def _notes(result: Conversion, manifest: Manifest, *, verbose: bool) -> list[str
     if stored > 4 * own + _MANY_COPIES:  # weights of 2 bits are four to a number
         copies = "ncnn's layers cannot share weights, so each has a copy, and computed tables are weights"
         notes.append(f"the net stores {stored:,} numbers, the model {own:,}: {copies}")
+    images = {entry.name: entry.image for entry in manifest.inputs if entry.image}
+    notes += [_other_pixels(name, image) for name, image in images.items() if max(image.std) < 1]
     for entry in manifest.inputs:
         if entry.length:
             past = f"no input says how long {entry.length[1]} is, and unset caches do not tell"
@@ -97,6 +100,12 @@ def _notes(result: Conversion, manifest: Manifest, *, verbose: bool) -> list[str
     for name in result.fed_masks:
         notes.append(f"{name} is added to scores: -1e9 in a whole row gives NaN on ARM and GPUs, -1000 does not")
     return notes
+
+
+def _other_pixels(name: str, image: Image) -> str:
+    """Return a note that the arithmetic is that on pixels of 0..1, as torchvision has it."""
+    mean, std = (",".join(f"{255 * number:.5g}" for number in numbers) for numbers in (image.mean, image.std))
+    return f"{name}: a std below 1 is for pixels of 0..1; for pixels of 0..255, take mean={mean}:std={std}"
 
 
 def _quantized_notes(result: Conversion, *, verbose: bool) -> list[str]:

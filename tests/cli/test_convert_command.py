@@ -458,3 +458,12 @@ def test_the_last_row_and_nets_that_are_no_language_models(tmp_path: Path) -> No
     said = refused(tmp_path, "convert", "model.onnx", "--last-row", "y", "--append", "nms:y")
     assert "give one of them" in said
     assert "--split llm: the net has 0 masks" in refused(tmp_path, "convert", "model.onnx", "--split", "llm")
+
+
+def test_torchvisions_mean_and_std_get_a_note(tmp_path: Path) -> None:
+    write_model(tmp_path, "(float[1, 3, 4, 4] x) => (float[1, 3, 4, 4] y) { y = Relu(x) }")
+    said = "note: x: a std below 1 is for pixels of 0..1; for pixels of 0..255, take "
+    right = "mean=123.67,116.28,103.53:std=58.395,57.12,57.375"
+    for option, is_noted in (("mean=0.485,0.456,0.406:std=0.229,0.224,0.225", True), (right, False)):
+        ended = run(tmp_path, "convert", "model.onnx", "--image", f"x:{option}")
+        assert (ended.code, f"{said}{right}\n" in ended.out, said in ended.out) == (0, is_noted, is_noted)
