@@ -12,7 +12,7 @@ import onnx_ir
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.dim import Sym
-from onnx2ncnn_opt.manifest import Entry
+from onnx2ncnn_opt.manifest import Entry, Manifest
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.runtime.base import Array
@@ -34,14 +34,27 @@ Feeds = Mapping[str, Array] | str | os.PathLike[str] | Image
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 
 
-def given_inputs(feeds: Feeds, model: LoadedModel) -> dict[str, Array]:
-    """Return the user's inputs: arrays by name, a file of them, or an image. Raises UsageError if they do not fit."""
+def given_inputs(feeds: Feeds, model: LoadedModel, manifest: Manifest | None = None) -> dict[str, Array]:
+    """Return the user's inputs: arrays by name, a file of them, or an image. Raises UsageError if they do not fit.
+
+    An image without arithmetic of its own gets that of a net that takes pixels.
+    """
     if isinstance(feeds, Image):
         return load_image(feeds, model)
     if isinstance(feeds, (str, os.PathLike)):
         path = Path(feeds)
-        return load_image(Image(path), model) if path.suffix.lower() in IMAGES else load_inputs(path, model)
+        is_image = path.suffix.lower() in IMAGES
+        return load_image(_normalised(path, manifest), model) if is_image else load_inputs(path, model)
     return check_inputs(feeds, model)
+
+
+def _normalised(path: Path, manifest: Manifest | None) -> Image:
+    """Return an image with the arithmetic of the net's pixels; its channels have the model's order already."""
+    images = [entry.image for entry in manifest.inputs if entry.image] if manifest is not None else []
+    if not images:
+        return Image(path)
+    border = images[0].letterbox
+    return Image(path, images[0].mean, images[0].std, letterbox=None if border is None else int(border))
 
 
 def load_image(image: Image, model: LoadedModel) -> dict[str, Array]:

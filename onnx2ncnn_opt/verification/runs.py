@@ -107,7 +107,7 @@ def any_feeds(
 ) -> Mapping[str, Array]:
     """Return inputs of a converted model: the user's, or the first that `verify_net` draws."""
     if feeds is not None:
-        return given_inputs(feeds, loaded)
+        return given_inputs(feeds, loaded, manifest)
     draw = Draw(seed, plain=True)
     return draw_inputs(loaded, first_sizes(model, loaded, manifest, draw, outputs=outputs), draw=draw)
 

@@ -293,7 +293,8 @@ def _mask_errors(
             closer = f"--budget {BUDGET:g} takes masks for more than {MOST_PRICE:.0%} of the multiplications"
     if not is_enough:
         if plan.error > (wide := max(_WIDE * BUDGET, _ROUNDINGS_WIDE * plan.rounding)):  # which justifies any cost
-            plan = planner.best([Target(wide, 1.0)], attempts)
+            costly = planner.best([Target(wide, 1.0)], attempts)
+            plan = costly if costly.error <= wide else plan
         if plan.error > _WORTH * joint_error(judges):
             return closer, plan.rounding
     if budget is None and not closer and plan.error > SMALL_ERROR:

@@ -160,7 +160,7 @@ class ModelRuns:
         elif options.feeds is None:
             yield from wanted_runs(*fixed, options.wanted) if options.wanted else drawn_runs(*fixed)
         else:
-            feeds = given_inputs(options.feeds, self.model)
+            feeds = given_inputs(options.feeds, self.model, self.manifest)
             if small := too_small(self.manifest, feeds):
                 raise UsageError(small)
             yield Run({}, None, feeds, self._runner.run(feeds))

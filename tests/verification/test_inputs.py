@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image as pillow
 
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.verification.given_inputs import Image, check_inputs, given_inputs, load_inputs
@@ -349,6 +350,16 @@ def test_an_image(tmp_path: Path) -> None:
     np.testing.assert_array_equal(array[0, 0], np.zeros((2, 4)))
     np.testing.assert_array_equal(array[0, 1], np.full((2, 4), 5))
     np.testing.assert_array_equal(array[0, 2], (np.arange(8).reshape(2, 4) - 10) / 2)
+
+
+def test_an_image_for_a_net_that_takes_pixels(tmp_path: Path) -> None:
+    path = picture(tmp_path)
+    conversion = lower(parsed(IMAGE), images={"x": "mean=1,90,10:std=2:bgr"})
+    array = given_inputs(path, conversion.model, conversion.manifest())["x"]
+    np.testing.assert_array_equal(array[0, 0], (np.arange(8).reshape(2, 4) - 1) / 2)
+    np.testing.assert_array_equal(array[0, 1:, 0, 0], [5, 95])
+    own = given_inputs(Image(path, std=(4.0,)), conversion.model, conversion.manifest())["x"]
+    np.testing.assert_array_equal(own[0, :, 0, 0], [0, 25, 50])
 
 
 def test_an_image_that_keeps_its_aspect(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +14,7 @@ from onnx2ncnn_opt.verification.estimate import Estimator, Walk
 from onnx2ncnn_opt.verification.mask_judge import MaskJudge
 from onnx2ncnn_opt.verification.noise_shares import NoiseShares
 from onnx2ncnn_opt.verification.options import Effort
-from onnx2ncnn_opt.verification.plan_masks import COSTLY_TARGETS, TARGETS, Plan, Planner
+from onnx2ncnn_opt.verification.plan_masks import COSTLY_TARGETS, TARGETS, Plan, Planner, Target
 from onnx2ncnn_opt.verification.search_masks import find_masks
 from testing.param_text import bare as net
 from testing.param_text import layer
@@ -164,6 +165,24 @@ def test_a_net_that_just_misses_the_budget_says_that_masks_are_dear() -> None:
     assert not found
     assert 2e-2 < precision.error < 2.5e-2
     assert precision.closer == "--budget 0.02 takes masks for more than 60% of the multiplications"
+
+
+@pytest.mark.parametrize(("left", "is_masked"), [(0.09, True), (0.3, False)])
+def test_costly_masks_make_fp16_usable_or_stay_away(
+    left: float, monkeypatch: pytest.MonkeyPatch, *, is_masked: bool
+) -> None:
+    """Of an error of 0.5 a few masks leave 0.45, and many leave 0.09 or 0.3."""
+    graph = weighted(net("Input x 0 1 x 0=24 1=24 2=16", *pointwise(12)))
+
+    def best(planner: Planner, targets: Sequence[Target], attempts: int) -> Plan:
+        error, price = (left, 0.8) if targets[-1].price > 0.2 else (0.45, 0.1)
+        return Plan({layer(graph, "c0"): FP32}, {}, NoiseShares({}, np.zeros(1)), error, price)
+
+    monkeypatch.setattr(Planner, "best", best)
+    monkeypatch.setattr(search_masks, "joint_error", lambda *_: 0.5)
+    with Estimator(graph, {graph.inputs[0]: Feed(_X)}) as estimator:
+        found, _ = find_masks([estimator])
+    assert bool(found) == is_masked
 
 
 @pytest.mark.parametrize(
