@@ -60,7 +60,7 @@ def conversion_blocks(
     blocks += [f"custom: {op}" for op in result.custom]
     blocks += _tail_lines(result, verbose=verbose)
     blocks += summary.storage_lines(result)
-    blocks += shapes_lines(report.shapes, others_refused=report.ok and report.seed is not None) if report else []
+    blocks += shapes_lines(report.shapes, others_refused=report.refused_other_sizes) if report else []
     blocks += summary.output_blocks(report, verbose=verbose)
     blocks += summary.end_lines(result, files, seconds, "ONNX Runtime", verbose=verbose)
     if report and report.checked and result.precision is None and "fp16" not in report.checked:

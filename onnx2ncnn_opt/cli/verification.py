@@ -90,11 +90,10 @@ def report_blocks(report: VerifyReport, net: object, model: object) -> list[Bloc
     """Return a verification as lines and tables: the verdict, notes, shapes, and outputs."""
     from onnx2ncnn_opt.report.verification import output_table, shapes_lines
 
-    others_refused = report.ok and report.manifest is not None and report.seed is not None
     return [
         verdict(report, str(net), str(model)),
         *(f"note: {text}" for text in report.notes),
-        *shapes_lines(report.shapes, others_refused=others_refused),
+        *shapes_lines(report.shapes, others_refused=report.refused_other_sizes),
         output_table(report.outputs),
         *stored_note(report),
     ]

@@ -53,6 +53,11 @@ class VerifyReport:
         """True if every output agrees."""
         return all(output.status == "ok" for output in self.rows)
 
+    @property
+    def refused_other_sizes(self) -> bool:
+        """True if a net that ran at one set of sizes only did so because ONNX Runtime refused the others."""
+        return self.ok and self.manifest is not None and self.seed is not None
+
     def renamed(self, staged: Sequence[Path], files: Sequence[Path]) -> VerifyReport:
         """Return the report with the final names of staged files in its messages."""
 

@@ -240,7 +240,7 @@ class Estimator:
 
     def finds_nothing(self) -> bool:
         """Return True if all probabilities are nearly 0, as those of text in a picture without any."""
-        return max(self.largest(self.probabilities).values(), default=1.0) < _FOUND
+        return bool(self.probabilities) and max(self.largest(self.probabilities).values(), default=1.0) < _FOUND
 
     def _walked(
         self,

@@ -259,6 +259,7 @@ def test_winograd_that_overflows_is_masked() -> None:
     with estimator(graph, x * 1e3) as estimate:
         found, _ = find_masks([estimate])
     assert len(found) == 10
+    assert all(mask.features & Feature.NO_WINOGRAD for mask in found.values())
     overflow = [mask for mask in found.values() if "larger than 65504" in mask.reason]
     assert overflow
     assert {mask.features for mask in overflow} == {Feature.NO_WINOGRAD}  # plain sums are small enough
