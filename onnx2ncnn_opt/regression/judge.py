@@ -43,7 +43,7 @@ from onnx2ncnn_opt.version import __version__
 
 _MAX_DECIBELS = 200.0  # more than float32 can have
 _ANY_ERROR = 1e30  # relative
-_MEMORY_MARGIN = 1 << 20  # bytes above the baseline that always pass
+MEMORY_MARGIN = 1 << 20  # bytes above the baseline that always pass
 
 
 @dataclass(frozen=True)
@@ -352,10 +352,10 @@ class _Judgement:
             self.skip("the system does not report it", "memory")
             return record
         for _ in range(ATTEMPTS - 1):
-            if memory <= self.limit("memory", other, _MEMORY_MARGIN):
+            if memory <= self.limit("memory", other, MEMORY_MARGIN):
                 break
             memory = min(memory, self.meter.memory(net) or memory)
-        self.cost("memory", memory, other, _MEMORY_MARGIN)
+        self.cost("memory", memory, other, MEMORY_MARGIN)
         return {**record, "memory": memory}
 
     def timed(self, param: Path, bin: Path, examples: Sequence[Example]) -> Timed:

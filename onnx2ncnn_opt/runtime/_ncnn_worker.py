@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 NORMALS, PART, SIZES = 2**17, 2**15 + 3, 4099
 # For larger blobs (in bytes), glibc asks the system for memory each time, which takes longer than the layer.
 LARGE_BLOB, TRIM_THRESHOLD, MMAP_MAX = 2**25, -1, -4  # the latter two are options of mallopt
+THP_DISABLE = 41  # of prctl
 LARGEST = 6e4  # numbers up to this stay finite in fp16, errors included
 
 
@@ -128,11 +129,15 @@ class NcnnServer(Server):
         return time.perf_counter if self.vulkan else time.thread_time
 
     def do_memory(self, restart: bool) -> None:
-        """Send the peak memory of this process in bytes, null if unknown; `restart` first resets the peak."""
+        """Send the peak memory of this process in bytes, null if unknown; `restart` first resets the peak.
+
+        From then on, Linux gives this process no huge pages of 2 MB: it depends on addresses which memory gets them.
+        """
         try:
             if restart:
                 with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
                     file.write("5")
+                ctypes.CDLL(None).prctl(THP_DISABLE, 1, 0, 0, 0)  # there is a /proc, so this is Linux
             with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
                 kilobytes = [int(line.split()[1]) for line in file if line.startswith("VmHWM:")]
         except OSError:

@@ -12,7 +12,11 @@ import pytest
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.graph import Graph
+from onnx2ncnn_opt.regression.judge import MEMORY_MARGIN
+from onnx2ncnn_opt.regression.meter import Meter, Timed
 from onnx2ncnn_opt.regression.run import check
+from onnx2ncnn_opt.runtime.base import Feed
+from onnx2ncnn_opt.runtime.targets import LOCAL
 from testing import present
 from testing.command import run
 from testing.handmade import tagged, write_net
@@ -178,6 +182,15 @@ def test_a_slower_net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (result.exit_code, failed(result)) == (3, ["latency"])
     latency = measured(result, "latency")
     assert latency.limit == pytest.approx(1.2 * present(latency.baseline))
+
+
+def test_memory_is_measured_alike(tmp_path: Path) -> None:
+    """Huge pages made it 2 MB more or less."""
+    feeds = {"x": Feed(np.zeros((3, 64, 64), np.float32))}
+    net = Timed(*write_net(tmp_path, "Input in 0 1 x", "ReLU r 1 1 x y"), feeds, ["y"])
+    meter = Meter(LOCAL, "fp32", 60.0)
+    memories = [memory for memory in (meter.memory(net) for _ in range(8)) if memory is not None]
+    assert not memories or max(memories) - min(memories) < MEMORY_MARGIN
 
 
 def test_a_larger_net(tmp_path: Path) -> None:
