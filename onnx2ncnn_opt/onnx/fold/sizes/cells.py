@@ -101,7 +101,7 @@ def materialised(x: SymbolicTensor, axis: int) -> SymbolicTensor:
         raise UnknownValue
     if x.cells.shape[axis] == size:
         return x
-    parts = [replaced(x.cells, {x.rank - 1 - axis: i}) for i in range(size)]
+    parts = [replaced(x.cells, {x.rank - 1 - axis: i}) for i in range(size)] or [np.delete(x.cells, 0, axis)]
     return SymbolicTensor(np.concatenate(parts, axis), x.shape, x.dtype)
 
 
