@@ -181,9 +181,11 @@ def space_to_depth(im: ImportContext, x: Tensor, *, blocksize: int, mode: str = 
     """Regroup axes; Reorg only if a consumer needs the layout."""
     n, c, h, w = _image(im, x)
     b = blocksize
-    rows, columns = exact_div(h, b), exact_div(w, b)
-    if rows is None or columns is None:
+    if any(isinstance(size, int) and size % b for size in (h, w)):
         raise im.invalid(f"an image of {h} x {w} does not divide into blocks of {b}")
+    rows, columns = h // b, w // b
+    for axis, size, kept in ((2, h, rows * b), (3, w, columns * b)):
+        x = x if size == kept else crop(im, x, axis, 0, kept)  # ONNX refuses the sizes that lose elements
     perm = (0, 1, 3, 5, 2, 4) if mode == "CRD" else (0, 3, 5, 1, 2, 4)
     return im.reshape(im.reshape(x, (n, c, rows, b, columns, b)).transpose(perm), (n, c * b * b, rows, columns))
 
