@@ -46,6 +46,7 @@ _ORDER = (
     "eliminate_slice_concat",
     "move_crop_before_concat",
     "fuse_crop_crop",
+    "fuse_convolution_crop",
     "fuse_concat_concat",
     "fuse_memorydata_binaryop",
     "fuse_binaryop_binaryop",

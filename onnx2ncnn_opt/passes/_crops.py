@@ -32,6 +32,23 @@ def ranges(crop: Layer) -> Ranges | None:
     return kept
 
 
+def ends_cut(crop: Layer) -> Ranges | None:
+    """Return the number of elements that the Crop removes at the start and at the end of each axis it names, for axes
+    of any size; None if one is unknown."""
+    before, after = crop.input.shape, crop.output.shape
+    if not _is_plain(crop) or before is None or after is None or not len(crop["starts"]) == len(crop["axes"]) > 0:
+        return None
+    removed: dict[int, tuple[int, int]] = {}
+    for start, axis in zip(crop["starts"], crop["axes"], strict=True):
+        axis %= len(before)
+        first = start if start >= 0 else before[axis] + start
+        last = before[axis] - first - after[axis]
+        if not isinstance(first, int) or not isinstance(last, int) or min(first, last) < 0 or axis in removed:
+            return None
+        removed[axis] = first, last
+    return removed
+
+
 def part(crop: Layer) -> tuple[int, int, int] | None:
     """Return the only axis that the Crop cuts, its start and its end; None for several axes or unknown ranges."""
     kept = ranges(crop)
